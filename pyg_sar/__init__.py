@@ -13,6 +13,7 @@ from pyg_sar.checkpoint import load_checkpoint, load_rows, save_checkpoint, save
 from pyg_sar.comm import ExchangeError
 from pyg_sar.conv.sar_conv import SARConv
 from pyg_sar.ddp import DistributedDataParallel
+from pyg_sar.ddp.wrap import wrap
 from pyg_sar.in_turns import run_in_turns
 from pyg_sar.launching import Process, init, launch
 from pyg_sar.load import load_shard
@@ -21,7 +22,7 @@ from pyg_sar.own_rows import NodeEmbedding
 from pyg_sar.partitioner import partition_graph
 from pyg_sar.profiling import profile
 from pyg_sar.restricted_layers import restrict
-from pyg_sar.rows.leaving import gather, local
+from pyg_sar.rows.attach import gather, local
 from pyg_sar.rows.over_all_nodes import (
     global_max,
     global_mean,
@@ -35,7 +36,6 @@ from pyg_sar.rows.over_all_nodes import (
     rows,
 )
 from pyg_sar.sampling import LinkNeighborLoader, NeighborLoader
-from pyg_sar.wrap import wrap
 
 __version__ = '0.1.0'
 

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Sequence
 
 from pyg_sar.commands.command_line import Parser, progress_bar, run_command
-from pyg_sar.partitioner import PartitionSummary, partition_graph
+from pyg_sar.partitioner import partition_graph
 from pyg_sar.partitioner.assignment import backend_names
 from pyg_sar.partitioner.graph.checks import check_positive, check_seed
 from pyg_sar.partitioner.graph.split import parse_split
@@ -51,10 +51,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         warnings.showwarning = lambda message, *_, **__: print(f'note: {message}', file=sys.stderr)
         interrupted = 'interrupted, nothing was written'
         run = functools.partial(_run, arguments)
-        return run_command(_parser(), run, _show, arguments, interrupted=interrupted)
+        return run_command(_parser(), run, arguments, interrupted=interrupted)
 
 
-def _run(arguments: list[str], args: argparse.Namespace) -> PartitionSummary:
+def _run(arguments: list[str], args: argparse.Namespace) -> int:
     # Before a file that may take minutes to read.
     method, num_parts = _parts(args)
     check_positive('num_parts', num_parts)
@@ -73,7 +73,7 @@ def _run(arguments: list[str], args: argparse.Namespace) -> PartitionSummary:
         for text in args.transform:
             data = transformed(data, text, seed=args.seed, progress=not args.quiet)
         bar.update()
-    return partition_graph(
+    summary = partition_graph(
         data,
         num_parts,
         args.out,
@@ -83,9 +83,6 @@ def _run(arguments: list[str], args: argparse.Namespace) -> PartitionSummary:
         command=['python', '-m', 'pyg_sar.partition', *arguments],
         **of_cut,
     )
-
-
-def _show(args: argparse.Namespace, summary: PartitionSummary) -> int:
     if not args.quiet:
         print(summary)
         print(f'wrote {shlex.quote(os.fspath(args.out))}')

@@ -56,10 +56,18 @@ _MOST_RANKS, _MOST_LISTED = 1 << 14, 64
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns its exit code."""
-    return run_command(_parser(), _run, _show, argv)
+    return run_command(_parser(), _run, argv)
 
 
-def _run(args: argparse.Namespace) -> tuple[str, dict[str, Any]]:
+def _run(args: argparse.Namespace) -> int:
+    text, figures = _told(args)
+    print(text)
+    if args.json is not None:
+        Path(args.json).write_text(json.dumps(figures, indent=1) + '\n', encoding='utf-8')
+    return 0
+
+
+def _told(args: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     """What is told, and its figures."""
     others = {'batch_size': '--batch-size'} if args.sampled is None else _FULL_BATCH_ONLY
     for name, option in others.items():
@@ -134,14 +142,6 @@ def _run(args: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     if statistics.num_relations > 1:
         told.append(f'The {statistics.num_relations} relations are {RELATIONS_NOTE}')
     return '\n\n'.join(told), report
-
-
-def _show(args: argparse.Namespace, found: tuple[str, dict[str, Any]]) -> int:
-    text, report = found
-    print(text)
-    if args.json is not None:
-        Path(args.json).write_text(json.dumps(report, indent=1) + '\n', encoding='utf-8')
-    return 0
 
 
 def _base_bytes() -> int:

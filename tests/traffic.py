@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pyg_sar.comm import GradientReturn
-from pyg_sar.comm.rounding import Wire
+from pyg_sar.comm.buffers import Wire
 from pyg_sar.comm.swap import ROWS_TAG, Swap
 
 

@@ -11,14 +11,14 @@ PAGE = ROOT / 'docs' / 'errors.md'
 BEGIN = '<!-- messages -->'
 TOPICS = {
     'Starting, loading, and ranks': ('launching', 'load', 'shard', 'comm'),
-    'Wrapping and training': ('wrap', 'ddp', 'recompute', 'dropout', 'norm', 'own_rows'),
-    'Layers': ('conv', 'aggregate', 'merge', 'kernels', 'restricted_layers', 'attention'),
+    'Wrapping and training': ('ddp', 'recompute', 'dropout', 'norm', 'own_rows'),
+    'Layers': ('conv', 'aggregate', 'kernels', 'restricted_layers', 'attention'),
     'Functions of rows': ('rows', 'over_all_nodes', 'draws'),
     'Mini-batches': ('sampling',),
-    'Cutting a graph': ('partitioner', 'partition', 'transforms', 'describe', 'commands'),
+    'Cutting a graph': ('partitioner', 'partition', 'transforms', 'commands'),
     'Will it fit': ('plan', 'planner'),
     'Checkpoints': ('checkpoint',),
-    'Checks and profiles': ('checking', 'profiling', 'monitor', 'memory', 'inspection'),
+    'Checks and profiles': ('checking', 'profiling', 'monitor', 'memory', 'describe'),
 }
 
 

@@ -98,18 +98,19 @@ def main() -> None:
     _first(args.out.with_name('first'), args.num_parts, args.method)
     phases = Phases()
     csr: dict[str, int] = {}
-    undirected_csr = assignment.undirected_csr
 
-    def sized(*arguments: Any, **options: Any) -> Any:
-        indptr, index = undirected_csr(*arguments, **options)
-        csr.update(num_nodes=indptr.size - 1, num_neighbours=index.size)
-        return indptr, index
+    def sized(*arguments: Any, keep_duplicates: bool = False) -> Any:
+        near = neighbours.neighbours(*arguments, keep_duplicates=keep_duplicates)
+        if not keep_duplicates:
+            csr.update(num_nodes=near.indptr.numel() - 1, num_neighbours=near.columns.numel())
+        return near
 
-    assignment.undirected_csr = sized
+    assignment.neighbours = sized
     phases.watch(cut_graph, 'load_source', 'read')
     phases.watch(cut_graph, 'typed_graph', 'check')
-    phases.watch(neighbours, '_neighbours', 'undirected graph')
-    phases.watch(neighbours, '_in_memory', "METIS's input", lambda columns: columns.nbytes)
+    for module in (assignment, sub_parts):
+        phases.watch(module, 'neighbours', 'undirected graph')
+    phases.watch(neighbours.Neighbours, 'csr', "METIS's input", lambda near: near.columns.nbytes)
     for module in (metis, sub_parts):
         phases.watch(
             module,
@@ -132,7 +133,7 @@ def main() -> None:
         torch.set_num_threads(1)  # as in partition_graph
         scratch = Scratch(existing_parent(args.out))
         data = load_source(args.source, scratch=scratch)
-        assignment.undirected_csr(data.edge_index, summary.num_nodes, scratch=scratch)
+        assignment.neighbours(data.edge_index, summary.num_nodes, scratch)
     found = phases.end()
     # Between these phases next to nothing happens, but METIS's arrays are there.
     beside = [of['beside_bytes'] for phase, of in found.items() if phase not in ('other', ASSIGN)]

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.merge import Merge, State
+from pyg_sar.kernels.merge import Merge, State
 
 SoftmaxFn = Callable[[Tensor, Tensor], Tensor]
 """The softmax of some edges: logits ``[num_edges, ...]``, destinations ``[num_edges]``."""

@@ -13,7 +13,7 @@ from pyg_sar.aggregate.chunks import Chunk
 from pyg_sar.aggregate.program import Arguments, Reduction, SoftmaxFn, gradients_of
 from pyg_sar.aggregate.run import Run
 from pyg_sar.comm import torch_apply
-from pyg_sar.merge import SoftmaxStats, State
+from pyg_sar.kernels.merge import SoftmaxStats, State
 from pyg_sar.shard.rows_at import add_rows_at, rows_at
 
 

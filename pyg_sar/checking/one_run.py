@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch_geometric.data.data import BaseData
 
 from pyg_sar.own_rows import OwnRows
-from pyg_sar.rows.leaving import gather
+from pyg_sar.rows.attach import gather
 from pyg_sar.rows.rows import Rows, tag
 
 _DROPOUTS = {

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.own_rows import NodeEmbedding
-from pyg_sar.rows.attach import space_of_nodes
-from pyg_sar.rows.leaving import local
+from pyg_sar.rows.attach import local, space_of_nodes
 
 _NUM_NODES = 61
 _NUM_SEEDS = 20

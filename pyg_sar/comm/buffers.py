@@ -1,18 +1,26 @@
-"""Memory for the rows that travel, used again in every step and every layer.
+"""Rows that travel: memory for them, used again in every step and layer, and their form.
 
 The C library keeps what is freed in pieces: buffers allocated and freed for every block take a
 third more memory than the buffers themselves (measured).
+
+Rows travel as they are, or rounded to a narrower floating-point type. Rounding is the only
+approximation of this library, and off unless asked for. It happens where rows leave for another
+rank and is undone where they arrive: own rows are never rounded, and sums are made in the dtype of
+the tensor. Rows are rounded in chunks that stay in the cache, so it takes no memory besides the
+narrow rows.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from pyg_sar.evictable import keep_here
+from pyg_sar.evictable import keep_here, select_rows
+
+_CHUNK_BYTES = 1 << 20
 
 Rows = list[Tensor]
 """Rows of several tensors at once: one ``[num_rows, ...]`` tensor each."""
@@ -70,3 +78,51 @@ class Buffers:
         if self.pool is not None:
             self.pool.free += self.lent
         self.lent = []
+
+
+class Wire:
+    """Packs rows for the way and unpacks them.
+
+    Args:
+        dtype: What wider floating-point rows are rounded to; None for no rounding.
+    """
+
+    def __init__(self, dtype: torch.dtype | None = None) -> None:
+        self.dtype = dtype
+
+    def like(self, tensors: Sequence[Tensor]) -> Rows:
+        """Tensors with rows of the shapes and dtypes in which rows of `tensors` travel."""
+        dtype = self.dtype
+        if dtype is None:
+            return list(tensors)
+        return [
+            t.new_empty((0, *t.shape[1:]), dtype=dtype)
+            if t.is_floating_point() and t.element_size() > dtype.itemsize
+            else t
+            for t in tensors
+        ]
+
+    def pack(self, out: Tensor, tensor: Tensor, index: Tensor) -> None:
+        """Puts rows of a tensor into `out`, as they travel."""
+        if out.dtype == tensor.dtype:
+            select_rows(out, tensor, index)
+            return
+        for chunk in _chunks(index.numel(), tensor):
+            out[chunk] = tensor.index_select(0, index[chunk])
+
+    def add(self, out: Tensor, index: Tensor, rows: Tensor) -> None:
+        """Adds rows that came in to rows `index` of `out`, in the dtype of `out`."""
+        if rows.dtype == out.dtype:
+            out.index_add_(0, index, rows)
+            return
+        for chunk in _chunks(rows.size(0), out):
+            out.index_add_(0, index[chunk], rows[chunk].to(out.dtype))
+
+
+def _chunks(num_rows: int, like: Tensor) -> Iterator[slice]:
+    """Runs of rows of about a megabyte; elsewhere than on a CPU of 64."""
+    row_bytes = like.element_size() * math.prod(like.shape[1:])
+    chunk_bytes = _CHUNK_BYTES if like.device.type == 'cpu' else 64 * _CHUNK_BYTES
+    step = max(chunk_bytes // max(row_bytes, 1), 1)
+    for start in range(0, num_rows, step):
+        yield slice(start, min(start + step, num_rows))

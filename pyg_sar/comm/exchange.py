@@ -19,11 +19,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.buffers import BufferPool, Buffers, Rows
+from pyg_sar.comm.buffers import BufferPool, Buffers, Rows, Wire
 from pyg_sar.comm.collectives import all_to_all, all_to_all_counts
 from pyg_sar.comm.faults.errors import placed
 from pyg_sar.comm.ranks import current
-from pyg_sar.comm.rounding import Wire
 from pyg_sar.comm.swap import ROWS_TAG, Swap, forms_of, tell_moved
 from pyg_sar.shard.shard import Shard, Step
 

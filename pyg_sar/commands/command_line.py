@@ -1,7 +1,7 @@
 """What a terminal shows of all programs alike: options, progress, errors in one line, tables.
 
-A program is three functions, which :func:`run_command` calls: one that makes the parser of its
-options, one that runs, one that shows what that gave.
+A program is a :class:`Parser` of its options and a function that runs with them;
+:func:`run_command` puts the two together.
 """
 
 from __future__ import annotations
@@ -31,16 +31,15 @@ class Parser(argparse.ArgumentParser):
 
 def run_command(
     parser: Parser,
-    run: Callable[[argparse.Namespace], T],
-    show: Callable[[argparse.Namespace, T], int],
+    run: Callable[[argparse.Namespace], int],
     argv: Sequence[str] | None = None,
     *,
     interrupted: str = 'interrupted',
 ) -> int:
-    """Parses, runs, shows; returns the exit code: 2 after an error, 130 after an interrupt."""
+    """Parses and runs; returns the exit code: 2 after an error, 130 after an interrupt."""
     args = parser.parse_args(argv)
     try:
-        return show(args, run(args))
+        return run(args)
     except (ValueError, OSError) as error:
         print(f'error: {" ".join(str(error).split())}', file=sys.stderr)
         return 2

@@ -30,10 +30,10 @@ from pyg_sar.comm import (
 from pyg_sar.ddp.gradients import Gradients
 from pyg_sar.ddp.lazy_layers import LazyLayers
 from pyg_sar.ddp.same_model import check_same_model, check_same_values
+from pyg_sar.ddp.wrap import compile_loops, wrap
 from pyg_sar.memory import return_freed_memory
 from pyg_sar.own_rows import OwnRows
 from pyg_sar.rows import Rows
-from pyg_sar.wrap import compile_loops, wrap
 
 _MIB = 2**20
 

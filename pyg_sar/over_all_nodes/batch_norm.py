@@ -14,8 +14,6 @@ from torch import Tensor
 
 from pyg_sar.comm import agree, all_reduce_sum, communicates, once_differentiable
 
-_CHUNK_BYTES = 1 << 20
-
 
 def moments(rows: Tensor) -> tuple[Tensor, Tensor, int]:
     """Mean, biased variance and number of all ranks' rows (two all-reduces)."""
@@ -35,7 +33,9 @@ def moments(rows: Tensor) -> tuple[Tensor, Tensor, int]:
     return mean.to(dtype), var.to(dtype), count
 
 
-def _local_moments(rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _local_moments(
+    rows: Tensor, dtype: torch.dtype, chunk_bytes: int = 1 << 20
+) -> tuple[Tensor, Tensor]:
     """Mean of own rows and their squared deviations from it, summed; float64.
 
     On a CPU by torch's own kernel for statistics, a chunk of rows at a time that stays in the
@@ -47,7 +47,7 @@ def _local_moments(rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     if rows.device.type != 'cpu':
         var, mean = torch.var_mean(rows.to(dtype), dim=0, correction=0)
         return mean.double(), var.double() * rows.size(0)
-    step = max(_CHUNK_BYTES // (rows.size(1) * dtype.itemsize), 1)
+    step = max(chunk_bytes // (rows.size(1) * dtype.itemsize), 1)
     chunks = torch.split(rows, step)
     found = [
         torch.batch_norm_update_stats(chunk.to(dtype).contiguous(), None, None, 0.0)

@@ -25,7 +25,7 @@ from pyg_sar.partitioner.methods.method import (
 )
 from pyg_sar.partitioner.methods.rebalance import rebalance, refine
 from pyg_sar.partitioner.on_disk.mapped import BoolArray, IndexArray, trim
-from pyg_sar.partitioner.on_disk.neighbours import symmetric_csr, undirected_csr
+from pyg_sar.partitioner.on_disk.neighbours import neighbours
 from pyg_sar.partitioner.on_disk.rows import edge_chunks
 from pyg_sar.shard.format.file_names import NodeKey
 
@@ -150,12 +150,16 @@ def _cut(graph: TypedGraph, num_parts: int, options: MethodOptions) -> Tensor:
     connected = _connected(graph)
     balance = balance_weights(graph, options.balance, connected)
     edge_index = graph.homogeneous_edge_index()
-    csr = symmetric_csr if method.keeps_duplicates else undirected_csr
-    indptr, index = csr(edge_index, graph.num_nodes, scratch=graph.scratch)
+    keep = method.keeps_duplicates
+    # METIS takes 64 bits, and what keeps duplicates has more to read.
+    dtype = np.int32 if keep and graph.num_nodes < 2**31 else np.int64
+    near = neighbours(edge_index, graph.num_nodes, graph.scratch, keep_duplicates=keep)
+    indptr, index = near.csr(dtype=dtype)
+    del near
     problem = Problem(indptr, index, balance, num_parts, options)
     # Without edges there is nothing to cut.
     found = method.cut(problem) if index.size else [_deal(balance.weights.sum(axis=1), num_parts)]
-    if method.keeps_duplicates or not balance.is_single:
+    if keep or not balance.is_single:
         # No part above its caps, then as few cut edges as single moves within them can reach.
         even = [refine(problem, rebalance(problem, parts.numpy())) for parts in found]
         found = [torch.from_numpy(parts) for parts in even]

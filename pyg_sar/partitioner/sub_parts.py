@@ -13,6 +13,9 @@ ogbn-arxiv's size 0.61, Debian's packages 0.80, WordNet's nouns 0.94. Reverse Cu
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import pairwise
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -22,9 +25,9 @@ from pyg_sar.partitioner.graph.typed import TypedGraph
 from pyg_sar.partitioner.methods.balance import Balance
 from pyg_sar.partitioner.methods.method import Problem
 from pyg_sar.partitioner.methods.metis import metis_assignment
-from pyg_sar.partitioner.on_disk.mapped import release, trim
-from pyg_sar.partitioner.on_disk.neighbours import undirected_csrs
-from pyg_sar.partitioner.on_disk.rows import edge_chunks
+from pyg_sar.partitioner.on_disk.mapped import trim
+from pyg_sar.partitioner.on_disk.neighbours import neighbours
+from pyg_sar.partitioner.on_disk.rows import edge_chunks, join_edges
 from pyg_sar.partitioner.write.groups import group_nodes
 from pyg_sar.shard.format.file_names import NodeKey
 
@@ -46,9 +49,10 @@ def find_sub_parts(
         return assignment
     options = choose('metis', seed=seed)
     found, first = torch.empty_like(parts), 0
-    csrs = undirected_csrs(_inner_edges(graph, parts, groups.place), groups.partptr, graph.scratch)
-    for part in range(num_parts):
-        indptr, index = next(csrs)  # not by enumerate, which holds the last one
+    inner = _inner_edges(graph, parts, groups.place)
+    near = neighbours(inner, parts.numel(), graph.scratch)
+    for part, (start, stop) in enumerate(pairwise(groups.partptr.tolist())):
+        indptr, index = near.csr(start, stop)
         nodes = groups.n_id(part)
         count = max(-(-nodes.numel() // ROWS), 1)
         found[nodes] = first
@@ -66,11 +70,10 @@ def find_sub_parts(
 def _inner_edges(graph: TypedGraph, parts: Tensor, place: Tensor) -> Tensor:
     """The edges within parts, by the places of their ends; int64 [2, E'] in scratch space."""
     edge_index = graph.homogeneous_edge_index()
-    inner, end = graph.scratch.empty((2, edge_index.size(1)), torch.int64), 0
-    for _, src, dst in edge_chunks(edge_index):
-        is_inner = parts[src] == parts[dst]
-        kept = inner[:, end : end + int(is_inner.sum())]
-        kept[0], kept[1] = place[src[is_inner]], place[dst[is_inner]]
-        release(*kept)
-        end += kept.size(1)
-    return inner[:, :end]
+
+    def inner() -> Iterator[tuple[Tensor, Tensor]]:
+        for _, src, dst in edge_chunks(edge_index):
+            is_inner = parts[src] == parts[dst]
+            yield place[src[is_inner]], place[dst[is_inner]]
+
+    return join_edges(inner(), edge_index.size(1), graph.scratch)

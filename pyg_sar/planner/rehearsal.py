@@ -25,13 +25,13 @@ from torch_geometric.nn import MessagePassing
 from pyg_sar.comm import Comm, chosen
 from pyg_sar.conv.options import Mode
 from pyg_sar.ddp import DistributedDataParallel
+from pyg_sar.ddp.wrap import wrap
 from pyg_sar.monitor import Counts, LiveBytes, Meter, hook
 from pyg_sar.over_all_nodes import global_mean
 from pyg_sar.planner.sizes import RankSizes
 from pyg_sar.shard.cover import covers_pay
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.shard import Shard, make_steps
-from pyg_sar.wrap import wrap
 
 MODES: tuple[Mode, ...] = ('sequential', 'sequential_no_remat', 'one_shot')
 

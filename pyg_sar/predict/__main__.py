@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pyg_sar.commands.command_line import Parser, checked, run_command
-from pyg_sar.in_turns import Figures
 from pyg_sar.monitor import bytes_text, parse_bytes
 from pyg_sar.predict.named import made_model, named, set_weights
 from pyg_sar.predict.predict import predict
@@ -16,14 +15,14 @@ from pyg_sar.predict.predict import predict
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns its exit code."""
-    return run_command(_parser(), _run, _show, argv)
+    return run_command(_parser(), _run, argv)
 
 
-def _run(args: argparse.Namespace) -> Figures:
+def _run(args: argparse.Namespace) -> int:
     forward = None if args.forward is None else named(args.forward)
     model = made_model(named(args.model), args.model)
     set_weights(model, args.weights)
-    return predict(
+    found = predict(
         model,
         args.data,
         args.out,
@@ -34,9 +33,6 @@ def _run(args: argparse.Namespace) -> Figures:
         nodes=args.nodes,
         progress=not args.quiet,
     )
-
-
-def _show(args: argparse.Namespace, found: Figures) -> int:
     if not args.quiet:
         print(
             f'wrote {args.out}: {bytes_text(found.peak)} of large tensors at most, '

@@ -13,11 +13,11 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.checkpoint import save_rows
+from pyg_sar.ddp.wrap import wrap
 from pyg_sar.in_turns import Figures, run_in_turns
 from pyg_sar.load import load_shard
 from pyg_sar.monitor import parse_bytes
 from pyg_sar.predict.cut import cut_beside
-from pyg_sar.wrap import wrap
 
 Forward = Callable[[torch.nn.Module, Any], Any]
 _SUFFIXES = ('.npy', '.parquet')

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
+from mesh_programs import MeshGraphNet
 from ranks import run_ranks
 from torch import Tensor
 from torch_geometric.data import Data
 
 import pyg_sar
-
-sys.path.append(str(Path(__file__).parents[1] / 'programs'))
 
 SIZES = (40, 61, 33)
 
@@ -44,14 +42,11 @@ def trained(model: Any, graphs: list[Any]) -> list[Tensor]:
 
 
 def make() -> Any:
-    from mesh_programs import MeshGraphNet
-
     torch.manual_seed(0)
     return MeshGraphNet(again=True, num_layers=3)
 
 
 def _on_rank(roots: list[str]) -> list[Tensor]:
-    sys.path.append(str(Path(__file__).parents[1] / 'programs'))
     model = pyg_sar.DistributedDataParallel(make())
     return trained(model, [pyg_sar.load_shard(root) for root in roots])
 

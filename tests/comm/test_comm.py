@@ -241,7 +241,7 @@ def test_without_other_processes():
 @on_ranks(1, 2)
 def test_depth_must_be_positive(data):
     for depth in (0, -1):
-        with pytest.raises(ValueError, match=rf"'depth' must be at least 1 \(got {depth}\)"):
+        with pytest.raises(ValueError, match=rf"'depth' .*{depth}"):
             Exchange(data.edge_index.shard, depth=depth)
 
 
@@ -251,7 +251,7 @@ def test_another_ranks_shard(data, world_size):
     """It has neighbours that this process does not have."""
     own, root = dist.get_rank(), data.edge_index.shard.root
     other = read_shard(root, (own + 1) % 3, 3).edge_index.shard
-    with pytest.raises(ValueError, match=rf'expected a shard of rank {own} of {world_size}.*got'):
+    with pytest.raises(ValueError, match=f'rank {own} of {world_size}'):
         Exchange(other)
 
 

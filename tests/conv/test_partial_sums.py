@@ -218,7 +218,7 @@ def test_rows_and_sums_are_rounded(tmp_path: Path, dtype: torch.dtype) -> None:
 
 
 def test_an_option_turns_it_off() -> None:
-    with pytest.raises(ValueError, match="'partial_sums' must be True or False"):
+    with pytest.raises(ValueError, match=r"'partial_sums' .*True"):
         pyg_sar.SARConv(pyg.SAGEConv(8, 8), partial_sums=1)
-    with pytest.raises(ValueError, match="'partial_sums' has no meaning in mode 'one_shot'"):
+    with pytest.raises(ValueError, match=r"'partial_sums' .*one_shot"):
         pyg_sar.SARConv(pyg.SAGEConv(8, 8), mode='one_shot', partial_sums=False)

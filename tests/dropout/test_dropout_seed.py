@@ -451,7 +451,7 @@ def test_dropout_inside_an_aggregation_is_refused(roots: dict[int, Path]) -> Non
 
 @pytest.mark.parametrize('seed', [True, 1.5, 'x', 2**63])
 def test_the_seed_is_an_integer(seed: Any) -> None:
-    with pytest.raises(ValueError, match="'dropout_seed' must be an integer of 64 bits or None"):
+    with pytest.raises(ValueError, match="'dropout_seed'"):
         pyg_sar.wrap(_Plain(), dropout_seed=seed)
 
 

@@ -21,8 +21,8 @@ from torch_geometric.data import Data
 
 import pyg_sar
 from pyg_sar import partition
-from pyg_sar.describe import main
-from pyg_sar.inspection import verify_partition
+from pyg_sar.describe import verify_partition
+from pyg_sar.describe.__main__ import main
 from pyg_sar.partitioner.write.summary import summarize
 from pyg_sar.shard.format.meta import read_meta
 

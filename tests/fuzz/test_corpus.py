@@ -19,7 +19,7 @@ from small_graphs import assert_all_raise, attempt, cut, small_graph
 from torch import Tensor
 
 import pyg_sar
-from pyg_sar.inspection import verify_partition
+from pyg_sar.describe import verify_partition
 from pyg_sar.partitioner.on_disk.mapped import Scratch
 from pyg_sar.partitioner.sources.saved import read_saved
 from pyg_sar.partitioner.sources.sources import load_source

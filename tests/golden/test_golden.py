@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
-from golden_runs import FILE, RUNS, losses, versions
+import torch
+from golden_runs import FILE, RUNS, Run, losses, trained, versions
 from ranks import run_ranks
 from small_graphs import cut, small_graph
+from torch_geometric.nn import GATConv
 
 KEPT = json.loads(FILE.read_text())
 
@@ -33,3 +39,38 @@ def test_one_process_and_three_agree() -> None:
     for name, run in RUNS.items():
         if not run.samples and 'exchange_dtype' not in run.options:
             assert KEPT[name]['1'] == pytest.approx(KEPT[name]['3'], rel=1e-10), name
+
+
+ANEW = ('SAGE', 'SAGE, rows kept', 'SAGE, median', 'GEN', 'GAT, one_shot')
+DROPOUT = Run(lambda a, b: GATConv(a, b, dropout=0.3))
+
+
+def on_threads(root: str, threads: int) -> list[list[float]]:
+    """Losses of some runs on a larger graph, whose loops threads share."""
+    torch.set_num_threads(threads)
+    return [trained(root, run) for run in (DROPOUT, *(RUNS[name] for name in ANEW))]
+
+
+@pytest.mark.bench
+@pytest.mark.parametrize('threads', [1, 2])
+def test_processes_started_anew_have_the_same_bits(tmp_path: Path, threads: int) -> None:
+    root = str(cut(small_graph(2000, 16000), 3, tmp_path / 'parts'))
+    program = (
+        'import json, sys; from ranks import run_once; from test_golden import on_threads; '
+        'print(json.dumps(run_once(on_threads, 3, sys.argv[1], int(sys.argv[2]))))'
+    )
+    told = [
+        subprocess.run(
+            [sys.executable, '-c', program, root, str(threads)],
+            env={**os.environ, 'PYTHONPATH': os.pathsep.join(sys.path), 'PYTHONHASHSEED': seed},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=300,
+        ).stdout
+        for seed in ('1', '2')
+    ]
+    assert told[0] == told[1]
+    first, *others = json.loads(told[0])
+    assert all(other == first for other in others)
+    assert all(len(set(each)) == len(each) for each in first)  # they train

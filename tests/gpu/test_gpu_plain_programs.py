@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from one_program import _leaves, _whole, all_programs, differences, is_hetero
+from program_graphs import graph, hetero_graph, parts_of
 from ranks import run_ranks
 from torch import Tensor
 
 import pyg_sar
 
-PROGRAMS = Path(__file__).parents[1] / 'programs'
-sys.path.append(str(PROGRAMS))
 NAMES = Path(__file__).with_name('plain_programs.txt').read_text(encoding='ascii').split()
 
 BACKENDS = ['nccl', 'cpu:gloo,cuda:nccl']
@@ -32,17 +31,12 @@ def _runs() -> Iterator[tuple[str, str]]:
 
 
 def _results(program: Callable[..., Any], data: Any, wrapped: Callable[[Any], Any]) -> Any:
-    from one_program import _leaves, _whole
-
     leaves = _leaves(program(data, lambda model: wrapped(model.to('cuda'))))
     results = {name: _whole(leaf) for name, leaf in leaves}
     return {k: v.cpu() if isinstance(v, Tensor) else v for k, v in results.items()}
 
 
 def _on_rank(name: str, root: str) -> Any:
-    sys.path.append(str(PROGRAMS))
-    from one_program import all_programs
-
     data = pyg_sar.load_shard(root).to('cuda')
     return _results(all_programs()[name], data, pyg_sar.DistributedDataParallel)
 
@@ -50,9 +44,6 @@ def _on_rank(name: str, root: str) -> Any:
 @pytest.mark.filterwarnings('ignore')
 @pytest.mark.parametrize(('name', 'backend'), list(_runs()))
 def test_a_plain_program(name: str, backend: str, tmp_path: Path) -> None:
-    from one_program import all_programs, differences, is_hetero
-    from program_graphs import graph, hetero_graph, parts_of
-
     program, data = all_programs()[name], hetero_graph() if is_hetero(name) else graph()
     torch.manual_seed(0)
     want = _results(program, data.clone().to('cuda'), lambda model: model)

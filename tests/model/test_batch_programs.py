@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 from hand_batches import batch_of, hetero_batch_of
 from hetero_graphs import assignment, hetero_graph
 from hetero_models import METADATA
+from on_ranks import on_ranks, on_threads
 from ranks import run_as_threads
 from small_graphs import assert_all_raise, assert_close, attempt, cut, small_graph
 from torch import Tensor, nn
@@ -101,20 +103,14 @@ def test_ranks_that_part(tmp_path, name):
 # A batch has the norms of a batch, wherever they are called; the whole graph those of all ranks.
 
 
-def _by_layers(graph: Data) -> tuple[Tensor, Tensor]:
-    model = DistributedDataParallel(_net())
-    batch = batch_of(graph, _seeds([1, 2], [], [9]))
+@on_threads(3)
+def test_a_method_of_the_model_is_plain_on_batches():
+    model, seeds = DistributedDataParallel(_net()), _seeds([1, 2], [], [9])
+    batch, net = batch_of(small_graph(), seeds), _net()
     out = model.module.encode(batch.x, batch.edge_index)
-    return out.detach(), model.module.norm.running_mean
-
-
-def test_a_method_of_the_model_is_plain_on_batches(graph):
-    results = run_as_threads(_by_layers, 3, graph)
-    for (out, running_mean), seeds in zip(results, ([1, 2], [], [9]), strict=True):
-        if seeds:
-            net, batch = _net(), batch_of(graph, torch.tensor(seeds))
-            assert_close(out, net.encode(batch.x, batch.edge_index).detach())
-            assert_close(running_mean, net.norm.running_mean)
+    if seeds.numel():
+        assert_close(out.detach(), net.encode(batch.x, batch.edge_index).detach())
+        assert_close(model.module.norm.running_mean, net.norm.running_mean)
 
 
 class _Both(nn.Module):
@@ -128,20 +124,13 @@ class _Both(nn.Module):
         return self.net(batch.x, batch.edge_index), self.net(whole.x, whole.edge_index)
 
 
-def _both(root: str, graph: Data) -> Any:
-    data, model = pyg_sar.load_shard(root), DistributedDataParallel(_Both())
-    of_batch, of_graph = model(batch_of(graph, _seeds([1, 2], [9])), data)
-    return gather(of_graph.detach()), of_batch.detach()
-
-
-def test_a_batch_and_the_whole_graph_in_one_forward(tmp_path):
+@on_ranks(2, by='threads', is_local=False)
+def test_a_batch_and_the_whole_graph_in_one_forward(data):
     graph = small_graph()
-    results = run_as_threads(_both, 2, str(cut(graph, 2, tmp_path / 'parts')), graph)
-    want = _net()(graph.x, graph.edge_index).detach()
-    for (of_graph, found), seeds in zip(results, ([1, 2], [9]), strict=True):
-        batch = batch_of(graph, torch.tensor(seeds))
-        assert_close(of_graph, want)
-        assert_close(found, _net()(batch.x, batch.edge_index).detach())
+    batch = batch_of(graph, _seeds([1, 2], [9]))
+    of_batch, of_graph = DistributedDataParallel(_Both())(batch, data)
+    assert_close(gather(of_graph.detach()), _net()(graph.x, graph.edge_index).detach())
+    assert_close(of_batch.detach(), _net()(batch.x, batch.edge_index).detach())
 
 
 class _Decoder(nn.Module):
@@ -156,34 +145,26 @@ class _Decoder(nn.Module):
         return self.decoder(z[pairs[0]] * z[pairs[1]])
 
 
-def _decoded(root: str, pairs: Tensor) -> Tensor:
-    data = pyg_sar.load_shard(root)
-    model = DistributedDataParallel(_Decoder().double())
-    return gather(model(model.module.conv(data.x, data.edge_index), pairs).detach())
-
-
-def test_pairs_of_nodes_of_the_whole_graph(tmp_path):
+@on_ranks(2, by='threads', is_local=False)
+def test_pairs_of_nodes_of_the_whole_graph(data):
     graph = small_graph()
     torch.manual_seed(0)
     net = _Decoder().double()
     pairs = torch.tensor([[1, 2, 3, 1, 2, 3], [4, 5, 0, 4, 5, 1]])
-    want = net(net.conv(graph.x, graph.edge_index), pairs).detach()
-    for out in run_as_threads(_decoded, 2, str(cut(graph, 2, tmp_path / 'parts')), pairs):
-        assert_close(out, want)
+    want = copy.deepcopy(net)(net.conv(graph.x, graph.edge_index), pairs).detach()
+    model = DistributedDataParallel(net)
+    out = model(model.module.conv(data.x, data.edge_index), pairs)
+    assert_close(gather(out.detach()), want)
 
 
-def _cached(root: str, graph: Data) -> list[str]:
-    data, batch = pyg_sar.load_shard(root), batch_of(graph, torch.tensor([rank()]))
+@on_ranks(2, by='threads', is_local=False)
+def test_a_conv_that_keeps_its_edges(data):
+    batch = batch_of(small_graph(), torch.tensor([rank()]))
     conv = wrap(GCNConv(6, 3, cached=True).double())
-    outcomes = [attempt(conv, data.x, data.edge_index), attempt(conv, batch.x, batch.edge_index)]
-    return [*outcomes, attempt(conv, data.x, data.edge_index)]
-
-
-def test_a_conv_that_keeps_its_edges(tmp_path):
-    graph = small_graph()
-    for outcomes in run_as_threads(_cached, 2, str(cut(graph, 2, tmp_path / 'parts')), graph):
-        assert outcomes[::2] == ['no error'] * 2
-        assert_all_raise(outcomes[1:2], 'ValueError', 'cached')
+    conv(data.x, data.edge_index)
+    with pytest.raises(ValueError, match='cached'):
+        conv(batch.x, batch.edge_index)
+    conv(data.x, data.edge_index)
 
 
 # Backwards in other orders.
@@ -207,21 +188,16 @@ def test_two_models_on_an_empty_batch(graph):
         assert all(torch.equal(a[name], b[name]) for name in a)
 
 
-def _backward_again(graph: Data) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+@on_threads(2)
+def test_a_second_backward():
     """The first backward has changed the running statistics; the second goes through the norm."""
-    model = DistributedDataParallel(_net())
-    loss = _loss(model, batch_of(graph, _seeds([1, 2], [9])))
-    found = []
+    model, found = DistributedDataParallel(_net()), []
+    loss = _loss(model, batch_of(small_graph(), _seeds([1, 2], [9])))
     for keeps in (True, False):
         model.zero_grad()
         loss.backward(retain_graph=keeps)
-        found.append({name: p.grad.clone() for name, p in model.module.named_parameters()})
-    return found[0], found[1]
-
-
-def test_a_second_backward(graph):
-    for first, second in run_as_threads(_backward_again, 2, graph):
-        assert all(torch.equal(first[name], second[name]) for name in first)
+        found.append([p.grad.clone() for p in model.parameters()])
+    assert all(map(torch.equal, *found))
 
 
 def _in_one_backward(root: str, graph: Data) -> dict[str, Tensor]:
@@ -287,22 +263,17 @@ def _raise_interrupt(*_: Any) -> None:
     raise KeyboardInterrupt
 
 
-def _interrupted(root: str, graph: Data) -> Tensor:
+@on_ranks(2, by='threads', is_local=False)
+def test_after_an_interrupt_from_the_keyboard(data):
     """In a notebook: a forward on a batch is stopped, and the next cell runs the whole graph."""
-    data, model = pyg_sar.load_shard(root), DistributedDataParallel(_net())
+    graph, model = small_graph(), DistributedDataParallel(_net())
     batch = batch_of(graph, _seeds([1, 2], [9]))
     handle = model.module.second.register_forward_pre_hook(_raise_interrupt)
     with pytest.raises(KeyboardInterrupt):
         model(batch.x, batch.edge_index)
     handle.remove()
-    return gather(model(data.x, data.edge_index).detach())
-
-
-def test_after_an_interrupt_from_the_keyboard(tmp_path):
-    graph = small_graph()
-    results = run_as_threads(_interrupted, 2, str(cut(graph, 2, tmp_path / 'parts')), graph)
-    for out in results:
-        assert_close(out, _net()(graph.x, graph.edge_index).detach())
+    out = gather(model(data.x, data.edge_index).detach())
+    assert_close(out, _net()(graph.x, graph.edge_index).detach())
 
 
 def _rank_0_evaluates(graph: Data) -> dict[str, Tensor]:
@@ -326,18 +297,14 @@ class OfData(Net):
         return super().forward(data.x, data.edge_index)
 
 
-def _of_data(graph: Data) -> tuple[Tensor, Tensor]:
+@on_threads(2)
+def test_models_of_data_objects():
     torch.manual_seed(0)
     model = DistributedDataParallel(OfData().double())
-    batch = batch_of(graph, _seeds([1, 2], [9]))
-    return model(batch).detach(), model(data=batch).detach()
-
-
-def test_models_of_data_objects(graph):
-    for seeds, found in zip(([1, 2], [9]), run_as_threads(_of_data, 2, graph), strict=True):
-        batch = batch_of(graph, torch.tensor(seeds))
-        want = _net()(batch.x, batch.edge_index).detach()
-        assert all(torch.allclose(out, want, rtol=1e-12, atol=1e-12) for out in found)
+    batch = batch_of(small_graph(), _seeds([1, 2], [9]))
+    want = _net()(batch.x, batch.edge_index).detach()
+    for out in (model(batch), model(data=batch)):
+        assert_close(out.detach(), want)
 
 
 # Kinds of models and batches.

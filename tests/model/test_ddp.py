@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from ddp_model import make_model
+from on_ranks import on_ranks
 from ranks import run_ranks
-from small_graphs import assert_all_raise, assert_close, attempt, cut
+from small_graphs import assert_all_raise, assert_close, attempt, cut, small_graph
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import LGConv
@@ -76,20 +78,17 @@ def test_no_sync_accumulates(graph, tmp_path):
         _assert_same(accumulated, {name: 6 * value for name, value in one.items()})
 
 
-def _wrapped(what: str) -> str:
+@pytest.mark.parametrize(
+    ('what', 'name'), [('parameter', 'first.'), ('buffer', 'norm.running_mean')]
+)
+@on_ranks(3, 0)
+def test_numbers_that_differ_between_ranks(what, name):
     rank = dist.get_rank()
     model = make_model(rank if what == 'parameter' else 0)
     if what == 'buffer':
         model.norm.running_mean[1] += rank
-    return attempt(DistributedDataParallel, model)
-
-
-@pytest.mark.parametrize(
-    ('what', 'name'), [('parameter', 'first.'), ('buffer', 'norm.running_mean')]
-)
-def test_numbers_that_differ_between_ranks(what, name):
-    outcomes = run_ranks(_wrapped, 3, what)
-    assert_all_raise(outcomes, 'ValueError', f"'{name}", 'rank 1')
+    with pytest.raises(ValueError, match=rf"'{name}.*rank 1"):
+        DistributedDataParallel(model)
 
 
 class Propagate(torch.nn.Module):
@@ -105,27 +104,23 @@ class Propagate(torch.nn.Module):
         return self.norm(self.conv(x, edge_index)) * self.scale
 
 
-def _without_parameters(root: str) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
-    data = pyg_sar.load_shard(root)
-    model = DistributedDataParallel(Propagate(2.0).double())
-    with model.no_sync():
-        x = data.x.clone().requires_grad_()
-        out = model(x, data.edge_index)
-        out.pow(2).sum().backward()
-    n_id, rows, grad = pyg_sar.local((data.n_id, out.detach(), x.grad))
-    return n_id, rows, grad, model.module.state_dict()
-
-
-def test_without_learnable_parameters(graph, tmp_path):
-    plain = Propagate(2.0).double()
-    x = graph.x.clone().requires_grad_()
-    out = plain(x, graph.edge_index)
-    out.pow(2).sum().backward()
-    for ids, found, grad, state in run_ranks(_without_parameters, 3, _root(graph, tmp_path, 3)):
-        assert_close(found, out.detach()[ids])
-        assert_close(grad, x.grad[ids])
-        assert state['scale'] == 2.0
-        assert_close(state['norm.running_var'], plain.norm.running_var)
+@on_ranks(is_local=False)
+def test_without_learnable_parameters(data):
+    graph, results = small_graph(), []
+    for of, wrapped in ((graph, None), (data, DistributedDataParallel)):
+        module = Propagate(2.0).double()
+        model = module if wrapped is None else wrapped(module)
+        x = of.x.clone().requires_grad_()
+        with nullcontext() if wrapped is None else model.no_sync():
+            out = model(x, of.edge_index)
+            out.pow(2).sum().backward()
+        results.append((*pyg_sar.local((out.detach(), x.grad)), module.state_dict()))
+    (out, grad, state), (own, own_grad, own_state) = results
+    n_id = pyg_sar.local(data.n_id)
+    assert_close(own, out[n_id])
+    assert_close(own_grad, grad[n_id])
+    assert own_state['scale'] == 2.0
+    assert_close(own_state['norm.running_var'], state['norm.running_var'])
 
 
 def test_one_process_without_init(graph, tmp_path):
@@ -184,10 +179,9 @@ def test_an_unknown_option_is_an_error():
     assert_all_raise(outcomes, 'TypeError', 'overlap')
 
 
-def _wrapped_before() -> list[str]:
-    ours = DistributedDataParallel(wrap(make_model(), mode='one_shot'))
-    return [m.sar_options.mode for m in ours.modules() if isinstance(m, SARConv)]
-
-
+@on_ranks(2, 0)
 def test_a_wrapped_model():
-    assert run_ranks(_wrapped_before, 2) == [['one_shot'] * 2] * 2
+    ours = DistributedDataParallel(wrap(make_model(), mode='one_shot'))
+    assert [m.sar_options.mode for m in ours.modules() if isinstance(m, SARConv)] == [
+        'one_shot'
+    ] * 2

@@ -11,8 +11,9 @@ import torch.distributed as dist
 from ddp_model import make_model
 from few import few
 from gradient_programs import PROGRAMS, run_program
+from on_ranks import on_ranks
 from ranks import run_ranks
-from small_graphs import assert_all_raise, assert_close, assign, attempt, cut, small_graph
+from small_graphs import assert_close, assign, attempt, cut, small_graph
 from torch import Tensor
 from torch_geometric.data import Data
 
@@ -59,54 +60,24 @@ def test_program(name: str, world_size: int, graph: Data, roots: dict[int, str])
     assert want['parameters']
 
 
-def _model_and_loss(root: str) -> tuple[DistributedDataParallel, Tensor]:
-    data = pyg_sar.load_shard(root)
+@on_ranks(3, is_local=False)
+def test_autograd_grad_that_nothing_would_sum_is_refused(data):
     model = DistributedDataParallel(make_model())
-    return model, model(data.x, data.edge_index).square().mean()
-
-
-def _asked_for_parameters(root: str) -> list[tuple[Tensor, ...]]:
-    model, loss = _model_and_loss(root)
     parameters = list(model.parameters())
-    asked = torch.autograd.grad(loss, parameters, retain_graph=True)
-    (first,) = torch.autograd.grad(loss, parameters[:1], retain_graph=True)
-    assert all(p.grad is None for p in parameters)
-    loss.backward()
-    return [tuple(p.grad for p in parameters), asked, (first, *asked[1:])]  # type: ignore[misc]
-
-
-def test_autograd_grad_of_parameters_is_that_of_one_process(roots: dict[int, str]) -> None:
-    (want, *_) = run_ranks(_asked_for_parameters, 1, roots[1])[0]
-    for found in run_ranks(_asked_for_parameters, 3, roots[3]):
-        for gradients in found:
-            for gradient, wanted in zip(gradients, want, strict=True):
-                assert_close(gradient, wanted, tolerance=1e-10)
-
-
-def _asked_for_shares(root: str) -> list[str]:
-    model, loss = _model_and_loss(root)
-    parameters = list(model.parameters())
+    loss = model(data.x, data.edge_index).square().mean()
     penalty = sum(p.square().sum() for p in parameters)
-    outcomes = [attempt(torch.autograd.grad, penalty, parameters, create_graph=True)]
-    with model.no_sync():
-        outcomes.append(attempt(torch.autograd.grad, loss, parameters))
-    return outcomes
+    with pytest.raises(RuntimeError, match='share'):
+        torch.autograd.grad(penalty, parameters, create_graph=True)
+    with model.no_sync(), pytest.raises(RuntimeError, match='share'):
+        torch.autograd.grad(loss, parameters)
 
 
-def test_autograd_grad_that_nothing_would_sum_is_refused(roots: dict[int, str]) -> None:
-    for outcomes in run_ranks(_asked_for_shares, 3, roots[3]):
-        assert_all_raise(outcomes, 'RuntimeError', 'share')
-
-
-def _with_second_derivatives() -> str:
+@on_ranks(2, 0)
+def test_create_graph_is_refused():
     model = DistributedDataParallel(make_model())
     loss = model.module.head(torch.ones(2, 8).double()).square().sum()
-    return attempt(loss.backward, create_graph=True)
-
-
-def test_create_graph_is_refused() -> None:
-    outcomes = run_ranks(_with_second_derivatives, 2)
-    assert_all_raise(outcomes, 'RuntimeError', 'create_graph')
+    with pytest.raises(RuntimeError, match='create_graph'):
+        loss.backward(create_graph=True)
 
 
 class Fails(torch.autograd.Function):

@@ -10,8 +10,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from few import few
-from ranks import run_as_threads, run_ranks
-from small_graphs import assert_all_raise, assert_close, attempt, cut, small_graph
+from on_ranks import on_threads
+from ranks import run_ranks
+from small_graphs import assert_close, cut, small_graph
 from torch import Tensor
 from torch_geometric.nn import BatchNorm, GATConv, SAGEConv
 
@@ -114,11 +115,8 @@ def test_values_that_are_loaded_first(root, tmp_path):
         assert_close(out, want[n_id])
 
 
-def _other_widths() -> str:
-    model = pyg_sar.DistributedDataParallel(torch.nn.Sequential(torch.nn.LazyLinear(4), Net()))
-    return attempt(model.module[0], torch.ones(5, 3 + rank()))
-
-
+@on_threads(3)
 def test_widths_that_differ_are_told():
-    found = run_as_threads(_other_widths, 3)
-    assert_all_raise(found, 'ValueError', 'lazy')
+    model = pyg_sar.DistributedDataParallel(torch.nn.Sequential(torch.nn.LazyLinear(4), Net()))
+    with pytest.raises(ValueError, match='lazy'):
+        model.module[0](torch.ones(5, 3 + rank()))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from on_ranks import on_ranks, on_threads
 from ranks import run_as_threads
-from small_graphs import assert_all_raise, assert_close, attempt, cut, small_graph
+from small_graphs import assert_close
 from torch import Tensor
 
 import pyg_sar
@@ -35,18 +36,12 @@ def test_as_of_one_batch_of_all_rows() -> None:
     assert_close(torch.cat([grad for _, grad, _ in results]) / 3, whole.grad)
 
 
-def _of_none() -> float:
-    return pyg_sar.mean_of_batches(torch.ones(0, 2)).item()
+@on_threads(2)
+def test_of_no_rows_it_is_0():
+    assert pyg_sar.mean_of_batches(torch.ones(0, 2)) == 0
 
 
-def test_of_no_rows_it_is_0() -> None:
-    assert run_as_threads(_of_none, 2) == [0, 0]
-
-
-def _of_rows(root: str) -> str:
-    return attempt(pyg_sar.mean_of_batches, pyg_sar.load_shard(root).x)
-
-
-def test_rows_of_the_whole_graph_are_refused(tmp_path) -> None:
-    found = run_as_threads(_of_rows, 2, str(cut(small_graph(), 2, tmp_path / 'parts')))
-    assert_all_raise(found, 'ValueError', 'losses.mean()')
+@on_ranks(2, by='threads', is_local=False)
+def test_rows_of_the_whole_graph_are_refused(data):
+    with pytest.raises(ValueError, match=r'losses\.mean\(\)'):
+        pyg_sar.mean_of_batches(data.x)

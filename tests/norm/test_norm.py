@@ -85,10 +85,10 @@ def test_large_mean_and_small_variance(case):
 
 
 @pytest.mark.parametrize('dtype', [torch.float64, torch.float32, torch.bfloat16])
-def test_moments_of_many_chunks(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
-    monkeypatch.setattr('pyg_sar.over_all_nodes.batch_norm._CHUNK_BYTES', 1000)
+def test_moments_of_many_chunks(dtype: torch.dtype) -> None:
     rows = (torch.randn(997, 5, dtype=torch.float64) * 3 + 20).to(dtype)
-    mean, squares = _local_moments(rows, torch.float64 if dtype == torch.float64 else torch.float32)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    mean, squares = _local_moments(rows, wide, 1000)
     tolerance = 1e-12 if dtype == torch.float64 else 1e-6
     assert_close(mean, rows.double().mean(0), tolerance=tolerance)
     assert_close(squares / 997, rows.double().var(0, correction=0), tolerance=tolerance)

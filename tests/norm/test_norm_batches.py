@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from norm_cases import CASES
 from ranks import run_as_threads
 from small_graphs import assert_all_raise, assert_close, attempt
 from torch import Tensor, nn
@@ -16,30 +16,12 @@ from torch_geometric import nn as pyg
 from pyg_sar import DistributedDataParallel, wrap
 from pyg_sar.comm import rank
 
-NORMS: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    'BatchNorm1d': (lambda: nn.BatchNorm1d(4), ''),
-    'BatchNorm1d momentum None': (lambda: nn.BatchNorm1d(4, momentum=None), ''),
-    'BatchNorm1d not affine': (lambda: nn.BatchNorm1d(4, affine=False), ''),
-    'BatchNorm1d no running': (lambda: nn.BatchNorm1d(4, track_running_stats=False), ''),
-    'BatchNorm': (lambda: pyg.BatchNorm(4), ''),
-    'BatchNorm one element': (lambda: pyg.BatchNorm(4, allow_single_element=True), ''),
-    'HeteroBatchNorm': (lambda: pyg.HeteroBatchNorm(4, 3), 'types'),
-    'HeteroBatchNorm momentum None': (lambda: pyg.HeteroBatchNorm(4, 3, momentum=None), 'types'),
-    'DiffGroupNorm': (lambda: pyg.DiffGroupNorm(4, 2), ''),
-    'InstanceNorm': (lambda: pyg.InstanceNorm(4, affine=True, track_running_stats=True), ''),
-    'InstanceNorm of graphs': (lambda: pyg.InstanceNorm(4, track_running_stats=True), 'batch'),
-    'InstanceNorm no running': (lambda: pyg.InstanceNorm(4), ''),
-    'LayerNorm': (lambda: pyg.LayerNorm(4), ''),
-    'LayerNorm of graphs': (lambda: pyg.LayerNorm(4), 'batch'),
-    'GraphNorm': (lambda: pyg.GraphNorm(4), ''),
-    'GraphNorm of graphs': (lambda: pyg.GraphNorm(4), 'batch'),
-    'GraphSizeNorm': (lambda: pyg.GraphSizeNorm(), ''),
-    'GraphSizeNorm of graphs': (lambda: pyg.GraphSizeNorm(), 'batch'),
-    'PairNorm': (lambda: pyg.PairNorm(), ''),
-    'PairNorm of graphs': (lambda: pyg.PairNorm(), 'batch'),
-    'MeanSubtractionNorm': (lambda: pyg.MeanSubtractionNorm(), ''),
-    'MeanSubtractionNorm of graphs': (lambda: pyg.MeanSubtractionNorm(), 'batch'),
-}
+NORMS = [
+    name
+    for name, case in CASES.items()
+    if 'msg' not in case.rows and not (case.options or case.trailing or case.is_fixed)
+    if name not in ('BatchNorm1d frozen', 'SyncBatchNorm')
+]
 COUNTS = [[5, 0, 7], [9, 4, 0], [6, 8, 3]]
 """Rows of every step and rank."""
 
@@ -55,16 +37,21 @@ class Net(nn.Module):
         return self.conv(self.norm(x, *groups), edge_index)
 
 
+def _kind(name: str) -> str:
+    """What a norm takes beside rows: 'batch', 'type_vec' or nothing."""
+    return ''.join(CASES[name].rows)
+
+
 def _net(name: str) -> Net:
     torch.manual_seed(2)
-    return Net(NORMS[name][0]()).double()
+    return Net(CASES[name].make()).double()
 
 
 def _batch(step: int, number: int, kind: str) -> tuple[Tensor, ...]:
     generator = torch.Generator().manual_seed(10 * step + number)
     count = COUNTS[step][number]
     x = torch.randn(count, 4, generator=generator, dtype=torch.float64) * (1 + number) + step
-    groups = torch.arange(count) * (2 if kind == 'types' else 3) // max(count, 1)
+    groups = torch.arange(count) * (2 if kind == 'type_vec' else 3) // max(count, 1)
     edge_index = torch.randint(max(count, 1), (2, 2 * count), generator=generator)
     return x.requires_grad_(), edge_index, *([groups] if kind else [])
 
@@ -73,7 +60,7 @@ def _steps(name: str) -> list[Any]:
     """Outputs, gradients of inputs and parameters, and buffers of every step."""
     model, found = DistributedDataParallel(_net(name)), []
     for step in range(len(COUNTS)):
-        x, *rest = _batch(step, rank(), NORMS[name][1])
+        x, *rest = _batch(step, rank(), _kind(name))
         out = model(x, *rest)
         model.zero_grad()
         (out * torch.arange(4)).sum().backward()
@@ -86,7 +73,7 @@ def _steps(name: str) -> list[Any]:
 @pytest.mark.parametrize('name', NORMS)
 def test_norms_of_batches(name: str) -> None:
     results = run_as_threads(_steps, 3, name)
-    kind = NORMS[name][1]
+    kind = _kind(name)
     net = _net(name)
     for step, counts in enumerate(COUNTS):
         before = {n: b.clone() for n, b in net.named_buffers()}
@@ -112,8 +99,8 @@ def test_norms_of_batches(name: str) -> None:
             for n, p in net.named_parameters():
                 total[n] += p.grad / 3
             present = torch.ones(1)
-            if kind == 'types':
-                present = torch.bincount(rest[1], minlength=3).bool().double()
+            if kind == 'type_vec':
+                present = torch.bincount(rest[1], minlength=5).bool().double()
             states.append((present, {n: b.detach().clone() for n, b in net.named_buffers()}))
         for n, g in total.items():
             assert_close(results[0][step][2][n], g)

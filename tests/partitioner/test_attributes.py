@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import warnings
 from pathlib import Path
@@ -13,13 +12,14 @@ import pytest
 import torch
 import torch_geometric
 from hetero_graphs import hetero_graph
+from partition_files import meta_of
 from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
 import pyg_sar
 from pyg_sar import partition_graph
-from pyg_sar.inspection import verify_partition
+from pyg_sar.describe import verify_partition
 from pyg_sar.partitioner.graph.attributes import count_rows, sort_attributes
 from pyg_sar.transforms import save_node_attrs
 
@@ -41,10 +41,6 @@ def _loaded(data: Any, root: Path, method: Any = PARTS) -> Any:
     partition_graph(data, 2, root, method=method)
     assert verify_partition(root) == []
     return pyg_sar.local(pyg_sar.load_shard(root))
-
-
-def _meta(root: Path) -> Any:
-    return json.loads((root / 'META.json').read_text())['pyg_sar']
 
 
 def _sorted(data: Data) -> tuple[list[str], list[str], list[str]]:
@@ -71,7 +67,7 @@ def test_every_dtype(tmp_path, name, columns):
     found = _loaded(data, tmp_path / 'out')
     for key in ('a', 'x', 'y', 'edge_a', 'edge_attr'):
         assert _same_bits(found[key], _rows(data[key], found.e_id if 'edge' in key else found.n_id))
-    assert _meta(tmp_path / 'out')['node_attrs']['a'] == {'dtype': name, 'shape': list(columns)}
+    assert meta_of(tmp_path / 'out')['node_attrs']['a'] == {'dtype': name, 'shape': list(columns)}
 
 
 SORTED = {
@@ -105,11 +101,11 @@ def test_what_an_attribute_belongs_to(case):
     assert _sorted(data) == want
 
 
-def test_graph_attributes_go_to_meta(tmp_path):
+def test_graph_attributes_go_tometa_of(tmp_path):
     values = {'num_classes': 7, 'name': 'test', 'rate': 0.5, 'flag': True, 'names': ['a', 'b', 'c']}
     more = {'scalar': torch.tensor(3), 'numpy_scalar': np.float64(2.5), 'nothing': None}
     partition_graph(_data(**values, **more), 2, tmp_path / 'out')
-    meta = _meta(tmp_path / 'out')
+    meta = meta_of(tmp_path / 'out')
     assert meta['graph_attrs'] == {**values, 'scalar': 3, 'numpy_scalar': 2.5}
     assert meta['node_attrs'] == meta['edge_attrs'] == {}
 
@@ -137,7 +133,7 @@ def test_dropped_attributes_are_named_to_the_caller(tmp_path, name):
     with pytest.warns(UserWarning, match=rf'dropped attributes .*{name} \(') as warned:
         partition_graph(data, 2, tmp_path / 'out')
     assert warned[-1].filename == __file__
-    assert _meta(tmp_path / 'out')['node_attrs'] == {}
+    assert meta_of(tmp_path / 'out')['node_attrs'] == {}
 
 
 @pytest.mark.parametrize(('key', 'where'), [('paper', "'paper'"), (None, 'the whole graph')])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -12,13 +11,14 @@ import pymetis
 import pytest
 import torch
 from few import few
+from partition_files import meta_of
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from pyg_sar import partition_graph
 from pyg_sar.partitioner.assignment import assign_nodes, choose
 from pyg_sar.partitioner.graph.typed import typed_graph
-from pyg_sar.partitioner.on_disk.neighbours import undirected_csr
+from pyg_sar.partitioner.on_disk.neighbours import neighbours
 
 STREAMING = ('ldg', 'fennel')
 
@@ -74,10 +74,6 @@ def _excess(parts: Tensor, weight: Tensor, num_parts: int) -> float:
     return float(loads.max() / loads.mean())
 
 
-def _meta(root: Any) -> Any:
-    return json.loads((root / 'META.json').read_text())['pyg_sar']['partition']
-
-
 @pytest.mark.parametrize('method', ['metis', 'ldg', 'fennel', 'random', 'range'])
 def test_same_seed_same_parts(power_law, method):
     first, second, other = (_assign(power_law, 4, method, seed=seed) for seed in (1, 1, 2))
@@ -101,7 +97,7 @@ def test_range(tmp_path, graph, check_partition):
 
 @pytest.mark.parametrize('num_parts', [4, 16])
 def test_cuts_no_more_than_pymetis(power_law, num_parts):
-    indptr, index = undirected_csr(power_law.edge_index, 3000)
+    indptr, index = neighbours(power_law.edge_index, 3000).csr()
     _, direct = pymetis.part_graph(num_parts, pymetis.CSRAdjacency(indptr, index))
     parts = _assign(power_law, num_parts)
     expected = _cut(power_law.edge_index, torch.tensor(direct))
@@ -178,7 +174,7 @@ def test_balanced_types_cut_hardly_more(venues):
 def test_provenance(tmp_path, venues, options, want):
     partition_graph(venues, 2, tmp_path / 'out', **options)
     names = ('method', 'backend', 'objective', 'balance', 'passes', 'seed')
-    assert tuple(_meta(tmp_path / 'out')[name] for name in names) == want
+    assert tuple(meta_of(tmp_path / 'out')['partition'][name] for name in names) == want
 
 
 # The packages behind them
@@ -202,7 +198,7 @@ def test_one_part_needs_no_metis(monkeypatch, tmp_path, graph):
 def test_missing_package(monkeypatch, tmp_path, graph, options, package):
     monkeypatch.setitem(sys.modules, package, None)
     name = package.replace('_', '-')
-    with pytest.raises(ValueError, match=f"needs the package '{name}' .* install it"):
+    with pytest.raises(ValueError, match=f"'{name}'"):
         partition_graph(graph, 2, tmp_path / 'out', **options)
     assert list(tmp_path.iterdir()) == []
 
@@ -222,9 +218,7 @@ def test_a_pymetis_without_metis_is_refused(monkeypatch, venues, width, file, go
             _idx_type_width=lambda: width, options_indices=None, __file__=file
         )
     monkeypatch.setitem(sys.modules, 'pymetis', package)
-    with pytest.raises(
-        ValueError, match=f"balancing several things needs a pymetis .*{got}.*'ldg'"
-    ):
+    with pytest.raises(ValueError, match=f"pymetis .*{got}.*'ldg'"):
         _assign(venues, 2)
 
 
@@ -235,7 +229,7 @@ def test_one_weight_only(monkeypatch, options):
     for name in ('torch_sparse', 'mtkahypar'):
         monkeypatch.setitem(sys.modules, name, SimpleNamespace())
     assert choose(**options, is_hetero=True).balance == ('nodes',)
-    with pytest.raises(ValueError, match=r"'balance' .*'nodes' and 'edges' applies to"):
+    with pytest.raises(ValueError, match="'balance' beyond"):
         choose(**options, balance='types', is_hetero=True)
 
 
@@ -256,7 +250,7 @@ def test_pyg_lib_is_called_as_it_wants(monkeypatch, power_law):
         assert edge_weight is None
         return torch.arange(rowptr.numel() - 1) % num_partitions
 
-    indptr, index = undirected_csr(power_law.edge_index, 3000)
+    indptr, index = neighbours(power_law.edge_index, 3000).csr()
     degree = torch.bincount(power_law.edge_index[1], minlength=3000)
     package = SimpleNamespace(partition=SimpleNamespace(metis=part))
     monkeypatch.setitem(sys.modules, 'pyg_lib', package)

@@ -19,16 +19,17 @@ import torch
 from few import few
 from hypothesis import given
 from hypothesis import strategies as st
+from partition_files import tree
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.transforms import ToUndirected
 
-from pyg_sar.inspection import verify_partition
+from pyg_sar.describe import verify_partition
 from pyg_sar.partition import main
 from pyg_sar.partitioner import partition_graph, sub_parts
 from pyg_sar.partitioner.on_disk import rows
 from pyg_sar.partitioner.on_disk.buckets import stable_order
 from pyg_sar.partitioner.on_disk.mapped import Scratch, is_mapped, map_array, release
-from pyg_sar.partitioner.on_disk.neighbours import symmetric_csr, undirected_csr
+from pyg_sar.partitioner.on_disk.neighbours import neighbours
 from pyg_sar.partitioner.on_disk.rows import RowStream
 from pyg_sar.partitioner.on_disk.torch_archive import save_rows
 from pyg_sar.partitioner.sources.add_reverse_edges import add_reverse_edges
@@ -85,9 +86,7 @@ CONTENT = {
 
 
 def test_file_is_read_by_torch_and_has_no_dates(tmp_path):
-    by_chunk = RowStream(
-        torch.float64, (3, 2), lambda: (c.double() for c in torch.eye(3)[:, :2].split(2))
-    )
+    by_chunk = RowStream(torch.eye(4)[:, :2], torch.arange(3, dtype=torch.int32), torch.float64)
     save_rows({**CONTENT, 'rows': by_chunk}, tmp_path / 'a.pt')
     for is_mapped_file in (False, True):
         found = torch.load(tmp_path / 'a.pt', weights_only=True, mmap=is_mapped_file)
@@ -130,9 +129,9 @@ def test_neighbours_both_ways(tmp_path, any_graph, on_disk):
         both[dst].append(src)
     once = [sorted({*near} - {node}) for node, near in enumerate(both)]
     edges = any_graph.edge_index, any_graph.num_nodes
-    for csr, want, dtype in ((undirected_csr, once, 'int64'), (symmetric_csr, both, 'int32')):
-        indptr, index = csr(*edges, scratch=scratch)
-        assert (str(indptr.dtype), str(index.dtype)) == ('int64', dtype)
+    for keep, want, dtype in ((False, once, np.int64), (True, both, np.int32)):
+        indptr, index = neighbours(*edges, scratch, keep_duplicates=keep).csr(dtype=dtype)
+        assert (indptr.dtype, index.dtype) == (np.int64, dtype)
         found = [index[a:b].tolist() for a, b in pairwise(indptr)]
         assert found == [sorted(near) for near in want]
 
@@ -161,11 +160,6 @@ def _heterogeneous() -> HeteroData:
     data['a', 'has', 'a'].edge_index = torch.randint(40, (2, 200), generator=generator)
     data['b', 'no', 'a'].edge_index = torch.empty(2, 0, dtype=torch.int64)
     return data
-
-
-def _tree(folder: Path) -> dict[str, bytes]:
-    files = sorted(path for path in folder.rglob('*') if path.is_file())
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 @pytest.mark.usefixtures('tiny')
@@ -227,7 +221,7 @@ def test_shards_of_files_are_those_of_memory(tmp_path, request, kind, make, meth
     partition_graph(data, 3, tmp_path / 'memory', method=method, seed=3)
     request.getfixturevalue('tiny')
     partition_graph(source, 3, tmp_path / 'disk', method=method, seed=3)
-    assert _tree(tmp_path / 'disk') == _tree(tmp_path / 'memory')
+    assert tree(tmp_path / 'disk') == tree(tmp_path / 'memory')
     assert {path.name for path in tmp_path.iterdir()} == {source.name, 'memory', 'disk'}
 
 
@@ -349,9 +343,9 @@ def test_undirected_of_the_command_line(tmp_path):
     partition_graph(ToUndirected()(load_source(source)), 2, tmp_path / 'memory')
     arguments = [str(source), str(tmp_path / 'disk'), '--num-parts', '2', '--quiet']
     assert main([*arguments, '--undirected']) == 0
-    trees = [_tree(tmp_path / name) for name in ('memory', 'disk')]
-    for tree in trees:
-        del tree['META.json']  # names the command
+    trees = [tree(tmp_path / name) for name in ('memory', 'disk')]
+    for files in trees:
+        del files['META.json']  # names the command
     assert trees[0] == trees[1]
     assert sorted(path.name for path in tmp_path.iterdir()) == ['disk', 'graph', 'memory']
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import re
 import signal
@@ -15,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from partition_files import meta_of
 from ranks import heed_interrupts
 from torch_geometric.data import Data
 
@@ -53,7 +53,7 @@ def test_success(source, graph, tmp_path, check_partition):
     assert 'edge cut' in result.stdout
     assert result.stdout.endswith(f'wrote {tmp_path / "out"}\n')
     assert re.fullmatch(r'([\w ]+: \d+ % after \d+ s\n)*', result.stderr), 'if it takes long'
-    meta = json.loads((tmp_path / 'out' / 'META.json').read_text())['pyg_sar']
+    meta = meta_of(tmp_path / 'out')
     assert meta['command'][:3] == ['python', '-m', 'pyg_sar.partition']
     assert meta['command'][-2:] == ['--seed', '2']
     assert meta['partition']['order'] == 'source'
@@ -103,7 +103,7 @@ def test_options_arrive(graph, tmp_path, check_partition, capfd):
     arguments = (tmp_path / 'data.pt', tmp_path / 'out', '--num-parts', 4, '--quiet')
     options = ('--backend', 'pymetis', '--balance', 'train,edges', '--split', '0.5/0.2/0.3')
     assert _main(*arguments, *options, '--seed', 9, '--check-nan') == 0
-    meta = json.loads((tmp_path / 'out' / 'META.json').read_text())['pyg_sar']
+    meta = meta_of(tmp_path / 'out')
     expected = {'method': 'metis', 'backend': 'pymetis', 'seed': 9, 'balance': 'train,edges'}
     assert expected.items() <= meta['partition'].items()
     masks = torch.load(tmp_path / 'out' / 'part_0' / 'node_attrs.pt')

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from partition_files import load_part
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.datasets import FakeDataset, FakeHeteroDataset
 
@@ -58,7 +59,7 @@ def _of(content: Any, key: Any) -> Any:
 
 
 def _load(root: Path, name: str) -> list[Any]:
-    return [torch.load(root / f'part_{part}' / name, weights_only=True) for part in PARTS]
+    return [load_part(root, part, name) for part in PARTS]
 
 
 def test_graph_is_sorted_by_destination_and_time(written):
@@ -184,9 +185,9 @@ def test_replaces_partitions_and_nothing_else(graph, tmp_path):
     assert len([*(tmp_path / 'parts').glob('part_*')]) == 3
     (tmp_path / 'notes').mkdir()
     (tmp_path / 'notes' / 'a.txt').touch()
-    with pytest.raises(ValueError, match='which is not empty'):
+    with pytest.raises(ValueError, match='not empty'):
         Partitioner(graph, 2, tmp_path / 'notes').generate_partition()
-    with pytest.raises(ValueError, match="'num_parts' must be an int >= 1"):
+    with pytest.raises(ValueError, match="'num_parts'"):
         Partitioner(graph, 0, tmp_path / 'other').generate_partition()
 
 

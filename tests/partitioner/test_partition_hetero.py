@@ -1,23 +1,19 @@
-"""Heterogeneous graphs on disk: all there once, ids that lead back, and PyG's stores read them."""
+"""Heterogeneous graphs on disk: all there once, and ids that lead back."""
 
 from __future__ import annotations
 
 import json
-import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from hetero_graphs import CITES, HAS, NUM_NODES, WRITES, assignment, hetero_graph
+from partition_files import meta_of
 from torch_geometric.data import HeteroData
 
 import pyg_sar
 from pyg_sar import partition_graph
-
-with warnings.catch_warnings():
-    warnings.simplefilter('ignore', DeprecationWarning)  # PyG announces the module's end.
-
 
 PARTS = 3
 
@@ -134,5 +130,5 @@ def test_fingerprints_tell_graphs_apart(tmp_path):
     found = set()
     for i, graph in enumerate((data, other, renamed)):
         partition_graph(graph, 2, tmp_path / f'{i}', method='random')
-        found.add(json.loads((tmp_path / f'{i}/META.json').read_text())['pyg_sar']['fingerprint'])
+        found.add(meta_of(tmp_path / f'{i}')['fingerprint'])
     assert len(found) == 3

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from hetero_graphs import hetero_graph
+from partition_files import load_part, meta_of
 from ranks import run_as_threads
 from torch import Tensor
 from torch.optim import SGD
 from torch_geometric.data import Data
 
 import pyg_sar
-from pyg_sar.inspection.verify import verify_partition
+from pyg_sar.describe.verify import verify_partition
 from pyg_sar.partitioner import partition_graph, sub_parts
 
 
@@ -36,14 +33,6 @@ def _grid(side: int, seed: int = 0) -> Data:
     return Data(x=x, edge_index=edge_index)
 
 
-def _load(root: Path, part: int, file: str = 'sar.pt') -> Any:
-    return torch.load(root / f'part_{part}' / file, weights_only=True)
-
-
-def _ours(root: Path) -> Any:
-    return json.loads((root / 'META.json').read_text())['pyg_sar']
-
-
 @pytest.mark.usefixtures('tiny')
 @pytest.mark.parametrize('num_parts', [1, 2, 3])
 @pytest.mark.parametrize('kind', ['directed', 'grid'])
@@ -57,16 +46,16 @@ def test_parts_hold_the_same_in_both_orders(tmp_path, graph, check_partition, nu
         assert verify_partition(root) == []
     cache, source = roots.values()
     for part in range(num_parts):
-        a, b = _load(cache, part), _load(source, part)
+        a, b = load_part(cache, part), load_part(source, part)
         assert a['n_id'].tolist() != b['n_id'].tolist() == sorted(a['n_id'].tolist())
         for name in ('halo_ptr', 'boundary_ptr', 'block_ptr'):
             assert torch.equal(a[name], b[name])
-        for name, want in _load(source, part, 'graph.pt').items():
-            found = _load(cache, part, 'graph.pt')[name]
+        for name, want in load_part(source, part, 'graph.pt').items():
+            found = load_part(cache, part, 'graph.pt')[name]
             assert torch.equal(found, want) if isinstance(want, Tensor) else found == want
     # Parts of one order beside parts of the other would be read wrongly.
-    assert _ours(cache)['fingerprint'] != _ours(source)['fingerprint']
-    assert [_ours(root)['partition']['order'] for root in roots.values()] == list(roots)
+    assert meta_of(cache)['fingerprint'] != meta_of(source)['fingerprint']
+    assert [meta_of(root)['partition']['order'] for root in roots.values()] == list(roots)
 
 
 @pytest.mark.parametrize('num_parts', [1, 3])
@@ -75,7 +64,7 @@ def test_neighbours_are_near_each_other(tmp_path, monkeypatch, num_parts):
     far = {}
     for order in ('cache', 'source'):
         partition_graph(_grid(24), num_parts, tmp_path / order, order=order)
-        sar = _load(tmp_path / order, 0)
+        sar = load_part(tmp_path / order, 0)
         own = slice(*sar['block_ptr'][:2].tolist())
         far[order] = ((sar['src'] - sar['dst'])[own].abs() > 32).double().mean()
     assert far['cache'] < 0.35
@@ -89,8 +78,8 @@ def test_types_have_orders_of_their_own(tmp_path, num_parts):
         partition_graph(hetero_graph(), num_parts, tmp_path / order, order=order)
         assert verify_partition(tmp_path / order) == []
     for part in range(num_parts):
-        found = _load(tmp_path / 'cache', part)['n_id']
-        for name, want in _load(tmp_path / 'source', part)['n_id'].items():
+        found = load_part(tmp_path / 'cache', part)['n_id']
+        for name, want in load_part(tmp_path / 'source', part)['n_id'].items():
             assert sorted(found[name].tolist()) == want.tolist()
             if name in ('paper', 'author'):
                 assert found[name].tolist() != want.tolist()
@@ -102,7 +91,7 @@ def test_the_same_seed_gives_the_same_order(tmp_path, graph):
     for number, seed in enumerate((7, 7, 8)):
         root = tmp_path / str(number)
         partition_graph(graph, 2, root, seed=seed, order='cache', method='range')
-        n_ids.append([_load(root, part)['n_id'].tolist() for part in range(2)])
+        n_ids.append([load_part(root, part)['n_id'].tolist() for part in range(2)])
     assert n_ids[0] == n_ids[1] != n_ids[2]
 
 
@@ -136,7 +125,7 @@ def test_odd_graphs(tmp_path, make, method):
 )
 def test_default(tmp_path, graph, method, order):
     partition_graph(graph, 2, tmp_path / 'out', method=method)
-    assert _ours(tmp_path / 'out')['partition']['order'] == order
+    assert meta_of(tmp_path / 'out')['partition']['order'] == order
 
 
 def _save(root: str, folder: str) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
+from partition_files import meta_of
 from torch_geometric.data import Data
 
 from pyg_sar.partitioner import partition_graph
@@ -102,8 +100,7 @@ def test_fingerprint_tells_graphs_apart(tmp_path):
     def fingerprint(edges: list[list[int]], name: str) -> str:
         data = Data(edge_index=torch.tensor(edges), num_nodes=4)
         partition_graph(data, 2, tmp_path / name, method=torch.tensor([0, 0, 1, 1]))
-        meta = json.loads((tmp_path / name / 'META.json').read_text())
-        return str(meta['pyg_sar']['fingerprint'])
+        return str(meta_of(tmp_path / name)['fingerprint'])
 
     a = fingerprint([[0, 1], [1, 2]], 'a')
     assert fingerprint([[0, 1], [1, 2]], 'b') == a
@@ -137,7 +134,7 @@ def test_summary_counts(tmp_path):
 
 def test_command_and_versions_are_noted(graph, tmp_path):
     partition_graph(graph, 2, tmp_path / 'out', command=['a', 'b'])
-    ours = json.loads(Path(tmp_path / 'out' / 'META.json').read_text())['pyg_sar']
+    ours = meta_of(tmp_path / 'out')
     assert ours['command'] == ['a', 'b']
     assert ours['versions']['torch'] == torch.__version__
     found = {'edge_cut': 0, 'communication_volume': 0, 'cover_rows': []}

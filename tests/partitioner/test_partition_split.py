@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
+from partition_files import load_part, meta_of
 
 from pyg_sar.partitioner import partition_graph
 from pyg_sar.partitioner.graph.split import random_split
@@ -70,8 +69,8 @@ def test_the_same_for_any_number_of_parts(graph, tmp_path):
         partition_graph(graph, num_parts, root, split='0.5/0.3/0.2')
         mask = torch.zeros(graph.num_nodes, dtype=torch.bool)
         for part in range(num_parts):
-            n_id = torch.load(root / f'part_{part}' / 'sar.pt')['n_id']
-            mask[n_id] = torch.load(root / f'part_{part}' / 'node_attrs.pt')['train_mask']
+            n_id = load_part(root, part)['n_id']
+            mask[n_id] = load_part(root, part, 'node_attrs.pt')['train_mask']
         splits.append(mask)
     assert torch.equal(*splits)
 
@@ -79,5 +78,4 @@ def test_the_same_for_any_number_of_parts(graph, tmp_path):
 def test_split_and_balance(graph, tmp_path):
     del graph.train_mask
     partition_graph(graph, 2, tmp_path / 'out', split='0.6/0.2/0.2', balance='train')
-    meta = json.loads((tmp_path / 'out' / 'META.json').read_text())
-    assert meta['pyg_sar']['partition']['balance'] == 'train'
+    assert meta_of(tmp_path / 'out')['partition']['balance'] == 'train'

@@ -7,6 +7,7 @@ import os
 import pickle
 import re
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -236,8 +237,12 @@ def test_files_that_are_no_archive(tmp_path, name, content):
         load_source(tmp_path / name)
     np.save(tmp_path / 'single.npy', EDGES)
     (tmp_path / 'single.npy').rename(tmp_path / 'single.npz')
-    with pytest.raises(ValueError, match='single'):
-        load_source(tmp_path / 'single.npz')
+    with zipfile.ZipFile(tmp_path / 'other.npz', 'w') as archive:
+        archive.writestr('edge_index.npy', b'no array')
+    for other in ('single.npz', 'other.npz'):
+        for scratch in (None, Scratch()):
+            with pytest.raises(ValueError, match=other):
+                load_source(tmp_path / other, scratch=scratch)
 
 
 # Tables
@@ -246,7 +251,7 @@ def test_files_that_are_no_archive(tmp_path, name, content):
 def test_table_without_pyarrow(tmp_path, monkeypatch):
     (tmp_path / 'edges.csv').write_text('src,dst\n0,1\n')
     monkeypatch.setitem(sys.modules, 'pyarrow', None)
-    with pytest.raises(ValueError, match=r"install it with pip install 'pyg_sar\[parquet\]'"):
+    with pytest.raises(ValueError, match=r'pyg_sar\[parquet\]'):
         load_source(tmp_path / 'edges.csv')
 
 
@@ -265,7 +270,7 @@ def test_tables(tmp_path, suffix):
     assert load_source(path.parent).num_nodes == 6
     assert load_source(path).num_nodes == 4
     np.save(path.parent / 'edge_index.npy', EDGES)
-    with pytest.raises(ValueError, match='expected one file of edges'):
+    with pytest.raises(ValueError, match='one file'):
         load_source(path.parent)
 
 

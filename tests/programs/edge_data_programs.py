@@ -13,7 +13,6 @@ from torch.nn import Module, Parameter
 from torch_geometric import transforms as T
 from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, GCNConv, MessagePassing, SAGEConv
-from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import (
     add_remaining_self_loops,
     add_self_loops,
@@ -31,7 +30,6 @@ from torch_geometric.utils import (
     remove_self_loops,
     scatter,
     sort_edge_index,
-    subgraph,
     to_undirected,
 )
 
@@ -56,11 +54,6 @@ class Weighted(Module):
 def loops(data: Data) -> Edges:
     edge_index, _ = remove_self_loops(data.edge_index)
     return add_self_loops(edge_index, num_nodes=data.num_nodes)[0], None
-
-
-def loops_removed_by_mask(data: Data) -> Edges:
-    mask = data.edge_index[0] != data.edge_index[1]
-    return data.edge_index[:, mask], data.edge_weight[mask]
 
 
 def by_transforms(data: Data) -> Edges:
@@ -93,11 +86,6 @@ def heavier_half(data: Data) -> Edges:
     return data.edge_index[:, order], data.edge_weight[order]
 
 
-def between_training_nodes(data: Data) -> Edges:
-    src, dst = data.edge_index
-    return data.edge_index[:, data.train_mask[src] & data.train_mask[dst]], None
-
-
 def both_ways(data: Data) -> Edges:
     row, col = data.edge_index
     edge_index = torch.stack([torch.cat([row, col]), torch.cat([col, row])])
@@ -109,71 +97,24 @@ def standardised(data: Data) -> Edges:
     return data.edge_index, attr.mean(-1).sigmoid()
 
 
-def dropped_at_random(data: Data) -> Edges:
-    keep = torch.rand(data.edge_index.size(1)) >= 0.3
-    weight = torch.rand(int(keep.sum()), dtype=torch.double)
-    return data.edge_index[:, keep], weight
-
-
-def ring_and_jumps(data: Data) -> Edges:
-    """Edges made from ids, joined to the given ones."""
-    n, ids = data.num_nodes, torch.arange(data.num_nodes)
-    more = torch.cat([torch.stack([ids, ids.roll(1)]), torch.stack([ids, (ids * 3) % n])], 1)
-    weight = torch.cat([data.edge_weight, torch.full((2 * n,), 0.5, dtype=torch.double)])
-    return torch.cat([data.edge_index, more], dim=1), weight
-
-
 EDGES: dict[str, Callable[[Data], Edges]] = {
-    'self_loops_added': loops,
     'self_loops_with_attributes': lambda data: add_remaining_self_loops(
         data.edge_index, data.edge_weight, 1.0
     ),
     'self_loops_of_mean_attributes': lambda data: add_remaining_self_loops(
         data.edge_index, data.edge_attr, fill_value='mean', num_nodes=data.num_nodes
     ),
-    'self_loops_removed': lambda data: remove_self_loops(data.edge_index, data.edge_attr),
-    'self_loops_removed_by_mask': loops_removed_by_mask,
     'composed_with_undirected': by_transforms,
-    'undirected_by_function': lambda data: (to_undirected(data.edge_index), None),
-    'undirected_with_weights': lambda data: to_undirected(
-        data.edge_index, data.edge_weight, reduce='mean'
-    ),
     'undirected_with_attributes': lambda data: to_undirected(data.edge_index, data.edge_attr),
     'reversed_edges': lambda data: (data.edge_index.flip(0), data.edge_weight),
-    'both_directions_by_cat': lambda data: (
-        torch.cat([data.edge_index, data.edge_index.flip([0])], dim=1),
-        None,
-    ),
     'both_ways_with_attributes': both_ways,
-    'merged_edges': lambda data: coalesce(data.edge_index, data.edge_weight, reduce='max'),
-    'sorted_edges': lambda data: sort_edge_index(
-        data.edge_index, data.edge_attr, sort_by_row=False
-    ),
     'heavy_edges': heavy,
     'edges_by_order_of_weights': heavier_half,
     'every_second_edge_turned': turned_where_heavy,
     'edges_of_two_types_joined': two_types_joined,
-    'edges_between_training_nodes': between_training_nodes,
-    'induced_subgraph': lambda data: subgraph(
-        data.train_mask, data.edge_index, data.edge_weight, num_nodes=data.num_nodes
-    ),
     'dropout_of_nothing': lambda data: (dropout_edge(data.edge_index, p=0.0)[0], None),
-    'edges_dropped_by_rand': dropped_at_random,
     'degree_scaled_weights': standardised,
-    'ring_and_jumps_added': ring_and_jumps,
-    'rewired_at_random': lambda data: (
-        torch.stack([torch.randperm(data.num_nodes), torch.randperm(data.num_nodes)]),
-        None,
-    ),
-    'net_without_edges': lambda data: (data.edge_index[:, :0], None),
 }
-
-
-def norm_by_hand(data: Data) -> Edges:
-    row, col = data.edge_index
-    deg = degree(col, data.num_nodes, dtype=torch.double)
-    inv = deg.pow(-0.5).masked_fill_(deg == 0, 0.0)
-    return data.edge_index, inv[row] * inv[col]
 
 
 def transform_gcn_norm(data: Data) -> Edges:
@@ -183,14 +124,7 @@ def transform_gcn_norm(data: Data) -> Edges:
 
 
 NORMALISED: dict[str, Callable[[Data], Edges]] = {
-    'norm_by_hand': norm_by_hand,
     'transform_gcn_norm': transform_gcn_norm,
-    'gcn_norm_before_training': lambda data: gcn_norm(
-        data.edge_index, None, data.num_nodes, dtype=data.x.dtype
-    ),
-    'laplacian_filter': lambda data: get_laplacian(
-        data.edge_index, normalization='sym', num_nodes=data.num_nodes, dtype=torch.double
-    ),
 }
 
 
@@ -218,16 +152,6 @@ def on_rows(data: Data, ddp: Ddp, rows: Tensor, edge_index: Tensor, *weight: Ten
     model = model_of(ddp)
     losses = descend(lambda: F.cross_entropy(model(x, edge_index, *weight), y), model)
     return {'nodes': x.size(0), 'losses': losses, 'weights': weights(model)}
-
-
-def largest_degrees_only(data: Data, ddp: Ddp) -> Results:
-    """The subgraph of nodes with many neighbours, ids renamed."""
-    deg = degree(data.edge_index[1], data.num_nodes)
-    keep = deg >= deg.median()
-    edge_index, weight = subgraph(
-        keep, data.edge_index, data.edge_weight, relabel_nodes=True, num_nodes=data.num_nodes
-    )
-    return on_rows(data, ddp, keep, edge_index, weight)
 
 
 def subgraph_of_data(data: Data, ddp: Ddp) -> Results:
@@ -286,27 +210,6 @@ def node_beside_all(data: Data, ddp: Ddp) -> Results:
     model = model_of(ddp)
     losses = descend(lambda: F.cross_entropy(model(x, edge_index)[:num], data.y), model)
     return {'nodes': x.size(0), 'losses': losses, 'weights': weights(model)}
-
-
-def rows_regrouped(data: Data, ddp: Ddp) -> Results:
-    """Training nodes first, then the others: the edges mean the new places."""
-    x = torch.cat([data.x[data.train_mask], data.x[~data.train_mask]])
-    return trained(data, ddp, inputs=(x, data.edge_index))
-
-
-def from_some_nodes_to_others(data: Data, ddp: Ddp) -> Results:
-    """A bipartite graph of two selections of nodes."""
-    src, dst = data.x[data.train_mask], data.x[~data.train_mask]
-    torch.manual_seed(5)
-    ends = [torch.randint(each.size(0), (150,)) for each in (src, dst)]
-    y = data.y[~data.train_mask]
-    return trained(
-        data,
-        ddp,
-        lambda: SAGEConv((6, 6), 3),
-        inputs=((src, dst), torch.stack(ends)),
-        loss=lambda out: F.cross_entropy(out, y),
-    )
 
 
 def both_ends_at_once(data: Data, ddp: Ddp) -> Results:

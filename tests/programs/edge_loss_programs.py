@@ -15,27 +15,13 @@ from torch.nn import BatchNorm1d, Bilinear, Linear, Module, Parameter, PReLU
 from torch_geometric import seed_everything
 from torch_geometric.data import Data
 from torch_geometric.nn import GAE, MLP, VGAE, GCNConv, GraphConv
-from torch_geometric.nn.models import InnerProductDecoder
 from torch_geometric.utils import degree, dropout_edge, negative_sampling, scatter
-
-
-def laplacian_penalty(z: Tensor, data: Data) -> Tensor:
-    src, dst = data.edge_index
-    scale = degree(dst, data.num_nodes).clamp(min=1).sqrt().double().unsqueeze(-1)
-    p = z.softmax(-1) / scale
-    smooth = (z[src] - z[dst]).pow(2).sum() / data.edge_index.size(1)
-    return supervised(z, data) + 0.1 * smooth + 0.2 * ((p[src] - p[dst]) ** 2).sum(-1).mean()
 
 
 def weighted_smoothness(out: Tensor, data: Data) -> Tensor:
     row, col = data.edge_index[0], data.edge_index[1]
     difference = torch.norm(out[row] - out[col], p=1, dim=1)
     return supervised(out, data) + (data.edge_weight * difference).mean()
-
-
-def dot_products(z: Tensor, data: Data) -> Tensor:
-    logits = (z[data.edge_index[0]] * z[data.edge_index[1]]).sum(dim=-1)
-    return F.binary_cross_entropy_with_logits(logits, (data.edge_type == 0).double())
 
 
 def links_against_random_pairs(z: Tensor, data: Data) -> Tensor:
@@ -65,14 +51,6 @@ def corrupted_destinations(z: Tensor, data: Data) -> Tensor:
     return F.margin_ranking_loss(pos, neg, torch.ones_like(pos), margin=1.0)
 
 
-def variational_by_hand(z: Tensor, data: Data) -> Tensor:
-    """The KL divergence, and links of the means."""
-    mu, logstd = z.chunk(2, dim=-1)
-    kl = -0.5 * torch.mean(torch.sum(1 + 2 * logstd - mu**2 - logstd.exp() ** 2, dim=1))
-    links = InnerProductDecoder()(mu, data.edge_index, sigmoid=True)
-    return -torch.log(links + 1e-15).mean() + kl / data.num_nodes
-
-
 def agreement_of_ends(out: Tensor, data: Data) -> Tensor:
     """KL divergence between what both ends predict; loops are left out."""
     src, dst = data.edge_index
@@ -92,13 +70,10 @@ def modularity(out: Tensor, data: Data) -> Tensor:
 
 
 LOSSES: dict[str, tuple[Callable[[Tensor, Data], Tensor], int]] = {  # and the width of the output
-    'laplacian_penalty': (laplacian_penalty, 3),
     'weighted_smoothness': (weighted_smoothness, 3),
-    'dot_products': (dot_products, 5),
     'links_against_random_pairs': (links_against_random_pairs, 5),
     'links_against_negative_sampling': (links_against_negative_sampling, 5),
     'corrupted_destinations': (corrupted_destinations, 5),
-    'variational_by_hand': (variational_by_hand, 10),
     'agreement_of_ends': (agreement_of_ends, 3),
     'modularity': (modularity, 4),
 }

@@ -23,15 +23,6 @@ from torch_geometric.utils import (
 Sum = Callable[[Tensor, Tensor, Data], Tensor]
 
 
-def by_index_add(x: Tensor, edge_index: Tensor, data: Data) -> Tensor:
-    row, col = edge_index
-    deg = degree(col, x.size(0), dtype=x.dtype)
-    norm = deg.pow(-0.5)
-    norm[norm == float('inf')] = 0
-    messages = x[row] * (norm[row] * norm[col]).view(-1, 1)
-    return torch.zeros_like(x).index_add_(0, col, messages)
-
-
 def by_scatter_add(x: Tensor, edge_index: Tensor, data: Data) -> Tensor:
     src, dst = edge_index[0], edge_index[1]
     total = torch.zeros(x.size(0), x.size(1), dtype=x.dtype)
@@ -79,14 +70,6 @@ def softmax_by_hand(x: Tensor, edge_index: Tensor, data: Data) -> Tensor:
     return torch.zeros_like(x).index_add_(0, dst, alpha.unsqueeze(-1) * x[src])
 
 
-def by_attributes(x: Tensor, edge_index: Tensor, data: Data) -> Tensor:
-    """Weights divided by their largest, and by the sum at the destination."""
-    weight = data.edge_weight / data.edge_weight.max()
-    total = scatter(weight, edge_index[1], dim_size=data.num_nodes, reduce='sum')
-    h = x.index_select(0, edge_index[0]) * (weight / total[edge_index[1]])[:, None]
-    return x + scatter(h, edge_index[1], 0, x.size(0))
-
-
 def appnp_by_hand(x: Tensor, edge_index: Tensor, data: Data) -> Tensor:
     row, col = edge_index
     deg = degree(col, x.size(0), x.dtype).clamp(min=1)
@@ -95,14 +78,6 @@ def appnp_by_hand(x: Tensor, edge_index: Tensor, data: Data) -> Tensor:
     for _ in range(4):
         z = 0.9 * torch.zeros_like(z).index_add(0, col, weight * z[row]) + 0.1 * h
     return z
-
-
-def sparse_matrix(x: Tensor, edge_index: Tensor, data: Data) -> Tensor:
-    num = data.num_nodes
-    adj = to_torch_coo_tensor(edge_index, size=(num, num)).double().t()
-    weighted = torch.sparse_coo_tensor(edge_index.flip(0), data.edge_weight, (num, num))
-    total = torch.sparse.sum(weighted.coalesce(), dim=1).to_dense().clamp(min=1e-6)
-    return torch.sparse.mm(adj, x) + (weighted.coalesce() @ x) / total.view(-1, 1)
 
 
 def sparse_csr(x: Tensor, edge_index: Tensor, data: Data) -> Tensor:
@@ -121,18 +96,6 @@ def dense_adjacency(x: Tensor, edge_index: Tensor, data: Data) -> Tensor:
     adj = torch.zeros(data.num_nodes, data.num_nodes, dtype=torch.float64)
     adj[edge_index[1], edge_index[0]] = 1.0
     return adj @ x
-
-
-def page_rank(x: Tensor, edge_index: Tensor, data: Data) -> Tensor:
-    row, col = edge_index
-    out_degree = degree(row, data.num_nodes, dtype=torch.float64)
-    rank = torch.full((data.num_nodes,), 1 / data.num_nodes, dtype=torch.float64)
-    for _ in range(10):
-        share = rank / out_degree.clamp(min=1)
-        dangling = rank[out_degree == 0].sum() / data.num_nodes
-        new = torch.zeros_like(rank).scatter_add_(0, col, share[row])
-        rank = 0.15 / data.num_nodes + 0.85 * (new + dangling)
-    return x * rank.view(-1, 1) / rank.max()
 
 
 def power_iteration(x: Tensor, edge_index: Tensor, data: Data) -> Tensor:
@@ -155,18 +118,14 @@ def hops(x: Tensor, edge_index: Tensor, data: Data) -> Tensor:
 
 
 SUMS: dict[str, Sum] = {
-    'gcn_by_index_add': by_index_add,
     'mean_by_scatter_add': by_scatter_add,
     'scatter_of_pyg': by_scatter,
     'max_pool_of_neighbours': by_scatter_reduce,
     'attention_by_hand': attention_by_hand,
     'softmax_by_hand': softmax_by_hand,
-    'normalised_weights': by_attributes,
     'appnp_by_hand': appnp_by_hand,
-    'sparse_matrix': sparse_matrix,
     'sparse_csr_spmm': sparse_csr,
     'dense_adjacency': dense_adjacency,
-    'page_rank': page_rank,
     'power_iteration': power_iteration,
     'hops_from_a_node': hops,
 }

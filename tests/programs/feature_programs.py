@@ -90,13 +90,6 @@ def shapes_and_views(data: Data) -> Tensor:
     return torch.cat([x, x.new_zeros(x.size(0), 1), torch.ones(x.size(0), 1).to(x)], -1)
 
 
-def drawn_and_shuffled(data: Data) -> Tensor:
-    torch.manual_seed(1)
-    extra = torch.randn(data.num_nodes, 4, dtype=torch.float64)
-    position = torch.arange(data.num_nodes).double().view(-1, 1) / data.num_nodes
-    return torch.cat([data.x[torch.randperm(data.num_nodes)], extra, position], dim=1)
-
-
 def outliers_and_missing_values(data: Data) -> Tensor:
     """The mean comes in the place of outliers, and of every value above a bound."""
     z = (data.x - data.x.mean(0)) / data.x.std(0)
@@ -181,7 +174,6 @@ def column_masks_and_blocks(data: Data) -> Tensor:
 
 
 FEATURES: dict[str, Callable[[Data], Tensor]] = {
-    'mean_and_std': lambda data: (data.x - data.x.mean(dim=0)) / data.x.std(dim=0),
     'mean_and_std_of_training_nodes': of_training_nodes,
     'mean_and_var_unbiased_not': by_var_mean,
     'between_min_and_max': between_min_and_max,
@@ -201,7 +193,6 @@ FEATURES: dict[str, Callable[[Data], Tensor]] = {
     'class_means_as_features': distances_to_class_means,
     'some_columns': some_columns,
     'shapes_and_views': shapes_and_views,
-    'random_and_shuffled_features': drawn_and_shuffled,
     'outliers_and_missing_values': outliers_and_missing_values,
     'bins_of_a_feature': bins_of_a_feature,
     'labels_as_features': labels_where_known,
@@ -210,7 +201,6 @@ FEATURES: dict[str, Callable[[Data], Tensor]] = {
     'features_propagated_where_missing': propagated_where_missing,
     'features_changed_in_place': changed_in_place,
     'column_masks_and_blocks': column_masks_and_blocks,
-    'feature_gates': lambda data: data.x * torch.sigmoid(data.x.var(dim=0)),
 }
 PROGRAMS: dict[str, Program] = {
     name: lambda data, ddp, make=make: with_x(data, ddp, make(data))

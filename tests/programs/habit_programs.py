@@ -20,9 +20,9 @@ from shared import (
 )
 from torch import Tensor
 from torch.func import functional_call
-from torch.nn import Linear, Module, Parameter
+from torch.nn import Module
 from torch_geometric.data import Data
-from torch_geometric.nn import GCNConv, MessagePassing
+from torch_geometric.nn import GCNConv
 
 
 def a_generator_in_forward(data: Data, ddp: Ddp) -> Results:
@@ -36,20 +36,6 @@ def a_generator_in_forward(data: Data, ddp: Ddp) -> Results:
             return super().forward(x, edge_index)
 
     return trained(data, ddp, Noisy) | {'state': generator.get_state()}
-
-
-class ComplexAttention(MessagePassing):
-    def __init__(self) -> None:
-        super().__init__(aggr='add', node_dim=0)
-        self.lin = Linear(6, 4, bias=False).to(torch.cdouble)
-        self.att = Parameter(torch.randn(8, dtype=torch.cdouble))
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return self.propagate(edge_index, x=self.lin(x))
-
-    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
-        score = (torch.cat([x_i, x_j], -1) * self.att).sum(-1, keepdim=True)
-        return x_j * score.abs().tanh() * (score / (1 + score.abs()))
 
 
 def of_complex_numbers(data: Data, ddp: Ddp, conv: Module) -> Results:
@@ -66,7 +52,6 @@ PROGRAMS: dict[str, Program] = {
     'complex_conv': lambda data, ddp: of_complex_numbers(
         data, ddp, GCNConv(6, 4).to(torch.cdouble)
     ),
-    'complex_attention': lambda data, ddp: of_complex_numbers(data, ddp, ComplexAttention()),
 }
 
 
@@ -78,14 +63,6 @@ def compiled(data: Data, ddp: Ddp) -> Results:
     second = ddp(torch.compile(Net().double(), backend='eager'))
     losses += descend(lambda: supervised(second(data.x, data.edge_index), data), second)
     return {'losses': losses, 'weights': [list(weights(m).values()) for m in (first, second)]}
-
-
-def weights_made_by_another_network(data: Data, ddp: Ddp) -> Results:
-    model, code = model_of(ddp), torch.ones(2, dtype=torch.float64, requires_grad=True)
-    made = {name: p.detach() * code[0] + code[1].tanh() for name, p in model.named_parameters()}
-    out = functional_call(model, made, (data.x, data.edge_index))
-    (supervised(out, data) + 0.1 * code.square().sum()).backward()
-    return {'code': code.grad}
 
 
 def fast_weights_of_the_first_order(data: Data, ddp: Ddp) -> Results:

@@ -140,27 +140,10 @@ class PairConv(MessagePassing):
         return self.bn(v_j) * alpha.unsqueeze(-1)
 
 
-class Readout(Module):
-    """A vector of the graph from means of every type, and a norm of each."""
-
-    def __init__(self, data: HeteroData) -> None:
-        super().__init__()
-        self.context, self.norms = Linear(24, 8), ModuleDict({n: BatchNorm1d(8) for n in WIDTHS})
-
-    def forward(self, x_dict: XDict, edges: EdgeDict) -> Tensor:
-        x_dict = {name: self.norms[name](x).relu() for name, x in x_dict.items()}
-        means = torch.cat([x_dict[name].mean(dim=0) for name in WIDTHS])
-        return x_dict['paper'] + self.context(means)
-
-
 LAYERS: dict[str, Layers] = {
-    'hetero_conv_of_sage': lambda data: Twice(
-        lambda: HeteroConv({e: SAGEConv((8, 8), 8) for e in data.edge_types}, aggr='sum')
-    ),
     'norms_of_types': Normed,
     'relations_one_by_one': OneByOne,
     'own_conv_between_types': lambda data: HeteroConv({e: PairConv() for e in data.edge_types}),
-    'readout_of_all_types': Readout,
 }
 PROGRAMS: dict[str, Program] = {
     name: lambda data, ddp, make=make: trained(data, ddp, lambda: Encoded(data, make), lr=0.1)
@@ -235,22 +218,6 @@ def one_graph_of_all_types(data: HeteroData, ddp: Ddp) -> Results:
     return {'nodes': whole.num_nodes} | trained(data, ddp, Model, inputs=())
 
 
-def embeddings_of_a_type_without_features(data: HeteroData, ddp: Ddp) -> Results:
-    """Venues have no features: a table by their number."""
-    num_venues = data['venue'].num_nodes
-    del data['venue'].x
-
-    class Model(Encoded):
-        def __init__(self) -> None:
-            super().__init__(data, LAYERS['hetero_conv_of_sage'])
-            self.table = torch.nn.Embedding(num_venues, 4)
-
-        def forward(self, x_dict: XDict, edges: EdgeDict) -> Tensor:
-            return super().forward(x_dict | {'venue': self.table(torch.arange(num_venues))}, edges)
-
-    return trained(data, ddp, Model)
-
-
 # Rows and edges of types before training
 
 
@@ -272,16 +239,6 @@ class Papers(Module):
 def on_papers(data: HeteroData, wrap: Ddp) -> Results:
     width = data['paper'].x.size(1), data['author'].x.size(1)
     return trained(data, wrap, lambda: Papers(*width))
-
-
-def every_type_standardised(data: HeteroData, ddp: Ddp) -> Results:
-    means = {}
-    for name in data.node_types:
-        x = data[name].x
-        means[name] = x.mean(dim=0)
-        data[name].x = F.normalize((x - x.mean(dim=0)) / x.std(dim=0), dim=-1)
-    sums = {name: x.sum().item() for name, x in data.x_dict.items()}
-    return {'means': means, 'sums': sums} | on_papers(data, ddp)
 
 
 def losses_of_two_types(data: HeteroData, ddp: Ddp) -> Results:

@@ -33,11 +33,6 @@ def sum_over_count(out: Tensor, data: Data) -> Tensor:
     return of_known(out, data, reduction='sum') / int(data.train_mask.sum())
 
 
-def class_weights(out: Tensor, data: Data) -> Tensor:
-    counts = torch.bincount(data.y[data.train_mask], minlength=3)
-    return of_known(out, data, weight=(counts.sum() / (3 * counts)).double())
-
-
 def ignored_labels(out: Tensor, data: Data) -> Tensor:
     target = data.y.clone()
     target[~data.train_mask] = -100
@@ -90,13 +85,6 @@ def small_losses_first(out: Tensor, data: Data) -> Tensor:
     return values.topk(int(data.train_mask.sum()) // 2, largest=False).values.mean()
 
 
-def entropies(out: Tensor, data: Data) -> Tensor:
-    """Every node is sure, all together are spread: mutual information."""
-    p = out.softmax(dim=-1)
-    mean = p.mean(dim=0)
-    return -(p * p.clamp(min=1e-12).log()).sum(-1).mean() + (mean * mean.log()).sum()
-
-
 def prototypes_by_means(z: Tensor, data: Data) -> Tensor:
     """Class means of embeddings are the prototypes, and gradients flow through them."""
     one_hot = F.one_hot(data.y, 3).double() * data.train_mask.unsqueeze(1)
@@ -144,22 +132,13 @@ def equally_many(z: Tensor, data: Data) -> Tensor:
     return F.cross_entropy(z, data.y) - F.mse_loss(z[first], z[second]).tanh() + both.mean()
 
 
-def batches_of_ids(out: Tensor, data: Data) -> Tensor:
-    """Mini-batches of rows after a full forward."""
-    order = torch.randperm(data.num_nodes, generator=torch.Generator().manual_seed(1))
-    return torch.stack([F.cross_entropy(out[i], data.y[i]) for i in order.split(40)]).mean()
-
-
 LOSSES: dict[str, tuple[object, int]] = {  # and the width of the output
-    'class_weights_from_bincount': (class_weights, 3),
-    'label_smoothing': (lambda out, data: of_known(out, data, label_smoothing=0.1), 3),
     'ignored_labels': (ignored_labels, 3),
     'sum_over_count': (sum_over_count, 3),
     'unreduced_times_mask': (
         lambda out, data: (of_all(out, data) * data.train_mask).sum() / data.train_mask.sum(),
         3,
     ),
-    'unreduced_then_mean': (lambda out, data: of_all(out, data)[data.train_mask].mean(), 3),
     'train_idx': (train_idx, 3),
     'focal_loss': (focal, 3),
     'soft_targets': (soft_targets, 3),
@@ -198,7 +177,6 @@ LOSSES: dict[str, tuple[object, int]] = {  # and the width of the output
     ),
     'triplets': (triplets, 6),
     'margin_of_random_pairs': (random_pairs, 3),
-    'entropy_regulariser': (entropies, 3),
     'norm_of_activations': (
         lambda out, data: supervised(out, data) + 0.01 * out.norm(p=2) + 1e-3 * out.abs().sum(),
         3,
@@ -207,7 +185,6 @@ LOSSES: dict[str, tuple[object, int]] = {  # and the width of the output
     'gaussian_likelihood': (gaussian_likelihood, 6),
     'shifted_neighbours': (neighbours_in_order, 3),
     'equally_many_of_two_classes': (equally_many, 3),
-    'batches_of_ids': (batches_of_ids, 3),
 }
 PROGRAMS: dict[str, Program] = {
     name: lambda data, ddp, loss=loss, num=num: fit(data, ddp, loss, num)

@@ -13,47 +13,15 @@ from torch_geometric import transforms as T
 from torch_geometric.data import Data
 from torch_geometric.utils import index_to_mask, mask_to_index
 
-
-def of_drawn_classes(data: Data) -> Tensor:
-    """Five nodes a class, drawn; the Planetoid split by hand."""
-    index = []
-    for c in range(3):
-        ids = (data.y == c).nonzero().view(-1)
-        index.append(ids[torch.randperm(ids.size(0))[:5]])
-    return torch.cat(index)
-
-
-def split_in_halves(data: Data) -> Tensor:
-    perm = torch.randperm(data.num_nodes)
-    mask = torch.zeros(data.num_nodes, dtype=torch.bool)
-    mask[perm[: data.num_nodes // 2]] = True
-    return mask
-
-
-def of_many_neighbours(data: Data) -> Tensor:
-    deg = torch.bincount(data.edge_index[1], minlength=data.num_nodes)
-    return deg >= deg.double().mean()
-
-
 CHOSEN: dict[str, Callable[[Data], Any]] = {
-    'either_and_not': lambda data: (data.train_mask | ~data.val_mask) & (data.y != 2),
     'mask_by_features': lambda data: data.x[:, 0].gt(data.x[:, 0].mean()) ^ data.train_mask,
-    'mask_by_degree': of_many_neighbours,
     'masks_of_bytes': lambda data: data.train_mask.byte().bool(),
-    'index_of_where': lambda data: torch.where(data.train_mask)[0],
     'functions_of_pyg': lambda data: index_to_mask(
         mask_to_index(data.train_mask), size=data.num_nodes
     ),
-    'first_nodes': lambda data: torch.arange(40),  # as in Planetoid's files
-    'slice_of_first_nodes': lambda data: slice(0, 40),
-    'list_of_ids': lambda data: torch.tensor([5, 80, 17, 44, 2, 61, 61, 9]),
-    'random_split': split_in_halves,
-    'random_index': lambda data: torch.randperm(data.num_nodes)[:30],
-    'random_mask': lambda data: torch.rand(data.num_nodes) < 0.4,
     'transform_random_node_split': lambda data: (
         T.RandomNodeSplit(num_val=10, num_test=20)(data).train_mask
     ),
-    'some_of_every_class': of_drawn_classes,
 }
 
 

@@ -14,7 +14,6 @@ from shared import (
     Results,
     descend,
     inner,
-    mlp,
     model_of,
     supervised,
     trained,
@@ -224,8 +223,3 @@ def hidden_state_between_steps(data: Data, ddp: Ddp) -> Results:
         h = h.detach()
         losses.append(loss.item())
     return {'losses': losses, 'h': h, 'weights': weights(model)}
-
-
-def multi_layer_perceptron(data: Data, ddp: Ddp) -> Results:
-    """Rows alone, without a graph."""
-    return trained(data, ddp, lambda: mlp(6, 8, 3), inputs=(data.x,))

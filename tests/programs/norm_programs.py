@@ -47,17 +47,6 @@ def frozen_batch_norm(data: Data, ddp: Ddp) -> Results:
     return {'losses': losses, 'weights': weights(model)}
 
 
-def norm_of_the_output_of_rows(data: Data, ddp: Ddp) -> Results:
-    """A model of rows alone, and a norm outside of it with weights that are trained."""
-    model = model_of(ddp, lambda: Linear(6, 3, bias=False))
-    norm = ddp(BatchNorm1d(3).double())
-    losses = descend(
-        lambda: F.cross_entropy(norm(model(data.x)), data.y),
-        [*model.parameters(), *norm.parameters()],
-    )
-    return {'losses': losses, 'weights': weights(model), 'norm': weights(norm)}
-
-
 def norm_of_masked_rows(data: Data, ddp: Ddp) -> Results:
     """BatchNorm of the training nodes alone."""
     model = model_of(

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from program_graphs import graph, hetero_graph
+from ranks import RankError, run_ranks
 from shared import Program
 from torch import Tensor
 from torch.nn import Module, Parameter
@@ -31,7 +33,7 @@ def all_programs() -> dict[str, Program]:
     """By theme and name: of every file its functions of `data` and `ddp`, and its PROGRAMS."""
     found: dict[str, Program] = {}
     for file in sorted(HERE.glob('*_programs.py')):
-        if file.stem in ('run_programs', 'test_plain_programs'):
+        if file.stem == 'test_plain_programs':
             continue
         module, theme = import_module(file.stem), file.stem.removesuffix('_programs')
         named = dict(getattr(module, 'PROGRAMS', {}))
@@ -47,6 +49,24 @@ def all_programs() -> dict[str, Program]:
 def is_hetero(name: str) -> bool:
     """Whether a program takes a HeteroData."""
     return name.startswith('hetero.')
+
+
+def refusal(name: str, world_size: int, folder: str) -> str:
+    """Why ranks refuse a program; empty if they give the results of plain PyG.
+
+    Raises AssertionError if they give others, and TimeoutError or RankError if they do not end.
+    """
+    want = on_whole_graph(all_programs()[name], hetero_graph() if is_hetero(name) else graph())
+    try:
+        found = run_ranks(on_rank, world_size, name, folder, timeout=120)
+    except RankError as failure:
+        marked = [line for line in str(failure).splitlines() if MARK in line]
+        if not marked:
+            raise
+        return marked[-1].split(MARK, 1)[1]
+    for results in found:
+        assert differences(want, results) == []
+    return ''
 
 
 def on_whole_graph(program: Program, data: Any) -> dict[str, Any]:
@@ -65,10 +85,6 @@ def on_rank(name: str, folder: str) -> dict[str, Any]:
         return {path: _whole(leaf) for path, leaf in _leaves(results)}
     except Exception as failure:
         raise ProgramFailed(MARK + _in_one_line(failure)) from failure
-
-
-def nothing() -> None:
-    """What ranks do to have started."""
 
 
 def _itself(model: Module) -> Module:

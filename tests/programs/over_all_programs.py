@@ -17,9 +17,6 @@ from torch_geometric.nn import (
     SAGPooling,
     Set2Set,
     SumAggregation,
-    TopKPooling,
-    global_add_pool,
-    global_max_pool,
     global_mean_pool,
 )
 from torch_geometric.nn.aggr import SoftmaxAggregation, StdAggregation
@@ -38,11 +35,6 @@ class Two(Module):
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         return self.conv2(self.between(self.conv1(x, edge_index)), edge_index)
-
-
-def pair_norm(x: Tensor) -> Tensor:
-    x = x - x.mean(dim=0, keepdim=True)
-    return x / (1e-6 + x.pow(2).sum(dim=1).mean()).sqrt()
 
 
 def shift_by_least(x: Tensor) -> Tensor:
@@ -80,13 +72,9 @@ def chosen_nodes(h: Tensor) -> Tensor:
 
 
 BETWEEN: dict[str, Between] = {
-    'minus_the_mean': lambda x: (x - x.mean(dim=0, keepdim=True)).relu() + 3 * x.mean(0),
-    'pair_norm_by_hand': pair_norm,
-    'divided_by_the_largest': lambda x: (x / x.abs().max()).tanh() + x / x.norm(),
     'shift_by_least': shift_by_least,
     'decorrelated': decorrelated,
     'quantile_gate': lambda x: x * (x > x.detach().quantile(0.4, dim=0)),
-    'mean_of_a_branch': lambda x: x.relu() if x.mean() > 0 else (x - x.mean()).relu(),
     'mean_of_other_dimensions': other_dimensions,
     'deep_graph_sets': moments,
     'chosen_nodes': chosen_nodes,
@@ -201,11 +189,6 @@ class Pooled(Module):
         return self.lin(self.pool(self.conv(x, edge_index).tanh(), *batch))
 
 
-def three_pools(h: Tensor, batch: Tensor) -> Tensor:
-    pools = [global_mean_pool(h, batch), global_max_pool(h, batch)]
-    return (pools[0] + pools[1] + global_add_pool(h, batch)) / 3
-
-
 def of_segments(h: Tensor, batch: Tensor) -> Tensor:
     alpha = segment_softmax(h[:, :1], batch, num_nodes=3)
     return torch.zeros(3, 8, dtype=h.dtype).index_add(0, batch, alpha * h)
@@ -236,9 +219,6 @@ class OfColumns(Module):
 
 POOLS: dict[str, tuple[Callable[[], Callable[..., Tensor]], int, str]] = {
     'mean_pool_without_batch': (lambda: lambda h: global_mean_pool(h, None), 8, ''),
-    'pools_with_zero_batch': (lambda: three_pools, 8, 'zeros'),
-    'pools_of_ids': (lambda: three_pools, 8, 'ids'),
-    'pool_by_class': (lambda: lambda h, b: global_mean_pool(h, b, size=3), 8, 'classes'),
     'pooled_back_to_nodes': (lambda: lambda h, b: h - global_mean_pool(h, b)[b], 8, 'classes'),
     'attentional_aggregation': (lambda: AttentionalAggregation(mlp(8, 4, 1)), 8, ''),
     'set_to_set': (lambda: Set2Set(8, processing_steps=2), 16, 'zeros'),
@@ -282,10 +262,6 @@ class PooledTwice(Module):
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         h, edge_index, _, batch, *_ = self.pool(self.conv(x, edge_index).tanh(), edge_index)
         return self.lin(global_mean_pool(self.conv2(h, edge_index), batch))
-
-
-def top_k_pooling(data: Data, ddp: Ddp) -> Results:
-    return of_pool(data, ddp, lambda: PooledTwice(TopKPooling(8, ratio=0.5)))
 
 
 def sag_pooling(data: Data, ddp: Ddp) -> Results:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import step_programs
 import torch
 import torch.nn.functional as F
 from attention_programs import fit
 from shared import Ddp, Net, Program, Results, descend, model_of, supervised, trained
+from step_programs import with_step
 from torch import Tensor
 from torch.func import functional_call
-from torch.nn import Linear, Module
+from torch.nn import Linear
 from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import to_torch_csr_tensor
@@ -27,11 +29,6 @@ def all_pairs(z: Tensor, data: Data) -> Tensor:
 def contrast(z: Tensor, data: Data) -> Tensor:
     a, b = F.normalize(z), F.normalize(z.flip(1))
     return F.cross_entropy(a @ b.t() / 0.2, torch.arange(a.size(0)))
-
-
-def kernels_of_two_groups(z: Tensor, data: Data) -> Tensor:
-    """Maximum mean discrepancy between training and test nodes."""
-    return torch.exp(-torch.cdist(z[data.train_mask], z[data.test_mask]).pow(2)).mean()
 
 
 def pairs_in_order(z: Tensor, data: Data) -> Tensor:
@@ -59,7 +56,6 @@ def of_a_csr_matrix(z: Tensor, data: Data) -> Tensor:
 LOSSES: dict[str, Callable[[Tensor, Data], Tensor]] = {
     'all_pairs': all_pairs,
     'info_nce_by_cross_entropy': contrast,
-    'kernels_of_two_groups': kernels_of_two_groups,
     'auc_by_pairs': pairs_in_order,
     'numpy_metrics': by_numpy,
     'principal_components': principal_components,
@@ -72,18 +68,7 @@ PROGRAMS: dict[str, Program] = {
 PROGRAMS |= {
     name: lambda data, ddp, make=make: fit(data, ddp, make) for name, make in REFUSED.items()
 }
-
-
-def full_attention(data: Data, ddp: Ddp) -> Results:
-    class Model(Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.q, self.k, self.v = Linear(6, 4), Linear(6, 4), Linear(6, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return (self.q(x) @ self.k(x).t() / 2).softmax(dim=-1) @ self.v(x)
-
-    return trained(data, ddp, Model, inputs=(data.x,))
+PROGRAMS |= {name: with_step(step) for name, step in step_programs.REFUSED.items()}
 
 
 def gradient_penalty_of_a_gnn(data: Data, ddp: Ddp) -> Results:

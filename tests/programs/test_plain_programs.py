@@ -2,30 +2,52 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import pytest
 from few import few
-from one_program import all_programs
-from run_programs import REFUSED, RIGHT, folders_of, outcome
+from one_program import all_programs, is_hetero, refusal
+from program_graphs import graph, hetero_graph, parts_of
+from torch_geometric.data import HeteroData
+
+import pyg_sar
+
+CUTS = {
+    **{'three ranks': (3, 3), 'one rank': (1, 3), 'two ranks': (2, 2), 'four ranks': (4, 4)},
+    **{'one without nodes': (3, 3), 'two parts each': (2, 4)},
+}
+"""Numbers of ranks and of parts."""
+
+OVER_ALL_NODES = [n for n in all_programs() if n.startswith(('attention.', 'mesh.'))]
+"""Programs that run on the other cuts, too."""
+
+RUNS = [
+    *few(product(all_programs(), ['three ranks']), every=2),
+    *few(product(OVER_ALL_NODES, ['four ranks', 'one without nodes', 'two parts each'])),
+    *(
+        pytest.param(*run, marks=pytest.mark.slow)
+        for run in product(all_programs(), ['one rank', 'two ranks'])
+    ),
+]
 
 
 @pytest.fixture(scope='module')
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp('programs')
-    folders_of(folder)
+    for cut, (_, num_parts) in CUTS.items():
+        for data in (graph(), hetero_graph()):
+            parts = parts_of(data, num_parts)
+            is_typed = isinstance(data, HeteroData)
+            if cut == 'one without nodes' and not is_typed:
+                parts[parts == 1] = 2
+            where = folder / f'{cut}, {is_typed}'
+            pyg_sar.partition_graph(data, num_parts, where, method=parts)
     return folder
 
 
 @pytest.mark.filterwarnings('ignore')
-@pytest.mark.parametrize(
-    'world_size',
-    [3, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)],
-)
-@pytest.mark.parametrize('name', few(all_programs(), every=2))
-def test_a_program(name: str, world_size: int, root: Path) -> None:
-    kind, detail = outcome(name, world_size, root)
-    if name.startswith('refused.'):
-        assert kind in (REFUSED, RIGHT)
-    else:
-        assert (kind, detail) == (RIGHT, '')
+@pytest.mark.parametrize(('name', 'cut'), RUNS)
+def test_a_program(name: str, cut: str, root: Path) -> None:
+    refused = refusal(name, CUTS[cut][0], str(root / f'{cut}, {is_hetero(name)}'))
+    assert name.startswith('refused.') or refused == ''

@@ -281,13 +281,16 @@ def gradients_by_hand(data: Data, ddp: Ddp) -> Results:
 
 
 def grad_beside_backward(data: Data, ddp: Ddp) -> Results:
-    """Gradients that were there stay, and the next backward adds to them."""
+    """None where there was none; those that were there stay, and the next backward adds to them."""
     model = model_of(ddp)
     parameters = list(model.parameters())
-    loss_of(model, data).backward()
+    loss = loss_of(model, data)
+    (first,) = torch.autograd.grad(loss, parameters[:1], retain_graph=True)
+    assert all(p.grad is None for p in parameters)
+    loss.backward()
     asked = torch.autograd.grad(loss_of(model, data) * 3, parameters)
     loss_of(model, data).backward()
-    return {'asked': asked, 'grads': [p.grad for p in parameters]}
+    return {'first': first, 'asked': asked, 'grads': [p.grad for p in parameters]}
 
 
 def fisher_by_squares(data: Data, ddp: Ddp) -> Results:

@@ -22,7 +22,7 @@ from torch.nn import (
 )
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv, global_add_pool, global_mean_pool
-from torch_geometric.utils import scatter, softmax, to_dense_batch
+from torch_geometric.utils import scatter, softmax
 
 
 class Projected(Module):
@@ -106,25 +106,6 @@ class Matmuls(Projected):
         ones = torch.ones(2, n, 1, dtype=x.dtype)
         den = torch.bmm(q, torch.bmm(k.transpose(1, 2), ones)) + n
         return (num / den).permute(1, 0, 2).flatten(1)
-
-
-class OfGraphs(Module):
-    """Softmax attention inside of each of several graphs, as PyG's GPSConv does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lin, self.conv = Linear(6, 8), GCNConv(8, 8)
-        self.attention = MultiheadAttention(8, 2, batch_first=True)
-        self.norm, self.out = LayerNorm(8), Linear(8, 3)
-
-    def forward(self, data: Data) -> Tensor:
-        x = self.lin(data.x)
-        batch, order = data.y.sort(stable=True)
-        h, mask = to_dense_batch(x[order], batch)
-        h, _ = self.attention(h, h, h, key_padding_mask=~mask, need_weights=False)
-        x = self.norm(x + h[mask][order.argsort()])
-        out: Tensor = self.out(x + self.conv(x, data.edge_index))
-        return out
 
 
 class LinearOfGraphs(Module):
@@ -274,25 +255,8 @@ class Encoder(Module):
         return out
 
 
-class NormFirst(Encoder):
-    norm_first = True
-
-
-class SequenceFirst(Encoder):
-    batch_first = False
-    norm_first = True
-
-
 class Stack(Encoder):
     layers = 2
-
-
-class Unbatched(Encoder):
-    """[N, C] without a batch dimension."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.encoder(x)
-        return out
 
 
 class PaddedEncoder(Encoder):
@@ -545,11 +509,7 @@ MODELS: dict[str, Callable[[], Module]] = {
     'sdpa_numbers_of_keys': lambda: Layered(FloatKeyMask),
     'sdpa_grouped': lambda: Layered(Grouped),
     'multihead_padded': lambda: Layered(Padded),
-    'encoder_layer': lambda: Layered(Encoder),
-    'encoder_norm_first': lambda: Layered(NormFirst),
-    'encoder_sequence_first': lambda: Layered(SequenceFirst),
     'encoder_stack': lambda: Layered(Stack),
-    'encoder_unbatched': lambda: Layered(Unbatched),
     'encoder_padded': lambda: Layered(PaddedEncoder),
     'pooled_with_weights': lambda: Layered(PooledByAttention),
     'galerkin': lambda: Layered(Galerkin),
@@ -562,7 +522,6 @@ MODELS: dict[str, Callable[[], Module]] = {
     'random_features': lambda: Layered(RandomFeatures),
     'mask_of_pairs_by_gather': lambda: Layered(CausalByGather),
     'codebook': lambda: Layered(Codebook),
-    'multihead_of_several_graphs': lambda: OfGraphs(),
     'linear_of_several_graphs': lambda: LinearOfGraphs(),
     'sequences_of_hops': lambda: Hops(),
 }

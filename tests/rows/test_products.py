@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from ranks import run_as_threads
+from on_ranks import on_threads
 from small_cases import Small, verdict
 from torch import Tensor
 
@@ -106,14 +106,10 @@ def test_refused(small: Small) -> None:
     assert verdict(small, has_empty=False).status == 'refused'
 
 
-def _pairs() -> str:
+@on_threads(2)
+def test_refusing_every_pair_names_what_to_use_instead() -> None:
     x = tag(torch.ones(rank() + 1, 3), 0, Space(rank() + 1, what='nodes', total=3))
     with pytest.raises(ValueError, match='spread over the ranks') as error:
         x @ x.t()
-    return str(error.value)
-
-
-def test_refusing_every_pair_names_what_to_use_instead() -> None:
-    text = run_as_threads(_pairs, 2)[0]
-    assert 'torch.nn.functional.scaled_dot_product_attention' in text
-    assert 'q @ (k.t() @ v)' in text
+    assert 'torch.nn.functional.scaled_dot_product_attention' in str(error.value)
+    assert 'q @ (k.t() @ v)' in str(error.value)

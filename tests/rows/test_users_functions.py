@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from on_ranks import on_threads
 from ranks import run_as_threads
 from some_rows import N, X, rows
 from torch import Tensor
@@ -181,14 +182,11 @@ class Wrong(Square):
         return grad, grad
 
 
-def _rows_for_a_weight() -> None:
+@on_threads(3)
+def test_rows_are_no_gradient_of_a_plain_tensor() -> None:
     loss = Wrong.apply(rows(), torch.ones(4, dtype=torch.float64).requires_grad_()).sum()
     with pytest.raises(ValueError, match=r"'Wrong\.backward'.*gradient of a plain tensor"):
         loss.backward()
-
-
-def test_rows_are_no_gradient_of_a_plain_tensor() -> None:
-    run_as_threads(_rows_for_a_weight, 3)
 
 
 @pytest.mark.filterwarnings('ignore::DeprecationWarning')

@@ -29,7 +29,7 @@ from pyg_sar.conv.message.intercept import Intercept, MessageError, WatchedIndex
 from pyg_sar.conv.message.reductions import Aggregate, ReductionRecorder
 from pyg_sar.conv.message.sample_edges import NUM_SAMPLES, Undone, not_saved, samples_of
 from pyg_sar.conv.support import takes_statistics
-from pyg_sar.merge import Sum
+from pyg_sar.kernels.merge import Sum
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from pyg_sar.aggregate.program import Arguments, Reduction, SoftmaxFn
 from pyg_sar.conv.message.arguments import Binding
 from pyg_sar.conv.message.intercept import BlockIndex, Intercept, UnsupportedMessageError
 from pyg_sar.conv.message.sample_edges import edge_rows, undo
-from pyg_sar.merge import Extremum, Merge, Product, State, Sum
+from pyg_sar.kernels.merge import Extremum, Merge, Product, State, Sum
 from pyg_sar.shard.plan import Plan
 
 _MERGES: dict[str, Callable[[], Merge]] = {

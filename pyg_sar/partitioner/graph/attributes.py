@@ -14,6 +14,7 @@ from torch_geometric.data import Data
 
 from pyg_sar.partitioner.graph.checks import INTEGERS, odd_kind
 from pyg_sar.partitioner.graph.split import INDICES, mask_of_index
+from pyg_sar.partitioner.on_disk.mapped import tensor_of
 from pyg_sar.partitioner.on_disk.rows import smallest_and_largest
 
 _NODE_NAMES = frozenset({'x', 'pos', 'batch', 'node_type', 'train_mask', 'val_mask', 'test_mask'})
@@ -26,7 +27,6 @@ _SPARSE_TYPES = (
     *(torch.complex64, torch.complex128),
 )
 """Of what torch makes a sparse tensor dense."""
-_NUMPY_KINDS = 'biufc'
 
 
 class SortedAttributes(NamedTuple):
@@ -189,12 +189,8 @@ def _is_index(name: str, value: Tensor, num_nodes: int) -> bool:
 
 def _as_tensor(value: Any) -> Tensor | None:
     """`value` as a plain tensor in main memory, dense or sparse, or None if it is none."""
-    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in _NUMPY_KINDS:
-        native = value.dtype.newbyteorder('=')
-        try:
-            value = torch.from_numpy(np.require(value, native, ['C', 'W']))
-        except TypeError:  # of numbers that torch has not, such as np.longdouble
-            return None
+    if isinstance(value, (np.ndarray, np.generic)):
+        value = tensor_of(np.asarray(value))
     if not isinstance(value, Tensor) or odd_kind(value) is not None:
         return None
     tensor = value.detach().cpu()

@@ -16,8 +16,8 @@ from torch_geometric.data.hypergraph_data import HyperGraphData
 
 from pyg_sar.partitioner.graph.attributes import count_rows, label_facts, sort_attributes
 from pyg_sar.partitioner.graph.checks import check_ids, checked_edge_index
-from pyg_sar.partitioner.on_disk.mapped import Scratch, release
-from pyg_sar.partitioner.on_disk.rows import edge_chunks
+from pyg_sar.partitioner.on_disk.mapped import MEMORY, Scratch
+from pyg_sar.partitioner.on_disk.rows import edge_chunks, join_edges
 from pyg_sar.shard.format.file_names import EdgeKey, NodeKey, type_name
 
 _LONGEST_NAME = 250
@@ -83,14 +83,12 @@ class TypedGraph:
         parts = [(r.edge_index, offsets[r.src], offsets[r.dst]) for r in self.relations.values()]
         if len(parts) == 1 and not any(parts[0][1:]):
             return parts[0][0]
-        joined, end = self.scratch.empty((2, self.num_edges), torch.int64), 0
-        for edges, add_src, add_dst in parts:
-            for _, src, dst in edge_chunks(edges):
-                place = joined[:, end : end + src.numel()]
-                place[0], place[1] = src + add_src, dst + add_dst
-                release(*place)
-                end += src.numel()
-        return joined
+        pairs = (
+            (src + add_src, dst + add_dst)
+            for edges, add_src, add_dst in parts
+            for _, src, dst in edge_chunks(edges)
+        )
+        return join_edges(pairs, self.num_edges, self.scratch)
 
     def by_type(self, values: Tensor) -> dict[NodeKey, Tensor]:
         """Rows in the numbering of :attr:`offsets`, by type."""
@@ -98,7 +96,7 @@ class TypedGraph:
         return dict(zip(self.nodes, torch.split(values, sizes), strict=True))
 
 
-def typed_graph(data: Data | HeteroData, scratch: Scratch | None = None) -> TypedGraph:
+def typed_graph(data: Data | HeteroData, scratch: Scratch = MEMORY) -> TypedGraph:
     """Checks a PyG graph and sorts what it holds.
 
     Of integer labels ``y`` it gets ``num_classes`` and ``label_range``, unless it has them.
@@ -106,7 +104,6 @@ def typed_graph(data: Data | HeteroData, scratch: Scratch | None = None) -> Type
     Raises:
         ValueError: If `data` is no graph, or something in it is not as it must be.
     """
-    scratch = scratch or Scratch()
     if isinstance(data, HeteroData):
         return _hetero_graph(data, scratch)
     if not isinstance(data, Data):

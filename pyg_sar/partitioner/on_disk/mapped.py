@@ -114,8 +114,12 @@ class Scratch:
         return tensor, file
 
 
+MEMORY = Scratch()
+"""Temporary arrays in ordinary memory."""
+
+
 def map_array(
-    path: str | os.PathLike[str], member: str | None = None, scratch: Scratch | None = None
+    path: str | os.PathLike[str], member: str | None = None, scratch: Scratch = MEMORY
 ) -> Array:
     """Maps the array of a .npy file, or of a member of an .npz file, into memory.
 
@@ -124,61 +128,47 @@ def map_array(
     OSError if the file cannot be read.
     """
     with Path(path).open('rb') as file:
-        if member is None:
-            return _map_npy(file, path)
-        with zipfile.ZipFile(file) as archive:
-            names = archive.namelist()
-            found = [name for name in (member, f'{member}.npy') if name in names]
-            if not found:
-                raise ValueError(f"expected the array '{member}' in '{path}' (got {names})")
-            info = archive.getinfo(found[0])
-            if info.compress_type != zipfile.ZIP_STORED:
-                with archive.open(info) as stream:
-                    return _unpack(stream, path, info.file_size, scratch or Scratch())
-        file.seek(info.header_offset + 26)
-        lengths = file.read(4)  # of the name and of the extra field, which end the header
-        length = sum(int.from_bytes(part, 'little') for part in (lengths[:2], lengths[2:]))
-        file.seek(length, os.SEEK_CUR)
-        return _map_npy(file, path)
+        if member is not None:
+            with zipfile.ZipFile(file) as archive:
+                names = archive.namelist()
+                found = [name for name in (member, f'{member}.npy') if name in names]
+                if not found:
+                    raise ValueError(f"expected the array '{member}' in '{path}' (got {names})")
+                info = archive.getinfo(found[0])
+                if info.compress_type != zipfile.ZIP_STORED:
+                    with archive.open(info) as stream:
+                        return _unpack(stream, path, info.file_size, scratch)
+            file.seek(info.header_offset + 26)
+            lengths = file.read(4)  # of the name and of the extra field, which end the header
+            length = sum(int.from_bytes(part, 'little') for part in (lengths[:2], lengths[2:]))
+            file.seek(length, os.SEEK_CUR)
+        shape, order, dtype = _npy_header(file, path, os.fstat(file.fileno()).st_size)
+        if math.prod(shape) == 0:
+            return np.empty(shape, dtype)
+        array: Array = np.memmap(file, dtype, 'c', file.tell(), shape, order)
+    register(array.ctypes.data, array.nbytes, array.base)
+    return np.asarray(array)
 
 
-def _map_npy(file: IO[bytes], path: str | os.PathLike[str]) -> Array:
-    shape, order, dtype = _npy_header(file, path)
-    offset = file.tell()
-    if math.prod(shape) == 0:
-        return np.empty(shape, dtype)
-    content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    array: Array = np.ndarray(shape, dtype, content, offset, order=order)
-    register(array.ctypes.data - offset, len(content), content)
-    return array
-
-
-def _unpack(
-    stream: IO[bytes], path: str | os.PathLike[str], most_bytes: int, scratch: Scratch
-) -> Array:
-    shape, order, dtype = _npy_header(stream, path)
+def _unpack(stream: IO[bytes], path: str | os.PathLike[str], size: int, scratch: Scratch) -> Array:
+    shape, order, dtype = _npy_header(stream, path, size)
     num_bytes = math.prod(shape) * dtype.itemsize
-    if num_bytes > most_bytes:  # before it is allocated
-        raise ValueError(f"expected {num_bytes} bytes in '{path}' (got {most_bytes})")
     space = scratch.empty((num_bytes,), torch.uint8)
     for place in torch.split(space, 1 << 20):
-        place.numpy().data[:] = _read_exactly(stream, place.numel())
+        found = stream.read(place.numel())
+        if len(found) < place.numel():
+            raise ValueError(f'expected {place.numel()} bytes more (got {len(found)})')
+        place.numpy().data[:] = found
         release(place)
     if stream.read(1):  # the end, where zipfile compares its checksum
         raise ValueError(f"expected {num_bytes} bytes in '{path}' (got more)")
     return np.ndarray(shape, dtype, space.numpy(), order=order)
 
 
-def _read_exactly(stream: IO[bytes], count: int) -> bytes:
-    found = stream.read(count)
-    while found and len(found) < count and (more := stream.read(count - len(found))):
-        found += more
-    if len(found) < count:
-        raise ValueError(f'expected {count} bytes more (got {len(found)})')
-    return found
-
-
-def _npy_header(file: IO[bytes], path: str | os.PathLike[str]) -> tuple[Any, Any, np.dtype[Any]]:
+def _npy_header(
+    file: IO[bytes], path: str | os.PathLike[str], size: int
+) -> tuple[Any, Any, np.dtype[Any]]:
+    """Shape, order and type of an array that a file of `size` bytes may hold."""
     lib, version = np.lib.format, np.lib.format.read_magic(file)
     if version not in ((1, 0), (2, 0)):
         raise ValueError(f"expected numpy's format 1.0 or 2.0 in '{path}' (got {version})")
@@ -186,7 +176,23 @@ def _npy_header(file: IO[bytes], path: str | os.PathLike[str]) -> tuple[Any, Any
     shape, is_fortran, dtype = read(file)
     if dtype.hasobject:
         raise ValueError(f"expected plain numbers in '{path}' (got objects)")
+    num_bytes, left = math.prod(shape) * dtype.itemsize, size - file.tell()
+    if num_bytes > left:
+        raise ValueError(f"expected {num_bytes} bytes in '{path}' (got {left})")
     return shape, 'F' if is_fortran else 'C', dtype
+
+
+def tensor_of(array: Array) -> Tensor | None:
+    """An array as a tensor, in place where that can be; None of what torch has no numbers for."""
+    if array.dtype.kind not in 'biufc':
+        return None
+    array = np.require(array, array.dtype.newbyteorder('='), 'W')
+    if any(step < 0 or step % array.itemsize for step in array.strides):
+        array = array.copy()
+    try:
+        return torch.from_numpy(array)
+    except TypeError:  # of numbers such as np.longdouble
+        return None
 
 
 def _map_of(address: int) -> tuple[int, int] | None:

@@ -7,7 +7,7 @@ hold a 128th of the edges in memory. Then one bucket at a time is sorted.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pyg_sar.partitioner.on_disk.buckets import Buckets, count_to_ptr
 from pyg_sar.partitioner.on_disk.mapped import (
+    MEMORY,
     FloatArray,
     IndexArray,
     Int64Array,
@@ -66,56 +67,36 @@ def both_ways(
     return found
 
 
-def undirected_csr(
-    edge_index: Tensor, num_nodes: int, *, scratch: Scratch | None = None
-) -> tuple[Int64Array, Int64Array]:
-    """The graph symmetric, without duplicate edges and self loops.
+@dataclass(frozen=True)
+class Neighbours:
+    """The neighbours of every node, in ascending order.
 
-    Gives indptr int64 [N + 1] and index int64, the neighbours of every node in ascending order;
-    64-bit, as METIS takes nothing else without a copy. Works in memory if `scratch` is None.
+    Shapes:
+        - **indptr** int64 [N + 1]: node v has ``columns[indptr[v]:indptr[v + 1]]``
+        - **columns** int64, in scratch space
     """
-    whole = torch.tensor([0, num_nodes])
-    return next(undirected_csrs(edge_index, whole, scratch or Scratch()))
+
+    indptr: Tensor
+    columns: Tensor
+
+    def csr(
+        self, start: int = 0, stop: int | None = None, dtype: type = np.int64
+    ) -> tuple[Int64Array, IndexArray]:
+        """Those of a run of nodes that no edge leaves, in memory and numbered from 0."""
+        ptr = self.indptr[start:] if stop is None else self.indptr[start : stop + 1]
+        columns = self.columns[ptr[0] : ptr[-1]]
+        index: IndexArray = np.empty(columns.numel(), dtype=dtype)
+        for first, last in ranges(index.size):
+            part = columns[first:last]
+            np.subtract(part.numpy(), start, out=index[first:last], casting='same_kind')
+            release(part)
+        return (ptr - ptr[0] if start else ptr).numpy(), index
 
 
-def undirected_csrs(
-    edge_index: Tensor, bounds: Tensor, scratch: Scratch
-) -> Iterator[tuple[Int64Array, Int64Array]]:
-    """One by one, what :func:`undirected_csr` gives of runs of nodes that no edge leaves.
-
-    Nodes are numbered from 0 in every run. `bounds` is int64 [R + 1]: run r has the nodes
-    ``bounds[r]`` to ``bounds[r + 1]``.
-    """
-    starts: list[int] = bounds.tolist()
-    indptr, columns = _neighbours(edge_index, starts[-1], scratch, keep_duplicates=False)
-    for start, stop in pairwise(starts):
-        yield _run_csr(indptr[start : stop + 1], columns, start)
-
-
-def _run_csr(ptr: Tensor, columns: Tensor, start: int) -> tuple[Int64Array, Int64Array]:
-    index = _in_memory(columns[ptr[0] : ptr[-1]], np.int64)
-    if start:
-        index -= start
-        ptr = ptr - ptr[0]
-    return ptr.numpy(), index
-
-
-def symmetric_csr(
-    edge_index: Tensor, num_nodes: int, *, scratch: Scratch | None = None
-) -> tuple[Int64Array, IndexArray]:
-    """The graph symmetric, with its duplicates, and with self loops twice.
-
-    Gives indptr int64 [N + 1] and index int32 (int64 from 2**31 nodes on).
-    """
-    scratch = scratch or Scratch()
-    indptr, columns = _neighbours(edge_index, num_nodes, scratch, keep_duplicates=True)
-    return indptr.numpy(), _in_memory(columns, np.int32 if num_nodes < 2**31 else np.int64)
-
-
-def _neighbours(
-    edge_index: Tensor, num_nodes: int, scratch: Scratch, *, keep_duplicates: bool
-) -> tuple[Tensor, Tensor]:
-    """Where the neighbours of every node begin, and the neighbours in scratch space."""
+def neighbours(
+    edge_index: Tensor, num_nodes: int, scratch: Scratch = MEMORY, *, keep_duplicates: bool = False
+) -> Neighbours:
+    """The graph symmetric; with its duplicate edges, and self loops twice, or without both."""
     edges = both_ways(edge_index, num_nodes, scratch, has_loops=keep_duplicates)
     indptr = torch.zeros(num_nodes + 1, dtype=torch.int64)
     columns, end = edges.columns[0], 0
@@ -137,16 +118,7 @@ def _neighbours(
         del keys, row, column
     indptr.cumsum_(0)
     trim()
-    return indptr, columns[:end]
-
-
-def _in_memory(columns: Tensor, dtype: type) -> IndexArray:
-    index: IndexArray = np.empty(columns.numel(), dtype=dtype)
-    for start, stop in ranges(index.size):
-        part = columns[start:stop]
-        index[start:stop] = part.numpy()
-        release(part)
-    return index
+    return Neighbours(indptr, columns[:end])
 
 
 def neighbours_by_part(

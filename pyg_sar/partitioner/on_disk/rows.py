@@ -7,14 +7,14 @@ it, but between the bounds below. Fewer rows take more time than they save memor
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_sar.partitioner.on_disk.mapped import is_mapped, release
+from pyg_sar.partitioner.on_disk.mapped import Scratch, is_mapped, release
 
 SHARE = 128
 
@@ -29,11 +29,43 @@ _AS_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64
 
 @dataclass(frozen=True)
 class RowStream:
-    """A tensor that is never in memory as a whole; `chunks` gives its rows in order, each time."""
+    """Rows of a tensor that are never in memory as a whole.
 
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    chunks: Callable[[], Iterator[Tensor]]
+    Attributes:
+        values: ``[N, ...]``, dense or sparse COO; in memory or mapped.
+        index: Integer [n]: which rows, all by default; where it ascends, least is read.
+        dtype: What they are cast to; that of `values` by default.
+    """
+
+    values: Tensor
+    index: Tensor | None = None
+    dtype: torch.dtype | None = None
+
+    def stand_in(self) -> Tensor:
+        """A tensor of this type and size, whose memory is never touched."""
+        count = self.values.size(0) if self.index is None else self.index.numel()
+        shape = (count, *self.values.shape[1:])
+        return torch.empty(shape, dtype=self.dtype or self.values.dtype)
+
+    def chunks(self) -> Iterator[Tensor]:
+        """The rows in order, in dense tensors of ordinary memory."""
+        for rows in chunks(self.values) if self.index is None else self._picked(self.index):
+            yield rows if self.dtype is None else rows.to(self.dtype)
+
+    def _picked(self, index: Tensor) -> Iterator[Tensor]:
+        values = self.values
+        if values.dtype in _AS_SIGNED:  # types that torch stores, but picks no rows of
+            values = values.view(_AS_SIGNED[values.dtype])
+        num_rows = _rows_per_chunk(values)
+        for part in torch.split(index, num_rows) if index.numel() else ():
+            ids = aligned(part).to(torch.int64)
+            if values.layout is not torch.strided:
+                yield values.index_select(0, ids).to_dense()
+            elif is_mapped(values):
+                yield _take_mapped(values, ids, num_rows)
+            else:
+                yield values.index_select(0, ids)
+            release(part)
 
 
 def ranges(count: int) -> Iterator[tuple[int, int]]:
@@ -64,32 +96,25 @@ def edge_chunks(edge_index: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
         release(*edges)  # row by row: what lies between them belongs to neither
 
 
+def join_edges(
+    pairs: Iterable[tuple[Tensor, Tensor]],
+    most: int,
+    scratch: Scratch,
+    dtype: torch.dtype = torch.int64,
+) -> Tensor:
+    """Chunks of sources and destinations in a row, [2, E] in scratch space, E at most `most`."""
+    joined, end = scratch.empty((2, most), dtype), 0
+    for src, dst in pairs:
+        place = joined[:, end : end + src.numel()]
+        place[0], place[1] = src, dst
+        release(*place)
+        end += src.numel()
+    return joined[:, :end]
+
+
 def count_into(counts: Tensor, index: Tensor) -> None:
     """Adds to `counts` how often every entry occurs in `index`."""
     counts.index_add_(0, index, counts.new_ones(1).expand(index.numel()))
-
-
-def take_rows(values: Tensor, index: Tensor) -> RowStream:
-    """The rows `index` of `values` [N, ...], dense or sparse COO; both in memory or mapped.
-
-    Where the index, int64 [n], ascends it reads least.
-    """
-    dtype = values.dtype
-    if dtype in _AS_SIGNED:  # types that torch stores, but picks no rows of
-        values = values.view(_AS_SIGNED[dtype])
-
-    def pick() -> Iterator[Tensor]:
-        num_rows = _rows_per_chunk(values)
-        for ids in torch.split(index, num_rows) if index.numel() else ():
-            if values.layout is not torch.strided:
-                yield values.index_select(0, ids).to_dense()
-            elif is_mapped(values):
-                yield _take_mapped(values, ids, num_rows)
-            else:
-                yield values.index_select(0, ids)
-            release(ids)
-
-    return RowStream(dtype, (index.numel(), *values.shape[1:]), pick)
 
 
 def _take_mapped(values: Tensor, ids: Tensor, num_rows: int) -> Tensor:

@@ -20,7 +20,7 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-from pyg_sar.partitioner.on_disk.rows import RowStream, chunks
+from pyg_sar.partitioner.on_disk.rows import RowStream
 
 _ALIGNMENT = 64
 """torch.load(mmap=True) computes with records where they lie in the file."""
@@ -35,7 +35,7 @@ def save_rows(content: object, path: Path) -> None:
         OSError: If it cannot be written.
     """
     path.parent.mkdir(exist_ok=True)
-    leaves: list[Tensor | RowStream] = []
+    leaves: list[RowStream] = []
     pickled = io.BytesIO()
     _Pickler(pickled, protocol=2).dump(_stand_ins(content, leaves))
     try:
@@ -49,11 +49,11 @@ def save_rows(content: object, path: Path) -> None:
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
 
 
-def _stand_ins(content: object, leaves: list[Tensor | RowStream]) -> object:
+def _stand_ins(content: object, leaves: list[RowStream]) -> object:
     """`content` with a tensor for every leaf; the leaves in the order in which they are pickled."""
     if isinstance(content, (Tensor, RowStream)):
-        leaves.append(content)
-        return torch.empty(tuple(content.shape), dtype=content.dtype)
+        leaves.append(content if isinstance(content, RowStream) else RowStream(content))
+        return leaves[-1].stand_in()
     if isinstance(content, dict):
         return {key: _stand_ins(value, leaves) for key, value in content.items()}
     return content
@@ -79,8 +79,8 @@ class _Pickler(pickle.Pickler):
         return 'storage', kind, str(number), 'cpu', count
 
 
-def _content(leaf: Tensor | RowStream) -> Iterator[memoryview]:
-    for part in leaf.chunks() if isinstance(leaf, RowStream) else chunks(leaf):
+def _content(leaf: RowStream) -> Iterator[memoryview]:
+    for part in leaf.chunks():
         if part.numel():
             yield part.contiguous().reshape(-1).view(torch.uint8).numpy().data
 

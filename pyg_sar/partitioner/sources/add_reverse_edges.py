@@ -11,12 +11,17 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.partitioner.graph.checks import check_ids, checked_edge_index
-from pyg_sar.partitioner.on_disk.mapped import Scratch, release, trim
+from pyg_sar.partitioner.on_disk.mapped import MEMORY, Scratch, release, tensor_of, trim
 from pyg_sar.partitioner.on_disk.neighbours import both_ways
-from pyg_sar.partitioner.on_disk.rows import edge_chunks, smallest_and_largest, take_rows
+from pyg_sar.partitioner.on_disk.rows import (
+    RowStream,
+    edge_chunks,
+    join_edges,
+    smallest_and_largest,
+)
 
 
-def add_reverse_edges(data: Data | HeteroData, scratch: Scratch | None = None) -> Data | HeteroData:
+def add_reverse_edges(data: Data | HeteroData, scratch: Scratch = MEMORY) -> Data | HeteroData:
     """The graph with every edge in both directions.
 
     Edges come sorted by (source, destination); duplicates are merged and their attributes added up,
@@ -27,7 +32,6 @@ def add_reverse_edges(data: Data | HeteroData, scratch: Scratch | None = None) -
     Raises:
         ValueError: If edges are not as they must be, or what belongs to them is no tensor.
     """
-    scratch = scratch or Scratch()
     data = copy.copy(data)
     types: Any = data.edge_types if isinstance(data, HeteroData) else ['']
     for type_, store in zip(types, data.edge_stores, strict=True):
@@ -37,7 +41,8 @@ def add_reverse_edges(data: Data | HeteroData, scratch: Scratch | None = None) -
         if isinstance(data, HeteroData) and store.is_bipartite():
             src, relation, dst = type_
             back = data[dst, f'rev_{relation}', src]
-            back.edge_index = _flipped(edge_index, scratch)
+            turned = ((dst, src) for _, src, dst in edge_chunks(edge_index))
+            back.edge_index = join_edges(turned, edge_index.size(1), scratch, edge_index.dtype)
             for key, value in store.items():
                 is_row = isinstance(value, Tensor) and value.dim() > 0
                 if key != 'edge_index' and is_row and value.size(0) == edge_index.size(1):
@@ -53,22 +58,12 @@ def add_reverse_edges(data: Data | HeteroData, scratch: Scratch | None = None) -
 
 
 def _tensor(key: str, value: Any) -> Tensor:
-    if isinstance(value, np.ndarray):
-        value = torch.from_numpy(value)
+    value = tensor_of(value) if isinstance(value, np.ndarray) else value
     if not isinstance(value, Tensor) or value.layout is not torch.strided:
         raise ValueError(
             f"expected a dense tensor in '{key}', as edges are merged (got {type(value).__name__})"
         )
     return value.detach().cpu().as_subclass(Tensor)
-
-
-def _flipped(edge_index: Tensor, scratch: Scratch) -> Tensor:
-    flipped = scratch.empty(edge_index.shape, edge_index.dtype)
-    for start, src, dst in edge_chunks(edge_index):
-        place = flipped[:, start : start + src.numel()]
-        place[0], place[1] = dst, src
-        release(*place)
-    return flipped
 
 
 def _merged(
@@ -104,7 +99,7 @@ def _merged(
 def _add_up(sums: Tensor, place: Tensor, values: Tensor, ids: Tensor) -> None:
     """``sums[place[i]] += values[ids[i]]``, in this order, for ascending `place` from zero on."""
     start, written = 0, 0
-    for rows in take_rows(values, ids).chunks():
+    for rows in RowStream(values, ids).chunks():
         at = place[start : start + rows.size(0)]
         first, last = int(at[0]), int(at[-1]) + 1
         found = torch.zeros((last - first, *rows.shape[1:]), dtype=rows.dtype)

@@ -15,12 +15,11 @@ from torch_geometric.data import Data, HeteroData
 from pyg_sar.partitioner.graph.attributes import count_rows
 from pyg_sar.partitioner.graph.checks import checked_edge_index
 from pyg_sar.partitioner.graph.split import MASKS
-from pyg_sar.partitioner.on_disk.mapped import Array, Scratch, map_array
+from pyg_sar.partitioner.on_disk.mapped import Array, Scratch, map_array, tensor_of
 from pyg_sar.shard.format.files import ordinary_file
 
 _CSR = ('x_data', 'x_indices', 'x_indptr', 'x_shape')
 _FIRST = ('edge_index', 'x', 'y', 'num_nodes', *MASKS)
-_NUMPY_KINDS = 'biufc'
 
 
 def read_npz(path: Path, *, scratch: Scratch | None = None) -> dict[str, Array]:
@@ -40,7 +39,10 @@ def read_npz(path: Path, *, scratch: Scratch | None = None) -> dict[str, Array]:
         with np.load(path, allow_pickle=False) as archive:
             if not isinstance(archive, Mapping):
                 raise ValueError('a single array')
-            return {name: archive[name] for name in archive}
+            arrays = {name: archive[name] for name in archive}
+            if not all(isinstance(array, np.ndarray) for array in arrays.values()):
+                raise ValueError('a member that is no array')
+            return arrays
     except Exception as error:  # Damaged archives: errors of numpy, zipfile, zlib, ...
         if isinstance(error, OSError) and error.filename is not None:
             raise
@@ -105,16 +107,12 @@ def _value(array: Any, key: str, name: str) -> Any:
     """A tensor or a number; an array of something else as it is, which checks name and drop."""
     if isinstance(array, Tensor):
         return array
-    if array.dtype.kind in _NUMPY_KINDS:
-        if array.ndim == 0:
-            return array.item()
-        try:
-            return torch.from_numpy(array.astype(array.dtype.newbyteorder('='), copy=False))
-        except TypeError:  # of numbers that torch has not, such as np.longdouble
-            pass
-    if key in _FIRST:
+    if array.ndim == 0 and array.dtype.kind in 'biufc':
+        return array.item()
+    found = tensor_of(array)
+    if found is None and key in _FIRST:
         raise ValueError(f"expected numbers in '{key}' of '{name}' (got {array.dtype})")
-    return array
+    return array if found is None else found
 
 
 def _csr_features(values: dict[str, Any], name: str, *, is_sparse: bool) -> Tensor:

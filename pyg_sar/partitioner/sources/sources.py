@@ -1,6 +1,7 @@
 """From the name of a graph, or a file, to a PyG Data or HeteroData.
 
-A reader says which names it reads, and gives a graph or arrays by name; see :data:`_READERS`.
+A reader takes a :class:`Source` and gives its graph: :data:`_FILES` has those of files by suffix,
+:data:`_NAMES` those of names by how they begin.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch_geometric.data import Data, HeteroData
 
-from pyg_sar.partitioner.on_disk.mapped import Scratch, map_array
+from pyg_sar.partitioner.on_disk.mapped import MEMORY, Scratch, map_array
 from pyg_sar.partitioner.sources.arrays import graph_of_arrays, read_npz
 from pyg_sar.partitioner.sources.named_class import is_class, load_class
 from pyg_sar.partitioner.sources.ogb import OGB, load_ogb
@@ -47,7 +47,6 @@ class Source:
     name: str
     seed: int = 0
     root: str | os.PathLike[str] | None = None
-    attrs: str | os.PathLike[str] | None = None
     scratch: Scratch | None = None
 
     @property
@@ -60,18 +59,21 @@ class Source:
         """The folder with datasets."""
         return Path(self.root or os.environ.get('PYG_SAR_DATA') or 'dataset')
 
-    @cached_property
-    def edge_files(self) -> list[Path]:
-        """The files of edges in a folder of arrays, or the table that it is itself."""
-        if self.path.suffix in TABLES:
-            return [self.path] if self.path.is_file() else []
-        names = ('edge_index.npy', *(f'edges{suffix}' for suffix in TABLES))
-        found = [self.path / name for name in names if (self.path / name).is_file()]
-        return found or [f for n, f in array_files(self.path).items() if n.startswith('edge|')][:1]
+    @property
+    def space(self) -> Scratch:
+        """Where temporary arrays lie."""
+        return self.scratch or MEMORY
 
-    def is_file(self, suffix: str) -> bool:
-        """Whether it is a file with this ending."""
-        return self.path.suffix == suffix and self.path.is_file()
+    def graph(self, arrays: Mapping[str, Any]) -> Data | HeteroData:
+        """The graph of arrays by name; in memory with ids of 64 bits, unless they stay on disk."""
+        data = graph_of_arrays(arrays, self.name, is_sparse=self.scratch is not None)
+        if self.scratch is None:
+            for store in data.edge_stores:
+                store['edge_index'] = store['edge_index'].to(torch.int64)
+        return data
+
+
+Reader = Callable[[Source], Data | HeteroData]
 
 
 def load_source(
@@ -104,24 +106,30 @@ def load_source(
     Raises:
         ValueError: If there is no such source, or it holds no graph.
     """
-    source = Source(os.fspath(name_or_path), seed, root, attrs, scratch)
-    reads, read = next((r for r in _READERS if r[0](source)), (None, _refuse))
-    if attrs is not None and reads is not _is_pyg_folder:
+    source = Source(os.fspath(name_or_path), seed, root, scratch)
+    path = source.path
+    if source.name not in NAMES and path.is_dir() and is_pyg_folder(path):
+        return read_pyg_folder(path, attrs)
+    if attrs is not None:
         raise ValueError(
             f"'attrs' applies to folders of torch_geometric.distributed alone (got '{source.name}')"
         )
-    found = read(source)
-    if not isinstance(found, Mapping):
-        return found
-    data = graph_of_arrays(found, source.name, is_sparse=scratch is not None)
-    if scratch is None:
-        for store in data.edge_stores:
-            store['edge_index'] = store['edge_index'].to(torch.int64)
-    return data
-
-
-def _is_pyg_folder(source: Source) -> bool:
-    return source.path.is_dir() and source.name not in NAMES and is_pyg_folder(source.path)
+    if source.name in BUILT_IN:
+        return _built_in(source)
+    if path.is_file() and path.suffix in _FILES:
+        return _FILES[path.suffix](source)
+    if _edge_files(path):
+        return _folder(source)
+    for start, read in _NAMES.items():
+        if source.name.startswith(start):
+            return read(source)
+    if is_class(source.name):
+        return load_class(source.name, source.datasets)
+    what = 'a folder' if path.is_dir() else 'a file' if path.exists() else 'no such file'
+    raise ValueError(
+        'expected a .pt, .npz, .parquet or .csv file, a folder with edge_index.npy or of '
+        f"torch_geometric.distributed, or one of {', '.join(NAMES)} (got '{source.name}', {what})"
+    )
 
 
 def _built_in(source: Source) -> Data | HeteroData:
@@ -130,7 +138,7 @@ def _built_in(source: Source) -> Data | HeteroData:
         arrays = read_npz(path)
     # What tells about the graph is not cut.
     kept = {k: v for k, v in arrays.items() if v.dtype.kind in 'iuf' and '_directed' not in k}
-    data: Any = graph_of_arrays(kept, source.name, is_sparse=source.scratch is not None)
+    data: Any = source.graph(kept)
     for store in data.edge_stores:
         store['edge_index'] = store['edge_index'].to(torch.int64)
     labelled = data['synset'] if isinstance(data, HeteroData) else data
@@ -138,14 +146,15 @@ def _built_in(source: Source) -> Data | HeteroData:
     return data
 
 
-def _read_ogb(source: Source) -> Data | HeteroData:
-    if source.name not in OGB:
-        raise ValueError(f"expected one of {', '.join(OGB)} (got '{source.name}')")
-    return load_ogb(source.name, source.datasets, source.scratch or Scratch())
+def _edge_files(folder: Path) -> list[Path]:
+    """The files of edges in a folder of arrays."""
+    names = ('edge_index.npy', *(f'edges{suffix}' for suffix in TABLES))
+    found = [folder / name for name in names if (folder / name).is_file()]
+    return found or [f for n, f in array_files(folder).items() if n.startswith('edge|')][:1]
 
 
-def _read_folder(source: Source) -> dict[str, Any]:
-    edges = source.edge_files
+def _folder(source: Source) -> Data | HeteroData:
+    edges = _edge_files(source.path)
     if len(edges) > 1:
         names = [file.name for file in edges]
         raise ValueError(f"expected one file of edges in '{source.path}' (got {names})")
@@ -153,30 +162,22 @@ def _read_folder(source: Source) -> dict[str, Any]:
     if source.scratch is None:
         arrays = {name: np.array(array) for name, array in arrays.items()}
     if edges[0].suffix in TABLES:
-        arrays.update(read_table(edges[0], source.scratch or Scratch()))
-    return arrays
+        arrays.update(read_table(edges[0], source.space))
+    return source.graph(arrays)
 
 
-def _refuse(source: Source) -> Data:
-    path = source.path
-    what = 'a folder' if path.is_dir() else 'a file' if path.exists() else 'no such file'
-    raise ValueError(
-        'expected a .pt, .npz, .parquet or .csv file, a folder with edge_index.npy or of '
-        f"torch_geometric.distributed, or one of {', '.join(NAMES)} (got '{source.name}', {what})"
-    )
+def _ogb(source: Source) -> Data | HeteroData:
+    if source.name not in OGB:
+        raise ValueError(f"expected one of {', '.join(OGB)} (got '{source.name}')")
+    return load_ogb(source.name, source.datasets, source.space)
 
 
-_READERS: tuple[tuple[Callable[[Source], bool], Callable[[Source], Any]], ...] = (
-    (_is_pyg_folder, lambda s: read_pyg_folder(s.path, s.attrs)),
-    (lambda s: s.name in BUILT_IN, _built_in),
-    (lambda s: s.is_file('.pt'), lambda s: read_saved(s.path, is_mapped=s.scratch is not None)),
-    (lambda s: s.is_file('.npz'), lambda s: read_npz(s.path, scratch=s.scratch)),
-    (lambda s: bool(s.edge_files), _read_folder),
-    (
-        lambda s: s.name.startswith('synthetic:'),
-        lambda s: synthetic_graph(shape_of(s.name.removeprefix('synthetic:')), seed=s.seed),
-    ),
-    (lambda s: s.name.startswith('ogbn-'), _read_ogb),
-    (lambda s: is_class(s.name), lambda s: load_class(s.name, s.datasets)),
-)
-"""Which sources a reader reads, and what it gives: a graph, or arrays by name."""
+_FILES: dict[str, Reader] = {
+    '.pt': lambda source: read_saved(source.path, is_mapped=source.scratch is not None),
+    '.npz': lambda source: source.graph(read_npz(source.path, scratch=source.scratch)),
+    **dict.fromkeys(TABLES, lambda source: source.graph(read_table(source.path, source.space))),
+}
+_NAMES: dict[str, Reader] = {
+    'synthetic:': lambda s: synthetic_graph(shape_of(s.name.partition(':')[2]), seed=s.seed),
+    'ogbn-': _ogb,
+}

@@ -21,7 +21,7 @@ in another order, its edges are dealt into buckets and sorted once more.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -75,19 +75,14 @@ def find_halos(edges: EdgeGroups) -> Halos:
     return Halos(halos, torch.stack(ends).diff(dim=1), block_edges)
 
 
-class PartLayout(NamedTuple):
+def part_layout(
+    edges: EdgeGroups, exchange: Halos, part: int, scratch: Scratch
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The index tensors of one relation in one part, for ``sar.pt`` and for PyG's ``graph.pt``.
 
     The first has local ids, halo, boundary and blocks; the second the same edges by global id,
-    sorted by (destination, source).
+    sorted by (destination, source). What has a row per edge lies in scratch space.
     """
-
-    sar: dict[str, Tensor]
-    graph: dict[str, Any]
-
-
-def part_layout(edges: EdgeGroups, exchange: Halos, part: int, scratch: Scratch) -> PartLayout:
-    """The layout of one part; what has a row per edge lies in scratch space."""
     src_nodes, dst_nodes = edges.src, edges.dst
     src_start, src_end = src_nodes.partptr[part : part + 2].tolist()
     halo = exchange.halos[part]
@@ -120,8 +115,8 @@ def part_layout(edges: EdgeGroups, exchange: Halos, part: int, scratch: Scratch)
     trim()
     src, dst, e_id = by_block.columns
     edge_id, row, col = by_id.columns
-    return PartLayout(
-        sar={
+    return (
+        {
             'halo_ptr': counts_to_ptr(exchange.halo_rows[part]),
             'halo_pos': _position_at_owner(halo, exchange.halo_rows[part], src_nodes.partptr),
             'boundary_ptr': counts_to_ptr(exchange.halo_rows[:, part]),
@@ -131,7 +126,7 @@ def part_layout(edges: EdgeGroups, exchange: Halos, part: int, scratch: Scratch)
             'dst': dst,
             'e_id': e_id,
         },
-        graph={
+        {
             'edge_id': edge_id,
             'row': row,
             'col': col,

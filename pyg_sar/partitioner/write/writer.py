@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pyg_sar.partitioner.graph.typed import NodeSet, Relation, TypedGraph
 from pyg_sar.partitioner.on_disk.mapped import trim
-from pyg_sar.partitioner.on_disk.rows import RowStream, chunks, edge_chunks, take_rows
+from pyg_sar.partitioner.on_disk.rows import RowStream, chunks
 from pyg_sar.partitioner.on_disk.torch_archive import save_rows
 from pyg_sar.partitioner.write import layout
 from pyg_sar.partitioner.write.groups import EdgeGroups, NodeGroups, group_edges, group_nodes
@@ -80,9 +80,11 @@ def write_partition(
         on_part()
         trim()
     for node_key, groups in nodes.items():
-        save_rows(_node_part(groups), file_names.node_map_file(folder, node_key))
+        parts = RowStream(groups.assignment, dtype=torch.int64)
+        save_rows(parts, file_names.node_map_file(folder, node_key))
     for edge_key, edge_groups in edges.items():
-        save_rows(_edge_part(edge_groups), file_names.edge_map_file(folder, edge_key))
+        parts = RowStream(edge_groups.dst.assignment, edge_groups.edge_index[1], torch.int64)
+        save_rows(parts, file_names.edge_map_file(folder, edge_key))
 
     versions = {name: _version(name) for name in _VERSIONED}
     meta = Meta(
@@ -148,7 +150,7 @@ def _write_part(
     node_feats, node_attrs, n_ids = {}, {}, {}
     for node_key, node_groups in nodes.items():
         n_id = n_ids[node_key] = node_groups.n_id(part)
-        attrs = {n: take_rows(v, n_id) for n, v in graph.nodes[node_key].attrs.items()}
+        attrs = {n: RowStream(v, n_id) for n, v in graph.nodes[node_key].attrs.items()}
         node_attrs[node_key] = attrs
         # PyG's store cannot read a type without rows; its features, no rows, lie with ours then.
         if n_id.numel() or not graph.is_hetero:
@@ -162,12 +164,12 @@ def _write_part(
     edge_feats, edge_attrs, indices = {}, {}, {}
     pyg_graph: dict[EdgeKey, dict[str, Any]] = {}
     for edge_key, edge_groups in edges.items():
-        of_part = layout.part_layout(edge_groups, exchanges[edge_key], part, graph.scratch)
+        sar, by_id = layout.part_layout(edge_groups, exchanges[edge_key], part, graph.scratch)
         relation = graph.relations[edge_key]
-        pyg_graph[edge_key] = _sort_by_time(of_part.graph, relation, graph.nodes[relation.src])
-        indices[edge_key] = of_part.sar
-        e_id = of_part.sar['e_id']
-        attrs = {n: take_rows(v, e_id) for n, v in relation.attrs.items()}
+        pyg_graph[edge_key] = _sort_by_time(by_id, relation, graph.nodes[relation.src])
+        indices[edge_key] = sar
+        e_id = sar['e_id']
+        attrs = {n: RowStream(v, e_id) for n, v in relation.attrs.items()}
         edge_attrs[edge_key] = attrs
         time = _time(relation.attrs, *_EDGE_TIMES)
         names = [name for name in ('edge_attr',) if name in attrs]
@@ -178,16 +180,16 @@ def _write_part(
             in_order = pyg_graph[edge_key]['edge_id']
             edge_feats[edge_key] = {
                 'global_id': in_order,
-                'feats': {name: take_rows(relation.attrs[name], in_order) for name in names},
-                'edge_time': take_rows(time, in_order),
+                'feats': {name: RowStream(relation.attrs[name], in_order) for name in names},
+                'edge_time': RowStream(time, in_order),
             }
         elif names:
             feats = {name: attrs.pop(name) for name in names}
             edge_feats[edge_key] = {'global_id': e_id, 'feats': feats}
     if graph.is_hetero:
-        sar: dict[str, Any] = {'n_id': n_ids, 'edges': indices}
+        of_part: dict[str, Any] = {'n_id': n_ids, 'edges': indices}
     else:
-        sar = {'n_id': n_ids[None], **indices[None]}
+        of_part = {'n_id': n_ids[None], **indices[None]}
     content: dict[str, dict[Any, Any]] = {
         file_names.GRAPH_FILE: pyg_graph,
         file_names.NODE_FEATS_FILE: node_feats,
@@ -198,7 +200,7 @@ def _write_part(
     if not graph.is_hetero:
         content = {name: by_type.get(None, {}) for name, by_type in content.items()}
     for name in file_names.PART_FILES:
-        save_rows({**content, file_names.SAR_FILE: sar}[name], folder / name)
+        save_rows({**content, file_names.SAR_FILE: of_part}[name], folder / name)
     return indices
 
 
@@ -233,19 +235,6 @@ def _sort_by_time(graph: dict[str, Any], relation: Relation, src_nodes: NodeSet)
     order = torch.argsort(times, stable=True)
     order = order[torch.argsort(graph['col'][order], stable=True)]
     return {**graph, **{name: graph[name][order] for name in ('edge_id', 'row', 'col')}}
-
-
-def _node_part(nodes: NodeGroups) -> RowStream:
-    parts = nodes.assignment
-    return RowStream(torch.int64, (nodes.num_nodes,), lambda: (p.long() for p in chunks(parts)))
-
-
-def _edge_part(edges: EdgeGroups) -> RowStream:
-    part, ends = edges.dst.assignment, edges.edge_index
-    shape = (ends.size(1),)
-    return RowStream(
-        torch.int64, shape, lambda: (part[dst].long() for *_, dst in edge_chunks(ends))
-    )
 
 
 def _fingerprint(

@@ -56,7 +56,7 @@ def test_explainer(graph, root):
     """On a plain graph it says what it says of the plain model, also after it was refused."""
     data, plain = pyg_sar.local(pyg_sar.load_shard(root)), GCN(6, 8, 2, 3).double()
     model = DistributedDataParallel(copy.deepcopy(plain))
-    with pytest.raises(ValueError, match='GCNConv cannot be explained on a cut graph: explain'):
+    with pytest.raises(ValueError, match=r'GCNConv .*explain'):
         _explained(model, data.x, data.edge_index)
     for _ in range(2):
         got, want = (_explained(m, graph.x, graph.edge_index) for m in (model, plain))

@@ -152,7 +152,7 @@ def test_refused_at_construction(name, mode):
     make, words = REFUSED[name]
     with pytest.raises(ValueError, match=f'cannot be wrapped: {words}'):
         SARConv(make(), mode=mode)
-    with pytest.raises(ValueError, match=f"at '0' cannot run on a partitioned graph: {words}"):
+    with pytest.raises(ValueError, match=f"at '0' .*{words}"):
         wrap(torch.nn.ModuleList([make()]), mode=mode)
 
 

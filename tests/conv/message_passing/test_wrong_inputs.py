@@ -138,7 +138,7 @@ def test_sizes(data, change, on_ranks_):
     if not change:
         SARConv(WithSize())(data.x, data.edge_index, size)
         return
-    with pytest.raises(ValueError, match=r"expected 'size' to be \(.*the own nodes \(got \("):
+    with pytest.raises(ValueError, match=r"'size' .*own nodes"):
         SARConv(WithSize())(data.x, data.edge_index, size)
 
 
@@ -161,7 +161,7 @@ def test_another_ranks_handle(data):
 
 def test_a_ranks_handle_in_one_process():
     data = pyg_sar.load_shard(parts_of(3), 1)
-    with pytest.raises(ValueError, match=r'expected a shard of rank 0 of 1.*got.*rank 1 of 3'):
+    with pytest.raises(ValueError, match=r'rank 0 of 1.*rank 1 of 3'):
         SARConv(SAGEConv(6, 4).double())(data.x, data.edge_index)
 
 

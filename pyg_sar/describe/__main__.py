@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from pyg_sar.commands.command_line import Parser, aligned, progress_bar, run_command
-from pyg_sar.inspection import verify_partition
-from pyg_sar.inspection.picture import draw_partition
+from pyg_sar.describe import verify_partition
+from pyg_sar.describe.picture import draw_partition
 from pyg_sar.partitioner.write.summary import PartitionSummary, summarize
 from pyg_sar.shard.format.file_names import type_name
 from pyg_sar.shard.format.meta import Meta, read_meta
@@ -27,20 +27,14 @@ _UNEVEN = 1.25
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns its exit code: 1 if the folder is not whole."""
-    return run_command(_parser(), _run, _show, argv)
+    return run_command(_parser(), _run, argv)
 
 
-def _run(args: argparse.Namespace) -> tuple[Meta, list[str]]:
-    """What the folder says of itself, and what is wrong with it."""
-    meta = read_meta(args.parts)
-    if not args.verify:
-        return meta, []
-    with progress_bar('verifying parts', meta.num_parts, quiet=args.quiet) as bar:
-        return meta, verify_partition(args.parts, on_part=bar.update)
-
-
-def _show(args: argparse.Namespace, found: tuple[Meta, list[str]]) -> int:
-    meta, problems = found
+def _run(args: argparse.Namespace) -> int:
+    meta, problems = read_meta(args.parts), []
+    if args.verify:
+        with progress_bar('verifying parts', meta.num_parts, quiet=args.quiet) as bar:
+            problems = verify_partition(args.parts, on_part=bar.update)
     report = _report(meta)
     print(report)
     for problem in problems:

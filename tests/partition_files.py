@@ -1,0 +1,25 @@
+"""What lies in a partition folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def meta_of(root: Path) -> Any:
+    """Our part of META.json."""
+    return json.loads((root / 'META.json').read_text())['pyg_sar']
+
+
+def load_part(root: Path, part: int, file: str = 'sar.pt') -> Any:
+    """A file of one part."""
+    return torch.load(root / f'part_{part}' / file, weights_only=True)
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """All files by their path."""
+    files = sorted(path for path in folder.rglob('*') if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
