@@ -25,9 +25,21 @@ import torch
 
 from pyg_sar.in_turns.mapped_files import MappedFiles
 from pyg_sar.in_turns.spill_file import SpillFile
+from pyg_sar.monitor import bytes_text
 
 LEAST_BYTES = 256 << 10
 """Of storages that are evicted."""
+
+
+class OverMemory(ValueError):
+    """A turn needs more bytes than a run may take."""
+
+    def __init__(self, num_bytes: int, limit: int) -> None:
+        super().__init__(
+            f"expected 'memory' for the turn of one rank, {bytes_text(num_bytes)} or more (got "
+            f'{bytes_text(limit)}; with more parts a turn needs less)'
+        )
+        self.num_bytes = num_bytes
 
 
 @dataclass(eq=False, slots=True)
@@ -42,6 +54,7 @@ class Held:
     place: int = -1  # in the file
     is_away: bool = False
     is_written: bool = False  # whether its place holds what it holds
+    stays: bool = False  # others may read and write it at any time
     # What is made of it by others later, and how to have it made before.
     offers: list[tuple[weakref.ref[object], Callable[[], None]]] = field(default_factory=list)
 
@@ -55,6 +68,7 @@ class Figures:
         written: Bytes written.
         read: Bytes read.
         peak: Bytes of large tensors in memory, at most.
+        largest: Bytes of the largest tensor.
         disk: Bytes of the file.
     """
 
@@ -62,6 +76,7 @@ class Figures:
     written: int = 0
     read: int = 0
     peak: int = 0
+    largest: int = 0
     disk: int = 0
 
 
@@ -73,12 +88,23 @@ class Evictions:
         file: Where to evict to.
         num_ranks: How many ranks take turns.
         least: Bytes of the smallest storage that goes.
+        limit: Bytes that nothing may exceed, else :class:`OverMemory` is raised; None for no limit.
+
+    Attributes:
+        over: The first OverMemory, whoever has caught it since.
     """
 
     def __init__(
-        self, budget: int, file: SpillFile, num_ranks: int, least: int = LEAST_BYTES
+        self,
+        budget: int,
+        file: SpillFile,
+        num_ranks: int,
+        least: int = LEAST_BYTES,
+        limit: int | None = None,
     ) -> None:
         self.budget, self.file, self.num_ranks, self.least = budget, file, num_ranks, least
+        self.limit = limit
+        self.over: OverMemory | None = None
         self.figures = Figures()
         self.here = 0
         self.turn, self.rank = 0, 0
@@ -136,13 +162,12 @@ class Evictions:
     def keep(self, storage: torch.UntypedStorage) -> None:
         """Leaves a storage here from now on."""
         held = self._held.get(storage._cdata)
-        if held is not None:
+        if held is not None and not held.stays:
             with self._lock:
                 if held.is_away:
                     self._bring(held, storage)
                 self._settle(held)  # its changes are not seen from now on
-                if storage._cdata in self._held:
-                    self._forget(storage._cdata, held)
+                held.stays = True
 
     def is_better_read(self, storage: torch.UntypedStorage) -> bool:
         """Whether a storage is away and there is no room for it."""
@@ -163,7 +188,7 @@ class Evictions:
         False where it would not be noticed.
         """
         held = [self._held.get(storage._cdata) for storage in storages]
-        known = [each for each in held if each is not None]
+        known = [each for each in held if each is not None and not each.stays]
         if len(known) < len(held):
             return False
         for each in known:
@@ -178,6 +203,8 @@ class Evictions:
             with self._lock:
                 self._forget(storage._cdata, held)
             self.note(storage)
+            if held.stays:
+                self.keep(storage)
 
     def restore(self) -> None:
         """Has all there is here again, at the end."""
@@ -217,6 +244,10 @@ class Evictions:
     def _add(self, num_bytes: int) -> None:
         self.here += num_bytes
         self.figures.peak = max(self.figures.peak, self.here)
+        self.figures.largest = max(self.figures.largest, num_bytes)
+        if self.limit is not None and self.here > self.limit:
+            self.over = self.over or OverMemory(self.here, self.limit)
+            raise self.over
 
     def _make_room(self, num_bytes: int) -> None:
         """Evicts until so many bytes more are within the budget, or nothing is left to evict."""
@@ -238,12 +269,16 @@ class Evictions:
                 return False, held.own_turn
             return True, (self.rank - held.rank) % self.num_ranks
 
-        able = [h for h in self._held.values() if not h.is_away and h.turn != self.turn]
+        able = [
+            held
+            for held in self._held.values()
+            if not (held.is_away or held.stays or held.turn == self.turn)
+        ]
         return sorted(able, key=order, reverse=True)
 
     def _evict(self, held: Held, storage: torch.UntypedStorage) -> None:
         if not storage.resizable() or storage.is_shared():  # NumPy or a process sees it by now
-            self._forget(storage._cdata, held)
+            held.stays = True
             return
         if not held.is_written:
             if held.place < 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -14,7 +15,7 @@ from typing import Any
 from pyg_sar import memory as c_memory
 from pyg_sar.comm import current, is_distributed
 from pyg_sar.comm.threads import Around, run_around
-from pyg_sar.in_turns.evictions import LEAST_BYTES, Evictions, Figures
+from pyg_sar.in_turns.evictions import LEAST_BYTES, Evictions, Figures, OverMemory
 from pyg_sar.in_turns.spill_file import SpillFile
 from pyg_sar.in_turns.watch import Watch, users_threads
 from pyg_sar.monitor import bytes_text, parse_bytes, say
@@ -105,23 +106,29 @@ def play(
     spill: str | Path,
     reserve: str | int = 0,
     least: int = LEAST_BYTES,
+    limit: int | None = None,
 ) -> InTurns:
-    """As :func:`run_in_turns`, for so many ranks; `least` is as `Evictions` takes it."""
+    """As :func:`run_in_turns`, for so many ranks; `least` and `limit` are those of `Evictions`."""
     file = SpillFile(spill, _bytes('reserve', reserve))
-    evictions = Evictions(_bytes('memory', memory), file, num_ranks, least)
+    evictions = Evictions(_bytes('memory', memory), file, num_ranks, least, limit)
     c_memory.return_freed_memory(LEAST_BYTES)
     c_memory._share_heap()
     try:
         with users_threads():
             results = run_around(_Evicting(evictions), function, num_ranks)
+        gc.collect()  # what only cycles hold need not be read
         evictions.restore()
     except BaseException:
-        with contextlib.suppress(OSError):  # the first error is the one to tell
+        with contextlib.suppress(OSError, OverMemory):  # the first error is the one to tell
             evictions.restore()
+        if evictions.over is not None:
+            raise evictions.over from None
         raise
     finally:
         figures = evictions.counted()
         evictions.close()
+    if evictions.over is not None:  # the program has gone on in spite of it
+        raise evictions.over
     say(
         _logger,
         logging.INFO,

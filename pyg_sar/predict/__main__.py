@@ -38,8 +38,6 @@ def _run(args: argparse.Namespace) -> int:
             f'wrote {args.out}: {bytes_text(found.peak)} of large tensors at most, '
             f'{bytes_text(found.written)} written, {bytes_text(found.read)} read'
         )
-        if found.peak > args.memory:
-            print('note: a part needs more than --memory; give more parts by --num-parts')
     return 0
 
 
@@ -59,7 +57,7 @@ def _parser() -> Parser:
     add('--memory', type=checked(parse_bytes), required=True, metavar='SIZE', help=memory)
     spill = 'a folder on a disk for what is evicted; default: that of DATA'
     add('--spill', type=Path, metavar='FOLDER', help=spill)
-    parts = 'of the cut; default: so many that one takes about half of the memory'
+    parts = 'of the cut; default: so many that --memory is enough'
     add('--num-parts', type=int, metavar='P', help=parts)
     forward = 'FILE.py:NAME of forward(model, data); default: model(data.x, data.edge_index)'
     add('--forward', metavar='FUNCTION', help=forward)

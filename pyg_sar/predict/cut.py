@@ -7,52 +7,58 @@ from math import ceil
 from pathlib import Path
 
 import torch
-from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.partitioner import partition_graph
 from pyg_sar.partitioner.on_disk.mapped import Scratch
 from pyg_sar.partitioner.sources.sources import load_source
 from pyg_sar.shard.format.checksums import file_checksum
+from pyg_sar.shard.format.meta import read_meta
 
 _TENSORS_OF_A_LAYER = 6  # its input, output, aggregate, one remote block, and two under way
 _EDGE_BYTES = 48  # ids, how they are sorted, and one number of a message
 
 
-def cut_beside(
-    path: Path, model: torch.nn.Module, memory: int, num_parts: int | None, *, progress: bool
-) -> Path:
-    """The partition folder of a graph, cut now if there is none of this file.
+class Cuts:
+    """Cuts of a graph, which are kept beside its file.
 
-    Its name has a checksum of the file, so a graph that has changed is cut anew.
+    Their names have a checksum of the file, so a graph that has changed is cut anew.
 
     Args:
-        path: A file as ``python -m pyg_sar.partition`` takes it, or a partition folder.
-        model: Its widest parameter is taken for the width of its layers.
-        memory: Bytes, of which a part may take half.
-        num_parts: None to choose it.
+        path: A file as ``python -m pyg_sar.partition`` takes it.
         progress: Whether to show progress.
     """
-    if (path / 'META.json').is_file():
-        return path
-    if not path.is_file():
-        raise FileNotFoundError(f'no such file: {path}')
-    checksum = file_checksum(path)
-    data = load_source(path, scratch=Scratch(path.parent))
-    if num_parts is None:
-        num_parts = _num_parts(data, model.parameters(), memory)
-    root = path.with_name(f'{path.name}.parts-{num_parts}-{checksum[:16]}')
-    if not (root / 'META.json').is_file():
-        partition_graph(data, num_parts, root, progress=progress)
-    return root
 
+    def __init__(self, path: Path, *, progress: bool) -> None:
+        if not path.is_file():
+            raise FileNotFoundError(f'no such file: {path}')
+        self._path, self._progress = path, progress
+        self._checksum = file_checksum(path)[:16]
+        self._data = load_source(path, scratch=Scratch(path.parent))
+        self.num_nodes = int(self._data.num_nodes or 0)
 
-def _num_parts(
-    data: Data | HeteroData, parameters: Iterable[torch.nn.Parameter], memory: int
-) -> int:
-    """So many that the tensors of one layer of a part take half of the memory."""
-    shapes = [(*p.shape, p.element_size()) for p in parameters if p.dim() > 0]
-    row_bytes = max((max(shape[:-1]) * shape[-1] for shape in shapes), default=0)
-    num_edges = sum(store['edge_index'].size(1) for store in data.edge_stores)
-    num_nodes = int(data.num_nodes or 0)
-    num_bytes = _TENSORS_OF_A_LAYER * num_nodes * row_bytes + _EDGE_BYTES * num_edges
-    return min(max(ceil(2 * num_bytes / memory), 1), max(num_nodes, 1))
+    def of(self, num_parts: int) -> tuple[Path, bool]:
+        """The partition folder of so many parts, and whether it was made now."""
+        root = self._folder(str(num_parts))
+        is_new = not (root / 'META.json').is_file()
+        if is_new:
+            partition_graph(self._data, num_parts, root, progress=self._progress)
+        return root, is_new
+
+    def first(self, parameters: Iterable[torch.nn.Parameter], memory: int) -> int:
+        """How many parts to try first.
+
+        So many that the tensors of a layer of one part are about the memory, as wide as the widest
+        parameter; or up to twice as many, if such a cut is there.
+        """
+        shapes = [(*p.shape, p.element_size()) for p in parameters if p.dim() > 0]
+        row_bytes = max((max(shape[:-1]) * shape[-1] for shape in shapes), default=0)
+        num_edges = sum(store['edge_index'].size(1) for store in self._data.edge_stores)
+        num_bytes = _TENSORS_OF_A_LAYER * self.num_nodes * row_bytes + _EDGE_BYTES * num_edges
+        least = min(max(ceil(num_bytes / memory), 1), max(self.num_nodes, 1))
+        there = [
+            read_meta(root).num_parts for root in self._path.parent.glob(self._folder('*').name)
+        ]
+        return min((n for n in there if least <= n <= 2 * least), default=least)
+
+    def _folder(self, num_parts: str) -> Path:
+        return self._path.with_name(f'{self._path.name}.parts-{num_parts}-{self._checksum}')

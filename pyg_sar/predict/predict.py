@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,12 +16,16 @@ from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.checkpoint import save_rows
 from pyg_sar.ddp.wrap import wrap
-from pyg_sar.in_turns import Figures, run_in_turns
+from pyg_sar.in_turns import Figures
+from pyg_sar.in_turns.evictions import OverMemory
+from pyg_sar.in_turns.run import play
 from pyg_sar.load import load_shard
 from pyg_sar.monitor import parse_bytes
-from pyg_sar.predict.cut import cut_beside
+from pyg_sar.predict.cut import Cuts
+from pyg_sar.shard.format.meta import read_meta
 
 Forward = Callable[[torch.nn.Module, Any], Any]
+_MOST_TIMES = 32  # as many parts as were tried first: then more do not help
 _SUFFIXES = ('.npy', '.parquet')
 
 
@@ -47,9 +53,11 @@ def predict(
             that has written.
         out: ``NAME.npy`` or ``NAME.parquet``, as :func:`pyg_sar.save_rows` writes it. If the model
             gives a dict by node type, a file for every type, ``NAME-paper.npy``.
-        memory: As in :func:`pyg_sar.run_in_turns`.
-        spill: As there; by default the folder of `source`.
-        num_parts: Of the cut; by default so many that a part takes about half of the memory.
+        memory: Bytes, or a text such as ``'4GB'``, which large tensors never exceed together.
+            Python and its libraries are beside it, and small tensors.
+        spill: As in :func:`pyg_sar.run_in_turns`; by default the folder of `source`.
+        num_parts: Of the cut. By default they are found: if a part needs more than the memory, the
+            graph is cut into twice as many, and all begins again.
         forward: Called as ``forward(model, data)`` on each part; by default
             ``model(data.x, data.edge_index)``, of a HeteroData
             ``model(data.x_dict, data.edge_index_dict)``.
@@ -60,7 +68,8 @@ def predict(
         What was moved between memory and disk.
 
     Raises:
-        ValueError: If an argument is wrong, or the model does not give a row for every node.
+        ValueError: If an argument is wrong, the model does not give a row for every node, or a part
+            needs more than the memory: one of `num_parts`, of a folder, or of many times as many.
         OSError: If a file cannot be read or written.
     """
     out, source = Path(out), Path(source)
@@ -75,17 +84,39 @@ def predict(
         raise FileNotFoundError(f'no such folder: {out.parent}')
     if not os.access(out.parent, os.W_OK) or (out.suffix == '.npy' and out.is_dir()):
         raise PermissionError(f'cannot write {out}')
-    root = cut_beside(source, model, num_bytes, num_parts, progress=progress)
     run = forward or _forward
     shared = {id(parameter): parameter for parameter in model.parameters()}
 
-    def on_rank() -> None:
-        data = load_shard(root)
-        own = wrap(copy.deepcopy(model, dict(shared))).eval()
-        with torch.no_grad():
-            _save(out, run(own, data), data, nodes)
+    def on_parts(root: Path) -> Figures:
+        def on_rank() -> None:
+            data = load_shard(root)
+            own = wrap(copy.deepcopy(model, dict(shared))).eval()
+            with torch.no_grad():
+                _save(out, run(own, data), data, nodes)
 
-    return run_in_turns(on_rank, root, memory=num_bytes, spill=Path(spill or source.parent)).figures
+        # A quarter is for what a turn makes before others' tensors go.
+        ranks, budget = read_meta(root).num_parts, num_bytes * 3 // 4
+        folder = Path(spill or source.parent)
+        return play(on_rank, ranks, memory=budget, spill=folder, limit=num_bytes).figures
+
+    if (source / 'META.json').is_file():
+        return on_parts(source)
+    cuts = Cuts(source, progress=progress)
+    if num_parts is not None:
+        return on_parts(cuts.of(num_parts)[0])
+    num_parts = cuts.first(model.parameters(), num_bytes)
+    most = min(_MOST_TIMES * num_parts, cuts.num_nodes)
+    while True:
+        root, is_new = cuts.of(num_parts)
+        try:
+            return on_parts(root)
+        except OverMemory:
+            if is_new:  # it would be in the way next time
+                shutil.rmtree(root)
+            if num_parts >= most:
+                raise
+        gc.collect()  # the ranks that have ended
+        num_parts = min(2 * num_parts, most)
 
 
 def _forward(model: torch.nn.Module, data: Data | HeteroData) -> Any:

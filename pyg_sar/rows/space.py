@@ -27,6 +27,7 @@ class Space:
         mask: Of a selection, which own rows of `parent` it has, bool ``[parent.own]``.
         base: Of rows that stand for others `count` times, one after another, those others.
         count: How often; 1 without a base.
+        pieces: Of spaces that were joined, these, one after another.
         neighbours: Further spaces that new tensors may be meant for, as of edges those of nodes.
         total: Number of rows of all ranks (collective at the first time, if it is not known yet).
     """
@@ -44,10 +45,11 @@ class Space:
         mask: Tensor | None = None,
         base: Space | None = None,
         count: int = 1,
+        pieces: tuple[Space, ...] = (),
         neighbours: tuple[Space, ...] = (),
     ) -> None:
         self.own, self.what, self.parent, self.mask = own, what, parent, mask
-        self.base, self.count, self.neighbours = base, count, neighbours
+        self.base, self.count, self.pieces, self.neighbours = base, count, pieces, neighbours
         self._ids = ids
         if total is not None:
             self.total = total
@@ -84,7 +86,8 @@ class Space:
     def has_ids(self) -> bool:
         """Whether it is known which rows of the whole the own ones are."""
         source = self.parent or self.base
-        return self._ids is not None or (source is not None and source.has_ids())
+        sources = self.pieces if source is None else (source,)
+        return self._ids is not None or (len(sources) > 0 and all(s.has_ids() for s in sources))
 
     def ids(self, device: torch.device) -> Tensor:
         """Which rows of the whole the own ones are, int64 ``[own]``.
@@ -97,9 +100,13 @@ class Space:
         elif self.base is not None:
             steps = torch.arange(self.count, device=device)
             self._ids = (self.base.ids(device).unsqueeze(1) * self.count + steps).view(-1)
+        elif self.pieces and self.has_ids():
+            firsts = accumulate([each.total for each in self.pieces], initial=0)
+            pairs = zip(self.pieces, firsts, strict=False)
+            self._ids = torch.cat([each.ids(device) + first for each, first in pairs])
         elif self.parent is not None and self.mask is not None:
             of_parent = self.parent.ids(self.mask.device)[self.mask]
-            is_in = torch.zeros(self.parent.total, dtype=torch.int64, device=of_parent.device)
+            is_in = torch.zeros(self.parent.total, dtype=torch.uint8, device=of_parent.device)
             is_in[of_parent] = 1
             if world_size() > 1:
                 all_reduce_sum(is_in)
@@ -158,16 +165,10 @@ class Space:
         """The rows of this space, then those of others."""
         if others not in self._unions:
             spaces = (self, *others)
-            firsts = accumulate([each.total for each in spaces], initial=0)
-            ids = None
-            if all(each.has_ids() for each in spaces):
-                device = self._device()
-                pairs = zip(spaces, firsts, strict=False)
-                ids = torch.cat([each.ids(device) + first for each, first in pairs])
             self._unions[others] = Space(
                 sum(each.own for each in spaces),
                 what=self.what,
-                ids=ids,
+                pieces=spaces,
                 total=sum(each.total for each in spaces),
                 neighbours=self.neighbours,
             )
@@ -198,6 +199,9 @@ class Space:
             return True
         known = self._alike.get(id(other))
         if known is None or known[0] is not other:
+            for each in (self, other):
+                if each.pieces and each.has_ids():
+                    each.ids(each._device())
             answer = all(agree(self._is_alike_here(other)))
             known = self._alike[id(other)] = other, answer
         return known[1]
@@ -217,8 +221,8 @@ class Space:
         return is_alike and torch.equal(self._ids, other._ids.to(self._ids.device))
 
     def _device(self) -> torch.device:
-        if self._ids is None and self.base is not None:
-            return self.base._device()
+        if self._ids is None and (self.base is not None or self.pieces):
+            return (self.base or self.pieces[0])._device()
         known = self._ids if self._ids is not None else self.mask
         return torch.device('cpu') if known is None else known.device
 

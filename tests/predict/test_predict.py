@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,8 @@ from small_graphs import small_graph
 from torch_geometric import seed_everything
 
 import pyg_sar
+from pyg_sar.in_turns import run as in_turns_run
+from pyg_sar.predict import predict
 from pyg_sar.predict.__main__ import main
 from pyg_sar.predict.named import named
 
@@ -132,6 +136,91 @@ def test_the_cut_is_kept_until_the_data_changes(folder: Path) -> None:
     assert _run(folder, *arguments) == 0
     assert len([*folder.glob('data.pt.parts-2-*')]) == 2
     assert not np.allclose(first, np.load('out.npy'))
+
+
+MODELS_OF_MEMORY = """
+import torch
+from torch_geometric.nn import GAT, GCN, GraphSAGE, TransformerConv
+
+class Attention(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.last = TransformerConv(6, 8, heads=2), TransformerConv(16, 4)
+
+    def forward(self, x, edge_index):
+        return self.last(self.conv(x, edge_index).relu(), edge_index)
+
+class Whole(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = GCN(6, 8, 2, 4)
+
+    def forward(self, x, edge_index):
+        return self.conv(x, edge_index) + torch.ones(300, 300).double().mean()
+
+class Silent(Whole):
+    def forward(self, x, edge_index):
+        try:
+            torch.ones(300, 300)
+        except ValueError:
+            pass
+        return self.conv(x, edge_index)
+
+sage = GraphSAGE(6, 16, 3, 4, norm='batch_norm', jk='cat').double()
+gat = GAT(6, 16, 3, 4, heads=4).double()
+attention, whole, silent = Attention().double(), Whole().double(), Silent().double()
+"""
+
+
+@pytest.fixture
+def in_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A graph of which all tensors but the smallest count."""
+    torch.save(small_graph(300, 2000), 'data.pt')
+    Path(f'models_{folder.name}.py').write_text(MODELS_OF_MEMORY)
+    play = partial(in_turns_run.play, least=1024)
+    monkeypatch.setattr(import_module('pyg_sar.predict.predict'), 'play', play)
+    return folder
+
+
+def _parts(folder: Path) -> list[int]:
+    return [int(path.name.split('-')[1]) for path in folder.glob('data.pt.parts-*')]
+
+
+@pytest.mark.parametrize(('name', 'first'), [('sage', 1), ('gat', 0.1), ('attention', 0.1)])
+def test_large_tensors_stay_within_the_memory(
+    in_memory: Path, monkeypatch: pytest.MonkeyPatch, name: str, first: float
+) -> None:
+    tensors, edges = 6 * first, 48 * first
+    monkeypatch.setattr('pyg_sar.predict.cut._TENSORS_OF_A_LAYER', tensors)
+    monkeypatch.setattr('pyg_sar.predict.cut._EDGE_BYTES', edges)
+    data, model = torch.load('data.pt', weights_only=False), _plain(in_memory, name)
+    memory = 100_000
+    found = predict(model, 'data.pt', 'out.npy', memory=memory)
+    assert 0 < found.peak <= memory
+    assert found.evictions > 0
+    with torch.no_grad():
+        wanted = model(data.x, data.edge_index).numpy()
+    np.testing.assert_allclose(np.load('out.npy'), wanted, rtol=1e-12, atol=1e-12)
+    (num_parts,) = _parts(in_memory)
+    again = predict(model, 'data.pt', 'out.npy', memory=memory)
+    assert _parts(in_memory) == [num_parts]
+    assert again.peak <= memory
+
+
+@pytest.mark.parametrize('name', ['whole', 'silent', 'gat'])
+def test_what_exceeds_the_memory_is_an_error(in_memory: Path, name: str) -> None:
+    if name != 'gat':
+        torch.save(small_graph(12, 40), 'data.pt')  # soon in as many parts as it has nodes
+    model = _plain(in_memory, name)
+    given = {} if name != 'gat' else {'num_parts': 2}
+    with pytest.raises(ValueError, match="expected 'memory' for the turn of one rank"):
+        predict(model, 'data.pt', 'out.npy', memory=10_000, **given)
+    assert name == 'silent' or not Path('out.npy').exists()
+    assert _parts(in_memory) == ([] if name != 'gat' else [2])
+    if name == 'gat':  # a folder is one of so many parts
+        (root,) = in_memory.glob('data.pt.parts-*')
+        with pytest.raises(ValueError, match='with more parts a turn needs less'):
+            predict(model, root, 'out.npy', memory=10_000)
 
 
 def test_parts_follow_from_the_memory(folder: Path) -> None:
