@@ -90,6 +90,34 @@ def test_runs_and_fills_its_readme(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.bench
+def test_picture_of_what_overlap_hides(tmp_path: Path) -> None:
+    main = BENCHMARKS / 'network' / 'main.py'
+    done = _run(main, '--tiny', '--picture', '--out', tmp_path)
+    assert done.returncode == 0, done.stderr
+    if done.stdout.startswith('skipped: '):
+        pytest.skip(done.stdout)
+    assert {p.name for p in tmp_path.iterdir()} == {'overlap.json', 'overlap.png'}
+    epochs = json.loads((tmp_path / 'overlap.json').read_text())
+    assert [epoch['variant'] for epoch in epochs] == ['prefetch 1', 'no prefetch']
+    for epoch in epochs:
+        times = [time for span in epoch['waiting'] for time in span]
+        assert times == sorted(times)
+        assert 0 < times[0] < times[-1] <= epoch['seconds']
+        assert [phase for phase, *_ in epoch['layers'][:3]] == ['forward'] * 3
+        received = [count for _, count in epoch['received']]
+        assert received == sorted(received)
+        assert received[-1] > 0
+
+
+def test_bytes_beside_computing_are_those_outside_of_waiting(load) -> None:
+    shares = load('network', 'overlap').shares
+    epoch = {'waiting': [[1.0, 2.0], [3.0, 3.5]], 'received': [[1.0, 0], [2.0, 60], [3.5, 90]]}
+    seconds, beside = shares(epoch)
+    assert seconds == 1.5
+    assert beside == pytest.approx(20 / 90)
+
+
+@pytest.mark.bench
 @pytest.mark.parametrize('name', NAMES)
 def test_readme_is_what_its_results_say(name: str, tmp_path: Path) -> None:
     folder = BENCHMARKS / name

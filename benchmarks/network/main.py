@@ -19,6 +19,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 sys.path.insert(0, str(HERE.parent / 'scaling'))
 
+import overlap  # noqa: E402
 from cached_graphs import ARXIV, TINY, cut, sizes  # noqa: E402
 from many_ranks import LATENCY, PAYLOAD, epoch_seconds, exchange_seconds, sum_bytes  # noqa: E402
 from measured_training import make_model  # noqa: E402
@@ -46,6 +47,7 @@ SIZES: dict[str, dict[str, Any]] = {
         'processes': 4,
         'layers': 3,
         'rounds': 5,
+        'picture': False,
     },
     'quick': {'rounds': 2},
     'tiny': {
@@ -59,7 +61,10 @@ SIZES: dict[str, dict[str, Any]] = {
 
 
 def measure(args: argparse.Namespace) -> Iterator[Row]:
-    """Of every model on every link, in every round all variants in turn, and one without rows."""
+    """Of every model on every link, in every round all variants in turn, and one without rows.
+
+    With `picture` only what :mod:`overlap` draws.
+    """
     reason = missing()
     if reason:
         print(f'skipped: {reason}')
@@ -69,6 +74,10 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
         hosts = stack.enter_context(Hosts(args.processes))
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         apart = stack.enter_context(_team(args, f'{folder}/apart', hosts))
+        if args.picture:
+            found = overlap.measure(apart, hosts, args.models, args.rounds)
+            overlap.write(found, Path(args.out) if args.out else HERE)
+            return
         beside = stack.enter_context(_team(args, f'{folder}/beside', None))
         for model in tqdm(args.models, unit='model'):
             for team in (apart, beside):  # plans and caches

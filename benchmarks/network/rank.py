@@ -25,6 +25,7 @@ sys.path.insert(0, str(HERE.parent))
 
 from cached_graphs import read_all  # noqa: E402
 from measured_training import make_model  # noqa: E402
+from timeline import Timeline  # noqa: E402
 from training import default_hidden  # noqa: E402
 
 import pyg_sar  # noqa: E402
@@ -32,9 +33,10 @@ from pyg_sar.comm import Comm, exchange, gradient_return  # noqa: E402
 from pyg_sar.comm.process_group import GroupComm  # noqa: E402
 from pyg_sar.comm.swap import Swap  # noqa: E402
 
-LINK, NO_NETWORK, NO_PREFETCH, ROWS = 'link', 'no network', 'no prefetch', 'rows only'
+LINK, TIMELINE, NO_NETWORK, ROWS = 'link', 'timeline', 'no network', 'rows only'
+PREFETCH, NO_PREFETCH = 'prefetch 1', 'no prefetch'
 VARIANTS: dict[str, dict[str, Any]] = {
-    'prefetch 1': {},
+    PREFETCH: {},
     ROWS: {'partial_sums': False},
     NO_PREFETCH: {},
     'prefetch 3': {'prefetch': 3},
@@ -123,10 +125,13 @@ def send_steps(num_bytes: int) -> float:
     return 0.0
 
 
+def statistics_of(interface: str) -> Path:
+    return Path('/sys/class/net') / interface / 'statistics'
+
+
 def measured(step: Callable[[], float], interface: str) -> dict[str, float]:
     """Seconds, CPU seconds, bytes on the interface, and what the step gives: its loss."""
-    statistics = Path('/sys/class/net') / interface / 'statistics'
-    counters = [statistics / 'tx_bytes', statistics / 'rx_bytes']
+    counters = [statistics_of(interface) / name for name in ('tx_bytes', 'rx_bytes')]
     dist.barrier()
     before = [int(counter.read_text()) for counter in counters]
     start, cpu = time.perf_counter(), time.process_time()
@@ -158,13 +163,20 @@ def main() -> None:
     trainings: dict[tuple[str, str], Training] = {}
     print(json.dumps('ready'), flush=True)
     for line in sys.stdin:
-        model, variant = line.rstrip('\n').split('/')
+        model, variant, *asked = line.rstrip('\n').split('/')
         if model == LINK:
             answer = measured(lambda num_bytes=int(variant): send_steps(num_bytes), args.interface)
         else:
             if (model, variant) not in trainings:
                 trainings[model, variant] = Training(model, variant, args.parts, args.layers)
-            answer = measured(trainings[model, variant].epoch, args.interface)
+            epoch = trainings[model, variant].epoch
+            if asked == [TIMELINE]:
+                dist.barrier()
+                with Timeline(statistics_of(args.interface) / 'rx_bytes') as timeline:
+                    epoch()
+                answer = timeline.found()
+            else:
+                answer = measured(epoch, args.interface)
         print(json.dumps(answer), flush=True)
 
 

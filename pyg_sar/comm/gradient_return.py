@@ -94,7 +94,7 @@ class GradientReturn:
 
     def finish(self) -> Rows:
         """Waits for the last gradients; returns what they were added to."""
-        if self._comm.takes_turns:
+        if self._comm.takes_turns and self.out:
             self._take_offers()
         else:
             self._add(self._arrived())

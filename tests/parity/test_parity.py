@@ -88,6 +88,7 @@ OTHERS = [
     'MixHopConv: default',
     'WLConvContinuous: weights',
     'MessagePassing: own update that reads x',
+    'MessagePassing: reads x_i only',
     'GatedGraphConv: weights',
     'PNAConv: mean, sum',
     'EdgeConv: aggr=add',
