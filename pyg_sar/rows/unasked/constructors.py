@@ -56,7 +56,7 @@ def ask() -> None:
         if inner is not None and cell.cell_contents is inner:
             cell.cell_contents = _dense_of_one_graph(inner)
     for cls, instead in _SAMPLERS.items():
-        cls.__init__ = _of_whole_graphs(cls, instead)  # type: ignore[method-assign]
+        cls.__init__ = _of_whole_graphs(cls, instead)  # type: ignore[misc]
 
 
 def _of_all_rows(function: Callable[..., Any], *, draws: bool = False) -> Callable[..., Any]:
@@ -109,7 +109,7 @@ def _dense_of_one_graph(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _of_whole_graphs(cls: type, instead: str) -> Callable[..., None]:
     """Refuses graphs that are cut."""
-    make = cls.__init__
+    make: Callable[..., None] = vars(cls)['__init__']
 
     @wraps(make)
     def call(self: Any, *args: Any, **kwargs: Any) -> None:
