@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pyg_sar.planner.rehearsal import Job, rehearse
 from pyg_sar.planner.sizes import RankSizes, distinct, pool_share
 from pyg_sar.planner.statistics import Statistics
-from pyg_sar.sampling.loader import ROUND
+from pyg_sar.sampling.batch import ROUND
 
 _MAX_NODES = 1 << 14
 _ID_BYTES = 24

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch_geometric.sampler.base import NumNeighbors, SubgraphType
 
 from pyg_sar.monitor import parse_bytes
@@ -13,7 +15,7 @@ from pyg_sar.shard.format.file_names import EdgeKey, type_name
 
 _THREAD = "batches are made by one thread of each rank (set 'prefetch' instead)"
 _SORTED = 'edges are sorted once, when the loader is made'
-_MEANINGLESS = {
+MEANINGLESS = {
     'num_workers': _THREAD,
     'persistent_workers': _THREAD,
     'prefetch_factor': _THREAD,
@@ -35,7 +37,7 @@ _MEANINGLESS = {
     'pin_memory_device': "rows come from where 'data' has them",
     'in_order': 'batches always come in order',
 }
-
+"""Arguments of PyG and torch, and why they would have no effect."""
 
 _DEFAULTS = {
     'num_workers': 0,
@@ -79,10 +81,10 @@ def read_others(loader: str, others: Mapping[str, Any], given: dict[str, Any]) -
             given['neg_sampling'] = given['neg_sampling'] or (
                 {'mode': 'binary', 'amount': value} if value else None
             )
-        elif name not in _MEANINGLESS:
+        elif name not in MEANINGLESS:
             raise TypeError(f"{loader} has no argument '{name}'")
         elif value is not None and value != _DEFAULTS.get(name):
-            raise TypeError(f"'{name}' has no meaning here: {_MEANINGLESS[name]}")
+            raise TypeError(f"'{name}' has no meaning here: {MEANINGLESS[name]}")
 
 
 def batch_size_of(given: Mapping[str, Any], num_parts: int) -> int:
@@ -138,6 +140,24 @@ def cache_bytes(cache: Any) -> int | None:
         return parse_bytes(cache)
     except ValueError as error:
         raise ValueError(f"'cache': {error}") from None
+
+
+def read_places(index: Any, count: int) -> Tensor:
+    """Places 0 .. `count` - 1, int64, from numbers or a mask."""
+    try:
+        places = torch.as_tensor(index).cpu()
+    except (TypeError, RuntimeError) as error:
+        raise ValueError(f'expected places of seeds, such as [0, 5] (got {index!r})') from error
+    if places.dtype == torch.bool and places.shape == (count,):
+        return places.nonzero().view(-1)
+    places = places.long() if not places.numel() else places
+    is_in = places.dtype == torch.int64 and places.dim() == 1
+    if not is_in or bool(((places < 0) | (places >= count)).any()):
+        raise ValueError(
+            f'expected places of the {count} seeds of this rank, each less than len(dataset) (got '
+            f'{places.tolist()})'
+        )
+    return places
 
 
 def fans_of(num_neighbors: Any, relations: list[EdgeKey]) -> dict[EdgeKey, tuple[int, ...]]:

@@ -6,7 +6,6 @@ batches do not depend on how many ranks there are, nor on who samples when.
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -18,36 +17,30 @@ from torch_geometric.sampler.base import SubgraphType
 from pyg_sar.comm import (
     agree,
     check_equal,
-    count_ranks,
     in_call,
     open_lane,
     raise_together,
     takes_turns,
     world_size,
 )
-from pyg_sar.monitor import say
 from pyg_sar.rows.attach import as_local
 from pyg_sar.sampling.ahead import Ahead
 from pyg_sar.sampling.arguments import (
+    MEANINGLESS,
     Fans,
     batch_size_of,
     cache_bytes,
     check_kinds,
     fans_of,
     read_others,
+    read_places,
 )
-from pyg_sar.sampling.attributes import AttributeRows, check_data, edge_stores, find
-from pyg_sar.sampling.batch import make_batch
+from pyg_sar.sampling.attributes import check_data, edge_stores, find
+from pyg_sar.sampling.batch import Sampler
 from pyg_sar.sampling.cache import Cache
-from pyg_sar.sampling.graph import LocalGraph, build
-from pyg_sar.sampling.rounds import Round
-from pyg_sar.sampling.seeds.seeds import Asked, Seeds
+from pyg_sar.sampling.graph import build
+from pyg_sar.sampling.seeds.seeds import Asked
 from pyg_sar.shard.format.file_names import EdgeKey
-
-_logger = logging.getLogger(__name__)
-
-ROUND = 12
-"""Batches that ranks sample together: so many times fewer messages."""
 
 _ALIKE = (
     'replace',
@@ -113,9 +106,11 @@ class Loader:
         for name, own in same.items():
             check_equal(f"'{name}'", own, [each[name] for each in answers])
         disjoint = given['disjoint'] or given['time_attr'] is not None
-        is_last, replace = given['temporal_strategy'] == 'last', given['replace']
+        is_last = given['temporal_strategy'] == 'last'
         found = find(data)
-        graph = build(data, found, given['time_attr'], given['weight_attr'], replace=replace)
+        graph = build(
+            data, found, given['time_attr'], given['weight_attr'], replace=given['replace']
+        )
         seeds = make_seeds(graph, disjoint)
         counts = agree((seeds.key.numel(), seeds.num_batches(given['drop_last'])))
         self._num_batches: int = max(count for _, count in counts)
@@ -128,7 +123,7 @@ class Loader:
         of_speed = ('cache', 'prefetch')  # the batches are the same
         self._identity = {k: v for k, v in same.items() if k not in of_speed}
         self._identity['num_batches'] = self._num_batches
-        fans = Fans(num_neighbors, replace, is_last, given['subgraph_type'], disjoint)
+        fans = Fans(num_neighbors, given['replace'], is_last, given['subgraph_type'], disjoint)
         cache = None
         if given['cache'] is not None and graph.world_size > 1:
             cache = Cache(graph, found, fans, seeds, given['cache'])
@@ -139,7 +134,7 @@ class Loader:
         self._lane = open_lane() if self._prefetch else None
         if self._lane is not None:
             weakref.finalize(self._sampler, self._lane.close).atexit = False
-        self._epoch, self._at, self._is_loaded = -1, 0, False
+        self._epoch, self._at, self._is_loaded, self._num_calls = -1, 0, False, 0
         self._source: Ahead | None = None
         self._iteration: Callable[[], _Iteration | None] = lambda: None
 
@@ -178,6 +173,45 @@ class Loader:
         return batch if self.transform is None else self.transform(batch)
 
     @property
+    def dataset(self) -> range:
+        """Places of the seeds of this rank, each 0 .. number of its seeds - 1."""
+        return range(self._sampler.seeds.key.numel())
+
+    def __call__(self, index: Any) -> Data | HeteroData:
+        """The batch of chosen seeds, as of :meth:`collate_fn`, after `transform` (collective)."""
+        batch = self.collate_fn(index)
+        return batch if self.transform is None else self.transform(batch)
+
+    def collate_fn(self, index: Any) -> Data | HeteroData:
+        """The batch of chosen seeds, in their order, before `transform` (collective).
+
+        Every rank chooses among its own seeds, and all ranks call; one that needs nothing gives
+        ``[]``. Every call draws other neighbours, which follow from `seed` and the number of the
+        call; the epochs stay what they are.
+
+        Args:
+            index: Places in :attr:`dataset`, int64 ``[num_seeds]`` or a list, or a mask, bool
+                ``[len(dataset)]``.
+
+        Raises:
+            ValueError: On all ranks, if one chooses what is no place.
+        """
+        with in_call(self._name), torch.inference_mode(False), torch.device('cpu'):
+            sampler, places, error = self._sampler, torch.empty(0, dtype=torch.int64), None
+            try:
+                places = read_places(as_local(index), len(self.dataset))
+            except ValueError as failure:
+                error = failure
+            raise_together(error)
+            call, self._num_calls = self._num_calls, self._num_calls + 1
+            check_equal('number of calls of a loader', call, agree(call))
+            return sampler.of_places(places, call)
+
+    def __getattr__(self, name: str) -> Any:
+        why = f': {MEANINGLESS[name]}' if name in MEANINGLESS else ''
+        raise AttributeError(f"{type(self).__name__} has no '{name}'{why}")
+
+    @property
     def hit_rate(self) -> float:
         """Of the rows of other ranks that batches have read, the share that was in the cache."""
         cache = self._sampler.cache
@@ -188,7 +222,8 @@ class Loader:
 
         Equal on all ranks, and for any number of ranks.
         """
-        return {'epoch': self._epoch, 'batch': self._at, **self._identity}
+        place = {'epoch': self._epoch, 'batch': self._at, 'calls': self._num_calls}
+        return {**place, **self._identity}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Has the next ``iter(loader)`` go on from there, with the batches that were left.
@@ -205,6 +240,7 @@ class Loader:
                     f'{state.get(name)})'
                 )
         self._epoch, self._at = int(state['epoch']), int(state['batch'])
+        self._num_calls = int(state.get('calls', 0))
         self._is_loaded = self._epoch >= 0 and self._at < len(self)
         self._iteration = lambda: None
 
@@ -223,42 +259,3 @@ class _Iteration(Iterator[Any]):
 
     def __del__(self) -> None:
         self._source.leave()
-
-
-class Sampler:
-    """All that a thread needs to make batches."""
-
-    def __init__(
-        self,
-        data: Data | HeteroData,
-        graph: LocalGraph,
-        fans: Fans,
-        seeds: Seeds,
-        cache: Cache | None,
-    ) -> None:
-        self.data, self.graph, self.fans, self.seeds, self.cache = data, graph, fans, seeds, cache
-
-    def batches(
-        self, attributes: AttributeRows, epoch: int, numbers: range, is_wanted: Callable[[], bool]
-    ) -> Iterator[Data | HeteroData]:
-        """Batches of an epoch, while a rank wants them (collective in every round)."""
-        order, cache = self.seeds.order(epoch), self.cache
-        nothing = [part[:0] for part in order]
-        before = (0, 0) if cache is None else (cache.num_read, cache.num_found)
-        of_round = ROUND if self.graph.world_size > 1 else 1
-        for start in range(numbers.start, numbers.stop, of_round):
-            own = is_wanted()
-            if not count_ranks(f'sampling batch {start} of epoch {epoch}', own):
-                return
-            asked = range(start, min(start + of_round, numbers.stop))
-            seeds = self.seeds.of_batches(order if own else nothing, epoch, asked)
-            sampled = Round(self.graph, attributes, self.fans, seeds, cache)
-            data = as_local(self.data)
-            for number in range(len(asked)):
-                if is_wanted():
-                    yield make_batch(data, sampled, number)
-            del sampled
-        if cache is not None:
-            read, found = cache.num_read - before[0], cache.num_found - before[1]
-            text = f'epoch {epoch}: {found} of {read} rows of other ranks were in the cache'
-            say(_logger, logging.INFO, text)

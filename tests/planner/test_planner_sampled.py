@@ -18,7 +18,7 @@ from pyg_sar.monitor import LiveBytes
 from pyg_sar.planner import predict_batches, read_statistics
 from pyg_sar.planner.prediction import OVERHEAD_BYTES
 from pyg_sar.planner.sampled import SampledPrediction
-from pyg_sar.sampling.loader import ROUND
+from pyg_sar.sampling.batch import ROUND
 
 FANS = [4, 3]
 SEEDS = 10

@@ -14,7 +14,7 @@ from torch_geometric.data import Data
 import pyg_sar
 from pyg_sar import partition_graph
 from pyg_sar.monitor import hook
-from pyg_sar.sampling.loader import ROUND
+from pyg_sar.sampling.batch import ROUND
 
 
 class _Operations(hook.Watcher):

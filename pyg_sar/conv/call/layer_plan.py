@@ -175,7 +175,7 @@ def _check_alike(words: list[str]) -> None:
     here, there = ('; '.join(w for w in a if w not in b) for a, b in ((own, others), (others, own)))
     raise ValueError(
         f'expected the same layer on all ranks: {name}{here or "as it is"} on rank {odd} (got '
-        f'{name}{there or "as it is"} on rank {usual})'
+        f'{name}{there or "as it is"} on rank {usual}): run the same lines on every rank'
     )
 
 

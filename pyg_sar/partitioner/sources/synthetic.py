@@ -111,6 +111,7 @@ class _Groups:
     Shapes:
         - **label**, **community** int64 [N]: of every node
         - **order** int64 [N]: the node at every position
+        - **label_at**, **community_at** int64 [N]: of the node at every position
         - **weight_ptr** float64 [N + 1]: running sum of the weights by position
         - **class_ptr**, **community_ptr** int64: first position of every class or community
     """
@@ -118,6 +119,8 @@ class _Groups:
     label: Int64Array
     community: Int64Array
     order: Int64Array
+    label_at: Int64Array
+    community_at: Int64Array
     weight_ptr: npt.NDArray[np.float64]
     class_ptr: Int64Array
     community_ptr: Int64Array
@@ -141,19 +144,30 @@ class _Groups:
             label,
             community,
             order,
+            label[order],
+            community[order],
             weight_ptr=np.concatenate([[0.0], np.cumsum(weight)]),
             class_ptr=_ptr(class_size),
             community_ptr=_ptr(np.bincount(community, minlength=int(first[-1]))),
         )
 
-    def draw_nodes(
+    def draw_anywhere(self, count: int, rng: np.random.Generator) -> Int64Array:
+        """Positions by weight, in ascending order: memory is then read in order, too."""
+        # The gaps between sorted uniform numbers are exponential.
+        at = np.cumsum(rng.standard_exponential(count + 1))
+        return self._positions(at[:-1] * (self.weight_ptr[-1] / at[-1]))
+
+    def draw_within(
         self, first: Int64Array, last: Int64Array, rng: np.random.Generator
     ) -> Int64Array:
-        """One node per entry, by weight, among the positions [first, last)."""
+        """One position per entry, by weight, among [first, last)."""
         low, high = self.weight_ptr[first], self.weight_ptr[last]
         at = low + rng.random(first.shape[0]) * (high - low)
+        return np.clip(self._positions(at), first, last - 1)
+
+    def _positions(self, at: npt.NDArray[np.float64]) -> Int64Array:
         position = np.searchsorted(self.weight_ptr, at, side='right') - 1
-        return self.order[np.clip(position, first, last - 1)]
+        return np.minimum(position, self.order.size - 1)
 
 
 def _draw_edges(shape: GraphShape, groups: _Groups, rng: np.random.Generator) -> Int64Array:
@@ -164,14 +178,15 @@ def _draw_edges(shape: GraphShape, groups: _Groups, rng: np.random.Generator) ->
         count = int((shape.num_pairs - pairs.size) * 1.15) + 1000
         sizes = [min(_DRAWN_PAIRS, count - i) for i in range(0, count, _DRAWN_PAIRS)]
         drawn = np.concatenate([_draw_pairs(size, shape, groups, rng) for size in sizes])
-        drawn.sort()
+        drawn = _sorted(drawn)
         fresh = drawn[np.diff(drawn, prepend=-1) > 0]
         if pairs.size:
             fresh = np.setdiff1d(fresh, pairs, assume_unique=True)
-        rng.shuffle(fresh)  # Sorted, a cut at num_pairs would prefer small ids.
-        pairs = np.concatenate([pairs, fresh[: shape.num_pairs - pairs.size]])
-    keys = np.concatenate([pairs, pairs % num_nodes * num_nodes + pairs // num_nodes])
-    keys.sort()
+        num_more = fresh.size - (shape.num_pairs - pairs.size)
+        if num_more > 0:  # sorted, a cut at num_pairs would prefer small ids
+            fresh = np.delete(fresh, rng.choice(fresh.size, num_more, replace=False, shuffle=False))
+        pairs = np.concatenate([pairs, fresh])
+    keys = _sorted(np.concatenate([pairs, pairs % num_nodes * num_nodes + pairs // num_nodes]))
     edge_index = np.empty((2, keys.size), np.int64)
     np.divmod(keys, num_nodes, edge_index[0], edge_index[1])
     return edge_index
@@ -182,21 +197,20 @@ def _draw_pairs(
 ) -> Int64Array:
     """Pairs as ``low * num_nodes + high``, without self loops: `count` or fewer."""
     num_nodes = shape.num_nodes
-    everywhere = np.zeros(count, np.int64), np.full(count, num_nodes, np.int64)
-    src = groups.draw_nodes(*everywhere, rng)
+    src = groups.draw_anywhere(count, rng)
     scope = rng.random(count)
-    in_community = scope < shape.p_community
-    in_class = scope < shape.p_community + shape.p_class
-    community, label = groups.community[src], groups.label[src]
-    first, last = (
-        np.where(
-            in_community,
-            groups.community_ptr[community + end],
-            np.where(in_class, groups.class_ptr[label + end], everywhere[end]),
-        )
-        for end in (0, 1)
-    )
-    dst = groups.draw_nodes(first, last, rng)
+    is_anywhere = scope >= shape.p_community + shape.p_class
+    dst = np.empty_like(src)
+    anywhere = groups.draw_anywhere(int(is_anywhere.sum()), rng)
+    rng.shuffle(anywhere)
+    dst[is_anywhere] = anywhere
+    for ptr, group_at, is_drawn in (
+        (groups.community_ptr, groups.community_at, scope < shape.p_community),
+        (groups.class_ptr, groups.label_at, ~is_anywhere & (scope >= shape.p_community)),
+    ):
+        group = group_at[src[is_drawn]]
+        dst[is_drawn] = groups.draw_within(ptr[group], ptr[group + 1], rng)
+    src, dst = groups.order[src], groups.order[dst]
     low, high = np.minimum(src, dst), np.maximum(src, dst)
     return (low * num_nodes + high)[low != high]
 
@@ -217,3 +231,9 @@ def _draw_features(shape: GraphShape, groups: _Groups, rng: np.random.Generator)
 
 def _ptr(counts: Int64Array) -> Int64Array:
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])
+
+
+def _sorted(keys: Int64Array) -> Int64Array:
+    """By torch, which sorts integers by their digits: a third of the time of NumPy."""
+    ordered: Int64Array = torch.from_numpy(keys).sort(stable=True).values.numpy()
+    return ordered

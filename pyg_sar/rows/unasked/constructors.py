@@ -14,13 +14,26 @@ from typing import Any
 
 import torch
 from torch.jit import _builtins
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.loader import ClusterData, GraphSAINTSampler, ShaDowKHopSampler
 from torch_geometric.nn.models import rev_gnn
+from torch_geometric.sampler import HGTSampler, NeighborSampler
 from torch_geometric.utils import _negative_sampling, to_dense_batch
 
 from pyg_sar.comm import agree, world_size
 from pyg_sar.rows.over_ranks import whole
 from pyg_sar.rows.rows import Rows, in_nested, leaves
 from pyg_sar.scoped import Scoped
+from pyg_sar.shard.edge_index import ShardEdgeIndex
+
+_SAMPLERS: dict[type, str] = {
+    NeighborSampler: 'pyg_sar.NeighborLoader or pyg_sar.LinkNeighborLoader',
+    HGTSampler: 'pyg_sar.NeighborLoader or pyg_sar.LinkNeighborLoader',
+    ShaDowKHopSampler: "pyg_sar.NeighborLoader with subgraph_type='induced', disjoint=True",
+    GraphSAINTSampler: 'pyg_sar.NeighborLoader, or full batch',
+    ClusterData: 'full batch: the parts of pyg_sar.partition are the clusters',
+}
+"""What of PyG samples from the graph of one process, and what there is instead."""
 
 alike_draws = Scoped(False)
 """Whether negative edges are those of rank 0, also of edges that are plain by then."""
@@ -42,6 +55,8 @@ def ask() -> None:
     for cell in to_dense_batch.__closure__ or ():
         if inner is not None and cell.cell_contents is inner:
             cell.cell_contents = _dense_of_one_graph(inner)
+    for cls, instead in _SAMPLERS.items():
+        cls.__init__ = _of_whole_graphs(cls, instead)  # type: ignore[misc]
 
 
 def _of_all_rows(function: Callable[..., Any], *, draws: bool = False) -> Callable[..., Any]:
@@ -88,5 +103,23 @@ def _dense_of_one_graph(function: Callable[..., Any]) -> Callable[..., Any]:
         if is_one and (batch is None or (isinstance(batch, Rows) and int(batch.max()) == 0)):
             return x.unsqueeze(0), x.new_ones(x.size(0), dtype=torch.bool).unsqueeze(0)
         return function(x, batch, fill_value, max_num_nodes, batch_size)
+
+    return call
+
+
+def _of_whole_graphs(cls: type, instead: str) -> Callable[..., None]:
+    """Refuses graphs that are cut."""
+    make: Callable[..., None] = vars(cls)['__init__']
+
+    @wraps(make)
+    def call(self: Any, *args: Any, **kwargs: Any) -> None:
+        for data in leaves((args, kwargs)):
+            stores = data.edge_stores if isinstance(data, (Data, HeteroData)) else ()
+            if any(isinstance(s.get('edge_index'), (Rows, ShardEdgeIndex)) for s in stores):
+                raise ValueError(
+                    f"PyG's {type(self).__name__} samples from the graph of one process (got that "
+                    f'of load_shard): use {instead}'
+                )
+        make(self, *args, **kwargs)
 
     return call

@@ -199,7 +199,7 @@ class Seeds:
     def _states(self, purpose: int, epoch: int, batches: Sequence[int]) -> Tensor:
         """What the draws of the parts' batches follow from, ``[len(batches) * len(parts)]``."""
         first = self.graph.first_part
-        own = torch.arange(first, first + len(self.parts))
+        own = torch.arange(first, first + self.graph.parts_per_rank)
         return hashed(self.seed, purpose, epoch, own, torch.tensor(batches).unsqueeze(1)).view(-1)
 
     @property

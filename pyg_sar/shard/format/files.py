@@ -54,7 +54,10 @@ def read_json(root: str | Path) -> Any:
     """
     path = Path(root) / META_FILE
     if not Path(root).is_dir():
-        raise FileNotFoundError(f"expected a partition folder at '{root}' (got no folder)")
+        raise FileNotFoundError(
+            f"expected a partition folder at '{root}' (got no folder): python -m pyg_sar.partition "
+            'makes one'
+        )
     try:
         own_file(root, path)
     except FileNotFoundError as error:

@@ -231,6 +231,11 @@ def _one_number(func: Any, args: Any, kwargs: Any) -> Any:
     refuse(func)
 
 
+@rule('convert_indices_from_coo_to_csr')
+def _matrix(func: Any, args: Any, kwargs: Any) -> Any:
+    refuse(func, 'makes a sparse matrix of them, and convs take data.edge_index in its place')
+
+
 @named_rule('tolist')
 def _list(func: Any, input: Rows) -> Any:
     """The numbers of a vector, which every rank has for it."""
