@@ -74,7 +74,7 @@ def save(figure: Any, path: str | os.PathLike[str], title: str, text: str) -> No
     """
     if os.path.splitext(path)[1] != '.html':
         figure.suptitle(title)
-        figure.savefig(path, dpi=120)
+        figure.savefig(path, dpi=120, format=os.path.splitext(path)[1][1:] or 'png')
         return
     drawn = io.StringIO()
     figure.savefig(drawn, format='svg', metadata={'Date': None})

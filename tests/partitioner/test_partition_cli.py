@@ -64,7 +64,7 @@ def test_error_is_one_line(tmp_path):
     result = _run('cora', tmp_path / 'out', '--num-parts', 3)
     assert result.returncode == 2
     assert result.stdout == ''
-    assert result.stderr.startswith('error: expected a .pt, .npz, .parquet or .csv file, a folder')
+    assert result.stderr.startswith('error: expected a graph to read (got ')
     assert result.stderr.count('\n') == 1
     assert list(tmp_path.iterdir()) == []
 

@@ -127,8 +127,9 @@ def load_source(
         return load_class(source.name, source.datasets)
     what = 'a folder' if path.is_dir() else 'a file' if path.exists() else 'no such file'
     raise ValueError(
-        'expected a .pt, .npz, .parquet or .csv file, a folder with edge_index.npy or of '
-        f"torch_geometric.distributed, or one of {', '.join(NAMES)} (got '{source.name}', {what})"
+        f"expected a graph to read (got '{source.name}', {what}): a .pt, .npz, .parquet or .csv "
+        'file, a folder with edge_index.npy or of torch_geometric.distributed, or one of '
+        + ', '.join(NAMES)
     )
 
 
