@@ -29,7 +29,7 @@ def test_the_extras_that_are_told_are_those_that_there_are() -> None:
     text = (ROOT / 'pyproject.toml').read_text()
     section = text.split('[project.optional-dependencies]\n')[1].split('\n[')[0]
     extras = [line.split(' = ')[0] for line in section.splitlines() if ' = ' in line]
-    assert [*__main__._EXTRAS] == [name for name in extras if name not in ('test', 'dev')]
+    assert [*__main__._EXTRAS] == [name for name in extras if name not in ('all', 'test', 'dev')]
 
 
 def test_the_version_is_the_same_everywhere() -> None:

@@ -111,7 +111,6 @@ class _Groups:
     Shapes:
         - **label**, **community** int64 [N]: of every node
         - **order** int64 [N]: the node at every position
-        - **label_at**, **community_at** int64 [N]: of the node at every position
         - **weight_ptr** float64 [N + 1]: running sum of the weights by position
         - **class_ptr**, **community_ptr** int64: first position of every class or community
     """
@@ -119,8 +118,6 @@ class _Groups:
     label: Int64Array
     community: Int64Array
     order: Int64Array
-    label_at: Int64Array
-    community_at: Int64Array
     weight_ptr: npt.NDArray[np.float64]
     class_ptr: Int64Array
     community_ptr: Int64Array
@@ -144,30 +141,19 @@ class _Groups:
             label,
             community,
             order,
-            label[order],
-            community[order],
             weight_ptr=np.concatenate([[0.0], np.cumsum(weight)]),
             class_ptr=_ptr(class_size),
             community_ptr=_ptr(np.bincount(community, minlength=int(first[-1]))),
         )
 
-    def draw_anywhere(self, count: int, rng: np.random.Generator) -> Int64Array:
-        """Positions by weight, in ascending order: memory is then read in order, too."""
-        # The gaps between sorted uniform numbers are exponential.
-        at = np.cumsum(rng.standard_exponential(count + 1))
-        return self._positions(at[:-1] * (self.weight_ptr[-1] / at[-1]))
-
-    def draw_within(
+    def draw_nodes(
         self, first: Int64Array, last: Int64Array, rng: np.random.Generator
     ) -> Int64Array:
-        """One position per entry, by weight, among [first, last)."""
+        """One node per entry, by weight, among the positions [first, last)."""
         low, high = self.weight_ptr[first], self.weight_ptr[last]
         at = low + rng.random(first.shape[0]) * (high - low)
-        return np.clip(self._positions(at), first, last - 1)
-
-    def _positions(self, at: npt.NDArray[np.float64]) -> Int64Array:
         position = np.searchsorted(self.weight_ptr, at, side='right') - 1
-        return np.minimum(position, self.order.size - 1)
+        return self.order[np.clip(position, first, last - 1)]
 
 
 def _draw_edges(shape: GraphShape, groups: _Groups, rng: np.random.Generator) -> Int64Array:
@@ -182,10 +168,8 @@ def _draw_edges(shape: GraphShape, groups: _Groups, rng: np.random.Generator) ->
         fresh = drawn[np.diff(drawn, prepend=-1) > 0]
         if pairs.size:
             fresh = np.setdiff1d(fresh, pairs, assume_unique=True)
-        num_more = fresh.size - (shape.num_pairs - pairs.size)
-        if num_more > 0:  # sorted, a cut at num_pairs would prefer small ids
-            fresh = np.delete(fresh, rng.choice(fresh.size, num_more, replace=False, shuffle=False))
-        pairs = np.concatenate([pairs, fresh])
+        rng.shuffle(fresh)  # Sorted, a cut at num_pairs would prefer small ids.
+        pairs = np.concatenate([pairs, fresh[: shape.num_pairs - pairs.size]])
     keys = _sorted(np.concatenate([pairs, pairs % num_nodes * num_nodes + pairs // num_nodes]))
     edge_index = np.empty((2, keys.size), np.int64)
     np.divmod(keys, num_nodes, edge_index[0], edge_index[1])
@@ -197,20 +181,21 @@ def _draw_pairs(
 ) -> Int64Array:
     """Pairs as ``low * num_nodes + high``, without self loops: `count` or fewer."""
     num_nodes = shape.num_nodes
-    src = groups.draw_anywhere(count, rng)
+    everywhere = np.zeros(count, np.int64), np.full(count, num_nodes, np.int64)
+    src = groups.draw_nodes(*everywhere, rng)
     scope = rng.random(count)
-    is_anywhere = scope >= shape.p_community + shape.p_class
-    dst = np.empty_like(src)
-    anywhere = groups.draw_anywhere(int(is_anywhere.sum()), rng)
-    rng.shuffle(anywhere)
-    dst[is_anywhere] = anywhere
-    for ptr, group_at, is_drawn in (
-        (groups.community_ptr, groups.community_at, scope < shape.p_community),
-        (groups.class_ptr, groups.label_at, ~is_anywhere & (scope >= shape.p_community)),
-    ):
-        group = group_at[src[is_drawn]]
-        dst[is_drawn] = groups.draw_within(ptr[group], ptr[group + 1], rng)
-    src, dst = groups.order[src], groups.order[dst]
+    in_community = scope < shape.p_community
+    in_class = scope < shape.p_community + shape.p_class
+    community, label = groups.community[src], groups.label[src]
+    first, last = (
+        np.where(
+            in_community,
+            groups.community_ptr[community + end],
+            np.where(in_class, groups.class_ptr[label + end], everywhere[end]),
+        )
+        for end in (0, 1)
+    )
+    dst = groups.draw_nodes(first, last, rng)
     low, high = np.minimum(src, dst), np.maximum(src, dst)
     return (low * num_nodes + high)[low != high]
 
