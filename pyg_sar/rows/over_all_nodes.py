@@ -201,14 +201,15 @@ def _chosen(
     """The rows that a mask selects, and their graphs."""
     is_whole = isinstance(values, Tensor) and values.dim() > 0 and world_size() == 1
     if not isinstance(values, Rows) and not is_whole:
-        if not isinstance(values, Tensor) or not values.dim():
+        kind = 'a plain tensor' if isinstance(values, Tensor) else f'a {type(values).__name__}'
+        if isinstance(values, (int, float)) or (isinstance(values, Tensor) and not values.dim()):
             raise ValueError(
                 f"'{name}' takes a value of every row (got one number, which has no rows): a loss "
                 "with reduction='none' gives them; one number of load_shard's rows is that of all "
                 'ranks already'
             )
         raise ValueError(
-            f"'{name}' takes rows of load_shard's data (got a plain tensor): that is equal on "
+            f"'{name}' takes rows of load_shard's data (got {kind}): a plain tensor is equal on "
             'all ranks, so it is the whole already'
         )
     if mask is None:

@@ -71,8 +71,8 @@ def _parts(one: str, other: str) -> tuple[str, str]:
 def test_different_operations_end_in_an_error_that_names_both(one: str, other: str) -> None:
     for rank, (first, later) in enumerate(run_once(_parts, 3, one, other)):
         own, theirs = (other, one) if rank else (one, other)
-        other = 0 if rank else 1
-        assert first.startswith(f'ExchangeError: rank {other} is at {OPERATIONS[theirs][1]}')
+        guilty = 0 if rank else 1
+        assert first.startswith(f'ExchangeError: rank {guilty} is at {OPERATIONS[theirs][1]}')
         assert f'; rank {rank} stopped at {OPERATIONS[own][1]}' in first
         assert f"in layer '{own}', forward" in first
         assert f"in layer '{theirs}', forward" in first
@@ -116,7 +116,8 @@ def test_an_extra_forward_of_one_rank(tmp_path, world_size):
     assert all(text.startswith('ExchangeError: ') for text in found), found
     assert "layer 'conv' (SAGEConv), forward" in found[0]
     assert 'a sum over all ranks' in found[0]
-    assert 'in global_mean: rank 0 is at a comparison of forwards in layer' in found[1]
+    assert 'rank 0 is at a comparison of forwards in layer' in found[1]
+    assert 'rank 1 stopped at a sum over all ranks in global_mean' in found[1]
 
 
 def _rows_of_two_layers(root: str) -> str:

@@ -149,7 +149,7 @@ def test_unequal_epochs_end_at_the_timeout(data):
     with pytest.raises(ExchangeError, match='rank 2 was silent') as error:
         _train(model, data)
     assert "layer 'convs.0' (SAGEConv), forward" in str(error.value)
-    assert 'debug=True tells where they part' in str(error.value)
+    assert 'debug=True tells which' in str(error.value)
 
 
 @pytest.mark.parametrize('timeout', [0, -1, True, 'a minute'])
