@@ -20,10 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from pyg_sar.evictable import Offered, array_of, watcher
 from pyg_sar.in_turns.evictions import Evictions
+from pyg_sar.in_turns.tiers import Away
 
 _SPARSE = {
     torch.sparse_coo: (Tensor._indices, Tensor._values),
@@ -33,6 +34,9 @@ _SPARSE = {
     torch.sparse_bsc: (Tensor.ccol_indices, Tensor.row_indices, Tensor.values),
 }
 """What tensors of other layouts consist of."""
+
+_KINDS = ('cpu', 'cuda')
+"""Of memory that is evicted."""
 
 _aten = torch.ops.aten
 _READ_NOTHING = {
@@ -50,7 +54,7 @@ _READ_PAST = {
 
 _GIVE_AWAY = {
     *(Tensor.numpy, Tensor.__array__, Tensor.data_ptr, Tensor.__dlpack__, Tensor.share_memory_),
-    *(Tensor.storage, Tensor.untyped_storage),
+    *(Tensor.storage, Tensor.untyped_storage, Tensor.__cuda_array_interface__.__get__),
 }
 """Functions after which others may read and write memory at any time: it stays from then on."""
 
@@ -91,31 +95,50 @@ class Watch:
         """See :meth:`pyg_sar.evictable.Watcher.reads_rows`."""
         if not self.is_better_read(tensor) or not out.is_contiguous():
             return False
-        self.needs(out, is_written=True)
+        index = index.cpu()
         rows = array_of(index)
         if len(rows) and not 0 <= rows.min() <= rows.max() < tensor.size(0):
             raise IndexError(f'expected an index of {tensor.size(0)} rows (got another one)')
         row_bytes = math.prod(tensor.shape[1:]) * tensor.element_size()
-        with torch._C.DisableTorchFunction():
-            address = out.data_ptr()
-            start = int(tensor.storage_offset()) * tensor.element_size()
-            storage = tensor.untyped_storage()
-        for first, last in _runs(rows):
-            at = start + int(rows[first]) * row_bytes
-            self._evictions.read_part(
-                storage, address + first * row_bytes, (last - first) * row_bytes, at
-            )
+        with self._on_host(out) as found, self._reading(tensor) as (away, start):
+            there = away.in_host_memory()
+            if there is not None:
+                place = int(tensor.storage_offset()), tensor.shape, tensor.stride()
+                like = torch.empty(0, dtype=tensor.dtype).set_(there, *place)
+                torch.index_select(like, 0, index, out=found)
+                return True
+            for first, last in _runs(rows):
+                address = found.data_ptr() + first * row_bytes
+                at = start + int(rows[first]) * row_bytes
+                away.read_part(address, (last - first) * row_bytes, at)
         return True
 
     def reads_run(self, out: Tensor, run: Tensor) -> bool:
         """See :meth:`pyg_sar.evictable.Watcher.reads_run`."""
         if not self.is_better_read(run) or not out.is_contiguous():
             return False
-        self.needs(out, is_written=True)
-        with torch._C.DisableTorchFunction():
-            start = int(run.storage_offset()) * run.element_size()
-            self._evictions.read_part(run.untyped_storage(), out.data_ptr(), run.nbytes, start)
+        with self._on_host(out) as found, self._reading(run) as (away, start):
+            away.read_part(found.data_ptr(), run.nbytes, start)
         return True
+
+    @contextmanager
+    def _on_host(self, out: Tensor) -> Iterator[Tensor]:
+        """What is to be filled with the numbers of a tensor: itself, or one on the host."""
+        found = out
+        if out.device.type != 'cpu':
+            found = torch.empty(out.shape, dtype=out.dtype, device='cpu', pin_memory=True)
+        self.needs(found, is_written=True)
+        yield found
+        if found is not out:
+            out.copy_(found)
+
+    @contextmanager
+    def _reading(self, tensor: Tensor) -> Iterator[tuple[Away, int]]:
+        """Where the memory of a tensor is that is away, and its first byte there."""
+        with torch._C.DisableTorchFunction(), _disable_current_modes():
+            start = int(tensor.storage_offset()) * tensor.element_size()
+            with self._evictions.reading(tensor.untyped_storage()) as away:
+                yield away, start
 
     def is_better_read(self, tensor: Tensor) -> bool:
         """See :meth:`pyg_sar.evictable.Watcher.is_better_read`."""
@@ -233,7 +256,7 @@ def _written_by(func: Any) -> frozenset[int | str]:
 def _storages(value: Any) -> Iterator[torch.UntypedStorage]:
     """The storages of a tensor, or of those in a list; of its parts, if it is sparse."""
     if isinstance(value, Tensor):
-        if value.device.type != 'cpu':
+        if value.device.type not in _KINDS:
             return
         if value.layout == torch.strided:
             yield value.untyped_storage()

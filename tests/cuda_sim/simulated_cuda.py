@@ -58,6 +58,7 @@ def _simulate_device() -> None:
     ops, stream = torch.ops.simulated_cuda, _Stream()
     found: dict[str, Any] = {
         '_lazy_init': lambda: None,
+        'init': lambda: None,
         'is_initialized': lambda: True,
         'is_available': lambda: True,
         'is_bf16_supported': lambda *args, **kwargs: True,
@@ -79,6 +80,16 @@ def _simulate_device() -> None:
         'set_sync_debug_mode': lambda mode: ops.set_sync_debug_mode(SYNC_DEBUG_MODES[mode]),
         'default_generators': (ops.generator(),),
     }
+    on_host = torch.UntypedStorage.resize_
+
+    def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+        # A build without CUDA refuses to call what the device has for it.
+        if storage.device.type != 'cuda':
+            return on_host(storage, size)
+        ops.resize_storage(storage, size)
+        return storage
+
+    torch.UntypedStorage.resize_ = resize_
     torch.backends.cudnn.is_acceptable = lambda tensor: False
     for module in (torch.cuda, torch.cuda.random):
         for name, value in found.items():
