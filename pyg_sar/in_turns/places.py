@@ -53,9 +53,9 @@ class OnHost:
 
     def __init__(self, host: Tier, owner: Held, moved: list[int]) -> None:
         self._host, self._owner, self._moved = host, owner, moved
-        with _disable_current_modes():
-            pinned = torch.empty(0, dtype=torch.uint8, pin_memory=True)
-        self._storage = pinned.untyped_storage()
+        with torch._C.DisableTorchFunction(), _disable_current_modes():
+            pinned = torch.empty(0, dtype=torch.uint8, device='cpu', pin_memory=True)
+            self._storage = pinned.untyped_storage()
         num_bytes = owner.num_bytes
         self._held = Held(
             weakref.ref(self._storage),
@@ -98,7 +98,7 @@ class OnHost:
 
 def _copy(to: torch.UntypedStorage, source: torch.UntypedStorage) -> None:
     """Returns when it is done."""
-    with _disable_current_modes(), torch._C.DisableTorchFunction():
+    with torch._C.DisableTorchFunction(), _disable_current_modes():
         to_bytes, from_bytes = (
             torch.empty(0, dtype=torch.uint8, device=each.device).set_(each)
             for each in (to, source)

@@ -104,7 +104,7 @@ class Watch:
             there = away.in_host_memory()
             if there is not None:
                 place = int(tensor.storage_offset()), tensor.shape, tensor.stride()
-                like = torch.empty(0, dtype=tensor.dtype).set_(there, *place)
+                like = torch.empty(0, dtype=tensor.dtype, device='cpu').set_(there, *place)
                 torch.index_select(like, 0, index, out=found)
                 return True
             for first, last in _runs(rows):

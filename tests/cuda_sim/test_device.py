@@ -52,6 +52,20 @@ def test_memory_is_counted() -> None:
     assert torch.cuda.max_memory_allocated() >= before + 4000
 
 
+def test_memory_is_emptied_and_taken_again() -> None:
+    kept = torch.arange(6.0, device='cuda')
+    view, storage, before = kept[2:4], kept.untyped_storage(), torch.cuda.memory_allocated()
+    storage.resize_(0)
+    assert torch.cuda.memory_allocated() == before - 24
+    storage.resize_(24)
+    assert torch.cuda.memory_allocated() == before
+    assert view.isnan().all()
+    kept.copy_(torch.arange(6.0))
+    assert view.tolist() == [2.0, 3.0]
+    storage.resize_(32)
+    assert view.tolist() == [2.0, 3.0]
+
+
 def test_devices_do_not_mix() -> None:
     with pytest.raises(RuntimeError, match='same device'):
         _cuda(3) + torch.ones(3)
@@ -81,6 +95,9 @@ def test_products_with_a_sparse_matrix() -> None:
     there = _pattern(ends, columns, torch.ones(3, device='cuda'), 3)
     x = _cuda(3, 2)
     assert torch.equal((there @ x).cpu(), x.cpu())
+    parts = there.crow_indices(), there.col_indices(), there.values()
+    again = there.crow_indices(), there.col_indices(), there.values()
+    assert [part.data_ptr() for part in parts] == [part.data_ptr() for part in again]
     dots = torch.sparse.sampled_addmm(there, x, x.t(), beta=0.0)
     torch.testing.assert_close(dots.values().cpu(), (x * x).sum(1).cpu())
 
