@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -139,8 +138,7 @@ class Evictions:
             if held.is_away:
                 held.tier.bring(held, storage)
             if is_written:
-                held.is_written = False
-                self._settle(held)
+                self._will_change(held)
 
     def keep(self, storage: torch.UntypedStorage) -> None:
         """Leaves a storage here from now on."""
@@ -149,7 +147,7 @@ class Evictions:
             with self._lock:
                 if held.is_away:
                     held.tier.bring(held, storage)
-                self._settle(held)  # its changes are not seen from now on
+                self._will_change(held)  # which is not seen from now on
                 held.stays = True
 
     def is_better_read(self, storage: torch.UntypedStorage) -> bool:
@@ -195,16 +193,19 @@ class Evictions:
 
     def restore(self) -> None:
         """Has all there is here again, at the end."""
-        for tier in (*self._devices.values(), self._host):
-            tier.budget = sys.maxsize
+        for held in list(self._held.values()):
+            held.turn = self._clock.turn  # nothing of it goes for the rest
         for held in list(self._held.values()):
             storage = held.storage()
             if held.is_away and storage is not None:
                 held.tier.bring(held, storage)
 
     def close(self) -> None:
-        """Gives the disk space back, when nobody moves anything."""
+        """Gives disk space and memory of the host back, when nobody moves anything."""
         with self._lock:
+            for held in self._held.values():
+                if held.away is not None:
+                    held.away.free()
             if self.file is not None:
                 self.file.close()
 
@@ -243,7 +244,9 @@ class Evictions:
             return None
         return self._devices[device]
 
-    def _settle(self, held: Held) -> None:
+    def _will_change(self, held: Held) -> None:
+        if held.away is not None:
+            held.away.outdate()
         offers, held.offers = held.offers, []
         for offer, settle in offers:
             if offer() is not None:

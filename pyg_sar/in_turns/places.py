@@ -23,14 +23,18 @@ class OnDisk:
     def __init__(self, file: SpillFile, num_bytes: int) -> None:
         self._file, self._num_bytes = file, num_bytes
         self._place = file.take(num_bytes)
+        self.has_it = False
 
     def write(self, storage: torch.UntypedStorage) -> None:
         """See :class:`pyg_sar.in_turns.tiers.Away`, also below."""
         self._file.write(storage.data_ptr(), self._num_bytes, self._place)
+        self.has_it = True
 
-    def read(self, storage: torch.UntypedStorage) -> bool:  # noqa: D102
+    def read(self, storage: torch.UntypedStorage) -> None:  # noqa: D102
         self._file.get(storage.data_ptr(), self._num_bytes, self._place)
-        return True
+
+    def outdate(self) -> None:  # noqa: D102
+        self.has_it = False
 
     def read_part(self, address: int, num_bytes: int, start: int) -> None:  # noqa: D102
         self._file.get(address, num_bytes, self._place + start)
@@ -64,22 +68,32 @@ class OnHost:
             1 << (num_bytes - 1).bit_length(),  # CachingHostAllocator.h rounds up
             *(owner.rank, owner.own_turn, owner.turn),
             is_away=True,
+            owner=owner,
         )
+
+    @property
+    def has_it(self) -> bool:  # noqa: D102
+        away = self._held.away
+        return not self._held.is_away or (away is not None and away.has_it)
 
     def write(self, storage: torch.UntypedStorage) -> None:  # noqa: D102
         own, owner = self._held, self._owner
         own.rank, own.own_turn, own.turn = owner.rank, owner.own_turn, owner.turn
-        own.is_written = False
         self._host.fill(own, self._storage, lambda there: _copy(there, storage))
         self._moved[0] += own.num_bytes
 
-    def read(self, storage: torch.UntypedStorage) -> bool:  # noqa: D102
+    def read(self, storage: torch.UntypedStorage) -> None:  # noqa: D102
         if self._held.is_away:
             self._host.bring(self._held, self._storage)
         _copy(storage, self._storage)
         self._moved[1] += self._held.num_bytes
-        self._host.empty(self._held, self._storage)
-        return self._held.is_written
+        self._host.spare(self._held, self._storage)
+
+    def outdate(self) -> None:  # noqa: D102
+        if self._held.away is not None:
+            self._held.away.outdate()
+        if not self._held.is_away:
+            self._host.empty(self._held, self._storage)
 
     def read_part(self, address: int, num_bytes: int, start: int) -> None:  # noqa: D102
         away = self._held.away

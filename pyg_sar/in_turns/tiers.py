@@ -41,11 +41,18 @@ class OverMemory(ValueError):
 class Away(Protocol):
     """Where a storage's bytes wait."""
 
+    @property
+    def has_it(self) -> bool:
+        """Whether what the storage holds is there."""
+
     def write(self, storage: torch.UntypedStorage) -> None:
         """Takes what a storage holds."""
 
-    def read(self, storage: torch.UntypedStorage) -> bool:
-        """Gives it back; whether it is kept as well."""
+    def read(self, storage: torch.UntypedStorage) -> None:
+        """Gives it back, and may keep it."""
+
+    def outdate(self) -> None:
+        """Notes that the storage is about to change."""
 
     def read_part(self, address: int, num_bytes: int, start: int) -> None:
         """Copies bytes, from `start` on, to an address of the host."""
@@ -70,10 +77,15 @@ class Held:
     turn: int  # the last one in which anybody did
     away: Away | None = None
     is_away: bool = False
-    is_written: bool = False  # whether `away` has what it holds
     stays: bool = False  # others may read and write it at any time
+    owner: Held | None = None  # whose bytes it holds, if not its own
     # What is made of it by others later, and how to have it made before.
     offers: list[tuple[weakref.ref[object], Callable[[], None]]] = field(default_factory=list)
+
+    @property
+    def is_spare(self) -> bool:
+        """Whether what it holds is with its owner as well."""
+        return self.owner is not None and not self.owner.is_away
 
 
 class Clock:
@@ -160,12 +172,8 @@ class Tier:
 
     def bring(self, held: Held, storage: torch.UntypedStorage) -> None:
         """Has a storage here that is away."""
-
-        def read(storage: torch.UntypedStorage) -> None:
-            assert held.away is not None
-            held.is_written = held.away.read(storage)
-
-        self.fill(held, storage, read)
+        assert held.away is not None
+        self.fill(held, storage, held.away.read)
 
     def make_room(self, num_bytes: int) -> None:
         """Evicts until so many bytes more are within the budget, or nothing is left to evict."""
@@ -186,6 +194,13 @@ class Tier:
         held.is_away = True
         self.here -= held.taken
 
+    def spare(self, held: Held, storage: torch.UntypedStorage) -> None:
+        """Keeps what has become spare, as long as there is room."""
+        if self.here > self.budget:
+            self.empty(held, storage)
+        elif self._queue is not None:
+            self._queue.append(held)
+
     def forget(self, held: Held) -> None:
         """Forgets a storage that has died."""
         self.held.pop(held, None)
@@ -199,6 +214,8 @@ class Tier:
         return not (held.is_away or held.stays or held.turn == self.clock.turn)
 
     def _place_in_queue(self, held: Held) -> tuple[bool, int]:
+        if held.is_spare:
+            return True, 1
         is_near, time = self.clock.last_needed(held)
         return not is_near, -time
 
@@ -207,10 +224,9 @@ class Tier:
         if not storage.resizable() or (storage.device.type == 'cpu' and storage.is_shared()):
             held.stays = True
             return
-        if not held.is_written:
+        if not (held.is_spare or (held.away is not None and held.away.has_it)):
             held.away = held.away or self.below(held)
             held.away.write(storage)
-            held.is_written = True
         self.empty(held, storage)
         self.evictions += 1
 
