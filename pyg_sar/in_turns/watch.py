@@ -7,16 +7,13 @@ memory without an operation, such as ``tolist`` and pickle: these are seen by na
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -24,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from pyg_sar.evictable import Offered, array_of, watcher
 from pyg_sar.in_turns.evictions import Evictions
+from pyg_sar.in_turns.row_reads import read_rows, read_run
 from pyg_sar.in_turns.tiers import Away
 
 _SPARSE = {
@@ -95,30 +93,19 @@ class Watch:
         """See :meth:`pyg_sar.evictable.Watcher.reads_rows`."""
         if not self.is_better_read(tensor) or not out.is_contiguous():
             return False
-        index = index.cpu()
-        rows = array_of(index)
+        rows = array_of(index.cpu())
         if len(rows) and not 0 <= rows.min() <= rows.max() < tensor.size(0):
             raise IndexError(f'expected an index of {tensor.size(0)} rows (got another one)')
-        row_bytes = math.prod(tensor.shape[1:]) * tensor.element_size()
-        with self._on_host(out) as found, self._reading(tensor) as (away, start):
-            there = away.in_host_memory()
-            if there is not None:
-                place = int(tensor.storage_offset()), tensor.shape, tensor.stride()
-                like = torch.empty(0, dtype=tensor.dtype, device='cpu').set_(there, *place)
-                torch.index_select(like, 0, index, out=found)
-                return True
-            for first, last in _runs(rows):
-                address = found.data_ptr() + first * row_bytes
-                at = start + int(rows[first]) * row_bytes
-                away.read_part(address, (last - first) * row_bytes, at)
+        with self._on_host(out) as found, self._reading(tensor) as away:
+            read_rows(found, tensor, rows, away)
         return True
 
     def reads_run(self, out: Tensor, run: Tensor) -> bool:
         """See :meth:`pyg_sar.evictable.Watcher.reads_run`."""
         if not self.is_better_read(run) or not out.is_contiguous():
             return False
-        with self._on_host(out) as found, self._reading(run) as (away, start):
-            away.read_part(found.data_ptr(), run.nbytes, start)
+        with self._on_host(out) as found, self._reading(run) as away:
+            read_run(found, run, away)
         return True
 
     @contextmanager
@@ -133,12 +120,14 @@ class Watch:
             out.copy_(found)
 
     @contextmanager
-    def _reading(self, tensor: Tensor) -> Iterator[tuple[Away, int]]:
-        """Where the memory of a tensor is that is away, and its first byte there."""
-        with torch._C.DisableTorchFunction(), _disable_current_modes():
-            start = int(tensor.storage_offset()) * tensor.element_size()
-            with self._evictions.reading(tensor.untyped_storage()) as away:
-                yield away, start
+    def _reading(self, tensor: Tensor) -> Iterator[Away]:
+        """Where the memory of a tensor is that is away; nothing else moves meanwhile."""
+        with (
+            torch._C.DisableTorchFunction(),
+            _disable_current_modes(),
+            self._evictions.reading(tensor.untyped_storage()) as away,
+        ):
+            yield away
 
     def is_better_read(self, tensor: Tensor) -> bool:
         """See :meth:`pyg_sar.evictable.Watcher.is_better_read`."""
@@ -159,12 +148,6 @@ class Watch:
                 offer.settle()
 
         return self._evictions.before_writing(storages, offer, settle)
-
-
-def _runs(rows: np.ndarray[Any, Any]) -> Iterator[tuple[int, int]]:
-    """First and last place of the runs of rows that follow each other."""
-    ends = np.flatnonzero(np.diff(rows) != 1) + 1
-    return pairwise([0, *ends.tolist(), len(rows)] if len(rows) else [])
 
 
 @contextmanager
