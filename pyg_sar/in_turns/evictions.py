@@ -204,8 +204,7 @@ class Evictions:
         """Gives disk space and memory of the host back, when nobody moves anything."""
         with self._lock:
             for held in self._held.values():
-                if held.away is not None:
-                    held.away.free()
+                held.tier.forget(held)
             if self.file is not None:
                 self.file.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
@@ -32,7 +33,7 @@ def read_rows(out: Tensor, tensor: Tensor, rows: np.ndarray[Any, Any], away: Awa
         whole.set_(there, offset, tensor.shape, tensor.stride())
         torch.index_select(whole, 0, torch.from_numpy(rows), out=out)
         return
-    row_bytes = tensor[:1].nbytes
+    row_bytes = math.prod(tensor.shape[1:]) * tensor.element_size()
     into = _bytes_at(out.data_ptr(), len(rows), row_bytes)
     for first, last in _spans(rows, row_bytes):
         low, high = int(rows[first]), int(rows[last - 1]) + 1
