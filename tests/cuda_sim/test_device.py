@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import io
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -154,6 +157,16 @@ def test_pinned_memory() -> None:
     assert pinned.copy_(there).tolist() == [1.0] * 4
     there.copy_(pinned.fill_(2.0), non_blocking=True)
     assert there.tolist() == [2.0] * 4
+
+
+def test_tensors_are_cloned_saved_and_loaded() -> None:
+    kept, file = torch.arange(4.0, device='cuda'), io.BytesIO()
+    torch.save(kept, file)
+    file.seek(0)
+    for made in (copy.deepcopy(kept), torch.load(file)):
+        assert made.is_cuda
+        assert torch.equal(made, kept)
+        assert made.data_ptr() != kept.data_ptr()
 
 
 def test_storage_comes_to_the_host() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import gc
+import io
 import os
 from collections.abc import Callable
 from functools import partial
@@ -121,11 +123,20 @@ def _others_turn() -> None:
     comm.agree(0)
 
 
+def _pickled(tensor: Tensor) -> Tensor:
+    file = io.BytesIO()
+    torch.save(tensor, file)
+    file.seek(0)
+    return torch.load(file)
+
+
 READS: dict[str, Callable[[Tensor], Any]] = {
     'operation': lambda t: t + 0,
     'cpu': lambda t: t.cpu(),
     'view': lambda t: t.view(10, -1)[3:5],
     'tolist': lambda t: torch.tensor(t.tolist()),
+    'deepcopy': copy.deepcopy,
+    'save': _pickled,
     'storage': lambda t: torch.tensor(t.untyped_storage().cpu().tolist()),
     'interface': lambda t: (t.__cuda_array_interface__['data'][0] != 0, (t + 0).tolist()),
     'list': lambda t: torch._foreach_mul([t, t[1:]], 2)[1],
