@@ -16,7 +16,7 @@ from pyg_sar.in_turns.spill_file import SpillFile
 from pyg_sar.in_turns.tiers import Away, Clock, Held, OverMemory, Tier
 from pyg_sar.monitor import bytes_text
 
-LEAST_BYTES = 256 << 10
+LEAST_BYTES = 64 << 10
 """Of storages that are evicted."""
 
 
@@ -101,7 +101,7 @@ class Evictions:
             self._clock.rank = rank
             for tier in (*self._devices.values(), self._host):
                 tier.begin()
-            if self._host.budget < self._host.peak:  # then they would take others' place
+            if self._host.here + self.files.num_bytes > self._host.budget:
                 self.files.drop()
 
     def note(self, storage: torch.UntypedStorage) -> None:
