@@ -43,11 +43,8 @@ class Chunk:
         if isinstance(edges, slice):
             return plan.edge_index[:, edges] - self.starts
         # One row at a time takes a third of the time.
-        out = plan.edge_index.new_empty(2, edges.numel())
-        for row, start, of_chunk in zip(plan.edge_index, self.starts, out, strict=True):
-            torch.index_select(row, 0, edges, out=of_chunk)
-            of_chunk -= start
-        return out
+        ids = zip(plan.edge_index, self.starts, strict=True)
+        return torch.stack([row.index_select(0, edges) - start for row, start in ids])
 
     def at_rows(self, values: Tensor, dim: int) -> Tensor:
         """The chunk's destinations in dimension `dim`, a view."""
