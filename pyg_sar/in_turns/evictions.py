@@ -16,6 +16,7 @@ never written.
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -207,11 +208,24 @@ class Evictions:
                 self.keep(storage)
 
     def restore(self) -> None:
-        """Has all there is here again, at the end."""
-        for held in list(self._held.values()):
-            storage = held.storage()
-            if held.is_away and storage is not None:
-                self._bring(held, storage)
+        """Has all there is here again, at the end.
+
+        Raises an OSError when all is here, if some could not be read: that is NaN then, or -1.
+        """
+        error = None
+        with self._lock:
+            self.budget, self.limit = sys.maxsize, None
+            for held in list(self._held.values()):
+                storage = held.storage()
+                if held.is_away and storage is not None:
+                    try:
+                        self._bring(held, storage)
+                    except OSError as of_disk:
+                        storage.resize_(held.num_bytes)
+                        storage.fill_(0xFF)
+                        held.is_away, error = False, error or of_disk
+        if error is not None:
+            raise error
 
     def close(self) -> None:
         """Gives the disk space back, when nobody moves anything."""
@@ -225,10 +239,11 @@ class Evictions:
         return found
 
     def _settle(self, held: Held) -> None:
-        offers, held.offers = held.offers, []
-        for offer, settle in offers:
+        while held.offers:
+            offer, settle = held.offers[-1]
             if offer() is not None:
                 settle()
+            held.offers.pop()
 
     def _bring(self, held: Held, storage: torch.UntypedStorage) -> None:
         self._make_room(held.num_bytes)
@@ -251,6 +266,8 @@ class Evictions:
 
     def _make_room(self, num_bytes: int) -> None:
         """Evicts until so many bytes more are within the budget, or nothing is left to evict."""
+        if self.file.is_forked():  # it would write to places of the other process
+            return
         while self.here + num_bytes > self.budget:
             if self._queue is None:
                 self._queue = self._by_next_use()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Any
 from pyg_sar import memory as c_memory
 from pyg_sar.comm import current, is_distributed
 from pyg_sar.comm.threads import Around, run_around
-from pyg_sar.in_turns.evictions import LEAST_BYTES, Evictions, Figures, OverMemory
+from pyg_sar.in_turns.evictions import LEAST_BYTES, Evictions, Figures
 from pyg_sar.in_turns.spill_file import SpillFile
 from pyg_sar.in_turns.watch import Watch, users_threads
 from pyg_sar.monitor import bytes_text, parse_bytes, say
@@ -118,8 +119,11 @@ def play(
             results = run_around(_Evicting(evictions), function, num_ranks)
         gc.collect()  # what only cycles hold need not be read
         evictions.restore()
-    except BaseException:
-        with contextlib.suppress(OSError, OverMemory):  # the first error is the one to tell
+    except BaseException as error:
+        if evictions.over is not None:  # what only its frames hold would exceed the memory again
+            traceback.clear_frames(error.__traceback__)
+            traceback.clear_frames(evictions.over.__traceback__)
+        with contextlib.suppress(OSError):  # the first error is the one to tell
             evictions.restore()
         if evictions.over is not None:
             raise evictions.over from None

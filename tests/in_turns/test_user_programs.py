@@ -75,9 +75,9 @@ def saved(folder: str, root: str, num_epochs: int = 3) -> list[Any]:
 def early_stopping(folder: str) -> list[Any]:
     """The best weights come back at the end."""
     run = Run(folder)
-    best, bad, state = -1.0, 0, {}
-    for epoch in range(12):
-        run.epoch()
+    best, bad, state, losses = -1.0, 0, {}, []
+    while len(losses) < 12:
+        losses.append(run.epoch())
         out = run.evaluated()
         right = (out.argmax(dim=-1) == pyg_sar.local(run.data.y)).sum()
         score = float(pyg_sar.comm.all_reduce_sum(right))
@@ -89,7 +89,7 @@ def early_stopping(folder: str) -> list[Any]:
         if bad == 2:
             break
     run.model.load_state_dict(state)
-    return [epoch, best, run.weights(), run.evaluated()]
+    return [losses, best, run.weights(), run.evaluated()]
 
 
 def seeded(folder: str, kind: str, recomputes: bool) -> list[Any]:

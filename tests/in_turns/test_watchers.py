@@ -142,7 +142,9 @@ def test_others_turns_are_no_ranks_memory(folder: Path) -> None:
             if pyg_sar.comm.rank() == 1:  # rank 0 waits in its first layer meanwhile
                 torch.ones(large // 8, dtype=torch.float64)
             model(data.x, data.edge_index)
-        return [layer.forward.peak_bytes - prof.summary.start_bytes for layer in prof.summary.layers]
+        return [
+            layer.forward.peak_bytes - prof.summary.start_bytes for layer in prof.summary.layers
+        ]
 
     for rises in _in_turns(folder, program):
         assert max(rises) < large // 2
@@ -180,9 +182,7 @@ def _by_rank(lines: list[str]) -> list[list[str]]:
 
 
 @pytest.mark.parametrize('level', ['info', 'debug'])
-def test_the_log_names_the_rank(
-    folder: Path, level: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_log_names_the_rank(folder: Path, level: str, caplog: pytest.LogCaptureFixture) -> None:
     try:
         _in_turns(folder, partial(_epochs, str(folder), level))
     finally:
