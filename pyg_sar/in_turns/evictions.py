@@ -43,6 +43,22 @@ class OverMemory(ValueError):
         self.num_bytes = num_bytes
 
 
+def _num_references(storage: weakref.ref[torch.UntypedStorage]) -> int:
+    return sys.getrefcount(storage())
+
+
+_tensor = torch.empty(1)
+_OF_TENSORS = _num_references(weakref.ref(_tensor.untyped_storage()))
+
+
+def _is_used_by_python(storage: weakref.ref[torch.UntypedStorage]) -> bool:
+    """Whether somebody has the storage itself, or nobody has it any more.
+
+    What is done with it then is no operation on a tensor.
+    """
+    return _num_references(storage) > _OF_TENSORS
+
+
 @dataclass(eq=False, slots=True)
 class Held:
     """A storage that may be evicted."""
@@ -274,8 +290,10 @@ class Evictions:
             if not self._queue:
                 return
             held = self._queue.pop()
+            if held.is_away or held.turn == self.turn or _is_used_by_python(held.storage):
+                continue
             storage = held.storage()
-            if storage is not None and not held.is_away and held.turn != self.turn:
+            if storage is not None:
                 self._evict(held, storage)
 
     def _by_next_use(self) -> list[Held]:

@@ -18,11 +18,12 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.utils.dlpack
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pyg_sar.evictable import Offered, array_of, watcher
+from pyg_sar.evictable import Offered, array_of, keep_here, watcher
 from pyg_sar.in_turns.evictions import Evictions
 
 _SPARSE = {
@@ -165,6 +166,25 @@ def users_threads() -> Iterator[None]:
         yield
     finally:
         threading.Thread.start = start  # type: ignore[method-assign]
+
+
+@contextmanager
+def users_dlpack() -> Iterator[None]:
+    """Sees ``to_dlpack``, a C function that torch tells nobody of."""
+    give_away = torch.utils.dlpack.to_dlpack
+    names = (torch, 'to_dlpack'), (torch.utils.dlpack, 'to_dlpack'), (torch._C, '_to_dlpack')
+
+    def give_away_seen(tensor: Tensor) -> Any:
+        keep_here(tensor)
+        return give_away(tensor)
+
+    for module, name in names:
+        setattr(module, name, give_away_seen)
+    try:
+        yield
+    finally:
+        for module, name in names:
+            setattr(module, name, give_away)
 
 
 class _Functions(TorchFunctionMode):
