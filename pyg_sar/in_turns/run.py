@@ -18,7 +18,8 @@ from pyg_sar.comm import current, is_distributed
 from pyg_sar.comm.threads import Around, run_around
 from pyg_sar.in_turns.evictions import LEAST_BYTES, Evictions, Figures
 from pyg_sar.in_turns.spill_file import SpillFile
-from pyg_sar.in_turns.watch import Watch, users_dlpack, users_threads
+from pyg_sar.in_turns.users_calls import replaced
+from pyg_sar.in_turns.watch import Watch
 from pyg_sar.monitor import bytes_text, parse_bytes, say
 from pyg_sar.shard.format.meta import read_meta
 
@@ -115,7 +116,7 @@ def play(
     c_memory.return_freed_memory(LEAST_BYTES)
     c_memory._share_heap()
     try:
-        with users_threads(), users_dlpack():
+        with replaced():
             results = run_around(_Evicting(evictions), function, num_ranks)
         gc.collect()  # what only cycles hold need not be read
         evictions.restore()

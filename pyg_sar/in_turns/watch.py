@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
@@ -19,12 +18,11 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.utils.dlpack
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pyg_sar.evictable import Offered, array_of, keep_here, watcher
+from pyg_sar.evictable import Offered, array_of, watcher
 from pyg_sar.in_turns.evictions import Evictions
 
 _SPARSE = {
@@ -169,48 +167,6 @@ def _spans(rows: np.ndarray[Any, Any], row_bytes: int) -> Iterator[tuple[int, in
             end = first + int(np.searchsorted(rows[first:last], bound))
             yield first, end
             first = end
-
-
-@contextmanager
-def users_threads() -> Iterator[None]:
-    """Sees threads that a rank starts: they run beside all turns, so what they touch stays here."""
-    start = threading.Thread.start
-
-    def start_seen(thread: threading.Thread) -> None:
-        watch, run = watcher.value, thread.run
-        if isinstance(watch, Watch):
-
-            def run_seen() -> None:
-                with watch.beside(stays=True):
-                    run()
-
-            thread.run = run_seen  # type: ignore[method-assign]
-        start(thread)
-
-    threading.Thread.start = start_seen  # type: ignore[assignment, method-assign]
-    try:
-        yield
-    finally:
-        threading.Thread.start = start  # type: ignore[method-assign]
-
-
-@contextmanager
-def users_dlpack() -> Iterator[None]:
-    """Sees ``to_dlpack``, a C function that torch tells nobody of."""
-    give_away = torch.utils.dlpack.to_dlpack
-    names = (torch, 'to_dlpack'), (torch.utils.dlpack, 'to_dlpack'), (torch._C, '_to_dlpack')
-
-    def give_away_seen(tensor: Tensor) -> Any:
-        keep_here(tensor)
-        return give_away(tensor)
-
-    for module, name in names:
-        setattr(module, name, give_away_seen)
-    try:
-        yield
-    finally:
-        for module, name in names:
-            setattr(module, name, give_away)
 
 
 class _Functions(TorchFunctionMode):

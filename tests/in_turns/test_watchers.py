@@ -222,3 +222,27 @@ def test_a_profile_outside_hears_none_of_the_ranks(folder: Path) -> None:
     assert prof.summary.rank == 0
     assert prof.summary.outside.rows_received == 0
     assert [layer.forward.calls for layer in prof.summary.layers] == [1, 1, 1]
+
+
+def test_a_profiler_of_torch_records_one_rank(folder: Path) -> None:
+    """Two of them in a process end it."""
+
+    def program(ranks: tuple[int, ...]) -> int:
+        data = pyg_sar.load_shard(folder / 'one')
+        model = _model('sage').double()
+        found = 0
+        cpu = [torch.profiler.ProfilerActivity.CPU]
+        for _ in range(2):
+            if pyg_sar.comm.rank() not in ranks:
+                model(data.x, data.edge_index)
+                continue
+            with torch.profiler.profile(activities=cpu) as profiler, pyg_sar.profile(model):
+                model(data.x, data.edge_index)
+            found = sum(e.name.startswith('pyg_sar::layer') for e in profiler.events())
+        return found
+
+    assert [n > 0 for n in _in_turns(folder, partial(program, (1,)))] == [False, True, False]
+    with pytest.raises(RuntimeError, match=r'rank 2 while that of rank 1 runs'):
+        _in_turns(folder, partial(program, (1, 2)))
+    assert _in_turns(folder, partial(program, (0,)))[0] > 0
+    assert hook.watchers == ()
