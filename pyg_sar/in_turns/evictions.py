@@ -238,7 +238,7 @@ class Evictions:
                         self._bring(held, storage)
                     except OSError as of_disk:
                         storage.resize_(held.num_bytes)
-                        storage.fill_(0xFF)
+                        torch.empty(0, dtype=torch.uint8).set_(storage).fill_(0xFF)
                         held.is_away, error = False, error or of_disk
         if error is not None:
             raise error
