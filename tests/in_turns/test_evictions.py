@@ -254,6 +254,35 @@ def test_rows_of_any_index_are_read(tmp_path: Path, kind: str) -> None:
     assert torch.equal(found.results[0], expected[index])
 
 
+def test_an_error_while_rows_are_made_leaves_the_offer(tmp_path: Path) -> None:
+    """A program may go on after it; then nothing has been written, and nothing is forgotten."""
+
+    def program() -> tuple[Tensor, int]:
+        ours, others = comm.current(), 1 - comm.rank()
+        rows, fails = torch.full((SIZE, 2), float(comm.rank())), [comm.rank() == 1]
+        errors = 0
+
+        def make(out: list[Tensor]) -> None:
+            if fails.pop() if fails else False:
+                raise OSError('read')
+            out[0].copy_(rows)
+
+        ours.offer(others, 'rows', [rows.new_empty(1).expand(SIZE, 2)], make, [rows])
+        ours.await_offers({others: 1}, 'rows')
+        while comm.rank() == 1 and rows[0, 0] < 10:  # rank 0 has not taken them
+            try:
+                rows += 10
+            except OSError:
+                errors += 1
+        (came,) = ours.take(others, 'rows', lambda: [rows.new_empty(SIZE, 2)])
+        return came.clone(), errors
+
+    results = play(program, 2, memory=0, spill=tmp_path, least=256).results
+    assert [errors for _, errors in results] == [0, 1]
+    for rank, (came, _) in enumerate(results):
+        assert torch.equal(came, torch.full_like(came, 1 - rank))
+
+
 def test_tensors_from_before_stay(tmp_path: Path) -> None:
     before = torch.ones(SIZE)
 
