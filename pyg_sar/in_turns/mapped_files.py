@@ -24,6 +24,11 @@ class MappedFiles:
         # A storage in it keeps the range mapped.
         self._ranges: dict[tuple[int, int], torch.UntypedStorage] = {}
 
+    @property
+    def num_bytes(self) -> int:
+        """What they take if all their pages are here."""
+        return sum(end - start for start, end in self._ranges)
+
     def note(self, folder: Path, storages: Iterable[torch.UntypedStorage]) -> None:
         """Takes care of the files of a folder that some storages are mapped from."""
         ranges = _mapped_from(folder)
