@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -192,13 +193,24 @@ class Evictions:
                 self.keep(storage)
 
     def restore(self) -> None:
-        """Has all there is here again, at the end."""
-        for held in list(self._held.values()):
-            held.turn = self._clock.turn  # nothing of it goes for the rest
-        for held in list(self._held.values()):
-            storage = held.storage()
-            if held.is_away and storage is not None:
-                held.tier.bring(held, storage)
+        """Has all there is here again, at the end.
+
+        Raises an OSError when all is here, if some could not be read: that is NaN then, or -1.
+        """
+        error = None
+        with self._lock:
+            for tier in (self._host, *self._devices.values()):
+                tier.budget, tier.limit = sys.maxsize, None
+            for held in list(self._held.values()):
+                storage = held.storage()
+                if held.is_away and storage is not None:
+                    try:
+                        held.tier.bring(held, storage)
+                    except OSError as of_disk:
+                        held.tier.fill(held, storage, _spoil)
+                        error = error or of_disk
+        if error is not None:
+            raise error
 
     def close(self) -> None:
         """Gives disk space and memory of the host back, when nobody moves anything."""
@@ -246,10 +258,11 @@ class Evictions:
     def _will_change(self, held: Held) -> None:
         if held.away is not None:
             held.away.outdate()
-        offers, held.offers = held.offers, []
-        for offer, settle in offers:
+        while held.offers:
+            offer, settle = held.offers[-1]
             if offer() is not None:
                 settle()
+            held.offers.pop()
 
     def _forgetting(self, key: int) -> Callable[[object], None]:
         this = weakref.ref(self)
@@ -266,3 +279,7 @@ class Evictions:
     def _forget(self, key: int) -> None:
         held = self._held.pop(key)
         held.tier.forget(held)
+
+
+def _spoil(storage: torch.UntypedStorage) -> None:
+    torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).fill_(0xFF)

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import logging
 import sys
+import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -20,8 +21,8 @@ from pyg_sar.comm import current, is_distributed
 from pyg_sar.comm.threads import Around, run_around
 from pyg_sar.in_turns.evictions import LEAST_BYTES, Evictions, Figures
 from pyg_sar.in_turns.spill_file import SpillFile
-from pyg_sar.in_turns.tiers import OverMemory
-from pyg_sar.in_turns.watch import Watch, users_threads
+from pyg_sar.in_turns.users_calls import replaced
+from pyg_sar.in_turns.watch import Watch
 from pyg_sar.monitor import parse_bytes, say
 from pyg_sar.shard.format.meta import read_meta
 
@@ -138,13 +139,16 @@ def play(
     c_memory.return_freed_memory(LEAST_BYTES)
     c_memory._share_heap()
     try:
-        with users_threads():
+        with replaced():
             results = run_around(_Evicting(evictions), function, num_ranks)
         gc.collect()  # what only cycles hold need not be read
         evictions.restore()
-    except BaseException:
+    except BaseException as error:
+        if evictions.over is not None:  # what only its frames hold would exceed the memory again
+            traceback.clear_frames(error.__traceback__)
+            traceback.clear_frames(evictions.over.__traceback__)
         # The first error is the one to tell.
-        with contextlib.suppress(OSError, OverMemory, torch.OutOfMemoryError):
+        with contextlib.suppress(OSError, torch.OutOfMemoryError):
             evictions.restore()
         if evictions.over is not None:
             raise evictions.over from None

@@ -1,8 +1,8 @@
 """The file on disk that holds what is evicted.
 
-It has no name: it is unlinked as soon as it is open, so that a process that is killed leaves
-nothing. Places are multiples of a page. Their sizes are rounded up to one of eight in an octave, so
-that what is freed fits what comes later, and the file grows by at most an eighth.
+It has no name, so that a process that is killed leaves nothing. Places are multiples of a page.
+Their sizes are rounded up to one of eight in an octave, so that what is freed fits what comes
+later, and the file grows by at most an eighth.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class SpillFile:
         self._used = 0
         self._free: defaultdict[int, list[int]] = defaultdict(list)
         try:
-            self._fd, name = tempfile.mkstemp(prefix='pyg_sar-', dir=self.folder)
-            os.unlink(name)
+            with tempfile.TemporaryFile(dir=self.folder) as file:
+                self._fd = os.dup(file.fileno())
         except OSError as error:
             raise self._named(error, 'making a file for') from error
         self._process = os.getpid()
@@ -80,7 +80,7 @@ class SpillFile:
 
     def get(self, address: int, num_bytes: int, place: int) -> None:
         """Reads a place into memory."""
-        if os.getpid() != self._process:
+        if self.is_forked():
             raise RuntimeError(
                 "expected the process that called 'run_in_turns' (got a fork of it, which cannot "
                 'read what was evicted; make what it needs before ranks take turns, or use no '
@@ -97,6 +97,10 @@ class SpillFile:
                     raise self._named(OSError(errno.EIO, 'the file is shorter'), 'reading')
                 done += count
         self.read += num_bytes
+
+    def is_forked(self) -> bool:
+        """Whether this process is a fork of the one that has made it."""
+        return os.getpid() != self._process
 
     def close(self) -> None:
         """Gives the disk space back; what a rank that was interrupted still moves is an error."""

@@ -15,6 +15,8 @@ What was written once and has not changed since is not written again. What dies 
 
 from __future__ import annotations
 
+import os
+import sys
 import weakref
 from bisect import insort
 from collections.abc import Callable
@@ -88,6 +90,22 @@ class Held:
         return self.owner is not None and not self.owner.is_away
 
 
+def _num_references(storage: weakref.ref[torch.UntypedStorage]) -> int:
+    return sys.getrefcount(storage())
+
+
+_tensor = torch.empty(1)
+_OF_TENSORS = _num_references(weakref.ref(_tensor.untyped_storage()))
+
+
+def _is_used(storage: weakref.ref[torch.UntypedStorage]) -> bool:
+    """Whether Python has the storage itself, or nobody has it any more.
+
+    What is done with it then is no operation on a tensor.
+    """
+    return _num_references(storage) > _OF_TENSORS
+
+
 class Clock:
     """Which turn it is.
 
@@ -100,6 +118,11 @@ class Clock:
     def __init__(self, num_ranks: int) -> None:
         self.turn = self.rank = 0
         self.last_turns = [0] * num_ranks
+        self._process = os.getpid()
+
+    def is_forked(self) -> bool:
+        """Whether this process is a fork of the one whose ranks take turns."""
+        return os.getpid() != self._process
 
     def last_needed(self, held: Held) -> tuple[bool, int]:
         """Ascends from what is needed last."""
@@ -180,6 +203,8 @@ class Tier:
 
         What an operation makes is known when it is there: as much as the largest has room, too.
         """
+        if self.clock.is_forked():  # it would write to places of the other process
+            return
         while self.here + num_bytes + self.largest > self.budget:
             if self._queue is None:
                 able = [held for held in list(self.held) if self._may_go(held)]
@@ -187,8 +212,10 @@ class Tier:
             if not self._queue:
                 return
             held = self._queue.pop()
+            if not self._may_go(held) or (held.owner is None and _is_used(held.storage)):
+                continue
             storage = held.storage()
-            if storage is not None and self._may_go(held):
+            if storage is not None:
                 self._evict(held, storage)
 
     def empty(self, held: Held, storage: torch.UntypedStorage) -> None:

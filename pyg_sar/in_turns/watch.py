@@ -7,7 +7,6 @@ memory without an operation, such as ``tolist`` and pickle: these are seen by na
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
@@ -148,29 +147,6 @@ class Watch:
                 offer.settle()
 
         return self._evictions.before_writing(storages, offer, settle)
-
-
-@contextmanager
-def users_threads() -> Iterator[None]:
-    """Sees threads that a rank starts: they run beside all turns, so what they touch stays here."""
-    start = threading.Thread.start
-
-    def start_seen(thread: threading.Thread) -> None:
-        watch, run = watcher.value, thread.run
-        if isinstance(watch, Watch):
-
-            def run_seen() -> None:
-                with watch.beside(stays=True):
-                    run()
-
-            thread.run = run_seen  # type: ignore[method-assign]
-        start(thread)
-
-    threading.Thread.start = start_seen  # type: ignore[assignment, method-assign]
-    try:
-        yield
-    finally:
-        threading.Thread.start = start  # type: ignore[method-assign]
 
 
 class _Functions(TorchFunctionMode):

@@ -5,6 +5,9 @@ The log and every profile are watchers. While there is one, layers and operation
 ranges of torch.profiler, ``pyg_sar::layer 'convs.0' (SAGEConv), forward`` and in it
 ``pyg_sar::wait: receiving the rows of part 2``: a range costs 12 microseconds, a good part of a
 small message.
+
+Where ranks are threads of one process, a profile listens to the rank that it was added on, and the
+log to all of them.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ from typing import Any
 
 from torch._C._autograd import _profiler_enabled
 from torch.profiler import record_function
+
+from pyg_sar.scoped import Scoped
 
 OUTSIDE = 'outside of layers'
 
@@ -32,11 +37,30 @@ class Transfer:
     bytes_sent: int
 
 
+@dataclass(frozen=True, eq=False)
+class ThreadRank:
+    """A rank that is a thread of this process."""
+
+    rank: int
+    size: int
+
+
+thread_rank: Scoped[ThreadRank | None] = Scoped(None)
+"""The rank that this thread is; None where the process is one, or none."""
+
+
 class Watcher:
     """Is told what this process does, in the thread that does it.
 
     What it is told may nest, and what begins always ends, perhaps by an exception.
+
+    Attributes:
+        hears_all: Whether it listens to all ranks that are threads.
+        hears: The only one that it listens to otherwise; None for what is none of them.
     """
+
+    hears_all = False
+    hears: ThreadRank | None = None
 
     def enter_layer(self, layer: str, phase: str) -> None:
         """A layer's ``'forward'``, or the ``'backward'`` of a step of it that communicates, begins.
@@ -70,6 +94,7 @@ watchers: tuple[Watcher, ...] = ()
 def add(watcher: Watcher) -> None:
     """Has `watcher` listen from now on, after the others."""
     global watchers
+    watcher.hears = thread_rank.value
     watchers = (*watchers, watcher)
 
 
@@ -79,15 +104,20 @@ def remove(watcher: Watcher) -> None:
     watchers = tuple(w for w in watchers if w is not watcher)
 
 
+def listening() -> list[Watcher]:
+    """Those who listen to this thread."""
+    return [w for w in watchers if w.hears_all or w.hears is thread_rank.value]
+
+
 def moved(transfer: Transfer) -> None:
     """Tells everybody of rows that were exchanged."""
-    for watcher in watchers:
+    for watcher in listening():
         watcher.moved(transfer)
 
 
 def looked_up(num_rows: int, num_found: int) -> None:
     """Tells everybody of rows that a cache was asked for."""
-    for watcher in watchers:
+    for watcher in listening():
         watcher.looked_up(num_rows, num_found)
 
 
@@ -96,7 +126,7 @@ def in_layer(layer: str, phase: str) -> Iterator[None]:
     """A layer, told to those who listened when it began."""
     with ExitStack() as stack:
         stack.enter_context(_named(f'{layer or OUTSIDE}, {phase}'))
-        for watcher in watchers:
+        for watcher in listening():
             watcher.enter_layer(layer, phase)
             stack.callback(watcher.leave_layer)
         yield
@@ -107,7 +137,7 @@ def in_operation(operation: str, peer: int | None, is_wait: bool) -> Iterator[No
     """An operation with other ranks, told to those who listened when it began."""
     with ExitStack() as stack:
         stack.enter_context(_named(f'wait: {operation}' if is_wait else operation))
-        for watcher in watchers:
+        for watcher in listening():
             watcher.enter_operation(operation, peer)
             stack.callback(watcher.leave_operation)
         yield

@@ -33,6 +33,8 @@ def say(logger: logging.Logger, level: int, text: str) -> None:
         return
     is_one_of_many = dist.is_available() and dist.is_initialized()
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if is_one_of_many else (0, 1)
+    if (thread := hook.thread_rank.value) is not None:
+        rank, world_size = thread.rank, thread.size
     logger.log(level, '[rank %d/%d] %s', rank, world_size, text)
 
 
@@ -55,8 +57,8 @@ def set_log(level: LogLevel | None) -> None:
     """
     global _running
     check_log(level)
-    if level is None:
-        return
+    if level is None or (_running is not None and level == _running.level):
+        return  # ranks that are threads set it one after the other
     if _running is not None:
         hook.remove(_running)
     _running = None
@@ -68,7 +70,7 @@ def set_log(level: LogLevel | None) -> None:
     handlers = [*_top.handlers, *logging.getLogger().handlers]
     if all(isinstance(handler, logging.NullHandler) for handler in handlers):
         _top.addHandler(_stderr)
-    _running = Log()
+    _running = Log(level)
     hook.add(_running)
 
 
@@ -100,9 +102,12 @@ class Log(Meter):
     A line of a block has the seconds of its pass so far.
     """
 
-    def __init__(self) -> None:
+    hears_all = True
+
+    def __init__(self, level: LogLevel) -> None:
         super().__init__(Counts())
-        self._seen: set[str] = set()
+        self.level = level
+        self._seen: set[tuple[hook.ThreadRank | None, str]] = set()
 
     def enter_layer(self, layer: str, phase: str) -> None:
         """Begins to count."""
@@ -113,10 +118,11 @@ class Log(Meter):
         place, counts = self.end()
         if place == OUTSIDE:  # a loss: its operations have their own lines
             return
+        key = hook.thread_rank.value, place
         level, what = (
-            (logging.DEBUG, 'all') if place in self._seen else (logging.INFO, 'the first time')
+            (logging.DEBUG, 'all') if key in self._seen else (logging.INFO, 'the first time')
         )
-        self._seen.add(place)
+        self._seen.add(key)
         say(_logger, level, f'{place}, {what}: {_traffic(counts)}, {_seconds(counts)}')
 
     def leave_operation(self) -> None:

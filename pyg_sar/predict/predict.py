@@ -22,6 +22,7 @@ from pyg_sar.in_turns.tiers import OverMemory
 from pyg_sar.load import load_shard
 from pyg_sar.monitor import parse_bytes
 from pyg_sar.predict.cut import Cuts
+from pyg_sar.predict.passes import shown
 from pyg_sar.shard.format.meta import read_meta
 
 Forward = Callable[[torch.nn.Module, Any], Any]
@@ -62,7 +63,7 @@ def predict(
             ``model(data.x, data.edge_index)``, of a HeteroData
             ``model(data.x_dict, data.edge_index_dict)``.
         nodes: The type of the nodes, where the model of a HeteroData gives one tensor.
-        progress: Whether to show the progress of the cut.
+        progress: Whether to show the progress of the cut, and of the layers of each part.
 
     Returns:
         What was moved between memory and disk.
@@ -97,7 +98,8 @@ def predict(
         # A quarter is for what a turn makes before others' tensors go.
         ranks, budget = read_meta(root).num_parts, num_bytes * 3 // 4
         folder = Path(spill or source.parent)
-        return play(on_rank, ranks, memory=budget, spill=folder, limit=num_bytes).figures
+        with shown(model, ranks, quiet=not progress):
+            return play(on_rank, ranks, memory=budget, spill=folder, limit=num_bytes).figures
 
     if (source / 'META.json').is_file():
         return on_parts(source)

@@ -39,8 +39,9 @@ def profile(model: torch.nn.Module) -> Profile:
       (mode one_shot, the gather path, plans made in the first epoch) everything that travels counts
       as rows, without what a rank sends to itself.
     - **memory** is, on a CPU, the high-water mark of the process's resident memory during a layer's
-      passes (Linux only; it is set back for each pass, which other readers of VmHWM notice). On a
-      GPU it is ``torch.cuda.max_memory_allocated``.
+      passes (Linux only; it is set back for each pass, which other readers of VmHWM notice); of
+      ranks in turn, that in the rank's own turns. On a GPU it is
+      ``torch.cuda.max_memory_allocated``.
     - **cache of batches** says, where a sampling loader with a `cache` made batches meanwhile, how
       many rows of other ranks these read, and how many were in it.
     - On a GPU the device is synchronised at both ends of every pass and operation: times are true

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 from torch.utils._pytree import tree_leaves
 
-from pyg_sar.comm import rank, world_size
+from pyg_sar.comm import rank, takes_turns, world_size
 from pyg_sar.conv.names import name_of
 from pyg_sar.conv.sar_conv import SARConv
 from pyg_sar.ddp import DistributedDataParallel
@@ -157,6 +157,18 @@ class Recording(Meter):
         """The innermost pass ends."""
         self._note_peak()
         return super().end()
+
+    def enter_operation(self, operation: str, peer: int | None) -> None:
+        """Notes the peak before others' turns, which may set the mark back."""
+        super().enter_operation(operation, peer)
+        if takes_turns():
+            self._note_peak()
+
+    def leave_operation(self) -> None:
+        """Forgets what others held meanwhile."""
+        super().leave_operation()
+        if takes_turns():
+            self._memory.reset()
 
     def _note_peak(self) -> None:
         """Every pass under way has seen at least what is the peak since the last one began."""

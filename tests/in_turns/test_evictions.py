@@ -38,6 +38,8 @@ READS: dict[str, Callable[[Tensor], Any]] = {
     'numpy': lambda t: torch.from_numpy(t.numpy().copy()),
     'asarray': lambda t: torch.from_numpy(np.asarray(t).copy()),
     'dlpack': lambda t: torch.from_numpy(np.from_dlpack(t).copy()),
+    'to_dlpack': lambda t: torch.from_dlpack(torch.utils.dlpack.to_dlpack(t)).clone(),
+    'torch.to_dlpack': lambda t: torch.from_dlpack(torch.to_dlpack(t)).clone(),
     'save': _pickled,
     'deepcopy': copy.deepcopy,
     'storage': lambda t: torch.tensor(t.untyped_storage().tolist()),
@@ -72,6 +74,49 @@ def test_every_way_to_read(tmp_path: Path, way: str) -> None:
         same = torch.equal if isinstance(expected, Tensor) else lambda a, b: a == b
         assert same(found, expected)
         assert torch.equal(*after)
+
+
+STORAGES: dict[str, Callable[[torch.UntypedStorage], Any]] = {
+    'clone': lambda s: s.clone(),
+    'deepcopy': copy.deepcopy,
+    'copy': copy.copy,
+    'new': lambda s: torch.UntypedStorage(s.nbytes()).copy_(s),
+}
+
+
+@pytest.mark.parametrize('way', STORAGES)
+def test_storages_that_were_made_of_storages(tmp_path: Path, way: str) -> None:
+    """Whoever has one reads and writes what its tensors hold; then they may go."""
+
+    def program() -> tuple[Any, Any, Tensor, bool]:
+        held = torch.arange(SIZE) + 1000.0 * comm.rank()
+        storage = STORAGES[way](held.untyped_storage())
+        del held
+        tensor = torch.empty(0).set_(storage)
+        _others_turn()
+        _others_turn()
+        first = tensor[3].item(), storage.tolist()[12:16]
+        _others_turn()
+        found = storage.tolist()
+        storage.fill_(0)
+        _others_turn()
+        is_zero = not tensor.any()
+        tensor += 3
+        del storage
+        _others_turn()
+        with torch._C.DisableTorchFunction():
+            is_away = tensor.untyped_storage().nbytes() == 0
+        return (is_zero, *first), found, tensor + 0, is_away
+
+    results = play(program, 2, memory=0, spill=tmp_path, least=256).results
+    for rank, ((is_zero, item, part), found, tensor, is_away) in enumerate(results):
+        expected = torch.arange(SIZE) + 1000.0 * rank
+        assert item == expected[3]
+        assert found == expected.view(torch.uint8).tolist()
+        assert part == found[12:16]
+        assert is_zero
+        assert is_away
+        assert torch.equal(tensor, torch.full((SIZE,), 3.0))
 
 
 WRITES: dict[str, Callable[[Tensor], Any]] = {
@@ -207,6 +252,35 @@ def test_rows_of_any_index_are_read(tmp_path: Path, kind: str) -> None:
     found = play(program, 2, memory=0, spill=tmp_path, least=256)
     expected = torch.arange(num_rows * width + 5, dtype=torch.float32)[5:].view(num_rows, width)
     assert torch.equal(found.results[0], expected[index])
+
+
+def test_an_error_while_rows_are_made_leaves_the_offer(tmp_path: Path) -> None:
+    """A program may go on after it; then nothing has been written, and nothing is forgotten."""
+
+    def program() -> tuple[Tensor, int]:
+        ours, others = comm.current(), 1 - comm.rank()
+        rows, fails = torch.full((SIZE, 2), float(comm.rank())), [comm.rank() == 1]
+        errors = 0
+
+        def make(out: list[Tensor]) -> None:
+            if fails.pop() if fails else False:
+                raise OSError('read')
+            out[0].copy_(rows)
+
+        ours.offer(others, 'rows', [rows.new_empty(1).expand(SIZE, 2)], make, [rows])
+        ours.await_offers({others: 1}, 'rows')
+        while comm.rank() == 1 and rows[0, 0] < 10:  # rank 0 has not taken them
+            try:
+                rows += 10
+            except OSError:
+                errors += 1
+        (came,) = ours.take(others, 'rows', lambda: [rows.new_empty(SIZE, 2)])
+        return came.clone(), errors
+
+    results = play(program, 2, memory=0, spill=tmp_path, least=256).results
+    assert [errors for _, errors in results] == [0, 1]
+    for rank, (came, _) in enumerate(results):
+        assert torch.equal(came, torch.full_like(came, 1 - rank))
 
 
 def test_tensors_from_before_stay(tmp_path: Path) -> None:

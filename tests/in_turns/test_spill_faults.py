@@ -1,23 +1,20 @@
-"""What goes wrong with the disk, or forks, ends with an error that names the folder."""
+"""The file of what is evicted: its errors name the folder; its places serve again."""
 
 from __future__ import annotations
 
 import errno
 import os
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from in_turns.faults import Calls, fails
 
 from pyg_sar import comm
 from pyg_sar.in_turns.run import InTurns, play, run_in_turns
 from pyg_sar.in_turns.spill_file import SpillFile
-
-PLACES = (0, 1, 7)
 
 
 def _program() -> list[float]:
@@ -35,37 +32,6 @@ def _program() -> list[float]:
 
 def _play(folder: Path, program: Callable[[], Any] = _program, **options: Any) -> InTurns:
     return play(program, 2, memory=0, spill=folder, least=256, **options)
-
-
-def _failing(name: str, place: int, number: int) -> Callable[..., Any]:
-    """The function of `os` of this name, whose call after `place` others is an error."""
-    real, calls = getattr(os, name), [0]
-
-    def call(*args: Any) -> Any:
-        calls[0] += 1
-        if calls[0] == place + 1:
-            raise OSError(number, os.strerror(number))
-        return real(*args)
-
-    return call
-
-
-@pytest.mark.parametrize('place', PLACES)
-@pytest.mark.parametrize(
-    ('name', 'number', 'words'),
-    [('pwrite', errno.ENOSPC, 'writing'), ('preadv', errno.EIO, 'reading')],
-)
-def test_an_error_of_the_disk_names_folder_and_cause(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: int, name: str, number: int, words: str
-) -> None:
-    monkeypatch.setattr(os, name, _failing(name, place, number))
-    with pytest.raises(OSError, match=words) as found:
-        _play(tmp_path)
-    assert found.value.errno == number
-    assert found.value.filename == str(tmp_path)
-    monkeypatch.undo()
-    assert len(_play(tmp_path).results) == 2
-    assert not [t for t in threading.enumerate() if t.name.startswith('Thread') and t.is_alive()]
 
 
 def test_short_reads_and_writes_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +61,7 @@ def test_a_folder_that_is_none_is_an_error_before_anything_runs(tmp_path: Path) 
 def test_space_is_reserved_before_anything_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, 'posix_fallocate', _failing('posix_fallocate', 0, errno.ENOSPC))
+    monkeypatch.setattr(os, 'posix_fallocate', Calls('posix_fallocate', 0, fails(errno.ENOSPC)))
     ran: list[int] = []
     with pytest.raises(OSError, match='reserving 1000000000 bytes') as found:
         _play(tmp_path, lambda: ran.append(1), reserve='1GB')
@@ -109,28 +75,6 @@ def test_nothing_is_left(tmp_path: Path) -> None:
         return os.listdir(tmp_path)
 
     assert _play(tmp_path, program).results == [[], []]
-
-
-def test_a_fork_cannot_read_and_harms_nobody(tmp_path: Path) -> None:
-    def program() -> tuple[int, Tensor]:
-        held = torch.full((1000,), float(comm.rank()))
-        others = [torch.ones(1000) for _ in range(3)]
-        comm.agree(0)
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                held + 1
-            except RuntimeError as error:
-                code = 42 if 'a fork of it' in str(error) else 2
-            os._exit(code)
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        comm.agree(0)
-        return status, held + sum(others)
-
-    for rank, (status, values) in enumerate(_play(tmp_path, program).results):
-        assert status == 42
-        assert torch.equal(values, torch.full((1000,), rank + 3.0))
 
 
 def test_places_are_used_again(tmp_path: Path) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +19,8 @@ from torch_geometric import seed_everything
 
 import pyg_sar
 from pyg_sar.in_turns import run as in_turns_run
-from pyg_sar.predict import predict
+from pyg_sar.monitor import hook
+from pyg_sar.predict import passes, predict
 from pyg_sar.predict.__main__ import main
 from pyg_sar.predict.named import named
 
@@ -89,6 +94,22 @@ def test_equal_to_plain(folder: Path, name: str, num_parts: int) -> None:
     with torch.no_grad():
         wanted = model(data.x, data.edge_index).numpy()
     np.testing.assert_allclose(np.load('out.npy'), wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_progress_is_of_layers_and_parts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bars: list[list[Any]] = []
+
+    @contextmanager
+    def shown(name: str, total: int, *, quiet: bool) -> Iterator[Any]:
+        bars.append([name, total, quiet, 0])
+        yield SimpleNamespace(update=lambda: bars[-1].__setitem__(3, bars[-1][3] + 1))
+
+    monkeypatch.setattr(passes, 'progress_bar', shown)
+    model = _plain(folder, 'make_sage')
+    for progress in (True, False):
+        predict(model, 'data.pt', 'out.npy', memory='1GB', num_parts=2, progress=progress)
+    assert bars == [['predicting', 6, not progress, 6] for progress in (True, False)]
+    assert hook.watchers == ()
 
 
 def test_weights_of_a_checkpoint(folder: Path) -> None:

@@ -36,10 +36,10 @@ class Offer:
 
     def take(self, place: Callable[[], list[Tensor]]) -> list[Tensor]:
         """The tensors, in memory from `place` or of their own; once."""
-        make, self._make = self._make, None
-        if make is not None:
-            self._tensors = place()
-            make(self._tensors)
+        if self._make is not None:
+            tensors = place()
+            self._make(tensors)
+            self._tensors, self._make = tensors, None
         return self._tensors
 
     @torch.no_grad()

@@ -80,15 +80,15 @@ def run_around(around: Around, function: Callable[[], Result], world_size: int) 
     results: list[Any] = [None] * world_size
 
     def run(rank: int) -> None:
+        own = hook.thread_rank.set(hook.ThreadRank(rank, world_size))
         # All ranks' backwards would run in one thread of the device, whose turn is no rank's.
         backward_here = torch.autograd.set_multithreading_enabled(False)
-        with turns.of_rank(rank), chosen.set(comms[rank]), backward_here, around.rank():
+        with turns.of_rank(rank), chosen.set(comms[rank]), own, backward_here, around.rank():
             results[rank] = function()
 
     threads = [
         threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(world_size)
     ]
-    listening, hook.watchers = hook.watchers, ()
     loaded = set(sys.modules)
     try:
         for thread in threads:
@@ -102,7 +102,6 @@ def run_around(around: Around, function: Callable[[], Result], world_size: int) 
     finally:
         turns.states()
         _forget_generated(loaded)
-        hook.watchers = listening
     if turns.error is not None:
         raise turns.error
     return results

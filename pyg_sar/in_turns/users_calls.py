@@ -1,0 +1,91 @@
+"""What stands in the place of some functions of Python and torch while ranks take turns.
+
+A program calls them past torch's operations, or takes its process for one rank.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+import torch.utils.dlpack
+from torch import Tensor
+
+from pyg_sar.comm import rank
+from pyg_sar.evictable import keep_here, watcher
+from pyg_sar.in_turns.watch import Watch
+
+
+@contextmanager
+def replaced() -> Iterator[None]:
+    """Puts them there."""
+    with ExitStack() as stack:
+
+        def replace(owner: Any, name: str, function: Any) -> None:
+            stack.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, function)
+
+        replace(threading.Thread, 'start', _start_thread(threading.Thread.start))
+        give_away = _give_away(torch.utils.dlpack.to_dlpack)
+        for owner in (torch, torch.utils.dlpack):
+            replace(owner, 'to_dlpack', give_away)
+        replace(torch._C, '_to_dlpack', give_away)
+        profile, recorded = torch.profiler.profile, dict[Any, int]()
+        replace(profile, 'start', _start_profile(profile.start, recorded))
+        replace(profile, 'stop', _stop_profile(profile.stop, recorded))
+        yield
+
+
+def _start_thread(start: Any) -> Any:
+    """Threads that a rank starts run beside all turns, so what they touch stays here."""
+
+    def start_seen(thread: threading.Thread) -> None:
+        watch, run = watcher.value, thread.run
+        if isinstance(watch, Watch):
+
+            def run_seen() -> None:
+                with watch.beside(stays=True):
+                    run()
+
+            thread.run = run_seen  # type: ignore[method-assign]
+        start(thread)
+
+    return start_seen
+
+
+def _give_away(give_away: Any) -> Any:
+    """A C function that torch tells nobody of."""
+
+    def give_away_seen(tensor: Tensor) -> Any:
+        keep_here(tensor)
+        return give_away(tensor)
+
+    return give_away_seen
+
+
+def _start_profile(start: Any, recorded: dict[Any, int]) -> Any:
+    """A second profiler of torch in a process ends it, or both."""
+
+    def start_alone(profile: torch.profiler.profile) -> None:
+        if recorded:
+            (other,) = recorded.values()
+            raise RuntimeError(
+                'expected one torch.profiler in a process of ranks in turn (got one on rank '
+                f'{rank()} while that of rank {other} runs; start it on one rank, or take '
+                "'pyg_sar.profile')"
+            )
+        start(profile)
+        recorded[profile] = rank()
+
+    return start_alone
+
+
+def _stop_profile(stop: Any, recorded: dict[Any, int]) -> Any:
+    def stop_alone(profile: torch.profiler.profile) -> None:
+        recorded.pop(profile, None)
+        stop(profile)
+
+    return stop_alone

@@ -1,0 +1,181 @@
+"""What users write around a training loop gives in turns what it gives on processes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from in_turns.programs import NUM_RANKS, write_parts
+from ranks import run_ranks
+from torch import Tensor
+from torch_geometric import seed_everything
+from torch_geometric.nn import GAT, GraphSAGE
+
+import pyg_sar
+from pyg_sar.in_turns.run import play
+
+
+class Run:
+    """A model in training."""
+
+    def __init__(self, folder: str, kind: str = 'sage', **options: Any) -> None:
+        seed_everything(0)
+        torch.set_default_dtype(torch.float64)
+        self.data: Any = pyg_sar.load_shard(Path(folder) / 'one')
+        model = (GAT if kind == 'gat' else GraphSAGE)(8, 16, 3, 3, norm='batch_norm', dropout=0.3)
+        self.model = pyg_sar.DistributedDataParallel(model, **options)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.02)
+        self.plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(self.optimizer, patience=1)
+
+    def epoch(self) -> float:
+        """The loss of a step on all nodes."""
+        self.model.train()
+        self.optimizer.zero_grad()
+        out, mask = self.model(self.data.x, self.data.edge_index), self.data.train_mask
+        loss = F.cross_entropy(out[mask], self.data.y[mask])
+        loss.backward()
+        self.optimizer.step()
+        return loss.item()
+
+    @torch.no_grad()
+    def evaluated(self) -> Tensor:
+        """The logits of the own nodes."""
+        self.model.eval()
+        out = self.model(self.data.x, self.data.edge_index)
+        return pyg_sar.local(out).detach().clone()
+
+    def weights(self) -> list[Tensor]:
+        """Of the model, and the states of the optimizer."""
+        states = [s for state in self.optimizer.state.values() for s in state.values()]
+        return [t.detach().clone() for t in (*self.model.state_dict().values(), *states)]
+
+
+def saved(folder: str, root: str, num_epochs: int = 3) -> list[Any]:
+    """Saves after every epoch, and goes on where a run before has stopped."""
+    run = Run(folder)
+    last = pyg_sar.load_checkpoint(root, run.model, run.optimizer, run.plateau)
+    first = 0 if last is None else last.epoch + 1
+    losses = []
+    for epoch in range(first, first + num_epochs):
+        losses.append(run.epoch())
+        run.plateau.step(losses[-1])
+        extra = {'losses': losses, 'rows': run.model.module.convs[0].lin_l.weight.detach()}
+        pyg_sar.save_checkpoint(
+            root, run.model, run.optimizer, epoch=epoch, scheduler=run.plateau, extra=extra
+        )
+    return [first, losses, run.weights(), run.evaluated()]
+
+
+def early_stopping(folder: str) -> list[Any]:
+    """The best weights come back at the end."""
+    run = Run(folder)
+    best, bad, state, losses = -1.0, 0, {}, []
+    while len(losses) < 12:
+        losses.append(run.epoch())
+        out = run.evaluated()
+        right = (out.argmax(dim=-1) == pyg_sar.local(run.data.y)).sum()
+        score = float(pyg_sar.comm.all_reduce_sum(right))
+        run.plateau.step(-score)
+        if score > best:
+            best, bad, state = score, 0, copy.deepcopy(run.model.state_dict())
+        else:
+            bad += 1
+        if bad == 2:
+            break
+    run.model.load_state_dict(state)
+    return [losses, best, run.weights(), run.evaluated()]
+
+
+def seeded(folder: str, kind: str, recomputes: bool) -> list[Any]:
+    """Dropout of nodes and edges by their ids."""
+    run = Run(folder, kind, dropout_seed=7, checkpoint_activations=recomputes)
+    return [[run.epoch() for _ in range(3)], run.weights(), run.evaluated()]
+
+
+def sampled(folder: str, on_batches: bool) -> list[Any]:
+    """Trains on batches; evaluates on batches, or on all nodes."""
+    run = Run(folder)
+    make = partial(pyg_sar.NeighborLoader, run.data, [4, 4, 4], batch_size=16, prefetch=2)
+    loader = make(input_nodes=run.data.train_mask, shuffle=True, cache=400)
+    found = []
+    for _ in range(2):
+        run.model.train()
+        for batch in loader:
+            run.optimizer.zero_grad()
+            out = run.model(batch.x, batch.edge_index)[: batch.batch_size]
+            loss = F.cross_entropy(out, batch.y[: batch.batch_size])
+            loss.backward()
+            run.optimizer.step()
+            found.append(loss.item())
+        if not on_batches:
+            found.append(run.evaluated())
+            continue
+        run.model.eval()
+        with torch.no_grad():
+            found += [
+                run.model(batch.x, batch.edge_index)[: batch.batch_size].clone()
+                for batch in make(input_nodes=~run.data.train_mask)
+            ]
+    return [found, run.weights()]
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    found = tmp_path_factory.mktemp('parts')
+    write_parts(found)
+    return str(found)
+
+
+def _in_turns(folder: str, program: Callable[..., Any], *args: Any) -> list[Any]:
+    run = partial(program, folder, *args)
+    found = play(run, NUM_RANKS, memory=0, spill=folder, least=256)
+    assert found.figures.evictions > 0
+    return found.results
+
+
+def _are_equal(ours: Any, theirs: Any) -> bool:
+    if isinstance(ours, Tensor):
+        return torch.equal(ours, theirs)
+    if isinstance(ours, list):
+        return len(ours) == len(theirs) and all(map(_are_equal, ours, theirs))
+    return bool(ours == theirs)
+
+
+PROGRAMS: dict[str, Any] = {
+    'early stopping': (early_stopping,),
+    'dropout_seed': (seeded, 'sage', False),
+    'dropout_seed of edges': (seeded, 'gat', False),
+    'dropout_seed, computed again': (seeded, 'gat', True),
+    'sampled, evaluated on all nodes': (sampled, False),
+    'sampled, evaluated on batches': (sampled, True),
+}
+
+
+@pytest.mark.parametrize('name', PROGRAMS)
+def test_bits_of_processes(folder: str, name: str) -> None:
+    program, *args = PROGRAMS[name]
+    expected = run_ranks(program, NUM_RANKS, folder, *args)
+    assert _are_equal(_in_turns(folder, program, *args), expected)
+
+
+def test_a_run_goes_on_in_turns_or_on_processes(folder: str, tmp_path: Path) -> None:
+    """Whoever has written the checkpoint."""
+    in_turns = partial(_in_turns, folder, saved)
+    processes = partial(run_ranks, saved, NUM_RANKS, folder)
+    ours, theirs, mixed = (str(tmp_path / name) for name in ('ours', 'theirs', 'mixed'))
+    for epoch in (0, 3):
+        expected = processes(theirs)
+        assert expected[0][0] == epoch
+        assert _are_equal(in_turns(ours), expected)
+        assert _are_equal((in_turns if epoch else processes)(mixed), expected)
+    files = sorted((tmp_path / 'theirs').rglob('*'))
+    assert sum(file.is_file() for file in files) > 4
+    for file in files:
+        twin = tmp_path / 'ours' / file.relative_to(tmp_path / 'theirs')
+        assert file.is_dir() or twin.read_bytes() == file.read_bytes(), file.name
