@@ -176,8 +176,11 @@ class Tier:
         self.fill(held, storage, held.away.read)
 
     def make_room(self, num_bytes: int) -> None:
-        """Evicts until so many bytes more are within the budget, or nothing is left to evict."""
-        while self.here + num_bytes > self.budget:
+        """Evicts until so many bytes more are within the budget, or nothing is left to evict.
+
+        What an operation makes is known when it is there: as much as the largest has room, too.
+        """
+        while self.here + num_bytes + self.largest > self.budget:
             if self._queue is None:
                 able = [held for held in list(self.held) if self._may_go(held)]
                 self._queue = sorted(able, key=self._place_in_queue)
