@@ -79,7 +79,7 @@ def _check_bits(folder: Path, program: Callable[[], Any], expected: list[Any]) -
     assert on_host.written == 0
     assert on_host.device_peak < whole.device_peak
 
-    for host_memory in (on_host.peak, on_host.peak // 2, 0):
+    for host_memory in (on_host.peak + on_host.largest, on_host.peak // 2, 0):
         found = in_turns(0, spill=folder, host_memory=host_memory).figures
         assert found.device_peak == on_host.device_peak
         assert found.evictions > 0
@@ -114,13 +114,14 @@ def test_eight_parts_need_a_quarter_of_the_memory_of_one(tmp_path: Path) -> None
         pyg_sar.partition_graph(graph, num_parts, tmp_path / str(num_parts))
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        play(partial(_epochs, tmp_path / str(num_parts)), num_parts, memory=0)
+        play(partial(_epochs, tmp_path / str(num_parts)), num_parts, memory=0, least=1024)
         peaks.append(torch.cuda.max_memory_allocated() - before)
     assert peaks[1] <= 0.25 * peaks[0]
 
 
 def _others_turn() -> None:
-    comm.agree(0)
+    comm.agree(0)  # the last rank here may go on by itself,
+    comm.agree(0)  # and waits here
 
 
 def _pickled(tensor: Tensor) -> Tensor:
