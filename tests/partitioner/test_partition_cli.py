@@ -60,6 +60,12 @@ def test_success(source, graph, tmp_path, check_partition):
 
 
 @pytest.mark.slow
+def test_one_part(source, graph, tmp_path, check_partition, capfd):
+    assert _main(source, tmp_path / 'out', '--num-parts', 1) == 0
+    check_partition(tmp_path / 'out', graph, 1)
+    assert 'communication volume  0 rows per layer' in capfd.readouterr().out
+
+
 def test_error_is_one_line(tmp_path):
     result = _run('cora', tmp_path / 'out', '--num-parts', 3)
     assert result.returncode == 2

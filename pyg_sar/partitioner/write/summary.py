@@ -102,9 +102,10 @@ class PartitionSummary:
         )
 
     def _with_sums(self) -> list[str]:
-        if self.cover_rows is None or not covers_pay(self.cover_rows, self.communication_volume):
+        rows = self.communication_volume
+        if not (self.cover_rows and covers_pay(self.cover_rows, rows)):
             return []
-        share = self.cover_rows / self.communication_volume
+        share = self.cover_rows / rows
         return [f'with sums of rows     {self.cover_rows:,} rows per layer ({share:.2f} of these)']
 
 
