@@ -110,15 +110,18 @@ class Evictions:
         self.turn, self.rank = 0, 0
         self.files = MappedFiles()
         self._held: dict[int, Held] = {}
-        self._last_turns = [0] * num_ranks  # in which a rank touched anything
+        self._last_turns = [0] * num_ranks  # in which a rank touched anything, but for this one
+        self._has_touched = False
         self._queue: list[Held] | None = []
         self._lock = threading.RLock()  # memory is freed, and noted as such, in any of the calls
 
     def begin(self, rank: int) -> None:
         """The turn of a rank begins."""
         with self._lock:
+            if self._has_touched:
+                self._last_turns[self.rank] = self.turn
             self.turn += 1
-            self.rank, self._queue = rank, None
+            self.rank, self._queue, self._has_touched = rank, None, False
             self._make_room(0)
             if self.budget < self.figures.peak:  # then they would take others' place
                 self.files.drop()
@@ -138,7 +141,7 @@ class Evictions:
                 self.turn,
             )
             self._held[key] = held
-            self._last_turns[self.rank] = self.turn
+            self._has_touched = True
             self._add(num_bytes)
             self._make_room(0)
 
@@ -152,7 +155,7 @@ class Evictions:
         with self._lock:
             held.turn = self.turn
             if held.rank == self.rank:
-                held.own_turn = self._last_turns[self.rank] = self.turn
+                held.own_turn, self._has_touched = self.turn, True
             if held.is_away:
                 self._bring(held, storage)
             if is_written:
@@ -170,9 +173,9 @@ class Evictions:
                 held.stays = True
 
     def is_better_read(self, storage: torch.UntypedStorage) -> bool:
-        """Whether a storage is away and there is no room for it."""
+        """Whether a storage is away that another rank has made."""
         held = self._held.get(storage._cdata)
-        return held is not None and held.is_away and self.here + held.num_bytes > self.budget
+        return held is not None and held.is_away and held.rank != self.rank
 
     def read_part(
         self, storage: torch.UntypedStorage, address: int, num_bytes: int, start: int
@@ -267,7 +270,7 @@ class Evictions:
         def order(held: Held) -> tuple[bool, int]:
             if held.own_turn < self._last_turns[held.rank]:
                 return False, held.own_turn
-            return True, (self.rank - held.rank) % self.num_ranks
+            return True, -(held.rank - self.rank) % -self.num_ranks
 
         able = [
             held
