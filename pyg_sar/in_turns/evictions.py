@@ -7,8 +7,11 @@ memory goes, that which is needed last first:
 
 1. what a rank did not touch in the last turn in which it touched anything (it lies deep in the
    autograd graph), least recently touched first;
-2. the rest, of the rank whose turn comes last first. Ranks take turns in a circle, so this is
-   Belady's choice; the least recently used would be the worst one.
+2. what it touched then, but had made before;
+3. what it made then: the next turn works on it.
+
+Of 2 and 3 that of the rank goes first whose turn comes last. Ranks take turns in a circle, so this
+is Belady's choice; the least recently used would be the worst one.
 
 What was written to the disk once and has not changed since is not written again. What dies is
 never written.
@@ -20,6 +23,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -49,6 +53,7 @@ class Held:
     storage: weakref.ref[torch.UntypedStorage]
     num_bytes: int
     rank: int  # which has made it
+    born: int  # the turn in which it did
     own_turn: int  # the last one in which that rank touched it
     turn: int  # the last one in which anybody did
     place: int = -1  # in the file
@@ -56,7 +61,7 @@ class Held:
     is_written: bool = False  # whether its place holds what it holds
     stays: bool = False  # others may read and write it at any time
     # What is made of it by others later, and how to have it made before.
-    offers: list[tuple[weakref.ref[object], Callable[[], None]]] = field(default_factory=list)
+    offers: list[tuple[weakref.ref[Any], Callable[[Any], None]]] = field(default_factory=list)
 
 
 @dataclass
@@ -139,6 +144,7 @@ class Evictions:
                 self.rank,
                 self.turn,
                 self.turn,
+                self.turn,
             )
             self._held[key] = held
             self._has_touched = True
@@ -162,6 +168,12 @@ class Evictions:
                 held.is_written = False
                 self._settle(held)
 
+    def leaves(self, storage: torch.UntypedStorage) -> None:
+        """Has a storage of another rank go before the turn ends, if need be."""
+        held = self._held.get(storage._cdata)
+        if held is not None and held.rank != self.rank and held.turn == self.turn:
+            held.turn, self._queue = held.own_turn, None
+
     def keep(self, storage: torch.UntypedStorage) -> None:
         """Leaves a storage here from now on."""
         held = self._held.get(storage._cdata)
@@ -184,9 +196,9 @@ class Evictions:
         self.file.get(address, num_bytes, self._held[storage._cdata].place + start)
 
     def before_writing(
-        self, storages: Sequence[torch.UntypedStorage], offer: object, settle: Callable[[], None]
+        self, storages: Sequence[torch.UntypedStorage], offer: Any, settle: Callable[[Any], None]
     ) -> bool:
-        """Has `settle` called, as long as an offer lives, before any storage is written to.
+        """Has `settle` called with an offer, if it still lives, before any storage is written to.
 
         False where it would not be noticed.
         """
@@ -229,9 +241,10 @@ class Evictions:
 
     def _settle(self, held: Held) -> None:
         offers, held.offers = held.offers, []
-        for offer, settle in offers:
-            if offer() is not None:
-                settle()
+        for reference, settle in offers:
+            offer = reference()
+            if offer is not None:
+                settle(offer)
 
     def _bring(self, held: Held, storage: torch.UntypedStorage) -> None:
         self._make_room(held.num_bytes)
@@ -267,10 +280,12 @@ class Evictions:
     def _by_next_use(self) -> list[Held]:
         """What may go, the last of it first."""
 
-        def order(held: Held) -> tuple[bool, int]:
-            if held.own_turn < self._last_turns[held.rank]:
-                return False, held.own_turn
-            return True, -(held.rank - self.rank) % -self.num_ranks
+        def order(held: Held) -> tuple[int, int, int]:
+            last_turn = self._last_turns[held.rank]
+            if held.own_turn < last_turn:
+                return 0, held.own_turn, 0
+            until_turn = (held.rank - self.rank) % self.num_ranks
+            return 1 + (held.born == last_turn), -until_turn, held.born
 
         able = [
             held

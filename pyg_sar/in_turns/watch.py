@@ -76,6 +76,12 @@ class Watch:
             for storage in _storages(tensor):
                 self._evictions.needs(storage, is_written=is_written)
 
+    def leaves(self, tensor: Tensor) -> None:
+        """See :meth:`pyg_sar.evictable.Watcher.leaves`."""
+        with torch._C.DisableTorchFunction():
+            for storage in _storages(tensor):
+                self._evictions.leaves(storage)
+
     def keeps(self, tensor: Tensor) -> None:
         """See :meth:`pyg_sar.evictable.Watcher.keeps`."""
         with torch._C.DisableTorchFunction():
@@ -131,7 +137,7 @@ class Watch:
         with torch._C.DisableTorchFunction():
             storages = [storage for tensor in tensors for storage in _storages(tensor)]
 
-        def settle() -> None:
+        def settle(offer: Offered) -> None:
             with self.beside():
                 offer.settle()
 

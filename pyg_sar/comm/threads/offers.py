@@ -29,7 +29,7 @@ class Offer:
         make: Callable[[list[Tensor]], None] | None,
         read: Sequence[Tensor],
     ) -> None:
-        self._tensors, self._make = list(form), make
+        self._tensors, self._make, self._read = list(form), make, read
         seen = evictable.watcher.value
         if make is not None and (seen is None or not seen.offers(read, self)):
             self.settle()
@@ -40,6 +40,8 @@ class Offer:
         if make is not None:
             self._tensors = place()
             make(self._tensors)
+            for tensor in self._read if evictable.watcher.value else ():
+                evictable.watcher.value.leaves(tensor)
         return self._tensors
 
     @torch.no_grad()
