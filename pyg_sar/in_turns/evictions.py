@@ -128,7 +128,7 @@ class Evictions:
             self.turn += 1
             self.rank, self._queue, self._has_touched = rank, None, False
             self._make_room(0)
-            if self.budget < self.figures.peak:  # then they would take others' place
+            if self.here + self.files.num_bytes() > self.budget:
                 self.files.drop()
 
     def note(self, storage: torch.UntypedStorage) -> None:

@@ -41,6 +41,10 @@ class MappedFiles:
                 if start <= address < end:
                     del self._ranges[start, end]
 
+    def num_bytes(self) -> int:
+        """How much memory they take at most."""
+        return sum(end - start for start, end in self._ranges)
+
     def drop(self) -> None:
         """Lets go of the pages, which are read again when they are needed."""
         for start, end in self._ranges:

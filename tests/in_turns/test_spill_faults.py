@@ -115,7 +115,8 @@ def test_a_fork_cannot_read_and_harms_nobody(tmp_path: Path) -> None:
     def program() -> tuple[int, Tensor]:
         held = torch.full((1000,), float(comm.rank()))
         others = [torch.ones(1000) for _ in range(3)]
-        comm.agree(0)
+        comm.agree(0)  # the last rank here goes on by itself,
+        comm.agree(0)  # and waits here
         child = os.fork()
         if child == 0:
             code = 1
