@@ -21,7 +21,7 @@ endif
 endif
 
 .DEFAULT_GOAL := help
-BENCHMARKS := attention kernels layers limit epoch scaling accuracy sampling ogbn partition network
+BENCHMARKS := attention kernels layers limit epoch scaling accuracy sampling ogbn partition network one_machine
 
 .PHONY: help demo test test-slow test-oldest test-cuda-sim test-benchmarks docs lint format convs ops faults errors golden fuzz bench bench-memory $(BENCHMARKS:%=bench-%) clean
 

@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 import torch
+from drawn_graphs import drawn
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
@@ -28,8 +29,9 @@ def graph_file(name: str) -> Path:
     """A .pt file with the graph as a PyG Data, with masks and num_classes.
 
     Args:
-        name: What the partitioner takes (``'synthetic:arxiv'``, ``'wordnet-noun'``, a file), or
-            ``'synthetic:N,E'`` for N nodes and E undirected edges, 32 features and 8 classes.
+        name: What the partitioner takes (``'synthetic:arxiv'``, ``'wordnet-noun'``, a file);
+            ``'synthetic:N,E'`` for N nodes and E undirected edges, 32 features and 8 classes; or
+            ``'drawn:NAME'`` for one of ``drawn_graphs.SHAPES``.
     """
     path = _folder(name) / 'graph.pt'
     if not path.exists():
@@ -50,7 +52,8 @@ def cut(name: str, num_parts: int) -> Path:
     """A partition folder with the graph cut into `num_parts` by METIS."""
     folder = _folder(name) / f'parts{num_parts}'
     if not folder.exists():
-        pyg_sar.partition_graph(load_graph(name), num_parts, folder, seed=SEED)
+        graph = _drawn(name) if name.startswith('drawn:') else load_graph(name)
+        pyg_sar.partition_graph(graph, num_parts, folder, seed=SEED)
     return folder
 
 
@@ -73,7 +76,11 @@ def read_all(data: Data | HeteroData) -> None:
 
 
 def _make(name: str) -> Data:
-    return load_source(name, seed=SEED)
+    return load_source(_drawn(name) if name.startswith('drawn:') else name, seed=SEED)
+
+
+def _drawn(name: str) -> Path:
+    return drawn(name.removeprefix('drawn:'), CACHE)
 
 
 def _folder(name: str) -> Path:

@@ -10,7 +10,15 @@ from pathlib import Path
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from pyg_sar.comm import agree, current, in_call, is_distributed, raise_together
+from pyg_sar.comm import (
+    agree,
+    current,
+    differ,
+    in_call,
+    is_distributed,
+    odd_and_usual,
+    raise_together,
+)
 from pyg_sar.evictable import note_mapped
 from pyg_sar.launching import launched
 from pyg_sar.monitor import bytes_text, say
@@ -141,12 +149,14 @@ def _check_same_partition(data: Data | HeteroData) -> None:
     ]
     # The name of every relation's shard holds that of the whole partition.
     found = agree((shard.fingerprint, shard.root, shard.rank, steps))
-    for rank, (fingerprint, root, _, _) in enumerate(found):
-        if fingerprint != shard.fingerprint:
-            raise ValueError(
-                f"expected the same partition on all ranks: '{shard.root}' on rank {shard.rank} "
-                f"(got another one, '{root}', on rank {rank})"
-            )
+    fingerprints = [each[0] for each in found]
+    if len(set(fingerprints)) > 1:
+        odd, usual = odd_and_usual(fingerprints)
+        raise differ(
+            f"expected the same partition on all ranks: '{found[odd][1]}' on rank {odd} (got "
+            f"another one, '{found[usual][1]}', on rank {usual}): copy one folder to all machines",
+            odd,
+        )
     # By relation, sender and receiver; the same on all ranks, so that all raise.
     sent: defaultdict[tuple[int, int, int], list[int]] = defaultdict(list)
     expected: defaultdict[tuple[int, int, int], list[int]] = defaultdict(list)
@@ -159,5 +169,6 @@ def _check_same_partition(data: Data | HeteroData) -> None:
         if sent[key] != expected[key]:
             raise ValueError(
                 f"expected the same partition on all ranks: in '{shard.root}' rank {key[1]} "
-                f'sends {sent[key]} rows to rank {key[2]}, which expects {expected[key]}'
+                f'sends {sent[key]} rows to rank {key[2]}, which expects {expected[key]}: copy one '
+                'folder to all machines'
             )

@@ -219,7 +219,9 @@ def _least_ranks(planner: Planner, memory: int, base: int) -> tuple[str, int | N
 def _memory(text: str) -> int:
     size = parse_bytes(text)
     if size < 1 << 20:
-        raise ValueError(f'{size} bytes? say {size}GB')
+        if text.isdecimal():
+            raise ValueError(f'{size} bytes? say {size}GB')
+        raise ValueError(f'expected 1MB or more (got {text})')
     return size
 
 

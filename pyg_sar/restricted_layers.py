@@ -109,7 +109,7 @@ def restrict(data: Data, nodes: Tensor, num_layers: int) -> RestrictedLayers:
     """
     error = _error(data, nodes, num_layers)
     raise_together(error)
-    check_equal("'num_layers'", num_layers, agree(num_layers))
+    check_equal("'num_layers'", agree(num_layers))
     edge_index: ShardEdgeIndex = data.edge_index
     shard = edge_index.shard
     exchange = Exchange(shard)

@@ -31,6 +31,7 @@ NAMES = (
     'ogbn',
     'partition',
     'network',
+    'one_machine',
 )
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 from cached_graphs import CACHE  # noqa: E402
-from generate import generate  # noqa: E402
+from drawn_graphs import SHAPES, drawn  # noqa: E402
 from plots import COLORS, panels, save  # noqa: E402
 from report import Benchmark, Row, table  # noqa: E402
 
@@ -30,23 +28,15 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 
 
-@dataclass(frozen=True)
-class _Graph:
-    num_nodes: int
-    num_pairs: int
-    num_features: int
-    num_parts: int
-    method: str = 'metis'
-
-
-GRAPHS = {
-    'tiny': _Graph(2_000, 8_000, 16, 2),
-    'arxiv': _Graph(169_343, 1_157_799, 128, 4),
-    'medium': _Graph(1_000_000, 15_000_000, 100, 8),
-    'synthetic': _Graph(2_000_000, 30_000_000, 32, 8),
-    'products': _Graph(2_449_029, 61_859_140, 100, 8),
-    'large': _Graph(6_000_000, 150_000_000, 32, 8, 'random'),
+CUTS = {
+    'tiny': (2, 'metis'),
+    'arxiv': (4, 'metis'),
+    'medium': (8, 'metis'),
+    'synthetic': (8, 'metis'),
+    'products': (8, 'metis'),
+    'large': (8, 'random'),
 }
+"""Number of parts, and method."""
 PAPERS = {'num_nodes': 111_059_956, 'num_edges': 3_228_124_712, 'num_features': 128}
 """ogbn-papers100M made undirected."""
 
@@ -59,30 +49,18 @@ GB = 1e9
 def measure(args: argparse.Namespace) -> Iterator[Row]:
     """Each graph in turn, drawn on first use and then kept in `folder`."""
     for name in (bar := tqdm(args.graphs, unit='graph')):
-        shape = GRAPHS[name]
-        source = Path(args.folder) / f'partition-{name}'
-        if not source.exists():
-            bar.set_description(f'{name}: drawing')
-            drawn = source.with_suffix('.tmp')
-            shutil.rmtree(drawn, ignore_errors=True)
-            generate(
-                drawn,
-                num_nodes=shape.num_nodes,
-                num_pairs=shape.num_pairs,
-                num_features=shape.num_features,
-            )
-            drawn.rename(source)
+        bar.set_description(f'{name}: drawing')
+        source = drawn(name, Path(args.folder))
+        num_parts, method = CUTS[name]
         bar.set_description(f'{name}: partitioning')
         with tempfile.TemporaryDirectory(dir=args.folder) as folder:
             command = [sys.executable, '-W', 'ignore', str(HERE / 'measure.py')]
-            command += [str(source), f'{folder}/parts', f'--num-parts={shape.num_parts}']
-            done = subprocess.run(
-                [*command, f'--method={shape.method}'], capture_output=True, text=True
-            )
+            command += [str(source), f'{folder}/parts', f'--num-parts={num_parts}']
+            done = subprocess.run([*command, f'--method={method}'], capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f'partitioning {name} failed:\n{done.stderr}')
         found = json.loads(done.stdout)
-        yield {'graph': name, 'num_features': shape.num_features, **found}
+        yield {'graph': name, 'num_features': SHAPES[name].num_features, **found}
 
 
 def render(report: Row) -> dict[str, str]:

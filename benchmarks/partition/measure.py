@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from generate import generate
 
 import pyg_sar
 from pyg_sar.partitioner import assignment, cut_graph, sub_parts
@@ -23,6 +22,10 @@ from pyg_sar.partitioner.on_disk.mapped import Scratch, trim
 from pyg_sar.partitioner.sources.sources import load_source
 from pyg_sar.partitioner.write import layout, writer
 from pyg_sar.partitioner.write.atomic_folder import existing_parent
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from drawn_graphs import generate
 
 METIS = 'METIS'
 ASSIGN = 'assign'

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -93,6 +94,11 @@ def check(
         texts = differences(whole, each, 1e-6 if dtype == torch.float64 else 1e-3)
         if texts:
             more = [f'{len(texts) - 5} more'] if len(texts) > 5 else []
+            more += [
+                f'pyg_sar.local at {Path(file).name}:{line} gives the rows of one rank alone: '
+                'compute with rows of the whole graph'
+                for file, line in each.lines_of_local[:1]
+            ]
             raise ValueError(f'the step differs on ranks: {"; ".join(texts[:5] + more)}')
 
 

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch_geometric.data.data import BaseData
 
 from pyg_sar.own_rows import OwnRows
-from pyg_sar.rows.attach import gather
+from pyg_sar.rows.attach import gather, lines_of_local
 from pyg_sar.rows.rows import Rows, tag
 
 _DROPOUTS = {
@@ -40,11 +40,13 @@ class Outcome:
     results: dict[str, Any]
     gradients: dict[str, Any]
     states: dict[str, Any]  # parameters and buffers afterwards
+    lines_of_local: list[tuple[str, int]]  # where the step has called pyg_sar.local
 
 
 def run_once(step: Callable[[Any, Any], Any], model: Any, data: Any) -> Outcome:
     """Runs the step, and the backward of what it returns if the step has made no gradients."""
-    with _SameDraws():
+    lines: list[tuple[str, int] | None] = []
+    with _SameDraws(), lines_of_local.set(lines):
         if any(is_lazy(p) for p in model.parameters()):
             step(model, data)  # parameters get their shapes
             model.zero_grad()
@@ -70,7 +72,8 @@ def run_once(step: Callable[[Any, Any], Any], model: Any, data: Any) -> Outcome:
 
     named = [*model.named_parameters(), *model.named_buffers()]
     gradients = {name: of_model(value, value.grad) for name, value in named if value.is_leaf}
-    return Outcome(results, gradients, {name: of_model(value, value) for name, value in named})
+    states = {name: of_model(value, value) for name, value in named}
+    return Outcome(results, gradients, states, [line for line in lines if line])
 
 
 def _leaves(value: Any, path: str, outer: tuple[int, ...]) -> Iterator[tuple[str, Any]]:

@@ -57,7 +57,7 @@ def save_rows(path: str | os.PathLike[str], values: Tensor, data: Any) -> None:
     values, data = as_local((values, data))
     together(lambda: _check(path, values, data))
     row = str(values.dtype), tuple(values.shape[1:])
-    check_equal("rows in 'values'", row, agree(row))
+    check_equal("rows in 'values'", agree(row))
     num_nodes = int(data.num_nodes_total)
     run, first = Table(plain(values), data.n_id.to(values.device), num_nodes).run()
     new = path.with_name(on_rank_0(lambda: f'.{path.name}.{uuid.uuid4().hex[:12]}.tmp'))

@@ -107,8 +107,8 @@ def save_checkpoint(
 
     of_ranks = together(collect)
     epochs, batches, states['random'] = (list(values) for values in zip(*of_ranks, strict=True))
-    check_equal('epoch', epoch, epochs)
-    check_equal("state of 'loader'", states.get('loader'), batches)
+    check_equal('epoch', epochs)
+    check_equal("state of 'loader'", batches)
     runs = {key: table.run() for key, table in tables.items()}
     folder = root / on_rank_0(lambda: begin(root, epoch).name)
     try:

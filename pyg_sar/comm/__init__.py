@@ -14,8 +14,10 @@ from pyg_sar.comm.collectives import (
     check_arrived,
     check_equal,
     count_ranks,
+    differ,
     exchange_bytes,
     least_of_ranks,
+    odd_and_usual,
     raise_together,
     sum_over_ranks,
 )

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from pyg_sar.comm.faults.errors import because_of
 from pyg_sar.comm.functions import communicates
 from pyg_sar.comm.json_values import decode, encode
 from pyg_sar.comm.process_group import SHORT
@@ -35,7 +36,7 @@ def raise_together(error: Exception | None) -> None:
     for rank, other in enumerate(answers):
         if other is not None:
             kind = FileNotFoundError if other[0] else ValueError
-            raise kind(f'rank {rank}: {other[1]}')
+            raise because_of(rank, current().rank, kind(f'rank {rank}: {other[1]}'))
 
 
 def agree(value: Any) -> list[Any]:
@@ -56,14 +57,28 @@ def agree(value: Any) -> list[Any]:
     return [decode(each) for each in texts]
 
 
-def check_equal(what: str, own: object, values: Sequence[object]) -> None:
-    """Raises a ValueError if the ranks' `values` of something differ from this rank's own."""
-    for rank, value in enumerate(values):
-        if value != own:
-            raise ValueError(
-                f'expected the same {what} on all ranks: {own} on rank {current().rank} '
-                f'(got {value} on rank {rank})'
-            )
+def odd_and_usual(values: Sequence[object]) -> tuple[int, int]:
+    """Of values that are not all equal a rank with a rare one, and a rank with the commonest."""
+    counts = [values.count(each) for each in values]
+    usual = counts.index(max(counts))
+    others = [rank for rank, each in enumerate(values) if each != values[usual]]
+    return min(others, key=lambda rank: counts[rank]), usual
+
+
+def differ(text: str, rank: int) -> ValueError:
+    """For all ranks to raise, where one differs from the others; that one has the traceback."""
+    return because_of(rank, current().rank, ValueError(text))
+
+
+def check_equal(what: str, values: Sequence[object]) -> None:
+    """Raises a ValueError if the ranks' `values` of something differ."""
+    if any(each != values[0] for each in values):
+        odd, usual = odd_and_usual(values)
+        raise differ(
+            f'expected the same {what} on all ranks: {values[odd]} on rank {odd} (got '
+            f'{values[usual]} on rank {usual}): give the same on every rank',
+            odd,
+        )
 
 
 def all_ranks(value: bool, world_size: int) -> bool:

@@ -146,7 +146,7 @@ class GroupComm(Connection):
         rank = next((r for r, code in enumerate(codes) if code != codes[self.rank]), None)
         if rank is None:
             return None
-        reason = f'rank {rank} is at {said[rank].strip()}: the ranks run different programs'
+        reason = f'rank {rank} is at {said[rank].strip()}: run the same lines on every rank'
         if not self.debug:
             reason += '; debug=True tells where they part'
         error = self._error(rank, self.operation, reason)

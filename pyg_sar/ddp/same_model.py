@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm import agree, are_alike, is_distributed
+from pyg_sar.comm import agree, are_alike, differ, is_distributed, odd_and_usual
 from pyg_sar.conv.names import PLAIN, plain_class
 from pyg_sar.conv.reuse.checksum import checksum
 from pyg_sar.conv.sar_conv import SARConv
@@ -30,13 +30,15 @@ def check_same_model(model: torch.nn.Module, options: dict[str, object]) -> None
     digest = hashlib.sha256('\n'.join(own).encode()).hexdigest()
     if len(set(agree(digest))) == 1:
         return
-    first, *others = agree(own)
-    for rank, lines in enumerate(others, 1):
-        for a, b in zip_longest(first, lines, fillvalue='nothing more'):
-            if a != b:
-                raise ValueError(
-                    f'expected the same model on all ranks: {a} on rank 0 (got {b} on rank {rank})'
-                )
+    of_ranks = agree(own)
+    odd, usual = odd_and_usual(of_ranks)
+    for a, b in zip_longest(of_ranks[odd], of_ranks[usual], fillvalue='nothing more'):
+        if a != b:
+            raise differ(
+                f'expected the same model on all ranks: {a} on rank {odd} (got {b} on rank '
+                f'{usual}): make it by the same lines on every rank',
+                odd,
+            )
 
 
 def check_same_values(model: torch.nn.Module, when: str, advice: str) -> None:
@@ -64,12 +66,13 @@ def check_same_values(model: torch.nn.Module, when: str, advice: str) -> None:
         return
     of_ranks = agree([checksum(tensor) for tensor in named.values()])
     for name, *sums_of_ranks in zip(named, *of_ranks, strict=True):
-        for rank, each in enumerate(sums_of_ranks):
-            if each != sums_of_ranks[0]:
-                raise ValueError(
-                    f"'{name}' must be equal on all ranks (rank {rank} has other numbers than rank "
-                    f'0 {when}): {advice}'
-                )
+        if len(set(sums_of_ranks)) > 1:
+            odd, usual = odd_and_usual(sums_of_ranks)
+            raise differ(
+                f"'{name}' must be equal on all ranks (rank {odd} has other numbers than rank "
+                f'{usual} {when}): {advice}',
+                odd,
+            )
 
 
 def _describe(model: torch.nn.Module, options: dict[str, object]) -> list[str]:

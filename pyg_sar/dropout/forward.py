@@ -107,7 +107,7 @@ class SameDropout:
         handles = [each for each in leaves if isinstance(each, ShardEdgeIndex)]
         if handles and not self._is_compared:
             own = self.seed, self.step
-            check_equal("'dropout_seed' and its step", own, agree(own))
+            check_equal("'dropout_seed' and its step", agree(own))
             self._is_compared = True
         _forward.value = _Forward(self, module, handles, has_rows, self._sets)
         _forward.value.__enter__()  # type: ignore[no-untyped-call]

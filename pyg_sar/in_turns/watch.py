@@ -7,6 +7,7 @@ memory without an operation, such as ``tolist`` and pickle: these are seen by na
 
 from __future__ import annotations
 
+import ctypes
 import math
 import threading
 from collections.abc import Iterator, Sequence
@@ -53,6 +54,10 @@ _GIVE_AWAY = {
     *(Tensor.storage, Tensor.untyped_storage),
 }
 """Functions after which others may read and write memory at any time: it stays from then on."""
+
+_PAGE = 4096
+_SPAN_BYTES = 1 << 20
+"""What one read gets at most, if it gets more than is needed."""
 
 
 class Watch:
@@ -106,11 +111,17 @@ class Watch:
             address = out.data_ptr()
             start = int(tensor.storage_offset()) * tensor.element_size()
             storage = tensor.untyped_storage()
-        for first, last in _runs(rows):
-            at = start + int(rows[first]) * row_bytes
+        into = _bytes_at(address, len(rows), row_bytes)
+        for first, last in _spans(rows, row_bytes):
+            low, high = int(rows[first]), int(rows[last - 1]) + 1
+            is_run = high - low == last - first
+            place = into[first:last] if is_run else np.empty((high - low, row_bytes), np.uint8)
+            num_bytes = (high - low) * row_bytes
             self._evictions.read_part(
-                storage, address + first * row_bytes, (last - first) * row_bytes, at
+                storage, place.ctypes.data, num_bytes, start + low * row_bytes
             )
+            if not is_run:
+                np.take(place, rows[first:last] - low, axis=0, out=into[first:last], mode='clip')
         return True
 
     def reads_run(self, out: Tensor, run: Tensor) -> bool:
@@ -144,10 +155,25 @@ class Watch:
         return self._evictions.before_writing(storages, offer, settle)
 
 
-def _runs(rows: np.ndarray[Any, Any]) -> Iterator[tuple[int, int]]:
-    """First and last place of the runs of rows that follow each other."""
-    ends = np.flatnonzero(np.diff(rows) != 1) + 1
-    return pairwise([0, *ends.tolist(), len(rows)] if len(rows) else [])
+def _bytes_at(address: int, num_rows: int, row_bytes: int) -> np.ndarray[Any, Any]:
+    """Memory as an array ``[num_rows, row_bytes]``."""
+    memory = (ctypes.c_uint8 * (num_rows * row_bytes)).from_address(address)
+    return np.asarray(memory).reshape(num_rows, row_bytes)
+
+
+def _spans(rows: np.ndarray[Any, Any], row_bytes: int) -> Iterator[tuple[int, int]]:
+    """First and last place of rows that one read gets: in order, and no page between two.
+
+    A disk gives whole pages, and a call for every row takes longer than the rows between.
+    """
+    steps = np.diff(rows)
+    ends = np.flatnonzero((steps < 1) | (steps > 1 + _PAGE // row_bytes)) + 1
+    for first, last in pairwise([0, *ends.tolist(), len(rows)] if len(rows) else []):
+        while first < last:
+            bound = int(rows[first]) + max(_SPAN_BYTES // row_bytes, 1)
+            end = first + int(np.searchsorted(rows[first:last], bound))
+            yield first, end
+            first = end
 
 
 @contextmanager

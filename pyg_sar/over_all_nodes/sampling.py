@@ -193,7 +193,7 @@ def _common(edge_index: Tensor, seed: int | None, asked: object, number: int) ->
     if not isinstance(edge_index, ShardEdgeIndex):
         return drawn, number
     answers = agree(((seed, asked), drawn, number))
-    check_equal('arguments', (seed, asked), [each for each, _, _ in answers])
+    check_equal('arguments', [each for each, _, _ in answers])
     return answers[0][1], sum(number for _, _, number in answers)
 
 

@@ -12,6 +12,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.storage import BaseStorage
 
 from pyg_sar.comm import agree, in_call
+from pyg_sar.monitor.users_line import users_line
 from pyg_sar.rows.align import brought, own_rows
 from pyg_sar.rows.edges import EdgeIndex, Ends, edge_index, node_ids
 from pyg_sar.rows.over_ranks import all_rows
@@ -19,6 +20,7 @@ from pyg_sar.rows.replicated import met
 from pyg_sar.rows.rows import Rows, in_nested, leaves, plain, plainly, refuse, same_plain, tag
 from pyg_sar.rows.space import Space
 from pyg_sar.rows.unasked import ask_for_rows
+from pyg_sar.scoped import Scoped
 
 WHOLE = 'rows of the whole graph'
 """Where a shard keeps the space of its edges and their ends."""
@@ -186,6 +188,10 @@ def derived(space: Space, handle: Tensor) -> Space:
     return Space(handle.size(1), what='edges made of others', neighbours=space.neighbours)
 
 
+lines_of_local: Scoped[list[tuple[str, int] | None] | None] = Scoped(None)
+"""Where a program calls `local`, while somebody collects it."""
+
+
 def local(x: Any) -> Any:
     """The plain tensor of this rank's own rows, on purpose; anything else as it is.
 
@@ -209,6 +215,8 @@ def local(x: Any) -> Any:
     Raises:
         Nothing.
     """
+    if lines_of_local.value is not None:
+        lines_of_local.value.append(users_line())
     return as_local(x)
 
 

@@ -202,7 +202,7 @@ def _chosen(
     is_whole = isinstance(values, Tensor) and values.dim() > 0 and world_size() == 1
     if not isinstance(values, Rows) and not is_whole:
         kind = 'a plain tensor' if isinstance(values, Tensor) else f'a {type(values).__name__}'
-        if isinstance(values, Tensor) and not values.dim():
+        if isinstance(values, (int, float)) or (isinstance(values, Tensor) and not values.dim()):
             raise ValueError(
                 f"'{name}' takes a value of every row (got one number, which has no rows): a loss "
                 "with reduction='none' gives them; one number of load_shard's rows is that of all "

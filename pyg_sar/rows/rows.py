@@ -23,6 +23,10 @@ from torch import Tensor
 
 from pyg_sar.rows.registry import known_rules, name_of, rule_of
 from pyg_sar.rows.space import Space
+from pyg_sar.scoped import Scoped
+
+inside: Scoped[str] = Scoped('')
+"""What runs as a whole, and what to do where a function inside of it is refused."""
 
 plainly = torch._C.DisableTorchFunctionSubclass
 """While it lasts, rows are plain tensors of the own rows."""
@@ -170,9 +174,10 @@ def in_nested(value: Any, change: Callable[[Any], Any]) -> Any:
 
 def refuse(func: Any, why: str = 'would see the rows of this rank alone') -> NoReturn:
     """Raises a ValueError that names a function and says what to do instead."""
-    name = func if isinstance(func, str) else name_of(func)
+    name = (func if isinstance(func, str) else name_of(func)).strip('_')
+    if inside.value:
+        raise ValueError(f"{inside.value} ('{name}' of rows that are spread over the ranks {why})")
     raise ValueError(
-        f"'{name.strip('_')}' of rows that are spread over the ranks {why}: pyg_sar.gather(x) has "
-        'all rows in the order of the whole graph, pyg_sar.local(x) is the plain tensor of the own '
-        'rows'
+        f"'{name}' of rows that are spread over the ranks {why}: pyg_sar.gather(x) has all rows in "
+        'the order of the whole graph, pyg_sar.local(x) is the plain tensor of the own rows'
     )

@@ -103,11 +103,7 @@ def find(data: Data | HeteroData) -> AttributeRows:
                 kinds[_words(is_edge, key, name)] = form
     answers = agree(kinds)
     for words in sorted(set.intersection(*(set(each) for each in answers))):
-        check_equal(
-            f'dtype, width and requires_grad of {words}',
-            kinds[words],
-            [each[words] for each in answers],
-        )
+        check_equal(f'dtype, width and requires_grad of {words}', [each[words] for each in answers])
         if kinds[words][2]:
             raise ValueError(
                 f'expected {words} not to require gradients (got one that does): rows of other '

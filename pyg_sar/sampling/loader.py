@@ -103,8 +103,8 @@ class Loader:
         same = {name: given[name] for name in _ALIKE}
         same |= {'num_neighbors': list(num_neighbors.items()), **same_seeds}
         answers = agree(same)
-        for name, own in same.items():
-            check_equal(f"'{name}'", own, [each[name] for each in answers])
+        for name in same:
+            check_equal(f"'{name}'", [each[name] for each in answers])
         disjoint = given['disjoint'] or given['time_attr'] is not None
         is_last = given['temporal_strategy'] == 'last'
         found = find(data)
@@ -151,7 +151,7 @@ class Loader:
             epoch, at = (self._epoch, self._at) if self._is_loaded else (self._epoch + 1, 0)
             attributes, cache = find(as_local(self._sampler.data)), self._sampler.cache
             answers = agree(((epoch, at), cache is None or cache.is_fresh(attributes)))
-            check_equal('epoch and batch', (epoch, at), [place for place, _ in answers])
+            check_equal('epoch and batch', [place for place, _ in answers])
             if cache is not None and not all(is_fresh for _, is_fresh in answers):
                 cache.fill(attributes)
             self._epoch, self._at, self._is_loaded = epoch, at, False
@@ -204,7 +204,7 @@ class Loader:
                 error = failure
             raise_together(error)
             call, self._num_calls = self._num_calls, self._num_calls + 1
-            check_equal('number of calls of a loader', call, agree(call))
+            check_equal('number of calls of a loader', agree(call))
             return sampler.of_places(places, call)
 
     def __getattr__(self, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Which transforms of PyG have a meaning on a part of a graph."""
+"""Which transforms of PyG have a meaning on a part of a graph, or on rows of all ranks."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 from torch_geometric.data.data import BaseData
 from torch_geometric.transforms import BaseTransform
 
+from pyg_sar.rows.edges import EdgeIndex
+from pyg_sar.rows.rows import inside
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 
 _BY_ROW = {
@@ -17,11 +19,18 @@ _BY_ROW = {
 }
 """Those of torch_geometric.transforms that give every part what it has of the whole graph."""
 
+_INSTEAD = {
+    'RandomLinkSplit': 'apply it to the data of pyg_sar.load_shard, before pyg_sar.local',
+    'SIGN': 'use pyg_sar.transforms.SIGN',
+    'ToSparseTensor': 'leave it out, convs take data.edge_index',
+}
+
 
 def refuse_on_parts() -> None:
     """Has every other transform of PyG refuse a part of a graph, from now on in this process.
 
-    They would take statistics, draw, or look for neighbours in one part, without an error.
+    They would take statistics, draw, or look for neighbours in one part, without an error. On rows
+    of all ranks they run; where a function inside of one is refused, the error names the transform.
     """
     call = BaseTransform.__call__
     if hasattr(call, '__wrapped__'):
@@ -31,16 +40,23 @@ def refuse_on_parts() -> None:
     def __call__(self: BaseTransform, data: Any) -> Any:
         name = type(self).__name__
         is_known = type(self).__module__.startswith('torch_geometric.') and name not in _BY_ROW
-        if is_known and isinstance(data, BaseData) and _is_part(data):
-            raise ValueError(
-                f'T.{name} means nothing on a cut graph: apply it to the whole graph before '
-                f"it is cut (python -m pyg_sar.partition --transform '{name}')"
-            )
-        return call(self, data)
+        if not is_known or not isinstance(data, BaseData):
+            return call(self, data)
+        if _has(ShardEdgeIndex, data):
+            raise ValueError(f'T.{name} means nothing on a cut graph: {_instead(name)}')
+        if not _has(EdgeIndex, data):
+            return call(self, data)
+        with inside.set(f'T.{name} means nothing on a cut graph: {_instead(name)}'):
+            return call(self, data)
 
     BaseTransform.__call__ = __call__
 
 
-def _is_part(data: BaseData) -> bool:
+def _instead(name: str) -> str:
+    whole = 'apply it to the whole graph before it is cut'
+    return _INSTEAD.get(name, f"{whole} (python -m pyg_sar.partition --transform '{name}')")
+
+
+def _has(edges: type, data: BaseData) -> bool:
     stores = data.edge_stores
-    return any(isinstance(value, ShardEdgeIndex) for store in stores for value in store.values())
+    return any(isinstance(value, edges) for store in stores for value in store.values())

@@ -65,7 +65,7 @@ def save_node_attrs(data: Data, names: Sequence[str], *, overwrite: bool = False
     together(lambda: _check_data(data, names))
     shard = data.edge_index.shard
     row_types = {name: row_type(data[name]) for name in names}
-    check_equal('node attributes', row_types, agree(row_types))
+    check_equal('node attributes', agree(row_types))
 
     known = together(lambda: _known_attrs(shard, names, overwrite))[0]
     kept = {name: row_type for name, row_type in known.items() if name not in names}

@@ -254,8 +254,16 @@ WRONG = {
     'in the loss': (_local_loss, _gcn, r'the result differs by .*; the gradient of '),
     'in the model': (_loss, Centred, r"the result differs .* the gradient of 'conv.lin.weight'"),
     'by the class': (_loss, AsksForTheClass, r"the result differs .* gradient of 'conv.bias'"),
-    'a float': (_local_float, _gcn, r"ranks: \['mean'\] is \S+ on plain PyG, and \S+ on ranks$"),
-    'an int': (_local_int, _gcn, r'ranks: \.count is \d+ on plain PyG, and \d+ on ranks$'),
+    'a float': (
+        _local_float,
+        _gcn,
+        r"ranks: \['mean'\] is \S+ on plain PyG, and \S+ on ranks; pyg_sar.local at ",
+    ),
+    'an int': (
+        _local_int,
+        _gcn,
+        r'ranks: \.count is \d+ on plain PyG, and \d+ on ranks; pyg_sar.local at ',
+    ),
     'a shape': (_local_shape, _gcn, r"ranks: \[1\]\['x'\] is torch.float64 \[61, 6\] on plain PyG"),
     'keys': (_other_keys, _gcn, r"ranks: \['61'\] is 1 on plain PyG, and missing on ranks"),
     'a gradient': (_gradient_of_a_rank, _gcn, r"ranks: the gradient of 'convs.0.bias' differs by"),

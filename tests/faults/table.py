@@ -62,12 +62,19 @@ def _phase(cell: Cell, outcome: Outcome | None) -> str:
     return text if is_right else f'**{text}**'
 
 
+def _short(text: str) -> str:
+    """A message without numbers of ports and names of files."""
+    reason, rank, where = ' '.join(text.split()).partition('; rank ')
+    reason = reason.split('[')[0].split(' (')[0].rstrip(' :')
+    return reason + rank + where.split(', called at')[0]
+
+
 def _texts(found: dict[Cell, Outcome]) -> list[str]:
     lines = []
     for cell, outcome in found.items():
         if cell.phase in ('forward', 'backward'):
-            text = ' '.join(outcome.ends[0].get('text', '').split('[')[0].split())
-            lines.append(f'- {cell.fault}, {cell.phase}: `{text.rstrip(" (:")}`')
+            text = _short(outcome.ends[0].get('text', ''))
+            lines.append(f'- {cell.fault}, {cell.phase}: `{text}`')
     return lines
 
 
@@ -97,8 +104,7 @@ def _network_rows(found: list[dict[str, Any]]) -> list[str]:
     lines = ['| cut off | met by | rank | the others end after | with |', '|---' * 5 + '|']
     for (how, store, faulty), outcome in zip(cut_network.CASES, found, strict=True):
         others = [end for rank, end in enumerate(outcome['ends']) if rank != faulty]
-        seconds, text = max(end['seconds'] for end in others), others[0]['text'].split(' (/')[0]
-        said = ' '.join(text.split('[')[0].split()).rstrip(' (:')
+        seconds, said = max(end['seconds'] for end in others), _short(others[0]['text'])
         lines.append(f'| {how} | {store} | {faulty} | {seconds:.1f} | `{said}` |')
     return lines
 

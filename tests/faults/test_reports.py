@@ -53,8 +53,8 @@ def _chain(delay: float, folder: str) -> str:
 def test_a_chain_of_silent_ranks(delay: float, named: int, tmp_path: Path) -> None:
     """Rank 0 names the end of it as far as the others have come to their timeouts as well."""
     first, second, _ = run_once(_chain, 3, delay, str(tmp_path), may_die=(2,), timeout=300)
-    assert first.startswith('ExchangeError: rank 0 stopped at receiving a number')
-    assert f'rank {named} was silent for too long' in first
+    assert first.startswith(f'ExchangeError: rank {named} was silent for too long')
+    assert 'rank 0 stopped at receiving a number' in first
     assert 'rank 2 was silent for too long' in second
 
 

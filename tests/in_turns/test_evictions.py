@@ -176,6 +176,40 @@ def test_rows_are_what_they_were_when_they_were_offered(tmp_path: Path) -> None:
                 assert torch.equal(came, torch.full_like(came, 1 - rank + 10.0 * step))
 
 
+@pytest.mark.parametrize(
+    'kind', ['none', 'one', 'all', 'some', 'far', 'twice', 'backwards', 'at the ends', 'large rows']
+)
+def test_rows_of_any_index_are_read(tmp_path: Path, kind: str) -> None:
+    width = 1 << 18 if kind == 'large rows' else 3
+    num_rows = 12 if kind == 'large rows' else 200_000  # reads of 1 MiB at most: both take more
+    picks: dict[str, Tensor] = {
+        'none': torch.arange(0),
+        'one': torch.tensor([7]),
+        'all': torch.arange(num_rows),
+        'some': torch.rand(num_rows, generator=torch.Generator().manual_seed(0)).lt(0.3).nonzero(),
+        'far': torch.arange(0, num_rows, 1_000),
+        'twice': torch.tensor([3, 3, 4, 9, 9, 11]),
+        'backwards': torch.arange(num_rows - 1, -1, -999),
+        'at the ends': torch.tensor([0, 1, num_rows - 2, num_rows - 1]),
+        'large rows': torch.tensor([0, 1, 3, 4, 8, 11]),
+    }
+    index = picks[kind].view(-1)
+
+    def program() -> Tensor | None:
+        rows = torch.arange(num_rows * width + 5, dtype=torch.float32)[5:].view(num_rows, width)
+        _others_turn()
+        if comm.rank() == 1:
+            return None
+        assert evictable.is_better_read(rows)
+        found = evictable.selected_rows(rows, index)
+        assert evictable.is_better_read(rows)
+        return found
+
+    found = play(program, 2, memory=0, spill=tmp_path, least=256)
+    expected = torch.arange(num_rows * width + 5, dtype=torch.float32)[5:].view(num_rows, width)
+    assert torch.equal(found.results[0], expected[index])
+
+
 def test_tensors_from_before_stay(tmp_path: Path) -> None:
     before = torch.ones(SIZE)
 

@@ -144,7 +144,7 @@ def test_a_rank_without_nodes(tmp_path: Path) -> None:
 )
 def test_plain_tensors_and_numbers_are_refused(function: Callable[..., Tensor]) -> None:
     function(torch.ones(3))  # of one process it is the whole
-    for ranks, given, what in ((2, torch.ones(3), 'a plain tensor'), (1, 2.0, 'a float')):
+    for ranks, given, what in ((2, torch.ones(3), 'a plain tensor'), (1, 2.0, 'one number')):
         outcomes = run_as_threads(attempt, ranks, function, given)
         assert_all_raise(outcomes, 'ValueError', function.__name__, what)
 

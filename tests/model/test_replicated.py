@@ -154,5 +154,5 @@ def _alone(root: str) -> str:
 def test_a_reduction_of_one_rank_names_its_line(root: str) -> None:
     first, *_ = run_once(_alone, 3, root, timeout=100, may_die=(1, 2))
     line = _alone.__code__.co_firstlineno + 7
-    assert first.startswith('ExchangeError: rank 0 stopped at a sum over all ranks')
-    assert f'(called at {__file__}:{line})' in first
+    assert 'rank 0 stopped at a sum over all ranks' in first
+    assert first.endswith(f', called at {__file__}:{line}')

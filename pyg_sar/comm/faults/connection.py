@@ -136,15 +136,9 @@ class Connection(Comm):
         end = time.monotonic() + patience
         # First, so that those who wait for this rank wake up and report as well.
         self.reports.write(own, seconds=patience / 2 if own.silent else 1)
-        self.end(self._error(peer, operation, text))
+        self.end(self._error(peer, operation, _reason(own, own, error)))
         cause = self.reports.first_cause(own, max(end - time.monotonic(), 0.1))
-        reason = _reason(cause, own, error)
-        if cause.silent and cause.failure is None and not self.debug:
-            reason += (
-                '; it may run another program than the others (a call that only one rank makes): '
-                'debug=True tells where they part'
-            )
-        return self._error(cause.peer, operation, reason)
+        return self._error(cause.peer, operation, _reason(cause, own, error))
 
     def left_by(self, error: BaseException) -> None:
         """See :meth:`Comm.left_by`; with transfers under way the group ends at once.
@@ -218,11 +212,15 @@ def _failure(error: BaseException) -> Cause:
 def _reason(cause: Cause, own: Cause, error: Exception) -> str:
     who = 'a rank that is not known' if cause.peer is None else f'rank {cause.peer}'
     if cause.failure is not None:
-        return f'{who} failed with {cause.failure}'
+        return f'{who} failed with {cause.failure}: see its traceback'
     text = ' '.join(str(error).split('. This is typically')[0].split())
     text = re.sub(r'^\[\S+:\d+\] ', '', text)  # gloo begins with a line of its own source
     seen = f' ({text[:300]})' if cause.silent == own.silent else ''
     if not cause.silent:
-        return f'{who} has ended or is cut off{seen}'
+        advice = 'see the end of its log; all ranks must make the same calls'
+        return f'{who} has ended or is cut off: {advice}{seen}'
     waits = f': it waits at {cause.doing}' if cause.doing else ''
-    return f'{who} was silent for too long{waits}{seen}'
+    advice = (
+        'if it makes other calls, debug=True tells which; if it computes, give a longer timeout'
+    )
+    return f'{who} was silent for too long{waits}: {advice}{seen}'

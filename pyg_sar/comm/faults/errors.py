@@ -17,6 +17,7 @@ from pyg_sar.monitor.users_line import users_line
 from pyg_sar.scoped import Scoped
 
 Function = TypeVar('Function', bound=Callable[..., Any])
+Error = TypeVar('Error', bound=Exception)
 
 
 class ExchangeError(RuntimeError):
@@ -29,7 +30,7 @@ class ExchangeError(RuntimeError):
         peer: The rank that was lost, as far as that is known, or None.
         operation: What this rank was doing: ``'receiving the rows of part 2'``.
         layer: Where: ``"layer 'convs.1' (GATConv), backward"``; empty outside of layers.
-        reason: What is known of the peer.
+        reason: What is known of the peer, and what to do.
         line: The file and the line of the program that was at it, if that is known.
     """
 
@@ -43,23 +44,38 @@ class ExchangeError(RuntimeError):
 
     def __str__(self) -> str:
         where = f' in {self.layer}' if self.layer else ''
-        line = f' (called at {self.line[0]}:{self.line[1]})' if self.line else ''
-        return f'rank {self.rank} stopped at {self.operation}{where}: {self.reason}{line}'
+        line = f', called at {self.line[0]}:{self.line[1]}' if self.line else ''
+        return f'{self.reason}; rank {self.rank} stopped at {self.operation}{where}{line}'
+
+
+_OWN_RANK = '_pyg_sar_rank'
+
+
+def because_of(rank: int, own_rank: int, error: Error) -> Error:
+    """An error that all ranks raise because of one of them: the others end in a line."""
+    if rank != own_rank:
+        vars(error)[_OWN_RANK] = own_rank
+    return error
 
 
 def end_in_a_line() -> None:
-    """A program of this process that an ExchangeError ends says one line, and no traceback.
+    """A program of this process that ends because of another rank says one line, no traceback.
 
-    It ends half a second later than the rank that it lost, which a launcher then names first.
+    It ends half a second later than that rank, which a launcher then names first.
     """
     usual = sys.excepthook
 
     def say(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if isinstance(error, ExchangeError):
-            print(f'[rank{error.rank}]: {kind.__name__}: {error}', file=sys.stderr, flush=True)
-            time.sleep(0.5)
-        else:
+        rank = error.rank if isinstance(error, ExchangeError) else vars(error).get(_OWN_RANK)
+        if rank is None:
             usual(kind, error, trace)
+        else:
+            # That rank may be about to print its traceback, or its end has been seen already.
+            time.sleep(0.0 if isinstance(error, ExchangeError) else 0.2)
+            # In one piece, as other ranks write to the same terminal.
+            sys.stderr.write(f'[rank{rank}]: {kind.__name__}: {error}\n')
+            sys.stderr.flush()
+            time.sleep(0.5)
 
     sys.excepthook = say
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.aggregate.program import Arguments
-from pyg_sar.comm import agree, check_equal
+from pyg_sar.comm import agree, check_equal, differ
 from pyg_sar.conv.call.by_destination import observe
 from pyg_sar.conv.call.one_call import Call
 from pyg_sar.conv.call.plans import (
@@ -195,19 +195,19 @@ def _agreed(
     offers = [Offer(**other) for other, _ in answers]
     edge_names: frozenset[str] = frozenset()
     if all(other.num_edges >= 0 for other in offers):
-        check_equal(f'arguments of {name}', sorted(own.rows), [sorted(o.rows) for o in offers])
+        check_equal(f'arguments of {name}', [sorted(o.rows) for o in offers])
         edge_names = frozenset(n for n in own.rows if _is_edge_tensor(n, name, offers))
     if error is not None:
         raise ValueError(str(error)) from error
     for rank, (_, other_error) in enumerate(answers):
         if other_error is not None:
-            raise ValueError(f'rank {rank}: {other_error}')
-    check_equal(f'tensors in {name}', own.types, [other.types for other in offers])
+            raise differ(f'rank {rank}: {other_error}', rank)
+    check_equal(f'tensors in {name}', [other.types for other in offers])
     for whole in own.rows.keys() - edge_names:
         _check_whole(whole, name, offers)
     across_edges = any(other.across_edges for other in offers)
     if not across_edges:
-        check_equal(f'path of {name}', own.path, [other.path for other in offers])
+        check_equal(f'path of {name}', [other.path for other in offers])
     return edge_names, replace(
         own,
         one_pass=all(other.one_pass for other in offers),

@@ -9,7 +9,6 @@ on all ranks, and whether one of them has to decide anew.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
-from pyg_sar.comm import agree, are_alike, raise_together
+from pyg_sar.comm import agree, are_alike, differ, odd_and_usual, raise_together
 from pyg_sar.conv.around.patching import Forms
 from pyg_sar.conv.around.state import words_of_modules
 from pyg_sar.conv.call.inputs import check_inputs, check_not_explained
@@ -166,16 +165,16 @@ def _kinds(values: Iterable[Any]) -> list[Any]:
 
 def _check_alike(words: list[str]) -> None:
     """Raises a ValueError if the ranks' words differ: what only one of two ranks has."""
-    common = Counter(words).most_common()
-    if len(common) == 1:
+    if len(set(words)) == 1:
         return
-    odd, usual = words.index(common[-1][0]), words.index(common[0][0])
+    odd, usual = odd_and_usual(words)
     own, others = (words[rank].split('; ') for rank in (odd, usual))
     name = '' if own[0] != others[0] else own[0] + '; '
     here, there = ('; '.join(w for w in a if w not in b) for a, b in ((own, others), (others, own)))
-    raise ValueError(
+    raise differ(
         f'expected the same layer on all ranks: {name}{here or "as it is"} on rank {odd} (got '
-        f'{name}{there or "as it is"} on rank {usual}): run the same lines on every rank'
+        f'{name}{there or "as it is"} on rank {usual}): run the same lines on every rank',
+        odd,
     )
 
 

@@ -12,6 +12,7 @@ from torch_geometric.nn import MessagePassing
 from pyg_sar.comm import EdgeMove, Exchange
 from pyg_sar.conv.inspect.trace import Seen
 from pyg_sar.conv.message.arguments import Binding, bind
+from pyg_sar.conv.names import name_of
 from pyg_sar.conv.options import Options
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.rows import tag
@@ -42,7 +43,11 @@ class Call:
         if size is not None:
             own = shard.num_own, shard.num_dst
             if any(n not in (None, m) for n, m in zip(size, own, strict=True)):
-                raise ValueError(f"expected 'size' to be {own}, the own nodes (got {tuple(size)})")
+                raise ValueError(
+                    f"expected 'size' of {name_of(self.conv)} to be {own}, the nodes of this rank "
+                    f'(got {tuple(size)}): give the number of all nodes, such as '
+                    'num_edges=data.num_nodes, as edges do not tell of nodes without any'
+                )
         self.plan = plan_of(self.edge_index, shard)
         self.binding = bind(self.conv, self.function, names, self.kwargs, self.plan, edge_names)
         if self.at_nodes:

@@ -233,7 +233,11 @@ def _one_number(func: Any, args: Any, kwargs: Any) -> Any:
 
 @rule('convert_indices_from_coo_to_csr')
 def _matrix(func: Any, args: Any, kwargs: Any) -> Any:
-    refuse(func, 'makes a sparse matrix of them, and convs take data.edge_index in its place')
+    refuse(
+        func,
+        'makes a sparse matrix of them: give data.edge_index to convs, and torch.sparse_coo_tensor '
+        'to a product',
+    )
 
 
 @named_rule('tolist')

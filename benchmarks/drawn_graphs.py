@@ -1,4 +1,4 @@
-"""A graph of any size, drawn by chunks onto disk: a folder of .npy files, as the partitioner reads.
+"""Graphs of any size, drawn by chunks onto disk: folders of .npy files, as the partitioner reads.
 
 Nodes lie in communities of about 350, whose ids are scattered over all ids. The two ends of an edge
 are drawn from one community (70 %), from communities nearby (20 %) or from anywhere, each with a
@@ -8,13 +8,47 @@ directions; the few duplicates stay.
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+
+@dataclass(frozen=True)
+class Shape:
+    """Of a graph that is drawn; every pair of nodes is an edge in both directions."""
+
+    num_nodes: int
+    num_pairs: int
+    num_features: int
+
+
+SHAPES = {
+    'tiny': Shape(2_000, 8_000, 16),
+    'arxiv': Shape(169_343, 1_157_799, 128),
+    'quarter': Shape(612_257, 15_464_785, 100),
+    'medium': Shape(1_000_000, 15_000_000, 100),
+    'synthetic': Shape(2_000_000, 30_000_000, 32),
+    'products': Shape(2_449_029, 61_859_140, 100),
+    'large': Shape(6_000_000, 150_000_000, 32),
+}
+"""`arxiv` and `products` have the sizes of the OGB graphs of these names."""
+
 COMMUNITY = 350
 _CHUNK = 1 << 20
+
+
+def drawn(name: str, folder: Path) -> Path:
+    """The folder of one of SHAPES, drawn on first use and then kept in `folder`."""
+    path = folder / f'partition-{name}'
+    if not path.exists():
+        begun = path.with_suffix('.tmp')
+        shutil.rmtree(begun, ignore_errors=True)
+        generate(begun, **vars(SHAPES[name]))
+        begun.rename(path)
+    return path
 
 
 def generate(

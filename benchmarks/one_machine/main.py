@@ -1,0 +1,183 @@
+"""One process whose parts take turns: time against memory, beside plain PyG."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+from cached_graphs import ARXIV, CACHE, TINY, cut, graph_file, sizes  # noqa: E402
+from plots import COLORS, panels, save  # noqa: E402
+from program import AT_ONCE, IN_TURN, PLAIN, PLAIN_CSR  # noqa: E402
+from report import Benchmark, Row, show_size, table  # noqa: E402
+
+from pyg_sar.planner.turns import probe_disk  # noqa: E402
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A training; every variant of it is measured `rounds` times at most, in turn."""
+
+    graph: str
+    parts: int
+    memory: tuple[str, ...]
+    model: str = 'sage'
+    hidden: int = 256
+    layers: int = 3
+    norm: str = 'batch_norm'
+    cold: str = ''
+    rounds: int = 1
+
+
+WORKLOADS = {
+    'tiny': Workload(TINY, 3, ('1MB', '1GB'), hidden=32, cold='1MB'),
+    'arxiv': Workload(ARXIV, 8, ('1MB', '45MB', '400MB', '800MB', '100GB'), cold='1MB', rounds=3),
+    'arxiv-gat': Workload(ARXIV, 8, ('1MB', '400MB', '100GB'), 'gat', 128, rounds=3),
+    'products': Workload('drawn:products', 16, ('4GB',), cold='4GB'),
+    'two-layer GCN': Workload('drawn:products', 4, ('4GB',), 'gcn', 256, 2, 'layer_norm'),
+}
+SIZES: dict[str, dict[str, Any]] = {
+    'full': {'workloads': list(WORKLOADS)[1:], 'epochs': 3, 'rounds': 3, 'spill': str(CACHE)},
+    'quick': {'workloads': ['arxiv'], 'epochs': 2, 'rounds': 1},
+    'tiny': {'workloads': ['tiny'], 'epochs': 2, 'rounds': 1},
+}
+COLD = 'in turn, cold disk'
+
+
+def measure(args: argparse.Namespace) -> Iterator[Row]:
+    """The variants of each workload, one after another in processes of their own."""
+    for name in args.workloads:
+        work = WORKLOADS[name]
+        variants = [(PLAIN, ''), (PLAIN_CSR, ''), (AT_ONCE, '')]
+        variants += [(IN_TURN, memory) for memory in work.memory]
+        variants += [(COLD, work.cold)] if work.cold else []
+        found: dict[tuple[str, str], list[Row]] = {variant: [] for variant in variants}
+        for _ in tqdm(range(min(work.rounds, args.rounds)), desc=name, unit='round'):
+            for variant, memory in variants:
+                found[variant, memory].append(_run(work, variant, memory, args))
+        rates = probe_disk(Path(args.spill))
+        for (variant, memory), runs in found.items():
+            row = {'workload': name, **asdict(work), **sizes(work.graph), 'variant': variant}
+            yield {**row, 'memory': memory, 'rates': rates, **_of_all(runs)}
+
+
+def _run(work: Workload, variant: str, memory: str, args: argparse.Namespace) -> Row:
+    is_plain = variant in (PLAIN, PLAIN_CSR)
+    options = {
+        **asdict(work),
+        'variant': IN_TURN if variant == COLD else variant,
+        'source': str(graph_file(work.graph) if is_plain else cut(work.graph, work.parts)),
+        'memory': memory,
+        'spill': args.spill,
+        'is_cold': variant == COLD,
+        'epochs': args.epochs,
+    }
+    command = [sys.executable, '-W', 'ignore', str(HERE / 'program.py'), json.dumps(options)]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ)
+    if done.returncode:
+        raise RuntimeError(f'{variant} of {work.graph} failed:\n{done.stderr}')
+    result: Row = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def _of_all(runs: list[Row]) -> Row:
+    """Medians over all epochs but the first of each run, which also makes plans."""
+    if 'epochs' not in runs[0]:
+        return runs[0]
+    epochs = [epoch for run in runs for epoch in run['epochs'][1:]]
+    found: Row = {key: statistics.median(epoch[key] for epoch in epochs) for key in epochs[0]}
+    found['slowest'] = max(epoch['seconds'] for epoch in epochs)
+    found['losses'] = [epoch['loss'] for epoch in runs[0]['epochs']]
+    for key in ('peak', 'tensors_peak', 'disk'):
+        if key in runs[0]:
+            found[key] = max(run[key] for run in runs)
+    return found
+
+
+def render(report: Row) -> dict[str, str]:
+    header = ['program', '`memory`', 'peak MiB', 'large tensors MiB', 's per epoch', 'slowest']
+    header += ['CPU s', 'GB written', 'GB read', 'of it from the disk', 'loss']
+    blocks = []
+    for name, group in groupby(report['rows'], lambda row: row['workload']):
+        rows = list(group)
+        lines = [_line(row) for row in rows]
+        blocks.append(f'{_title(name, rows[0])}\n\n{table(header, lines)}')
+    return {'table': '\n\n'.join(blocks)}
+
+
+def _title(name: str, row: Row) -> str:
+    kind = {'sage': 'GraphSAGE', 'gcn': 'GCN', 'gat': 'GAT, 4 heads'}[row['model']]
+    norm = row['norm'].replace('_', ' ')
+    written, read = (rate / 1e9 for rate in row['rates'])
+    return (
+        f'**{name}**: {show_size(row)}, {row["num_features"]} features; {kind}, {row["layers"]} '
+        f'layers, hidden {row["hidden"]}, {norm}; {row["parts"]} parts. '
+        f'Disk: {written:.2g} GB/s written, {read:.2g} GB/s read.'
+    )
+
+
+def _line(row: Row) -> list[str]:
+    if 'limit' in row:
+        needs = f'more than {row["limit"] / 2**20:,.0f}'
+        return [row['variant'], '', needs, *[''] * 8]
+    is_in_turn = 'tensors_peak' in row
+    moved = [f'{row[key] / 1e9:.2f}' for key in ('written', 'read', 'disk_read')]
+    return [
+        row['variant'],
+        row['memory'],
+        f'{row["peak"] / 2**20:,.0f}',
+        f'{row["tensors_peak"] / 2**20:,.0f}' if is_in_turn else '',
+        f'{row["seconds"]:.2f}',
+        f'{row["slowest"]:.2f}',
+        f'{row["cpu_seconds"]:.2f}',
+        *(moved if is_in_turn else [''] * 3),
+        f'{row["losses"][-1]:.5f}',
+    ]
+
+
+def draw(report: Row, path: Path) -> None:
+    """Seconds of an epoch against the peak of the process; one panel for each workload."""
+    groups = [(name, list(g)) for name, g in groupby(report['rows'], lambda r: r['workload'])]
+    figure, axes = panels(len(groups), 'One process: time against memory', columns=2)
+    for axis, (name, rows) in zip(axes, groups, strict=False):
+        kinds = dict.fromkeys(row['variant'] for row in rows)
+        for color, kind in zip(COLORS, kinds, strict=False):
+            points = [
+                (row['peak'] / 2**20, row['seconds'], row['memory'])
+                for row in rows
+                if row['variant'] == kind and 'seconds' in row
+            ]
+            if not points:
+                axis.plot([], [], 'x', color=color, label=f'{kind}: does not fit')
+                continue
+            xs, ys, texts = zip(*sorted(points), strict=True)
+            axis.plot(xs, ys, 'o-' if len(points) > 1 else 'o', color=color, label=kind)
+            for x, y, text in zip(xs, ys, texts, strict=True):
+                axis.annotate(text, (x, y), (3, 4), textcoords='offset points', fontsize=8)
+        axis.set_title(name)
+        axis.set_xlabel('peak above imports, data included, MiB')
+        axis.set_ylabel('seconds per epoch')
+        axis.set_xlim(left=0)
+        axis.set_ylim(bottom=0)
+        axis.margins(y=0.3)
+        axis.legend(frameon=False, fontsize=8)
+    for axis in axes[len(groups) :]:
+        axis.remove()
+    save(figure, path)
+
+
+if __name__ == '__main__':
+    Benchmark(HERE, SIZES, measure, render, draw, __doc__.splitlines()[0]).main()

@@ -1,0 +1,294 @@
+"""Thirty mistakes of people who met the project for the first time, as programs.
+
+Each is made by one rank of three or by all; what they see says what is wrong and what to do.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import torch_geometric.transforms as T
+from torch import Tensor
+from torch_geometric.loader import NeighborLoader
+from torch_geometric.nn import GCN, GCNConv, HypergraphConv, SAGEConv
+from torch_geometric.utils import to_torch_csr_tensor
+
+import pyg_sar
+
+NUM_RANKS = 3
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """What somebody does, and what the first 200 characters of the message have to say."""
+
+    do: Callable[..., Any]
+    what: str  # what is wrong
+    remedy: str  # what to do instead
+    guilty: int | None = None  # the rank that differs from the others, which is named first
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = SAGEConv(6, 8), SAGEConv(8, 3)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.second(self.first(x, edge_index).relu(), edge_index)
+
+
+def net(kind: Callable[[], torch.nn.Module] = Net, seed: int = 0) -> Any:
+    torch.manual_seed(seed)
+    return pyg_sar.DistributedDataParallel(kind().double())
+
+
+def loss_of(model: Any, data: Any) -> Tensor:
+    out = model(data.x, data.edge_index)
+    return F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
+
+
+def mean_of_a_number(data: Any, rank: int) -> None:
+    pyg_sar.global_mean(loss_of(net(), data))
+
+
+def evaluates_on_rank_0(data: Any, rank: int) -> None:
+    model = net()
+    loss_of(model, data).backward()
+    if rank == 0:
+        with torch.no_grad():
+            model.eval()(data.x, data.edge_index)
+    loss_of(model, data).backward()
+
+
+def eval_on_rank_1(data: Any, rank: int) -> None:
+    loss_of(net().train(rank != 1), data)
+
+
+def dtype_on_rank_1(data: Any, rank: int) -> None:
+    net()(data.x.float() if rank == 1 else data.x, data.edge_index)
+
+
+def another_seed(data: Any, rank: int) -> None:
+    net(seed=rank == 2)
+
+
+def another_width(data: Any, rank: int) -> None:
+    net(lambda: SAGEConv(6, 4 if rank == 0 else 3))
+
+
+def gradient_of_torch_func(data: Any, rank: int) -> None:
+    model = net()
+    torch.func.grad(lambda x: model(x, data.edge_index).sum())(data.x)
+
+
+def jacobian(data: Any, rank: int) -> None:
+    model = net()
+
+    def result(weights: Any) -> Tensor:
+        return torch.func.functional_call(model, weights, (data.x, data.edge_index)).sum(0)
+
+    torch.func.jacrev(result)(dict(model.named_parameters()))
+
+
+def largest_id_of_a_part(data: Any, rank: int) -> None:
+    pyg_sar.local(data).edge_index.max()
+
+
+def saves_rows(data: Any, rank: int) -> None:
+    torch.save(data.x, io.BytesIO())
+
+
+def numpy_of_rows(data: Any, rank: int) -> None:
+    net()(data.x, data.edge_index).argmax(1).numpy()
+
+
+def loader_of_pyg(data: Any, rank: int) -> None:
+    NeighborLoader(data, [2, 2], batch_size=4)
+
+
+def csr_matrix(data: Any, rank: int) -> None:
+    to_torch_csr_tensor(data.edge_index)
+
+
+def hypergraph_without_a_number(data: Any, rank: int) -> None:
+    net(lambda: HypergraphConv(6, 3))(data.x, data.edge_index)
+
+
+def only_own_rows_split(data: Any, rank: int) -> None:
+    T.RandomLinkSplit()(pyg_sar.local(data))
+
+
+def no_such_folder(data: Any, rank: int) -> None:
+    pyg_sar.load_shard('nowhere/parts')
+
+
+IN_STEP: dict[str, Mistake] = {
+    'global_mean of a number': Mistake(
+        mean_of_a_number, "'global_mean' takes a value of every row", "reduction='none'"
+    ),
+    'evaluates on rank 0': Mistake(
+        evaluates_on_rank_0, 'in evaluation; without gradients on rank 0', 'run the same lines', 0
+    ),
+    'eval() on rank 1': Mistake(
+        eval_on_rank_1, 'in evaluation on rank 1', 'run the same lines on every rank', 1
+    ),
+    'another dtype on rank 1': Mistake(
+        dtype_on_rank_1, 'float32 in 2 dimensions on rank 1', 'run the same lines on every rank', 1
+    ),
+    'another seed on rank 2': Mistake(
+        another_seed, 'rank 2 has other numbers than rank 0', 'after torch.manual_seed(0)', 2
+    ),
+    'another width on rank 0': Mistake(
+        another_width, 'out_channels=4 on rank 0', 'by the same lines on every rank', 0
+    ),
+    'torch.func.grad': Mistake(gradient_of_torch_func, 'torch.func (grad', 'use backward()'),
+    'torch.func.jacrev': Mistake(jacobian, 'torch.func (grad, vmap, jacrev', 'use backward()'),
+    "max of a rank's edge_index": Mistake(
+        largest_id_of_a_part, "'max' of a rank's edge_index", 'the edge_index of pyg_sar.load_shard'
+    ),
+    'torch.save of rows': Mistake(saves_rows, 'cannot be pickled', 'pyg_sar.gather(x)'),
+    'numpy of rows': Mistake(numpy_of_rows, "'numpy' of rows", 'pyg_sar.gather(x)'),
+    "PyG's NeighborLoader": Mistake(
+        loader_of_pyg, "PyG's NeighborSampler samples", 'use pyg_sar.NeighborLoader'
+    ),
+    'T.RandomLinkSplit of own rows': Mistake(
+        only_own_rows_split, 'T.RandomLinkSplit means nothing', 'the data of pyg_sar.load_shard'
+    ),
+    'T.ToSparseTensor': Mistake(
+        lambda data, rank: T.ToSparseTensor()(data), 'T.ToSparseTensor', 'leave it out'
+    ),
+    'T.SIGN': Mistake(
+        lambda data, rank: T.SIGN(2)(data), 'T.SIGN means nothing', 'use pyg_sar.transforms.SIGN'
+    ),
+    'T.LargestConnectedComponents': Mistake(
+        lambda data, rank: T.LargestConnectedComponents()(data),
+        'T.LargestConnectedComponents',
+        "--transform 'Largest",
+    ),
+    'CSR': Mistake(csr_matrix, 'makes a sparse matrix', 'data.edge_index to convs'),
+    'HypergraphConv without num_edges': Mistake(
+        hypergraph_without_a_number, "'size' of HypergraphConv", 'num_edges=data.num_nodes'
+    ),
+    'no such folder': Mistake(
+        no_such_folder, "'nowhere/parts' (got no folder)", 'pyg_sar.partition'
+    ),
+}
+"""What all ranks refuse alike, and go on; on the rows of the small graph."""
+
+
+def loads(data: Any, rank: int) -> None:
+    """Has failed before."""
+
+
+def bug_on_rank_1(data: Any, rank: int) -> None:
+    model = net()
+    loss_of(model, data)
+    if rank == 1:
+        raise KeyError('only here')
+    loss_of(model, data)
+
+
+def stops_early(data: Any, rank: int) -> None:
+    model = net()
+    for epoch in range(3):
+        loss_of(model, data).backward()
+        if rank == 2 and epoch == 1:
+            return
+
+
+def skips_a_backward(data: Any, rank: int) -> None:
+    model = net()
+    for _ in range(2):
+        loss = loss_of(model, data)
+        if rank != 1:
+            loss.backward()
+
+
+def runs_in_a_thread(data: Any, rank: int) -> None:
+    model = net()
+    if rank == 0:
+        thread = threading.Thread(target=lambda: model(data.x, data.edge_index))
+        thread.start()
+        thread.join()
+    loss_of(model, data)
+
+
+def is_killed(data: Any, rank: int) -> None:
+    model = net()
+    loss_of(model, data)
+    if rank == 1:
+        os.kill(os.getpid(), 9)
+    loss_of(model, data)
+
+
+LAUNCHED: dict[str, Mistake] = {
+    'load_shard before init': Mistake(
+        loads, 'expected pyg_sar.init()', 'call pyg_sar.init() first'
+    ),
+    '4 parts on 3 ranks': Mistake(loads, 'the 4 parts', 'cut the graph into 3 or 6 parts'),
+    'a bug on rank 1': Mistake(
+        bug_on_rank_1, "rank 1 failed with KeyError: 'only here'", 'see its traceback', 1
+    ),
+    'rank 2 stops early': Mistake(
+        stops_early, 'rank 2 has ended or is cut off', 'all ranks must make the same calls', 2
+    ),
+    'a skipped backward': Mistake(skips_a_backward, 'is at a ', 'run the same lines on every rank'),
+    'a forward in a thread of rank 0': Mistake(
+        runs_in_a_thread, 'is at a ', 'run the same lines on every rank'
+    ),
+    'rank 1 is killed': Mistake(
+        is_killed, 'rank 1 has ended or is cut off', 'see the end of its log', 1
+    ),
+    'evaluates on rank 0': IN_STEP['evaluates on rank 0'],
+}
+"""Those that end processes, as a terminal shows them."""
+
+
+def local_accuracy(model: Any, data: Any) -> Any:
+    out = model(data.x, data.edge_index)
+    is_right = pyg_sar.local(out.argmax(1)) == pyg_sar.local(data.y)
+    return F.cross_entropy(out, data.y), is_right.float().mean()
+
+
+def checked(graph: Any) -> None:
+    graph.x = graph.x.float()
+    pyg_sar.check(local_accuracy, GCN(6, 8, 2, 3), graph)
+
+
+def labels_of_minus_one(data: Any, model: Any) -> Tensor:
+    y = torch.where(data.train_mask, data.y, -1)
+    return F.cross_entropy(model(data.x, data.edge_index), y, ignore_index=-1)
+
+
+def layer_replaced(data: Any, model: Any) -> Tensor:
+    torch.manual_seed(1)
+    getattr(model, 'module', model).second = GCNConv(8, 3).double()
+    return loss_of(model, data)
+
+
+RIGHT: dict[str, Callable[[Any, Any], Tensor]] = {
+    'labels of -1': labels_of_minus_one,
+    'a layer replaced after wrapping': layer_replaced,
+}
+"""What was refused once and is right."""
+
+
+def main() -> None:
+    """One of LAUNCHED, on one of three ranks, with a folder of three parts."""
+    name, root = sys.argv[1:]
+    if name == 'load_shard before init':
+        pyg_sar.load_shard(root)
+    process = pyg_sar.init(timeout=15)
+    LAUNCHED[name].do(pyg_sar.load_shard(root), process.rank)
+
+
+if __name__ == '__main__':
+    main()
