@@ -22,7 +22,7 @@ from pyg_sar.comm import (
 
 
 def moments(rows: Tensor) -> tuple[Tensor, Tensor, int]:
-    """Mean, biased variance and number of all ranks' rows (an all-gather of ``2 C + 1`` numbers)."""
+    """Mean, biased variance and number of all ranks' rows (one all-gather)."""
     dtype = rows.dtype if rows.dtype == torch.float64 else torch.float32
     num_local = rows.size(0)
     local_mean, local_squares = _local_moments(rows, dtype)

@@ -21,7 +21,7 @@ def copy_on_write(tensor: Tensor) -> Tensor:
 
 
 def kept_copy(tensor: Tensor) -> Tensor:
-    """As :func:`copy_on_write`, for a copy that nobody changes, so that it can share an eviction."""
+    """As :func:`copy_on_write`, of a copy that nobody changes: both are evicted as one."""
     if evictable.watcher.value is None:
         return copy_on_write(tensor)
     copy: Tensor = _KeptCopy.apply(tensor)  # type: ignore[no-untyped-call]
