@@ -60,7 +60,9 @@ class OwnRowsLast:
 
     def order(self, out: Any) -> None:
         """At its end, with its result."""
-        if not isinstance(out, Tensor) or not hasattr(out.grad_fn, '_set_sequence_nr'):
+        if current().size == 1 or not isinstance(out, Tensor):
+            return
+        if not hasattr(out.grad_fn, '_set_sequence_nr'):  # None has not, nor has an old torch
             return
         found, new = set[Any](), [out.grad_fn]
         while new:

@@ -185,9 +185,11 @@ class Evictions:
                 held.stays = True
 
     def is_better_read(self, storage: torch.UntypedStorage) -> bool:
-        """Whether a storage is away that another rank has made."""
+        """Whether a storage is away that another rank has made, or that there is no room for."""
         held = self._held.get(storage._cdata)
-        return held is not None and held.is_away and held.rank != self.rank
+        if held is None or not held.is_away:
+            return False
+        return held.rank != self.rank or self.here + held.num_bytes > self.budget
 
     def read_part(
         self, storage: torch.UntypedStorage, address: int, num_bytes: int, start: int
