@@ -63,7 +63,7 @@ def sizes(name: str) -> dict[str, int]:
         'num_nodes': data.num_nodes,
         'num_edges': data.num_edges,
         'num_features': data.num_features,
-        'num_classes': data.num_classes,
+        'num_classes': data.num_classes if 'num_classes' in data else int(data.y.max()) + 1,
     }
 
 

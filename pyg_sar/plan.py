@@ -76,8 +76,9 @@ def _told(args: argparse.Namespace) -> tuple[str, dict[str, Any]]:
             raise ValueError(f"'{option}' is for {whose} alone (got it for the others)")
     if args.in_turns and (args.memory is None or args.disk is None or args.sampled is not None):
         raise ValueError("'--in-turns' needs '--memory' and '--disk', and full batches")
-    if not args.in_turns and args.disk is not None:
-        raise ValueError("'--disk' is for '--in-turns' alone (got it without)")
+    for name, option in (('disk', '--disk'), ('host_memory', '--host-memory')):
+        if not args.in_turns and getattr(args, name) is not None:
+            raise ValueError(f"'{option}' is for '--in-turns' alone (got it without)")
     base, statistics = _base_bytes(), _statistics(args)
     job, counts = _job(args, statistics), args.ranks or _counts(statistics)
     size = f'{statistics.num_nodes:,} nodes, {statistics.num_edges:,} directed edges; {args.model}'
@@ -126,7 +127,8 @@ def _told(args: argparse.Namespace) -> tuple[str, dict[str, Any]]:
         )
     if args.in_turns:
         rates = probe_disk(args.disk)
-        turns = [predict_turns(p, args.memory, *rates) for p in predictions]
+        host = args.host_memory or 0
+        turns = [predict_turns(p, args.memory, *rates, host) for p in predictions]
         told += [
             f'{p.num_ranks} parts: {told_of_turns(found, args.epochs, rates)}'
             for p, found in zip(predictions, turns, strict=True)
@@ -279,6 +281,8 @@ def _parser() -> Parser:
     turns = 'all ranks in turn in one process, with so much memory as --memory says'
     add('--in-turns', action='store_true', help=turns)
     add('--disk', type=Path, metavar='FOLDER', help='of what waits in turns; its rate is probed')
+    before = 'of a GPU in turns, whose memory is --memory: what waits on the host before the disk'
+    add('--host-memory', type=checked(_memory), metavar='SIZE', help=before)
     of_run = 'of which bytes written are told, with --in-turns; default: %(default)s'
     add('--epochs', type=positive_int, default=100, metavar='E', help=of_run)
     add('--json', metavar='FILE', help='write the figures there, too')

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from pyg_sar.commands.command_line import Parser, checked, positive
 from pyg_sar.in_turns import run_in_turns
-from pyg_sar.monitor import bytes_text, parse_bytes
+from pyg_sar.in_turns.run import check_places
+from pyg_sar.monitor import parse_bytes
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -21,8 +22,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     args, arguments = parser.parse_known_args(argv)
     for path in (args.script, args.parts / 'META.json', args.spill):
-        if not path.exists():
+        if path is not None and not path.exists():
             parser.error(f'no such file: {path}')
+    try:
+        check_places(args.host_memory, args.spill, args.reserve)
+    except ValueError as error:
+        parser.error(str(error))
     sys.argv[:] = [str(args.script), *arguments]
     sys.path.insert(0, str(args.script.parent.resolve()))
 
@@ -33,18 +38,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             if end.code not in (None, 0):
                 raise
 
-    memory, spill, reserve = args.memory, args.spill, args.reserve
-    options = {'memory': memory, 'spill': spill, 'reserve': reserve, 'num_ranks': args.num_ranks}
+    names = ('memory', 'spill', 'host_memory', 'num_ranks', 'reserve')
+    options = {name: getattr(args, name) for name in names}
     main_module = sys.modules['__main__']
     try:
         found = run_in_turns(run, args.parts, **options).figures
     finally:
         sys.modules['__main__'] = main_module  # ranks put it back in any order
-    print(
-        f'{bytes_text(found.peak)} of large tensors at most, {bytes_text(found.written)} written, '
-        f'{bytes_text(found.read)} read',
-        file=sys.stderr,
-    )
+    print(found, file=sys.stderr)
     return 0
 
 
@@ -58,10 +59,12 @@ def _parser() -> Parser:
         metavar='SCRIPT',
         help='the program; options that are none of these are its own',
     )
-    memory = 'that large tensors may take together, e.g. 4GB'
+    memory = 'that large tensors may take together, on a GPU and on the host, e.g. 4GB'
     add('--memory', type=size, required=True, metavar='SIZE', help=memory)
-    spill = 'a folder on a disk for what is evicted'
-    add('--spill', type=Path, required=True, metavar='FOLDER', help=spill)
+    spill = 'a folder on a disk for what is evicted; with a GPU, if the host is not to take all'
+    add('--spill', type=Path, metavar='FOLDER', help=spill)
+    host = 'with a GPU, of memory of the host, if not as much as --memory'
+    add('--host-memory', type=size, metavar='SIZE', help=host)
     parts = 'of python -m pyg_sar.partition, with one part for every rank; default: %(default)s'
     add('--parts', type=Path, default=Path('parts'), metavar='FOLDER', help=parts)
     ranks = 'if not one for every part'

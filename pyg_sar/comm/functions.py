@@ -64,7 +64,8 @@ class OwnRowsLast:
             return
         if not hasattr(out.grad_fn, '_set_sequence_nr'):  # None has not, nor has an old torch
             return
-        found, new = set[Any](), [out.grad_fn]
+        end: Any = out.grad_fn
+        found, new = set[Any](), [end]
         while new:
             node = new.pop()
             # Parameters' nodes have the largest number there is, and nothing before them.

@@ -24,6 +24,11 @@ class MappedFiles:
         # A storage in it keeps the range mapped.
         self._ranges: dict[tuple[int, int], torch.UntypedStorage] = {}
 
+    @property
+    def num_bytes(self) -> int:
+        """What they take if all their pages are here."""
+        return sum(end - start for start, end in self._ranges)
+
     def note(self, folder: Path, storages: Iterable[torch.UntypedStorage]) -> None:
         """Takes care of the files of a folder that some storages are mapped from."""
         ranges = _mapped_from(folder)
@@ -40,10 +45,6 @@ class MappedFiles:
             for start, end in list(self._ranges):
                 if start <= address < end:
                     del self._ranges[start, end]
-
-    def num_bytes(self) -> int:
-        """How much memory they take at most."""
-        return sum(end - start for start, end in self._ranges)
 
     def drop(self) -> None:
         """Lets go of the pages, which are read again when they are needed."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -12,13 +13,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from pyg_sar import memory as c_memory
 from pyg_sar.comm import current, is_distributed
 from pyg_sar.comm.threads import Around, run_around
-from pyg_sar.in_turns.evictions import LEAST_BYTES, Evictions, Figures, OverMemory
+from pyg_sar.in_turns.evictions import LEAST_BYTES, Evictions, Figures
 from pyg_sar.in_turns.spill_file import SpillFile
+from pyg_sar.in_turns.tiers import OverMemory
 from pyg_sar.in_turns.watch import Watch, users_threads
-from pyg_sar.monitor import bytes_text, parse_bytes, say
+from pyg_sar.monitor import parse_bytes, say
 from pyg_sar.shard.format.meta import read_meta
 
 _logger = logging.getLogger(__name__)
@@ -42,7 +46,8 @@ def run_in_turns(
     root: str | Path,
     *args: Any,
     memory: str | int,
-    spill: str | Path,
+    spill: str | Path | None = None,
+    host_memory: str | int | None = None,
     num_ranks: int | None = None,
     reserve: str | int = 0,
 ) -> InTurns:
@@ -51,7 +56,8 @@ def run_in_turns(
     The function is the program that torchrun would run on every rank: it calls
     :func:`pyg_sar.init` and :func:`pyg_sar.load_shard`. Losses, weights and outputs have the bits
     that processes give. One rank computes at a time. While it does, large tensors of the others
-    are evicted to a file, as far as they exceed `memory`. Not collective: one process calls it.
+    are evicted, as far as they exceed `memory`: from a GPU to the host, and from the host to a
+    file. Not collective: one process calls it.
 
     Random states are as in :func:`pyg_sar.launch`: every rank starts with those of the caller.
 
@@ -60,9 +66,12 @@ def run_in_turns(
         root: The folder that ``python -m pyg_sar.partition`` wrote; its parts are the ranks.
         *args: Passed on, the same objects to every rank. Their tensors are never evicted.
         memory: Bytes, or a text such as ``'4GB'``, that large tensors of all ranks may take
-            together. Python and its libraries are beside it, and small tensors. The turn of one
-            rank may need more than that; then all others' tensors are evicted, and its own stay.
-        spill: A folder on a disk, where a file without a name takes what is evicted.
+            together: on a GPU if they compute on one, and in memory of the host. Python and its
+            libraries are beside it, and small tensors. The turn of one rank may need more than
+            that; then all others' tensors are evicted, and its own stay.
+        spill: A folder on a disk, where a file without a name takes what is evicted from the host.
+            With a GPU it may be left out: then memory of the host takes all that is evicted.
+        host_memory: With a GPU, bytes of the host's memory, if they are not as many as `memory`.
         num_ranks: How many ranks take turns, if not one for every part; divides the number of
             parts.
         reserve: Bytes of `spill` that are taken at once, so that a full disk is an error now.
@@ -71,7 +80,8 @@ def run_in_turns(
         The results of all ranks, and what was moved.
 
     Raises:
-        ValueError: If this process is a rank already, or an argument is wrong.
+        ValueError: If this process is a rank already, or an argument is wrong: also without a GPU
+            `host_memory`, or no `spill`.
         OSError: With the folder, if it may not be written, is full, or cannot be read.
         Exception: Of the first rank that raises, as it is.
 
@@ -95,7 +105,14 @@ def run_in_turns(
         raise ValueError(
             f"'num_ranks' must divide the {num_parts} parts of '{root}' (got {num_ranks})"
         )
-    return play(partial(function, *args), num_ranks, memory=memory, spill=spill, reserve=reserve)
+    return play(
+        partial(function, *args),
+        num_ranks,
+        memory=memory,
+        spill=spill,
+        host_memory=host_memory,
+        reserve=reserve,
+    )
 
 
 def play(
@@ -103,14 +120,21 @@ def play(
     num_ranks: int,
     *,
     memory: str | int,
-    spill: str | Path,
+    spill: str | Path | None = None,
+    host_memory: str | int | None = None,
     reserve: str | int = 0,
     least: int = LEAST_BYTES,
     limit: int | None = None,
 ) -> InTurns:
     """As :func:`run_in_turns`, for so many ranks; `least` and `limit` are those of `Evictions`."""
-    file = SpillFile(spill, _bytes('reserve', reserve))
-    evictions = Evictions(_bytes('memory', memory), file, num_ranks, least, limit)
+    check_places(host_memory, spill, reserve)
+    budget, reserved = _bytes('memory', memory), _bytes('reserve', reserve)
+    host_budget = budget if host_memory is None else _bytes('host_memory', host_memory)
+    if torch.cuda.is_available():
+        torch.cuda.init()  # type: ignore[no-untyped-call]  # ranks begin with its random state
+    file = None if spill is None else SpillFile(spill, reserved)
+    host_budget = sys.maxsize if file is None else host_budget
+    evictions = Evictions(budget, host_budget, file, num_ranks, least, limit)
     c_memory.return_freed_memory(LEAST_BYTES)
     c_memory._share_heap()
     try:
@@ -119,7 +143,8 @@ def play(
         gc.collect()  # what only cycles hold need not be read
         evictions.restore()
     except BaseException:
-        with contextlib.suppress(OSError, OverMemory):  # the first error is the one to tell
+        # The first error is the one to tell.
+        with contextlib.suppress(OSError, OverMemory, torch.OutOfMemoryError):
             evictions.restore()
         if evictions.over is not None:
             raise evictions.over from None
@@ -129,13 +154,9 @@ def play(
         evictions.close()
     if evictions.over is not None:  # the program has gone on in spite of it
         raise evictions.over
-    say(
-        _logger,
-        logging.INFO,
-        f'{num_ranks} ranks in turn: {bytes_text(figures.peak)} of large tensors at most, '
-        f'{figures.evictions} evictions, {bytes_text(figures.written)} written and '
-        f"{bytes_text(figures.read)} read in '{file.folder}'",
-    )
+    where = '' if file is None else f" in '{file.folder}'"
+    text = f'{num_ranks} ranks in turn: {figures}, {figures.evictions} evictions{where}'
+    say(_logger, logging.INFO, text)
     return InTurns(results, figures)
 
 
@@ -150,6 +171,25 @@ class _Evicting(Around):
 
     def switch(self, rank: int) -> None:
         self._evictions.begin(rank)
+
+
+def check_places(
+    host_memory: str | int | None, spill: str | Path | None, reserve: str | int
+) -> None:
+    """Raises a ValueError for options of :func:`run_in_turns` that do not fit this machine."""
+    has_gpu = torch.cuda.is_available()
+    if host_memory is not None and not has_gpu:
+        raise ValueError(
+            f"'host_memory' is for programs on a GPU (got {host_memory} and no GPU; 'memory' is "
+            'that of the host)'
+        )
+    if spill is None and not has_gpu:
+        raise ValueError("'spill' must be a folder where there is no GPU (got None)")
+    if spill is None and (host_memory is not None or reserve):
+        raise ValueError(
+            f"'spill' must be a folder with host_memory={host_memory} and reserve={reserve} (got "
+            'None; then memory of the host takes all that is evicted)'
+        )
 
 
 def _bytes(name: str, given: str | int) -> int:

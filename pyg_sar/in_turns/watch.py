@@ -7,24 +7,22 @@ memory without an operation, such as ``tolist`` and pickle: these are seen by na
 
 from __future__ import annotations
 
-import ctypes
-import math
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from pyg_sar.evictable import Offered, array_of, watcher
 from pyg_sar.in_turns.evictions import Evictions
+from pyg_sar.in_turns.row_reads import read_rows, read_run
+from pyg_sar.in_turns.tiers import Away
 
 _SPARSE = {
     torch.sparse_coo: (Tensor._indices, Tensor._values),
@@ -34,6 +32,9 @@ _SPARSE = {
     torch.sparse_bsc: (Tensor.ccol_indices, Tensor.row_indices, Tensor.values),
 }
 """What tensors of other layouts consist of."""
+
+_KINDS = ('cpu', 'cuda')
+"""Of memory that is evicted."""
 
 _aten = torch.ops.aten
 _READ_NOTHING = {
@@ -51,13 +52,9 @@ _READ_PAST = {
 
 _GIVE_AWAY = {
     *(Tensor.numpy, Tensor.__array__, Tensor.data_ptr, Tensor.__dlpack__, Tensor.share_memory_),
-    *(Tensor.storage, Tensor.untyped_storage),
+    *(Tensor.storage, Tensor.untyped_storage, Tensor.__cuda_array_interface__.__get__),
 }
 """Functions after which others may read and write memory at any time: it stays from then on."""
-
-_PAGE = 4096
-_SPAN_BYTES = 1 << 20
-"""What one read gets at most, if it gets more than is needed."""
 
 
 class Watch:
@@ -102,37 +99,41 @@ class Watch:
         """See :meth:`pyg_sar.evictable.Watcher.reads_rows`."""
         if not self.is_better_read(tensor) or not out.is_contiguous():
             return False
-        self.needs(out, is_written=True)
-        rows = array_of(index)
+        rows = array_of(index.cpu())
         if len(rows) and not 0 <= rows.min() <= rows.max() < tensor.size(0):
             raise IndexError(f'expected an index of {tensor.size(0)} rows (got another one)')
-        row_bytes = math.prod(tensor.shape[1:]) * tensor.element_size()
-        with torch._C.DisableTorchFunction():
-            address = out.data_ptr()
-            start = int(tensor.storage_offset()) * tensor.element_size()
-            storage = tensor.untyped_storage()
-        into = _bytes_at(address, len(rows), row_bytes)
-        for first, last in _spans(rows, row_bytes):
-            low, high = int(rows[first]), int(rows[last - 1]) + 1
-            is_run = high - low == last - first
-            place = into[first:last] if is_run else np.empty((high - low, row_bytes), np.uint8)
-            num_bytes = (high - low) * row_bytes
-            self._evictions.read_part(
-                storage, place.ctypes.data, num_bytes, start + low * row_bytes
-            )
-            if not is_run:
-                np.take(place, rows[first:last] - low, axis=0, out=into[first:last], mode='clip')
+        with self._on_host(out) as found, self._reading(tensor) as away:
+            read_rows(found, tensor, rows, away)
         return True
 
     def reads_run(self, out: Tensor, run: Tensor) -> bool:
         """See :meth:`pyg_sar.evictable.Watcher.reads_run`."""
         if not self.is_better_read(run) or not out.is_contiguous():
             return False
-        self.needs(out, is_written=True)
-        with torch._C.DisableTorchFunction():
-            start = int(run.storage_offset()) * run.element_size()
-            self._evictions.read_part(run.untyped_storage(), out.data_ptr(), run.nbytes, start)
+        with self._on_host(out) as found, self._reading(run) as away:
+            read_run(found, run, away)
         return True
+
+    @contextmanager
+    def _on_host(self, out: Tensor) -> Iterator[Tensor]:
+        """What is to be filled with the numbers of a tensor: itself, or one on the host."""
+        found = out
+        if out.device.type != 'cpu':
+            found = torch.empty(out.shape, dtype=out.dtype, device='cpu', pin_memory=True)
+        self.needs(found, is_written=True)
+        yield found
+        if found is not out:
+            out.copy_(found)
+
+    @contextmanager
+    def _reading(self, tensor: Tensor) -> Iterator[Away]:
+        """Where the memory of a tensor is that is away; nothing else moves meanwhile."""
+        with (
+            torch._C.DisableTorchFunction(),
+            _disable_current_modes(),
+            self._evictions.reading(tensor.untyped_storage()) as away,
+        ):
+            yield away
 
     def is_better_read(self, tensor: Tensor) -> bool:
         """See :meth:`pyg_sar.evictable.Watcher.is_better_read`."""
@@ -153,27 +154,6 @@ class Watch:
                 offer.settle()
 
         return self._evictions.before_writing(storages, offer, settle)
-
-
-def _bytes_at(address: int, num_rows: int, row_bytes: int) -> np.ndarray[Any, Any]:
-    """Memory as an array ``[num_rows, row_bytes]``."""
-    memory = (ctypes.c_uint8 * (num_rows * row_bytes)).from_address(address)
-    return np.asarray(memory).reshape(num_rows, row_bytes)
-
-
-def _spans(rows: np.ndarray[Any, Any], row_bytes: int) -> Iterator[tuple[int, int]]:
-    """First and last place of rows that one read gets: in order, and no page between two.
-
-    A disk gives whole pages, and a call for every row takes longer than the rows between.
-    """
-    steps = np.diff(rows)
-    ends = np.flatnonzero((steps < 1) | (steps > 1 + _PAGE // row_bytes)) + 1
-    for first, last in pairwise([0, *ends.tolist(), len(rows)] if len(rows) else []):
-        while first < last:
-            bound = int(rows[first]) + max(_SPAN_BYTES // row_bytes, 1)
-            end = first + int(np.searchsorted(rows[first:last], bound))
-            yield first, end
-            first = end
 
 
 @contextmanager
@@ -274,7 +254,7 @@ def _what_it_does(func: Any) -> tuple[bool, bool, frozenset[int | str]]:
 def _storages(value: Any) -> Iterator[torch.UntypedStorage]:
     """The storages of a tensor, or of those in a list; of its parts, if it is sparse."""
     if isinstance(value, Tensor):
-        if value.device.type != 'cpu':
+        if value.device.type not in _KINDS:
             return
         if value.layout == torch.strided:
             yield value.untyped_storage()

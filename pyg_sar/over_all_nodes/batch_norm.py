@@ -29,7 +29,7 @@ def moments(rows: Tensor) -> tuple[Tensor, Tensor, int]:
     # The count goes as float64: exact up to 2^53 rows.
     local = torch.cat([local_mean, local_squares, local_mean.new_full((1,), num_local)])
     of_ranks = all_gather_alike(local)
-    means, squares, counts = of_ranks.split([rows.size(1), rows.size(1), 1], dim=1)
+    means, squares, counts = torch.split(of_ranks, [rows.size(1), rows.size(1), 1], dim=1)
     # Of a device's rows the hosts tell each other the number: nobody waits for a device.
     is_host = rows.device.type == 'cpu'
     count = int(counts.sum()) if is_host else sum(agree(num_local))

@@ -27,6 +27,7 @@ class TurnsPrediction:
 
     Attributes:
         turn_bytes: A turn needs at most that, and mostly half: what a rank holds in all layers.
+        host_bytes: The most that waits in memory of the host, of what is on a GPU else.
         disk_bytes: The most that lies on the disk.
         written_bytes: Written in an epoch.
         read_bytes: Read in an epoch, with the rows that ranks read of each other.
@@ -36,6 +37,7 @@ class TurnsPrediction:
     """
 
     turn_bytes: int
+    host_bytes: int
     disk_bytes: int
     written_bytes: int
     read_bytes: int
@@ -45,7 +47,11 @@ class TurnsPrediction:
 
 
 def predict_turns(
-    prediction: Prediction, memory: int, write_rate: float, read_rate: float
+    prediction: Prediction,
+    memory: int,
+    write_rate: float,
+    read_rate: float,
+    host_memory: int = 0,
 ) -> TurnsPrediction:
     """What training needs if the ranks of a prediction take turns.
 
@@ -54,15 +60,19 @@ def predict_turns(
         memory: Bytes for large tensors of all ranks together.
         write_rate: Of the disk, bytes per second.
         read_rate: Of the disk, bytes per second.
+        host_memory: If `memory` is that of a GPU, bytes that wait on the host before the disk.
     """
     ranks = prediction.ranks
     times = 1 if len(ranks) == prediction.num_ranks else prediction.num_ranks
     held = times * sum(rank.peak_bytes - OVERHEAD_BYTES for rank in ranks)
-    away = max(held - memory, 0)
-    halo = times * sum(rank.bytes_per_epoch for rank in ranks) if away else 0
+    waiting = max(held - memory, 0)
+    away = max(waiting - host_memory, 0)
+    halo = times * sum(rank.bytes_per_epoch for rank in ranks)
+    halo = halo * away // waiting if away else 0  # rows of what is on the host are not read
     seconds = [rank.compute_seconds for rank in ranks if rank.compute_seconds is not None]
     return TurnsPrediction(
         turn_bytes=max(rank.peak_bytes for rank in ranks),
+        host_bytes=min(waiting, host_memory),
         disk_bytes=away,
         written_bytes=away,
         read_bytes=away + halo,
@@ -106,6 +116,8 @@ def told(found: TurnsPrediction, epochs: int, rates: tuple[float, float]) -> str
         f'seconds of the disk         {found.disk_seconds:.3g} per epoch, at the probed '
         f'{rates[0] / 1e9:.2g} GB/s written and {rates[1] / 1e9:.2g} GB/s read (64 MiB)',
     ]
+    if found.host_bytes:
+        lines.insert(2, f'waits in memory of the host {found.host_bytes / 1e9:.3g} GB')
     if compute is not None:
         lines.append(f'seconds of computing        {compute:.3g} per epoch, one rank at a time')
     return '\n'.join(lines)

@@ -17,8 +17,8 @@ from torch_geometric.data import Data, HeteroData
 from pyg_sar.checkpoint import save_rows
 from pyg_sar.ddp.wrap import wrap
 from pyg_sar.in_turns import Figures
-from pyg_sar.in_turns.evictions import OverMemory
 from pyg_sar.in_turns.run import play
+from pyg_sar.in_turns.tiers import OverMemory
 from pyg_sar.load import load_shard
 from pyg_sar.monitor import parse_bytes
 from pyg_sar.predict.cut import Cuts

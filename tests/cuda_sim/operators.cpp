@@ -203,6 +203,19 @@ const Tensor& resize_(const Tensor& self, Sizes size, std::optional<at::MemoryFo
   return self;
 }
 
+// Resize.cpp, resize_bytes_cuda: memory is taken, and what was there copied.
+void resize_storage(c10::Storage storage, int64_t size) {
+  auto* impl = storage.unsafeGetStorageImpl();
+  TORCH_CHECK(impl->resizable(), "Trying to resize storage that is not resizable");
+  if (size == 0) impl->set_data_ptr_noswap(c10::DataPtr(nullptr, kDevice));
+  if (size > 0) {
+    auto fresh = memory().allocate(size);
+    if (impl->data()) std::memcpy(fresh.get(), impl->data(), std::min<size_t>(impl->nbytes(), size));
+    impl->set_data_ptr_noswap(std::move(fresh));
+  }
+  impl->set_nbytes(size);
+}
+
 Tensor& set_tensor(Tensor& self, const Tensor& from) {
   self.unsafeGetTensorImpl()->set_storage_keep_dtype(from.storage());
   self.unsafeGetTensorImpl()->set_sizes_and_strides(from.sizes(), from.strides(), from.storage_offset());
@@ -224,6 +237,8 @@ Tensor& set_all_of_storage(Tensor& self, c10::Storage storage) {
 }
 
 Tensor values_of_csr(const Tensor& self) { return at::sparse_csr::get_sparse_csr_impl(self)->values().alias(); }
+Tensor rows_of_csr(const Tensor& self) { return at::sparse_csr::get_sparse_csr_impl(self)->compressed_indices().alias(); }
+Tensor columns_of_csr(const Tensor& self) { return at::sparse_csr::get_sparse_csr_impl(self)->plain_indices().alias(); }
 
 void record_stream(Tensor&, at::Stream) {}
 
@@ -273,7 +288,10 @@ void register_operators() {
   dense.impl("set_.source_Storage", set_all_of_storage);
   dense.impl("set_.source_Storage_storage_offset", set_storage);
   dense.impl("record_stream", record_stream);
-  library(torch::Library::IMPL, "aten", DispatchKey::SparseCsrCUDA).impl("values", values_of_csr);
+  auto& sparse = library(torch::Library::IMPL, "aten", DispatchKey::SparseCsrCUDA);
+  sparse.impl("values", values_of_csr);
+  sparse.impl("crow_indices", rows_of_csr);
+  sparse.impl("col_indices", columns_of_csr);
   for (auto key : {DispatchKey::CUDA, DispatchKey::AutogradCUDA}) {
     auto& cells = library(torch::Library::IMPL, "aten", key);
     cells.impl("_thnn_fused_lstm_cell", lstm_cell);
@@ -286,6 +304,7 @@ void register_operators() {
   own.def("peak() -> int", [] { return peak.load(); });
   own.def("reset_peak() -> ()", [] { peak = allocated.load(); });
   own.def("set_sync_debug_mode(int mode) -> ()", [](int64_t mode) { sync_debug_mode = mode; });
+  own.def("resize_storage(Storage storage, int size) -> ()", resize_storage);
   own.def("on_cpu(Tensor t) -> Tensor");
   library(torch::Library::IMPL, "simulated_cuda", DispatchKey::CUDA).impl("on_cpu", on_cpu);
 }

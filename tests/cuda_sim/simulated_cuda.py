@@ -58,6 +58,7 @@ def _simulate_device() -> None:
     ops, stream = torch.ops.simulated_cuda, _Stream()
     found: dict[str, Any] = {
         '_lazy_init': lambda: None,
+        'init': lambda: None,
         'is_initialized': lambda: True,
         'is_available': lambda: True,
         'is_bf16_supported': lambda *args, **kwargs: True,
@@ -80,10 +81,31 @@ def _simulate_device() -> None:
         'default_generators': (ops.generator(),),
     }
     torch.backends.cudnn.is_acceptable = lambda tensor: False
+    _simulate_storages()
     for module in (torch.cuda, torch.cuda.random):
         for name, value in found.items():
             if module is torch.cuda or hasattr(module, name):
                 setattr(module, name, value)
+
+
+def _simulate_storages() -> None:
+    """What a build without CUDA refuses to do with memory of a device."""
+    storage_class = torch.UntypedStorage
+    new, resize = storage_class.__new__, storage_class.resize_
+
+    def __new__(cls: Any, *args: Any, **kwargs: Any) -> Any:  # when one is cloned or loaded
+        device = kwargs.get('device')
+        if device is None or torch.device(device).type != 'cuda':
+            return new(cls, *args, **kwargs)
+        return torch.empty(*args, dtype=torch.uint8, device=device).untyped_storage()
+
+    def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+        if storage.device.type != 'cuda':
+            return resize(storage, size)
+        torch.ops.simulated_cuda.resize_storage(storage, size)
+        return storage
+
+    storage_class.__new__, storage_class.resize_ = __new__, resize_
 
 
 def _simulate_nccl(path: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import io
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -52,6 +55,20 @@ def test_memory_is_counted() -> None:
     assert torch.cuda.max_memory_allocated() >= before + 4000
 
 
+def test_memory_is_emptied_and_taken_again() -> None:
+    kept = torch.arange(6.0, device='cuda')
+    view, storage, before = kept[2:4], kept.untyped_storage(), torch.cuda.memory_allocated()
+    storage.resize_(0)
+    assert torch.cuda.memory_allocated() == before - 24
+    storage.resize_(24)
+    assert torch.cuda.memory_allocated() == before
+    assert view.isnan().all()
+    kept.copy_(torch.arange(6.0))
+    assert view.tolist() == [2.0, 3.0]
+    storage.resize_(32)
+    assert view.tolist() == [2.0, 3.0]
+
+
 def test_devices_do_not_mix() -> None:
     with pytest.raises(RuntimeError, match='same device'):
         _cuda(3) + torch.ones(3)
@@ -81,6 +98,9 @@ def test_products_with_a_sparse_matrix() -> None:
     there = _pattern(ends, columns, torch.ones(3, device='cuda'), 3)
     x = _cuda(3, 2)
     assert torch.equal((there @ x).cpu(), x.cpu())
+    parts = there.crow_indices(), there.col_indices(), there.values()
+    again = there.crow_indices(), there.col_indices(), there.values()
+    assert [part.data_ptr() for part in parts] == [part.data_ptr() for part in again]
     dots = torch.sparse.sampled_addmm(there, x, x.t(), beta=0.0)
     torch.testing.assert_close(dots.values().cpu(), (x * x).sum(1).cpu())
 
@@ -137,6 +157,16 @@ def test_pinned_memory() -> None:
     assert pinned.copy_(there).tolist() == [1.0] * 4
     there.copy_(pinned.fill_(2.0), non_blocking=True)
     assert there.tolist() == [2.0] * 4
+
+
+def test_tensors_are_cloned_saved_and_loaded() -> None:
+    kept, file = torch.arange(4.0, device='cuda'), io.BytesIO()
+    torch.save(kept, file)
+    file.seek(0)
+    for made in (copy.deepcopy(kept), torch.load(file)):
+        assert made.is_cuda
+        assert torch.equal(made, kept)
+        assert made.data_ptr() != kept.data_ptr()
 
 
 def test_storage_comes_to_the_host() -> None:

@@ -76,13 +76,16 @@ def _model(kind: str) -> nn.Module:
 KINDS = ('sage', 'gat', 'transformer', 'gen', 'typed', 'dropout', 'recomputed')
 
 
-def train(folder: str, kind: str) -> tuple[list[float], list[Tensor], list[Tensor]]:
+def train(
+    folder: str, kind: str, device: str = 'cpu'
+) -> tuple[list[float], list[Tensor], list[Tensor]]:
     """Losses of some epochs, all weights, and the own rows of the outputs."""
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float64)
     data: Any = pyg_sar.load_shard(Path(folder) / ('typed' if kind == 'typed' else 'one'))
+    data = data.to(device)
     model = pyg_sar.DistributedDataParallel(
-        _model(kind), checkpoint_activations=kind == 'recomputed'
+        _model(kind).to(device), checkpoint_activations=kind == 'recomputed'
     )
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     losses = []
@@ -99,5 +102,5 @@ def train(folder: str, kind: str) -> tuple[list[float], list[Tensor], list[Tenso
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    weights = [p.detach().clone() for p in model.parameters()]
-    return losses, weights, [pyg_sar.local(out).detach() for out in outs.values()]
+    weights = [p.detach().cpu().clone() for p in model.parameters()]
+    return losses, weights, [pyg_sar.local(out).detach().cpu() for out in outs.values()]

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from in_turns.programs import NUM_RANKS, write_parts
 
 SCRIPT = """
@@ -53,4 +54,16 @@ def test_what_is_missing_is_one_line(tmp_path: Path, missing: str) -> None:
     done = _run(tmp_path, *words)
     assert done.returncode == 2
     assert done.stderr.startswith('error: no such file: none')
+    assert done.stderr.count('\n') == 1
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason='needs a machine without a GPU')
+@pytest.mark.parametrize('words', [['--spill=.', '--host-memory=1GB'], []])
+def test_what_needs_a_gpu_is_one_line(tmp_path: Path, words: list[str]) -> None:
+    (tmp_path / 'train.py').write_text(SCRIPT)
+    (tmp_path / 'one').mkdir()
+    (tmp_path / 'one' / 'META.json').touch()
+    done = _run(tmp_path, 'train.py', '--memory=1MB', '--parts=one', *words)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: 'host_memory' is" if words else "error: 'spill' must be")
     assert done.stderr.count('\n') == 1

@@ -142,9 +142,9 @@ def test_the_rank_that_waits_longest_goes_first(tmp_path: Path) -> None:
             held.sum()
         return away
 
-    # There is room for three of four. Were the least recently used one to go, all but one of 16
-    # times what a rank needs would be away.
-    found = play(program, 4, memory=3 * 4 * SIZE, spill=tmp_path, least=256)
+    # There is room for three of four, and for one that an operation would make. Were the least
+    # recently used one to go, all but one of 16 times what a rank needs would be away.
+    found = play(program, 4, memory=4 * 4 * SIZE, spill=tmp_path, least=256)
     assert 0 < sum(map(sum, found.results)) <= 8
 
 

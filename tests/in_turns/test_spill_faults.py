@@ -143,9 +143,14 @@ def test_places_are_used_again(tmp_path: Path) -> None:
     file.close()
 
 
-def test_arguments_are_checked(tmp_path: Path) -> None:
+def test_arguments_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="'memory' must be bytes"):
         play(_program, 2, memory=-1, spill=tmp_path)
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
+    with pytest.raises(ValueError, match="'host_memory' is for programs on a GPU"):
+        play(_program, 2, memory=0, spill=tmp_path, host_memory='1GB')
+    with pytest.raises(ValueError, match="'spill' must be a folder where there is no GPU"):
+        play(_program, 2, memory=0)
     with pytest.raises(FileNotFoundError):
         run_in_turns(_program, tmp_path / 'no parts', memory=0, spill=tmp_path)
     assert os.listdir(tmp_path) == []

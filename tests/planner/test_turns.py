@@ -28,6 +28,10 @@ def test_what_does_not_fit_is_written_once_and_read_once() -> None:
     assert found.read_bytes == found.written_bytes + halo
     assert found.disk_seconds == found.written_bytes / 1e9 + found.read_bytes / 2e9
     assert found.turn_bytes == predicted.peak_bytes
+    on_host = predict_turns(predicted, held // 2, 1e9, 2e9, host_memory=held // 4)
+    assert on_host.host_bytes == held // 4
+    assert on_host.written_bytes == held - held // 2 - held // 4
+    assert found.read_bytes / 2 - 1 <= on_host.read_bytes <= found.read_bytes / 2 + 1
     all_fits = predict_turns(predicted, held, 1e9, 1e9)
     assert (all_fits.written_bytes, all_fits.read_bytes, all_fits.disk_seconds) == (0, 0, 0)
 
@@ -46,6 +50,9 @@ def test_the_command_tells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert '4 parts: all ranks in turn' in text
     assert 'written in 500 epochs' in text
     assert json.loads(report.read_text())['in_turns'][0]['written_bytes'] > 0
+    assert 'of the host' not in text
+    assert main([*arguments, '--host-memory', '2MB']) == 0
+    assert 'waits in memory of the host 0.002 GB' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -53,6 +60,7 @@ def test_the_command_tells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     [
         (['--in-turns', '--memory', '2MB'], "'--in-turns' needs '--memory' and '--disk'"),
         (['--disk', '.'], "'--disk' is for '--in-turns' alone"),
+        (['--host-memory', '2MB'], "'--host-memory' is for '--in-turns' alone"),
         (['--in-turns', '--memory', '2MB', '--disk', 'none'], 'none'),
     ],
 )

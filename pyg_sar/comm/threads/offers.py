@@ -40,8 +40,10 @@ class Offer:
         if make is not None:
             self._tensors = place()
             make(self._tensors)
-            for tensor in self._read if evictable.watcher.value else ():
-                evictable.watcher.value.leaves(tensor)
+            seen = evictable.watcher.value
+            if seen is not None:
+                for tensor in self._read:
+                    seen.leaves(tensor)
         return self._tensors
 
     @torch.no_grad()

@@ -1,0 +1,259 @@
+"""Memory of one kind, of the host or of a GPU: its budget, and what has to go from it.
+
+A storage is emptied (``resize_(0)``) and filled again in the same object, so tensors, views and
+what autograd has saved stay valid. What a turn has touched stays until the turn ends: no operation,
+loop or thread of the rank that runs can lose what it works on. Where the budget is exceeded others'
+memory goes, that which is needed last first:
+
+1. what a rank did not touch in the last turn in which it touched anything (it lies deep in the
+   autograd graph), least recently touched first;
+2. what it touched then, but had made before;
+3. what it made then: the next turn works on it.
+
+Of 2 and 3 that of the rank goes first whose turn comes last. Ranks take turns in a circle, so this
+is Belady's choice; the least recently used would be the worst one.
+
+What was written once and has not changed since is not written again. What dies is never written.
+"""
+
+from __future__ import annotations
+
+import weakref
+from bisect import insort
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from pyg_sar.monitor import bytes_text
+
+
+class OverMemory(ValueError):
+    """A turn needs more bytes than a run may take."""
+
+    def __init__(self, num_bytes: int, limit: int) -> None:
+        super().__init__(
+            f"expected 'memory' for the turn of one rank, {bytes_text(num_bytes)} or more (got "
+            f'{bytes_text(limit)}; with more parts a turn needs less)'
+        )
+        self.num_bytes = num_bytes
+
+
+class Away(Protocol):
+    """Where a storage's bytes wait."""
+
+    @property
+    def has_it(self) -> bool:
+        """Whether what the storage holds is there."""
+
+    def write(self, storage: torch.UntypedStorage) -> None:
+        """Takes what a storage holds."""
+
+    def read(self, storage: torch.UntypedStorage) -> None:
+        """Gives it back, and may keep it."""
+
+    def outdate(self) -> None:
+        """Notes that the storage is about to change."""
+
+    def read_part(self, address: int, num_bytes: int, start: int) -> None:
+        """Copies bytes, from `start` on, to an address of the host."""
+
+    def in_host_memory(self) -> torch.UntypedStorage | None:
+        """The memory of the host that holds it; None if it is on a disk."""
+
+    def free(self) -> None:
+        """Forgets it."""
+
+
+@dataclass(eq=False, slots=True)
+class Held:
+    """A storage that may be evicted."""
+
+    storage: weakref.ref[torch.UntypedStorage]
+    tier: Tier
+    num_bytes: int
+    taken: int  # bytes of memory, while it is here
+    rank: int  # which has made it
+    born: int  # the turn in which it did
+    own_turn: int  # the last one in which that rank touched it
+    turn: int  # the last one in which anybody did
+    away: Away | None = None
+    is_away: bool = False
+    stays: bool = False  # others may read and write it at any time
+    owner: Held | None = None  # whose bytes it holds, if not its own
+    # What is made of it by others later, and how to have it made before.
+    offers: list[tuple[weakref.ref[Any], Callable[[Any], None]]] = field(default_factory=list)
+
+    @property
+    def is_spare(self) -> bool:
+        """Whether what it holds is with its owner as well."""
+        return self.owner is not None and not self.owner.is_away
+
+
+class Clock:
+    """Which turn it is.
+
+    Attributes:
+        turn: Its number.
+        rank: Whose it is.
+        has_touched: Whether the rank has touched anything of its own in this turn.
+    """
+
+    def __init__(self, num_ranks: int) -> None:
+        self.turn = self.rank = 0
+        self.has_touched = False
+        self._last_turns = [0] * num_ranks  # before this one, in which a rank has
+
+    def begin(self, rank: int) -> None:
+        """The turn of a rank begins."""
+        if self.has_touched:
+            self._last_turns[self.rank] = self.turn
+        self.turn += 1
+        self.rank, self.has_touched = rank, False
+
+    def last_needed(self, held: Held) -> tuple[int, int, int]:
+        """Ascends from what is needed last."""
+        last_turn = self._last_turns[held.rank]
+        if held.own_turn < last_turn:
+            return 0, held.own_turn, 0
+        until_turn = (held.rank - self.rank) % len(self._last_turns)
+        return 1 + (held.born == last_turn), -until_turn, held.born
+
+
+class Tier:
+    """Storages in memory of one kind.
+
+    Args:
+        budget: Bytes that may be here between operations, if turns need no more.
+        clock: Of all tiers.
+        below: Where the bytes of a storage are to wait.
+        limit: Bytes that nothing may exceed, else :class:`OverMemory` is raised; None for no limit.
+
+    Attributes:
+        over: The first OverMemory, whoever has caught it since.
+        here: Bytes in memory.
+        peak: At most.
+        largest: Bytes of the largest storage.
+        evictions: How often memory was taken away.
+        held: What may be evicted, also what is away.
+    """
+
+    def __init__(
+        self, budget: int, clock: Clock, below: Callable[[Held], Away], limit: int | None = None
+    ) -> None:
+        self.budget, self.clock, self.below, self.limit = budget, clock, below, limit
+        self.over: OverMemory | None = None
+        self.here = self.peak = self.largest = self.evictions = 0
+        self.held: dict[Held, None] = {}
+        self._queue: list[Held] | None = []
+
+    def begin(self) -> None:
+        """Evicts what others hold over the budget when a turn begins."""
+        self._queue = None
+        self.make_room(0)
+
+    def leave(self, held: Held) -> None:
+        """Lets a storage go that the turn does not need any more."""
+        held.turn, self._queue = held.own_turn, None
+
+    def add(self, held: Held) -> None:
+        """Counts a storage that is here now."""
+        self.held[held] = None
+        self.here += held.taken
+        self.peak = max(self.peak, self.here)
+        self.largest = max(self.largest, held.num_bytes)
+        if self._queue is not None and held.turn != self.clock.turn:
+            insort(self._queue, held, key=self._place_in_queue)
+        if self.limit is not None and self.here > self.limit:
+            self.over = self.over or OverMemory(self.here, self.limit)
+            raise self.over
+
+    def fill(
+        self,
+        held: Held,
+        storage: torch.UntypedStorage,
+        read: Callable[[torch.UntypedStorage], None],
+    ) -> None:
+        """Has an empty storage here, with what `read` puts into it."""
+        self.make_room(held.taken)
+        with _default_stream(storage):
+            storage.resize_(held.num_bytes)
+            try:
+                read(storage)
+            except BaseException:
+                storage.resize_(0)
+                raise
+        held.is_away = False
+        self.add(held)
+
+    def bring(self, held: Held, storage: torch.UntypedStorage) -> None:
+        """Has a storage here that is away."""
+        assert held.away is not None
+        self.fill(held, storage, held.away.read)
+
+    def make_room(self, num_bytes: int) -> None:
+        """Evicts until so many bytes more are within the budget, or nothing is left to evict.
+
+        What an operation makes is known when it is there: as much as the largest has room, too.
+        """
+        while self.here + num_bytes + self.largest > self.budget:
+            if self._queue is None:
+                able = [held for held in list(self.held) if self._may_go(held)]
+                self._queue = sorted(able, key=self._place_in_queue)
+            if not self._queue:
+                return
+            held = self._queue.pop()
+            storage = held.storage()
+            if storage is not None and self._may_go(held):
+                self._evict(held, storage)
+
+    def empty(self, held: Held, storage: torch.UntypedStorage) -> None:
+        """Takes the memory of a storage away."""
+        storage.resize_(0)
+        held.is_away = True
+        self.here -= held.taken
+
+    def spare(self, held: Held, storage: torch.UntypedStorage) -> None:
+        """Keeps what has become spare, as long as there is room."""
+        if self.here > self.budget:
+            self.empty(held, storage)
+        elif self._queue is not None:
+            self._queue.append(held)
+
+    def forget(self, held: Held) -> None:
+        """Forgets a storage that has died."""
+        self.held.pop(held, None)
+        if not held.is_away:
+            self.here -= held.taken
+        if held.away is not None:
+            held.away.free()
+        held.is_away, held.away = True, None  # it may be in the queue
+
+    def _may_go(self, held: Held) -> bool:
+        return not (held.is_away or held.stays or held.turn == self.clock.turn)
+
+    def _place_in_queue(self, held: Held) -> tuple[int, int, int]:
+        if held.is_spare:
+            return 1, 0, 0
+        group, time, born = self.clock.last_needed(held)
+        return -group, -time, -born
+
+    def _evict(self, held: Held, storage: torch.UntypedStorage) -> None:
+        # NumPy or a process may see it by now. Of a device's torch says always that it is shared.
+        if not storage.resizable() or (storage.device.type == 'cpu' and storage.is_shared()):
+            held.stays = True
+            return
+        if not (held.is_spare or (held.away is not None and held.away.has_it)):
+            held.away = held.away or self.below(held)
+            held.away.write(storage)
+        self.empty(held, storage)
+        self.evictions += 1
+
+
+def _default_stream(storage: torch.UntypedStorage) -> AbstractContextManager[object]:
+    """Memory of a device is that of the stream on which it was taken, which is always this one."""
+    if storage.device.type == 'cpu':
+        return nullcontext()
+    return torch.cuda.stream(torch.cuda.default_stream(storage.device))

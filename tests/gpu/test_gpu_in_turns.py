@@ -1,0 +1,311 @@
+"""Ranks in turn on a GPU give the bits of ranks by gloo, whatever waits on the host or the disk."""
+
+from __future__ import annotations
+
+import copy
+import errno
+import gc
+import io
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from in_turns.programs import KINDS, NUM_RANKS, train, write_parts
+from setups import on
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.nn import GraphSAGE
+
+import pyg_sar
+from pyg_sar import comm, evictable
+from pyg_sar.in_turns.places import OnHost
+from pyg_sar.in_turns.run import InTurns, play, run_in_turns
+
+pytestmark = pytest.mark.cuda_sim
+FEW = ('sage', 'gat')
+SIZE = 1000
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp('parts')
+    write_parts(found)
+    return found
+
+
+def _check_equal(ours: list[Any], theirs: list[Any]) -> None:
+    for (losses, *tensors), (their_losses, *their_tensors) in zip(ours, theirs, strict=True):
+        assert losses == their_losses
+        for own, others in zip(tensors, their_tensors, strict=True):
+            assert len(own) == len(others)
+            assert all(map(torch.equal, own, others))
+
+
+@pytest.mark.parametrize(
+    'kind', [kind if kind in FEW else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+)
+def test_bits_of_processes(folder: Path, kind: str) -> None:
+    expected = on('gloo', _in_order, str(folder), kind)
+    torch.use_deterministic_algorithms(True)
+    try:
+        _check_bits(folder, partial(train, str(folder), kind, 'cuda'), expected)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def _in_order(folder: str, kind: str) -> Any:
+    torch.use_deterministic_algorithms(True)  # otherwise a GPU adds up in any order
+    try:
+        return train(folder, kind, 'cuda')
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def _check_bits(folder: Path, program: Callable[[], Any], expected: list[Any]) -> None:
+    def in_turns(memory: int, **options: Any) -> InTurns:
+        found = play(program, NUM_RANKS, memory=memory, least=256, **options)
+        _check_equal(found.results, expected)
+        return found
+
+    whole = in_turns(1 << 40, spill=folder).figures
+    assert whole.evictions == whole.to_host == whole.written == 0
+
+    on_host = in_turns(0).figures  # memory of the host takes all
+    assert 0 < on_host.to_host < on_host.to_device
+    assert on_host.written == 0
+    assert on_host.device_peak < whole.device_peak
+
+    for host_memory in (on_host.peak, on_host.peak // 2, 0):
+        found = in_turns(0, spill=folder, host_memory=host_memory).figures
+        assert found.device_peak == on_host.device_peak
+        assert found.evictions > 0
+        assert found.to_device > 0
+        assert (found.written > 0) == (found.read > 0) == (host_memory < on_host.peak)
+        assert found.peak <= max(host_memory, on_host.peak // 2) + found.largest  # one that is new
+
+    half = in_turns(whole.device_peak // 2, spill=folder, host_memory=0).figures
+    assert on_host.device_peak <= half.device_peak < whole.device_peak
+    assert 0 < half.written < found.written
+
+
+def _epochs(folder: Path) -> None:
+    data: Any = pyg_sar.load_shard(folder).to('cuda')
+    model = pyg_sar.DistributedDataParallel(
+        GraphSAGE(8, 64, 3, 3, norm='batch_norm').double().to('cuda')
+    )
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(2):
+        loss = model(data.x, data.edge_index).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def test_eight_parts_need_a_quarter_of_the_memory_of_one(tmp_path: Path) -> None:
+    nodes, peaks = torch.arange(8000), []
+    ends = [torch.stack([nodes, (nodes + step) % 8000]) for step in (-2, -1, 1, 2, 80, 81)]
+    x = torch.randn(8000, 8, dtype=torch.float64)
+    graph = Data(x, torch.cat(ends, dim=1))
+    for num_parts in (1, 8):
+        pyg_sar.partition_graph(graph, num_parts, tmp_path / str(num_parts))
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        play(partial(_epochs, tmp_path / str(num_parts)), num_parts, memory=0)
+        peaks.append(torch.cuda.max_memory_allocated() - before)
+    assert peaks[1] <= 0.25 * peaks[0]
+
+
+def _others_turn() -> None:
+    comm.agree(0)
+
+
+def _pickled(tensor: Tensor) -> Tensor:
+    file = io.BytesIO()
+    torch.save(tensor, file)
+    file.seek(0)
+    return torch.load(file)
+
+
+READS: dict[str, Callable[[Tensor], Any]] = {
+    'operation': lambda t: t + 0,
+    'cpu': lambda t: t.cpu(),
+    'view': lambda t: t.view(10, -1)[3:5],
+    'tolist': lambda t: torch.tensor(t.tolist()),
+    'deepcopy': copy.deepcopy,
+    'save': _pickled,
+    'storage': lambda t: torch.tensor(t.untyped_storage().cpu().tolist()),
+    'interface': lambda t: (t.__cuda_array_interface__['data'][0] != 0, (t + 0).tolist()),
+    'list': lambda t: torch._foreach_mul([t, t[1:]], 2)[1],
+    'sparse': lambda t: t.view(10, -1).to_sparse_csr().values().sum(),
+    'item': lambda t: t[17].item(),
+    'repr': repr,
+    'rows': lambda t: evictable.selected_rows(t.view(-1, 4), torch.arange(0, 250, 3).to('cuda')),
+    'run': lambda t: evictable.copy_run(out := torch.empty_like(t[100:]), t[100:]) or out,
+}
+
+
+@pytest.mark.parametrize('where', ['host', 'disk'])
+@pytest.mark.parametrize('way', READS)
+def test_every_way_to_read(tmp_path: Path, way: str, where: str) -> None:
+    def program() -> tuple[Any, Any, Tensor, Tensor]:
+        there = torch.randn(SIZE, device='cuda')
+        evictable.keep_here(there)
+        held = there.clone()
+        _others_turn()
+        with torch._C.DisableTorchFunction():
+            assert held.untyped_storage().nbytes() == 0
+        found = READS[way](held)
+        expected = READS[way](there)
+        _others_turn()
+        return found, expected, held + 0, there + 0
+
+    options: dict[str, Any] = {}
+    if where == 'disk':
+        options = {'spill': tmp_path, 'host_memory': 0}
+    for found, expected, *after in play(program, 2, memory=0, least=256, **options).results:
+        assert torch.equal(found, expected) if isinstance(found, Tensor) else found == expected
+        assert torch.equal(*after)
+
+
+@pytest.mark.parametrize('where', ['host', 'disk'])
+@pytest.mark.parametrize('changes', [False, True])
+def test_what_did_not_change_is_copied_once(tmp_path: Path, changes: bool, where: str) -> None:
+    def program() -> float:
+        held = torch.ones(SIZE, device='cuda')
+        for _ in range(5):
+            _others_turn()
+            held.add_(1) if changes else held.sum()
+        _others_turn()
+        return held.mean().item()
+
+    options: dict[str, Any] = {}
+    if where == 'disk':
+        options = {'spill': tmp_path, 'host_memory': 0}
+    found = play(program, 2, memory=0, least=256, **options)
+    assert found.results == [6.0 if changes else 1.0] * 2
+    assert found.figures.device_peak == 4 * SIZE
+    moved = 2 * (6 if changes else 1) * 4 * SIZE
+    assert found.figures.to_host == moved
+    assert found.figures.written == (moved if where == 'disk' else 0)
+
+
+def test_memory_of_the_host_is_given_back() -> None:
+    def program() -> Tensor:
+        held = torch.ones(SIZE, device='cuda')
+        _others_turn()
+        held.sum()
+        return held
+
+    gc.collect()
+    found = play(program, 2, memory=0, least=256)
+    assert found.figures.to_device > 0
+    assert not [each for each in gc.get_objects() if type(each) is OnHost]
+
+
+def test_nothing_is_under_way_when_memory_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, empty, wait = [], torch.UntypedStorage.resize_, torch.cuda.synchronize
+
+    def emptied(storage: torch.UntypedStorage, size: int) -> Any:
+        if size == 0 and storage.device.type == 'cuda':
+            seen.append('emptied')
+        return empty(storage, size)
+
+    def waited(device: Any = None) -> None:
+        seen.append('waited')
+        wait(device)
+
+    def program() -> None:
+        held = torch.ones(SIZE, device='cuda')
+        for _ in range(3):
+            seen.append('turn')
+            _others_turn()
+            held.sum()
+
+    monkeypatch.setattr(torch.UntypedStorage, 'resize_', emptied)
+    monkeypatch.setattr(torch.cuda, 'synchronize', waited)
+    play(program, 2, memory=0, least=256)
+    assert 'emptied' in seen
+    for turn in ' '.join(seen).split('turn'):
+        if 'emptied' in turn:
+            assert turn.split()[0] == 'waited'
+
+
+def test_memory_of_other_streams_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    def program() -> int:
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.cuda, 'current_stream', lambda device=None: 'another')
+            held = torch.ones(SIZE, device='cuda')
+        _others_turn()
+        with torch._C.DisableTorchFunction():
+            return held.untyped_storage().nbytes()
+
+    assert play(program, 2, memory=0, least=256).results == [4 * SIZE] * 2
+
+
+def test_ranks_draw_as_processes_do() -> None:
+    def program() -> list[Tensor]:
+        first = torch.rand(3, device='cuda')
+        _others_turn()
+        return [first.cpu(), torch.rand(3, device='cuda').cpu()]
+
+    torch.cuda.manual_seed(5)
+    before = torch.cuda.get_rng_state()
+    one, two = play(program, 2, memory=0).results
+    assert torch.equal(torch.cuda.get_rng_state(), before)
+    assert all(map(torch.equal, one, two))
+    assert torch.equal(one[0], torch.rand(3, device='cuda').cpu())
+
+
+@pytest.mark.parametrize('place', [0, 1, 5])
+def test_a_full_disk_is_an_error_and_the_next_run_is_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: int
+) -> None:
+    def program() -> list[float]:
+        held = [torch.full((SIZE,), float(i), device='cuda') for i in range(4)]
+        for _ in range(3):
+            _others_turn()
+            held = [each + 1 for each in held]
+        return [each.mean().item() for each in held]
+
+    def run() -> list[Any]:
+        return play(program, 2, memory=0, spill=tmp_path, host_memory=2 * 4096, least=256).results
+
+    calls, write = [], os.pwrite
+
+    def fails(*args: Any) -> int:
+        calls.append(0)
+        if len(calls) > place:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(*args)
+
+    before = torch.cuda.memory_allocated()
+    monkeypatch.setattr(os, 'pwrite', fails)
+    with pytest.raises(OSError, match='writing') as found:
+        run()
+    assert found.value.filename == str(tmp_path)
+    monkeypatch.undo()
+    del found
+    assert run() == [[3.0, 4.0, 5.0, 6.0]] * 2
+    assert torch.cuda.memory_allocated() == before
+
+
+def test_options_that_do_not_fit(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="'spill' must be a folder with host_memory=1GB"):
+        play(_others_turn, 2, memory=0, host_memory='1GB')
+    with pytest.raises(ValueError, match="'host_memory' must be bytes"):
+        play(_others_turn, 2, memory=0, host_memory=-1, spill=tmp_path)
+
+
+def test_one_call(folder: Path) -> None:
+    def program() -> tuple[str, float]:
+        device = pyg_sar.init().device
+        data: Any = pyg_sar.load_shard(folder / 'one').to(device)
+        return device.type, data.x.sum().item()
+
+    found = run_in_turns(program, folder / 'one', memory=0).results
+    assert len(set(found)) == 1
+    assert found[0][0] == 'cuda'
