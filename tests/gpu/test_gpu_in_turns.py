@@ -79,7 +79,8 @@ def _check_bits(folder: Path, program: Callable[[], Any], expected: list[Any]) -
     assert on_host.written == 0
     assert on_host.device_peak < whole.device_peak
 
-    for host_memory in (on_host.peak, on_host.peak // 2, 0):
+    # There is room for one more, which may come next.
+    for host_memory in (on_host.peak + on_host.largest, on_host.peak // 2, 0):
         found = in_turns(0, spill=folder, host_memory=host_memory).figures
         assert found.device_peak == on_host.device_peak
         assert found.evictions > 0
@@ -120,7 +121,8 @@ def test_eight_parts_need_a_quarter_of_the_memory_of_one(tmp_path: Path) -> None
 
 
 def _others_turn() -> None:
-    comm.agree(0)
+    comm.agree(0)  # the last rank here goes on by itself,
+    comm.agree(0)  # and waits here
 
 
 def _pickled(tensor: Tensor) -> Tensor:
