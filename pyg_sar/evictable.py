@@ -34,6 +34,9 @@ class Watcher(Protocol):
     def needs(self, tensor: Tensor, *, is_written: bool) -> None:
         """Has the memory of a tensor here until the turn ends."""
 
+    def leaves(self, tensor: Tensor) -> None:
+        """Lets a tensor of another rank go that the turn has read and does not need again."""
+
     def keeps(self, tensor: Tensor) -> None:
         """Leaves the memory of a tensor here, whoever waits."""
 

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -98,8 +99,7 @@ class Evictions:
         with self._lock:
             for device in self._devices:  # nothing that others touched is under way
                 torch.cuda.synchronize(device)
-            self._clock.turn += 1
-            self._clock.rank = rank
+            self._clock.begin(rank)
             for tier in (*self._devices.values(), self._host):
                 tier.begin()
             if self._host.here + self.files.num_bytes > self._host.budget:
@@ -118,10 +118,10 @@ class Evictions:
                 weakref.ref(storage, self._forgetting(key)),
                 tier,
                 *(num_bytes, num_bytes),
-                *(clock.rank, clock.turn, clock.turn),
+                *(clock.rank, clock.turn, clock.turn, clock.turn),
             )
             self._held[key] = held
-            clock.last_turns[clock.rank] = clock.turn
+            clock.has_touched = True
             tier.add(held)
             tier.make_room(0)
 
@@ -135,11 +135,17 @@ class Evictions:
         with self._lock:
             held.turn = clock.turn
             if held.rank == clock.rank:
-                held.own_turn = clock.last_turns[clock.rank] = clock.turn
+                held.own_turn, clock.has_touched = clock.turn, True
             if held.is_away:
                 held.tier.bring(held, storage)
             if is_written:
                 self._will_change(held)
+
+    def leaves(self, storage: torch.UntypedStorage) -> None:
+        """Has a storage of another rank go before the turn ends, if need be."""
+        held, clock = self._held.get(storage._cdata), self._clock
+        if held is not None and held.rank != clock.rank and held.turn == clock.turn:
+            held.tier.leave(held)
 
     def keep(self, storage: torch.UntypedStorage) -> None:
         """Leaves a storage here from now on."""
@@ -152,11 +158,12 @@ class Evictions:
                 held.stays = True
 
     def is_better_read(self, storage: torch.UntypedStorage) -> bool:
-        """Whether a storage is away and there is no room for it."""
+        """Whether a storage is away that another rank has made, or that there is no room for."""
         held = self._held.get(storage._cdata)
         if held is None or not held.is_away:
             return False
-        return held.tier.here + held.taken > held.tier.budget
+        is_others = held.rank != self._clock.rank
+        return is_others or held.tier.here + held.taken > held.tier.budget
 
     @contextmanager
     def reading(self, storage: torch.UntypedStorage) -> Iterator[Away]:
@@ -167,9 +174,9 @@ class Evictions:
             yield away
 
     def before_writing(
-        self, storages: Sequence[torch.UntypedStorage], offer: object, settle: Callable[[], None]
+        self, storages: Sequence[torch.UntypedStorage], offer: Any, settle: Callable[[Any], None]
     ) -> bool:
-        """Has `settle` called, as long as an offer lives, before any storage is written to.
+        """Has `settle` called with an offer, if it still lives, before any storage is written to.
 
         False where it would not be noticed.
         """
@@ -259,9 +266,10 @@ class Evictions:
         if held.away is not None:
             held.away.outdate()
         while held.offers:
-            offer, settle = held.offers[-1]
-            if offer() is not None:
-                settle()
+            reference, settle = held.offers[-1]
+            offer = reference()
+            if offer is not None:
+                settle(offer)
             held.offers.pop()
 
     def _forgetting(self, key: int) -> Callable[[object], None]:

@@ -66,7 +66,7 @@ class OnHost:
             host,
             num_bytes,
             1 << (num_bytes - 1).bit_length(),  # CachingHostAllocator.h rounds up
-            *(owner.rank, owner.own_turn, owner.turn),
+            *(owner.rank, owner.born, owner.own_turn, owner.turn),
             is_away=True,
             owner=owner,
         )

@@ -7,8 +7,11 @@ memory goes, that which is needed last first:
 
 1. what a rank did not touch in the last turn in which it touched anything (it lies deep in the
    autograd graph), least recently touched first;
-2. the rest, of the rank whose turn comes last first. Ranks take turns in a circle, so this is
-   Belady's choice; the least recently used would be the worst one.
+2. what it touched then, but had made before;
+3. what it made then: the next turn works on it.
+
+Of 2 and 3 that of the rank goes first whose turn comes last. Ranks take turns in a circle, so this
+is Belady's choice; the least recently used would be the worst one.
 
 What was written once and has not changed since is not written again. What dies is never written.
 """
@@ -22,7 +25,7 @@ from bisect import insort
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -75,6 +78,7 @@ class Held:
     num_bytes: int
     taken: int  # bytes of memory, while it is here
     rank: int  # which has made it
+    born: int  # the turn in which it did
     own_turn: int  # the last one in which that rank touched it
     turn: int  # the last one in which anybody did
     away: Away | None = None
@@ -82,7 +86,7 @@ class Held:
     stays: bool = False  # others may read and write it at any time
     owner: Held | None = None  # whose bytes it holds, if not its own
     # What is made of it by others later, and how to have it made before.
-    offers: list[tuple[weakref.ref[object], Callable[[], None]]] = field(default_factory=list)
+    offers: list[tuple[weakref.ref[Any], Callable[[Any], None]]] = field(default_factory=list)
 
     @property
     def is_spare(self) -> bool:
@@ -112,23 +116,33 @@ class Clock:
     Attributes:
         turn: Its number.
         rank: Whose it is.
-        last_turns: The last turn in which a rank touched anything.
+        has_touched: Whether the rank has touched anything of its own in this turn.
     """
 
     def __init__(self, num_ranks: int) -> None:
         self.turn = self.rank = 0
-        self.last_turns = [0] * num_ranks
+        self.has_touched = False
+        self._last_turns = [0] * num_ranks  # before this one, in which a rank has
         self._process = os.getpid()
 
     def is_forked(self) -> bool:
         """Whether this process is a fork of the one whose ranks take turns."""
         return os.getpid() != self._process
 
-    def last_needed(self, held: Held) -> tuple[bool, int]:
+    def begin(self, rank: int) -> None:
+        """The turn of a rank begins."""
+        if self.has_touched:
+            self._last_turns[self.rank] = self.turn
+        self.turn += 1
+        self.rank, self.has_touched = rank, False
+
+    def last_needed(self, held: Held) -> tuple[int, int, int]:
         """Ascends from what is needed last."""
-        if held.own_turn < self.last_turns[held.rank]:
-            return False, held.own_turn
-        return True, (self.rank - held.rank) % len(self.last_turns)
+        last_turn = self._last_turns[held.rank]
+        if held.own_turn < last_turn:
+            return 0, held.own_turn, 0
+        until_turn = (held.rank - self.rank) % len(self._last_turns)
+        return 1 + (held.born == last_turn), -until_turn, held.born
 
 
 class Tier:
@@ -162,6 +176,10 @@ class Tier:
         """Evicts what others hold over the budget when a turn begins."""
         self._queue = None
         self.make_room(0)
+
+    def leave(self, held: Held) -> None:
+        """Lets a storage go that the turn does not need any more."""
+        held.turn, self._queue = held.own_turn, None
 
     def add(self, held: Held) -> None:
         """Counts a storage that is here now."""
@@ -243,11 +261,11 @@ class Tier:
     def _may_go(self, held: Held) -> bool:
         return not (held.is_away or held.stays or held.turn == self.clock.turn)
 
-    def _place_in_queue(self, held: Held) -> tuple[bool, int]:
+    def _place_in_queue(self, held: Held) -> tuple[int, int, int]:
         if held.is_spare:
-            return True, 1
-        is_near, time = self.clock.last_needed(held)
-        return not is_near, -time
+            return 1, 0, 0
+        group, time, born = self.clock.last_needed(held)
+        return -group, -time, -born
 
     def _evict(self, held: Held, storage: torch.UntypedStorage) -> None:
         # NumPy or a process may see it by now. Of a device's torch says always that it is shared.

@@ -77,6 +77,12 @@ class Watch:
             for storage in _storages(tensor):
                 self._evictions.needs(storage, is_written=is_written)
 
+    def leaves(self, tensor: Tensor) -> None:
+        """See :meth:`pyg_sar.evictable.Watcher.leaves`."""
+        with torch._C.DisableTorchFunction():
+            for storage in _storages(tensor):
+                self._evictions.leaves(storage)
+
     def keeps(self, tensor: Tensor) -> None:
         """See :meth:`pyg_sar.evictable.Watcher.keeps`."""
         with torch._C.DisableTorchFunction():
@@ -142,7 +148,7 @@ class Watch:
         with torch._C.DisableTorchFunction():
             storages = [storage for tensor in tensors for storage in _storages(tensor)]
 
-        def settle() -> None:
+        def settle(offer: Offered) -> None:
             with self.beside():
                 offer.settle()
 
@@ -171,45 +177,54 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._evictions, self._stays = evictions, stays
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # A tensor that is made of others: its own operations come here.
-        if any(t.__torch_dispatch__ is not Tensor.__torch_dispatch__ for t in types):
-            return NotImplemented
+        for kind in types:
+            # A tensor that is made of others: its own operations come here.
+            if kind.__torch_dispatch__ is not _OF_TENSORS:
+                return NotImplemented
         kwargs = kwargs or {}
-        evictions = self._evictions
+        if func is _aten._lazy_clone.default:  # its memory would be two storages'
+            func = _aten.clone.default
+        reads, makes, writes = _what_it_does(func)
+        if not (reads or makes):
+            return func(*args, **kwargs)
+        evictions, stays = self._evictions, self._stays
         with torch._C.DisableTorchFunction():
-            if func is torch.ops.aten._lazy_clone.default:  # its memory would be two storages'
-                func = torch.ops.aten.clone.default
-            writes, known, reads = _written_by(func), set(), func not in _READ_NOTHING
-            changed = []
+            known, changed = set(), []
             for name, value in (*enumerate(args), *kwargs.items()):
+                if not isinstance(value, (Tensor, list, tuple)):
+                    continue
+                is_written = name in writes
                 for storage in _storages(value):
                     known.add(storage._cdata)
                     if reads:
-                        evictions.needs(storage, is_written=name in writes)
-                        if self._stays:
+                        evictions.needs(storage, is_written=is_written)
+                        if stays:
                             evictions.keep(storage)
-                    if name in writes:
+                    if is_written:
                         changed.append(storage)
             out = func(*args, **kwargs)
             for storage in changed:
                 evictions.has_changed_size(storage)
-            for storage in _storages(out):
-                if (
-                    storage._cdata not in known and not self._stays
-                ):  # what was there before the ranks stays theirs
-                    evictions.note(storage)
+            if makes and not stays:  # what a user's thread makes is nobody's
+                for storage in _storages(out):
+                    if storage._cdata not in known:  # what was there before the ranks stays theirs
+                        evictions.note(storage)
         return out
 
 
+_OF_TENSORS = Tensor.__torch_dispatch__
+
+
 @cache
-def _written_by(func: Any) -> frozenset[int | str]:
-    """Places and names of the arguments that an operation writes to."""
+def _what_it_does(func: Any) -> tuple[bool, bool, frozenset[int | str]]:
+    """Whether an operation reads memory, whether it makes any, and which arguments it writes to."""
     written = [
         (place, argument.name)
         for place, argument in enumerate(func._schema.arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     ]
-    return frozenset(each for both in written for each in both)
+    writes = frozenset(each for both in written for each in both)
+    return func not in _READ_NOTHING, not func.is_view, writes
 
 
 def _storages(value: Any) -> Iterator[torch.UntypedStorage]:

@@ -12,24 +12,30 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pyg_sar.comm import agree, all_reduce_sum, communicates, once_differentiable
+from pyg_sar.comm import (
+    agree,
+    all_gather_alike,
+    all_reduce_sum,
+    communicates,
+    once_differentiable,
+)
 
 
 def moments(rows: Tensor) -> tuple[Tensor, Tensor, int]:
-    """Mean, biased variance and number of all ranks' rows (two all-reduces)."""
+    """Mean, biased variance and number of all ranks' rows (one all-gather)."""
     dtype = rows.dtype if rows.dtype == torch.float64 else torch.float32
     num_local = rows.size(0)
     local_mean, local_squares = _local_moments(rows, dtype)
     # The count goes as float64: exact up to 2^53 rows.
-    sums = torch.cat([local_mean * num_local, local_mean.new_full((1,), num_local)])
-    all_reduce_sum(sums)
+    local = torch.cat([local_mean, local_squares, local_mean.new_full((1,), num_local)])
+    of_ranks = all_gather_alike(local)
+    means, squares, counts = torch.split(of_ranks, [rows.size(1), rows.size(1), 1], dim=1)
     # Of a device's rows the hosts tell each other the number: nobody waits for a device.
     is_host = rows.device.type == 'cpu'
-    count = int(sums[-1]) if is_host else sum(agree(num_local))
-    mean = sums[:-1] / max(count, 1)
+    count = int(counts.sum()) if is_host else sum(agree(num_local))
+    mean = (means * counts).sum(0) / max(count, 1)
     # Chan, Golub and LeVeque 1979: squared deviations about the common mean.
-    squares = local_squares + (local_mean - mean).square() * num_local
-    var = all_reduce_sum(squares) / max(count, 1)
+    var = (squares + (means - mean).square() * counts).sum(0) / max(count, 1)
     return mean.to(dtype), var.to(dtype), count
 
 
@@ -87,30 +93,28 @@ class BatchNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # noqa: D102
         x, weight, mean, var = ctx.saved_tensors
-        invstd = (var + ctx.eps).rsqrt()
+        invstd, grad_x = (var + ctx.eps).rsqrt(), None
         # Ones for None: a device gives no sums of a weight that is not there.
         wide = torch.ones_like(mean) if weight is None else weight.to(mean.dtype)
-        # With fixed statistics: weight * invstd * g, sum of g * xhat, sum of g.
-        if x.size(0):
-            # Half precision is rounded once, at the end: what the statistics add is the same for
-            # all rows, and so would its rounding be.
+        grad_weight, grad_bias = torch.zeros_like(mean), torch.zeros_like(mean)
+        # Half precision is rounded once, at the end: what the statistics add is the same for all
+        # rows, and so would its rounding be.
+        if x.size(0):  # sums of g * xhat and of g
             grad, rows = grads[0].to(mean.dtype).contiguous(), x.to(mean.dtype)
-            grad_x, grad_weight, grad_bias = torch.ops.aten.native_batch_norm_backward(
-                grad, rows, wide, mean, var, mean, invstd, False, ctx.eps, [True] * 3
+            _, grad_weight, grad_bias = torch.ops.aten.native_batch_norm_backward(
+                grad, rows, wide, mean, var, mean, invstd, False, ctx.eps, [False, True, True]
             )
-        else:
-            rows, grad_x = x, torch.zeros_like(x)  # not x itself: it is changed in place below
-            grad_weight, grad_bias = torch.zeros_like(mean), torch.zeros_like(mean)
+            del grad, rows  # nothing but what autograd holds waits for the sums
         if ctx.needs_input_grad[0]:
             sums = torch.stack([grad_weight, grad_bias])
             all_reduce_sum(sums)
             scale = invstd * wide
             slope = scale * invstd * sums[0] / ctx.count
-            offset = scale * sums[1] / ctx.count - slope * mean
-            grad_x = grad_x.addcmul_(rows, slope.to(rows.dtype), value=-1)
-            grad_x = grad_x.sub_(offset.to(rows.dtype)).to(x.dtype)
+            offset = slope * mean - scale * sums[1] / ctx.count
+            grad_x = torch.addcmul(offset, grads[0].to(mean.dtype), scale)
+            grad_x = grad_x.addcmul_(x.to(mean.dtype), slope, value=-1).to(x.dtype)
         return (
-            grad_x if ctx.needs_input_grad[0] else None,
+            grad_x,
             _to(grad_weight, weight) if weight is not None else None,
             _to(grad_bias, weight) if ctx.has_bias else None,
             None,

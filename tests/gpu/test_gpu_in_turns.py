@@ -79,6 +79,7 @@ def _check_bits(folder: Path, program: Callable[[], Any], expected: list[Any]) -
     assert on_host.written == 0
     assert on_host.device_peak < whole.device_peak
 
+    # There is room for one more, which may come next.
     for host_memory in (on_host.peak + on_host.largest, on_host.peak // 2, 0):
         found = in_turns(0, spill=folder, host_memory=host_memory).figures
         assert found.device_peak == on_host.device_peak

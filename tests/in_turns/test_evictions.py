@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,15 @@ import torch
 from torch import Tensor
 
 from pyg_sar import comm, evictable
+from pyg_sar.conv.reuse.copies import kept_copy
 from pyg_sar.in_turns.run import play
 
 SIZE = 1000
 
 
 def _others_turn() -> None:
-    comm.agree(0)
+    comm.agree(0)  # the last rank here goes on by itself,
+    comm.agree(0)  # and waits here
 
 
 def _pickled(tensor: Tensor) -> Tensor:
@@ -281,6 +284,50 @@ def test_an_error_while_rows_are_made_leaves_the_offer(tmp_path: Path) -> None:
     assert [errors for _, errors in results] == [0, 1]
     for rank, (came, _) in enumerate(results):
         assert torch.equal(came, torch.full_like(came, 1 - rank))
+
+
+def test_a_kept_copy_is_evicted_as_one_and_is_what_it_was(tmp_path: Path) -> None:
+    def program(changes: bool) -> tuple[Tensor, Tensor]:
+        weight = torch.ones(SIZE, requires_grad=True)
+        rows = weight * 2
+        copy = kept_copy(rows)
+        out = copy.square().sum()
+        _others_turn()
+        if changes:
+            rows.data.mul_(7)
+            _others_turn()
+        out.backward()
+        assert weight.grad is not None
+        return weight.grad, rows.detach()
+
+    for changes in (False, True):
+        run = partial(program, changes)
+        found = play(run, 2, memory=0, spill=tmp_path, least=256)
+        for grad, rows in found.results:
+            assert torch.equal(grad, torch.full((SIZE,), 8.0))
+            assert torch.equal(rows, torch.full((SIZE,), 14.0 if changes else 2.0))
+        if not changes:  # weights, rows with their copy, and the first rank's gradient
+            assert found.figures.written == 5 * 4 * SIZE
+
+
+def test_rows_of_others_go_before_the_turn_ends(tmp_path: Path) -> None:
+    def program() -> Tensor:
+        ours, others = comm.current(), 1 - comm.rank()
+        rows, index = torch.full((SIZE,), float(ours.rank)), torch.arange(3)
+
+        def make(out: list[Tensor]) -> None:
+            evictable.select_rows(out[0], rows, index)
+
+        ours.offer(others, 'rows', [rows.new_empty(3)], make, [rows])
+        ours.await_offers({others: 1}, 'rows')
+        own = rows.sum()
+        (came,) = ours.take(others, 'rows', lambda: [rows.new_empty(3)])
+        made = torch.ones(SIZE)  # there is no room for it, for own rows and for those of the other
+        return own + came.sum() + made.sum()
+
+    found = play(program, 2, memory=2 * 4 * SIZE, spill=tmp_path, least=256)
+    assert found.figures.evictions > 0
+    assert found.results == [1003.0, 2000.0]
 
 
 def test_tensors_from_before_stay(tmp_path: Path) -> None:

@@ -196,7 +196,7 @@ def test_a_folder_that_may_not_be_written(tmp_path: Path) -> None:
     assert (found.value.filename, ran) == (str(spill), [])
 
 
-@pytest.mark.parametrize('memory', [0, 40000])
+@pytest.mark.parametrize('memory', [0, 80000])
 def test_forks(tmp_path: Path, memory: int) -> None:
     """A child reads what is here, or is refused; whatever it makes, and when, harms nobody."""
     reference = _play(tmp_path, partial(_forking, -1), memory).results

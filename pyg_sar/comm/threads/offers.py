@@ -29,7 +29,7 @@ class Offer:
         make: Callable[[list[Tensor]], None] | None,
         read: Sequence[Tensor],
     ) -> None:
-        self._tensors, self._make = list(form), make
+        self._tensors, self._make, self._read = list(form), make, read
         seen = evictable.watcher.value
         if make is not None and (seen is None or not seen.offers(read, self)):
             self.settle()
@@ -39,7 +39,11 @@ class Offer:
         if self._make is not None:
             tensors = place()
             self._make(tensors)
-            self._tensors, self._make = tensors, None
+            seen = evictable.watcher.value
+            if seen is not None:
+                for tensor in self._read:
+                    seen.leaves(tensor)
+            self._tensors, self._make, self._read = tensors, None, ()
         return self._tensors
 
     @torch.no_grad()

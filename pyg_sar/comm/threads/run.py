@@ -145,7 +145,19 @@ class ThreadComm(Comm):
         super().__init__()
         self.rank, self.size, self.turns, self.boxes = rank, turns.size, turns, boxes
         self.pool = boxes.pool
+        self._alike = ''
         self._num_meetings = 0
+
+    def guard(
+        self, operation: str, peer: int | None = None, *, alike: str = '', is_wait: bool = False
+    ) -> AbstractContextManager[None]:
+        """See :meth:`Comm.guard`."""
+        self._alike = placed(alike or operation)
+        return super().guard(operation, peer, alike=alike, is_wait=is_wait)
+
+    def goes_by_host(self, device: torch.device, group: object = None) -> bool:
+        """False: threads compare what they are at where they meet, and need no number before."""
+        return False
 
     def meet(self, words: str, own: Any, combine: Callable[[list[Any]], Any]) -> Any:
         """What comes of what all ranks bring, once the last of them is here."""
@@ -208,7 +220,7 @@ class ThreadComm(Comm):
         self, received: Tensor, sent: Tensor, recv_sizes: list[int], send_sizes: list[int]
     ) -> None:
         """See :meth:`Comm.all_to_all`."""
-        words = f'{self.operation} ({sent.dtype})'
+        words = self._alike
         for rank, run in enumerate(torch.split(sent, send_sizes)):
             self.offer(rank, words, [run], partial(_copy_run, run), [sent])
         self.meet(words, None, lambda all_of: None)

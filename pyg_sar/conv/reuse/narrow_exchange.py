@@ -21,7 +21,7 @@ from torch import Tensor
 from torch_geometric.nn import ClusterGCNConv, GraphConv, Linear, MessagePassing, SAGEConv, aggr
 
 from pyg_sar.comm import all_ranks
-from pyg_sar.conv.reuse.raw_feature_sums import copy_on_write
+from pyg_sar.conv.reuse.copies import kept_copy
 from pyg_sar.rows.replicated import met
 from pyg_sar.rows.rows import tag
 from pyg_sar.rows.space import Space
@@ -73,7 +73,7 @@ def layer_after(conv: MessagePassing, x: Tensor, plan: Plan) -> Any:
 def rows_through(layer: Any, x: Tensor) -> Tensor:
     """Own rows that the layer has been applied to, without its bias."""
     # Unlike a sum, a layer keeps its rows for backward: a program may change them in place now.
-    rows = x if _is_recomputed() else copy_on_write(x)
+    rows = x if _is_recomputed() else kept_copy(x)
     return F.linear(rows, met(layer.weight))
 
 

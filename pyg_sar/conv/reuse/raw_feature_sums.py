@@ -17,6 +17,7 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_sar.comm import least_of_ranks
 from pyg_sar.conv.reuse.checksum import checksum
+from pyg_sar.conv.reuse.copies import copy_on_write
 from pyg_sar.shard.plan import Plan
 
 _NOTHING, _KEEPS, _HAS = range(3)
@@ -81,12 +82,3 @@ def raw_sum(
     by_tensor[x] = found.results
     found.is_kept = state == _HAS
     return found
-
-
-def copy_on_write(tensor: Tensor) -> Tensor:
-    """A copy whose memory is the original's until one of them is changed in place."""
-    try:
-        copy: Tensor = torch._lazy_clone(tensor)
-    except (AttributeError, RuntimeError):  # memory that torch did not allocate
-        copy = tensor.clone()
-    return copy

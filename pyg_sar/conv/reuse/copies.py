@@ -1,0 +1,54 @@
+"""Copies that take no memory until somebody writes to what they are copies of."""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor
+
+from pyg_sar import evictable
+
+
+def copy_on_write(tensor: Tensor) -> Tensor:
+    """A copy whose memory is the original's until one of them is changed in place."""
+    try:
+        copy: Tensor = torch._lazy_clone(tensor)
+    except (AttributeError, RuntimeError):  # memory that torch did not allocate
+        copy = tensor.clone()
+    return copy
+
+
+def kept_copy(tensor: Tensor) -> Tensor:
+    """As :func:`copy_on_write`, of a copy that nobody changes: both are evicted as one."""
+    if evictable.watcher.value is None:
+        return copy_on_write(tensor)
+    copy: Tensor = _KeptCopy.apply(tensor)  # type: ignore[no-untyped-call]
+    offer = _Settles(copy)
+    if not evictable.watcher.value.offers([tensor], offer):
+        return tensor.clone()
+    copy._settles = offer  # type: ignore[attr-defined]  # it lives as long as the copy
+    return copy
+
+
+class _KeptCopy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return tensor.data
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0]
+
+
+class _Settles:
+    """Gives a copy memory of its own."""
+
+    def __init__(self, copy: Tensor) -> None:
+        self._copy = ref(copy)
+
+    def settle(self) -> None:
+        copy = self._copy()
+        if copy is not None:
+            copy.data = copy.data.clone()
