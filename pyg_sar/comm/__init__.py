@@ -24,12 +24,7 @@ from pyg_sar.comm.collectives import (
 from pyg_sar.comm.comm import Comm
 from pyg_sar.comm.exchange import Exchange, Request
 from pyg_sar.comm.faults.errors import ExchangeError, end_in_a_line, in_call, in_layer
-from pyg_sar.comm.functions import (
-    OwnRowsLast,
-    communicates,
-    once_differentiable,
-    torch_apply,
-)
+from pyg_sar.comm.functions import communicates, once_differentiable, torch_apply
 from pyg_sar.comm.gradient_return import GradientReturn
 from pyg_sar.comm.ranks import (
     as_timedelta,

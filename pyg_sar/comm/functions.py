@@ -29,7 +29,7 @@ def communicates(function: Function) -> Function:
 
     @functools.wraps(forward)
     def noting(ctx: Any, *args: Any) -> Any:
-        ctx.layer, ctx.communicates = layer_and_phase.value[0], True
+        ctx.layer = layer_and_phase.value[0]
         return forward(ctx, *args)
 
     @functools.wraps(backward)
@@ -45,40 +45,6 @@ def communicates(function: Function) -> Function:
     function.backward = staticmethod(naming)  # type: ignore[attr-defined]
     function.apply = torch_apply  # type: ignore[attr-defined]
     return function
-
-
-class OwnRowsLast:
-    """Has the backward of a forward come to what communicates before what own rows need alone.
-
-    Else that of ``lin_r(x)`` would run before the exchange, that of ``x`` after it: its gradient
-    and `x` would be held, or read, twice. Autograd takes the latest node that is ready.
-    """
-
-    def __init__(self) -> None:
-        """At the begin of the forward."""
-        self._first: int = torch._C._autograd._get_sequence_nr()
-
-    def order(self, out: Any) -> None:
-        """At its end, with its result."""
-        if current().size == 1 or not isinstance(out, Tensor):
-            return
-        if not hasattr(out.grad_fn, '_set_sequence_nr'):  # None has not, nor has an old torch
-            return
-        end: Any = out.grad_fn
-        found, new = set[Any](), [end]
-        while new:
-            node = new.pop()
-            # Parameters' nodes have the largest number there is, and nothing before them.
-            if node not in found and node.next_functions and node._sequence_nr() >= self._first:
-                found.add(node)
-                new += [before for before, _ in node.next_functions if before is not None]
-        leads = set[Any]()
-        for node in sorted(found, key=lambda node: node._sequence_nr()):
-            befores = {before for before, _ in node.next_functions}
-            if getattr(node, 'communicates', False) or leads & befores:
-                leads.add(node)
-            else:
-                node._set_sequence_nr(self._first)
 
 
 def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:

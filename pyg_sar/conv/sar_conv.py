@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch_geometric.nn import MessagePassing
 
-from pyg_sar.comm import OwnRowsLast, in_layer, left_by, world_size
+from pyg_sar.comm import in_layer, left_by, world_size
 from pyg_sar.conv.around.patching import bind_functions, forms
 from pyg_sar.conv.around.state import state_of_modules
 from pyg_sar.conv.call.layer_plan import Forward, Layer, LayerPlan, plan_for, running
@@ -125,10 +125,7 @@ class SARConv(MessagePassing, metaclass=_Convert):
             if edges:
                 if is_first and not plan.calls:
                     average_gradients(self.parameters())
-                last = OwnRowsLast()
-                out = super().forward(*args, **kwargs)
-                last.order(out)
-                return out
+                return super().forward(*args, **kwargs)
             # Own rows, as pyg_sar.local gives them: computed as rows of the whole graph.
             call = signature.bind(self, *args, **kwargs)
             call.arguments.update(rows_of_call(call.arguments, int(self.node_dim), plan.spaces))
