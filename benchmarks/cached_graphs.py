@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-from drawn_graphs import drawn
+from graphs_on_disk import drawn
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
@@ -31,7 +31,7 @@ def graph_file(name: str) -> Path:
     Args:
         name: What the partitioner takes (``'synthetic:arxiv'``, ``'wordnet-noun'``, a file);
             ``'synthetic:N,E'`` for N nodes and E undirected edges, 32 features and 8 classes; or
-            ``'drawn:NAME'`` for one of ``drawn_graphs.SHAPES``.
+            ``'drawn:NAME'`` for one of ``graphs_on_disk.SHAPES``.
     """
     path = _folder(name) / 'graph.pt'
     if not path.exists():

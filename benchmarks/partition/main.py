@@ -17,7 +17,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 from cached_graphs import CACHE  # noqa: E402
-from drawn_graphs import SHAPES, drawn  # noqa: E402
+from graphs_on_disk import SHAPES, drawn  # noqa: E402
 from plots import COLORS, panels, save  # noqa: E402
 from report import Benchmark, Row, table  # noqa: E402
 

@@ -25,7 +25,7 @@ from pyg_sar.partitioner.write.atomic_folder import existing_parent
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from drawn_graphs import generate
+from graphs_on_disk import generate
 
 METIS = 'METIS'
 ASSIGN = 'assign'

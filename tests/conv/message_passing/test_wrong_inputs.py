@@ -138,7 +138,7 @@ def test_sizes(data, change, on_ranks_):
     if not change:
         SARConv(WithSize())(data.x, data.edge_index, size)
         return
-    with pytest.raises(ValueError, match=r"'size' .*own nodes"):
+    with pytest.raises(ValueError, match=r"'size' .*nodes of this rank"):
         SARConv(WithSize())(data.x, data.edge_index, size)
 
 
