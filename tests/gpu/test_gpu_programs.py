@@ -90,5 +90,5 @@ def test_a_rank_that_found_no_device_is_refused(backend: str, tmp_path: Path) ->
     """It would wait for the others by gloo, and they for it by NCCL."""
     root = str(cut(small_graph(), 2, tmp_path / 'parts'))
     for said in run_ranks(_mixed, 2, root, backend=backend):
-        words = 'expected the same model on all ranks: .* on rank 0 .got .*, on cuda on rank 1'
+        words = 'expected the same model on all ranks: .*, on cuda on rank 1 .got .* on rank 0.'
         assert re.match(words, said), said
