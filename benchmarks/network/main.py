@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -189,7 +190,8 @@ def _traffic(args: argparse.Namespace, model: str, variant: str, share: float) -
     network = make_model(model, *widths)
     statistics = read_statistics(str(cut(args.graph, args.processes)))
     job = Job(network, size['num_features'])
-    planner = Planner(statistics, job, bandwidth=1.0, timed=False)
+    every_row = replace(statistics.folder, cover_share=1.0)  # `_messages` counts covers
+    planner = Planner(replace(statistics, folder=every_row), job, bandwidth=1.0, timed=False)
     first = max(planner.predict(args.processes).ranks, key=lambda rank: rank.sizes.num_halo)
     per_row = first.bytes_per_epoch / first.sizes.num_halo * _width(variant)
     # All ranks do a step at once, and the slowest message of it is what they wait for.
