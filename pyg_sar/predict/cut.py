@@ -16,6 +16,7 @@ from pyg_sar.shard.format.meta import read_meta
 
 _TENSORS_OF_A_LAYER = 6  # its input, output, aggregate, one remote block, and two under way
 _EDGE_BYTES = 48  # ids, how they are sorted, and one number of a message
+_METIS_EDGE_BYTES = 93  # as measured: benchmarks/partition
 
 
 class Cuts:
@@ -25,26 +26,30 @@ class Cuts:
 
     Args:
         path: A file as ``python -m pyg_sar.partition`` takes it.
+        memory: Bytes that METIS may take; where it needs more, nodes are streamed into parts.
         progress: Whether to show progress.
     """
 
-    def __init__(self, path: Path, *, progress: bool) -> None:
+    def __init__(self, path: Path, memory: int, *, progress: bool) -> None:
         if not path.is_file():
             raise FileNotFoundError(f'no such file: {path}')
-        self._path, self._progress = path, progress
+        self._path, self._memory, self._progress = path, memory, progress
         self._checksum = file_checksum(path)[:16]
         self._data = load_source(path, scratch=Scratch(path.parent))
         self.num_nodes = int(self._data.num_nodes or 0)
+        self._num_edges = sum(store['edge_index'].size(1) for store in self._data.edge_stores)
 
     def of(self, num_parts: int) -> tuple[Path, bool]:
         """The partition folder of so many parts, and whether it was made now."""
         root = self._folder(str(num_parts))
         is_new = not (root / 'META.json').is_file()
         if is_new:
-            partition_graph(self._data, num_parts, root, progress=self._progress)
+            has_room = self._num_edges * _METIS_EDGE_BYTES <= self._memory
+            method = 'metis' if has_room else 'fennel'
+            partition_graph(self._data, num_parts, root, method=method, progress=self._progress)
         return root, is_new
 
-    def first(self, parameters: Iterable[torch.nn.Parameter], memory: int) -> int:
+    def first(self, parameters: Iterable[torch.nn.Parameter]) -> int:
         """How many parts to try first.
 
         So many that the tensors of a layer of one part are about the memory, as wide as the widest
@@ -52,9 +57,9 @@ class Cuts:
         """
         shapes = [(*p.shape, p.element_size()) for p in parameters if p.dim() > 0]
         row_bytes = max((max(shape[:-1]) * shape[-1] for shape in shapes), default=0)
-        num_edges = sum(store['edge_index'].size(1) for store in self._data.edge_stores)
-        num_bytes = _TENSORS_OF_A_LAYER * self.num_nodes * row_bytes + _EDGE_BYTES * num_edges
-        least = min(max(ceil(num_bytes / memory), 1), max(self.num_nodes, 1))
+        num_bytes = _TENSORS_OF_A_LAYER * self.num_nodes * row_bytes
+        num_bytes += _EDGE_BYTES * self._num_edges
+        least = min(max(ceil(num_bytes / self._memory), 1), max(self.num_nodes, 1))
         there = [
             read_meta(root).num_parts for root in self._path.parent.glob(self._folder('*').name)
         ]

@@ -55,7 +55,8 @@ def predict(
         out: ``NAME.npy`` or ``NAME.parquet``, as :func:`pyg_sar.save_rows` writes it. If the model
             gives a dict by node type, a file for every type, ``NAME-paper.npy``.
         memory: Bytes, or a text such as ``'4GB'``, which large tensors never exceed together.
-            Python and its libraries are beside it, and small tensors.
+            Python and its libraries are beside it, and small tensors. Where METIS needs more, the
+            graph is cut with ``method='fennel'``.
         spill: As in :func:`pyg_sar.run_in_turns`; by default the folder of `source`.
         num_parts: Of the cut. By default they are found: if a part needs more than the memory, the
             graph is cut into twice as many, and all begins again.
@@ -103,10 +104,10 @@ def predict(
 
     if (source / 'META.json').is_file():
         return on_parts(source)
-    cuts = Cuts(source, progress=progress)
+    cuts = Cuts(source, num_bytes, progress=progress)
     if num_parts is not None:
         return on_parts(cuts.of(num_parts)[0])
-    num_parts = cuts.first(model.parameters(), num_bytes)
+    num_parts = cuts.first(model.parameters())
     most = min(_MOST_TIMES * num_parts, cuts.num_nodes)
     while True:
         root, is_new = cuts.of(num_parts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -252,6 +253,11 @@ def test_parts_follow_from_the_memory(folder: Path) -> None:
     assert main([made, 'weights.pt', 'data.pt', 'out.npy', '--memory', '20KB']) == 0
     counts = {int(path.name.split('-')[1]) for path in folder.glob('data.pt.parts-*')}
     assert max(counts) > int(few.name.split('-')[1])
+    methods = [
+        json.loads((root / 'META.json').read_text())['pyg_sar']['partition']['method']
+        for root in folder.glob('data.pt.parts-*')
+    ]
+    assert sorted(methods) == ['fennel', 'metis']  # which needs more than 20 KB
 
 
 @pytest.mark.parametrize(
