@@ -79,7 +79,7 @@ def write(rows: list[Row], folder: Path) -> None:
 def render(folder: Path) -> str:
     """The table out of the file."""
     if not (folder / _FILE).exists():
-        return 'Not measured yet: `--unequal` does it.'
+        return '`--unequal` fills this in.'
     report: dict[str, Any] = json.loads((folder / _FILE).read_text())
     lines, first = [], report['rows'][0]
     for row in report['rows']:
