@@ -9,7 +9,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,20 +20,15 @@ sys.path.insert(0, str(HERE.parent))
 sys.path.insert(0, str(HERE.parent / 'scaling'))
 
 import overlap  # noqa: E402
+import unequal  # noqa: E402
 from cached_graphs import ARXIV, TINY, cut, sizes  # noqa: E402
-from many_ranks import LATENCY, PAYLOAD, epoch_seconds, exchange_seconds, sum_bytes  # noqa: E402
-from measured_training import make_model  # noqa: E402
+from many_ranks import LATENCY, PAYLOAD, epoch_seconds, exchange_seconds  # noqa: E402
 from namespaces import INTERFACE, Hosts, missing  # noqa: E402
 from plots import COLORS, log_axes, panels, save  # noqa: E402
 from program_team import ProgramTeam  # noqa: E402
 from rank import LINK, NO_NETWORK, ROWS, VARIANTS  # noqa: E402
 from report import Benchmark, Row, ratios, show, show_size, summary, table  # noqa: E402
-from training import default_hidden  # noqa: E402
-
-import pyg_sar  # noqa: E402
-from pyg_sar.planner import Job, Planner, read_statistics  # noqa: E402
-from pyg_sar.shard.cover import cover_of  # noqa: E402
-from pyg_sar.shard.plan import plan_of  # noqa: E402
+from traffic import traffic, width  # noqa: E402
 
 LOOPBACK = 0.0  # stands for a link that is not shaped
 PROBE_SECONDS, PROBE_BYTES = 3.0, 256e6  # of the measurement of a link, at most
@@ -42,13 +36,13 @@ SIZES: dict[str, dict[str, Any]] = {
     'full': {
         'graph': ARXIV,
         'models': ['sage', 'gat'],
-        'variants': list(VARIANTS),
+        'variants': [variant for variant in VARIANTS if variant != 'prefetch 2'],
         'links': [0.1, 0.5, 1.0, 5.0],
-        'share': 1.0,
         'processes': 4,
         'layers': 3,
         'rounds': 5,
         'picture': False,
+        'unequal': False,
     },
     'quick': {'rounds': 2},
     'tiny': {
@@ -64,7 +58,7 @@ SIZES: dict[str, dict[str, Any]] = {
 def measure(args: argparse.Namespace) -> Iterator[Row]:
     """Of every model on every link, in every round all variants in turn, and one without rows.
 
-    With `picture` only what :mod:`overlap` draws.
+    With `picture` only what :mod:`overlap` draws, with `unequal` only what :mod:`unequal` measures.
     """
     reason = missing()
     if reason:
@@ -79,6 +73,10 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
             found = overlap.measure(apart, hosts, args.models, args.rounds)
             overlap.write(found, Path(args.out) if args.out else HERE)
             return
+        if args.unequal:
+            found = unequal.measure(args, apart, hosts)
+            unequal.write(found, Path(args.out) if args.out else HERE)
+            return
         beside = stack.enter_context(_team(args, f'{folder}/beside', None))
         for model in tqdm(args.models, unit='model'):
             for team in (apart, beside):  # plans and caches
@@ -87,7 +85,7 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
             beside.step(f'{model}/{NO_NETWORK}')
             for link in tqdm([*args.links, LOOPBACK], desc=model, unit='link', leave=False):
                 if link != LOOPBACK:
-                    hosts.shape(link, args.share)
+                    hosts.shape(link)
                 team = beside if link == LOOPBACK else apart
                 names = [f'{model}/{variant}' for variant in args.variants]
                 alone = f'{model}/{NO_NETWORK}'
@@ -132,7 +130,7 @@ def _rows(args: argparse.Namespace, model: str, link: float, found: Steps) -> It
             'cpu_alone': summary(_largest(alone, 'cpu_seconds')),
             'bytes_sent': summary(_largest(steps, 'bytes_sent')),
             'load': os.getloadavg()[0],
-            **_traffic(args, model, variant, 1.0 if link == LOOPBACK else args.share),
+            **traffic(args, model, variant),
             'losses': [step[0]['loss'] for step in steps],
         }
 
@@ -167,59 +165,10 @@ def _check_losses(args: argparse.Namespace, model: str, found: Steps) -> None:
     losses = {
         variant: [step[0]['loss'] for step in found[f'{model}/{variant}']]
         for variant in args.variants
-        if _width(variant) == 1 and variant != ROWS
+        if width(variant) == 1 and variant != ROWS
     }
     if len({tuple(each) for each in losses.values()}) > 1:
         raise RuntimeError(f'expected equal losses of all variants (got {losses})')
-
-
-def _width(variant: str) -> float:
-    """Of what travels, of float32."""
-    dtype = VARIANTS[variant].get('exchange_dtype')
-    return 1.0 if dtype is None else dtype.itemsize / 4
-
-
-def _traffic(args: argparse.Namespace, model: str, variant: str, share: float) -> Row:
-    """Of an epoch, by a rehearsal: steps, and bytes of rows as a link with all bandwidth has them.
-
-    `row_bytes` are those that the slowest ranks wait for, step by step; `least_row_bytes` those of
-    the rank that receives most, which no other order of steps has less of.
-    """
-    size = sizes(args.graph)
-    widths = size['num_features'], default_hidden(model), args.layers, size['num_classes']
-    network = make_model(model, *widths)
-    statistics = read_statistics(str(cut(args.graph, args.processes)))
-    job = Job(network, size['num_features'])
-    every_row = replace(statistics.folder, cover_share=1.0)  # `_messages` counts covers
-    planner = Planner(replace(statistics, folder=every_row), job, bandwidth=1.0, timed=False)
-    first = max(planner.predict(args.processes).ranks, key=lambda rank: rank.sizes.num_halo)
-    per_row = first.bytes_per_epoch / first.sizes.num_halo * _width(variant)
-    # All ranks do a step at once, and the slowest message of it is what they wait for.
-    messages = _messages(args, model == 'sage' and variant != ROWS, share)
-    exchanges = round(first.rows_per_epoch / first.sizes.num_halo)
-    gradients = sum_bytes(sum(p.nbytes for p in network.parameters()), args.processes)
-    return {
-        'steps': exchanges * (args.processes - 1),
-        'row_bytes': sum(max(of) for of in zip(*messages, strict=True)) * per_row,
-        'least_row_bytes': max(sum(of) for of in messages) * per_row,
-        'sum_bytes': gradients / share,
-    }
-
-
-def _messages(args: argparse.Namespace, sends_sums: bool, share: float) -> list[list[float]]:
-    """Rows that a rank receives in every step of an exchange, by rank.
-
-    Those from or to rank 0, which has a share of the bandwidth, count as many times as many.
-    """
-    messages = []
-    for rank in range(args.processes):
-        edge_index = pyg_sar.load_shard(cut(args.graph, args.processes), rank).edge_index
-        blocks = plan_of(edge_index, edge_index.shard).blocks[1:]
-        rows = [cover_of(b).size if sends_sums else b.num_rows for b in blocks]
-        messages.append(
-            [n if rank and b.part else n / share for n, b in zip(rows, blocks, strict=True)]
-        )
-    return messages
 
 
 def _foretold(row: Row, bandwidth: float) -> list[float]:
@@ -270,7 +219,11 @@ def render(report: dict[str, Any]) -> dict[str, str]:
         _link(r['link']): f'{r["link_bytes_per_second"]["median"] * 8e-9:.2f} Gb/s' for r in rows
     }
     links = table(['link', 'ranks that swap messages in steps send'], given.items())
-    return {'table': f'{size}\n\n{table(header, lines)}', 'links': links}
+    return {
+        'table': f'{size}\n\n{table(header, lines)}',
+        'links': links,
+        'unequal': unequal.render(HERE),
+    }
 
 
 def draw(report: dict[str, Any], path: Path) -> None:

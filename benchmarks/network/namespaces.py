@@ -1,7 +1,8 @@
 """Hosts on this machine: network namespaces on a bridge, with links as slow as one says.
 
 A host's link is a pair of virtual interfaces, shaped by a token bucket (``tc tbf``) at both ends:
-what the host sends and what it receives, each by itself, as on a full-duplex link. Linux only, as
+what the host sends and what it receives, each by itself, as on a full-duplex link. Hosts 0 and 1
+have a second one, a path between the two alone, which they take while it is shaped. Linux only, as
 root, with iproute2.
 """
 
@@ -12,7 +13,7 @@ import shutil
 import subprocess
 from contextlib import AbstractContextManager, ExitStack, suppress
 
-INTERFACE = 'eth0'
+INTERFACE, _PATH = 'eth0', 'eth1'
 _SECONDS_OF_BURST = 0.004  # a tick of the kernel's clock may be as long
 
 
@@ -55,29 +56,54 @@ class Hosts(AbstractContextManager['Hosts']):
                 _call(f'ip link add {port} type veth peer name {INTERFACE} netns {name}')
                 stack.callback(_undo, f'ip link del {port}')
                 _call(f'ip link set {port} master {bridge} up')
-                _call(f'ip -n {name} addr add 10.77.0.{host + 1}/24 dev {INTERFACE}')
+                _call(f'ip -n {name} addr add {_address(host)}/24 dev {INTERFACE}')
                 _call(f'ip -n {name} link set {INTERFACE} up')
                 _call(f'ip -n {name} link set lo up')
+            if count > 1:
+                first, second = self._names[:2]
+                ends = f'type veth peer name {_PATH} netns {second}'
+                _call(f'ip -n {first} link add {_PATH} {ends}')
+                for name in (first, second):
+                    _call(f'ip -n {name} link set {_PATH} up')
             self._stack = stack.pop_all()
 
     def command(self, host: int) -> list[str]:
         """What stands before a command to run it on a host."""
         return ['ip', 'netns', 'exec', self._names[host]]
 
-    def shape(self, gigabits: float, share: float = 1.0) -> None:
-        """Gives every link so many gigabits per second, each way; that of host 0 a share of it."""
+    def shape(self, gigabits: float, host_share: float = 1.0, path_share: float = 1.0) -> None:
+        """Gives every link so many gigabits per second, each way.
+
+        Args:
+            gigabits: Of a link.
+            host_share: What the link of host 0 has of it.
+            path_share: What the path between hosts 0 and 1 has of it.
+        """
         for host, name in enumerate(self._names):
-            rate = gigabits if host else gigabits * share
-            burst = max(round(rate * 1e9 / 8 * _SECONDS_OF_BURST), 1 << 17)
-            bucket = f'root tbf rate {round(rate * 1e6)}kbit burst {burst} latency 50ms'
+            bucket = _bucket(gigabits if host else gigabits * host_share)
             _call(f'tc -n {name} qdisc replace dev {INTERFACE} {bucket}')
             _call(f'tc qdisc replace dev {self._port(host)} {bucket}')
+        for host, name in enumerate(self._names[:2] if len(self._names) > 1 else ()):
+            route = f'{_address(1 - host)}/32 dev {_PATH}'
+            _undo(f'ip -n {name} route del {route}')
+            if path_share != 1.0:
+                _call(f'tc -n {name} qdisc replace dev {_PATH} {_bucket(gigabits * path_share)}')
+                _call(f'ip -n {name} route add {route} src {_address(host)}')
 
     def _port(self, host: int) -> str:
         return f'{self._prefix}p{host}'
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+
+def _address(host: int) -> str:
+    return f'10.77.0.{host + 1}'
+
+
+def _bucket(gigabits: float) -> str:
+    burst = max(round(gigabits * 1e9 / 8 * _SECONDS_OF_BURST), 1 << 17)
+    return f'root tbf rate {round(gigabits * 1e6)}kbit burst {burst} latency 50ms'
 
 
 def _call(command: str) -> None:

@@ -41,6 +41,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     NO_PREFETCH: {},
     'prefetch 3': {'prefetch': 3},
     'bfloat16': {'exchange_dtype': torch.bfloat16},
+    'prefetch 2': {'prefetch': 2},  # where links are unequal
 }
 
 

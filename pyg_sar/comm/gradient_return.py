@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -19,9 +19,9 @@ from pyg_sar.shard.shard import Step
 class GradientReturn:
     """The adjoint of :meth:`Exchange.fetch`: sends each block's row gradients to their owner.
 
-    Blocks come in the order of the plan: fill :meth:`rows`, then :meth:`send`. The gradients of one
-    block travel while the next block is computed, and are added in the order of the steps once the
-    next have been sent, so sums do not depend on timing.
+    Blocks come in the order of the plan: fill :meth:`rows`, then :meth:`send`. The gradients of as
+    many blocks as the exchange is deep travel while the next block is computed. They are added in
+    the order of the steps once the next have been sent, so sums do not depend on timing.
 
     Args:
         exchange: The exchange whose adjoint it is.
@@ -46,7 +46,7 @@ class GradientReturn:
         self._own_blocks = iter(range(shard.parts_per_rank if own is None else 0))
         self._steps = iter(shard.steps)
         self._filled: tuple[Step, Buffers] | None = None
-        self._travelling: tuple[Swap, Step] | None = None
+        self._travelling: deque[tuple[Swap, Step]] = deque()
 
     def rows(self) -> Rows:
         """Where the gradients ``[num_rows, ...]`` of the next block's source rows are to be put.
@@ -71,10 +71,11 @@ class GradientReturn:
         if self._comm.takes_turns:
             self._comm.offer(step.recv_rank, self._words, sent.rows)
             return
-        arrived = self._arrived()
+        is_full = len(self._travelling) == self.exchange.depth
+        arrived = self._arrived() if is_full else None
         received = self.exchange.buffers(self._form, step.send_rows)
         swap = Swap(received, step.send_rank, sent, step.recv_rank, step.part, GRADIENTS_TAG)
-        self._travelling = swap, step
+        self._travelling.append((swap, step))
         self._add(arrived)  # while the gradients of this block are on their way
 
     def offer(self, make: Callable[[Rows], None], read: Rows) -> None:
@@ -97,7 +98,9 @@ class GradientReturn:
         if self._comm.takes_turns and self.out:
             self._take_offers()
         else:
-            self._add(self._arrived())
+            self._add(None)  # of a rank that has sent nothing
+            while self._travelling:
+                self._add(self._arrived())
         return self.out
 
     def _take_offers(self) -> None:
@@ -111,13 +114,12 @@ class GradientReturn:
                 tell_moved(step.part, 'gradients', came, step.recv_rows)
                 self.exchange.add(step, self.out, came)
 
-    def _arrived(self) -> tuple[Swap, Step] | None:
-        """Waits for the gradients that travel; gives them and the step they belong to."""
-        arrived, self._travelling = self._travelling, None
-        if arrived is not None:
-            arrived[0].wait()
-            arrived[0].sent.free()
-        return arrived
+    def _arrived(self) -> tuple[Swap, Step]:
+        """Waits for the gradients that have travelled longest; gives them and their step."""
+        swap, step = self._travelling.popleft()
+        swap.wait()
+        swap.sent.free()
+        return swap, step
 
     def _add(self, arrived: tuple[Swap, Step] | None) -> None:
         """Adds gradients that have come to what own blocks give."""

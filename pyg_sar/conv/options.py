@@ -24,8 +24,8 @@ class Options:
             computed so in every mode, as its statistics are of all edges. ``'auto'``: one_shot for
             every call of message passing that fits into `memory_budget`, else sequential; see
             :meth:`pyg_sar.SARConv.chosen_modes`.
-        prefetch: How many remote parts travel ahead of the one that is computed (not in
-            mode one_shot).
+        prefetch: How many remote parts travel ahead of the one that is computed, and of how many
+            gradients travel back beside it (not in mode one_shot).
         max_rows: In-edges of a chunk of destinations at most (one destination may have more), where
             an aggregation is computed by chunks; None for what fits into a share of free memory.
         memory_budget: With mode auto, what one call of message passing may hold on a rank in

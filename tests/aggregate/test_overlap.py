@@ -129,17 +129,29 @@ wait gradients 2; add
 """
 
 
+BACKWARD_DEPTH_2 = """
+compute 0; compute 1; start gradients 0
+compute 2; start gradients 1
+compute 3; wait gradients 0; start gradients 2; add
+wait gradients 1; add
+wait gradients 2; add
+"""
+
+
 def _lines(events: str) -> list[str]:
     return [event.strip() for line in events.strip().splitlines() for event in line.split(';')]
 
 
-@pytest.mark.parametrize(('depth', 'forward'), [(1, FORWARD), (2, FORWARD_DEPTH_2)])
-def test_the_next_block_travels_while_one_is_computed(tmp_path, depth, forward):
+@pytest.mark.parametrize(
+    ('depth', 'forward', 'backward'),
+    [(1, FORWARD, BACKWARD), (2, FORWARD_DEPTH_2, BACKWARD_DEPTH_2)],
+)
+def test_the_next_block_travels_while_one_is_computed(tmp_path, depth, forward, backward):
     """Own block first while the first remote one travels; receives are posted before sends."""
     root = str(cut(small_graph(80, 700), 4, tmp_path / 'parts'))
     for of_fetch, of_return, ops in run_ranks(_order_of_comm, 4, root, depth):
         assert of_fetch == _lines(forward)
-        assert of_return == _lines(BACKWARD)
+        assert of_return == _lines(backward)
         assert len(ops) == 6
         for batch in ops:
             assert batch == ['irecv', 'isend']
