@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 
@@ -98,3 +100,20 @@ class ChosenMode(NamedTuple):
     function: str
     mode: Mode
     one_shot_bytes: int
+
+
+def options_of(given: Mapping[str, Any]) -> Options:
+    """The options of a call.
+
+    Raises:
+        TypeError: If there is no option of a name.
+        ValueError: As :class:`Options`.
+    """
+    known = [field.name for field in fields(Options)]
+    for name in given:
+        if name not in known:
+            of_models = ('checkpoint_activations', 'dropout_seed', 'timeout', 'debug')
+            near = get_close_matches(name, [*known, *of_models], 1)
+            hint = f'; do you mean {near[0]}?' if near else f', but {", ".join(known)}'
+            raise TypeError(f"there is no option '{name}'{hint}")
+    return Options(**given)

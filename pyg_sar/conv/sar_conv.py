@@ -21,7 +21,7 @@ from pyg_sar.conv.call.layer_plan import Forward, Layer, LayerPlan, plan_for, ru
 from pyg_sar.conv.call.propagation import edge_updater, propagate
 from pyg_sar.conv.exchanges import edges_in
 from pyg_sar.conv.names import name_of, plain_class
-from pyg_sar.conv.options import ChosenMode, Options, Path
+from pyg_sar.conv.options import ChosenMode, Options, Path, options_of
 from pyg_sar.conv.substitutes import ROW_BY_ROW, relations_joined
 from pyg_sar.conv.support import why_refused
 from pyg_sar.dropout import is_running
@@ -220,7 +220,7 @@ def name_layers(model: torch.nn.Module) -> None:
 
 def _convert(conv: MessagePassing, **options: Any) -> MessagePassing:
     """Makes a SARConv of a conv; raises before anything is changed."""
-    checked = Options(**options)
+    checked = options_of(options)
     is_one = isinstance(conv, SARConv) and not conv._sar.is_inside
     if not isinstance(conv, MessagePassing) or is_one:
         what = plain_class(conv).__name__ + ', a SARConv already' * is_one

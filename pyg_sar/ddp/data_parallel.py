@@ -132,7 +132,8 @@ class DistributedDataParallel(torch.nn.Module):
             check_same_values(
                 module,
                 'when the model is wrapped',
-                'make the model after torch.manual_seed(0) on every rank, or load one file on all',
+                'make the model after torch.manual_seed(0) on every rank, or load one file on all; '
+                'what a module leaves uninitialised (torch.empty) has to be filled',
             )
         set_timeout(limit)  # last: what takes one rank longer than others until here is no fault
         self.module = module

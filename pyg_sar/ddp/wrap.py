@@ -12,7 +12,7 @@ from torch_geometric.nn import MessagePassing
 from pyg_sar.comm import as_timedelta, set_debug, set_timeout
 from pyg_sar.compiled.installed import loops
 from pyg_sar.conv.all_nodes import watch_attention
-from pyg_sar.conv.options import Options
+from pyg_sar.conv.options import options_of
 from pyg_sar.conv.sar_conv import SARConv, name_layers
 from pyg_sar.conv.support import why_refused
 from pyg_sar.dropout import SameDropout, of_model
@@ -100,7 +100,7 @@ def wrap(
             "'checkpoint_activations' has a meaning for the model around the convs only (got a "
             f'{type(model).__name__})'
         )
-    checked = Options(**options)
+    checked = options_of(options)
     convs = _convs_to_convert(model)
     if options and not any(isinstance(module, MessagePassing) for module in model.modules()):
         raise ValueError(

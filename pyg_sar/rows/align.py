@@ -104,7 +104,7 @@ def brought(func: Any, rows: Rows, space: Space) -> Any:
         return rows
     other = rows._space
     if other.total != space.total or not (other.has_ids() and space.has_ids()):
-        refuse(func, f'({space!r}) and of others ({other!r}) has no meaning')
+        refuse(func, f'({space!r}) and of others ({other!r}) has no meaning: select alike in both')
     with plainly():
         ids = space.ids(rows.device)
         return tag(fetched(rows, ids).movedim(0, rows._dim), rows._dim, space)

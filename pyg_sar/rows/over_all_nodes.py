@@ -185,12 +185,18 @@ def mean_of_batches(losses: Tensor) -> Tensor:
         One number, ``[]``; 0 if no rank has any rows.
 
     Raises:
-        ValueError: If `losses` are rows of the whole graph, whose ``mean()`` is over all ranks.
+        ValueError: If `losses` are rows of the whole graph, whose ``mean()`` is over all ranks, or
+            one number, which has no rows.
     """
     if isinstance(losses, Rows):
         raise ValueError(
             "expected plain numbers of a batch in 'losses' (got rows of the whole graph): "
             'losses.mean() is the mean over those of all ranks'
+        )
+    if not losses.dim():
+        raise ValueError(
+            "'mean_of_batches' takes a number for every row of a batch (got one number): a loss "
+            "with reduction='none' gives them"
         )
     return own.global_mean(losses)
 

@@ -97,8 +97,10 @@ def batch_size_of(given: Mapping[str, Any], num_parts: int) -> int:
             f"'batch_size' and 'global_batch_size' cannot both be given (got {size} and {total})"
         )
     if type(total) is not int or total < 1 or total % num_parts:
+        near = max(round(total / num_parts), 1) * num_parts if type(total) is int else num_parts
         raise ValueError(
-            f"'global_batch_size' must be a multiple of the {num_parts} parts (got {total!r})"
+            f"'global_batch_size' must be a multiple of the {num_parts} parts (got {total!r}), "
+            f'such as {near}'
         )
     return total // num_parts
 

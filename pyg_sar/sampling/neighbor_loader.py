@@ -55,8 +55,10 @@ class NeighborLoader(Loader):
         data: That of :func:`pyg_sar.load_shard`.
         num_neighbors: How many in-edges of a node to draw, by hop; -1 for all. A dict by relation
             gives each its own.
-        input_nodes: The seeds: a mask of the own nodes, bool ``[num_own]``, or rows of them; None
-            for all. Of a HeteroData ``'paper'`` or ``('paper', mask)``.
+        input_nodes: The seeds: a mask, as ``data.train_mask`` or plain, bool ``[num_nodes]``, or
+            ids of the whole graph, equal on all ranks; None for all. A rank takes its own nodes of
+            them. Of a HeteroData ``'paper'`` or ``('paper', mask)``. Of plain own rows
+            (:func:`pyg_sar.local`): a mask of the own nodes, or rows of them.
         input_time: Times of the seeds, in the order of `input_nodes`; None for those of the nodes.
         replace: Whether an edge may be drawn again.
         subgraph_type: ``'directional'``: the edges that were drawn. ``'bidirectional'``: with their

@@ -1,4 +1,4 @@
-"""Thirty mistakes of people who met the project for the first time, as programs.
+"""Forty mistakes of people who met the project for the first time, as programs.
 
 Each is made by one rank of three or by all; what they see says what is wrong and what to do.
 """
@@ -126,6 +126,30 @@ def only_own_rows_split(data: Any, rank: int) -> None:
     T.RandomLinkSplit()(pyg_sar.local(data))
 
 
+def mean_of_the_mean_of_a_batch(data: Any, rank: int) -> None:
+    model = net()
+    for batch in pyg_sar.NeighborLoader(data, [2, 2], data.train_mask, batch_size=4, prefetch=0):
+        out = model(batch.x, batch.edge_index)[: batch.batch_size]
+        pyg_sar.mean_of_batches(F.cross_entropy(out, batch.y[: batch.batch_size]))
+
+
+def share_of_a_rank(data: Any, rank: int) -> None:
+    pyg_sar.NeighborLoader(data, [2, 2], torch.arange(20)[rank::NUM_RANKS], batch_size=4)
+
+
+def same_links_on_all_ranks(data: Any, rank: int) -> None:
+    pairs = torch.arange(20).view(2, 10)
+    pyg_sar.LinkNeighborLoader(data, [2, 2], pairs, batch_size=4)
+
+
+def misspelt_option(data: Any, rank: int) -> None:
+    pyg_sar.DistributedDataParallel(Net(), chekpoint_activations=True)
+
+
+def labels_of_other_nodes(data: Any, rank: int) -> None:
+    F.cross_entropy(net()(data.x, data.edge_index), data.y[data.train_mask])
+
+
 def no_such_folder(data: Any, rank: int) -> None:
     pyg_sar.load_shard('nowhere/parts')
 
@@ -176,6 +200,38 @@ IN_STEP: dict[str, Mistake] = {
     'CSR': Mistake(csr_matrix, 'makes a sparse matrix', 'data.edge_index to convs'),
     'HypergraphConv without num_edges': Mistake(
         hypergraph_without_a_number, "'size' of HypergraphConv", 'num_edges=data.num_nodes'
+    ),
+    'mean_of_batches of a number': Mistake(
+        mean_of_the_mean_of_a_batch, "'mean_of_batches' takes a number for", "reduction='none'"
+    ),
+    "a rank's share of seeds": Mistake(
+        share_of_a_rank,
+        "expected the same 'input_nodes' on all ranks",
+        'give the same on every rank',
+    ),
+    'the same links on all ranks': Mistake(
+        same_links_on_all_ranks, 'got the same 10 pairs on all ranks', 'pairs[:, rank::world_size]'
+    ),
+    'a misspelt option': Mistake(
+        misspelt_option, "no option 'chekpoint_activations'", 'do you mean checkpoint_activations?'
+    ),
+    'labels of other nodes': Mistake(
+        labels_of_other_nodes, "'cross_entropy' of rows", 'select alike in both'
+    ),
+    'restrict of the whole graph': Mistake(
+        lambda data, rank: pyg_sar.restrict(data, data.train_mask, 2),
+        'expected plain own rows',
+        'pyg_sar.local of',
+    ),
+    'a wrong kind of negatives': Mistake(
+        lambda data, rank: pyg_sar.LinkNeighborLoader(data, [2], neg_sampling='tripplet'),
+        "'neg_sampling' must be",
+        "'binary', 'triplet'",
+    ),
+    'a batch that parts cannot share': Mistake(
+        lambda data, rank: pyg_sar.NeighborLoader(data, [2], global_batch_size=64),
+        "'global_batch_size' must be a multiple of the 3 parts",
+        'such as 63',
     ),
     'no such folder': Mistake(
         no_such_folder, "'nowhere/parts' (got no folder)", 'pyg_sar.partition'

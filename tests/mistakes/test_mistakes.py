@@ -53,8 +53,8 @@ def test_on_ranks(root: Path) -> None:
             _check(mistake, of_rank[name])
 
 
-def test_there_are_thirty() -> None:
-    assert len({*IN_STEP, *LAUNCHED}) + len(COMMANDS) + 1 == 30
+def test_there_are_forty() -> None:
+    assert len({*IN_STEP, *LAUNCHED}) + len(COMMANDS) + 1 == 40
 
 
 @pytest.mark.slow
@@ -95,6 +95,17 @@ COMMANDS = {
         partition.main,
         ['nofile.pt', 'out', '--num-parts', '2'],
         "'nofile.pt', no such file",
+    ),
+    'partition --transform GcnNorm': (
+        partition.main,
+        ['synthetic:200,600', 'out', '--num-parts', '2', '--transform', 'GcnNorm'],
+        'do you mean GCNNorm?',
+    ),
+    'describe a folder of others': (
+        describe,
+        ['.'],
+        'got one without META.json: it was not written by pyg_sar.partition, or only in part): '
+        'python -m pyg_sar.partition makes one',
     ),
     'describe --plot x': (describe, ['PARTS', '--plot', 'x'], 'drew x'),
 }

@@ -97,7 +97,8 @@ def sort_attributes(
     if dropped:
         warnings.warn(
             f'dropped attributes{where} that are neither one row per node, one row per edge, nor a '
-            f'scalar, string or list of the graph: {", ".join(dropped)}',
+            f'scalar, string or list of the graph: {", ".join(dropped)}; save them to a file of '
+            'their own, which every rank loads',
             stacklevel=5 if where else 4,  # the caller of partition_graph
         )
     return attributes

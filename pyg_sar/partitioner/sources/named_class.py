@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import difflib
 import importlib
 import inspect
 import re
@@ -39,8 +40,12 @@ def named_class(text: str, module: str, kind: type = object) -> tuple[type[Any],
     if found is None:
         raise ValueError(f"expected a class such as 'module.Class(name=Cora)' (got '{text}')")
     try:
-        cls = getattr(importlib.import_module(found[1][:-1] or module), found[2], None)
-        got = 'nothing of that name' if cls is None else repr(cls)
+        place = importlib.import_module(found[1][:-1] or module)
+        cls = getattr(place, found[2], None)
+        alike = {name.lower(): name for name in dir(place)}
+        near = difflib.get_close_matches(found[2].lower(), alike, 1)
+        hint = f'; do you mean {alike[near[0]]}?' if near else f' in {place.__name__}'
+        got = f'nothing of that name{hint}' if cls is None else repr(cls)
     except ImportError as error:
         cls, got = None, str(error)
     if not (isinstance(cls, type) and issubclass(cls, kind)):

@@ -36,7 +36,10 @@ def read_neg_sampling(given: Any, num_nodes: tuple[int, int]) -> NegativeSamplin
     try:
         asked = NegativeSampling.cast(given)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"'neg_sampling': {error}") from None
+        raise ValueError(
+            f"'neg_sampling' must be 'binary', 'triplet' or a NegativeSampling (got {given!r}: "
+            f'{error})'
+        ) from None
     if asked is None:
         return None
     if not isinstance(asked, NegativeSampling) or not math.isfinite(asked.amount):

@@ -3,16 +3,79 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.comm import raise_together
+from pyg_sar.draws import hashed
+from pyg_sar.rows.attach import as_local, gather, space_of_nodes
+from pyg_sar.rows.rows import Rows
 from pyg_sar.sampling.graph import LocalGraph
 from pyg_sar.sampling.seeds.seeds import Asked, Seeds
 from pyg_sar.shard.format.file_names import NodeKey
+
+
+class _Own(NamedTuple):
+    """Seeds of this rank among ids of the whole graph."""
+
+    rows: Tensor  # own rows
+    places: Tensor  # in what was given
+    all_ids: str  # what was given, which must be equal on all ranks
+
+
+def with_own_seeds(given: dict[str, Any]) -> dict[str, Any]:
+    """Own seeds in place of ids or of a mask of the whole graph, for data of ``load_shard``.
+
+    Collective where ids are rows.
+
+    Raises:
+        ValueError: If an id is none of a node.
+    """
+    nodes: Any = given.get('input_nodes')
+    time, store = given.get('input_time'), given['data']
+    is_typed = isinstance(nodes, (tuple, list)) and len(nodes) == 2
+    if isinstance(store, HeteroData):
+        if not is_typed or nodes[0] not in store.node_types:
+            return given
+        store, nodes = store[nodes[0]], nodes[1]
+    space = space_of_nodes(store)
+    if space is None or nodes is None or (isinstance(nodes, Rows) and nodes.dtype == torch.bool):
+        return given
+    try:
+        ids = gather(nodes) if isinstance(nodes, Rows) else torch.as_tensor(nodes)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"'input_nodes' must be a mask or ids (got {nodes!r})") from error
+    ids = ids.detach().cpu().contiguous()
+    told = f'{ids.numel()} of the whole graph, hash {int(hashed(0, ids.long()).sum()) % 2**48:x}'
+    count = int(store.num_nodes)
+    own, order = as_local(store).n_id.cpu()[: space.own].sort()
+    if ids.dtype == torch.bool and ids.shape == (count,):
+        rows = order[ids[own]].sort().values
+        chosen = _Own(rows, rows, told)
+    elif ids.dim() != 1 or ids.dtype == torch.bool or (ids.numel() and ids.is_floating_point()):
+        raise ValueError(
+            f"'input_nodes' must be a mask of the {count} nodes, or ids of them (got {ids.dtype} "
+            f'{tuple(ids.shape)})'
+        )
+    else:
+        ids = ids.long()
+        wrong = ids[(ids < 0) | (ids >= count)]
+        if wrong.numel():
+            raise ValueError(
+                f"'input_nodes' must be ids of the {count} nodes (got {int(wrong[0])})"
+            )
+        at = torch.searchsorted(own, ids).clamp(max=max(own.numel() - 1, 0))
+        places = (own[at] == ids).nonzero().view(-1) if own.numel() else ids[:0]
+        chosen = _Own(order[at[places]], places, told)
+        if isinstance(time, Rows) and isinstance(nodes, Rows):
+            time = gather(time)
+        if isinstance(time, Tensor) and not isinstance(time, Rows) and len(time) == len(ids):
+            given = {**given, 'input_time': time[places.to(time.device)]}
+    key = given['input_nodes'][0] if isinstance(given['data'], HeteroData) else None
+    return {**given, 'input_nodes': chosen if key is None else (key, chosen)}
 
 
 def read_nodes(data: Data | HeteroData, given: Mapping[str, Any]) -> Asked:
@@ -41,7 +104,10 @@ def read_nodes(data: Data | HeteroData, given: Mapping[str, Any]) -> Asked:
         options = given['batch_size'], disjoint, given['seed'], given['shuffle']
         return Seeds(graph, key, (nodes.first + row,), nodes.n_id[row], input_id, time, *options)
 
-    return {'input_nodes': key, 'input_time': given['input_time'] is not None}, seeds
+    nodes = given['input_nodes']
+    own = nodes[1] if isinstance(nodes, tuple) and not isinstance(nodes, _Own) else nodes
+    told = f'{key or "nodes"}, {own.all_ids}' if isinstance(own, _Own) else key
+    return {'input_nodes': told, 'input_time': given['input_time'] is not None}, seeds
 
 
 def _rows_of(data: Data | HeteroData, input_nodes: Any) -> tuple[NodeKey, Tensor, Tensor]:
@@ -61,6 +127,8 @@ def _rows_of(data: Data | HeteroData, input_nodes: Any) -> tuple[NodeKey, Tensor
                 f"'input_nodes' must be a type of nodes, or (type, nodes), of {data.node_types} "
                 f'(got {key!r})'
             )
+    if isinstance(input_nodes, _Own):
+        return key, input_nodes.rows, input_nodes.places
     count = int((data if key is None else data[key]).num_nodes)
     if input_nodes is None:
         every = torch.arange(count)

@@ -36,8 +36,8 @@ def ordinary_file(path: str | Path) -> Path:
     """
     try:
         mode = os.stat(path).st_mode
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise FileNotFoundError(f"expected a file '{path}' (got no such file)") from error
+    except (FileNotFoundError, NotADirectoryError):
+        raise FileNotFoundError(f"expected a file '{path}' (got no such file)") from None
     except (OSError, ValueError) as error:  # a loop of links, a name with a zero byte
         raise ValueError(f"expected an ordinary file '{path}' (got {error})") from error
     if not stat.S_ISREG(mode):
@@ -60,11 +60,12 @@ def read_json(root: str | Path) -> Any:
         )
     try:
         own_file(root, path)
-    except FileNotFoundError as error:
+    except FileNotFoundError:
         raise FileNotFoundError(
             f"expected a complete partition folder at '{root}' (got one without {META_FILE}: "
-            'it was not written by pyg_sar.partition, or only in part)'
-        ) from error
+            'it was not written by pyg_sar.partition, or only in part): '
+            'python -m pyg_sar.partition makes one'
+        ) from None
     if path.stat().st_size > _MOST_BYTES:
         raise ValueError(f"expected less than {_MOST_BYTES} bytes in '{path}' (got more)")
     try:
