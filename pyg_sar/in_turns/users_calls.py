@@ -32,7 +32,13 @@ def replaced() -> Iterator[None]:
         give_away = _give_away(torch.utils.dlpack.to_dlpack)
         for owner in (torch, torch.utils.dlpack):
             replace(owner, 'to_dlpack', give_away)
-        replace(torch._C, '_to_dlpack', give_away)
+        for name in ('_to_dlpack', '_to_dlpack_versioned'):
+            if hasattr(torch._C, name):
+                replace(torch._C, name, _give_away(getattr(torch._C, name)))
+        replace(Tensor, 'numpy', _give_away(Tensor.numpy))
+        replace(Tensor, 'data_ptr', _give_away(Tensor.data_ptr))
+        replace(Tensor, 'tolist', _read(Tensor.tolist))
+        replace(Tensor, '_typed_storage', _read(Tensor._typed_storage))
         profile, recorded = torch.profiler.profile, dict[Any, int]()
         replace(profile, 'start', _start_profile(profile.start, recorded))
         replace(profile, 'stop', _stop_profile(profile.stop, recorded))
@@ -57,13 +63,24 @@ def _start_thread(start: Any) -> Any:
 
 
 def _give_away(give_away: Any) -> Any:
-    """A C function that torch tells nobody of."""
+    """A function that torch tells nobody of, or not inside of another one, such as a backward."""
 
-    def give_away_seen(tensor: Tensor) -> Any:
+    def give_away_seen(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         keep_here(tensor)
-        return give_away(tensor)
+        return give_away(tensor, *args, **kwargs)
 
     return give_away_seen
+
+
+def _read(read: Any) -> Any:
+    """As :func:`_give_away`, of one that reads memory at once: lists, and what pickle takes."""
+
+    def read_seen(tensor: Tensor) -> Any:
+        if watcher.value is not None:
+            watcher.value.needs(tensor, is_written=False)
+        return read(tensor)
+
+    return read_seen
 
 
 def _start_profile(start: Any, recorded: dict[Any, int]) -> Any:
