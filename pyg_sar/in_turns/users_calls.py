@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+import torch._tensor_str
 import torch.utils.dlpack
 from torch import Tensor
 
@@ -38,7 +39,8 @@ def replaced() -> Iterator[None]:
         replace(Tensor, 'numpy', _give_away(Tensor.numpy))
         replace(Tensor, 'data_ptr', _give_away(Tensor.data_ptr))
         replace(Tensor, 'tolist', _read(Tensor.tolist))
-        replace(Tensor, '_typed_storage', _read(Tensor._typed_storage))
+        replace(torch._tensor_str, '_str', _read(torch._tensor_str._str))
+        replace(Tensor, 'untyped_storage', _read(Tensor.untyped_storage, is_written=True))
         profile, recorded = torch.profiler.profile, dict[Any, int]()
         replace(profile, 'start', _start_profile(profile.start, recorded))
         replace(profile, 'stop', _stop_profile(profile.stop, recorded))
@@ -72,13 +74,17 @@ def _give_away(give_away: Any) -> Any:
     return give_away_seen
 
 
-def _read(read: Any) -> Any:
-    """As :func:`_give_away`, of one that reads memory at once: lists, and what pickle takes."""
+def _read(read: Any, is_written: bool = False) -> Any:
+    """As :func:`_give_away`, of one that reads memory at once, or gives Python its storage.
 
-    def read_seen(tensor: Tensor) -> Any:
-        if watcher.value is not None:
-            watcher.value.needs(tensor, is_written=False)
-        return read(tensor)
+    What Python has of a storage itself stays here for that time.
+    """
+
+    def read_seen(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        seen = watcher.value
+        if seen is not None and not torch._C._is_torch_function_all_disabled():
+            seen.needs(tensor, is_written=is_written)
+        return read(tensor, *args, **kwargs)
 
     return read_seen
 

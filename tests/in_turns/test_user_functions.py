@@ -36,6 +36,8 @@ READS: dict[str, Callable[[Tensor], Tensor]] = {
     'asarray': lambda t: torch.from_numpy(np.asarray(t).copy()),
     'dlpack': lambda t: torch.from_numpy(np.from_dlpack(t).copy()),
     'address': lambda t: torch.tensor((ctypes.c_float * SIZE).from_address(t.data_ptr())),
+    'storage': lambda t: torch.empty(0).set_(copy.copy(t.untyped_storage())),
+    'repr': lambda t: (repr(t), t.clone())[1],
     'tolist': lambda t: torch.tensor(t.tolist()),
     'deepcopy': copy.deepcopy,
     'save': _saved,
