@@ -17,5 +17,5 @@ what must be known         who reads past torch (a few loops)      nothing
 =========================  ======================================  ================================
 """
 
-from pyg_sar.in_turns.evictions import Figures
+from pyg_sar.in_turns.figures import Figures
 from pyg_sar.in_turns.run import InTurns, run_in_turns

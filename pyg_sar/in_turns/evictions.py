@@ -7,55 +7,18 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from pyg_sar.in_turns.figures import Figures
 from pyg_sar.in_turns.mapped_files import MappedFiles
 from pyg_sar.in_turns.places import OnDisk, OnHost
 from pyg_sar.in_turns.spill_file import SpillFile
 from pyg_sar.in_turns.tiers import Away, Clock, Held, OverMemory, Tier
-from pyg_sar.monitor import bytes_text
 
 LEAST_BYTES = 64 << 10
 """Of storages that are evicted."""
-
-
-@dataclass
-class Figures:
-    """What was moved, so far.
-
-    Attributes:
-        evictions: How often the memory of a tensor was taken away.
-        written: Bytes written to the disk.
-        read: Bytes read from it.
-        peak: Bytes of large tensors in memory of the host, at most; with what waits there for GPUs.
-        device_peak: Bytes of large tensors on one GPU, at most.
-        to_host: Bytes that were copied from GPUs to wait.
-        to_device: Bytes that were copied back.
-        largest: Bytes of the largest tensor.
-        disk: Bytes of the file.
-    """
-
-    evictions: int = 0
-    written: int = 0
-    read: int = 0
-    peak: int = 0
-    device_peak: int = 0
-    to_host: int = 0
-    to_device: int = 0
-    largest: int = 0
-    disk: int = 0
-
-    def __str__(self) -> str:
-        """As a person reads it."""
-        told = [f'{bytes_text(self.peak)} of large tensors at most']
-        if self.device_peak:
-            told = [f'{bytes_text(self.device_peak)} of large tensors on a GPU at most']
-            told.append(f'{bytes_text(self.peak)} in memory of the host')
-        told += [f'{bytes_text(self.written)} written', f'{bytes_text(self.read)} read']
-        return ', '.join(told)
 
 
 class Evictions:
@@ -86,6 +49,7 @@ class Evictions:
         self._host = Tier(host_budget, self._clock, self._on_disk, limit)
         self._devices: dict[torch.device, Tier] = {}
         self._moved = [0, 0]
+        self._read_of_others = 0
         self._held: dict[int, Held] = {}
         self._lock = threading.RLock()  # memory is freed, and noted as such, in any of the calls
 
@@ -137,7 +101,8 @@ class Evictions:
             if held.rank == clock.rank:
                 held.own_turn, clock.has_touched = clock.turn, True
             if held.is_away:
-                held.tier.bring(held, storage)
+                with self._counting(held):
+                    held.tier.bring(held, storage)
             if is_written:
                 self._will_change(held)
 
@@ -168,10 +133,10 @@ class Evictions:
     @contextmanager
     def reading(self, storage: torch.UntypedStorage) -> Iterator[Away]:
         """Where the bytes of a storage wait that is away; they stay there for that time."""
-        with self._lock:
-            away = self._held[storage._cdata].away
-            assert away is not None
-            yield away
+        held = self._held[storage._cdata]
+        with self._lock, self._counting(held):
+            assert held.away is not None
+            yield held.away
 
     def before_writing(
         self, storages: Sequence[torch.UntypedStorage], offer: Any, settle: Callable[[Any], None]
@@ -240,7 +205,15 @@ class Evictions:
         )
         if file is not None:
             found.written, found.read, found.disk = file.written, file.read, file.num_bytes
+            found.read_of_others = self._read_of_others
         return found
+
+    @contextmanager
+    def _counting(self, held: Held) -> Iterator[None]:
+        before = 0 if self.file is None else self.file.read
+        yield
+        if self.file is not None and held.rank != self._clock.rank:
+            self._read_of_others += self.file.read - before
 
     def _on_disk(self, held: Held) -> Away:
         assert self.file is not None

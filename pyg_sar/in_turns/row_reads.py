@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyg_sar.evictable import address_of
 from pyg_sar.in_turns.tiers import Away
 
 _PAGE = 4096
@@ -22,7 +23,7 @@ _SPAN_BYTES = 1 << 20
 def read_run(out: Tensor, run: Tensor, away: Away) -> None:
     """A contiguous tensor into one on the host."""
     start = int(run.storage_offset()) * run.element_size()
-    away.read_part(out.data_ptr(), run.nbytes, start)
+    away.read_part(address_of(out), run.nbytes, start)
 
 
 def read_rows(out: Tensor, tensor: Tensor, rows: np.ndarray[Any, Any], away: Away) -> None:
@@ -34,7 +35,7 @@ def read_rows(out: Tensor, tensor: Tensor, rows: np.ndarray[Any, Any], away: Awa
         torch.index_select(whole, 0, torch.from_numpy(rows), out=out)
         return
     row_bytes = math.prod(tensor.shape[1:]) * tensor.element_size()
-    into = _bytes_at(out.data_ptr(), len(rows), row_bytes)
+    into = _bytes_at(address_of(out), len(rows), row_bytes)
     for first, last in _spans(rows, row_bytes):
         low, high = int(rows[first]), int(rows[last - 1]) + 1
         is_run = high - low == last - first

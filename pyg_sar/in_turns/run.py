@@ -19,7 +19,8 @@ import torch
 from pyg_sar import memory as c_memory
 from pyg_sar.comm import current, is_distributed
 from pyg_sar.comm.threads import Around, run_around
-from pyg_sar.in_turns.evictions import LEAST_BYTES, Evictions, Figures
+from pyg_sar.in_turns.evictions import LEAST_BYTES, Evictions
+from pyg_sar.in_turns.figures import Figures
 from pyg_sar.in_turns.spill_file import SpillFile
 from pyg_sar.in_turns.users_calls import replaced
 from pyg_sar.in_turns.watch import Watch

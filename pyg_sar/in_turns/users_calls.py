@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+import torch._tensor_str
 import torch.utils.dlpack
 from torch import Tensor
 
@@ -32,7 +33,14 @@ def replaced() -> Iterator[None]:
         give_away = _give_away(torch.utils.dlpack.to_dlpack)
         for owner in (torch, torch.utils.dlpack):
             replace(owner, 'to_dlpack', give_away)
-        replace(torch._C, '_to_dlpack', give_away)
+        for name in ('_to_dlpack', '_to_dlpack_versioned'):
+            if hasattr(torch._C, name):
+                replace(torch._C, name, _give_away(getattr(torch._C, name)))
+        replace(Tensor, 'numpy', _give_away(Tensor.numpy))
+        replace(Tensor, 'data_ptr', _give_away(Tensor.data_ptr))
+        replace(Tensor, 'tolist', _read(Tensor.tolist))
+        replace(torch._tensor_str, '_str', _read(torch._tensor_str._str))
+        replace(Tensor, 'untyped_storage', _read(Tensor.untyped_storage, is_written=True))
         profile, recorded = torch.profiler.profile, dict[Any, int]()
         replace(profile, 'start', _start_profile(profile.start, recorded))
         replace(profile, 'stop', _stop_profile(profile.stop, recorded))
@@ -57,13 +65,28 @@ def _start_thread(start: Any) -> Any:
 
 
 def _give_away(give_away: Any) -> Any:
-    """A C function that torch tells nobody of."""
+    """A function that torch tells nobody of, or not inside of another one, such as a backward."""
 
-    def give_away_seen(tensor: Tensor) -> Any:
+    def give_away_seen(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         keep_here(tensor)
-        return give_away(tensor)
+        return give_away(tensor, *args, **kwargs)
 
     return give_away_seen
+
+
+def _read(read: Any, is_written: bool = False) -> Any:
+    """As :func:`_give_away`, of one that reads memory at once, or gives Python its storage.
+
+    What Python has of a storage itself stays here for that time.
+    """
+
+    def read_seen(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        seen = watcher.value
+        if seen is not None and not torch._C._is_torch_function_all_disabled():
+            seen.needs(tensor, is_written=is_written)
+        return read(tensor, *args, **kwargs)
+
+    return read_seen
 
 
 def _start_profile(start: Any, recorded: dict[Any, int]) -> Any:

@@ -186,7 +186,8 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             func = _aten.clone.default
         reads, makes, writes = _what_it_does(func)
         if not (reads or makes):
-            return func(*args, **kwargs)
+            with torch._C.DisableTorchFunction():
+                return func(*args, **kwargs)
         evictions, stays = self._evictions, self._stays
         with torch._C.DisableTorchFunction():
             known, changed = set(), []

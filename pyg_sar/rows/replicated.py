@@ -22,6 +22,7 @@ from pyg_sar.comm import world_size as num_ranks
 from pyg_sar.comm.comm import Comm
 from pyg_sar.comm.end_of_backward import is_accumulated, is_inside_a_function, started
 from pyg_sar.comm.ranks import current
+from pyg_sar.evictable import array_of
 from pyg_sar.monitor.users_line import warn
 from pyg_sar.scoped import Scoped
 
@@ -184,7 +185,7 @@ def check_whole(func: Any, tensor: Tensor) -> None:
             'rank; torch.zeros_like(x) and x.new_zeros(n) are not'
         )
     values = tensor.detach().cpu().contiguous().view(-1)
-    digest = zlib.crc32(values.view(torch.uint8).numpy().tobytes()) if values.numel() else 0
+    digest = zlib.crc32(array_of(values.view(torch.uint8)).data) if values.numel() else 0
     if not are_alike(f'a plain tensor {tuple(tensor.shape)} that meets rows: {digest}', True)[0]:
         name = getattr(func, '__name__', str(func))
         raise ValueError(

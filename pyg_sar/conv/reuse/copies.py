@@ -32,6 +32,14 @@ def kept_copy(tensor: Tensor) -> Tensor:
     return copy
 
 
+def lent_copy(kept: Tensor) -> Tensor:
+    """As :func:`copy_on_write`, of a constant that nobody else has: both are evicted as one."""
+    if evictable.watcher.value is None:
+        return copy_on_write(kept)
+    offer = kept._settles = _Settles(kept)  # type: ignore[attr-defined]  # it lives as long
+    return kept.data if evictable.watcher.value.offers([kept], offer) else kept.clone()
+
+
 class _KeptCopy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> Tensor:
@@ -43,7 +51,7 @@ class _KeptCopy(torch.autograd.Function):
 
 
 class _Settles:
-    """Gives a copy memory of its own."""
+    """Gives a tensor memory of its own, before what it shares is written to."""
 
     def __init__(self, copy: Tensor) -> None:
         self._copy = ref(copy)

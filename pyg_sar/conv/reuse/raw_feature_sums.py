@@ -17,7 +17,7 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_sar.comm import least_of_ranks
 from pyg_sar.conv.reuse.checksum import checksum
-from pyg_sar.conv.reuse.copies import copy_on_write
+from pyg_sar.conv.reuse.copies import lent_copy
 from pyg_sar.shard.plan import Plan
 
 _NOTHING, _KEEPS, _HAS = range(3)
@@ -46,13 +46,13 @@ class RawSum:
 
     def kept(self) -> Tensor | None:
         """A copy of what was kept, if it was."""
-        return copy_on_write(self.results[self.reduce][2]) if self.is_kept else None
+        return lent_copy(self.results[self.reduce][2]) if self.is_kept else None
 
     def keep(self, out: Tensor) -> Tensor:
         """Keeps it and gives a copy."""
         weight = None if self.weight is None else weakref.ref(self.weight)
         self.results[self.reduce] = weight, self.states(), out.detach()
-        return copy_on_write(out)
+        return lent_copy(self.results[self.reduce][2])
 
 
 def raw_sum(
