@@ -33,7 +33,7 @@ nitpicky = True
 nitpick_ignore_regex = [
     ('py:.*', r'(?!pyg_sar\b).*'),  # other libraries: no inventory at hand
     ('py:mod', '.*'),  # rooms that are not public
-    ('py:class', r'pyg_sar\.(wrap\.Model|planner\.statistics\.Parts|partitioner\.on_disk\..*)'),
+    ('py:class', r'pyg_sar\.(ddp\.wrap\.Model|planner\.statistics\.Parts|partitioner\.on_disk\..*)'),
 ]
 
 myst_heading_anchors = 4
