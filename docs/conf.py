@@ -41,7 +41,10 @@ nitpicky = True
 nitpick_ignore_regex = [
     ('py:.*', r'(?!pyg_sar\b).*'),  # other libraries: no inventory at hand
     ('py:mod', '.*'),  # rooms that are not public
-    ('py:class', r'pyg_sar\.(ddp\.wrap\.Model|planner\.statistics\.Parts|partitioner\.on_disk\..*)'),
+    (
+        'py:class',
+        r'pyg_sar\.(ddp\.wrap\.Model|planner\.statistics\.Parts|partitioner\.on_disk\..*)',
+    ),
 ]
 
 myst_heading_anchors = 4
@@ -84,10 +87,11 @@ def _links_from_here(app, path, docname, text):
 
 def _caption_pictures(app, doctree):
     """Shows the text of a picture below it."""
-    for image in list(doctree.findall(nodes.image)):
+    for number, image in enumerate(list(doctree.findall(nodes.image))):
         if isinstance(image.parent, nodes.paragraph) and len(image.parent) == 1:
             caption = nodes.caption('', image['alt'])
-            image.parent.replace_self(nodes.figure('', image.deepcopy(), caption))
+            name = f'picture-{number}'
+            image.parent.replace_self(nodes.figure('', image.deepcopy(), caption, ids=[name]))
 
 
 def setup(app):
