@@ -94,7 +94,13 @@ def _caption_pictures(app, doctree):
             image.parent.replace_self(nodes.figure('', image.deepcopy(), caption, ids=[name]))
 
 
+def _pages_of_names(app, env, added, changed, removed):
+    """Pages to read anew in every build: MyST does not note that docstrings are in them."""
+    return [page for page in env.found_docs if page.startswith('docs/api/')]
+
+
 def setup(app):
     """Called by Sphinx."""
+    app.connect('env-get-outdated', _pages_of_names)
     app.connect('doctree-read', _caption_pictures)
     app.connect('include-read', _links_from_here)
