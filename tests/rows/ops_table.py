@@ -60,8 +60,8 @@ What functions of torch give on rows of a graph that is cut over ranks. `make op
 page. It runs torch's own sample inputs of every function of torch {version}, and cases by hand
 for functions without samples. They run on {num_ranks} ranks with uneven parts of the rows, in an
 order of their own; sometimes one has none. The rows are in dimension 0, and in every other one. All
-tensors that fit are rows, or each of them alone. Results and gradients of all inputs are compared with
-those of one process, in float64; for random numbers only the kind of the result is.
+tensors that fit are rows, or each of them alone. Results and gradients of all inputs are compared
+with those of one process, in float64; for random numbers only the kind of the result is.
 
 {num_right} functions are right wherever the rows are, {num_in_part} in some dimensions or calls
 and refused in others, and {num_refused} are refused: a ValueError that names the function and
