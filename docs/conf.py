@@ -13,6 +13,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from docutils import nodes  # noqa: E402
+
 import pyg_sar  # noqa: E402
 
 project = 'pyg_sar'
@@ -28,12 +30,21 @@ include_patterns = [
     'CHANGELOG.md',
 ]
 exclude_patterns = ['.*', 'build', 'parts', 'benchmarks/.*']
-extensions = ['myst_parser', 'sphinx.ext.autodoc', 'sphinx.ext.napoleon', 'sphinx_copybutton']
+extensions = [
+    'myst_parser',
+    'sphinx.ext.autodoc',
+    'sphinx.ext.napoleon',
+    'sphinx.ext.viewcode',
+    'sphinx_copybutton',
+]
 nitpicky = True
 nitpick_ignore_regex = [
     ('py:.*', r'(?!pyg_sar\b).*'),  # other libraries: no inventory at hand
     ('py:mod', '.*'),  # rooms that are not public
-    ('py:class', r'pyg_sar\.(wrap\.Model|planner\.statistics\.Parts|partitioner\.on_disk\..*)'),
+    (
+        'py:class',
+        r'pyg_sar\.(ddp\.wrap\.Model|planner\.statistics\.Parts|partitioner\.on_disk\..*)',
+    ),
 ]
 
 myst_heading_anchors = 4
@@ -52,6 +63,12 @@ html_css_files = ['site.css']
 html_favicon = '_static/favicon.svg'
 html_extra_path = ['_site']  # index.html, which leads to this folder
 html_show_sourcelink = False
+if 'GITHUB_REPOSITORY' in os.environ:  # what publishes the site knows where its source is
+    html_theme_options = {
+        'source_repository': f'https://github.com/{os.environ["GITHUB_REPOSITORY"]}/',
+        'source_branch': 'main',
+        'source_directory': '',
+    }
 
 _LINK = re.compile(r'(\]\()([^)\s#]+)')
 
@@ -68,6 +85,22 @@ def _links_from_here(app, path, docname, text):
     text[0] = _LINK.sub(moved, text[0])
 
 
+def _caption_pictures(app, doctree):
+    """Shows the text of a picture below it."""
+    for number, image in enumerate(list(doctree.findall(nodes.image))):
+        if isinstance(image.parent, nodes.paragraph) and len(image.parent) == 1:
+            caption = nodes.caption('', image['alt'])
+            name = f'picture-{number}'
+            image.parent.replace_self(nodes.figure('', image.deepcopy(), caption, ids=[name]))
+
+
+def _pages_of_names(app, env, added, changed, removed):
+    """Pages to read anew in every build: MyST does not note that docstrings are in them."""
+    return [page for page in env.found_docs if page.startswith('docs/api/')]
+
+
 def setup(app):
     """Called by Sphinx."""
+    app.connect('env-get-outdated', _pages_of_names)
+    app.connect('doctree-read', _caption_pictures)
     app.connect('include-read', _links_from_here)

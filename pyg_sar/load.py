@@ -35,17 +35,17 @@ def load_shard(
     *,
     verify: bool = True,
 ) -> Data | HeteroData:
-    """Loads a partitioned graph, of which this rank holds its part, in place of a dataset.
+    """Loads a partitioned graph in place of a dataset; this rank holds its part of it.
 
-    The tensors know whose rows they hold, and show the shape of the whole graph. So a program for
+    The tensors know whose rows they hold, and have the shape of the whole graph. So a program for
     one machine runs on them as it is: ``x.mean(dim=0)`` and
-    ``F.cross_entropy(out[mask], y[mask])`` are those of all ranks. What cannot be computed with the
-    rows of all ranks is an error that names it.
+    ``F.cross_entropy(out[mask], y[mask])`` are over the rows of all ranks. A function that cannot
+    be computed so raises an error with its name.
 
-    The parts of the folder are dealt out in contiguous runs: with 8 parts on 2 ranks, rank 0 owns
-    parts 0 to 3. Without ``torch.distributed`` this process owns all of them. A rank reads only its
-    own parts' files, memory-mapped, as plain tensors (``weights_only``); besides META.json, the
-    folders of other parts need not be there.
+    Ranks own parts that follow one another: with 8 parts on 2 ranks, rank 0 owns parts 0 to 3.
+    Without ``torch.distributed`` this process owns all of them. A rank reads META.json and the
+    files of its own parts, memory-mapped, as plain tensors (``weights_only``). The folders of other
+    parts may be missing.
 
     ===========================  =================================================================
     ``x``, ``y``, masks, ...     every node attribute, ``[num_nodes, ...]``
@@ -77,11 +77,11 @@ def load_shard(
 
     Args:
         root: The folder that ``python -m pyg_sar.partition`` wrote.
-        rank: For inspection, whose parts to load: then all tensors are plain, with the rows of that
-            rank alone. Without ``torch.distributed``, part `rank` alone is loaded.
-        verify: Whether every file that is read is compared with its checksum in META.json, about a
-            second a GB. Without, files are mapped and read when they are needed; that they fit
-            together is checked in any case.
+        rank: For inspection: the rank whose parts to load. Then all tensors are plain, with the
+            rows of that rank alone. Without ``torch.distributed``, part `rank` alone is loaded.
+        verify: Whether to compare every file that is read with its checksum in META.json, which
+            takes about a second for each GB. If False, files are mapped and read when they are
+            needed. Whether they fit together is checked in any case.
 
     Raises:
         FileNotFoundError: If the folder or one of its files is missing.

@@ -1,9 +1,9 @@
 """How tensors take memory from the operating system, and give it back.
 
-Memory of large tensors that comes again costs a page fault for every page of 4 KiB: 890,000 in an
-epoch of GraphSAGE on an arxiv-size graph. On huge pages they are 15,000, and it takes 0.68 of the
-time (measured). torch asks for huge pages where THP_MEM_ALLOC_ENABLE is 1, which it looks up at
-its first tensor. So pyg_sar sets it when it is imported, in time if that is before torch_geometric.
+New memory for large tensors costs a page fault for every page of 4 KiB: 890,000 in an epoch of
+GraphSAGE on an arxiv-size graph. With huge pages there are 15,000 faults, and the epoch takes 0.68
+of the time (measured). torch asks for huge pages if THP_MEM_ALLOC_ENABLE is 1 at its first tensor.
+So `import pyg_sar` sets it; import it before torch_geometric.
 
 glibc takes tensors of up to 32 MiB from the heap once a large block was freed, and the holes of the
 heap stay with the process: a rank of 8 held twice the memory that its tensors need (measured).

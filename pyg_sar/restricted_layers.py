@@ -73,7 +73,7 @@ class RestrictedLayers:
 @in_call('restrict')
 @torch.inference_mode(False)  # the layers outlive the caller's mode
 def restrict(data: Data, nodes: Tensor, num_layers: int) -> RestrictedLayers:
-    """Leaves out of every layer what the outputs of `nodes` do not depend on, exactly.
+    """Leaves out of every layer the edges on which no output of `nodes` depends, exactly.
 
     A layer reads a pair: the rows of its sources, of which its destinations are the first::
 
@@ -87,10 +87,10 @@ def restrict(data: Data, nodes: Tensor, num_layers: int) -> RestrictedLayers:
 
     The convs are SARConvs that take a pair ``(x_src, x_dst)``, as with PyG's neighbour loaders. All
     edges into a computed node are there, so an aggregation over in-edges is that of the whole
-    graph. Not so:
+    graph. Two things are not:
 
-    - what a conv derives from *other* edges. ``GCNConv``, which needs the in-degrees of sources,
-      takes no pair and raises a ValueError. Store its weights as ``edge_weight`` before
+    - values that a conv derives from *other* edges. ``GCNConv``, which needs the in-degrees of
+      sources, takes no pair and raises a ValueError. Store its weights as ``edge_weight`` before
       partitioning, and use a linear layer and
       ``SimpleConv('sum')((x, x[: layer.num_dst]), layer.edge_index, edge_weight[layer.edges])``.
     - statistics over nodes: a batch norm between the layers sees the restricted rows only.

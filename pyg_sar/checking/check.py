@@ -36,11 +36,12 @@ _SHARES = torch.tensor([0, 0, 0, 0, 1, 1, 2])  # the ranks of seven nodes
 def check(
     step: Step, model: torch.nn.Module, data: Data | HeteroData, *, timeout: float = 120
 ) -> None:
-    """Checks that a training step gives on ranks what it gives on one process of plain PyG.
+    """Checks that a training step gives the same results on ranks as in plain PyG.
 
     The step runs on a small part of the graph, once without pyg_sar and once on three ranks, with
-    dropout off and one seed. Compared are what it returns, the gradients that it made, or else
-    those of what it returns, and parameters and buffers. Call it while porting a script::
+    dropout off and one seed. The check compares the returned values, the gradients, parameters and
+    buffers. If the step makes no gradients, it compares those of the returned values. Call it while
+    porting a script::
 
         def step(model, data):
             out = model(data.x, data.edge_index)
@@ -49,12 +50,12 @@ def check(
 
         pyg_sar.check(step, model, graph)
 
-    The runs are forked processes on the CPU: the model, random states and whatever else the step
-    changes stay as they are; files that it writes are written. Not collective.
+    The runs are forked processes on the CPU. So the step changes neither the model, nor random
+    states, nor other variables of this process. Files that it writes are written. Not collective.
 
     Args:
-        step: Is called with the model and the data, and returns a loss, tensors, numbers, strings
-            or None, by themselves or in containers, dataclasses and objects.
+        step: A function of the model and the data. It returns a loss, tensors, numbers, strings or
+            None, alone or in containers, dataclasses and objects.
         model: The plain model, or one that is wrapped already.
         data: The plain graph. Of each type of nodes about 60 are taken, with all edges between
             them; ``n_id`` and ``e_id`` are added. ``num_nodes`` is their number in both runs.

@@ -51,14 +51,15 @@ def load_checkpoint(
 ) -> Checkpoint | None:
     """Sets model, optimizer, scheduler, loader and random states to those of the newest checkpoint.
 
-    Collective. Training then goes on as if it had never stopped: with the number of ranks and parts
-    of before to the last bit (on one thread), with another one up to rounding, apart from what is
-    drawn at random: a rank's random states (torch, NumPy, Python's) are set only if as many ranks
-    wrote the checkpoint, else dropout draws other masks, unless the model has a ``dropout_seed``.
+    Collective. Training then goes on as if it had never stopped. With the same number of ranks and
+    parts, on one thread, it has the same bits. With another number results agree up to rounding,
+    but random numbers differ: random states (torch, NumPy, Python) are set only if the same number
+    of ranks wrote the checkpoint. Dropout then draws other masks, unless the model has a
+    ``dropout_seed``.
 
     All ranks load the same checkpoint, the newest complete one that rank 0 sees. Nothing in the
-    folder is run: what is no tensor or plain value raises an error. The model may be a plain one,
-    as in evaluation on one machine.
+    folder is run: only tensors and plain values are read, all else raises an error. The model may
+    be a plain one, as in evaluation on one machine.
 
     At the beginning of a program::
 
@@ -68,14 +69,14 @@ def load_checkpoint(
     Args:
         root: The folder given to :func:`save_checkpoint`, visible to all ranks.
         model: A model, or DistributedDataParallel around it.
-        optimizer: None to leave optimizer and scheduler alone, and the random states, too.
+        optimizer: None to change neither optimizer, nor scheduler, nor random states.
         scheduler: Of the optimizer.
         loader: A :class:`pyg_sar.NeighborLoader` or :class:`pyg_sar.LinkNeighborLoader` with the
             arguments of the saved one, before it is iterated: the next loop over it has the batches
             that were left, and after the last one those of the next epoch.
 
     Returns:
-        What else is in it, or None on all ranks if there is no checkpoint.
+        The rest of the checkpoint, such as its epoch; None on all ranks if there is none.
 
     Raises:
         ValueError: On all ranks, if the checkpoint is of another model or optimizer (with the first

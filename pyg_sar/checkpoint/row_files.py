@@ -38,8 +38,8 @@ def save_rows(path: str | os.PathLike[str], values: Tensor, data: Any) -> None:
     By another suffix it is a folder of Parquet files, one of each rank, which pandas, polars and
     pyarrow read as one table with the columns ``id`` and ``value``.
 
-    Collective. A rank holds its own rows and as many again, whatever the graph's size. What is at
-    `path` is replaced when all is written; a run that fails leaves it as it was.
+    Collective. It takes the memory of the own rows once more, whatever the graph's size. A file at
+    `path` is replaced when all is written; if the run fails, the file stays as it was.
 
     Args:
         path: The file ``NAME.npy``, or the folder ``NAME.parquet``; in a folder that all ranks see.

@@ -47,13 +47,13 @@ class _Convert(type):
 class SARConv(MessagePassing, metaclass=_Convert):
     r"""Computes a PyG conv exactly on a partitioned graph, one remote part at a time.
 
-    ``SARConv(conv, mode='sequential', ...)`` changes the class of `conv` and returns `conv`: it is
-    a ``GATConv`` as before, and a ``SARConv``. On the ``edge_index`` of
-    :func:`pyg_sar.load_shard` its output holds, for the own nodes, the rows that the conv gives on
-    the whole graph, and so do all gradients. Linear layers and skip terms run once per node, at its
-    owner; only the rows that messages read travel. On any other ``edge_index``, such as that of a
-    batch of this rank, it is the plain conv, and nothing is communicated.
-    :func:`pyg_sar.wrap` does it for all convs of a model. The method is Sequential Aggregation and
+    ``SARConv(conv, mode='sequential', ...)`` changes the class of `conv` and returns `conv`: a
+    ``GATConv`` stays a ``GATConv``, and is a ``SARConv``, too. On the ``edge_index`` of
+    :func:`pyg_sar.load_shard` its output and all gradients are those of the conv on the whole
+    graph; a rank has the rows of its own nodes. Linear layers and skip terms run once per node, at
+    its owner. Only the rows that messages read travel. On any other ``edge_index``, such as that of
+    a batch, it is the plain conv, and nothing is communicated.
+    :func:`pyg_sar.wrap` changes all convs of a model. The method is Sequential Aggregation and
     Rematerialization (Mostafa, MLSys 2022, `arXiv 2111.06483 <https://arxiv.org/abs/2111.06483>`_).
     By hand::
 
@@ -62,9 +62,9 @@ class SARConv(MessagePassing, metaclass=_Convert):
 
     Args:
         conv: A conv of torch_geometric.nn or a MessagePassing of your own, with any message and
-            any aggregation. What is made of reductions (sum, mean, max, min, mul) and softmaxes
-            over in-edges is computed block by block; anything else (median, LSTM) by chunks of
-            destinations, all in-edges of a destination at once.
+            any aggregation. Reductions (sum, mean, max, min, mul) and softmaxes over in-edges are
+            computed block by block. All others (median, LSTM) are computed by chunks of
+            destinations, with all in-edges of a destination at once.
         **options: See :class:`pyg_sar.conv.options.Options`: `mode`, `prefetch`, `max_rows`,
             `memory_budget`, `exchange_dtype`, `partial_sums`.
 
@@ -74,18 +74,18 @@ class SARConv(MessagePassing, metaclass=_Convert):
         - **edge_index**: the shard's ``[2, num_edges]``, or edges selected from it
         - **output**: ``[num_dst, F_out]``
 
-    Forward and backward are collective: every rank calls them the same number of times, whatever
-    its own nodes are. Every forward begins with an all-reduce of one number, which tells whether
-    all ranks run the same layer in the same state; a first forward compares the ranks' inputs (one
-    small all-gather). A copy (``deepcopy``, ``pickle``, ``torch.save``) is a SARConv with the same
+    Forward and backward are collective: every rank calls them the same number of times, even if it
+    has no nodes. Every forward begins with an all-reduce of one number: it tells whether all ranks
+    run the same layer in the same state. The first forward compares the ranks' inputs (one small
+    all-gather). A copy (``deepcopy``, ``pickle``, ``torch.save``) is a SARConv with the same
     options.
 
     Raises:
         ValueError: If the conv cannot be computed on a cut graph, with the reason; at the first
             forward, on all ranks, if a rank's tensors do not fit its shard or the ranks' layers or
             partitions differ; at any forward, if their hooks or training modes differ.
-        ExchangeError: In forward or backward, if another rank has ended, is silent or has failed by
-            itself, with that rank, this layer and the block.
+        ExchangeError: In forward or backward, if another rank has ended, is silent or has failed.
+            It names that rank, this layer and the block.
     """
 
     _plain_class: type[MessagePassing]

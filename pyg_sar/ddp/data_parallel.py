@@ -41,25 +41,24 @@ _MIB = 2**20
 class DistributedDataParallel(torch.nn.Module):
     """Makes a PyG model train on a partitioned graph as on one machine.
 
-    Wraps the model's convs and norms (:func:`pyg_sar.wrap`), and averages the gradients of the
-    ranks at the end of every backward, as torch's DistributedDataParallel does: on data of
-    :func:`pyg_sar.load_shard` they are those of one process. Parameters and buffers are equal on
-    all ranks: that is checked at construction, and at every 50th backward. What enters the model
-    and needs a gradient gets that of one process as well. Rows of a :class:`pyg_sar.NodeEmbedding`
-    are neither sent nor averaged.
+    Wraps the model's convs and norms (:func:`pyg_sar.wrap`). Averages the gradients of the ranks at
+    the end of every backward, as torch's DistributedDataParallel does. On data of
+    :func:`pyg_sar.load_shard` gradients are those of one process, also gradients of inputs. All
+    ranks must have equal parameters and buffers: this is checked at construction, and at every
+    50th backward. Rows of a :class:`pyg_sar.NodeEmbedding` are neither sent nor averaged.
 
-    Called with the plain edges of a batch the model is the plain one (docs/models.md): then the sum
-    of the gradients is all that ranks say to each other, and running statistics of norms are made
-    equal in it. A rank whose batch is empty takes part.
+    With the plain edges of a batch it runs the plain model (docs/models.md). Then ranks communicate
+    only to sum gradients, and to make running statistics of norms equal. A rank whose batch is
+    empty takes part.
 
-    Lazy layers (``GATConv((-1, -1), 64)``) get their shapes at the first forward, which is run once
-    before for that, without gradients and in evaluation; then rank 0's parameters are sent to all.
+    Lazy layers (``GATConv((-1, -1), 64)``) get their shapes at the first forward. It runs once
+    before, without gradients and in evaluation mode; then all ranks get the parameters of rank 0.
 
-    ``model.module`` is the model; calling it, or layers of it, averages gradients just the same.
-    Hooks of parameters get the whole gradient, by a message for each parameter that has one; on
-    batches those of ``register_hook`` get this rank's share, as in torch. The caller of
-    ``torch.autograd.grad`` gets the whole gradient; with ``create_graph=True`` or in ``no_sync()``
-    it is an error. Without ``torch.distributed`` it runs the wrapped model as it is.
+    ``model.module`` is the model. Calls of it, or of its layers, average gradients as well. Hooks
+    of parameters get the whole gradient, with one message for each such parameter. On batches,
+    hooks of ``register_hook`` get this rank's share, as in torch. ``torch.autograd.grad`` returns
+    the whole gradient; with ``create_graph=True`` or in ``no_sync()`` it raises an error. Without
+    ``torch.distributed`` it runs the wrapped model as it is.
 
     In place of torch's::
 
@@ -70,28 +69,28 @@ class DistributedDataParallel(torch.nn.Module):
 
     Args:
         module: A PyG model, or a model of rows alone such as an MLP.
-        timeout: How long exchanges and the sum of the gradients wait for a rank that says nothing:
-            seconds or a timedelta; None for the timeout of the default group, which holds until the
-            model is built in any case: one rank may compile and import for longer than others.
+        timeout: How long exchanges and the sum of the gradients wait for a silent rank: seconds or
+            a timedelta. None is the timeout of the default group. Until the model is built that
+            timeout holds in any case, as one rank may compile and import for longer than others.
         debug: Whether the ranks compare what they do before every exchange (:func:`pyg_sar.wrap`).
         return_memory: Have large freed tensors given back to the system at once
             (:func:`pyg_sar.memory.return_freed_memory`).
         process_group: A group of all ranks for the gradients; None for that of the exchanges.
-        bucket_cap_mb: Gradients are averaged in pieces of so many MiB, or of one larger gradient.
+        bucket_cap_mb: Gradients are averaged in pieces of this many MiB, or of one larger gradient.
         broadcast_buffers: False, as norms keep their buffers equal by themselves.
-        device_ids: As torch's takes it: None, or the one device where the model is already.
-        find_unused_parameters: Accepted as torch's users write it, like `static_graph` and
-            `gradient_as_bucket_view`: whatever they say, unused parameters are found, the graph may
-            change, and no second copy of the gradients is kept.
+        device_ids: As in torch: None, or the one device where the model is already.
+        find_unused_parameters: Accepted for programs written for torch, like `static_graph` and
+            `gradient_as_bucket_view`. These three change nothing: unused parameters are always
+            found, the graph may change, and no second copy of the gradients is kept.
         static_graph: See `find_unused_parameters`.
         gradient_as_bucket_view: See `find_unused_parameters`.
         **options: More options of :func:`pyg_sar.wrap`: ``mode`` and all others of the convs,
             ``checkpoint_activations``, ``dropout_seed``, ``log``.
 
     Raises:
-        ValueError: On all ranks, as :func:`pyg_sar.wrap` does; if the ranks' models or their
-            numbers differ, also later; for a `process_group` of some ranks only, another device in
-            `device_ids`, or `broadcast_buffers`.
+        ValueError: On all ranks, for the reasons of :func:`pyg_sar.wrap`; if models or parameters
+            differ between ranks, also later; for a `process_group` of some ranks only, another
+            device in `device_ids`, or `broadcast_buffers`.
         ExchangeError: If another rank has ended or is silent.
     """
 
@@ -159,7 +158,7 @@ class DistributedDataParallel(torch.nn.Module):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes inside only accumulate; the next one outside averages what gathered."""
+        """Backward passes inside only accumulate; the next one outside averages the sum."""
         before, self._gradients.accumulates = self._gradients.accumulates, True
         try:
             yield

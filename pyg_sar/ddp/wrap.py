@@ -38,12 +38,13 @@ def wrap(
     """Makes every conv of a model a :class:`SARConv`, in place.
 
     Convs and parameters stay the objects they were, and ``state_dict()`` has the keys of the plain
-    model, so checkpoints move both ways. Convs that are SARConvs already stay as they are.
+    model. So plain PyG loads its checkpoints, and it loads those of plain PyG. Convs that are
+    SARConvs already stay as they are.
 
-    Everything else in it runs as it is, on the rows of :func:`pyg_sar.load_shard`: a norm takes the
-    statistics of all ranks' rows, for example. On batches, such as those of a loader, convs and
-    norms are plain ones, of this rank's rows, and nothing is communicated; only a SyncBatchNorm
-    takes the statistics of all ranks' batches.
+    All other modules run as they are, on the rows of :func:`pyg_sar.load_shard`; a norm, for
+    example, takes the statistics of all ranks' rows. On batches of a loader, convs and norms are
+    plain ones of this rank's rows. Then nothing is communicated, except that a SyncBatchNorm takes
+    the statistics of all ranks' batches.
 
     Gradients that come from rows are averaged over the ranks. Those of batches and of plain own
     rows are not; :class:`pyg_sar.DistributedDataParallel` averages them, too. For inference::
@@ -59,32 +60,32 @@ def wrap(
         checkpoint_activations: Whether norms, activations and dropouts of the model are computed
             again in backward instead of kept: the same bits, less memory
             (:mod:`pyg_sar.recompute`).
-        timeout: After how long at most all end that wait for a rank that says nothing, in seconds
-            or as a timedelta; None for the timeout of the default group. The last fifth of it, 5 s
-            at most, goes into finding out which rank that is. It holds for all models of the
-            process (collective if it is given).
-        debug: Whether the ranks compare what they do (operation, layer, forward or backward, and
-            dtype and width of the rows) before every exchange, so that a rank that skips a layer is
-            an error at once and not when the others come to a timeout.
-            Slow. It holds for all models of the process; None leaves it as it is (off at first).
-        log: ``'info'`` or ``'debug'``: what this process tells on stderr, or to handlers of the
-            logger ``pyg_sar``, about layers, blocks and times (docs/profiling.md); ``'off'``; None
-            leaves it as it is, which is what PYG_SAR_LOG in the environment says. Ranks may differ.
+        timeout: How long ranks wait for a silent rank until they end, in seconds or as a timedelta;
+            None for the timeout of the default group. In the last fifth of it, 5 s at most, the
+            ranks find out which rank is silent. It holds for all models of the process (collective
+            if it is given).
+        debug: Whether the ranks compare operation, layer, forward or backward, and dtype and width
+            of the rows before every exchange. Then a rank that skips a layer is an error at once,
+            and not at the timeout. Slow. It holds for all models of the process; None changes
+            nothing (the first value is False).
+        log: How much this process logs about layers, blocks and times (docs/profiling.md):
+            ``'info'``, ``'debug'`` or ``'off'``. Lines go to stderr, or to handlers of the logger
+            ``pyg_sar``. None leaves the level of PYG_SAR_LOG in the environment. Ranks may differ.
         dropout_seed: Draws the masks of dropouts in the model's forward from this number, the step,
-            and the ids of nodes and edges in the whole graph, so they are the same on any number of
-            ranks; None leaves them to torch's generator on every rank (docs/dropout.md).
+            and the ids of nodes and edges in the whole graph. They are then the same on any number
+            of ranks. None: each rank draws from torch's generator (docs/dropout.md).
         **options: How every SARConv is computed: :class:`pyg_sar.conv.options.Options`.
 
     Returns:
         `model`.
 
     Raises:
-        ValueError: If `timeout` is not positive or `log` no level; if the model holds a module that
-            cannot be computed on a cut graph; it is named with the reason, and the model is
-            unchanged. If there are options of convs, but no conv.
-            If activations of a conv by itself are to be recomputed, which has none around it. If
-            `dropout_seed` is no integer of 64 bits; at a forward in training, if it is given and
-            the model draws what cannot be drawn by id.
+        ValueError: If `timeout` is not positive or `log` no level; if a module cannot be computed
+            on a cut graph (the error names it, with the reason, and the model is unchanged); if
+            options of convs are given, but there is no conv; if `checkpoint_activations` is given
+            for a conv alone, which has no activations around it; if `dropout_seed` is no integer
+            of 64 bits. At a forward in training, if the model draws numbers that `dropout_seed`
+            cannot draw by id.
     """
     limit = as_timedelta(timeout)
     check_log(log)

@@ -56,10 +56,10 @@ def run_in_turns(
     """Calls ``function(*args)`` on all ranks of a partitioned graph, in turn, in this process.
 
     The function is the program that torchrun would run on every rank: it calls
-    :func:`pyg_sar.init` and :func:`pyg_sar.load_shard`. Losses, weights and outputs have the bits
-    that processes give. One rank computes at a time. While it does, large tensors of the others
-    are evicted, as far as they exceed `memory`: from a GPU to the host, and from the host to a
-    file. Not collective: one process calls it.
+    :func:`pyg_sar.init` and :func:`pyg_sar.load_shard`. Losses, weights and outputs have the same
+    bits as on processes. One rank computes at a time. Meanwhile large tensors of the others that
+    exceed `memory` are evicted: from a GPU to the host, and from the host to a file. Not
+    collective: one process calls it.
 
     Random states are as in :func:`pyg_sar.launch`: every rank starts with those of the caller.
 
@@ -68,22 +68,22 @@ def run_in_turns(
         root: The folder that ``python -m pyg_sar.partition`` wrote; its parts are the ranks.
         *args: Passed on, the same objects to every rank. Their tensors are never evicted.
         memory: Bytes, or a text such as ``'4GB'``, that large tensors of all ranks may take
-            together: on a GPU if they compute on one, and in memory of the host. Python and its
-            libraries are beside it, and small tensors. The turn of one rank may need more than
-            that; then all others' tensors are evicted, and its own stay.
+            together: on a GPU if they compute on one, and in memory of the host. Python, its
+            libraries and small tensors come on top. The turn of one rank may need more; then the
+            tensors of all others are evicted, and its own stay.
         spill: A folder on a disk, where a file without a name takes what is evicted from the host.
             With a GPU it may be left out: then memory of the host takes all that is evicted.
-        host_memory: With a GPU, bytes of the host's memory, if they are not as many as `memory`.
-        num_ranks: How many ranks take turns, if not one for every part; divides the number of
-            parts.
-        reserve: Bytes of `spill` that are taken at once, so that a full disk is an error now.
+        host_memory: With a GPU, bytes of the host's memory; None for as many as `memory`.
+        num_ranks: How many ranks take turns; divides the number of parts. None for one rank for
+            each part.
+        reserve: Bytes of `spill` that are taken at the start, so that a full disk is an error then.
 
     Returns:
         The results of all ranks, and what was moved.
 
     Raises:
-        ValueError: If this process is a rank already, or an argument is wrong: also without a GPU
-            `host_memory`, or no `spill`.
+        ValueError: If this process is a rank already, or an argument is wrong; without a GPU also
+            if `host_memory` is given, or `spill` is not.
         OSError: With the folder, if it may not be written, is full, or cannot be read.
         Exception: Of the first rank that raises, as it is.
 

@@ -48,18 +48,18 @@ class Process:
 def init(*, interface: str | None = None, timeout: float | timedelta | None = None) -> Process:
     """Joins the processes that were started together; the first line of a program.
 
-    Random numbers that no seed was set for are those of rank 0 on all ranks, so that the ranks make
-    the same model.
+    If the program has set no seed, all ranks get the random state of rank 0. So they make the same
+    model.
 
-    torchrun, Slurm (``srun``), Open MPI, MPICH and Intel MPI (``mpirun``), and whoever sets RANK,
-    WORLD_SIZE, MASTER_ADDR and MASTER_PORT tell a process its rank, and
-    :func:`pyg_sar.launch` does. Without any of these it is a process by itself and needs no
-    process group. After ``torch.distributed.init_process_group`` this tells what is there.
+    A launcher tells the process its rank: torchrun, Slurm (``srun``), Open MPI, MPICH or Intel MPI
+    (``mpirun``), :func:`pyg_sar.launch`, or a script that sets RANK, WORLD_SIZE, MASTER_ADDR and
+    MASTER_PORT. Without a launcher the process runs alone and needs no process group. After
+    ``torch.distributed.init_process_group`` this function only returns rank, size and device.
 
-    Each rank gets a GPU of its own, which becomes the current one, and rows travel by NCCL, all
-    else by gloo. Ranks that have to share GPUs, and those on CPUs, use gloo alone. The cores of a
-    machine are shared by its ranks, unless OMP_NUM_THREADS or MKL_NUM_THREADS is set, as torchrun
-    does (to 1). Ranks that are all on one machine talk over its loopback interface, unless
+    Each rank gets a GPU of its own, which becomes the current one. Then rows travel by NCCL, and
+    everything else by gloo. Ranks on CPUs, and ranks that share a GPU, use gloo alone. The ranks of
+    a machine share its cores, unless OMP_NUM_THREADS or MKL_NUM_THREADS is set (torchrun sets it
+    to 1). If all ranks are on one machine, they use its loopback interface, unless
     GLOO_SOCKET_IFNAME is set.
 
     Collective: all ranks meet at rank 0.
@@ -74,9 +74,9 @@ def init(*, interface: str | None = None, timeout: float | timedelta | None = No
         ``rank``, ``world_size`` and ``device`` of this process.
 
     Raises:
-        ValueError: If variables of the launcher are missing or contradict each other, there is no
-            such interface, some ranks see GPUs and others none, or options come too late as there
-            is a process group already.
+        ValueError: If variables of the launcher are missing or contradict each other; if there is
+            no such interface; if some ranks see GPUs and others none; if options are given and
+            there is a process group already.
         ConnectionError: If the ranks do not meet.
 
     Example::

@@ -31,11 +31,13 @@ def launch(function: Callable[..., Any], num_ranks: int, *args: Any) -> list[Any
     """Calls ``function(*args)`` in processes of this machine, which :func:`pyg_sar.init` joins.
 
     The function is the program that torchrun would start: it calls :func:`pyg_sar.init` and
-    :func:`pyg_sar.load_shard`. It runs in a thread, which is not the main one. Processes are
-    forked, so it may be written in a notebook, and sees what there is now. On a machine with a GPU
-    they start anew, and import it: there it must be one of a module (``%%writefile train.py`` makes
-    one of a cell), or of a script that calls `launch` below ``if __name__ == '__main__':``. Not
-    collective: one process calls it.
+    :func:`pyg_sar.load_shard`. It runs in a thread, not in the main one. Not collective: one
+    process calls it.
+
+    Without a GPU processes are forked. So the function may be written in a notebook, and sees all
+    present variables. With a GPU processes start anew, and import the function. Then it must be in
+    a module (``%%writefile train.py`` makes one of a cell), or in a script that calls `launch`
+    below ``if __name__ == '__main__':``.
 
     Args:
         function: What every rank runs.
@@ -43,7 +45,7 @@ def launch(function: Callable[..., Any], num_ranks: int, *args: Any) -> list[Any
         *args: Passed on, the same to every rank.
 
     Returns:
-        What it returned on rank 0, 1, ...; anything that can be pickled.
+        The results of `function` on rank 0, 1, ...; they must be picklable.
 
     Raises:
         torch.multiprocessing.ProcessRaisedException: If a rank raises, with the traceback of the

@@ -33,25 +33,26 @@ class NodeEmbedding(torch.nn.Module):
     Collective: construction, ``reset_parameters()`` and norms of weight or gradient, with a small
     all-gather or sum each. Forward is not.
 
-    The values at first are normal with deviation 1, drawn by seed and id: the same for any number
-    of ranks and any partition. Scale them with ``embedding.weight.mul_(0.1)`` in
+    The initial values are normal with deviation 1, drawn by seed and id. They are the same for any
+    number of ranks and any partition. Scale them with ``embedding.weight.mul_(0.1)`` in
     ``torch.no_grad()``.
 
-    Any optimizer that treats every number by itself is exact (SGD, Adam, SparseAdam ...), and
-    ``clip_grad_norm_`` and other norms of weight and gradient are those of all ranks' rows; all
-    ranks must ask for them. What would see the rows of one rank alone (LBFGS, Adafactor, a penalty
-    of ``embedding.weight`` in the loss) is refused: a penalty is
+    Optimizers that treat every number by itself are exact (SGD, Adam, SparseAdam ...).
+    ``clip_grad_norm_`` and other norms of weight and gradient are over the rows of all ranks; all
+    ranks must call them. Functions that would see the rows of one rank alone are refused (LBFGS,
+    Adafactor, a penalty of ``embedding.weight`` in the loss). Write a penalty as
     ``embedding().square().sum()``.
 
-    ``state_dict()`` has the rows of this rank. :func:`pyg_sar.save_checkpoint` writes those of all
-    ranks by id, with the optimizer's state, for any number of ranks or ``torch.nn.Embedding``.
+    ``state_dict()`` has the rows of this rank. :func:`pyg_sar.save_checkpoint` writes the rows of
+    all ranks by id, with the optimizer's state. Any number of ranks loads them, and so does
+    ``torch.nn.Embedding``.
 
     Args:
         data: What :func:`pyg_sar.load_shard` gave, or of a HeteroData the nodes of a type. With one
             process also a plain graph.
         embedding_dim: Columns.
         sparse: Whether gradients are sparse, of the rows that were looked up.
-        seed: For the values at first; None to draw one from torch's generator on rank 0.
+        seed: Of the initial values; None to draw one from torch's generator on rank 0.
 
     Raises:
         ValueError: On all ranks, if `data` is a HeteroData or without ``n_id``, the nodes of the

@@ -26,26 +26,25 @@ def profile(model: torch.nn.Module) -> Profile:
     ...         train(model)
     >>> print(prof)
 
-    Results are the same bits. Each rank profiles itself: not collective, and not all need to.
-    Several profiles may be active at once; two models in one table:
-    ``profile(torch.nn.ModuleList([first, second]))``. For a timeline use torch.profiler within:
-    layers and operations are ranges with names that begin with ``pyg_sar::``.
+    A profile does not change the bits of results. Each rank profiles itself: not collective, and
+    some ranks may do without. Several profiles may be active at once. Two models in one table:
+    ``profile(torch.nn.ModuleList([first, second]))``. For a timeline use torch.profiler inside of a
+    profile: layers and operations are ranges with names that begin with ``pyg_sar::``.
 
-    - **waiting** are the seconds inside operations with other ranks, of whatever kind.
+    - **waiting** are the seconds inside operations with other ranks, of any kind.
     - **computing** are all other seconds of a pass. A layer's backward is the sum of its steps of
       autograd, its linear layers included. Backward of a forward before the profile is outside of
       layers.
-    - **rows and bytes** are counted when a message is complete. With exchanges of all ranks at once
-      (mode one_shot, the gather path, plans made in the first epoch) everything that travels counts
-      as rows, without what a rank sends to itself.
-    - **memory** is, on a CPU, the high-water mark of the process's resident memory during a layer's
-      passes (Linux only; it is set back for each pass, which other readers of VmHWM notice); of
-      ranks in turn, that in the rank's own turns. On a GPU it is
-      ``torch.cuda.max_memory_allocated``.
-    - **cache of batches** says, where a sampling loader with a `cache` made batches meanwhile, how
-      many rows of other ranks these read, and how many were in it.
-    - On a GPU the device is synchronised at both ends of every pass and operation: times are true
-      ones, and the epoch takes longer.
+    - **rows and bytes** are counted when a message is complete. In exchanges of all ranks at once
+      (mode one_shot, the gather path, plans made in the first epoch) all data to other ranks counts
+      as rows.
+    - **memory** on a CPU is the highest resident memory of the process during a layer's passes
+      (Linux only). It is reset for each pass; other readers of VmHWM see that. For ranks in turn it
+      is that of the rank's own turns. On a GPU it is ``torch.cuda.max_memory_allocated``.
+    - **cache of batches** is there if a loader with a `cache` made batches meanwhile: how many rows
+      of other ranks these read, and how many of them were in the cache.
+    - On a GPU the host waits for the GPU at both ends of every pass and operation. So times are
+      right, and the epoch takes longer.
 
     Args:
         model: A wrapped model, a DistributedDataParallel of one, or a SARConv.

@@ -195,7 +195,7 @@ lines_of_local: Scoped[list[tuple[str, int] | None] | None] = Scoped(None)
 def local(x: Any) -> Any:
     """The plain tensor of this rank's own rows, on purpose; anything else as it is.
 
-    What is computed from it is of this rank alone. Not collective.
+    Its results belong to this rank alone. Not collective.
 
     For the ids of the own nodes, and a count of this rank::
 

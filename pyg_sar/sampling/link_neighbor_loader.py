@@ -16,8 +16,8 @@ from pyg_sar.sampling.seeds.links import read_links
 class LinkNeighborLoader(Loader):
     """Mini-batches of links, each with the neighbourhoods of both ends: an iterable, as PyG's.
 
-    A batch is what ``torch_geometric.loader.LinkNeighborLoader`` gives: what is in one of
-    :class:`pyg_sar.NeighborLoader`, but for `batch_size`, and
+    A batch is that of ``torch_geometric.loader.LinkNeighborLoader``. It has the attributes of a
+    batch of :class:`pyg_sar.NeighborLoader`, without `batch_size`, and these:
 
     ===========================  =================================================================
     ``edge_label_index``         int64 ``[2, num_links]``, in the batch's own numbers: links, then
@@ -26,8 +26,8 @@ class LinkNeighborLoader(Loader):
     ``src_index``,               with triplets, in place of these: int64 ``[num_links]``,
     ``dst_pos_index``,           ``[num_links]``, and ``[num_links, amount]``, or
     ``dst_neg_index``            ``[num_links]`` for an amount of 1
-    ``input_id``                 places of the links in `edge_label_index`; of ids of the whole
-                                 graph those of rank 0 are counted first, then those of rank 1 ...
+    ``input_id``                 places of the links in `edge_label_index`; for pairs of ids of the
+                                 whole graph those of rank 0 count first, then those of rank 1 ...
     ``edge_label_time``          if there are times; with triplets ``seed_time``
     ``batch``                    if `disjoint`: the link of every node
     ===========================  =================================================================
@@ -47,13 +47,13 @@ class LinkNeighborLoader(Loader):
             loss.backward()
             optimizer.step()
 
-    A link belongs to the part that owns its destination, whichever rank gives it: batch i of a rank
-    holds those of its parts side by side, `batch_size` links of every part. So 8 parts have the
-    same batches on 1, 2, 4 and 8 ranks.
+    Any rank may give a link. It belongs to the part that owns its destination. Batch i of a rank
+    holds batch i of each of its parts side by side, with `batch_size` links of every part. So 8
+    parts have the same batches on 1, 2, 4 and 8 ranks.
 
-    Negatives are pairs of different nodes without an edge of the links' relation, uniform among
-    these, or in proportion to the weights; with times of nodes, of those that are there by the time
-    of the link, or the earliest one where there are none.
+    Negatives are pairs of different nodes without an edge of the links' relation. They are uniform
+    among these pairs, or in proportion to the weights. If nodes have times, both nodes are there by
+    the time of the link; if no pair is found, the earliest node is taken.
 
     Every ``iter(loader)`` is the next epoch. It is collective (two small all-gathers), and so is
     making a loader. Sampling takes ``4 * (hops + 1)`` collectives for 12 batches, and mostly 4 more
@@ -61,21 +61,21 @@ class LinkNeighborLoader(Loader):
 
     Args:
         data: That of :func:`pyg_sar.load_shard`.
-        num_neighbors: As of :class:`pyg_sar.NeighborLoader`, and so are all that are not told here.
+        num_neighbors: See :class:`pyg_sar.NeighborLoader`, also for arguments not listed here.
         edge_label_index: The links: None for all own edges, or edges selected from
             ``data.edge_index``; or this rank's share of pairs of ids of the whole graph, a plain
             int64 tensor ``[2, num_links]``. Of a HeteroData a relation, or ``(relation, links)``.
-        edge_label: Their labels, ``[num_links, ...]``. With binary negatives classes from 0 on,
-            which count from 1 on in batches.
-        edge_label_time: Their times, ``[num_links]``, together with `time_attr`: edges of a batch
-            are not younger.
+        edge_label: Labels of the links, ``[num_links, ...]``. With binary negatives they are
+            classes from 0 on; in batches they count from 1 on, and 0 is that of negatives.
+        edge_label_time: Times of the links, ``[num_links]``, together with `time_attr`: edges of a
+            batch are not younger.
         disjoint: Whether both ends of every link have trees of their own. Always so with times.
         neg_sampling: ``'binary'``, ``'triplet'``, or a ``torch_geometric.sampler.NegativeSampling``
             or dict, whose weights are of own nodes, ``[num_own]``. `neg_sampling_ratio` is read as
             PyG reads it.
-        exclude_edges: True: the links of a part's batch are no edges of it, so that no model sees
-            what it is asked for; a node may have fewer neighbours than were drawn. ``'reverse'``:
-            nor are the edges the other way round; between nodes of two types name their relation.
+        exclude_edges: True leaves the links of a part's batch out of its edges, so that no model
+            sees its answer; a node may have fewer neighbours than were drawn. ``'reverse'`` also
+            leaves out the edges back; between nodes of two types name the relation of these.
         batch_size: Links of a part in a batch; 1 if it is not given.
         global_batch_size: Links of all parts in a batch, in its place: a multiple of the parts.
             With as many steps as on one machine.

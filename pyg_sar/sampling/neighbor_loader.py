@@ -19,7 +19,7 @@ class NeighborLoader(Loader):
     a plain ``edge_index``, with all attributes of the sampled nodes and edges, the seeds first.
 
     ===========================  =================================================================
-    ``x``, ``y``, ...            of every sampled node; what is of neither nodes nor edges as it is
+    ``x``, ``y``, ...            of every sampled node; other attributes are not changed
     ``edge_attr``, ...           of every sampled edge
     ``edge_index``               int64 ``[2, num_edges]``, in the batch's own numbers
     ``n_id``, ``e_id``           ids in the whole graph, int64
@@ -43,10 +43,10 @@ class NeighborLoader(Loader):
             loss.backward()
             optimizer.step()
 
-    Batches belong to parts: batch i of a rank holds those of its parts side by side, and nothing is
-    shared between them. So 8 parts have the same batches on 1, 2, 4 and 8 ranks. All ranks have
-    ``len(loader)`` batches; those whose seeds are used up get batches without seeds. Ranks take as
-    many batches as each other, or with ``prefetch=0`` at least the same rounds of 12.
+    Batches belong to parts. Batch i of a rank holds batch i of each of its parts, side by side; the
+    parts share nothing. So 8 parts have the same batches on 1, 2, 4 and 8 ranks. All ranks have the
+    same ``len(loader)``; a rank whose seeds are used up gets batches without seeds. All ranks must
+    take the same number of batches; with ``prefetch=0`` they must end within the same round of 12.
 
     Every ``iter(loader)`` is the next epoch. It is collective (two small all-gathers), and so is
     making a loader. Sampling takes ``4 * hops`` collectives for 12 batches.
@@ -68,7 +68,7 @@ class NeighborLoader(Loader):
             seed, ``'last'`` takes the latest of them.
         time_attr: The attribute of nodes or edges that holds their times.
         weight_attr: The attribute of edges by which they are drawn, finite and at least 0. An edge
-            of weight 0 is not drawn, but by -1.
+            of weight 0 is drawn only where `num_neighbors` is -1.
         transform: Applied to every batch, by the thread of the program.
         batch_size: Seeds of a part in a batch; 1 if it is not given.
         global_batch_size: Seeds of all parts in a batch, in its place: a multiple of the parts.
@@ -78,8 +78,8 @@ class NeighborLoader(Loader):
         seed: Of all random numbers; the same on all ranks.
         cache: Bytes on each rank, or ``'2GB'``, for the rows of other ranks that batches read most.
             They are fetched once, and again when an attribute has changed between epochs.
-        prefetch: How many batches are made ahead, by a thread. 0: none, without a thread. Ranks
-            that are threads of one process have no other one.
+        prefetch: How many batches are made ahead, by a thread. 0: none, without a thread. Ranks in
+            turn always use 0.
 
     Raises:
         TypeError: For an argument of PyG's or torch's that would have no effect, unless it is their

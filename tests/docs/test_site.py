@@ -60,7 +60,10 @@ def test_the_site_has_the_pages(site: Path) -> None:
     for page in (ROOT / 'docs').rglob('*.md'):
         assert (site / page.relative_to(ROOT)).with_suffix('.html').exists()
     assert 'docs/index.html' in (site / 'index.html').read_text(encoding='utf-8')
-    assert 'exactly' in (site / 'docs' / 'index.html').read_text(encoding='utf-8')
+    front = (site / 'docs' / 'index.html').read_text(encoding='utf-8')
+    assert 'exactly' in front
+    assert '<figcaption>' in front
+    assert (site / '_modules' / 'pyg_sar' / 'load.html').exists()
 
 
 @pytest.mark.slow

@@ -56,16 +56,16 @@ _FAMILIES = {
 _INTRO = """\
 # Every function of torch on rows
 
-What is computed with rows of a graph that is cut over ranks. `make ops` wrote this page: it runs
-torch's own sample inputs of every function of torch {version}, and cases by hand of those that
-have none, on {num_ranks} ranks that hold uneven parts of the rows in an order of their own, one of
-them sometimes none. The rows are in dimension 0, and in every other one; all tensors that fit are
-rows, or each alone. Results and gradients of all inputs, rows and plain tensors alike, are compared
-with those of one process, in float64; of random numbers the kind is.
+What functions of torch give on rows of a graph that is cut over ranks. `make ops` wrote this
+page. It runs torch's own sample inputs of every function of torch {version}, and cases by hand
+for functions without samples. They run on {num_ranks} ranks with uneven parts of the rows, in an
+order of their own; sometimes one has none. The rows are in dimension 0, and in every other one. All
+tensors that fit are rows, or each of them alone. Results and gradients of all inputs are compared
+with those of one process, in float64; for random numbers only the kind of the result is.
 
-{num_right} functions are right wherever the rows are, {num_in_part} in some dimensions or calls and
-refused in others, and {num_refused} are refused: a ValueError that names the function and says what
-to do instead. None is wrong.
+{num_right} functions are right wherever the rows are, {num_in_part} in some dimensions or calls
+and refused in others, and {num_refused} are refused: a ValueError that names the function and
+says what to do instead. None is wrong.
 
 - *everywhere*: right in all calls.
 - *in part*: the dimensions of the first rows in which calls are right. The others, and calls that

@@ -23,15 +23,15 @@ Error = TypeVar('Error', bound=Exception)
 class ExchangeError(RuntimeError):
     """Another rank has ended, is silent, has failed or does something else.
 
-    After it the ranks of this process group exchange nothing any more: every later exchange raises.
+    After it the ranks of this process group exchange nothing more: every later exchange raises.
 
     Attributes:
         rank: This rank.
-        peer: The rank that was lost, as far as that is known, or None.
-        operation: What this rank was doing: ``'receiving the rows of part 2'``.
-        layer: Where: ``"layer 'convs.1' (GATConv), backward"``; empty outside of layers.
-        reason: What is known of the peer, and what to do.
-        line: The file and the line of the program that was at it, if that is known.
+        peer: The rank that was lost, or None if it is not known.
+        operation: The operation of this rank: ``'receiving the rows of part 2'``.
+        layer: The layer: ``"layer 'convs.1' (GATConv), backward"``; empty outside of layers.
+        reason: Why the peer was lost, and what to do.
+        line: The file and line of the program that called the operation, if known.
     """
 
     def __init__(
