@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, islice
@@ -18,6 +18,7 @@ from pyg_sar.aggregate.block_loop import BlockByBlock
 from pyg_sar.aggregate.chunks import Chunk
 from pyg_sar.aggregate.program import Arguments, Program, without_hooks
 from pyg_sar.comm import Exchange, Rows
+from pyg_sar.comm.threads.random_states import random_states_kept
 from pyg_sar.shard.plan import Plan
 from pyg_sar.shard.rows_at import rows_at
 
@@ -147,10 +148,9 @@ class Surroundings:
         The caller's random state is left as it was, and hooks of learnable leaves do not run: a
         gradient of a few edges is none that a hook asked for. Autograd gives it the sum afterwards.
         """
-        devices = [self._device] if self._device.type == 'cuda' else []
         enabled, dtype = self._autocast
         with (
-            torch.random.fork_rng(devices=devices, enabled=self.uses_rng),
+            random_states_kept(self._device) if self.uses_rng else nullcontext(),
             torch.autocast(self._device.type, dtype, enabled, cache_enabled=False),
             self._as_in_forward(),
             without_hooks(learnable),

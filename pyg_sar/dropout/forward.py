@@ -25,6 +25,7 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from pyg_sar.comm import agree, check_equal
+from pyg_sar.comm.threads.random_states import random_states
 from pyg_sar.draws import hashed, hashed_on
 from pyg_sar.dropout.draw import DROPOUTS, EdgeDraws, KeyedDraw, is_drawn
 from pyg_sar.dropout.edge_ids import edge_ids, has_ids
@@ -268,10 +269,8 @@ class _Forward(TorchFunctionMode):
 
 
 def _random_states() -> list[Tensor]:
-    states = [torch.get_rng_state()]
-    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        states.append(torch.cuda.get_rng_state())
-    return states
+    uses_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return random_states(torch.device('cuda' if uses_gpu else 'cpu'))
 
 
 def _refuse_checkpoints() -> None:

@@ -8,14 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pyg_sar.comm.threads.random_states import random_states, random_states_kept, set_random_states
+
 
 class Draw:
     """The mask of one dropout, drawn again from the random state it was drawn from."""
 
     def __init__(self, p: float, device: torch.device) -> None:
-        self.p = p
-        self.devices = [device] if device.type == 'cuda' else []
-        self.state = torch.cuda.get_rng_state(device) if self.devices else torch.get_rng_state()
+        self.p, self.states = p, random_states(device)
         self.mask: Tensor | None = None
 
     def first(self, x: Tensor) -> Tensor:
@@ -29,11 +29,8 @@ class Draw:
 
     def draw(self, like: Tensor) -> Tensor:
         """What the rows were multiplied by."""
-        with torch.random.fork_rng(self.devices):
-            if self.devices:
-                torch.cuda.set_rng_state(self.state, like.device)
-            else:
-                torch.set_rng_state(self.state)
+        with random_states_kept(like.device):
+            set_random_states(self.states, like.device)
             return F.dropout(torch.ones_like(like), self.p)
 
 

@@ -19,17 +19,22 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
+from pyg_sar.comm.threads.random_states import random_states, set_random_states
+
+_CPU = torch.device('cpu')
+
 
 def _states_of_process() -> Callable[[], None]:
     """What sets random generators and the default dtype back to what they are now."""
-    of_torch, of_numpy = torch.get_rng_state(), np.random.get_state()  # noqa: NPY002 (PyG's)
+    (of_torch,) = random_states(_CPU)
+    of_numpy = np.random.get_state()  # noqa: NPY002 (PyG's)
     of_python, dtype = random.getstate(), torch.get_default_dtype()
     of_devices = []
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         of_devices = torch.cuda.get_rng_state_all()
 
     def put_back() -> None:
-        torch.set_rng_state(of_torch)
+        set_random_states([of_torch], _CPU)
         np.random.set_state(of_numpy)  # noqa: NPY002
         random.setstate(of_python)
         torch.cuda.set_rng_state_all(of_devices)

@@ -13,6 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import _disable_current_modes
 
 from pyg_sar.aggregate.program import Arguments
+from pyg_sar.comm.threads.random_states import random_states, set_random_states
 from pyg_sar.conv.message.arguments import Binding
 from pyg_sar.conv.names import PLAIN, name_of
 
@@ -41,19 +42,17 @@ class Undone:
 
     def __enter__(self) -> Undone:
         self._before = dict(vars(self.conv))
-        self._states = [] if self.device is None else _random_states(self.device)
+        self._states = [] if self.device is None else random_states(self.device)
         return self
 
     def __exit__(self, *error: object) -> None:
         self.changed = undo(self.conv, self._before)
         if self.device is None:
             return
-        pairs = zip(self._states, _random_states(self.device), strict=True)
+        pairs = zip(self._states, random_states(self.device), strict=True)
         self.uses_rng = any(not torch.equal(before, after) for before, after in pairs)
         if self.uses_rng:
-            torch.set_rng_state(self._states[0])
-            if self.device.type == 'cuda':
-                torch.cuda.set_rng_state(self._states[1], self.device)
+            set_random_states(self._states, self.device)
 
     @property
     def edge_attributes(self) -> tuple[str, ...]:
@@ -97,13 +96,6 @@ def edge_rows(
                 f"expected {name_of(conv)} to set '{name}' to one row per edge in every block"
             )
     return tuple(changed[name] for name in names)
-
-
-def _random_states(device: torch.device) -> list[Tensor]:
-    states = [torch.get_rng_state()]
-    if device.type == 'cuda':
-        states.append(torch.cuda.get_rng_state(device))
-    return states
 
 
 def samples_of(binding: Binding) -> tuple[Arguments, Tensor]:
