@@ -64,6 +64,13 @@ def _start_thread(start: Any) -> Any:
     return start_seen
 
 
+def _is_ours() -> bool:
+    """Whether a call comes from within ``torch._C.DisableTorchFunction``, as those of this room."""
+    if hasattr(torch._C, '_is_torch_function_all_disabled'):
+        return torch._C._is_torch_function_all_disabled()
+    return not torch._C._is_torch_function_enabled()  # torch 2.5: in rules of rows, too
+
+
 def _give_away(give_away: Any) -> Any:
     """A function that torch tells nobody of, or not inside of another one, such as a backward."""
 
@@ -82,7 +89,7 @@ def _read(read: Any, is_written: bool = False) -> Any:
 
     def read_seen(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         seen = watcher.value
-        if seen is not None and not torch._C._is_torch_function_all_disabled():
+        if seen is not None and not _is_ours():
             seen.needs(tensor, is_written=is_written)
         return read(tensor, *args, **kwargs)
 
