@@ -86,7 +86,8 @@ def _cold(folder: Path) -> Iterator[None]:
         while not ended.wait(0.25):
             for link in Path('/proc/self/fd').iterdir():
                 try:
-                    if os.readlink(link).startswith(f'{folder}/pyg_sar-'):
+                    path = os.readlink(link)
+                    if path.startswith(f'{folder}/') and path.endswith(' (deleted)'):
                         os.fdatasync(int(link.name))
                         os.posix_fadvise(int(link.name), 0, 0, os.POSIX_FADV_DONTNEED)
                 except OSError:  # closed meanwhile
