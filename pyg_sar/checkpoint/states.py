@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pyg_sar.checkpoint.tables import Table
+from pyg_sar.comm.threads.random_states import random_states as states_of_torch
+from pyg_sar.comm.threads.random_states import set_random_states as set_states_of_torch
 from pyg_sar.ddp import DistributedDataParallel
 from pyg_sar.own_rows import OwnRows
 
@@ -126,13 +128,15 @@ def random_states() -> dict[str, Any]:
     """Of torch (CPU, and the current CUDA device if CUDA is used), NumPy and Python."""
     name, key, *rest = np.random.get_state()  # noqa: NPY002 (what PyG draws from)
     version, internal, gauss = random.getstate()
+    uses_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    of_torch = states_of_torch(torch.device('cuda' if uses_gpu else 'cpu'))
     states = {
-        'torch': torch.get_rng_state(),
+        'torch': of_torch[0],
         'numpy': (str(name), torch.from_numpy(np.asarray(key, dtype=np.int64)), *rest),
         'python': (version, torch.tensor(internal), gauss),
     }
-    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        states['cuda'] = torch.cuda.get_rng_state()
+    if uses_gpu:
+        states['cuda'] = of_torch[1]
     return states
 
 
@@ -142,6 +146,6 @@ def set_random_states(states: dict[str, Any]) -> None:
     np.random.set_state((name, key.numpy().astype(np.uint32), *rest))  # noqa: NPY002
     version, internal, gauss = states['python']
     random.setstate((version, tuple(internal.tolist()), gauss))
-    torch.set_rng_state(states['torch'])
-    if 'cuda' in states and torch.cuda.is_available():
-        torch.cuda.set_rng_state(states['cuda'])
+    has_gpu = 'cuda' in states and torch.cuda.is_available()
+    of_torch = [states['torch'], states['cuda']] if has_gpu else [states['torch']]
+    set_states_of_torch(of_torch, torch.device('cuda' if has_gpu else 'cpu'))

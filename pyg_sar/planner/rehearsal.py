@@ -23,6 +23,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 
 from pyg_sar.comm import Comm, chosen
+from pyg_sar.comm.threads.random_states import random_states_kept
 from pyg_sar.conv.options import Mode
 from pyg_sar.ddp import DistributedDataParallel
 from pyg_sar.ddp.wrap import wrap
@@ -94,7 +95,7 @@ def rehearse(
         epochs: Training steps; the first one also makes plans and optimizer states.
         is_batch: Whether it is a mini-batch, on plain edges.
     """
-    with torch.random.fork_rng(devices=[]), equal_ranks(sizes.num_ranks) as traffic:
+    with random_states_kept(torch.device('cpu')), equal_ranks(sizes.num_ranks) as traffic:
         torch.manual_seed(0)
         model = copy.deepcopy(job.model).to('cpu', job.dtype).train()
         for module in model.modules():
