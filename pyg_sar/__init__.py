@@ -24,6 +24,7 @@ from pyg_sar.profiling import profile
 from pyg_sar.restricted_layers import restrict
 from pyg_sar.rows.attach import gather, local
 from pyg_sar.rows.over_all_nodes import (
+    gather_batches,
     global_max,
     global_mean,
     global_min,
@@ -51,6 +52,7 @@ __all__ = [
     'SARConv',
     'check',
     'gather',
+    'gather_batches',
     'global_max',
     'global_mean',
     'global_min',

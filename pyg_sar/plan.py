@@ -44,6 +44,7 @@ from pyg_sar.planner.turns import told as told_of_turns
 
 _MODELS = {'sage': GraphSAGE, 'gcn': GCN, 'gat': GAT, 'gin': GIN}
 _OPTIMIZERS = {'adam': torch.optim.Adam, 'sgd': torch.optim.SGD}
+_SAMPLED_ONLY = {'batch_size': '--batch-size', 'links': '--links'}
 _FULL_BATCH_ONLY = {
     'attention': '--attention',
     'memory': '--memory',
@@ -69,7 +70,7 @@ def _run(args: argparse.Namespace) -> int:
 
 def _told(args: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     """What is told, and its figures."""
-    others = {'batch_size': '--batch-size'} if args.sampled is None else _FULL_BATCH_ONLY
+    others = _SAMPLED_ONLY if args.sampled is None else _FULL_BATCH_ONLY
     for name, option in others.items():
         if getattr(args, name) != _parser().get_default(name):
             whose = "'--sampled'" if args.sampled is None else 'full batches'
@@ -84,10 +85,12 @@ def _told(args: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     size = f'{statistics.num_nodes:,} nodes, {statistics.num_edges:,} directed edges; {args.model}'
     if args.sampled is not None:
         batches = [
-            predict_batches(statistics, job, n, args.sampled, args.batch_size) for n in counts
+            predict_batches(statistics, job, n, args.sampled, args.batch_size, args.links)
+            for n in counts
         ]
+        seeds = 'seeds' if args.links is None else f'links with {args.links:g} negatives'
         text = (
-            f'{size}, hidden {args.hidden}, batches of {args.batch_size:,} seeds of each part, '
+            f'{size}, hidden {args.hidden}, batches of {args.batch_size:,} {seeds} of each part, '
             f'{args.sampled}\n\nlargest rank, for each number of ranks\n'
             f'{batch_table(batches, base)}\n\n'
             f'{format_bytes(base)} for Python and its libraries are in all memory. {BATCH_NOTE}'
@@ -242,6 +245,12 @@ def _ints(text: str, least: int, what: str) -> list[int]:
     return _split(text)
 
 
+def _ratio(text: str) -> float:
+    if re.fullmatch(r'[0-9]+\.?[0-9]*|\.[0-9]+', text) is None:
+        raise ValueError(f"expected a number of negatives for a link, 0 or more (got '{text}')")
+    return float(text)
+
+
 def _split(text: str) -> list[int]:
     return [int(entry) for entry in text.split(',')]
 
@@ -274,7 +283,10 @@ def _parser() -> Parser:
     fans = checked(lambda text: _ints(text, -1, 'neighbours by hop such as 15,10,5, -1 for all'))
     by_hop = 'mini-batches of NeighborLoader, with so many neighbours by hop; -1 for all'
     add('--sampled', type=fans, metavar='K,K,...', help=by_hop)
-    of_part = 'seeds of a part in a batch; default: %(default)s'
+    by_link = 'batches of LinkNeighborLoader, with so many binary negatives for each link (1)'
+    ratio = checked(_ratio)
+    add('--links', nargs='?', type=ratio, const=1.0, metavar='NEGATIVES', help=by_link)
+    of_part = 'seeds of a part in a batch, nodes or links; default: %(default)s'
     add('--batch-size', type=positive_int, default=1024, metavar='B', help=of_part)
     least = 'find the least number of ranks with so much, e.g. 64GB'
     add('--memory', type=checked(_memory), metavar='SIZE', help=least)

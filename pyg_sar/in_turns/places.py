@@ -31,10 +31,14 @@ class OnDisk:
         self.has_it = True
 
     def read(self, storage: torch.UntypedStorage) -> None:  # noqa: D102
+        self._file.announce(self._num_bytes, self._place)
         self._file.get(storage.data_ptr(), self._num_bytes, self._place)
 
     def outdate(self) -> None:  # noqa: D102
         self.has_it = False
+
+    def announce(self, num_bytes: int, start: int) -> None:  # noqa: D102
+        self._file.announce(num_bytes, self._place + start)
 
     def read_part(self, address: int, num_bytes: int, start: int) -> None:  # noqa: D102
         self._file.get(address, num_bytes, self._place + start)
@@ -94,6 +98,10 @@ class OnHost:
             self._held.away.outdate()
         if not self._held.is_away:
             self._host.empty(self._held, self._storage)
+
+    def announce(self, num_bytes: int, start: int) -> None:  # noqa: D102
+        if self._held.is_away and self._held.away is not None:
+            self._held.away.announce(num_bytes, start)
 
     def read_part(self, address: int, num_bytes: int, start: int) -> None:  # noqa: D102
         away = self._held.away

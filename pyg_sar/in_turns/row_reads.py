@@ -23,6 +23,7 @@ _SPAN_BYTES = 1 << 20
 def read_run(out: Tensor, run: Tensor, away: Away) -> None:
     """A contiguous tensor into one on the host."""
     start = int(run.storage_offset()) * run.element_size()
+    away.announce(run.nbytes, start)
     away.read_part(address_of(out), run.nbytes, start)
 
 
@@ -36,12 +37,17 @@ def read_rows(out: Tensor, tensor: Tensor, rows: np.ndarray[Any, Any], away: Awa
         return
     row_bytes = math.prod(tensor.shape[1:]) * tensor.element_size()
     into = _bytes_at(address_of(out), len(rows), row_bytes)
-    for first, last in _spans(rows, row_bytes):
-        low, high = int(rows[first]), int(rows[last - 1]) + 1
+    begin = offset * tensor.element_size()
+    spans = [
+        (first, last, int(rows[first]), int(rows[last - 1]) + 1)
+        for first, last in _spans(rows, row_bytes)
+    ]
+    for _, _, low, high in spans:
+        away.announce((high - low) * row_bytes, begin + low * row_bytes)
+    for first, last, low, high in spans:
         is_run = high - low == last - first
         place = into[first:last] if is_run else np.empty((high - low, row_bytes), np.uint8)
-        start = offset * tensor.element_size() + low * row_bytes
-        away.read_part(place.ctypes.data, (high - low) * row_bytes, start)
+        away.read_part(place.ctypes.data, (high - low) * row_bytes, begin + low * row_bytes)
         if not is_run:
             np.take(place, rows[first:last] - low, axis=0, out=into[first:last], mode='clip')
 

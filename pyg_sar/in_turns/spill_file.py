@@ -3,6 +3,9 @@
 It has no name, so that a process that is killed leaves nothing. Places are multiples of a page.
 Their sizes are rounded up to one of eight in an octave, so that what is freed fits what comes
 later, and the file grows by at most an eighth.
+
+The system reads nothing but what is asked: what it would guess to be next is another tensor. So it
+is told in front, and the disk gets many requests at once.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import errno
 import os
 import tempfile
 from collections import defaultdict
+from contextlib import suppress
 from pathlib import Path
 
 _PAGE = 4096
@@ -46,6 +50,7 @@ class SpillFile:
         except OSError as error:
             raise self._named(error, 'making a file for') from error
         self._process = os.getpid()
+        self._advise(0, 0, 'POSIX_FADV_RANDOM')
         try:
             self._grow(max(reserve, _GROWTH))
         except OSError:
@@ -78,6 +83,10 @@ class SpillFile:
                 done += count
         self.written += num_bytes
 
+    def announce(self, num_bytes: int, place: int) -> None:
+        """Has the disk begin to read what is asked for next."""
+        self._advise(num_bytes, place, 'POSIX_FADV_WILLNEED')
+
     def get(self, address: int, num_bytes: int, place: int) -> None:
         """Reads a place into memory."""
         if self.is_forked():
@@ -106,6 +115,11 @@ class SpillFile:
         """Gives the disk space back; what a rank that was interrupted still moves is an error."""
         fd, self._fd = self._fd, -1
         os.close(fd)
+
+    def _advise(self, num_bytes: int, place: int, what: str) -> None:
+        if hasattr(os, 'posix_fadvise'):  # not on macOS
+            with suppress(OSError):  # the read says it
+                os.posix_fadvise(self._fd, place, num_bytes, getattr(os, what))
 
     def _grow(self, num_bytes: int) -> None:
         try:

@@ -59,6 +59,9 @@ class Away(Protocol):
     def outdate(self) -> None:
         """Notes that the storage is about to change."""
 
+    def announce(self, num_bytes: int, start: int) -> None:
+        """Says that these bytes are read next."""
+
     def read_part(self, address: int, num_bytes: int, start: int) -> None:
         """Copies bytes, from `start` on, to an address of the host."""
 

@@ -65,7 +65,7 @@ _OF_BATCH: dict[str, tuple[str, Callable[[Any], str]]] = {
     'batch': ('batch_bytes', format_bytes),
     'step': ('peak_bytes', format_bytes),
     'all memory': ('memory_bytes', format_bytes),
-    'batches/epoch of all nodes': ('num_batches', _COUNT),
+    'batches/epoch of all': ('num_batches', _COUNT),
 }
 _OF_ATTENTION: dict[str, tuple[str, Callable[[Any], str]]] = {
     'ranks': ('num_ranks', _COUNT),

@@ -7,6 +7,9 @@ remote node's edges c / (R - 1) are own nodes. m draws meet ``M (1 - exp(-m / M)
 of M: of the own nodes, or of the remote rows that :mod:`pyg_sar.planner.sizes` finds from a cut.
 n batches that meet r of M each meet ``M (1 - (1 - r / M)^n)`` together.
 
+Seeds are own nodes; or both ends of links, whose destinations are own nodes, and the ends of
+negatives, which are any nodes.
+
 A round keeps 24 bytes for each of its nodes and edges, and those rows. The last hop's numbers take
 twice as much again while they are sorted. Later rows are there four times: gathered and packed,
 received and unpacked.
@@ -42,7 +45,7 @@ class SampledPrediction:
         round_rows: Remote rows of all batches of a round, each once.
         round_bytes: The most that a round holds beside the batches that it gives.
         shard_bytes: The loaded shard.
-        num_batches: Batches of an epoch, if every node is a seed.
+        num_batches: Batches of an epoch, if every node is a seed, or every edge a link.
     """
 
     num_ranks: int
@@ -84,8 +87,12 @@ def predict_batches(
     num_ranks: int,
     num_neighbors: Sequence[int],
     batch_size: int,
+    negatives: float | None = None,
 ) -> SampledPrediction:
-    """Predicts the batches of :class:`pyg_sar.NeighborLoader` and what a step on one holds.
+    """Predicts the batches of a loader and what a step on one holds.
+
+    They are those of :class:`pyg_sar.NeighborLoader`; with `negatives` those of
+    :class:`pyg_sar.LinkNeighborLoader`, whose edges all stay.
 
     The model is rehearsed on a made-up graph of the size of a batch, or of a part of it. Not
     collective::
@@ -100,7 +107,8 @@ def predict_batches(
         job: What is trained.
         num_ranks: Number of ranks.
         num_neighbors: By hop; -1 for all.
-        batch_size: Seeds of a part in a batch.
+        batch_size: Seeds of a part in a batch: nodes, or links if there are `negatives`.
+        negatives: Binary negatives for each link, such as 1.0 or 0.0; None for batches of nodes.
 
     Raises:
         ValueError: If nothing is known of the cut for a number of ranks.
@@ -111,9 +119,19 @@ def predict_batches(
     back = cut / max(num_ranks - 1, 1)
     known = max(statistics.points, key=lambda p: p.num_ranks, default=None)
     share = pool_share(known, statistics.num_nodes, statistics.num_edges) if known else 1.0
-    seeds = float(min(batch_size, max(sizes.own)))
-    own = _NodesMet(statistics.num_nodes / num_ranks, seeds, seeds)
-    remote = _NodesMet(share * statistics.num_nodes * (1 - 1 / num_ranks), 0.0, 0.0)
+    own_there = statistics.num_nodes / num_ranks
+    remote_there = share * statistics.num_nodes * (1 - 1 / num_ranks)
+    if negatives is None:
+        count = max(sizes.own)
+        of_own, of_remote = float(min(batch_size, count)), 0.0
+    else:
+        count = -(-sizes.num_edges // len(sizes.own))
+        links = min(batch_size, count)
+        drawn = 2 * negatives * links
+        of_own = distinct(links * (2 - cut) + drawn / num_ranks, own_there)
+        of_remote = distinct(links * cut + drawn * (1 - 1 / num_ranks), remote_there)
+    own = _NodesMet(own_there, of_own, of_own)
+    remote = _NodesMet(remote_there, of_remote, of_remote)
     num_edges = 0.0
     for k in num_neighbors:
         each = degree * (1.0 if k < 0 else -math.expm1(-k / max(degree, 1e-9)))
@@ -125,7 +143,7 @@ def predict_batches(
     width, itemsize = job.in_channels, job.dtype.itemsize
     nodes = round(parts * (own.total + remote.total))
     edges, rows = round(parts * num_edges), round(parts * remote.total)
-    num_batches = -(-max(sizes.own) // batch_size)
+    num_batches = -(-count // batch_size)
     in_round = min(ROUND, num_batches) if num_ranks > 1 else 1
     unmet = max(1 - remote.total / remote.there, 0.0) if remote.there else 1.0
     round_rows = round(remote.there * (1 - unmet ** (in_round * parts)))

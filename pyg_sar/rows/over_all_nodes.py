@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_geometric.utils import scatter, softmax
 
 from pyg_sar import over_all_nodes as own
-from pyg_sar.comm import in_call, world_size
+from pyg_sar.comm import all_gather_alike, all_to_all, in_call, world_size
 from pyg_sar.rows.attach import as_local
 from pyg_sar.rows.rows import Rows, leaves, tag
 from pyg_sar.rows.space import Space
@@ -199,6 +199,43 @@ def mean_of_batches(losses: Tensor) -> Tensor:
             "with reduction='none' gives them"
         )
     return own.global_mean(losses)
+
+
+@in_call('gather_batches')
+def gather_batches(values: Tensor) -> Tensor:
+    """The rows of all ranks' batches, one rank after another, on every rank.
+
+    For a metric of all of them, such as scikit-learn's ``roc_auc_score``::
+
+        scores, labels = torch.rand(6), torch.arange(6) % 2  # of all batches of this rank
+        scores, labels = pyg_sar.gather_batches(scores), pyg_sar.gather_batches(labels)
+
+    Collective: two exchanges with all ranks.
+
+    Args:
+        values: ``[num_rows, ...]``; ranks may have unequal numbers of rows, or none.
+
+    Returns:
+        ``[num_rows of all ranks, ...]``, without history.
+
+    Raises:
+        ValueError: If `values` are rows of the whole graph, which :func:`pyg_sar.gather` takes, or
+            one number, which has no rows.
+    """
+    if isinstance(values, Rows):
+        raise ValueError(
+            "'gather_batches' takes plain tensors of batches (got rows of the whole graph): "
+            'pyg_sar.gather(x) gives all rows of these'
+        )
+    if not values.dim():
+        raise ValueError(
+            "'gather_batches' takes a number for every row of a batch (got one number): "
+            'torch.cat(batches) joins those of a rank'
+        )
+    values, num_ranks = values.detach(), world_size()
+    counts = all_gather_alike(torch.tensor(values.size(0))).tolist()
+    sent = values.expand(num_ranks, *values.shape).flatten(0, 1)
+    return all_to_all(sent, [values.size(0)] * num_ranks, counts)
 
 
 def _chosen(

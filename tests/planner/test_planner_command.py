@@ -98,6 +98,20 @@ def test_command_line_of_batches(
     assert 0 < four['remote_rows'] < four['num_nodes'] < one['num_nodes']
 
 
+def test_command_line_of_batches_of_links(
+    parts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / 'plan.json'
+    found = {}
+    for links in ([], ['--links', '0'], ['--links']):
+        sampled = ['--sampled', '3', '--batch-size', '20', *links, '--json', str(out)]
+        assert plan.main([str(parts), *SMALL[:-1], *sampled, '--ranks', '4']) == 0
+        found[len(found)] = json.loads(out.read_text())['batches'][0]
+    assert 'batches of 20 links with 1 negatives of each part, [3]' in capsys.readouterr().out
+    assert found[0]['num_nodes'] < found[1]['num_nodes'] < found[2]['num_nodes']
+    assert found[0]['num_batches'] < found[1]['num_batches'] == found[2]['num_batches']
+
+
 def test_attention_to_all_nodes(
     parts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -154,6 +168,8 @@ def test_command_line_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
         (['parts', '--sampled', '5', '--no-time'], "'--no-time' is for full batches"),
         (['parts', '--sampled', '5', '--mode', 'one_shot'], "'--mode' is for full batches"),
         (['parts', '--batch-size', '5'], "'--batch-size' is for '--sampled' alone"),
+        (['parts', '--links'], "'--links' is for '--sampled' alone"),
+        (['parts', '--sampled', '5', '--links', '-1'], 'expected a number of negatives'),
     ],
 )
 def test_command_line_errors_are_one_line(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -38,20 +39,34 @@ def _cut(folder: Path, width: int = 6) -> Path:
     return folder
 
 
-def _count(root: Path) -> list[tuple[int, int, int]]:
+def _count(root: Path, negatives: float | None = None) -> list[tuple[int, int, int]]:
     data = pyg_sar.local(pyg_sar.load_shard(root))
+    loader: Any = pyg_sar.NeighborLoader(data, FANS, batch_size=SEEDS, drop_last=True)
+    if negatives is not None:
+        loader = pyg_sar.LinkNeighborLoader(
+            data,
+            FANS,
+            batch_size=SEEDS,
+            drop_last=True,
+            shuffle=True,
+            neg_sampling={'mode': 'binary', 'amount': negatives} if negatives else None,
+        )
     counts = []
-    for batch in pyg_sar.NeighborLoader(data, FANS, batch_size=SEEDS, drop_last=True):
+    for batch in loader:
         remote = ~torch.isin(batch.n_id, data.n_id)
         counts.append((int(batch.num_nodes), int(batch.num_edges), int(remote.sum())))
     return counts
 
 
 def _predict(
-    root: Path, num_ranks: int, width: int = 6, batch_size: int = SEEDS
+    root: Path,
+    num_ranks: int,
+    width: int = 6,
+    batch_size: int = SEEDS,
+    negatives: float | None = None,
 ) -> SampledPrediction:
-    job = job_of(GraphSAGE(width, 16, 2, 3), width)
-    return predict_batches(read_statistics(root), job, num_ranks, FANS, batch_size)
+    job, statistics = job_of(GraphSAGE(width, 16, 2, 3), width), read_statistics(root)
+    return predict_batches(statistics, job, num_ranks, FANS, batch_size, negatives)
 
 
 def _round(root: Path, batch_size: int) -> tuple[int, int]:
@@ -69,11 +84,12 @@ def _round(root: Path, batch_size: int) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize('num_ranks', [1, 2, 4])
-def test_counts(tmp_path: Path, num_ranks: int) -> None:
+@pytest.mark.parametrize('negatives', [None, 0.0, 2.0])
+def test_counts(tmp_path: Path, num_ranks: int, negatives: float | None) -> None:
     root = _cut(tmp_path / 'parts')
-    counts = [c for rank in run_as_threads(_count, num_ranks, root) for c in rank]
+    counts = [c for rank in run_as_threads(_count, num_ranks, root, negatives) for c in rank]
     nodes, edges, remote = torch.tensor(counts, dtype=torch.float64).mean(0).tolist()
-    found = _predict(root, num_ranks)
+    found = _predict(root, num_ranks, negatives=negatives)
     assert found.num_nodes == pytest.approx(nodes, rel=0.3)
     assert found.num_edges == pytest.approx(edges, rel=0.3)
     assert found.remote_rows == pytest.approx(remote, rel=0.4)

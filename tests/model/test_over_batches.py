@@ -1,4 +1,4 @@
-"""The mean over all ranks' batches, which are unequal or empty, and its gradient."""
+"""Over all ranks' batches, which are unequal or empty: the mean with its gradient, and all rows."""
 
 from __future__ import annotations
 
@@ -45,3 +45,28 @@ def test_of_no_rows_it_is_0():
 def test_rows_of_the_whole_graph_are_refused(data):
     with pytest.raises(ValueError, match=r'losses\.mean\(\)'):
         pyg_sar.mean_of_batches(data.x)
+
+
+def _gathered(values: list[Tensor]) -> list[Tensor]:
+    return [
+        pyg_sar.gather_batches(torch.split(each, SIZES)[rank()].requires_grad_(each.is_complex()))
+        for each in values
+    ]
+
+
+def test_all_rows_of_batches() -> None:
+    rows = torch.randn(sum(SIZES), 2, dtype=torch.float64)
+    values = [rows, rows[:, 0] > 0, rows[:, :1].bfloat16(), rows.long(), rows.cfloat(), rows[:, :0]]
+    for found in run_as_threads(_gathered, 3, values):
+        assert not any(each.requires_grad for each in found)
+        for each, expected in zip(found, values, strict=True):
+            assert torch.equal(each, expected)
+            assert each.dtype == expected.dtype
+
+
+@on_ranks(2, by='threads', is_local=False)
+def test_batches_that_are_none_are_refused(data):
+    with pytest.raises(ValueError, match=r'pyg_sar\.gather\(x\)'):
+        pyg_sar.gather_batches(data.x)
+    with pytest.raises(ValueError, match=r'torch\.cat'):
+        pyg_sar.gather_batches(torch.ones(()))
