@@ -21,6 +21,10 @@ from pyg_sar.scoped import Scoped
 class Offered(Protocol):
     """What another rank is to make of tensors of this one."""
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it is to be read in the next turns."""
+
     def settle(self) -> None:
         """Makes it now."""
 

@@ -41,6 +41,7 @@ def train(options: dict[str, Any]) -> list[dict[str, float]]:
         data = torch.load(options['source'], weights_only=False)
         if options['variant'] == PLAIN_CSR:
             data.edge_index = as_csr(data)
+        data.num_classes = int(data.y.max()) + 1
     else:
         data = pyg_sar.load_shard(options['source'])
     torch.manual_seed(0)

@@ -8,10 +8,22 @@ memory goes, that which is needed last first:
 1. what a rank did not touch in the last turn in which it touched anything (it lies deep in the
    autograd graph), least recently touched first;
 2. what it touched then, but had made before;
-3. what it made then: the next turn works on it.
+3. what it made then: the next turn works on it;
+4. what others have still to read rows of, in their turns.
 
-Of 2 and 3 that of the rank goes first whose turn comes last. Ranks take turns in a circle, so this
-is Belady's choice; the least recently used would be the worst one.
+Of 2 and 3 that of the rank goes first whose turn comes last. Ranks take turns in a circle, so the
+least recently used would be the worst choice. Belady's choice, which knows the whole epoch, moves
+hardly less: GB written and read in an epoch of GraphSAGE on synthetic:arxiv in 8 parts, Belady's
+by simulation.
+
+=======  =====  =========  ======
+memory   here   without 4  Belady
+=======  =====  =========  ======
+100 MB   6.8    7.1        6.8
+250 MB   4.1    4.7        3.9
+400 MB   2.3    2.9        2.3
+600 MB   1.4    1.4        1.3
+=======  =====  =========  ======
 
 What was written once and has not changed since is not written again. What dies is never written.
 """
@@ -96,6 +108,12 @@ class Held:
         """Whether what it holds is with its owner as well."""
         return self.owner is not None and not self.owner.is_away
 
+    @property
+    def is_offered(self) -> bool:
+        """Whether others have still to read rows of it."""
+        offers = [reference() for reference, _ in self.offers]
+        return any(offer is not None and offer.is_open for offer in offers)
+
 
 def _num_references(storage: weakref.ref[torch.UntypedStorage]) -> int:
     return sys.getrefcount(storage())
@@ -142,6 +160,8 @@ class Clock:
     def last_needed(self, held: Held) -> tuple[int, int, int]:
         """Ascends from what is needed last."""
         last_turn = self._last_turns[held.rank]
+        if held.is_offered:
+            return 3, 0, 0
         if held.own_turn < last_turn:
             return 0, held.own_turn, 0
         until_turn = (held.rank - self.rank) % len(self._last_turns)

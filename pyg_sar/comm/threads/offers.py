@@ -34,6 +34,11 @@ class Offer:
         if make is not None and (seen is None or not seen.offers(read, self)):
             self.settle()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether they are still to be made."""
+        return self._make is not None
+
     def take(self, place: Callable[[], list[Tensor]]) -> list[Tensor]:
         """The tensors, in memory from `place` or of their own; once."""
         if self._make is not None:

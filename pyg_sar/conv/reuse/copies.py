@@ -53,6 +53,8 @@ class _KeptCopy(torch.autograd.Function):
 class _Settles:
     """Gives a tensor memory of its own, before what it shares is written to."""
 
+    is_open = False
+
     def __init__(self, copy: Tensor) -> None:
         self._copy = ref(copy)
 
