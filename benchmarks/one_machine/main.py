@@ -161,7 +161,9 @@ def draw(report: Row, path: Path) -> None:
                 if row['variant'] == kind and 'seconds' in row
             ]
             if not points:
-                axis.plot([], [], 'x', color=color, label=f'{kind}: does not fit')
+                limit = next(row['limit'] for row in rows if row['variant'] == kind) / 2**20
+                label = f'{kind}: needs more'
+                axis.plot([limit], [0], 'x', color=color, label=label, clip_on=False)
                 continue
             xs, ys, texts = zip(*sorted(points), strict=True)
             axis.plot(xs, ys, 'o-' if len(points) > 1 else 'o', color=color, label=kind)
@@ -170,9 +172,9 @@ def draw(report: Row, path: Path) -> None:
         axis.set_title(name)
         axis.set_xlabel('peak above imports, data included, MiB')
         axis.set_ylabel('seconds per epoch')
+        axis.margins(0.3)
         axis.set_xlim(left=0)
         axis.set_ylim(bottom=0)
-        axis.margins(y=0.3)
         axis.legend(frameon=False, fontsize=8)
     for axis in axes[len(groups) :]:
         axis.remove()
