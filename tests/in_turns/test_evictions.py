@@ -330,6 +330,27 @@ def test_rows_of_others_go_before_the_turn_ends(tmp_path: Path) -> None:
     assert found.results == [1003.0, 2000.0]
 
 
+def test_what_others_have_still_to_read_goes_last(tmp_path: Path) -> None:
+    def program() -> float:
+        ours, index = comm.current(), torch.arange(3)
+        to, of = (ours.rank + 1) % 4, (ours.rank - 1) % 4
+        rows = torch.full((SIZE,), float(ours.rank))
+
+        def make(out: list[Tensor]) -> None:
+            evictable.select_rows(out[0], rows, index)
+
+        ours.offer(to, 'rows', [rows.new_empty(3)], make, [rows])
+        held = torch.ones(SIZE)  # made later, so else it would stay longer
+        ours.await_offers({of: 1}, 'rows')
+        (came,) = ours.take(of, 'rows', lambda: [rows.new_empty(3)])
+        return (held.sum() + came.sum()).item()
+
+    found = play(program, 4, memory=4 * 4 * SIZE, spill=tmp_path, least=256)
+    assert found.results == [1009.0, 1000.0, 1003.0, 1006.0]
+    assert found.figures.read > 0
+    assert found.figures.read_of_others == 0
+
+
 def test_tensors_from_before_stay(tmp_path: Path) -> None:
     before = torch.ones(SIZE)
 
