@@ -92,3 +92,15 @@ def test_a_rank_that_found_no_device_is_refused(backend: str, tmp_path: Path) ->
     for said in run_ranks(_mixed, 2, root, backend=backend):
         words = 'expected the same model on all ranks: .*, on cuda on rank 1 .got .* on rank 0.'
         assert re.match(words, said), said
+
+
+def _rows_of_batches() -> list[float]:
+    own = torch.arange(1 + 2 * rank(), dtype=torch.float64, device='cuda')
+    found = pyg_sar.gather_batches(own)
+    assert found.device == own.device
+    return found.tolist()
+
+
+@pytest.mark.parametrize('backend', [*BACKENDS, 'gloo'])
+def test_rows_of_all_batches(backend: str) -> None:
+    assert run_ranks(_rows_of_batches, 2, backend=backend) == 2 * [[0.0, 0.0, 1.0, 2.0]]

@@ -102,11 +102,11 @@ def test_command_line_of_batches_of_links(
     parts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / 'plan.json'
-    found = {}
+    found = []
     for links in ([], ['--links', '0'], ['--links']):
         sampled = ['--sampled', '3', '--batch-size', '20', *links, '--json', str(out)]
         assert plan.main([str(parts), *SMALL[:-1], *sampled, '--ranks', '4']) == 0
-        found[len(found)] = json.loads(out.read_text())['batches'][0]
+        found.append(json.loads(out.read_text())['batches'][0])
     assert 'batches of 20 links with 1 negatives of each part, [3]' in capsys.readouterr().out
     assert found[0]['num_nodes'] < found[1]['num_nodes'] < found[2]['num_nodes']
     assert found[0]['num_batches'] < found[1]['num_batches'] == found[2]['num_batches']
