@@ -23,7 +23,8 @@ from pyg_sar.monitor import say
 
 _logger = logging.getLogger(__name__)
 
-_M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8  # malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h
+_LARGEST_IN_HEAP = 32 << 20  # HEAP_MAX_SIZE / 2
 _HUGE_PAGES = 'THP_MEM_ALLOC_ENABLE'  # c10/core/alignment.h, c10/core/impl/alloc_cpu.cpp
 
 
@@ -78,6 +79,19 @@ def _share_heap() -> bool:
     Otherwise holes of each thread's heap stay with it. Returns whether the setting was made.
     """
     return _has_set(_M_ARENA_MAX, 1)
+
+
+def _keep_freed_memory() -> None:
+    """Makes glibc keep blocks of up to 32 MiB that are freed, for what is taken next."""
+    _has_set(_M_TRIM_THRESHOLD, 2**31 - 1)
+    _has_set(_M_MMAP_THRESHOLD, _LARGEST_IN_HEAP)
+
+
+def _give_back_kept_memory(threshold: int) -> None:
+    """Makes glibc give back what is free now, and blocks of `threshold` bytes from now on."""
+    _has_set(_M_MMAP_THRESHOLD, threshold)
+    if _has_set(_M_TRIM_THRESHOLD, 128 << 10):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _has_set(option: int, value: int) -> bool:

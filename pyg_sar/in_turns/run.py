@@ -21,6 +21,7 @@ from pyg_sar.comm import current, is_distributed
 from pyg_sar.comm.threads import Around, run_around
 from pyg_sar.in_turns.evictions import LEAST_BYTES, Evictions
 from pyg_sar.in_turns.figures import Figures
+from pyg_sar.in_turns.freed_memory import FreedMemory
 from pyg_sar.in_turns.spill_file import SpillFile
 from pyg_sar.in_turns.users_calls import replaced
 from pyg_sar.in_turns.watch import Watch
@@ -137,11 +138,11 @@ def play(
     file = None if spill is None else SpillFile(spill, reserved)
     host_budget = sys.maxsize if file is None else host_budget
     evictions = Evictions(budget, host_budget, file, num_ranks, least, limit)
-    c_memory.return_freed_memory(LEAST_BYTES)
     c_memory._share_heap()
+    freed = FreedMemory(host_budget, LEAST_BYTES)
     try:
         with replaced():
-            results = run_around(_Evicting(evictions), function, num_ranks)
+            results = run_around(_Evicting(evictions, freed), function, num_ranks)
         gc.collect()  # what only cycles hold need not be read
         evictions.restore()
     except BaseException as error:
@@ -157,6 +158,7 @@ def play(
     finally:
         figures = evictions.counted()
         evictions.close()
+        freed.give_back()
     if evictions.over is not None:  # the program has gone on in spite of it
         raise evictions.over
     where = '' if file is None else f" in '{file.folder}'"
@@ -168,14 +170,15 @@ def play(
 class _Evicting(Around):
     """What is done around turns: memory goes."""
 
-    def __init__(self, evictions: Evictions) -> None:
-        self._evictions = evictions
+    def __init__(self, evictions: Evictions, freed: FreedMemory) -> None:
+        self._evictions, self._freed = evictions, freed
 
     def rank(self) -> AbstractContextManager[Any]:
         return Watch(self._evictions).beside()
 
     def switch(self, rank: int) -> None:
         self._evictions.begin(rank)
+        self._freed.check()
 
 
 def check_places(

@@ -32,8 +32,7 @@ _SPARSE = {
 }
 """What tensors of other layouts consist of."""
 
-_KINDS = ('cpu', 'cuda')
-"""Of memory that is evicted."""
+_untyped_storage = Tensor.untyped_storage  # torch's own: in turns another is in its place
 
 _aten = torch.ops.aten
 _READ_NOTHING = {
@@ -190,13 +189,11 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return func(*args, **kwargs)
         evictions, stays = self._evictions, self._stays
         with torch._C.DisableTorchFunction():
-            known, changed = set(), []
-            for name, value in (*enumerate(args), *kwargs.items()):
-                if not isinstance(value, (Tensor, list, tuple)):
-                    continue
+            known, changed = [], []
+            for name, value in (*enumerate(args), *kwargs.items()) if kwargs else enumerate(args):
                 is_written = name in writes
                 for storage in _storages(value):
-                    known.add(storage._cdata)
+                    known.append(storage._cdata)
                     if reads:
                         evictions.needs(storage, is_written=is_written)
                         if stays:
@@ -208,7 +205,8 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 evictions.has_changed_size(storage)
             if makes and not stays:  # what a user's thread makes is nobody's
                 for storage in _storages(out):
-                    if storage._cdata not in known:  # what was there before the ranks stays theirs
+                    # What was there before the ranks stays theirs.
+                    if evictions.is_new(storage) and storage._cdata not in known:
                         evictions.note(storage)
         return out
 
@@ -228,16 +226,14 @@ def _what_it_does(func: Any) -> tuple[bool, bool, frozenset[int | str]]:
     return func not in _READ_NOTHING, not func.is_view, writes
 
 
-def _storages(value: Any) -> Iterator[torch.UntypedStorage]:
+def _storages(value: Any) -> Sequence[torch.UntypedStorage]:
     """The storages of a tensor, or of those in a list; of its parts, if it is sparse."""
     if isinstance(value, Tensor):
-        if value.device.type not in _KINDS:
-            return
-        if value.layout == torch.strided:
-            yield value.untyped_storage()
-        else:
-            for part in _SPARSE.get(value.layout, ()):
-                yield part(value).untyped_storage()
-    elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _storages(each)
+        if not (value.is_cpu or value.is_cuda):
+            return ()
+        if value.layout is torch.strided:
+            return [_untyped_storage(value)]
+        return [_untyped_storage(part(value)) for part in _SPARSE.get(value.layout, ())]
+    if isinstance(value, (list, tuple)):
+        return [storage for each in value for storage in _storages(each)]
+    return ()
