@@ -90,8 +90,6 @@ def load_shard(
             META.json says or was changed, or the ranks' folders hold different partitions.
     """
     data = _logged(_read(root, rank, verify))
-    tensors = [v for s in data.stores for v in s.values() if isinstance(v, Tensor)]
-    note_mapped(Path(root), tensors)
     return data if rank is not None else as_rows_of_graph(data)
 
 
@@ -106,12 +104,12 @@ def _read(root: str | Path, rank: int | None, verify: bool) -> Data | HeteroData
                 'first)'
             )
         own, num_ranks = (0, 1) if rank is None else (rank, None)
-        return read_shard(root, own, num_ranks, verify=verify)
+        return _read_parts(root, own, num_ranks, verify)
     data: Data | HeteroData | None = None
     error: FileNotFoundError | ValueError | None = None
     try:
         own = current().rank if rank is None else rank
-        data = read_shard(root, own, current().size, verify=verify)
+        data = _read_parts(root, own, current().size, verify)
     except (FileNotFoundError, ValueError) as failure:
         error = failure
     except Exception as failure:  # whatever it is, the other ranks must not wait for this one
@@ -119,6 +117,15 @@ def _read(root: str | Path, rank: int | None, verify: bool) -> Data | HeteroData
     raise_together(error)
     assert data is not None
     _check_same_partition(data)
+    return data
+
+
+def _read_parts(
+    root: str | Path, own: int, num_ranks: int | None, verify: bool
+) -> Data | HeteroData:
+    data = read_shard(root, own, num_ranks, verify=verify)
+    tensors = [v for s in data.stores for v in s.values() if isinstance(v, Tensor)]
+    note_mapped(Path(root), tensors)
     return data
 
 

@@ -45,7 +45,7 @@ class Evictions:
     ) -> None:
         self.budget, self.file, self.least = budget, file, least
         self.files = MappedFiles()
-        self._clock = Clock(num_ranks)
+        self._num_ranks, self._clock = num_ranks, Clock(num_ranks)
         self._host = Tier(host_budget, self._clock, self._on_disk, limit)
         self._devices: dict[torch.device, Tier] = {}
         self._moved = [0, 0]
@@ -64,6 +64,7 @@ class Evictions:
             for device in self._devices:  # nothing that others touched is under way
                 torch.cuda.synchronize(device)
             self._clock.begin(rank)
+            self._host.beside = self.files.num_bytes // self._num_ranks
             for tier in (*self._devices.values(), self._host):
                 tier.begin()
             if self._host.here + self.files.num_bytes > self._host.budget:

@@ -180,6 +180,7 @@ class Tier:
     Attributes:
         over: The first OverMemory, whoever has caught it since.
         here: Bytes in memory.
+        beside: Bytes of files that the rank of a turn has mapped; their pages come as it reads.
         peak: At most.
         largest: Bytes of the largest storage.
         evictions: How often memory was taken away.
@@ -191,7 +192,7 @@ class Tier:
     ) -> None:
         self.budget, self.clock, self.below, self.limit = budget, clock, below, limit
         self.over: OverMemory | None = None
-        self.here = self.peak = self.largest = self.evictions = 0
+        self.here = self.beside = self.peak = self.largest = self.evictions = 0
         self.held: dict[Held, None] = {}
         self._queue: list[Held] | None = []
 
@@ -246,7 +247,7 @@ class Tier:
         """
         if self.clock.is_forked():  # it would write to places of the other process
             return
-        while self.here + num_bytes + self.largest > self.budget:
+        while self.here + self.beside + num_bytes + self.largest > self.budget:
             if self._queue is None:
                 able = [held for held in list(self.held) if self._may_go(held)]
                 self._queue = sorted(able, key=self._place_in_queue)
