@@ -5,8 +5,10 @@ Where they change, a line of CHANGELOG says why.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
+import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -177,7 +179,19 @@ def versions() -> dict[str, str]:
         'torch_geometric': torch_geometric.__version__,
         'numpy': numpy.__version__,
         'machine': f'{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}',
+        'cpu': _cpu(),
     }
+
+
+def _cpu() -> str:
+    """What libraries for products of matrices choose their loops by: the kind, and what it can."""
+    if sys.platform != 'linux':
+        return platform.processor()
+    lines = Path('/proc/cpuinfo').read_text().split('\n\n')[0].splitlines()
+    about = dict(map(str.strip, line.split(':', 1)) for line in lines if ':' in line)
+    flags = hashlib.sha256(' '.join(sorted(about.get('flags', '').split())).encode())
+    kind = ' '.join(about.get(key, '') for key in ('vendor_id', 'cpu family', 'model'))
+    return f'{kind}, {flags.hexdigest()[:8]}'
 
 
 def main() -> None:
