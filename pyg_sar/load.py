@@ -123,6 +123,7 @@ def _read(root: str | Path, rank: int | None, verify: bool) -> Data | HeteroData
 def _read_parts(
     root: str | Path, own: int, num_ranks: int | None, verify: bool
 ) -> Data | HeteroData:
+    """The parts of a rank; pages of their files may go from now on."""
     data = read_shard(root, own, num_ranks, verify=verify)
     tensors = [v for s in data.stores for v in s.values() if isinstance(v, Tensor)]
     note_mapped(Path(root), tensors)

@@ -70,15 +70,11 @@ class Evictions:
             if self._host.here + self.files.num_bytes > self._host.budget:
                 self.files.drop()
 
-    def is_new(self, storage: torch.UntypedStorage) -> bool:
-        """Whether :meth:`note` would take care of a storage that it does not know."""
-        return storage.nbytes() >= self.least and storage._cdata not in self._held
-
     def note(self, storage: torch.UntypedStorage) -> None:
         """Takes care of a storage from now on."""
-        if not (self.is_new(storage) and storage.resizable()):
-            return
         num_bytes, key = storage.nbytes(), storage._cdata
+        if num_bytes < self.least or key in self._held or not storage.resizable():
+            return
         with self._lock:
             tier, clock = self._tier_of(storage.device), self._clock
             if tier is None:

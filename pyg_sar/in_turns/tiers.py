@@ -245,9 +245,9 @@ class Tier:
 
         What an operation makes is known when it is there: as much as the largest has room, too.
         """
-        if self.clock.is_forked():  # it would write to places of the other process
-            return
         while self.here + self.beside + num_bytes + self.largest > self.budget:
+            if self.clock.is_forked():  # it would write to places of the other process
+                return
             if self._queue is None:
                 able = [held for held in list(self.held) if self._may_go(held)]
                 self._queue = sorted(able, key=self._place_in_queue)

@@ -189,11 +189,11 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return func(*args, **kwargs)
         evictions, stays = self._evictions, self._stays
         with torch._C.DisableTorchFunction():
-            known, changed = [], []
-            for name, value in (*enumerate(args), *kwargs.items()) if kwargs else enumerate(args):
+            known, changed = set(), []
+            for name, value in (*enumerate(args), *kwargs.items()):
                 is_written = name in writes
                 for storage in _storages(value):
-                    known.append(storage._cdata)
+                    known.add(storage._cdata)
                     if reads:
                         evictions.needs(storage, is_written=is_written)
                         if stays:
@@ -205,8 +205,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 evictions.has_changed_size(storage)
             if makes and not stays:  # what a user's thread makes is nobody's
                 for storage in _storages(out):
-                    # What was there before the ranks stays theirs.
-                    if evictions.is_new(storage) and storage._cdata not in known:
+                    if storage._cdata not in known:  # what was there before the ranks stays theirs
                         evictions.note(storage)
         return out
 
