@@ -7,8 +7,7 @@ What it keeps instead has holes, and takes as much again as the tensors.
 
 from __future__ import annotations
 
-from mmap import PAGESIZE
-from pathlib import Path
+import psutil
 
 from pyg_sar import memory
 
@@ -26,7 +25,7 @@ class FreedMemory:
         self._least = least
         self._is_ours = self._is_kept = memory.return_freed_memory(least)
         if self._is_kept:
-            self._limit = _resident() + min(budget, _available()) // 2
+            self._limit = _resident() + min(budget, psutil.virtual_memory().available) // 2
             memory._keep_freed_memory()
 
     def check(self) -> None:
@@ -43,12 +42,5 @@ class FreedMemory:
 
 def _resident() -> int:
     """Bytes of this process in memory that are of no file."""
-    _, resident, shared, *_ = Path('/proc/self/statm').read_text().split()
-    return (int(resident) - int(shared)) * PAGESIZE
-
-
-def _available() -> int:
-    """Bytes of the machine that programs can still have."""
-    lines = Path('/proc/meminfo').read_text().splitlines()
-    (found,) = (line.split()[1] for line in lines if line.startswith('MemAvailable:'))
-    return int(found) << 10
+    found = psutil.Process().memory_info()
+    return int(found.rss - found.shared)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 
+import psutil
 import torch
 from torch import Tensor
 
@@ -146,7 +146,4 @@ def _rows_in_memory(arguments: Arguments, seen: Observation, exchange: Exchange)
 def _free_memory(device: torch.device) -> int:
     if device.type == 'cuda':
         return int(torch.cuda.mem_get_info(device)[0])
-    try:
-        return os.sysconf('SC_AVPHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
-    except (ValueError, OSError, AttributeError):  # not on this system
-        return 4 << 30
+    return int(psutil.virtual_memory().available)
