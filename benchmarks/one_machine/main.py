@@ -47,7 +47,7 @@ WORKLOADS = {
     'arxiv': Workload(ARXIV, 8, ('1MB', '150MB', '400MB', '800MB', '100GB'), cold='1MB', rounds=3),
     'arxiv-gat': Workload(ARXIV, 8, ('1MB', '400MB', '100GB'), 'gat', 128, rounds=3),
     'products': Workload('drawn:products', 16, ('4GB',), cold='4GB'),
-    'two-layer GCN': Workload('drawn:products', 4, ('4GB',), 'gcn', 256, 2, 'layer_norm'),
+    'two-layer GCN': Workload('drawn:products', 4, ('4GB', '6GB'), 'gcn', 256, 2, 'layer_norm'),
 }
 SIZES: dict[str, dict[str, Any]] = {
     'full': {'workloads': list(WORKLOADS)[1:], 'epochs': 3, 'rounds': 3, 'spill': str(CACHE)},

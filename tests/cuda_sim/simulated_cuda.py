@@ -73,7 +73,6 @@ def _simulate_device() -> None:
         'default_stream': lambda device=None: stream,
         'stream': lambda chosen: contextlib.nullcontext(),
         'empty_cache': lambda: None,
-        'mem_get_info': lambda device=None: (1 << 30, 1 << 30),
         'memory_allocated': lambda device=None: ops.allocated(),
         'max_memory_allocated': lambda device=None: ops.peak(),
         'reset_peak_memory_stats': lambda device=None: ops.reset_peak(),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import psutil
 import torch
 from torch import Tensor
 
@@ -25,7 +24,8 @@ from pyg_sar.conv.message.whole_graph_sizes import WholeGraphSizes
 from pyg_sar.conv.names import name_of
 from pyg_sar.shard.plan import Plan
 
-_MEMORY_SHARE = 16
+# Bytes of a chunk, on every machine: where it ends decides the last bits of gradients.
+_CHUNK = 256 << 20
 _MIN_ROWS = 1024
 
 
@@ -69,9 +69,9 @@ def run_gather(
 ) -> tuple[Tensor | None, tuple[Tensor, ...], Observation]:
     """Computes a conv's message and aggregation by chunks of destinations.
 
-    A chunk has `max_rows` in-edges at most; None is for what fits into a share of free memory.
-    Gives the aggregation's result in the conv's node dimension, the edge outputs, and what is to be
-    set on the conv.
+    A chunk has `max_rows` in-edges at most; None is for as many as take `_CHUNK`. Gives the
+    aggregation's result in the conv's node dimension, the edge outputs, and what is to be set on
+    the conv.
     """
     seen = observe(binding)
     if seen.is_dense and not (plan.is_whole and plan.shard.e_id is not None):
@@ -98,7 +98,7 @@ def run_gather(
 
     program = ChunkProgram(run, seen.out, seen.edge_outputs, seen.uses_rng, state_of(binding.conv))
     arguments = replace(binding.arguments, learnable=seen.learnable)
-    rows = max_rows if max_rows is not None else _rows_in_memory(arguments, seen, exchange)
+    rows = max_rows if max_rows is not None else _rows_of_chunk(arguments, seen)
     # A dense batch has as many rows for every node as the largest in-degree.
     max_dst = max(rows // max(sizes.width, 1), 1) if seen.is_dense else None
     chunks = chunks_of(plan, rows, max_dst, exchange)
@@ -131,19 +131,11 @@ def _run(
     return binding.aggregate(values, message).movedim(binding.conv.node_dim, 0), ()
 
 
-def _rows_in_memory(arguments: Arguments, seen: Observation, exchange: Exchange) -> int:
-    """In-edges whose rows, with what is computed from them, take a share of the free memory."""
+def _rows_of_chunk(arguments: Arguments, seen: Observation) -> int:
+    """In-edges whose rows, with what is computed from them, take `_CHUNK`."""
     tensors = [*arguments.src, *arguments.dst, *arguments.edge, *seen.edge_outputs]
     if seen.out is not None:
         tensors.append(seen.out)
     # Several tensors of that size live at once: rows, messages, their gradients.
     row_bytes = 4 * sum(t[:1].numel() * t.element_size() for t in tensors)
-    free = _free_memory(tensors[0].device if tensors else torch.device('cpu'))
-    share = free // (_MEMORY_SHARE * exchange.shard.world_size)
-    return max(share // max(row_bytes, 1), _MIN_ROWS)
-
-
-def _free_memory(device: torch.device) -> int:
-    if device.type == 'cuda':
-        return int(torch.cuda.mem_get_info(device)[0])
-    return int(psutil.virtual_memory().available)
+    return max(_CHUNK // max(row_bytes, 1), _MIN_ROWS)
