@@ -70,6 +70,8 @@ class GroupComm(Connection):
         try:
             meet(main.group)
             self.group = new_group(limit)
+            # A rank that closed it now would end those that are still connecting.
+            meet(self.group)
         except RuntimeError as error:
             clear_frames(error.__traceback__)
             found = self.lost(error.with_traceback(None), 'connecting the ranks', None)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -20,6 +22,8 @@ import pyg_sar
 from pyg_sar import partition_graph
 from pyg_sar.aggregate.halo import from_halo, with_halo
 from pyg_sar.comm import Exchange, GradientReturn, agree, all_reduce_sum, raise_together
+from pyg_sar.comm.faults.groups import new_group
+from pyg_sar.comm.ranks import open_lane
 from pyg_sar.shard.plan import plan_of
 from pyg_sar.shard.read.read_shard import read_shard
 
@@ -265,3 +269,21 @@ def test_a_process_group_of_its_own(data):
         dist.all_reduce(total)
         assert total.tolist() == [3.0] * 3
         assert torch.equal(rows, expected)
+
+
+@on_ranks(3, 0)
+def test_no_rank_leaves_a_group_that_another_still_connects():
+    agree(0)  # the group of the program is there
+    store = dist.distributed_c10d._get_default_store()
+
+    def slow(limit):
+        group = new_group(limit)
+        if dist.get_rank() == 0:
+            time.sleep(0.3)
+            store.set('all are connected', '')
+        return group
+
+    with mock.patch('pyg_sar.comm.process_group.new_group', slow):
+        lane = open_lane()
+    assert store.check(['all are connected'])
+    lane.close()

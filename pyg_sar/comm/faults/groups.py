@@ -17,7 +17,7 @@ _SETTINGS = {'TORCH_NCCL_ASYNC_ERROR_HANDLING': '0', 'TORCH_NCCL_DUMP_ON_TIMEOUT
 
 
 def meet(group: dist.ProcessGroup | None) -> None:
-    """Sees ranks that have ended, which `new_group` would wait for (collective).
+    """Waits until all ranks come here; an error if one has ended (collective).
 
     Args:
         group: Of all ranks; None for the default one.
