@@ -25,6 +25,15 @@ CUDA_CHUNK_BYTES = 256 << 20
 MIN_EDGES = 256
 
 
+def edges_within(edge_bytes: int, device: torch.device) -> int:
+    """Edges of a chunk at most, from the bytes that its largest tensor takes for one.
+
+    No state of the machine counts: where a chunk ends decides the last bits of gradients.
+    """
+    num_bytes = CHUNK_BYTES if device.type == 'cpu' else CUDA_CHUNK_BYTES
+    return max(num_bytes // max(edge_bytes, 1), MIN_EDGES)
+
+
 @dataclass(frozen=True, eq=False)
 class Chunk:
     """Some edges of a block, in its order."""

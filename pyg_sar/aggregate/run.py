@@ -67,9 +67,8 @@ class Run:
         reduced = [program.messages[r.message].transpose(0, r.dim) for r in program.reductions]
         tensors = [*read.src, *read.dst, *read.edge, *program.edge_outputs, *reduced]
         sizes = [t[:1].numel() * t.element_size() for t in tensors]
-        is_cpu = self.loop.plan.edge_index.device.type == 'cpu'
-        num_bytes = chunks.CHUNK_BYTES if is_cpu else chunks.CUDA_CHUNK_BYTES
-        return max(num_bytes // max(program.edge_bytes, *sizes, 1), chunks.MIN_EDGES)
+        edge_bytes = max([program.edge_bytes, *sizes])
+        return chunks.edges_within(edge_bytes, self.loop.plan.edge_index.device)
 
     def chunks(self) -> Chunks:
         """The chunks of all blocks (collective unless rows are kept)."""

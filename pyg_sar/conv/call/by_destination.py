@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from pyg_sar.aggregate.chunks import edges_within
 from pyg_sar.aggregate.gather import ChunkProgram, chunks_of, gather
 from pyg_sar.aggregate.program import Arguments, no_autocast_cache
 from pyg_sar.comm import Exchange, agree
@@ -23,12 +24,6 @@ from pyg_sar.conv.message.sample_edges import (
 from pyg_sar.conv.message.whole_graph_sizes import WholeGraphSizes
 from pyg_sar.conv.names import name_of
 from pyg_sar.shard.plan import Plan
-
-# Bytes of a chunk, on every machine: where it ends decides the last bits of gradients. On a CPU
-# small ones are faster: a median of 400,000 edges took half of the time of 256 MiB (measured).
-_CHUNK = 32 << 20
-_CHUNK_ON_DEVICE = 256 << 20
-_MIN_ROWS = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +66,9 @@ def run_gather(
 ) -> tuple[Tensor | None, tuple[Tensor, ...], Observation]:
     """Computes a conv's message and aggregation by chunks of destinations.
 
-    A chunk has `max_rows` in-edges at most; None is for as many as take a fixed number of
-    bytes. Gives the aggregation's result in the conv's node dimension, the edge outputs, and what
-    is to be set on the conv.
+    A chunk has `max_rows` in-edges at most; None is for :func:`edges_within`. Gives the
+    aggregation's result in the conv's node dimension, the edge outputs, and what is to be set on
+    the conv.
     """
     seen = observe(binding)
     if seen.is_dense and not (plan.is_whole and plan.shard.e_id is not None):
@@ -100,7 +95,9 @@ def run_gather(
 
     program = ChunkProgram(run, seen.out, seen.edge_outputs, seen.uses_rng, state_of(binding.conv))
     arguments = replace(binding.arguments, learnable=seen.learnable)
-    rows = max_rows if max_rows is not None else _rows_of_chunk(arguments, seen)
+    rows = max_rows
+    if rows is None:
+        rows = edges_within(_edge_bytes(arguments, seen), plan.edge_index.device)
     # A dense batch has as many rows for every node as the largest in-degree.
     max_dst = max(rows // max(sizes.width, 1), 1) if seen.is_dense else None
     chunks = chunks_of(plan, rows, max_dst, exchange)
@@ -133,12 +130,9 @@ def _run(
     return binding.aggregate(values, message).movedim(binding.conv.node_dim, 0), ()
 
 
-def _rows_of_chunk(arguments: Arguments, seen: Observation) -> int:
-    """In-edges of a chunk: their rows, with what is computed from them, take so many bytes."""
+def _edge_bytes(arguments: Arguments, seen: Observation) -> int:
+    """Bytes of the largest row of an edge, or of what is computed from it."""
     tensors = [*arguments.src, *arguments.dst, *arguments.edge, *seen.edge_outputs]
     if seen.out is not None:
         tensors.append(seen.out)
-    # Several tensors of that size live at once: rows, messages, their gradients.
-    row_bytes = 4 * sum(t[:1].numel() * t.element_size() for t in tensors)
-    chunk = _CHUNK if all(t.device.type == 'cpu' for t in tensors) else _CHUNK_ON_DEVICE
-    return max(chunk // max(row_bytes, 1), _MIN_ROWS)
+    return max((t[:1].numel() * t.element_size() for t in tensors), default=0)
