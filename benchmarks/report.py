@@ -196,6 +196,11 @@ def show_mib(values: Sequence[float]) -> str:
     return f'{max(values) / 2**20:,.0f} ({statistics.mean(values) / 2**20:,.0f})'
 
 
+def show_ranks(count: int) -> str:
+    """``'1 rank'`` or ``'2 ranks'``."""
+    return f'{count} rank{"s" * (count > 1)}'
+
+
 def environment() -> Row:
     memory = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
     return {

@@ -26,7 +26,7 @@ from cached_graphs import ARXIV, TINY, cut, graph_file, read_all, sizes  # noqa:
 from measured_training import num_cores  # noqa: E402
 from plots import bars, panels, save  # noqa: E402
 from process_memory import PeakMemory  # noqa: E402
-from report import Benchmark, Row, ratios, show, show_mib, summary, table  # noqa: E402
+from report import Benchmark, Row, ratios, show, show_mib, show_ranks, summary, table  # noqa: E402
 from team import Team, slowest, take_turns  # noqa: E402
 
 import pyg_sar  # noqa: E402
@@ -206,7 +206,7 @@ def render(report: dict[str, Any]) -> dict[str, str]:
     lines = [
         [
             f'{r["model"]}, {r["num_nodes"]:,} nodes' if r['variant'] == PLAIN else '',
-            PLAIN if r['variant'] == PLAIN else f'{r["processes"]} ranks',
+            PLAIN if r['variant'] == PLAIN else show_ranks(r['processes']),
             show(r['seconds'], 2),
             show(r['of_plain']),
             f'{r["cpu_seconds"]:.1f}',

@@ -18,7 +18,7 @@ from cached_graphs import ARXIV, TINY, cut, graph_file, sizes  # noqa: E402
 from plots import bars, panels, save  # noqa: E402
 from program_team import ProgramTeam  # noqa: E402
 from programs import sample, train  # noqa: E402
-from report import Benchmark, Row, ratios, show, show_size, summary, table  # noqa: E402
+from report import Benchmark, Row, ratios, show, show_ranks, show_size, summary, table  # noqa: E402
 from team import Steps, Team, slowest, take_turns  # noqa: E402
 from torch_geometric.typing import WITH_PYG_LIB, WITH_TORCH_SPARSE  # noqa: E402
 
@@ -208,11 +208,11 @@ def draw(report: dict[str, Any], path: Path) -> None:
         ]
         for variant in dict.fromkeys(row['variant'] for row in sampled)
     }
-    bars(left, [f'{count} ranks' for count in counts], series)
+    bars(left, [show_ranks(count) for count in counts], series)
     left.set_ylabel('batches per second, of all ranks together')
     seconds = [row['seconds']['median'] for row in trained]
     if trained:
-        bars(right, [f'{row["processes"]} ranks' for row in trained], {'GraphSAGE': seconds})
+        bars(right, [show_ranks(row['processes']) for row in trained], {'GraphSAGE': seconds})
     right.set_ylabel('s per epoch')
     save(figure, path)
 
