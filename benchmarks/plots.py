@@ -62,7 +62,7 @@ def log_axes(axis: Any, counts: Sequence[float]) -> None:
     axis.set_xticks(counts, [str(count) for count in counts])
     axis.minorticks_off()
     axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axis.yaxis.set_major_formatter('{x:,.4g}')
+    axis.yaxis.set_major_formatter('{x:,.6g}')
 
 
 def save(figure: Any, path: Path) -> None:
