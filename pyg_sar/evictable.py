@@ -54,7 +54,7 @@ class Watcher(Protocol):
         """Reads rows of a tensor that is away, and nothing else of it; False if it is not."""
 
     def reads_run(self, out: Tensor, run: Tensor) -> bool:
-        """Reads a contiguous tensor that is away, and nothing else of its memory."""
+        """Reads a contiguous tensor that is away, and nothing else; False if it is not away."""
 
     def offers(self, tensors: Sequence[Tensor], offer: Offered) -> bool:
         """Settles an offer, as long as it lives, before a tensor is written to.
@@ -68,7 +68,7 @@ watcher: Scoped[Watcher | None] = Scoped(None)
 
 
 def beside() -> Callable[[], AbstractContextManager[Any]]:
-    """What threads enter that compute for the one which this is called in."""
+    """A context for threads that compute for the calling thread."""
     return nullcontext if watcher.value is None else watcher.value.beside
 
 
@@ -76,7 +76,7 @@ _data_ptr = Tensor.data_ptr  # torch's own: in turns another function is in its 
 
 
 def address_of(tensor: Tensor) -> int:
-    """Where the memory of a tensor begins that is here, for the time of one call."""
+    """The address of a tensor that is in memory, for the time of one call."""
     return _data_ptr(tensor)
 
 

@@ -1,8 +1,8 @@
 """The loop of every aggregation: fetch a block's rows, compute, return their gradient.
 
-Whoever aggregates writes what is computed; a class here gives it one block after another, in the
-order of the plan, with the rows that it reads, and in backward takes the gradient of these rows to
-their owner.
+A class here gives one block after another, in the order of the plan, with the rows that it reads.
+In backward it takes the gradient of these rows to their owner. What is computed of a block stands
+in the body of the caller's loop.
 """
 
 from __future__ import annotations
@@ -82,10 +82,10 @@ class BlockByBlock:
             read: What is fetched again; nothing if the gradient does not need it.
             out: Gradients ``[num_own, ...]`` of own rows, complete in the end: zeros, or of any
                 content where all of a block is written. Empty where no gradient is asked for.
-            own: Makes what takes the place of `out` from the own blocks, which do not come then:
-                once gradients of other ranks' rows are on their way.
-            later: May take the place of the loop's body where ranks take turns: blocks of other
-                ranks' rows do not come then.
+            own: Computes what takes the place of `out`, once gradients of other ranks' rows are on
+                their way. The loop then skips own blocks.
+            later: May take the place of the loop's body where ranks take turns. The loop then skips
+                blocks of other ranks' rows.
         """
         returned = GradientReturn(self.exchange, out, own=own)
         num_own = self.plan.shard.parts_per_rank

@@ -36,7 +36,7 @@ class ChunkProgram:
     out: Tensor | None  # like `out`, with any number of rows
     edge_outputs: tuple[Tensor, ...]  # like the edge outputs
     uses_rng: bool  # whether it draws random numbers
-    # Brings about, for the time of a backward, what `run` read in forward beside its arguments.
+    # Sets, for the time of a backward, what `run` read in forward beside its arguments.
     as_in_forward: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 

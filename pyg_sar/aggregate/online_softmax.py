@@ -117,7 +117,7 @@ class _Online(torch.autograd.Function):
 
 
 class _EdgeOutput(torch.autograd.Function):
-    """Adds what an edge output has to do with ``r_i`` while its values are there anyway.
+    """Adds the part of an edge output in ``r_i``, while its values are in memory anyway.
 
     | forward:  ``output``
     | backward: ``d_link = d_output``, ``d_sums_i = sum over in-edges of <output_e, d_output_e>``

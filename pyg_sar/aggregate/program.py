@@ -1,6 +1,6 @@
-"""What the aggregate room asks of a message function.
+"""What this package asks of a message function.
 
-`conv` describes a conv's message by a :class:`Program`; the Functions of this room run it block by
+`conv` describes a conv's message by a :class:`Program`; the Functions here run it block by
 block without knowing what it computes. Its tensors have nodes or edges in their first dimension.
 """
 
@@ -99,7 +99,7 @@ class Program:
     # The result of its only softmax, of any number of edges, if every message and edge output is
     # linear in it as :mod:`pyg_sar.aggregate.online_softmax` asks; else None.
     weights: Tensor | None = None
-    # Brings about, for the time of a backward, what `run` read in forward beside its arguments.
+    # Sets, for the time of a backward, what `run` read in forward beside its arguments.
     as_in_forward: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     def init_states(self, num_dst: int) -> list[State]:

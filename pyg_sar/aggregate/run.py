@@ -134,7 +134,7 @@ class Surroundings:
             self._seed = int.from_bytes(digest, 'big')
 
     def enter(self, place: int) -> None:
-        """Brings about the random state of a chunk of a function that draws."""
+        """Sets the random state of a chunk, for a function that draws."""
         if place == 0:
             self._generator.set_state(self._first)
         else:
@@ -144,8 +144,8 @@ class Surroundings:
     def again(self, learnable: Sequence[Tensor]) -> Iterator[None]:
         """For a backward that runs messages again: with what forward read, drew and cast.
 
-        The caller's random state is left as it was, and hooks of learnable leaves do not run: a
-        gradient of a few edges is none that a hook asked for. Autograd gives it the sum afterwards.
+        The caller's random state is left as it was. Hooks of learnable leaves do not run for the
+        gradient of a few edges: autograd calls them with the sum afterwards.
         """
         enabled, dtype = self._autocast
         with (

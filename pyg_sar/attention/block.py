@@ -86,7 +86,7 @@ class Attended:
 def gradients(
     query: Tensor, block: Block, scale: float, grad: Tensor, out: Tensor, log_total: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of the queries, and of the block's keys and values.
+    """The gradients of the queries, and of the block's keys and values.
 
     Args:
         query: Own queries ``[H, L, E]``.

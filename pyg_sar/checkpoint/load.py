@@ -139,7 +139,7 @@ def load_checkpoint(
 
 @contextmanager
 def _of_this_run(folder: Path) -> Iterator[None]:
-    """What is no state of training, but of plain values, fails in any way."""
+    """Names the folder in errors: plain values that are no state of training fail in many ways."""
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as e:

@@ -33,13 +33,13 @@ def embeddings(model: torch.nn.Module) -> dict[str, OwnRows]:
 
 
 def embeddings_of(optimizer: Optimizer) -> dict[int, OwnRows]:
-    """Those that an optimizer has, by their numbers in its state."""
+    """The rows of node embeddings that an optimizer has, by their numbers in its state."""
     parameters = (p for group in optimizer.param_groups for p in group['params'])
     return {index: p for index, p in enumerate(parameters) if isinstance(p, OwnRows)}
 
 
 def model_state(model: torch.nn.Module) -> State:
-    """Under the keys of the plain PyG model."""
+    """The state of a model, under the keys of the plain PyG model."""
     own = embeddings(model)
     state = {k: v for k, v in plain_model(model).state_dict().items() if k not in own}
     return state, {f'model.{name}': Table.of(weight, weight) for name, weight in own.items()}

@@ -1,4 +1,4 @@
-"""What moves between ranks: the only room that communicates features."""
+"""What moves between ranks: the only package that sends features."""
 
 from pyg_sar.comm.buffers import Rows
 from pyg_sar.comm.collectives import (

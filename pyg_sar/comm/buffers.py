@@ -120,7 +120,7 @@ class Wire:
 
 
 def _chunks(num_rows: int, like: Tensor) -> Iterator[slice]:
-    """Runs of rows of about a megabyte; elsewhere than on a CPU of 64."""
+    """Slices of rows of about 1 MiB each on a CPU, of 64 MiB on other devices."""
     row_bytes = like.element_size() * math.prod(like.shape[1:])
     chunk_bytes = _CHUNK_BYTES if like.device.type == 'cpu' else 64 * _CHUNK_BYTES
     step = max(chunk_bytes // max(row_bytes, 1), 1)

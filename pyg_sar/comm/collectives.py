@@ -66,7 +66,7 @@ def odd_and_usual(values: Sequence[object]) -> tuple[int, int]:
 
 
 def differ(text: str, rank: int) -> ValueError:
-    """For all ranks to raise, where one differs from the others; that one has the traceback."""
+    """The error that all ranks raise where `rank` differs; only that rank prints a traceback."""
     return because_of(rank, current().rank, ValueError(text))
 
 
@@ -82,7 +82,7 @@ def check_equal(what: str, values: Sequence[object]) -> None:
 
 
 def all_ranks(value: bool, world_size: int) -> bool:
-    """Whether `value` holds on all ranks (collective if there are others: see below)."""
+    """Whether `value` holds on all ranks (collective; see :func:`least_of_ranks`)."""
     return bool(least_of_ranks(int(value), world_size))
 
 
@@ -110,8 +110,8 @@ def count_ranks(words: str, flag: bool) -> int:
     """How many ranks have set a flag (collective: an all-reduce of one number).
 
     Args:
-        words: What all are at; they raise ExchangeError if it differs.
-        flag: The own one.
+        words: The operation that all ranks are at; all raise ExchangeError where it differs.
+        flag: Whether this rank has set it.
     """
     count = _sum(words, number=flag)
     assert count is not None

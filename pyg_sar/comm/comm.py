@@ -84,7 +84,7 @@ class Comm:
         return hook.in_operation(operation, peer, is_wait) if hook.watchers else nullcontext()
 
     def left_by(self, error: BaseException) -> None:
-        """To be told of every exception that leaves a layer, a model or the backward of a layer.
+        """Takes note of an exception that leaves a layer, a model or the backward of a layer.
 
         If it is this rank's alone, the others would wait for it: their exchanges end.
         """
@@ -99,7 +99,7 @@ class Comm:
         """Has all ranks connect their devices, where a backend needs it (at the first call)."""
 
     def goes_by_host(self, device: torch.device, group: dist.ProcessGroup | None = None) -> bool:
-        """Whether tensors of a device travel from host to host: by gloo; so ranks may share a GPU.
+        """Whether gloo carries tensors of a device, by way of the host; then ranks may share a GPU.
 
         Args:
             device: The device.
@@ -130,7 +130,7 @@ class Comm:
         send_rank: int,
         words: str,
     ) -> list[Work]:
-        """Begins to receive tensors from one rank and to send others to another, contiguous ones.
+        """Begins to receive contiguous tensors from one rank and to send others to another rank.
 
         Messages meet if their words are equal, where the backend knows tags (gloo).
         """

@@ -120,7 +120,7 @@ def started() -> Backward:
 
 
 def note_backward_of(tensor: Tensor) -> None:
-    """Has a backward that comes to `tensor` noted: it hands gradients of all ranks' losses back."""
+    """Notes a backward that reaches `tensor`, as it returns gradients of all ranks' losses."""
     tensor.register_hook(_note)  # type: ignore[no-untyped-call]
 
 

@@ -27,8 +27,8 @@ class GradientReturn:
         exchange: The exchange whose adjoint it is.
         out: ``[num_own, ...]`` of each tensor, which gradients of other ranks are added to: zeros,
             or of any content where all own blocks are written.
-        own: Makes what own blocks give, in the place of `out`, whose rows tell shapes and dtypes
-            only: once the first gradients are on their way. Own blocks do not come then.
+        own: Computes what the own blocks give, once the first gradients are on their way. It takes
+            the place of `out`, whose rows then tell only shapes and dtypes; own blocks are skipped.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class GradientReturn:
         self._add(arrived)  # while the gradients of this block are on their way
 
     def offer(self, make: Callable[[Rows], None], read: Rows) -> None:
-        """In the place of the two: has the next block's owner, in its turn, make them of `read`."""
+        """In place of `rows` and `send`: the next block's owner makes the gradients from `read`."""
         step = next(self._steps)
 
         def narrowed(targets: Rows) -> None:
@@ -98,7 +98,7 @@ class GradientReturn:
         if self._comm.takes_turns and self.out:
             self._take_offers()
         else:
-            self._add(None)  # of a rank that has sent nothing
+            self._add(None)  # calls `own` on a rank that has sent nothing
             while self._travelling:
                 self._add(self._arrived())
         return self.out

@@ -97,8 +97,8 @@ class GroupComm(Connection):
     def connect_devices(self, device: torch.device) -> None:
         """See :meth:`Comm.connect_devices`.
 
-        NCCL does it in the first operation of all, and in the first transfer of two; the host waits
-        in C. In a step of an exchange it would for ranks without rows in it, or lost by then.
+        NCCL connects all ranks in their first operation, and two ranks in their first transfer. The
+        host waits for that in C: within an exchange it would wait for ranks without rows, or lost.
         """
         if device in self._devices:
             return
@@ -111,7 +111,7 @@ class GroupComm(Connection):
         self._devices.add(device)
 
     def _lost_on_device(self, error: Exception, operation: str) -> None:
-        """Of the thread that watches; the program's own is about to come to it."""
+        """Ends the group after a lost transfer, in the watching thread; `check` waits for it."""
         self._verdict = threading.current_thread()
         self.lost(error, operation, None)
 
@@ -130,11 +130,11 @@ class GroupComm(Connection):
     def sum_alike(self, alike: str, *, number: int = 0, state: str = '') -> int | None:
         """See :meth:`Comm.sum_alike`; one message of 8 bytes.
 
-        With codes c the sum tells whether all are equal: on a rank for which it is P c though
-        others differ, c would be their mean. For random codes that does not happen, and where it
-        does its next operation ends in the error of the others. The ranks are fewer than 4,096.
+        A rank with code c takes all codes for equal if their sum over the P ranks is P c. Unequal
+        codes have that sum only if c is their mean, which random codes hardly ever are; then its
+        next operation ends in the error of the others. The ranks are fewer than 4,096.
         """
-        # Without the class of the layer: which class it is, forwards are compared by.
+        # Without the class of the layer: the comparison of forwards has it.
         same = f'{alike} in {_CLASS.sub("", place())}'
         code = zlib.crc32((same + state).encode()) >> (32 - _CODE_BITS)
         packed = torch.tensor([code << _NUMBER_BITS | number], device=self._small)
@@ -228,13 +228,13 @@ class GroupComm(Connection):
         return self.group
 
     def _await(self, work: Any, tensor: Tensor, group: dist.ProcessGroup | None = None) -> None:
-        """Waits for a collective; on a device by NCCL its stream does."""
+        """Waits for a collective; under NCCL the stream of the device waits, and not the host."""
         if tensor.device.type != 'cpu' and group is None:
             self._see(work, tensor.device)
         work.wait()
 
     def _see(self, work: Any, device: torch.device) -> None:
-        """Has a transfer watched whose own wait tells nothing."""
+        """Watches a transfer between devices, whose own wait reports no lost rank."""
         if self._watch is not None and not self.goes_by_host(device):
             self._watch.add(work, self.operation)
 

@@ -22,7 +22,7 @@ _of_groups: WeakKeyDictionary[dist.ProcessGroup, GroupComm] = WeakKeyDictionary(
 
 
 def current() -> Comm:
-    """That of this thread, or else of the default process group, or of one rank by itself."""
+    """The comm of this thread, else of the default process group, else of one rank by itself."""
     if chosen.value is not None:
         return chosen.value
     default = dist.group.WORLD

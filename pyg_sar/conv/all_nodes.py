@@ -9,17 +9,20 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch_geometric.nn import GPSConv, Polynormer, SGFormer
+from torch_geometric import nn
 
 from pyg_sar.comm import world_size
 from pyg_sar.rows.rows import Rows
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 
+_NAMES = 'GPSConv', 'Polynormer', 'SGFormer'  # PyG 2.6 has the first alone
+_ATTENTIVE = tuple(getattr(nn, name) for name in _NAMES if hasattr(nn, name))
+
 
 def watch_attention(model: torch.nn.Module) -> None:
     """Has models with attention over all nodes refuse plain own rows."""
     for module in model.modules():
-        if isinstance(module, (GPSConv, Polynormer, SGFormer)):
+        if isinstance(module, _ATTENTIVE):
             vars(module).setdefault('forward', partial(_forward, module))
 
 

@@ -24,7 +24,7 @@ _MAX_REVERSED = 4
 def exchange_of(shard: Shard, depth: int = 1, dtype: torch.dtype | None = None) -> Exchange:
     """The exchange of a shard; raises ValueError if the shard is not this rank's.
 
-    With `dtype` for rows that messages read. Degrees and other numbers of the whole graph are never
+    A `dtype` rounds rows that messages read. Degrees and other numbers of the whole graph are never
     rounded.
     """
     key = f'exchange {depth} {dtype}'

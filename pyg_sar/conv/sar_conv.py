@@ -168,7 +168,7 @@ class SARConv(MessagePassing, metaclass=_Convert):
                 raise
 
     def _state(self) -> list[Any]:
-        """What must be found out anew where it changes; convs that are new in it are SARConvs."""
+        """The state that ranks agree for; convs put into the conv since then become SARConvs."""
         sar = self._sar
         state = state_of_modules((self, *sar.inner))
         if state != sar.state:

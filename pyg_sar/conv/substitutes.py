@@ -1,4 +1,4 @@
-"""Functions of PyG that have a faster way on a cut graph, or none but their own.
+"""Functions of PyG that have a faster form on a cut graph, or need a form of their own there.
 
 They stand in for PyG's during a conv's forward. Everything else in it runs from PyG's code, by the
 rules of rows (:mod:`pyg_sar.rows`).

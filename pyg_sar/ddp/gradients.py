@@ -155,7 +155,7 @@ class Gradients:
             backward.enter(self, self._learning)
 
     def note(self, p: Tensor, grad: Tensor) -> Tensor | None:
-        """Notes a gradient; gives one for the caller of autograd.grad, if it is for him."""
+        """Notes a gradient; returns one if it is for the caller of torch.autograd.grad."""
         task, backward = torch._C._current_graph_task_id(), running()
         is_nested = backward is not None and task != backward.task
         if backward is not None and backward.meets(self) and (is_nested or backward.is_checked):

@@ -91,7 +91,7 @@ class Evictions:
             tier.make_room(0)
 
     def needs(self, storage: torch.UntypedStorage, *, is_written: bool) -> None:
-        """Has a storage here until the turn ends."""
+        """Brings a storage into memory until the turn ends."""
         held, clock = self._held.get(storage._cdata), self._clock
         if held is None:
             if is_written:
@@ -110,7 +110,7 @@ class Evictions:
                 self._will_change(held)
 
     def leaves(self, storage: torch.UntypedStorage) -> None:
-        """Has a storage of another rank go before the turn ends, if need be."""
+        """Lets a storage of another rank be evicted before the turn ends."""
         held, clock = self._held.get(storage._cdata), self._clock
         if held is not None and held.rank != clock.rank and held.turn == clock.turn:
             held.tier.leave(held)
@@ -168,9 +168,9 @@ class Evictions:
                 self.keep(storage)
 
     def restore(self) -> None:
-        """Has all there is here again, at the end.
+        """Brings everything back into memory, at the end.
 
-        Raises an OSError when all is here, if some could not be read: that is NaN then, or -1.
+        Raises an OSError afterwards if some could not be read: its numbers are NaN then, or -1.
         """
         error = None
         with self._lock:

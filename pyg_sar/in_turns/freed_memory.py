@@ -13,7 +13,7 @@ from pyg_sar import memory
 
 
 class FreedMemory:
-    """What becomes of it.
+    """Keeps what tensors have freed, or gives it back to the system.
 
     Args:
         budget: Bytes of tensors. Memory is kept until the process has taken half as many from now

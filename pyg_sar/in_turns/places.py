@@ -51,11 +51,11 @@ class OnDisk:
 
 
 class OnHost:
-    """Memory of the host, or of what is below it.
+    """A place in memory of the host, from where it may go on to a disk.
 
     Args:
-        host: What it is part of.
-        owner: What it is for.
+        host: The tier of the host's memory.
+        owner: The storage whose bytes wait here.
         moved: Counts the bytes to the host and from it.
     """
 

@@ -168,7 +168,7 @@ def play(
 
 
 class _Evicting(Around):
-    """What is done around turns: memory goes."""
+    """Evicts memory when a turn begins."""
 
     def __init__(self, evictions: Evictions, freed: FreedMemory) -> None:
         self._evictions, self._freed = evictions, freed

@@ -158,7 +158,7 @@ class Clock:
         self.rank, self.has_touched = rank, False
 
     def last_needed(self, held: Held) -> tuple[int, int, int]:
-        """Ascends from what is needed last."""
+        """A key to sort by: what is needed last comes first."""
         last_turn = self._last_turns[held.rank]
         if held.is_offered:
             return 3, 0, 0
@@ -181,7 +181,7 @@ class Tier:
         over: The first OverMemory, whoever has caught it since.
         here: Bytes in memory.
         beside: Bytes of files that the rank of a turn has mapped; their pages come as it reads.
-        peak: At most.
+        peak: The most bytes in memory so far.
         largest: Bytes of the largest storage.
         evictions: How often memory was taken away.
         held: What may be evicted, also what is away.
@@ -223,7 +223,7 @@ class Tier:
         storage: torch.UntypedStorage,
         read: Callable[[torch.UntypedStorage], None],
     ) -> None:
-        """Has an empty storage here, with what `read` puts into it."""
+        """Gives an empty storage memory, and fills it by `read`."""
         self.make_room(held.taken)
         with _default_stream(storage):
             storage.resize_(held.num_bytes)
@@ -236,7 +236,7 @@ class Tier:
         self.add(held)
 
     def bring(self, held: Held, storage: torch.UntypedStorage) -> None:
-        """Has a storage here that is away."""
+        """Brings a storage that is away back into memory."""
         assert held.away is not None
         self.fill(held, storage, held.away.read)
 

@@ -22,7 +22,7 @@ from pyg_sar.in_turns.watch import Watch
 
 @contextmanager
 def replaced() -> Iterator[None]:
-    """Puts them there."""
+    """Puts these functions in their place, while it lasts."""
     with ExitStack() as stack:
 
         def replace(owner: Any, name: str, function: Any) -> None:
@@ -65,14 +65,14 @@ def _start_thread(start: Any) -> Any:
 
 
 def _is_ours() -> bool:
-    """Whether a call comes from within ``torch._C.DisableTorchFunction``, as those of this room."""
+    """Whether a call comes from within ``torch._C.DisableTorchFunction``, as ours do."""
     if hasattr(torch._C, '_is_torch_function_all_disabled'):
         return torch._C._is_torch_function_all_disabled()
     return not torch._C._is_torch_function_enabled()  # torch 2.5: in rules of rows, too
 
 
 def _give_away(give_away: Any) -> Any:
-    """A function that torch tells nobody of, or not inside of another one, such as a backward."""
+    """Wraps a function that torch reports to nobody, or not inside others such as a backward."""
 
     def give_away_seen(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         keep_here(tensor)

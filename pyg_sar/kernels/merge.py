@@ -163,7 +163,7 @@ class SoftmaxStats:
     where no edge ends.
 
     Attributes:
-        rows: The destinations that those of the next `step` are counted from the first of.
+        rows: The destinations of the next `step`, whose `dst` counts from the first of them.
         scale: ``exp(m - m')`` of every one of `rows` in the last `step`, by how much what was
             weighted before shrinks; None for ones.
     """
@@ -174,12 +174,12 @@ class SoftmaxStats:
         self.scale: Tensor | None = None
 
     def begin(self, logits: Tensor) -> None:
-        """With no edge yet; `logits` of any edges give shape and dtype."""
+        """Starts without an edge; `logits` of any edges give shape and dtype."""
         self.max = logits.new_full((), float('-inf'))
         self.sum = logits.new_zeros((self.num_dst, *logits.shape[1:]))
 
     def finish(self, in_degree: Tensor) -> None:
-        """Makes the sum what to divide by: also where nothing was summed.
+        """Makes the sum a divisor, also where nothing was summed.
 
         Where all of a destination's logits are -inf its softmax is not a number, as in PyG.
         """

@@ -1,4 +1,4 @@
-"""Where the other rooms say what happens, and who listens.
+"""Where other packages say what happens, and who listens.
 
 Nobody listens by default: then a layer, an operation or a transfer costs a look at an empty tuple.
 The log and every profile are watchers. While there is one, layers and operations are also named
@@ -88,7 +88,7 @@ class Watcher:
 
 
 watchers: tuple[Watcher, ...] = ()
-"""Who listens now. Whoever tells something twice, as beginning and end, tells the same ones."""
+"""Who listens now. The end of an operation is told to those who were told of its beginning."""
 
 
 def add(watcher: Watcher) -> None:

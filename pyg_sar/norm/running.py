@@ -50,7 +50,7 @@ def note_update(norm: Any, is_updated: Tensor) -> None:
 
 
 class RunningStatistics:
-    """Those of all norms in a module, as vectors that can be added up over the ranks.
+    """Running statistics of all norms in a module, as vectors that can be added up over the ranks.
 
     They have the same sizes on all ranks, whether a rank has updated anything or not. A norm has
     ``[w, w * mean, w * var, num_batches, has_any]``, with w 1 for the rows it has updated.
@@ -103,7 +103,7 @@ def _by_row(buffer: Tensor) -> Tensor:
 
 
 def _sizes(norm: Any) -> list[int]:
-    """Of the pieces of a norm's vector."""
+    """The sizes of the pieces of a norm's vector."""
     mean = _by_row(norm.running_mean)
     return [mean.size(0), mean.numel(), mean.numel(), 1, 1]
 

@@ -81,7 +81,7 @@ def _as_double(number: Tensor | float, like: Tensor) -> Tensor:
 
 
 def sum_with_history(values: Tensor) -> Tensor:
-    """Of a vector; with a history on all ranks if on any, as all have to take part in backward."""
+    """The sum of a vector over the ranks; with a history on all ranks if it has one on any."""
     return sum_and_read(values, 0)[0]
 
 

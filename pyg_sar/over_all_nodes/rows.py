@@ -127,7 +127,7 @@ def _plan(x: Tensor | torch.nn.Module, ids: Tensor, n_id: Tensor) -> _Plan:
 
 
 def _home(n_id: Tensor) -> _Home:
-    """Of the ids of all ranks (collective)."""
+    """Makes this rank the home of its share of all ids (collective)."""
     known = _homes.get(n_id)  # type: ignore[no-untyped-call]
     is_known = known is not None and known[0] == _version(n_id)
     own_end = int(n_id.max()) + 1 if n_id.numel() else 0

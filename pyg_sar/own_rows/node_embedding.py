@@ -170,7 +170,7 @@ class NodeEmbedding(torch.nn.Module):
 def _note_nodes(
     module: NodeEmbedding, state_dict: Any, prefix: str, local_metadata: dict[str, Any]
 ) -> None:
-    """Of which nodes the rows in a state are: its metadata travels with it, beside the keys."""
+    """Notes of which nodes the rows in a state are, in its metadata, which travels with it."""
     local_metadata['n_id'] = _code_of(module.weight.n_id)
 
 
@@ -196,7 +196,7 @@ def _code_of(n_id: Tensor) -> int:
 
 
 def _of_the_mean(grad: Tensor) -> Tensor:
-    """Of the mean over the ranks of their losses: backward gives that of their sum."""
+    """The gradient of the mean of the ranks' losses: backward gives that of their sum."""
     return grad / world_size()
 
 

@@ -36,7 +36,7 @@ _KEEPS = names(
 """Operations by name that leave every number in its row, beside those that torch marks."""
 
 _REDUCES = names('sum mean max min amax amin any all norm linalg_vector_norm')
-"""Reductions to one number that give the same again of what they give of the parts."""
+"""Reductions to one number that may be applied again, to the numbers of the ranks."""
 
 _UNSCALES = '_amp_foreach_non_finite_check_and_unscale_'
 _COLLECTIVES = names('all_reduce reduce broadcast all_gather reduce_scatter flatten_dense_tensors')

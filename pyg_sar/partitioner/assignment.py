@@ -30,8 +30,8 @@ from pyg_sar.partitioner.on_disk.rows import edge_chunks
 from pyg_sar.shard.format.file_names import NodeKey
 
 _WORTH = 0.98
-"""What a later attempt must leave of the cut of the first to be taken: METIS's k-way, the only one,
-balances less well."""
+"""A later attempt is taken if it cuts less than this share of the first one's edges. It is METIS's
+k-way, which balances less well."""
 
 
 def backend_names() -> list[str]:
@@ -144,7 +144,7 @@ def assign_nodes(
 
 
 def _cut(graph: TypedGraph, num_parts: int, options: MethodOptions) -> Tensor:
-    """By a method that reads edges, the types one after another, int64 [N]."""
+    """Parts by a method that reads edges, of the types one after another, int64 [N]."""
     method = options.method
     assert method.cut is not None
     connected = _connected(graph)

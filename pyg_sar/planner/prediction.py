@@ -63,12 +63,12 @@ class Prediction:
 
     @property
     def peak_bytes(self) -> int:
-        """Of the largest rank."""
+        """The largest peak of a rank."""
         return max(rank.peak_bytes for rank in self.ranks)
 
     @property
     def shard_bytes(self) -> int:
-        """Of the largest rank."""
+        """The largest shard of a rank."""
         return max(rank.shard_bytes for rank in self.ranks)
 
     @property

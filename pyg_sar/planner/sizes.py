@@ -170,5 +170,5 @@ def pool_share(point: CutPoint, num_nodes: int, num_edges: int) -> float:
 
 
 def distinct(draws: float, pool: float) -> float:
-    """How many of `pool` rows are met by so many draws, each of any of them."""
+    """How many of `pool` rows so many draws with replacement meet, as expected."""
     return pool * -math.expm1(-draws / pool) if pool else 0.0

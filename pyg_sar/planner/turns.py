@@ -27,7 +27,7 @@ class TurnsPrediction:
 
     Attributes:
         turn_bytes: A turn needs at most that, and mostly half: what a rank holds in all layers.
-        host_bytes: The most that waits in memory of the host, of what is on a GPU else.
+        host_bytes: The most bytes of a GPU's tensors that wait in memory of the host.
         disk_bytes: The most that lies on the disk.
         written_bytes: Written in an epoch.
         read_bytes: Read in an epoch, with the rows that ranks read of each other.

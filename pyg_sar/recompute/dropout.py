@@ -19,7 +19,7 @@ class Draw:
         self.mask: Tensor | None = None
 
     def first(self, x: Tensor) -> Tensor:
-        """The rows, dropped; :meth:`draw` draws the mask of that again."""
+        """The rows after dropout; :meth:`draw` draws the same mask again."""
         return F.dropout(x, self.p)
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -20,8 +20,8 @@ from pyg_sar.rows.space import Space
 def named_rule(names: str) -> Callable[[Callable[..., Any]], Rule]:
     """Enters a rule ``f(func, ...)`` that has the parameters of the functions.
 
-    What it annotates as Rows has to be rows, what it annotates as Any may be, and nothing else.
-    Options that it does not have are refused.
+    An argument that `f` annotates as Rows must be rows. One annotated as Any may be rows; no other
+    may. Options that `f` does not have are refused.
     """
 
     def enter(given: Callable[..., Any]) -> Rule:
@@ -193,7 +193,7 @@ def check_range(func: Any, ids: Tensor, space: Space) -> None:
 
 
 def listed(func: Any, ids: Tensor, space: Space) -> tuple[Space, Tensor]:
-    """Of a list of rows of the whole, equal on all ranks, the own ones: as a space, and where."""
+    """The own ones of listed rows of the whole, equal on all ranks: their space, and places."""
     check_range(func, ids, space)
     places = space.places(torch.where(ids < 0, ids + space.total, ids))
     own = (places >= 0).nonzero().view(-1)

@@ -175,7 +175,7 @@ def _values_of(value: Any) -> Any:
 
 
 def _kept(edges: EdgeIndex, func: Any, args: Any, kwargs: Any) -> Any:
-    """What is edges of the graph still, or one of their rows; None of anything else."""
+    """The result, if it still is edges of the graph or one of their rows; else None."""
     name, dim = name_of(func), argument(args, kwargs, 0, 'dim')
     if name in _KEEPS_EDGES and not isinstance(kwargs.get('dtype'), torch.dtype):
         moved = func(edges.handle, *args, **kwargs)

@@ -66,7 +66,7 @@ class _Zeros(torch.autograd.Function):
 
 
 def largest_here(values: Tensor, dims: list[int], *, least: bool) -> Tensor:
-    """The largest of the own numbers, dimensions kept; of none what is less than all others."""
+    """The largest own number, dimensions kept; without own numbers one that any other exceeds."""
     if values.numel():
         return values.amin(dims, keepdim=True) if least else values.amax(dims, keepdim=True)
     shape = [1 if i in dims else size for i, size in enumerate(values.shape)]

@@ -181,7 +181,7 @@ def whole_of(shard: Shard) -> tuple[Space, Ends]:
 
 
 def _space_of_derived(space: Space, handle: ShardEdgeIndex) -> Space:
-    """Always one for the same edges, not written to since."""
+    """The space of derived edges: the same object as long as nobody writes to the edges."""
     state = 0 if handle.is_inference() else handle._version, space
     known = vars(handle).get('space')
     if known is None or known[0] != state:

@@ -159,12 +159,12 @@ class Divides:
 
 
 def is_divided(leaf: Tensor) -> bool:
-    """Whether it has that hook."""
+    """Whether a leaf has the hook :class:`Divides`."""
     return any(isinstance(hook, Divides) for hook in (leaf._backward_hooks or {}).values())
 
 
 def divide_gradient(leaf: Tensor) -> None:
-    """Gives it that hook, once."""
+    """Gives a leaf the hook :class:`Divides`, once."""
     if leaf.requires_grad and leaf.is_leaf and not is_divided(leaf):
         leaf.register_hook(Divides())  # type: ignore[no-untyped-call]
 

@@ -46,11 +46,11 @@ class Traffic:
         self.sent, self.came = sent, dict(zip(sent, came, strict=True))
 
     def question(self, key: Any, rows: Tensor, at: Tensor | None = None) -> Parcel:
-        """Rows that go as they were counted."""
+        """A parcel of rows: to every rank as many as were counted under `key`."""
         return Parcel(rows, at, self.sent[key], self.came[key])
 
     def answer(self, key: Any, rows: Tensor, at: Tensor | None = None) -> Parcel:
-        """A row for each that came."""
+        """A parcel of answers: a row for every row that came under `key`."""
         return Parcel(rows, at, self.came[key], self.sent[key])
 
 

@@ -137,7 +137,7 @@ def _rows_of(data: Data | HeteroData, store: Any, is_edge: bool) -> Iterable[tup
 
 
 def _is_other(is_edge: bool, name: str, seen: Any, answers: list[dict[str, Any]]) -> bool:
-    """Of what may be of nodes and of edges on all ranks: whether its name says the other."""
+    """Whether an attribute that fits nodes and edges on all ranks is the other's by its name."""
     if any(_words(not is_edge, None, name) not in each for each in answers):
         return False
     return is_edge != ('edge' in name or name == 'e_id')

@@ -24,13 +24,13 @@ from torch import Tensor
 from pyg_sar.shard.plan import Block
 
 _SHARE = 0.8
-"""Of the largest degree: vertices of more are taken together."""
+"""Vertices of more than this share of the largest degree are taken together."""
 
 _MAX_ROUNDS = 200
 """After so many rounds all sources are taken that still have edges: paths may be long."""
 
 _PAYS = 0.9
-"""Of the halo rows of all ranks: more do not pay for sums."""
+"""Sums travel if what travels is at most this share of the halo rows of all ranks."""
 
 
 def covers_pay(size: float, num_halo: int) -> bool:

@@ -112,7 +112,7 @@ class Plan:
     edge_index: Tensor  # plain int64 ``[2, num_edges]``
     version: int  # of `edge_index`, that the blocks are of
     is_whole: bool = False  # whether these are all edges of the shard in their order
-    # Where other rooms keep what they computed once for this plan.
+    # Where other packages keep what they computed once for this plan.
     cache: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     @cached_property

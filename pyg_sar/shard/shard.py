@@ -98,7 +98,7 @@ class Shard:
     n_id: Tensor | None = field(default=None, repr=False)
     # Of a bipartite shard as it was loaded, the ids of the own destinations, int64 ``[num_dst]``.
     dst_id: Tensor | None = field(default=None, repr=False)
-    # Where other rooms keep what they computed once for this shard.
+    # Where other packages keep what they computed once for this shard.
     cache: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @cached_property

@@ -35,12 +35,12 @@ def new_group(limit: timedelta | None) -> dist.ProcessGroup:
     """A group of all ranks whose operations may take that long (collective).
 
     Its backends are those of the default group, with gloo for what is no row: decisions and texts
-    of a few bytes go from host to host. By a device alone each would wait for it, on the one that
-    is current, which need not be the one that holds the rank's rows.
+    of a few bytes go from host to host. With NCCL alone each of them would wait for a device: the
+    current one, which need not be the one that holds the rank's rows.
 
-    Of a rank that is lost under NCCL :mod:`pyg_sar.comm.faults.watch` tells. torch's own watchdog
-    would end the process, and sleep for a minute at every transfer that fails, for dumps that
-    nobody reads; a group has it so unless two variables say otherwise while the group is made.
+    :mod:`pyg_sar.comm.faults.watch` reports a rank that is lost under NCCL. torch's own watchdog
+    would end the process, and sleep for a minute at every failed transfer, for dumps that nobody
+    reads. Two environment variables turn both off; torch reads them while the group is made.
     """
     backend = None
     if torch.device('cpu') not in dist.group.WORLD._device_types:  # type: ignore[union-attr]

@@ -62,7 +62,7 @@ class Reports:
         _bounded(lambda: self.store.set(f'{self.name}/ended/{self.rank}', text), seconds)
 
     def all_raised(self, at: str, seconds: float) -> bool:
-        """Whether all ranks come to the same end, at point `at` of the program, within seconds."""
+        """Whether all ranks raise at point `at` of the program, within so many seconds."""
         keys = [f'{self.name}/raised/{at}/{rank}' for rank in self.others]
 
         def ask() -> bool:

@@ -44,7 +44,7 @@ class Watch:
         self._thread: threading.Thread | None = None
 
     def add(self, work: Any, operation: str) -> None:
-        """Has a transfer seen to end that has just begun."""
+        """Watches a transfer that has just begun, until it ends."""
         end = time.monotonic() + self._seconds
         self._under_way.append(_Transfer(work, end, layer_and_phase.value, operation))
         if self._thread is None:
@@ -52,7 +52,7 @@ class Watch:
             self._thread.start()
 
     def close(self) -> None:
-        """Looks no more."""
+        """Stops watching."""
         self._is_closed.set()
 
     def _look(self) -> None:

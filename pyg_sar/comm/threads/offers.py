@@ -1,7 +1,7 @@
 """Tensors that one thread hands to another, which makes them when it takes them.
 
-So rows that a rank reads are never copied for the way. They are what they were when they were
-offered: before anything that they are made of changes, they are made.
+So rows are not copied on the way to the rank that reads them. They have the values that they had
+when they were offered: if what they are made of is about to change, they are made before.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ Result = TypeVar('Result')
 
 
 class Around:
-    """What is done around turns: nothing."""
+    """What is done around turns; this base class does nothing."""
 
     def rank(self) -> AbstractContextManager[Any]:
         """Around the program of a rank, in its thread."""
@@ -70,7 +70,7 @@ def run_threads(
 
 
 def run_around(around: Around, function: Callable[[], Result], world_size: int) -> list[Result]:
-    """As :func:`run_threads`, with something done around turns."""
+    """As :func:`run_threads`, with `around` called around turns."""
     if world_size < 1:
         raise ValueError(f"'world_size' must be at least 1 (got {world_size})")
     comms: list[ThreadComm] = []
@@ -160,7 +160,7 @@ class ThreadComm(Comm):
         return False
 
     def meet(self, words: str, own: Any, combine: Callable[[list[Any]], Any]) -> Any:
-        """What comes of what all ranks bring, once the last of them is here."""
+        """What `combine` makes of what all ranks bring, once the last rank is here."""
         number = self._num_meetings
         self._num_meetings += 1
         meeting = self.boxes.meetings[number]

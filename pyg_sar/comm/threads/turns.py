@@ -61,7 +61,7 @@ class Turns:
         doing: Callable[[int], str],
         switch: Callable[[int], None] = lambda rank: None,
     ) -> None:
-        """With the number of threads, and what tells the operation that one is at.
+        """Takes the number of threads, and a function that tells the operation of a rank.
 
         `switch` is called before every turn of a rank, when another one's has ended.
         """

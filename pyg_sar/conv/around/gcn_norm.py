@@ -32,7 +32,7 @@ _MAX_RESULTS = 4
 
 
 class Normalizer:
-    """The normalisations in forwards of one kind; without gradient computed once (exact)."""
+    """Computes normalisations for forwards of one kind; without a gradient only once (exact)."""
 
     def __init__(self) -> None:
         self._checked: set[str] = set()  # functions whose inputs all ranks have compared

@@ -1,4 +1,4 @@
-"""What a conv is at a forward: what must be found out anew where it changes."""
+"""The state of a conv at a forward. Where it has changed, the ranks agree anew."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class Layer:
         return vars(self) | {'plans': {}, 'inner': [], 'state': []}
 
     def call_plans(self) -> list[CallPlan]:
-        """Of all forwards, in the order in which they were made."""
+        """The plans of the calls of all forwards, in the order in which they were made."""
         return [each for plan in self.plans.values() for each in plan.calls.values()]
 
 
@@ -164,7 +164,7 @@ def _kinds(values: Iterable[Any]) -> list[Any]:
 
 
 def _check_alike(words: list[str]) -> None:
-    """Raises a ValueError if the ranks' words differ: what only one of two ranks has."""
+    """Raises a ValueError if the ranks' words differ, with those that only one rank has."""
     if len(set(words)) == 1:
         return
     odd, usual = odd_and_usual(words)

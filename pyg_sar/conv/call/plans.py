@@ -51,7 +51,7 @@ class CallPlan:
     def result(self, call: Call) -> Tensor:
         """The aggregated messages ``[num_dst, ...]`` of a call of ``propagate``.
 
-        Of one of ``edge_updater`` a row ``[num_edges, ...]`` for every edge of the call.
+        A call of ``edge_updater`` gives a row ``[num_edges, ...]`` for every edge.
         """
         raise NotImplementedError
 
@@ -80,7 +80,7 @@ class LinearSum(TracedPlan):
     path: ClassVar[Path] = 'linear'
 
     def result(self, call: Call) -> Tensor:
-        """The sums: those of raw features are kept, and a narrower layer may come before them."""
+        """The sums. Those of raw features are kept; a narrower layer may be applied first."""
         call.set_attributes(self.trace, ())
         conv, plan, place = call.conv, call.plan, self.trace.weight
         x = call.binding.arguments.src[0]
@@ -88,7 +88,7 @@ class LinearSum(TracedPlan):
         is_alone = is_sum(conv)
         hooked = is_alone and is_hooked(conv)
         if is_alone:
-            if not (x.requires_grad and torch.is_grad_enabled()):  # agreed, as all needs of one
+            if not (x.requires_grad and torch.is_grad_enabled()):  # the same on all ranks
                 raw = raw_sum(conv, x, weight, plan, is_hooked=hooked)
                 if raw is not None:
                     kept = raw.kept()
@@ -253,7 +253,7 @@ PLANS: tuple[type[CallPlan], ...] = (LinearSum, WeightedSum, Replay, Gather, One
 
 
 def program_of(binding: Binding, traced: Trace, num_dst: int) -> Program:
-    """A conv's message as the aggregate room runs it."""
+    """A conv's message as :mod:`pyg_sar.aggregate` runs it."""
     aggregate = traced.aggregate
     num_calls = 0 if aggregate is None else len(aggregate.calls)
     return Program(

@@ -104,9 +104,9 @@ def _without_last(arguments: Arguments, edge_index: Tensor) -> tuple[Arguments, 
 
 
 def _with_other_last(arguments: Arguments, sign: int) -> Arguments:
-    """The same with other floating values at the last edge: the largest of all, or the least.
+    """Arguments with far larger floating values at the last edge (`sign` 1) or smaller (-1).
 
-    What lay between 0 and 1 still does.
+    Values between 0 and 1 stay between 0 and 1.
     """
 
     def other(values: Tensor) -> Tensor:
@@ -146,7 +146,7 @@ def _outputs(
 
 @contextmanager
 def _on_samples(binding: Binding) -> Iterator[None]:
-    """While it lasts, any size of the whole graph is as good, and statistics are left alone."""
+    """While it lasts, sizes of the whole graph are made up, and norms leave statistics alone."""
     conv = binding.conv
     sizes = WholeGraphSizes(conv, NUM_SAMPLES, NUM_SAMPLES, is_sample=True)
     with torch.no_grad(), sizes.in_force(), ExitStack() as stack:

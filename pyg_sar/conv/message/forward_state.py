@@ -23,7 +23,7 @@ def state_of(conv: torch.nn.Module) -> Callable[[], AbstractContextManager[None]
     identity; one that was changed in place is for autograd to find.
 
     Returns:
-        Brings them about for the time of a context.
+        What makes a context; while it lasts the conv is as it was noted.
     """
     noted: list[tuple[Any, dict[str, Any]]] = []
     lists = []  # from which recurrent modules read their parameters

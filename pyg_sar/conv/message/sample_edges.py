@@ -129,7 +129,7 @@ NUM_MADE_UP = 9
 
 
 def with_other_values(arguments: Arguments) -> Arguments:
-    """The same rows with other floating values; what lay between 0 and 1 still does."""
+    """The rows with other floating values; values between 0 and 1 stay between 0 and 1."""
 
     def other(values: Tensor) -> Tensor:
         return values.detach() * 0.75 if values.is_floating_point() else values
@@ -139,7 +139,7 @@ def with_other_values(arguments: Arguments) -> Arguments:
 
 
 def with_made_up_edges(arguments: Arguments, edge_index: Tensor) -> tuple[Arguments, Tensor]:
-    """The same edges after some between made-up nodes, whose destination is the first."""
+    """The edges, after some between made-up nodes that end in a new first destination."""
     num_src = next((t.size(0) for t in arguments.src), 0)
     first = edge_index.new_tensor([[num_src], [0]]).expand(2, NUM_MADE_UP)
     shifted = torch.stack([edge_index[0], edge_index[1] + 1])

@@ -39,7 +39,7 @@ class Balance:
 
     Shapes:
         - **weights** int64 [N, C]: what every node weighs in each of C constraints, >= 0
-        - **for_metis** int64 [N, C']: the same as METIS does it best
+        - **for_metis** int64 [N, C']: the weights that METIS is given in their place
     """
 
     weights: Int64Array

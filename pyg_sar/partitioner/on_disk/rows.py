@@ -82,7 +82,7 @@ def chunks(values: Tensor) -> Iterator[Tensor]:
 
 
 def smallest_and_largest(ids: Tensor) -> tuple[int, int]:
-    """Of integers [N], at least one."""
+    """The smallest and the largest of integers [N], at least one."""
     bounds = [part.aminmax() for part in chunks(ids)]
     return min(int(low) for low, _ in bounds), max(int(high) for _, high in bounds)
 

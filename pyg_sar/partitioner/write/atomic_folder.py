@@ -93,7 +93,7 @@ def _swap(new: Path, root: Path) -> None:
 
 
 def _siblings(root: Path, suffix: str) -> list[Path]:
-    """What runs that wrote to `root` have named so."""
+    """Folders with this suffix that runs which wrote to `root` have made."""
     return list(root.parent.glob(f'.{glob.escape(root.name)}.*.{suffix}'))
 
 

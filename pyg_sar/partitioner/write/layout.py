@@ -187,6 +187,6 @@ def _sort_bucket(
 
 
 def _position_at_owner(halo: Tensor, counts: Tensor, partptr: Tensor) -> Tensor:
-    """int32; a part has `counts` of the halo's places from every owner, one after another."""
+    """Rows of the halo at their owners, int32; `counts` tells how many each owner has."""
     owners = zip(torch.split(halo, counts.tolist()), partptr.tolist(), strict=False)
     return torch.cat([(places - start).to(torch.int32) for places, start in owners])

@@ -1,4 +1,4 @@
-"""What of torch and PyG does not ask a tensor for its class, and asks from the first graph on."""
+"""Functions of torch and PyG that do not ask a tensor for its class, and forms that ask."""
 
 from functools import cache
 

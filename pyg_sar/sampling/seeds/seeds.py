@@ -277,5 +277,5 @@ class _NegativePairs(NamedTuple):
 
 
 def offsets(count: Tensor) -> Tensor:
-    """Where each begins, and the last ends."""
+    """Where each of some runs begins, and where the last one ends, from their lengths."""
     return torch.cat([count.new_zeros(1), count.cumsum(0)])

@@ -54,7 +54,7 @@ def _reduced(func: Any, out: Any, how: str) -> Any:
     'poisson_nll_loss gaussian_nll_loss margin_ranking_loss'
 )
 def _of_numbers(func: Any, args: Any, kwargs: Any) -> Any:
-    """Of one number each."""
+    """Losses of single numbers."""
     named, how = _bound(func, args, kwargs)
     weight, var = named.get('weight'), named.get('var')
     if isinstance(var, Tensor) and dim_of(var) == dim_of(named['input']) - 1:
@@ -148,7 +148,7 @@ def _counted(target: Tensor, weight: Tensor | None, ignore_index: int) -> Tensor
 
 @rule('linear_cross_entropy')
 def _of_linear(func: Any, args: Any, kwargs: Any) -> Any:
-    """The two of which it is made, one after the other."""
+    """Runs linear and then cross_entropy, of which it is made."""
     named = bound(func, args, kwargs)
     weight, bias = named.pop('linear_weight'), named.pop('linear_bias')
     options, target = named.pop('options', None), named.pop('target')

@@ -109,7 +109,7 @@ def _instance_norm(func: Any, args: Any, kwargs: Any) -> Any:
 
 @rule('layer_norm rms_norm group_norm local_response_norm')
 def _of_each(func: Any, args: Any, kwargs: Any) -> Any:
-    """Of every row by itself."""
+    """Norms of every row by itself."""
     named, name = _bound(func, args, kwargs), name_of(func)
     dim, num_dims = named['input']._dim, dim_of(named['input'])
     if name == 'group_norm':

@@ -90,7 +90,7 @@ def _outer(func: Any, args: Any, kwargs: Any) -> Any:
 
 @rule('linear')
 def _linear(func: Any, args: Any, kwargs: Any) -> Any:
-    """Of rows and parameters at once; of anything else as products have it."""
+    """Rows and plain parameters at once; anything else by the rule for products."""
     x = args[0] if args else None
     if isinstance(x, Rows) and not kwargs and not any(isinstance(each, Rows) for each in args[1:]):
         with plainly():
@@ -267,7 +267,7 @@ def _cdist(func: Any, x1: Any, x2: Any, p: float = 2.0, compute_mode: Any = _MOD
 
 @rule('diagonal linalg_diagonal diag_embed')
 def _diagonal(func: Any, args: Any, kwargs: Any) -> Any:
-    """Of two dimensions that are not the rows', or into two."""
+    """Takes two dimensions that are not the rows' as one, or makes two of one."""
     names = ('input', 'offset', 'dim1', 'dim2')
     given = dict(zip(names, args, strict=False)) | kwargs
     rows = given.get('A', given.get('input'))

@@ -110,7 +110,7 @@ class _GroupedValues:
         return sum_of_ranks(zeros.scatter_add(self.dim, self.index, values))
 
     def into(self, out: Tensor, way: str, keeps: bool) -> Tensor:
-        """What is in `out` then; what no value goes to stays."""
+        """The new content of `out`; groups without a value keep theirs."""
         if way == 'sum' and keeps:
             return out + self.added(self.values, out).to(out.dtype)
         count = self.added(torch.ones_like(self.values, dtype=self.counts), out)
@@ -129,7 +129,7 @@ class _GroupedValues:
         return torch.where(count > 0, made.to(out.dtype), out)
 
     def _top(self, out: Tensor, way: str) -> Tensor:
-        """Equal ones share a gradient evenly."""
+        """The largest or least value of every group; equal ones share a gradient evenly."""
         values = self.values.detach()
         none = largest_here(values.reshape(-1)[:0], [0], least=way == 'amin')
         start = self.zeros(out) + none
@@ -144,7 +144,7 @@ class _GroupedValues:
 
 
 class _AtSources(_GroupedValues):
-    """Groups by the sources of edges: what is known of a node is brought to its owner."""
+    """Groups by the sources of edges: the values of a node are summed at its owner."""
 
     counts = None  # of the type of the values, as they travel
 
@@ -188,7 +188,7 @@ def _added_up(func: Any, out: Tensor, args: Any, kwargs: Any) -> Tensor:
 
 @rule('index_copy index_fill index_put')
 def _put(func: Any, args: Any, kwargs: Any) -> Any:
-    """As items are set."""
+    """Computed as ``out[index] = values``."""
     name = name_of(func)
     out = args[0] if name.endswith('_') else args[0].clone()
     if bare_name(func) == 'index_put':

@@ -49,7 +49,7 @@ def _format(func: Any, args: Any, kwargs: Any) -> Any:
 
 @rule('attribute_read')
 def _attribute(func: Any, args: Any, kwargs: Any) -> Any:
-    """Of one that is a tensor (``data``, ``real``) the rows are where they were."""
+    """An attribute that is a tensor (``data``, ``real``) has its rows where they were."""
     rows = args[0]
     with plainly():
         out = func(*args, **kwargs)
@@ -62,7 +62,7 @@ def _attribute(func: Any, args: Any, kwargs: Any) -> Any:
 
 @rule('attribute_set')
 def _set(func: Any, args: Any, kwargs: Any) -> Any:
-    """Of rows only what has the same rows is set: their data or their gradient."""
+    """Sets data or gradient of rows, to rows of the same space only."""
     to, *rest = args
     with plainly():
         if rest and isinstance(rest[0], Tensor):
@@ -81,7 +81,7 @@ def _set(func: Any, args: Any, kwargs: Any) -> Any:
 
 @rule('.grad')
 def _grad(func: Any, args: Any, kwargs: Any) -> Any:
-    """A leaf's is divided where it arrives; that of other rows is as autograd has it."""
+    """A hook has divided the gradient of a leaf already; that of other rows is divided here."""
     rows = args[0]
     with plainly():
         grad = func(rows)
@@ -144,7 +144,7 @@ def _backward(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _share(func: Any, out: Tensor, grad: Any) -> Any:
-    """Of a gradient that one process starts with; of a plain tensor it is the same on all ranks."""
+    """What this rank starts with, for a gradient that one process starts with."""
     if not isinstance(out, Rows):
         if isinstance(grad, Rows):
             refuse(func, 'starts from a plain tensor')
@@ -195,7 +195,7 @@ def _autograd_grad(func: Any, args: Any, kwargs: Any) -> Any:
 
 @rule('is_view')
 def _is_view(func: Any, args: Any, kwargs: Any) -> Any:
-    """The first that torch.compile asks a tensor: what meets rows is run as it is written."""
+    """torch.compile asks this first of a tensor: with rows a function then runs uncompiled."""
     if torch._guards.TracingContext.try_get() is None:
         refuse(func)
     _leave_to_python()

@@ -186,7 +186,7 @@ def _of_memory(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def space_of_size(rows: Rows, size: Sequence[int]) -> Space | None:
-    """Whose rows a new tensor of a size has: of the one known space with so many, if any."""
+    """The only known space with as many rows as a new tensor of a size; None without one."""
     if not size:
         return None
     near = (rows._space, *rows._space.neighbours)

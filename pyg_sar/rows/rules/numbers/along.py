@@ -83,7 +83,7 @@ def _along(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def of_a_vector(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
-    """Of all numbers of a vector, which every rank has for it; what comes of it is plain."""
+    """Runs a function on a whole vector, gathered on every rank; the result is plain."""
     tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
     if dim_of(rows) > 1 or len(tensors) > 1:
         refuse(func, 'over the rows of all ranks needs all rows in one place')

@@ -80,7 +80,7 @@ def _prod(over: Reduction) -> Tensor:
 
 
 def _of_all_rows(over: Reduction) -> Any:
-    """Of numbers in order: every rank has all rows for it."""
+    """Runs a reduction that needs numbers in order on all rows, gathered on every rank."""
     everything = all_rows(over.rows)
     args, kwargs = in_nested(over.given, lambda each: everything if each is over.rows else each)
     return over.func(*args, **kwargs)

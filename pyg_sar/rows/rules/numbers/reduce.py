@@ -81,12 +81,12 @@ class Reduction:
         return self.rows._space.total * others
 
     def sum(self, values: Tensor, *, keepdim: bool | None = None) -> Tensor:
-        """Over all ranks."""
+        """The sum of `values` over all ranks."""
         keepdim = self.keepdim if keepdim is None else keepdim
         return sum_of_ranks(values.sum(self.dims, keepdim=keepdim))
 
     def largest(self, values: Tensor, *, least: bool = False, keepdim: bool = False) -> Tensor:
-        """Over all ranks; as torch, which has no largest of nothing, an error then."""
+        """The largest of `values` over all ranks; an error where there are none, as in torch."""
         if self.count == 0:
             raise RuntimeError(f'{self.name}(): expected at least one row on all ranks together')
         return largest_of_ranks(values, self.dims, keepdim=keepdim or self.keepdim, least=least)

@@ -28,7 +28,7 @@ def _softmax(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
 
 
 def log_softmax_over_rows(values: Tensor, dim: int) -> Tensor:
-    """Of own rows in dimension `dim` with those of all ranks (collective)."""
+    """The log-softmax along `dim`, in which the rows of all ranks are (collective)."""
     top = largest_of_ranks(values.detach(), [dim], keepdim=True, least=False)
     shifted = values - torch.where(top.isinf(), 0, top)
     return shifted - sum_of_ranks(shifted.exp().sum(dim, keepdim=True)).log()
