@@ -47,7 +47,7 @@ DestinationChunks = list[tuple[DestinationChunk, Request]]
 def chunks_of(
     plan: Plan, max_rows: int, max_dst: int | None, exchange: Exchange
 ) -> DestinationChunks:
-    """The chunks of a plan, remembered.
+    """The chunks of a plan in one size, remembered.
 
     Collective: one small all-gather; where a rank does not know them also another one and two
     all-to-alls.
@@ -58,7 +58,7 @@ def chunks_of(
         max_dst: Destinations of a chunk at most, or None.
         exchange: The exchange of the shard.
     """
-    key = 'chunks', max_dst is None
+    key = 'chunks', max_rows, max_dst
     # One rank may still know a plan that another has forgotten.
     if not all(agree(key in plan.cache)):
         chunks = make_chunks(plan, max_rows, max_dst)

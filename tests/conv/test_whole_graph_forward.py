@@ -60,6 +60,40 @@ def _train(root: Path, name: str, max_rows: int | None) -> Any:
     return data.n_id, out.detach(), x.grad, gradients
 
 
+SIZES: dict[int, list[int]] = {}
+
+
+class _Median(MessagePassing):
+    """Notes how many edges it computes at once."""
+
+    def __init__(self, max_rows: int) -> None:
+        super().__init__(aggr='median')
+        self.max_rows = max_rows
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_j: Tensor) -> Tensor:
+        SIZES.setdefault(self.max_rows, []).append(x_j.size(0))
+        return x_j
+
+
+def _two_layers(root: Path) -> None:
+    data = pyg_sar.load_shard(root)
+    for max_rows in (1000, 16):
+        pyg_sar.SARConv(_Median(max_rows), max_rows=max_rows)(data.x, data.edge_index)
+
+
+def test_a_layer_has_chunks_of_its_own_size(tmp_path: Path) -> None:
+    """The layer before it has computed all edges of a rank at once."""
+    graph = _graph()
+    pyg_sar.partition_graph(graph, 2, tmp_path / 'parts', method='random')
+    SIZES.clear()
+    run_as_threads(_two_layers, 2, tmp_path / 'parts')
+    assert max(SIZES[1000]) > 32
+    assert max(SIZES[16]) <= 16  # no destination has more in-edges
+
+
 @pytest.mark.parametrize('name', AGGREGATIONS)
 @pytest.mark.parametrize('max_rows', few([1, 30]))
 @pytest.mark.parametrize('how', few(['no nodes', 'metis', 'random']))
