@@ -56,12 +56,13 @@ _FAMILIES = {
 _INTRO = """\
 # Every function of torch on rows
 
-What functions of torch give on rows of a graph that is cut over ranks. `make ops` wrote this
-page. It runs torch's own sample inputs of every function of torch {version}, and cases by hand
-for functions without samples. They run on {num_ranks} ranks with uneven parts of the rows, in an
-order of their own; sometimes one has none. The rows are in dimension 0, and in every other one. All
-tensors that fit are rows, or each of them alone. Results and gradients of all inputs are compared
-with those of one process, in float64; for random numbers only the kind of the result is.
+This page shows what functions of torch give on rows of a graph that is cut over ranks. `make
+ops` wrote it. The command runs torch's own sample inputs of every function of torch {version},
+and cases by hand for functions without samples. The cases run on {num_ranks} ranks. The parts
+of the ranks are uneven, in an order of their own, and sometimes one is empty. The rows are in
+dimension 0, and in every other one. Either all tensors that fit are rows, or one of them alone,
+each in turn. Results and gradients of all inputs are compared with those of one process, in
+float64; for random numbers only the kind of the result is.
 
 {num_right} functions are right wherever the rows are, {num_in_part} in some dimensions or calls
 and refused in others, and {num_refused} are refused: a ValueError that names the function and
