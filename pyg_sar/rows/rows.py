@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from pyg_sar.rows.copies import check, slices_read
 from pyg_sar.rows.registry import known_rules, name_of, rule_of
 from pyg_sar.rows.space import Space
 from pyg_sar.scoped import Scoped
@@ -45,6 +46,8 @@ class Rows(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if slices_read.value:
+            check(func, args)
         rule = known_rules.get(func)
         if rule is None or torch._C._is_tracing() or torch._C._are_functorch_transforms_active():
             rule = rule_of(func)

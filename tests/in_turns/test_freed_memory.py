@@ -32,7 +32,7 @@ print(json.dumps([before - after_check, again - after_check, again - _resident()
 
 
 def _measured(budget: int) -> list[int]:
-    """Bytes that the check gives back, that tensors then take, and that a second check gives back."""
+    """Bytes that a check gives back, that tensors take, and that the next check gives back."""
     command = [sys.executable, '-c', PROGRAM, str(budget)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     bytes_: list[int] = json.loads(done.stdout)

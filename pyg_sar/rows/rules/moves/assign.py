@@ -13,20 +13,15 @@ from pyg_sar.rows.over_ranks import whole
 from pyg_sar.rows.registry import rule
 from pyg_sar.rows.replicated import all_of_plain, met
 from pyg_sar.rows.rows import Rows, in_nested, plain, plainly, refuse
-from pyg_sar.rows.rules.moves.select import (
-    as_items,
-    beside_rows,
-    dims_used,
-    item_of_rows,
-    numbers_of,
-)
+from pyg_sar.rows.rules.moves.index import as_items, beside_rows, dims_used, item_of_rows
+from pyg_sar.rows.rules.moves.select import numbers_of
 from pyg_sar.rows.space import Space
 
 
 @rule('__setitem__')
 def _setitem(func: Any, args: Any, kwargs: Any) -> None:
     values, index, new = args
-    items = as_items(index, dim_of(values))
+    items = as_items(func, index, dim_of(values))
     if not isinstance(values, Rows):
         _set_in_plain(values, index, new)
         return

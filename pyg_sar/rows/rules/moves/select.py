@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -12,11 +11,19 @@ from torch import Tensor
 from pyg_sar.aggregate.halo import with_halo
 from pyg_sar.comm import Exchange, agree
 from pyg_sar.rows.align import argument, brought, check_range, dim_of, own_rows, whole_shape
+from pyg_sar.rows.copies import remember
 from pyg_sar.rows.edges import NodeIds, node_ids
 from pyg_sar.rows.over_ranks import fetched
 from pyg_sar.rows.registry import rule
-from pyg_sar.rows.replicated import met
+from pyg_sar.rows.replicated import all_of_plain, met
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
+from pyg_sar.rows.rules.moves.index import (
+    as_item,
+    as_items,
+    beside_rows,
+    dims_used,
+    item_of_rows,
+)
 from pyg_sar.rows.rules.numbers.pointwise import pointwise
 from pyg_sar.rows.space import Space
 
@@ -25,8 +32,8 @@ from pyg_sar.rows.space import Space
 def _getitem(func: Any, args: Any, kwargs: Any) -> Any:
     values, index = args
     if isinstance(values, Rows) and isinstance(index, Rows) and values._dim == 0:
-        return rows_at(func, values, as_mask(index), 0)
-    items = as_items(index, dim_of(values))
+        return rows_at(func, values, as_item(func, index), 0)
+    items = as_items(func, index, dim_of(values))
     if not isinstance(values, Rows):
         return _of_plain(func, values, items)
     place = item_of_rows(items, values._dim)
@@ -39,61 +46,10 @@ def _getitem(func: Any, args: Any, kwargs: Any) -> Any:
     items[place] = slice(None)
     if any(each is None or each != slice(None) for each in items):
         values = beside_rows(func, values, items, place)
-    return rows_at(func, values, at, values._dim)
-
-
-def as_items(index: Any, num_dims: int) -> list[Any]:
-    """An index as a list with one item for every dimension, None for new ones; no ``...``."""
-    items = [
-        torch.tensor(each)
-        if isinstance(each, (list, range)) and all(isinstance(i, (int, bool)) for i in each)
-        else as_mask(each)
-        for each in (index if isinstance(index, tuple) else [index])
-    ]
-    fill = [slice(None)] * (num_dims - sum(map(dims_used, items)))
-    dots = next((i for i, each in enumerate(items) if each is Ellipsis), len(items))
-    items[dots : dots + 1] = fill
-    return items
-
-
-def as_mask(item: Any) -> Any:
-    """Bytes are a mask, as torch has it."""
-    return item.bool() if isinstance(item, Tensor) and item.dtype == torch.uint8 else item
-
-
-def dims_used(item: Any) -> int:
-    """How many dimensions an item of an index stands for."""
-    if item is None or item is Ellipsis:
-        return 0
-    return dim_of(item) if isinstance(item, Tensor) and item.dtype == torch.bool else 1
-
-
-def item_of_rows(items: list[Any], dim: int) -> int:
-    """Which item stands for the rows."""
-    ends = list(accumulate(map(dims_used, items)))
-    if dim >= ends[-1]:
-        raise IndexError('too many indices')
-    return next(place for place, end in enumerate(ends) if dim < end)
-
-
-def beside_rows(func: Any, values: Rows, items: list[Any], place: int) -> Any:
-    """All rows, and what is asked for of other dimensions."""
-    tensors = [i for i, each in enumerate(items) if isinstance(each, Tensor)]
-    if any(isinstance(items[i], Rows) for i in tensors):
-        refuse(func, 'by rows in another dimension would pair every row with every row')
-    dim = sum(not isinstance(each, (int, Tensor)) for each in items[:place])
-    if tensors:
-        wide = max(1 if items[i].dtype == torch.bool else items[i].dim() for i in tensors)
-        is_run = tensors == list(range(tensors[0], tensors[-1] + 1))
-        # Several that are apart come first (as in NumPy); an int among them counts as one.
-        apart = not is_run or any(type(each) is int for each in items)
-        if apart and len(tensors) + sum(type(each) is int for each in items) > 1:
-            ends = [i for i, e in enumerate(items) if isinstance(e, Tensor) or type(e) is int]
-            is_run = ends == list(range(ends[0], ends[-1] + 1))
-        dim += wide if not is_run or tensors[0] < place else 0
-    with plainly():
-        out = plain(values)[tuple(met(e) if isinstance(e, Tensor) else e for e in items)]
-    return tag(out, dim, values._space)
+    out = rows_at(func, values, at, values._dim)
+    if isinstance(at, (int, slice)) and out is not values:
+        remember(out, values, index)
+    return out
 
 
 def rows_at(func: Any, values: Rows, at: Any, dim: int) -> Any:
@@ -200,16 +156,23 @@ def _are_places(ids: Rows) -> bool:
 def _number_in_each_row(func: Any, values: Rows, items: list[Any], place: int) -> Any:
     """``p[torch.arange(n), y]``: of every row one number."""
     at, others = items[place], [each for i, each in enumerate(items) if i != place]
+    if isinstance(at, slice):  # ``x[:5, ids]``
+        items[place] = slice(None)
+        return rows_at(func, values, at, values._dim)[tuple(items)]
+    if type(at) is int:  # ``x[3, ids]``
+        del items[place]
+        return rows_at(func, values, at, values._dim)[tuple(items)]
+    if not any(isinstance(each, Rows) for each in items) and at.dtype != torch.bool:
+        few = rows_at(func, values, at.reshape(-1), values._dim)
+        items[place] = torch.arange(at.numel(), device=few.device).view_as(at)
+        return few[tuple(all_of_plain(each) for each in items)]
     if values._dim or place or len(others) != 1 or not isinstance(others[0], Tensor):
         refuse(func, 'in two dimensions at once is not known to be right')
-    other = others[0]
-    if at.dtype == torch.bool and isinstance(other, Tensor):
+    other: Any = others[0]
+    if at.dtype == torch.bool:
         refuse(func, 'by a mask and by numbers at once is not known to be right')
     space = values._space
     if not isinstance(at, Rows):
-        if not isinstance(other, Rows):
-            found = rows_at(func, values, at, 0)
-            return found[torch.arange(found.size(0), device=found.device), met(other)]
         at = tag(own_rows(func, at, 0, other._space), 0, other._space)
     if not isinstance(other, Rows):
         other = tag(own_rows(func, other, 0, at._space), 0, at._space)

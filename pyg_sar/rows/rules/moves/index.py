@@ -1,0 +1,73 @@
+"""What an index says: its items, the one that stands for the rows, and those beside it."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_sar.rows.align import dim_of
+from pyg_sar.rows.replicated import met
+from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
+
+
+def as_items(func: Any, index: Any, num_dims: int) -> list[Any]:
+    """An index as a list with one item for every dimension, None for new ones; no ``...``."""
+    items = [as_item(func, each) for each in (index if isinstance(index, tuple) else [index])]
+    fill = [slice(None)] * (num_dims - sum(map(dims_used, items)))
+    dots = next((i for i, each in enumerate(items) if each is Ellipsis), len(items))
+    items[dots : dots + 1] = fill
+    return items
+
+
+def as_item(func: Any, item: Any) -> Any:
+    """Numbers of lists and of NumPy as tensors; bytes are a mask, as torch has it."""
+    if isinstance(item, bool):
+        refuse(func, 'by one bool is not known to be right')
+    if isinstance(item, np.integer):
+        return int(item)
+    is_list = isinstance(item, (list, range)) and all(isinstance(i, (int, bool)) for i in item)
+    if is_list or isinstance(item, np.ndarray):
+        item = torch.as_tensor(item)
+    return item.bool() if isinstance(item, Tensor) and item.dtype == torch.uint8 else item
+
+
+def dims_used(item: Any) -> int:
+    """How many dimensions an item of an index stands for."""
+    if item is None or item is Ellipsis:
+        return 0
+    return dim_of(item) if isinstance(item, Tensor) and item.dtype == torch.bool else 1
+
+
+def item_of_rows(items: list[Any], dim: int) -> int:
+    """Which item stands for the rows."""
+    ends = list(accumulate(map(dims_used, items)))
+    if dim >= ends[-1]:
+        raise IndexError('too many indices')
+    return next(place for place, end in enumerate(ends) if dim < end)
+
+
+def _is_one(item: Any) -> bool:
+    """Whether an item of an index is one number, so that its dimension goes."""
+    is_number = isinstance(item, Tensor) and item.dtype != torch.bool and dim_of(item) == 0
+    return is_number or type(item) is int
+
+
+def beside_rows(func: Any, values: Rows, items: list[Any], place: int) -> Any:
+    """All rows, and what is asked for of other dimensions."""
+    if any(isinstance(each, Rows) for each in items):
+        refuse(func, 'by rows in another dimension would pair every row with every row')
+    place -= sum(map(_is_one, items[:place]))
+    many = [each for each in items if not _is_one(each)]
+    dim = sum(not isinstance(each, Tensor) for each in many[:place])
+    tensors = [i for i, each in enumerate(many) if isinstance(each, Tensor)]
+    if tensors:
+        wide = max(1 if many[i].dtype == torch.bool else many[i].dim() for i in tensors)
+        is_run = tensors == list(range(tensors[0], tensors[-1] + 1))
+        dim += wide if not is_run or tensors[0] < place else 0  # those that are apart come first
+    with plainly():
+        out = plain(values)[tuple(met(e) if isinstance(e, Tensor) else e for e in items)]
+    return tag(out, dim, values._space)

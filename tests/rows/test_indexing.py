@@ -1,0 +1,147 @@
+"""Indices of rows, read and written: torch's results on the whole, and its gradients."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from graphs import awkward_graph
+from ranks import run_ranks
+from torch import Tensor
+
+import pyg_sar
+
+N = 60
+IDS = torch.tensor([3, 0, N - 1, 5])
+COLS = torch.tensor([0, 2])
+TWO = torch.tensor(2)
+
+READ = """
+x[:5, [0, 2]]; x[3, [0, 2]]; x[-1, COLS]; x[3:9, COLS]; x[::7, COLS]; x[::2, ::2]; x[1:-1, 1:-1]
+x[3]; x[3, 1]; x[:5, 1]; x[-5:]; x[0:0]; x[()]; x[None]; x[:, None]; x[None, :5]; x[..., None, :2]
+x[IDS, 1]; x[IDS, TWO]; x[IDS, [0, 2, 1, 3]]; x[IDS, 1:3]; x[IDS, ...]; x[None, IDS]; x[IDS[0]]
+x[IDS.view(2, 2)]; x[IDS[:, None], COLS]; x[IDS[:, None], torch.zeros(4).long()]; x[IDS[0], IDS[1]]
+x[..., COLS]; x[..., 0]; x[:, -1]; x[:, x.mean(0) > 0]; x[[]]; x[[3, 0, 5]]; x[range(5)]
+x[np.array([3, 0, 5])]; x[np.int64(3)]; x[np.array([3, 0]), 1]; x[np.arange(N) % 2 == 0]
+x[y > 1]; x[y > 1, 0]; x[y > 1, 1:3]; x[y > 1][:, COLS]; x[y > 1000]; x[x > 0]; x[y == 1][:3]
+x[torch.arange(N), y]; x[torch.arange(5), y[:5]]; x[IDS, y[IDS]]; x[y]; x[y.argmax()]
+x[torch.where(y > 1)[0]]; x[(y > 1).nonzero().view(-1)]; x[x[:, 0].topk(5).indices]
+x.narrow(0, 2, 5); x.select(0, 3); x.split([2, 58])[1]; x.chunk(2)[0]; x.index_select(0, IDS)
+z[:5, 0, [1, 2]]; z[3, :, [1, 2]]; z[3, [0, 1], [1, 2]]; z[:5, [0, 1], [1, 2]]; z[5:9, :, [1, 2]]
+z[IDS, :, [0, 1, 2, 3]]; z[:, 0, [1, 2]]; z[:, [0, 1], [1, 2]]; z[:, [[0, 1], [1, 2]], [1, 2]]
+z[:, torch.tensor([True, False, True])]; z[:, z.mean(0) > 0]; z[3, z.mean(0) > 0]; z[y > 1, 0, 1]
+z[..., 0, [1, 2]]; z[[3, 4], ..., 0]; z[[3, 4], ..., [0, 1]]; z[:, [0, 1], None]; z[y > 1, ..., 0]
+t[[0, 1], 3]; t[[0, 1], 3:9]; t[0, :, [1, 2]]; t[0, :, 1]; t[[0, 1], :, [1, 2]]; t[[0, 1], :, 2]
+t[0, 3, [1, 2]]; t[[0, 1], 3, [1, 2]]; t[[0, 1], :, TWO]; t[TWO, :, [1, 2]]; t[:, :, None, [1, 2]]
+t[[0, 1], None, :, [1, 2]]; t[None, [0, 1], :, 1]; t[0, None, :, [1, 2]]; t[0, 3:7, [1, 2]]
+t[1, IDS]; t[:, IDS]; t[:, IDS, 2]; t[1, IDS, [1, 2, 3, 0]]; t[[0, 1, 2, 3], IDS, [1, 2, 3, 0]]
+t[:, IDS, [1, 2, 3, 0]]; t[:, 3]; t[:, 3, [1, 2]]; t[[0, 1], 3:7, [1, 2]]
+"""
+
+WRITTEN = """
+x[3] = 1; x[3, 1] = 2; x[-1] = x[0]; x[-5:] = 0; x[:5] = x[5:10]; x[:5, 1] = x[5:10, 2]
+x[IDS] = 0; x[IDS, 1] = 0.5; x[IDS, 1] = row[:4]; x[IDS] = table; x[IDS, 1:3] = table[:, :2]
+x[IDS.view(2, 2)] = 7; x[np.array([3, 0])] = 1; x[np.int64(3)] = 1; x[np.arange(N) % 2 == 0] = 1
+x[y > 1] = 0; x[y > 1, 0] = 0; x[y > 1, 1:3] = 1; x[y > 1] = x[y > 1] * 2; x[y > 1] = row
+x[y > 1, 0] = x[y > 1, 1]; x[x > 0] = 0; x[x > 0] = x[x > 0] * 2; x[y.argmax()] = 1
+x[:, 0] = 1; x[:, COLS] = x[:, [1, 3]]; x[:, 1:3] = x[:, 3:5]; x[..., 0] = y.double(); x[:] = row
+x[torch.where(y > 1)[0]] = 2; x[torch.where(y > 1)] = 2; x[x[:, 0].topk(5).indices] = 1
+z[:, 0, [1, 2]] = row[:2]; z[:, [0, 1], [1, 2]] = 1; z[IDS, 0, 1] = row[:4]; z[y > 1, ..., 1] = 2
+z[:5, 0] = z[5:10, 1]; z[:, 0] = z[:, 1]; z[:, :, 0] = x[:, :3]; z[IDS, :, 1] = table[:, :3]
+t[0] = 1; t[:, 3] = 1; t[:, IDS] = 1; t[0, IDS] = table[:, :4]; t[0, :, [1, 2]] = x[:, [1, 2]]
+t[[0, 1], :, [1, 2]] = x[:, [1, 2]].t(); t[:, y > 1] = 1; t[0, y > 1] = x[y > 1, :4]
+x[IDS] += 1; x[y > 1] += 1; x[3] += 1; x[3, 1] += 1; x[:5] -= x[5:10]; x[2:5, 1] *= 2
+x[:, 0].zero_(); x[:5].clone().zero_(); (x * 2)[:5].add_(1); z[:, 0][3] += 1; x.t()[:, 3] = 1
+"""
+
+CHANGED_COPIES = """
+x[0].zero_(); x[:5].zero_(); x[0][1].zero_(); x[:, :3][:5].add_(1); x[:5][:, 0] = 1
+x.select(0, 3).fill_(1); x.narrow(0, 2, 5).fill_(1); x.split([10, 50])[0].zero_()
+z[:, 0][3].fill_(1)
+"""
+
+
+def _lines(table: str) -> list[str]:
+    return [each.strip() for line in table.split('\n') for each in line.split(';') if each.strip()]
+
+
+def _graph() -> Any:
+    data = awkward_graph()
+    generator = torch.Generator().manual_seed(0)
+    for name, shape in {'x': (N, 6), 'z': (N, 3, 4), 't': (N, 5, 4)}.items():
+        data[name] = torch.randn(shape, generator=generator, dtype=torch.double)
+    data.y = data.y % 6
+    return data
+
+
+def _names(data: Any) -> dict[str, Any]:
+    numbers = torch.arange(24, dtype=torch.double)
+    return {
+        'x': data.x.clone().requires_grad_(),
+        'z': data.z.clone().requires_grad_(),
+        't': data.t.transpose(0, 1).clone().requires_grad_(),
+        'y': data.y,
+        'row': numbers[:6],
+        'table': numbers.view(4, 6),
+        **{'np': np, 'torch': torch, 'N': N, 'IDS': IDS, 'COLS': COLS, 'TWO': TWO},
+    }
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    return tensor if type(tensor) is Tensor else pyg_sar.gather(tensor)
+
+
+def _read(data: Any) -> list[tuple[Tensor, Tensor]]:
+    """What each index gives, and the gradient of the sum of its squares."""
+    found = []
+    for line in _lines(READ):
+        names = _names(data)
+        out = eval(line, names)
+        out.square().sum().backward()
+        found.append((_whole(out.detach()), _whole(names[line[0]].grad)))
+    return found
+
+
+def _written(data: Any) -> list[Tensor]:
+    found = []
+    for line in _lines(WRITTEN):
+        names = {k: v.detach() if isinstance(v, Tensor) else v for k, v in _names(data).items()}
+        exec(line, names)
+        found += [_whole(names[name] + 0) for name in 'xzt']
+    return found
+
+
+def _on_ranks(root: str, what: Any) -> Any:
+    return what(pyg_sar.load_shard(root))
+
+
+@pytest.fixture(params=[2, 3])
+def cut(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[int, str]:
+    root = tmp_path / 'parts'
+    part = torch.arange(N) * 7 % request.param
+    pyg_sar.partition_graph(_graph(), request.param, root, method=part)
+    return request.param, str(root)
+
+
+@pytest.mark.parametrize('what', [_read, _written])
+def test_as_torch_has_it(cut: tuple[int, str], what: Any) -> None:
+    want = what(_graph())
+    for got in run_ranks(_on_ranks, cut[0], cut[1], what):
+        torch.testing.assert_close(got, want)
+
+
+def _changes_copies(data: Any) -> None:
+    for line in _lines(CHANGED_COPIES):
+        names = {k: v.detach() if isinstance(v, Tensor) else v for k, v in _names(data).items()}
+        with pytest.raises(ValueError, match='one was changed in place'):
+            exec(f'{line}\nx + 1', names)
+        assert _whole(names['x'] + 0).isfinite().all()  # said once
+    with pytest.raises(ValueError, match='by one bool'):
+        data.x[True]
+
+
+def test_a_copy_that_is_changed_is_refused(cut: tuple[int, str]) -> None:
+    run_ranks(_on_ranks, cut[0], cut[1], _changes_copies)
