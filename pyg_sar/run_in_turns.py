@@ -15,13 +15,14 @@ from pyg_sar.commands.command_line import Parser, checked, positive
 from pyg_sar.in_turns import run_in_turns
 from pyg_sar.in_turns.run import check_places
 from pyg_sar.monitor import parse_bytes
+from pyg_sar.shard.format.file_names import META_FILE
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns its exit code."""
     parser = _parser()
     args, arguments = parser.parse_known_args(argv)
-    for path in (args.script, args.parts / 'META.json', args.spill):
+    for path in (args.script, args.parts / META_FILE, args.spill):
         if path is not None and not path.exists():
             parser.error(f'no such file: {path}')
     try:

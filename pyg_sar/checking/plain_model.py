@@ -15,7 +15,7 @@ from pyg_sar.ddp import DistributedDataParallel
 
 _HOOKS = ('_forward_pre_hooks', '_forward_hooks', '_backward_pre_hooks', '_backward_hooks')
 _CACHES = {'_cached_edge_index', '_cached_adj_t', '_cached_x', '_cached_h'}
-_MADE = ('_sar', '_own_updates', '_of_batches', '_path', 'last_graph')
+_MADE = ('_sar', '_own_updates')
 
 
 class Around(torch.nn.Module):
@@ -58,7 +58,7 @@ def _make_plain(module: torch.nn.Module) -> None:
     cls = type(module)
     if isinstance(module, SARConv):
         module.__class__ = module._plain_class
-    elif cls.__module__.startswith(('pyg_sar.models.', 'pyg_sar.norm.')):
+    elif cls.__module__.startswith('pyg_sar.norm.'):
         module.__class__ = next(c for c in cls.__mro__ if not c.__module__.startswith('pyg_sar.'))
     elif cls is torch.nn.SyncBatchNorm:  # needs a GPU
         module.__class__ = torch.nn.BatchNorm1d

@@ -86,10 +86,6 @@ class OwnRows(Tensor):
                     _refuse(name)
         return out
 
-    def of_some(self, values: Tensor, n_id: Tensor) -> OwnRows:
-        """A table of the same kind, with the rows of some of its nodes."""
-        return _rebuilt(values, self.requires_grad, vars(self) | {'n_id': n_id})
-
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         copied = memo[id(self)] = _rebuilt(plain(self).clone(), *self._state())
         return copied

@@ -12,6 +12,7 @@ from pyg_sar.partitioner import partition_graph
 from pyg_sar.partitioner.on_disk.mapped import Scratch
 from pyg_sar.partitioner.sources.sources import load_source
 from pyg_sar.shard.format.checksums import file_checksum
+from pyg_sar.shard.format.file_names import META_FILE
 from pyg_sar.shard.format.meta import read_meta
 
 _TENSORS_OF_A_LAYER = 6  # its input, output, aggregate, one remote block, and two under way
@@ -42,7 +43,7 @@ class Cuts:
     def of(self, num_parts: int) -> tuple[Path, bool]:
         """The partition folder of so many parts, and whether it was made now."""
         root = self._folder(str(num_parts))
-        is_new = not (root / 'META.json').is_file()
+        is_new = not (root / META_FILE).is_file()
         if is_new:
             has_room = self._num_edges * _METIS_EDGE_BYTES <= self._memory
             method = 'metis' if has_room else 'fennel'

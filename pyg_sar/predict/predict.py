@@ -23,6 +23,7 @@ from pyg_sar.load import load_shard
 from pyg_sar.monitor import parse_bytes
 from pyg_sar.predict.cut import Cuts
 from pyg_sar.predict.passes import shown
+from pyg_sar.shard.format.file_names import META_FILE
 from pyg_sar.shard.format.meta import read_meta
 
 Forward = Callable[[torch.nn.Module, Any], Any]
@@ -102,7 +103,7 @@ def predict(
         with shown(model, ranks, quiet=not progress):
             return play(on_rank, ranks, memory=budget, spill=folder, limit=num_bytes).figures
 
-    if (source / 'META.json').is_file():
+    if (source / META_FILE).is_file():
         return on_parts(source)
     cuts = Cuts(source, num_bytes, progress=progress)
     if num_parts is not None:

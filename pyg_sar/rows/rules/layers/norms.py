@@ -81,12 +81,10 @@ def _update(named: dict[str, Any], mean: Tensor, var: Tensor) -> None:
 def _instance_norm(func: Any, args: Any, kwargs: Any) -> Any:
     named = _bound(func, args, kwargs)
     rows = named['input']
-    if not named['use_input_stats']:
-        if rows._dim == 1:
-            refuse(func, 'would have the channels of this rank alone')
-        return _on_own_rows(func, named)
     if rows._dim == 1:
         refuse(func, 'would have the channels of this rank alone')
+    if not named['use_input_stats']:
+        return _on_own_rows(func, named)
     statistics = 'running_mean', 'running_var'
     if rows._dim == 0:
         if named['running_mean'] is not None:
