@@ -38,11 +38,26 @@ _BLOCK_LOCAL_ARGS = ('adj_t', 'size_j', 'ptr_j')
 _EDGES = ('edge_index', 'size')
 
 
+_LIBRARIES = ('torch', 'torch_geometric', 'pyg_sar')
+
+
 def reads_edges(conv: MessagePassing, function: str) -> bool:
     """Whether ``message`` with its aggregation, or ``edge_update``, reads the edge_index itself."""
     functions = ('message', 'aggregate') if function == 'message' else (function,)
     names = {name for each in functions for name in conv.inspector.get_param_names(each)}
     return not names.isdisjoint(_EDGES)
+
+
+def has_hooks_inside(conv: MessagePassing) -> bool:
+    """Whether a program has put forward hooks on modules that a conv is made of."""
+    hooks = [
+        hook
+        for module in conv.modules()
+        if module is not conv
+        for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
+    ]
+    homes = [getattr(hook, '__module__', None) or type(hook).__module__ for hook in hooks]
+    return any(home.split('.')[0] not in _LIBRARIES for home in homes)
 
 
 def takes_statistics(module: torch.nn.Module) -> bool:

@@ -17,7 +17,7 @@ from torch import Tensor
 from pyg_sar.comm import Exchange
 from pyg_sar.rows.align import argument, brought, dim_of, listed, own_rows, sizes_in
 from pyg_sar.rows.over_ranks import all_rows, whole
-from pyg_sar.rows.registry import bare_name, name_of
+from pyg_sar.rows.registry import bare_name, is_in_place, name_of
 from pyg_sar.rows.rows import Rows, in_nested, plain, plainly, refuse, tag
 from pyg_sar.rows.space import Space
 from pyg_sar.shard.edge_index import ShardEdgeIndex, names
@@ -28,6 +28,7 @@ _KEEPS_IDS = _KEEPS_EDGES | names(
     'view reshape unsqueeze squeeze expand expand_as view_as flatten __getitem__ index_select '
     'narrow masked_select broadcast_to movedim transpose t'
 )
+_COPIES = names('clone index_select masked_select')
 _READS = names(
     'size len numel nelement dim ndimension is_floating_point is_complex get_device is_contiguous '
     'element_size is_pinned type hash repr format requires_grad_ is_same_size'
@@ -69,11 +70,13 @@ class NodeIds(Rows):
         of: The nodes.
         places: Places of own rows, then of halo rows, of the shape of the own rows.
         shard: Whose halo it is; None if all are own nodes.
+        is_view: Whether torch would write into the edges that they are of.
     """
 
     of: Space
     places: Tensor
     shard: Shard | None
+    is_view: bool
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -81,7 +84,9 @@ class NodeIds(Rows):
         ids: Any = args[0] if args else None
         if any(isinstance(each, EdgeIndex) for each in args):
             return EdgeIndex.__torch_function__(func, types, args, kwargs)
-        if isinstance(ids, NodeIds) and _writes(name):
+        if isinstance(ids, NodeIds) and is_in_place(name):
+            if ids.is_view:
+                refuse(func, "cannot change a graph's edges in place (clone() changes no edges)")
             ids.__class__ = Rows  # type: ignore[assignment]  # what it remembers is no longer so
         out = super().__torch_function__(func, types, args, kwargs)
         is_moved = isinstance(ids, NodeIds) and name in _KEEPS_IDS
@@ -89,7 +94,9 @@ class NodeIds(Rows):
             with plainly():
                 places = tag(ids.places.view(ids.places.shape), ids._dim, ids._space)
             there = func(places, *args[1:], **kwargs or {})
-            return node_ids(out, out._dim, out._space, ids.of, plain(there), ids.shard)
+            made = node_ids(out, out._dim, out._space, ids.of, plain(there), ids.shard)
+            made.is_view = ids.is_view and name not in _COPIES
+            return made
         return out
 
 
@@ -97,15 +104,8 @@ def node_ids(ids: Tensor, dim: int, space: Space, of: Space, places: Tensor, sha
     """Ids of nodes, whose places are known."""
     out = tag(ids, dim, space)
     out.__class__ = NodeIds
-    out.of, out.places, out.shard = of, places, shard
+    out.of, out.places, out.shard, out.is_view = of, places, shard, False
     return out
-
-
-def _writes(name: str) -> bool:
-    is_operator = name.startswith('__i') and name not in ('__invert__', '__index__')
-    return (
-        (name.endswith('_') and not name.startswith('__')) or is_operator or name == '__setitem__'
-    )
 
 
 class EdgeIndex(Rows):
@@ -127,8 +127,10 @@ class EdgeIndex(Rows):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, edges, kwargs = name_of(func), args[0] if args else None, kwargs or {}
         is_read = getattr(func, '__name__', '') == '__get__' or bare_name(func) in _READS
+        if isinstance(edges, EdgeIndex) and is_read and name == 'data':
+            return edges
         if isinstance(edges, EdgeIndex) and not is_read:
-            if _writes(name):
+            if is_in_place(name):
                 refuse(func, "cannot change a graph's edges in place")
             out = _kept(edges, func, args[1:], kwargs)
             if out is not None:
@@ -152,7 +154,9 @@ class EdgeIndex(Rows):
             local = self.handle.as_subclass(Tensor)[row]
             ids = (ends.source_ids if is_src else ends.dst.ids)(local.device)[local]
             of, shard = (ends.src, ends.shard) if is_src else (ends.dst, None)
-            return node_ids(ids, 0, self._space, of, local, shard)
+            row_ids = node_ids(ids, 0, self._space, of, local, shard)
+            row_ids.is_view = True
+            return row_ids
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         memo[id(self)] = made = edge_index(self.handle.clone(), self._space, self.ends)

@@ -104,7 +104,7 @@ def fetched(rows: Rows, ids: Tensor) -> Tensor:
 def all_rows(rows: Rows) -> Tensor:
     """All rows in the order of the whole, on every rank (collective)."""
     everything = torch.arange(rows._space.total, device=rows.device)
-    return fetched(rows, everything).movedim(0, rows._dim)
+    return fetched(rows, everything).movedim(0, rows._dim).contiguous()
 
 
 def whole(value: Any) -> Any:

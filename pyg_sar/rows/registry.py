@@ -56,6 +56,17 @@ signature_of = cache(inspect.signature)
 """The parameters of a function."""
 
 
+_NO_OPERATORS = ('__invert__', '__index__', '__int__', '__iter__')
+
+
+@cache
+def is_in_place(name: str) -> bool:
+    """Whether a function of this name writes into its first argument."""
+    if name.startswith('__'):
+        return name == '__setitem__' or (name.startswith('__i') and name not in _NO_OPERATORS)
+    return name.endswith('_') and name != 'requires_grad_'
+
+
 @cache
 def bare_name(func: Any) -> str:
     """Its name without the underscores of methods in place and of operators."""

@@ -15,14 +15,15 @@ of rows is equal on all ranks; so what a user sees of them is divided by the num
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
-from pyg_sar.rows.copies import check, slices_read
-from pyg_sar.rows.registry import known_rules, name_of, rule_of
+from pyg_sar.rows.registry import is_in_place, known_rules, name_of, rule_of
 from pyg_sar.rows.space import Space
 from pyg_sar.scoped import Scoped
 
@@ -47,7 +48,7 @@ class Rows(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if slices_read.value:
-            check(func, args)
+            _check_slices(func, args)
         rule = known_rules.get(func)
         if rule is None or torch._C._is_tracing() or torch._C._are_functorch_transforms_active():
             rule = rule_of(func)
@@ -150,6 +151,81 @@ def same_plain(rows: Rows) -> Tensor:
         if known is None:  # no view, which would hold its base
             known = rows._own = Tensor.as_subclass(rows, Tensor).detach()
         return known
+
+
+class Copy:
+    """A slice of rows that was read: a copy on every rank, where torch gives a view.
+
+    A program that changes one in place (``x[3].zero_()``) expects ``x`` to change, and the other
+    way round. A plain tensor tells nobody that it changes, so the next function of rows looks. The
+    slice is forgotten once the program has freed it unchanged.
+    """
+
+    def __init__(self, out: Tensor, values: Tensor, index: Any, read: list[Copy]) -> None:
+        self.index = index
+        self._values = StorageWeakRef(values.untyped_storage())  # type: ignore[no-untyped-call]
+        self._same, self._version = out.detach(), out._version  # of one count of changes
+        whole = out if out._base is None else out._base  # which lives as long as any view
+        self._whole = weakref.ref(whole, lambda _: None if self.is_changed() else read.remove(self))
+
+    def is_changed(self) -> bool:
+        """Whether it has changed."""
+        return self._same._version != self._version
+
+    def is_missed(self) -> bool:
+        """Whether the rows that should have changed with it can still be read."""
+        return not self._values.expired()  # type: ignore[no-untyped-call]
+
+    def is_of(self, values: Tensor) -> bool:
+        """Whether it shows some of these rows, or rows of the same memory."""
+        return bool(self._values.cdata == values.untyped_storage()._cdata)
+
+    def is_among(self, args: Any) -> bool:
+        """Whether it is an argument itself, which nobody else may read."""
+        whole = self._whole()
+        return any(each is whole or getattr(each, '_base', None) is whole for each in args[1:])
+
+
+slices_read: Scoped[list[Copy] | None] = Scoped(None)
+
+
+def remember(out: Tensor, values: Tensor, index: Any) -> None:
+    """Remembers that ``values[index]`` gave a copy."""
+    if out.is_inference():  # whose changes are not counted
+        return
+    read = slices_read.value = slices_read.value or []
+    with plainly():
+        read.append(Copy(out, values, index, read))
+
+
+def _check_slices(func: Any, args: Any) -> None:
+    """Raises a ValueError if a slice has changed, or if `func` changes rows that a slice shows.
+
+    ``x[:5] += 1`` writes the slice back itself. An optimizer may change parameters.
+    """
+    read = slices_read.value or []
+    changed = [each for each in read if each.is_changed()]
+    for each in changed:
+        read.remove(each)
+    if any(
+        each.is_missed() and not (func is Tensor.__setitem__ and args[1] is each.index)
+        for each in changed
+    ):
+        raise ValueError(
+            'a slice of rows is a copy on every rank, and one was changed in place, which the rows '
+            'do not see: write x[:5] = ... instead, or change x[:5].clone()'
+        )
+    if not args or not is_in_place(name_of(func)) or not isinstance(args[0], Tensor):
+        return
+    with plainly():
+        if (args[0].is_leaf and args[0].requires_grad) or args[0].is_sparse:
+            return
+        if any(each.is_of(args[0]) and not each.is_among(args) for each in read):
+            raise ValueError(
+                f"'{name_of(func)}' changes rows in place of which a slice was read before: the "
+                'slice is a copy on every rank and does not change with them; read it afterwards, '
+                'or read x[:5].clone()'
+            )
 
 
 def leaves(value: Any) -> list[Any]:

@@ -11,6 +11,8 @@ import torch
 from graphs import awkward_graph
 from ranks import run_ranks
 from torch import Tensor
+from torch_geometric.nn import GCNConv
+from torch_geometric.utils import coalesce
 
 import pyg_sar
 
@@ -145,3 +147,76 @@ def _changes_copies(data: Any) -> None:
 
 def test_a_copy_that_is_changed_is_refused(cut: tuple[int, str]) -> None:
     run_ranks(_on_ranks, cut[0], cut[1], _changes_copies)
+
+
+def _shows_rows_that_change(data: Any) -> None:
+    x = data.x.clone()
+    first = x[:5]
+    for change in (x.relu_, lambda: x.__setitem__(7, 0.0), lambda: x[:, 0].zero_()):
+        with pytest.raises(ValueError, match='of which a slice was read before'):
+            change()
+    x[9] = first[0]
+    del first
+    x.relu_()
+    weight = torch.nn.Parameter(data.x.clone())
+    users = weight[:5]
+    with torch.no_grad():
+        weight.mul_(2)  # as an optimizer does
+    assert users.size(0) == 5
+
+
+def test_rows_that_a_slice_shows_do_not_change(cut: tuple[int, str]) -> None:
+    run_ranks(_on_ranks, cut[0], cut[1], _shows_rows_that_change)
+
+
+def _changes_edges(data: Any) -> None:
+    edges = data.edge_index
+    for change in (
+        lambda: edges[0].clamp_(max=40),
+        lambda: edges.clone().unbind(0)[0].fill_(3),
+        lambda: edges.data.clamp_(max=30),
+        lambda: edges[1][:, None].add_(1),
+    ):
+        with pytest.raises(ValueError, match="cannot change a graph's edges in place"):
+            change()
+    assert int(edges[0].clone().clamp_(max=40).max()) == 40
+
+
+def test_edges_do_not_change_in_place(cut: tuple[int, str]) -> None:
+    run_ranks(_on_ranks, cut[0], cut[1], _changes_edges)
+
+
+def _sparse(data: Any) -> Tensor:
+    edges = coalesce(data.edge_index)
+    ones = torch.ones(edges.size(1), dtype=torch.double)
+    matrix = torch.sparse_coo_tensor(edges, ones, (N, N), is_coalesced=True, check_invariants=True)
+    return _whole(matrix.to_sparse_csr() @ data.x)
+
+
+def test_compressed_matrix_of_edges(cut: tuple[int, str]) -> None:
+    want = _sparse(_graph())
+    for got in run_ranks(_on_ranks, cut[0], cut[1], _sparse):
+        torch.testing.assert_close(got, want)
+
+
+def _module_hooks(data: Any) -> list[Tensor]:
+    """Gradients that hooks of modules see, and those of parameters after hooks that change them."""
+    torch.manual_seed(0)
+    first, norm, last = torch.nn.Linear(6, 4), torch.nn.LayerNorm(4), GCNConv(4, 3)
+    model = torch.nn.ModuleList([first, norm, last]).double()
+    if type(data.x) is not Tensor:
+        pyg_sar.DistributedDataParallel(model)
+        last = model[2]
+    seen: list[Tensor] = []
+    last.register_full_backward_pre_hook(lambda _, grads: seen.append(grads[0]))
+    last.register_full_backward_hook(lambda _, given, grads: seen.extend([given[0], grads[0]]))
+    norm.register_full_backward_hook(lambda _, given, grads: (given[0] / given[0].norm(),))
+    out = last(norm(first(data.x)), data.edge_index)
+    torch.nn.functional.cross_entropy(out, data.y % 3).backward()
+    return [_whole(each) for each in seen] + [p.grad for p in model.parameters()]
+
+
+def test_backward_hooks_of_modules(cut: tuple[int, str]) -> None:
+    want = _module_hooks(_graph())
+    for got in run_ranks(_on_ranks, cut[0], cut[1], _module_hooks):
+        torch.testing.assert_close(got, want)

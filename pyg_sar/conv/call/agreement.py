@@ -39,7 +39,7 @@ from pyg_sar.conv.message.arguments import Binding
 from pyg_sar.conv.message.intercept import MessageError, UnsupportedMessageError
 from pyg_sar.conv.names import name_of
 from pyg_sar.conv.options import Options
-from pyg_sar.conv.support import reads_edges
+from pyg_sar.conv.support import has_hooks_inside, reads_edges
 from pyg_sar.dropout import EdgeDraws
 from pyg_sar.shard.plan import Plan
 
@@ -127,7 +127,8 @@ def _path_of(
     The third is whether it draws random numbers. None for a function that looks across edges: it
     runs on rows of the edges of all ranks.
     """
-    if binding.at_nodes or reads_edges(binding.conv, binding.function):
+    conv = binding.conv
+    if binding.at_nodes or reads_edges(conv, binding.function) or has_hooks_inside(conv):
         return None
     kind: type[CallPlan] = OneShot if options.mode == 'one_shot' else Replay
     traced: Trace | None = None

@@ -45,6 +45,7 @@ def observe(binding: Binding) -> Observation:
     with here, Undone(binding.conv, edge_index.device) as undone, sizes.in_force():
         out, edge_outputs = _run(binding, samples, edge_index, NUM_SAMPLES)
     binding.check_draws(undone.uses_rng)
+    undone.check_edges_alone()
     names = undone.edge_attributes
     edge_outputs += undone.edge_rows(names, NUM_SAMPLES)
     outputs = edge_outputs if out is None else (out, *edge_outputs)

@@ -119,6 +119,7 @@ def trace(binding: Binding) -> Trace:
             aggregate = in_aggregate.aggregate(out)
 
     binding.check_draws(undone.uses_rng)
+    undone.check_edges_alone()
     edge_attributes = undone.edge_attributes
     reduced = in_aggregate.messages
     edge_outputs = list(undone.edge_rows(edge_attributes, NUM_SAMPLES))

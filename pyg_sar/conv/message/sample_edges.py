@@ -15,7 +15,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from pyg_sar.aggregate.program import Arguments
 from pyg_sar.comm.threads.random_states import random_states, set_random_states
 from pyg_sar.conv.message.arguments import Binding
+from pyg_sar.conv.message.intercept import MessageError
 from pyg_sar.conv.names import PLAIN, name_of
+from pyg_sar.rows.rows import leaves
 
 NUM_SAMPLES = 3
 
@@ -23,7 +25,8 @@ NUM_SAMPLES = 3
 class Undone:
     """While it lasts a function may set attributes of its conv and draw random numbers.
 
-    At the end the conv has the attributes that it had, and so has the generator its state.
+    At the end the conv has the attributes that it had, its lists, dicts and buffers what they had,
+    and the generator its state.
 
     Args:
         conv: The conv.
@@ -31,6 +34,7 @@ class Undone:
 
     Attributes:
         changed: The attributes that were set, with their values.
+        refilled: The names of lists, dicts and buffers that were changed in place.
         uses_rng: Whether random numbers were drawn.
     """
 
@@ -38,21 +42,31 @@ class Undone:
         self.conv = conv
         self.device = device
         self.changed: dict[str, Any] = {}
+        self.refilled: list[str] = []
         self.uses_rng = False
 
     def __enter__(self) -> Undone:
         self._before = dict(vars(self.conv))
+        self._held = _held(self.conv)
         self._states = [] if self.device is None else random_states(self.device)
         return self
 
     def __exit__(self, *error: object) -> None:
         self.changed = undo(self.conv, self._before)
+        self.refilled = [name for name, place, held in self._held if _is_refilled(place, held)]
         if self.device is None:
             return
         pairs = zip(self._states, random_states(self.device), strict=True)
         self.uses_rng = any(not torch.equal(before, after) for before, after in pairs)
         if self.uses_rng:
             set_random_states(self._states, self.device)
+
+    def check_edges_alone(self) -> None:
+        """Raises a MessageError if something of all edges is kept: a mean, a list of numbers."""
+        tensors = {k for k, value in self.changed.items() if isinstance(value, Tensor)}
+        kept = [*(tensors - {*self.edge_attributes}), *self.refilled]
+        if kept:
+            raise MessageError(f"keeps '{kept[0]}', which has no row for every edge")
 
     @property
     def edge_attributes(self) -> tuple[str, ...]:
@@ -83,6 +97,36 @@ def undo(conv: torch.nn.Module, before: dict[str, Any]) -> dict[str, Any]:
         else:
             del now[name]
     return changed
+
+
+def _held(conv: torch.nn.Module) -> list[tuple[str, Any, Any]]:
+    """Lists, dicts and buffers of a conv with copies of them."""
+    own = [(k, v) for k, v in vars(conv).items() if type(v) in (list, dict) and k[0] != '_']
+    buffers = [(k, v) for k, v in conv._buffers.items() if v is not None]
+    return [
+        *((name, place, place.copy()) for name, place in own),
+        *((name, tensor, (tensor._version, tensor.clone())) for name, tensor in buffers),
+    ]
+
+
+def _is_refilled(place: Any, held: Any) -> bool:
+    """Whether a list, dict or buffer has changed; it gets back what it had."""
+    if isinstance(place, Tensor):
+        is_changed = bool(place._version != held[0])
+        if is_changed:
+            with torch.no_grad():
+                place.copy_(held[1])
+        return is_changed
+    now, before = (leaves(each) for each in (place, held))
+    is_changed = len(now) != len(before) or any(
+        a is not b for a, b in zip(now, before, strict=True)
+    )
+    if is_changed and isinstance(place, list):
+        place[:] = held
+    elif is_changed:
+        place.clear()
+        place.update(held)
+    return is_changed
 
 
 def edge_rows(

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import inspect
 from functools import cache
+from itertools import repeat
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.utils.hooks import BackwardHook
 
 from pyg_sar.comm import world_size
 from pyg_sar.evictable import place_of
@@ -109,6 +111,40 @@ def _saved(ctx: Any) -> tuple[Any, ...]:
     return saved
 
 
+class _NodeOnRows:
+    """A node of autograd that gives the hooks of a module rows, and takes rows from them."""
+
+    def __init__(self, node: Any) -> None:
+        self._node = node
+
+    def register_hook(self, hook: Any) -> Any:
+        """Calls it with gradients as one process has them."""
+        inputs, outs = self._node._inputs, self._node._outs
+
+        def on_rows(*grads: Any) -> Any:
+            pairs = zip(grads, (inputs, outs), strict=True)
+            given = [tuple(map(_of_one, of, specs)) for of, specs in pairs]
+            with torch._C._EnableTorchFunction():
+                made = hook(*given)
+            if made is None:
+                return None
+            of_hook = repeat("a module's backward hook")
+            return tuple(map(_summed, of_hook, made, inputs))
+
+        return self._node.register_hook(on_rows)
+
+
+def _apply_on_tensors(hook: BackwardHook, fn: Any, args: Any) -> Any:
+    def on_rows(node: Any) -> Any:
+        return fn(_NodeOnRows(node) if hasattr(node, '_inputs') else node)
+
+    return _apply_hook(hook, on_rows, args)
+
+
+_apply_hook: Any = BackwardHook._apply_on_tensors
+
+
 def ask() -> None:
-    """Replaces ``Function.apply``."""
+    """Replaces ``Function.apply``, and how a module makes nodes for its backward hooks."""
     Function.apply = classmethod(_apply_to_rows)  # type: ignore[assignment,method-assign]
+    BackwardHook._apply_on_tensors = _apply_on_tensors  # type: ignore[method-assign]

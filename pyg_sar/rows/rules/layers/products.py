@@ -13,11 +13,10 @@ from pyg_sar.aggregate.halo import with_halo
 from pyg_sar.comm import Exchange
 from pyg_sar.rows.align import align, as_rows, dim_of, named_rule, own_rows, whole_shape
 from pyg_sar.rows.made_edges import edges_of
-from pyg_sar.rows.registry import bare_name, name_of, rule
+from pyg_sar.rows.registry import bare_name, is_in_place, name_of, rule
 from pyg_sar.rows.replicated import met
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.rules.layers.contract import EVERY_PAIR, contract, rows_letter
-from pyg_sar.rows.rules.numbers.pointwise import is_in_place
 
 
 def _in_order(args: Any, kwargs: Any) -> list[Any]:

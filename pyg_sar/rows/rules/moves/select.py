@@ -11,12 +11,11 @@ from torch import Tensor
 from pyg_sar.aggregate.halo import with_halo
 from pyg_sar.comm import Exchange, agree
 from pyg_sar.rows.align import argument, brought, check_range, dim_of, own_rows, whole_shape
-from pyg_sar.rows.copies import remember
 from pyg_sar.rows.edges import NodeIds, node_ids
 from pyg_sar.rows.over_ranks import fetched
 from pyg_sar.rows.registry import rule
 from pyg_sar.rows.replicated import all_of_plain, met
-from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
+from pyg_sar.rows.rows import Rows, plain, plainly, refuse, remember, tag
 from pyg_sar.rows.rules.moves.index import (
     as_item,
     as_items,
@@ -80,7 +79,7 @@ def rows_at(func: Any, values: Rows, at: Any, dim: int) -> Any:
 def _in_place_of(out: Tensor, ids: Tensor, dim: int) -> Tensor:
     """What was picked by `ids`, with their dimensions where dimension `dim` was."""
     num = ids.dim()
-    return out.movedim(tuple(range(num)), tuple(range(dim, dim + num))) if dim else out
+    return out.movedim(tuple(range(num)), tuple(range(dim, dim + num))).contiguous() if dim else out
 
 
 def _masked(func: Any, values: Rows, mask: Tensor, dim: int) -> Any:

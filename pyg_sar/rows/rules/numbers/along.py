@@ -17,10 +17,9 @@ from pyg_sar.comm import agree
 from pyg_sar.rows.align import align, argument, dim_of, dims_of
 from pyg_sar.rows.edges import node_ids
 from pyg_sar.rows.over_ranks import all_rows, fetched
-from pyg_sar.rows.registry import bare_name, name_of, rule
+from pyg_sar.rows.registry import bare_name, is_in_place, name_of, rule
 from pyg_sar.rows.replicated import own_draws
 from pyg_sar.rows.rows import Rows, in_nested, plain, plainly, refuse, tag
-from pyg_sar.rows.rules.numbers.pointwise import is_in_place
 from pyg_sar.rows.rules.numbers.without_rows import run
 
 _LAST, _ALL = -1, None

@@ -11,10 +11,9 @@ from torch import Tensor
 from pyg_sar.comm import agree, rank
 from pyg_sar.rows.align import align, argument, as_rows, dim_of, found, named_rule
 from pyg_sar.rows.over_ranks import largest_of_ranks, sum_of_ranks
-from pyg_sar.rows.registry import bare_name, name_of, rule
+from pyg_sar.rows.registry import bare_name, is_in_place, name_of, rule
 from pyg_sar.rows.replicated import all_of_plain, own_draws
 from pyg_sar.rows.rows import Rows, in_nested, plain, plainly, refuse, tag
-from pyg_sar.rows.rules.numbers.pointwise import is_in_place
 
 
 @rule('bucketize searchsorted isin')

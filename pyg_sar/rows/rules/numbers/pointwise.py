@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pyg_sar.rows.align import align, argument, as_rows, whole_shape
 from pyg_sar.rows.over_ranks import whole
-from pyg_sar.rows.registry import name_of, rule
+from pyg_sar.rows.registry import is_in_place, name_of, rule
 from pyg_sar.rows.replicated import PLAIN, met, own_draws
 from pyg_sar.rows.rows import Rows, in_nested, plainly, tag
 from pyg_sar.shard.edge_index import names
@@ -124,10 +124,3 @@ def _is_off(name: str, args: Any, kwargs: Any) -> bool:
     """Whether a dropout drops nothing, and so draws nothing."""
     p = argument(args, kwargs, 1, 'p', default=0.5)
     return 'dropout' in name and (not argument(args, kwargs, 2, 'training', default=True) or p == 0)
-
-
-def is_in_place(name: str) -> bool:
-    """Whether a function writes to its first argument."""
-    if name.startswith('__'):
-        return name.startswith('__i') and name != '__invert__'
-    return name.endswith('_')

@@ -9,11 +9,10 @@ from torch import Tensor
 
 from pyg_sar.rows.align import align, argument, as_rows, dim_of, named_rule
 from pyg_sar.rows.over_ranks import largest_of_ranks, sum_of_ranks
-from pyg_sar.rows.registry import bare_name, name_of
+from pyg_sar.rows.registry import bare_name, is_in_place, name_of
 from pyg_sar.rows.replicated import own_draws
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.rules.numbers.along import over_rows
-from pyg_sar.rows.rules.numbers.pointwise import is_in_place
 
 
 def _softmax(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
