@@ -124,7 +124,7 @@ def _size(func: Any, args: Any, kwargs: Any) -> Any:
     return torch.Size(shape) if dim is None else shape[dim]
 
 
-@rule('stride storage_offset as_strided as_strided_ resize resize_as set')
+@rule('stride storage_offset')
 def _of_memory(func: Any, args: Any, kwargs: Any) -> Any:
     refuse(func, 'is that of the memory of this rank')
 

@@ -180,6 +180,11 @@ def _repeat_interleave(func: Any, input: Rows, repeats: Any, dim: int | None = N
         return tag(torch.repeat_interleave(plain(input), repeats, dim), input._dim, space)
 
 
+@rule('as_strided as_strided_ resize resize_as set')
+def _of_memory(func: Any, args: Any, kwargs: Any) -> Any:
+    refuse(func, 'is that of the memory of this rank')
+
+
 def space_of_size(rows: Rows, size: Sequence[int]) -> Space | None:
     """The only known space with as many rows as a new tensor of a size; None without one."""
     if not size:
