@@ -49,11 +49,11 @@ def reads_edges(conv: MessagePassing, function: str) -> bool:
 
 
 def has_hooks_inside(conv: MessagePassing) -> bool:
-    """Whether a program has put forward hooks on modules that a conv is made of."""
+    """Whether a program has put forward hooks on modules of a conv, but its aggregation's."""
+    aggregation = {*getattr(conv, 'aggr_module', torch.nn.Module()).modules()}
     hooks = [
         hook
-        for module in conv.modules()
-        if module is not conv
+        for module in {*conv.modules()} - aggregation - {conv}
         for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
     ]
     homes = [getattr(hook, '__module__', None) or type(hook).__module__ for hook in hooks]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -278,10 +279,10 @@ def test_a_message_is_replayed_in_the_dtype_of_forward(root: str) -> None:
     model = pyg_sar.wrap(NotedMessage())
     with torch.autocast('cpu', torch.bfloat16):
         loss = model(data.x, data.edge_index).float().square().sum()
-    of_forward = list(model.dtypes)
-    model.dtypes.clear()
+    of_forward = list(model.noted.dtypes)
+    model.noted.dtypes.clear()
     loss.backward()
-    assert {*model.dtypes} == {*of_forward} == {torch.bfloat16}
+    assert {*model.noted.dtypes} == {*of_forward} == {torch.bfloat16}
 
 
 class OwnMessage(MessagePassing):
@@ -301,9 +302,9 @@ class OwnMessage(MessagePassing):
 class NotedMessage(OwnMessage):
     def __init__(self) -> None:
         super().__init__()
-        self.dtypes: list[torch.dtype] = []
+        self.noted = SimpleNamespace(dtypes=[])
 
     def message(self, x_j: Tensor) -> Tensor:
         out = super().message(x_j)
-        self.dtypes.append(out.dtype)
+        self.noted.dtypes.append(out.dtype)
         return out

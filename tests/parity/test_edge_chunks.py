@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -75,18 +75,17 @@ class Watched(MessagePassing):
     def __init__(self, aggr: str) -> None:
         super().__init__(aggr=aggr)
         self.lin = torch.nn.Linear(8, 8).double()
-        self.seen: list[int] = []
-        self.alive: list[int] = []
-        self.messages: list[Any] = []
+        # What a message keeps in lists of the conv would be that of all edges at once.
+        self.noted = SimpleNamespace(seen=[], alive=[], messages=[])
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         return self.propagate(edge_index, x=x)
 
     def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
-        self.seen.append(x_j.size(0))
-        self.alive.append(sum(m().size(0) for m in self.messages if m() is not None))
+        self.noted.seen.append(x_j.size(0))
+        self.noted.alive.append(sum(m().size(0) for m in self.noted.messages if m() is not None))
         out = self.lin(x_i - x_j).tanh()
-        self.messages += [weakref.ref(x_i), weakref.ref(x_j), weakref.ref(out)]
+        self.noted.messages += [weakref.ref(x_i), weakref.ref(x_j), weakref.ref(out)]
         return out
 
 
@@ -99,16 +98,16 @@ def test_no_more_edges_are_alive(root: Path, aggr: str, monkeypatch: pytest.Monk
     module = pyg_sar.wrap(conv)
     x = data.x.requires_grad_()
     module(x, data.edge_index)  # the ranks agree, on a few edges
-    conv.seen.clear()
-    conv.messages.clear()
+    conv.noted.seen.clear()
+    conv.noted.messages.clear()
     out = module(x, data.edge_index)
-    assert sum(conv.seen) == data.edge_index.size(1)
-    conv.seen.clear()
-    conv.alive.clear()
+    assert sum(conv.noted.seen) == data.edge_index.size(1)
+    conv.noted.seen.clear()
+    conv.noted.alive.clear()
     out.sum().backward()
-    assert sum(conv.seen) == data.edge_index.size(1)
-    assert max(conv.seen) == 16
-    assert conv.alive == [0] * len(conv.alive)
+    assert sum(conv.noted.seen) == data.edge_index.size(1)
+    assert max(conv.noted.seen) == 16
+    assert conv.noted.alive == [0] * len(conv.noted.alive)
 
 
 class Dropout(MessagePassing):

@@ -99,9 +99,12 @@ def undo(conv: torch.nn.Module, before: dict[str, Any]) -> dict[str, Any]:
     return changed
 
 
+_OF_ALL = frozenset(vars(torch.nn.Module()))
+
+
 def _held(conv: torch.nn.Module) -> list[tuple[str, Any, Any]]:
     """Lists, dicts and buffers of a conv with copies of them."""
-    own = [(k, v) for k, v in vars(conv).items() if type(v) in (list, dict) and k[0] != '_']
+    own = [(k, v) for k, v in vars(conv).items() if type(v) in (list, dict) and k not in _OF_ALL]
     buffers = [(k, v) for k, v in conv._buffers.items() if v is not None]
     return [
         *((name, place, place.copy()) for name, place in own),
