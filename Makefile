@@ -23,7 +23,7 @@ endif
 .DEFAULT_GOAL := help
 BENCHMARKS := attention kernels layers limit epoch scaling accuracy sampling ogbn partition network one_machine
 
-.PHONY: help demo test test-slow test-oldest test-cuda-sim test-benchmarks docs lint format convs ops faults errors golden fuzz bench bench-memory $(BENCHMARKS:%=bench-%) clean
+.PHONY: help demo test test-slow test-oldest test-newest test-cuda-sim test-benchmarks docs lint format convs ops faults errors private-names golden fuzz bench bench-memory $(BENCHMARKS:%=bench-%) clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -43,6 +43,9 @@ OLDEST := -k 'not power' tests/model/test_training.py tests/parity/test_parity.p
 
 test-oldest: .venv-oldest/installed  ## small trainings and parity with the oldest torch and PyG that are declared
 	@.venv-oldest/bin/python -m pytest $(OLDEST) $(ARGS)
+
+test-newest: .venv-newest/installed  ## run the tests with the newest of all packages, pre-releases of torch too
+	@.venv-newest/bin/python -m pytest -m 'not slow and not bench' -n 2 --dist loadfile -W 'ignore:pyg_sar is tested with' $(ARGS)
 
 test-cuda-sim: $(INSTALLED)  ## run what users of GPUs do on a simulated one, with a simulated NCCL
 	@PYTHONPATH=tests/cuda_sim $(BIN)/python -m pytest -p simulated_cuda -m 'cuda_sim and not slow' -n 2 --dist loadfile tests/gpu tests/cuda_sim $(ARGS)
@@ -75,6 +78,9 @@ faults: $(INSTALLED)  ## end ranks in every way and phase, and write docs/faults
 
 errors: $(INSTALLED)  ## list the messages of all errors in docs/errors.md
 	@$(BIN)/python tools/list_errors.py
+
+private-names: $(INSTALLED)  ## list the private names of torch and PyG in CONTRIBUTING.md
+	@$(BIN)/python tools/list_private_names.py
 
 golden: $(INSTALLED)  ## write the losses of small trainings that tests compare with
 	@PYTHONPATH=tests $(BIN)/python tests/golden/golden_runs.py
@@ -117,4 +123,14 @@ $(VENV)/installed: requirements.lock pyproject.toml
 	@$(PYTHON) -m venv .venv-oldest
 	@.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-oldest.lock
 	@.venv-oldest/bin/python -c 'import pyg_sar'
+	@touch $@
+
+# Every package of the lock, without its version. A constraint in pip's settings would hold them back.
+.venv-newest/installed: requirements.lock pyproject.toml
+	@echo 'installing into .venv-newest, once (several minutes: 3 GB) ...'
+	@$(PYTHON) -m venv --clear .venv-newest
+	@PIP_CONSTRAINT=/dev/null .venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --pre torch
+	@sed -n 's/==.*//p' requirements.lock | grep -v '^torch$$' \
+		| PIP_CONSTRAINT=/dev/null xargs .venv-newest/bin/python -m pip install --quiet --disable-pip-version-check
+	@.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@

@@ -7,6 +7,9 @@ What most programs need is here; what is used less is in :mod:`pyg_sar.transform
 from pyg_sar.kernels import openmp  # noqa: F401 - before anything imports torch
 
 # isort: split
+from pyg_sar.ground import private_names  # noqa: F401 - before anything needs one
+
+# isort: split
 from pyg_sar import memory, transforms
 from pyg_sar.checking import check
 from pyg_sar.checkpoint import load_checkpoint, load_rows, save_checkpoint, save_rows

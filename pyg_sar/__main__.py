@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 import torch
@@ -12,6 +11,7 @@ import torch.distributed as dist
 
 import pyg_sar
 from pyg_sar.commands.command_line import aligned
+from pyg_sar.ground.versions import installed
 
 _EXTRAS = {
     'mtkahypar': ('mtkahypar', '--method mtkahypar'),
@@ -28,7 +28,7 @@ _EXTRAS = {
 def main() -> int:
     """Prints it."""
     packages = ('torch', 'torch_geometric', 'numpy', 'pymetis')
-    found = ', '.join(f'{name} {_version(name)}' for name in packages)
+    found = ', '.join(f'{name} {installed(name)}' for name in packages)
     has_devices = torch.cuda.is_available()
     backends = {
         'gloo': dist.is_gloo_available(),
@@ -40,19 +40,12 @@ def main() -> int:
     print(f'backends  {", ".join(name for name, is_there in backends.items() if is_there)}')
     print(f'devices   cpu{f", {torch.cuda.device_count()} x cuda" if has_devices else ""}')
     rows = [
-        (extra, _version(package) if find_spec(package) else 'not installed', gives)
+        (extra, (installed(package) or '?') if find_spec(package) else 'not installed', gives)
         for extra, (package, gives) in _EXTRAS.items()
     ]
     print('\n'.join(aligned([('extra', 'version', 'gives'), *rows], 3)))
     print("install an extra with pip install 'pyg_sar[EXTRA]'")
     return 0
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return 'without a version'
 
 
 if __name__ == '__main__':

@@ -1,69 +1,39 @@
-"""CONTRIBUTING lists every private name of torch and PyG that the package uses, and they exist."""
+"""Private names of torch, PyG and pymetis: all are listed, and one that is gone is told."""
 
 from __future__ import annotations
 
 import ast
 import functools
-import importlib
+import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
 
+import list_private_names
 import pytest
 import torch
-import torch.distributed as dist
+from small_graphs import cut, small_graph
 from torch_geometric.data import Data, HeteroData
-from torch_geometric.nn import GCNConv, SAGEConv, SGConv, SSGConv
+from torch_geometric.nn import GCNConv, SAGEConv
 
 import pyg_sar
-from pyg_sar.checking.plain_model import check_caches
+from pyg_sar.checking.plain_model import clear_caches
+from pyg_sar.ground.private_names import NAMES, find, missing
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / 'pyg_sar'
 SOURCES = sorted(PACKAGE.rglob('*.py'))
+LIST = PACKAGE / 'ground' / 'private_names.py'
 
-_data = Data(x=torch.ones(1, 1))
-_data.is_node_attr('x')
+ROWS = {name: row for row in NAMES for name in row.names.split()}
+OF_OBJECTS = {'torch_geometric.data.Data._cached_attr', 'torch.nn.RNNBase._flat_weights'}
+"""What objects get when they are used, or made with arguments."""
 
-OWNERS: dict[str, Any] = {
-    'Backend.Options': getattr(getattr(dist, 'ProcessGroupGloo', None), '_Options', None),
-    'Data': _data,
-    'GCNConv': GCNConv(1, 1),
-    'HeteroData': HeteroData(),
-    'MessagePassing': SAGEConv(1, 1),
-    'Module': torch.nn.BatchNorm1d(1),
-    'OpOverload': torch.ops.aten.add.Tensor,
-    'ProcessGroup': dist.ProcessGroup,
-    'RNNBase': torch.nn.GRU(1, 1),
-    'SGConv': SGConv(1, 1),
-    'SSGConv': SSGConv(1, 1, 0.5),
-    'Storage': _data.stores[0],
-    'NodeStorage': HeteroData(v={})['v'],
-    'Tensor': torch.ones(1),
-    'TypedStorage': torch.storage.TypedStorage,
-    'UntypedStorage': torch.ones(1).untyped_storage(),
-    'grad_fn': (torch.ones(1, requires_grad=True) * 2).grad_fn,
-}
-"""Whose attributes the table names; other names of it begin with a module."""
-
-PYTHONS = {'_getframe', '_exit', '_replace', '_fields'}
-
-
-BUILT = ('_forward_hooks', '_forward_pre_hooks', '_foreach_', '_fused_', '_global_')
+PYTHONS = {'_getframe', '_exit', '_replace', '_fields', '_C'}
+ENDINGS = ('_forward_hooks', '_forward_pre_hooks', '_foreach_', '_fused_', '_global_')
 """Parts that are looked for where the sources put a name together."""
-
-
-@functools.cache
-def _table() -> dict[str, list[str]]:
-    """The files of every name of the table."""
-    text = (ROOT / 'CONTRIBUTING.md').read_text(encoding='utf-8')
-    section = text.split('## Private names of torch and PyG\n')[1].split('\n## ')[0]
-    rows = [line.split('|')[1:3] for line in section.splitlines() if line.startswith('| `')]
-    return {
-        name: re.findall('`(.+?)`', files)
-        for names, files in rows
-        for name in re.findall('`(.+?)`', names)
-    }
 
 
 def _private(name: str) -> bool:
@@ -73,7 +43,13 @@ def _private(name: str) -> bool:
 @functools.cache
 def _of_torch() -> set[str]:
     """The private names that objects of torch and PyG have."""
-    owners = [*OWNERS.values(), torch, torch._C]
+    data = Data(x=torch.ones(1, 1))
+    data.is_node_attr('x')
+    owners = (
+        *(torch, torch._C, torch.ones(1), torch.ones(1).untyped_storage(), torch.nn.GRU(1, 1)),
+        *(torch.storage.TypedStorage, torch.nn.BatchNorm1d(1), torch.ops.aten.add.Tensor),
+        *(SAGEConv(1, 1), GCNConv(1, 1), data.stores[0], HeteroData(v={})['v'], HeteroData()),
+    )
     return {name for owner in owners for name in dir(owner) if _private(name)}
 
 
@@ -93,55 +69,112 @@ def _made_here() -> set[str]:
 
 def _uses(path: Path) -> set[str]:
     """The private names of others that a file uses: attributes, imports and words."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
-        if isinstance(node, ast.Attribute):
-            owner = ast.unparse(node.value)
-            is_below = bool(re.fullmatch(r'torch[\w.]+', owner)) and any(
-                map(_private, owner.split('.'))
-            )
-            if is_below or (_private(node.attr) and owner not in ('self', 'cls')):
-                found.add(node.attr)
-        elif isinstance(node, ast.ImportFrom) and not (node.module or '').startswith('pyg_sar'):
+    tree = ast.parse(path.read_text(encoding='utf-8'))
+    found, others, ours = set(), set(), _made_here_cached()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and not (node.module or '').startswith('pyg_sar'):
+            others |= {each.asname or each.name for each in node.names}
             is_below = any(map(_private, (node.module or '').split('.')))
             found |= {each.name for each in node.names if is_below or _private(each.name)}
-        elif isinstance(node, ast.Constant) and node.value in _of_torch():
-            found.add(node.value)
+        elif isinstance(node, ast.Import):
+            others |= {each.asname or each.name.partition('.')[0] for each in node.names}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            owner = ast.unparse(node.value)
+            is_theirs = bool(re.fullmatch(r'[\w.]+', owner)) and owner.split('.')[0] in others
+            is_below = is_theirs and any(map(_private, owner.split('.')))
+            is_used = is_theirs or (owner not in ('self', 'cls') and node.attr not in ours)
+            if is_below or (_private(node.attr) and is_used):
+                found.add(node.attr)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            words = node.value.split() if '\n' not in node.value else []
+            found |= {w for w in map(_first, words) if w in _of_torch() or _is_operation(w)}
     return found
 
 
-@pytest.mark.parametrize('name', _table())
-def test_a_name_of_the_table_exists(name: str) -> None:
-    owner = next((each for each in OWNERS if name.startswith(f'{each}.')), None)
-    if owner is not None:
-        found, attributes = OWNERS[owner], name.removeprefix(f'{owner}.').split('.')
+def _first(word: str) -> str:
+    return word.partition('.')[0]
+
+
+def _is_operation(word: str) -> bool:
+    return _private(word) and hasattr(torch.ops.aten, word)
+
+
+_made_here_cached = functools.cache(_made_here)
+
+
+def test_contributing_has_the_table_of_today() -> None:
+    page = list_private_names.PAGE.read_text(encoding='utf-8')
+    assert page == list_private_names.replaced(page), 'make private-names'
+
+
+def test_every_name_stands_in_one_row() -> None:
+    assert len(ROWS) == sum(len(row.names.split()) for row in NAMES)
+    assert len(NAMES) <= 40
+
+
+@pytest.mark.parametrize('name', ROWS)
+def test_a_name_exists_and_is_used(name: str) -> None:
+    if name in OF_OBJECTS:
+        assert name.rpartition('.')[2] in _of_torch()
     else:
-        module, *attributes = name.split('.')
-        found = importlib.import_module(module)
-    for each in attributes:
-        if not hasattr(found, each):
-            importlib.import_module(f'{found.__name__}.{each}')
-        found = getattr(found, each)
-
-
-@pytest.mark.parametrize('name', _table())
-def test_a_name_of_the_table_is_used_where_it_says(name: str) -> None:
-    text = ''.join((PACKAGE / file).read_text('utf-8') for file in _table()[name])
-    last = name.rpartition('.')[2]
-    assert re.search(rf'\b{last}\b', text) or any(e in last and e in text for e in BUILT)
+        find(name)
+    text = ''.join(path.read_text('utf-8') for path in SOURCES if path != LIST)
+    last = name.removesuffix('.default').rpartition('.')[2]
+    assert re.search(rf'\b{last}\b', text) or any(e in last and e in text for e in ENDINGS)
 
 
 def test_every_private_name_that_is_used_is_in_the_table() -> None:
-    known = {part for name in _table() for part in name.split('.')} | PYTHONS | _made_here()
-    assert {path: new for path in SOURCES if (new := _uses(path) - known)} == {}
+    known = {part for name in ROWS for part in re.split(r'[.()]+', name)} | PYTHONS
+    assert {p: new for p in SOURCES if p != LIST and (new := _uses(p) - known)} == {}
+
+
+@pytest.fixture(scope='module')
+def without(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What pyg_sar says and does without each name; see taken_away.py."""
+    root = cut(small_graph(), 2, tmp_path_factory.mktemp('graph') / 'parts')
+    done = subprocess.run(
+        [sys.executable, str(ROOT / 'tests' / 'taken_away.py'), str(root), '', *ROWS],
+        env={**os.environ, 'PYTHONPATH': str(ROOT), 'PYTHONWARNINGS': 'ignore'},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize('name', ROWS)
+def test_a_name_that_is_gone_is_told(name: str, without: dict[str, str]) -> None:
+    told, sentence, kind = without[name], str(missing(name)), ROWS[name].without
+    package = name.partition('.')[0]
+    assert f"'{name}'" in sentence
+    assert f"pip install '{package}>=" in sentence
+    if not kind:
+        assert told == f'ImportError: {sentence}'
+    elif kind.startswith('refused: functions'):
+        assert "'many_add' of a NodeEmbedding's weight" in told
+    elif kind.startswith('refused: '):
+        assert sentence in told
+        assert 'AttributeError' not in told
+    elif kind.startswith('as if: the timeout'):
+        assert told == 'None'
+    elif kind.startswith('as if: '):
+        assert told == without['']
+    else:
+        assert kind.startswith('told by a warning: ')
+        assert told.split(' | ')[0] == without['']
+        assert ('_builtin' not in name) or sentence in told
 
 
 def test_check_refuses_a_cache_that_it_does_not_know() -> None:
     conv = GCNConv(1, 1, cached=True)
-    check_caches(conv)
-    conv._cache_of_edges = None
+    conv._cached_edge_index = (torch.ones(2, 1), None)
+    clear_caches(conv)
+    assert conv._cached_edge_index is None
+    del conv._cached_edge_index, conv._cached_adj_t
     with pytest.raises(ValueError, match='PyG'):
-        check_caches(conv)
+        clear_caches(conv)
 
 
 def test_attributes_of_edges_that_pyg_takes_for_those_of_nodes(
@@ -152,5 +185,5 @@ def test_attributes_of_edges_that_pyg_takes_for_those_of_nodes(
     pyg_sar.partition_graph(graph, 1, tmp_path / 'parts')
     assert pyg_sar.load_shard(tmp_path / 'parts').is_edge_attr('edge_attr')
     monkeypatch.setattr(Data, 'is_edge_attr', lambda data, name: False)
-    with pytest.raises(RuntimeError, match='edges'):
+    with pytest.raises(ImportError, match='_cached_attr'):
         pyg_sar.load_shard(tmp_path / 'parts')

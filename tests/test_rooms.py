@@ -28,7 +28,7 @@ FLOORS = (
     {'shard'},
     {'compiled', 'memory'},
     {'commands', 'evictable', 'monitor', 'draws'},
-    {'scoped'},
+    {'ground'},
 )
 """A room may import itself and the rooms of later floors."""
 

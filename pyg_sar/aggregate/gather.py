@@ -86,7 +86,7 @@ def gather(
     """
     surroundings = Surroundings(program.uses_rng, plan.edge_index.device, program.as_in_forward)
     run = _ChunkRun(program, plan, chunks, exchange, surroundings, arguments)
-    out = _Gather.apply(run, *arguments)  # type: ignore[no-untyped-call]
+    out = _Gather.apply(run, *arguments)
     return (None, tuple(out)) if program.out is None else (out[0], tuple(out[1:]))
 
 

@@ -25,7 +25,7 @@ def with_halo(x: Tensor, exchange: Exchange) -> Tensor:
     """
     if exchange.shard.world_size == 1:
         return x
-    out: Tensor = _Halo.apply(x, exchange, _append_halo, _sum_at_owner)  # type: ignore[no-untyped-call]
+    out: Tensor = _Halo.apply(x, exchange, _append_halo, _sum_at_owner)
     return out
 
 
@@ -40,7 +40,7 @@ def from_halo(values: Tensor, exchange: Exchange) -> Tensor:
     """
     if exchange.shard.world_size == 1:
         return values
-    out: Tensor = _Halo.apply(values, exchange, _sum_at_owner, _append_halo)  # type: ignore[no-untyped-call]
+    out: Tensor = _Halo.apply(values, exchange, _sum_at_owner, _append_halo)
     return out
 
 

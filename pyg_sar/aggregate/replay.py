@@ -52,7 +52,7 @@ def replay(run: Run) -> tuple[list[State], tuple[Tensor, ...]]:
     Returns:
         The merge states and the edge outputs.
     """
-    tensors = iter(_Replay.apply(run, *run.arguments))  # type: ignore[no-untyped-call]
+    tensors = iter(_Replay.apply(run, *run.arguments))
     states = [tuple(islice(tensors, r.merge.num_tensors)) for r in run.program.reductions]
     return states, tuple(tensors)
 

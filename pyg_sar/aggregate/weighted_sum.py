@@ -67,7 +67,7 @@ def weighted_sum(
     learns = torch.is_grad_enabled() and weight is not None and weight.requires_grad
     kept: list[Tensor] | None = [] if learns and (keep_rows or one_shot) else None
     loop = (AllAtOnce if one_shot else BlockByBlock)(plan, exchange, kept)
-    out: Tensor = _WeightedSum.apply(x.contiguous(), weight, loop, mean)  # type: ignore[no-untyped-call]
+    out: Tensor = _WeightedSum.apply(x.contiguous(), weight, loop, mean)
     return out
 
 

@@ -17,18 +17,19 @@ tensor       shape         meaning
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from pyg_sar.ground.private_names import find_or_none
 
 MOST_SCORES = 2**22
 """So many scores are in memory at once."""
 
 # Torch's kernels of a CPU that also give the sum of exponentials; None if they are gone.
-_aten = torch.ops.aten
-_FORWARD: Any = getattr(_aten, '_scaled_dot_product_flash_attention_for_cpu', None)
-_BACKWARD: Any = getattr(_aten, '_scaled_dot_product_flash_attention_for_cpu_backward', None)
+_FORWARD = find_or_none('torch.ops.aten._scaled_dot_product_flash_attention_for_cpu')
+_BACKWARD = find_or_none('torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward')
 
 
 class Block(NamedTuple):

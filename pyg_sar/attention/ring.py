@@ -42,7 +42,7 @@ def attend_to_all(
     Returns:
         ``[H, L, V]``.
     """
-    out: Tensor = _AttendToAll.apply(query, key, value, bias, scale, list(counts))  # type: ignore[no-untyped-call]
+    out: Tensor = _AttendToAll.apply(query, key, value, bias, scale, list(counts))
     return out
 
 

@@ -14,7 +14,10 @@ from pyg_sar.conv.sar_conv import SARConv
 from pyg_sar.ddp import DistributedDataParallel
 
 _HOOKS = ('_forward_pre_hooks', '_forward_hooks', '_backward_pre_hooks', '_backward_hooks')
-_CACHES = {'_cached_edge_index', '_cached_adj_t', '_cached_x', '_cached_h'}
+_DROPOUTS = (
+    *(torch.nn.Dropout, torch.nn.Dropout1d, torch.nn.Dropout2d, torch.nn.Dropout3d),
+    *(torch.nn.AlphaDropout, torch.nn.FeatureAlphaDropout),
+)
 _MADE = ('_sar', '_own_updates')
 
 
@@ -41,13 +44,11 @@ def plain_model(model: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
         model = Around(model.module)
     for module in model.modules():
         _make_plain(module)
-        check_caches(module)
+        clear_caches(module)
         for name, value in list(vars(module).items()):
-            is_dropout = isinstance(module, torch.nn.modules.dropout._DropoutNd) and name == 'p'
+            is_dropout = isinstance(module, _DROPOUTS) and name == 'p'
             if type(value) is float and ('dropout' in name or is_dropout):
                 setattr(module, name, 0.0)
-            elif name in _CACHES:
-                setattr(module, name, None)
     for p in model.parameters():
         p.grad = None
         _without_ours(p._backward_hooks)
@@ -69,16 +70,22 @@ def _make_plain(module: torch.nn.Module) -> None:
         _without_ours(vars(module)[name])
 
 
-def check_caches(module: torch.nn.Module) -> None:
-    """Raises a ValueError where PyG keeps what it has computed under other names."""
+def clear_caches(module: torch.nn.Module) -> None:
+    """Forgets what a conv of PyG has kept with ``cached=True``.
+
+    Raises:
+        ValueError: If it is not known where.
+    """
     cls = type(module)
     if cls.__module__.startswith('torch_geometric.') and getattr(module, 'cached', False):
-        caches = {name for name in vars(module) if 'cache' in name} - {'cached'}
-        if not caches or not caches <= _CACHES:
+        caches = [name for name in vars(module) if name.startswith('_cached_')]
+        if not caches:
             raise ValueError(
-                f"expected 'cached' of {cls.__name__} to fill {sorted(_CACHES)} (got "
-                f'{sorted(caches)}): pyg_sar.check does not know this version of PyG'
+                f"expected attributes '_cached_...' of {cls.__name__} with cached=True (got "
+                f'{sorted(vars(module))}): pyg_sar.check does not know this version of PyG'
             )
+        for name in caches:
+            setattr(module, name, None)
 
 
 def _without_ours(hooks: dict[int, Any] | None) -> None:

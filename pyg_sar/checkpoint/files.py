@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from pyg_sar.checkpoint.tables import map_npy
-from pyg_sar.shard.format.files import own_file
-from pyg_sar.shard.format.tensor_file import check_plain, check_tensors
+from pyg_sar.shard.format.files import is_of_system, own_file
+from pyg_sar.shard.format.tensor_file import check_tensors, load_plain
 
 _FORMAT = 2
 _MOST_BYTES = 1 << 24  # of checkpoint.json
@@ -119,12 +119,11 @@ def read_table(folder: Path, root: Path, key: str, dtype: str) -> Tensor:
 def _load(source: Path | io.BytesIO) -> Any:
     """What ``torch.save`` has written: tensors and plain values; a ValueError for anything else."""
     try:
-        check_plain(source)
-        if isinstance(source, io.BytesIO):
-            source.seek(0)
-        found = torch.load(source, map_location='cpu', weights_only=True)
+        found = load_plain(source)
         check_tensors(found, are_ordinary=False)
     except Exception as error:
+        if is_of_system(error):
+            raise
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(f'expected tensors and plain values (got: {reason})') from error
     return found

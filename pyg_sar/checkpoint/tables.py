@@ -21,7 +21,7 @@ from torch import Tensor
 from pyg_sar.comm import rank, world_size
 from pyg_sar.over_all_nodes import rows
 from pyg_sar.own_rows import OwnRows, plain
-from pyg_sar.shard.format.files import ordinary_file
+from pyg_sar.shard.format.files import is_of_system, ordinary_file
 
 Array = np.ndarray[Any, Any]
 
@@ -78,7 +78,7 @@ def map_npy(path: Path) -> Array:
     ordinary_file(path)
     try:
         return np.lib.format.open_memmap(path, mode='c')
-    except OSError:
-        raise
     except Exception as error:  # of damaged bytes it may be anything
+        if is_of_system(error):
+            raise
         raise ValueError(f"expected an array in '{path}' (got: {error})") from error

@@ -268,7 +268,7 @@ def sum_over_ranks(local: Tensor) -> Tensor:
 
     Collective: one all-reduce in forward, one in backward.
     """
-    out: Tensor = _SumOverRanks.apply(local)  # type: ignore[no-untyped-call]
+    out: Tensor = _SumOverRanks.apply(local)
     return out
 
 

@@ -70,10 +70,7 @@ def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
             return found
         results = found if isinstance(found, tuple) else (found,)
         return tuple(
-            _Once.apply(place(), r, *sources)  # type: ignore[no-untyped-call]
-            if isinstance(r, Tensor)
-            else r
-            for r in results
+            _Once.apply(place(), r, *sources) if isinstance(r, Tensor) else r for r in results
         )
 
     return once

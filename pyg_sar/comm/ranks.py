@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from pyg_sar.comm.comm import Comm
 from pyg_sar.comm.process_group import GroupComm
-from pyg_sar.scoped import Scoped
+from pyg_sar.ground.scoped import Scoped
 
 chosen: Scoped[Comm | None] = Scoped(None)
 """The comm that a thread has been given: that of a rank which is a thread, or a lane."""

@@ -24,7 +24,7 @@ REFUSED = {name: reason for reason, names in _REASONS.items() for name in names.
 
 
 _STATISTICS_MODULES = (
-    torch.nn.modules.batchnorm._NormBase,
+    torch.nn.BatchNorm1d.__mro__[-3],  # of all norms of batches, above Module
     norm.DiffGroupNorm,
     norm.GraphNorm,
     norm.GraphSizeNorm,

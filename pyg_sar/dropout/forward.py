@@ -29,11 +29,11 @@ from pyg_sar.comm.threads.random_states import random_states
 from pyg_sar.draws import hashed, hashed_on
 from pyg_sar.dropout.draw import DROPOUTS, EdgeDraws, KeyedDraw, is_drawn
 from pyg_sar.dropout.edge_ids import edge_ids, has_ids
+from pyg_sar.ground.scoped import Scoped
 from pyg_sar.monitor.recipes import remember
 from pyg_sar.recompute import Dropout, dropout_arguments
 from pyg_sar.rows.attach import as_local
 from pyg_sar.rows.rows import Rows, plain, tag
-from pyg_sar.scoped import Scoped
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.nested import leaves_of
 
@@ -172,7 +172,7 @@ class _Forward(TorchFunctionMode):
         draw = KeyedDraw(p, state, self._ids_of(x))
         if inplace or func is torch.dropout_:
             return x.mul_(draw.draw(x))
-        out: Tensor = Dropout.apply(x, draw)  # type: ignore[no-untyped-call]
+        out: Tensor = Dropout.apply(x, draw)
         remember(out, draw, x)
         return out
 
@@ -185,7 +185,7 @@ class _Forward(TorchFunctionMode):
         draw, own = KeyedDraw(p, state, x._space.ids(x.device)), plain(x)
         if inplace:
             return x.mul_(tag(draw.draw(own), 0, x._space))
-        out: Tensor = Dropout.apply(own, draw)  # type: ignore[no-untyped-call]
+        out: Tensor = Dropout.apply(own, draw)
         remember(out, draw, own)
         return tag(out, 0, x._space)
 

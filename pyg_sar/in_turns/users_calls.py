@@ -8,16 +8,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import wraps
 from typing import Any
 
 import torch
-import torch._tensor_str
 import torch.utils.dlpack
 from torch import Tensor
 
 from pyg_sar.comm import rank
 from pyg_sar.evictable import keep_here, watcher
+from pyg_sar.ground.private_names import find_or_none
 from pyg_sar.in_turns.watch import Watch
+
+_are_all_disabled = find_or_none('torch._C._is_torch_function_all_disabled')
 
 
 @contextmanager
@@ -33,13 +36,11 @@ def replaced() -> Iterator[None]:
         give_away = _give_away(torch.utils.dlpack.to_dlpack)
         for owner in (torch, torch.utils.dlpack):
             replace(owner, 'to_dlpack', give_away)
-        for name in ('_to_dlpack', '_to_dlpack_versioned'):
-            if hasattr(torch._C, name):
-                replace(torch._C, name, _give_away(getattr(torch._C, name)))
+        replace(Tensor, '__dlpack__', _give_away(Tensor.__dlpack__))
         replace(Tensor, 'numpy', _give_away(Tensor.numpy))
         replace(Tensor, 'data_ptr', _give_away(Tensor.data_ptr))
         replace(Tensor, 'tolist', _read(Tensor.tolist))
-        replace(torch._tensor_str, '_str', _read(torch._tensor_str._str))
+        replace(Tensor, '__repr__', _read(Tensor.__repr__))
         replace(Tensor, 'untyped_storage', _read(Tensor.untyped_storage, is_written=True))
         profile, recorded = torch.profiler.profile, dict[Any, int]()
         replace(profile, 'start', _start_profile(profile.start, recorded))
@@ -66,14 +67,15 @@ def _start_thread(start: Any) -> Any:
 
 def _is_ours() -> bool:
     """Whether a call comes from within ``torch._C.DisableTorchFunction``, as ours do."""
-    if hasattr(torch._C, '_is_torch_function_all_disabled'):
-        return torch._C._is_torch_function_all_disabled()
-    return not torch._C._is_torch_function_enabled()  # torch 2.5: in rules of rows, too
+    if _are_all_disabled is None:  # torch 2.5: in rules of rows, too
+        return not torch._C._is_torch_function_enabled()
+    return bool(_are_all_disabled())
 
 
 def _give_away(give_away: Any) -> Any:
     """Wraps a function that torch reports to nobody, or not inside others such as a backward."""
 
+    @wraps(give_away)  # rules of rows know a function by its name
     def give_away_seen(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         keep_here(tensor)
         return give_away(tensor, *args, **kwargs)
@@ -87,6 +89,7 @@ def _read(read: Any, is_written: bool = False) -> Any:
     What Python has of a storage itself stays here for that time.
     """
 
+    @wraps(read)
     def read_seen(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         seen = watcher.value
         if seen is not None and not _is_ours():

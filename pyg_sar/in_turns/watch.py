@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from pyg_sar.evictable import Offered, array_of, watcher
+from pyg_sar.ground.private_names import find_or_none
 from pyg_sar.in_turns.evictions import Evictions
 from pyg_sar.in_turns.row_reads import read_rows, read_run
 from pyg_sar.in_turns.tiers import Away
@@ -35,6 +36,7 @@ _SPARSE = {
 _untyped_storage = Tensor.untyped_storage  # torch's own: in turns another is in its place
 
 _aten = torch.ops.aten
+_LAZY_CLONE = find_or_none('torch.ops.aten._lazy_clone.default')
 _READ_NOTHING = {
     *(_aten.detach.default, _aten.alias.default, _aten.view.default, _aten.view.dtype),
     *(_aten.new_empty.default, _aten.new_empty_strided.default, _aten.empty_like.default),
@@ -181,7 +183,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if kind.__torch_dispatch__ is not _OF_TENSORS:
                 return NotImplemented
         kwargs = kwargs or {}
-        if func is _aten._lazy_clone.default:  # its memory would be two storages'
+        if func is _LAZY_CLONE:  # its memory would be two storages'
             func = _aten.clone.default
         reads, makes, writes = _what_it_does(func)
         if not (reads or makes):

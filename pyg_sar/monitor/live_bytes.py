@@ -9,7 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+
+from pyg_sar.ground.nested import leaves
+from pyg_sar.ground.private_names import find_or_none
+
+_LAZY_CLONE = find_or_none('torch.ops.aten._lazy_clone.default')
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -33,14 +37,14 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunctionSubclass():  # torch 2.5 asks them again
             out = func(*args, **(kwargs or {}))
-        if func is torch.ops.aten._lazy_clone.default:
+        if func is _LAZY_CLONE:
             # A copy takes no memory of its own while nobody writes to it: what there is, is there
             # as long as one of them is.
             copy, original = out.untyped_storage(), args[0].untyped_storage()
             self._seen.add(copy._cdata)
             weakref.finalize(copy, self._free, copy._cdata, 0, original).atexit = False
             return out
-        for value in tree_leaves(out):
+        for value in leaves(out):
             if isinstance(value, Tensor) and value.layout == torch.strided:
                 self._count(value.untyped_storage())
         return out

@@ -22,8 +22,13 @@ from pyg_sar.rows.rows import Rows, plain, tag
 from pyg_sar.rows.space import Space
 
 _NORMS = (
-    *(torch.nn.modules.batchnorm._NormBase, pyg.HeteroBatchNorm, pyg.InstanceNorm),
-    *(pyg.LayerNorm, pyg.GraphNorm),  # which fail without rows
+    torch.nn.BatchNorm1d.__mro__[-3],  # of all norms of batches, above Module
+    *(
+        pyg.HeteroBatchNorm,
+        pyg.InstanceNorm,
+        pyg.LayerNorm,
+        pyg.GraphNorm,
+    ),  # which fail without rows
 )
 
 
@@ -39,7 +44,7 @@ def watch_norms(model: torch.nn.Module) -> None:
             vars(module).setdefault('forward', partial(_forward, module))
 
 
-class SyncBatchNorm(torch.nn.SyncBatchNorm):
+class SyncBatchNorm(torch.nn.BatchNorm1d, torch.nn.SyncBatchNorm):
     """torch's SyncBatchNorm for rows, on any device: the statistics are of all ranks' batches."""
 
     def forward(self, input: Tensor) -> Any:
@@ -50,9 +55,6 @@ class SyncBatchNorm(torch.nn.SyncBatchNorm):
         rows = tag(input.view_as(input), 0, batches)
         return plain(torch.nn.BatchNorm1d.forward(self, rows))
 
-    def _check_input_dim(self, input: Tensor) -> None:
-        torch.nn.BatchNorm1d._check_input_dim(self, input)  # type: ignore[arg-type]
-
 
 def _forward(norm: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """The forward of a norm."""
@@ -62,7 +64,7 @@ def _forward(norm: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         make_equal(norm)
     if is_of_all or world_size() == 1:
         return forward(x, *args, **kwargs)
-    if norm.training and norm._buffers.get('running_mean') is not None:
+    if norm.training and getattr(norm, 'running_mean', None) is not None:
         has_rows = torch.tensor([x.numel() > 0])
         if isinstance(norm, pyg.HeteroBatchNorm):
             types = args[0] if args else kwargs['type_vec']

@@ -43,7 +43,7 @@ def note_update(norm: Any, is_updated: Tensor) -> None:
     """Notes that a norm is going to update its running statistics by a batch of this rank."""
     own = _updates_of(norm)
     if own is None:
-        tracked = norm._buffers.get('num_batches_tracked')
+        tracked = getattr(norm, 'num_batches_tracked', None)
         norm._own_updates = OwnUpdates(is_updated, None if tracked is None else tracked.clone())
     else:
         own.is_updated = own.is_updated | is_updated
@@ -59,7 +59,7 @@ class RunningStatistics:
     def __init__(self, module: torch.nn.Module) -> None:
         self._norms: dict[Kind, list[Any]] = {}
         for norm in module.modules():
-            mean = norm._buffers.get('running_mean')
+            mean = getattr(norm, 'running_mean', None)
             if mean is not None:
                 kind = torch.promote_types(mean.dtype, torch.float32), mean.device
                 self._norms.setdefault(kind, []).append(norm)
@@ -136,7 +136,7 @@ def _set(norm: Any, piece: Tensor) -> None:
         rows = _by_row(buffer)
         new = (total.view_as(rows) / weight).to(rows.dtype)
         rows.copy_(torch.where(weight > 0, new, rows))
-    tracked = norm._buffers.get('num_batches_tracked')
+    tracked = getattr(norm, 'num_batches_tracked', None)
     if tracked is not None:
         before: Any = tracked if own is None else own.num_batches
         tracked.copy_(before + (num_batches / has_any).round().view(()))

@@ -61,7 +61,7 @@ def rows(x: Tensor | torch.nn.Module, ids: Tensor, n_id: Tensor) -> Tensor:
     table: Any = x
     is_table = not isinstance(x, Tensor)
     sent = table.plain_rows(n_id[place]) if is_table else table.index_select(0, place)
-    out: Tensor = _SendRows.apply(sent, plan)  # type: ignore[no-untyped-call]
+    out: Tensor = _SendRows.apply(sent, plan)
     if out.requires_grad:
         note_backward_of(out)
     return out.index_select(0, plan.place).view(*ids.shape, *out.shape[1:])

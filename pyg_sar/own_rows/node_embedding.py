@@ -12,6 +12,7 @@ from torch_geometric.data.storage import NodeStorage
 
 from pyg_sar.comm import agree, in_call, world_size
 from pyg_sar.draws import normal
+from pyg_sar.ground.private_names import find
 from pyg_sar.own_rows.own_rows import OwnRows, plain
 from pyg_sar.rows.attach import as_local, space_of_nodes
 from pyg_sar.rows.rows import Rows, tag
@@ -130,7 +131,7 @@ class NodeEmbedding(torch.nn.Module):
                 f'{type(weight).__name__}): copy values into it, and leave it to '
                 'pyg_sar.DistributedDataParallel'
             )
-        torchs = torch.nn.parallel.DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
+        torchs = find('torch.nn.parallel.DistributedDataParallel._get_active_ddp_module')()
         if torchs is not None and any(p is weight for p in torchs.module.parameters()):
             raise ValueError(
                 "torch's DistributedDataParallel would average rows of different nodes: use "

@@ -12,6 +12,7 @@ import torch
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from pyg_sar.checkpoint import load_checkpoint
+from pyg_sar.shard.format.tensor_file import load_plain
 
 
 def named(text: str) -> Any:
@@ -61,7 +62,7 @@ def set_weights(model: torch.nn.Module, path: Path) -> None:
     if not path.exists():
         raise FileNotFoundError(f'no such file: {path}')
     try:
-        state = torch.load(path, map_location='cpu', weights_only=True)
+        state = load_plain(path)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise ValueError(f'expected a state_dict in {path} (got: {reason})') from error

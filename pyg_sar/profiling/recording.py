@@ -16,12 +16,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from torch.autograd.graph import Node
-from torch.utils._pytree import tree_leaves
 
 from pyg_sar.comm import rank, takes_turns, world_size
 from pyg_sar.conv.names import name_of
 from pyg_sar.conv.sar_conv import SARConv
 from pyg_sar.ddp import DistributedDataParallel
+from pyg_sar.ground.nested import leaves
 from pyg_sar.monitor import Counts, Meter, hook
 from pyg_sar.profiling.records import LayerProfile, Summary
 
@@ -180,7 +180,7 @@ class Recording(Meter):
 
 
 def _tensors(values: Any) -> list[Tensor]:
-    return [t for t in tree_leaves(values) if isinstance(t, Tensor)]
+    return [t for t in leaves(values) if isinstance(t, Tensor)]
 
 
 def _steps(roots: list[Node], inputs: list[Any]) -> list[Node]:

@@ -24,15 +24,15 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pyg_sar.comm import world_size
 from pyg_sar.evictable import place_of
+from pyg_sar.ground.nested import in_nested, leaves
+from pyg_sar.ground.scoped import Scoped
 from pyg_sar.monitor.recipes import Step, recorder
 from pyg_sar.recompute.dropout import Draw, Dropout, dropout_arguments
 from pyg_sar.rows.replicated import own_draws
 from pyg_sar.rows.rows import Rows, plain, plainly, tag
-from pyg_sar.scoped import Scoped
 
 _STEPS: set[Any] = {
     *(F.relu, torch.relu, Tensor.relu, F.relu6, F.leaky_relu, F.elu, F.selu, F.celu, F.gelu),
@@ -169,18 +169,17 @@ class _Recorder(TorchFunctionMode):
             self._noted = None
         if func is F.batch_norm:
             args, kwargs = _batch_norm_again(*args, **kwargs), {}
-        values, structure = tree_flatten((args, kwargs))
+        values = leaves((args, kwargs))
         inputs = tuple(plain(value) for value in values if isinstance(value, Tensor))
         if has_rows and not _fit(inputs):
             return out
         size = sum(t.numel() for t in inputs)
         if all(out is not t for t in values) and size <= _MOST_KEPT * plain(out).numel():
-            pattern = [_INPUT if isinstance(value, Tensor) else value for value in values]
+            pattern = in_nested((args, kwargs), lambda v: _INPUT if isinstance(v, Tensor) else v)
 
             def again(*inputs: Tensor) -> Tensor:
                 rest = iter(inputs)
-                full = [next(rest) if value is _INPUT else value for value in pattern]
-                args, kwargs = tree_unflatten(full, structure)
+                args, kwargs = in_nested(pattern, lambda v: next(rest) if v is _INPUT else v)
                 return func(*args, **kwargs)
 
             self.remember(out, again, inputs, noted)
@@ -193,7 +192,7 @@ class _Recorder(TorchFunctionMode):
         own = plain(x)
         with own_draws(x.device) if isinstance(x, Rows) else nullcontext():
             draw = Draw(p, x.device)
-            out = Dropout.apply(own, draw)  # type: ignore[no-untyped-call]
+            out = Dropout.apply(own, draw)
         self.remember(out, draw, (own,))
         return tag(out, x._dim, x._space) if isinstance(x, Rows) else out
 

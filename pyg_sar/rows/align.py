@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_sar.ground.nested import leaves
 from pyg_sar.rows.over_ranks import fetched
 from pyg_sar.rows.registry import Rule, name_of, rule, signature_of
 from pyg_sar.rows.replicated import check_whole, met
-from pyg_sar.rows.rows import Rows, leaves, plain, plainly, refuse, tag
+from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.space import Space
 
 

@@ -12,15 +12,16 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.storage import BaseStorage
 
 from pyg_sar.comm import agree, in_call
+from pyg_sar.ground.nested import in_nested, leaves
+from pyg_sar.ground.scoped import Scoped
 from pyg_sar.monitor.users_line import users_line
 from pyg_sar.rows.align import brought, own_rows
 from pyg_sar.rows.edges import EdgeIndex, Ends, edge_index, node_ids
 from pyg_sar.rows.over_ranks import all_rows
 from pyg_sar.rows.replicated import met
-from pyg_sar.rows.rows import Rows, in_nested, leaves, plain, plainly, refuse, same_plain, tag
+from pyg_sar.rows.rows import Rows, plain, plainly, refuse, same_plain, tag
 from pyg_sar.rows.space import Space
 from pyg_sar.rows.unasked import ask_for_rows
-from pyg_sar.scoped import Scoped
 
 WHOLE = 'rows of the whole graph'
 """Where a shard keeps the space of its edges and their ends."""

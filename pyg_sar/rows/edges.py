@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from pyg_sar.comm import Exchange
+from pyg_sar.ground.nested import in_nested
 from pyg_sar.rows.align import argument, brought, dim_of, listed, own_rows, sizes_in
 from pyg_sar.rows.over_ranks import all_rows, whole
 from pyg_sar.rows.registry import bare_name, is_in_place, name_of
-from pyg_sar.rows.rows import Rows, in_nested, plain, plainly, refuse, tag
+from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.space import Space
 from pyg_sar.shard.edge_index import ShardEdgeIndex, names
 from pyg_sar.shard.shard import Shard

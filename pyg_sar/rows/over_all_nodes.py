@@ -12,8 +12,9 @@ from torch_geometric.utils import scatter, softmax
 
 from pyg_sar import over_all_nodes as own
 from pyg_sar.comm import all_gather_alike, all_to_all, in_call, world_size
+from pyg_sar.ground.nested import leaves
 from pyg_sar.rows.attach import as_local
-from pyg_sar.rows.rows import Rows, leaves, tag
+from pyg_sar.rows.rows import Rows, tag
 from pyg_sar.rows.space import Space
 
 Function = TypeVar('Function', bound=Callable[..., Any])

@@ -46,7 +46,7 @@ def largest_of_ranks(values: Tensor, dims: list[int], *, keepdim: bool, least: b
         is_top = values.detach() == top
         # Of NaN, which is equal to nothing, it is 0 / 0, as torch has it.
         share = sum_of_ranks(is_top.sum(dims, keepdim=True))
-        ties = _Zeros.apply(values) * is_top  # type: ignore[no-untyped-call]
+        ties = _Zeros.apply(values) * is_top
         total = sum_of_ranks(ties.sum(dims, keepdim=True)) / share
         if total.requires_grad:
             top = top + total

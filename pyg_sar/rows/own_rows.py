@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from pyg_sar.comm import agree, rank
+from pyg_sar.ground.nested import in_nested
 from pyg_sar.rows.align import own_rows
 from pyg_sar.rows.attach import WHOLE, as_local, derived
 from pyg_sar.rows.edges import EdgeIndex, Ends, edge_index
-from pyg_sar.rows.rows import Rows, in_nested, tag
+from pyg_sar.rows.rows import Rows, tag
 from pyg_sar.rows.space import Space
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.shard import Shard

@@ -35,7 +35,7 @@ def rule(names: str) -> Callable[[Rule], Rule]:
 
 def rule_of(func: Any) -> Rule:
     """The rule of a function of torch; the one that refuses if there is none."""
-    if torch._C._is_tracing() or torch._C._are_functorch_transforms_active():
+    if torch.jit.is_tracing() or torch._C._are_functorch_transforms_active():  # type: ignore[no-untyped-call]
         return _by_name['transformed']
     if func not in known_rules:
         known_rules[func] = _find(func)

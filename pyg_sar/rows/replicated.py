@@ -23,8 +23,8 @@ from pyg_sar.comm.comm import Comm
 from pyg_sar.comm.end_of_backward import is_accumulated, is_inside_a_function, started
 from pyg_sar.comm.ranks import current
 from pyg_sar.evictable import array_of
+from pyg_sar.ground.scoped import Scoped
 from pyg_sar.monitor.users_line import warn
-from pyg_sar.scoped import Scoped
 
 LARGE = 2**24
 """Of so many numbers a plain tensor that meets rows is worth a warning."""
@@ -50,7 +50,7 @@ def met(tensor: Tensor) -> Tensor:
         return tensor
     if tensor.is_leaf and shares_kept.value:
         return tensor
-    out: Tensor = tensor if num_ranks() == 1 else _Mean.apply(tensor)  # type: ignore[no-untyped-call]
+    out: Tensor = tensor if num_ranks() == 1 else _Mean.apply(tensor)
     return out
 
 

@@ -16,16 +16,16 @@ of rows is equal on all ranks; so what a user sees of them is divided by the num
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from pyg_sar.ground.scoped import Scoped
 from pyg_sar.rows.registry import is_in_place, known_rules, name_of, rule_of
 from pyg_sar.rows.space import Space
-from pyg_sar.scoped import Scoped
 
 inside: Scoped[str] = Scoped('')
 """What runs as a whole, and what to do where a function inside of it is refused."""
@@ -50,7 +50,7 @@ class Rows(Tensor):
         if slices_read.value:
             _check_slices(func, args)
         rule = known_rules.get(func)
-        if rule is None or torch._C._is_tracing() or torch._C._are_functorch_transforms_active():
+        if rule is None or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active():  # type: ignore[no-untyped-call]
             rule = rule_of(func)
         if rule is read:
             with plainly():
@@ -208,7 +208,8 @@ def _check_slices(func: Any, args: Any) -> None:
     for each in changed:
         read.remove(each)
     if any(
-        each.is_missed() and not (func is Tensor.__setitem__ and args[1] is each.index)
+        each.is_missed()
+        and not (func is Tensor.__setitem__ and _is_same_index(args[1], each.index))
         for each in changed
     ):
         raise ValueError(
@@ -228,27 +229,14 @@ def _check_slices(func: Any, args: Any) -> None:
             )
 
 
-def leaves(value: Any) -> list[Any]:
-    """What is in nested tuples, lists and dicts."""
-    if isinstance(value, dict):
-        value = list(value.values())
-    if not isinstance(value, (tuple, list)):
-        return [value]
-    nested = (tuple, list, dict)
-    return [x for each in value for x in (leaves(each) if isinstance(each, nested) else [each])]
-
-
-def in_nested(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Tuples, lists and dicts with other leaves."""
-    if isinstance(value, dict):
-        return dict(zip(value, in_nested([*value.values()], change), strict=True))
-    if not isinstance(value, (tuple, list)):
-        return change(value)
-    items = [
-        in_nested(each, change) if isinstance(each, (tuple, list, dict)) else change(each)
-        for each in value
-    ]
-    return type(value)(*items) if hasattr(value, '_fields') else type(value)(items)
+def _is_same_index(a: Any, b: Any) -> bool:
+    """Whether two indices say the same; since Python 3.12 ``x[:5] += 1`` makes its slice twice."""
+    if isinstance(a, slice) and isinstance(b, slice):
+        a, b = (a.start, a.stop, a.step), (b.start, b.stop, b.step)
+    if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):
+        return len(a) == len(b) and all(map(_is_same_index, a, b))
+    is_number = isinstance(a, int) and isinstance(b, int)
+    return a is b or (is_number and a == b)
 
 
 def refuse(func: Any, why: str = 'would see the rows of this rank alone') -> NoReturn:

@@ -8,6 +8,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+from newcomer import copied, install_lines
 
 from pyg_sar import __main__, __version__
 
@@ -32,6 +33,11 @@ def test_the_extras_that_are_told_are_those_that_there_are() -> None:
     assert [*__main__._EXTRAS] == [name for name in extras if name not in ('all', 'test', 'dev')]
 
 
+def test_a_newcomer_runs_the_lines_of_the_readme() -> None:
+    commands = [line.partition('#')[0].strip() for line in install_lines()]
+    assert commands == ['pip install .', 'make demo', "pip install '.[fast]'"]
+
+
 def test_the_version_is_the_same_everywhere() -> None:
     assert f'\nversion: {__version__}\n' in (ROOT / 'CITATION.cff').read_text()
 
@@ -46,12 +52,7 @@ def _run(*command: object) -> str:
 @pytest.mark.parametrize('kind', ['wheel', pytest.param('sdist', marks=pytest.mark.bench)])
 def test_in_an_environment_of_its_own(tmp_path: Path, kind: str) -> None:
     """On top of the packages of this one, but for pyg_sar."""
-    source = tmp_path / 'source'
-    listed = _run('git', 'ls-files', '-z', '--cached', '--others', '--exclude-standard').split('\0')
-    for name in filter(None, listed):
-        if (ROOT / name).is_file():
-            (source / name).parent.mkdir(parents=True, exist_ok=True)
-            (source / name).write_bytes((ROOT / name).read_bytes())
+    source = copied(tmp_path / 'source')
     if kind == 'sdist':
         build = f"import setuptools.build_meta as b; b.build_sdist('{tmp_path}')"
         subprocess.run([sys.executable, '-c', build], cwd=source, check=True, capture_output=True)

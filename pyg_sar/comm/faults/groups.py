@@ -46,7 +46,7 @@ def new_group(limit: timedelta | None) -> dist.ProcessGroup:
     if torch.device('cpu') not in dist.group.WORLD._device_types:  # type: ignore[union-attr]
         backend = f'cpu:gloo,{dist.get_backend_config()}'
     with mock.patch.dict(os.environ, _SETTINGS):
-        group: dist.ProcessGroup = dist.new_group(timeout=for_operations(limit), backend=backend)
+        group: Any = dist.new_group(timeout=for_operations(limit), backend=backend)
     return group
 
 
@@ -57,7 +57,7 @@ def timeout_of(group: dist.ProcessGroup | None) -> timedelta | None:
     for device in group._device_types:
         with suppress(RuntimeError):  # a backend that cannot tell
             options: Any = getattr(group._get_backend(device), 'options', None)
-            if options is not None:
-                limit: timedelta = options._timeout
+            limit: timedelta | None = getattr(options, '_timeout', None)
+            if limit is not None:
                 return limit
     return None

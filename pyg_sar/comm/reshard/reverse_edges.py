@@ -60,7 +60,7 @@ class EdgeMove:
             raise ValueError(
                 f'expected one row per edge: {edges.numel()} rows (got shape {tuple(values.shape)})'
             )
-        out: Tensor = _Move.apply(values, self, to_reversed)  # type: ignore[no-untyped-call]
+        out: Tensor = _Move.apply(values, self, to_reversed)
         return out
 
 

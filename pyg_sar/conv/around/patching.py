@@ -16,9 +16,10 @@ from importlib import import_module
 from types import FunctionType
 from typing import Any
 
-from torch._jit_internal import _qualified_name
+from pyg_sar.ground.private_names import find_or_none
+from pyg_sar.ground.scoped import Scoped
 
-from pyg_sar.scoped import Scoped
+_qualified_name = find_or_none('torch._jit_internal._qualified_name')
 
 AnyFn = Callable[..., Any]
 Forms = Mapping[AnyFn, AnyFn]
@@ -46,7 +47,8 @@ def _dispatcher(module: str, name: str) -> tuple[AnyFn, AnyFn]:
     seen = getattr(function, '__globals__', globals())
     made: Any = FunctionType(dispatch.__code__, seen, name, None, dispatch.__closure__)
     functools.update_wrapper(made, function)
-    made._jit_override_qualname = _qualified_name(function)
+    if _qualified_name is not None:
+        made._jit_override_qualname = _qualified_name(function)
     made.__module__, made.__qualname__ = module, name  # by which it is pickled
     return function, made
 

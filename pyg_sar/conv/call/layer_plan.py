@@ -26,9 +26,9 @@ from pyg_sar.conv.exchanges import exchange_of, shards_of
 from pyg_sar.conv.names import name_of
 from pyg_sar.conv.options import Options
 from pyg_sar.conv.substitutes import special_forms
+from pyg_sar.ground.scoped import Scoped
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.rows import plainly
-from pyg_sar.scoped import Scoped
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 
 

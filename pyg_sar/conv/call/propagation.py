@@ -48,7 +48,7 @@ def propagate(conv: Any, /, edge_index: Any, size: Any = None, **kwargs: Any) ->
         if size is not None:  # PyG's method is without it where the conv never gives one
             kwargs['size'] = size
         if conv.decomposed_layers != 1:  # PyG's generated method does not do it
-            return conv._orig_propagate(edge_index, **kwargs)
+            return MessagePassing.propagate(conv, edge_index, **kwargs)
         return conv._plain_class.propagate(conv, edge_index, **kwargs)
     given = before_step(conv, 'propagate', (edge_index, size, kwargs))
     edges = given[0] if isinstance(given[0], EdgeIndex) else None
@@ -255,6 +255,8 @@ def _destinations(conv: MessagePassing, edges: EdgeIndex) -> Space:
 def _layers(conv: MessagePassing, kwargs: dict[str, Any]) -> list[dict[str, Any]]:
     """The arguments of a call for each of PyG's decomposed layers."""
     count = conv.decomposed_layers
-    names = {name[:-2] for name in conv._user_args if name.endswith('_j')}
+    steps = ('message', 'aggregate', 'update')
+    found = {name for step in steps for name in conv.inspector.get_param_names(step)}
+    names = {name[:-2] for name in found if name.endswith('_j')}
     parts = {name: kwargs[name].chunk(count, -1) for name in names}
     return [{**kwargs, **{name: parts[name][i] for name in names}} for i in range(count)]

@@ -18,9 +18,10 @@ _aten = torch.ops.aten
 
 
 def operations(text: str) -> frozenset[Any]:
-    """The operations of torch with these names, such as ``squeeze.dim``."""
+    """The operations with these names, such as ``squeeze.dim``, of those that this torch has."""
     names = (name.split('.') for name in text.split())
-    return frozenset(getattr(getattr(_aten, name), overload) for name, overload in names)
+    found = (getattr(getattr(_aten, name, None), overload, None) for name, overload in names)
+    return frozenset(each for each in found if each is not None)
 
 
 _RESHAPES = operations(

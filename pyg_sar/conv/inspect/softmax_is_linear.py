@@ -17,14 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from pyg_sar.aggregate.program import Program, no_autocast_cache
 from pyg_sar.conv.inspect.products import operations
 from pyg_sar.conv.message.arguments import Binding
 from pyg_sar.conv.message.sample_edges import Undone, samples_of
+from pyg_sar.ground.nested import leaves
+from pyg_sar.ground.private_names import find_or_none
 
-_aten = torch.ops.aten
+_TO_COPY = find_or_none('torch.ops.aten._to_copy.default')
 
 _VIEWS = operations('view.default _unsafe_view.default')
 _RESHAPES = operations(
@@ -104,7 +105,7 @@ class SoftmaxUse(TorchDispatchMode):
             return
         outputs = _tensors(out)
         # A number, or what may leave torch, came out of it.
-        self._is_lost |= not outputs or func is _aten.detach.default
+        self._is_lost |= not outputs or func is torch.ops.aten.detach.default
         written = _tensors(_written(func, args, kwargs))
         for tensor in outputs:
             # What shares memory is told by not having been noted.
@@ -120,7 +121,7 @@ class SoftmaxUse(TorchDispatchMode):
             return None if first is None else first.reshape(args[1])
         if func in _RESHAPES:
             return None if first is None else func(first, *args[1:])
-        if func is _aten._to_copy.default:
+        if func is _TO_COPY:
             return first if out.is_floating_point() else None
         if func in _SAME_ENTRIES:
             return first
@@ -171,7 +172,7 @@ def _written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any
 
 
 def _tensors(values: Any) -> list[Tensor]:
-    return [value for value in tree_leaves(values) if isinstance(value, Tensor)]
+    return [value for value in leaves(values) if isinstance(value, Tensor)]
 
 
 @no_autocast_cache()

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from pyg_sar.conv.names import PLAIN
+from pyg_sar.ground.private_names import missing
 
 
 def state_of(conv: torch.nn.Module) -> Callable[[], AbstractContextManager[None]]:
@@ -32,6 +33,8 @@ def state_of(conv: torch.nn.Module) -> Callable[[], AbstractContextManager[None]
         noted += [(t, dict(t)) for t in (module._parameters, module._buffers) if t]
         noted.append((own, {k: v for k, v in own.items() if isinstance(v, PLAIN)}))
         if isinstance(module, torch.nn.RNNBase):
+            if '_flat_weights' not in own:
+                raise missing('torch.nn.RNNBase._flat_weights')
             lists.append((own['_flat_weights'], list(own['_flat_weights'])))
 
     @contextmanager

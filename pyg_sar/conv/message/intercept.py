@@ -60,7 +60,7 @@ class SourceIndex(WatchedIndex):
 class BlockIndex(Tensor):
     """The destinations of a block's edges, as a message function receives them."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    __torch_function__ = torch.nn.Parameter.__torch_function__  # as for a plain tensor
 
 
 class Intercept:

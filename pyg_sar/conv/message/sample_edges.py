@@ -17,7 +17,7 @@ from pyg_sar.comm.threads.random_states import random_states, set_random_states
 from pyg_sar.conv.message.arguments import Binding
 from pyg_sar.conv.message.intercept import MessageError
 from pyg_sar.conv.names import PLAIN, name_of
-from pyg_sar.rows.rows import leaves
+from pyg_sar.ground.nested import leaves
 
 NUM_SAMPLES = 3
 
@@ -105,7 +105,7 @@ _OF_ALL = frozenset(vars(torch.nn.Module()))
 def _held(conv: torch.nn.Module) -> list[tuple[str, Any, Any]]:
     """Lists, dicts and buffers of a conv with copies of them."""
     own = [(k, v) for k, v in vars(conv).items() if type(v) in (list, dict) and k not in _OF_ALL]
-    buffers = [(k, v) for k, v in conv._buffers.items() if v is not None]
+    buffers = list(conv.named_buffers(recurse=False))
     return [
         *((name, place, place.copy()) for name, place in own),
         *((name, tensor, (tensor._version, tensor.clone())) for name, tensor in buffers),

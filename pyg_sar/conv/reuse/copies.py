@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 from weakref import ref
 
@@ -9,22 +10,25 @@ import torch
 from torch import Tensor
 
 from pyg_sar import evictable
+from pyg_sar.ground.private_names import find_or_none
+
+_lazy_clone = find_or_none('torch._lazy_clone')
 
 
 def copy_on_write(tensor: Tensor) -> Tensor:
     """A copy whose memory is the original's until one of them is changed in place."""
-    try:
-        copy: Tensor = torch._lazy_clone(tensor)
-    except (AttributeError, RuntimeError):  # memory that torch did not allocate
-        copy = tensor.clone()
-    return copy
+    if _lazy_clone is not None:
+        with suppress(RuntimeError):  # memory that torch did not allocate
+            copy: Tensor = _lazy_clone(tensor)
+            return copy
+    return tensor.clone()
 
 
 def kept_copy(tensor: Tensor) -> Tensor:
     """As :func:`copy_on_write`, of a copy that nobody changes: both are evicted as one."""
     if evictable.watcher.value is None:
         return copy_on_write(tensor)
-    copy: Tensor = _KeptCopy.apply(tensor)  # type: ignore[no-untyped-call]
+    copy: Tensor = _KeptCopy.apply(tensor)
     offer = _Settles(copy)
     if not evictable.watcher.value.offers([tensor], offer):
         return tensor.clone()

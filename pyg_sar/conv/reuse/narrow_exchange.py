@@ -22,6 +22,7 @@ from torch_geometric.nn import ClusterGCNConv, GraphConv, Linear, MessagePassing
 
 from pyg_sar.comm import all_ranks
 from pyg_sar.conv.reuse.copies import kept_copy
+from pyg_sar.monitor.recipes import recorder
 from pyg_sar.rows.replicated import met
 from pyg_sar.rows.rows import tag
 from pyg_sar.rows.space import Space
@@ -73,14 +74,9 @@ def layer_after(conv: MessagePassing, x: Tensor, plan: Plan) -> Any:
 def rows_through(layer: Any, x: Tensor) -> Tensor:
     """Own rows that the layer has been applied to, without its bias."""
     # Unlike a sum, a layer keeps its rows for backward: a program may change them in place now.
-    rows = x if _is_recomputed() else kept_copy(x)
+    # What is computed again in backward is known by its memory.
+    rows = kept_copy(x) if recorder.value is None else x
     return F.linear(rows, met(layer.weight))
-
-
-def _is_recomputed() -> bool:
-    """Whether somebody looks at what autograd keeps; torch 2.5 does not tell."""
-    top = getattr(torch._C._autograd, '_top_saved_tensors_default_hooks', None)
-    return top is None or top(True) is not None
 
 
 class NarrowSum(Tensor):

@@ -129,10 +129,9 @@ def typed_graph(data: Data | HeteroData, scratch: Scratch = MEMORY) -> TypedGrap
 
 
 def _hetero_graph(data: HeteroData, scratch: Scratch) -> TypedGraph:
-    stores = data.to_dict()
-    whole = stores.pop('_global_store')
-    node_stores = {key: store for key, store in stores.items() if isinstance(key, str)}
-    edge_stores = {key: store for key, store in stores.items() if not isinstance(key, str)}
+    whole = data.stores[0].to_dict()  # what is of no type
+    node_stores = {key: store.to_dict() for key, store in data.node_items()}
+    edge_stores = {key: store.to_dict() for key, store in data.edge_items()}
     if not edge_stores:
         raise ValueError(
             f"expected at least one relation in 'data' (got node types {list(node_stores)} alone)"

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from pyg_sar.partitioner.graph.typed import TypedGraph
 from pyg_sar.partitioner.methods.method import Method, MethodOptions
-from pyg_sar.shard.format.tensor_file import check_plain
+from pyg_sar.shard.format.files import is_of_system
+from pyg_sar.shard.format.tensor_file import load_plain
 
 
 def fill_empty_parts(assignment: Tensor, num_parts: int) -> Tensor:
@@ -78,7 +79,7 @@ def _read(path: Path) -> Tensor:
         raise ValueError(f"expected a file of part ids at '{path}' (got no file)")
     readers: dict[str, Callable[[Path], Any]] = {
         '.npy': lambda path: np.load(path, allow_pickle=False),
-        '.pt': _read_pt,
+        '.pt': load_plain,
         '.txt': lambda path: np.loadtxt(path, dtype=np.int64, ndmin=1),
     }
     if path.suffix not in readers:
@@ -86,12 +87,9 @@ def _read(path: Path) -> Tensor:
     try:
         return torch.as_tensor(readers[path.suffix](path))
     except Exception as error:
+        if is_of_system(error):
+            raise
         raise ValueError(f"expected one part id per node in '{path}' (got {error})") from error
-
-
-def _read_pt(path: Path) -> Any:
-    check_plain(path)
-    return torch.load(path, map_location='cpu', weights_only=True)
 
 
 def _checked(parts: Tensor, num_nodes: int, num_parts: int, where: str) -> Tensor:

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyg_sar.ground.private_names import find
 from pyg_sar.partitioner.methods.method import OBJECTIVES, Method, Problem
 from pyg_sar.partitioner.on_disk.mapped import Int64Array
 
@@ -111,13 +112,13 @@ def part_graph(problem: Problem, seed: int, *, recursive: bool, volume: bool) ->
 def _library(pymetis: Any) -> tuple[ctypes.CDLL, Any]:
     try:
         internal = pymetis._internal
-        width = internal._idx_type_width()
+        width = find('pymetis._internal._idx_type_width')()
         keys = internal.options_indices
         library = ctypes.CDLL(internal.__file__)
         functions = 'METIS_SetDefaultOptions', 'METIS_PartGraphRecursive', 'METIS_PartGraphKway'
         for name in functions:
             getattr(library, name).restype = ctypes.c_int
-    except (AttributeError, OSError, TypeError) as error:
+    except (ImportError, AttributeError, OSError, TypeError) as error:
         found = f'{error}'
     else:
         found = f'{width}-bit indices'

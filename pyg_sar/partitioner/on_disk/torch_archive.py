@@ -12,6 +12,7 @@ import io
 import pickle
 import struct
 import sys
+import warnings
 import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -37,7 +38,10 @@ def save_rows(content: object, path: Path) -> None:
     path.parent.mkdir(exist_ok=True)
     leaves: list[RowStream] = []
     pickled = io.BytesIO()
-    _Pickler(pickled, protocol=2).dump(_stand_ins(content, leaves))
+    with warnings.catch_warnings():
+        # What torch itself pickles of a tensor.
+        warnings.filterwarnings('ignore', 'TypedStorage is deprecated')
+        _Pickler(pickled, protocol=2).dump(_stand_ins(content, leaves))
     try:
         with zipfile.ZipFile(path, 'w') as archive:
             _write(archive, 'data.pkl', [pickled.getbuffer()])
@@ -73,7 +77,8 @@ class _Pickler(pickle.Pickler):
         storage: Any = value
         number, self._num_storages = self._num_storages, self._num_storages + 1
         if is_typed:
-            kind, count = getattr(torch, storage._pickle_storage_type()), storage._size()
+            kind = getattr(torch, storage.pickle_storage_type())
+            count = storage.nbytes() // storage.dtype.itemsize
         else:  # of types younger than typed storages, such as uint16
             kind, count = torch.UntypedStorage, storage.nbytes()
         return 'storage', kind, str(number), 'cpu', count

@@ -16,7 +16,7 @@ from pyg_sar.partitioner.graph.attributes import count_rows
 from pyg_sar.partitioner.graph.checks import checked_edge_index
 from pyg_sar.partitioner.graph.split import MASKS
 from pyg_sar.partitioner.on_disk.mapped import Array, Scratch, map_array, tensor_of
-from pyg_sar.shard.format.files import ordinary_file
+from pyg_sar.shard.format.files import is_of_system, ordinary_file
 
 _CSR = ('x_data', 'x_indices', 'x_indptr', 'x_shape')
 _FIRST = ('edge_index', 'x', 'y', 'num_nodes', *MASKS)
@@ -44,7 +44,7 @@ def read_npz(path: Path, *, scratch: Scratch | None = None) -> dict[str, Array]:
                 raise ValueError('a member that is no array')
             return arrays
     except Exception as error:  # Damaged archives: errors of numpy, zipfile, zlib, ...
-        if isinstance(error, OSError) and error.filename is not None:
+        if is_of_system(error):
             raise
         raise ValueError(
             f"expected an .npz file of plain arrays in '{path}' (got {error!r})"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import re
-import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,8 @@ from torch_geometric.data.feature_store import TensorAttr
 from torch_geometric.data.graph_store import EdgeAttr, EdgeLayout
 
 from pyg_sar.partitioner.on_disk.mapped import register
-from pyg_sar.shard.format.files import ordinary_file
-from pyg_sar.shard.format.tensor_file import check_plain, only_classes
+from pyg_sar.shard.format.files import is_of_system, ordinary_file
+from pyg_sar.shard.format.tensor_file import load_plain, only_classes
 
 
 def _plain_dict(*_: object) -> dict[Any, Any]:
@@ -50,18 +49,14 @@ def load_saved(path: Path, *, is_mapped: bool = False) -> Any:
     """
     ordinary_file(path)
     try:
-        check_plain(path)
-        with only_classes(_ALLOWED), warnings.catch_warnings():
-            warnings.filterwarnings('ignore', 'Sparse (CSR|CSC) tensor support is in beta')
-            # Files of torch before 1.6 are no zip archives, and cannot be mapped.
-            is_mapped = is_mapped and zipfile.is_zipfile(path)
-            return torch.load(path, map_location='cpu', weights_only=True, mmap=is_mapped)
+        with only_classes(_ALLOWED):
+            return load_plain(path, is_mapped=is_mapped)
     except pickle.UnpicklingError as error:
         found = re.search(r'GLOBAL (\S+)', str(error))
         reason = f"a pickle that needs '{found[1]}'" if found else 'a pickle that is not plain data'
         raise ValueError(_EXPECTED.format(path, reason)) from error
     except Exception as error:  # The unpickler meets damaged files with errors of any kind.
-        if isinstance(error, OSError) and error.filename is not None:
+        if is_of_system(error):
             raise
         first_line = (str(error) or type(error).__name__).splitlines()[0]
         reason = f'no file written by torch.save: {first_line}'

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pyg_sar.ground.versions import installed
 from pyg_sar.partitioner.graph.typed import NodeSet, Relation, TypedGraph
 from pyg_sar.partitioner.on_disk.mapped import trim
 from pyg_sar.partitioner.on_disk.rows import RowStream, chunks
@@ -86,7 +86,7 @@ def write_partition(
         parts = RowStream(edge_groups.dst.assignment, edge_groups.edge_index[1], torch.int64)
         save_rows(parts, file_names.edge_map_file(folder, edge_key))
 
-    versions = {name: _version(name) for name in _VERSIONED}
+    versions = {name: installed(name) for name in _VERSIONED}
     meta = Meta(
         num_parts=num_parts,
         fingerprint=_fingerprint(graph, assignment, sub_parts),
@@ -255,10 +255,3 @@ def _fingerprint(
 
 
 _VERSIONED = ('pyg_sar', 'torch', 'torch_geometric', 'pymetis', 'mtkahypar')
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import inspect
 import random
+import warnings
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
 import torch
-from torch.jit import _builtins
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import ClusterData, GraphSAINTSampler, ShaDowKHopSampler
-from torch_geometric.nn.models import rev_gnn
+from torch_geometric.nn import GroupAddRev
 from torch_geometric.sampler import HGTSampler, NeighborSampler
 from torch_geometric.utils import _negative_sampling, to_dense_batch
 
 from pyg_sar.comm import agree, world_size
+from pyg_sar.ground.nested import in_nested, leaves
+from pyg_sar.ground.private_names import find
+from pyg_sar.ground.scoped import Scoped
 from pyg_sar.rows.over_ranks import whole
-from pyg_sar.rows.rows import Rows, in_nested, leaves
-from pyg_sar.scoped import Scoped
+from pyg_sar.rows.rows import Rows
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 
 _SAMPLERS: dict[type, str] = {
@@ -44,13 +46,13 @@ def ask() -> None:
     for name in ('sparse_coo_tensor', 'sparse_csr_tensor', 'sparse_csc_tensor'):
         function = getattr(torch, name)
         made = _of_all_rows(function)
-        operator = _builtins._find_builtin(function)  # type: ignore[no-untyped-call]
-        if operator is not None:  # by which TorchScript knows it
-            _builtins._register_builtin(made, operator)
+        _tell_torchscript(made, function)
         setattr(torch, name, made)
     known = _negative_sampling.edge_index_to_vector
     _negative_sampling.edge_index_to_vector = _of_all_rows(known, draws=True)
-    rev_gnn.InvertibleFunction.apply = _reversible(rev_gnn.InvertibleFunction.apply)
+    for name in ('forward', 'inverse'):
+        owner = next(cls for cls in GroupAddRev.__mro__ if name in vars(cls))
+        setattr(owner, name, _reversible(getattr(owner, name)))
     inner = inspect.getclosurevars(to_dense_batch).nonlocals.get('func')
     for cell in to_dense_batch.__closure__ or ():
         if inner is not None and cell.cell_contents is inner:
@@ -73,14 +75,28 @@ def _of_all_rows(function: Callable[..., Any], *, draws: bool = False) -> Callab
     return call
 
 
-def _reversible(apply: Callable[..., Any]) -> Callable[..., Any]:
+def _tell_torchscript(made: Any, function: Any) -> None:
+    """TorchScript takes what stands for a function of torch for that function."""
+    try:
+        operator = find('torch.jit._builtins._find_builtin')(function)
+        if operator is not None:
+            find('torch.jit._builtins._register_builtin')(made, operator)
+    except ImportError as error:
+        warnings.warn(f'{error}; TorchScript of {function.__name__} will fail', stacklevel=2)
+
+
+def _reversible(run: Callable[..., Any]) -> Callable[..., Any]:
     """Reversible layers, which free the memory of tensors: rows are kept for backward."""
 
-    @wraps(apply)
-    def call(fn: Any, inverse: Any, num_passes: int, num_inputs: int, *args: Any) -> Any:
-        if any(isinstance(each, Rows) for each in args):
-            return fn(*args[:num_inputs])
-        return apply(fn, inverse, num_passes, num_inputs, *args)
+    @wraps(run)
+    def call(layer: Any, *args: Any) -> Any:
+        if not any(isinstance(each, Rows) for each in args):
+            return run(layer, *args)
+        before, layer.disable = layer.disable, True
+        try:
+            return run(layer, *args)
+        finally:
+            layer.disable = before
 
     return call
 

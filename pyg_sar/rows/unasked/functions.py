@@ -9,7 +9,7 @@ user's backward gives becomes what autograd adds up, the gradients of the sum of
 from __future__ import annotations
 
 import inspect
-from functools import cache
+from functools import cache, wraps
 from itertools import repeat
 from typing import Any
 
@@ -20,22 +20,26 @@ from torch.utils.hooks import BackwardHook
 
 from pyg_sar.comm import world_size
 from pyg_sar.evictable import place_of
+from pyg_sar.ground.nested import leaves
+from pyg_sar.ground.private_names import find, missing
 from pyg_sar.rows.replicated import mean_of_ranks
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.space import Space
 
+_APPLY_HOOK = 'torch.utils.hooks.BackwardHook._apply_on_tensors'
+
 _Spec = tuple[int, Space] | None
 
-_apply = Function.apply.__func__  # type: ignore[attr-defined]
+_apply: Any = inspect.getattr_static(Function, 'apply')  # of Python, or since torch 2.14 of C
 
 
 def _apply_to_rows(cls: Any, *args: Any, **kwargs: Any) -> Any:
     given = [each for each in (*args, *kwargs.values()) if isinstance(each, Rows)]
     if not given or not torch._C._is_torch_function_enabled():
-        return _apply(cls, *args, **kwargs)
+        return _apply.__get__(None, cls)(*args, **kwargs)
     if kwargs:
         args = inspect.signature(cls.forward).bind(*args, **kwargs).args
-    out = _apply(_on_rows(cls), *args)
+    out = _apply.__get__(None, _on_rows(cls))(*args)
     outs = out if isinstance(out, tuple) else (out,)
     with plainly():
         for each in outs:
@@ -44,6 +48,7 @@ def _apply_to_rows(cls: Any, *args: Any, **kwargs: Any) -> Any:
                     tag(each, rows._dim, rows._space)
         node = next((t.grad_fn for t in outs if isinstance(t, Tensor) and t.grad_fn), None)
         if node is not None:
+            type(node).saved_tensors = property(_saved)  # type: ignore[attr-defined]
             node._inputs, node._outs = [_spec(e) for e in args], [_spec(e) for e in outs]  # type: ignore[attr-defined]
             node._places = [  # type: ignore[attr-defined]
                 (each.shape, place_of(each), _spec(each)) for each in outs if _spec(each)
@@ -63,21 +68,19 @@ def _is_at(tensor: Tensor, shape: Any, place: tuple[int, int]) -> bool:
 def _on_rows(cls: Any) -> Any:
     """The Function with a backward that is called with rows."""
     name = 'backward' if cls.vjp is Function.vjp else 'vjp'
-    users = getattr(cls, name)
+    users, is_boxed = getattr(cls, name), getattr(cls, 'boxed_grads_call', False)
 
     def backward(ctx: Any, *grads: Any) -> Any:
         given = [_of_one(*each) for each in zip(grads, ctx._outs, strict=True)]
         with torch._C._EnableTorchFunction():
-            made = users(ctx, given) if cls.boxed_grads_call else users(ctx, *given)
+            made = users(ctx, given) if is_boxed else users(ctx, *given)
             made = made if isinstance(made, tuple) else (made,)
         of_defaults = [None] * (len(made) - len(ctx._inputs))
         who = f'{cls.__name__}.{name}'
         inputs = [*ctx._inputs, *of_defaults]
         return tuple(_summed(who, *each) for each in zip(made, inputs, strict=False))
 
-    made = type(cls.__name__, (cls,), {name: staticmethod(backward), 'boxed_grads_call': False})
-    made._backward_cls.saved_tensors = property(_saved)  # type: ignore[attr-defined]
-    return made
+    return type(cls.__name__, (cls,), {name: staticmethod(backward), 'boxed_grads_call': False})
 
 
 def _of_one(grad: Tensor | None, spec: _Spec) -> Any:
@@ -134,17 +137,36 @@ class _NodeOnRows:
         return self._node.register_hook(on_rows)
 
 
-def _apply_on_tensors(hook: BackwardHook, fn: Any, args: Any) -> Any:
-    def on_rows(node: Any) -> Any:
-        return fn(_NodeOnRows(node) if hasattr(node, '_inputs') else node)
+def _on_nodes(apply: Any) -> Any:
+    """How a module makes nodes for its backward hooks."""
 
-    return _apply_hook(hook, on_rows, args)
+    def apply_on_tensors(hook: BackwardHook, fn: Any, args: Any) -> Any:
+        def on_rows(node: Any) -> Any:
+            return fn(_NodeOnRows(node) if hasattr(node, '_inputs') else node)
+
+        return apply(hook, on_rows, args)
+
+    return apply_on_tensors
 
 
-_apply_hook: Any = BackwardHook._apply_on_tensors
+def _without_rows(set_up: Any) -> Any:
+    """Refuses rows where hooks would get plain ones."""
+
+    @wraps(set_up)
+    def call(hook: BackwardHook, tensors: Any) -> Any:
+        if any(isinstance(each, Rows) for each in leaves(tensors)):
+            raise missing(_APPLY_HOOK)
+        return set_up(hook, tensors)
+
+    return call
 
 
 def ask() -> None:
     """Replaces ``Function.apply``, and how a module makes nodes for its backward hooks."""
-    Function.apply = classmethod(_apply_to_rows)  # type: ignore[assignment,method-assign]
-    BackwardHook._apply_on_tensors = _apply_on_tensors  # type: ignore[method-assign]
+    Function.apply = classmethod(_apply_to_rows)
+    try:
+        apply = find(_APPLY_HOOK)
+        BackwardHook._apply_on_tensors = _on_nodes(apply)  # type: ignore[method-assign]
+    except ImportError:
+        for name in ('setup_input_hook', 'setup_output_hook'):
+            setattr(BackwardHook, name, _without_rows(getattr(BackwardHook, name)))

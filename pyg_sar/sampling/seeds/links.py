@@ -159,11 +159,12 @@ def _pairs_of(data: Data | HeteroData, given: Any) -> tuple[EdgeKey, Tensor, boo
     if isinstance(data, HeteroData):
         is_relation = isinstance(given, (tuple, list)) and all(isinstance(g, str) for g in given)
         relation, given = (given, None) if is_relation or given is None else _two(given)
-        try:
-            key = data._to_canonical(*(relation or ()))
-        except (KeyError, ValueError, TypeError):
-            key = None
-        if key not in data.edge_types:
+        words = tuple(relation or ())
+        fits = [k for k in data.edge_types if words in (k, (k[0], k[2]), (k[1],))]
+        if len(fits) > 1:  # as PyG chooses
+            fits = [k for k in fits if k[1] == 'to']
+        key = fits[0] if len(fits) == 1 else None
+        if key is None:
             raise ValueError(
                 f"'edge_label_index' must be a relation, or (relation, pairs), of "
                 f'{data.edge_types} (got {relation!r})'

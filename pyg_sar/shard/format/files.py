@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -43,6 +44,13 @@ def ordinary_file(path: str | Path) -> Path:
     if not stat.S_ISREG(mode):
         raise ValueError(f"expected an ordinary file '{path}' (got a folder, pipe or device)")
     return Path(path)
+
+
+def is_of_system(error: Exception) -> bool:
+    """Whether an error of reading a file tells of the system, and nothing of the file's bytes."""
+    if isinstance(error, OSError):  # of damaged bytes libraries seek to no place at all
+        return error.errno not in (None, errno.EINVAL)
+    return isinstance(error, (Warning, MemoryError)) or "can't allocate memory" in str(error)
 
 
 def read_json(root: str | Path) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import pickletools
+import warnings
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -19,7 +20,7 @@ from typing import IO, Any, TypeVar
 import torch
 from torch import Tensor
 
-from pyg_sar.shard.format.files import own_file
+from pyg_sar.shard.format.files import is_of_system, own_file
 
 T = TypeVar('T')
 
@@ -47,6 +48,8 @@ def load_tensors(path: Path, kind: type[T], *, root: Path) -> T:
     # The unpickler meets damaged bytes with errors of any kind. Never a fallback: a file that needs
     # more than tensors is not ours.
     except Exception as error:
+        if is_of_system(error):
+            raise
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(f"expected a file of tensors at '{path}' (got {reason})") from error
     if not isinstance(content, kind):
@@ -75,6 +78,23 @@ def only_classes(allowed: list[Any]) -> Iterator[None]:
     finally:
         torch.serialization.clear_safe_globals()
         torch.serialization.add_safe_globals(before)
+
+
+def load_plain(source: Path | io.BytesIO, *, is_mapped: bool = False) -> Any:
+    """What torch.save has written, of tensors and plain values; sparse tensors are checked.
+
+    Raises:
+        ValueError: If the file is larger in memory than on the disk. torch raises errors of any
+            kind where it holds anything else, or is damaged.
+    """
+    check_plain(source)
+    checked = torch.sparse.check_sparse_tensor_invariants()  # type: ignore[no-untyped-call]
+    with warnings.catch_warnings(), checked:
+        warnings.filterwarnings('ignore', 'Sparse (CSR|CSC) tensor support is in beta')
+        warnings.filterwarnings('ignore', 'Validating sparse tensor invariants')
+        # Files of torch before 1.6 are no zip archives, and cannot be mapped.
+        is_mapped = is_mapped and zipfile.is_zipfile(source)
+        return torch.load(source, map_location='cpu', weights_only=True, mmap=is_mapped)
 
 
 def check_plain(source: Path | io.BytesIO) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.storage import AttrType
 
+from pyg_sar.ground.private_names import missing
 from pyg_sar.shard.bags import check_block_edges
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.format.checksums import check_files
@@ -100,7 +101,7 @@ def _note_kinds(data: Data, meta: Meta) -> None:
     vars(data.stores[0])['_cached_attr'] = kinds
     wrong = [name for name in kinds[AttrType.EDGE] if not data.is_edge_attr(name)]
     if wrong:
-        raise RuntimeError(f'this PyG takes {wrong} of edges for attributes of nodes')
+        raise missing('torch_geometric.data.Data._cached_attr')
 
 
 def _put(store: Any, values: dict[str, Any]) -> None:

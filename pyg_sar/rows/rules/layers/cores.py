@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_sar.ground.nested import in_nested
 from pyg_sar.rows.align import align, argument, dim_of, found, named_rule
 from pyg_sar.rows.over_ranks import sum_of_ranks
 from pyg_sar.rows.registry import bare_name, is_in_place, name_of, rule
 from pyg_sar.rows.replicated import all_of_plain, own_draws
-from pyg_sar.rows.rows import Rows, in_nested, plain, plainly, refuse, tag
+from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.rules.numbers.without_rows import run
 
 _IMAGES: dict[str, int] = {

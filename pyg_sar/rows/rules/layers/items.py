@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from pyg_sar.comm import world_size
+from pyg_sar.ground.nested import in_nested
 from pyg_sar.rows.align import argument, bound, dim_of, found, own_rows
 from pyg_sar.rows.registry import name_of, rule
 from pyg_sar.rows.replicated import all_of_plain, is_averaged, own_draws
-from pyg_sar.rows.rows import Rows, in_nested, plainly, refuse, tag
+from pyg_sar.rows.rows import Rows, plainly, refuse, tag
 from pyg_sar.rows.rules.numbers.without_rows import with_one_row
 from pyg_sar.rows.space import Space
 

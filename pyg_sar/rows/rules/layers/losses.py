@@ -37,7 +37,7 @@ def _bound(func: Any, args: Any, kwargs: Any) -> tuple[dict[str, Any], str]:
     size_average, reduce = named.pop('size_average', None), named.pop('reduce', None)
     how = named['reduction']
     if size_average is not None or reduce is not None:
-        how = torch.nn._reduction.legacy_get_string(size_average, reduce)
+        how = 'none' if reduce is False else 'sum' if size_average is False else 'mean'
     named['reduction'] = 'none'
     return named, how
 

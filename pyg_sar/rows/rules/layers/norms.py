@@ -61,7 +61,7 @@ def _batch_norm(func: Any, args: Any, kwargs: Any) -> Any:
                 f'expected more than 1 row on all ranks together when training (got {count})'
             )
         _update(named, mean, var * (count / (count - 1)))
-        out: Tensor = BatchNorm.apply(  # type: ignore[no-untyped-call]
+        out: Tensor = BatchNorm.apply(
             flat, named['weight'], named['bias'], mean, var, count, named['eps']
         )
         weight, bias, eps = named['weight'], named['bias'], named['eps']

@@ -7,12 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_sar.ground.nested import in_nested
 from pyg_sar.rows.align import brought, dim_of, listed, own_rows
 from pyg_sar.rows.edges import NodeIds
 from pyg_sar.rows.over_ranks import whole
 from pyg_sar.rows.registry import rule
 from pyg_sar.rows.replicated import all_of_plain, met
-from pyg_sar.rows.rows import Rows, in_nested, plain, plainly, refuse
+from pyg_sar.rows.rows import Rows, plain, plainly, refuse
 from pyg_sar.rows.rules.moves.index import as_items, beside_rows, dims_used, item_of_rows
 from pyg_sar.rows.rules.moves.select import numbers_of
 from pyg_sar.rows.space import Space

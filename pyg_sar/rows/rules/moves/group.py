@@ -9,12 +9,13 @@ from torch import Tensor
 
 from pyg_sar.aggregate.halo import from_halo
 from pyg_sar.comm import Exchange
+from pyg_sar.ground.nested import in_nested
 from pyg_sar.rows.align import argument, dim_of, found, own_rows
 from pyg_sar.rows.edges import NodeIds
 from pyg_sar.rows.over_ranks import fetched, largest_here, largest_of_ranks, sum_of_ranks, whole
 from pyg_sar.rows.registry import bare_name, name_of, rule
 from pyg_sar.rows.replicated import PLAIN, met
-from pyg_sar.rows.rows import Rows, in_nested, plain, plainly, refuse, tag
+from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.rules.numbers.pointwise import into_plain, pointwise
 from pyg_sar.shard.shard import Shard
 

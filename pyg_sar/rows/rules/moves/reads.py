@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.comm import world_size
+from pyg_sar.ground.private_names import find
 from pyg_sar.rows.align import argument, dim_of, named_rule, own_rows, whole_shape
 from pyg_sar.rows.over_ranks import all_rows
 from pyg_sar.rows.registry import bare_name, name_of, rule
@@ -196,10 +197,10 @@ def _autograd_grad(func: Any, args: Any, kwargs: Any) -> Any:
 @rule('is_view')
 def _is_view(func: Any, args: Any, kwargs: Any) -> Any:
     """torch.compile asks this first of a tensor: with rows a function then runs uncompiled."""
-    if torch._guards.TracingContext.try_get() is None:
+    if find('torch._guards.TracingContext.try_get')() is None:
         refuse(func)
     _leave_to_python()
-    raise torch._dynamo.exc.SkipFrame('rows that are spread over the ranks')
+    raise find('torch._dynamo.exc.SkipFrame')('rows that are spread over the ranks')
 
 
 @cache

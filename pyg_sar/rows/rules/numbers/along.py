@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from pyg_sar.comm import agree
+from pyg_sar.ground.nested import in_nested
 from pyg_sar.rows.align import align, argument, dim_of, dims_of
 from pyg_sar.rows.edges import node_ids
 from pyg_sar.rows.over_ranks import all_rows, fetched
 from pyg_sar.rows.registry import bare_name, is_in_place, name_of, rule
 from pyg_sar.rows.replicated import own_draws
-from pyg_sar.rows.rows import Rows, in_nested, plain, plainly, refuse, tag
+from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.rules.numbers.without_rows import run
 
 _LAST, _ALL = -1, None

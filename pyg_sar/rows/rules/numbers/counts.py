@@ -9,11 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pyg_sar.comm import agree, rank
+from pyg_sar.ground.nested import in_nested
 from pyg_sar.rows.align import align, argument, as_rows, dim_of, found, named_rule
 from pyg_sar.rows.over_ranks import largest_of_ranks, sum_of_ranks
 from pyg_sar.rows.registry import bare_name, is_in_place, name_of, rule
 from pyg_sar.rows.replicated import all_of_plain, own_draws
-from pyg_sar.rows.rows import Rows, in_nested, plain, plainly, refuse, tag
+from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 
 
 @rule('bucketize searchsorted isin')
@@ -65,7 +66,7 @@ def _one_hot(func: Any, input: Rows, num_classes: int = -1) -> Any:
         return tag(F.one_hot(own, num_classes), input._dim, input._space)
 
 
-@rule('unique _unique2 unique_dim')
+@rule('unique unique_dim')
 def _unique(func: Any, args: Any, kwargs: Any) -> Any:
     """The values of all ranks, sorted; where each of the own ones is; how many there are."""
     names = ('input', 'sorted', 'return_inverse', 'return_counts', 'dim')

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from pyg_sar.comm import all_gather_alike, rank, world_size
+from pyg_sar.ground.nested import in_nested
 from pyg_sar.rows.align import argument, dim_of
 from pyg_sar.rows.over_ranks import all_rows, largest_here, sum_of_ranks
-from pyg_sar.rows.rows import Rows, in_nested, plain, refuse
+from pyg_sar.rows.rows import Rows, plain, refuse
 from pyg_sar.rows.rules.numbers.along import over_rows
 from pyg_sar.rows.rules.numbers.reduce import Reduction, by_place
 

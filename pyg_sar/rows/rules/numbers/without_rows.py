@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.rows.rows import in_nested, plain, tag
+from pyg_sar.ground.nested import in_nested
+from pyg_sar.rows.rows import plain, tag
 from pyg_sar.rows.space import Space
 
 

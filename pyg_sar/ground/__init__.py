@@ -1,0 +1,1 @@
+"""What all rooms stand on: values of a thread, nested values, and what torch and PyG must have."""

@@ -1,0 +1,60 @@
+"""Which versions pyg_sar is tested with, and what is told where others are installed.
+
+pip keeps to these bounds. Who installs a newer version by force is warned once, at import: names of
+torch that are not public may have changed (:mod:`pyg_sar.ground.private_names`).
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+import warnings
+from importlib.metadata import PackageNotFoundError, version
+
+BOUNDS = {
+    'torch': '>=2.5,<2.16',
+    'torch_geometric': '>=2.6.1,<2.9',
+    'numpy': '>=1.26,<3',
+    'pymetis': '>=2025.2,<2026',
+    'numba': '>=0.60,<1',
+}
+"""What pyproject.toml asks for, by package."""
+
+PYTHON = '>=3.10,<3.14'
+"""The versions of Python that the tests have run on."""
+
+
+def installed(package: str) -> str | None:
+    """The version of a package that is installed; None if it is not."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def pip_command(package: str) -> str:
+    """What installs a tested version."""
+    return f"pip install '{package}{BOUNDS[package]}'"
+
+
+def warn_of_untested() -> None:
+    """Gives one warning where a version is out of its bounds."""
+    found = {'Python': (platform.python_version(), PYTHON)}
+    found |= {name: (installed(name) or '', bounds) for name, bounds in BOUNDS.items()}
+    others = {name: each for name, each in found.items() if each[0] and not _is_in(*each)}
+    if others:
+        told = ', '.join(f'{name} {bounds} (got {own})' for name, (own, bounds) in others.items())
+        commands = ' and '.join(pip_command(name) for name in others if name in BOUNDS)
+        way = f': {commands}' if commands else ''
+        warnings.warn(f'pyg_sar is tested with {told}{way}', stacklevel=3)
+
+
+def _is_in(own: str, bounds: str) -> bool:
+    least, end = re.findall(r'[\d.]+', bounds)
+    return _numbers(least) <= _numbers(own) < _numbers(end)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """``'2.14.1+cu130'`` as (2, 14, 1), ``'2.16.0a0'`` as (2, 16, 0)."""
+    found = re.match(r'[\d.]+', text)
+    return tuple(int(each) for each in found[0].split('.') if each) if found else ()
