@@ -36,7 +36,8 @@ def read_npz(path: Path, *, scratch: Scratch | None = None) -> dict[str, Array]:
             with zipfile.ZipFile(path) as archive:
                 names = archive.namelist()
             return {name.removesuffix('.npy'): map_array(path, name, scratch) for name in names}
-        with np.load(path, allow_pickle=False) as archive:
+        # numpy does not close a damaged file that it has opened.
+        with path.open('rb') as file, np.load(file, allow_pickle=False) as archive:
             if not isinstance(archive, Mapping):
                 raise ValueError('a single array')
             arrays = {name: archive[name] for name in archive}
