@@ -1,8 +1,8 @@
 """What pyg_sar says and does where torch, PyG or pymetis lack one private name.
 
-``python tests/taken_away.py FOLDER NAME ...`` with a partition folder prints JSON: for every name what
-came of it. Each is taken away in a process of its own, a fork of one that has imported torch and
-PyG and not pyg_sar.
+``python tests/taken_away.py FOLDER NAME ...`` with a partition folder prints JSON: what came of
+each name. It is taken away in a process of its own, a fork of one that has imported torch and PyG
+and not pyg_sar.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from torch.autograd.function import BackwardCFunction
 
 from pyg_sar.comm.comm import Comm
 from pyg_sar.comm.ranks import current
+from pyg_sar.ground.private_names import missing
 
 
 class Reducer(Protocol):
@@ -157,8 +158,8 @@ def is_accumulated(leaf: Tensor) -> bool:
 _OF_FUNCTIONS = {
     each.__code__ for each in vars(BackwardCFunction).values() if isinstance(each, FunctionType)
 }
-if not _OF_FUNCTIONS:
-    raise ImportError('pyg_sar does not know how this torch runs the backward of a Function')
+if not isinstance(BackwardCFunction.apply, FunctionType):  # one of C has no frame
+    raise missing('torch.autograd.function.BackwardCFunction.apply')
 
 
 def is_inside_a_function() -> bool:

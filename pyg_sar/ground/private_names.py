@@ -110,8 +110,9 @@ NAMES = (
     Private('torch.Tensor._backward_hooks', "our hooks of leaves, among users'"),
     Private('torch.Tensor._post_accumulate_grad_hooks', "users' hooks see whole gradients"),
     Private(
+        'torch.autograd.function.BackwardCFunction.apply '
         'torch.autograd.function.BackwardCFunction._sequence_nr',
-        'what a message reads from before it',
+        "what runs inside of a Function's backward, or before a message",
     ),
     Private('torch.UntypedStorage._cdata', 'tensors that share memory'),
     Private(
