@@ -81,8 +81,8 @@ def clear_caches(module: torch.nn.Module) -> None:
         caches = [name for name in vars(module) if name.startswith('_cached_')]
         if not caches:
             raise ValueError(
-                f"expected attributes '_cached_...' of {cls.__name__} with cached=True (got "
-                f'{sorted(vars(module))}): pyg_sar.check does not know this version of PyG'
+                f"expected attributes '_cached_...' of {cls.__name__} with cached=True (got none): "
+                'pyg_sar.check does not know this version of PyG'
             )
         for name in caches:
             setattr(module, name, None)

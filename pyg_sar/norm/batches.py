@@ -23,12 +23,8 @@ from pyg_sar.rows.space import Space
 
 _NORMS = (
     torch.nn.BatchNorm1d.__mro__[-3],  # of all norms of batches, above Module
-    *(
-        pyg.HeteroBatchNorm,
-        pyg.InstanceNorm,
-        pyg.LayerNorm,
-        pyg.GraphNorm,
-    ),  # which fail without rows
+    *(pyg.HeteroBatchNorm, pyg.InstanceNorm),
+    *(pyg.LayerNorm, pyg.GraphNorm),  # which fail without rows
 )
 
 
