@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pyg_sar.aggregate.program import Arguments, gradients_of, no_autocast_cache
 from pyg_sar.aggregate.run import Surroundings
-from pyg_sar.comm import Exchange, Request, Rows, agree, communicates, once_differentiable
+from pyg_sar.comm import Agreed, Exchange, Request, Rows, agree, communicates, once_differentiable
 from pyg_sar.shard.destination_chunks import DestinationChunk, make_chunks, no_chunk
 from pyg_sar.shard.plan import Plan
 
@@ -49,7 +49,7 @@ def chunks_of(
 ) -> DestinationChunks:
     """The chunks of a plan in one size, remembered.
 
-    Collective: one small all-gather; where a rank does not know them also another one and two
+    Collective: an all-reduce of one number; where they are made, one small all-gather and two
     all-to-alls.
 
     Args:
@@ -58,15 +58,15 @@ def chunks_of(
         max_dst: Destinations of a chunk at most, or None.
         exchange: The exchange of the shard.
     """
-    key = 'chunks', max_rows, max_dst
-    # One rank may still know a plan that another has forgotten.
-    if not all(agree(key in plan.cache)):
+    known: Agreed[DestinationChunks] = plan.cache.setdefault('chunks', Agreed())
+
+    def make() -> DestinationChunks:
         chunks = make_chunks(plan, max_rows, max_dst)
         chunks += [no_chunk(plan)] * (max(agree(len(chunks))) - len(chunks))
         requests = exchange.request([chunk.halo for chunk in chunks])
-        plan.cache[key] = list(zip(chunks, requests, strict=True))
-    found: DestinationChunks = plan.cache[key]
-    return found
+        return list(zip(chunks, requests, strict=True))
+
+    return known.get((max_rows, max_dst), make)
 
 
 def gather(

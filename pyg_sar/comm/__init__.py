@@ -1,5 +1,6 @@
 """What moves between ranks: the only package that sends features."""
 
+from pyg_sar.comm.agreed import Agreed
 from pyg_sar.comm.buffers import Rows
 from pyg_sar.comm.collectives import (
     agree,

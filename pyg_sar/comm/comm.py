@@ -49,6 +49,7 @@ class Comm:
         travelling: Swaps that are under way.
         backward: Gives the backward pass that runs, if it has met anything of this library.
         awaiting: Models that have run on a batch, whose backward may come.
+        num_made: How many things all ranks have made together; see :class:`Agreed`.
         pool: Memory for rows, where ranks have it in common.
     """
 
@@ -64,6 +65,7 @@ class Comm:
         self.travelling: set[Any] = set()
         self.backward: Callable[[], Backward | None] = lambda: None
         self.awaiting: WeakKeyDictionary[Reducer, None] = WeakKeyDictionary()
+        self.num_made = 0
 
     def check(self, operation: str) -> None:
         """Raises ExchangeError if the exchanges have ended; connects the ranks if they are not."""

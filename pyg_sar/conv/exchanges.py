@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex as PyGEdgeIndex
 
-from pyg_sar.comm import EdgeMove, Exchange, Reversed, agree, reverse
+from pyg_sar.comm import Agreed, EdgeMove, Exchange, Reversed, agree, reverse
 from pyg_sar.conv.names import PLAIN
 from pyg_sar.dropout import edge_ids, has_ids
 from pyg_sar.rows.edges import EdgeIndex
@@ -53,15 +53,18 @@ def into_own(
 def _reversed(edge_index: ShardEdgeIndex) -> Reversed:
     """The edges turned round, remembered by their content."""
     shard, plain = edge_index.shard, edge_index.as_subclass(Tensor)
-    known: list[tuple[Tensor, Reversed]] = shard.cache.setdefault('reversed', [])
-    found = next((edges for index, edges in known if torch.equal(index, plain)), None)
-    # One rank may still know edges that another has forgotten, or has none of.
-    answers = agree((found is not None, edge_index.is_whole and shard.e_id is not None))
-    if found is None or not all(is_known for is_known, _ in answers):
-        found = reverse(edge_index, shard, shard.e_id if all(has for _, has in answers) else None)
-        known.append((plain.clone(), found))
+    known: list[tuple[Tensor, Agreed[Reversed]]] = shard.cache.setdefault('reversed', [])
+    own = next((each for index, each in known if torch.equal(index, plain)), None)
+    if own is None:
+        own = Agreed(_MAX_REVERSED)
+        known.append((plain.clone(), own))
         del known[:-_MAX_REVERSED]
-    return found
+
+    def make() -> Reversed:
+        all_have_ids = all(agree(edge_index.is_whole and shard.e_id is not None))
+        return reverse(edge_index, shard, shard.e_id if all_have_ids else None)
+
+    return own.get(None, make)
 
 
 def ids_of_edges(edge_index: ShardEdgeIndex, move: EdgeMove | None, plan: Plan) -> Tensor:
@@ -77,12 +80,16 @@ def ids_of_edges(edge_index: ShardEdgeIndex, move: EdgeMove | None, plan: Plan) 
             "'dropout_seed' takes dropouts in messages along the edges of load_shard (got "
             'edges of several relations as one, or of restrict): drop rows of nodes instead'
         )
-    is_known = 'edge ids' in plan.cache
-    if move is not None:  # one rank may still know a plan that another has forgotten
-        is_known = all(agree(is_known))
-    if not is_known:
+
+    def make() -> Tensor:
         ids = edge_ids(edge_index.flip(0) if edge_index.is_flipped else edge_index, shard)
-        plan.cache['edge ids'] = ids if move is None else move.to_reversed(ids)
+        return ids if move is None else move.to_reversed(ids)
+
+    if move is not None:
+        known: Agreed[Tensor] = plan.cache.setdefault('ids of reversed edges', Agreed())
+        return known.get(None, make)
+    if 'edge ids' not in plan.cache:
+        plan.cache['edge ids'] = make()
     found: Tensor = plan.cache['edge ids']
     return found
 

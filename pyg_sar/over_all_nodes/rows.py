@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from pyg_sar.comm import (
+    Agreed,
     agree,
     all_to_all,
     all_to_all_counts,
@@ -27,6 +28,7 @@ from pyg_sar.comm import (
     world_size,
 )
 from pyg_sar.comm.end_of_backward import note_backward_of
+from pyg_sar.ground.changes import version_of
 
 
 @in_call('rows')
@@ -91,10 +93,6 @@ _homes = WeakTensorKeyDictionary()
 _plans = WeakTensorKeyDictionary()
 
 
-def _version(ids: Tensor) -> int:
-    return 0 if ids.is_inference() else ids._version
-
-
 def _plan(x: Tensor | torch.nn.Module, ids: Tensor, n_id: Tensor) -> _Plan:
     error = None
     if ids.dtype != torch.int64:
@@ -111,30 +109,26 @@ def _plan(x: Tensor | torch.nn.Module, ids: Tensor, n_id: Tensor) -> _Plan:
             f"expected one row of 'x' for each of {tuple(n_id.shape)} ids in 'n_id' "
             f'(got shape {tuple(x.shape)})'
         )
-    known = _plans.get(ids)  # type: ignore[no-untyped-call]
-    is_known = known is not None and known[0] == _version(ids) and known[1] is n_id
-    answers = agree((error, is_known))
-    if error is not None:
-        raise ValueError(error)
-    for number, (theirs, _) in enumerate(answers):
-        if theirs is not None:
-            raise ValueError(f'rank {number}: {theirs}')
-    if known is not None and all(each for _, each in answers):
-        return known[2]
-    plan = _asked_for(ids.reshape(-1).to(n_id.device), _home(n_id))
-    _plans[ids] = _version(ids), n_id, plan
-    return plan
+    known: Agreed[tuple[Tensor, _Plan]] = _plans.setdefault(ids, Agreed())  # type: ignore[no-untyped-call]
+    key = version_of(ids), id(n_id)
+    found, are_right = known.find(key, error is None)
+    if not are_right:
+        raise_together(None if error is None else ValueError(error))
+    if found is None:
+        plan = _asked_for(ids.reshape(-1).to(n_id.device), _home(n_id))
+        found = known.keep(key, (n_id, plan))  # its number in memory stays its own
+    return found[1]
 
 
 def _home(n_id: Tensor) -> _Home:
     """Makes this rank the home of its share of all ids (collective)."""
-    known = _homes.get(n_id)  # type: ignore[no-untyped-call]
-    is_known = known is not None and known[0] == _version(n_id)
+    known: Agreed[_Home] = _homes.setdefault(n_id, Agreed())  # type: ignore[no-untyped-call]
+    return known.get(version_of(n_id), lambda: _made_home(n_id))
+
+
+def _made_home(n_id: Tensor) -> _Home:
     own_end = int(n_id.max()) + 1 if n_id.numel() else 0
-    answers = agree((is_known, own_end))
-    if known is not None and all(each for each, _ in answers):
-        return known[1]
-    num_ids, ranks = max(end for _, end in answers), world_size()
+    num_ids, ranks = max(agree(own_end)), world_size()
     order, counts = _by_home(n_id, num_ids)
     asked = all_to_all_counts(counts)
     told = torch.stack([n_id[order], order], dim=1)
@@ -144,7 +138,6 @@ def _home(n_id: Tensor) -> _Home:
     home = _Home(first, num_ids, *(n_id.new_full((end - first,), -1) for _ in range(2)))
     home.rank[came[:, 0] - first] = owner
     home.row[came[:, 0] - first] = came[:, 1]
-    _homes[n_id] = _version(n_id), home
     return home
 
 

@@ -15,6 +15,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from pyg_sar.comm import agree, all_reduce_sum, rank, world_size
 from pyg_sar.comm.reshard.derive_shard import derive_shard
+from pyg_sar.ground.changes import version_of
 from pyg_sar.rows.edges import EdgeIndex, Ends, edge_index
 from pyg_sar.rows.over_ranks import all_rows
 from pyg_sar.rows.replicated import check_whole
@@ -35,7 +36,7 @@ def edges_of(
     key = ids if made_of is None else made_of
     if not (src.has_ids() and dst.has_ids()):
         refuse(func, f'is not known where the nodes lie ({src!r}, {dst!r})')
-    version = 0 if key.is_inference() else key._version
+    version = version_of(key)
     known = _made.get(key)  # type: ignore[no-untyped-call]
     if known is not None and known[:3] == (version, src, dst):
         found: EdgeIndex = known[3]

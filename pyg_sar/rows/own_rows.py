@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.comm import agree, rank
+from pyg_sar.ground.changes import version_of
 from pyg_sar.ground.nested import in_nested
 from pyg_sar.rows.align import own_rows
 from pyg_sar.rows.attach import WHOLE, as_local, derived
@@ -183,7 +184,7 @@ def whole_of(shard: Shard) -> tuple[Space, Ends]:
 
 def _space_of_derived(space: Space, handle: ShardEdgeIndex) -> Space:
     """The space of derived edges: the same object as long as nobody writes to the edges."""
-    state = 0 if handle.is_inference() else handle._version, space
+    state = version_of(handle), space
     known = vars(handle).get('space')
     if known is None or known[0] != state:
         known = vars(handle)['space'] = state, derived(space, handle)

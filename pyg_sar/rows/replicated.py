@@ -23,6 +23,7 @@ from pyg_sar.comm.comm import Comm
 from pyg_sar.comm.end_of_backward import is_accumulated, is_inside_a_function, started
 from pyg_sar.comm.ranks import current
 from pyg_sar.evictable import array_of
+from pyg_sar.ground.changes import version_of
 from pyg_sar.ground.scoped import Scoped
 from pyg_sar.monitor.users_line import warn
 
@@ -176,7 +177,7 @@ def check_whole(func: Any, tensor: Tensor) -> None:
     """
     if num_ranks() == 1:
         return
-    version = 0 if tensor.is_inference() else tensor._version
+    version = version_of(tensor)
     if _checked.get(tensor) == version:  # type: ignore[no-untyped-call]
         return
     if tensor.numel() >= LARGE:

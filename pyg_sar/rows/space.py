@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.comm import agree, all_reduce_sum, rank, world_size
+from pyg_sar.ground.changes import version_of
 
 _MAX_SELECTIONS = 8
 
@@ -57,7 +58,7 @@ class Space:
 
     def _forget(self) -> None:
         """Starts with nothing that was derived from it."""
-        self._selections: list[tuple[Tensor, int, Space]] = []
+        self._selections: list[tuple[Tensor, object, Space]] = []
         self._multiples: dict[int, Space] = {}
         self._alike: dict[int, tuple[Space, bool]] = {}
         self._order: Tensor | None = None
@@ -144,12 +145,12 @@ class Space:
 
         Ranks run one program, so they find the same mask again or all do not.
         """
-        version = 0 if mask.is_inference() else mask._version
+        version = version_of(mask)
         for known, then, space in self._selections:
             if known is mask and then == version:
                 return space
         with torch._C.DisableTorchFunctionSubclass():  # it may be one of rows
-            own = mask.detach().as_subclass(Tensor)
+            own = mask.detach().as_subclass(Tensor).clone()  # it may be written to
         space = Space(
             int(own.sum()),
             what=f'selected {self.what}',

@@ -10,7 +10,7 @@ from torch import Tensor
 from pyg_sar.aggregate.chunks import edges_within
 from pyg_sar.aggregate.gather import ChunkProgram, chunks_of, gather
 from pyg_sar.aggregate.program import Arguments, no_autocast_cache
-from pyg_sar.comm import Exchange, agree
+from pyg_sar.comm import Agreed, Exchange, agree
 from pyg_sar.conv.inspect.trace import Seen, learnable_leaves, node_of_now
 from pyg_sar.conv.message.arguments import Binding
 from pyg_sar.conv.message.forward_state import state_of
@@ -110,15 +110,16 @@ def run_gather(
 def _whole_graph(plan: Plan) -> tuple[int, int]:
     """The largest in-degree and the number of destinations of all ranks.
 
-    Collective at the first time: one small all-gather.
+    Collective: an all-reduce of one number, and a small all-gather at the first time.
     """
-    key = 'whole graph'
-    # One rank may still know a plan that another has forgotten.
-    if not all(agree(key in plan.cache)):
+    known: Agreed[tuple[int, int]] = plan.cache.setdefault('whole graph', Agreed())
+
+    def make() -> tuple[int, int]:
         own = int(plan.in_degree.max()) if plan.in_degree.numel() else 0
         widths, sizes = zip(*agree((own, plan.shard.num_dst)), strict=True)
-        plan.cache[key] = max(widths), sum(sizes)
-    return plan.cache[key]
+        return max(widths), sum(sizes)
+
+    return known.get(None, make)
 
 
 def _run(

@@ -89,7 +89,8 @@ class LinearSum(TracedPlan):
         hooked = is_alone and is_hooked(conv)
         if is_alone:
             if not (x.requires_grad and torch.is_grad_enabled()):  # the same on all ranks
-                raw = raw_sum(conv, x, weight, plan, is_hooked=hooked)
+                dtype = call.exchange.wire.dtype
+                raw = raw_sum(conv, x, weight, plan, dtype, is_hooked=hooked)
                 if raw is not None:
                     kept = raw.kept()
                     return raw.keep(self._sum(call, x, weight, hooked)) if kept is None else kept

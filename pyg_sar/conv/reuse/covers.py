@@ -14,12 +14,9 @@ import torch
 from torch import Tensor
 
 from pyg_sar.aggregate.partial_sums import covered
-from pyg_sar.comm import Exchange, least_of_ranks
+from pyg_sar.comm import Agreed, Exchange
 from pyg_sar.conv.reuse.checksum import checksum
 from pyg_sar.shard.plan import Plan
-
-_ROWS, _ASKS, _KNOWN = range(3)
-"""What a rank does in a call: exchanges rows, asks for sums, or has asked for them."""
 
 _MAX_WEIGHTS = 4
 """How many weights of one edge_index are remembered."""
@@ -34,7 +31,7 @@ def with_partial_sums(
     """The plan and exchange of a sum of rows: by rows and sums where that spares rows, or as given.
 
     `weight` are constant weights ``[num_edges]`` of the plan's edges, or None. Collective: an
-    all-reduce of one number; where the ranks ask, see
+    all-reduce of one number, see :meth:`pyg_sar.comm.Agreed.find`; where the ranks ask, see
     :func:`pyg_sar.aggregate.partial_sums.covered`.
 
     Edges or weights that a program makes anew in every forward are asked for in vain: after a few
@@ -45,29 +42,23 @@ def with_partial_sums(
         return plan, exchange
     if weight is not None and weight.device.type != 'cpu':  # its content would be waited for
         return plan, exchange
-    key: Any = None if weight is None else (weight.dtype, *checksum(weight))
-    known: dict[Any, _Asked] = plan.cache.setdefault('covers', {})
+    key = None if weight is None else (weight.dtype, *checksum(weight))
+    known: Agreed[_Asked] = plan.cache.setdefault('covers', Agreed(_MAX_WEIGHTS))
     in_vain = shard.cache.get('edges covered in vain', 0)
     is_lasting = plan.is_whole and weight is None
-    state = _ROWS
-    if key in known:
-        state = _KNOWN
+    limit = _MAX_IN_VAIN * max(shard.num_edges, shard.num_own, shard.num_dst)
     # Where nothing is learned, weights that a model has made come as constants.
-    elif weight is None or torch.is_grad_enabled():
-        limit = _MAX_IN_VAIN * max(shard.num_edges, shard.num_own, shard.num_dst)
-        state = _ASKS if is_lasting or in_vain + plan.num_edges <= limit else _ROWS
-    state = least_of_ranks(state, shard.world_size)
-    if state == _ROWS:
-        return plan, exchange
-    if state == _ASKS:
-        known.pop(key, None)
-        asked = known[key] = _Asked(covered(plan, weight), 0 if is_lasting else plan.num_edges)
-        in_vain += asked.in_vain
-        if len(known) > _MAX_WEIGHTS:
-            known.pop(next(iter(known)))
-    else:
-        asked = known[key]
+    may_last = weight is None or torch.is_grad_enabled()
+    asks = may_last and (is_lasting or in_vain + plan.num_edges <= limit)
+    asked, all_ask = known.find(key, asks)
+    if asked is not None:
         in_vain, asked.in_vain = in_vain - asked.in_vain, 0
+    elif all_ask:
+        in_vain += 0 if is_lasting else plan.num_edges
+        asked = _Asked(covered(plan, weight), 0 if is_lasting else plan.num_edges)
+        known.keep(key, asked)
+    else:
+        return plan, exchange
     shard.cache['edges covered in vain'] = in_vain
     if asked.plan is None:
         return plan, exchange

@@ -30,8 +30,8 @@ class RawSum:
 
     x: Tensor
     weight: Tensor | None
-    results: dict[type, tuple[Any, list[Any], Tensor]]  # by aggregation: weight, states, result
-    reduce: type
+    results: dict[Any, tuple[Any, list[Any], Tensor]]  # by kind: weight, states, result
+    kind: tuple[type, Any]  # the aggregation, and the dtype in which rows travel
     is_kept: bool = False
 
     def states(self) -> list[Any]:
@@ -40,36 +40,44 @@ class RawSum:
 
     def is_known(self) -> bool:
         """Whether this rank has kept it, and nothing has changed since."""
-        weight, states, _ = self.results.get(self.reduce, (None, None, None))
+        if self.kind not in self.results:
+            return False
+        weight, states, _ = self.results[self.kind]
         is_same = self.weight is (None if weight is None else weight())
         return is_same and states == self.states()
 
     def kept(self) -> Tensor | None:
         """A copy of what was kept, if it was."""
-        return lent_copy(self.results[self.reduce][2]) if self.is_kept else None
+        return lent_copy(self.results[self.kind][2]) if self.is_kept else None
 
     def keep(self, out: Tensor) -> Tensor:
         """Keeps it and gives a copy."""
         weight = None if self.weight is None else weakref.ref(self.weight)
-        self.results[self.reduce] = weight, self.states(), out.detach()
-        return lent_copy(self.results[self.reduce][2])
+        self.results[self.kind] = weight, self.states(), out.detach()
+        return lent_copy(self.results[self.kind][2])
 
 
 def raw_sum(
-    conv: MessagePassing, x: Tensor, weight: Tensor | None, plan: Plan, *, is_hooked: bool
+    conv: MessagePassing,
+    x: Tensor,
+    weight: Tensor | None,
+    plan: Plan,
+    dtype: torch.dtype | None,
+    *,
+    is_hooked: bool,
 ) -> RawSum | None:
     """Where sums of raw features are kept; None where ranks do not keep them.
 
-    At most one result is kept for each tensor and aggregation. A tensor is known by identity,
-    version and checksum, so features that a dropout has made anew, or that were written to, are
-    aggregated again; what was kept is freed with the tensor it came from. Every caller has a copy
-    of its own, which takes memory once it is written to.
+    At most one result is kept for each tensor, aggregation and `dtype` of rows that travel. A
+    tensor is known by identity, version and checksum, so features that a dropout has made anew, or
+    that were written to, are aggregated again; what was kept is freed with the tensor it came from.
+    Every caller has a copy of its own, which takes memory once it is written to.
 
     The conv's aggregation is a sum. `weight` are those of the edges. With `is_hooked` the
     aggregation has to run, as somebody looks on. Collective: an all-reduce of one number.
     """
     by_tensor: Any = plan.cache.setdefault('kept sums', WeakIdKeyDictionary())
-    found = RawSum(x, weight, by_tensor.get(x, {}), type(conv.aggr_module))
+    found = RawSum(x, weight, by_tensor.get(x, {}), (type(conv.aggr_module), dtype))
     state = _NOTHING
     if not is_hooked and not any(t.is_inference() for t in (x, weight) if t is not None):
         if found.is_known():
