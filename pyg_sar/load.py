@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 from collections import defaultdict
@@ -23,6 +24,7 @@ from pyg_sar.evictable import note_mapped
 from pyg_sar.launching import launched
 from pyg_sar.monitor import bytes_text, say
 from pyg_sar.rows.attach import as_rows_of_graph
+from pyg_sar.shard.format.meta import read_meta
 from pyg_sar.shard.read.read_shard import read_shard
 
 _logger = logging.getLogger(__name__)
@@ -156,7 +158,9 @@ def _check_same_partition(data: Data | HeteroData) -> None:
         for each in shards
     ]
     # The name of every relation's shard holds that of the whole partition.
-    found = agree((shard.fingerprint, shard.root, shard.rank, steps))
+    checksums = sorted(read_meta(shard.root).checksums.items())
+    content = hashlib.sha256(repr(checksums).encode()).hexdigest()
+    found = agree((f'{shard.fingerprint} {content}', shard.root, shard.rank, steps))
     fingerprints = [each[0] for each in found]
     if len(set(fingerprints)) > 1:
         odd, usual = odd_and_usual(fingerprints)

@@ -1,4 +1,4 @@
-"""The command line: ``python -m pyg_sar.run_in_turns train.py --memory 4GB --spill /scratch``.
+"""The command line: ``python -m pyg_sar.run_in_turns --memory 4GB --spill /scratch train.py``.
 
 Nothing imports this module: runpy warns when the package has already imported what it runs, and
 the function of this name would be hidden.
@@ -21,7 +21,9 @@ from pyg_sar.shard.format.file_names import META_FILE
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns its exit code."""
     parser = _parser()
-    args, arguments = parser.parse_known_args(argv)
+    args = parser.parse_args(argv)
+    if args.memory is None:
+        parser.error('--memory SIZE is needed, and all options of this command stand before SCRIPT')
     for path in (args.script, args.parts / META_FILE, args.spill):
         if path is not None and not path.exists():
             parser.error(f'no such file: {path}')
@@ -29,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         check_places(args.host_memory, args.spill, args.reserve)
     except ValueError as error:
         parser.error(str(error))
-    sys.argv[:] = [str(args.script), *arguments]
+    sys.argv[:] = [str(args.script), *args.arguments]
     sys.path.insert(0, str(args.script.parent.resolve()))
 
     def run() -> None:
@@ -58,10 +60,11 @@ def _parser() -> Parser:
         'script',
         type=Path,
         metavar='SCRIPT',
-        help='the program; options that are none of these are its own',
+        help='the program',
     )
+    add('arguments', nargs='...', metavar='...', help='what the program gets: all after SCRIPT')
     memory = 'that large tensors may take together, on a GPU and on the host, e.g. 4GB'
-    add('--memory', type=size, required=True, metavar='SIZE', help=memory)
+    add('--memory', type=size, metavar='SIZE', help=memory)
     spill = 'a folder on a disk for what is evicted; with a GPU, if the host is not to take all'
     add('--spill', type=Path, metavar='FOLDER', help=spill)
     host = 'with a GPU, of memory of the host, if not as much as --memory'

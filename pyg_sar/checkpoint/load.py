@@ -41,6 +41,15 @@ class Checkpoint:
 
 
 @in_call('load_checkpoint')
+def _newest(root: Path) -> str | None:
+    if root.is_file():
+        raise ValueError(
+            f"expected the folder of save_checkpoint in 'root' (got the file '{root}'): "
+            'model.load_state_dict(torch.load(file)) loads a state_dict'
+        )
+    return next((path.name for path in reversed(complete(root))), None)
+
+
 def load_checkpoint(
     root: str | os.PathLike[str],
     model: torch.nn.Module,
@@ -88,7 +97,7 @@ def load_checkpoint(
     if scheduler is not None and optimizer is None:
         raise ValueError("'scheduler' needs 'optimizer', whose learning rates it sets (got None)")
     root = Path(root)
-    name = on_rank_0(lambda: next((path.name for path in reversed(complete(root))), None))
+    name = on_rank_0(lambda: _newest(root))
     if name is None:
         return None
     folder, saved, found = root / name, dict[str, Any](), list[About]()

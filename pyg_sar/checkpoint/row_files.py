@@ -21,6 +21,7 @@ from pyg_sar.comm import agree, check_equal, in_call, rank, world_size
 from pyg_sar.own_rows import plain
 from pyg_sar.rows.attach import as_local, space_of_nodes
 from pyg_sar.rows.rows import tag
+from pyg_sar.shard.format.swap import swap_in
 
 _PIECE = re.compile(r'rows-\d{5}-of-\d{5}\.parquet')
 _SUFFIXES = ('.npy', '.parquet')
@@ -68,7 +69,7 @@ def save_rows(path: str | os.PathLike[str], values: Tensor, data: Any) -> None:
         else:
             on_rank_0(new.mkdir)
             together(lambda: _write_parquet(new, run, first))
-        on_rank_0(lambda: _replace(new, path))
+        on_rank_0(lambda: swap_in(new, path))
     except BaseException:
         if rank() == 0:
             shutil.rmtree(new, ignore_errors=True)
@@ -161,16 +162,6 @@ def _write_parquet(new: Path, run: Array, first: int) -> None:
     ids = arrow.array(np.arange(first, first + len(run), dtype=np.int64))
     name = f'rows-{rank():05d}-of-{world_size():05d}.parquet'
     parquet.write_table(arrow.table({'id': ids, 'value': value}), new / name)
-
-
-def _replace(new: Path, path: Path) -> None:
-    if new.is_dir() and path.exists():
-        old = new.with_suffix('.old')
-        path.rename(old)
-        new.rename(path)
-        shutil.rmtree(old)
-    else:
-        new.replace(path)
 
 
 def _read_parquet(path: Path, ids: Array, num_nodes: int) -> Array:

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from pyg_sar.comm.faults.errors import because_of
 from pyg_sar.comm.functions import communicates
-from pyg_sar.comm.json_values import decode, encode
 from pyg_sar.comm.process_group import SHORT
 from pyg_sar.comm.ranks import current
+from pyg_sar.ground.json_values import decode, encode
 from pyg_sar.monitor import hook
 
 

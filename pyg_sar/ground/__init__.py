@@ -1,1 +1,1 @@
-"""What all rooms stand on: values of a thread, nested values, and what torch and PyG must have."""
+"""What all rooms stand on: values of threads, nested and plain values, names torch must have."""

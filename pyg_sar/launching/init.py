@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import numpy as np
 import torch
@@ -48,8 +49,8 @@ class Process:
 def init(*, interface: str | None = None, timeout: float | timedelta | None = None) -> Process:
     """Joins the processes that were started together; the first line of a program.
 
-    If the program has set no seed, all ranks get the random state of rank 0. So they make the same
-    model.
+    Where no rank has set a seed since it has imported pyg_sar, all of them get the random states of
+    rank 0 (Python's and NumPy's; torch's are equal). So they make the same model.
 
     A launcher tells the process its rank: torchrun, Slurm (``srun``), Open MPI, MPICH or Intel MPI
     (``mpirun``), :func:`pyg_sar.launch`, or a script that sets RANK, WORLD_SIZE, MASTER_ADDR and
@@ -145,13 +146,27 @@ def _join(start: Launched, interface: str | None, limit: timedelta | None) -> No
 
 
 def _seed_alike() -> None:
-    seeds = agree(torch.initial_seed())
-    if len(set(seeds)) > 1:
-        torch.manual_seed(seeds[0])
-    random.setstate(agree(random.getstate())[0])
-    kind, keys, *rest = np.random.get_state()  # noqa: NPY002 - PyG draws by it
-    kind, keys, *rest = agree((kind, np.asarray(keys).tolist(), *rest))[0]
-    np.random.set_state((kind, keys, *rest))  # noqa: NPY002
+    """Gives all ranks the states of rank 0 that no rank has set or drawn from since the import.
+
+    Python and NumPy begin with a seed of their own in every process, torch with the same.
+    """
+    states = _states()
+    answers = agree((states, [a == b for a, b in zip(states, _AT_IMPORT, strict=True)]))
+    are_unset = [all(unset) for unset in zip(*(unset for _, unset in answers), strict=True)]
+    of_python, of_numpy = answers[0][0]
+    if are_unset[0]:
+        random.setstate(of_python)
+    if are_unset[1]:
+        np.random.set_state(of_numpy)  # noqa: NPY002
+
+
+def _states() -> tuple[Any, Any]:
+    """The states of Python's and of NumPy's generator, by which PyG draws."""
+    kind, keys, *rest = np.random.get_state()  # noqa: NPY002
+    return random.getstate(), (kind, np.asarray(keys).tolist(), *rest)
+
+
+_AT_IMPORT = _states()
 
 
 def _name_interface(interface: str | None, ranks: Sequence[Sight]) -> None:

@@ -1,8 +1,8 @@
 """Edges, weights and ids that change from call to call and come again, on one rank or on all.
 
 What ranks make together for a call (sums in place of rows, chunks, reversed edges, routes of rows)
-is remembered. On a rank whose own edges are equal in two calls it could be that of another call than
-on the others.
+is remembered. On a rank whose own edges are equal in two calls it could be that of another call
+than on the others.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ORDERS = ('ABABA', 'AABBA', 'ABCABC')
 
 
 def _graph() -> Data:
-    """Two rings of 40 nodes, a part each; all nodes of a part have edges to two hubs of the other."""
+    """Two rings of 40 nodes, a part each; every node has edges to two hubs of the other part."""
     ring = torch.arange(HALF)
     inside = torch.stack([ring, (ring + 1) % HALF])
     hubs = [torch.stack([ring + HALF, ring % 2]), torch.stack([ring, HALF + ring % 2])]

@@ -33,14 +33,15 @@ def _run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 def test_a_script_runs_as_all_ranks(tmp_path: Path) -> None:
     write_parts(tmp_path)
     (tmp_path / 'train.py').write_text(SCRIPT)
-    options = ['--memory', '1MB', '--spill', '.', '--parts', 'one', '--hidden', '3']
-    done = _run(tmp_path, 'train.py', *options)
+    options = ['--memory', '1MB', '--spill', '.', '--parts', 'one']
+    own = ['--hidden', '3', '--memory', '7', '--parts', 'mine']  # of the script, whatever it is
+    done = _run(tmp_path, *options, 'train.py', *own)
     assert done.returncode == 0, done.stderr
     lines = [line.split(maxsplit=3) for line in done.stdout.splitlines()]
     assert sorted(line[0] for line in lines) == ['0', '1', '2']
     assert len({(line[1], line[2]) for line in lines}) == 1
     assert lines[0][1] == str(NUM_RANKS)
-    assert lines[0][3] == "['--hidden', '3']"
+    assert lines[0][3] == str(own)
     assert 'written' in done.stderr
 
 
@@ -49,8 +50,8 @@ def test_what_is_missing_is_one_line(tmp_path: Path, missing: str) -> None:
     (tmp_path / 'train.py').write_text(SCRIPT)
     (tmp_path / 'one').mkdir()
     (tmp_path / 'one' / 'META.json').touch()
-    words = ['train.py', '--memory=1MB', '--spill=.', '--parts=one']
-    words[0 if missing.endswith('.py') else {'-s': 2, '-p': 3}[missing[1:3]]] = missing
+    words = ['--memory=1MB', '--spill=.', '--parts=one', 'train.py']
+    words[3 if missing.endswith('.py') else {'-s': 1, '-p': 2}[missing[1:3]]] = missing
     done = _run(tmp_path, *words)
     assert done.returncode == 2
     assert done.stderr.startswith('error: no such file: none')
@@ -63,7 +64,13 @@ def test_what_needs_a_gpu_is_one_line(tmp_path: Path, words: list[str]) -> None:
     (tmp_path / 'train.py').write_text(SCRIPT)
     (tmp_path / 'one').mkdir()
     (tmp_path / 'one' / 'META.json').touch()
-    done = _run(tmp_path, 'train.py', '--memory=1MB', '--parts=one', *words)
+    done = _run(tmp_path, '--memory=1MB', '--parts=one', *words, 'train.py')
     assert done.returncode == 2
     assert done.stderr.startswith("error: 'host_memory' is" if words else "error: 'spill' must be")
     assert done.stderr.count('\n') == 1
+
+
+def test_options_after_the_script_are_the_scripts(tmp_path: Path) -> None:
+    done = _run(tmp_path, 'train.py', '--memory=1MB')
+    assert done.returncode == 2
+    assert 'stand before SCRIPT' in done.stderr

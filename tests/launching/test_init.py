@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import socket
 import sys
 import time
 from typing import Any
+from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -19,6 +22,7 @@ from small_graphs import attempt
 import pyg_sar
 from pyg_sar.launching.machines import Sight
 
+module = sys.modules['pyg_sar.launching.init']  # hidden by the function
 CPU = torch.device('cpu')
 
 
@@ -230,3 +234,32 @@ def test_a_port_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(ConnectionError, match=f'MASTER_PORT={port}.*is the port free'):
             pyg_sar.init(timeout=2)
     assert not dist.is_initialized()
+
+
+def _drawn(has_seeds: bool) -> tuple[float, float, float]:
+    place = int(os.environ['RANK'])
+    random.seed(100 + place)
+    np.random.seed(100 + place)  # noqa: NPY002
+    if has_seeds:
+        torch.manual_seed(100 + place)
+    else:  # as processes begin that were not forked
+        mock.patch.object(module, '_AT_IMPORT', module._states()).start()
+    pyg_sar.init()
+    return random.random(), np.random.rand(), torch.rand(1).item()  # noqa: NPY002
+
+
+def _expected(place: int) -> tuple[float, float, float]:
+    generator = torch.Generator().manual_seed(100 + place)
+    numbers = np.random.RandomState(100 + place)
+    drawn = torch.rand(1, generator=generator).item()
+    return random.Random(100 + place).random(), numbers.rand(), drawn
+
+
+@pytest.mark.parametrize('has_seeds', [True, False])
+def test_seeds_that_a_program_has_set_stay(has_seeds: bool) -> None:
+    found = pyg_sar.launch(_drawn, 2, has_seeds)
+    assert found[0][:2] == _expected(0)[:2]
+    if has_seeds:
+        assert found == [_expected(0), _expected(1)]
+    else:
+        assert found[1] == found[0]

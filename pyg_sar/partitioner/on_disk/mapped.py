@@ -58,6 +58,14 @@ def is_mapped(values: Tensor | Array) -> bool:
     return _map_of(address) is not None
 
 
+def hold(*tensors: Tensor) -> None:
+    """Has what is written to mapped tensors stay, as that of any other: nothing is given back."""
+    for tensor in tensors:
+        found = _map_of(tensor.data_ptr()) if tensor.numel() else None
+        if found is not None:
+            _MAPS.pop(found[0], None)
+
+
 def release(*tensors: Tensor) -> None:
     """Gives back the memory of what has been read or written of tensors that are mapped."""
     for tensor in tensors:

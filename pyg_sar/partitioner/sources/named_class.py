@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch_geometric.data import Data, Dataset, HeteroData, TemporalData
 from torch_geometric.transforms import AddRandomWalkPE
 
+from pyg_sar.partitioner.on_disk.mapped import hold
 from pyg_sar.partitioner.sources.random_walk import DENSE_NODES, with_random_walk
 
 _CALL = re.compile(r'((?:[A-Za-z_]\w*\.)*)([A-Za-z_]\w*)(?:\((.*)\))?')
@@ -72,7 +74,7 @@ def transformed(
     """The graph after a transform.
 
     Args:
-        data: The whole graph; features that are mapped are read into memory.
+        data: The whole graph; what the transform writes to mapped features is kept in memory.
         text: A class of torch_geometric.transforms or the path of another, with its arguments by
             name: ``'NormalizeFeatures'``, ``'AddRandomWalkPE(walk_length=20)'``,
             ``'my_module.MyTransform'``.
@@ -85,6 +87,7 @@ def transformed(
     """
     cls, options = named_class(text, 'torch_geometric.transforms')
     torch.manual_seed(seed)
+    hold(*(each for store in data.stores for each in store.values() if type(each) is Tensor))
     try:
         transform = cls(**options)
         is_large = isinstance(data, Data) and (data.num_nodes or 0) > DENSE_NODES

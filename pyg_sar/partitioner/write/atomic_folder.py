@@ -12,6 +12,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pyg_sar.shard.format import file_names
+from pyg_sar.shard.format.checksums import folder_files
+from pyg_sar.shard.format.files import read_json
+from pyg_sar.shard.format.swap import swap_in
 
 
 def target_folder(root: str | os.PathLike[str], *, force: bool) -> Path:
@@ -42,6 +45,13 @@ def target_folder(root: str | os.PathLike[str], *, force: bool) -> Path:
             f"expected a partition to replace in '{root}' (got a folder without "
             f'{file_names.META_FILE}; delete it by hand if nothing in it is needed)'
         )
+    written = read_json(path).get('pyg_sar', {}).get('checksums', {})
+    others = [name for name in folder_files(path) if name not in written]
+    if others:
+        raise ValueError(
+            f"expected a partition and nothing else in '{root}' (got {len(others)} more files, "
+            f"such as '{others[0]}'): move them out, they would be deleted"
+        )
     return path
 
 
@@ -69,27 +79,15 @@ def replace_folder(root: Path) -> Iterator[Path]:
         new.mkdir(parents=True)
         with _lock(new):
             yield new
-            _swap(new, root)
+            swap_in(new, root)
+        for left in _siblings(root, 'old'):  # of one that was killed without exchanging names
+            shutil.rmtree(left, ignore_errors=True)
     except BaseException:
         shutil.rmtree(new, ignore_errors=True)
         for parent in created:
             with suppress(OSError):
                 parent.rmdir()
         raise
-
-
-def _swap(new: Path, root: Path) -> None:
-    old = new.with_suffix('.old')
-    try:
-        if root.exists():
-            root.rename(old)
-        new.rename(root)
-    except BaseException:
-        if old.exists() and not root.exists():
-            old.rename(root)
-        raise
-    for left in _siblings(root, 'old'):  # of this swap, or of one that was killed in between
-        shutil.rmtree(left, ignore_errors=True)
 
 
 def _siblings(root: Path, suffix: str) -> list[Path]:
