@@ -158,12 +158,12 @@ def test_a_name_that_is_gone_is_told(name: str, without: dict[str, str]) -> None
         assert sentence in told
         assert 'AttributeError' not in told
     elif kind.startswith('as if: the timeout'):
-        assert told == 'None'
+        assert told.split(' | ')[0] == 'None'
     elif kind.startswith('as if: '):
-        assert told == without['']
+        assert told.split(' | ')[0] == without[''].split(' | ')[0]
     else:
         assert kind.startswith('told by a warning: ')
-        assert told.split(' | ')[0] == without['']
+        assert told.split(' | ')[0] == without[''].split(' | ')[0]
         assert ('_builtin' not in name) or sentence in told
 
 
