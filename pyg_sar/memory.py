@@ -3,7 +3,8 @@
 New memory for large tensors costs a page fault for every page of 4 KiB: 890,000 in an epoch of
 GraphSAGE on an arxiv-size graph. With huge pages there are 15,000 faults, and the epoch takes 0.68
 of the time (measured). torch asks for huge pages if THP_MEM_ALLOC_ENABLE is 1 at its first tensor.
-So `import pyg_sar` sets it; import it before torch_geometric.
+So `import pyg_sar` sets it first of all (:mod:`pyg_sar.kernels.openmp`); import it before
+torch_geometric.
 
 glibc takes tensors of up to 32 MiB from the heap once a large block was freed, and the holes of the
 heap stay with the process: a rank of 8 held twice the memory that its tensors need (measured).
@@ -100,6 +101,3 @@ def _has_set(option: int, value: int) -> bool:
     if libc is None or not hasattr(libc, 'gnu_get_libc_version'):
         return False
     return bool(libc.mallopt(option, ctypes.c_int(value)))
-
-
-os.environ.setdefault(_HUGE_PAGES, '1')

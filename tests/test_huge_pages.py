@@ -36,3 +36,11 @@ def test_huge_pages(first: str, asked: str | None, has: bool) -> None:
     )
     assert found.stdout.strip() == str(has)
     assert ('import pyg_sar before torch_geometric' in found.stderr) == (not has)
+
+
+@pytest.mark.skipif(not sys.platform.startswith('linux'), reason='huge pages of Linux')
+def test_pyg_sar_alone_has_huge_pages() -> None:
+    env = {k: v for k, v in os.environ.items() if k != 'THP_MEM_ALLOC_ENABLE'}
+    command = [sys.executable, '-W', 'ignore', '-c', _PAGES.format(first='pyg_sar')]
+    found = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == 'True'

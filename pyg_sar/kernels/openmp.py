@@ -1,4 +1,4 @@
-"""How long threads of torch spin while they wait for each other.
+"""What is set before torch is imported: huge pages, and how long its threads spin for each other.
 
 torch computes with the OpenMP of GCC. A thread that waits for the others spins for some
 milliseconds before it sleeps. Where other programs run, too, it uses up its share of a core by
@@ -29,5 +29,7 @@ import os
 
 _SPINS = 10_000
 
+# Read at the first tensor of torch, which importing PyG makes; see :mod:`pyg_sar.memory`.
+os.environ.setdefault('THP_MEM_ALLOC_ENABLE', '1')
 if 'OMP_WAIT_POLICY' not in os.environ:
     os.environ.setdefault('GOMP_SPINCOUNT', str(_SPINS))
