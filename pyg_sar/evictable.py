@@ -104,6 +104,8 @@ def array_of(tensor: Tensor, *, is_written: bool = False) -> np.ndarray[Any, Any
     if watcher.value is not None:
         watcher.value.needs(tensor, is_written=is_written)
     with torch._C.DisableTorchFunction():
+        if tensor.numel() == 0:  # NumPy of Python 3.10 takes no address of nothing
+            return np.empty(0, str(tensor.dtype).removeprefix('torch.'))
         return np.asarray(_Memory(tensor))
 
 
