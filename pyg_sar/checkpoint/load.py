@@ -41,15 +41,6 @@ class Checkpoint:
 
 
 @in_call('load_checkpoint')
-def _newest(root: Path) -> str | None:
-    if root.is_file():
-        raise ValueError(
-            f"expected the folder of save_checkpoint in 'root' (got the file '{root}'): "
-            'model.load_state_dict(torch.load(file)) loads a state_dict'
-        )
-    return next((path.name for path in reversed(complete(root))), None)
-
-
 def load_checkpoint(
     root: str | os.PathLike[str],
     model: torch.nn.Module,
@@ -153,3 +144,12 @@ def _of_this_run(folder: Path) -> Iterator[None]:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as e:
         raise ValueError(f'{folder} is not of this run: {e}') from e
+
+
+def _newest(root: Path) -> str | None:
+    if root.is_file():
+        raise ValueError(
+            f"expected the folder of save_checkpoint in 'root' (got the file '{root}'): "
+            'model.load_state_dict(torch.load(file)) loads a state_dict'
+        )
+    return next((path.name for path in reversed(complete(root))), None)
