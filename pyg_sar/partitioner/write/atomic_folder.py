@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pyg_sar.shard.format import file_names
 from pyg_sar.shard.format.checksums import folder_files
-from pyg_sar.shard.format.files import read_json
+from pyg_sar.shard.format.meta import listed_files
 from pyg_sar.shard.format.swap import swap_in
 
 
@@ -45,7 +45,7 @@ def target_folder(root: str | os.PathLike[str], *, force: bool) -> Path:
             f"expected a partition to replace in '{root}' (got a folder without "
             f'{file_names.META_FILE}; delete it by hand if nothing in it is needed)'
         )
-    written = read_json(path).get('pyg_sar', {}).get('checksums', {})
+    written = listed_files(path)
     others = [name for name in folder_files(path) if name not in written]
     if others:
         raise ValueError(

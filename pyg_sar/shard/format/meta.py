@@ -124,6 +124,20 @@ def _checksum(content: dict[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def _ours(content: Any) -> dict[str, Any] | None:
+    ours = content.get('pyg_sar') if isinstance(content, dict) else None
+    return ours if isinstance(ours, dict) else None
+
+
+def listed_files(root: str | Path) -> set[str]:
+    """The files that META.json lists, of a partition of any format; none of another program's.
+
+    Raises as :func:`pyg_sar.shard.format.files.read_json`.
+    """
+    checksums = (_ours(read_json(root)) or {}).get('checksums')
+    return set(checksums) if isinstance(checksums, dict) else set()
+
+
 def read_meta(root: str | Path) -> Meta:
     """Reads META.json of a partition folder and checks it: complete, and consistent in itself.
 
@@ -133,8 +147,8 @@ def read_meta(root: str | Path) -> Meta:
     """
     path = Path(root) / META_FILE
     content = read_json(root)
-    ours = content.get('pyg_sar') if isinstance(content, dict) else None
-    if not isinstance(ours, dict):
+    ours = _ours(content)
+    if ours is None:
         raise ValueError(
             f"expected the key 'pyg_sar' in '{path}' (got a folder of another program, such as "
             'torch_geometric.distributed; write one that loads, with the same parts, by '
