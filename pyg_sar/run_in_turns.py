@@ -6,6 +6,7 @@ the function of this name would be hidden.
 
 from __future__ import annotations
 
+import argparse
 import runpy
 import sys
 from collections.abc import Sequence
@@ -62,7 +63,12 @@ def _parser() -> Parser:
         metavar='SCRIPT',
         help='the program',
     )
-    add('arguments', nargs='...', metavar='...', help='what the program gets: all after SCRIPT')
+    add(
+        'arguments',
+        nargs=argparse.REMAINDER,
+        metavar='...',
+        help='what the program gets: all after SCRIPT',
+    )
     memory = 'that large tensors may take together, on a GPU and on the host, e.g. 4GB'
     add('--memory', type=size, metavar='SIZE', help=memory)
     spill = 'a folder on a disk for what is evicted; with a GPU, if the host is not to take all'

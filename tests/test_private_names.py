@@ -53,6 +53,7 @@ def _of_torch() -> set[str]:
     return {name for owner in owners for name in dir(owner) if _private(name)}
 
 
+@functools.cache
 def _made_here() -> set[str]:
     """What the package itself defines, and gives to objects."""
     found = set()
@@ -70,7 +71,7 @@ def _made_here() -> set[str]:
 def _uses(path: Path) -> set[str]:
     """The private names of others that a file uses: attributes, imports and words."""
     tree = ast.parse(path.read_text(encoding='utf-8'))
-    found, others, ours = set(), set(), _made_here_cached()
+    found, others, ours = set(), set(), _made_here()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and not (node.module or '').startswith('pyg_sar'):
             others |= {each.asname or each.name for each in node.names}
@@ -98,9 +99,6 @@ def _first(word: str) -> str:
 
 def _is_operation(word: str) -> bool:
     return _private(word) and hasattr(torch.ops.aten, word)
-
-
-_made_here_cached = functools.cache(_made_here)
 
 
 def test_contributing_has_the_table_of_today() -> None:

@@ -36,11 +36,11 @@ from pyg_sar.conv.sar_conv import SARConv
 from pyg_sar.ddp.buckets import SUM, buckets_of
 from pyg_sar.ddp.own_tensors import divide_gradients, leaves_behind
 from pyg_sar.ddp.same_model import check_same_values
+from pyg_sar.ground.nested import leaves_of
 from pyg_sar.norm import RunningStatistics
 from pyg_sar.own_rows import OwnRows
 from pyg_sar.rows.replicated import average_gradients, mean_of_ranks
 from pyg_sar.rows.rows import Rows
-from pyg_sar.shard.nested import leaves_of
 
 STEPS_BETWEEN_CHECKS = 50
 """How many backwards, to their ends, lie between two comparisons of the ranks' numbers."""

@@ -29,13 +29,13 @@ from pyg_sar.comm.threads.random_states import random_states
 from pyg_sar.draws import hashed, hashed_on
 from pyg_sar.dropout.draw import DROPOUTS, EdgeDraws, KeyedDraw, is_drawn
 from pyg_sar.dropout.edge_ids import edge_ids, has_ids
+from pyg_sar.ground.nested import leaves_of
 from pyg_sar.ground.scoped import Scoped
 from pyg_sar.monitor.recipes import remember
 from pyg_sar.recompute import Dropout, dropout_arguments
 from pyg_sar.rows.attach import as_local
 from pyg_sar.rows.rows import Rows, plain, tag
 from pyg_sar.shard.edge_index import ShardEdgeIndex
-from pyg_sar.shard.nested import leaves_of
 
 _OTHER = 'dropout_edge, alpha_dropout, torch.rand, the dropout of an LSTM or of MultiheadAttention'
 

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from pyg_sar.shard.nested import leaves_of
+from pyg_sar.ground.nested import leaves_of
 from pyg_sar.shard.shard import Shard
 
 
