@@ -106,12 +106,12 @@ def _read(root: str | Path, rank: int | None, verify: bool) -> Data | HeteroData
                 'first)'
             )
         own, num_ranks = (0, 1) if rank is None else (rank, None)
-        return _read_parts(root, own, num_ranks, verify)
+        return _read_parts(root, rank, own, num_ranks, verify)
     data: Data | HeteroData | None = None
     error: FileNotFoundError | ValueError | None = None
     try:
         own = current().rank if rank is None else rank
-        data = _read_parts(root, own, current().size, verify)
+        data = _read_parts(root, rank, own, current().size, verify)
     except (FileNotFoundError, ValueError) as failure:
         error = failure
     except Exception as failure:  # whatever it is, the other ranks must not wait for this one
@@ -123,10 +123,11 @@ def _read(root: str | Path, rank: int | None, verify: bool) -> Data | HeteroData
 
 
 def _read_parts(
-    root: str | Path, own: int, num_ranks: int | None, verify: bool
+    root: str | Path, rank: int | None, own: int, num_ranks: int | None, verify: bool
 ) -> Data | HeteroData:
     """The parts of a rank; pages of their files may go from now on."""
-    data = read_shard(root, own, num_ranks, verify=verify)
+    is_whole = num_ranks == 1 and rank is None
+    data = read_shard(root, own, num_ranks, verify=verify, whole_graph=is_whole)
     tensors = [v for s in data.stores for v in s.values() if isinstance(v, Tensor)]
     note_mapped(Path(root), tensors)
     return data

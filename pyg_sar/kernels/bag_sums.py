@@ -64,7 +64,7 @@ def add_bag_sums(
     """
     if weight is not None and weight.dim() == 2:
         return add_weighted_sums(out, values, bags, weight, replace=replace)
-    if replace and bags.keys is not None:
+    if replace and bags.leaves_rows_out:
         out.zero_()
     num_bags = bags.ptr.numel() - 1
     if weight is not None or factor is not None:
@@ -78,7 +78,8 @@ def add_bag_sums(
         end = min(start + step, num_bags)
         sums = _bag_sums(values, bags, weight, start, end)
         if bags.keys is not None:
-            out.index_add_(0, bags.keys[start:end], sums)
+            put = out.index_copy_ if replace else out.index_add_
+            put(0, bags.keys[start:end], sums)
         elif replace:
             out[start:end] = sums
         else:

@@ -43,7 +43,7 @@ def run_loop(
     """
     module, (heads, channels) = loops(), values.shape[1:]
     assert module is not None
-    if out is not None and replace and bags.keys is not None:
+    if out is not None and replace and bags.leaves_rows_out:
         out.zero_()
     keys = bags.ptr.new_empty(0, dtype=torch.int64) if bags.keys is None else bags.keys
     perm = bags.columns[:0] if bags.perm is None else bags.perm

@@ -66,7 +66,7 @@ def add_weighted_sums(
         channels >= _MIN_CHANNELS_OF_BAGS or channels == heads == 1
     )
     is_in_place = replace and is_fast and bags.keys is None
-    if replace and not is_in_place:
+    if replace and (not is_fast or bags.leaves_rows_out):
         out.zero_()
     if not is_fast:
         return add_by_index_add(out, values, bags, weight)
@@ -95,7 +95,8 @@ def add_weighted_sums(
                 include_last_offset=True,
             )
         if bags.keys is not None:
-            out.index_add_(0, bags.keys[start:end], sums)
+            put = out.index_copy_ if replace else out.index_add_
+            put(0, bags.keys[start:end], sums)
         elif not is_in_place:
             out[start:end] += sums
 

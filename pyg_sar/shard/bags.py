@@ -24,7 +24,7 @@ def check_block_edges(num_edges: int) -> None:
 class Bags(NamedTuple):
     """A sparse 0/1 matrix by rows; empty rows are left out where they are many."""
 
-    # The rows, int64 ``[num_bags]`` ascending; None for all rows, empty ones included.
+    # The rows, int64 ``[num_bags]``; None for all rows in their order, empty ones included.
     keys: Tensor | None
     ptr: Tensor  # int32 ``[num_bags + 1]``: entries of bag b are ``columns[ptr[b]:ptr[b + 1]]``
     columns: Tensor  # column of every entry, int32 ``[num_edges]``
@@ -33,14 +33,31 @@ class Bags(NamedTuple):
     perm: Tensor | None
     num_rows: int  # number of rows, empty ones included
 
+    @property
+    def leaves_rows_out(self) -> bool:
+        """Whether there are rows without a bag."""
+        return self.keys is not None and self.keys.numel() < self.num_rows
 
-def make_bags(rows: Tensor, cols: Tensor, num_rows: int, *, is_sorted: bool = False) -> Bags:
+
+def make_bags(
+    rows: Tensor,
+    cols: Tensor,
+    num_rows: int,
+    *,
+    is_sorted: bool = False,
+    visits: Tensor | None = None,
+) -> Bags:
     """Groups edges by row; raises ValueError if there are more than 2^31 - 1.
 
     `rows` and `cols` have one entry per edge, int64 ``[num_edges]``; `is_sorted` says that rows
-    ascend already.
+    ascend already. `visits` are all rows in the order that the bags get, int64 ``[num_rows]``.
     """
     check_block_edges(rows.numel())
+    if visits is not None:
+        places = torch.empty_like(visits)
+        places[visits] = torch.arange(num_rows, device=visits.device)
+        bags = make_bags(places[rows], cols, num_rows)
+        return bags._replace(keys=visits if bags.keys is None else visits[bags.keys])
     perm = None
     if not is_sorted:
         perm = torch.argsort(rows, stable=True)

@@ -114,6 +114,7 @@ class BlockCover:
             start=0,
             edges=slice(0, order.numel()),
             _all_edges=torch.stack([src, dst]).int()[:, order],
+            visits=(None, None),
             weight=weight,
         )
 

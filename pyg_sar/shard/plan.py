@@ -37,6 +37,7 @@ class Block:
     start: int  # local id of the first source row
     edges: slice | Tensor  # places in the order of edge tensors, a range or int64 ``[num_edges]``
     _all_edges: Tensor = field(repr=False)
+    visits: tuple[Tensor | None, Tensor | None] = field(repr=False)  # as of a shard
 
     @property
     def edge_index(self) -> Tensor:
@@ -77,15 +78,19 @@ class Block:
     def by_dst(self) -> Bags:
         """Edges grouped by destination: the forward sum."""
         src, dst = self.edge_index
-        bags = make_bags(dst, src, self.num_dst, is_sorted=True)
-        return bags if isinstance(self.edges, slice) else bags._replace(perm=_short(self.edges))
+        visits = self.visits[1]
+        bags = make_bags(dst, src, self.num_dst, is_sorted=True, visits=visits)
+        if isinstance(self.edges, slice):
+            return bags
+        edges = self.edges if bags.perm is None else self.edges[bags.perm]
+        return bags._replace(perm=_short(edges))
 
     @cached_property
     @torch.inference_mode(False)
     def by_src(self) -> Bags:
         """Edges grouped by source row: the transposed sum of backward."""
         src, dst = self.edge_index
-        bags = make_bags(src, dst, self.num_rows)
+        bags = make_bags(src, dst, self.num_rows, visits=self.visits[0])
         if isinstance(self.edges, slice):
             return bags
         return bags._replace(perm=_short(self.edges[bags.perm]))
@@ -132,7 +137,8 @@ def _make_plan(edge_index: Tensor, shard: Shard) -> Plan:
     plain = edge_index.as_subclass(Tensor)
     ptr: Sequence[int] = shard.block_ptr
     perm = None
-    if not isinstance(edge_index, ShardEdgeIndex) or not edge_index.is_whole:
+    is_whole = isinstance(edge_index, ShardEdgeIndex) and edge_index.is_whole
+    if not is_whole or shard.is_whole_graph:
         plain = plain.detach()
         plain = plain.clone() if plain.is_inference() else plain
         check_ids(plain, shard)
@@ -153,9 +159,10 @@ def _make_plan(edge_index: Tensor, shard: Shard) -> Plan:
                 start=start,
                 edges=edges if perm is None else perm[edges],
                 _all_edges=plain,
+                visits=shard.visits,
             )
         )
-    return Plan(shard, tuple(blocks), plain, plain._version, is_whole=perm is None)
+    return Plan(shard, tuple(blocks), plain, plain._version, is_whole=is_whole)
 
 
 def check_ids(edge_index: Tensor, shard: Shard) -> None:

@@ -98,6 +98,11 @@ class Shard:
     n_id: Tensor | None = field(default=None, repr=False)
     # Of a bipartite shard as it was loaded, the ids of the own destinations, int64 ``[num_dst]``.
     dst_id: Tensor | None = field(default=None, repr=False)
+    # Whether one process holds all nodes and edges, in the order of the graph.
+    is_whole_graph: bool = False
+    # Then the nodes in the order of the cut, in which sums visit them, as neighbours are near each
+    # other there: sources and destinations, int64 ``[num_own]`` and ``[num_dst]``.
+    visits: tuple[Tensor | None, Tensor | None] = field(default=(None, None), repr=False)
     # Where other packages keep what they computed once for this shard.
     cache: dict[str, Any] = field(default_factory=dict, repr=False)
 
@@ -153,13 +158,14 @@ class Shard:
 
     def to(self, device: torch.device) -> Shard:
         """This shard, with its index tensors on `device`."""
-        ids = self.e_id, self.n_id, self.dst_id
+        ids = self.e_id, self.n_id, self.dst_id, *self.visits
         tensors = [*ids, *(step.send_index for step in self.steps)]
         if all(t is None or t.device == device for t in tensors):
             return self
         steps = tuple(replace(s, send_index=s.send_index.to(device)) for s in self.steps)
-        e_id, n_id, dst_id = (None if t is None else t.to(device) for t in ids)
-        return replace(self, steps=steps, e_id=e_id, n_id=n_id, dst_id=dst_id, cache={})
+        e_id, n_id, dst_id, *visits = (None if t is None else t.to(device) for t in ids)
+        moved = {'e_id': e_id, 'n_id': n_id, 'dst_id': dst_id, 'visits': tuple(visits)}
+        return replace(self, steps=steps, cache={}, **moved)
 
 
 def n_id_of(shard: Shard) -> Tensor:

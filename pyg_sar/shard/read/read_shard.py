@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,12 @@ from pyg_sar.shard.shard import Shard, make_steps
 
 
 def read_shard(
-    root: str | Path, rank: int, world_size: int | None, *, verify: bool = True
+    root: str | Path,
+    rank: int,
+    world_size: int | None,
+    *,
+    verify: bool = True,
+    whole_graph: bool = False,
 ) -> Data | HeteroData:
     """Reads the parts of one rank into a PyG ``Data``; see :func:`pyg_sar.load_shard`.
 
@@ -34,6 +40,8 @@ def read_shard(
         rank: Which rank's parts.
         world_size: Number of ranks; divides the number of parts. None for one rank per part.
         verify: Whether files are compared with their checksums.
+        whole_graph: Whether one rank of one reads all parts, and gives the rows in the order of the
+            graph.
 
     Raises:
         FileNotFoundError: If META.json, or the folder or a file of an own part is missing.
@@ -65,19 +73,36 @@ def read_shard(
 
     data = HeteroData() if meta.is_hetero else Data()
     for node_key, nodes in meta.nodes.items():
-        n_id = _cat([part.n_id[node_key] for part in parts])
-        attrs = {n: _cat([part.node_attrs[node_key][n] for part in parts]) for n in nodes.attrs}
+        ids = [part.n_id[node_key] for part in parts]
+        n_id, join = _cat(ids), partial(_in_order, ids) if whole_graph else _cat
+        attrs = {n: join([part.node_attrs[node_key][n] for part in parts]) for n in nodes.attrs}
+        if whole_graph:
+            _check_each_once(root, 'nodes', n_id)
+            n_id = torch.arange(n_id.numel())
         store = data if node_key is None else data[node_key]
         _put(store, {'num_nodes_total': nodes.num_nodes, **attrs})
         _put(store, {'n_id': n_id, 'num_nodes': n_id.numel(), **nodes.extra})
     for edge_key, edges in meta.edges.items():
         shard, edge_index, perm = _join(parts, edge_key, meta, root, rank, world_size)
-        values = {n: _cat([part.edge_attrs[edge_key][n] for part in parts]) for n in edges.attrs}
-        values['e_id'] = _cat([part.index[edge_key]['e_id'] for part in parts])
+        ids = [part.index[edge_key]['e_id'] for part in parts]
+        join = partial(_in_order, ids) if whole_graph else _cat
+        values = {n: join([part.edge_attrs[edge_key][n] for part in parts]) for n in edges.attrs}
+        values['e_id'] = _cat(ids)
         if perm is not None:
-            values = {name: value[perm] for name, value in values.items()}
+            names = ['e_id'] if whole_graph else [*values]
+            values |= {name: values[name][perm] for name in names}
         n_id = _cat([part.n_id[edges.src] for part in parts])
         dst_id = _cat([part.n_id[edges.dst] for part in parts]) if shard.is_bipartite else None
+        if whole_graph:
+            _check_each_once(root, 'edges', values['e_id'])
+            ends = n_id, n_id if dst_id is None else dst_id
+            places = torch.stack([ids[row] for ids, row in zip(ends, edge_index, strict=True)])
+            edge_index = torch.empty_like(places)
+            edge_index[:, values['e_id']] = places
+            values['e_id'] = torch.arange(places.size(1))
+            shard = _of_whole_graph(shard, ends)
+            n_id = torch.arange(n_id.numel())
+            dst_id = None if dst_id is None else torch.arange(dst_id.numel())
         shard = replace(shard, e_id=values['e_id'], n_id=n_id, dst_id=dst_id)
         handle = ShardEdgeIndex.wrap(edge_index, shard, is_whole=True)
         store = data if edge_key is None else data[edge_key]
@@ -111,6 +136,37 @@ def _put(store: Any, values: dict[str, Any]) -> None:
 
 def _cat(values: list[Tensor]) -> Tensor:
     return values[0] if len(values) == 1 else torch.cat(values)
+
+
+def _in_order(ids: list[Tensor], values: list[Tensor]) -> Tensor:
+    """Rows of all parts in the order of the graph, which `ids` of each part name."""
+    out = values[0].new_empty(sum(map(len, values)), *values[0].shape[1:])
+    for of_part, rows in zip(ids, values, strict=True):
+        out[of_part] = rows
+    return out
+
+
+def _check_each_once(root: Path, what: str, ids: Tensor) -> None:
+    """Raises ValueError if the parts do not have every node or edge of the graph once."""
+    if not torch.equal(ids.sort().values, torch.arange(ids.numel())):
+        raise ValueError(
+            f"expected parts in '{root}' that have every one of {ids.numel()} {what} once (got "
+            'some twice, or ids of another graph)'
+        )
+
+
+def _of_whole_graph(shard: Shard, visits: tuple[Tensor, Tensor]) -> Shard:
+    """A shard of all nodes and edges, as one part, with ids of the graph."""
+    return replace(
+        shard,
+        num_parts=1,
+        own_ptr=(0, shard.num_own),
+        halo_ptr=(0, 0),
+        block_ptr=(0, shard.num_edges),
+        dst_ptr=None if shard.dst_rows is None else (0, shard.dst_rows),
+        is_whole_graph=True,
+        visits=visits,
+    )
 
 
 def _join(
