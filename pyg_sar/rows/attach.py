@@ -121,6 +121,8 @@ def given_to_conv(values: Any, edges: list[EdgeIndex], what: str) -> Any:
     A plain tensor with a row for every node, or every edge, of the whole stands for these.
     """
     of_edges = list(dict.fromkeys(each._space for each in edges))
+    if of_edges[0].is_whole:
+        return in_nested(values, lambda v: v.handle if isinstance(v, EdgeIndex) else v)
     known = list(dict.fromkeys(s for each in edges for s in (each.ends.src, each.ends.dst)))
     known += of_edges
 

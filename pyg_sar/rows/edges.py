@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.comm import Exchange
-from pyg_sar.ground.nested import in_nested
+from pyg_sar.ground.nested import in_nested, leaves
 from pyg_sar.rows.align import argument, brought, dim_of, listed, own_rows, sizes_in
 from pyg_sar.rows.over_ranks import all_rows, whole
 from pyg_sar.rows.registry import bare_name, is_in_place, name_of
@@ -34,6 +34,7 @@ _READS = names(
     'size len numel nelement dim ndimension is_floating_point is_complex get_device is_contiguous '
     'element_size is_pinned type hash repr format requires_grad_ is_same_size'
 )
+_MOVES = names('T mT H mH real')
 _JOINS = names('cat concat concatenate hstack')
 
 
@@ -104,6 +105,8 @@ class NodeIds(Rows):
 def node_ids(ids: Tensor, dim: int, space: Space, of: Space, places: Tensor, shard: Any) -> Any:
     """Ids of nodes, whose places are known."""
     out = tag(ids, dim, space)
+    if space.is_whole:
+        return out
     out.__class__ = NodeIds
     out.of, out.places, out.shard, out.is_view = of, places, shard, False
     return out
@@ -127,7 +130,9 @@ class EdgeIndex(Rows):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, edges, kwargs = name_of(func), args[0] if args else None, kwargs or {}
-        is_read = getattr(func, '__name__', '') == '__get__' or bare_name(func) in _READS
+        is_getter = getattr(func, '__name__', '') == '__get__'
+        is_read = name not in _MOVES if is_getter else bare_name(func) in _READS
+        is_read = is_read and not (bare_name(func) == 'type' and len(args) + len(kwargs) > 1)
         if isinstance(edges, EdgeIndex) and is_read and name == 'data':
             return edges
         if isinstance(edges, EdgeIndex) and not is_read:
@@ -136,13 +141,19 @@ class EdgeIndex(Rows):
             out = _kept(edges, func, args[1:], kwargs)
             if out is not None:
                 return out
-        if not is_read and name not in _JOINS:
+        is_whole = any(e._space.is_whole for e in leaves((args, kwargs)) if isinstance(e, EdgeIndex))
+        if not is_read and (name not in _JOINS or is_whole):
             args, kwargs = in_nested((args, kwargs), _values_of)
+        if is_whole:
+            with plainly():
+                return func(*args, **kwargs)
         return super().__torch_function__(func, types, args, kwargs)
 
     @property
     def whole_ids(self) -> Rows:
         """The ids of the whole graph as ordinary rows."""
+        if self._space.is_whole:
+            return plain(self)
         if self._whole_ids is None:
             rows = [plain(self._row(i)) for i in (0, 1)]
             self._whole_ids = tag(torch.stack(rows), 1, self._space)
@@ -156,8 +167,9 @@ class EdgeIndex(Rows):
             ids = (ends.source_ids if is_src else ends.dst.ids)(local.device)[local]
             of, shard = (ends.src, ends.shard) if is_src else (ends.dst, None)
             row_ids = node_ids(ids, 0, self._space, of, local, shard)
+        if isinstance(row_ids, NodeIds):
             row_ids.is_view = True
-            return row_ids
+        return row_ids
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         memo[id(self)] = made = edge_index(self.handle.clone(), self._space, self.ends)
@@ -182,7 +194,7 @@ def _values_of(value: Any) -> Any:
 def _kept(edges: EdgeIndex, func: Any, args: Any, kwargs: Any) -> Any:
     """The result, if it still is edges of the graph or one of their rows; else None."""
     name, dim = name_of(func), argument(args, kwargs, 0, 'dim')
-    if name in _KEEPS_EDGES and not isinstance(kwargs.get('dtype'), torch.dtype):
+    if name in _KEEPS_EDGES and func(edges.handle.new_empty(0), *args, **kwargs).dtype == torch.int64:
         moved = func(edges.handle, *args, **kwargs)
         if isinstance(moved, ShardEdgeIndex):
             return edge_index(moved, edges._space, edges.ends.on(moved.shard))

@@ -41,6 +41,8 @@ def rows_of_call(
     """
     call = _SpacesOfCall(node_dim)
     found: dict[str, Any] = _changed(values, (), call.with_edges)
+    if any(space.is_whole for space in call.numbers):
+        return found
     offers: dict[Any, list[Choice]] = {}
     _changed(found, (), lambda value, path: offers.update({path: call.choices(value, path)}))
     if any(p not in chosen or chosen[p] not in [None, *offers[p]] for p in offers):

@@ -122,7 +122,12 @@ _NAMES_OF_NUMPY = {'axis': 'dim', 'keepdims': 'keepdim'}
 
 
 def tag(tensor: Tensor, dim: int, space: Space) -> Any:
-    """Says of a new plain tensor whose rows it has in dimension `dim`; gives the same object."""
+    """Says of a new plain tensor whose rows it has in dimension `dim`; gives the same object.
+
+    What one process holds is plain: its own rows are those of the whole.
+    """
+    if space.is_whole:
+        return tensor
     if type(tensor) is Tensor:
         tensor.__class__ = Rows
     elif type(tensor) is not Rows:

@@ -23,6 +23,7 @@ class Space:
 
     Attributes:
         own: Number of own rows.
+        is_whole: Whether one process holds all rows, in the order of the whole.
         what: What the rows are, for messages: ``'nodes'``, ``"edges of 'cites'"`` ...
         parent: Of a selection the space that it was selected from.
         mask: Of a selection, which own rows of `parent` it has, bool ``[parent.own]``.
@@ -49,6 +50,7 @@ class Space:
         pieces: tuple[Space, ...] = (),
         neighbours: tuple[Space, ...] = (),
     ) -> None:
+        self.is_whole = world_size() == 1
         self.own, self.what, self.parent, self.mask = own, what, parent, mask
         self.base, self.count, self.pieces, self.neighbours = base, count, pieces, neighbours
         self._ids = ids

@@ -34,11 +34,12 @@ from pyg_sar.shard.format.file_names import EdgeKey, NodeKey
 
 
 class Nodes:
-    """The nodes of one type.
+    """The nodes of one type, by position: part after part.
 
     Attributes:
         rank_ptr: Positions of every rank's first node, and how many there are: P + 1 numbers.
-        own_ptr: Own rows of every own part; empty for a type without edges.
+        own_ptr: Where every own part begins among the own nodes, and how many there are; empty for
+            a type without edges.
         n_id: Original ids of the own nodes, int64 ``[num_own]``.
         first: The position of the first own node.
         num_own: How many there are.
@@ -46,10 +47,26 @@ class Nodes:
         wire: What positions travel as.
     """
 
-    def __init__(self, rank_ptr: list[int], own_ptr: tuple[int, ...], n_id: Tensor) -> None:
-        self.rank_ptr, self.own_ptr, self.n_id = rank_ptr, own_ptr, n_id
+    def __init__(
+        self, rank_ptr: list[int], own_ptr: tuple[int, ...], n_id: Tensor, rows: Tensor | None
+    ) -> None:
+        # Where one process holds the whole graph, its rows stand in another order than positions.
+        self._rows, self._positions = rows, None if rows is None else torch.argsort(rows)
+        self.rank_ptr, self.own_ptr, self.n_id = rank_ptr, own_ptr, self.by_position(n_id)
         self.first, self.num_own, self.total = rank_ptr[rank()], n_id.numel(), rank_ptr[-1]
         self.wire = torch.int32 if self.total < 2**31 else torch.int64
+
+    def by_position(self, values: Tensor) -> Tensor:
+        """What own rows are in the order of positions."""
+        return values if self._rows is None else values[self._rows]
+
+    def positions(self, row: Tensor) -> Tensor:
+        """Where own rows are."""
+        return self.first + row if self._positions is None else self._positions[row]
+
+    def rows(self, position: Tensor) -> Tensor:
+        """The own rows at positions of own nodes."""
+        return position - self.first if self._rows is None else self._rows[position]
 
     def owner(self, position: Tensor) -> Tensor:
         """The ranks that own nodes, int64."""
@@ -86,6 +103,7 @@ class LocalGraph:
     parts_per_rank: int
     first_part: int  # of the own ones
     world_size: int
+    is_whole: bool  # whether one process holds the whole graph, in its order
 
     def times_of(self, name: str, given: Any, count: int) -> tuple[Tensor | None, str | None]:
         """The times of seeds as those of the graph are, and what is wrong with them."""
@@ -135,7 +153,7 @@ def build(
     edges = {}
     for key, shard in shards.items():
         src, dst = ends_of(key)
-        own = torch.arange(nodes[src].first, nodes[src].first + shard.num_own)
+        own = nodes[src].positions(torch.arange(shard.num_own))
         told = [own] if src not in times else [own, times[src]]
         if shard.world_size > 1:
             # The halo lies on the device of the shard.
@@ -145,6 +163,7 @@ def build(
         at = data[key].edge_index if isinstance(data, HeteroData) else data.edge_index
         src_row, dst_row = at.as_subclass(Tensor).cpu()
         time = told[1][src_row] if src in times else edge_times.get(key)
+        dst_row = nodes[dst].positions(dst_row) - nodes[dst].first
         e_id = shard.e_id.cpu().numpy()
         by = (e_id, dst_row.numpy()) if time is None else (e_id, time.numpy(), dst_row.numpy())
         row = torch.from_numpy(np.lexsort(by))
@@ -162,23 +181,30 @@ def build(
             cumulated(weight, ptr) if weight is not None and replace else None,
         )
     first = next(iter(shards.values()))
-    per_rank, size = first.parts_per_rank, first.world_size
-    return LocalGraph(nodes, edges, times, time_dtype, per_rank, first.parts.start, size)
+    per_rank = first.parts_per_rank if first.cut is None else len(first.cut[0].ptr) - 1
+    by_position = {key: nodes[key].by_position(time) for key, time in times.items()}
+    own_part, size = first.parts.start, first.world_size
+    is_whole = first.is_whole_graph
+    return LocalGraph(nodes, edges, by_position, time_dtype, per_rank, own_part, size, is_whole)
 
 
 def _nodes(data: Data | HeteroData) -> dict[NodeKey, Nodes]:
     """The nodes of every type (collective: a small all-gather)."""
-    own_ptr: dict[NodeKey, tuple[int, ...]] = {}
+    own: dict[NodeKey, tuple[tuple[int, ...], Tensor | None]] = {}
     for key, store in edge_stores(data).items():
         shard = store.edge_index.shard
         src, dst = ends_of(key)
-        own_ptr[src] = shard.own_ptr
+        if shard.cut is not None:
+            own[src], own[dst] = ((end.ptr, end.nodes) for end in shard.cut)
+            continue
+        own[src] = shard.own_ptr, None
         if shard.dst_ptr is not None:
-            own_ptr[dst] = shard.dst_ptr
+            own[dst] = shard.dst_ptr, None
     stores, out = node_stores(data), {}
     counts = agree([int(store.num_nodes) for store in stores.values()])
     for (name, store), of_ranks in zip(stores.items(), zip(*counts, strict=True), strict=True):
-        out[name] = Nodes([0, *accumulate(of_ranks)], own_ptr.get(name, ()), store.n_id.cpu())
+        ptr, rows = own.get(name, ((), None))
+        out[name] = Nodes([0, *accumulate(of_ranks)], ptr, store.n_id.cpu(), rows)
     return out
 
 

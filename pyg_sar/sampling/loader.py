@@ -90,7 +90,8 @@ class Loader:
             read_others(self._name, others, given)
             check_data(data, world_size(), self._name)
             stores = edge_stores(data)
-            num_parts = next(iter(stores.values())).edge_index.shard.num_parts
+            shard = next(iter(stores.values())).edge_index.shard
+            num_parts = shard.num_parts if shard.cut is None else len(shard.cut[0].ptr) - 1
             given['batch_size'] = batch_size_of(given, num_parts)
             check_kinds(given)
             given['cache'] = cache_bytes(given['cache'])

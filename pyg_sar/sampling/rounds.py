@@ -242,8 +242,11 @@ class Round:
         for key, grown in self.nodes.items():
             nodes = self.graph.nodes[key]
             position = grown.keys % max(nodes.total, 1)
-            grown.row, grown.place = position - nodes.first, torch.empty_like(position)
-            if self.graph.world_size > 1:
+            grown.place = torch.empty_like(position)
+            if self.graph.world_size == 1:
+                grown.row = nodes.rows(position)
+            else:
+                grown.row = position - nodes.first
                 remote = (~nodes.is_own(position)).nonzero().view(-1)
                 kept = position[:0] if cache is None else cache.position[key]
                 wanted[key], place = number(kept, position[remote])

@@ -37,7 +37,8 @@ class Block:
     start: int  # local id of the first source row
     edges: slice | Tensor  # places in the order of edge tensors, a range or int64 ``[num_edges]``
     _all_edges: Tensor = field(repr=False)
-    visits: tuple[Tensor | None, Tensor | None] = field(repr=False)  # as of a shard
+    # Source rows, and destinations, in the order of the sums; None for their own.
+    visits: tuple[Tensor | None, ...] = field(repr=False)
 
     @property
     def edge_index(self) -> Tensor:
@@ -147,6 +148,7 @@ def _make_plan(edge_index: Tensor, shard: Shard) -> Plan:
         counts = torch.bincount(part, minlength=shard.num_parts)
         ptr = [0, *counts.cumsum(0).tolist()]
     order = [*shard.parts, *(step.part for step in shard.steps)]
+    visits = (None, None) if shard.cut is None else tuple(end.nodes.to(plain.device) for end in shard.cut)
     blocks = []
     for part_id in order:
         start, end = shard.source_range(part_id)
@@ -159,7 +161,7 @@ def _make_plan(edge_index: Tensor, shard: Shard) -> Plan:
                 start=start,
                 edges=edges if perm is None else perm[edges],
                 _all_edges=plain,
-                visits=shard.visits,
+                visits=visits,
             )
         )
     return Plan(shard, tuple(blocks), plain, plain._version, is_whole=is_whole)

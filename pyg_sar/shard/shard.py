@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -50,6 +50,13 @@ class Step:
     def send_rows(self) -> int:
         """Number of rows sent."""
         return self.send_index.numel() + (0 if self.sums is None else self.sums.num_sums)
+
+
+class Cut(NamedTuple):
+    """Nodes in the order of the parts that they were cut into."""
+
+    nodes: Tensor  # int64 ``[num_nodes]``
+    ptr: tuple[int, ...]  # ``num_parts + 1`` offsets of the parts among them
 
 
 def make_steps(
@@ -98,11 +105,9 @@ class Shard:
     n_id: Tensor | None = field(default=None, repr=False)
     # Of a bipartite shard as it was loaded, the ids of the own destinations, int64 ``[num_dst]``.
     dst_id: Tensor | None = field(default=None, repr=False)
-    # Whether one process holds all nodes and edges, in the order of the graph.
-    is_whole_graph: bool = False
-    # Then the nodes in the order of the cut, in which sums visit them, as neighbours are near each
-    # other there: sources and destinations, int64 ``[num_own]`` and ``[num_dst]``.
-    visits: tuple[Tensor | None, Tensor | None] = field(default=(None, None), repr=False)
+    # Where one process holds the whole graph, in its order: how its sources and its destinations
+    # were cut. Sums visit them in that order, as neighbours are near each other there.
+    cut: tuple[Cut, Cut] | None = field(default=None, repr=False)
     # Where other packages keep what they computed once for this shard.
     cache: dict[str, Any] = field(default_factory=dict, repr=False)
 
@@ -131,6 +136,11 @@ class Shard:
         """Number of own nodes that edges may end in: the rows of every layer's output here."""
         return self.num_own if self.dst_rows is None else self.dst_rows
 
+    @property
+    def is_whole_graph(self) -> bool:
+        """Whether one process holds all nodes and edges, in the order of the graph."""
+        return self.cut is not None
+
     @cached_property
     def is_bipartite(self) -> bool:
         """Whether edges run from nodes of one set to nodes of another."""
@@ -158,14 +168,13 @@ class Shard:
 
     def to(self, device: torch.device) -> Shard:
         """This shard, with its index tensors on `device`."""
-        ids = self.e_id, self.n_id, self.dst_id, *self.visits
+        ids = self.e_id, self.n_id, self.dst_id
         tensors = [*ids, *(step.send_index for step in self.steps)]
         if all(t is None or t.device == device for t in tensors):
             return self
         steps = tuple(replace(s, send_index=s.send_index.to(device)) for s in self.steps)
-        e_id, n_id, dst_id, *visits = (None if t is None else t.to(device) for t in ids)
-        moved = {'e_id': e_id, 'n_id': n_id, 'dst_id': dst_id, 'visits': tuple(visits)}
-        return replace(self, steps=steps, cache={}, **moved)
+        e_id, n_id, dst_id = (None if t is None else t.to(device) for t in ids)
+        return replace(self, steps=steps, e_id=e_id, n_id=n_id, dst_id=dst_id, cache={})
 
 
 def n_id_of(shard: Shard) -> Tensor:

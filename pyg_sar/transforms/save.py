@@ -11,6 +11,7 @@ import os
 from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -71,7 +72,8 @@ def save_node_attrs(data: Data, names: Sequence[str], *, overwrite: bool = False
     kept = {name: row_type for name, row_type in known.items() if name not in names}
     # While parts hold old and new values of an attribute, the folder names neither it nor the
     # checksums of their files.
-    unknown = {_file_of(part): None for part in range(shard.num_parts)}
+    num_parts = read_meta(shard.root).num_parts
+    unknown = {_file_of(part): None for part in range(num_parts)}
     together(lambda: _write_meta(shard, kept, unknown, {}))
     values = {name: data[name] for name in names}
     facts = _joined_facts(agree(label_facts(values, ())), data)
@@ -143,9 +145,12 @@ def _joined_facts(facts: Sequence[dict[str, Any]], data: Data) -> dict[str, Any]
 def _write_parts(shard: Shard, values: dict[str, Tensor], keep: set[str]) -> dict[str, str]:
     """Adds values to the files of the own parts, beside those named in `keep`; gives checksums."""
     checksums = {}
-    for i, part in enumerate(shard.parts):
+    ptr = shard.own_ptr if shard.cut is None else shard.cut[0].ptr
+    for part, (start, end) in enumerate(pairwise(ptr), shard.parts.start):
         path = Path(shard.root) / _file_of(part)
-        rows = slice(shard.own_ptr[i], shard.own_ptr[i + 1])
+        rows: Any = slice(start, end)
+        if shard.cut is not None:
+            rows = shard.cut[0].nodes[rows]
         old: dict[str, Any] = load_tensors(path, dict, root=Path(shard.root))
         content = {name: value for name, value in old.items() if name in keep}
         for name, value in values.items():

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from joined import Taken, assert_same, batches, join, take
 from on_ranks import on_ranks
-from ranks import run_once, run_ranks
+from ranks import run_as_threads, run_once, run_ranks
 
 import pyg_sar
 
@@ -78,7 +78,7 @@ def _interleaved(root: str) -> tuple[Taken, Taken]:
 def test_two_loaders_at_once(folder: str) -> None:
     options = {'num_neighbors': [2, 2], 'mask': None, 'prefetch': 0}
     one = join([batches(folder, seed=3, shuffle=True, **options)])
-    other = join([batches(folder, seed=4, **options)])
+    other = join(run_as_threads(batches, 2, folder, seed=4, **options))
     results = run_ranks(_interleaved, 2, folder)
     assert_same(join([a for a, _ in results]), one)
     assert_same(join([b for _, b in results]), other)

@@ -7,13 +7,32 @@ from typing import Any
 import by_hand
 import pytest
 import torch
-from joined import batches
+from joined import batches, join
+from ranks import run_as_threads
 from small_graphs import assign, cut, small_graph
+
+import pyg_sar
 
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(cut(small_graph(), 8, tmp_path_factory.mktemp('parts') / 'small'))
+
+
+@pytest.mark.parametrize('size', [1, 5])
+def test_one_process_takes_seeds_in_their_order(folder: str, size: int) -> None:
+    graph, data = small_graph(), pyg_sar.load_shard(folder)
+    loader = pyg_sar.NeighborLoader(data, [-1], batch_size=size)
+    assert all(batch.num_classes == 3 for batch in loader)
+    found = [batch.x[: batch.batch_size] for batch in loader]
+    assert torch.equal(torch.cat(found), graph.x)
+    assert [rows.size(0) for rows in found[:-1]] == [8 * size] * (len(found) - 1)
+    seeds, time = torch.tensor([7, 3, 3, 30, 0]), torch.tensor([5, 6, 7, 8, 9])
+    loader = pyg_sar.NeighborLoader(
+        data, [2], seeds, batch_size=size, time_attr='y', input_time=time
+    )
+    assert torch.equal(torch.cat([batch.n_id[: batch.batch_size] for batch in loader]), seeds)
+    assert torch.equal(torch.cat([batch.seed_time for batch in loader]), time)
 
 
 @pytest.mark.parametrize(
@@ -26,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 )
 def test_batches_are_those_drawn_by_hand(folder: str, options: dict[str, Any]) -> None:
     graph, parts = small_graph(), assign(40, 8)
-    taken = batches(folder, 2, batch_size=2, prefetch=0, **options)
+    taken = join(run_as_threads(batches, 2, folder, 2, batch_size=2, prefetch=0, **options))
     fans, replace = options['num_neighbors'], options.get('replace', False)
     of_epoch = len(taken) // 2
     for number, batch in enumerate(taken):
@@ -63,5 +82,4 @@ def test_batches_are_those_drawn_by_hand(folder: str, options: dict[str, Any]) -
             assert torch.equal(nodes[name], graph[name][nodes['n_id']])
         for name in ('edge_attr', 'edge_weight', 'edge_type'):
             assert torch.equal(edges[name], graph[name][edges['e_id']])
-        assert nodes['num_classes'] == 3
         assert nodes['batch_size'] == nodes['num_sampled_nodes'][0]

@@ -89,6 +89,7 @@ def derive_shard(
         e_id=None,
         n_id=None,
         dst_id=None,
+        cut=None,
         # The exchanges of both lend each other their buffers.
         cache={key: base.cache[key] for key in ('buffers',) if key in base.cache},
     )

@@ -121,7 +121,7 @@ def _own(
     position = torch.empty(num_local, dtype=torch.int64)
     position[of_shard[edges.row]] = edges.source.long()
     src, dst = pairs
-    return position[src], dst + graph.nodes[edges.dst].first, torch.arange(dst.numel()), more
+    return position[src], graph.nodes[edges.dst].positions(dst), torch.arange(dst.numel()), more
 
 
 def _routed(
@@ -135,7 +135,9 @@ def _routed(
     stores, found = node_stores(data), []
     for end, ids in zip(ends_of(key), pairs, strict=True):
         owner, row = owners_of(ids, stores[end].n_id.cpu(), 'edge_label_index')
-        found.append((owner, row + torch.tensor(graph.nodes[end].rank_ptr)[owner]))
+        nodes = graph.nodes[end]
+        first = torch.tensor(nodes.rank_ptr)[owner]
+        found.append((owner, nodes.positions(row) if graph.world_size == 1 else first + row))
     (_, src), (owner, dst) = found
     num = pairs.size(1)
     told = agree((num, int(hashed(0, *pairs).sum())))

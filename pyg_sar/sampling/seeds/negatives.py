@@ -83,8 +83,11 @@ class Negatives:
         order = torch.from_numpy(np.lexsort((edges.source.numpy(), dst)))
         self._source = edges.source[order]
         self._is_one_type = edges.src == edges.dst
-        self._src = Population(graph, edges.src, asked.src_weight)
-        self._dst = Population(graph, edges.dst, asked.dst_weight)
+        weights = zip((edges.src, edges.dst), (asked.src_weight, asked.dst_weight), strict=True)
+        self._src, self._dst = (
+            Population(graph, key, None if each is None else graph.nodes[key].by_position(each))
+            for key, each in weights
+        )
         for name, each in (('src_weight', self._src), ('dst_weight', self._dst)):
             if not each.total > 0:
                 raise ValueError(f"'{name}' must be above 0 for some node (got 0 for all)")

@@ -95,14 +95,16 @@ def read_nodes(data: Data | HeteroData, given: Mapping[str, Any]) -> Asked:
         elif given['input_time'] is not None:
             time, error = graph.times_of('input_time', given['input_time'], row.numel())
         elif given['time_attr'] is not None and key in graph.times:
-            time = graph.times[key][row]
+            time = graph.times[key][nodes.positions(row) - nodes.first]
         elif given['time_attr'] is not None:  # by edges, or by other nodes
             error = (
                 "'input_time' must be given where seeds have no 'time_attr' of their own (got None)"
             )
         raise_together(None if error is None else ValueError(error))
         options = given['batch_size'], disjoint, given['seed'], given['shuffle']
-        return Seeds(graph, key, (nodes.first + row,), nodes.n_id[row], input_id, time, *options)
+        position = nodes.positions(row)
+        n_id = nodes.n_id[position - nodes.first]
+        return Seeds(graph, key, (position,), n_id, input_id, time, *options)
 
     nodes = given['input_nodes']
     own = nodes[1] if isinstance(nodes, tuple) and not isinstance(nodes, _Own) else nodes

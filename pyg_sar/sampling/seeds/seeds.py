@@ -2,7 +2,8 @@
 
 A node is a seed with one end, a link one with two. Batches belong to parts, not to ranks: a part's
 seeds are cut into batches, and batch i of a rank is batch i of each of its parts. So 8 parts have
-the same batches on 1, 2, 4 and 8 ranks. A link belongs to the part that owns its destination.
+the same batches on 1, 2, 4 and 8 ranks. A link belongs to the part that owns its destination. One
+process that does not shuffle takes as many seeds in a batch, in the order in which they were given.
 """
 
 from __future__ import annotations
@@ -104,9 +105,20 @@ class Seeds:
         """The types of the ends."""
         return ends_of(self.type) if len(self.ends) == 2 else (self.type,)
 
+    @property
+    def _keeps_order(self) -> bool:
+        return self.graph.is_whole and not self.shuffle
+
+    @property
+    def _size(self) -> int:
+        """Seeds of each of :attr:`parts` in a batch."""
+        return self.batch_size * (self.graph.parts_per_rank if self._keeps_order else 1)
+
     @cached_property
     def parts(self) -> list[Tensor]:
-        """Places of the seeds of every own part."""
+        """Places of the seeds of every own part; all in one, if they keep their order."""
+        if self._keeps_order:
+            return [torch.arange(self.key.numel())]
         nodes = self.graph.nodes[self.types[-1]]
         ends = torch.tensor(nodes.own_ptr[1:])
         part = torch.bucketize(self.ends[-1] - nodes.first, ends, right=True)
@@ -114,14 +126,14 @@ class Seeds:
 
     def num_batches(self, drop_last: bool) -> int:
         """The most that an own part has."""
-        up = 0 if drop_last else self.batch_size - 1
-        return max((part.numel() + up) // self.batch_size for part in self.parts)
+        up = 0 if drop_last else self._size - 1
+        return max((part.numel() + up) // self._size for part in self.parts)
 
     def visits(self) -> Iterator[tuple[NodeKey, Tensor, Tensor]]:
         """Positions by type, and how often each is expected to begin a batch, float64 ``[N]``."""
         share = torch.zeros(self.key.numel(), dtype=torch.float64)
         for part in self.parts:
-            share[part] = min(self.batch_size / max(part.numel(), 1), 1.0)
+            share[part] = min(self._size / max(part.numel(), 1), 1.0)
         for key, position in zip(self.types, self.ends, strict=True):
             yield key, position, share
 
@@ -142,7 +154,7 @@ class Seeds:
         self, order: Sequence[Tensor], epoch: int, batches: Sequence[int]
     ) -> SeedBatches:
         """The seeds of some batches of an epoch (collective, if links have negatives)."""
-        size, num_parts = self.batch_size, len(order)
+        size, num_parts = self._size, len(order)
         pieces = [part[b * size : (b + 1) * size] for b in batches for part in order]
         at, lengths = torch.cat(pieces), torch.tensor([piece.numel() for piece in pieces])
         batch, link = torch.repeat_interleave(lengths), torch.arange(at.numel())
@@ -199,7 +211,7 @@ class Seeds:
     def _states(self, purpose: int, epoch: int, batches: Sequence[int]) -> Tensor:
         """What the draws of the parts' batches follow from, ``[len(batches) * len(parts)]``."""
         first = self.graph.first_part
-        own = torch.arange(first, first + self.graph.parts_per_rank)
+        own = torch.arange(first, first + len(self.parts))
         return hashed(self.seed, purpose, epoch, own, torch.tensor(batches).unsqueeze(1)).view(-1)
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
@@ -22,7 +23,7 @@ from pyg_sar.shard.format.checksums import check_files
 from pyg_sar.shard.format.file_names import EdgeKey, part_dir, type_name
 from pyg_sar.shard.format.meta import Meta, read_meta
 from pyg_sar.shard.read.parts import READ_FILES, Part, read_part, rows_of
-from pyg_sar.shard.shard import Shard, make_steps
+from pyg_sar.shard.shard import Cut, Shard, make_steps
 
 
 def read_shard(
@@ -100,7 +101,7 @@ def read_shard(
             edge_index = torch.empty_like(places)
             edge_index[:, values['e_id']] = places
             values['e_id'] = torch.arange(places.size(1))
-            shard = _of_whole_graph(shard, ends)
+            shard = _of_whole_graph(shard, ends, (shard.own_ptr, shard.dst_ptr or shard.own_ptr))
             n_id = torch.arange(n_id.numel())
             dst_id = None if dst_id is None else torch.arange(dst_id.numel())
         shard = replace(shard, e_id=values['e_id'], n_id=n_id, dst_id=dst_id)
@@ -155,7 +156,7 @@ def _check_each_once(root: Path, what: str, ids: Tensor) -> None:
         )
 
 
-def _of_whole_graph(shard: Shard, visits: tuple[Tensor, Tensor]) -> Shard:
+def _of_whole_graph(shard: Shard, ends: Sequence[Tensor], ptrs: Sequence[Sequence[int]]) -> Shard:
     """A shard of all nodes and edges, as one part, with ids of the graph."""
     return replace(
         shard,
@@ -164,8 +165,7 @@ def _of_whole_graph(shard: Shard, visits: tuple[Tensor, Tensor]) -> Shard:
         halo_ptr=(0, 0),
         block_ptr=(0, shard.num_edges),
         dst_ptr=None if shard.dst_rows is None else (0, shard.dst_rows),
-        is_whole_graph=True,
-        visits=visits,
+        cut=(Cut(ends[0], tuple(ptrs[0])), Cut(ends[1], tuple(ptrs[1]))),
     )
 
 
