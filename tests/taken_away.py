@@ -160,8 +160,11 @@ def _compile(folder: str) -> str:
 
     import pyg_sar
 
-    x = pyg_sar.load_shard(folder).x
-    return str(torch.compile(lambda x: x + 1, backend='eager')(x).shape)
+    def program() -> str:
+        x = pyg_sar.load_shard(folder).x
+        return str(torch.compile(lambda x: x + 1, backend='eager')(x).shape)
+
+    return pyg_sar.comm.threads.run_threads(program, 2)[0]
 
 
 def _module_hooks(folder: str) -> str:
@@ -169,11 +172,14 @@ def _module_hooks(folder: str) -> str:
 
     import pyg_sar
 
-    data = pyg_sar.load_shard(folder)
-    layer = torch.nn.Linear(6, 2).double()
-    layer.register_full_backward_hook(lambda *_: None)
-    layer(torch.ones(2, 6).double()).sum().backward()  # plain tensors go through
-    return str(layer(data.x).shape)
+    def program() -> str:
+        data = pyg_sar.load_shard(folder)
+        layer = torch.nn.Linear(6, 2).double()
+        layer.register_full_backward_hook(lambda *_: None)
+        layer(torch.ones(2, 6).double()).sum().backward()  # plain tensors go through
+        return str(layer(data.x).shape)
+
+    return pyg_sar.comm.threads.run_threads(program, 2)[0]
 
 
 def _embedding(folder: str) -> str:

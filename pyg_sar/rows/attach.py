@@ -6,12 +6,15 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.storage import BaseStorage
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from pyg_sar.comm import agree, in_call
+from pyg_sar.ground.changes import version_of
 from pyg_sar.ground.nested import in_nested, leaves
 from pyg_sar.ground.scoped import Scoped
 from pyg_sar.monitor.users_line import users_line
@@ -92,12 +95,54 @@ def _local(data: Any) -> Any:
     out = copy.copy(data)
     for store in _stores_of(out):
         n_id = store.get('n_id')
+        known = (store.get(name) for name in ('n_id', 'edge_index'))
+        spaces = [each._space for each in known if isinstance(each, Rows)]
         for name, value in list(store.items()):
-            if isinstance(value, Rows):
-                store[name] = _local(value)
+            store[name] = _local_attribute(data, store, name, value, spaces)
         if isinstance(n_id, Rows):
             store['num_nodes'] = n_id._space.own
     return out
+
+
+def _local_attribute(data: Any, store: Any, name: str, value: Any, spaces: list[Space]) -> Any:
+    """Own rows of an attribute; one that a program has set is of the whole, as torch loads it."""
+    if isinstance(value, np.ndarray) and value.dtype.kind in 'biufc':
+        value = torch.from_numpy(value)
+    is_known = isinstance(value, Rows) or type(value) is not Tensor or not value.dim()
+    if is_known or any(space.is_whole for space in spaces):
+        return _local(value)
+    dim = data.__cat_dim__(name, value, store) if hasattr(data, '__cat_dim__') else 0
+    if not isinstance(dim, int):
+        return value
+    size = value.size(dim)
+    fitting = [space for space in spaces if space.total == size]
+    if len(fitting) > 1:  # as PyG tells nodes from edges
+        fitting = fitting[-1:] if 'edge' in name else fitting[:1]
+    if fitting:
+        return _own_of_whole(value, dim, fitting[0])
+    for space in spaces:
+        if space.own == size:
+            raise ValueError(
+                f"expected rows of the whole graph in '{name}', {space.total} of them, or rows "
+                f'made of those that load_shard gave (got a plain tensor with {size} rows, as many '
+                f'as this rank has of {space!r})'
+            )
+    return value
+
+
+_own_rows = WeakTensorKeyDictionary()
+
+
+def _own_of_whole(value: Tensor, dim: int, space: Space) -> Tensor:
+    """Own rows of a plain tensor of the whole, kept while that is not written to."""
+    version = version_of(value)
+    known = _own_rows.get(value)  # type: ignore[no-untyped-call]
+    if known is None or known[:3] != (version, dim, space):
+        with torch.inference_mode(False):
+            own = value.index_select(dim, space.ids(value.device))
+        known = _own_rows[value] = version, dim, space, own
+    found: Tensor = known[3]
+    return found
 
 
 def _stores_of(data: Any) -> Any:

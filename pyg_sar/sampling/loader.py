@@ -39,6 +39,7 @@ from pyg_sar.sampling.attributes import check_data, edge_stores, find
 from pyg_sar.sampling.batch import Sampler
 from pyg_sar.sampling.cache import Cache
 from pyg_sar.sampling.graph import build
+from pyg_sar.sampling.seeds.links import with_own_links
 from pyg_sar.sampling.seeds.nodes import with_own_seeds
 from pyg_sar.sampling.seeds.seeds import Asked
 from pyg_sar.shard.format.file_names import EdgeKey
@@ -85,7 +86,7 @@ class Loader:
         num_neighbors: dict[EdgeKey, tuple[int, ...]] = {}
         asked: Asked | None = None
         try:
-            given = as_local(with_own_seeds(given))
+            given = as_local(with_own_links(with_own_seeds(given)))
             data = given['data']
             read_others(self._name, others, given)
             check_data(data, world_size(), self._name)

@@ -52,6 +52,8 @@ def _values(ids: Tensor) -> list[Tensor]:
 def _block_ids(data: Data) -> list[Tensor]:
     """The global ids that the rows of every block must have, from the files of all parts."""
     shard = data.edge_index.shard
+    if shard.is_whole_graph:
+        return [torch.arange(shard.num_own)]
     parts = [
         torch.load(Path(shard.root) / f'part_{p}' / 'sar.pt', weights_only=True)
         for p in range(shard.num_parts)

@@ -13,10 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.sampler import NegativeSampling
 
 from pyg_sar.comm import agree, raise_together, rank
 from pyg_sar.draws import hashed, hashed_on
 from pyg_sar.over_all_nodes.rows import owners_of
+from pyg_sar.rows.align import own_rows
+from pyg_sar.rows.attach import space_of_nodes
+from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.sampling.ask import Traffic, send
 from pyg_sar.sampling.attributes import edge_stores, ends_of, node_stores
 from pyg_sar.sampling.graph import LocalGraph
@@ -27,6 +31,31 @@ from pyg_sar.shard.format.file_names import EdgeKey
 
 Placed = tuple[Tensor, Tensor, Tensor, list[Tensor | None]]
 """Positions of sources and destinations, `input_id`, and what belongs to the links."""
+
+
+def with_own_links(given: dict[str, Any]) -> dict[str, Any]:
+    """Own rows of what belongs to links of the whole graph, and of weights of its nodes.
+
+    Pairs in a plain tensor are the share of a rank, and so is what belongs to them.
+    """
+    if 'edge_label_index' not in given:
+        return given
+    key, links = _relation_of(given['data'], given['edge_label_index'])
+    stores = edge_stores(given['data'])
+    edges = stores[key].edge_index if key in stores and links is None else links
+    given = dict(given)
+    for name in ('edge_label', 'edge_label_time'):
+        if isinstance(edges, EdgeIndex) and type(given[name]) is Tensor:
+            given[name] = own_rows(name, given[name], 0, edges._space)
+    asked = given['neg_sampling']
+    if not isinstance(asked, (NegativeSampling, dict)) or key not in stores:
+        return given
+    values = dict(asked if isinstance(asked, dict) else vars(asked))
+    for name, end in zip(('src_weight', 'dst_weight'), ends_of(key), strict=True):
+        space = space_of_nodes(node_stores(given['data'])[end])
+        if space is not None and type(values.get(name)) is Tensor:
+            values[name] = own_rows(name, values[name], 0, space)
+    return {**given, 'neg_sampling': values}
 
 
 def read_links(data: Data | HeteroData, given: Mapping[str, Any]) -> Asked:
@@ -156,7 +185,8 @@ def _routed(
     return src, dst, place, [None if each is None else next(came) for each in more]
 
 
-def _pairs_of(data: Data | HeteroData, given: Any) -> tuple[EdgeKey, Tensor, bool]:
+def _relation_of(data: Data | HeteroData, given: Any) -> tuple[EdgeKey, Any]:
+    """The relation of links, and what says which they are."""
     key: EdgeKey = None
     if isinstance(data, HeteroData):
         is_relation = isinstance(given, (tuple, list)) and all(isinstance(g, str) for g in given)
@@ -171,6 +201,11 @@ def _pairs_of(data: Data | HeteroData, given: Any) -> tuple[EdgeKey, Tensor, boo
                 f"'edge_label_index' must be a relation, or (relation, pairs), of "
                 f'{data.edge_types} (got {relation!r})'
             )
+    return key, given
+
+
+def _pairs_of(data: Data | HeteroData, given: Any) -> tuple[EdgeKey, Tensor, bool]:
+    key, given = _relation_of(data, given)
     edges = edge_stores(data)[key].edge_index
     given = edges if given is None else given
     if isinstance(given, ShardEdgeIndex):

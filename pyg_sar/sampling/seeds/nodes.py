@@ -11,6 +11,7 @@ from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.comm import raise_together
 from pyg_sar.draws import hashed
+from pyg_sar.rows.align import own_rows
 from pyg_sar.rows.attach import as_local, gather, space_of_nodes
 from pyg_sar.rows.rows import Rows
 from pyg_sar.sampling.graph import LocalGraph
@@ -42,7 +43,12 @@ def with_own_seeds(given: dict[str, Any]) -> dict[str, Any]:
             return given
         store, nodes = store[nodes[0]], nodes[1]
     space = space_of_nodes(store)
-    if space is None or nodes is None or (isinstance(nodes, Rows) and nodes.dtype == torch.bool):
+    if space is None:
+        return given
+    if nodes is None or (isinstance(nodes, Rows) and nodes.dtype == torch.bool):
+        if type(time) is Tensor:
+            seeds = space if nodes is None else space.selected(nodes)
+            return {**given, 'input_time': own_rows('input_time', time, 0, seeds)}
         return given
     try:
         ids = gather(nodes) if isinstance(nodes, Rows) else torch.as_tensor(nodes)
@@ -55,6 +61,9 @@ def with_own_seeds(given: dict[str, Any]) -> dict[str, Any]:
     if ids.dtype == torch.bool and ids.shape == (count,):
         rows = order[ids[own]].sort().values
         chosen = _Own(rows, rows, told)
+        if type(time) is Tensor:
+            seeds = space.selected(ids[as_local(store).n_id.cpu()])
+            given = {**given, 'input_time': own_rows('input_time', time, 0, seeds)}
     elif ids.dim() != 1 or ids.dtype == torch.bool or (ids.numel() and ids.is_floating_point()):
         raise ValueError(
             f"'input_nodes' must be a mask of the {count} nodes, or ids of them (got {ids.dtype} "

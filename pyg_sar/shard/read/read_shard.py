@@ -26,6 +26,9 @@ from pyg_sar.shard.read.parts import READ_FILES, Part, read_part, rows_of
 from pyg_sar.shard.shard import Cut, Shard, make_steps
 
 
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
 def read_shard(
     root: str | Path,
     rank: int,
@@ -142,8 +145,9 @@ def _cat(values: list[Tensor]) -> Tensor:
 def _in_order(ids: list[Tensor], values: list[Tensor]) -> Tensor:
     """Rows of all parts in the order of the graph, which `ids` of each part name."""
     out = values[0].new_empty(sum(map(len, values)), *values[0].shape[1:])
+    words = _WORDS.get(out.element_size(), out.dtype)  # not every dtype can be written by index
     for of_part, rows in zip(ids, values, strict=True):
-        out[of_part] = rows
+        out.view(words)[of_part] = rows.view(words)
     return out
 
 
