@@ -19,6 +19,7 @@ from pyg_sar.checkpoint.all_or_none import on_rank_0, together
 from pyg_sar.checkpoint.tables import Array, Table, create_npy, map_npy, write_npy
 from pyg_sar.comm import agree, check_equal, in_call, rank, world_size
 from pyg_sar.own_rows import plain
+from pyg_sar.rows.align import own_rows
 from pyg_sar.rows.attach import as_local, space_of_nodes
 from pyg_sar.rows.rows import tag
 from pyg_sar.shard.format.swap import swap_in
@@ -44,8 +45,8 @@ def save_rows(path: str | os.PathLike[str], values: Tensor, data: Any) -> None:
 
     Args:
         path: The file ``NAME.npy``, or the folder ``NAME.parquet``; in a folder that all ranks see.
-        values: Rows of the own nodes, ``[num_own, ...]``, of one dtype and row shape on all ranks;
-            for Parquet of one or two dimensions.
+        values: Rows of the nodes, ``[N, ...]``, or a plain tensor of all of them, of one dtype and
+            row shape on all ranks; for Parquet of one or two dimensions.
         data: What :func:`pyg_sar.load_shard` gave, or of a HeteroData the nodes of a type,
             ``data['paper']``.
 
@@ -54,7 +55,9 @@ def save_rows(path: str | os.PathLike[str], values: Tensor, data: Any) -> None:
             than such rows is at `path`.
         OSError: On all ranks, if one of them cannot write.
     """
-    path = Path(path)
+    path, space = Path(path), space_of_nodes(data)
+    if space is not None and type(values) is Tensor:
+        values = own_rows('save_rows', values, 0, space)
     values, data = as_local((values, data))
     together(lambda: _check(path, values, data))
     row = str(values.dtype), tuple(values.shape[1:])

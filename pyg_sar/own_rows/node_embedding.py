@@ -185,7 +185,11 @@ def _check_nodes(
     unexpected_keys: list[str],
     errors: list[str],
 ) -> None:
-    if local_metadata.get('n_id') not in (None, _code_of(module.weight.n_id)):
+    weight, table = module.weight, state_dict.get(f'{prefix}weight')
+    has_all = isinstance(table, Tensor) and table.shape[:1] == (weight.num_nodes,)
+    if has_all and len(weight) < weight.num_nodes:  # that of an Embedding
+        state_dict[f'{prefix}weight'] = table[weight.n_id.to(table.device)]
+    elif local_metadata.get('n_id') not in (None, _code_of(module.weight.n_id)):
         errors.append(
             f"'{prefix}weight' has the rows of other nodes than this rank's: "
             'pyg_sar.save_checkpoint and load_checkpoint bring rows to their nodes'

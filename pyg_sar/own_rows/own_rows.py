@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.comm import agree, all_gather_alike, world_size
+from pyg_sar.ground.nested import in_nested, leaves
 from pyg_sar.rows.registry import is_pointwise
 from pyg_sar.shard.edge_index import READS, name_of, names
 
@@ -29,7 +30,7 @@ _READS = READS - names('rand_like randn_like') | names(
 
 _KEEPS = names(
     'data grad detach detach_ to cpu cuda clone contiguous float double half bfloat16 type type_as '
-    'requires_grad_ zeros_like empty_like ones_like full_like copy_ fill_ zero_ masked_fill '
+    'requires_grad_ zeros_like empty_like ones_like full_like copy_ fill_ zero_ constant_ masked_fill '
     'masked_fill_ view_as_real view_as_complex coalesce to_dense sparse_mask resize_as_ _values '
     'values'
 )
@@ -61,14 +62,14 @@ class OwnRows(Tensor):
         name, kwargs = name_of(func).removeprefix('_foreach_'), kwargs or {}
         is_attribute = getattr(func, '__name__', '') in ('__get__', '__set__', '__delete__')
         is_whole = world_size() == 1
+        if not is_whole:
+            args, kwargs = _with_own_rows(args, kwargs)
         with torch._C.DisableTorchFunctionSubclass():
             if name in _READS:
                 return func(*args, **kwargs)
             if name in _REDUCES and not is_whole:
                 return _reduced(func, name, args, kwargs)
-            # rows[rows > 0] = 1
-            is_set = name == '__setitem__' and isinstance(args[1], OwnRows)
-            is_set = is_set and not isinstance(args[2], Tensor)
+            is_set = name == '__setitem__' and _is_by_row(*args[1:])
             is_kept = name in _KEEPS or is_set or name.startswith('_fused_')
             is_kept |= is_pointwise(name) and name.strip('_') != 'rrelu'  # which draws
             if not (is_whole or is_attribute or is_kept or name == _UNSCALES):
@@ -82,6 +83,7 @@ class OwnRows(Tensor):
                 is_history = made.grad_fn is not None and name != 'grad'
                 if is_kept and has_rows and not is_history and type(made) is Tensor:
                     made.__class__ = OwnRows
+                    vars(made).update(vars(rows))
                 elif not is_whole and (not (is_kept and has_rows) or is_history):
                     _refuse(name)
         return out
@@ -98,6 +100,27 @@ class OwnRows(Tensor):
 
     def _state(self) -> tuple[bool, dict[str, Any]]:
         return self.requires_grad, dict(vars(self))
+
+
+def _is_by_row(index: Any, value: Any) -> bool:
+    """Whether what is set is set row by row: ``rows[rows > 0] = 1``, ``rows[:] = table``."""
+    if isinstance(index, OwnRows):
+        return not isinstance(value, Tensor)
+    return index is Ellipsis or (isinstance(index, slice) and index == slice(None))
+
+
+def _with_own_rows(args: Any, kwargs: Any) -> Any:
+    """Arguments, with the own rows of plain tensors that have a row for every node."""
+    tables = [each for each in leaves((args, kwargs)) if hasattr(each, 'n_id')]
+    if not tables:
+        return args, kwargs
+    n_id, num_nodes = tables[0].n_id, tables[0].num_nodes
+
+    def own(value: Any) -> Any:
+        is_whole = type(value) in (Tensor, torch.nn.Parameter) and value.shape[:1] == (num_nodes,)
+        return value[n_id.to(value.device)] if is_whole and len(n_id) < num_nodes else value
+
+    return in_nested((args, kwargs), own)
 
 
 def _rebuilt(values: Tensor, requires_grad: bool, state: dict[str, Any]) -> OwnRows:
