@@ -45,9 +45,9 @@ def load_shard(
     be computed so raises an error with its name.
 
     Ranks own parts that follow one another: with 8 parts on 2 ranks, rank 0 owns parts 0 to 3.
-    Without ``torch.distributed`` this process owns all of them. A rank reads META.json and the
-    files of its own parts, memory-mapped, as plain tensors (``weights_only``). The folders of other
-    parts may be missing.
+    One process owns all of them: its tensors are plain, in the order of the graph, and only
+    ``edge_index`` has a class of its own. A rank reads META.json and the files of its own parts,
+    memory-mapped (``weights_only``). The folders of other parts may be missing.
 
     ===========================  =================================================================
     ``x``, ``y``, masks, ...     every node attribute, ``[num_nodes, ...]``
