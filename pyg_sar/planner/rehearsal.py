@@ -28,8 +28,8 @@ from pyg_sar.conv.options import Mode
 from pyg_sar.ddp import DistributedDataParallel
 from pyg_sar.ddp.wrap import wrap
 from pyg_sar.monitor import Counts, LiveBytes, Meter, hook
-from pyg_sar.over_all_nodes import global_mean
 from pyg_sar.planner.sizes import RankSizes
+from pyg_sar.rows.over_all_nodes import mean_of_batches
 from pyg_sar.shard.cover import covers_pay
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.shard import Shard, make_steps
@@ -131,7 +131,7 @@ def _step(job: Job, model: torch.nn.Module, data: Data, optimizer: torch.optim.O
             f'for {data.num_nodes} nodes)'
         )
     values = F.cross_entropy(out, data.y, reduction='none')
-    loss = global_mean(values, data.train_mask)
+    loss = mean_of_batches(values[data.train_mask])
     optimizer.zero_grad()
     loss.backward()  # type: ignore[no-untyped-call]
     optimizer.step()
