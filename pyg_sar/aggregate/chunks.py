@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from pyg_sar.shard.kept import Kept
 from pyg_sar.shard.plan import Block, Plan
 
 CHUNK_BYTES = 4 << 20
@@ -60,16 +61,18 @@ class Chunk:
         return values.narrow(dim, self.rows.start, self.rows.stop - self.rows.start)
 
 
+_CHUNKS: Kept[dict[int, list[list[Chunk]]]] = Kept()
+
+
 def of_blocks(plan: Plan, max_edges: int) -> list[list[Chunk]]:
     """The chunks of every block, remembered."""
-    key = 'chunks of blocks', max_edges
-    found: list[list[Chunk]] | None = plan.cache.get(key)
-    if found is None:
-        found = []
+    known = _CHUNKS.of(plan, dict)
+    if max_edges not in known:
+        found: list[list[Chunk]] = []
         for block in plan.blocks:
             found.append(_cut(block, plan, max_edges, sum(map(len, found))))
-        plan.cache[key] = found  # when it is complete: another thread may read it
-    return found
+        known[max_edges] = found  # when it is complete: another thread may read it
+    return known[max_edges]
 
 
 @torch.inference_mode(False)  # it outlives the caller's mode

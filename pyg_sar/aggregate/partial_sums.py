@@ -16,7 +16,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from pyg_sar.comm import all_reduce_sum, all_to_all, all_to_all_counts
+from pyg_sar.comm import all_reduce_sum, all_to_all, all_to_all_counts, lent_to_another
 from pyg_sar.evictable import is_better_read, selected_rows
 from pyg_sar.kernels.bag_sums import add_bag_sums
 from pyg_sar.shard.bags import Bags, compacted, make_bags
@@ -85,9 +85,9 @@ def covered(plan: Plan, weight: Tensor | None) -> Plan | None:
     blocks = [covers[block.part].reading_block(weight) for block in plan.blocks[num_own:]]
     return replace(
         plan,
-        shard=replace(shard, steps=steps),
+        shard=replace(shard, steps=steps, kept=lent_to_another(shard)),
         blocks=(*plan.blocks[:num_own], *blocks),
-        cache={},
+        kept={},
     )
 
 

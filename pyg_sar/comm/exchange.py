@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from pyg_sar.comm.collectives import all_to_all, all_to_all_counts
 from pyg_sar.comm.faults.errors import placed
 from pyg_sar.comm.ranks import current
 from pyg_sar.comm.swap import ROWS_TAG, Swap, forms_of, tell_moved
+from pyg_sar.shard.kept import Kept
 from pyg_sar.shard.shard import Shard, Step
 
 
@@ -71,8 +73,7 @@ class Exchange:
         self.shard = shard
         self.depth = depth
         self.wire = Wire(dtype)
-        pool: BufferPool = current().pool or shard.cache.get('buffers') or BufferPool()
-        shard.cache['buffers'] = pool
+        pool = _POOL.put(shard, current().pool or _POOL.of(shard, BufferPool))
         most = max((max(s.recv_rows, s.send_rows) for s in shard.steps), default=0)
         # Reused memory for as many rows like those of each of some tensors.
         self.buffers = partial(Buffers, pool, most)
@@ -256,6 +257,37 @@ class Exchange:
             [t.numel() for t in rows],
             [b - a for a, b in pairwise(halo_ptr)],
         )
+
+
+_POOL: Kept[BufferPool] = Kept()
+_EXCHANGES: Kept[dict[tuple[int, torch.dtype | None], Exchange]] = Kept()
+_SOURCE_IDS: Kept[Tensor] = Kept()
+
+
+def exchange_of(shard: Shard, depth: int = 1, dtype: torch.dtype | None = None) -> Exchange:
+    """The exchange of a shard, kept with it; its arguments and errors are those of Exchange.
+
+    A `dtype` rounds rows that messages read. Degrees and other numbers of the whole graph are never
+    rounded.
+    """
+    known = _EXCHANGES.of(shard, dict)
+    if (depth, dtype) not in known:
+        known[depth, dtype] = Exchange(shard, depth=depth, dtype=dtype)
+    return known[depth, dtype]
+
+
+def lent_to_another(shard: Shard) -> dict[Kept[Any], Any]:
+    """What a shard made from this one has from the start: exchanges of both share their buffers."""
+    return {_POOL: _POOL.of(shard, BufferPool)}
+
+
+def with_halo_ids(shard: Shard, ids: Tensor) -> Tensor:
+    """The ids of own sources, then those of the halo's (collective: an all-to-all, once)."""
+
+    def make() -> Tensor:
+        return torch.cat([ids, *exchange_of(shard).fetch_all([ids])])
+
+    return _SOURCE_IDS.put(shard, _SOURCE_IDS.of(shard, make).to(ids.device))
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm import Exchange
+from pyg_sar.comm import with_halo_ids
 from pyg_sar.ground.nested import in_nested
 from pyg_sar.rows.align import argument, brought, dim_of, listed, own_rows, sizes_in
 from pyg_sar.rows.over_ranks import all_rows, whole
@@ -22,6 +22,7 @@ from pyg_sar.rows.registry import bare_name, is_in_place, name_of
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.space import Space
 from pyg_sar.shard.edge_index import ShardEdgeIndex, names
+from pyg_sar.shard.kept import Kept
 from pyg_sar.shard.shard import Shard
 
 _KEEPS_EDGES = names('to cpu cuda clone detach contiguous pin_memory long type_as')
@@ -49,19 +50,14 @@ class Ends:
         """These nodes as ends of the edges of a shard that was moved to another device."""
         if shard is self.shard:
             return self
-        found: Ends = shard.cache.setdefault('ends', Ends(shard, self.src, self.dst))
-        return found
+        return _MOVED.of(shard, lambda: Ends(shard, self.src, self.dst))
 
     def source_ids(self, device: torch.device) -> Tensor:
         """Ids of the whole graph of all local sources, halo included (collective, once)."""
-        shard, known = self.shard, self.shard.cache.get('source ids')
-        if known is None:
-            own = self.src.ids(device)
-            halo = Exchange(shard).fetch_all([own])[0] if shard.world_size > 1 else own[:0]
-            known = torch.cat([own, halo])
-        found: Tensor = known.to(device)
-        shard.cache['source ids'] = found
-        return found
+        return with_halo_ids(self.shard, self.src.ids(device))
+
+
+_MOVED: Kept[Ends] = Kept()
 
 
 class NodeIds(Rows):

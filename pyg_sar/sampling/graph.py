@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from pyg_sar.comm import Exchange, agree, raise_together, rank
+from pyg_sar.comm import agree, exchange_of, raise_together, rank
 from pyg_sar.sampling.attributes import (
     AttributeRows,
     Values,
@@ -140,7 +140,7 @@ def build(
         if shard.world_size > 1:
             # The halo lies on the device of the shard.
             there = [t.to(shard.n_id.device) for t in told]
-            halo = Exchange(shard).fetch_all(there)
+            halo = exchange_of(shard).fetch_all(there)
             told = [torch.cat([t, h.to(t.device)]) for t, h in zip(told, halo, strict=True)]
         at = data[key].edge_index if isinstance(data, HeteroData) else data.edge_index
         src_row, dst_row = at.as_subclass(Tensor).cpu()

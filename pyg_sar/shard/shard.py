@@ -17,6 +17,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from pyg_sar.shard.kept import Kept
+
 
 class PartialSums(Protocol):
     """Sums of own rows that travel after the rows of a step, made before they are sent."""
@@ -98,8 +100,7 @@ class Shard:
     n_id: Tensor | None = field(default=None, repr=False)
     # Of a bipartite shard as it was loaded, the ids of the own destinations, int64 ``[num_dst]``.
     dst_id: Tensor | None = field(default=None, repr=False)
-    # Where other packages keep what they computed once for this shard.
-    cache: dict[str, Any] = field(default_factory=dict, repr=False)
+    kept: dict[Kept[Any], Any] = field(default_factory=dict, repr=False)
 
     @cached_property
     def partition(self) -> str:
@@ -159,7 +160,7 @@ class Shard:
             return self
         steps = tuple(replace(s, send_index=s.send_index.to(device)) for s in self.steps)
         e_id, n_id, dst_id = (None if t is None else t.to(device) for t in ids)
-        return replace(self, steps=steps, e_id=e_id, n_id=n_id, dst_id=dst_id, cache={})
+        return replace(self, steps=steps, e_id=e_id, n_id=n_id, dst_id=dst_id, kept={})
 
 
 def n_id_of(shard: Shard) -> Tensor:

@@ -224,7 +224,7 @@ def _structure(root: Path, wanted: str) -> list[Any]:
         assert int((halo >= shard.num_own).sum()) == shard.num_halo
         # As if its blocks were found by sorting.
         plan = plan_of(handle, shard)
-        shard.cache.clear()
+        shard.kept.clear()
         for block, found in zip(
             plan.blocks, plan_of(handle.as_subclass(Tensor).clone(), shard).blocks, strict=True
         ):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.comm.collectives import agree, all_to_all, all_to_all_counts
-from pyg_sar.comm.exchange import Exchange
+from pyg_sar.comm.exchange import exchange_of, lent_to_another
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.shard import Shard, Step, make_steps
 
@@ -36,7 +36,7 @@ def places(shard: Shard, part_ptr: Sequence[int], device: torch.device) -> Tenso
     """The place of every local source id, int64 ``[num_own + num_halo]`` (one all-to-all)."""
     first = part_ptr[shard.parts.start]
     own = torch.arange(first, first + shard.num_own, device=device)
-    (halo,) = Exchange(shard).fetch_all([own])
+    (halo,) = exchange_of(shard).fetch_all([own])
     return torch.cat([own, halo])
 
 
@@ -89,8 +89,7 @@ def derive_shard(
         e_id=None,
         n_id=None,
         dst_id=None,
-        # The exchanges of both lend each other their buffers.
-        cache={key: base.cache[key] for key in ('buffers',) if key in base.cache},
+        kept=lent_to_another(base),
     )
     edge_index = torch.stack([local[order], dst[order]])
     return ShardEdgeIndex.wrap(edge_index, shard, is_whole=True), order

@@ -23,6 +23,7 @@ from pyg_sar.conv.message.sample_edges import (
 )
 from pyg_sar.conv.message.whole_graph_sizes import WholeGraphSizes
 from pyg_sar.conv.names import name_of
+from pyg_sar.shard.kept import Kept
 from pyg_sar.shard.plan import Plan
 
 
@@ -107,19 +108,21 @@ def run_gather(
     return None if out is None else out.movedim(0, dim), outputs, seen
 
 
+_WHOLE_GRAPH: Kept[Agreed[tuple[int, int]]] = Kept()
+
+
 def _whole_graph(plan: Plan) -> tuple[int, int]:
     """The largest in-degree and the number of destinations of all ranks.
 
     Collective: an all-reduce of one number, and a small all-gather at the first time.
     """
-    known: Agreed[tuple[int, int]] = plan.cache.setdefault('whole graph', Agreed())
 
     def make() -> tuple[int, int]:
         own = int(plan.in_degree.max()) if plan.in_degree.numel() else 0
         widths, sizes = zip(*agree((own, plan.shard.num_dst)), strict=True)
         return max(widths), sum(sizes)
 
-    return known.get(None, make)
+    return _WHOLE_GRAPH.of(plan, Agreed).get(None, make)
 
 
 def _run(

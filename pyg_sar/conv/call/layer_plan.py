@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
-from pyg_sar.comm import agree, are_alike, differ, odd_and_usual, raise_together
+from pyg_sar.comm import agree, are_alike, differ, exchange_of, odd_and_usual, raise_together
 from pyg_sar.conv.around.state import words_of_modules
 from pyg_sar.conv.call.inputs import check_inputs, check_not_explained
 from pyg_sar.conv.call.plans import CallPlan
-from pyg_sar.conv.exchanges import exchange_of, shards_of
+from pyg_sar.conv.exchanges import shards_of
 from pyg_sar.conv.names import name_of
 from pyg_sar.conv.options import Options
 from pyg_sar.ground.scoped import Scoped

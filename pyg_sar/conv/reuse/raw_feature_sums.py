@@ -18,6 +18,7 @@ from torch_geometric.nn import MessagePassing
 from pyg_sar.comm import least_of_ranks
 from pyg_sar.conv.reuse.checksum import checksum
 from pyg_sar.conv.reuse.copies import lent_copy
+from pyg_sar.shard.kept import Kept
 from pyg_sar.shard.plan import Plan
 
 _NOTHING, _KEEPS, _HAS = range(3)
@@ -57,6 +58,10 @@ class RawSum:
         return lent_copy(self.results[self.kind][2])
 
 
+SUMS: Kept[Any] = Kept()
+"""The sums of a plan, by the features that they are of."""
+
+
 def raw_sum(
     conv: MessagePassing,
     x: Tensor,
@@ -76,7 +81,7 @@ def raw_sum(
     The conv's aggregation is a sum. `weight` are those of the edges. With `is_hooked` the
     aggregation has to run, as somebody looks on. Collective: an all-reduce of one number.
     """
-    by_tensor: Any = plan.cache.setdefault('kept sums', WeakIdKeyDictionary())
+    by_tensor = SUMS.of(plan, WeakIdKeyDictionary)
     found = RawSum(x, weight, by_tensor.get(x, {}), (type(conv.aggr_module), dtype))
     state = _NOTHING
     if not is_hooked and not any(t.is_inference() for t in (x, weight) if t is not None):
