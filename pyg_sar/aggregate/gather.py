@@ -52,14 +52,9 @@ def chunks_of(
 ) -> DestinationChunks:
     """The chunks of a plan in one size, remembered.
 
-    Collective: an all-reduce of one number; where they are made, one small all-gather and two
-    all-to-alls.
-
-    Args:
-        plan: The blocks of the edge_index.
-        max_rows: In-edges of a chunk at most, unless one destination has more.
-        max_dst: Destinations of a chunk at most, or None.
-        exchange: The exchange of the shard.
+    A chunk has `max_rows` in-edges at most, unless one destination has more, and `max_dst`
+    destinations at most. Collective: an all-reduce of one number; where they are made, one small
+    all-gather and two all-to-alls.
     """
 
     def make() -> DestinationChunks:

@@ -56,15 +56,9 @@ class OwnSums:
 def covered(plan: Plan, weight: Tensor | None) -> Plan | None:
     """The plan by which rows and sums travel; None where a tenth of the halo rows is not spared.
 
-    Collective: an all-reduce, and where it pays two or three all-to-alls.
-
-    Args:
-        plan: Blocks of an edge_index, whose rows travel.
-        weight: Constant weights ``[num_edges]`` of its edges, or None for ones. What comes from it
-            is for these values only.
-
-    Returns:
-        Own blocks as they are, blocks of what comes, and a shard whose steps carry it.
+    It has own blocks as they are, blocks of what comes, and a shard whose steps carry it, for the
+    values of these constant weights ``[num_edges]`` only, or None for ones. Collective: an
+    all-reduce, and where it pays two or three all-to-alls.
     """
     shard, num_own = plan.shard, plan.shard.parts_per_rank
     covers = {block.part: cover_of(block) for block in plan.blocks[num_own:]}

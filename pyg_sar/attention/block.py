@@ -87,15 +87,9 @@ class Attended:
 def gradients(
     query: Tensor, block: Block, scale: float, grad: Tensor, out: Tensor, log_total: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of the queries, and of the block's keys and values.
+    """The gradients of the queries ``[H, L, E]``, and of the block's keys and values.
 
-    Args:
-        query: Own queries ``[H, L, E]``.
-        block: Keys and values.
-        scale: Of the scores.
-        grad: Of the output, ``[H, L, V]``.
-        out: The output.
-        log_total: As :meth:`Attended.finish` gives it.
+    `grad` is that of the output, ``[H, L, V]``; `log_total` is as :meth:`Attended.finish` gives it.
     """
     if _has_kernel(query, block):
         given = _four(grad, query, *block[:2], out, log_total.squeeze(-1))

@@ -52,9 +52,6 @@ class Exchange:
         depth: How many steps travel ahead of the block that is computed.
         dtype: What floating-point rows and their gradients are rounded to while they travel, if it
             is narrower than theirs; None to send them as they are.
-
-    Raises:
-        ValueError: If the shard was loaded for another rank or world size than this process has.
     """
 
     def __init__(self, shard: Shard, *, depth: int = 1, dtype: torch.dtype | None = None) -> None:

@@ -84,11 +84,7 @@ def ids_of_edges(edge_index: ShardEdgeIndex, move: EdgeMove | None, plan: Plan) 
 
 
 def edges_in(values: Iterable[Any]) -> list[EdgeIndex | ShardEdgeIndex]:
-    """The edges of cut graphs among arguments, of one partition.
-
-    Raises:
-        ValueError: If they belong to different partitions, or one was made an EdgeIndex of PyG.
-    """
+    """The edges of cut graphs among arguments, of one partition."""
     found: list[EdgeIndex | ShardEdgeIndex] = []
     for value in values:
         for leaf in (value,) if isinstance(value, (Tensor, *PLAIN)) else leaves_of(value):

@@ -86,14 +86,10 @@ class Rehearsal(NamedTuple):
 def rehearse(
     job: Job, sizes: RankSizes, *, count: bool = True, epochs: int = 2, is_batch: bool = False
 ) -> Rehearsal:
-    """Trains a copy of the model on a made-up shard.
+    """Trains a copy of the model on a made-up shard, or on plain edges of a mini-batch.
 
-    Args:
-        job: What is rehearsed.
-        sizes: The counts of the shard.
-        count: Whether to count bytes; without, seconds are true ones.
-        epochs: Training steps; the first one also makes plans and optimizer states.
-        is_batch: Whether it is a mini-batch, on plain edges.
+    The first of the `epochs` also makes plans and optimizer states. Without `count` no bytes are
+    counted, and seconds are true ones.
     """
     with random_states_kept(torch.device('cpu')), equal_ranks(sizes.num_ranks) as traffic:
         torch.manual_seed(0)

@@ -111,8 +111,7 @@ def build(
 ) -> LocalGraph:
     """Sorts the edges into own nodes, and has the positions of the halo told (collective).
 
-    Raises:
-        ValueError: On all ranks, if times or weights are missing or wrong on one.
+    Raises ValueError on all ranks, if times or weights are missing or wrong on one.
     """
     nodes, error = _nodes(data), None
     shards = {key: store.edge_index.shard for key, store in edge_stores(data).items()}

@@ -164,11 +164,7 @@ class Shard:
 
 
 def n_id_of(shard: Shard) -> Tensor:
-    """Ids of the own nodes in the whole graph.
-
-    Raises:
-        ValueError: If the shard does not know them.
-    """
+    """Ids of the own nodes in the whole graph."""
     if shard.n_id is None:
         raise ValueError('expected the edge_index of load_shard (got one derived from it)')
     return shard.n_id

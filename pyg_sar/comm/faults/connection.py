@@ -77,7 +77,6 @@ class Connection(Comm):
     def guard(
         self, operation: str, peer: int | None = None, *, alike: str = '', is_wait: bool = False
     ) -> Iterator[None]:
-        """See :meth:`Comm.guard`."""
         # By default a device has a thread of its own for backward. That begins with the first layer
         # that is ready, while a loss on the CPU, or one of several, is about to make others ready:
         # so ranks would take two layers in different orders. Messages of NCCL, and collectives,

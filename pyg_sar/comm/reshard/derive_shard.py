@@ -21,9 +21,7 @@ from pyg_sar.shard.shard import Shard, Step, make_steps
 def all_part_ptr(shard: Shard, own_ptr: Sequence[int]) -> list[int]:
     """The place of every part's first row, ``num_parts + 1`` (collective: one small all-gather).
 
-    Args:
-        shard: Tells how many ranks there are.
-        own_ptr: ``parts_per_rank + 1`` offsets of the own parts' rows.
+    `own_ptr` are ``parts_per_rank + 1`` offsets of the own parts' rows.
     """
     part_ptr = [0]
     for ptr in agree(tuple(own_ptr)) if shard.world_size > 1 else [own_ptr]:

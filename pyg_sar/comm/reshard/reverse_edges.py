@@ -44,10 +44,7 @@ class EdgeMove:
         | backward: ``grad_values = to_forward(grad_out)``
 
         Collective: one all-to-all, and one in backward if the values need a gradient; they must
-        need one on all ranks or on none.
-
-        Raises:
-            ValueError: If there is not one row per edge.
+        need one on all ranks or on none. Raises ValueError if there is not one row per edge.
         """
         return self._moved(values, self.send_perm, True)
 

@@ -96,11 +96,8 @@ def plan_for(
     """What the ranks have agreed on for a forward like this one of a SARConv in a state.
 
     Collective: an all-reduce of one number; where a rank has not seen such a forward, or the conv
-    has changed since, an all-gather.
-
-    Raises:
-        ValueError: If a shard is not this rank's. On all ranks, if the forwards differ, or the
-            inputs of one are wrong.
+    has changed since, an all-gather. Raises ValueError if a shard is not this rank's. On all ranks,
+    if the forwards differ, or the inputs of one are wrong.
     """
     options, known = conv._sar.options, conv._sar.plans
     shards = shards_of(edges)

@@ -132,8 +132,7 @@ def map_array(
     """Maps the array of a .npy file, or of a member of an .npz file, into memory.
 
     It may be at an odd address, as archives do not align their members. A compressed member is
-    unpacked into `scratch`. Raises ValueError if there is no such array, or it holds objects,
-    OSError if the file cannot be read.
+    unpacked into `scratch`.
     """
     with Path(path).open('rb') as file:
         if member is not None:

@@ -21,10 +21,6 @@ def read_table(path: Path, scratch: Scratch, *, batch_rows: int = 1 << 17) -> di
 
     Gives ``edge_index`` integer [2, E], and every other column [E]. Sources and destinations are
     the columns ``src`` and ``dst``, or the first two.
-
-    Raises:
-        ValueError: If pyarrow is not installed, or a column does not hold numbers, one in each row.
-        OSError: If a file cannot be read or written.
     """
     try:
         pyarrow, dataset = import_module('pyarrow'), import_module('pyarrow.dataset')

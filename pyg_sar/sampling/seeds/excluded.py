@@ -34,10 +34,8 @@ class Excluded:
     def among(self, frontier: Any, count: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
         """Which edges are between such pairs: the places of their destinations, and their own.
 
-        Args:
-            frontier: The destinations.
-            count: How many edges each has, int64 ``[N]``.
-            source: The positions of the edges' sources, int64 ``[E]``.
+        Each of the destinations in `frontier` has `count` edges; `source` are positions, int64
+        ``[E]``.
         """
         batch = frontier.group
         if not self._pair.numel():

@@ -30,11 +30,7 @@ Placed = tuple[Tensor, Tensor, Tensor, list[Tensor | None]]
 
 
 def read_links(data: Data | HeteroData, given: Mapping[str, Any]) -> Asked:
-    """What `edge_label_index` and the arguments that belong to it say.
-
-    Raises:
-        ValueError: If they are no links, or do not belong together.
-    """
+    """What `edge_label_index` and the arguments that belong to it say."""
     has_time = given['edge_label_time'] is not None
     if has_time != (given['time_attr'] is not None):
         raise ValueError(

@@ -26,11 +26,7 @@ _MOST = 500  # tries
 
 
 def read_neg_sampling(given: Any, num_nodes: tuple[int, int]) -> NegativeSampling | None:
-    """What `neg_sampling` says; of weights those of own nodes, float64 on the CPU.
-
-    Raises:
-        ValueError: If it says nothing that PyG knows, or weights do not fit `num_nodes`.
-    """
+    """What `neg_sampling` says; of weights those of own nodes, float64 on the CPU."""
     if isinstance(given, str):
         given = {'mode': given}
     try:
@@ -67,13 +63,7 @@ def read_neg_sampling(given: Any, num_nodes: tuple[int, int]) -> NegativeSamplin
 
 
 class Negatives:
-    """Draws pairs (making it is collective: two small all-gathers).
-
-    Args:
-        graph: The own part of it.
-        key: The relation that pairs are no edges of.
-        asked: What is to be drawn.
-    """
+    """Draws pairs that are no edges (making it is collective: two small all-gathers)."""
 
     def __init__(self, graph: LocalGraph, key: EdgeKey, asked: NegativeSampling) -> None:
         edges = graph.edges[key]

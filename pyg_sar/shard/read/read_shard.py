@@ -34,9 +34,6 @@ def read_shard(
         rank: Which rank's parts.
         world_size: Number of ranks; divides the number of parts. None for one rank per part.
         verify: Whether files are compared with their checksums.
-
-    Raises:
-        FileNotFoundError: If META.json, or the folder or a file of an own part is missing.
     """
     root = Path(root)
     meta = read_meta(root)
