@@ -1,10 +1,8 @@
 """The edges of a block in chunks, whose tensors stay in the cache.
 
 What a message function computes for an edge does not depend on other edges. So a block's rows are
-received once, and its edges are computed in chunks of a few MiB. A TransformerConv layer (40,000
-nodes, 600,000 edges, 4 heads x 32, one process) fell from 2.3 to 0.5 times plain PyG's time, and
-from 2,400 to 280 MiB. Edges of a block are sorted by destination, so a chunk concerns a range of
-destinations only.
+received once, and its edges are computed in chunks of a few MiB. Edges of a block are sorted by
+destination, so a chunk concerns a range of destinations only.
 """
 
 from __future__ import annotations

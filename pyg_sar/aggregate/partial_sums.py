@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.comm import all_reduce_sum, all_to_all, all_to_all_counts, lent_to_another
-from pyg_sar.evictable import is_better_read, selected_rows
+from pyg_sar.evictable import is_read_by_rows, selected_rows
 from pyg_sar.kernels.bag_sums import add_bag_sums
 from pyg_sar.shard.bags import Bags, compacted, make_bags
 from pyg_sar.shard.cover import BlockCover, cover_of, covers_pay
@@ -40,7 +40,7 @@ class OwnSums:
 
     def put(self, out: Tensor, rows: Tensor) -> None:  # noqa: D102
         sums, bags = out if out.dtype == rows.dtype else rows.new_empty(out.shape), self.by_sum
-        if is_better_read(rows):
+        if is_read_by_rows(rows):
             index, bags = self._compacted
             rows = selected_rows(rows, index)
         add_bag_sums(sums, rows, bags, self.weight, replace=True)

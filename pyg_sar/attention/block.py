@@ -25,7 +25,6 @@ from torch import Tensor
 from pyg_sar.ground.private_names import find_or_none
 
 MOST_SCORES = 2**22
-"""So many scores are in memory at once."""
 
 # Torch's kernels of a CPU that also give the sum of exponentials; None if they are gone.
 _FORWARD = find_or_none('torch.ops.aten._scaled_dot_product_flash_attention_for_cpu')
@@ -134,7 +133,6 @@ def _has_kernel(query: Tensor, block: Block) -> bool:
 
 
 def _four(*tensors: Tensor) -> Iterator[Tensor]:
-    """As a batch of one."""
     return (each.unsqueeze(0) for each in tensors)
 
 

@@ -125,7 +125,7 @@ class Evictions:
                 self._will_change(held)  # which is not seen from now on
                 held.stays = True
 
-    def is_better_read(self, storage: torch.UntypedStorage) -> bool:
+    def is_read_by_rows(self, storage: torch.UntypedStorage) -> bool:
         """Whether a storage is away that another rank has made, or that there is no room for."""
         held = self._held.get(storage._cdata)
         if held is None or not held.is_away:

@@ -92,7 +92,7 @@ class Watch:
             self._evictions.files.note(folder, [s for t in tensors for s in _storages(t)])
 
     def reads_rows(self, out: Tensor, tensor: Tensor, index: Tensor) -> bool:
-        if not self.is_better_read(tensor) or not out.is_contiguous():
+        if not self.is_read_by_rows(tensor) or not out.is_contiguous():
             return False
         rows = array_of(index.cpu())
         if len(rows) and not 0 <= rows.min() <= rows.max() < tensor.size(0):
@@ -102,7 +102,7 @@ class Watch:
         return True
 
     def reads_run(self, out: Tensor, run: Tensor) -> bool:
-        if not self.is_better_read(run) or not out.is_contiguous():
+        if not self.is_read_by_rows(run) or not out.is_contiguous():
             return False
         with self._on_host(out) as found, self._reading(run) as away:
             read_run(found, run, away)
@@ -129,12 +129,12 @@ class Watch:
         ):
             yield away
 
-    def is_better_read(self, tensor: Tensor) -> bool:
+    def is_read_by_rows(self, tensor: Tensor) -> bool:
         with torch._C.DisableTorchFunction():
             return (
                 tensor.numel() > 0
                 and tensor.is_contiguous()
-                and self._evictions.is_better_read(tensor.untyped_storage())
+                and self._evictions.is_read_by_rows(tensor.untyped_storage())
             )
 
     def offers(self, tensors: Sequence[Tensor], offer: Offered) -> bool:

@@ -89,7 +89,6 @@ def add_bag_sums(
 
 
 def _entry_weights(bags: Bags, weight: Tensor | None, factor: Tensor | None) -> Tensor | None:
-    """The weight of every entry of the bags."""
     if weight is not None and bags.perm is not None:
         weight = weight.index_select(0, bags.perm)
     if factor is None:

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 DEFAULT_PORT = 29500
-"""That of torchrun."""
 
 
 @dataclass(frozen=True)

@@ -122,8 +122,6 @@ def permute_rows(x: Tensor, edge_index: Tensor, *, seed: int | None = None) -> T
 
 @dataclass(frozen=True, eq=False)
 class _Graph:
-    """Edges into own nodes."""
-
     src: Tensor  # their sources, ids of the whole graph
     dst: Tensor  # their destinations, places in `n_id`
     n_id: Tensor  # ids of the own nodes

@@ -145,7 +145,6 @@ class EdgeIndex(Rows):
         return self._whole_ids
 
     def _row(self, row: int) -> Any:
-        """Sources or destinations."""
         ends, is_src = self.ends, row == self.handle.is_flipped
         with plainly():
             local = self.handle.as_subclass(Tensor)[row]

@@ -34,7 +34,6 @@ _FUNCTIONS = {
 """What may have another form, by the modules where convs of any module find it."""
 
 forms: Scoped[Forms] = Scoped({})
-"""The forms in force, by function."""
 
 
 def _dispatcher(module: str, name: str) -> tuple[AnyFn, AnyFn]:

@@ -248,7 +248,6 @@ def _is_generated(conv: MessagePassing, function: str) -> bool:
 
 
 def _destinations(conv: MessagePassing, edges: EdgeIndex) -> Space:
-    """The nodes that messages go to."""
     is_against = edges.handle.is_flipped != (conv.flow != 'source_to_target')
     return edges.ends.src if is_against else edges.ends.dst
 

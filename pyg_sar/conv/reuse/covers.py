@@ -19,7 +19,6 @@ from pyg_sar.shard.kept import Kept
 from pyg_sar.shard.plan import Plan
 
 _MAX_WEIGHTS = 4
-"""How many weights of one edge_index are remembered."""
 
 _MAX_IN_VAIN = 4
 """How many times the edges of a shard may be asked for in vain."""

@@ -123,7 +123,6 @@ class Scratch:
 
 
 MEMORY = Scratch()
-"""Temporary arrays in ordinary memory."""
 
 
 def map_array(

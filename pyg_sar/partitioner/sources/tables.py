@@ -13,7 +13,6 @@ from torch import Tensor
 from pyg_sar.partitioner.on_disk.mapped import Scratch, release
 
 TABLES = ('.parquet', '.csv')
-"""Endings of the files that :func:`read_table` reads."""
 
 
 def read_table(path: Path, scratch: Scratch, *, batch_rows: int = 1 << 17) -> dict[str, Tensor]:
