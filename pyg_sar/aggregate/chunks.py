@@ -22,6 +22,7 @@ CUDA_CHUNK_BYTES = 256 << 20
 """On a GPU, where small operations take as long as larger ones."""
 
 MIN_EDGES = 256
+_CHUNKS: Kept[dict[int, list[list[Chunk]]]] = Kept()
 
 
 def edges_within(edge_bytes: int, device: torch.device) -> int:
@@ -57,9 +58,6 @@ class Chunk:
     def at_rows(self, values: Tensor, dim: int) -> Tensor:
         """The chunk's destinations in dimension `dim`, a view."""
         return values.narrow(dim, self.rows.start, self.rows.stop - self.rows.start)
-
-
-_CHUNKS: Kept[dict[int, list[list[Chunk]]]] = Kept()
 
 
 def of_blocks(plan: Plan, max_edges: int) -> list[list[Chunk]]:

@@ -28,6 +28,10 @@ from pyg_sar.comm.swap import ROWS_TAG, Swap, forms_of, tell_moved
 from pyg_sar.shard.kept import Kept
 from pyg_sar.shard.shard import Shard, Step
 
+_POOL: Kept[BufferPool] = Kept()
+_EXCHANGES: Kept[dict[tuple[int, torch.dtype | None], Exchange]] = Kept()
+_SOURCE_IDS: Kept[Tensor] = Kept()
+
 
 @dataclass(frozen=True, eq=False)
 class Request:
@@ -254,11 +258,6 @@ class Exchange:
             [t.numel() for t in rows],
             [b - a for a, b in pairwise(halo_ptr)],
         )
-
-
-_POOL: Kept[BufferPool] = Kept()
-_EXCHANGES: Kept[dict[tuple[int, torch.dtype | None], Exchange]] = Kept()
-_SOURCE_IDS: Kept[Tensor] = Kept()
 
 
 def exchange_of(shard: Shard, depth: int = 1, dtype: torch.dtype | None = None) -> Exchange:

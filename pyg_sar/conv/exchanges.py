@@ -20,8 +20,6 @@ from pyg_sar.shard.plan import Plan
 from pyg_sar.shard.shard import Shard
 
 _MAX_REVERSED = 4
-
-
 _REVERSED: Kept[list[tuple[Tensor, Agreed[Reversed]]]] = Kept()
 _IDS: Kept[Tensor] = Kept()
 _IDS_OF_REVERSED: Kept[Agreed[Tensor]] = Kept()

@@ -36,6 +36,7 @@ _READS = names(
     'element_size is_pinned type hash repr format requires_grad_ is_same_size'
 )
 _JOINS = names('cat concat concatenate hstack')
+_MOVED: Kept[Ends] = Kept()
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,9 +56,6 @@ class Ends:
     def source_ids(self, device: torch.device) -> Tensor:
         """Ids of the whole graph of all local sources, halo included (collective, once)."""
         return with_halo_ids(self.shard, self.src.ids(device))
-
-
-_MOVED: Kept[Ends] = Kept()
 
 
 class NodeIds(Rows):

@@ -24,6 +24,8 @@ from pyg_sar.shard.kept import Kept
 from pyg_sar.shard.rows_at import rows_at, write_rows_at
 from pyg_sar.shard.shard import Shard
 
+PLANS: Kept[list[Plan]] = Kept()
+_EQUAL: Kept[tuple[ref[Tensor], int]] = Kept()
 _MAX_EDGES = 4
 """How many times the edges of a shard the plans it remembers may have together."""
 
@@ -190,13 +192,6 @@ def _source_part(src: Tensor, shard: Shard) -> Tensor:
     ends = torch.tensor([shard.source_range(part)[1] for part in parts], device=src.device)
     place = torch.bucketize(src.contiguous(), ends, right=True)
     return torch.tensor(parts, device=src.device)[place]
-
-
-PLANS: Kept[list[Plan]] = Kept()
-"""The plans of a shard, most recently used last."""
-
-_EQUAL: Kept[tuple[ref[Tensor], int]] = Kept()
-"""The edges that were last found equal to those of a plan, and their version."""
 
 
 def plan_of(edge_index: Tensor, shard: Shard) -> Plan:

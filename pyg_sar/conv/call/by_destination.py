@@ -26,6 +26,8 @@ from pyg_sar.conv.names import name_of
 from pyg_sar.shard.kept import Kept
 from pyg_sar.shard.plan import Plan
 
+_WHOLE_GRAPH: Kept[Agreed[tuple[int, int]]] = Kept()
+
 
 @dataclass(frozen=True, kw_only=True)
 class Observation(Seen):
@@ -106,9 +108,6 @@ def run_gather(
     out, outputs = gather(program, arguments, plan, chunks, exchange)
     dim = binding.conv.node_dim
     return None if out is None else out.movedim(0, dim), outputs, seen
-
-
-_WHOLE_GRAPH: Kept[Agreed[tuple[int, int]]] = Kept()
 
 
 def _whole_graph(plan: Plan) -> tuple[int, int]:

@@ -19,6 +19,8 @@ from pyg_sar.shard.kept import Kept
 from pyg_sar.shard.plan import Plan
 
 _MAX_WEIGHTS = 4
+_COVERS: Kept[Agreed[_Asked]] = Kept()
+_IN_VAIN: Kept[int] = Kept()
 
 _MAX_IN_VAIN = 4
 """How many times the edges of a shard may be asked for in vain."""
@@ -70,8 +72,3 @@ class _Asked:
 
     plan: Plan | None  # by which rows and sums travel; None if that spares too little
     in_vain: int  # number of edges that were asked for; 0 once it has been used again
-
-
-_COVERS: Kept[Agreed[_Asked]] = Kept()
-_IN_VAIN: Kept[int] = Kept()
-"""How many edges of a shard were asked for in vain."""

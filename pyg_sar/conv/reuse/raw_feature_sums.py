@@ -21,6 +21,7 @@ from pyg_sar.conv.reuse.copies import lent_copy
 from pyg_sar.shard.kept import Kept
 from pyg_sar.shard.plan import Plan
 
+SUMS: Kept[Any] = Kept()
 _NOTHING, _KEEPS, _HAS = range(3)
 """What a rank does with a result: computes it, keeps it as well, or has kept it."""
 
@@ -56,10 +57,6 @@ class RawSum:
         weight = None if self.weight is None else weakref.ref(self.weight)
         self.results[self.kind] = weight, self.states(), out.detach()
         return lent_copy(self.results[self.kind][2])
-
-
-SUMS: Kept[Any] = Kept()
-"""The sums of a plan, by the features that they are of."""
 
 
 def raw_sum(
