@@ -49,13 +49,10 @@ class Request:
 
 
 class Exchange:
-    """Fetches halo rows of a shard, and returns their gradients to the owners.
+    """Fetches halo rows of this rank's shard, and returns their gradients to the owners.
 
-    Args:
-        shard: The shard of this rank.
-        depth: How many steps travel ahead of the block that is computed.
-        dtype: What floating-point rows and their gradients are rounded to while they travel, if it
-            is narrower than theirs; None to send them as they are.
+    So many steps as `depth` travel ahead of the block that is computed. Wider floating-point rows
+    and their gradients are rounded to `dtype` while they travel; None sends them as they are.
     """
 
     def __init__(self, shard: Shard, *, depth: int = 1, dtype: torch.dtype | None = None) -> None:
@@ -80,17 +77,10 @@ class Exchange:
         self.buffers = partial(Buffers, pool, most)
 
     def fetch(self, tensors: Sequence[Tensor], *, keep: bool = False) -> Iterator[Rows]:
-        """The source rows of every block, in the order of the plan's blocks.
+        """The source rows ``[num_rows, ...]`` of every block, in the order of the plan's blocks.
 
-        Own blocks come as views; remote ones in buffers that are used again once the next block is
-        asked for.
-
-        Args:
-            tensors: Own rows ``[num_own, ...]`` of each tensor that is read across ranks.
-            keep: Give every block memory of its own.
-
-        Yields:
-            ``[num_rows, ...]`` of each tensor.
+        Own blocks of the tensors ``[num_own, ...]`` come as views; remote ones in buffers that are
+        used again once the next block is asked for, or with `keep` in memory of their own.
         """
         tensors = [t.contiguous() for t in tensors]
         form = self.wire.like(tensors)
@@ -191,8 +181,7 @@ class Exchange:
     def request(self, halo: Sequence[Tensor]) -> list[Request]:
         """Tells the owners which halo rows will be fetched together (collective: two all-to-alls).
 
-        Args:
-            halo: For every fetch to come, ascending halo rows, int64; as many fetches on all ranks.
+        `halo` are for every fetch to come ascending halo rows, int64; as many fetches on all ranks.
         """
         if self.shard.world_size == 1:
             return [self._everything() for _ in halo]

@@ -22,16 +22,12 @@ LEAST_BYTES = 64 << 10
 
 
 class Evictions:
-    """The storages of all ranks of a run.
+    """The storages of all ranks of a run, those of `least` bytes or more.
 
-    Args:
-        budget: Bytes that may be on a GPU between operations, if turns need no more.
-        host_budget: And in memory of the host.
-        file: Where to evict to from the host; None if its budget is never exceeded.
-        num_ranks: How many ranks take turns.
-        least: Bytes of the smallest storage that goes.
-        limit: Bytes in memory of the host that nothing may exceed, else :class:`OverMemory` is
-            raised; None for no limit.
+    `budget` bytes may be on a GPU between operations, if turns need no more, and `host_budget` in
+    memory of the host; `file` is where to evict to from there, None if that is never exceeded.
+    Nothing may exceed `limit` bytes of the host, else :class:`OverMemory` is raised; None for no
+    limit.
     """
 
     def __init__(

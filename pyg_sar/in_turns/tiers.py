@@ -122,13 +122,7 @@ def _is_used(storage: weakref.ref[torch.UntypedStorage]) -> bool:
 
 
 class Clock:
-    """Which turn it is.
-
-    Attributes:
-        turn: Its number.
-        rank: Whose it is.
-        has_touched: Whether the rank has touched anything of its own in this turn.
-    """
+    """Which turn it is, whose, and whether its rank has touched anything of its own."""
 
     def __init__(self, num_ranks: int) -> None:
         self.turn = self.rank = 0

@@ -95,15 +95,9 @@ def weighted_sums_and_dots(
 ) -> None:
     """Writes both gradients of :func:`add_weighted_sums`: of its values and of its weights.
 
-    A compiled loop reads every row of `grad` once for both.
-
-    Args:
-        out: ``[num_cols, H, C]``: the gradient of the values.
-        dots: ``[num_edges, H]``, contiguous: the gradient of the weights.
-        grad: ``[num_rows, H, C]``: the gradient of the sums.
-        rows: ``[num_cols, H, C]``: the values.
-        block: The edges, from columns into rows.
-        weight: ``[num_edges, H]``.
+    Those of the values are `out` ``[num_cols, H, C]``, of the weights `dots` ``[num_edges, H]``,
+    contiguous, for the gradient `grad` ``[num_rows, H, C]`` of the sums and the values `rows`. A
+    compiled loop reads every row of `grad` once for both.
     """
     if has_loop(grad) and out.is_contiguous():
         run_loop(grad, block.by_src, out=out, weight=weight, own=rows, dots=dots, replace=True)

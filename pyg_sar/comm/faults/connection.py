@@ -113,10 +113,8 @@ class Connection(Comm):
     def lost(self, error: Exception, operation: str, peer: int | None) -> ExchangeError:
         """Ends the group after an operation failed, and gives the error that says so.
 
-        Args:
-            error: What the backend raised.
-            operation: The operation.
-            peer: With which rank it was; None if that is not known.
+        `error` is what the backend raised; `peer` is None if it is not known with which rank it
+        was.
         """
         with self._ending:
             if self.error is None:

@@ -50,17 +50,13 @@ def derive_shard(
 ) -> tuple[ShardEdgeIndex, Tensor]:
     """Makes a shard for given edges into own nodes (collective: two all-to-alls).
 
-    Args:
-        base: The shard it is made from: ranks and number of parts are the same.
-        part_ptr: ``num_parts + 1`` places of every part's first row; equal on all ranks.
-        src: Place of every edge's source, int64 ``[num_edges]``.
-        dst: Own destination of every edge, int64 ``[num_edges]``.
-        name: What is added to the fingerprint; equal on all ranks.
-        dst_rows: Number of own destinations if the shard is to be bipartite.
+    Ranks and number of parts are those of `base`. `part_ptr` are ``num_parts + 1`` places of every
+    part's first row, `name` is added to the fingerprint; both are equal on all ranks. Edges have
+    the place of their source and their own destination, int64 ``[num_edges]``; `dst_rows` is the
+    number of own destinations if the shard is to be bipartite.
 
-    Returns:
-        The edges in local ids and block order, with their shard; and the place of each of them
-        among the given ones, int64 ``[num_edges]``.
+    Gives the edges in local ids and block order, with their shard; and the place of each of them
+    among the given ones, int64 ``[num_edges]``.
     """
     own = base.parts
     first, end = part_ptr[own.start], part_ptr[own.stop]

@@ -85,13 +85,9 @@ class Negatives:
     ) -> tuple[Tensor, Tensor]:
         """Positions of sources and destinations (collective; mostly four calls).
 
-        Args:
-            state: Hashes, one for each pair, int64 ``[N]``.
-            source: Positions of sources, int64 ``[N]``; None draws them, too.
-            until: The time by which both must be there, ``[N]``; None for any.
-
-        Raises:
-            ValueError: On all ranks, if no pair is found, and nodes have no times.
+        For each of the hashes `state`, int64 ``[N]``. `source` None draws the sources, too. Both
+        are there by the time `until` ``[N]``; None for any. Raises ValueError on all ranks, if no
+        pair is found, and nodes have no times.
         """
         src = torch.empty_like(state) if source is None else source
         until = until if self._is_timed else None
