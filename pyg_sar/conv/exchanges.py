@@ -1,4 +1,4 @@
-"""The edges of a call: their exchange, the way they run, and what names them."""
+"""The edges of a call: the way they run, and what names them."""
 
 from __future__ import annotations
 
