@@ -55,7 +55,7 @@ def draw_graph(num_nodes: int = 2000, seed: int = 0) -> Data:
 
 def questions(data: Data, is_late: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Own nodes that are asked in the last quarter of the time, or before; when; the answers."""
-    num_edges = pyg_sar.over_all_nodes.global_sum(torch.tensor(data.num_edges))
+    num_edges = pyg_sar.gather_batches(torch.tensor([data.num_edges])).sum()
     row, column = ((data.asked >= 0.75 * num_edges) == is_late).nonzero().t()
     return row, data.asked[row, column], data.y[row, column]
 

@@ -57,13 +57,9 @@ def hashed_on(state: Tensor, *keys: Tensor | int) -> Tensor:
 def below(hashes: Tensor, bound: Tensor) -> Tensor:
     """Whole numbers from ``[0, bound)``, uniform up to ``bound / 2^64``: the hash times the bound.
 
-    Args:
-        hashes: Of :func:`hashed`; unsigned numbers of 64 bits.
-        bound: int64 from 1 to ``2^31``; broadcasts with `hashes`.
-
-    Returns:
-        int64: the upper 64 bits of the product of 128, as Lemire (2019, "Fast random integer
-        generation in an interval") takes them.
+    `hashes` are unsigned numbers of 64 bits; `bound` is int64 from 1 to ``2^31`` and broadcasts
+    with them. The upper 64 bits of the product of 128, as Lemire (2019, "Fast random integer
+    generation in an interval") takes them.
     """
     lower = (hashes & _HALF).mul_(bound).bitwise_right_shift_(32)
     return _shifted(hashes, 32).mul_(bound).add_(lower).bitwise_right_shift_(32)

@@ -1,4 +1,4 @@
-"""Memory of tensors that may be away on a disk: who gets at it past torch says so first.
+"""Tensors whose memory may be on a disk. Code that uses memory not by torch has to say so first.
 
 Ranks that take turns (:mod:`pyg_sar.in_turns`) have their watcher see every operation of torch. It
 does not see what compiled loops write, nor what threads compute beside the one it is in.
@@ -47,8 +47,8 @@ class Watcher(Protocol):
     def maps(self, folder: Path, tensors: Sequence[Tensor]) -> None:
         """Lets pages go of files of a folder that tensors are mapped from."""
 
-    def is_better_read(self, tensor: Tensor) -> bool:
-        """Whether a contiguous tensor is away and rows of it should be read, not all of it."""
+    def is_read_by_rows(self, tensor: Tensor) -> bool:
+        """Whether a contiguous tensor is on the disk, and only the rows in use should be read."""
 
     def reads_rows(self, out: Tensor, tensor: Tensor, index: Tensor) -> bool:
         """Reads rows of a tensor that is away, and nothing else of it; False if it is not."""
@@ -140,9 +140,9 @@ def place_of(tensor: Tensor) -> tuple[int, int]:
         return int(tensor.untyped_storage()._cdata), int(tensor.storage_offset())
 
 
-def is_better_read(tensor: Tensor) -> bool:
+def is_read_by_rows(tensor: Tensor) -> bool:
     """Whether a tensor is away and :func:`select_rows` should get what is needed of it."""
-    return watcher.value is not None and watcher.value.is_better_read(tensor)
+    return watcher.value is not None and watcher.value.is_read_by_rows(tensor)
 
 
 def select_rows(out: Tensor, tensor: Tensor, index: Tensor) -> None:

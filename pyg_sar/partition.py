@@ -38,7 +38,6 @@ _OF_CUT = (
     'check_nan',
     'force',
 )
-"""Options passed on by their names."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_sar.comm import Exchange, agree, check_equal, in_call, raise_together
+from pyg_sar.comm import Exchange, agree, check_equal, exchange_of, in_call, raise_together
 from pyg_sar.comm.reshard.derive_shard import all_part_ptr, derive_shard
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 
@@ -112,7 +112,7 @@ def restrict(data: Data, nodes: Tensor, num_layers: int) -> RestrictedLayers:
     check_equal("'num_layers'", agree(num_layers))
     edge_index: ShardEdgeIndex = data.edge_index
     shard = edge_index.shard
-    exchange = Exchange(shard)
+    exchange = exchange_of(shard)
     src, dst = edge_index.as_subclass(Tensor).unbind()
 
     ids = nodes.nonzero().view(-1) if nodes.dtype == torch.bool else nodes

@@ -120,7 +120,7 @@ def _trainer(
 
     def epoch() -> float:
         values = F.cross_entropy(parallel(x, graph), y, reduction='none', ignore_index=-1)
-        loss = pyg_sar.over_all_nodes.global_mean(values, mask)
+        loss = pyg_sar.mean_of_batches(values if mask is None else values[mask])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -139,7 +139,7 @@ def _seconds(work: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def _total(count: int) -> int:
-    return int(pyg_sar.over_all_nodes.global_sum(torch.tensor(count)))
+    return int(pyg_sar.gather_batches(torch.tensor([count])).sum())
 
 
 def _summary(values: list[float]) -> dict[str, float]:

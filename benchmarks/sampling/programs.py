@@ -49,7 +49,7 @@ def sample(
         else _loader(data, fan_outs, batches=batches, **options)
     )
     is_own = torch.zeros(
-        int(pyg_sar.over_all_nodes.global_sum(torch.tensor(data.num_nodes))), dtype=torch.bool
+        int(pyg_sar.gather_batches(torch.tensor([data.num_nodes])).sum()), dtype=torch.bool
     )
     is_own[data.n_id] = True
     yield {}

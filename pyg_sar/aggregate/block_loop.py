@@ -38,14 +38,10 @@ class BlockByBlock:
     kept: list[Tensor] | None = None
 
     def fetch(self, tensors: Rows) -> Iterator[tuple[Block, Rows]]:
-        """Every block with the rows that it reads (collective, unless rows are kept or none read).
+        """Every block with the rows ``[num_rows, ...]`` of each tensor that it reads.
 
-        Args:
-            tensors: Own rows ``[num_own, ...]`` of each tensor.
-
-        Returns:
-            ``[num_rows, ...]`` of each tensor: views of own rows or of what is kept, or buffers
-            that are used again once the next block is asked for.
+        Views of own rows or of what is kept, or buffers that are used again once the next block is
+        asked for. Collective, unless rows are kept or none read.
         """
         blocks = self.plan.blocks
         if not tensors:
@@ -78,14 +74,12 @@ class BlockByBlock:
     ) -> Iterator[tuple[Block, Rows, Rows]]:
         """Every block again, with the rows that it reads and where their gradient is to be put.
 
-        Args:
-            read: What is fetched again; nothing if the gradient does not need it.
-            out: Gradients ``[num_own, ...]`` of own rows, complete in the end: zeros, or of any
-                content where all of a block is written. Empty where no gradient is asked for.
-            own: Computes what takes the place of `out`, once gradients of other ranks' rows are on
-                their way. The loop then skips own blocks.
-            later: May take the place of the loop's body where ranks take turns. The loop then skips
-                blocks of other ranks' rows.
+        `read` is fetched again; nothing if the gradient does not need it. `out` are gradients
+        ``[num_own, ...]`` of own rows, complete in the end: zeros, or of any content where all of a
+        block is written; empty where no gradient is asked for. `own` computes what takes the place
+        of `out`, once gradients of other ranks' rows are on their way; the loop then skips own
+        blocks. `later` may take the place of the loop's body where ranks take turns; the loop then
+        skips blocks of other ranks' rows.
         """
         returned = GradientReturn(self.exchange, out, own=own)
         num_own = self.plan.shard.parts_per_rank

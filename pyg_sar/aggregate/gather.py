@@ -20,6 +20,7 @@ from pyg_sar.aggregate.program import Arguments, gradients_of, no_autocast_cache
 from pyg_sar.aggregate.run import Surroundings
 from pyg_sar.comm import Agreed, Exchange, Request, Rows, agree, communicates, once_differentiable
 from pyg_sar.shard.destination_chunks import DestinationChunk, make_chunks, no_chunk
+from pyg_sar.shard.kept import Kept
 from pyg_sar.shard.plan import Plan
 
 
@@ -43,22 +44,18 @@ class ChunkProgram:
 DestinationChunks = list[tuple[DestinationChunk, Request]]
 """The chunks of a plan, as many on all ranks, with who fetches what from whom."""
 
+_CHUNKS: Kept[Agreed[DestinationChunks]] = Kept()
+
 
 def chunks_of(
     plan: Plan, max_rows: int, max_dst: int | None, exchange: Exchange
 ) -> DestinationChunks:
     """The chunks of a plan in one size, remembered.
 
-    Collective: an all-reduce of one number; where they are made, one small all-gather and two
-    all-to-alls.
-
-    Args:
-        plan: The blocks of the edge_index.
-        max_rows: In-edges of a chunk at most, unless one destination has more.
-        max_dst: Destinations of a chunk at most, or None.
-        exchange: The exchange of the shard.
+    A chunk has `max_rows` in-edges at most, unless one destination has more, and `max_dst`
+    destinations at most. Collective: an all-reduce of one number; where they are made, one small
+    all-gather and two all-to-alls.
     """
-    known: Agreed[DestinationChunks] = plan.cache.setdefault('chunks', Agreed())
 
     def make() -> DestinationChunks:
         chunks = make_chunks(plan, max_rows, max_dst)
@@ -66,7 +63,7 @@ def chunks_of(
         requests = exchange.request([chunk.halo for chunk in chunks])
         return list(zip(chunks, requests, strict=True))
 
-    return known.get((max_rows, max_dst), make)
+    return _CHUNKS.of(plan, Agreed).get((max_rows, max_dst), make)
 
 
 def gather(

@@ -90,7 +90,7 @@ class _Online(torch.autograd.Function):
                         assert so_far is not None
                         maxima = so_far.expand(plan.num_edges, *weights.shape[1:]).clone()
                     chunk.block.put(maxima, stats.max_at(edge_index[1], chunk.rows))
-                del arguments, messages, of_edges  # not while those of the next chunk are made
+                del arguments, messages, of_edges  # freed before the next chunk allocates
         stats.finish(plan.in_degree)
         assert stats.max is not None
         assert stats.sum is not None

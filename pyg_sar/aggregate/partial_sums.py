@@ -16,8 +16,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from pyg_sar.comm import all_reduce_sum, all_to_all, all_to_all_counts
-from pyg_sar.evictable import is_better_read, selected_rows
+from pyg_sar.comm import all_reduce_sum, all_to_all, all_to_all_counts, lent_to_another
+from pyg_sar.evictable import is_read_by_rows, selected_rows
 from pyg_sar.kernels.bag_sums import add_bag_sums
 from pyg_sar.shard.bags import Bags, compacted, make_bags
 from pyg_sar.shard.cover import BlockCover, cover_of, covers_pay
@@ -40,7 +40,7 @@ class OwnSums:
 
     def put(self, out: Tensor, rows: Tensor) -> None:  # noqa: D102
         sums, bags = out if out.dtype == rows.dtype else rows.new_empty(out.shape), self.by_sum
-        if is_better_read(rows):
+        if is_read_by_rows(rows):
             index, bags = self._compacted
             rows = selected_rows(rows, index)
         add_bag_sums(sums, rows, bags, self.weight, replace=True)
@@ -56,15 +56,9 @@ class OwnSums:
 def covered(plan: Plan, weight: Tensor | None) -> Plan | None:
     """The plan by which rows and sums travel; None where a tenth of the halo rows is not spared.
 
-    Collective: an all-reduce, and where it pays two or three all-to-alls.
-
-    Args:
-        plan: Blocks of an edge_index, whose rows travel.
-        weight: Constant weights ``[num_edges]`` of its edges, or None for ones. What comes from it
-            is for these values only.
-
-    Returns:
-        Own blocks as they are, blocks of what comes, and a shard whose steps carry it.
+    It has own blocks as they are, blocks of what comes, and a shard whose steps carry it, for the
+    values of these constant weights ``[num_edges]`` only, or None for ones. Collective: an
+    all-reduce, and where it pays two or three all-to-alls.
     """
     shard, num_own = plan.shard, plan.shard.parts_per_rank
     covers = {block.part: cover_of(block) for block in plan.blocks[num_own:]}
@@ -85,9 +79,9 @@ def covered(plan: Plan, weight: Tensor | None) -> Plan | None:
     blocks = [covers[block.part].reading_block(weight) for block in plan.blocks[num_own:]]
     return replace(
         plan,
-        shard=replace(shard, steps=steps),
+        shard=replace(shard, steps=steps, kept=lent_to_another(shard)),
         blocks=(*plan.blocks[:num_own], *blocks),
-        cache={},
+        kept={},
     )
 
 

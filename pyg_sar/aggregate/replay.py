@@ -125,7 +125,7 @@ def _softmax_stats(run: Run, done: Sequence[SoftmaxStats]) -> SoftmaxStats:
     for chunk, edge_index, arguments in run.chunks():
         with suppress(_Reached):
             run.program.run(arguments, edge_index, _softmax_of(done, chunk.rows, stats))
-        del arguments  # not while those of the next chunk are made
+        del arguments  # freed before the next chunk allocates
     stats.finish(plan.in_degree)
     return stats
 
@@ -143,5 +143,5 @@ def _merge_chunks(run: Run, stats: Sequence[SoftmaxStats]) -> tuple[list[State],
         for r, state in zip(program.reductions, states, strict=True):
             rows = tuple(chunk.at_rows(t, r.dim) for t in state)
             r.merge.step(rows, messages[r.message], edge_index[1], r.dim)
-        del arguments, messages, outputs  # not while those of the next chunk are made
+        del arguments, messages, outputs  # freed before the next chunk allocates
     return states, edge_outputs

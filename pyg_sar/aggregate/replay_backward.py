@@ -51,7 +51,7 @@ class ReplayBackward:
             terms = self._row_terms(chunk, edge_index, arguments, k)
             if total is not None and terms is not None:
                 add_rows_at(total[chunk.rows], edge_index[1], terms)
-            del arguments  # not while those of the next chunk are made
+            del arguments  # freed before the next chunk allocates
         self.row_sums[k] = total
 
     def gradients(self, needs: Sequence[bool]) -> list[Tensor | None]:
@@ -69,7 +69,7 @@ class ReplayBackward:
                 outputs, grads = self._outputs(chunk, edge_index, leaves, softmax)
                 found = gradients_of(outputs, grads, leaves, needs)
                 _add(targets, found, leaves.counts, chunk, edge_index)
-                # Not while those of the next chunk are made.
+                # Freed before the next chunk allocates.
                 del arguments, leaves, outputs, grads, found
         return total
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pyg_sar.aggregate.block_loop import AllAtOnce, BlockByBlock, BlockLoop, Later
 from pyg_sar.comm import Exchange, Rows, communicates, once_differentiable
-from pyg_sar.evictable import is_better_read, selected_rows
+from pyg_sar.evictable import is_read_by_rows, selected_rows
 from pyg_sar.kernels.bag_sums import add_bag_sums, bag_sums
 from pyg_sar.kernels.weighted_sums import edge_dots, weighted_sums_and_dots
 from pyg_sar.shard.plan import Block, Plan
@@ -146,7 +146,7 @@ class _BlockGradients:
 
     def write_later(self, block: Block, targets: Rows) -> None:
         """As :meth:`write` where weights learn nothing, of rows of `of_out` that may be away."""
-        if not is_better_read(self.of_out) or (self.weight is not None and self.weight.dim() > 1):
+        if not is_read_by_rows(self.of_out) or (self.weight is not None and self.weight.dim() > 1):
             self.write(targets, block, [])
             return
         columns, bags = block.by_src_compacted

@@ -25,7 +25,6 @@ from torch import Tensor
 from pyg_sar.ground.private_names import find_or_none
 
 MOST_SCORES = 2**22
-"""So many scores are in memory at once."""
 
 # Torch's kernels of a CPU that also give the sum of exponentials; None if they are gone.
 _FORWARD = find_or_none('torch.ops.aten._scaled_dot_product_flash_attention_for_cpu')
@@ -87,15 +86,9 @@ class Attended:
 def gradients(
     query: Tensor, block: Block, scale: float, grad: Tensor, out: Tensor, log_total: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of the queries, and of the block's keys and values.
+    """The gradients of the queries ``[H, L, E]``, and of the block's keys and values.
 
-    Args:
-        query: Own queries ``[H, L, E]``.
-        block: Keys and values.
-        scale: Of the scores.
-        grad: Of the output, ``[H, L, V]``.
-        out: The output.
-        log_total: As :meth:`Attended.finish` gives it.
+    `grad` is that of the output, ``[H, L, V]``; `log_total` is as :meth:`Attended.finish` gives it.
     """
     if _has_kernel(query, block):
         given = _four(grad, query, *block[:2], out, log_total.squeeze(-1))
@@ -140,7 +133,6 @@ def _has_kernel(query: Tensor, block: Block) -> bool:
 
 
 def _four(*tensors: Tensor) -> Iterator[Tensor]:
-    """As a batch of one."""
     return (each.unsqueeze(0) for each in tensors)
 
 

@@ -29,18 +29,9 @@ def attend_to_all(
 ) -> Tensor:
     """``softmax(query @ key.T * scale + bias) @ value`` over the keys of all ranks.
 
+    Own queries ``[H, L, E]``, keys ``[H, S, E]`` and values ``[H, S, V]`` give ``[H, L, V]``.
+    `bias` ``[H, 1, S]`` of a key takes no gradient; `counts` are the numbers S of all ranks.
     Collective: as many passes as there are ranks, less one; in backward as many as there are ranks.
-
-    Args:
-        query: Own queries ``[H, L, E]``.
-        key: Own keys ``[H, S, E]``.
-        value: Own values ``[H, S, V]``.
-        bias: Added to the scores of a key, ``[H, 1, S]``, without a gradient; may be None.
-        scale: Of the scores.
-        counts: The numbers S of all ranks.
-
-    Returns:
-        ``[H, L, V]``.
     """
     out: Tensor = _AttendToAll.apply(query, key, value, bias, scale, list(counts))
     return out

@@ -49,10 +49,7 @@ class About:
 
 
 def read_about(folder: Path, root: Path) -> About:
-    """What a checkpoint in `root` holds.
-
-    Raises ValueError if it is of another format, with the version that wrote it, or damaged.
-    """
+    """What a checkpoint in `root` holds."""
     path = folder / _ABOUT
     if not path.exists() and (folder / '.metadata').exists():
         raise ValueError(

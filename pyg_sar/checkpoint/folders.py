@@ -31,10 +31,7 @@ def epoch_of(folder: Path) -> int:
 
 
 def begin(root: Path, epoch: int) -> Path:
-    """Makes the folder that a checkpoint is written into, and removes what killed runs have left.
-
-    Raises ValueError if there is a checkpoint of this epoch or of a later one.
-    """
+    """Makes the folder that a checkpoint is written into, and removes what killed runs left."""
     root.mkdir(parents=True, exist_ok=True)
     existing = complete(root)
     if existing and epoch <= epoch_of(existing[-1]):

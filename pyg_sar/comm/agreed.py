@@ -22,8 +22,7 @@ T = TypeVar('T')
 class Agreed(Generic[T]):
     """Things that all ranks have made together, by keys of each rank's own.
 
-    Args:
-        most: How many are kept; those that were used last.
+    The `most` that were used last are kept.
     """
 
     def __init__(self, most: int = 8) -> None:

@@ -50,11 +50,7 @@ class BufferPool:
 
 
 class Buffers:
-    """One tensor of `num_rows` rows like each of `tensors`, from a pool or of their own.
-
-    Attributes:
-        rows: ``[num_rows, ...]`` like each of `tensors`.
-    """
+    """One tensor of `num_rows` rows like each of `tensors`, from a pool or of their own: `rows`."""
 
     def __init__(
         self, pool: BufferPool | None, most_rows: int, tensors: Sequence[Tensor], num_rows: int
@@ -81,11 +77,7 @@ class Buffers:
 
 
 class Wire:
-    """Packs rows for the way and unpacks them.
-
-    Args:
-        dtype: What wider floating-point rows are rounded to; None for no rounding.
-    """
+    """Packs rows for the way and unpacks them; wider floats are rounded to `dtype`, if given."""
 
     def __init__(self, dtype: torch.dtype | None = None) -> None:
         self.dtype = dtype

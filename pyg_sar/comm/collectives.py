@@ -25,9 +25,8 @@ from pyg_sar.monitor import hook
 def raise_together(error: Exception | None) -> None:
     """Raises on every rank if any rank has an error (collective: see :func:`agree`).
 
-    Args:
-        error: What went wrong on this rank, a ValueError or FileNotFoundError, or None. It is
-            raised, or else the first other rank's, with its rank.
+    It is this rank's own, a ValueError or FileNotFoundError, or else the first other rank's, with
+    its rank.
     """
     answer = None if error is None else (isinstance(error, FileNotFoundError), str(error))
     answers = agree(answer)
@@ -42,9 +41,8 @@ def raise_together(error: Exception | None) -> None:
 def agree(value: Any) -> list[Any]:
     """The values of all ranks in rank order (collective: a small all-reduce and all-gather).
 
-    Args:
-        value: Plain: None, bool, int, float, str, torch.dtype, a dense tensor, or lists, tuples,
-            sets and dicts of them. It comes back equal and of the same type.
+    A value is plain: None, bool, int, float, str, torch.dtype, a dense tensor, or lists, tuples,
+    sets and dicts of them. It comes back equal and of the same type.
     """
     comm = current()
     if comm.size == 1:
@@ -109,9 +107,7 @@ def are_alike(words: str, flag: bool) -> tuple[bool, bool]:
 def count_ranks(words: str, flag: bool) -> int:
     """How many ranks have set a flag (collective: an all-reduce of one number).
 
-    Args:
-        words: The operation that all ranks are at; all raise ExchangeError where it differs.
-        flag: Whether this rank has set it.
+    All raise ExchangeError where `words`, the operation that a rank is at, differ.
     """
     count = _sum(words, number=flag)
     assert count is not None
@@ -136,12 +132,9 @@ def form_of(tensor: Tensor, *, is_rows: bool = False) -> str:
 def all_reduce_sum(
     tensor: Tensor, what: str = 'a sum over all ranks', group: dist.ProcessGroup | None = None
 ) -> Tensor:
-    """Sums `tensor` over the ranks in place (collective) and returns it.
+    """Sums `tensor`, of one shape and dtype, over the ranks in place (collective) and returns it.
 
-    Args:
-        tensor: Of one shape and dtype on all ranks.
-        what: What it is, for messages.
-        group: A process group of all ranks; None for that of the exchanges.
+    `what` is what it is, for messages; `group` is one of all ranks, None for that of the exchanges.
     """
     comm = current()
     if comm.size > 1:
@@ -198,15 +191,9 @@ def all_to_all(
 ) -> Tensor:
     """Sends the first rows to rank 0, the next ones to rank 1, ... (collective).
 
-    Args:
-        rows: ``[sum(send_counts), ...]``, of any dtype.
-        send_counts: Rows for every rank, this one included.
-        recv_counts: Rows from every rank.
-        is_compared: Whether the ranks have just compared that they are at the same run of
-            operations, to which this one belongs; and the counts follow from earlier ones of it.
-
-    Returns:
-        ``[sum(recv_counts), ...]``, by the rank they came from.
+    Gives ``[sum(recv_counts), ...]``, by the rank they came from. `is_compared` says that the ranks
+    have just compared that they are at the same run of operations, to which this one belongs; and
+    the counts follow from earlier ones of it.
     """
     if len(send_counts) == 1:
         return rows
@@ -232,14 +219,8 @@ def exchange_bytes(
 ) -> None:
     """Sends runs of bytes to rank 0, 1, ...; those that come fill `received` (collective).
 
-    Args:
-        received: uint8.
-        sent: uint8.
-        recv_sizes: Bytes from every rank.
-        send_sizes: Bytes for every rank.
-        counts: The rows that they are, from every rank and for every rank.
-        form: What a row is, in words that are equal on all ranks.
-        is_compared: See :func:`all_to_all`.
+    `counts` are the rows that they are, from every rank and for every rank; `form` is what a row
+    is, in words that are equal on all ranks; `is_compared` is that of :func:`all_to_all`.
     """
     what = 'an exchange of rows with all ranks at once'
     alike, comm = f'{what} ({form})', current()

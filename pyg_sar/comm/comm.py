@@ -75,12 +75,9 @@ class Comm:
     ) -> AbstractContextManager[None]:
         """For the time of an operation with other ranks: its errors come as ExchangeError.
 
-        Args:
-            operation: What is done, for messages.
-            peer: The rank it is done with; None for all.
-            alike: The operation in words that are equal on all ranks, with what it moves; debugging
-                raises on all ranks where they differ.
-            is_wait: Whether this is the end of one that began before. All ranks begin as many.
+        `peer` is the rank it is done with, None for all. Debugging raises on all ranks where
+        `alike` differs: the operation, with what it moves, in words that are equal on all ranks.
+        `is_wait`: the end of one that began before; all ranks begin as many.
         """
         self.operation = placed(operation)
         return hook.in_operation(operation, peer, is_wait) if hook.watchers else nullcontext()
@@ -103,20 +100,15 @@ class Comm:
     def goes_by_host(self, device: torch.device, group: dist.ProcessGroup | None = None) -> bool:
         """Whether gloo carries tensors of a device, by way of the host; then ranks may share a GPU.
 
-        Args:
-            device: The device.
-            group: One of all ranks; None for that of the exchanges.
+        `group` is one of all ranks; None for that of the exchanges.
         """
         return True
 
     def sum_alike(self, alike: str, *, number: int = 0, state: str = '') -> int | None:
-        """The sum of the ranks' numbers, or None if their states differ.
+        """The sum of the ranks' numbers, less than ``2**24``, or None if their states differ.
 
-        Args:
-            alike: The operation at which all must be, in words that are equal on all ranks; else
-                all raise.
-            number: At least 0; their sum is less than ``2**24``.
-            state: What the ranks ask whether they have it in common, in words.
+        `alike` is the operation at which all must be, in words that are equal on all ranks; else
+        all raise. `state` is what the ranks ask whether they have it in common, in words.
         """
         return number
 
@@ -148,12 +140,9 @@ class Comm:
     ) -> None:
         """Hands tensors to another rank; for ranks that take turns.
 
-        Args:
-            rank: Which one.
-            words: Offers are taken under the words under which they were made, in their order.
-            form: The tensors, which nobody else uses; with `make` some like them, of any content.
-            make: Fills tensors like them, in the other rank's turn.
-            read: What `make` reads.
+        Offers are taken under the words under which they were made, in their order. `form` are the
+        tensors, which nobody else uses; with `make` some like them, of any content, which it fills
+        in the other rank's turn. `read` is what `make` reads.
         """
         raise NotImplementedError
 

@@ -37,11 +37,7 @@ class Reducer(Protocol):
         """Notes that the backward that runs comes to the model."""
 
     def reduce(self, new: set[Tensor]) -> list[Tensor]:
-        """Makes them whole; returns the parameters that any rank has a new gradient of.
-
-        Args:
-            new: Those that have one on this rank.
-        """
+        """Makes them whole; `new` are new ones of this rank, returned those that are new on any."""
 
 
 class Backward:

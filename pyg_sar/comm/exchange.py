@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +25,12 @@ from pyg_sar.comm.collectives import all_to_all, all_to_all_counts
 from pyg_sar.comm.faults.errors import placed
 from pyg_sar.comm.ranks import current
 from pyg_sar.comm.swap import ROWS_TAG, Swap, forms_of, tell_moved
+from pyg_sar.shard.kept import Kept
 from pyg_sar.shard.shard import Shard, Step
+
+_POOL: Kept[BufferPool] = Kept()
+_EXCHANGES: Kept[dict[tuple[int, torch.dtype | None], Exchange]] = Kept()
+_SOURCE_IDS: Kept[Tensor] = Kept()
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,16 +49,10 @@ class Request:
 
 
 class Exchange:
-    """Fetches halo rows of a shard, and returns their gradients to the owners.
+    """Fetches halo rows of this rank's shard, and returns their gradients to the owners.
 
-    Args:
-        shard: The shard of this rank.
-        depth: How many steps travel ahead of the block that is computed.
-        dtype: What floating-point rows and their gradients are rounded to while they travel, if it
-            is narrower than theirs; None to send them as they are.
-
-    Raises:
-        ValueError: If the shard was loaded for another rank or world size than this process has.
+    So many steps as `depth` travel ahead of the block that is computed. Wider floating-point rows
+    and their gradients are rounded to `dtype` while they travel; None sends them as they are.
     """
 
     def __init__(self, shard: Shard, *, depth: int = 1, dtype: torch.dtype | None = None) -> None:
@@ -71,24 +71,16 @@ class Exchange:
         self.shard = shard
         self.depth = depth
         self.wire = Wire(dtype)
-        pool: BufferPool = current().pool or shard.cache.get('buffers') or BufferPool()
-        shard.cache['buffers'] = pool
+        pool = _POOL.put(shard, current().pool or _POOL.of(shard, BufferPool))
         most = max((max(s.recv_rows, s.send_rows) for s in shard.steps), default=0)
         # Reused memory for as many rows like those of each of some tensors.
         self.buffers = partial(Buffers, pool, most)
 
     def fetch(self, tensors: Sequence[Tensor], *, keep: bool = False) -> Iterator[Rows]:
-        """The source rows of every block, in the order of the plan's blocks.
+        """The source rows ``[num_rows, ...]`` of every block, in the order of the plan's blocks.
 
-        Own blocks come as views; remote ones in buffers that are used again once the next block is
-        asked for.
-
-        Args:
-            tensors: Own rows ``[num_own, ...]`` of each tensor that is read across ranks.
-            keep: Give every block memory of its own.
-
-        Yields:
-            ``[num_rows, ...]`` of each tensor.
+        Own blocks of the tensors ``[num_own, ...]`` come as views; remote ones in buffers that are
+        used again once the next block is asked for, or with `keep` in memory of their own.
         """
         tensors = [t.contiguous() for t in tensors]
         form = self.wire.like(tensors)
@@ -189,8 +181,7 @@ class Exchange:
     def request(self, halo: Sequence[Tensor]) -> list[Request]:
         """Tells the owners which halo rows will be fetched together (collective: two all-to-alls).
 
-        Args:
-            halo: For every fetch to come, ascending halo rows, int64; as many fetches on all ranks.
+        `halo` are for every fetch to come ascending halo rows, int64; as many fetches on all ranks.
         """
         if self.shard.world_size == 1:
             return [self._everything() for _ in halo]
@@ -256,6 +247,32 @@ class Exchange:
             [t.numel() for t in rows],
             [b - a for a, b in pairwise(halo_ptr)],
         )
+
+
+def exchange_of(shard: Shard, depth: int = 1, dtype: torch.dtype | None = None) -> Exchange:
+    """The exchange of a shard, kept with it; its arguments and errors are those of Exchange.
+
+    A `dtype` rounds rows that messages read. Degrees and other numbers of the whole graph are never
+    rounded.
+    """
+    known = _EXCHANGES.of(shard, dict)
+    if (depth, dtype) not in known:
+        known[depth, dtype] = Exchange(shard, depth=depth, dtype=dtype)
+    return known[depth, dtype]
+
+
+def lent_to_another(shard: Shard) -> dict[Kept[Any], Any]:
+    """What a shard made from this one has from the start: exchanges of both share their buffers."""
+    return {_POOL: _POOL.of(shard, BufferPool)}
+
+
+def with_halo_ids(shard: Shard, ids: Tensor) -> Tensor:
+    """The ids of own sources, then those of the halo's (collective: an all-to-all, once)."""
+
+    def make() -> Tensor:
+        return torch.cat([ids, *exchange_of(shard).fetch_all([ids])])
+
+    return _SOURCE_IDS.put(shard, _SOURCE_IDS.of(shard, make).to(ids.device))
 
 
 @contextmanager

@@ -50,12 +50,9 @@ def communicates(function: Function) -> Function:
 def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
     """Makes the backward of an autograd Function one that has no derivative itself.
 
-    torch's decorator of this name notices only what ``Tensor.backward`` visits and where the
-    gradients that come in have a history: ``torch.autograd.grad(first, inputs)`` would leave out
-    the second derivative without a word.
-
-    Raises:
-        RuntimeError: When a gradient of what `backward` returns is computed.
+    A gradient of what `backward` returns is a RuntimeError. torch's decorator of this name notices
+    only what ``Tensor.backward`` visits and where the gradients that come in have a history:
+    ``torch.autograd.grad(first, inputs)`` would leave out the second derivative without a word.
     """
 
     @functools.wraps(backward)

@@ -23,12 +23,10 @@ class GradientReturn:
     many blocks as the exchange is deep travel while the next block is computed. They are added in
     the order of the steps once the next have been sent, so sums do not depend on timing.
 
-    Args:
-        exchange: The exchange whose adjoint it is.
-        out: ``[num_own, ...]`` of each tensor, which gradients of other ranks are added to: zeros,
-            or of any content where all own blocks are written.
-        own: Computes what the own blocks give, once the first gradients are on their way. It takes
-            the place of `out`, whose rows then tell only shapes and dtypes; own blocks are skipped.
+    Gradients of other ranks are added to `out`, ``[num_own, ...]`` of each tensor: zeros, or of any
+    content where all own blocks are written. `own` computes what the own blocks give, once the
+    first gradients are on their way. It takes the place of `out`, whose rows then tell only shapes
+    and dtypes; own blocks are skipped.
     """
 
     def __init__(

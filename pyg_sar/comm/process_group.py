@@ -44,9 +44,8 @@ _numbers = itertools.count()
 class GroupComm(Connection):
     """A rank of the default process group; connected at the first use (collective).
 
-    Args:
-        main: For a lane, the comm of the program: operations of a lane, which belong to one more
-            thread of every rank, never meet those of the program.
+    A lane has `main`, the comm of the program: operations of a lane, which belong to one more
+    thread of every rank, never meet those of the program.
     """
 
     def __init__(self, main: GroupComm | None = None) -> None:
@@ -116,13 +115,11 @@ class GroupComm(Connection):
         self.lost(error, operation, None)
 
     def close(self) -> None:
-        """See :meth:`Connection.close`."""
         if self._watch is not None:
             self._watch.close()
         super().close()
 
     def goes_by_host(self, device: torch.device, group: dist.ProcessGroup | None = None) -> bool:
-        """See :meth:`Comm.goes_by_host`."""
         if device.type == 'cpu':
             return True
         return bool((group or self.group or self._opened())._get_backend(device).name() == 'gloo')
@@ -198,25 +195,21 @@ class GroupComm(Connection):
     def all_to_all(
         self, received: Tensor, sent: Tensor, recv_sizes: list[int], send_sizes: list[int]
     ) -> None:
-        """See :meth:`Comm.all_to_all`."""
         group, sizes = self.group or self._opened(), (recv_sizes, send_sizes)
         self._await(
             dist.all_to_all_single(received, sent, *sizes, group=group, async_op=True), sent
         )
 
     def all_reduce(self, tensor: Tensor, group: dist.ProcessGroup | None = None) -> None:
-        """See :meth:`Comm.all_reduce`."""
         chosen = group or self.group or self._opened()
         self._await(dist.all_reduce(tensor, group=chosen, async_op=True), tensor, group)
 
     def all_gather(self, own: Tensor) -> Tensor:
-        """See :meth:`Comm.all_gather`."""
         group, out = self.group or self._opened(), own.new_empty(self.size, *own.shape)
         self._await(dist.all_gather(list(out.unbind()), own, group=group, async_op=True), own)
         return out
 
     def broadcast(self, tensor: Tensor) -> None:
-        """See :meth:`Comm.broadcast`."""
         group = self.group or self._opened()
         sent = tensor if self.goes_by_host(tensor.device) else self._carried(tensor)
         self._await(dist.broadcast(sent, src=0, group=group, async_op=True), tensor)

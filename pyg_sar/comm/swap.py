@@ -50,8 +50,7 @@ class Swap:
     def wait(self) -> None:
         """Returns once both ways are done.
 
-        Raises:
-            ExchangeError: If the other rank has ended or is silent.
+        Raises ExchangeError if the other rank has ended or is silent.
         """
         comm = self._comm
         if self.works:

@@ -70,14 +70,8 @@ def positive(text: str) -> int:
 def progress_bar(name: str, total: int, *, quiet: bool = False, delay: float = 0.5) -> Any:
     """Progress on stderr, for a ``with`` statement: ``bar.update()`` after every step.
 
-    A bar in a terminal or a notebook. Elsewhere, as in a log file, a line for every 10 %. Nothing
-    on ranks of torchrun but rank 0.
-
-    Args:
-        name: What is done.
-        total: Number of steps.
-        quiet: Whether to show nothing.
-        delay: Seconds before which nothing is shown.
+    A bar in a terminal or a notebook, `delay` seconds after its start. Elsewhere, as in a log file,
+    a line for every 10 %. Nothing on ranks of torchrun but rank 0, nor if it is `quiet`.
     """
     quiet = quiet or os.environ.get('RANK', '0') != '0'
     if quiet or sys.stderr.isatty() or 'ipykernel' in sys.modules:

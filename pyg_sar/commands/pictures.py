@@ -30,10 +30,7 @@ svg {{ width: 100%; min-width: 45em; height: auto; }}
 
 
 def new_figure(width: float, height: float) -> Any:
-    """An empty figure of matplotlib, in inches, without a window whatever the backend.
-
-    Raises ValueError if matplotlib is not installed.
-    """
+    """An empty figure of matplotlib, in inches, without a window whatever the backend."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:

@@ -22,15 +22,9 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 def find(place: Any, found: Any, num_known: Any, keys: Any) -> int:
     """Places of `keys` in `found`, whose first numbers are known; those that are not are added.
 
-    Args:
-        place: Of every key, int64 ``[N]``; written.
-        found: int64 ``[num_known + N]``, at least 0; new ones are written behind those known. Of
-            equal ones that are known the first counts.
-        num_known: How many are known.
-        keys: int64 ``[N]``, at least 0.
-
-    Returns:
-        How many are in `found`.
+    All are at least 0. `place`, of every key, int64 ``[N]``, is written; new keys are written
+    behind those known in `found`, int64 ``[num_known + N]``. Of equal ones that are known the first
+    counts. Gives how many are in `found`.
     """
     count, top = np.int64(num_known), np.int64(0)
     for i in range(count):

@@ -1,4 +1,4 @@
-"""The edges of a call: their exchange, the way they run, and what names them."""
+"""The edges of a call: the way they run, and what names them."""
 
 from __future__ import annotations
 
@@ -9,29 +9,20 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex as PyGEdgeIndex
 
-from pyg_sar.comm import Agreed, EdgeMove, Exchange, Reversed, agree, reverse
+from pyg_sar.comm import Agreed, EdgeMove, Reversed, agree, reverse
 from pyg_sar.conv.names import PLAIN
 from pyg_sar.dropout import edge_ids, has_ids
 from pyg_sar.ground.nested import leaves_of
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.shard.edge_index import ShardEdgeIndex
+from pyg_sar.shard.kept import Kept
 from pyg_sar.shard.plan import Plan
 from pyg_sar.shard.shard import Shard
 
 _MAX_REVERSED = 4
-
-
-def exchange_of(shard: Shard, depth: int = 1, dtype: torch.dtype | None = None) -> Exchange:
-    """The exchange of a shard; raises ValueError if the shard is not this rank's.
-
-    A `dtype` rounds rows that messages read. Degrees and other numbers of the whole graph are never
-    rounded.
-    """
-    key = f'exchange {depth} {dtype}'
-    found: Exchange | None = shard.cache.get(key)
-    if found is None or found.shard is not shard:  # a cache may be that of another shard, too
-        found = shard.cache[key] = Exchange(shard, depth=depth, dtype=dtype)
-    return found
+_REVERSED: Kept[list[tuple[Tensor, Agreed[Reversed]]]] = Kept()
+_IDS: Kept[Tensor] = Kept()
+_IDS_OF_REVERSED: Kept[Agreed[Tensor]] = Kept()
 
 
 def into_own(
@@ -53,7 +44,7 @@ def into_own(
 def _reversed(edge_index: ShardEdgeIndex) -> Reversed:
     """The edges turned round, remembered by their content."""
     shard, plain = edge_index.shard, edge_index.as_subclass(Tensor)
-    known: list[tuple[Tensor, Agreed[Reversed]]] = shard.cache.setdefault('reversed', [])
+    known = _REVERSED.of(shard, list)
     own = next((each for index, each in known if torch.equal(index, plain)), None)
     if own is None:
         own = Agreed(_MAX_REVERSED)
@@ -86,20 +77,12 @@ def ids_of_edges(edge_index: ShardEdgeIndex, move: EdgeMove | None, plan: Plan) 
         return ids if move is None else move.to_reversed(ids)
 
     if move is not None:
-        known: Agreed[Tensor] = plan.cache.setdefault('ids of reversed edges', Agreed())
-        return known.get(None, make)
-    if 'edge ids' not in plan.cache:
-        plan.cache['edge ids'] = make()
-    found: Tensor = plan.cache['edge ids']
-    return found
+        return _IDS_OF_REVERSED.of(plan, Agreed).get(None, make)
+    return _IDS.of(plan, make)
 
 
 def edges_in(values: Iterable[Any]) -> list[EdgeIndex | ShardEdgeIndex]:
-    """The edges of cut graphs among arguments, of one partition.
-
-    Raises:
-        ValueError: If they belong to different partitions, or one was made an EdgeIndex of PyG.
-    """
+    """The edges of cut graphs among arguments, of one partition."""
     found: list[EdgeIndex | ShardEdgeIndex] = []
     for value in values:
         for leaf in (value,) if isinstance(value, (Tensor, *PLAIN)) else leaves_of(value):

@@ -104,12 +104,7 @@ class ChosenMode(NamedTuple):
 
 
 def options_of(given: Mapping[str, Any]) -> Options:
-    """The options of a call.
-
-    Raises:
-        TypeError: If there is no option of a name.
-        ValueError: As :class:`Options`.
-    """
+    """The options of a call."""
     known = [field.name for field in fields(Options)]
     for name in given:
         if name not in known:

@@ -15,6 +15,7 @@ import torch
 from torch_geometric.nn import MessagePassing
 
 from pyg_sar.comm import in_layer, left_by, world_size
+from pyg_sar.conv.around.kept_norms import FORMS
 from pyg_sar.conv.around.patching import bind_functions, forms
 from pyg_sar.conv.around.state import state_of_modules
 from pyg_sar.conv.call.layer_plan import Forward, Layer, LayerPlan, plan_for, running
@@ -22,7 +23,7 @@ from pyg_sar.conv.call.propagation import edge_updater, propagate
 from pyg_sar.conv.exchanges import edges_in
 from pyg_sar.conv.names import name_of, plain_class
 from pyg_sar.conv.options import ChosenMode, Options, Path, options_of
-from pyg_sar.conv.substitutes import ROW_BY_ROW, relations_joined
+from pyg_sar.conv.row_by_row import ROW_BY_ROW, relations_joined
 from pyg_sar.conv.support import why_refused
 from pyg_sar.dropout import is_running
 from pyg_sar.rows.attach import edges_among, given_to_conv, rows_by_type
@@ -161,7 +162,7 @@ class SARConv(MessagePassing, metaclass=_Convert):
                 state = self._state()
                 plan = plan_for(self, state, edges, args, kwargs, in_forward=in_forward)
                 now = Forward(self, plan, sar.options, in_forward)
-                with running.set(now), forms.set(plan.forms), alike_draws.set(True):
+                with running.set(now), forms.set(FORMS), alike_draws.set(True):
                     yield plan
             except BaseException as error:
                 left_by(error)

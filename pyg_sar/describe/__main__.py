@@ -48,7 +48,6 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _report(meta: Meta) -> str:
-    """How the partition was made, its sizes, and the attributes with their bytes."""
     notes, summary = meta.notes, summarize(meta)
     in_summary = 'method', 'edge_cut', 'communication_volume', 'cover_rows'
     how = notes['partition'].items()

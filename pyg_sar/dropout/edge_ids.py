@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pyg_sar.comm import Exchange
+from pyg_sar.comm import with_halo_ids
 from pyg_sar.draws import hashed, hashed_on
 from pyg_sar.shard.shard import Shard
 
@@ -29,10 +29,7 @@ def edge_ids(edge_index: Tensor, shard: Shard) -> Tensor:
     keeps.
     """
     assert shard.n_id is not None
-    if 'source ids' not in shard.cache:
-        (halo,) = Exchange(shard).fetch_all([shard.n_id])
-        shard.cache['source ids'] = torch.cat([shard.n_id, halo])
-    ids: Tensor = shard.cache['source ids']
+    ids = with_halo_ids(shard, shard.n_id)
     src, dst = edge_index.as_subclass(Tensor)
     of_dst = shard.dst_id if shard.is_bipartite else shard.n_id
     assert of_dst is not None

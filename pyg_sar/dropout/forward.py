@@ -177,7 +177,6 @@ class _Forward(TorchFunctionMode):
         return out
 
     def _of_rows(self, x: Rows, p: float, state: Tensor, inplace: bool) -> Any:
-        """Of rows of the whole graph, which have ids."""
         if x._dim or not x._space.has_ids():
             raise ValueError(
                 f"'dropout_seed' takes rows with ids in the first dimension (got {x._space!r})"

@@ -19,22 +19,14 @@ _SEQUENCES: dict[str, Any] = {'list': list, 'tuple': tuple, 'set': set, 'frozens
 def encode(value: Any) -> bytes:
     """JSON that :func:`decode` makes equal values of the same types from.
 
-    Args:
-        value: None, bool, int, float, str, torch.dtype, a dense tensor, or lists, tuples, sets and
-            dicts of them.
-
-    Raises:
-        TypeError: If there is anything else in it.
+    Of None, bool, int, float, str, torch.dtype, a dense tensor, or lists, tuples, sets and dicts of
+    them; raises TypeError for anything else.
     """
     return json.dumps(_tagged(value)).encode()
 
 
 def decode(text: bytes) -> Any:
-    """The value that was encoded.
-
-    Raises:
-        ValueError: If it is no such text.
-    """
+    """The value that was encoded."""
     try:
         return _untagged(json.loads(text))
     except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:

@@ -191,11 +191,7 @@ def check() -> None:
 
 
 def find(name: str) -> Any:
-    """What a name of :data:`NAMES` stands for.
-
-    Raises:
-        ImportError: If it is gone.
-    """
+    """What a name of :data:`NAMES` stands for."""
     found: Any = importlib.import_module(name.partition('.')[0])
     for word in name.split('.')[1:]:
         try:

@@ -22,9 +22,6 @@ class Scoped(threading.local, Generic[T]):
         layer = Scoped('')
         with layer.set('layer conv1'):
             layer.value  # 'layer conv1', in this thread alone
-
-    Attributes:
-        value: What holds now.
     """
 
     def __init__(self, outside: T) -> None:  # which every thread calls once

@@ -4,17 +4,9 @@ A rank touches its own rows and one remote block at a time, so ranks that are th
 and take turns (:mod:`pyg_sar.comm.threads`) need the memory of one of them, if what the others hold
 can be elsewhere. Nothing of a program changes: its tensors are emptied and filled again.
 
-Two ways were tried.
-
-=========================  ======================================  ================================
-\                          emptying storages (here)                mapping a file over the address
-=========================  ======================================  ================================
-what brings memory back    the next operation that reads it        a page fault
-a read error is            an OSError with the path                SIGBUS, the end of the process
-disk reads                 what is asked, one call a tensor        pages at random, 3.3 times that
-where it runs              any allocator; a GPU, too               Linux with glibc; no GPU
-what must be known         who reads past torch (a few loops)      nothing
-=========================  ======================================  ================================
+To map a file over the address of a tensor, the other way, needs no knowledge of who reads past
+torch. But a read error is then the end of the process (SIGBUS), pages are read at random, 3.3 times
+as many, and it runs on Linux with glibc alone, and on no GPU.
 """
 
 from pyg_sar.in_turns.figures import Figures

@@ -22,16 +22,12 @@ LEAST_BYTES = 64 << 10
 
 
 class Evictions:
-    """The storages of all ranks of a run.
+    """The storages of all ranks of a run, those of `least` bytes or more.
 
-    Args:
-        budget: Bytes that may be on a GPU between operations, if turns need no more.
-        host_budget: And in memory of the host.
-        file: Where to evict to from the host; None if its budget is never exceeded.
-        num_ranks: How many ranks take turns.
-        least: Bytes of the smallest storage that goes.
-        limit: Bytes in memory of the host that nothing may exceed, else :class:`OverMemory` is
-            raised; None for no limit.
+    `budget` bytes may be on a GPU between operations, if turns need no more, and `host_budget` in
+    memory of the host; `file` is where to evict to from there, None if that is never exceeded.
+    Nothing may exceed `limit` bytes of the host, else :class:`OverMemory` is raised; None for no
+    limit.
     """
 
     def __init__(
@@ -125,7 +121,7 @@ class Evictions:
                 self._will_change(held)  # which is not seen from now on
                 held.stays = True
 
-    def is_better_read(self, storage: torch.UntypedStorage) -> bool:
+    def is_read_by_rows(self, storage: torch.UntypedStorage) -> bool:
         """Whether a storage is away that another rank has made, or that there is no room for."""
         held = self._held.get(storage._cdata)
         if held is None or not held.is_away:

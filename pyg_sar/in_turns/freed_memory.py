@@ -15,10 +15,8 @@ from pyg_sar import memory
 class FreedMemory:
     """Keeps what tensors have freed, or gives it back to the system.
 
-    Args:
-        budget: Bytes of tensors. Memory is kept until the process has taken half as many from now
-            on, so the holes are within the budget, too.
-        least: Bytes of the smallest block that is given back at once from then on.
+    Memory is kept until the process has taken half of `budget` bytes from now on, so the holes are
+    within the budget, too. From then on blocks of `least` bytes are given back at once.
     """
 
     def __init__(self, budget: int, least: int) -> None:

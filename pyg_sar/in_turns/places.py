@@ -51,13 +51,7 @@ class OnDisk:
 
 
 class OnHost:
-    """A place in memory of the host, from where it may go on to a disk.
-
-    Args:
-        host: The tier of the host's memory.
-        owner: The storage whose bytes wait here.
-        moved: Counts the bytes to the host and from it.
-    """
+    """A place in memory of the host, from where it may go on to a disk."""
 
     def __init__(self, host: Tier, owner: Held, moved: list[int]) -> None:
         self._host, self._owner, self._moved = host, owner, moved

@@ -33,12 +33,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class InTurns:
-    """What a run in turns gave.
-
-    Attributes:
-        results: What the program returned on rank 0, 1, ...
-        figures: What was moved between memory and disk.
-    """
+    """What a run in turns gave: what the program returned on rank 0, 1, ..., and what was moved."""
 
     results: list[Any]
     figures: Figures

@@ -26,17 +26,8 @@ _GROWTH = 64 << 20
 class SpillFile:
     """Places for bytes in a file that nobody else sees.
 
-    Args:
-        folder: Where the file lies.
-        reserve: Bytes on disk that it takes at once; it takes more when it needs more.
-
-    Attributes:
-        num_bytes: How long it is.
-        written: Bytes written so far.
-        read: Bytes read so far.
-
-    Raises:
-        OSError: With the folder, if it may not be written or has no room.
+    It takes `reserve` bytes on disk at once, and more when it needs more. `num_bytes` is how long
+    it is; `written` and `read` count bytes so far.
     """
 
     def __init__(self, folder: str | Path, reserve: int = 0) -> None:

@@ -13,17 +13,7 @@ memory goes, that which is needed last first:
 
 Of 2 and 3 that of the rank goes first whose turn comes last. Ranks take turns in a circle, so the
 least recently used would be the worst choice. Belady's choice, which knows the whole epoch, moves
-hardly less: GB written and read in an epoch of GraphSAGE on synthetic:arxiv in 8 parts, Belady's
-by simulation.
-
-=======  =====  =========  ======
-memory   here   without 4  Belady
-=======  =====  =========  ======
-100 MB   6.8    7.1        6.8
-250 MB   4.1    4.7        3.9
-400 MB   2.3    2.9        2.3
-600 MB   1.4    1.4        1.3
-=======  =====  =========  ======
+hardly less (docs/speed.md).
 
 What was written once and has not changed since is not written again. What dies is never written.
 """
@@ -132,13 +122,7 @@ def _is_used(storage: weakref.ref[torch.UntypedStorage]) -> bool:
 
 
 class Clock:
-    """Which turn it is.
-
-    Attributes:
-        turn: Its number.
-        rank: Whose it is.
-        has_touched: Whether the rank has touched anything of its own in this turn.
-    """
+    """Which turn it is, whose, and whether its rank has touched anything of its own."""
 
     def __init__(self, num_ranks: int) -> None:
         self.turn = self.rank = 0

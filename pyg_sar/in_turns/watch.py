@@ -73,31 +73,26 @@ class Watch:
             yield
 
     def needs(self, tensor: Tensor, *, is_written: bool) -> None:
-        """See :meth:`pyg_sar.evictable.Watcher.needs`."""
         with torch._C.DisableTorchFunction():
             for storage in _storages(tensor):
                 self._evictions.needs(storage, is_written=is_written)
 
     def leaves(self, tensor: Tensor) -> None:
-        """See :meth:`pyg_sar.evictable.Watcher.leaves`."""
         with torch._C.DisableTorchFunction():
             for storage in _storages(tensor):
                 self._evictions.leaves(storage)
 
     def keeps(self, tensor: Tensor) -> None:
-        """See :meth:`pyg_sar.evictable.Watcher.keeps`."""
         with torch._C.DisableTorchFunction():
             for storage in _storages(tensor):
                 self._evictions.keep(storage)
 
     def maps(self, folder: Path, tensors: Sequence[Tensor]) -> None:
-        """See :meth:`pyg_sar.evictable.Watcher.maps`."""
         with torch._C.DisableTorchFunction():
             self._evictions.files.note(folder, [s for t in tensors for s in _storages(t)])
 
     def reads_rows(self, out: Tensor, tensor: Tensor, index: Tensor) -> bool:
-        """See :meth:`pyg_sar.evictable.Watcher.reads_rows`."""
-        if not self.is_better_read(tensor) or not out.is_contiguous():
+        if not self.is_read_by_rows(tensor) or not out.is_contiguous():
             return False
         rows = array_of(index.cpu())
         if len(rows) and not 0 <= rows.min() <= rows.max() < tensor.size(0):
@@ -107,8 +102,7 @@ class Watch:
         return True
 
     def reads_run(self, out: Tensor, run: Tensor) -> bool:
-        """See :meth:`pyg_sar.evictable.Watcher.reads_run`."""
-        if not self.is_better_read(run) or not out.is_contiguous():
+        if not self.is_read_by_rows(run) or not out.is_contiguous():
             return False
         with self._on_host(out) as found, self._reading(run) as away:
             read_run(found, run, away)
@@ -135,17 +129,15 @@ class Watch:
         ):
             yield away
 
-    def is_better_read(self, tensor: Tensor) -> bool:
-        """See :meth:`pyg_sar.evictable.Watcher.is_better_read`."""
+    def is_read_by_rows(self, tensor: Tensor) -> bool:
         with torch._C.DisableTorchFunction():
             return (
                 tensor.numel() > 0
                 and tensor.is_contiguous()
-                and self._evictions.is_better_read(tensor.untyped_storage())
+                and self._evictions.is_read_by_rows(tensor.untyped_storage())
             )
 
     def offers(self, tensors: Sequence[Tensor], offer: Offered) -> bool:
-        """See :meth:`pyg_sar.evictable.Watcher.offers`."""
         with torch._C.DisableTorchFunction():
             storages = [storage for tensor in tensors for storage in _storages(tensor)]
 

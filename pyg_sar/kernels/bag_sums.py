@@ -47,20 +47,16 @@ def add_bag_sums(
     factor: Tensor | None = None,
     replace: bool = False,
 ) -> Tensor:
-    """Adds the weighted sum of every bag to its row of `out`.
+    """Adds the weighted sum of every bag to its row of `out` ``[num_rows, F]``, which it returns.
 
     For the edges e of bag b, ``out[keys[b]] += sum of weight[e] * values[columns[e]]``, in chunks
     of a few MiB per thread: a temporary of the size of `out` would cost a page fault for every
     page.
 
-    Args:
-        out: ``[num_rows, F]``, changed in place and returned.
-        values: ``[num_cols, F]`` of the same dtype.
-        bags: The edges, grouped.
-        weight: ``[num_edges]`` in edge order, or None for ones; with a weight for every head
-            ``[num_edges, H]`` rows are ``[H, C]``: :mod:`pyg_sar.kernels.weighted_sums`.
-        factor: ``[num_cols]``: what rows of `values` are multiplied by, in no pass of its own.
-        replace: Whether the sums replace what `out` holds; rows without a bag become zero.
+    `values` are ``[num_cols, F]`` of the same dtype, and multiplied by `factor` ``[num_cols]`` in
+    no pass of its own. `weight` is ``[num_edges]`` in edge order, or None for ones; with one for
+    every head ``[num_edges, H]`` rows are ``[H, C]``: :mod:`pyg_sar.kernels.weighted_sums`. With
+    `replace` the sums replace what `out` holds; rows without a bag become zero.
     """
     if weight is not None and weight.dim() == 2:
         return add_weighted_sums(out, values, bags, weight, replace=replace)
@@ -90,7 +86,6 @@ def add_bag_sums(
 
 
 def _entry_weights(bags: Bags, weight: Tensor | None, factor: Tensor | None) -> Tensor | None:
-    """The weight of every entry of the bags."""
     if weight is not None and bags.perm is not None:
         weight = weight.index_select(0, bags.perm)
     if factor is None:

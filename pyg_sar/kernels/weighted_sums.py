@@ -1,20 +1,8 @@
 """Sums over the edges of one block with a weight for every head, and the gradient of the weights.
 
-Measured on a CPU, a block of 42 thousand rows and 450 thousand edges, ms with one thread, float32:
-
-======================  =============  ==============  ==============  =========
-heads x channels        4 x 32         1 x 128         8 x 8           8 x 1
-======================  =============  ==============  ==============  =========
-sum: embedding_bag      **12.8**       **7.8**         **22.8**        14.2
-sum: index_add          40.8           42.5            36.8            **8.7**
-dots: sampled_addmm     **25.4**       **12.3**        **31.0**        17.6
-dots: gather, multiply  48             37              43.5            **9.0**
-======================  =============  ==============  ==============  =========
-
-So from a few channels on it is ``embedding_bag``, once for every head, and ``sampled_addmm``; below
-that, gather and multiply in chunks that stay in the cache. On an H100 (2.3 million edges, 4 x 32)
-the sum takes 2.7 with ``embedding_bag`` and 0.8 as a CSR product, the dots 6.5 and 1.8. Where numba
-is installed a compiled loop takes the place of all of these on a CPU
+From a few channels on it is ``embedding_bag``, once for every head, and ``sampled_addmm``; below
+that, gather and multiply in chunks that stay in the cache; on a GPU a CSR product (measured:
+docs/speed.md). Where numba is installed a compiled loop takes the place of all of these on a CPU
 (:mod:`pyg_sar.compiled.loops`).
 """
 
@@ -35,10 +23,8 @@ from pyg_sar.shard.plan import Block
 from pyg_sar.shard.rows_at import rows_at, write_rows_at
 
 _BAG_BYTES = 2 << 20
-"""Sums of one chunk of bags: see bag_sums."""
 
 _EDGE_BYTES = 1 << 20
-"""Gathered rows of one chunk of edges."""
 
 _CHUNK_EDGES = 1 << 17
 """Edges of a chunk whose rows are not gathered."""
@@ -110,15 +96,9 @@ def weighted_sums_and_dots(
 ) -> None:
     """Writes both gradients of :func:`add_weighted_sums`: of its values and of its weights.
 
-    A compiled loop reads every row of `grad` once for both.
-
-    Args:
-        out: ``[num_cols, H, C]``: the gradient of the values.
-        dots: ``[num_edges, H]``, contiguous: the gradient of the weights.
-        grad: ``[num_rows, H, C]``: the gradient of the sums.
-        rows: ``[num_cols, H, C]``: the values.
-        block: The edges, from columns into rows.
-        weight: ``[num_edges, H]``.
+    Those of the values are `out` ``[num_cols, H, C]``, of the weights `dots` ``[num_edges, H]``,
+    contiguous, for the gradient `grad` ``[num_rows, H, C]`` of the sums and the values `rows`. A
+    compiled loop reads every row of `grad` once for both.
     """
     if has_loop(grad) and out.is_contiguous():
         run_loop(grad, block.by_src, out=out, weight=weight, own=rows, dots=dots, replace=True)

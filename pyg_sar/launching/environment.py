@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 DEFAULT_PORT = 29500
-"""That of torchrun."""
 
 
 @dataclass(frozen=True)
@@ -178,11 +177,7 @@ def _address(environ: Mapping[str, str], launcher: _Launcher, rank: int, size: i
 
 
 def first_host(hosts: str) -> str:
-    """The first of a list of machines as Slurm writes it: ``node[07-12,20],login`` has ``node07``.
-
-    Raises:
-        ValueError: If it is no such list.
-    """
+    """The first machine of a list of Slurm: ``node[07-12,20],login`` has ``node07``."""
     host = re.sub(r'\[(\w+)[-,\w]*\]', r'\1', hosts).split(',')[0]
     if not re.fullmatch(r'[\w.-]+', host):
         raise ValueError(f'expected a list of machines such as node[01-04,7] (got {hosts!r})')

@@ -55,11 +55,7 @@ def own_sight() -> Sight:
 
 
 def places(ranks: Sequence[Sight]) -> list[Place]:
-    """Deals out cores and GPUs: ranks that see the same ones share them, in the order of ranks.
-
-    Raises:
-        ValueError: If some ranks see a GPU and others none.
-    """
+    """Deals out cores and GPUs: ranks that see the same ones share them, in the order of ranks."""
     blind = [rank for rank, sight in enumerate(ranks) if not sight.gpus]
     if blind and len(blind) < len(ranks):
         raise ValueError(

@@ -53,7 +53,6 @@ class SyncBatchNorm(torch.nn.BatchNorm1d, torch.nn.SyncBatchNorm):
 
 
 def _forward(norm: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """The forward of a norm."""
     forward = partial(type(norm).forward, norm)
     is_of_all = isinstance(x, Rows)
     if is_of_all or not norm.training:

@@ -88,8 +88,7 @@ class RunningStatistics:
 def make_equal(norm: Any) -> None:
     """Makes the running statistics of a norm equal, if it has updated them by itself (collective).
 
-    Raises:
-        ExchangeError: If another rank has not.
+    Raises ExchangeError if another rank has not.
     """
     if _updates_of(norm) is None:
         return

@@ -13,7 +13,7 @@ from math import gcd
 import torch
 from torch import Tensor
 
-from pyg_sar.comm import Exchange, agree, check_equal, in_call, raise_together
+from pyg_sar.comm import agree, check_equal, in_call, raise_together, with_halo_ids
 from pyg_sar.draws import uniform
 from pyg_sar.over_all_nodes.rows import rows
 from pyg_sar.shard.edge_index import ShardEdgeIndex
@@ -122,8 +122,6 @@ def permute_rows(x: Tensor, edge_index: Tensor, *, seed: int | None = None) -> T
 
 @dataclass(frozen=True, eq=False)
 class _Graph:
-    """Edges into own nodes."""
-
     src: Tensor  # their sources, ids of the whole graph
     dst: Tensor  # their destinations, places in `n_id`
     n_id: Tensor  # ids of the own nodes
@@ -173,18 +171,15 @@ def _why_not(edge_index: Tensor, num_nodes: int | None) -> str | None:
 
 
 def _graph(edge_index: Tensor, num_nodes: int | None) -> _Graph:
-    """Collective with a shard: a small all-gather, and at the first call an exchange of ids."""
+    """Collective with a shard at the first call: an exchange of ids."""
     if not isinstance(edge_index, ShardEdgeIndex):
         if num_nodes is None:
             num_nodes = int(edge_index.max()) + 1 if edge_index.numel() else 0
         src, dst = edge_index
         return _Graph(src, dst, torch.arange(num_nodes, device=src.device), num_nodes)
     shard, n_id = edge_index.shard, n_id_of(edge_index.shard)
-    if not all(agree('source ids' in shard.cache)):
-        halo = Exchange(shard).fetch_all([n_id])[0] if shard.world_size > 1 else n_id[:0]
-        shard.cache['source ids'] = torch.cat([n_id, halo])
     src, dst = (edge_index.flip(0) if edge_index.is_flipped else edge_index).as_subclass(Tensor)
-    return _Graph(shard.cache['source ids'][src], dst, n_id, shard.num_nodes)
+    return _Graph(with_halo_ids(shard, n_id)[src], dst, n_id, shard.num_nodes)
 
 
 def _common(edge_index: Tensor, seed: int | None, asked: object, number: int) -> tuple[int, int]:

@@ -172,7 +172,7 @@ def _reduced(func: Callable[..., Any], name: str, args: Any, kwargs: dict[str, A
 
 
 def _refuse(name: str) -> NoReturn:
-    way = 'call the embedding, whose rows are a plain tensor, and reduce with pyg_sar.global_sum'
+    way = 'call the embedding, and reduce the rows that it gives'
     if name in _COLLECTIVES:
         way = 'it has its whole gradient on its rank, leave it out'
     elif name in _DRAWS:

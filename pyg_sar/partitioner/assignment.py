@@ -51,11 +51,7 @@ def choose(
     is_hetero: bool = False,
     has_train_mask: bool = False,
 ) -> MethodOptions:
-    """Checks that the options of :func:`pyg_sar.partition_graph` fit together; fills in defaults.
-
-    Raises:
-        ValueError: If an option is unknown, lacks what it needs, or would be ignored.
-    """
+    """Checks the options of :func:`pyg_sar.partition_graph`; fills in defaults."""
     name = method if isinstance(method, str) else 'tensor'
     found = METHODS.get(name)
     if isinstance(method, (Tensor, dict)) or name.startswith('file:'):

@@ -28,8 +28,8 @@ from pyg_sar.conv.options import Mode
 from pyg_sar.ddp import DistributedDataParallel
 from pyg_sar.ddp.wrap import wrap
 from pyg_sar.monitor import Counts, LiveBytes, Meter, hook
-from pyg_sar.over_all_nodes import global_mean
 from pyg_sar.planner.sizes import RankSizes
+from pyg_sar.rows.over_all_nodes import mean_of_batches
 from pyg_sar.shard.cover import covers_pay
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.shard import Shard, make_steps
@@ -86,14 +86,10 @@ class Rehearsal(NamedTuple):
 def rehearse(
     job: Job, sizes: RankSizes, *, count: bool = True, epochs: int = 2, is_batch: bool = False
 ) -> Rehearsal:
-    """Trains a copy of the model on a made-up shard.
+    """Trains a copy of the model on a made-up shard, or on plain edges of a mini-batch.
 
-    Args:
-        job: What is rehearsed.
-        sizes: The counts of the shard.
-        count: Whether to count bytes; without, seconds are true ones.
-        epochs: Training steps; the first one also makes plans and optimizer states.
-        is_batch: Whether it is a mini-batch, on plain edges.
+    The first of the `epochs` also makes plans and optimizer states. Without `count` no bytes are
+    counted, and seconds are true ones.
     """
     with random_states_kept(torch.device('cpu')), equal_ranks(sizes.num_ranks) as traffic:
         torch.manual_seed(0)
@@ -131,7 +127,7 @@ def _step(job: Job, model: torch.nn.Module, data: Data, optimizer: torch.optim.O
             f'for {data.num_nodes} nodes)'
         )
     values = F.cross_entropy(out, data.y, reduction='none')
-    loss = global_mean(values, data.train_mask)
+    loss = mean_of_batches(values[data.train_mask])
     optimizer.zero_grad()
     loss.backward()  # type: ignore[no-untyped-call]
     optimizer.step()

@@ -55,12 +55,9 @@ def predict_turns(
 ) -> TurnsPrediction:
     """What training needs if the ranks of a prediction take turns.
 
-    Args:
-        prediction: Of the cut.
-        memory: Bytes for large tensors of all ranks together.
-        write_rate: Of the disk, bytes per second.
-        read_rate: Of the disk, bytes per second.
-        host_memory: If `memory` is that of a GPU, bytes that wait on the host before the disk.
+    `memory` are bytes for large tensors of all ranks together; if it is that of a GPU,
+    `host_memory` are bytes that wait on the host before the disk. Rates of the disk are bytes per
+    second.
     """
     ranks = prediction.ranks
     times = 1 if len(ranks) == prediction.num_ranks else prediction.num_ranks

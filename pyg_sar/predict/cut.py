@@ -23,12 +23,8 @@ _METIS_EDGE_BYTES = 93  # as measured: benchmarks/partition
 class Cuts:
     """Cuts of a graph, which are kept beside its file.
 
-    Their names have a checksum of the file, so a graph that has changed is cut anew.
-
-    Args:
-        path: A file as ``python -m pyg_sar.partition`` takes it.
-        memory: Bytes that METIS may take; where it needs more, nodes are streamed into parts.
-        progress: Whether to show progress.
+    Their names have a checksum of the file, so a graph that has changed is cut anew. METIS may take
+    `memory` bytes; where it needs more, nodes are streamed into parts.
     """
 
     def __init__(self, path: Path, memory: int, *, progress: bool) -> None:

@@ -49,12 +49,7 @@ def made_model(named_so: Any, what: str) -> torch.nn.Module:
 
 
 def set_weights(model: torch.nn.Module, path: Path) -> None:
-    """Sets the weights of a model: those of a file of a ``state_dict``, or the newest checkpoint's.
-
-    Raises:
-        ValueError: If they do not fit the model, or the file or the folder holds none.
-        OSError: If it cannot be read.
-    """
+    """Sets the weights of a model: a file's ``state_dict``, or those of the newest checkpoint."""
     if path.is_dir():
         if load_checkpoint(path, model) is None:
             raise ValueError(f'expected a checkpoint in {path} (got none)')

@@ -125,7 +125,6 @@ _COUNTS: dict[str, Callable[[float], str]] = {
     **{'bytes in': bytes_text, 'bytes out': bytes_text},
     **{'waiting s': _SECONDS, 'computing s': _SECONDS, 'peak': bytes_text},
 }
-"""How the fields of Counts are written, in their order."""
 
 
 def _table(summaries: Sequence[Summary], *, of_all: bool) -> str:

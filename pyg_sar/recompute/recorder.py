@@ -5,9 +5,6 @@ Between two convs a model mostly normalises, clips and drops. Each such step kee
 such a result autograd saves a recipe, the step and its inputs, and backward computes it. Whatever
 else is saved, such as a conv's output, stays as it is. To checkpoint segments of a model would run
 its exchanges again.
-
-A chain linear - batch norm - ReLU - dropout on 100,000 rows of 256 keeps 0.53 of the memory and
-takes 1.5 times as long by itself.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How rows and plain tensors meet: own rows everywhere, at the same place from the right."""
+"""Makes arguments of a function fit: of each the own rows, in the same dimension from the right."""
 
 from __future__ import annotations
 
@@ -70,10 +70,10 @@ def from_right(rows: Rows) -> int:
 
 
 def own_rows(func: Any, tensor: Tensor, dim: int, space: Space) -> Tensor:
-    """The own rows of what has the rows of the whole in dimension `dim`, as a plain tensor.
+    """The own rows of a tensor that has rows of the whole graph in dimension `dim`; plain.
 
-    A plain tensor that broadcasts there stays as it is. Rows of another space that are as many meet
-    these by their place in the whole, as on one machine: they are brought here.
+    A plain tensor of size 1 there stays as it is. Rows of another space with as many rows are sent
+    to the ranks that need them: row i of the whole goes with row i, as on one machine.
     """
     if isinstance(tensor, Rows):
         if tensor._dim != dim:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.storage import BaseStorage
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from pyg_sar.comm import agree, in_call
 from pyg_sar.ground.changes import version_of
@@ -25,9 +25,10 @@ from pyg_sar.rows.replicated import met
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, same_plain, tag
 from pyg_sar.rows.space import Space
 from pyg_sar.rows.unasked import ask_for_rows
+from pyg_sar.shard.kept import Kept
 
-WHOLE = 'rows of the whole graph'
-"""Where a shard keeps the space of its edges and their ends."""
+WHOLE: Kept[tuple[Space, Ends]] = Kept()
+"""The space of a shard's edges, and their ends."""
 
 
 def as_rows_of_graph(data: Any) -> Any:
@@ -74,7 +75,7 @@ def _attach_edges(data: Any, store: Any, total: int, nodes: dict[Any, Space]) ->
         if key is not None or data.is_edge_attr(name):
             store[name] = tag(value.view(value.shape), 0, space)
     ends = Ends(shard, src, dst)
-    shard.cache[WHOLE] = space, ends
+    WHOLE.put(shard, (space, ends))
     store['edge_index'] = edge_index(handle, space, ends)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm import Exchange
+from pyg_sar.comm import with_halo_ids
 from pyg_sar.ground.nested import in_nested, leaves
 from pyg_sar.rows.align import argument, brought, dim_of, listed, own_rows, sizes_in
 from pyg_sar.rows.over_ranks import all_rows, whole
@@ -22,6 +22,7 @@ from pyg_sar.rows.registry import bare_name, is_in_place, name_of
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.space import Space
 from pyg_sar.shard.edge_index import ShardEdgeIndex, names
+from pyg_sar.shard.kept import Kept
 from pyg_sar.shard.shard import Shard
 
 _KEEPS_EDGES = names('to cpu cuda clone detach contiguous pin_memory long type_as')
@@ -36,6 +37,7 @@ _READS = names(
 )
 _MOVES = names('T mT H mH real')
 _JOINS = names('cat concat concatenate hstack')
+_MOVED: Kept[Ends] = Kept()
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,19 +52,11 @@ class Ends:
         """These nodes as ends of the edges of a shard that was moved to another device."""
         if shard is self.shard:
             return self
-        found: Ends = shard.cache.setdefault('ends', Ends(shard, self.src, self.dst))
-        return found
+        return _MOVED.of(shard, lambda: Ends(shard, self.src, self.dst))
 
     def source_ids(self, device: torch.device) -> Tensor:
         """Ids of the whole graph of all local sources, halo included (collective, once)."""
-        shard, known = self.shard, self.shard.cache.get('source ids')
-        if known is None:
-            own = self.src.ids(device)
-            halo = Exchange(shard).fetch_all([own])[0] if shard.world_size > 1 else own[:0]
-            known = torch.cat([own, halo])
-        found: Tensor = known.to(device)
-        shard.cache['source ids'] = found
-        return found
+        return with_halo_ids(self.shard, self.src.ids(device))
 
 
 class NodeIds(Rows):
@@ -141,7 +135,9 @@ class EdgeIndex(Rows):
             out = _kept(edges, func, args[1:], kwargs)
             if out is not None:
                 return out
-        is_whole = any(e._space.is_whole for e in leaves((args, kwargs)) if isinstance(e, EdgeIndex))
+        is_whole = any(
+            e._space.is_whole for e in leaves((args, kwargs)) if isinstance(e, EdgeIndex)
+        )
         if not is_read and (name not in _JOINS or is_whole):
             args, kwargs = in_nested((args, kwargs), _values_of)
         if is_whole:
@@ -160,7 +156,6 @@ class EdgeIndex(Rows):
         return self._whole_ids
 
     def _row(self, row: int) -> Any:
-        """Sources or destinations."""
         ends, is_src = self.ends, row == self.handle.is_flipped
         with plainly():
             local = self.handle.as_subclass(Tensor)[row]
@@ -194,7 +189,10 @@ def _values_of(value: Any) -> Any:
 def _kept(edges: EdgeIndex, func: Any, args: Any, kwargs: Any) -> Any:
     """The result, if it still is edges of the graph or one of their rows; else None."""
     name, dim = name_of(func), argument(args, kwargs, 0, 'dim')
-    if name in _KEEPS_EDGES and func(edges.handle.new_empty(0), *args, **kwargs).dtype == torch.int64:
+    if (
+        name in _KEEPS_EDGES
+        and func(edges.handle.new_empty(0), *args, **kwargs).dtype == torch.int64
+    ):
         moved = func(edges.handle, *args, **kwargs)
         if isinstance(moved, ShardEdgeIndex):
             return edge_index(moved, edges._space, edges.ends.on(moved.shard))

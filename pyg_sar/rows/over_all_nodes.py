@@ -1,4 +1,4 @@
-"""Functions over the nodes of all ranks, by name: what torch's own give of rows, and more."""
+"""Functions over the nodes of all ranks, or the batches of all, that torch has no name for."""
 
 from __future__ import annotations
 
@@ -8,160 +8,16 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch_geometric.utils import scatter, softmax
 
 from pyg_sar import over_all_nodes as own
 from pyg_sar.comm import all_gather_alike, all_to_all, in_call, world_size
 from pyg_sar.ground.nested import leaves
 from pyg_sar.rows.attach import as_local
+from pyg_sar.rows.over_ranks import sum_of_ranks
 from pyg_sar.rows.rows import Rows, tag
 from pyg_sar.rows.space import Space
 
 Function = TypeVar('Function', bound=Callable[..., Any])
-
-
-@in_call('global_mean')
-def global_mean(
-    values: Tensor,
-    mask: Tensor | None = None,
-    *,
-    dim: int | None = None,
-    batch: Tensor | None = None,
-    size: int | None = None,
-) -> Tensor:
-    """The mean over the nodes of all ranks: ``values[mask].mean(dim)``.
-
-    For a loss and for an accuracy::
-
-        loss = pyg_sar.global_mean(losses, data.train_mask)
-        accuracy = pyg_sar.global_mean(out.argmax(dim=-1) == data.y, data.val_mask)
-
-    Args:
-        values: Rows ``[num_nodes, ...]``; numbers of another kind than floating point, such as
-            bool, are converted.
-        mask: bool ``[num_nodes]``, or None for all nodes.
-        dim: 0 for a mean per column; None for the mean of all numbers.
-        batch: The graph of every node, int64 ``[num_nodes]``: a mean per graph and column.
-        size: Number of graphs; None for one more than the largest in `batch`.
-
-    Returns:
-        A plain tensor, equal on all ranks: a scalar; ``[...]`` with `dim`; ``[size, ...]`` with
-        `batch`, 0 for a graph without nodes. Collective.
-
-    Raises:
-        ValueError: If `values` are a plain tensor, and there are other ranks; if they are a number.
-    """
-    x, batch = _chosen('global_mean', values, mask, batch)
-    x = x if x.is_floating_point() else x.to(torch.get_default_dtype())
-    if batch is not None:
-        return scatter(x, batch, 0, size, 'mean')
-    return x.mean() if dim is None else x.mean(dim)
-
-
-@in_call('global_sum')
-def global_sum(
-    values: Tensor,
-    mask: Tensor | None = None,
-    *,
-    dim: int | None = None,
-    batch: Tensor | None = None,
-    size: int | None = None,
-) -> Tensor:
-    """The sum over the nodes of all ranks: ``values[mask].sum(dim)``.
-
-    Arguments, results ``[...]`` and errors are those of :func:`global_mean`. Collective. For the
-    number of labelled nodes::
-
-        num_labelled = pyg_sar.global_sum(data.train_mask)
-
-    Raises:
-        ValueError: See :func:`global_mean`.
-    """
-    x, batch = _chosen('global_sum', values, mask, batch)
-    if batch is not None:
-        return scatter(x, batch, 0, size, 'sum')
-    return x.sum() if dim is None else x.sum(dim)
-
-
-@in_call('global_max')
-def global_max(
-    values: Tensor,
-    mask: Tensor | None = None,
-    *,
-    batch: Tensor | None = None,
-    size: int | None = None,
-) -> Tensor:
-    """The largest value of every column over the nodes of all ranks: ``values[mask].amax(0)``.
-
-    Arguments and errors are those of :func:`global_mean`. The result is ``[...]``, or
-    ``[size, ...]`` with `batch`; 0 for a graph without nodes, as PyG gives. Collective. To scale
-    every column of the features::
-
-        x = data.x / pyg_sar.global_max(data.x.abs()).clamp(min=1e-6)
-
-    Raises:
-        ValueError: See :func:`global_mean`.
-    """
-    x, batch = _chosen('global_max', values, mask, batch)
-    return x.amax(0) if batch is None else scatter(x, batch, 0, size, 'max')
-
-
-@in_call('global_min')
-def global_min(
-    values: Tensor,
-    mask: Tensor | None = None,
-    *,
-    batch: Tensor | None = None,
-    size: int | None = None,
-) -> Tensor:
-    """The smallest value of every column over the nodes of all ranks: ``values[mask].amin(0)``.
-
-    Arguments, results ``[...]`` and errors are those of :func:`global_max`. Collective. For the
-    range of every column::
-
-        low, high = pyg_sar.global_min(data.x), pyg_sar.global_max(data.x)
-
-    Raises:
-        ValueError: See :func:`global_mean`.
-    """
-    x, batch = _chosen('global_min', values, mask, batch)
-    return x.amin(0) if batch is None else scatter(x, batch, 0, size, 'min')
-
-
-@in_call('global_std')
-def global_std(
-    values: Tensor, mask: Tensor | None = None, *, dim: int = 0, correction: int = 1
-) -> Tensor:
-    """The standard deviation of every column over the nodes of all ranks: ``values[mask].std(0)``.
-
-    Gives ``[...]``, equal on all ranks; `correction` is that of ``torch.std``. Collective. To
-    standardise features of the whole graph::
-
-        x = (data.x - pyg_sar.global_mean(data.x, dim=0)) / pyg_sar.global_std(data.x)
-
-    Raises:
-        ValueError: See :func:`global_mean`.
-    """
-    return _chosen('global_std', values, mask)[0].std(dim, correction=correction)
-
-
-@in_call('global_softmax')
-def global_softmax(
-    values: Tensor, *, batch: Tensor | None = None, size: int | None = None
-) -> Tensor:
-    """The softmax of every column over the nodes of all ranks: ``values.softmax(0)``.
-
-    Gives rows ``[num_nodes, ...]``; with `batch`, the graph of every node, a softmax within each
-    graph. Collective. For a readout that attends to nodes::
-
-        weights = pyg_sar.global_softmax(out.sum(dim=-1, keepdim=True))
-        readout = pyg_sar.global_sum(weights * out, dim=0)
-
-    Raises:
-        ValueError: See :func:`global_mean`.
-    """
-    x, batch = _chosen('global_softmax', values, None, batch)
-    return x.softmax(0) if batch is None else softmax(x, batch, num_nodes=size)
 
 
 @in_call('mean_of_batches')
@@ -199,7 +55,15 @@ def mean_of_batches(losses: Tensor) -> Tensor:
             "'mean_of_batches' takes a number for every row of a batch (got one number): a loss "
             "with reduction='none' gives them"
         )
-    return own.global_mean(losses)
+    if not losses.is_floating_point():
+        losses = losses.to(torch.get_default_dtype())
+    local = losses.sum(dtype=losses.dtype if losses.dtype == torch.float64 else torch.float32)
+    # float64 counts exactly up to 2^53.
+    total, count = sum_of_ranks(
+        torch.stack([local.double(), local.new_tensor(losses.numel()).double()])
+    )
+    mean: Tensor = total / count.detach().clamp(min=1)
+    return mean.to(losses.dtype)
 
 
 @in_call('gather_batches')
@@ -237,28 +101,6 @@ def gather_batches(values: Tensor) -> Tensor:
     counts = all_gather_alike(torch.tensor(values.size(0))).tolist()
     sent = values.expand(num_ranks, *values.shape).flatten(0, 1)
     return all_to_all(sent, [values.size(0)] * num_ranks, counts)
-
-
-def _chosen(
-    name: str, values: Any, mask: Tensor | None, batch: Tensor | None = None
-) -> tuple[Any, Any]:
-    """The rows that a mask selects, and their graphs."""
-    is_whole = isinstance(values, Tensor) and values.dim() > 0 and world_size() == 1
-    if not isinstance(values, Rows) and not is_whole:
-        kind = 'a plain tensor' if isinstance(values, Tensor) else f'a {type(values).__name__}'
-        if isinstance(values, (int, float)) or (isinstance(values, Tensor) and not values.dim()):
-            raise ValueError(
-                f"'{name}' takes a value of every row (got one number, which has no rows): a loss "
-                "with reduction='none' gives them; one number of load_shard's rows is that of all "
-                'ranks already'
-            )
-        raise ValueError(
-            f"'{name}' takes rows of load_shard's data (got {kind}): a plain tensor is equal on "
-            'all ranks, so it is the whole already'
-        )
-    if mask is None:
-        return values, batch
-    return values[mask], None if batch is None else batch[mask]
 
 
 def _of_rows(function: Function, as_rows: Callable[[Any, list[Rows]], Any]) -> Function:

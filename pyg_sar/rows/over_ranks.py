@@ -12,15 +12,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm import agree, all_gather_alike, all_reduce_sum, world_size
-from pyg_sar.over_all_nodes.reductions import sum_with_history
+from pyg_sar.comm import (
+    agree,
+    all_gather_alike,
+    all_reduce_sum,
+    check_arrived,
+    sum_over_ranks,
+    world_size,
+)
+from pyg_sar.comm.end_of_backward import note_backward_of
 from pyg_sar.over_all_nodes.rows import rows as rows_by_id
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse
 from pyg_sar.rows.space import Space
 
 
 def sum_of_ranks(local: Tensor) -> Tensor:
-    """Sums a tensor of one shape over the ranks; booleans are counted (collective)."""
+    """Sums a tensor of one shape over the ranks; booleans are counted (collective).
+
+    The sum has a history on all ranks if it has one on any.
+    """
     if local.dtype == torch.bool:
         local = local.long()
     if world_size() == 1:
@@ -29,7 +39,15 @@ def sum_of_ranks(local: Tensor) -> Tensor:
         return torch.view_as_complex(sum_of_ranks(torch.view_as_real(local).contiguous()))
     if not local.is_floating_point():
         return all_reduce_sum(local.clone(memory_format=torch.contiguous_format))
-    return sum_with_history(local.reshape(-1)).view(local.shape)
+    anchor = local.new_full((1,), float(local.requires_grad)).requires_grad_()
+    total = sum_over_ranks(torch.cat([local.reshape(-1), anchor]))
+    histories = total.detach()[-1].item()
+    check_arrived('a sum over all ranks')
+    if histories == 0:
+        total = total.detach()
+    elif total.requires_grad:
+        note_backward_of(total)
+    return total[:-1].view(local.shape)
 
 
 def largest_of_ranks(values: Tensor, dims: list[int], *, keepdim: bool, least: bool) -> Tensor:

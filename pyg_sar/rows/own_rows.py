@@ -157,7 +157,7 @@ def whole_of(shard: Shard) -> tuple[Space, Ends]:
     Those of :func:`pyg_sar.load_shard`; of any other shard, as that of a restricted layer, a graph
     of its own (collective at the first time: a small all-gather).
     """
-    known: tuple[Space, Ends] | None = shard.cache.get(WHOLE)
+    known = WHOLE.get(shard)
     if known is not None:
         return known
     counts = agree((shard.num_own, shard.num_dst, shard.num_edges))
@@ -180,8 +180,7 @@ def whole_of(shard: Shard) -> tuple[Space, Ends]:
             src = Space(src.own, what='nodes', ids=ids, total=src.total)
     edges, ends = space(2, 'edges', shard.e_id), Ends(shard, src, dst)
     edges.neighbours = dst, src
-    shard.cache[WHOLE] = edges, ends
-    return edges, ends
+    return WHOLE.put(shard, (edges, ends))
 
 
 def _space_of_derived(space: Space, handle: ShardEdgeIndex) -> Space:

@@ -53,7 +53,6 @@ def name_of(func: Any) -> str:
 
 
 signature_of = cache(inspect.signature)
-"""The parameters of a function."""
 
 
 _NO_OPERATORS = ('__invert__', '__index__', '__int__', '__iter__')

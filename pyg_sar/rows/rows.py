@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
@@ -158,7 +159,8 @@ def same_plain(rows: Rows) -> Tensor:
         return known
 
 
-class Copy:
+@dataclass(frozen=True, eq=False)
+class _Slice:
     """A slice of rows that was read: a copy on every rank, where torch gives a view.
 
     A program that changes one in place (``x[3].zero_()``) expects ``x`` to change, and the other
@@ -166,41 +168,25 @@ class Copy:
     slice is forgotten once the program has freed it unchanged.
     """
 
-    def __init__(self, out: Tensor, values: Tensor, index: Any, read: list[Copy]) -> None:
-        self.index = index
-        self._values = StorageWeakRef(values.untyped_storage())  # type: ignore[no-untyped-call]
-        self._same, self._version = out.detach(), out._version  # of one count of changes
-        whole = out if out._base is None else out._base  # which lives as long as any view
-        self._whole = weakref.ref(whole, lambda _: None if self.is_changed() else read.remove(self))
-
-    def is_changed(self) -> bool:
-        """Whether it has changed."""
-        return self._same._version != self._version
-
-    def is_missed(self) -> bool:
-        """Whether the rows that should have changed with it can still be read."""
-        return not self._values.expired()  # type: ignore[no-untyped-call]
-
-    def is_of(self, values: Tensor) -> bool:
-        """Whether it shows some of these rows, or rows of the same memory."""
-        return bool(self._values.cdata == values.untyped_storage()._cdata)
-
-    def is_among(self, args: Any) -> bool:
-        """Whether it is an argument itself, which nobody else may read."""
-        whole = self._whole()
-        return any(each is whole or getattr(each, '_base', None) is whole for each in args[1:])
+    index: Any
+    same: Tensor  # which has one count of changes with it
+    version: int
+    whole: weakref.ref[Tensor]  # which lives as long as any view of the slice
+    values: StorageWeakRef  # of the rows
 
 
-slices_read: Scoped[list[Copy] | None] = Scoped(None)
+slices_read: Scoped[list[_Slice] | None] = Scoped(None)
 
 
 def remember(out: Tensor, values: Tensor, index: Any) -> None:
     """Remembers that ``values[index]`` gave a copy."""
     if out.is_inference():  # whose changes are not counted
         return
-    read = slices_read.value = slices_read.value or []
     with plainly():
-        read.append(Copy(out, values, index, read))
+        whole = weakref.ref(out if out._base is None else out._base)
+        storage = StorageWeakRef(values.untyped_storage())  # type: ignore[no-untyped-call]
+        made = _Slice(index, out.detach(), out._version, whole, storage)
+    slices_read.value = [*(slices_read.value or []), made]
 
 
 def _check_slices(func: Any, args: Any) -> None:
@@ -208,25 +194,29 @@ def _check_slices(func: Any, args: Any) -> None:
 
     ``x[:5] += 1`` writes the slice back itself. An optimizer may change parameters.
     """
-    read = slices_read.value or []
-    changed = [each for each in read if each.is_changed()]
+    read, changed = [], []
+    for each in slices_read.value or []:
+        if each.same._version != each.version:
+            changed.append(each)
+        elif each.whole() is not None:
+            read.append(each)
+    slices_read.value = read
     for each in changed:
-        read.remove(each)
-    if any(
-        each.is_missed()
-        and not (func is Tensor.__setitem__ and _is_same_index(args[1], each.index))
-        for each in changed
-    ):
-        raise ValueError(
-            'a slice of rows is a copy on every rank, and one was changed in place, which the rows '
-            'do not see: write x[:5] = ... instead, or change x[:5].clone()'
-        )
+        writes_back = func is Tensor.__setitem__ and _is_same_index(args[1], each.index)
+        if not (writes_back or each.values.expired()):  # type: ignore[no-untyped-call]
+            raise ValueError(
+                'a slice of rows is a copy on every rank, and one was changed in place, which the '
+                'rows do not see: write x[:5] = ... instead, or change x[:5].clone()'
+            )
     if not args or not is_in_place(name_of(func)) or not isinstance(args[0], Tensor):
         return
     with plainly():
         if (args[0].is_leaf and args[0].requires_grad) or args[0].is_sparse:
             return
-        if any(each.is_of(args[0]) and not each.is_among(args) for each in read):
+        storage = args[0].untyped_storage()._cdata
+        # A slice that is an argument itself may be nobody else's.
+        given = {id(each) for arg in args[1:] for each in (arg, getattr(arg, '_base', None))}
+        if any(each.values.cdata == storage and id(each.whole()) not in given for each in read):
             raise ValueError(
                 f"'{name_of(func)}' changes rows in place of which a slice was read before: the "
                 'slice is a copy on every rank and does not change with them; read it afterwards, '

@@ -29,11 +29,8 @@ Make = Callable[[Callable[[], bool]], Iterator[Any]]
 class Ahead:
     """Batches made by a thread, so many ahead at most; or without one, when they are asked for.
 
-    Args:
-        make: Makes them.
-        depth: How many; 0 for no thread.
-        lane: The connection of the thread, or None.
-        name: What messages call the loader.
+    A `depth` of 0 is for no thread; `lane` is the connection of the thread. Messages call the
+    loader by `name`.
     """
 
     def __init__(self, make: Make, depth: int, lane: Comm | None, name: str) -> None:

@@ -163,12 +163,7 @@ def read_places(index: Any, count: int) -> Tensor:
 
 
 def fans_of(num_neighbors: Any, relations: list[EdgeKey]) -> dict[EdgeKey, tuple[int, ...]]:
-    """The fan-outs of every relation, by hop.
-
-    Raises:
-        ValueError: If they are no whole numbers from -1 on, of unknown relations, missing for one,
-            or of different numbers of hops.
-    """
+    """The fan-outs of every relation, by hop."""
     default = None
     if isinstance(num_neighbors, NumNeighbors):
         num_neighbors, default = num_neighbors.values, num_neighbors.default

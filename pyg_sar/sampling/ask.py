@@ -36,8 +36,7 @@ class Parcel(NamedTuple):
 class Traffic:
     """How much goes to every rank, and comes from every rank (collective: an all-to-all).
 
-    Args:
-        sent: By what it is, a number for every rank.
+    `sent` has, by what it is, a number for every rank.
     """
 
     def __init__(self, sent: dict[Any, list[int]]) -> None:
@@ -78,11 +77,8 @@ def ask_for_edges(
 ) -> dict[EdgeKey, tuple[Drawn, list[Values]]]:
     """Has owners draw in-edges of their nodes, with attributes (collective: four all-to-alls).
 
-    Args:
-        graph: The own part of it.
-        attributes: Those of edges travel with the edges.
-        wanted: Other ranks' nodes in the order of their owners.
-        draw: What draws edges of own nodes, by relation; the same relations on all ranks.
+    `wanted` are other ranks' nodes in the order of their owners. `draw` draws edges of own nodes,
+    by relation; the same relations on all ranks.
     """
     counts = _count(graph, {key: each.node for key, each in wanted.items()})
     came = send(
@@ -124,10 +120,7 @@ def ask_for_rows(
 ) -> dict[NodeKey, list[Values]]:
     """Rows of the attributes of other ranks' nodes, by rank (collective: three all-to-alls).
 
-    Args:
-        graph: The own part of it.
-        attributes: Those of nodes.
-        wanted: By type positions, ascending.
+    `wanted` has by type positions, ascending.
     """
     counts = _count(graph, wanted)
     asked = send([counts.question(key, _rows_there(graph, key, at)) for key, at in wanted.items()])

@@ -89,9 +89,8 @@ class AttributeRows:
 def find(data: Data | HeteroData) -> AttributeRows:
     """The attributes of nodes and edges as they are now (collective: a small all-gather).
 
-    Raises:
-        ValueError: On all ranks, if an attribute is not of one dtype and width on all of them, or
-            learns.
+    Raises ValueError on all ranks, if an attribute is not of one dtype and width on all of them, or
+    learns.
     """
     seen: dict[tuple[bool, Any], Values] = {}
     kinds: dict[str, Any] = {}

@@ -85,12 +85,9 @@ class _Edges(NamedTuple):
 
 
 def make_batch(data: Data | HeteroData, sampled: Round, number: int) -> Data | HeteroData:
-    """A batch of a round as PyG's.
+    """A batch of a round, by its number, as PyG's.
 
-    Args:
-        data: What the loader was given; what is not of nodes or edges is in every batch as it is.
-        sampled: The round.
-        number: Which of its batches.
+    What the loader was given that is not of nodes or edges is in every batch as it is.
     """
     kind, attributes, out = sampled.fans.subgraph_type, sampled.attributes, copy.copy(data)
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from pyg_sar.comm import Exchange, agree, raise_together, rank
+from pyg_sar.comm import agree, exchange_of, raise_together, rank
 from pyg_sar.sampling.attributes import (
     AttributeRows,
     Values,
@@ -129,8 +129,7 @@ def build(
 ) -> LocalGraph:
     """Sorts the edges into own nodes, and has the positions of the halo told (collective).
 
-    Raises:
-        ValueError: On all ranks, if times or weights are missing or wrong on one.
+    Raises ValueError on all ranks, if times or weights are missing or wrong on one.
     """
     nodes, error = _nodes(data), None
     shards = {key: store.edge_index.shard for key, store in edge_stores(data).items()}
@@ -158,7 +157,7 @@ def build(
         if shard.world_size > 1:
             # The halo lies on the device of the shard.
             there = [t.to(shard.n_id.device) for t in told]
-            halo = Exchange(shard).fetch_all(there)
+            halo = exchange_of(shard).fetch_all(there)
             told = [torch.cat([t, h.to(t.device)]) for t, h in zip(told, halo, strict=True)]
         at = data[key].edge_index if isinstance(data, HeteroData) else data.edge_index
         src_row, dst_row = at.as_subclass(Tensor).cpu()

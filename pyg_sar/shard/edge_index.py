@@ -7,7 +7,7 @@ by name: what is counted or compared with ids of a rank is an answer of this ran
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, NoReturn
 
 import torch
@@ -135,7 +135,9 @@ class ShardEdgeIndex(Tensor):
         )
 
 
-def kept_on(handle: ShardEdgeIndex, key: str, make: Callable[[], Any], given: Any = None) -> Any:
+def kept_on(
+    handle: ShardEdgeIndex, key: Hashable, make: Callable[[], Any], given: Any = None
+) -> Any:
     """What `make` gives, kept on an edge_index while that is not written to and `given` is equal.
 
     Nothing is kept on one of inference mode, as what is written to it cannot be seen.

@@ -20,9 +20,12 @@ from torch import Tensor
 from pyg_sar.evictable import place_of
 from pyg_sar.shard.bags import MAX_EDGES, Bags, compacted, make_bags
 from pyg_sar.shard.edge_index import ShardEdgeIndex
+from pyg_sar.shard.kept import Kept
 from pyg_sar.shard.rows_at import rows_at, write_rows_at
 from pyg_sar.shard.shard import Shard
 
+PLANS: Kept[list[Plan]] = Kept()
+_EQUAL: Kept[tuple[ref[Tensor], int]] = Kept()
 _MAX_EDGES = 4
 """How many times the edges of a shard the plans it remembers may have together."""
 
@@ -118,8 +121,7 @@ class Plan:
     edge_index: Tensor  # plain int64 ``[2, num_edges]``
     version: int  # of `edge_index`, that the blocks are of
     is_whole: bool = False  # whether these are all edges of the shard in their order
-    # Where other packages keep what they computed once for this plan.
-    cache: dict[Any, Any] = field(default_factory=dict, repr=False)
+    kept: dict[Kept[Any], Any] = field(default_factory=dict, repr=False)
 
     @cached_property
     def num_edges(self) -> int:
@@ -148,7 +150,11 @@ def _make_plan(edge_index: Tensor, shard: Shard) -> Plan:
         counts = torch.bincount(part, minlength=shard.num_parts)
         ptr = [0, *counts.cumsum(0).tolist()]
     order = [*shard.parts, *(step.part for step in shard.steps)]
-    visits = (None, None) if shard.cut is None else tuple(end.nodes.to(plain.device) for end in shard.cut)
+    visits = (
+        (None, None)
+        if shard.cut is None
+        else tuple(end.nodes.to(plain.device) for end in shard.cut)
+    )
     blocks = []
     for part_id in order:
         start, end = shard.source_range(part_id)
@@ -207,7 +213,7 @@ def plan_of(edge_index: Tensor, shard: Shard) -> Plan:
     It is int64 ``[2, E]`` in local ids of `shard`: the shard's own, or derived from it. Raises
     ValueError if an id is out of range, or a destination is not an own node.
     """
-    plans: list[Plan] = shard.cache.setdefault('plans', [])
+    plans = PLANS.of(shard, list)
     plan = next((p for p in reversed(plans) if _is_of(p, edge_index)), None)
     if plan is None:
         plan = _make_plan(edge_index, shard)
@@ -231,10 +237,10 @@ def _is_of(plan: Plan, given: Tensor) -> bool:
     if edge_index.device.type == 'cpu' or edge_index.is_inference():
         return torch.equal(own, edge_index)
     # Comparing contents waits for a device, and a conv asks for the same edges twice.
-    found, version = plan.cache.get('equal', (None, None))
+    found, version = _EQUAL.get(plan) or (None, None)
     if found is not None and found() is given and version == edge_index._version:
         return True
     is_equal = torch.equal(own, edge_index)
     if is_equal:
-        plan.cache['equal'] = ref(given), edge_index._version
+        _EQUAL.put(plan, (ref(given), edge_index._version))
     return is_equal

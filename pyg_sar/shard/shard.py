@@ -17,6 +17,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from pyg_sar.shard.kept import Kept
+
 
 class PartialSums(Protocol):
     """Sums of own rows that travel after the rows of a step, made before they are sent."""
@@ -108,8 +110,7 @@ class Shard:
     # Where one process holds the whole graph, in its order: how its sources and its destinations
     # were cut. Sums visit them in that order, as neighbours are near each other there.
     cut: tuple[Cut, Cut] | None = field(default=None, repr=False)
-    # Where other packages keep what they computed once for this shard.
-    cache: dict[str, Any] = field(default_factory=dict, repr=False)
+    kept: dict[Kept[Any], Any] = field(default_factory=dict, repr=False)
 
     @cached_property
     def partition(self) -> str:
@@ -174,15 +175,11 @@ class Shard:
             return self
         steps = tuple(replace(s, send_index=s.send_index.to(device)) for s in self.steps)
         e_id, n_id, dst_id = (None if t is None else t.to(device) for t in ids)
-        return replace(self, steps=steps, e_id=e_id, n_id=n_id, dst_id=dst_id, cache={})
+        return replace(self, steps=steps, e_id=e_id, n_id=n_id, dst_id=dst_id, kept={})
 
 
 def n_id_of(shard: Shard) -> Tensor:
-    """Ids of the own nodes in the whole graph.
-
-    Raises:
-        ValueError: If the shard does not know them.
-    """
+    """Ids of the own nodes in the whole graph."""
     if shard.n_id is None:
         raise ValueError('expected the edge_index of load_shard (got one derived from it)')
     return shard.n_id

@@ -100,7 +100,7 @@ def _extra_forward(root: str) -> str:
 
     def epoch() -> None:
         out = model['conv'](data.x, data.edge_index)
-        pyg_sar.over_all_nodes.global_mean(out.square().sum(1)).backward()
+        pyg_sar.mean_of_batches(out.square().sum(1)).backward()
 
     epoch()
     if dist.get_rank() == 0:
@@ -117,7 +117,7 @@ def test_an_extra_forward_of_one_rank(tmp_path, world_size):
     assert "layer 'conv' (SAGEConv), forward" in found[0]
     assert 'a sum over all ranks' in found[0]
     assert 'rank 0 is at a comparison of forwards in layer' in found[1]
-    assert 'rank 1 stopped at a sum over all ranks in global_mean' in found[1]
+    assert 'rank 1 stopped at a sum over all ranks in mean_of_batches' in found[1]
 
 
 def _rows_of_two_layers(root: str) -> str:

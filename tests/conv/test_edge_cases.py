@@ -64,7 +64,7 @@ def _loss_and_gradients(name: str, data: Data, shard: Data | None) -> dict[str, 
     x = own.x.detach().clone().requires_grad_()
     model = conv if shard is None else pyg_sar.wrap(conv)
     values = F.cross_entropy(model(x, own.edge_index), own.y, reduction='none')
-    loss = pyg_sar.over_all_nodes.global_mean(values, own.train_mask)
+    loss = pyg_sar.mean_of_batches(values[own.train_mask])
     loss.backward()
     found = {'loss': loss.detach(), 'x': x.grad}
     for key, parameter in conv.named_parameters():

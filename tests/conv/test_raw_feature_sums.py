@@ -20,6 +20,7 @@ from torch_geometric.nn import aggr
 
 import pyg_sar
 from pyg_sar.comm import Exchange, all_reduce_sum, rank
+from pyg_sar.conv.reuse.raw_feature_sums import SUMS
 from pyg_sar.shard.plan import plan_of
 
 GRAPH = small_graph()
@@ -140,16 +141,16 @@ def test_what_torch_does_not_see_is_seen(data, changing, has_weight):
 @on_ranks(1, 3)
 def test_freed_with_the_features(data):
     conv = pyg_sar.SARConv(pyg.SAGEConv(6, 5).double())
-    kept = plan_of(data.edge_index, data.edge_index.shard).cache
+    plan = plan_of(data.edge_index, data.edge_index.shard)
     x = data.x.clone()
     conv(x, data.edge_index)
-    assert len(kept['kept sums']) == 1
+    assert len(SUMS.get(plan)) == 1
     del x
     gc.collect()
-    assert len(kept['kept sums']) == 0
+    assert len(SUMS.get(plan)) == 0
     with torch.no_grad():  # nothing is kept where nothing is learned
         conv(data.x, data.edge_index)
-    assert len(kept['kept sums']) == 0
+    assert len(SUMS.get(plan)) == 0
 
 
 @on_ranks(1, 3)

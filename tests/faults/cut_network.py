@@ -130,7 +130,7 @@ def _run_rank(rank: int, parts: Path, folder: Path, where: str, faulty: int) -> 
             epochs.append(epoch)
             if epoch == 2:  # all have come as far as this
                 pyg_sar.wrap(net, timeout=TIMEOUT)
-            pyg_sar.over_all_nodes.global_mean(model(data.x, data.edge_index).sum(1)).backward()
+            pyg_sar.mean_of_batches(model(data.x, data.edge_index).sum(1)).backward()
     except Exception as error:
         found = {'type': type(error).__name__, 'text': str(error)}
         found['peer'] = getattr(error, 'peer', None)

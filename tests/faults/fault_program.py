@@ -146,7 +146,7 @@ def _train(
             x = torch.cat([x, x])
         out = model(x, data.edge_index)
         loss = F.cross_entropy(out, data.y, reduction='none')
-        loss = pyg_sar.over_all_nodes.global_mean(loss, data.train_mask)
+        loss = pyg_sar.mean_of_batches(loss[data.train_mask])
         optimizer.zero_grad()
         loss.backward()
         at('optimizer')

@@ -67,7 +67,7 @@ def _training(data: Data, net: Net, mode: Mode, timeout: float) -> Step:
     def step(epoch: int) -> None:
         out = model(data)
         loss = F.cross_entropy(out, data.y, reduction='none')
-        pyg_sar.over_all_nodes.global_mean(loss, data.train_mask).backward()
+        pyg_sar.mean_of_batches(loss[data.train_mask]).backward()
 
     return step
 
@@ -146,13 +146,9 @@ OTHERS: dict[str, tuple[Callable[..., Step], str]] = {
         'load_shard',
     ),
     'restrict': (_calls(lambda data: pyg_sar.restrict(data, data.train_mask, 2)), 'restrict'),
-    'global_mean': (
-        _calls(lambda data: pyg_sar.over_all_nodes.global_mean(data.x[:, 0])),
-        'global_mean',
-    ),
-    'global_sum': (
-        _calls(lambda data: pyg_sar.over_all_nodes.global_sum(data.x.sum(0))),
-        'global_sum',
+    'mean_of_batches': (
+        _calls(lambda data: pyg_sar.mean_of_batches(data.x[:, 0])),
+        'mean_of_batches',
     ),
     'SIGN': (
         _calls(lambda data: pyg_sar.transforms.SIGN(2)(data.clone())),

@@ -15,11 +15,9 @@ from on_ranks import on_ranks
 from small_graphs import attempt
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
-import pyg_sar
-from pyg_sar import DistributedDataParallel, ExchangeError, wrap
+from pyg_sar import DistributedDataParallel, ExchangeError, mean_of_batches, wrap
 from pyg_sar.comm import Exchange
 from pyg_sar.comm.faults import connection
-from pyg_sar.over_all_nodes import global_mean
 
 
 class Net(torch.nn.Module):
@@ -44,7 +42,8 @@ def _net() -> Net:
 
 def _train(model: torch.nn.Module, data: Any) -> None:
     out = model(data.x, data.edge_index)
-    global_mean(F.cross_entropy(out, data.y, reduction='none'), data.train_mask).backward()
+    losses = F.cross_entropy(out, data.y, reduction='none')
+    mean_of_batches(losses[data.train_mask]).backward()
 
 
 @on_ranks()
@@ -78,7 +77,7 @@ def test_what_one_rank_raises_ends_the_exchanges_of_all(data):
     assert second.startswith('ExchangeError: ')
     assert 'exchanges ended before' in second
     with pytest.raises(ExchangeError) as error:
-        pyg_sar.over_all_nodes.global_sum(data.x)
+        mean_of_batches(data.x)
     found = error.value.rank, error.value.peer, error.value.operation
     assert found == (rank, 1, 'a sum over all ranks')
     assert time.monotonic() - start < 60  # the timeout is that of the default group, 30 minutes

@@ -131,10 +131,10 @@ limit = timedelta(seconds=60)
 dist.init_process_group(
     'gloo', init_method=f'file://{store}', rank=rank, world_size=2, timeout=limit
 )
-pyg_sar.over_all_nodes.global_sum(torch.ones(1))
+pyg_sar.mean_of_batches(torch.ones(1))
 if rank == 1:
     raise KeyError('outside of all layers')
-pyg_sar.over_all_nodes.global_sum(torch.ones(1))
+pyg_sar.mean_of_batches(torch.ones(1))
 """
 
 
@@ -152,5 +152,5 @@ def test_the_exception_that_ends_a_script_is_told(tmp_path: Path) -> None:
     first, second = (rank.communicate(timeout=600)[1] for rank in ranks)
     assert [rank.returncode for rank in ranks] == [1, 1]
     assert 'outside of all layers' in second
-    assert 'stopped at a sum over all ranks in global_sum' in first
+    assert 'stopped at a sum over all ranks in mean_of_batches' in first
     assert "rank 1 failed with KeyError: 'outside of all layers'" in first

@@ -204,7 +204,7 @@ def _losses(name: str, mode: str, root: str, device: str) -> list[Tensor]:
         for _ in range(4):
             out = model(data.x, data.edge_index)
             losses = F.cross_entropy(out, data.y, reduction='none')
-            loss = pyg_sar.over_all_nodes.global_mean(losses)
+            loss = pyg_sar.mean_of_batches(losses)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

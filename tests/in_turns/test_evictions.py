@@ -247,9 +247,9 @@ def test_rows_of_any_index_are_read(tmp_path: Path, kind: str) -> None:
         _others_turn()
         if comm.rank() == 1:
             return None
-        assert evictable.is_better_read(rows)
+        assert evictable.is_read_by_rows(rows)
         found = evictable.selected_rows(rows, index)
-        assert evictable.is_better_read(rows)
+        assert evictable.is_read_by_rows(rows)
         return found
 
     found = play(program, 2, memory=0, spill=tmp_path, least=256)

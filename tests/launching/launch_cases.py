@@ -29,7 +29,7 @@ def _train(root: Path, num_epochs: int = 2) -> list[float]:
     optimizer = torch.optim.SGD(conv.parameters(), lr=0.1)
     losses = []
     for _ in range(num_epochs):
-        loss = pyg_sar.over_all_nodes.global_mean(conv(data.x, data.edge_index).square().sum(1))
+        loss = pyg_sar.mean_of_batches(conv(data.x, data.edge_index).square().sum(1))
         optimizer.zero_grad()
         loss.backward()
         if dist.is_initialized():

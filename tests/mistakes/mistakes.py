@@ -55,8 +55,9 @@ def loss_of(model: Any, data: Any) -> Tensor:
     return F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
 
 
-def mean_of_a_number(data: Any, rank: int) -> None:
-    pyg_sar.global_mean(loss_of(net(), data))
+def mean_of_rows(data: Any, rank: int) -> None:
+    out = net()(data.x, data.edge_index)
+    pyg_sar.mean_of_batches(F.cross_entropy(out, data.y, reduction='none'))
 
 
 def evaluates_on_rank_0(data: Any, rank: int) -> None:
@@ -155,8 +156,8 @@ def no_such_folder(data: Any, rank: int) -> None:
 
 
 IN_STEP: dict[str, Mistake] = {
-    'global_mean of a number': Mistake(
-        mean_of_a_number, "'global_mean' takes a value of every row", "reduction='none'"
+    'mean_of_batches of rows': Mistake(
+        mean_of_rows, "plain numbers of a batch in 'losses'", 'losses.mean()'
     ),
     'evaluates on rank 0': Mistake(
         evaluates_on_rank_0, 'in evaluation; without gradients on rank 0', 'run the same lines', 0

@@ -21,8 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn import GATConv, GCNConv, GroupAddRev, LGConv, SAGEConv
 
 import pyg_sar
-from pyg_sar import DistributedDataParallel, wrap
-from pyg_sar.over_all_nodes import global_mean, global_sum
+from pyg_sar import DistributedDataParallel, mean_of_batches, wrap
 
 Program = Callable[['Run'], None]
 PROGRAMS: dict[str, Program] = {}
@@ -144,7 +143,7 @@ def values_without_gradient_on_a_rank(run: Run) -> None:
     else:
         own = pyg_sar.local(out)
         values = own.square() if run.rank == 0 else torch.zeros_like(own)
-        (global_mean(values) + 0 * out.sum()).backward()
+        (mean_of_batches(values) + 0 * out.sum()).backward()
 
 
 # Steps
@@ -349,7 +348,7 @@ def _rows_of_the_last_rank(run: Run) -> Tensor | None:
 def parameter_of_one_rank(run: Run) -> None:
     model, x = run.ddp(Extra()), run.own(WHOLE['x'])
     out = model(*pyg_sar.local((x, run.graph[1])), _rows_of_the_last_rank(run))
-    (out.square().mean() if run.rank is None else global_mean(out.square())).backward()
+    (out.square().mean() if run.rank is None else mean_of_batches(out.square())).backward()
 
 
 @program
@@ -365,9 +364,9 @@ def plain_tensors_of_own_rows(run: Run) -> None:
     for _ in range(2):
         out = second(first(x, edge_index).tanh(), edge_index)
         if run.rank is None:
-            (out.square().mean() + x.cos().sum()).backward()
+            (out.square().mean() + x.cos().mean()).backward()
         else:
-            (global_mean(out.square()) + global_sum(x.cos().sum())).backward()
+            (mean_of_batches(out.square()) + mean_of_batches(x.cos())).backward()
 
 
 @program
@@ -515,7 +514,7 @@ def reversible_block(run: Run) -> None:
     model, x = run.ddp(Reversible().double()), run.own(WHOLE['x'])
     # It frees the memory of its rows, which is that of a rank.
     out = model(*pyg_sar.local((x + 0, run.graph[1])))
-    (out.square().mean() if run.rank is None else global_mean(out.square())).backward()
+    (out.square().mean() if run.rank is None else mean_of_batches(out.square())).backward()
 
 
 def run_program(name: str, data: Any, parts: list[Tensor], x: Tensor) -> dict[str, Any]:

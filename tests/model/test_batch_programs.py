@@ -22,9 +22,8 @@ from torch_geometric.nn import BatchNorm, GATConv, GCNConv, HeteroConv, SAGEConv
 from torch_geometric.utils import trim_to_layer
 
 import pyg_sar
-from pyg_sar import DistributedDataParallel, NodeEmbedding, gather, wrap
+from pyg_sar import DistributedDataParallel, NodeEmbedding, gather, mean_of_batches, wrap
 from pyg_sar.comm import rank
-from pyg_sar.over_all_nodes import global_mean
 
 
 class Net(nn.Module):
@@ -50,7 +49,7 @@ def _seeds(*of_ranks: list[int]) -> Tensor:
 
 def _loss(model: nn.Module, batch: Data) -> Tensor:
     out = model(batch.x, batch.edge_index)[: batch.batch_size]
-    return global_mean(F.cross_entropy(out, batch.y[: batch.batch_size], reduction='none'))
+    return mean_of_batches(F.cross_entropy(out, batch.y[: batch.batch_size], reduction='none'))
 
 
 # Ranks that do different things end in an error that tells what each is at.
@@ -80,13 +79,13 @@ def _one_without_a_backward(root: str, graph: Data) -> None:
 PROGRAMS = {
     'one on the whole graph': (
         _one_on_the_whole_graph,
-        ["layer 'first' (SAGEConv)", 'in global_mean'],
+        ["layer 'first' (SAGEConv)", 'in mean_of_batches'],
     ),
     'one in evaluation': (
         _one_in_evaluation,
         ['parameters of a batch in training', 'parameters of a batch in evaluation'],
     ),
-    'one without a backward': (_one_without_a_backward, ['global_mean']),
+    'one without a backward': (_one_without_a_backward, ['mean_of_batches']),
 }
 
 
@@ -177,7 +176,7 @@ def _two_models(graph: Data) -> list[dict[str, Tensor]]:
     batch = batch_of(graph, _seeds([1, 2], []))
     out = models[1](models[0](batch.x, batch.edge_index), batch.edge_index)[: batch.batch_size]
     losses = F.cross_entropy(out, batch.y[: batch.batch_size], reduction='none')
-    global_mean(losses if rank() == 0 else losses.detach()).backward()
+    mean_of_batches(losses if rank() == 0 else losses.detach()).backward()
     return [{name: p.grad for name, p in model.module.named_parameters()} for model in models]
 
 
@@ -346,7 +345,7 @@ def _trimmed(graph: Data) -> Any:
     seeds = [[1, 2, 3], []][rank()]
     x, edge_index, hops, edges = _layered(graph, seeds)
     out = model(x, edge_index, hops, edges)[: len(seeds)]
-    global_mean(out.square().sum(dim=1)).backward()
+    mean_of_batches(out.square().sum(dim=1)).backward()
     return out.detach(), {name: p.grad for name, p in model.module.named_parameters()}
 
 
@@ -412,7 +411,7 @@ def _train_hetero(root: str, graph: HeteroData, kind: Any) -> Any:
             model(*_hetero_inputs(batch))[:size], batch['paper'].y[:size], reduction='none'
         )
         optimizer.zero_grad()
-        global_mean(losses).backward()
+        mean_of_batches(losses).backward()
         optimizer.step()
     model.eval()
     with torch.no_grad():

@@ -20,9 +20,8 @@ from torch_geometric.nn import BatchNorm, GATConv, GCNConv, GINConv, InstanceNor
 from torch_geometric.nn.models import GraphSAGE
 
 import pyg_sar
-from pyg_sar import DistributedDataParallel, gather
+from pyg_sar import DistributedDataParallel, gather, mean_of_batches
 from pyg_sar.comm import rank
-from pyg_sar.over_all_nodes import global_mean
 
 
 class Net(nn.Module):
@@ -100,7 +99,7 @@ def _train_ranks(root: str, graph: Data, name: str, steps: Any, full: bool) -> A
 
     for seeds in steps:
         batch = batch_of(graph, torch.tensor(seeds[rank()], dtype=torch.int64))
-        step(global_mean(_losses(model, batch)))
+        step(mean_of_batches(_losses(model, batch)))
         if full:
             out = model(data.x, data.edge_index)[data.train_mask]
             step(F.cross_entropy(out, data.y[data.train_mask]))
@@ -177,7 +176,7 @@ def _gradients_of_parts(graph: Data, name: str, seeds: list[list[int]], world_si
     own = seeds[rank() :: world_size]
     union = Batch.from_data_list([batch_of(graph, torch.tensor(each)) for each in own])
     out = model(union.x, union.edge_index)[union.is_seed]
-    loss = global_mean(F.cross_entropy(out, union.y[union.is_seed], reduction='none'))
+    loss = mean_of_batches(F.cross_entropy(out, union.y[union.is_seed], reduction='none'))
     loss.backward()
     return loss.detach(), _found(model.module)[0]
 
@@ -201,7 +200,7 @@ def _accumulated(graph: Data, seeds: Any) -> Any:
     for i, of_ranks in enumerate(seeds):
         with model.no_sync() if i + 1 < len(seeds) else nullcontext():
             batch = batch_of(graph, torch.tensor(of_ranks[rank()], dtype=torch.int64))
-            global_mean(_losses(model, batch)).backward()
+            mean_of_batches(_losses(model, batch)).backward()
     return _found(model.module)
 
 
@@ -234,7 +233,7 @@ def _without_history(graph: Data) -> Any:
     model = DistributedDataParallel(_model('SAGE, BatchNorm1d'))
     seeds = torch.tensor([[1, 2, 3], []][rank()], dtype=torch.int64)
     losses = _losses(model, batch_of(graph, seeds))
-    global_mean(losses if seeds.numel() else torch.zeros(0, dtype=torch.float64)).backward()
+    mean_of_batches(losses if seeds.numel() else torch.zeros(0, dtype=torch.float64)).backward()
     return _found(model.module)
 
 
@@ -252,7 +251,7 @@ def test_a_rank_whose_losses_depend_on_nothing(graph):
 def _nobody_has_seeds(graph: Data) -> Any:
     model = DistributedDataParallel(_model('GIN, BatchNorm1d'))
     before = {name: t.clone() for name, t in model.module.state_dict().items()}
-    loss = global_mean(_losses(model, batch_of(graph, torch.empty(0, dtype=torch.int64))))
+    loss = mean_of_batches(_losses(model, batch_of(graph, torch.empty(0, dtype=torch.int64))))
     loss.backward()
     return loss.item(), before, *_found(model.module)
 
@@ -284,7 +283,7 @@ def _counted(root: str, graph: Data) -> list[list[str]]:
         model.train(training)
         losses = _losses(model, batch)
         calls.append([])
-        loss = global_mean(losses)
+        loss = mean_of_batches(losses)
         calls.append([])
         loss.backward()
     calls.append([])

@@ -139,7 +139,7 @@ def _counted(root: str) -> list[int]:
 
 
 def test_one_reduction_per_backward(roots: dict[int, str]) -> None:
-    """And one by global_mean in forward, one in backward."""
+    """And one by the mean in forward, one in backward."""
     for counts in run_ranks(_counted, 3, roots[3]):
         without, with_sum = counts[1:]
         assert with_sum == without + 2  # and the number that collectives begin with

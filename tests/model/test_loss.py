@@ -1,4 +1,4 @@
-"""global_mean and global_sum: values of the whole graph, and gradients of the sum of all losses."""
+"""mean_of_batches: values of all rows, and gradients of the sum of all losses."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 from on_ranks import on_ranks
 from ranks import run_ranks
-from small_graphs import assert_all_raise, assert_close, attempt
+from small_graphs import assert_close
 from torch import Tensor
 
-from pyg_sar.over_all_nodes import global_mean, global_sum
+from pyg_sar import mean_of_batches
 
 COUNTS = [[9], [3, 8], [5, 0, 6], [1, 7, 2, 1]]
 """Rows of every rank."""
@@ -38,7 +38,7 @@ def _own(values: Tensor, counts: list[int]) -> Tensor:
 
 def _mean(counts: list[int], values: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     own = _own(values, counts).clone().requires_grad_()
-    out = global_mean(own, None if mask is None else _own(mask, counts))
+    out = mean_of_batches(own if mask is None else own[_own(mask, counts)])
     (out * 3 * (dist.get_rank() + 1)).backward()  # every rank makes something else of it
     return out.detach(), own.grad
 
@@ -76,7 +76,7 @@ def test_nan_inside_the_mask_reaches_everyone() -> None:
 
 
 def _metric(counts: list[int], values: Tensor, mask: Tensor) -> tuple[Tensor, bool]:
-    out = global_mean(_own(values, counts), _own(mask, counts))
+    out = mean_of_batches(_own(values, counts)[_own(mask, counts)])
     return out, out.requires_grad
 
 
@@ -92,7 +92,7 @@ def test_metrics_of_other_types(dtype):
 
 def _half(num_rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     values = torch.full((num_rows,), 0.25, dtype=dtype, requires_grad=True)
-    out = global_mean(values)
+    out = mean_of_batches(values)
     out.backward()
     return out.detach(), values.grad[:3]
 
@@ -114,7 +114,7 @@ def test_counts_beyond_half_precision(dtype, world_size):
 
 def _no_rows(needs: list[bool]) -> list[Any]:
     values = torch.zeros(0, 2, requires_grad=needs[dist.get_rank()])
-    mean = global_mean(values)
+    mean = mean_of_batches(values)
     if mean.requires_grad:
         mean.backward()
     return [mean.detach(), mean.requires_grad, values.grad]
@@ -132,71 +132,14 @@ def test_no_rows_on_any_rank(needs):
         assert grad is None or grad.shape == (0, 2)
 
 
-ONES = torch.ones(6, dtype=torch.bool)
-WRONG: dict[str, tuple[list[Tensor], list[str]]] = {
-    **{
-        name: ([mask, mask], ["expected a bool 'mask' of shape (6,)", str(mask.dtype)])
-        for name, mask in {
-            'short': ONES[:5],
-            'a column': ONES[:, None],
-            'integers': ONES.long(),
-            'indices': torch.arange(3),
-            'floats': ONES.float(),
-        }.items()
-    },
-    # A typing error in one rank's data must not leave the others waiting.
-    'short on one rank': ([ONES, ONES[:5]], ["expected a bool 'mask' of shape (6,)"]),
-    'nobody is selected': ([~ONES, ~ONES], ['expected at least one value selected', '(got none)']),
-}
-
-
-def _masked(masks: list[Tensor]) -> str:
-    return attempt(global_mean, torch.ones(6), masks[dist.get_rank() if len(masks) > 1 else 0])
-
-
-@pytest.mark.parametrize('name', WRONG)
-def test_wrong_masks(name: str) -> None:
-    masks, words = WRONG[name]
-    assert_all_raise(run_ranks(_masked, 2, masks), 'ValueError', *words)
-    assert_all_raise([_masked(masks[1:])], 'ValueError', *words)
-
-
 def test_one_process() -> None:
     values, mask = _values(9).requires_grad_(), torch.arange(9) % 2 == 0
-    out = global_mean(values, mask)
+    out = mean_of_batches(values[mask])
     assert_close(out.detach(), values[mask].mean().detach())
     (grad,) = torch.autograd.grad(out, values)
     (want,) = torch.autograd.grad(values[mask].mean(), values)
     assert_close(grad, want)
-    assert global_mean(values[:0]) == 0
-
-
-def _sums() -> list[Tensor]:
-    rank = dist.get_rank()
-    values = torch.arange(3.0, dtype=torch.float64).add(rank).requires_grad_()
-    before = values.detach().clone()
-    out = [
-        global_sum(values),
-        global_sum(torch.tensor(rank + 1)),
-        global_sum(torch.full((2, 2), rank, dtype=torch.float32)),
-        global_sum(torch.empty(0)),
-    ]
-    assert torch.equal(values.detach(), before)
-    (out[0].cos().sum() * (rank + 1)).backward()
-    return [out[0].detach(), *out[1:], values.grad]
-
-
-@pytest.mark.parametrize('world_size', [1, 3])
-def test_global_sum(world_size):
-    total = sum(range(world_size))
-    factor = sum(range(1, world_size + 1))
-    for vector, number, matrix, none, grad in run_ranks(_sums, world_size):
-        assert_close(grad, -factor * vector.sin())
-        assert vector.tolist() == [i * world_size + total for i in range(3)]
-        assert number.tolist() == total + world_size
-        assert number.dtype == torch.int64
-        assert matrix.tolist() == [[total, total]] * 2
-        assert none.shape == (0,)
+    assert mean_of_batches(values[:0]) == 0
 
 
 @on_ranks(3, 0)
@@ -204,11 +147,11 @@ def test_values_without_gradient_on_one_rank():
     """It takes part in backward all the same."""
     takes = dist.get_rank() > 0
     values = torch.ones(3, dtype=torch.float64, requires_grad=takes)
-    loss = global_mean(values) + global_sum(values).sum()
+    loss = mean_of_batches(values)
     assert loss.requires_grad
     loss.backward()
     with torch.no_grad():
-        assert not global_mean(values).requires_grad
+        assert not mean_of_batches(values).requires_grad
     assert (values.grad is not None) == takes
     if takes:
-        assert_close(values.grad, torch.full((3,), 3 * (1 / 9 + 1), dtype=torch.float64))
+        assert_close(values.grad, torch.full((3,), 3 / 9, dtype=torch.float64))

@@ -13,6 +13,7 @@ from ranks import run_as_threads
 from small_graphs import assert_all_raise, assert_close, attempt, cut, small_graph
 from torch import Tensor, nn
 from torch_geometric.nn import SAGEConv, global_add_pool, global_max_pool, global_mean_pool
+from torch_geometric.utils import softmax
 
 import pyg_sar
 from pyg_sar.comm import rank, world_size
@@ -22,55 +23,25 @@ Program = Callable[[Tensor, Tensor, Tensor], Tensor]
 NUM_GRAPHS = 5
 
 
-def _amax(x: Tensor, mask: Tensor) -> Tensor:
-    return x[mask].amax(dim=0)
-
-
-# Of x [N, 4], mask [N] and batch [N]: on the whole graph, and on a part.
-PAIRS: dict[str, tuple[Program, Program]] = {
-    'mean': (lambda x, m, b: x.mean(dim=0), lambda x, m, b: pyg_sar.global_mean(x, dim=0)),
-    'mean of all': (lambda x, m, b: x.mean(), lambda x, m, b: pyg_sar.global_mean(x)),
-    'mean of some': (
-        lambda x, m, b: x[m].mean(dim=0),
-        lambda x, m, b: pyg_sar.global_mean(x, m, dim=0),
-    ),
-    'mean by graph': (
-        lambda x, m, b: global_mean_pool(x, b),
-        lambda x, m, b: pyg_sar.global_mean(x, batch=b),
-    ),
-    'sum': (lambda x, m, b: x.sum(dim=0), lambda x, m, b: pyg_sar.global_sum(x, dim=0)),
-    'sum by graph': (
-        lambda x, m, b: global_add_pool(x, b, NUM_GRAPHS + 1),
-        lambda x, m, b: pyg_sar.global_sum(x, batch=b, size=NUM_GRAPHS + 1),
-    ),
-    'max': (lambda x, m, b: x.amax(dim=0), lambda x, m, b: pyg_sar.global_max(x)),
-    'max of some': (lambda x, m, b: _amax(x, m), lambda x, m, b: pyg_sar.global_max(x, m)),
-    'max by graph': (
-        lambda x, m, b: global_max_pool(x, b),
-        lambda x, m, b: pyg_sar.global_max(x, batch=b),
-    ),
-    'max with ties': (
-        lambda x, m, b: x.relu().neg().amax(dim=0),
-        lambda x, m, b: pyg_sar.global_max(x.relu().neg()),
-    ),
-    'min': (lambda x, m, b: x.amin(dim=0), lambda x, m, b: pyg_sar.global_min(x)),
-    'std': (lambda x, m, b: x.std(dim=0), lambda x, m, b: pyg_sar.global_std(x)),
-    'std of some': (
-        lambda x, m, b: x[m].std(dim=0, correction=0),
-        lambda x, m, b: pyg_sar.global_std(x, m, correction=0),
-    ),
-    'standardised': (
-        lambda x, m, b: (x - x.mean(dim=0)) / x.std(dim=0),
-        lambda x, m, b: (x - pyg_sar.global_mean(x, dim=0)) / pyg_sar.global_std(x),
-    ),
-    'softmax': (lambda x, m, b: x.softmax(dim=0), lambda x, m, b: pyg_sar.global_softmax(x)),
-    'softmax by graph': (
-        lambda x, m, b: torch.cat([x[b == i].softmax(dim=0) for i in range(NUM_GRAPHS)])[
-            torch.argsort(torch.argsort(b, stable=True))
-        ],
-        lambda x, m, b: pyg_sar.global_softmax(x, batch=b),
-    ),
+PROGRAMS: dict[str, Program] = {
+    'mean': lambda x, m, b: x.mean(dim=0),
+    'mean of all': lambda x, m, b: x.mean(),
+    'mean of some': lambda x, m, b: x[m].mean(dim=0),
+    'mean by graph': lambda x, m, b: global_mean_pool(x, b),
+    'sum': lambda x, m, b: x.sum(dim=0),
+    'sum by graph': lambda x, m, b: global_add_pool(x, b, NUM_GRAPHS + 1),
+    'max': lambda x, m, b: x.amax(dim=0),
+    'max of some': lambda x, m, b: x[m].amax(dim=0),
+    'max by graph': lambda x, m, b: global_max_pool(x, b),
+    'max with ties': lambda x, m, b: x.relu().neg().amax(dim=0),
+    'min': lambda x, m, b: x.amin(dim=0),
+    'std': lambda x, m, b: x.std(dim=0),
+    'std of some': lambda x, m, b: x[m].std(dim=0, correction=0),
+    'standardised': lambda x, m, b: (x - x.mean(dim=0)) / x.std(dim=0),
+    'softmax': lambda x, m, b: x.softmax(dim=0),
+    'softmax by graph': lambda x, m, b: softmax(x, b, num_nodes=NUM_GRAPHS),
 }
+"""Of x [N, 4], mask [N] and batch [N]."""
 
 
 class Model(nn.Module):
@@ -107,8 +78,8 @@ def _trained(data: Any, program: Program, wrap: Callable[[nn.Module], nn.Module]
 
 
 def _on_rank(name: str, root: str) -> None:
-    plain, program = PAIRS[name]
-    want = _trained(_graph(), plain, lambda model: model)
+    program = PROGRAMS[name]
+    want = _trained(_graph(), program, lambda model: model)
     got = _trained(
         pyg_sar.load_shard(root),
         program,
@@ -118,7 +89,7 @@ def _on_rank(name: str, root: str) -> None:
         assert_close(pyg_sar.gather(a), b)
 
 
-@pytest.mark.parametrize('name', PAIRS)
+@pytest.mark.parametrize('name', PROGRAMS)
 @pytest.mark.parametrize('world_size', few([3, 1, 2, 4], every=4))
 def test_is_that_of_the_whole_graph(tmp_path: Path, name: str, world_size: int) -> None:
     root = cut(_graph(), world_size, tmp_path / 'parts')
@@ -127,26 +98,8 @@ def test_is_that_of_the_whole_graph(tmp_path: Path, name: str, world_size: int) 
 
 def test_a_rank_without_nodes(tmp_path: Path) -> None:
     root = cut(_graph(), 3, tmp_path / 'parts', 'empty part')
-    for name in PAIRS:
+    for name in PROGRAMS:
         run_as_threads(_on_rank, 3, name, str(root))
-
-
-@pytest.mark.parametrize(
-    'function',
-    [
-        pyg_sar.global_max,
-        pyg_sar.global_mean,
-        pyg_sar.global_min,
-        pyg_sar.global_softmax,
-        pyg_sar.global_std,
-        pyg_sar.global_sum,
-    ],
-)
-def test_plain_tensors_and_numbers_are_refused(function: Callable[..., Tensor]) -> None:
-    function(torch.ones(3))  # of one process it is the whole
-    for ranks, given, what in ((2, torch.ones(3), 'a plain tensor'), (1, 2.0, 'one number')):
-        outcomes = run_as_threads(attempt, ranks, function, given)
-        assert_all_raise(outcomes, 'ValueError', function.__name__, what)
 
 
 WRONG: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
@@ -209,7 +162,7 @@ def _decoded(root: str) -> int:
     for _ in range(2):  # the second time by the plan of the first
         model.zero_grad()
         got = model(data, own)
-        pyg_sar.over_all_nodes.global_mean(got.square()).backward()
+        pyg_sar.mean_of_batches(got.square()).backward()
         assert_close(got.detach(), want[ends[rank()] : ends[rank() + 1]].detach())
         for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
             assert_close(ours.grad, theirs.grad)

@@ -140,7 +140,7 @@ def _trained(
         model = DistributedDataParallel(net, mode=mode)
         x = data.x.clone().requires_grad_()
         out = model(x[layers.input_nodes], data, layers)
-        pyg_sar.over_all_nodes.global_mean(_loss(out, data.target[layers.output_nodes])).backward()
+        pyg_sar.mean_of_batches(_loss(out, data.target[layers.output_nodes])).backward()
         gradients = {key: p.grad.cpu() for key, p in parameters.items()}
         ids, n_id = data.n_id[layers.output_nodes].cpu(), data.n_id.cpu()
         answers[wanted] = ids, out.detach().cpu(), (n_id, x.grad.cpu()), gradients
@@ -224,7 +224,7 @@ def _structure(root: Path, wanted: str) -> list[Any]:
         assert int((halo >= shard.num_own).sum()) == shard.num_halo
         # As if its blocks were found by sorting.
         plan = plan_of(handle, shard)
-        shard.cache.clear()
+        shard.kept.clear()
         for block, found in zip(
             plan.blocks, plan_of(handle.as_subclass(Tensor).clone(), shard).blocks, strict=True
         ):
@@ -308,7 +308,7 @@ def test_the_example_of_the_docs(tmp_path: Path) -> None:
     for conv in convs:
         x = conv(x, data.edge_index).relu()
     values = F.cross_entropy(x, data.y, reduction='none')
-    expected = pyg_sar.over_all_nodes.global_mean(values, data.train_mask)
+    expected = pyg_sar.mean_of_batches(values[data.train_mask])
     assert_close(scope['loss'], expected, tolerance=TOLERANCE)
 
 

@@ -17,9 +17,8 @@ from torch_geometric.nn import EdgeConv, GATConv, GCNConv, SAGEConv, Transformer
 
 import pyg_sar
 from pyg_sar import SARConv
-from pyg_sar.comm import current
+from pyg_sar.comm import all_reduce_sum, current
 from pyg_sar.conv.options import Mode
-from pyg_sar.over_all_nodes import global_sum
 
 
 def _convs() -> dict[str, torch.nn.Module]:
@@ -44,7 +43,7 @@ def _gradients(
     out.square().sum().backward()
     found = [p.grad for p in model.parameters() if p.grad is not None]
     assert x.grad is not None
-    return [out.detach(), x.grad, *map(global_sum, found)]
+    return [out.detach(), x.grad, *map(all_reduce_sum, found)]
 
 
 def _compare(name: str, mode: Mode, reentrant: bool, data: Data) -> None:

@@ -38,7 +38,7 @@ from torch_geometric.utils import dropout_edge, stochastic_blockmodel_graph
 
 import pyg_sar
 
-_mean = pyg_sar.over_all_nodes.global_mean
+_mean = pyg_sar.mean_of_batches
 
 NUM_FEATURES, HIDDEN, NUM_CLASSES = 16, 16, 4
 MIB = 1 << 20

@@ -46,7 +46,7 @@ def _models(root: str, options: dict[str, Any], number: int) -> list[dict[str, f
         for _ in range(2):
             out = model(data.x, data.edge_index)
             each = F.cross_entropy(out, data.y, reduction='none')
-            pyg_sar.over_all_nodes.global_mean(each, data.train_mask).backward()
+            pyg_sar.mean_of_batches(each[data.train_mask]).backward()
         with torch.no_grad():
             model.eval()(data.x, data.edge_index)
         del model, out, each

@@ -65,7 +65,9 @@ def _of_links(data: Any, root: str) -> bool:
         links = None if chosen == slice(None) else data.edge_index[:, chosen]
         label = torch.arange(E)[chosen]
         loader = pyg_sar.LinkNeighborLoader(data, [2], links, label, batch_size=20)
-        right += [torch.equal(of_whole[:, b.edge_label], b.n_id[b.edge_label_index]) for b in loader]
+        right += [
+            torch.equal(of_whole[:, b.edge_label], b.n_id[b.edge_label_index]) for b in loader
+        ]
     return all(right)
 
 

@@ -30,7 +30,7 @@ def _train(root: str, device: str = 'cpu') -> tuple[list[float], Tensor, dict[st
         for batch in loader:
             out = model(batch.x, batch.edge_index)[: batch.batch_size]
             values = F.cross_entropy(out, batch.y[: batch.batch_size], reduction='none')
-            loss = pyg_sar.over_all_nodes.global_mean(values)
+            loss = pyg_sar.mean_of_batches(values)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

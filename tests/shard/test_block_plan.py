@@ -19,7 +19,7 @@ from torch_geometric.utils import add_remaining_self_loops, add_self_loops, remo
 
 from pyg_sar import partition_graph
 from pyg_sar.shard.bags import Bags
-from pyg_sar.shard.plan import Block, Plan, plan_of
+from pyg_sar.shard.plan import PLANS, Block, Plan, plan_of
 from pyg_sar.shard.read.read_shard import read_shard
 
 LAYOUTS = [(1, 1), (1, 3), (2, 2), (3, 3), (2, 4), (2, 6), (4, 4)]
@@ -184,7 +184,7 @@ def test_plans_do_not_pile_up(shards):
     for i in range(100):
         plan_of(data.edge_index[:, : i % data.num_edges], shard)
         assert plan_of(data.edge_index, shard) is whole
-    of_plans = sum(plan.num_edges for plan in shard.cache['plans'])
+    of_plans = sum(plan.num_edges for plan in PLANS.get(shard))
     assert of_plans <= 5 * max(shard.num_edges, shard.num_own)
 
 

@@ -77,7 +77,6 @@ class Connection(Comm):
     def guard(
         self, operation: str, peer: int | None = None, *, alike: str = '', is_wait: bool = False
     ) -> Iterator[None]:
-        """See :meth:`Comm.guard`."""
         # By default a device has a thread of its own for backward. That begins with the first layer
         # that is ready, while a loss on the CPU, or one of several, is about to make others ready:
         # so ranks would take two layers in different orders. Messages of NCCL, and collectives,
@@ -114,10 +113,8 @@ class Connection(Comm):
     def lost(self, error: Exception, operation: str, peer: int | None) -> ExchangeError:
         """Ends the group after an operation failed, and gives the error that says so.
 
-        Args:
-            error: What the backend raised.
-            operation: The operation.
-            peer: With which rank it was; None if that is not known.
+        `error` is what the backend raised; `peer` is None if it is not known with which rank it
+        was.
         """
         with self._ending:
             if self.error is None:

@@ -74,9 +74,8 @@ class Reports:
     def first_cause(self, own: Cause, seconds: float) -> Cause:
         """The rank that was lost first, and what it failed with, how it was lost, or what it did.
 
-        Args:
-            own: What this rank knows and has reported; its `peer` is None if that is not known.
-            seconds: How long the others may take to report.
+        The `peer` of what this rank knows and has reported is None if that is not known. The others
+        have `seconds` to report.
         """
         said = dict[int, Cause]()
 

@@ -31,10 +31,8 @@ class _Transfer(NamedTuple):
 class Watch:
     """The transfers of a comm's devices, and from the first one on a thread that looks.
 
-    Args:
-        tell: Told of a transfer that fails, once: an error and the operation. A method, whose
-            object is not kept alive.
-        seconds: How long one may take.
+    `tell` is told once of a transfer that fails or takes longer than `seconds`: an error and the
+    operation. It is a method, whose object is not kept alive.
     """
 
     def __init__(self, tell: Callable[[Exception, str], None], seconds: float) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.comm.collectives import agree, all_to_all, all_to_all_counts
-from pyg_sar.comm.exchange import Exchange
+from pyg_sar.comm.exchange import exchange_of, lent_to_another
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.shard import Shard, Step, make_steps
 
@@ -21,9 +21,7 @@ from pyg_sar.shard.shard import Shard, Step, make_steps
 def all_part_ptr(shard: Shard, own_ptr: Sequence[int]) -> list[int]:
     """The place of every part's first row, ``num_parts + 1`` (collective: one small all-gather).
 
-    Args:
-        shard: Tells how many ranks there are.
-        own_ptr: ``parts_per_rank + 1`` offsets of the own parts' rows.
+    `own_ptr` are ``parts_per_rank + 1`` offsets of the own parts' rows.
     """
     part_ptr = [0]
     for ptr in agree(tuple(own_ptr)) if shard.world_size > 1 else [own_ptr]:
@@ -36,7 +34,7 @@ def places(shard: Shard, part_ptr: Sequence[int], device: torch.device) -> Tenso
     """The place of every local source id, int64 ``[num_own + num_halo]`` (one all-to-all)."""
     first = part_ptr[shard.parts.start]
     own = torch.arange(first, first + shard.num_own, device=device)
-    (halo,) = Exchange(shard).fetch_all([own])
+    (halo,) = exchange_of(shard).fetch_all([own])
     return torch.cat([own, halo])
 
 
@@ -52,17 +50,13 @@ def derive_shard(
 ) -> tuple[ShardEdgeIndex, Tensor]:
     """Makes a shard for given edges into own nodes (collective: two all-to-alls).
 
-    Args:
-        base: The shard it is made from: ranks and number of parts are the same.
-        part_ptr: ``num_parts + 1`` places of every part's first row; equal on all ranks.
-        src: Place of every edge's source, int64 ``[num_edges]``.
-        dst: Own destination of every edge, int64 ``[num_edges]``.
-        name: What is added to the fingerprint; equal on all ranks.
-        dst_rows: Number of own destinations if the shard is to be bipartite.
+    Ranks and number of parts are those of `base`. `part_ptr` are ``num_parts + 1`` places of every
+    part's first row, `name` is added to the fingerprint; both are equal on all ranks. Edges have
+    the place of their source and their own destination, int64 ``[num_edges]``; `dst_rows` is the
+    number of own destinations if the shard is to be bipartite.
 
-    Returns:
-        The edges in local ids and block order, with their shard; and the place of each of them
-        among the given ones, int64 ``[num_edges]``.
+    Gives the edges in local ids and block order, with their shard; and the place of each of them
+    among the given ones, int64 ``[num_edges]``.
     """
     own = base.parts
     first, end = part_ptr[own.start], part_ptr[own.stop]
@@ -90,8 +84,7 @@ def derive_shard(
         n_id=None,
         dst_id=None,
         cut=None,
-        # The exchanges of both lend each other their buffers.
-        cache={key: base.cache[key] for key in ('buffers',) if key in base.cache},
+        kept=lent_to_another(base),
     )
     edge_index = torch.stack([local[order], dst[order]])
     return ShardEdgeIndex.wrap(edge_index, shard, is_whole=True), order

@@ -44,10 +44,7 @@ class EdgeMove:
         | backward: ``grad_values = to_forward(grad_out)``
 
         Collective: one all-to-all, and one in backward if the values need a gradient; they must
-        need one on all ranks or on none.
-
-        Raises:
-            ValueError: If there is not one row per edge.
+        need one on all ranks or on none. Raises ValueError if there is not one row per edge.
         """
         return self._moved(values, self.send_perm, True)
 
@@ -85,13 +82,9 @@ class Reversed:
 def reverse(edge_index: Tensor, shard: Shard, e_id: Tensor | None = None) -> Reversed:
     """Turns every edge of the graph around (collective: a few all-to-alls; keep the result).
 
-    Args:
-        edge_index: int64 ``[2, E]`` in local ids of `shard`: its own edges, or derived from them.
-        shard: The shard.
-        e_id: Original ids of the edges, int64 ``[E]``, on all ranks or on none.
-
-    Raises:
-        ValueError: On all ranks, if an id is out of range on one of them.
+    `edge_index` is int64 ``[2, E]`` in local ids of `shard`: its own edges, or derived from them.
+    Original ids `e_id` ``[E]`` are there on all ranks or on none. Raises ValueError on all ranks,
+    if an id is out of range on one of them.
     """
     plain = edge_index.as_subclass(Tensor)
     error = None

@@ -17,10 +17,8 @@ from pyg_sar import evictable
 class Offer:
     """Tensors that are handed over.
 
-    Args:
-        form: The tensors, or some of their shapes and dtypes.
-        make: Fills tensors like these; None if there is nothing to make.
-        read: What it reads. Where a change of that would not be noticed, `make` runs at once.
+    `form` are the tensors, or some of their shapes and dtypes, which `make` then fills. Where a
+    change of what that reads, `read`, would not be noticed, it runs at once.
     """
 
     def __init__(

@@ -50,21 +50,11 @@ def run_threads(
 
     Inside of it pyg_sar takes the thread for one rank of `world_size`; ``torch.distributed`` keeps
     its own view. Every rank starts with the caller's random states, and the caller has them back.
-    The caller's grad mode, autocast and default device do not go into the threads.
+    The caller's grad mode, autocast and default device do not go into the threads. Arguments are
+    the same objects for every rank. Gives what ranks 0, 1, ... returned.
 
-    Args:
-        function: What to run; it may be any callable, and ranks may share what it reads.
-        world_size: Number of ranks.
-        *args: Passed on, the same objects for every rank.
-        **kwargs: Passed on.
-
-    Returns:
-        What it returned on rank 0, 1, ...
-
-    Raises:
-        RuntimeError: If the ranks wait for each other, or meet at different operations; it names
-            what two of them do.
-        Exception: Of the first rank that raises, as it is; the others are ended.
+    Raises RuntimeError if the ranks wait for each other, or meet at different operations; it names
+    what two of them do. What the first rank raises comes as it is, and the others are ended.
     """
     return run_around(Around(), partial(function, *args, **kwargs), world_size)
 
@@ -151,7 +141,6 @@ class ThreadComm(Comm):
     def guard(
         self, operation: str, peer: int | None = None, *, alike: str = '', is_wait: bool = False
     ) -> AbstractContextManager[None]:
-        """See :meth:`Comm.guard`."""
         self._alike = placed(alike or operation)
         return super().guard(operation, peer, alike=alike, is_wait=is_wait)
 
@@ -183,7 +172,6 @@ class ThreadComm(Comm):
         return result
 
     def sum_alike(self, alike: str, *, number: int = 0, state: str = '') -> int | None:
-        """See :meth:`Comm.sum_alike`."""
 
         def combine(all_of: list[tuple[str, int]]) -> int | None:
             return sum(n for _, n in all_of) if len({s for s, _ in all_of}) == 1 else None
@@ -192,7 +180,6 @@ class ThreadComm(Comm):
         return total
 
     def gather_texts(self, text: bytes, *, is_short: bool) -> list[bytes]:
-        """See :meth:`Comm.gather_texts`."""
         texts: list[bytes] = self.meet(self.operation, text, list)
         return texts
 
@@ -204,22 +191,18 @@ class ThreadComm(Comm):
         make: Callable[[list[Tensor]], None] | None = None,
         read: Sequence[Tensor] = (),
     ) -> None:
-        """See :meth:`Comm.offer`."""
         self.boxes.offers[self.rank, rank, words].append(Offer(form, make, read))
 
     def await_offers(self, counts: Mapping[int, int], words: str) -> None:
-        """See :meth:`Comm.await_offers`."""
         boxes = [(self.boxes.offers[rank, self.rank, words], n) for rank, n in counts.items()]
         self.turns.wait(self.rank, lambda: all(len(box) >= n for box, n in boxes))
 
     def take(self, rank: int, words: str, place: Callable[[], list[Tensor]]) -> list[Tensor]:
-        """See :meth:`Comm.take`."""
         return self.boxes.offers[rank, self.rank, words].popleft().take(place)
 
     def all_to_all(
         self, received: Tensor, sent: Tensor, recv_sizes: list[int], send_sizes: list[int]
     ) -> None:
-        """See :meth:`Comm.all_to_all`."""
         words = self._alike
         for rank, run in enumerate(torch.split(sent, send_sizes)):
             self.offer(rank, words, [run], partial(_copy_run, run), [sent])
@@ -230,15 +213,12 @@ class ThreadComm(Comm):
                 place.copy_(run)
 
     def all_reduce(self, tensor: Tensor, group: object = None) -> None:
-        """See :meth:`Comm.all_reduce`."""
         tensor.copy_(self._meet_with(tensor, _sum_as_gloo_does))
 
     def all_gather(self, own: Tensor) -> Tensor:
-        """See :meth:`Comm.all_gather`."""
         return self._meet_with(own, torch.stack).clone()
 
     def broadcast(self, tensor: Tensor) -> None:
-        """See :meth:`Comm.broadcast`."""
         tensor.copy_(self._meet_with(tensor, lambda tensors: tensors[0].clone()))
 
 

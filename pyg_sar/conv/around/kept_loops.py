@@ -13,25 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch_geometric.utils import add_remaining_self_loops, add_self_loops, remove_self_loops
-from torch_geometric.utils.loop import compute_loop_attr
 
-from pyg_sar.conv.around.patching import Forms
+from pyg_sar.conv.around.patching import AnyFn, Forms
+from pyg_sar.rows.attach import given_to_conv
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.edges import edge_index as make_edge_index
 from pyg_sar.rows.rows import tag
 from pyg_sar.shard.edge_index import kept_on
 
 
-def loop_forms() -> Forms:
-    """PyG's functions and what stands in for them during a conv's forward."""
-    return {
-        remove_self_loops: _removed,
-        add_self_loops: _added,
-        add_remaining_self_loops: _all_added,
-    }
-
-
-def _removed(edge_index: Any, edge_attr: Any = None) -> tuple[Any, Any]:
+def removed(edge_index: Any, edge_attr: Any = None) -> tuple[Any, Any]:
     """``remove_self_loops``."""
     if not _is_of_one_set(edge_index):
         return remove_self_loops(edge_index, edge_attr)
@@ -46,26 +37,28 @@ def _added(
 ) -> tuple[Any, Any]:
     """``add_self_loops``."""
     count = min(num_nodes) if isinstance(num_nodes, (tuple, list)) else num_nodes
-    if not _is_of_one_set(edge_index) or count != edge_index.ends.dst.total:
+    if not _is_known_here(edge_index, edge_attr, fill_value, count):
         return add_self_loops(edge_index, edge_attr, fill_value, num_nodes)
     made = kept_on(edge_index.handle, 'added', lambda: _with_loops(edge_index), edge_index._space)
-    if edge_attr is None:
-        return made, None
-    of_loops = compute_loop_attr(edge_index, edge_attr, count, False, fill_value)
-    return made, torch.cat([edge_attr, of_loops], dim=0)
+    return made, _attributes(add_self_loops, made, edge_index, edge_attr, fill_value)
 
 
-def _all_added(
+def all_added(
     edge_index: Any, edge_attr: Any = None, fill_value: Any = None, num_nodes: Any = None
 ) -> tuple[Any, Any]:
-    """``add_remaining_self_loops``, where the loops have no attributes that it would keep."""
-    if (
-        not _is_of_one_set(edge_index)
-        or edge_attr is not None
-        or num_nodes != edge_index.ends.dst.total
-    ):
+    """``add_remaining_self_loops``."""
+    if not _is_known_here(edge_index, edge_attr, fill_value, num_nodes):
         return add_remaining_self_loops(edge_index, edge_attr, fill_value, num_nodes)
-    return _added(_removed(edge_index)[0], num_nodes=num_nodes)
+    made = _added(removed(edge_index)[0], num_nodes=num_nodes)[0]
+    return made, _attributes(add_remaining_self_loops, made, edge_index, edge_attr, fill_value)
+
+
+def _is_known_here(edge_index: Any, edge_attr: Any, fill_value: Any, num_nodes: Any) -> bool:
+    """Whether loops at all nodes, and their attributes, follow from what this rank has."""
+    if not _is_of_one_set(edge_index) or num_nodes != edge_index.ends.dst.total:
+        return False
+    # A word is a mean or the like of the edges into a node, whose sources may be the own ones.
+    return edge_attr is None or not (edge_index.handle.is_flipped and isinstance(fill_value, str))
 
 
 def _is_of_one_set(edge_index: Any) -> bool:
@@ -81,6 +74,17 @@ def _is_of_one_set(edge_index: Any) -> bool:
     return src is dst
 
 
+def _attributes(
+    function: AnyFn, made: EdgeIndex, edges: EdgeIndex, edge_attr: Any, fill_value: Any
+) -> Any:
+    """Those of the edges and loops that a function of PyG makes, by it in the ids of the rank."""
+    if edge_attr is None:
+        return None
+    own = given_to_conv(edge_attr, [edges], function.__name__)
+    index = edges.handle.as_subclass(Tensor)
+    return tag(function(index, own, fill_value, edges.ends.dst.own)[1], 0, made._space)
+
+
 def _without_loops(edges: EdgeIndex) -> tuple[Any, Tensor]:
     src, dst = edges.handle.as_subclass(Tensor)
     is_kept: Tensor = tag(src != dst, 0, edges._space)
@@ -92,3 +96,11 @@ def _with_loops(edges: EdgeIndex) -> EdgeIndex:
     loops = torch.arange(nodes.own, device=handle.device).repeat(2, 1)
     joined = torch.cat([handle, loops], dim=1)
     return make_edge_index(joined, edges._space.joined((nodes,)), edges.ends)
+
+
+LOOPS: Forms = {
+    remove_self_loops: removed,
+    add_self_loops: _added,
+    add_remaining_self_loops: all_added,
+}
+"""PyG's functions and what stands in for them during a conv's forward."""

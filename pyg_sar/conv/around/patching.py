@@ -25,7 +25,8 @@ AnyFn = Callable[..., Any]
 Forms = Mapping[AnyFn, AnyFn]
 
 _FUNCTIONS = {
-    'torch_geometric.utils': 'softmax scatter degree to_dense_batch get_laplacian '
+    'torch_geometric.utils.laplacian': 'get_laplacian',
+    'torch_geometric.utils': 'softmax scatter degree to_dense_batch '
     'remove_self_loops add_self_loops add_remaining_self_loops',
     'torch_geometric.nn.conv.gcn_conv': 'gcn_norm',
     'torch_geometric.nn.conv.hgt_conv': 'construct_bipartite_edge_index',
@@ -33,7 +34,6 @@ _FUNCTIONS = {
 """What may have another form, by the modules where convs of any module find it."""
 
 forms: Scoped[Forms] = Scoped({})
-"""The forms in force, by function."""
 
 
 def _dispatcher(module: str, name: str) -> tuple[AnyFn, AnyFn]:

@@ -225,7 +225,6 @@ def edge_tensors(rows: dict[str, int], num_edges: int) -> list[str]:
 
 
 def _is_edge_tensor(name: str, where: str, offers: list[Offer]) -> bool:
-    """Whether a tensor has one row per edge on every rank."""
     has_edge_rows = [call.rows[name] == call.num_edges for call in offers]
     if all(has_edge_rows):
         return True

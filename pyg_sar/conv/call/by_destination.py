@@ -23,7 +23,10 @@ from pyg_sar.conv.message.sample_edges import (
 )
 from pyg_sar.conv.message.whole_graph_sizes import WholeGraphSizes
 from pyg_sar.conv.names import name_of
+from pyg_sar.shard.kept import Kept
 from pyg_sar.shard.plan import Plan
+
+_WHOLE_GRAPH: Kept[Agreed[tuple[int, int]]] = Kept()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,14 +115,13 @@ def _whole_graph(plan: Plan) -> tuple[int, int]:
 
     Collective: an all-reduce of one number, and a small all-gather at the first time.
     """
-    known: Agreed[tuple[int, int]] = plan.cache.setdefault('whole graph', Agreed())
 
     def make() -> tuple[int, int]:
         own = int(plan.in_degree.max()) if plan.in_degree.numel() else 0
         widths, sizes = zip(*agree((own, plan.shard.num_dst)), strict=True)
         return max(widths), sum(sizes)
 
-    return known.get(None, make)
+    return _WHOLE_GRAPH.of(plan, Agreed).get(None, make)
 
 
 def _run(

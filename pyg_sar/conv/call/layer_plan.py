@@ -17,15 +17,13 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
-from pyg_sar.comm import agree, are_alike, differ, odd_and_usual, raise_together
-from pyg_sar.conv.around.patching import Forms
+from pyg_sar.comm import agree, are_alike, differ, exchange_of, odd_and_usual, raise_together
 from pyg_sar.conv.around.state import words_of_modules
 from pyg_sar.conv.call.inputs import check_inputs, check_not_explained
 from pyg_sar.conv.call.plans import CallPlan
-from pyg_sar.conv.exchanges import exchange_of, shards_of
+from pyg_sar.conv.exchanges import shards_of
 from pyg_sar.conv.names import name_of
 from pyg_sar.conv.options import Options
-from pyg_sar.conv.substitutes import special_forms
 from pyg_sar.ground.scoped import Scoped
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.rows import plainly
@@ -41,7 +39,6 @@ class LayerPlan:
     words: str  # both, as far as they must be alike on all ranks
     # The conv and the convs inside it, with their paths in it: '' is the conv itself.
     paths: Mapping[MessagePassing, str] = field(default_factory=dict)
-    forms: Forms = field(default_factory=special_forms)
     # How each kind of call is computed, in the conv or a conv inside it.
     calls: dict[Any, CallPlan] = field(default_factory=dict)
     # The tensors with one row per edge, where edges have to be turned round.
@@ -99,11 +96,8 @@ def plan_for(
     """What the ranks have agreed on for a forward like this one of a SARConv in a state.
 
     Collective: an all-reduce of one number; where a rank has not seen such a forward, or the conv
-    has changed since, an all-gather.
-
-    Raises:
-        ValueError: If a shard is not this rank's. On all ranks, if the forwards differ, or the
-            inputs of one are wrong.
+    has changed since, an all-gather. Raises ValueError if a shard is not this rank's. On all ranks,
+    if the forwards differ, or the inputs of one are wrong.
     """
     options, known = conv._sar.options, conv._sar.plans
     shards = shards_of(edges)

@@ -250,7 +250,6 @@ class OneShot(CallPlan):
 
 
 PLANS: tuple[type[CallPlan], ...] = (LinearSum, WeightedSum, Replay, Gather, OneShot)
-"""Every path."""
 
 
 def program_of(binding: Binding, traced: Trace, num_dst: int) -> Program:

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
+from pyg_sar.comm import exchange_of
 from pyg_sar.comm.faults.errors import place
 from pyg_sar.conv.call.agreement import agree_on_plan, edge_tensors
 from pyg_sar.conv.call.layer_plan import Forward, running
 from pyg_sar.conv.call.one_call import Call
 from pyg_sar.conv.call.plans import CallPlan, TracedPlan
-from pyg_sar.conv.exchanges import edges_in, exchange_of, ids_of_edges, into_own
+from pyg_sar.conv.exchanges import edges_in, ids_of_edges, into_own
 from pyg_sar.conv.message.arguments import after_step, arguments_of, before_step
 from pyg_sar.conv.message.sample_edges import not_saved
 from pyg_sar.conv.names import name_of, plain_class
@@ -247,7 +248,6 @@ def _is_generated(conv: MessagePassing, function: str) -> bool:
 
 
 def _destinations(conv: MessagePassing, edges: EdgeIndex) -> Space:
-    """The nodes that messages go to."""
     is_against = edges.handle.is_flipped != (conv.flow != 'source_to_target')
     return edges.ends.src if is_against else edges.ends.dst
 

@@ -104,11 +104,11 @@ class SoftmaxUse(TorchDispatchMode):
             self._note(result, entries.expand(result.shape))
             return
         outputs = _tensors(out)
-        # A number, or what may leave torch, came out of it.
+        # It gave a number, or a tensor that code outside of torch may read.
         self._is_lost |= not outputs or func is torch.ops.aten.detach.default
         written = _tensors(_written(func, args, kwargs))
         for tensor in outputs:
-            # What shares memory is told by not having been noted.
+            # The memory of a noted tensor is known; any other now holds what is not linear.
             if _memory_of(tensor) not in self._memory:
                 written.append(tensor)
         self._kept += written

@@ -23,13 +23,11 @@ from pyg_sar.dropout import EdgeDraws
 from pyg_sar.shard.plan import Plan
 
 _IDS = 'edge ids'
-"""No name of an argument."""
+"""The slot of the ids of edges. Python allows no argument of this name."""
 
 
 @dataclass(frozen=True)
 class _Slot:
-    """Where one argument of the function comes from."""
-
     name: str
     role: str  # 'src' | 'dst' | 'edge' | 'whole' | 'constant'
     place: int = 0

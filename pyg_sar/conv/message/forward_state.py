@@ -20,11 +20,9 @@ from pyg_sar.ground.private_names import missing
 def state_of(conv: torch.nn.Module) -> Callable[[], AbstractContextManager[None]]:
     """Notes parameters, buffers and plain attributes of a conv and all modules in it.
 
-    Plain attributes are numbers and words: ``training``, ``dropout``. Tensors are known by
-    identity; one that was changed in place is for autograd to find.
-
-    Returns:
-        What makes a context; while it lasts the conv is as it was noted.
+    Gives what makes a context; while it lasts the conv is as it was noted. Plain attributes are
+    numbers and words: ``training``, ``dropout``. Tensors are known by identity; one that was
+    changed in place is for autograd to find.
     """
     noted: list[tuple[Any, dict[str, Any]]] = []
     lists = []  # from which recurrent modules read their parameters

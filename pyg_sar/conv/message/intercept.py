@@ -23,11 +23,11 @@ from pyg_sar.conv.around.patching import Forms, forms, overridden
 
 
 class MessageError(ValueError):
-    """Ends a message function that looks across edges; the end of a sentence that says how."""
+    """A message function looks at other edges than its own. The text says how: 'it uses ...'."""
 
 
 class UnsupportedMessageError(MessageError):
-    """Ends one that cannot run block by block, and may run on all in-edges of a node at once."""
+    """It cannot run block by block; it may run on all in-edges of a node at once."""
 
 
 class WatchedIndex(Tensor):

@@ -8,18 +8,19 @@ weights. A weight is known by its content.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from pyg_sar.aggregate.partial_sums import covered
-from pyg_sar.comm import Agreed, Exchange
+from pyg_sar.comm import Agreed, Exchange, exchange_of
 from pyg_sar.conv.reuse.checksum import checksum
+from pyg_sar.shard.kept import Kept
 from pyg_sar.shard.plan import Plan
 
 _MAX_WEIGHTS = 4
-"""How many weights of one edge_index are remembered."""
+_COVERS: Kept[Agreed[_Asked]] = Kept()
+_IN_VAIN: Kept[int] = Kept()
 
 _MAX_IN_VAIN = 4
 """How many times the edges of a shard may be asked for in vain."""
@@ -43,8 +44,8 @@ def with_partial_sums(
     if weight is not None and weight.device.type != 'cpu':  # its content would be waited for
         return plan, exchange
     key = None if weight is None else (weight.dtype, *checksum(weight))
-    known: Agreed[_Asked] = plan.cache.setdefault('covers', Agreed(_MAX_WEIGHTS))
-    in_vain = shard.cache.get('edges covered in vain', 0)
+    known = _COVERS.of(plan, lambda: Agreed(_MAX_WEIGHTS))
+    in_vain = _IN_VAIN.get(shard) or 0
     is_lasting = plan.is_whole and weight is None
     limit = _MAX_IN_VAIN * max(shard.num_edges, shard.num_own, shard.num_dst)
     # Where nothing is learned, weights that a model has made come as constants.
@@ -59,14 +60,10 @@ def with_partial_sums(
         known.keep(key, asked)
     else:
         return plan, exchange
-    shard.cache['edges covered in vain'] = in_vain
+    _IN_VAIN.put(shard, in_vain)
     if asked.plan is None:
         return plan, exchange
-    kind = exchange.depth, exchange.wire.dtype
-    exchanges: dict[Any, Exchange] = asked.plan.cache.setdefault('exchanges', {})
-    if kind not in exchanges:
-        exchanges[kind] = Exchange(asked.plan.shard, depth=kind[0], dtype=kind[1])
-    return asked.plan, exchanges[kind]
+    return asked.plan, exchange_of(asked.plan.shard, exchange.depth, exchange.wire.dtype)
 
 
 @dataclass(eq=False)

@@ -18,8 +18,10 @@ from torch_geometric.nn import MessagePassing
 from pyg_sar.comm import least_of_ranks
 from pyg_sar.conv.reuse.checksum import checksum
 from pyg_sar.conv.reuse.copies import lent_copy
+from pyg_sar.shard.kept import Kept
 from pyg_sar.shard.plan import Plan
 
+SUMS: Kept[Any] = Kept()
 _NOTHING, _KEEPS, _HAS = range(3)
 """What a rank does with a result: computes it, keeps it as well, or has kept it."""
 
@@ -76,7 +78,7 @@ def raw_sum(
     The conv's aggregation is a sum. `weight` are those of the edges. With `is_hooked` the
     aggregation has to run, as somebody looks on. Collective: an all-reduce of one number.
     """
-    by_tensor: Any = plan.cache.setdefault('kept sums', WeakIdKeyDictionary())
+    by_tensor = SUMS.of(plan, WeakIdKeyDictionary)
     found = RawSum(x, weight, by_tensor.get(x, {}), (type(conv.aggr_module), dtype))
     state = _NOTHING
     if not is_hooked and not any(t.is_inference() for t in (x, weight) if t is not None):

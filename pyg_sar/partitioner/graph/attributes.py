@@ -51,10 +51,8 @@ def sort_attributes(
     sparse tensor, unless its name is `y` or a well-known one: then it is stored dense.
 
     `data` is a graph, or what a HeteroData holds of one type: then one of the numbers is None.
-
-    Raises:
-        ValueError: If an attribute with a well-known name has another number of rows, or a name is
-            taken.
+    Raises ValueError if an attribute with a well-known name has another number of rows, or a name
+    is taken.
     """
     attributes = SortedAttributes({}, {}, {})
     indices: dict[str, Tensor] = {}
@@ -112,7 +110,7 @@ def count_rows(data: Data | Mapping[str, Any], ids: Iterable[Tensor], where: str
     ``node`` in its name; else the largest id that an edge has in it plus one.
 
     `data` is a graph, or what a HeteroData holds of one type of nodes; at its nodes `ids` edges
-    start or end. Raises ValueError if ``num_nodes`` is no number of nodes.
+    start or end.
     """
     if 'num_nodes' in data and data['num_nodes'] is not None:
         count = data['num_nodes']

@@ -44,9 +44,6 @@ def checked_edge_index(data: Data | Mapping[str, Any], relation: str = '') -> Te
     """The plain ``edge_index`` of a graph, or of what a HeteroData holds of one relation.
 
     It is of its own integer type, [2, E], in main memory or mapped.
-
-    Raises:
-        ValueError: If it is no integer `edge_index` of shape [2, E].
     """
     of, where = (f' of {relation}', relation) if relation else ('', "'data'")
     edge_index = data.get('edge_index')

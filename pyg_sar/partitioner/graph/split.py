@@ -17,11 +17,7 @@ INDICES = {'train_idx': _TRAIN, 'val_idx': _VAL, 'valid_idx': _VAL, 'test_idx': 
 
 
 def parse_split(split: str | tuple[float, ...]) -> tuple[float, float, float]:
-    """Reads fractions such as ``'0.6/0.2/0.2'`` or ``(0.6, 0.2, 0.2)``.
-
-    Raises:
-        ValueError: If `split` is not three fractions >= 0 that sum to 1, the first above 0.
-    """
+    """Reads fractions such as ``'0.6/0.2/0.2'`` or ``(0.6, 0.2, 0.2)``."""
     try:
         parts = split.split('/') if isinstance(split, str) else split
         train, val, test = (float(part) for part in parts)
@@ -45,7 +41,7 @@ def random_split(
 
     The masks are bool [N] and disjoint; every labelled node is in one of them. A node is labelled
     if its integer labels `y` [N, ...] are >= 0, or if any of its float labels is not NaN; without
-    `y` every node is. Raises ValueError if no node is labelled.
+    `y` every node is.
     """
     labelled = _labelled(y, num_nodes).nonzero().view(-1)
     if labelled.numel() == 0:
@@ -74,11 +70,7 @@ def mask_of(ids: Tensor, num_nodes: int) -> Tensor:
 
 
 def mask_of_index(index: Any, num_nodes: int, key: str, where: str) -> Tensor:
-    """The mask bool [N] of a list of node ids, such as ``train_idx``.
-
-    Raises:
-        ValueError: If it is no list of ids of nodes.
-    """
+    """The mask bool [N] of a list of node ids, such as ``train_idx``."""
     if not isinstance(index, Tensor) or index.dim() != 1 or index.dtype not in INTEGERS:
         raise ValueError(f"expected a list of node ids in '{key}'{where}")
     index = aligned(index).long()

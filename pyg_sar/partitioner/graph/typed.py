@@ -99,10 +99,8 @@ class TypedGraph:
 def typed_graph(data: Data | HeteroData, scratch: Scratch = MEMORY) -> TypedGraph:
     """Checks a PyG graph and sorts what it holds.
 
-    Of integer labels ``y`` it gets ``num_classes`` and ``label_range``, unless it has them.
-
-    Raises:
-        ValueError: If `data` is no graph, or something in it is not as it must be.
+    Of integer labels ``y`` it gets ``num_classes`` and ``label_range``, unless it has them. Raises
+    ValueError if `data` is no graph, or something in it is not as it must be.
     """
     if isinstance(data, HeteroData):
         return _hetero_graph(data, scratch)

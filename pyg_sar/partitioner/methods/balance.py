@@ -67,11 +67,7 @@ class Balance:
 def parse_balance(
     balance: str | Sequence[str], *, is_hetero: bool, has_train_mask: bool
 ) -> tuple[str, ...]:
-    """Reads ``'nodes,edges'`` or ``['nodes', 'edges']``.
-
-    Raises:
-        ValueError: If a name is unknown or comes twice, or the graph lacks what it counts.
-    """
+    """Reads ``'nodes,edges'`` or ``['nodes', 'edges']``."""
     names = tuple(balance.split(',') if isinstance(balance, str) else balance)
     if not names or not set(names) <= set(BALANCES) or len(set(names)) < len(names):
         raise ValueError(f"'balance' must be some of {list(BALANCES)} (got {balance!r})")

@@ -77,12 +77,7 @@ def metis_assignment(
 
 
 def part_graph(problem: Problem, seed: int, *, recursive: bool, volume: bool) -> Tensor:
-    """Assigns nodes with several weights, by METIS_PartGraphRecursive or METIS_PartGraphKway.
-
-    Raises:
-        ValueError: If this pymetis does not export METIS as expected.
-        RuntimeError: If METIS fails.
-    """
+    """Assigns nodes with several weights, by METIS_PartGraphRecursive or METIS_PartGraphKway."""
     pymetis = import_module('pymetis')
     weights = problem.balance.for_metis
     library, keys = _library(pymetis)

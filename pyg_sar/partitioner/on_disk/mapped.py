@@ -123,7 +123,6 @@ class Scratch:
 
 
 MEMORY = Scratch()
-"""Temporary arrays in ordinary memory."""
 
 
 def map_array(
@@ -132,8 +131,7 @@ def map_array(
     """Maps the array of a .npy file, or of a member of an .npz file, into memory.
 
     It may be at an odd address, as archives do not align their members. A compressed member is
-    unpacked into `scratch`. Raises ValueError if there is no such array, or it holds objects,
-    OSError if the file cannot be read.
+    unpacked into `scratch`.
     """
     with Path(path).open('rb') as file:
         if member is not None:

@@ -34,18 +34,11 @@ def both_ways(
     has_loops: bool = False,
     has_numbers: bool = False,
 ) -> Buckets:
-    """Records ``row * N + column`` of every edge and its reverse, by row.
+    """Records ``row * N + column`` of every edge [2, E] and its reverse, by row.
 
     One number is below 2^63 for up to 3 * 10^9 nodes. In scratch space an edge has 16 bytes, 32
-    with numbers.
-
-    Args:
-        edge_index: [2, E], any directed graph; in memory or mapped.
-        num_nodes: Number of nodes N.
-        scratch: Where the records lie.
-        has_loops: Whether self loops are among them, then twice as well.
-        has_numbers: Whether the number of the edge, a second field, comes with each; that of its
-            reverse is greater by E.
+    with numbers. With `has_loops` self loops are among them, twice as well. With `has_numbers` the
+    number of the edge, a second field, comes with each; that of its reverse is greater by E.
     """
 
     def edges() -> Iterator[tuple[int, Tensor, Tensor]]:

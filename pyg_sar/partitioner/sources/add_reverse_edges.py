@@ -27,10 +27,8 @@ def add_reverse_edges(data: Data | HeteroData, scratch: Scratch = MEMORY) -> Dat
     Edges come sorted by (source, destination); duplicates are merged and their attributes added up,
     in the order of the edges. A relation between two types of nodes gets a relation of its own for
     the way back, ``rev_...``, and stays as it is. `data` is not changed; what is new lies in
-    `scratch`, or in memory.
-
-    Raises:
-        ValueError: If edges are not as they must be, or what belongs to them is no tensor.
+    `scratch`, or in memory. Raises ValueError if edges are not as they must be, or what belongs to
+    them is no tensor.
     """
     data = copy.copy(data)
     types: Any = data.edge_types if isinstance(data, HeteroData) else ['']

@@ -25,10 +25,8 @@ _FIRST = ('edge_index', 'x', 'y', 'num_nodes', *MASKS)
 def read_npz(path: Path, *, scratch: Scratch | None = None) -> dict[str, Array]:
     """The arrays of an .npz file; no pickled object is ever loaded.
 
-    They are mapped where `scratch` is given, those that are compressed from there.
-
-    Raises:
-        ValueError: If the file is no .npz file, or holds pickled objects.
+    They are mapped where `scratch` is given, those that are compressed from there. Raises
+    ValueError if the file is no .npz file, or holds pickled objects.
     """
     ordinary_file(path)
     try:
@@ -71,9 +69,6 @@ def graph_of_arrays(
         arrays: The arrays, in memory or mapped.
         name: Where they come from, for error messages.
         is_sparse: Whether a CSR ``x`` becomes a sparse tensor and not a dense one.
-
-    Raises:
-        ValueError: If the arrays do not fit together.
     """
     is_hetero = any(key.startswith('edge|') for key in arrays)
     by_type: dict[tuple[str, ...], dict[str, Any]] = {}

@@ -28,15 +28,10 @@ def is_class(name: str) -> bool:
 
 
 def named_class(text: str, module: str, kind: type = object) -> tuple[type[Any], dict[str, Any]]:
-    """The class that a text names, and the arguments that it gives.
+    """The class that a text names, a subclass of `kind`, and the arguments that it gives.
 
-    Args:
-        text: ``'Class'``, ``'module.Class'`` or ``'module.Class(name=Cora, num_nodes=100)'``.
-        module: Where a class without a module is.
-        kind: What it must be a subclass of.
-
-    Raises:
-        ValueError: If there is no such class, or the arguments are not literals by name.
+    Such as ``'Class'``, of `module`, ``'module.Class'`` or ``'module.Class(name=Cora,
+    num_nodes=100)'``.
     """
     found = _CALL.fullmatch(text)
     if found is None:
@@ -71,19 +66,11 @@ def named_class(text: str, module: str, kind: type = object) -> tuple[type[Any],
 def transformed(
     data: Data | HeteroData, text: str, *, seed: int = 0, progress: bool = False
 ) -> Data | HeteroData:
-    """The graph after a transform.
+    """The graph after a transform; what that writes to mapped features is kept in memory.
 
-    Args:
-        data: The whole graph; what the transform writes to mapped features is kept in memory.
-        text: A class of torch_geometric.transforms or the path of another, with its arguments by
-            name: ``'NormalizeFeatures'``, ``'AddRandomWalkPE(walk_length=20)'``,
-            ``'my_module.MyTransform'``.
-        seed: Seed of torch's random numbers, for transforms that draw some.
-        progress: Whether AddRandomWalkPE shows a progress bar.
-
-    Raises:
-        ValueError: If there is no such class, it takes other arguments, it fails on this graph, or
-            it does not give one graph.
+    `text` is a class of torch_geometric.transforms or the path of another, with its arguments by
+    name: ``'NormalizeFeatures'``, ``'AddRandomWalkPE(walk_length=20)'``,
+    ``'my_module.MyTransform'``. `seed` is for transforms that draw numbers.
     """
     cls, options = named_class(text, 'torch_geometric.transforms')
     torch.manual_seed(seed)
@@ -103,11 +90,7 @@ def transformed(
 
 
 def load_class(name: str, root: Path) -> Data | HeteroData:
-    """The graph of a dataset class of PyG, whose files lie or come to lie in `root`.
-
-    Raises:
-        ValueError: If there is no such class, it fails, or it has more than one graph.
-    """
+    """The graph of a dataset class of PyG, whose files lie or come to lie in `root`."""
     cls, options = named_class(name, 'torch_geometric.datasets', Dataset)
     if 'root' in inspect.signature(cls).parameters:
         options.setdefault('root', str(root / cls.__name__))

@@ -61,9 +61,6 @@ def load_ogb(name: str, root: Path, scratch: Scratch) -> Data | HeteroData:
     PygNodePropPredDataset gives them, except that one label per node is int64 [N], -1 where there
     is none; beside them the masks of the dataset's split, and ``num_classes``. Edges are as the
     dataset has them: arxiv, papers100M and mag are directed.
-
-    Raises:
-        ValueError: If the files are not there, or the ogb package is missing.
     """
     dataset = OGB[name]
     folder = _folder(name, dataset, root)

@@ -68,9 +68,6 @@ def read_saved(path: Path, *, is_mapped: bool = False) -> Data | HeteroData:
 
     It may be a PyG Data or HeteroData, a dict of tensors, or the ``processed/data.pt`` of a PyG
     dataset of one graph. `is_mapped` is that of :func:`load_saved`.
-
-    Raises:
-        ValueError: If the file holds anything else, or needs classes beyond PyG's own.
     """
     content = load_saved(path, is_mapped=is_mapped)
     if isinstance(content, tuple) and len(content) in (2, 3):

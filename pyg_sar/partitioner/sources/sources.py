@@ -102,9 +102,6 @@ def load_source(
         scratch: Where tables and compressed arrays are unpacked. With it tensors are mapped into
             memory and not read, those of .pt files, .npy files and uncompressed .npz files where
             they lie; without, the graph is in memory and its features dense.
-
-    Raises:
-        ValueError: If there is no such source, or it holds no graph.
     """
     source = Source(os.fspath(name_or_path), seed, root, scratch)
     path = source.path

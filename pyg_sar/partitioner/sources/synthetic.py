@@ -66,7 +66,7 @@ def shape_of(text: str) -> GraphShape:
     """The shape that the part of a name after ``synthetic:`` stands for.
 
     It is ``'arxiv'``, ``'products'``, or ``'N,E'``: N nodes, E undirected edges, 32 features and 8
-    classes. Raises ValueError if it is none of these.
+    classes.
     """
     if text in SHAPES:
         return SHAPES[text]

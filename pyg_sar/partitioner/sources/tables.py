@@ -13,7 +13,6 @@ from torch import Tensor
 from pyg_sar.partitioner.on_disk.mapped import Scratch, release
 
 TABLES = ('.parquet', '.csv')
-"""Endings of the files that :func:`read_table` reads."""
 
 
 def read_table(path: Path, scratch: Scratch, *, batch_rows: int = 1 << 17) -> dict[str, Tensor]:
@@ -21,10 +20,6 @@ def read_table(path: Path, scratch: Scratch, *, batch_rows: int = 1 << 17) -> di
 
     Gives ``edge_index`` integer [2, E], and every other column [E]. Sources and destinations are
     the columns ``src`` and ``dst``, or the first two.
-
-    Raises:
-        ValueError: If pyarrow is not installed, or a column does not hold numbers, one in each row.
-        OSError: If a file cannot be read or written.
     """
     try:
         pyarrow, dataset = import_module('pyarrow'), import_module('pyarrow.dataset')

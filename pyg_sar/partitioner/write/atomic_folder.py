@@ -20,11 +20,9 @@ from pyg_sar.shard.format.swap import swap_in
 def target_folder(root: str | os.PathLike[str], *, force: bool) -> Path:
     """`root` without symbolic links, so that its parent is on the same file system.
 
-    It may not exist yet, or be empty, or with `force` hold an earlier partition.
-
-    Raises:
-        ValueError: If `root` holds anything and `force` is not given, holds anything but a
-            partition, or cannot be renamed.
+    It may not exist yet, or be empty, or with `force` hold an earlier partition. Raises ValueError
+    if `root` holds anything and `force` is not given, holds anything but a partition, or cannot be
+    renamed.
     """
     path = Path(os.path.realpath(root))
     if not path.exists():

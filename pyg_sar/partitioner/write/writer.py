@@ -36,21 +36,12 @@ def write_partition(
     command: list[str] | None = None,
     on_part: Callable[[], object] = lambda: None,
 ) -> PartitionSummary:
-    """Writes every file of a partition into an empty folder.
+    """Writes every file of a partition into an existing, empty folder.
 
-    Args:
-        folder: An existing, empty folder.
-        graph: The graph.
-        assignment: Part of every node, integer [N], by type.
-        num_parts: The number of parts P; parts may be empty.
-        sub_parts: Sub-part of every node, by type: by these the nodes of a part are in order, then
-            by id.
-        provenance: How the assignment came about, for META.json, as is `command`.
-        command: The command line.
-        on_part: Called after every part.
-
-    Raises:
-        ValueError: If a part or a block is too large for 32-bit ids.
+    `assignment` and `sub_parts` have the part and sub-part of every node, integer [N], by type: by
+    sub-parts the nodes of a part are in order, then by id. Parts may be empty. `provenance`, how
+    the assignment came about, and `command` are for META.json. `on_part` is called after every
+    part. Raises ValueError if a part or a block is too large for 32-bit ids.
     """
     if num_parts == 1:  # Known before any pass.
         for relation in graph.relations.values():

@@ -114,11 +114,8 @@ def cumulated(weight: Tensor, ptr: Tensor) -> Tensor:
 def first_above(values: Tensor, start: Tensor, end: Tensor, target: Tensor) -> Tensor:
     """The first place in ``[start, end)`` with a value above `target`; `end` where there is none.
 
-    Args:
-        values: Ascending from every `start` to its `end`, ``[E]``.
-        start: int64, of a shape that broadcasts to that of `target`.
-        end: int64, likewise.
-        target: Of the dtype of `values`.
+    `values` ``[E]`` ascend from every `start` to its `end`, int64, which broadcast to the shape of
+    `target`.
     """
     low, high = start.expand_as(target), end.expand_as(target)
     while bool((low < high).any()):

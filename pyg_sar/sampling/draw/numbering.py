@@ -15,13 +15,8 @@ _Ints = npt.NDArray[np.int64]
 def number(known: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
     """Numbers nodes that `keys` name: those in `known` by their places there, then new ones.
 
-    Args:
-        known: int64 ``[M]``, at least 0; of equal ones the first counts.
-        keys: int64 ``[N]``, at least 0.
-
-    Returns:
-        The new keys, ascending, int64; and the number of each key, int64 ``[N]``: new ones follow
-        the M that are known.
+    Both are int64, at least 0; of equal ones that are known the first counts. Gives the new keys,
+    ascending, and the number of each key: new ones follow those that are known.
     """
     if not keys.numel():
         return keys, keys

@@ -15,10 +15,9 @@ from pyg_sar.sampling.draw.numbering import number
 class Excluded:
     """Pairs of nodes, by batches of parts: no edge between them is in that batch.
 
-    Args:
-        pairs: The part's batch, and positions of source and destination, int64 ``[M]`` each.
-        totals: How many nodes of the types of sources and of destinations there are.
-        batch_of_group: The part's batch of every group; None where groups are these.
+    `pairs` are the part's batch, and positions of source and destination, int64 ``[M]`` each;
+    `totals` how many nodes of these types there are; `batch_of_group` the part's batch of every
+    group, None where groups are these.
     """
 
     def __init__(
@@ -34,10 +33,8 @@ class Excluded:
     def among(self, frontier: Any, count: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
         """Which edges are between such pairs: the places of their destinations, and their own.
 
-        Args:
-            frontier: The destinations.
-            count: How many edges each has, int64 ``[N]``.
-            source: The positions of the edges' sources, int64 ``[E]``.
+        Each of the destinations in `frontier` has `count` edges; `source` are positions, int64
+        ``[E]``.
         """
         batch = frontier.group
         if not self._pair.numel():

@@ -59,11 +59,7 @@ def with_own_links(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_links(data: Data | HeteroData, given: Mapping[str, Any]) -> Asked:
-    """What `edge_label_index` and the arguments that belong to it say.
-
-    Raises:
-        ValueError: If they are no links, or do not belong together.
-    """
+    """What `edge_label_index` and the arguments that belong to it say."""
     has_time = given['edge_label_time'] is not None
     if has_time != (given['time_attr'] is not None):
         raise ValueError(

@@ -26,11 +26,7 @@ _MOST = 500  # tries
 
 
 def read_neg_sampling(given: Any, num_nodes: tuple[int, int]) -> NegativeSampling | None:
-    """What `neg_sampling` says; of weights those of own nodes, float64 on the CPU.
-
-    Raises:
-        ValueError: If it says nothing that PyG knows, or weights do not fit `num_nodes`.
-    """
+    """What `neg_sampling` says; of weights those of own nodes, float64 on the CPU."""
     if isinstance(given, str):
         given = {'mode': given}
     try:
@@ -67,13 +63,7 @@ def read_neg_sampling(given: Any, num_nodes: tuple[int, int]) -> NegativeSamplin
 
 
 class Negatives:
-    """Draws pairs (making it is collective: two small all-gathers).
-
-    Args:
-        graph: The own part of it.
-        key: The relation that pairs are no edges of.
-        asked: What is to be drawn.
-    """
+    """Draws pairs that are no edges (making it is collective: two small all-gathers)."""
 
     def __init__(self, graph: LocalGraph, key: EdgeKey, asked: NegativeSampling) -> None:
         edges = graph.edges[key]
@@ -98,13 +88,9 @@ class Negatives:
     ) -> tuple[Tensor, Tensor]:
         """Positions of sources and destinations (collective; mostly four calls).
 
-        Args:
-            state: Hashes, one for each pair, int64 ``[N]``.
-            source: Positions of sources, int64 ``[N]``; None draws them, too.
-            until: The time by which both must be there, ``[N]``; None for any.
-
-        Raises:
-            ValueError: On all ranks, if no pair is found, and nodes have no times.
+        For each of the hashes `state`, int64 ``[N]``. `source` None draws the sources, too. Both
+        are there by the time `until` ``[N]``; None for any. Raises ValueError on all ranks, if no
+        pair is found, and nodes have no times.
         """
         src = torch.empty_like(state) if source is None else source
         until = until if self._is_timed else None

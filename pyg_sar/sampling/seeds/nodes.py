@@ -31,9 +31,6 @@ def with_own_seeds(given: dict[str, Any]) -> dict[str, Any]:
     """Own seeds in place of ids or of a mask of the whole graph, for data of ``load_shard``.
 
     Collective where ids are rows.
-
-    Raises:
-        ValueError: If an id is none of a node.
     """
     nodes: Any = given.get('input_nodes')
     time, store = given.get('input_time'), given['data']
@@ -88,11 +85,7 @@ def with_own_seeds(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_nodes(data: Data | HeteroData, given: Mapping[str, Any]) -> Asked:
-    """What `input_nodes` and `input_time` say.
-
-    Raises:
-        ValueError: If they are not rows of own nodes, or their type is unknown.
-    """
+    """What `input_nodes` and `input_time` say."""
     if given['input_time'] is not None and given['time_attr'] is None:
         raise ValueError("'input_time' needs a 'time_attr' (got None)")
     key, row, input_id = _rows_of(data, given['input_nodes'])
@@ -122,11 +115,7 @@ def read_nodes(data: Data | HeteroData, given: Mapping[str, Any]) -> Asked:
 
 
 def _rows_of(data: Data | HeteroData, input_nodes: Any) -> tuple[NodeKey, Tensor, Tensor]:
-    """The type, the own rows and the `input_id` of the seeds.
-
-    Raises:
-        ValueError: If they are not rows of own nodes, or their type is unknown.
-    """
+    """The type, the own rows and the `input_id` of the seeds."""
     key: NodeKey = None
     if isinstance(data, HeteroData):
         if isinstance(input_nodes, (tuple, list)) and len(input_nodes) == 2:

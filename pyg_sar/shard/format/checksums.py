@@ -38,12 +38,7 @@ def folder_checksums(root: str | Path) -> dict[str, str]:
 
 
 def check_files(root: Path, meta: Meta, names: Iterable[str]) -> None:
-    """Compares META.json, and files that it lists by their paths, with their checksums.
-
-    Raises:
-        FileNotFoundError: If a file is missing.
-        ValueError: If one was changed, by accident or without giving it a new checksum.
-    """
+    """Compares META.json, and files that it lists by their paths, with their checksums."""
     if not meta.is_unchanged:
         raise ValueError(f"expected '{root / META_FILE}' as it was written (got another checksum)")
     for name in names:

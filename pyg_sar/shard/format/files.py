@@ -29,12 +29,7 @@ def own_file(root: str | Path, path: str | Path) -> Path:
 
 
 def ordinary_file(path: str | Path) -> Path:
-    """`path`, if it is an ordinary file: no folder, pipe or device.
-
-    Raises:
-        FileNotFoundError: If there is nothing.
-        ValueError: If it is anything else.
-    """
+    """`path`, if it is an ordinary file: no folder, pipe or device."""
     try:
         mode = os.stat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -54,12 +49,7 @@ def is_of_system(error: Exception) -> bool:
 
 
 def read_json(root: str | Path) -> Any:
-    """All that META.json holds, of whatever program it is.
-
-    Raises:
-        FileNotFoundError: If the folder or its META.json is missing.
-        ValueError: If it is no JSON, or no file of the folder.
-    """
+    """All that META.json holds, of whatever program it is."""
     path = Path(root) / META_FILE
     if not Path(root).is_dir():
         raise FileNotFoundError(

@@ -139,12 +139,7 @@ def listed_files(root: str | Path) -> set[str]:
 
 
 def read_meta(root: str | Path) -> Meta:
-    """Reads META.json of a partition folder and checks it: complete, and consistent in itself.
-
-    Raises:
-        FileNotFoundError: If the folder or its META.json is missing.
-        ValueError: If META.json is not one that this version of pyg_sar reads.
-    """
+    """Reads META.json of a partition folder and checks it: complete, and consistent in itself."""
     path = Path(root) / META_FILE
     content = read_json(root)
     ours = _ours(content)

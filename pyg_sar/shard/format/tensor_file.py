@@ -30,12 +30,7 @@ _DTYPES = {name for name, value in vars(torch).items() if isinstance(value, torc
 
 
 def load_tensors(path: Path, kind: type[T], *, root: Path) -> T:
-    """Reads a file of tensors and plain values, memory-mapped; no code of a file is ever run.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If it lies outside of `root`, holds anything else, or not one `kind` of thing.
-    """
+    """Reads a file of tensors and plain values, memory-mapped; no code of a file is ever run."""
     try:
         own_file(root, path)
     except FileNotFoundError as error:
@@ -83,9 +78,8 @@ def only_classes(allowed: list[Any]) -> Iterator[None]:
 def load_plain(source: Path | io.BytesIO, *, is_mapped: bool = False) -> Any:
     """What torch.save has written, of tensors and plain values; sparse tensors are checked.
 
-    Raises:
-        ValueError: If the file is larger in memory than on the disk. torch raises errors of any
-            kind where it holds anything else, or is damaged.
+    Raises ValueError if the file is larger in memory than on the disk. torch raises errors of any
+    kind where it holds anything else, or is damaged.
     """
     check_plain(source)
     checked = torch.sparse.check_sparse_tensor_invariants()  # type: ignore[no-untyped-call]
@@ -98,11 +92,7 @@ def load_plain(source: Path | io.BytesIO, *, is_mapped: bool = False) -> Any:
 
 
 def check_plain(source: Path | io.BytesIO) -> None:
-    """Checks what torch.save has written before torch.load reads it with ``weights_only``.
-
-    Raises:
-        ValueError: If records are compressed, or the pickle calls what only allocates.
-    """
+    """Checks what torch.save has written before torch.load reads it with ``weights_only``."""
     with source.open('rb') if isinstance(source, Path) else nullcontext(source) as file:
         if zipfile.is_zipfile(file):
             _check_stored(file)

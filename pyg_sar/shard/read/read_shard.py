@@ -25,7 +25,6 @@ from pyg_sar.shard.format.meta import Meta, read_meta
 from pyg_sar.shard.read.parts import READ_FILES, Part, read_part, rows_of
 from pyg_sar.shard.shard import Cut, Shard, make_steps
 
-
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -46,9 +45,6 @@ def read_shard(
         verify: Whether files are compared with their checksums.
         whole_graph: Whether one rank of one reads all parts, and gives the rows in the order of the
             graph.
-
-    Raises:
-        FileNotFoundError: If META.json, or the folder or a file of an own part is missing.
     """
     root = Path(root)
     meta = read_meta(root)

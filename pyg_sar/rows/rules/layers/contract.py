@@ -38,13 +38,8 @@ def contract(
 ) -> Any:
     """What ``run(*operands)`` is of the whole: rows, or plain if the result has no rows.
 
-    Args:
-        func: For messages.
-        operands: Some are rows.
-        letters: Of every operand, one for each of its dimensions.
-        out: Those of the result.
-        run: What computes it, of own rows.
-        broadcasting: Letters of which an operand may have one where others have more.
+    `letters` has one for each dimension of every operand, some of which are rows; `out` has those
+    of the result. Of letters in `broadcasting` an operand may have one where others have more.
     """
     for each in operands:
         if each.layout != torch.strided:

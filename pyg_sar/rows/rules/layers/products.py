@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.aggregate.halo import with_halo
-from pyg_sar.comm import Exchange
+from pyg_sar.comm import exchange_of
 from pyg_sar.rows.align import align, as_rows, dim_of, named_rule, own_rows, whole_shape
 from pyg_sar.rows.made_edges import edges_of
 from pyg_sar.rows.registry import bare_name, is_in_place, name_of, rule
@@ -61,7 +61,7 @@ def _of_sparse(func: Any, matrix: Tensor, rows: Rows) -> Any:
         edges = edges_of(func, entries.indices().flip(0), space, space, matrix)
         values = own_rows(func, entries.values(), 0, edges._space)
         x, (src, dst) = plain(rows), edges.handle.as_subclass(Tensor)
-        sources = with_halo(x, Exchange(edges.ends.shard)).index_select(0, src)
+        sources = with_halo(x, exchange_of(edges.ends.shard)).index_select(0, src)
         terms = sources * values.view(-1, *[1] * (x.dim() - 1))
         zeros = torch.zeros_like(x, dtype=terms.dtype, requires_grad=False)
         return tag(zeros.index_add(0, dst, terms), 0, space)

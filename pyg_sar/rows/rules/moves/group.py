@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.aggregate.halo import from_halo
-from pyg_sar.comm import Exchange
+from pyg_sar.comm import exchange_of
 from pyg_sar.ground.nested import in_nested
 from pyg_sar.rows.align import argument, dim_of, found, own_rows
 from pyg_sar.rows.edges import NodeIds
@@ -151,7 +151,7 @@ class _AtSources(_GroupedValues):
 
     def __init__(self, func: Any, dim: int, index: Tensor, values: Tensor, shard: Shard) -> None:
         super().__init__(func, dim, index, values)
-        self.shard, self.exchange = shard, Exchange(shard)
+        self.shard, self.exchange = shard, exchange_of(shard)
 
     def zeros(self, out: Tensor) -> Tensor:
         shape = list(out.shape)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.aggregate.halo import with_halo
-from pyg_sar.comm import Exchange, agree
+from pyg_sar.comm import agree, exchange_of
 from pyg_sar.rows.align import argument, brought, check_range, dim_of, own_rows, whole_shape
 from pyg_sar.rows.edges import NodeIds, node_ids
 from pyg_sar.rows.over_ranks import fetched
@@ -137,7 +137,7 @@ def _by_rows(func: Any, values: Rows, ids: Rows, dim: int) -> Any:
         if isinstance(ids, NodeIds) and ids.of is values._space:
             x: Tensor = plain(values).movedim(dim, 0)
             if ids.shard is not None:
-                x = with_halo(x, Exchange(ids.shard))
+                x = with_halo(x, exchange_of(ids.shard))
             out = x.index_select(0, ids.places.reshape(-1)).view(*ids.places.shape, *x.shape[1:])
         elif ids._space is values._space and all(agree(_are_places(ids))):
             out = plain(values).movedim(dim, 0).clone()  # a permutation that moves nothing

@@ -1,0 +1,133 @@
+"""Normalisations of the whole graph (gcn_norm, get_laplacian), kept with the edges.
+
+PyG's own functions run by the rules of rows: degrees of halo sources come from their owners.
+Without weights they make ones, a plain tensor as long as all edges of the graph. So they get ones
+that are rows, after loops are added or removed, where PyG has them. A result is kept while edges
+and weights stay and no weight takes a gradient: else every forward would fetch degrees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
+from torch_geometric.utils import get_laplacian
+
+from pyg_sar.comm import Agreed
+from pyg_sar.conv.around.kept_loops import LOOPS, all_added, removed
+from pyg_sar.conv.around.patching import AnyFn, Forms
+from pyg_sar.conv.exchanges import into_own
+from pyg_sar.conv.reuse.checksum import checksum
+from pyg_sar.ground.changes import version_of
+from pyg_sar.rows.attach import derived, given_to_conv
+from pyg_sar.rows.edges import EdgeIndex, edge_index
+from pyg_sar.rows.rows import plain, tag
+from pyg_sar.shard.edge_index import kept_on
+
+_MAX_RESULTS = 4
+
+Result = tuple[EdgeIndex, Tensor]
+_Made = tuple[EdgeIndex, Tensor, object]
+"""A result, and the version of its weights."""
+
+
+def _gcn_norm(
+    edges: EdgeIndex,
+    weight: Tensor | None,
+    num_nodes: int | None = None,
+    improved: bool = False,
+    add_self_loops: bool = True,
+    flow: str = 'source_to_target',
+    dtype: torch.dtype | None = None,
+) -> Result:
+    if weight is None:
+        if add_self_loops:
+            edges, _ = all_added(edges, num_nodes=num_nodes)
+        weight, add_self_loops = _ones(edges, dtype), False
+    edges, weight = gcn_norm(edges, weight, num_nodes, improved, add_self_loops, flow, dtype)
+    against = flow != 'source_to_target'
+    oriented, move = into_own(edges.handle, flip=against)
+    if move is None:
+        return edges, weight
+    handle = oriented.flip(0) if against else oriented  # turned round here, not at every forward
+    space = derived(edges._space, handle)
+    return edge_index(handle, space, edges.ends), tag(move.to_reversed(plain(weight)), 0, space)
+
+
+def _laplacian(
+    edges: EdgeIndex,
+    weight: Tensor | None,
+    normalization: str | None = None,
+    dtype: torch.dtype | None = None,
+    num_nodes: int | None = None,
+) -> Result:
+    if weight is None:
+        edges, _ = removed(edges)
+        weight = _ones(edges, dtype)
+    made: Result = get_laplacian(edges, weight, normalization, dtype, num_nodes)
+    return made
+
+
+def _ones(edges: EdgeIndex, dtype: torch.dtype | None) -> Any:
+    ones = torch.ones(edges.handle.size(1), dtype=dtype, device=edges.handle.device)
+    return tag(ones, 0, edges._space)
+
+
+def _kept(function: AnyFn, on_rows: Callable[..., Result]) -> AnyFn:
+    """A normalisation of the edges of a cut graph, computed once where it stays as it is.
+
+    Collective where weights come in: an all-reduce of one number.
+    """
+
+    def normalized(edges: Any, edge_weight: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(edges, EdgeIndex):
+            return function(edges, edge_weight, *args, **kwargs)
+        handle, key = edges.handle, (function.__name__, args, tuple(kwargs.items()))
+
+        def made(weight: Tensor | None) -> _Made:
+            out = on_rows(edges, weight, *args, **kwargs)
+            return *out, version_of(out[1])
+
+        if edge_weight is None:
+            found = kept_on(handle, key, lambda: made(None), edges._space)
+            if _is_written_to(found):
+                del vars(handle)['kept'][key]
+                found = kept_on(handle, key, lambda: made(None), edges._space)
+            return found[:2]
+        if edge_weight.shape[:1] != (edges.size(1),):
+            raise ValueError(
+                f"expected one row per edge in 'edge_weight': {edges.size(1)} rows "
+                f'(got shape {tuple(edge_weight.shape)})'
+            )
+        own = given_to_conv(edge_weight, [edges], function.__name__)
+        weight = tag(own.view_as(own), 0, edges._space)
+        if own.requires_grad or own.is_inference():
+            return made(weight)[:2]
+        known = kept_on(handle, function.__name__, lambda: Agreed(_MAX_RESULTS), edges._space)
+        content = (*key, id(own), version_of(own), checksum(own))
+        of_ranks, _ = known.find(content)
+        if of_ranks is None or _is_written_to(of_ranks[1]):
+            with torch.inference_mode(False), torch.no_grad():  # it outlives the caller's mode
+                of_ranks = known.keep(
+                    content, (own, made(weight))
+                )  # an id is good while that lives
+        return of_ranks[1][:2]
+
+    return normalized
+
+
+def _is_written_to(made: _Made) -> bool:
+    """Whether a program has changed the weights that it got, in place."""
+    return version_of(made[1]) != made[2]
+
+
+FORMS: Forms = {
+    **LOOPS,
+    gcn_norm: _kept(gcn_norm, _gcn_norm),
+    get_laplacian: _kept(get_laplacian, _laplacian),
+}
+"""PyG's functions and what stands in for them during a conv's forward. Everything else in it runs
+from PyG's code, by the rules of rows (:mod:`pyg_sar.rows`)."""

@@ -1,0 +1,143 @@
+"""Normalisations of edges: PyG's own on rows, kept as long as edges and weights stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ranks import run_as_threads
+from small_graphs import assert_close, cut, small_graph
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch_geometric import nn as tg
+from torch_geometric.data import Data
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
+
+import pyg_sar
+from pyg_sar import partition_graph
+from pyg_sar.rows.rows import plainly
+
+
+class Scaled(tg.MessagePassing):
+    """Writes to what a normalisation gives."""
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
+        edge_index, weight = gcn_norm(edge_index, edge_weight, x.size(0), dtype=x.dtype)
+        return self.propagate(edge_index, x=x, weight=weight.mul_(2))
+
+    def message(self, x_j: Tensor, weight: Tensor) -> Tensor:
+        return weight.view(-1, 1) * x_j
+
+
+CONVS: dict[str, Callable[[], nn.Module]] = {
+    'GCN': lambda: tg.GCNConv(6, 3),
+    'GCN improved': lambda: tg.GCNConv(6, 3, improved=True),
+    'GCN without loops': lambda: tg.GCNConv(6, 3, add_self_loops=False),
+    'GCN against the edges': lambda: tg.GCNConv(6, 3, flow='target_to_source'),
+    'ARMA': lambda: tg.ARMAConv(6, 3, 2, 2),
+    'TAG': lambda: tg.TAGConv(6, 3, 2),
+    'SG': lambda: tg.SGConv(6, 3, 2),
+    'SSG': lambda: tg.SSGConv(6, 3, 0.1, 2),
+    'APPNP': lambda: tg.APPNP(2, 0.1),
+    'MixHop': lambda: tg.MixHopConv(6, 3),
+    'LG': lambda: tg.LGConv(),
+    'LE': lambda: tg.LEConv(6, 3),
+    'Cheb sym': lambda: tg.ChebConv(6, 3, 3),
+    'Cheb rw': lambda: tg.ChebConv(6, 3, 3, 'rw'),
+    'Cheb': lambda: tg.ChebConv(6, 3, 3, None),
+    'written to': Scaled,
+}
+WEIGHTS = ('none', 'fixed', 'learned', 'learned by all')
+
+
+def _results(
+    name: str, data: Data, weights: str, *, wraps: bool, powers: tuple[int, ...] = (1, 2, 1, 1)
+) -> list[Tensor]:
+    """Of forwards with these powers of the weights."""
+    torch.manual_seed(1)
+    model = CONVS[name]().double()
+    if wraps:
+        model = pyg_sar.DistributedDataParallel(model)
+    x = data.x.clone().requires_grad_()
+    first = data.edge_weight
+    if weights == 'learned by all':  # a plain tensor of all edges, equal on all ranks
+        first = torch.linspace(0.1, 1, data.edge_index.size(1), dtype=torch.float64)
+    found = []
+    for power in powers:
+        weight = None if weights == 'none' else first
+        if weight is not None and power > 1:
+            weight = weight.pow(power)
+        if weights.startswith('learned'):
+            weight = weight.detach().clone().requires_grad_()
+        edges = () if weight is None else (weight,)
+        if isinstance(model, tg.ChebConv) or isinstance(getattr(model, 'module', 0), tg.ChebConv):
+            lambda_max = 2.5 if weights != 'fixed' else None
+            out = model(x, data.edge_index, *(edges or (None,)), None, lambda_max)
+        else:
+            out = model(x, data.edge_index, *edges)
+        out.square().mean().backward()
+        found.append(out.detach())
+        if weight is not None and weight.requires_grad:
+            found.append(weight.grad)
+    return [*found, x.grad, *(p.grad for p in model.parameters())]
+
+
+def _on_rank(name: str, root: str) -> None:
+    for weights in WEIGHTS:
+        want = _results(name, small_graph(), weights, wraps=False)
+        got = _results(name, pyg_sar.load_shard(root), weights, wraps=True)
+        assert len(got) == len(want)
+        for a, b in zip(got, want, strict=True):
+            assert_close(pyg_sar.gather(a), b)
+
+
+@pytest.mark.parametrize('name', CONVS)
+def test_is_that_of_one_process(tmp_path: Path, name: str) -> None:
+    for world_size, kind in ((3, 'uneven'), (3, 'empty part'), (1, 'uneven')):
+        root = tmp_path / f'{world_size} {kind}'
+        run_as_threads(_on_rank, world_size, name, str(cut(small_graph(), 3, root, kind)))
+
+
+class Largest(TorchDispatchMode):
+    """The sizes of all tensors that operations give."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with plainly():  # rows that autograd has saved
+            out = func(*args, **kwargs or {})
+        for each in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(each, Tensor):
+                self.sizes.update(each.shape)
+        return out
+
+
+NUM_NODES = 301
+FORBIDDEN = {NUM_NODES, 3 * NUM_NODES, 4 * NUM_NODES, 5 * NUM_NODES}
+"""Of all nodes; of all edges without loops, as they are, and with one more loop at each node."""
+
+
+def _sizes(root: str) -> dict[tuple[str, str], set[int]]:
+    data, found = pyg_sar.load_shard(root), {}
+    for name in ('GCN', 'GCN improved', 'GCN against the edges', 'Cheb', 'Cheb sym', 'Cheb rw'):
+        for weights in WEIGHTS[:3]:
+            with Largest() as largest:
+                _results(name, data, weights, wraps=True, powers=(1,))
+            found[name, weights] = largest.sizes & FORBIDDEN
+    return {key: sizes for key, sizes in found.items() if sizes}
+
+
+def test_no_rank_has_a_tensor_of_the_whole_graph(tmp_path: Path) -> None:
+    """A rank has a third of the edges, and few halo nodes."""
+    nodes = torch.arange(NUM_NODES)
+    edge_index = torch.stack([nodes.repeat(4), torch.cat([nodes + i for i in range(4)])])
+    data = small_graph(NUM_NODES, 4 * NUM_NODES - 8)
+    data.edge_index = edge_index % NUM_NODES
+    root = tmp_path / 'parts'
+    partition_graph(data, 3, root, method=nodes * 3 // NUM_NODES)
+    assert run_as_threads(_sizes, 3, str(root)) == [{}, {}, {}]
