@@ -10,7 +10,7 @@ from torch import Tensor
 from torch_geometric import EdgeIndex as PyGEdgeIndex
 
 from pyg_sar.comm import Agreed, EdgeMove, Exchange, Reversed, agree, reverse
-from pyg_sar.conv.names import PLAIN
+from pyg_sar.ground.nested import PLAIN
 from pyg_sar.dropout import edge_ids, has_ids
 from pyg_sar.ground.nested import leaves_of
 from pyg_sar.rows.edges import EdgeIndex

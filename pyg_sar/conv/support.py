@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch_geometric.nn import MessagePassing, norm
 
-from pyg_sar.conv.names import plain_class
+from pyg_sar.ground.class_swap import plain_class
 
 _REASONS = {
     'its message runs inside a closed CUDA kernel': (

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from pyg_sar.comm import agree, are_alike, differ, is_distributed, odd_and_usual
-from pyg_sar.conv.names import PLAIN, plain_class
-from pyg_sar.conv.reuse.checksum import checksum
+from pyg_sar.ground.class_swap import plain_class
+from pyg_sar.ground.nested import PLAIN
+from pyg_sar.ground.checksum import checksum
 from pyg_sar.conv.sar_conv import SARConv
 from pyg_sar.own_rows import OwnRows
 from pyg_sar.rows import Rows

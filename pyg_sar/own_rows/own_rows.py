@@ -55,6 +55,7 @@ class OwnRows(Tensor):
     n_id: Tensor
     num_nodes: int
     node_type: str | None
+    is_of_own_nodes = True  # nobody adds them up over the ranks
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -62,10 +62,10 @@ def _parting(root: str, what: str) -> str:
             optimizer.step()
             if rank() == 2 and step == 4:
                 with torch.no_grad():
-                    dict(model.named_parameters())['module.head.bias'][1].add_(
+                    dict(model.named_parameters())['head.bias'][1].add_(
                         1e-6 * (what == 'a parameter')
                     )
-                    dict(model.named_buffers())['module.norm.running_var'][1].add_(
+                    dict(model.named_buffers())['norm.running_var'][1].add_(
                         1e-6 * (what == 'a buffer')
                     )
 

@@ -24,7 +24,7 @@ from torch_geometric.utils import (
 from pyg_sar.aggregate.halo import from_halo, with_halo
 from pyg_sar.comm import all_ranks, raise_together
 from pyg_sar.conv.exchanges import exchange_of, into_own
-from pyg_sar.conv.reuse.checksum import checksum
+from pyg_sar.ground.checksum import checksum
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.shard import Shard
 

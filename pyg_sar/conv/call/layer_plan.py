@@ -23,7 +23,7 @@ from pyg_sar.conv.around.state import words_of_modules
 from pyg_sar.conv.call.inputs import check_inputs, check_not_explained
 from pyg_sar.conv.call.plans import CallPlan
 from pyg_sar.conv.exchanges import exchange_of, shards_of
-from pyg_sar.conv.names import name_of
+from pyg_sar.ground.class_swap import name_of
 from pyg_sar.conv.options import Options
 from pyg_sar.conv.substitutes import special_forms
 from pyg_sar.ground.scoped import Scoped

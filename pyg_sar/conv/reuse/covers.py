@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pyg_sar.aggregate.partial_sums import covered
 from pyg_sar.comm import Agreed, Exchange
-from pyg_sar.conv.reuse.checksum import checksum
+from pyg_sar.ground.checksum import checksum
 from pyg_sar.shard.plan import Plan
 
 _MAX_WEIGHTS = 4
