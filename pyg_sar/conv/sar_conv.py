@@ -22,7 +22,7 @@ from pyg_sar.conv.call.propagation import edge_updater, propagate
 from pyg_sar.conv.exchanges import edges_in
 from pyg_sar.conv.options import ChosenMode, Options, Path, options_of
 from pyg_sar.conv.substitutes import ROW_BY_ROW, relations_joined
-from pyg_sar.conv.support import why_refused
+from pyg_sar.conv.support import refuse_tracing, why_refused
 from pyg_sar.dropout import is_running
 from pyg_sar.ground.class_swap import ClassSwap, become, name_of, plain_class
 from pyg_sar.rows.attach import edges_among, given_to_conv, rows_by_type
@@ -121,6 +121,7 @@ class SARConv(MessagePassing, metaclass=ClassSwap):
                     "the edges of its first forward, and those of a batch are not another's"
                 )
             return super().forward(*args, **kwargs)
+        refuse_tracing(name_of(self))
         edges = [each for each in given if isinstance(each, EdgeIndex)]
         is_first = bool(edges) and torch.is_grad_enabled() and world_size() > 1
         if edges and isinstance(self, ROW_BY_ROW):

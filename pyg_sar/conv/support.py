@@ -67,6 +67,16 @@ def takes_statistics(module: torch.nn.Module) -> bool:
     return isinstance(module, _STATISTICS_MODULES)
 
 
+def refuse_tracing(name: str) -> None:
+    """Raises in torch.jit.trace, on all ranks alike, before they communicate."""
+    if torch.jit.is_tracing():  # type: ignore[no-untyped-call]
+        raise ValueError(
+            f'torch.jit.trace cannot follow {name} on a graph that is cut (got rows of all ranks): '
+            'trace the plain model on plain tensors, on one machine; model.state_dict() has its '
+            'keys'
+        )
+
+
 def why_refused(module: torch.nn.Module) -> str | None:
     """Why a conv or a module inside it cannot be wrapped, as the end of a sentence, or None."""
     cls = plain_class(module)
