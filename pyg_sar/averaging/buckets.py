@@ -6,21 +6,19 @@ and a checksum of the parameters, which tells ranks that have parted.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from pyg_sar.comm import check_arrived, world_size
-from pyg_sar.ground.checksum import checksum
+from pyg_sar.ground.checksum import digest
+from pyg_sar.rows.rows import Rows
 
 SUM = 'the sum of the gradients of parameters'
-
-_LARGE = 2**15
-"""So many numbers are as well read where they are as in a vector with others."""
 
 SumOverRanks = Callable[[Tensor], Tensor]
 """Makes a vector the sum over the ranks, in place (collective)."""
@@ -29,6 +27,17 @@ SumOverRanks = Callable[[Tensor], Tensor]
 def is_own_rows(p: Tensor) -> bool:
     """Whether a parameter has the rows of a rank's own nodes, which nobody adds up."""
     return getattr(type(p), 'is_of_own_nodes', False)
+
+
+def common(named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    """Of parameters or buffers those that are equal on all ranks, and have numbers already."""
+    return {
+        name: tensor
+        for name, tensor in named
+        if not (is_own_rows(tensor) or isinstance(tensor, Rows) or is_lazy(tensor))
+        and tensor.layout == torch.strided
+        and tensor.device.type != 'meta'
+    }
 
 
 @dataclass(eq=False)
@@ -69,7 +78,7 @@ class Bucket:
             if p.grad is not None and p.grad.is_sparse and not is_own_rows(p):
                 p.grad = p.grad.to_dense()
         flags = [p in new and p.grad is not None for p in self.parameters]
-        told = _Told([*flags, is_asked], _digest(self.common), self.kind[0])
+        told = _Told([*flags, is_asked], digest(self.common), self.kind[0])
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.common]
         vectors = [*(grad.reshape(-1) for grad in gradients), *([] if more is None else [more])]
         sizes = [vector.numel() for vector in vectors]
@@ -138,15 +147,6 @@ class _Told:
         own = [world_size() * digit for digit in self._digits]
         self.is_alike = [digits for _, digits in pairs] == own
         return [count > 0 for count, _ in pairs]
-
-
-def _digest(tensors: list[Tensor]) -> int:
-    """A number of 64 bits that tells contents apart."""
-    small = [t.detach().reshape(-1) for t in tensors if t.numel() < _LARGE]
-    sums = [checksum(t) for t in tensors if t.numel() >= _LARGE]
-    if small:
-        sums.append(checksum(torch.cat(small)))
-    return int.from_bytes(hashlib.blake2b(repr(sums).encode(), digest_size=8).digest(), 'little')
 
 
 def buckets_of(parameters: Iterable[Tensor], max_bytes: float) -> list[Bucket]:

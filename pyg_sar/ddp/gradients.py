@@ -29,6 +29,7 @@ from pyg_sar.averaging.buckets import SUM, is_own_rows
 from pyg_sar.averaging.own_tensors import divide_gradients, leaves_behind
 from pyg_sar.comm import all_reduce_sum, await_device, world_size
 from pyg_sar.comm.end_of_backward import await_backward, has_come
+from pyg_sar.conv.call.layer_plan import evaluated
 from pyg_sar.conv.sar_conv import SARConv
 from pyg_sar.ddp.same_model import check_same_values
 from pyg_sar.ground.nested import leaves_of
@@ -88,13 +89,14 @@ class Gradients(Averager):
         """Notes whose forward the user has called: of the model, or of a layer in it."""
         if self._outermost is None or module is self.model():
             self._outermost = module
+            evaluated.value = None if torch.is_grad_enabled() else module
 
     @torch.compiler.disable
     def after_forward(self, module: torch.nn.Module, args: Any, kwargs: Any, out: Any) -> None:
         """Has the backward of a forward noted, and gradients that leave the model divided."""
         if module is not self._outermost:
             return
-        self._outermost = None
+        self._outermost = evaluated.value = None
         if not self.is_alive() or world_size() == 1:
             return
         found = [t for t in leaves_of(out) if isinstance(t, Tensor)]

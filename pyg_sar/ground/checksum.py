@@ -15,6 +15,10 @@ in another order do not meet in their old columns. Of a small tensor every word 
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -48,3 +52,20 @@ def checksum(tensor: Tensor) -> tuple[int, ...]:
         sums ^= other.bitwise_and_(_LOW)
         sums *= _ODD
     return tuple(torch.cat([sums.sum().view(1), rest]).tolist())  # one wait for a device
+
+
+_LARGE = 2**15
+"""So many numbers are as well read where they are as in a vector with others."""
+
+
+def digest(tensors: Iterable[Tensor]) -> int:
+    """A number of 64 bits that tells the contents of several tensors apart."""
+    sums: list[Any] = []
+    small: dict[Any, list[Tensor]] = {}
+    for tensor in tensors:
+        if tensor.numel() >= _LARGE:
+            sums.append(checksum(tensor))
+        else:
+            small.setdefault((tensor.dtype, tensor.device), []).append(tensor.detach().reshape(-1))
+    sums += [checksum(torch.cat(flat)) for flat in small.values()]
+    return int.from_bytes(hashlib.blake2b(repr(sums).encode(), digest_size=8).digest(), 'little')

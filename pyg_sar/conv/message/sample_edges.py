@@ -17,8 +17,7 @@ from pyg_sar.comm.threads.random_states import random_states, set_random_states
 from pyg_sar.conv.message.arguments import Binding
 from pyg_sar.conv.message.intercept import MessageError
 from pyg_sar.ground.class_swap import name_of
-from pyg_sar.ground.nested import PLAIN
-from pyg_sar.ground.nested import leaves
+from pyg_sar.ground.nested import PLAIN, leaves
 
 NUM_SAMPLES = 3
 
