@@ -212,6 +212,7 @@ class Arrival:
         return self.averager is not None
 
     def __call__(self, grad: Tensor) -> Tensor | None:
+        """Notes the gradient; gives that of all ranks where somebody reads it at once."""
         averager, p = self.averager, self._parameter()
         if averager is None or p is None:
             return None

@@ -55,7 +55,7 @@ def save_checkpoint(
 
     Args:
         root: A folder that all ranks see; made if missing.
-        model: A model, or DistributedDataParallel around it.
+        model: A model, or torch's DistributedDataParallel around it.
         optimizer: Of the model's parameters.
         epoch: How many epochs (or steps) are behind; larger than that of any checkpoint in `root`.
         scheduler: Of the optimizer.

@@ -21,8 +21,9 @@ State = tuple[dict[str, Any], dict[str, Table]]
 
 def plain_model(model: torch.nn.Module) -> torch.nn.Module:
     """The model inside torch's DistributedDataParallel."""
-    is_around = isinstance(model, torch.nn.parallel.DistributedDataParallel)
-    return model.module if is_around else model
+    kind = torch.nn.parallel.DistributedDataParallel
+    inner: torch.nn.Module = model.module if isinstance(model, kind) else model
+    return inner
 
 
 def embeddings(model: torch.nn.Module) -> dict[str, OwnRows]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -48,11 +48,11 @@ class _Itself:
     def __get__(self, model: Any, cls: Any = None) -> Any:
         if model is None:
             return self
-        for find in (lambda of: of.module, lambda of: of.__getattr__('module')):
-            try:
-                return find(super(DistributedDataParallel, model))
-            except AttributeError:
-                continue
+        own: Any = super(DistributedDataParallel, model)
+        with suppress(AttributeError):
+            return own.module
+        with suppress(AttributeError):
+            return own.__getattr__('module')
         return model
 
 

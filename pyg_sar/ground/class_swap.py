@@ -18,6 +18,7 @@ class ClassSwap(type):
     """``Kind(object, ...)`` converts an object; a class that was made constructs the plain one."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Of a kind the object itself, of a made class a new object of the plain class."""
         return _called(cls)(*args, **kwargs)
 
     @property
@@ -54,7 +55,7 @@ def made_class(kind: Any, cls: Any) -> Any:
     """``Net(kind, Net)`` for a class ``Net``, the same at every call."""
     if (kind, cls) not in _made:
         names = {name: vars(cls).get(name) for name in ('__module__', '__doc__')}
-        names |= {'__qualname__': cls.__qualname__, '_plain_class': cls, '_made_of': (kind, cls)}
+        names |= {'__qualname__': cls.__qualname__, '_made_of': (kind, cls)}
         names['_plain_class'] = getattr(cls, '_plain_class', cls)
         made = _meta_class(kind, cls)(cls.__name__, (kind, cls), names)
         _made.setdefault((kind, cls), made)  # another thread may have been faster
