@@ -174,7 +174,8 @@ def average_gradients(tensors: Iterable[Tensor]) -> None:
     """
     averager = _of_comm.setdefault(current(), Averager())
     for tensor in tensors:
-        if not tensor.requires_grad or is_averaged(tensor) or is_divided(tensor):
+        is_done = is_averaged(tensor) or is_divided(tensor) or is_own_rows(tensor)
+        if is_done or not tensor.requires_grad:
             continue
         if tensor.is_leaf:
             averager.watch([tensor])

@@ -123,10 +123,9 @@ class SARConv(MessagePassing, metaclass=ClassSwap):
             return super().forward(*args, **kwargs)
         refuse_tracing(name_of(self))
         edges = [each for each in given if isinstance(each, EdgeIndex)]
-        is_first = bool(edges) and torch.is_grad_enabled() and world_size() > 1
+        if edges and torch.is_grad_enabled() and world_size() > 1:
+            average_gradients(self.parameters())
         if edges and isinstance(self, ROW_BY_ROW):
-            if is_first:
-                average_gradients(self.parameters())
             own = given_to_conv((args, kwargs), edges, name_of(self))
             return rows_by_type(self.forward(*own[0], **own[1]), (args, kwargs))
         with self._on_cut_graph(given, args, kwargs) as plan:
@@ -134,8 +133,6 @@ class SARConv(MessagePassing, metaclass=ClassSwap):
                 with relations_joined(args[0] if args else kwargs['x_dict']):
                     return super().forward(*args, **kwargs)
             if edges:
-                if is_first and not plan.calls:
-                    average_gradients(self.parameters())
                 return super().forward(*args, **kwargs)
             # Own rows, as pyg_sar.local gives them: computed as rows of the whole graph.
             call = signature.bind(self, *args, **kwargs)

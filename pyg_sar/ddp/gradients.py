@@ -23,7 +23,7 @@ from torch.nn.modules.module import (
 from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
-from pyg_sar.averaging import Averager, average_gradients
+from pyg_sar.averaging import Averager
 from pyg_sar.averaging.averager import MIB, PARTED
 from pyg_sar.averaging.buckets import SUM, is_own_rows
 from pyg_sar.averaging.own_tensors import divide_gradients, leaves_behind
@@ -120,7 +120,6 @@ class Gradients(Averager):
         if any(isinstance(t, Rows) for t in (*given, *found)):
             # Beside rows a plain tensor is one of the whole graph, not of this rank.
             self._has_rows = True
-            average_gradients(t for t in module.parameters() if not is_own_rows(t))
         elif not self._has_rows:
             known = set(module.parameters())
             behind = leaves_behind([*outputs, *(t for t in given if t.requires_grad)])
