@@ -24,6 +24,7 @@ from pyg_sar.averaging.buckets import SUM, buckets_of, is_own_rows
 from pyg_sar.comm import all_reduce_sum, differ, world_size
 from pyg_sar.comm.comm import Comm
 from pyg_sar.comm.end_of_backward import is_accumulated, is_inside_a_function, running, started
+from pyg_sar.comm.functions import only_once
 from pyg_sar.comm.ranks import current
 from pyg_sar.rows.replicated import is_averaged, is_divided, mean_of_ranks
 
@@ -98,6 +99,8 @@ class Averager:
             return None
         if is_nested or is_inside_a_function():  # a part of that Function's gradient
             return None
+        if grad.requires_grad and self.is_last:
+            return only_once(mean_of_ranks(grad.detach()), grad)
         self.enter()
         if self.accumulates or grad.requires_grad:
             raise RuntimeError(
