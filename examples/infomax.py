@@ -76,7 +76,7 @@ def main() -> None:
     data = pyg_sar.load_shard(args.root).to(process.device)
     torch.manual_seed(args.seed)
     model = make_model(data.num_features, args.hidden).to(process.device)
-    model = pyg_sar.DistributedDataParallel(model).module
+    model = pyg_sar.DistributedDataParallel(model)
     for epoch, loss in enumerate(train(model, data, args.epochs)):
         if process.rank == 0:
             print(f'epoch {epoch + 1:3d}  loss {loss:.6f}', flush=True)

@@ -93,7 +93,7 @@ def main() -> None:
         model: Any = GAE(GraphSAGE(data.num_features, args.hidden, 2))
     else:
         model = LightGCN(data.num_nodes, args.hidden, 2)
-    model = pyg_sar.DistributedDataParallel(model.to(process.device)).module
+    model = pyg_sar.DistributedDataParallel(model.to(process.device))
     for epoch, (loss, shares) in enumerate(train(model, data, links, args.epochs)):
         if process.rank == 0:
             found = '  '.join(f'{name} {share:.4f}' for name, share in shares.items())

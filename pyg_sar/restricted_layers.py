@@ -80,7 +80,7 @@ def restrict(data: Data, nodes: Tensor, num_layers: int) -> RestrictedLayers:
         data = pyg_sar.local(data)
         layers = pyg_sar.restrict(data, data.train_mask, num_layers=2)  # once
         x = data.x[layers.input_nodes]
-        for conv, layer in zip(model.module.convs, layers):
+        for conv, layer in zip(model.convs, layers):
             x = conv((x, x[: layer.num_dst]), layer.edge_index)
         losses = F.cross_entropy(x, data.y[layers.output_nodes], reduction='none')
         loss = pyg_sar.mean_of_batches(losses)

@@ -21,7 +21,7 @@ FLOORS = (
     {'own_rows', 'restricted_layers'},
     {'norm', 'conv'},
     {'dropout'},
-    {'recompute'},
+    {'recompute', 'averaging'},
     {'rows'},
     {'aggregate', 'attention', 'over_all_nodes'},
     {'comm', 'kernels'},

@@ -51,7 +51,7 @@ def layer(*, source: str, number: int, make: dict[str, Any]) -> Iterator[dict[st
     data = pyg_sar.local(pyg_sar.load_shard(source))
     read_all(data)
     torch.manual_seed(0)
-    conv = pyg_sar.DistributedDataParallel(make_model(**make)).module.convs[number]
+    conv = pyg_sar.DistributedDataParallel(make_model(**make)).convs[number]
     x = data.x
     if number > 0:
         x = torch.randn(data.num_nodes, conv.in_channels, requires_grad=True)

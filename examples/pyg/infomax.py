@@ -42,7 +42,7 @@ def summary(z, *args):
 
 
 model = DeepGraphInfomax(64, Encoder(data.num_features, 64), summary, corruption)
-model = pyg_sar.DistributedDataParallel(model).module  # sar
+model = pyg_sar.DistributedDataParallel(model)  # sar
 optimizer = torch.optim.Adam(model.parameters(), lr=0.001)
 
 

@@ -26,7 +26,7 @@ users, books = torch.arange(num_nodes).tensor_split([data.num_users])
 torch.manual_seed(0)
 
 model = LightGCN(num_nodes, embedding_dim=64, num_layers=2)
-model = pyg_sar.DistributedDataParallel(model).module  # sar
+model = pyg_sar.DistributedDataParallel(model)  # sar
 optimizer = torch.optim.Adam(model.parameters(), lr=0.001)
 loader = DataLoader(range(pairs['train'].size(1)), BATCH_SIZE, shuffle=True)
 

@@ -41,7 +41,7 @@ class Net(torch.nn.Module):
 
 
 model = Net(data.num_features, 128, 64)
-model = pyg_sar.DistributedDataParallel(model).module  # sar
+model = pyg_sar.DistributedDataParallel(model)  # sar
 optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 
 

@@ -45,7 +45,7 @@ class SignedGCN(torch.nn.Module):
 
 
 model = SignedGCN(data.num_features, 64)
-model = pyg_sar.DistributedDataParallel(model).module  # sar
+model = pyg_sar.DistributedDataParallel(model)  # sar
 optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=5e-4)
 
 

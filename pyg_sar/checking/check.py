@@ -19,7 +19,7 @@ from torch_geometric.data import Data, HeteroData
 from pyg_sar.checking.differences import differences
 from pyg_sar.checking.forked import Failure, run_forked
 from pyg_sar.checking.one_run import Outcome, run_once
-from pyg_sar.checking.plain_model import Around, plain_model
+from pyg_sar.checking.plain_model import plain_model
 from pyg_sar.checking.small_part import part_of_tables, small_part
 from pyg_sar.comm import is_distributed
 from pyg_sar.ddp import DistributedDataParallel
@@ -128,6 +128,6 @@ def _on_rank(
     typed = load_shard(f'{folder}/{rank}')
     model = plain_model(model, dtype)
     part_of_tables(model, data, chosen, typed)
-    inner = model.module if isinstance(model, Around) else model
-    around = DistributedDataParallel(inner, debug=True, return_memory=False)
-    return run_once(step, around if isinstance(model, Around) else inner, typed)
+    for name in ('module', 'no_sync'):
+        vars(model).pop(name, None)
+    return run_once(step, DistributedDataParallel(model, debug=True, return_memory=False), typed)

@@ -5,43 +5,29 @@ So a step may hold the model, its convs or its parameters by other ways than its
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 
 from pyg_sar.conv.sar_conv import SARConv
 from pyg_sar.ddp import DistributedDataParallel
+from pyg_sar.ground.class_swap import plain_class
 
 _HOOKS = ('_forward_pre_hooks', '_forward_hooks', '_backward_pre_hooks', '_backward_hooks')
 _DROPOUTS = (
     *(torch.nn.Dropout, torch.nn.Dropout1d, torch.nn.Dropout2d, torch.nn.Dropout3d),
     *(torch.nn.AlphaDropout, torch.nn.FeatureAlphaDropout),
 )
-_MADE = ('_sar', '_own_updates')
-
-
-class Around(torch.nn.Module):
-    """Stands for a DistributedDataParallel, for steps that write ``model.module``."""
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's."""
-        return self.module(*args, **kwargs)
-
-    def no_sync(self) -> AbstractContextManager[None]:
-        """Nothing is averaged anyway."""
-        return nullcontext()
+_MADE = ('_sar', '_own_updates', '_gradients')
 
 
 def plain_model(model: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
     """The model with its plain classes again, without gradients, caches and dropout."""
     torch.set_default_dtype(dtype)
-    if isinstance(model, (DistributedDataParallel, torch.nn.parallel.DistributedDataParallel)):
-        model = Around(model.module)
+    is_parallel = isinstance(model, DistributedDataParallel)
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        model, is_parallel = model.module, True
     for module in model.modules():
         _make_plain(module)
         clear_caches(module)
@@ -52,13 +38,16 @@ def plain_model(model: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
     for p in model.parameters():
         p.grad = None
         _without_ours(p._backward_hooks)
+    for name, value in {'module': model, 'no_sync': nullcontext}.items() if is_parallel else ():
+        if not hasattr(model, name):  # for steps that write ``model.module``
+            vars(model)[name] = value
     return model.double() if dtype == torch.float64 else model
 
 
 def _make_plain(module: torch.nn.Module) -> None:
     cls = type(module)
-    if isinstance(module, SARConv):
-        module.__class__ = module._plain_class
+    if isinstance(module, (SARConv, DistributedDataParallel)):
+        object.__setattr__(module, '__class__', plain_class(module))
     elif cls.__module__.startswith('pyg_sar.norm.'):
         module.__class__ = next(c for c in cls.__mro__ if not c.__module__.startswith('pyg_sar.'))
     elif cls is torch.nn.SyncBatchNorm:  # needs a GPU

@@ -68,7 +68,7 @@ def load_checkpoint(
 
     Args:
         root: The folder given to :func:`save_checkpoint`, visible to all ranks.
-        model: A model, or DistributedDataParallel around it.
+        model: A model, or torch's DistributedDataParallel around it.
         optimizer: None to change neither optimizer, nor scheduler, nor random states.
         scheduler: Of the optimizer.
         loader: A :class:`pyg_sar.NeighborLoader` or :class:`pyg_sar.LinkNeighborLoader` with the

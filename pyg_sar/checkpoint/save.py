@@ -14,12 +14,15 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 import pyg_sar
+from pyg_sar.averaging.averager import PARTED
+from pyg_sar.averaging.buckets import common
 from pyg_sar.checkpoint.all_or_none import on_rank_0, together
 from pyg_sar.checkpoint.files import About, table_file, write_state
 from pyg_sar.checkpoint.folders import begin, publish
 from pyg_sar.checkpoint.states import model_state, optimizer_state, plain_model, random_states
 from pyg_sar.checkpoint.tables import Table, create_npy, write_npy
 from pyg_sar.comm import check_equal, in_call, rank, world_size
+from pyg_sar.ddp.same_model import check_values, sums_of
 from pyg_sar.dropout import of_model
 
 
@@ -52,7 +55,7 @@ def save_checkpoint(
 
     Args:
         root: A folder that all ranks see; made if missing.
-        model: A model, or DistributedDataParallel around it.
+        model: A model, or torch's DistributedDataParallel around it.
         optimizer: Of the model's parameters.
         epoch: How many epochs (or steps) are behind; larger than that of any checkpoint in `root`.
         scheduler: Of the optimizer.
@@ -68,16 +71,16 @@ def save_checkpoint(
         The folder of the checkpoint.
 
     Raises:
-        ValueError: On all ranks, if `epoch` is not larger than the newest one's, if it or the batch
-            that `loader` is at differs between ranks, if `keep` is less than 1, or if `extra` or a
-            state holds other than plain values.
+        ValueError: On all ranks, if `epoch` is not larger than the newest one's, if it, parameters
+            or the batch that `loader` is at differ between ranks, if `keep` is less than 1, or if
+            `extra` or a state holds other than plain values.
         OSError: On all ranks, if one of them cannot write.
     """
     root, plain = Path(root), plain_model(model)
     states: dict[str, Any] = {'extra': {} if extra is None else extra}
     tables: dict[str, Table] = {}
 
-    def collect() -> tuple[int, Any, dict[str, Any]]:
+    def collect() -> tuple[int, Any, dict[str, Any], dict[str, Any]]:
         if operator.index(epoch) < 0:
             raise ValueError(f"'epoch' must not be negative (got {epoch})")
         if operator.index(keep) < 1:
@@ -89,7 +92,8 @@ def save_checkpoint(
         states['model'], of_weights = model_state(model)
         states['optimizer'], of_optimizer = optimizer_state(optimizer)
         tables.update(of_weights | of_optimizer)
-        return operator.index(epoch), states.get('loader'), random_states()
+        sums = sums_of(common(plain.named_parameters()))
+        return operator.index(epoch), states.get('loader'), random_states(), sums
 
     def write_states() -> None:
         for name, state in states.items():
@@ -106,9 +110,10 @@ def save_checkpoint(
             write_npy(table_file(folder, key), run, first, tables[key].num_nodes)
 
     of_ranks = together(collect)
-    epochs, batches, states['random'] = (list(values) for values in zip(*of_ranks, strict=True))
+    epochs, batches, states['random'], sums = (list(each) for each in zip(*of_ranks, strict=True))
     check_equal('epoch', epochs)
     check_equal("state of 'loader'", batches)
+    check_values(sums, 'at save_checkpoint', PARTED)
     runs = {key: table.run() for key, table in tables.items()}
     folder = root / on_rank_0(lambda: begin(root, epoch).name)
     try:

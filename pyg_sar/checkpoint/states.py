@@ -13,7 +13,6 @@ from torch.optim import Optimizer
 from pyg_sar.checkpoint.tables import Table
 from pyg_sar.comm.threads.random_states import random_states as states_of_torch
 from pyg_sar.comm.threads.random_states import set_random_states as set_states_of_torch
-from pyg_sar.ddp import DistributedDataParallel
 from pyg_sar.own_rows import OwnRows
 
 State = tuple[dict[str, Any], dict[str, Table]]
@@ -21,9 +20,10 @@ State = tuple[dict[str, Any], dict[str, Table]]
 
 
 def plain_model(model: torch.nn.Module) -> torch.nn.Module:
-    """The model inside DistributedDataParallel, ours or torch's."""
-    kinds = DistributedDataParallel, torch.nn.parallel.DistributedDataParallel
-    return model.module if isinstance(model, kinds) else model
+    """The model inside torch's DistributedDataParallel."""
+    kind = torch.nn.parallel.DistributedDataParallel
+    inner: torch.nn.Module = model.module if isinstance(model, kind) else model
+    return inner
 
 
 def embeddings(model: torch.nn.Module) -> dict[str, OwnRows]:

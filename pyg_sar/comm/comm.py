@@ -21,8 +21,9 @@ from pyg_sar.comm.faults.errors import placed
 from pyg_sar.monitor import hook
 
 if TYPE_CHECKING:
+    from pyg_sar.averaging import Averager
     from pyg_sar.comm.buffers import BufferPool
-    from pyg_sar.comm.end_of_backward import Backward, Reducer
+    from pyg_sar.comm.end_of_backward import Backward
 
 
 class Work(Protocol):
@@ -64,7 +65,7 @@ class Comm:
         self.peer: int | None = None
         self.travelling: set[Any] = set()
         self.backward: Callable[[], Backward | None] = lambda: None
-        self.awaiting: WeakKeyDictionary[Reducer, None] = WeakKeyDictionary()
+        self.awaiting: WeakKeyDictionary[Averager, None] = WeakKeyDictionary()
         self.num_made = 0
 
     def check(self, operation: str) -> None:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable
 from traceback import walk_stack
 from types import FunctionType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import torch
@@ -23,21 +23,8 @@ from pyg_sar.comm.comm import Comm
 from pyg_sar.comm.ranks import current
 from pyg_sar.ground.private_names import missing
 
-
-class Reducer(Protocol):
-    """A model that makes its gradients whole at the end of a backward.
-
-    Attributes:
-        is_last: Whether it does so after all others, whichever the backward came to first.
-    """
-
-    is_last: bool
-
-    def enter(self) -> None:
-        """Notes that the backward that runs comes to the model."""
-
-    def reduce(self, new: set[Tensor]) -> list[Tensor]:
-        """Makes them whole; `new` are new ones of this rank, returned those that are new on any."""
+if TYPE_CHECKING:
+    from pyg_sar.averaging import Averager
 
 
 class Backward:
@@ -55,15 +42,15 @@ class Backward:
         self._comm = comm
         self.task = torch._C._current_graph_task_id()
         self.is_checked = False
-        self._models: list[Reducer] = []
+        self._models: list[Averager] = []
         self._hooks: dict[Tensor, Any] = {}
         self._new: list[Tensor] = []
 
-    def meets(self, model: Reducer) -> bool:
+    def meets(self, model: Averager) -> bool:
         """Whether it has come to this model before."""
         return model in self._models
 
-    def enter(self, model: Reducer, parameters: Iterable[Tensor]) -> None:
+    def enter(self, model: Averager, parameters: Iterable[Tensor]) -> None:
         """Has gradients of a model made whole at the end."""
         self._models.append(model)
         for p in parameters:
@@ -125,7 +112,7 @@ def _note(grad: Tensor) -> None:
     started()
 
 
-def await_backward(model: Reducer) -> None:
+def await_backward(model: Averager) -> None:
     """Notes that a model has run on a batch, and that a backward may come.
 
     On a rank whose batch is empty a loss over all ranks need not depend on the model. The backward
@@ -136,7 +123,7 @@ def await_backward(model: Reducer) -> None:
     awaiting[model] = None
 
 
-def has_come(model: Reducer) -> None:
+def has_come(model: Averager) -> None:
     """Notes that the backward of a model has come."""
     current().awaiting.pop(model, None)
 

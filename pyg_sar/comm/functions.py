@@ -66,11 +66,15 @@ def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
         if not sources:
             return found
         results = found if isinstance(found, tuple) else (found,)
-        return tuple(
-            _Once.apply(place(), r, *sources) if isinstance(r, Tensor) else r for r in results
-        )
+        return tuple(only_once(r, *sources) if isinstance(r, Tensor) else r for r in results)
 
     return once
+
+
+def only_once(result: Tensor, *sources: Tensor) -> Tensor:
+    """A first derivative, computed from `sources`: a gradient of it raises a RuntimeError."""
+    out: Tensor = _Once.apply(place(), result, *sources)
+    return out
 
 
 class _Once(torch.autograd.Function):

@@ -10,9 +10,8 @@ from torch import Tensor
 from torch_geometric import EdgeIndex as PyGEdgeIndex
 
 from pyg_sar.comm import Agreed, EdgeMove, Reversed, agree, reverse
-from pyg_sar.conv.names import PLAIN
 from pyg_sar.dropout import edge_ids, has_ids
-from pyg_sar.ground.nested import leaves_of
+from pyg_sar.ground.nested import PLAIN, leaves_of
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.kept import Kept

@@ -1,8 +1,7 @@
 """SARConv: the class of a conv that is computed over a graph that is cut into parts.
 
-``SARConv(conv)`` gives the conv another class, made on the fly: ``SARGATConv(SARConv, GATConv)``,
-as ``torch.distributed.fsdp.fully_shard`` does. So whatever a program does to the conv later is done
-to what computes. A module around the conv would silently ignore what it forgot to pass on.
+``SARConv(conv)`` gives the conv another class, made on the fly (:mod:`pyg_sar.ground.class_swap`):
+``GATConv(SARConv, GATConv)``.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 from torch_geometric.nn import MessagePassing
 
+from pyg_sar.averaging import average_gradients
 from pyg_sar.comm import in_layer, left_by, world_size
 from pyg_sar.conv.around.kept_norms import FORMS
 from pyg_sar.conv.around.patching import bind_functions, forms
@@ -21,31 +21,22 @@ from pyg_sar.conv.around.state import state_of_modules
 from pyg_sar.conv.call.layer_plan import Forward, Layer, LayerPlan, plan_for, running
 from pyg_sar.conv.call.propagation import edge_updater, propagate
 from pyg_sar.conv.exchanges import edges_in
-from pyg_sar.conv.names import name_of, plain_class
 from pyg_sar.conv.options import ChosenMode, Options, Path, options_of
 from pyg_sar.conv.row_by_row import ROW_BY_ROW, relations_joined
-from pyg_sar.conv.support import why_refused
+from pyg_sar.conv.support import refuse_tracing, why_refused
 from pyg_sar.dropout import is_running
+from pyg_sar.ground.class_swap import ClassSwap, become, name_of, plain_class
 from pyg_sar.rows.attach import edges_among, given_to_conv, rows_by_type
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.made_edges import with_made_edges
 from pyg_sar.rows.own_rows import own_rows_of, rows_of_call
 from pyg_sar.rows.registry import signature_of
-from pyg_sar.rows.replicated import average_gradients, shares_kept
+from pyg_sar.rows.replicated import shares_kept
 from pyg_sar.rows.unasked.constructors import alike_draws
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 
 
-class _Convert(type):
-    """``SARConv(conv, ...)`` converts a conv; a class made by it constructs the plain conv."""
-
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        if cls is SARConv:
-            return _convert(*args, **kwargs)
-        return cls._plain_class(*args, **kwargs)  # type: ignore[attr-defined]
-
-
-class SARConv(MessagePassing, metaclass=_Convert):
+class SARConv(MessagePassing, metaclass=ClassSwap):
     r"""Computes a PyG conv exactly on a partitioned graph, one remote part at a time.
 
     ``SARConv(conv, mode='sequential', ...)`` changes the class of `conv` and returns `conv`: a
@@ -92,6 +83,25 @@ class SARConv(MessagePassing, metaclass=_Convert):
     _plain_class: type[MessagePassing]
     _sar: Layer
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """What a user's class does for its subclasses is not for one that is made of it."""
+
+    @staticmethod
+    def _convert(conv: MessagePassing, **options: Any) -> MessagePassing:
+        """Makes a SARConv of a conv; raises before anything is changed."""
+        checked = options_of(options)
+        is_one = isinstance(conv, SARConv) and not conv._sar.is_inside
+        if not isinstance(conv, MessagePassing) or is_one:
+            what = plain_class(conv).__name__ + ', a SARConv already' * is_one
+            raise ValueError(f'expected a MessagePassing conv to wrap (got {what})')
+        for module in conv.modules():
+            reason = why_refused(module)
+            if reason is not None:
+                raise ValueError(f'{name_of(module)} cannot be wrapped: {reason}')
+        _become(conv, checked)
+        _take_in(conv)
+        return conv
+
     # torch.compile leaves message passing on ranks to itself, and breaks its graph here.
     @torch.compiler.disable
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -112,11 +122,11 @@ class SARConv(MessagePassing, metaclass=_Convert):
                     "the edges of its first forward, and those of a batch are not another's"
                 )
             return super().forward(*args, **kwargs)
+        refuse_tracing(name_of(self))
         edges = [each for each in given if isinstance(each, EdgeIndex)]
-        is_first = bool(edges) and torch.is_grad_enabled() and world_size() > 1
+        if edges and torch.is_grad_enabled() and world_size() > 1:
+            average_gradients(self.parameters())
         if edges and isinstance(self, ROW_BY_ROW):
-            if is_first:
-                average_gradients(self.parameters())
             own = given_to_conv((args, kwargs), edges, name_of(self))
             return rows_by_type(self.forward(*own[0], **own[1]), (args, kwargs))
         with self._on_cut_graph(given, args, kwargs) as plan:
@@ -124,8 +134,6 @@ class SARConv(MessagePassing, metaclass=_Convert):
                 with relations_joined(args[0] if args else kwargs['x_dict']):
                     return super().forward(*args, **kwargs)
             if edges:
-                if is_first and not plan.calls:
-                    average_gradients(self.parameters())
                 return super().forward(*args, **kwargs)
             # Own rows, as pyg_sar.local gives them: computed as rows of the whole graph.
             call = signature.bind(self, *args, **kwargs)
@@ -196,20 +204,14 @@ class SARConv(MessagePassing, metaclass=_Convert):
         """How message passing has been computed so far, the same on all ranks: each path once."""
         return list(dict.fromkeys(each.path for each in self._sar.call_plans()))
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        # A class that is made on the fly cannot be found by name, but the plain one can.
-        cls = type(self)
-        if cls is not _sar_class(cls._plain_class):
-            return super().__reduce_ex__(protocol)
-        return _empty, (cls._plain_class,), vars(self)
-
     def __setstate__(self, state: dict[str, Any]) -> None:
         # PyG generates methods for the class of the object here: for the plain one.
-        cls, self.__class__ = type(self), self._plain_class
+        cls = type(self)
+        object.__setattr__(self, '__class__', self._plain_class)
         try:
             self.__setstate__(state)
         finally:
-            self.__class__ = cls
+            object.__setattr__(self, '__class__', cls)
 
 
 def name_layers(model: torch.nn.Module) -> None:
@@ -219,26 +221,9 @@ def name_layers(model: torch.nn.Module) -> None:
             module._sar.place = f"layer '{path}' ({name_of(module)})"
 
 
-def _convert(conv: MessagePassing, **options: Any) -> MessagePassing:
-    """Makes a SARConv of a conv; raises before anything is changed."""
-    checked = options_of(options)
-    is_one = isinstance(conv, SARConv) and not conv._sar.is_inside
-    if not isinstance(conv, MessagePassing) or is_one:
-        what = plain_class(conv).__name__ + ', a SARConv already' * is_one
-        raise ValueError(f'expected a MessagePassing conv to wrap (got {what})')
-    for module in conv.modules():
-        reason = why_refused(module)
-        if reason is not None:
-            raise ValueError(f'{name_of(module)} cannot be wrapped: {reason}')
-    _become(conv, checked)
-    _take_in(conv)
-    return conv
-
-
 def _become(conv: MessagePassing, options: Options, *, is_inside: bool = False) -> None:
-    cls = type(conv)
-    if '_plain_class' not in vars(cls):
-        conv.__class__ = _sar_class(cls)
+    if not isinstance(conv, SARConv):
+        become(conv, SARConv)
     place = f'layer SARConv({name_of(conv)})'
     vars(conv)['_sar'] = Layer(options, place, is_inside=is_inside)
 
@@ -252,21 +237,3 @@ def _take_in(conv: MessagePassing) -> None:
                 _become(module, conv._sar.options, is_inside=True)
             if not module.explain:  # PyG's, where layers are decomposed or it was explained before
                 vars(module).pop('propagate', None)
-
-
-_classes: dict[type[MessagePassing], Any] = {}
-
-
-def _sar_class(plain: type[MessagePassing]) -> Any:
-    """``SARGATConv(SARConv, GATConv)`` for ``GATConv``, the same at every call."""
-    if plain not in _classes:
-        names = {'_plain_class': plain, '__module__': plain.__module__, '__doc__': plain.__doc__}
-        made = _Convert(f'SAR{plain.__name__}', (SARConv, plain), names)
-        _classes.setdefault(plain, made)  # another thread may have been faster
-    return _classes[plain]
-
-
-def _empty(plain: type[MessagePassing]) -> Any:
-    """A SARConv without state, for copies."""
-    cls = _sar_class(plain)
-    return cls.__new__(cls)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch_geometric.nn import MessagePassing, norm
 
-from pyg_sar.conv.names import plain_class
+from pyg_sar.ground.class_swap import plain_class
 
 _REASONS = {
     'its message runs inside a closed CUDA kernel': (
@@ -65,6 +65,16 @@ def takes_statistics(module: torch.nn.Module) -> bool:
     if isinstance(module, norm.LayerNorm):
         return module.mode == 'graph'
     return isinstance(module, _STATISTICS_MODULES)
+
+
+def refuse_tracing(name: str) -> None:
+    """Raises in torch.jit.trace, on all ranks alike, before they communicate."""
+    if torch.jit.is_tracing():  # type: ignore[no-untyped-call]
+        raise ValueError(
+            f'torch.jit.trace cannot follow {name} on a graph that is cut (got rows of all ranks): '
+            'trace the plain model on plain tensors, on one machine; model.state_dict() has its '
+            'keys'
+        )
 
 
 def why_refused(module: torch.nn.Module) -> str | None:

@@ -1,12 +1,12 @@
-"""The model around a model that trains it on several ranks as on one."""
+"""A model that trains on several ranks as on one."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
+from pyg_sar.averaging.averager import MIB
 from pyg_sar.comm import (
     Comm,
     as_timedelta,
@@ -27,25 +28,48 @@ from pyg_sar.comm import (
     set_timeout,
     takes_turns,
 )
+from pyg_sar.conv.support import refuse_tracing
 from pyg_sar.ddp.gradients import Gradients
 from pyg_sar.ddp.lazy_layers import LazyLayers
 from pyg_sar.ddp.same_model import check_same_model, check_same_values
 from pyg_sar.ddp.wrap import compile_loops, wrap
+from pyg_sar.ground.class_swap import ClassSwap, become, name_of
+from pyg_sar.ground.nested import leaves
 from pyg_sar.memory import return_freed_memory
 from pyg_sar.own_rows import OwnRows
 from pyg_sar.rows import Rows
 
-_MIB = 2**20
+Model = TypeVar('Model', bound=torch.nn.Module)
 
 
-class DistributedDataParallel(torch.nn.Module):
+class _Itself:
+    """``model.module``, as of torch's wrapper: the model, unless it has a ``module`` of its own."""
+
+    def __get__(self, model: Any, cls: Any = None) -> Any:
+        if model is None:
+            return self
+        own: Any = super(DistributedDataParallel, model)
+        with suppress(AttributeError):
+            return own.module
+        with suppress(AttributeError):
+            return own.__getattr__('module')
+        return model
+
+
+class DistributedDataParallel(torch.nn.Module, metaclass=ClassSwap):
     """Makes a PyG model train on a partitioned graph as on one machine.
 
-    Wraps the model's convs and norms (:func:`pyg_sar.wrap`). Averages the gradients of the ranks at
-    the end of every backward, as torch's DistributedDataParallel does. On data of
-    :func:`pyg_sar.load_shard` gradients are those of one process, also gradients of inputs. All
-    ranks must have equal parameters and buffers: this is checked at construction, and at every
-    50th backward. Rows of a :class:`pyg_sar.NodeEmbedding` are neither sent nor averaged.
+    Gives `module` itself back, whose class is changed on the fly: a ``Net`` stays a ``Net``, and is
+    a ``DistributedDataParallel``, too. Its attributes, methods, hooks and the keys of its
+    ``state_dict()`` stay as they are. Its convs and norms become those of ranks
+    (:func:`pyg_sar.wrap`). The gradients of the ranks are averaged at the end of every backward,
+    whichever method of the model or of a layer has used the parameters. On data of
+    :func:`pyg_sar.load_shard` gradients are those of one process, also gradients of inputs. Rows of
+    a :class:`pyg_sar.NodeEmbedding` are neither sent nor averaged.
+
+    All ranks must have equal parameters and buffers. This is checked at construction. A checksum of
+    the parameters travels with every sum of gradients, so ranks that part are told at the next
+    backward. Buffers are compared at every 50th one.
 
     With the plain edges of a batch it runs the plain model (docs/models.md). Then ranks communicate
     only to sum gradients, and to make running statistics of norms equal. A rank whose batch is
@@ -54,11 +78,15 @@ class DistributedDataParallel(torch.nn.Module):
     Lazy layers (``GATConv((-1, -1), 64)``) get their shapes at the first forward. It runs once
     before, without gradients and in evaluation mode; then all ranks get the parameters of rank 0.
 
-    ``model.module`` is the model. Calls of it, or of its layers, average gradients as well. Hooks
-    of parameters get the whole gradient, with one message for each such parameter. On batches,
-    hooks of ``register_hook`` get this rank's share, as in torch. ``torch.autograd.grad`` returns
-    the whole gradient; with ``create_graph=True`` or in ``no_sync()`` it raises an error. Without
-    ``torch.distributed`` it runs the wrapped model as it is.
+    Parameters and layers that are put into the model later are averaged, too. A copy (``deepcopy``,
+    ``pickle``, ``torch.save``) averages its own gradients. A model that is given again takes the
+    new options; one inside of another is averaged with that. ``model.module`` is the model, for
+    programs written for torch's wrapper.
+
+    Hooks of parameters get the whole gradient, with one message for each such parameter. On
+    batches, hooks of ``register_hook`` get this rank's share, as in torch. ``torch.autograd.grad``
+    returns the whole gradient; with ``create_graph=True`` or in ``no_sync()`` it raises an error.
+    Without ``torch.distributed`` the model runs as it is.
 
     In place of torch's::
 
@@ -94,10 +122,16 @@ class DistributedDataParallel(torch.nn.Module):
         ExchangeError: If another rank has ended or is silent.
     """
 
+    _gradients: Gradients
+    module = _Itself()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """What a user's class does for its subclasses is not for one that is made of it."""
+
+    @staticmethod
     @in_call('DistributedDataParallel')
-    def __init__(
-        self,
-        module: torch.nn.Module,
+    def _convert(
+        module: Model,
         *,
         timeout: float | timedelta | None = None,
         debug: bool | None = None,
@@ -110,8 +144,7 @@ class DistributedDataParallel(torch.nn.Module):
         static_graph: bool = False,
         gradient_as_bucket_view: bool = False,
         **options: Any,
-    ) -> None:
-        super().__init__()
+    ) -> Model:
         error: Exception | None = None
         try:
             _check(module, process_group, bucket_cap_mb, broadcast_buffers, device_ids)
@@ -135,23 +168,33 @@ class DistributedDataParallel(torch.nn.Module):
                 'what a module leaves uninitialised (torch.empty) has to be filled',
             )
         set_timeout(limit)  # last: what takes one rank longer than others until here is no fault
-        self.module = module
-        self._bucket_bytes = bucket_cap_mb * _MIB
-        self._gradients = Gradients(module, process_group, self._bucket_bytes)
+        if not isinstance(module, DistributedDataParallel):
+            become(module, DistributedDataParallel)
+        gradients = Gradients(process_group, bucket_cap_mb * MIB).at(module)
+        for each in module.modules():  # itself, if it is given again, and what it takes over
+            if isinstance(each, DistributedDataParallel):
+                if '_gradients' in vars(each):
+                    each._gradients.let_go()
+                vars(each)['_gradients'] = gradients
+        gradients.of(module)
         LazyLayers(module, _send_from_rank_0)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in vars(self).items() if key != '_gradients'}
+        return module
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._gradients = Gradients(self.module, None, self._bucket_bytes)
-        LazyLayers(self.module, _send_from_rank_0)
+        gradients = vars(self).get('_gradients')
+        is_shared = gradients is not None and gradients.model() not in (None, *self.modules())
+        if gradients is None or is_shared:  # copy.copy has that of the model itself
+            gradients = vars(self)['_gradients'] = Gradients().at(self)
+        gradients.of(self)
+        LazyLayers(self, _send_from_rank_0)
 
-    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Runs the wrapped model; the arguments are the model's own."""
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the model."""
+        if any(isinstance(each, Rows) for each in leaves((args, kwargs))):
+            refuse_tracing(name_of(self))
         try:
-            return self.module(*inputs, **kwargs)
+            return super().__call__(*args, **kwargs)
         except BaseException as error:
             left_by(error)
             raise
@@ -159,11 +202,12 @@ class DistributedDataParallel(torch.nn.Module):
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backward passes inside only accumulate; the next one outside averages the sum."""
-        before, self._gradients.accumulates = self._gradients.accumulates, True
+        gradients = self._gradients
+        before, gradients.accumulates = gradients.accumulates, True
         try:
             yield
         finally:
-            self._gradients.accumulates = before
+            gradients.accumulates = before
 
 
 _owners: WeakKeyDictionary[torch.nn.Module, Callable[[], Comm | None]] = WeakKeyDictionary()
@@ -177,6 +221,11 @@ def _check(
     broadcast_buffers: bool,
     device_ids: Sequence[int | torch.device] | None,
 ) -> None:
+    if isinstance(module, (torch.jit.ScriptModule, torch.jit.TopLevelTracedModule)):
+        raise ValueError(
+            "expected the module itself in 'module' (got one of TorchScript, whose code is fixed): "
+            'give it before torch.jit.script or torch.jit.trace'
+        )
     if broadcast_buffers:
         raise ValueError(
             "'broadcast_buffers' must be False (got True): norms keep their buffers equal"

@@ -5,17 +5,17 @@ from __future__ import annotations
 import hashlib
 import sys
 from itertools import zip_longest
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from pyg_sar.averaging.buckets import common
 from pyg_sar.comm import agree, are_alike, differ, is_distributed, odd_and_usual
-from pyg_sar.conv.names import PLAIN, plain_class
-from pyg_sar.conv.reuse.checksum import checksum
 from pyg_sar.conv.sar_conv import SARConv
+from pyg_sar.ground.checksum import checksum, digest
+from pyg_sar.ground.class_swap import plain_class
+from pyg_sar.ground.nested import PLAIN
 from pyg_sar.own_rows import OwnRows
-from pyg_sar.rows import Rows
 
 _PLAIN = (*PLAIN, torch.dtype)
 
@@ -44,30 +44,28 @@ def check_same_model(model: torch.nn.Module, options: dict[str, object]) -> None
 def check_same_values(model: torch.nn.Module, when: str, advice: str) -> None:
     """Compares the ranks' parameters and buffers (collective: one small all-reduce).
 
-    Not those that a rank has of its own nodes. `when` and `advice` are for the message.
+    `when` and `advice` are for the message.
 
     Raises:
         ValueError: On all ranks, with the name of the first that differs.
     """
-    if not is_distributed():
-        return
-    named = {
-        name: tensor
-        for name, tensor in [*model.named_parameters(), *model.named_buffers()]
-        if not isinstance(tensor, (OwnRows, Rows))
-        and tensor.layout == torch.strided
-        and tensor.device.type != 'meta'
-    }
-    kinds: dict[Any, list[Tensor]] = {}
-    for tensor in named.values():
-        kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor.detach().reshape(-1))
-    sums = [checksum(torch.cat(tensors)) for tensors in kinds.values()]
-    if are_alike(f'parameters and buffers: {sums}', True)[0]:
-        return
-    of_ranks = agree([checksum(tensor) for tensor in named.values()])
-    for name, *sums_of_ranks in zip(named, *of_ranks, strict=True):
-        if len(set(sums_of_ranks)) > 1:
-            odd, usual = odd_and_usual(sums_of_ranks)
+    values = {**common(model.named_parameters()), **common(model.named_buffers())}
+    sums = digest(values.values()) if is_distributed() else 0
+    if not are_alike(f'parameters and buffers: {sums}', True)[0]:
+        check_values(agree(sums_of(values)), when, advice)
+
+
+def sums_of(values: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """A checksum of each."""
+    return {name: checksum(tensor) for name, tensor in values.items()}
+
+
+def check_values(of_ranks: list[dict[str, tuple[int, ...]]], when: str, advice: str) -> None:
+    """Raises what :func:`check_same_values` does, by the ranks' checksums."""
+    for name in of_ranks[0]:
+        sums = [of_rank.get(name) for of_rank in of_ranks]
+        if len(set(sums)) > 1:
+            odd, usual = odd_and_usual(sums)
             raise differ(
                 f"'{name}' must be equal on all ranks (rank {odd} has other numbers than rank "
                 f'{usual} {when}): {advice}',

@@ -11,6 +11,9 @@ from torch_geometric.data.data import BaseData
 
 _LEAVES = Tensor, str, int, float, type(None)
 
+PLAIN = (bool, int, float, str, type(None))
+"""Numbers and words: attributes of a module that decide what it computes."""
+
 
 def leaves(value: Any) -> list[Any]:
     """What is in nested tuples, lists and dicts."""

@@ -30,9 +30,9 @@ _READS = READS - names('rand_like randn_like') | names(
 
 _KEEPS = names(
     'data grad detach detach_ to cpu cuda clone contiguous float double half bfloat16 type type_as '
-    'requires_grad_ zeros_like empty_like ones_like full_like copy_ fill_ zero_ constant_ masked_fill '
-    'masked_fill_ view_as_real view_as_complex coalesce to_dense sparse_mask resize_as_ _values '
-    'values'
+    'requires_grad_ zeros_like empty_like ones_like full_like copy_ fill_ zero_ constant_ '
+    'masked_fill masked_fill_ view_as_real view_as_complex coalesce to_dense sparse_mask '
+    'resize_as_ _values values'
 )
 """Operations by name that leave every number in its row, beside those that torch marks."""
 
@@ -56,6 +56,7 @@ class OwnRows(Tensor):
     n_id: Tensor
     num_nodes: int
     node_type: str | None
+    is_of_own_nodes = True  # nobody adds them up over the ranks
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -71,7 +71,7 @@ class Job:
         if self.mode not in MODES:
             raise ValueError(f"'mode' must be one of {MODES} (got {self.mode!r})")
         if isinstance(self.model, DistributedDataParallel):
-            raise ValueError('expected the plain model (got a DistributedDataParallel around it)')
+            raise ValueError('expected the plain model (got one of DistributedDataParallel)')
 
 
 class Rehearsal(NamedTuple):

@@ -47,7 +47,7 @@ def profile(model: torch.nn.Module) -> Profile:
       right, and the epoch takes longer.
 
     Args:
-        model: A wrapped model, a DistributedDataParallel of one, or a SARConv.
+        model: A wrapped model, or a SARConv.
 
     Raises:
         ValueError: If there is no SARConv in the model; when entered, if it was entered before.

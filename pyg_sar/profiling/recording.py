@@ -18,9 +18,8 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from pyg_sar.comm import rank, takes_turns, world_size
-from pyg_sar.conv.names import name_of
 from pyg_sar.conv.sar_conv import SARConv
-from pyg_sar.ddp import DistributedDataParallel
+from pyg_sar.ground.class_swap import name_of
 from pyg_sar.ground.nested import leaves
 from pyg_sar.monitor import Counts, Meter, hook
 from pyg_sar.profiling.records import LayerProfile, Summary
@@ -36,7 +35,7 @@ class Recording(Meter):
     def __init__(self, model: torch.nn.Module) -> None:
         self._outside, self._cache_reads, self._cache_hits = Counts(), 0, 0
         super().__init__(self._outside)
-        self._model = model.module if isinstance(model, DistributedDataParallel) else model
+        self._model = model
         named = self._model.named_modules()
         convs = {m: n for n, m in named if isinstance(m, SARConv)}
         self._convs = {m: n for m, n in convs.items() if not m._sar.is_inside}

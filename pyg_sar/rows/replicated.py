@@ -8,10 +8,9 @@ tensor the shares are added up on their way back, so that the gradient is equal 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor
@@ -19,9 +18,6 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from pyg_sar.comm import all_reduce_sum, are_alike, communicates, once_differentiable, rank
 from pyg_sar.comm import world_size as num_ranks
-from pyg_sar.comm.comm import Comm
-from pyg_sar.comm.end_of_backward import is_accumulated, is_inside_a_function, started
-from pyg_sar.comm.ranks import current
 from pyg_sar.evictable import array_of
 from pyg_sar.ground.changes import version_of
 from pyg_sar.ground.scoped import Scoped
@@ -46,10 +42,7 @@ def met(tensor: Tensor) -> Tensor:
     """A plain tensor as it meets rows: the same numbers, and the whole gradient on every rank."""
     if not tensor.requires_grad or not torch.is_grad_enabled():
         return tensor
-    hooks = (tensor._backward_hooks or {}).values() if tensor.is_leaf else ()
-    if any(getattr(hook, 'averages', False) for hook in hooks):
-        return tensor
-    if tensor.is_leaf and shares_kept.value:
+    if tensor.is_leaf and (shares_kept.value or is_averaged(tensor)):
         return tensor
     out: Tensor = tensor if num_ranks() == 1 else _Mean.apply(tensor)
     return out
@@ -61,7 +54,7 @@ def all_of_plain(value: Any) -> Any:
 
 
 def is_averaged(leaf: Tensor) -> bool:
-    """Whether a wrapper averages the gradient of a leaf at the end of a backward."""
+    """Whether the gradient of a leaf is averaged at the end of a backward."""
     return any(getattr(hook, 'averages', False) for hook in (leaf._backward_hooks or {}).values())
 
 
@@ -84,69 +77,6 @@ def mean_of_ranks(tensor: Tensor) -> Tensor:
     total = tensor.clone(memory_format=torch.contiguous_format)
     all_reduce_sum(torch.view_as_real(total) if total.is_complex() else total)
     return total / num_ranks()
-
-
-def average_gradients(tensors: Iterable[Tensor]) -> None:
-    """Has the gradients averaged of tensors that layers read, as parameters or in place of them.
-
-    Layers take them as they are: what comes back is the share of a rank.
-    """
-    for tensor in tensors:
-        if tensor.requires_grad and not is_averaged(tensor) and not is_divided(tensor):
-            tensor.register_hook(_Average(tensor))  # type: ignore[no-untyped-call]
-
-
-class _Average:
-    __torch_unserializable__ = True
-    averages = True
-
-    def __init__(self, tensor: Tensor) -> None:
-        self._leaf = ref(tensor) if tensor.is_leaf else None
-        self._leaves = _of_comm.setdefault(current(), _Leaves())
-        if self._leaf is not None:
-            self._leaves.known.append(self._leaf)
-
-    def __call__(self, grad: Tensor) -> Tensor | None:
-        leaf = None if self._leaf is None else self._leaf()
-        if leaf is not None and is_accumulated(leaf):
-            self._leaves.enter()
-            return None
-        if is_inside_a_function():
-            return None  # a part of that Function's gradient
-        return mean_of_ranks(grad)
-
-
-class _Leaves:
-    """Leaves that layers read outside of any model; averaged when a backward ends.
-
-    Not when their gradients come: where a rank has no edges autograd takes them in another order.
-    """
-
-    is_last = True
-
-    def __init__(self) -> None:
-        self.known: list[ref[Tensor]] = []
-
-    def enter(self) -> None:
-        """Notes that the backward that runs comes to one of them."""
-        backward = started()
-        if not backward.meets(self):
-            self.known = [each for each in self.known if each() is not None]
-            backward.enter(self, self._alive())
-
-    def reduce(self, new: set[Tensor]) -> list[Tensor]:
-        """Averages the gradients of those in `new`, in the order in which layers met them."""
-        whole = [leaf for leaf in self._alive() if leaf in new]
-        for leaf in whole:
-            assert leaf.grad is not None
-            leaf.grad = mean_of_ranks(leaf.grad)  # what was there before is equal on all ranks
-        return whole
-
-    def _alive(self) -> list[Tensor]:
-        return [leaf for each in self.known if (leaf := each()) is not None]
-
-
-_of_comm: WeakKeyDictionary[Comm, _Leaves] = WeakKeyDictionary()
 
 
 class Divides:

@@ -133,7 +133,8 @@ def test_the_object_and_its_class():
     assert sar is conv
     assert isinstance(sar, GATConv)
     assert isinstance(sar, SARConv)
-    assert type(sar).__name__ == 'SARGATConv'
+    for name in ('__name__', '__qualname__', '__module__', '__doc__'):
+        assert getattr(type(sar), name) == getattr(GATConv, name)
     assert type(sar).__mro__[1:3] == (SARConv, GATConv)
     assert type(SARConv(GATConv(6, 4))) is type(sar)
     assert dict(sar.named_parameters()) == parameters

@@ -62,10 +62,10 @@ def _parting(root: str, what: str) -> str:
             optimizer.step()
             if rank() == 2 and step == 4:
                 with torch.no_grad():
-                    dict(model.named_parameters())['module.head.bias'][1].add_(
+                    dict(model.named_parameters())['head.bias'][1].add_(
                         1e-6 * (what == 'a parameter')
                     )
-                    dict(model.named_buffers())['module.norm.running_var'][1].add_(
+                    dict(model.named_buffers())['norm.running_var'][1].add_(
                         1e-6 * (what == 'a buffer')
                     )
 
@@ -80,7 +80,8 @@ def test_numbers_that_part_in_training(root: str, what: str, name: str) -> None:
     if not what:
         assert outcomes == ['no error'] * 3
         return
-    assert_all_raise(outcomes, 'ValueError', f"'{name}'", 'rank 2', 'backward 8')
+    when = 'backward 6' if what == 'a parameter' else 'backward 8'
+    assert_all_raise(outcomes, 'ValueError', f"'{name}'", 'rank 2', when)
 
 
 def _seen_by_hooks(data: Any, wrap: Any) -> dict[str, list[Tensor]]:
@@ -156,3 +157,40 @@ def test_a_reduction_of_one_rank_names_its_line(root: str) -> None:
     line = _alone.__code__.co_firstlineno + 7
     assert 'rank 0 stopped at a sum over all ranks' in first
     assert first.endswith(f', called at {__file__}:{line}')
+
+
+def _told_of(root: str, folder: str, what: str) -> list[str]:
+    data, model = pyg_sar.load_shard(root), _ddp(Net().to(DTYPES.get(what, torch.float64)))
+    data.x = data.x.to(next(model.parameters()).dtype)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    _loss(model, data).backward()
+    optimizer.step()
+    weight = model.first.lin.weight if what == 'a conv' else model.head.weight
+    if rank() == 1 and what != 'nothing':
+        with torch.no_grad():
+            weight[0, 0] = torch.nextafter(weight[0, 0].float(), torch.tensor(9.0))
+            weight[0, 0] += 0.1 * (what in DTYPES)
+
+    def evaluate() -> None:
+        with torch.no_grad():
+            model.eval()(data.x, data.edge_index)
+
+    def save() -> None:
+        pyg_sar.save_checkpoint(folder, model, optimizer, epoch=1)
+
+    outcomes = [attempt(save), attempt(evaluate)]
+    return [*outcomes, attempt(lambda: _loss(model.train(), data).backward())]
+
+
+DTYPES = {'bfloat16': torch.bfloat16, 'float32': torch.float32}
+
+
+@pytest.mark.parametrize('what', ['nothing', 'a head', 'a conv', *DTYPES])
+def test_one_number_that_parts_is_told_at_once(root: str, tmp_path: Any, what: str) -> None:
+    results = run_ranks(_told_of, 3, root, str(tmp_path), what)
+    for i, when in enumerate(('at save_checkpoint', 'checksum', 'at backward 2')):
+        outcomes = [result[i] for result in results]
+        if what == 'nothing':
+            assert outcomes == ['no error'] * 3
+        else:
+            assert_all_raise(outcomes, 'ValueError', when, 'rank 1', 'optimizer on one rank alone')

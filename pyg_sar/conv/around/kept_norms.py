@@ -20,8 +20,8 @@ from pyg_sar.comm import Agreed
 from pyg_sar.conv.around.kept_loops import LOOPS, all_added, removed
 from pyg_sar.conv.around.patching import AnyFn, Forms
 from pyg_sar.conv.exchanges import into_own
-from pyg_sar.conv.reuse.checksum import checksum
 from pyg_sar.ground.changes import version_of
+from pyg_sar.ground.checksum import checksum
 from pyg_sar.rows.attach import derived, given_to_conv
 from pyg_sar.rows.edges import EdgeIndex, edge_index
 from pyg_sar.rows.rows import plain, tag

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from pyg_sar.conv.names import PLAIN
+from pyg_sar.ground.nested import PLAIN
 
 _METHODS = ('message', 'aggregate', 'update', 'edge_update', 'propagate', 'edge_updater')
 _MESSAGE_HOOKS = ('_propagate', '_message', '_aggregate', '_edge_update')

@@ -37,10 +37,10 @@ from pyg_sar.conv.inspect.softmax_is_linear import has_gradient_of_use
 from pyg_sar.conv.inspect.trace import Trace, trace
 from pyg_sar.conv.message.arguments import Binding
 from pyg_sar.conv.message.intercept import MessageError, UnsupportedMessageError
-from pyg_sar.conv.names import name_of
 from pyg_sar.conv.options import Options
 from pyg_sar.conv.support import has_hooks_inside, reads_edges
 from pyg_sar.dropout import EdgeDraws
+from pyg_sar.ground.class_swap import name_of
 from pyg_sar.shard.plan import Plan
 
 

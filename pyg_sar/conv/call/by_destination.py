@@ -22,7 +22,7 @@ from pyg_sar.conv.message.sample_edges import (
     with_made_up_edges,
 )
 from pyg_sar.conv.message.whole_graph_sizes import WholeGraphSizes
-from pyg_sar.conv.names import name_of
+from pyg_sar.ground.class_swap import name_of
 from pyg_sar.shard.kept import Kept
 from pyg_sar.shard.plan import Plan
 

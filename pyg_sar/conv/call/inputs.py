@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 from torch_geometric.nn import MessagePassing, RGCNConv
 
-from pyg_sar.conv.names import name_of, plain_class
+from pyg_sar.ground.class_swap import name_of, plain_class
 from pyg_sar.rows.registry import signature_of
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.shard import Shard

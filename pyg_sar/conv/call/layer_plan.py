@@ -17,13 +17,16 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
+from pyg_sar.averaging.averager import PARTED
+from pyg_sar.averaging.buckets import common
 from pyg_sar.comm import agree, are_alike, differ, exchange_of, odd_and_usual, raise_together
 from pyg_sar.conv.around.state import words_of_modules
 from pyg_sar.conv.call.inputs import check_inputs, check_not_explained
 from pyg_sar.conv.call.plans import CallPlan
 from pyg_sar.conv.exchanges import shards_of
-from pyg_sar.conv.names import name_of
 from pyg_sar.conv.options import Options
+from pyg_sar.ground.checksum import digest
+from pyg_sar.ground.class_swap import name_of
 from pyg_sar.ground.scoped import Scoped
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.rows import plainly
@@ -84,6 +87,12 @@ running: Scoped[Forward | None] = Scoped(None)
 """The innermost forward in this thread."""
 
 
+evaluated: Scoped[torch.nn.Module | None] = Scoped(None)
+"""The model that is called, before its first layer, which compares all parameters of it."""
+
+_VALUES = 'parameters with the checksum'
+
+
 def plan_for(
     conv: Any,
     state: list[Any],
@@ -126,9 +135,14 @@ def plan_for(
     words = _words(conv, options, kind) if plan is None else plan.words
     is_known = plan is not None and error is None
     if shards[0].world_size > 1:
-        _, is_known = are_alike(words, is_known)
+        told = words
+        if not torch.is_grad_enabled():  # with gradients the backward tells
+            compared = conv if evaluated.value is None else evaluated.value
+            values = common(compared.named_parameters()).values()
+            told, evaluated.value = f'{words}; {_VALUES} {digest(values)}', None
+        _, is_known = are_alike(told, is_known)
         if not is_known:
-            _check_alike(agree(words))
+            _check_alike(agree(told))
             raise_together(error)
     elif error is not None:
         raise error
@@ -167,7 +181,8 @@ def _check_alike(words: list[str]) -> None:
     here, there = ('; '.join(w for w in a if w not in b) for a, b in ((own, others), (others, own)))
     raise differ(
         f'expected the same layer on all ranks: {name}{here or "as it is"} on rank {odd} (got '
-        f'{name}{there or "as it is"} on rank {usual}): run the same lines on every rank',
+        f'{name}{there or "as it is"} on rank {usual}): '
+        f'{PARTED if here.startswith(_VALUES) else "run the same lines on every rank"}',
         odd,
     )
 

@@ -12,8 +12,8 @@ from torch_geometric.nn import MessagePassing
 from pyg_sar.comm import EdgeMove, Exchange
 from pyg_sar.conv.inspect.trace import Seen
 from pyg_sar.conv.message.arguments import Binding, bind
-from pyg_sar.conv.names import name_of
 from pyg_sar.conv.options import Options
+from pyg_sar.ground.class_swap import name_of
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.rows import tag
 from pyg_sar.shard.plan import Plan, plan_of

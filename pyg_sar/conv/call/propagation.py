@@ -19,9 +19,9 @@ from pyg_sar.conv.call.plans import CallPlan, TracedPlan
 from pyg_sar.conv.exchanges import edges_in, ids_of_edges, into_own
 from pyg_sar.conv.message.arguments import after_step, arguments_of, before_step
 from pyg_sar.conv.message.sample_edges import not_saved
-from pyg_sar.conv.names import name_of, plain_class
 from pyg_sar.conv.reuse.narrow_exchange import NarrowSum
 from pyg_sar.dropout import EdgeDraws, edge_draws
+from pyg_sar.ground.class_swap import name_of, plain_class
 from pyg_sar.monitor import say
 from pyg_sar.rows.attach import given_to_conv
 from pyg_sar.rows.edges import EdgeIndex

@@ -18,8 +18,8 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_sar.aggregate.program import Arguments
 from pyg_sar.conv.message.intercept import SourceIndex
-from pyg_sar.conv.names import name_of
 from pyg_sar.dropout import EdgeDraws
+from pyg_sar.ground.class_swap import name_of
 from pyg_sar.shard.plan import Plan
 
 _IDS = 'edge ids'

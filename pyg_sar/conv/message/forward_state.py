@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from pyg_sar.conv.names import PLAIN
+from pyg_sar.ground.nested import PLAIN
 from pyg_sar.ground.private_names import missing
 
 

@@ -16,8 +16,8 @@ from pyg_sar.aggregate.program import Arguments
 from pyg_sar.comm.threads.random_states import random_states, set_random_states
 from pyg_sar.conv.message.arguments import Binding
 from pyg_sar.conv.message.intercept import MessageError
-from pyg_sar.conv.names import PLAIN, name_of
-from pyg_sar.ground.nested import leaves
+from pyg_sar.ground.class_swap import name_of
+from pyg_sar.ground.nested import PLAIN, leaves
 
 NUM_SAMPLES = 3
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pyg_sar.aggregate.partial_sums import covered
 from pyg_sar.comm import Agreed, Exchange, exchange_of
-from pyg_sar.conv.reuse.checksum import checksum
+from pyg_sar.ground.checksum import checksum
 from pyg_sar.shard.kept import Kept
 from pyg_sar.shard.plan import Plan
 

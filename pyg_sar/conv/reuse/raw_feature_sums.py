@@ -16,8 +16,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 from torch_geometric.nn import MessagePassing
 
 from pyg_sar.comm import least_of_ranks
-from pyg_sar.conv.reuse.checksum import checksum
 from pyg_sar.conv.reuse.copies import lent_copy
+from pyg_sar.ground.checksum import checksum
 from pyg_sar.shard.kept import Kept
 from pyg_sar.shard.plan import Plan
 

@@ -15,6 +15,10 @@ in another order do not meet in their old columns. Of a small tensor every word 
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -30,6 +34,10 @@ _LOW = (1 << 32) - 1
 
 def checksum(tensor: Tensor) -> tuple[int, ...]:
     """Numbers that tell contents apart; the same for the same bits in the same order."""
+    return tuple(_numbers(tensor).tolist())  # one wait for a device
+
+
+def _numbers(tensor: Tensor) -> Tensor:
     flat = tensor.detach().reshape(-1)
     size = flat.element_size()
     if flat.storage_offset() * size % 8:
@@ -47,4 +55,23 @@ def checksum(tensor: Tensor) -> tuple[int, ...]:
         torch.bitwise_right_shift(sums, 32, out=other)
         sums ^= other.bitwise_and_(_LOW)
         sums *= _ODD
-    return tuple(torch.cat([sums.sum().view(1), rest]).tolist())  # one wait for a device
+    return torch.cat([sums.sum().view(1), rest])
+
+
+_LARGE = 2**15
+"""So many numbers are as well read where they are as in a vector with others."""
+
+
+def digest(tensors: Iterable[Tensor]) -> int:
+    """A number of 64 bits that tells the contents of several tensors apart."""
+    small: dict[Any, list[Tensor]] = {}
+    numbers: dict[torch.device, list[Tensor]] = {}
+    for tensor in tensors:
+        if tensor.numel() >= _LARGE:
+            numbers.setdefault(tensor.device, []).append(_numbers(tensor))
+        else:
+            small.setdefault((tensor.dtype, tensor.device), []).append(tensor.detach().reshape(-1))
+    for (_, device), flat in small.items():
+        numbers.setdefault(device, []).append(_numbers(torch.cat(flat)))
+    told = repr([torch.cat(of_device).tolist() for of_device in numbers.values()])
+    return int.from_bytes(hashlib.blake2b(told.encode(), digest_size=8).digest(), 'little')

@@ -1,0 +1,5 @@
+"""Gradients of parameters, made whole at the end of every backward."""
+
+from pyg_sar.averaging.averager import Averager, average_gradients
+
+__all__ = ['Averager', 'average_gradients']

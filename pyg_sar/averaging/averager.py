@@ -1,0 +1,249 @@
+"""Gradients of parameters, made whole at the end of every backward.
+
+torch's DistributedDataParallel arms its hooks in ``forward``, once for one backward: a second one,
+a method of the model or a parameter that is unfrozen later leave a rank's own gradients, silently.
+Here parameters arm themselves, by a hook that lasts. At the end of a backward that comes to one of
+them ``.grad`` becomes the mean over the ranks, for every parameter of which any rank has got a
+gradient. What was there before is equal on all ranks, so its mean is itself: accumulated gradients
+stay right without being set aside. Nothing is sent while backward still runs; a graph model's
+parameters are small beside its rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, cast
+from weakref import WeakKeyDictionary, ref
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+
+from pyg_sar.averaging.buckets import SUM, buckets_of, is_own_rows
+from pyg_sar.comm import all_reduce_sum, differ, world_size
+from pyg_sar.comm.comm import Comm
+from pyg_sar.comm.end_of_backward import is_accumulated, is_inside_a_function, running, started
+from pyg_sar.comm.functions import only_once
+from pyg_sar.comm.ranks import current
+from pyg_sar.rows.replicated import is_averaged, is_divided, mean_of_ranks
+
+MIB = 2**20
+
+
+class Averager:
+    """Averages the gradients of parameters that layers read outside of any model.
+
+    Those of one bucket have no more than `bucket_bytes`, unless one has. While it `accumulates`,
+    gradients only gather. That of a model is :class:`pyg_sar.ddp.gradients.Gradients`.
+    """
+
+    is_last = True  # of the averagers of a backward
+
+    def __init__(
+        self, group: dist.ProcessGroup | None = None, bucket_bytes: float = 25 * MIB
+    ) -> None:
+        self.accumulates = False
+        self.bucket_bytes = bucket_bytes
+        self._group = group
+        self._known: list[ref[Tensor]] = []  # in the order in which layers met them
+        self._learning: list[Tensor] = []  # those of the backward that runs
+        self._gathered: set[Tensor] = set()
+        self._asked: dict[Tensor, Tensor] = {}  # gradients for autograd.grad's caller
+        self._accumulating = -1  # autograd's number of the backward that adds to ``.grad``
+
+    def watch(self, tensors: Iterable[Tensor]) -> None:
+        """Has the gradients of parameters noted from now on; lazy ones have none yet."""
+        for p in tensors:
+            if is_lazy(p) or not (p.is_floating_point() or p.is_complex()) or _averages(self, p):
+                continue
+            needs_gradient = p.requires_grad
+            p.requires_grad_(True)  # a frozen one takes no hook
+            handle = p.register_hook(Arrival(self, p))  # type: ignore[no-untyped-call]
+            p.requires_grad_(needs_gradient)
+            _put_first(cast(Any, p._backward_hooks), handle.id)
+            self._known.append(ref(p))
+
+    def is_alive(self) -> bool:
+        """Whether it averages: the model it is of may be gone."""
+        return True
+
+    def is_of_batches(self) -> bool:
+        """Whether gradients of the backward that runs are those of batches."""
+        return False
+
+    def parameters(self) -> list[Tensor]:
+        """Those that may get a gradient, in one order on all ranks."""
+        self._known = [each for each in self._known if each() is not None]
+        return [p for each in self._known if (p := each()) is not None]
+
+    def enter(self) -> None:
+        """Notes that the backward that runs comes to one of them."""
+        backward = started()
+        if not backward.meets(self):
+            self._learning = [p for p in self.parameters() if p.requires_grad]
+            backward.enter(self, self._learning)
+
+    def note(self, p: Tensor, grad: Tensor) -> Tensor | None:
+        """Notes a gradient; returns one if it is for the caller of torch.autograd.grad."""
+        task, backward = torch._C._current_graph_task_id(), running()
+        is_nested = backward is not None and task != backward.task
+        if backward is not None and backward.meets(self) and (is_nested or backward.is_checked):
+            if not is_nested:
+                self._accumulating = task
+            return None
+        if is_accumulated(p):
+            self.enter()
+            backward = started()
+            backward.is_checked, self._accumulating = True, backward.task
+            return None
+        if is_nested or is_inside_a_function():  # a part of that Function's gradient
+            return None
+        if grad.requires_grad and self.is_last:
+            return only_once(mean_of_ranks(grad.detach()), grad)
+        self.enter()
+        if self.accumulates or grad.requires_grad:
+            raise RuntimeError(
+                'torch.autograd.grad would give the share of one rank of the gradient of a '
+                f'parameter of shape {tuple(p.shape)}, as with create_graph=True and in no_sync() '
+                'nothing is summed: call loss.backward() and read .grad'
+            )
+        self._asked[p] = grad.clone(memory_format=torch.contiguous_format)
+        return self._asked[p]  # whole when this backward ends
+
+    def reduce(self, new: set[Tensor]) -> list[Tensor]:
+        """Replaces gradients by their mean over the ranks (collective: an all-reduce per bucket).
+
+        In this backward `new` have got a gradient on this rank. Gives those that any rank has a new
+        gradient of; none while gradients only gather.
+        """
+        self._gathered.update(p for p in self._learning if p in new)
+        if self.accumulates or not self.is_alive():
+            return []
+        with torch.no_grad():
+            whole = self.average()
+        self._learning = []
+        self._asked.clear()
+        self._gathered.clear()
+        return whole
+
+    def average(self) -> list[Tensor]:
+        """Of leaves those that have got one are averaged, as layers gave all ranks the same."""
+        parameters = [p for p in self._learning if p in self._gathered or p in self._asked]
+        return self.average_of(parameters, {})
+
+    def average_of(
+        self, parameters: list[Tensor], more: dict[tuple[torch.dtype, torch.device], Tensor]
+    ) -> list[Tensor]:
+        """Averages gradients and, in place of what is there, vectors by dtype and device."""
+        whole: list[Tensor] = []
+        is_asked = False  # whether any rank has gradients for autograd.grad's caller
+        buckets, vectors = buckets_of(parameters, self.bucket_bytes), dict(more)
+        for bucket in buckets:
+            vector = vectors.pop(bucket.kind, None)
+            new, any_asked, mean = bucket.average(
+                self._gathered, bool(self._asked), vector, self.summed, self.parted
+            )
+            whole += new
+            is_asked |= any_asked
+            if mean is not None:
+                more[bucket.kind] = mean
+        for vector in vectors.values():  # of a dtype or device that no parameter has
+            self.summed(vector)
+        for bucket in buckets if is_asked else ():
+            bucket.average_asked(self._asked, self.summed)
+        return whole
+
+    def summed(self, vector: Tensor) -> Tensor:
+        """A vector, which becomes its sum over the ranks."""
+        return all_reduce_sum(vector, SUM, self._group)
+
+    def parted(self) -> None:
+        """Raises a ValueError on all ranks, whose parameters have become other numbers."""
+        raise differ(f'parameters outside of a model must be equal on all ranks: {PARTED}', 0)
+
+
+PARTED = (
+    'a random number, a branch on data, a setting or a step of an optimizer on one rank alone '
+    'changes them there: run the same lines on every rank, with the same seed'
+)
+"""What makes parameters differ, and the way out."""
+
+
+def average_gradients(tensors: Iterable[Tensor]) -> None:
+    """Has the gradients averaged of tensors that layers read, as parameters or in place of them.
+
+    Layers take them as they are: what comes back is the share of a rank.
+    """
+    averager = _of_comm.setdefault(current(), Averager())
+    for tensor in tensors:
+        is_done = is_averaged(tensor) or is_divided(tensor) or is_own_rows(tensor)
+        if is_done or not tensor.requires_grad:
+            continue
+        if tensor.is_leaf:
+            averager.watch([tensor])
+        else:
+            tensor.register_hook(_OfComputed())  # type: ignore[no-untyped-call]
+
+
+_of_comm: WeakKeyDictionary[Comm, Averager] = WeakKeyDictionary()
+
+
+class _OfComputed:
+    averages = True
+
+    def __call__(self, grad: Tensor) -> Tensor | None:
+        return None if is_inside_a_function() else mean_of_ranks(grad)
+
+
+class Arrival:
+    """The hook of a parameter: a gradient comes, by whatever way."""
+
+    __torch_unserializable__ = True
+
+    def __init__(self, averager: Averager, parameter: Tensor) -> None:
+        self._averager, self._parameter = ref(averager), ref(parameter)
+
+    @property
+    def averager(self) -> Averager | None:
+        """Which one averages; None if it is gone."""
+        averager = self._averager()
+        return averager if averager is not None and averager.is_alive() else None
+
+    @property
+    def averages(self) -> bool:
+        """Whether the gradient becomes whole at the end."""
+        return self.averager is not None
+
+    def __call__(self, grad: Tensor) -> Tensor | None:
+        """Notes the gradient; gives that of all ranks where somebody reads it at once."""
+        averager, p = self.averager, self._parameter()
+        if averager is None or p is None:
+            return None
+        if averager._accumulating != torch._C._current_graph_task_id():
+            if world_size() == 1:
+                return None
+            asked = averager.note(p, grad)
+            if asked is not None:
+                return asked
+        is_last = all(isinstance(hook, Arrival) for hook in (p._backward_hooks or {}).values())
+        if is_last or averager.is_of_batches() or is_own_rows(p) or not is_accumulated(p):
+            return None
+        return mean_of_ranks(grad)  # for the user's hooks; the mean of that is itself
+
+
+def _averages(averager: Averager, p: Tensor) -> bool:
+    """Whether an averager has a parameter already; one of a model takes those outside of any."""
+    hooks = cast(dict[int, Any], p._backward_hooks or {})
+    found = {key: hook for key, hook in hooks.items() if isinstance(hook, Arrival)}
+    for key, hook in found.items():
+        if hook.averager is None or (hook.averager.is_last and not averager.is_last):
+            del hooks[key]
+    return any(hook.averager is averager for hook in found.values())
+
+
+def _put_first(hooks: dict[int, Any], first: int) -> None:
+    """Autograd calls hooks in the order of the plain dict that an OrderedDict has in it."""
+    items = [(first, hooks[first]), *((k, v) for k, v in hooks.items() if k != first)]
+    hooks.clear()
+    hooks.update(items)

@@ -1,0 +1,166 @@
+"""Gradients in vectors of some MiB, whose mean over the ranks replaces them.
+
+Beside them travels what ranks tell each other, at no cost: which parameters have a new gradient,
+and a checksum of the parameters, which tells ranks that have parted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+
+from pyg_sar.comm import check_arrived, world_size
+from pyg_sar.ground.checksum import digest
+from pyg_sar.rows.rows import Rows
+
+SUM = 'the sum of the gradients of parameters'
+
+SumOverRanks = Callable[[Tensor], Tensor]
+"""Makes a vector the sum over the ranks, in place (collective)."""
+
+
+def is_own_rows(p: Tensor) -> bool:
+    """Whether a parameter has the rows of a rank's own nodes, which nobody adds up."""
+    return getattr(type(p), 'is_of_own_nodes', False)
+
+
+def common(named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    """Of parameters or buffers those that are equal on all ranks, and have numbers already."""
+    return {
+        name: tensor
+        for name, tensor in named
+        if not (is_own_rows(tensor) or isinstance(tensor, Rows) or is_lazy(tensor))
+        and tensor.layout == torch.strided
+        and tensor.device.type != 'meta'
+    }
+
+
+@dataclass(eq=False)
+class Bucket:
+    """Parameters of one dtype and device."""
+
+    kind: tuple[torch.dtype, torch.device]
+    parameters: list[Tensor] = field(default_factory=list)
+    common: list[Tensor] = field(default_factory=list)  # without rows of a rank's own
+    num_bytes: int = 0  # of these
+
+    def average(
+        self,
+        new: set[Tensor],
+        is_asked: bool,
+        more: Tensor | None,
+        summed: SumOverRanks,
+        parted: Callable[[], None],
+    ) -> tuple[list[Tensor], bool, Tensor | None]:
+        """Sets ``.grad`` to its mean, of parameters of which a rank has a new one (collective).
+
+        Args:
+            new: The parameters that have one on this rank.
+            is_asked: Whether this rank has gradients for the caller of autograd.grad.
+            more: A vector that is averaged with them.
+            summed: Adds up a vector.
+            parted: Raises, on all ranks, if the parameters differ between ranks.
+
+        Returns:
+            These parameters, whether `is_asked` is set on any rank, and the mean of `more`.
+        """
+        for p in self.parameters:
+            if p.grad is not None and p.grad.requires_grad:
+                raise RuntimeError(
+                    'expected backward() without create_graph=True: on a graph that is cut pyg_sar '
+                    'computes no second derivatives'
+                )
+            if p.grad is not None and p.grad.is_sparse and not is_own_rows(p):
+                p.grad = p.grad.to_dense()
+        flags = [p in new and p.grad is not None for p in self.parameters]
+        told = _Told([*flags, is_asked], digest(self.common), self.kind[0])
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.common]
+        vectors = [*(grad.reshape(-1) for grad in gradients), *([] if more is None else [more])]
+        sizes = [vector.numel() for vector in vectors]
+        numbers = torch.tensor(told.numbers, dtype=self.kind[0], device=self.kind[1])
+        vectors.insert(len(self.common), numbers)
+        total = torch.cat(vectors)
+        total /= world_size()
+        del gradients, vectors
+        summed(total)
+        sizes.insert(len(self.common), numbers.numel())
+        means = [*torch.split(total, sizes)]
+        shares = means.pop(len(self.common))
+        *are_set, any_asked = told.read(shares.real.tolist())
+        check_arrived(SUM)  # before anyone's gradient changes
+        if not told.is_alike:
+            parted()
+        whole = {p: None for p, is_set in zip(self.parameters, are_set, strict=True) if is_set}
+        for p in whole:
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+        for p, mean in zip(self.common, means, strict=False):
+            if p in whole and p.grad is not None:
+                p.grad.copy_(mean.view_as(p))
+        return list(whole), any_asked, None if more is None else means[-1]
+
+    def average_asked(self, asked: dict[Tensor, Tensor], summed: SumOverRanks) -> None:
+        """Sets gradients that autograd.grad gives to their mean, in place (collective)."""
+        if not self.common:
+            return
+        shares = [asked.get(p, torch.zeros_like(p)) for p in self.common]
+        total = torch.cat([share.reshape(-1) for share in shares]) / world_size()
+        summed(total)
+        check_arrived(SUM)
+        for share, mean in zip(
+            shares, torch.split(total, [s.numel() for s in shares]), strict=True
+        ):
+            share.copy_(mean.view_as(share))
+
+
+class _Told:
+    """Flags and a number, as numbers of a dtype that are added up exactly.
+
+    With P ranks each is ``flag * P * 2^k + digit`` with a digit of k bits of the number. The sum of
+    the ranks' gives how many have set the flag, and the sum of their digits: P times the own one
+    where they are equal. Where the dtype has too few bits for that, digits are left out.
+    """
+
+    def __init__(self, flags: list[bool], number: int, dtype: torch.dtype) -> None:
+        size = world_size()
+        bits = 1 - round(math.log2(torch.finfo(dtype).eps)) - 1 - 2 * (size - 1).bit_length()
+        bits = min(bits, 32)
+        self._base, self._digits = size << bits if bits > 0 else 0, [0] * len(flags)
+        if self._base:
+            self._digits = [number >> i * bits & (1 << bits) - 1 for i in range(len(flags))]
+            # They are divided by P, which has to be exact.
+            pairs = zip(flags, self._digits, strict=True)
+            self.numbers = [float(size * (flag * self._base + digit)) for flag, digit in pairs]
+        else:
+            self.numbers = [float(flag) for flag in flags]
+        self.is_alike = True
+
+    def read(self, shares: list[float]) -> list[bool]:
+        """Which flags any rank has set, by the ranks' mean; notes whether all have the number."""
+        if not self._base:
+            return [share > 0 for share in shares]
+        pairs = [divmod(round(share), self._base) for share in shares]
+        own = [world_size() * digit for digit in self._digits]
+        self.is_alike = [digits for _, digits in pairs] == own
+        return [count > 0 for count, _ in pairs]
+
+
+def buckets_of(parameters: Iterable[Tensor], max_bytes: float) -> list[Bucket]:
+    """The parameters in their order; a bucket has `max_bytes` at most, or one larger parameter."""
+    found: list[Bucket] = []
+    last: dict[tuple[torch.dtype, torch.device], Bucket] = {}
+    for p in parameters:
+        kind, is_common = (p.dtype, p.device), not is_own_rows(p)
+        num_bytes = p.numel() * p.element_size() if is_common else 0
+        if kind not in last or last[kind].num_bytes + num_bytes > max_bytes:
+            last[kind] = Bucket(kind)
+            found.append(last[kind])
+        bucket = last[kind]
+        bucket.parameters.append(p)
+        bucket.common += [p] if is_common else []
+        bucket.num_bytes += num_bytes
+    return found

@@ -1,0 +1,77 @@
+"""Classes made on the fly: an object of a user's class becomes one of another kind, too.
+
+As ``torch.distributed.fsdp.fully_shard`` does: the object stays what it is, and whatever a program
+does to it later is done to what computes. A module around it would silently ignore what it forgot
+to pass on. A made class bears the name of the class that it stands for.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import inspect
+from typing import Any, TypeVar
+
+T = TypeVar('T')
+
+
+class ClassSwap(type):
+    """``Kind(object, ...)`` converts an object; a class that was made constructs the plain one."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Of a kind the object itself, of a made class a new object of the plain class."""
+        return _called(cls)(*args, **kwargs)
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        return inspect.signature(_called(cls))
+
+
+def _called(cls: Any) -> Any:
+    plain = getattr(cls, '_plain_class', None)
+    return cls._convert if plain is None else plain
+
+
+def plain_class(thing: object) -> type[Any]:
+    """The class that the user wrote, of an object whose class may be a made one."""
+    return getattr(type(thing), '_plain_class', None) or type(thing)
+
+
+def name_of(thing: object) -> str:
+    """The name of :func:`plain_class`, for messages."""
+    return plain_class(thing).__name__
+
+
+def become(thing: T, kind: Any) -> T:
+    """Gives an object a class that is of a kind, too, and returns the object."""
+    # What a class of the user's does where attributes are set is for attributes.
+    object.__setattr__(thing, '__class__', made_class(kind, type(thing)))
+    return thing
+
+
+_made: dict[tuple[Any, Any], Any] = {}
+
+
+def made_class(kind: Any, cls: Any) -> Any:
+    """``Net(kind, Net)`` for a class ``Net``, the same at every call."""
+    if (kind, cls) not in _made:
+        names = {name: vars(cls).get(name) for name in ('__module__', '__doc__')}
+        names |= {'__qualname__': cls.__qualname__, '_made_of': (kind, cls)}
+        names['_plain_class'] = getattr(cls, '_plain_class', cls)
+        made = _meta_class(kind, cls)(cls.__name__, (kind, cls), names)
+        _made.setdefault((kind, cls), made)  # another thread may have been faster
+    return _made[kind, cls]
+
+
+def _meta_class(kind: Any, cls: Any) -> Any:
+    """The class of the made class: that of an abstract base class, for example, is of both."""
+    meta, of_cls = type(kind), type(cls)
+    if not issubclass(meta, of_cls):
+        meta = of_cls if issubclass(of_cls, meta) else type(meta.__name__, (meta, of_cls), {})
+    # pickle would look for a made class by its name, and find the plain one.
+    copyreg.pickle(meta, _reduced)
+    return meta
+
+
+def _reduced(cls: Any) -> Any:
+    made_of = vars(cls).get('_made_of')
+    return cls.__qualname__ if made_of is None else (made_class, made_of)
