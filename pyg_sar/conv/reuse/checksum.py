@@ -30,7 +30,7 @@ _LOW = (1 << 32) - 1
 
 def checksum(tensor: Tensor) -> tuple[int, ...]:
     """Numbers that tell contents apart; the same for the same bits in the same order."""
-    flat = tensor.detach().reshape(-1)
+    flat = tensor.detach().contiguous().view(-1)
     size = flat.element_size()
     if flat.storage_offset() * size % 8:
         flat = flat.clone()

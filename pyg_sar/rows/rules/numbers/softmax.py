@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_sar.ground.nested import in_nested
 from pyg_sar.rows.align import align, argument, as_rows, dim_of, named_rule
 from pyg_sar.rows.over_ranks import largest_of_ranks, sum_of_ranks, widened
 from pyg_sar.rows.registry import bare_name, is_in_place, name_of
@@ -24,7 +25,11 @@ def _softmax(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
         values = -values
     logs = log_softmax_over_rows(values, rows._dim)
     made = logs if name == 'log_softmax' else logs.exp()
-    return tag(made.to(values.dtype), rows._dim, rows._space)
+    if made.dtype != values.dtype:  # autocast has a say
+        none = plain(rows)[:0]
+        args, kwargs = in_nested((args, kwargs), lambda each: none if each is rows else each)
+        made = made.to(func(*args, **kwargs).dtype)
+    return tag(made, rows._dim, rows._space)
 
 
 def log_softmax_over_rows(values: Tensor, dim: int) -> Tensor:
