@@ -35,8 +35,8 @@ _MOST_DRAWN_ALIKE = 2**22
 
 @rule(
     # What torch does not tag as pointwise.
-    'pointwise broadcast_tensors to cpu cuda clone detach contiguous float double half '
-    'bfloat16 long int bool short char byte type_as zeros_like ones_like empty_like full_like '
+    'pointwise broadcast_tensors cpu cuda clone detach contiguous float double half '
+    'bfloat16 long int bool short char byte zeros_like ones_like empty_like full_like '
     'zero fill copy relu leaky_relu elu gelu silu selu celu relu6 softplus softsign '
     'hardtanh logsigmoid log_sigmoid tanhshrink hardshrink softshrink threshold mish '
     'hardswish hardsigmoid masked_fill isclose pin_memory positive '
@@ -81,6 +81,15 @@ def pointwise(func: Any, args: Any, kwargs: Any) -> Any:
     args, kwargs, right, space = align(func, args, kwargs)
     with plainly():
         return as_rows(func(*args, **kwargs), right, space)
+
+
+@rule('to type_as')
+def _cast(func: Any, args: Any, kwargs: Any) -> Any:
+    """What is cast stays what it is; of the other tensor the type and the device are asked."""
+    given = args[0]
+    with plainly():
+        out = func(*args, **kwargs)
+        return tag(out, given._dim, given._space) if isinstance(given, Rows) else out
 
 
 @rule(' '.join(_DRAWS))

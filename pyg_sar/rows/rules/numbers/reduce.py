@@ -31,10 +31,11 @@ _POSITIONS = {
 @rule(
     'sum mean amax amin max min std var norm linalg_vector_norm any all nansum nanmean logsumexp '
     'count_nonzero argmax argmin median prod std_mean var_mean aminmax mode nanmedian quantile '
-    'nanquantile kthvalue special_logsumexp'
+    'nanquantile kthvalue special_logsumexp is_all_true is_any_true'
 )
 def _reduction(func: Any, args: Any, kwargs: Any) -> Any:
     name = bare_name(func).removeprefix('special_')
+    name = {'is_all_true': 'all', 'is_any_true': 'any'}.get(name, name)
     rows = args[0] if args else kwargs.get('input')
     positions = _POSITIONS.get(name, ('dim', 'keepdim'))
     named = dict(zip(positions, args[1:], strict=False)) | kwargs
