@@ -63,20 +63,23 @@ class _AttendToAll(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        query, key, value, bias, out, log_total = ctx.saved_tensors
-        grad = grads[0].to(out.dtype)
-        block = Block(key, value, bias)
-        of_query = torch.zeros_like(query, dtype=out.dtype)
-        of_rows = torch.zeros_like(_rows(key, value), dtype=out.dtype)
-        for turn in range(len(ctx.counts)):
-            own, of_key, of_value = gradients(query, block, ctx.scale, grad, out, log_total)
-            of_query += own
-            of_rows = _passed(of_rows + _rows(of_key, of_value), turn, ctx.counts)
-            if turn + 1 < len(ctx.counts):
-                block = _block(_passed(_rows(*block), turn, ctx.counts), block)
-        of_key, of_value, _ = _block(of_rows, Block(key, value, None))
-        dtype = query.dtype
-        return of_query.to(dtype), of_key.to(dtype), of_value.to(dtype), None, None, None
+        with torch.autocast(grads[0].device.type, enabled=False):
+            return _gradients(ctx, grads[0])
+
+
+def _gradients(ctx: Any, grad: Tensor) -> Any:
+    query, key, value, bias, out, log_total = ctx.saved_tensors
+    grad, block = grad.to(out.dtype), Block(key, value, bias)
+    of_query = torch.zeros_like(query, dtype=out.dtype)
+    of_rows = torch.zeros_like(_rows(key, value), dtype=out.dtype)
+    for turn in range(len(ctx.counts)):
+        own, of_key, of_value = gradients(query, block, ctx.scale, grad, out, log_total)
+        of_query += own
+        of_rows = _passed(of_rows + _rows(of_key, of_value), turn, ctx.counts)
+        if turn + 1 < len(ctx.counts):
+            block = _block(_passed(_rows(*block), turn, ctx.counts), block)
+    of_key, of_value, _ = _block(of_rows, Block(key, value, None))
+    return of_query.to(query.dtype), of_key, of_value, None, None, None
 
 
 def _passed(rows: Tensor, turn: int, counts: list[int]) -> Tensor:
@@ -99,9 +102,10 @@ def _block(rows: Tensor, like: Block) -> Block:
     heads = like.key.size(0)
     widths = [like.key.size(-1), like.value.size(-1), *([1] if like.bias is not None else [])]
     key, value, *bias = (
-        part.view(-1, heads, width).movedim(0, 1)
-        for part, width in zip(
-            torch.split(rows, [heads * w for w in widths], 1), widths, strict=True
+        part.view(-1, heads, width).movedim(0, 1).to(of.dtype)
+        for part, width, of in zip(
+            torch.split(rows, [heads * w for w in widths], 1), widths, like, strict=False
         )
+        if of is not None
     )
     return Block(key, value, bias[0].mT if bias else None)

@@ -50,7 +50,8 @@ def reads_edges(conv: MessagePassing, function: str) -> bool:
 
 def has_hooks_inside(conv: MessagePassing) -> bool:
     """Whether a program has put forward hooks on modules of a conv, but its aggregation's."""
-    aggregation = {*getattr(conv, 'aggr_module', torch.nn.Module()).modules()}
+    aggr = getattr(conv, 'aggr_module', None)  # None of a conv with an `aggregate` of its own
+    aggregation = set() if aggr is None else {*aggr.modules()}
     hooks = [
         hook
         for module in {*conv.modules()} - aggregation - {conv}

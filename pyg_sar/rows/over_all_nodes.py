@@ -15,7 +15,7 @@ from pyg_sar.ground.nested import leaves
 from pyg_sar.rows.attach import as_local
 from pyg_sar.rows.over_ranks import sum_of_ranks
 from pyg_sar.rows.rows import Rows, tag
-from pyg_sar.rows.space import Space
+from pyg_sar.rows.space import Space, rows_of_ranks
 
 Function = TypeVar('Function', bound=Callable[..., Any])
 
@@ -119,9 +119,13 @@ def _like(out: Tensor, rows: Rows) -> Any:
     return tag(out, rows._dim, rows._space)
 
 
+def _negative_edges(own: int) -> Space:
+    return Space(own, what='negative edges', total=rows_of_ranks(own))
+
+
 negative_sampling = _of_rows(
     own.negative_sampling,
-    lambda out, given: tag(out, 1, Space(out.size(1), what='negative edges')),
+    lambda out, given: tag(out, 1, _negative_edges(out.size(1))),
 )
 permute_rows = _of_rows(
     own.permute_rows, lambda out, given: _like(out, given[0]) if len(given) > 1 else out

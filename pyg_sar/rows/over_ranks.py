@@ -26,6 +26,12 @@ from pyg_sar.rows.rows import Rows, plain, plainly, refuse
 from pyg_sar.rows.space import Space
 
 
+def widened(dtype: torch.dtype) -> torch.dtype:
+    """What torch adds numbers of a type up in: half precision is rounded at the end alone."""
+    wide = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+    return wide.get(dtype, dtype)
+
+
 def sum_of_ranks(local: Tensor) -> Tensor:
     """Sums a tensor of one shape over the ranks; booleans are counted (collective).
 
@@ -35,6 +41,8 @@ def sum_of_ranks(local: Tensor) -> Tensor:
         local = local.long()
     if world_size() == 1:
         return local
+    if local.dtype != widened(local.dtype):
+        return sum_of_ranks(local.to(widened(local.dtype))).to(local.dtype)
     if local.is_complex():
         return torch.view_as_complex(sum_of_ranks(torch.view_as_real(local).contiguous()))
     if not local.is_floating_point():

@@ -74,9 +74,11 @@ class _Mean(torch.autograd.Function):
 
 def mean_of_ranks(tensor: Tensor) -> Tensor:
     """A new tensor with the mean over the ranks (collective)."""
-    total = tensor.clone(memory_format=torch.contiguous_format)
+    is_half = tensor.dtype in (torch.float16, torch.bfloat16)  # rounded at the end alone
+    total = tensor.float() if is_half else tensor
+    total = total.clone(memory_format=torch.contiguous_format)
     all_reduce_sum(torch.view_as_real(total) if total.is_complex() else total)
-    return total / num_ranks()
+    return (total / num_ranks()).to(tensor.dtype)
 
 
 class Divides:

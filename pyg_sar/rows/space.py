@@ -6,8 +6,9 @@ a plain tensor with the rows of the whole graph can be met by them: the own rows
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,7 +16,10 @@ from torch import Tensor
 from pyg_sar.comm import agree, all_reduce_sum, rank, world_size
 from pyg_sar.ground.changes import version_of
 
-_MAX_SELECTIONS = 8
+T = TypeVar('T')
+
+_MOST_KEPT = 8
+"""Of each kind of what was derived from a space; those that were used last."""
 
 
 class Space:
@@ -62,7 +66,7 @@ class Space:
         """Starts with nothing that was derived from it."""
         self._selections: list[tuple[Tensor, object, Space]] = []
         self._multiples: dict[int, Space] = {}
-        self._alike: dict[int, tuple[Space, bool]] = {}
+        self._alike: dict[Space, bool] = {}
         self._order: Tensor | None = None
         self._unions: dict[Any, Space] = {}
 
@@ -76,8 +80,7 @@ class Space:
         if self.base is not None:
             self.total = self.base.total * self.count
         else:
-            alone = world_size() == 1
-            self.total = self.own if alone else int(all_reduce_sum(torch.tensor([self.own])))
+            self.total = rows_of_ranks(self.own)
         return self.total
 
     @property
@@ -137,15 +140,14 @@ class Space:
             return self.base.times(self.count * count)
         if count == 1:
             return self
-        if count not in self._multiples:
-            made = Space(self.own * count, what=self.what, base=self, count=count)
-            self._multiples[count] = made
-        return self._multiples[count]
+        own, what = self.own * count, self.what
+        return _kept(self._multiples, count, lambda: Space(own, what=what, base=self, count=count))
 
     def selected(self, mask: Tensor) -> Space:
         """The rows that a mask of own rows selects; equal for the same mask, not written to since.
 
-        Ranks run one program, so they find the same mask again or all do not.
+        Ranks run one program, so they find the same mask again or all do not. They tell each other
+        how many rows it selects now: a shape may be read on one rank alone.
         """
         version = version_of(mask)
         for known, then, space in self._selections:
@@ -153,29 +155,34 @@ class Space:
                 return space
         with torch._C.DisableTorchFunctionSubclass():  # it may be one of rows
             own = mask.detach().as_subclass(Tensor).clone()  # it may be written to
+        count = int(own.sum())
+        in_worker = torch.utils.data.get_worker_info() is not None
         space = Space(
-            int(own.sum()),
+            count,
             what=f'selected {self.what}',
+            total=None if in_worker else rows_of_ranks(count),
             parent=self,
             mask=own,
             neighbours=self.neighbours,
         )
         self._selections.append((mask, version, space))
-        del self._selections[:-_MAX_SELECTIONS]
+        del self._selections[:-_MOST_KEPT]
         return space
 
     def joined(self, others: tuple[Space, ...]) -> Space:
         """The rows of this space, then those of others."""
-        if others not in self._unions:
-            spaces = (self, *others)
-            self._unions[others] = Space(
+        spaces = (self, *others)
+        return _kept(
+            self._unions,
+            others,
+            lambda: Space(
                 sum(each.own for each in spaces),
                 what=self.what,
                 pieces=spaces,
                 total=sum(each.total for each in spaces),
                 neighbours=self.neighbours,
-            )
-        return self._unions[others]
+            ),
+        )
 
     def dealt(self, count: int) -> Space:
         """Where new rows go that are equal on all ranks: to nodes, if there are so many."""
@@ -183,15 +190,17 @@ class Space:
         for each in fitting:
             if each.total == count:
                 return each
-        if count not in self._unions:
+
+        def make() -> Space:
             if fitting and fitting[0].has_ids():
                 ids = fitting[0].ids(self._device())
                 ids = ids[ids < count]  # a loop at each of the first nodes
             else:
                 ranks, here = world_size(), rank()
                 ids = torch.arange(here * count // ranks, (here + 1) * count // ranks)
-            self._unions[count] = Space(ids.numel(), what='new rows', ids=ids, total=count)
-        return self._unions[count]
+            return Space(ids.numel(), what='new rows', ids=ids, total=count)
+
+        return _kept(self._unions, count, make)
 
     def is_same(self, other: Space) -> bool:
         """Whether both hold the same rows in the same order, on all ranks.
@@ -200,14 +209,14 @@ class Space:
         """
         if self is other:
             return True
-        known = self._alike.get(id(other))
-        if known is None or known[0] is not other:
+
+        def ask() -> bool:
             for each in (self, other):
                 if each.pieces and each.has_ids():
                     each.ids(each._device())
-            answer = all(agree(self._is_alike_here(other)))
-            known = self._alike[id(other)] = other, answer
-        return known[1]
+            return all(agree(self._is_alike_here(other)))
+
+        return _kept(self._alike, other, ask)
 
     def _is_alike_here(self, other: Space) -> bool:
         if self.own != other.own:
@@ -243,3 +252,19 @@ class Space:
     def __repr__(self) -> str:
         total = self.known_total
         return f'{self.own} of {"?" if total is None else total} {self.what}'
+
+
+def rows_of_ranks(own: int) -> int:
+    """How many rows all ranks have (collective: an all-reduce of one number)."""
+    if world_size() == 1:
+        return own
+    return int(all_reduce_sum(torch.tensor([own]), 'the number of rows that are selected'))
+
+
+def _kept(known: dict[Any, T], key: Any, make: Callable[[], T]) -> T:
+    """What is known, else what is made now; all ranks ask in one order, and so forget alike."""
+    found = known.pop(key) if key in known else make()
+    known[key] = found
+    while len(known) > _MOST_KEPT:
+        known.pop(next(iter(known)))
+    return found

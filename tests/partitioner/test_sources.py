@@ -275,6 +275,23 @@ def test_tables(tmp_path, suffix):
 
 
 @pytest.mark.parametrize(
+    'header',
+    ['edge_id,source,target', 'time,from,to', 'w,SRC,DST', 'i,Source,Destination', 'x, src, dst'],
+)
+def test_columns_are_known_by_their_names(tmp_path, header):
+    pytest.importorskip('pyarrow')
+    (tmp_path / 'a.csv').write_text(f'{header}\n5,7,1\n6,1,2\n')
+    arrays = load_source(tmp_path / 'a.csv')
+    assert arrays.edge_index.tolist() == [[7, 1], [1, 2]]
+    assert arrays[header.split(',')[0]].tolist() == [5, 6]
+    first, *_, last = header.split(',')
+    (tmp_path / 'b.csv').write_text(f'{last},{first},{header.split(",")[1]}\n1,5,7\n2,6,1\n')
+    assert load_source(tmp_path / 'b.csv').edge_index.tolist() == [[7, 1], [1, 2]]
+    (tmp_path / 'c.csv').write_text('user,film\n7,1\n1,2\n')  # a table of two
+    assert load_source(tmp_path / 'c.csv').edge_index.tolist() == [[7, 1], [1, 2]]
+
+
+@pytest.mark.parametrize(
     ('text', 'message'),
     [
         ('src\n0\n', 'two columns or more'),
@@ -283,6 +300,13 @@ def test_tables(tmp_path, suffix):
         ('src,dst\n0,a\n', "numbers in 'dst'"),
         ('src,dst\n0,0.5\n', 'expected integers in .*float64'),
         ('src,dst\n0,1,2\n', 'a table of numbers'),
+        ('7,1\n1,2\n', 'a header in the first line'),
+        ('7,1,0.5\n1,2,0.25\n', 'a header in the first line'),
+        ('3,3\n1,2\n', 'a header in the first line'),
+        (',source,target\n0,7,1\n', r'to_csv\(index=False\)'),
+        ('edge_id,u,v\n0,7,1\n', "expected columns 'src' and 'dst'"),
+        ('source,weight\n7,1\n', "expected columns 'src' and 'dst'"),
+        ('source,from,target\n7,1,2\n', 'one of each'),
     ],
 )
 def test_bad_tables(tmp_path, text, message):

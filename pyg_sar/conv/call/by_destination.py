@@ -19,7 +19,9 @@ from pyg_sar.conv.message.sample_edges import (
     NUM_SAMPLES,
     Undone,
     samples_of,
+    states_of,
     with_made_up_edges,
+    written_among,
 )
 from pyg_sar.conv.message.whole_graph_sizes import WholeGraphSizes
 from pyg_sar.ground.class_swap import name_of
@@ -44,9 +46,12 @@ def observe(binding: Binding) -> Observation:
     samples, edge_index = samples_of(binding)
     first_node = node_of_now()
     sizes = WholeGraphSizes(binding.conv, NUM_SAMPLES, NUM_SAMPLES, is_sample=True)
+    slots = [slot for slot in binding.slots if slot.role in ('edge', 'whole')]
+    states = states_of({slot.name: getattr(samples, slot.role)[slot.place] for slot in slots})
     here = torch.autograd.set_multithreading_enabled(False)  # as in a trace
     with here, Undone(binding.conv, edge_index.device) as undone, sizes.in_force():
         out, edge_outputs = _run(binding, samples, edge_index, NUM_SAMPLES)
+    written_among(binding, states)
     binding.check_draws(undone.uses_rng)
     undone.check_edges_alone()
     names = undone.edge_attributes

@@ -257,7 +257,7 @@ def program_of(binding: Binding, traced: Trace, num_dst: int) -> Program:
     aggregate = traced.aggregate
     num_calls = 0 if aggregate is None else len(aggregate.calls)
     return Program(
-        run=BlockMessages(binding, num_calls, num_dst, traced.edge_attributes).run,
+        run=BlockMessages(binding, num_calls, num_dst, traced.edge_attributes, traced.written).run,
         num_softmax=traced.num_softmax,
         messages=traced.messages,
         edge_outputs=traced.edge_outputs,

@@ -27,7 +27,14 @@ from pyg_sar.conv.inspect.softmax_is_linear import SoftmaxUse
 from pyg_sar.conv.message.arguments import Binding
 from pyg_sar.conv.message.intercept import Intercept, MessageError, WatchedIndex
 from pyg_sar.conv.message.reductions import Aggregate, ReductionRecorder
-from pyg_sar.conv.message.sample_edges import NUM_SAMPLES, Undone, not_saved, samples_of
+from pyg_sar.conv.message.sample_edges import (
+    NUM_SAMPLES,
+    Undone,
+    not_saved,
+    samples_of,
+    states_of,
+    written_among,
+)
 from pyg_sar.conv.support import takes_statistics
 from pyg_sar.kernels.merge import Sum
 
@@ -60,6 +67,7 @@ class Trace(Seen):
     weight: int | None
     is_plain_weight: bool  # whether that weight takes no gradient and multiplies rows of a matrix
     edge_bytes: int = 0  # what the largest tensor that it computes takes per edge
+    written: tuple[str, ...] = ()  # the rows of nodes that it changes in place
     # The result of its only softmax for the samples, if all it gives is linear in it.
     weights: Tensor | None = None
 
@@ -106,6 +114,7 @@ def trace(binding: Binding) -> Trace:
     first_node = node_of_now()
     values = binding.inputs(samples, edge_index, index, NUM_SAMPLES)
     rows = _only_source(binding, values)
+    states = states_of(values)
     recorder = ProductRecorder(rows, samples.edge)
     aggregate = None
     # A gradient inside the function is taken in this thread, which alone numbers the history.
@@ -127,7 +136,8 @@ def trace(binding: Binding) -> Trace:
     if aggregate is None:
         edge_outputs.insert(0, out)
     learnable = learnable_leaves(outputs, samples, first_node)
-    is_pure = recorder.is_pure and not edge_attributes and rows is not None
+    written = written_among(binding, states)
+    is_pure = recorder.is_pure and not edge_attributes and rows is not None and not written
     weight = _weight_place(binding, recorder, out) if is_pure else None
     # One number without gradient for every edge.
     is_plain = weight is not None and (
@@ -148,6 +158,7 @@ def trace(binding: Binding) -> Trace:
         weight=weight,
         is_plain_weight=is_plain and is_matrix,
         edge_bytes=recorder.edge_bytes,
+        written=written,
         weights=_linear_weights(use, reduced, edge_outputs, aggregate),
     )
 

@@ -99,14 +99,20 @@ class BlockMessages(Intercept):
     """Runs message and aggregation on some edges, up to the last of `num_calls` reductions.
 
     `attributes` of the conv are those that it sets to one row per edge; all that it sets is undone.
+    Inputs of the names in `written` are changed in place, so it gets copies.
     """
 
     def __init__(
-        self, binding: Binding, num_calls: int, num_dst: int, attributes: tuple[str, ...] = ()
+        self,
+        binding: Binding,
+        num_calls: int,
+        num_dst: int,
+        attributes: tuple[str, ...] = (),
+        written: tuple[str, ...] = (),
     ) -> None:
         super().__init__(binding.conv)
         self._binding, self._num_calls, self._num_dst = binding, num_calls, num_dst
-        self._attributes = attributes
+        self._attributes, self._written = attributes, written
 
     def run(
         self, arguments: Arguments, edge_index: Tensor, softmax: SoftmaxFn
@@ -116,6 +122,7 @@ class BlockMessages(Intercept):
         conv, found = binding.conv, list[Tensor]()
         index = edge_index[1].as_subclass(BlockIndex)
         values = binding.inputs(arguments, edge_index, index, self._num_dst)
+        values.update((name, values[name].clone()) for name in self._written)
         before = dict(vars(conv))
         try:
             with self:

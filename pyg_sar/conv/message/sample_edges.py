@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -85,6 +85,38 @@ class Undone:
     def edge_rows(self, names: tuple[str, ...], num_edges: int) -> tuple[Tensor, ...]:
         """What attributes were set to, with one row per edge."""
         return edge_rows(self.conv, self.changed, names, num_edges)
+
+
+def states_of(values: Mapping[str, Any]) -> dict[str, tuple[Tensor, object]]:
+    """Tensors among the inputs of a function, with what tells whether they are written to."""
+    tensors = {name: value for name, value in values.items() if type(value) is Tensor}
+    return {n: (t, t.clone() if t.is_inference() else t._version) for n, t in tensors.items()}
+
+
+def written_among(binding: Binding, states: dict[str, tuple[Tensor, object]]) -> tuple[str, ...]:
+    """The inputs that were written to: rows of nodes, which the next block reads anew.
+
+    Raises a MessageError for tensors of edges, a ValueError for those that are read as they are: a
+    function that runs in several blocks, and again in backward, would write to them every time.
+    """
+    roles = {slot.name: slot.role for slot in binding.slots}
+    found = []
+    for name, (tensor, before) in states.items():
+        if isinstance(before, Tensor):
+            is_same = torch.equal(tensor, before)
+        else:
+            is_same = tensor._version == before
+        if is_same or name not in roles:
+            continue
+        if roles[name] == 'whole':
+            raise ValueError(
+                f"'{binding.function}' of {name_of(binding.conv)} changes '{name}' in place, and "
+                f'would at every block of edges: change {name}.clone()'
+            )
+        if roles[name] == 'edge':
+            raise MessageError(f"it changes '{name}' in place, a tensor of edges")
+        found.append(name)
+    return tuple(found)
 
 
 def undo(conv: torch.nn.Module, before: dict[str, Any]) -> dict[str, Any]:

@@ -15,11 +15,16 @@ from pyg_sar.partitioner.on_disk.mapped import Scratch, release
 TABLES = ('.parquet', '.csv')
 
 
+_ENDS = ('src', 'source', 'from'), ('dst', 'target', 'to', 'destination')
+"""What columns of sources and of destinations are called."""
+
+
 def read_table(path: Path, scratch: Scratch, *, batch_rows: int = 1 << 17) -> dict[str, Tensor]:
     """Reads a table with a row per edge, .parquet or .csv with a header, into scratch space.
 
     Gives ``edge_index`` integer [2, E], and every other column [E]. Sources and destinations are
-    the columns ``src`` and ``dst``, or the first two.
+    the columns that are called so (``src`` and ``dst``, ``source`` and ``target``, ``from`` and
+    ``to``), or those of a table of two.
     """
     try:
         pyarrow, dataset = import_module('pyarrow'), import_module('pyarrow.dataset')
@@ -28,6 +33,14 @@ def read_table(path: Path, scratch: Scratch, *, batch_rows: int = 1 << 17) -> di
             f"expected pyarrow to be installed to read '{path}' (got: {error}); install it with "
             "pip install 'pyg_sar[parquet]'"
         ) from error
+    if path.suffix == '.csv' and path.is_file():
+        with path.open(errors='replace') as file:
+            names = file.readline().strip().split(',')
+        if any(_is_number(name.strip('"')) for name in names):
+            raise ValueError(
+                f"expected a header in the first line of '{path}', such as src,dst (got {names}, "
+                'which may be an edge)'
+            )
     try:
         return _read(dataset.dataset(path, format=path.suffix[1:]), path, scratch, batch_rows)
     except pyarrow.ArrowInvalid as error:
@@ -41,7 +54,12 @@ def _read(table: Any, path: Path, scratch: Scratch, batch_rows: int) -> dict[str
         raise ValueError(
             f"expected two columns or more, of different names, in '{path}' (got {names})"
         )
-    ends = ['src', 'dst'] if {'src', 'dst'} <= set(names) else names[:2]
+    if any(not name.strip() for name in names):
+        raise ValueError(
+            f"expected a name for every column of '{path}' (got {names}): pandas leaves its index "
+            'out by to_csv(index=False)'
+        )
+    ends = _ends(names, path)
     dtypes = {name: _dtype(table.schema.field(name).type, name, path) for name in names}
     of_ends = np.result_type(*(dtypes[name] for name in ends))
     if of_ends.kind not in 'iu':
@@ -68,6 +86,27 @@ def _read(table: Any, path: Path, scratch: Scratch, batch_rows: int) -> dict[str
             release(rows)
         end += batch.num_rows
     return {'edge_index': edge_index, **columns}
+
+
+def _ends(names: list[str], path: Path) -> list[str]:
+    """The columns of sources and destinations."""
+    found = [[n for n in names if n.strip().lower() in known] for known in _ENDS]
+    if not any(found) and len(names) == 2:
+        return names
+    if [len(each) for each in found] != [1, 1]:
+        raise ValueError(
+            f"expected columns 'src' and 'dst' in '{path}', or 'source' and 'target', or 'from' and "
+            f"'to', one of each (got {names})"
+        )
+    return [each[0] for each in found]
+
+
+def _is_number(name: str) -> bool:
+    try:
+        float(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _dtype(type_: Any, name: str, path: Path) -> np.dtype[Any]:

@@ -14,6 +14,7 @@ from functools import wraps
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import ClusterData, GraphSAINTSampler, ShaDowKHopSampler
 from torch_geometric.nn import GroupAddRev
@@ -57,6 +58,9 @@ def ask() -> None:
     for cell in to_dense_batch.__closure__ or ():
         if inner is not None and cell.cell_contents is inner:
             cell.cell_contents = _dense_of_one_graph(inner)
+    for kind in (Data, HeteroData):
+        if hasattr(kind, 'concat'):
+            kind.concat = _of_plain_graphs(kind.concat)  # type: ignore[method-assign]
     for cls, instead in _SAMPLERS.items():
         cls.__init__ = _of_whole_graphs(cls, instead)  # type: ignore[misc]
 
@@ -104,6 +108,7 @@ def _reversible(run: Callable[..., Any]) -> Callable[..., Any]:
 def _dense_of_one_graph(function: Callable[..., Any]) -> Callable[..., Any]:
     """``to_dense_batch`` of rows that are one graph: they are in order, and nothing is filled.
 
+    Of no nodes PyG's raises an error, where the batches of other ranks go through a model.
     Without it (a PyG whose function is not made by its decorator) every rank has all rows.
     """
 
@@ -118,7 +123,25 @@ def _dense_of_one_graph(function: Callable[..., Any]) -> Callable[..., Any]:
         is_one = isinstance(x, Rows) and max_num_nodes is None and batch_size in (None, 1)
         if is_one and (batch is None or (isinstance(batch, Rows) and int(batch.max()) == 0)):
             return x.unsqueeze(0), x.new_ones(x.size(0), dtype=torch.bool).unsqueeze(0)
+        if isinstance(batch, Tensor) and not isinstance(batch, Rows) and not batch.numel():
+            batch, batch_size = None, None  # a rank's batch without seeds: one graph of no nodes
         return function(x, batch, fill_value, max_num_nodes, batch_size)
+
+    return call
+
+
+def _of_plain_graphs(concat: Callable[..., Any]) -> Callable[..., Any]:
+    """Refuses to join graphs that are cut: their edges do not run between the nodes of both."""
+
+    @wraps(concat)
+    def call(self: Any, data: Any) -> Any:
+        stores = [store for each in (self, data) for store in each.stores]
+        if any(isinstance(value, Rows) for store in stores for value in store.values()):
+            raise ValueError(
+                "'concat' of data whose rows are spread over the ranks has no meaning: join the "
+                'graphs before they are cut, or single attributes by torch.cat'
+            )
+        return concat(self, data)
 
     return call
 

@@ -133,7 +133,9 @@ def _of_all_to_all(
             bias = plain(bias).expand(*batch, 1, k.size(1)).reshape(heads, 1, k.size(1))
         device = q.device.type
         if torch.is_autocast_enabled(device):
-            q, k, v = (each.to(torch.get_autocast_dtype(device)) for each in (q, k, v))
+            dtype = torch.get_autocast_dtype(device)
+            q, k, v = (each.to(dtype) for each in (q, k, v))
+            bias = None if bias is None else bias.to(dtype)
         with torch.autocast(device, enabled=False):
             out = attend_to_all(q, k, v, bias, scale, _counts(key._space))
         return tag(out.view(*batch, *out.shape[-2:]), len(batch), space)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pyg_sar.ground.nested import in_nested
 from pyg_sar.rows.align import align, argument, dim_of, found, named_rule
-from pyg_sar.rows.over_ranks import sum_of_ranks
+from pyg_sar.rows.over_ranks import sum_of_ranks, widened
 from pyg_sar.rows.registry import bare_name, is_in_place, name_of, rule
 from pyg_sar.rows.replicated import all_of_plain, own_draws
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
@@ -129,12 +129,14 @@ def _covariance(
     with plainly():
         values, total = plain(input), input._space.total
         wide = values.unsqueeze(0) if values.dim() == 1 else values
-        centred = wide - sum_of_ranks(wide.sum(1, keepdim=True)) / total
+        exact = widened(wide.dtype)
+        mean = sum_of_ranks(wide.sum(1, keepdim=True, dtype=exact)) / total
+        centred = wide - mean
         out = sum_of_ranks(centred @ centred.mH) / max(total - correction, 0)
         if name_of(func) == 'corrcoef':
             scale = out.diagonal().real.sqrt()
             out = out / scale.unsqueeze(1) / scale.unsqueeze(0)
-        return out.squeeze()
+        return out.to(values.dtype).squeeze()
 
 
 @rule('linalg_norm')

@@ -126,24 +126,23 @@ def _of_classes(func: Any, args: Any, kwargs: Any) -> Any:
         if weight is not None:
             named['weight'] = weight = met(weight)
         if how == 'mean' and (are_labels or world_size() == 1):
-            named['reduction'] = 'mean' if world_size() == 1 else 'sum'
-            out = func(**named)
             if world_size() == 1:
-                return out
-            count = _counted(target, weight, named['ignore_index']).to(target.device)
-            wide = torch.promote_types(out.dtype, torch.float32)
-            sums = sum_of_ranks(torch.stack([out.to(wide), count.to(wide)]))
-            return (sums[0] / sums[1]).to(out.dtype)
+                return func(**named | {'reduction': 'mean'})
+            losses = func(**named)
+            wide = torch.promote_types(losses.dtype, torch.float32)
+            count = _counted(target, weight, named['ignore_index'], wide).to(target.device)
+            sums = sum_of_ranks(torch.stack([losses.sum(dtype=wide), count.to(wide)]))
+            return (sums[0] / sums[1]).to(losses.dtype)
         out = tag(func(**named), at, space)
     return _reduced(func, out, how)
 
 
-def _counted(target: Tensor, weight: Tensor | None, ignore_index: int) -> Tensor:
+def _counted(target: Tensor, weight: Tensor | None, ignore_index: int, wide: torch.dtype) -> Tensor:
     """What torch divides by: the labels that are not ignored, or their weights."""
     counts = target != ignore_index
     if weight is None:
         return counts.sum()
-    return weight.detach()[torch.where(counts, target, 0)].mul(counts).sum()
+    return weight.detach()[torch.where(counts, target, 0)].mul(counts).sum(dtype=wide)
 
 
 @rule('linear_cross_entropy')

@@ -21,11 +21,16 @@ from pyg_sar.rows.rules.numbers.pointwise import pointwise
 
 rule(
     'is_floating_point is_complex element_size get_device is_contiguous dim ndimension retain_grad '
-    'hash is_pinned is_inference is_signed is_conj is_neg is_same_size '
+    'hash is_pinned is_inference is_signed is_conj is_neg '
     'is_distributed result_type can_cast dir is_shared '
     '.device .dtype .layout .requires_grad .is_leaf .grad_fn .is_cuda .is_sparse .ndim .is_meta '
     '.is_nested .is_quantized .is_mkldnn .output_nr .itemsize .name .names'
 )(read)
+
+
+@rule('is_same_size')
+def _is_same_size(func: Any, args: Any, kwargs: Any) -> bool:
+    return whole_shape(args[0]) == whole_shape(argument(args, kwargs, 1, 'other'))
 
 
 @rule('type')

@@ -13,7 +13,7 @@ from torch import Tensor
 from pyg_sar.comm import all_gather_alike, rank, world_size
 from pyg_sar.ground.nested import in_nested
 from pyg_sar.rows.align import argument, dim_of
-from pyg_sar.rows.over_ranks import all_rows, largest_here, sum_of_ranks
+from pyg_sar.rows.over_ranks import all_rows, largest_here, sum_of_ranks, widened
 from pyg_sar.rows.rows import Rows, plain, refuse
 from pyg_sar.rows.rules.numbers.along import over_rows
 from pyg_sar.rows.rules.numbers.reduce import Reduction, by_place
@@ -73,7 +73,7 @@ def _max_and_place(over: Reduction) -> Any:
 
 def _prod(over: Reduction) -> Tensor:
     """The product of the ranks' products, which are put side by side."""
-    own = over.values
+    own = over.values.to(widened(over.values.dtype))
     for dim in sorted(over.dims, reverse=True):
         own = own.prod(dim, keepdim=over.keepdim)
     of_ranks = [own if i == rank() else torch.zeros_like(own) for i in range(world_size())]

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_sar.comm import agree
 from pyg_sar.ground.nested import in_nested
 from pyg_sar.rows.align import align, argument, as_rows, whole_shape
 from pyg_sar.rows.over_ranks import whole
@@ -34,8 +35,8 @@ _MOST_DRAWN_ALIKE = 2**22
 
 @rule(
     # What torch does not tag as pointwise.
-    'pointwise broadcast_tensors to cpu cuda clone detach contiguous float double half '
-    'bfloat16 long int bool short char byte type_as zeros_like ones_like empty_like full_like '
+    'pointwise broadcast_tensors cpu cuda clone detach contiguous float double half '
+    'bfloat16 long int bool short char byte zeros_like ones_like empty_like full_like '
     'zero fill copy relu leaky_relu elu gelu silu selu celu relu6 softplus softsign '
     'hardtanh logsigmoid log_sigmoid tanhshrink hardshrink softshrink threshold mish '
     'hardswish hardsigmoid masked_fill isclose pin_memory positive '
@@ -82,6 +83,15 @@ def pointwise(func: Any, args: Any, kwargs: Any) -> Any:
         return as_rows(func(*args, **kwargs), right, space)
 
 
+@rule('to type_as')
+def _cast(func: Any, args: Any, kwargs: Any) -> Any:
+    """What is cast stays what it is; of the other tensor the type and the device are asked."""
+    given = args[0]
+    with plainly():
+        out = func(*args, **kwargs)
+        return tag(out, given._dim, given._space) if isinstance(given, Rows) else out
+
+
 @rule(' '.join(_DRAWS))
 def _drawn(func: Any, args: Any, kwargs: Any) -> Any:
     name = name_of(func)
@@ -101,17 +111,35 @@ def _drawn(func: Any, args: Any, kwargs: Any) -> Any:
 
 def is_drawn_alike(rows: Any) -> bool:
     """Whether a draw like these rows gives the numbers of one process."""
-    if not isinstance(rows, Rows) or not rows.is_contiguous() or not rows._space.has_ids():
+    if not isinstance(rows, Rows) or not rows._space.has_ids():
         return False
     return math.prod(whole_shape(rows)) <= _MOST_DRAWN_ALIKE
 
 
 def _drawn_alike(func: Any, name: str, rows: Rows, args: Any, kwargs: Any) -> Any:
     """All numbers on every rank, of which it takes its own."""
-    like = torch.empty(whole_shape(rows), dtype=rows.dtype, device=rows.device)
-    drawn = func(like, *args[1:], **kwargs)
+    drawn = func(_like_whole(rows, is_in_place(name)), *args[1:], **kwargs)
     own = drawn.index_select(rows._dim, rows._space.ids(rows.device))
     return rows.copy_(own) if is_in_place(name) else tag(own, rows._dim, rows._space)
+
+
+def _like_whole(rows: Rows, in_place: bool) -> Tensor:
+    """A tensor of the whole in the layout of one process: torch draws in the order of memory.
+
+    Ranks ask each other, as the strides of one row say nothing (collective, but for new vectors).
+    """
+    shape, own = whole_shape(rows), None
+    if rows._space.own > 1:
+        strides = rows.stride()
+        order = sorted(range(len(shape)), key=lambda dim: -strides[dim])
+        own = order, in_place and not rows.is_contiguous()
+    known = agree(own) if in_place or len(shape) > 1 else []
+    order, has_gaps = next((each for each in known if each), ([*range(len(shape))], False))
+    sizes = [shape[dim] for dim in order]
+    sizes[-1] *= 1 + has_gaps
+    like = torch.empty(sizes, dtype=rows.dtype, device=rows.device)
+    like = like[..., ::2] if has_gaps else like
+    return like.permute([order.index(dim) for dim in range(len(shape))])
 
 
 def into_plain(func: Any, args: Any, kwargs: Any) -> Any:

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_sar.ground.nested import in_nested
 from pyg_sar.rows.align import dims_of
-from pyg_sar.rows.over_ranks import largest_of_ranks, sum_of_ranks
+from pyg_sar.rows.over_ranks import largest_of_ranks, sum_of_ranks, widened
 from pyg_sar.rows.registry import bare_name, rule
 from pyg_sar.rows.replicated import all_of_plain
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse
@@ -30,10 +31,11 @@ _POSITIONS = {
 @rule(
     'sum mean amax amin max min std var norm linalg_vector_norm any all nansum nanmean logsumexp '
     'count_nonzero argmax argmin median prod std_mean var_mean aminmax mode nanmedian quantile '
-    'nanquantile kthvalue special_logsumexp'
+    'nanquantile kthvalue special_logsumexp is_all_true is_any_true'
 )
 def _reduction(func: Any, args: Any, kwargs: Any) -> Any:
     name = bare_name(func).removeprefix('special_')
+    name = {'is_all_true': 'all', 'is_any_true': 'any'}.get(name, name)
     rows = args[0] if args else kwargs.get('input')
     positions = _POSITIONS.get(name, ('dim', 'keepdim'))
     named = dict(zip(positions, args[1:], strict=False)) | kwargs
@@ -58,7 +60,18 @@ def _reduction(func: Any, args: Any, kwargs: Any) -> Any:
         values = plain(rows).to(named['dtype']) if named.get('dtype') else plain(rows)
         every = list(range(num_dims)) if dims is None else dims
         call = Reduction(func, name, rows, values, every, keepdim, named, (args, kwargs))
-        return over(call)
+        made = over(call)
+        if values.dtype == widened(values.dtype):
+            return made
+        few = values.new_zeros([2] * num_dims)
+        args, kwargs = in_nested((args, kwargs), lambda each: few if each is rows else each)
+        return _rounded(made, func(*args, **kwargs))  # to what torch gives, also by autocast
+
+
+def _rounded(made: Any, like: Any) -> Any:
+    if isinstance(made, Tensor):
+        return made.to(like.dtype)
+    return type(made)([_rounded(*each) for each in zip(made, like, strict=True)])
 
 
 @dataclass
@@ -81,9 +94,10 @@ class Reduction:
         return self.rows._space.total * others
 
     def sum(self, values: Tensor, *, keepdim: bool | None = None) -> Tensor:
-        """The sum of `values` over all ranks."""
+        """The sum of `values` over all ranks; of half precision as float32."""
         keepdim = self.keepdim if keepdim is None else keepdim
-        return sum_of_ranks(values.sum(self.dims, keepdim=keepdim))
+        wide = widened(values.dtype) if values.is_floating_point() else None
+        return sum_of_ranks(values.sum(self.dims, keepdim=keepdim, dtype=wide))
 
     def largest(self, values: Tensor, *, least: bool = False, keepdim: bool = False) -> Tensor:
         """The largest of `values` over all ranks; an error where there are none, as in torch."""
@@ -137,6 +151,7 @@ def _norm(over: Reduction) -> Tensor:
     if over.name == 'norm' and over.named.get('dim') and len(over.dims) > 2 and p != 2:
         refuse(over.func, 'over more than two dimensions is not known to be right')
     size = over.values.abs()
+    size = size.to(widened(size.dtype))
     if abs(p) == math.inf:
         return over.largest(size, least=p < 0)
     if p == 0:
@@ -148,9 +163,10 @@ def _norm(over: Reduction) -> Tensor:
 
 
 def _logsumexp(over: Reduction) -> Tensor:
-    top = over.largest(over.values.detach(), keepdim=True)
+    values = over.values.to(widened(over.values.dtype))
+    top = over.largest(values.detach(), keepdim=True)
     top = torch.where(top.abs() == math.inf, 0, top)
-    total = over.sum((over.values - top).exp(), keepdim=True).log() + top
+    total = over.sum((values - top).exp(), keepdim=True).log() + top
     return total if over.keepdim else total.squeeze(over.dims)
 
 

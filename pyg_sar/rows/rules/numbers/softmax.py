@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_sar.ground.nested import in_nested
 from pyg_sar.rows.align import align, argument, as_rows, dim_of, named_rule
-from pyg_sar.rows.over_ranks import largest_of_ranks, sum_of_ranks
+from pyg_sar.rows.over_ranks import largest_of_ranks, sum_of_ranks, widened
 from pyg_sar.rows.registry import bare_name, is_in_place, name_of
 from pyg_sar.rows.replicated import own_draws
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
@@ -23,13 +24,19 @@ def _softmax(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
     if name == 'softmin':
         values = -values
     logs = log_softmax_over_rows(values, rows._dim)
-    return tag(logs if name == 'log_softmax' else logs.exp(), rows._dim, rows._space)
+    made = logs if name == 'log_softmax' else logs.exp()
+    if made.dtype != values.dtype:  # autocast has a say
+        none = plain(rows)[:0]
+        args, kwargs = in_nested((args, kwargs), lambda each: none if each is rows else each)
+        made = made.to(func(*args, **kwargs).dtype)
+    return tag(made, rows._dim, rows._space)
 
 
 def log_softmax_over_rows(values: Tensor, dim: int) -> Tensor:
-    """The log-softmax along `dim`, in which the rows of all ranks are (collective)."""
-    top = largest_of_ranks(values.detach(), [dim], keepdim=True, least=False)
-    shifted = values - torch.where(top.isinf(), 0, top)
+    """The log-softmax along `dim`, of the rows of all ranks; of half precision as float32."""
+    wide = values.to(widened(values.dtype))
+    top = largest_of_ranks(wide.detach(), [dim], keepdim=True, least=False)
+    shifted = wide - torch.where(top.isinf(), 0, top)
     return shifted - sum_of_ranks(shifted.exp().sum(dim, keepdim=True)).log()
 
 
@@ -41,7 +48,7 @@ def _gumbel_softmax(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
     with own_draws(values.device):
         noise = -torch.empty_like(values).exponential_().log()
     logs = log_softmax_over_rows((values + noise) / tau, rows._dim)
-    return tag(logs.exp(), rows._dim, rows._space)
+    return tag(logs.exp().to(values.dtype), rows._dim, rows._space)
 
 
 for _name in ('softmax', 'log_softmax', 'softmin', 'special_softmax', 'special_log_softmax'):
@@ -63,12 +70,15 @@ def _cosine_similarity(func: Any, x1: Any, x2: Any, dim: int = 1, eps: float = 1
         if from_right != right:
             out = torch.cosine_similarity(x, y, dim, eps)
             return as_rows(out, right - (from_right < right), space)
+        few = torch.cosine_similarity(x.new_zeros([1]), y.new_zeros([1]), 0, eps)
+        x, y = (plain(each).to(widened(each.dtype)) for each in (x, y))
         products = x * y
-        x, y = (each.expand_as(products) for each in (plain(x), plain(y)))
+        x, y = (each.expand_as(products) for each in (x, y))
         sums = torch.stack([products, x * x, y * y]).sum(dim % num_dims + 1)
         dot, *squares = sum_of_ranks(sums)
         floor = eps * eps
-        return dot / (squares[0].clamp_min(floor) * squares[1].clamp_min(floor)).sqrt()
+        out: Tensor = dot / (squares[0].clamp_min(floor) * squares[1].clamp_min(floor)).sqrt()
+        return out.to(few.dtype)
 
 
 @named_rule('pairwise_distance')

@@ -1,0 +1,209 @@
+"""Messages that change what they get in place, and convs with an aggregation of their own alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from ranks import run_as_threads
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.nn import MessagePassing
+from torch_geometric.utils import scatter, softmax
+
+import pyg_sar
+
+N, E, WIDTH = 20, 70, 4
+
+
+def _scaled(c: Any, m: dict[str, Any]) -> Any:
+    out = m['v_j']
+    out *= (m['q_i'] * m['q_j']).sum(-1, keepdim=True).sigmoid()
+    return out
+
+
+def _attended(c: Any, m: dict[str, Any]) -> Any:
+    alpha = softmax((m['q_i'] * m['q_j']).sum(-1), m['index'], m['ptr'], m['size_i'])
+    out = m['v_j']
+    out *= alpha.view(-1, 1)
+    return out
+
+
+def _added(c: Any, m: dict[str, Any]) -> Any:
+    m['v_j'] += m['e']
+    return m['v_j'].relu_()
+
+
+def _masked(c: Any, m: dict[str, Any]) -> Any:
+    m['v_j'][m['v_j'] > 0.5] = 0
+    return m['v_j']
+
+
+def _both_ends(c: Any, m: dict[str, Any]) -> Any:
+    m['q_i'].mul_(2).add_(m['v_j'])
+    return m['q_i'] - m['q_j']  # q_j is as it was
+
+
+def _twice_the_same(c: Any, m: dict[str, Any]) -> Any:
+    m['v_j'].mul_(3)
+    return m['v_j'] + m['w_j']  # of the same rows
+
+
+def _of_edges(c: Any, m: dict[str, Any]) -> Any:
+    m['n'] += m['v_j'].detach()
+    return m['n'].clone() * m['v_j']
+
+
+def _median(c: Any, m: dict[str, Any]) -> Any:
+    return m['v_j'].mul_(2)
+
+
+MESSAGES: dict[str, tuple[Callable[[Any, dict[str, Any]], Any], Any]] = {
+    'scaled': (_scaled, 'sum'),
+    'attended': (_attended, 'sum'),
+    'added': (_added, 'mean'),
+    'masked': (_masked, 'max'),
+    'both ends': (_both_ends, 'sum'),
+    'twice the same': (_twice_the_same, 'sum'),
+    'of edges': (_of_edges, 'sum'),
+    'median': (_median, 'median'),
+}
+
+
+class InPlace(MessagePassing):
+    """A message that is given by name."""
+
+    def __init__(self, name: str) -> None:
+        self.of_edge, aggr = MESSAGES[name]
+        super().__init__(aggr=aggr, node_dim=0)
+        self.v, self.q = torch.nn.Linear(5, WIDTH), torch.nn.Linear(5, WIDTH)
+
+    def forward(self, x: Any, edge_index: Any, e: Any, n: Any) -> Any:
+        v = self.v(x)
+        return self.propagate(edge_index, v=v, w=v, q=self.q(x), e=e, n=n)
+
+    def message(
+        self,
+        v_j: Any,
+        w_j: Any,
+        q_i: Any,
+        q_j: Any,
+        e: Any,
+        n: Any,
+        index: Any,
+        ptr: Any,
+        size_i: Any,
+    ) -> Any:
+        given = {k: v for k, v in locals().items() if k not in ('self', '__class__')}
+        return self.of_edge(self, given)
+
+
+class OwnAggregation(MessagePassing):
+    """No aggregation of PyG's: ``aggr=None``, as GENConv's of many programs."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(aggr=None)
+        self.kind = kind
+        self.v = torch.nn.Linear(5, WIDTH)
+        self.t = torch.nn.Parameter(torch.tensor(0.7))
+
+    def forward(self, x: Any, edge_index: Any, e: Any, n: Any) -> Any:
+        return self.propagate(edge_index, v=self.v(x), e=e)
+
+    def message(self, v_j: Any, e: Any) -> Any:
+        return (v_j + e).relu() + 1e-7
+
+    def aggregate(self, inputs: Any, index: Any, ptr: Any = None, dim_size: Any = None) -> Any:
+        dim = self.node_dim
+        if self.kind == 'softmax':
+            out = softmax(inputs * self.t, index, num_nodes=dim_size, dim=dim) * inputs
+            return scatter(out, index, dim, dim_size=dim_size, reduce='sum')
+        if self.kind == 'power':
+            out = scatter(inputs.clamp(1e-7, 10).pow(2), index, dim, dim_size, 'mean')
+            return out.clamp(1e-7, 10).pow(0.5) * self.t
+        if self.kind == 'both':
+            large = scatter(inputs, index, dim, dim_size, 'max')
+            return large + scatter(inputs, index, dim, dim_size, 'sum') * self.t
+        zeros = inputs.new_zeros(dim_size, inputs.size(1))
+        return zeros.index_add_(0, index, inputs * self.t)
+
+
+KINDS = ['softmax', 'power', 'both', 'by hand']
+
+
+def _graph() -> Data:
+    draw = torch.Generator().manual_seed(0)
+    return Data(
+        x=torch.randn(N, 5, dtype=torch.float64, generator=draw),
+        edge_index=torch.randint(N - 1, (2, E), generator=draw),
+        edge_attr=torch.randn(E, WIDTH, dtype=torch.float64, generator=draw),
+        num_nodes=N,
+    )
+
+
+def _results(data: Any, make: Callable[[], Any], wrap: Callable[[Any], Any]) -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    conv = wrap(make().double())
+    x, e = (each.detach().clone().requires_grad_() for each in (data.x, data.edge_attr))
+    n = e.detach() * 2
+    outs = [conv(x, data.edge_index, e, n) for _ in range(2)]
+    sum(out.square().mean() for out in outs).backward()
+    with torch.no_grad():
+        outs.append(conv(x, data.edge_index, e, n))
+    found = {str(i): out for i, out in enumerate(outs)} | {'n': n, 'grad of x': x.grad}
+    found['grad of e'] = torch.zeros_like(e) if e.grad is None else e.grad
+    for name, p in conv.named_parameters():
+        found[name.removeprefix('module.')] = torch.zeros_like(p) if p.grad is None else p.grad
+    return {k: pyg_sar.gather(v).detach() for k, v in found.items()}
+
+
+def _made(name: str) -> Callable[[], Any]:
+    return lambda: InPlace(name) if name in MESSAGES else OwnAggregation(name)
+
+
+def _on_rank(root: str, options: dict[str, Any]) -> dict[str, dict[str, Tensor]]:
+    def wrap(conv: Any) -> Any:
+        return pyg_sar.DistributedDataParallel(conv, **options)
+
+    names = [*MESSAGES, *KINDS]
+    return {name: _results(pyg_sar.load_shard(root), _made(name), wrap) for name in names}
+
+
+@pytest.mark.parametrize('options', [{}, {'mode': 'one_shot'}, {'mode': 'sequential_no_remat'}])
+@pytest.mark.parametrize('num_ranks', [1, 3])
+def test_as_one_process(num_ranks: int, options: dict[str, Any], tmp_path: Any) -> None:
+    root, data = tmp_path / 'parts', _graph()
+    pyg_sar.partition_graph(data, 3, root, method=torch.arange(N) % 5 % 3)
+    answers = run_as_threads(_on_rank, num_ranks, str(root), options)
+    for name in [*MESSAGES, *KINDS]:
+        expected = _results(data, _made(name), lambda conv: conv)
+        for found in answers:
+            for key, value in expected.items():
+                torch.testing.assert_close(
+                    found[name][key], value, rtol=0, atol=1e-11, msg=f'{name}: {key}'
+                )
+
+
+class ChangesWhole(InPlace):
+    """A table that all edges read, changed in place."""
+
+    def forward(self, x: Any, edge_index: Any, e: Any, n: Any) -> Any:
+        return self.propagate(edge_index, v=self.v(x), table=torch.ones(WIDTH, dtype=x.dtype))
+
+    def message(self, v_j: Any, table: Any) -> Any:  # type: ignore[override]
+        table += 1
+        return v_j * table
+
+
+def _refused(root: str) -> None:
+    data = pyg_sar.load_shard(root)
+    conv = pyg_sar.DistributedDataParallel(ChangesWhole('scaled').double())
+    with pytest.raises(ValueError, match="changes 'table' in place"):
+        conv(data.x, data.edge_index, None, None)
+
+
+def test_what_all_edges_read_may_not_change(tmp_path: Any) -> None:
+    pyg_sar.partition_graph(_graph(), 3, tmp_path / 'parts', method=torch.arange(N) % 3)
+    run_as_threads(_refused, 3, str(tmp_path / 'parts'))

@@ -1,0 +1,83 @@
+"""Sums over rows of half precision are added up as float32, as torch does it, and rounded once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from ranks import run_as_threads
+from rows_by_hand import as_rows, space_of
+from torch import Tensor
+
+import pyg_sar
+from pyg_sar.comm import world_size
+
+N = 90_000
+"""More rows than the largest number of float16."""
+
+COUNTS = {1: [N], 3: [30_000, 0, 60_000]}
+WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+
+FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    'mean': lambda x: x.mean(),
+    'mean of columns': lambda x: x.mean(0, keepdim=True),
+    'sum of what cancels': lambda x: (x - 1).sum(0) / 100,
+    'sum as float32': lambda x: x.sum(dtype=torch.float32) / N,
+    'std': lambda x: x.std(0),
+    'var': lambda x: x.var(),
+    'var and mean': lambda x: torch.var_mean(x, 0),
+    'norm': lambda x: x.norm(),
+    'norm of columns': lambda x: x.norm(dim=0),
+    'norm of large numbers': lambda x: (x * 100).norm(dim=0) / 100,
+    'norm of another order': lambda x: torch.linalg.vector_norm(x, 3, dim=0),
+    'nanmean': lambda x: x.nanmean(0),
+    'softmax': lambda x: x.softmax(0) * N,
+    'log_softmax': lambda x: x.log_softmax(0),
+    'largest': lambda x: x.amax(0),
+    'how many': lambda x: x.count_nonzero(0),
+    'squares': lambda x: F.mse_loss(x, -x),
+    'differences': lambda x: F.l1_loss(x, -x),
+    'by both': lambda x: F.binary_cross_entropy_with_logits(x, (x > 1).to(x.dtype)),
+    'entropy': lambda x: F.cross_entropy(x, (x[:, 0] > 1).long(), reduction='none').mean(),
+}
+
+
+def _results(world: Tensor | None, dtype: torch.dtype, kind: torch.dtype) -> dict[str, Any]:
+    """What a rank finds, or one process with `world`; numbers of `dtype` are computed as `kind`."""
+    numbers = 1 + torch.randn(N, 3, generator=torch.Generator().manual_seed(0)) / 4
+    whole = numbers.to(dtype).to(kind)
+    x = whole if world is not None else as_rows(whole, space_of(COUNTS[world_size()]))
+    out = {}
+    for name, function in FUNCTIONS.items():
+        leaf = x.detach().clone().requires_grad_()
+        made = function(leaf)
+        every = list(made) if isinstance(made, tuple) else [made]
+        if every[0].requires_grad:
+            sum(each.to(WIDER.get(kind, kind)).square().mean() for each in every).backward()
+            every.append(leaf.grad)
+        out[name] = [pyg_sar.gather(each).detach() for each in every]
+    return out
+
+
+def _on_rank(dtype: torch.dtype) -> dict[str, Any]:
+    return _results(None, dtype, dtype)
+
+
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize('num_ranks', [1, 3])
+def test_sums_are_rounded_once(num_ranks: int, dtype: torch.dtype) -> None:
+    whole = torch.ones(())
+    exact = _results(whole, dtype, torch.float64)
+    plain = _results(whole, dtype, dtype)
+    for found in run_as_threads(_on_rank, num_ranks, dtype):
+        for name, values in found.items():
+            for value, right, torchs in zip(values, exact[name], plain[name], strict=True):
+                assert value.dtype == torchs.dtype, name
+                step = torch.finfo(dtype).eps
+                allowed = 4 * step * (float(right.abs().max()) + torch.finfo(dtype).tiny)
+                torch.testing.assert_close(
+                    value.to(right.dtype), right, rtol=0, atol=allowed, msg=name
+                )

@@ -1,0 +1,174 @@
+"""Methods of PyG's Data and HeteroData on a cut graph: what plain PyG gives, or refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ranks import run_as_threads
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+
+import pyg_sar
+
+N, E = 20, 60
+OURS = {'n_id', 'e_id', 'num_nodes_total', 'label_range', 'num_classes'}
+"""What load_shard adds."""
+
+Method = Callable[[Any], Any]
+
+OF_DATA: dict[str, Method] = {
+    'subgraph': lambda d: d.subgraph(d.train_mask),
+    'subgraph of ids': lambda d: d.subgraph(torch.arange(7)),
+    'edge_subgraph': lambda d: d.edge_subgraph(d.edge_attr[:, 0] > 0),
+    'edge_subgraph of ids': lambda d: d.edge_subgraph(torch.arange(9)),
+    'sort': lambda d: d.sort(),
+    'sort by destination': lambda d: d.sort(sort_by_row=False),
+    'coalesce': lambda d: d.coalesce(),
+    'is sorted': lambda d: [d.is_sorted(), d.is_coalesced(), d.sort().is_sorted()],
+    'update': lambda d: d.clone().update({'x': d.x * 2}),
+    'update by data': lambda d: d.clone().update(Data(x=d.x + 1)),
+    'isolated nodes': lambda d: d.has_isolated_nodes(),
+    'loops': lambda d: d.has_self_loops(),
+    'directions': lambda d: [d.is_undirected(), d.is_directed()],
+    'counts': lambda d: [d.num_nodes, d.num_edges, d.num_features, d.num_edge_features],
+    'types': lambda d: [d.num_node_types, d.num_edge_types, d.num_faces],
+    'size': lambda d: d.size(),
+    'attributes': lambda d: [d.is_node_attr('x'), d.is_edge_attr('edge_attr'), d.is_node_attr('y')],
+    'validate': lambda d: d.validate(),
+    'stores_as': lambda d: d.stores_as(d.clone()),
+    'apply': lambda d: d.clone().apply(lambda t: t * 2, 'x'),
+    'detach': lambda d: d.clone().detach().contiguous().to('cpu'),
+    'requires_grad_': lambda d: d.clone().requires_grad_('x').x.requires_grad,
+    'get_edge_index': lambda d: d.get_edge_index('coo'),
+    'get_tensor': lambda d: d.get_tensor(attr_name='x', index=None),
+    'from_dict': lambda d: Data.from_dict(d.to_dict()),
+    'put_tensor': lambda d: d.clone().put_tensor(torch.ones(N, 3), attr_name='z', index=None),
+}
+
+OF_HETERO_DATA: dict[str, Method] = {
+    'to_homogeneous': lambda d: d.to_homogeneous(),
+    'to_homogeneous without types': lambda d: d.to_homogeneous(
+        add_node_type=False, add_edge_type=False
+    ),
+    'subgraph': lambda d: d.subgraph({'u': d['u'].train_mask}),
+    'subgraph of both': lambda d: d.subgraph({k: d[k].train_mask for k in 'uv'}),
+    'edge_subgraph': lambda d: d.edge_subgraph(
+        {('u', 'to', 'v'): d['u', 'to', 'v'].edge_attr[:, 0] > 0}
+    ),
+    'node_type_subgraph': lambda d: d.node_type_subgraph(['u']),
+    'edge_type_subgraph': lambda d: d.edge_type_subgraph([('u', 'on', 'u')]),
+    'counts': lambda d: [d.num_nodes, d.num_edges, d.num_features, d.num_edge_features],
+    'types': lambda d: [d.node_types, d.edge_types],
+    'collect': lambda d: [d.collect('x'), d.x_dict, d.edge_attr_dict],
+    'set_value_dict': lambda d: d.clone().set_value_dict('z', {'u': d['u'].x * 2}),
+    'rename': lambda d: d.clone().rename('u', 'w'),
+    'coalesce': lambda d: d.coalesce(),
+    'sort': lambda d: [d.sort(), d.is_sorted(), d.is_coalesced()],
+    'validate': lambda d: d.validate(),
+}
+
+
+def _data() -> Data:
+    draw = torch.Generator().manual_seed(0)
+    edge_index, kinds = torch.randint(N - 2, (2, E), generator=draw), torch.arange(N) // 3 % 2
+    return Data(
+        x=torch.randn(N, 4, dtype=torch.float64, generator=draw),
+        edge_index=edge_index,
+        edge_attr=torch.randn(E, 2, dtype=torch.float64, generator=draw),
+        y=torch.randint(3, (N,), generator=draw),
+        train_mask=torch.rand(N, generator=draw) > 0.4,
+        node_type=kinds,
+        edge_type=kinds[edge_index[0]] * 2 + kinds[edge_index[1]],
+        num_nodes=N,
+    )
+
+
+def _hetero_data() -> HeteroData:
+    draw, data = torch.Generator().manual_seed(0), HeteroData()
+    for key, count in (('u', 14), ('v', 9)):
+        data[key].x = torch.randn(count, 4, dtype=torch.float64, generator=draw)
+        data[key].train_mask = torch.rand(count, generator=draw) > 0.4
+        data[key].num_nodes = count
+    for key, num_dst, num_edges in ((('u', 'to', 'v'), 9, 40), (('u', 'on', 'u'), 14, 30)):
+        ends = [torch.randint(n, (num_edges,), generator=draw) for n in (14, num_dst)]
+        data[key].edge_index = torch.stack(ends)
+        data[key].edge_attr = torch.randn(num_edges, 2, dtype=torch.float64, generator=draw)
+    return data
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return pyg_sar.gather(value).detach()
+    if isinstance(value, (Data, HeteroData)):
+        return _shown(value.to_dict())
+    if isinstance(value, dict):
+        named = {k: _shown(v) for k, v in value.items() if k not in OURS}
+        return {k: v for k, v in named.items() if k != '_global_store'}
+    return [_shown(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+def _results(root: str, methods: dict[str, Method], names: list[str]) -> dict[str, Any]:
+    return {name: _shown(methods[name](pyg_sar.load_shard(root))) for name in names}
+
+
+def _on_rank(root: str, is_typed: bool) -> dict[str, Any]:
+    methods = OF_HETERO_DATA if is_typed else OF_DATA
+    return _results(root, methods, list(methods))
+
+
+def _cut(is_typed: bool, root: Path) -> Any:
+    data: Any = _hetero_data() if is_typed else _data()
+    part: Any = torch.arange(N) % 3
+    if is_typed:
+        part = {'u': torch.arange(14) % 3, 'v': torch.arange(9) % 3}
+    pyg_sar.partition_graph(data, 3, root, method=part)
+    return data
+
+
+def _assert_equal(found: Any, right: Any, name: str) -> None:
+    if isinstance(right, Tensor):
+        torch.testing.assert_close(found, right, rtol=0, atol=1e-12, msg=name)
+    elif isinstance(right, dict):
+        assert found.keys() == right.keys(), name
+        for key, value in right.items():
+            _assert_equal(found[key], value, f'{name}: {key}')
+    elif isinstance(right, list):
+        assert len(found) == len(right), name
+        for each, other in zip(found, right, strict=True):
+            _assert_equal(each, other, name)
+    else:
+        assert found == right, name
+
+
+@pytest.mark.parametrize('is_typed', [False, True])
+@pytest.mark.parametrize('num_ranks', [1, 3])
+def test_as_plain_pyg(num_ranks: int, is_typed: bool, tmp_path: Path) -> None:
+    data = _cut(is_typed, tmp_path / 'parts')
+    methods = OF_HETERO_DATA if is_typed else OF_DATA
+    answers = run_as_threads(_on_rank, num_ranks, str(tmp_path / 'parts'), is_typed)
+    for name, method in methods.items():
+        right = _shown(method(data.clone()))
+        for found in answers:
+            _assert_equal(found[name], right, name)
+
+
+def _refused(root: str) -> None:
+    data = pyg_sar.load_shard(root)
+    for other in (data.clone(), _data()):
+        with pytest.raises(ValueError, match="'concat' of data"):
+            data.concat(other)
+        with pytest.raises(ValueError, match="'concat' of data"):
+            other.clone().concat(data)
+    with pytest.raises(ValueError, match="cannot change a graph's edges in place"):
+        data.to_heterogeneous(data.node_type, data.edge_type)
+
+
+@pytest.mark.parametrize('num_ranks', [1, 3])
+def test_graphs_are_joined_before_they_are_cut(num_ranks: int, tmp_path: Path) -> None:
+    _cut(False, tmp_path / 'parts')
+    run_as_threads(_refused, num_ranks, str(tmp_path / 'parts'))
+    assert _data().concat(_data()).x.size(0) == 2 * N
