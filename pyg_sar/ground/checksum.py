@@ -34,15 +34,11 @@ _LOW = (1 << 32) - 1
 
 def checksum(tensor: Tensor) -> tuple[int, ...]:
     """Numbers that tell contents apart; the same for the same bits in the same order."""
-<<<<<<< HEAD:pyg_sar/ground/checksum.py
     return tuple(_numbers(tensor).tolist())  # one wait for a device
 
 
 def _numbers(tensor: Tensor) -> Tensor:
-    flat = tensor.detach().reshape(-1)
-=======
     flat = tensor.detach().contiguous().view(-1)
->>>>>>> kinds:pyg_sar/conv/reuse/checksum.py
     size = flat.element_size()
     if flat.storage_offset() * size % 8:
         flat = flat.clone()
