@@ -45,8 +45,8 @@ def with_partial_sums(
         return plan, exchange
     key = None if weight is None else (weight.dtype, *checksum(weight))
     known = _COVERS.of(plan, lambda: Agreed(_MAX_WEIGHTS))
-    in_vain = _IN_VAIN.get(shard) or 0
     is_lasting = plan.is_whole and weight is None
+    in_vain = 0 if is_lasting else _IN_VAIN.of(shard, int)
     limit = _MAX_IN_VAIN * max(shard.num_edges, shard.num_own, shard.num_dst)
     # Where nothing is learned, weights that a model has made come as constants.
     may_last = weight is None or torch.is_grad_enabled()
@@ -60,7 +60,8 @@ def with_partial_sums(
         known.keep(key, asked)
     else:
         return plan, exchange
-    _IN_VAIN.put(shard, in_vain)
+    if not is_lasting:
+        _IN_VAIN.put(shard, in_vain)
     if asked.plan is None:
         return plan, exchange
     return asked.plan, exchange_of(asked.plan.shard, exchange.depth, exchange.wire.dtype)
