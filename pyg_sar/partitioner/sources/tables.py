@@ -101,8 +101,8 @@ def _ends(names: list[str], path: Path) -> list[str]:
         return names
     if [len(each) for each in found] != [1, 1]:
         raise ValueError(
-            f"expected columns 'src' and 'dst' in '{path}', or 'source' and 'target', or 'from' and "
-            f"'to', one of each (got {names})"
+            f"expected columns 'src' and 'dst' in '{path}', or 'source' and 'target', or 'from' "
+            f"and 'to', one of each (got {names})"
         )
     return [each[0] for each in found]
 
