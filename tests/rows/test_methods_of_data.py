@@ -35,7 +35,7 @@ OF_DATA: dict[str, Method] = {
     'loops': lambda d: d.has_self_loops(),
     'directions': lambda d: [d.is_undirected(), d.is_directed()],
     'counts': lambda d: [d.num_nodes, d.num_edges, d.num_features, d.num_edge_features],
-    'types': lambda d: [d.num_node_types, d.num_edge_types, d.num_faces],
+    'types': lambda d: [d.num_node_types, d.num_edge_types],
     'size': lambda d: d.size(),
     'attributes': lambda d: [d.is_node_attr('x'), d.is_edge_attr('edge_attr'), d.is_node_attr('y')],
     'validate': lambda d: d.validate(),

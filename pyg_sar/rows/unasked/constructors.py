@@ -60,7 +60,7 @@ def ask() -> None:
             cell.cell_contents = _dense_of_one_graph(inner)
     for kind in (Data, HeteroData):
         if hasattr(kind, 'concat'):
-            kind.concat = _of_plain_graphs(kind.concat)  # type: ignore[method-assign]
+            kind.concat = _of_plain_graphs(kind.concat)
     for cls, instead in _SAMPLERS.items():
         cls.__init__ = _of_whole_graphs(cls, instead)  # type: ignore[misc]
 

@@ -77,8 +77,8 @@ def _cosine_similarity(func: Any, x1: Any, x2: Any, dim: int = 1, eps: float = 1
         sums = torch.stack([products, x * x, y * y]).sum(dim % num_dims + 1)
         dot, *squares = sum_of_ranks(sums)
         floor = eps * eps
-        out: Tensor = dot / (squares[0].clamp_min(floor) * squares[1].clamp_min(floor)).sqrt()
-        return out.to(few.dtype)
+        made: Tensor = dot / (squares[0].clamp_min(floor) * squares[1].clamp_min(floor)).sqrt()
+        return made.to(few.dtype)
 
 
 @named_rule('pairwise_distance')
