@@ -57,10 +57,12 @@ class Averager:
         for p in tensors:
             if is_lazy(p) or not (p.is_floating_point() or p.is_complex()) or _averages(self, p):
                 continue
-            needs_gradient = p.requires_grad
-            p.requires_grad_(True)  # a frozen one takes no hook
+            is_frozen = not p.requires_grad
+            if is_frozen:  # it takes no hook
+                p.requires_grad_(True)
             handle = p.register_hook(Arrival(self, p))  # type: ignore[no-untyped-call]
-            p.requires_grad_(needs_gradient)
+            if is_frozen:
+                p.requires_grad_(False)
             _put_first(cast(Any, p._backward_hooks), handle.id)
             self._known.append(ref(p))
 

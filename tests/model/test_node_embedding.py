@@ -650,7 +650,7 @@ def _in_processes(root: str) -> Any:
     torch.save(run.model.state_dict(), file)
     file.seek(0)
     state = torch.load(file, weights_only=True)
-    assert type(state['module.table.weight']) is Tensor
+    assert type(state['table.weight']) is Tensor
     run.model.load_state_dict(state)
     reduced = attempt(dist.all_reduce, run.table.weight.grad)
     return run.found(), reduced, attempt(_in_torchs_own, run)

@@ -175,6 +175,8 @@ def _check_alike(words: list[str]) -> None:
     """Raises a ValueError if the ranks' words differ, with those that only one rank has."""
     if len(set(words)) == 1:
         return
+    without_values = [each.split(f'; {_VALUES}')[0] for each in words]
+    words = without_values if len(set(without_values)) > 1 else words
     odd, usual = odd_and_usual(words)
     own, others = (words[rank].split('; ') for rank in (odd, usual))
     name = '' if own[0] != others[0] else own[0] + '; '

@@ -80,7 +80,9 @@ def _on_rows(cls: Any) -> Any:
         inputs = [*ctx._inputs, *of_defaults]
         return tuple(_summed(who, *each) for each in zip(made, inputs, strict=False))
 
-    return type(cls.__name__, (cls,), {name: staticmethod(backward), 'boxed_grads_call': False})
+    names = {each: getattr(cls, each) for each in ('__module__', '__qualname__', '__doc__')}
+    made = {**names, name: staticmethod(backward), 'boxed_grads_call': False}
+    return type(cls.__name__, (cls,), made)
 
 
 def _of_one(grad: Tensor | None, spec: _Spec) -> Any:
