@@ -132,16 +132,15 @@ class Normalizer:
             self._checked.add(key[0])
         elif error is not None:
             raise error
+        given = [edge_index] if edge_weight is None else [edge_index, edge_weight]
+        if any(each.requires_grad or each.is_inference() for each in given):
+            return compute()
         is_constant = edge_index.is_whole
-        inputs: list[Tensor] = [edge_index]
         key = (*key, id(edge_index), edge_index._version)
         results = shard.cache.setdefault('normalize', OrderedDict())
         if edge_weight is None:
             is_known = key in results
-        elif edge_weight.requires_grad or edge_weight.is_inference():
-            return compute()
         else:
-            inputs.append(edge_weight)
             key = (*key, id(edge_weight), edge_weight._version, checksum(edge_weight))
             is_known = all_ranks(is_constant and key in results, shard.world_size)
         if not is_constant:
@@ -149,7 +148,7 @@ class Normalizer:
         if not is_known:
             # The inputs are kept too: an id is only good while its tensor lives.
             with torch.inference_mode(False), torch.no_grad():  # it outlives the caller's mode
-                results[key] = inputs, compute()
+                results[key] = given, compute()
             if len(results) > _MAX_RESULTS:
                 results.popitem(last=False)
         results.move_to_end(key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,10 +19,13 @@ from pyg_sar.conv.message.sample_edges import (
     NUM_MADE_UP,
     NUM_SAMPLES,
     Undone,
+    edge_rows,
     samples_of,
+    undo,
     with_made_up_edges,
 )
 from pyg_sar.conv.message.whole_graph_sizes import WholeGraphSizes
+from pyg_sar.conv.message.whole_reads import WholeReads
 from pyg_sar.conv.names import name_of
 from pyg_sar.shard.plan import Plan
 
@@ -42,8 +46,8 @@ def observe(binding: Binding) -> Observation:
     first_node = node_of_now()
     sizes = WholeGraphSizes(binding.conv, NUM_SAMPLES, NUM_SAMPLES, is_sample=True)
     here = torch.autograd.set_multithreading_enabled(False)  # as in a trace
-    with here, Undone(binding.conv, edge_index.device) as undone, sizes.in_force():
-        out, edge_outputs = _run(binding, samples, edge_index, NUM_SAMPLES)
+    with here, Undone(binding.conv, binding.arguments) as undone, sizes.in_force():
+        out, edge_outputs = _run(binding, samples, edge_index, NUM_SAMPLES, is_watched=True)
     binding.check_draws(undone.uses_rng)
     undone.check_edges_alone()
     names = undone.edge_attributes
@@ -90,9 +94,15 @@ def run_gather(
             out, edge_outputs = run(arguments, edge_index, num_dst + 1)
             edge_outputs = tuple(o[NUM_MADE_UP:] for o in edge_outputs)
             return None if out is None else out[1:], edge_outputs
-        with Undone(binding.conv) as undone, sizes.in_force():
-            out, edge_outputs = _run(binding, arguments, edge_index, num_dst)
-        return out, edge_outputs + undone.edge_rows(seen.edge_attributes, edge_index.size(1))
+        conv, before = binding.conv, dict(vars(binding.conv))
+        try:
+            with sizes.in_force():
+                out, edge_outputs = _run(binding, arguments, edge_index, num_dst)
+        finally:
+            changed = undo(conv, before)
+        return out, edge_outputs + edge_rows(
+            conv, changed, seen.edge_attributes, edge_index.size(1)
+        )
 
     program = ChunkProgram(run, seen.out, seen.edge_outputs, seen.uses_rng, state_of(binding.conv))
     arguments = replace(binding.arguments, learnable=seen.learnable)
@@ -123,13 +133,21 @@ def _whole_graph(plan: Plan) -> tuple[int, int]:
 
 
 def _run(
-    binding: Binding, arguments: Arguments, edge_index: Tensor, num_dst: int
+    binding: Binding,
+    arguments: Arguments,
+    edge_index: Tensor,
+    num_dst: int,
+    *,
+    is_watched: bool = False,
 ) -> tuple[Tensor | None, tuple[Tensor, ...]]:
     values = binding.inputs(arguments, edge_index, edge_index[1], num_dst)
-    message = binding.run(values)
+    with WholeReads.of_message(binding, arguments) if is_watched else nullcontext():
+        message = binding.run(values)
     if binding.function != 'message':
         return None, (message,)
-    return binding.aggregate(values, message).movedim(binding.conv.node_dim, 0), ()
+    with WholeReads.of_aggregation(binding, arguments) if is_watched else nullcontext():
+        out = binding.aggregate(values, message)
+    return out.movedim(binding.conv.node_dim, 0), ()
 
 
 def _edge_bytes(arguments: Arguments, seen: Observation) -> int:
