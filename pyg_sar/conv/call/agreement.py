@@ -108,7 +108,8 @@ def agree_on_plan(
         'mode': mode,
         'one_shot_bytes': agreed.one_shot_bytes,
         'drops': may_draw,
-        'uses_rng': agreed.uses_rng and draws is None,
+        # Rows of the edges of all ranks know by themselves what is drawn for own rows.
+        'uses_rng': agreed.uses_rng and draws is None and not agreed.across_edges,
     }
     if kind is OneShot:
         return OneShot(**values, across_edges=agreed.across_edges)
