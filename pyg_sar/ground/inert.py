@@ -339,8 +339,8 @@ class _HeldTensor(_Held):
         with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
             if self.then is None or self.place.shape != self.then.shape:
                 raise ValueError(
-                    'expected a forward that changes no such tensor in place (got a change of '
-                    f'one of shape {tuple(self.place.shape)}, {self.place.layout}): write to a clone of it'
+                    'expected a forward that changes no such tensor in place (got one of shape '
+                    f'{tuple(self.place.shape)}, {self.place.layout}): write to a clone of it'
                 )
             if self.place.is_leaf and self.place.grad is not self.grad:
                 self.place.grad = self.grad

@@ -1,4 +1,4 @@
-"""Messages whose Python asks for the number of edges, or for values of all: it is that of the graph.
+"""Messages whose Python asks for the number of edges, or for values of all, get the whole graph's.
 
 What runs before the call itself, to find out what a message does, leaves nothing behind.
 """
