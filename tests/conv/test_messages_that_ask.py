@@ -160,6 +160,31 @@ def test_with_an_aggregation_that_needs_all_edges_of_a_node(tmp_path: Path, ask:
         run_as_threads(_on_rank, 3, _root(tmp_path), ask, 'median')
 
 
+class OfNodes(MessagePassing):
+    """A message that asks how many nodes there are."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """Sums of neighbours."""
+        out: Tensor = self.propagate(edge_index, x=x)
+        return out
+
+    def message(self, x_j: Tensor, size_i: int) -> Tensor:
+        """A neighbour."""
+        return x_j if size_i > 30 else -x_j
+
+
+def _of_nodes(root: str) -> Tensor:
+    data = pyg_sar.load_shard(root)
+    return pyg_sar.gather(pyg_sar.SARConv(OfNodes())(data.x, data.edge_index)).clone()
+
+
+def test_the_number_of_nodes(tmp_path: Path) -> None:
+    data = awkward_graph()
+    want = OfNodes()(data.x, data.edge_index)
+    for got in run_as_threads(_of_nodes, 3, _root(tmp_path)):
+        torch.testing.assert_close(got, want)
+
+
 class AskingSum(SumAggregation):
     """A sum that is another one of few messages."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -25,7 +24,7 @@ from pyg_sar.conv.message.sample_edges import (
     with_made_up_edges,
 )
 from pyg_sar.conv.message.whole_graph_sizes import WholeGraphSizes
-from pyg_sar.conv.message.whole_reads import WholeReads
+from pyg_sar.conv.message.whole_reads import run_aggregation, run_message
 from pyg_sar.conv.names import name_of
 from pyg_sar.shard.plan import Plan
 
@@ -141,11 +140,12 @@ def _run(
     is_watched: bool = False,
 ) -> tuple[Tensor | None, tuple[Tensor, ...]]:
     values = binding.inputs(arguments, edge_index, edge_index[1], num_dst)
-    with WholeReads.of_message(binding, arguments) if is_watched else nullcontext():
-        message = binding.run(values)
+    message = run_message(binding, values, arguments) if is_watched else binding.run(values)
     if binding.function != 'message':
         return None, (message,)
-    with WholeReads.of_aggregation(binding, arguments) if is_watched else nullcontext():
+    if is_watched:
+        out = run_aggregation(binding, values, message, arguments)
+    else:
         out = binding.aggregate(values, message)
     return out.movedim(binding.conv.node_dim, 0), ()
 

@@ -28,7 +28,7 @@ from pyg_sar.conv.message.arguments import Binding
 from pyg_sar.conv.message.intercept import Intercept, MessageError, WatchedIndex
 from pyg_sar.conv.message.reductions import Aggregate, ReductionRecorder
 from pyg_sar.conv.message.sample_edges import NUM_SAMPLES, Undone, not_saved, samples_of
-from pyg_sar.conv.message.whole_reads import WholeReads
+from pyg_sar.conv.message.whole_reads import run_aggregation, run_message
 from pyg_sar.conv.support import takes_statistics
 from pyg_sar.kernels.merge import Sum
 
@@ -112,11 +112,12 @@ def trace(binding: Binding) -> Trace:
     # A gradient inside the function is taken in this thread, which alone numbers the history.
     here = torch.autograd.set_multithreading_enabled(False)
     with here, Undone(conv, binding.arguments) as undone, _refusing_statistics(conv):
-        with in_message, recorder, use, WholeReads.of_message(binding, samples):
-            out = binding.run(values)
+        with in_message, recorder, use:
+            out = run_message(binding, values, samples)
         if binding.function == 'message':
-            with in_aggregate, use, WholeReads.of_aggregation(binding, samples):
-                binding.aggregate({**values, 'dim_size': 1, 'size_i': 1}, out)
+            with in_aggregate, use:
+                one = {**values, 'dim_size': 1, 'size_i': 1}
+                run_aggregation(binding, one, out, samples)
             aggregate = in_aggregate.aggregate(out)
 
     binding.check_draws(undone.uses_rng)

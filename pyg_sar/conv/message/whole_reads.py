@@ -8,7 +8,6 @@ be made of it: they are right for every block.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -48,7 +47,7 @@ def _notes(name: str) -> Any:
         is_of_none = name == '__bool__' or (name in _COMPARISONS and others[0] == 0)
         if is_equality or (is_of_none and self.reads.allows_none):
             return operation(self, *others)
-        raise self.reads.found(f"the number of edges it sees ('{name}')")
+        raise self.reads.found(f"the number of edges or nodes it sees ('{name}')")
 
     return noting
 
@@ -58,7 +57,7 @@ def _keeps(name: str) -> Any:
 
     def computing(self: EdgeCount, *others: Any) -> Any:
         if any(isinstance(other, float) for other in others):
-            raise self.reads.found(f"the number of edges it sees ('{name}')")
+            raise self.reads.found(f"the number of edges or nodes it sees ('{name}')")
         out = operation(self, *others)
         return EdgeCount.of(out, self.reads) if type(out) is int else out
 
@@ -66,7 +65,7 @@ def _keeps(name: str) -> Any:
 
 
 class EdgeCount(int):
-    """A number of sampled edges, or one that was computed from it."""
+    """A number of sampled edges or nodes, or one that was computed from it."""
 
     reads: WholeReads
 
@@ -104,22 +103,6 @@ class WholeReads(TorchFunctionMode):
         self._alike = {id(tensor): tensor for tensor in alike}  # kept: ids are used again
         self._counted: dict[int, Tensor] = {}
         self._error: MessageError | None = None
-
-    @classmethod
-    def of_message(cls, binding: Binding, samples: Arguments) -> WholeReads:
-        """For a message that runs on sampled edges."""
-        return cls(NUM_SAMPLES, _alike(binding, samples), allows_none=True)
-
-    @classmethod
-    def of_aggregation(
-        cls, binding: Binding, samples: Arguments
-    ) -> WholeReads | AbstractContextManager[None]:
-        """For an aggregation; PyG's own are known."""
-        conv = binding.conv
-        functions = [type(conv).aggregate, *map(type, conv.aggr_module.modules())]
-        if all(each.__module__.startswith(('torch.', 'torch_geometric.')) for each in functions):
-            return nullcontext()
-        return cls(NUM_SAMPLES, _alike(binding, samples), allows_none=False)
 
     def found(self, what: str) -> MessageError:
         """The error for what was asked for, which is kept: a message may catch it."""
@@ -163,6 +146,32 @@ class WholeReads(TorchFunctionMode):
         if isinstance(out, int):
             return counted(out)
         return torch.Size([counted(size) for size in out])
+
+
+def run_message(binding: Binding, values: dict[str, Any], samples: Arguments) -> Tensor:
+    """Runs a message on sampled edges, watched."""
+    reads = WholeReads(NUM_SAMPLES, _alike(binding, samples), allows_none=True)
+    with reads:
+        return binding.run(_counted(values, reads))
+
+
+def run_aggregation(
+    binding: Binding, values: dict[str, Any], message: Tensor, samples: Arguments
+) -> Tensor:
+    """Runs an aggregation on sampled edges, watched; PyG's own are known."""
+    conv = binding.conv
+    functions = [type(conv).aggregate, *map(type, conv.aggr_module.modules())]
+    if all(each.__module__.startswith(('torch.', 'torch_geometric.')) for each in functions):
+        return binding.aggregate(values, message)
+    reads = WholeReads(NUM_SAMPLES, _alike(binding, samples), allows_none=False)
+    with reads:
+        return binding.aggregate(_counted(values, reads), message)
+
+
+def _counted(values: dict[str, Any], reads: WholeReads) -> dict[str, Any]:
+    """With numbers of nodes of which `reads` wants to know."""
+    names = ('size_i', 'dim_size')
+    return values | {name: EdgeCount.of(values[name], reads) for name in names}
 
 
 def _alike(binding: Binding, samples: Arguments) -> list[Tensor]:
