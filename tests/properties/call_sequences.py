@@ -106,7 +106,7 @@ class Change:
 
     what: str  # 'kept mask', 'ids', 'weight', 'features' or 'nodes'
     which: int
-    to: int
+    shift: int  # 0 for what it was
 
 
 @dataclass(frozen=True)
@@ -286,7 +286,7 @@ def _calls(draw: st.DrawFn, ranks: int) -> _Pattern:
 def _changes(draw: st.DrawFn, ranks: int) -> _Pattern:
     """A call, a tensor that it reads changed in place, the call again; then changed back."""
     call, which = draw(_CALLS), draw(st.integers(1, NUM_WEIGHTS))
-    what = draw(st.sampled_from(['kept mask', 'ids', 'nodes', 'weight', 'features']))
+    what = draw(st.sampled_from(['ids', 'nodes', 'kept mask', 'weight', 'features']))
     step: Step = Picked()
     if what in ('kept mask', 'ids'):
         step = replace(call, edges=what, mask=which)
@@ -295,7 +295,7 @@ def _changes(draw: st.DrawFn, ranks: int) -> _Pattern:
         step = replace(call, edges=edges, weight=which)
     elif what == 'features':
         step = replace(call, takes=draw(st.sampled_from(['raw', 'gradient'])))
-    there, back = (Change(what, which, draw(st.integers(0, NUM_MASKS - 1))) for _ in range(2))
+    there, back = Change(what, which, draw(st.integers(1, 3))), Change(what, which, 0)
     return [step, there, step, back, step][: draw(st.sampled_from([3, 5]))], draw(st.booleans())
 
 
@@ -431,20 +431,18 @@ class _Program:
 
     def _change(self, step: Change) -> None:
         data = self.data
+        which, shift = step.which, step.shift
         if step.what == 'kept mask':
-            self.masks[step.which].copy_(data[f'edge_mask{step.to}'])
+            self.masks[which].copy_(data[f'edge_mask{(which + shift) % NUM_MASKS}'])
         elif step.what == 'weight':
-            self.weights[step.which - 1].copy_(data[f'edge_weight{min(step.to, 2) + 1}'])
+            self.weights[which - 1].copy_(data[f'edge_weight{(which - 1 + shift) % 3 + 1}'])
         elif step.what == 'features':
-            self.raw.copy_(data.x if step.to % 2 else data.other)
+            self.raw.copy_(data.other if shift else data.x)
         elif step.what == 'nodes':
-            self.nodes.copy_(data[f'node_mask{step.to % 3}'])
-        else:
-            ids, then = self.ids[step.which], self.ids_then[step.which]
-            if ids.size(1) and 'sorted' not in CONVS[self.case.conv][1]:
-                ids.copy_(then.roll(step.to, 0))
-                if step.to == 3:
-                    ids[0, 0] = 0
+            self.nodes.copy_(data[f'node_mask{shift % 3}'])
+        elif 'sorted' not in CONVS[self.case.conv][1]:
+            then = self.ids_then[which]
+            self.ids[which].copy_(torch.stack([then[0].roll(shift), then[1]]))
 
     def _call(self, step: Call) -> list[tuple[str, Tensor]]:
         model, data, world = self.model, self.data, self.world

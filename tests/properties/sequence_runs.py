@@ -30,10 +30,10 @@ class Wrong(AssertionError):
 def on_rank(case: Sequence, root: str) -> list[tuple[str, Tensor]]:
     """What a rank finds."""
     data: Any = pyg_sar.load_shard(root)
-    lists = case.lists()
+    lists, n_id = case.lists(), pyg_sar.local(data.n_id)  # the same tensors in every step
 
     def by_id(x: Tensor, of_ranks: tuple[int, ...]) -> Any:
-        own = pyg_sar.rows(pyg_sar.local(x), lists[of_ranks[rank()]], pyg_sar.local(data.n_id))
+        own = pyg_sar.rows(pyg_sar.local(x), lists[of_ranks[rank()]], n_id)
         return [own if i == rank() else None for i in range(case.ranks)]
 
     world = World(

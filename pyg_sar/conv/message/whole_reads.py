@@ -43,6 +43,8 @@ def _notes(name: str) -> Any:
     def noting(self: EdgeCount, *others: Any) -> Any:
         if any(not isinstance(other, (int, float)) for other in others):
             return NotImplemented
+        if not self.reads.is_watching:  # it is kept somewhere
+            return operation(self, *others)
         is_equality = name in ('__eq__', '__ne__') and isinstance(others[0], EdgeCount)
         is_of_none = name == '__bool__' or (name in _COMPARISONS and others[0] == 0)
         if is_equality or (is_of_none and self.reads.allows_none):
@@ -56,7 +58,7 @@ def _keeps(name: str) -> Any:
     operation = getattr(int, name)
 
     def computing(self: EdgeCount, *others: Any) -> Any:
-        if any(isinstance(other, float) for other in others):
+        if self.reads.is_watching and any(isinstance(other, float) for other in others):
             raise self.reads.found(f"the number of edges or nodes it sees ('{name}')")
         out = operation(self, *others)
         return EdgeCount.of(out, self.reads) if type(out) is int else out
@@ -103,6 +105,7 @@ class WholeReads(TorchFunctionMode):
         self._alike = {id(tensor): tensor for tensor in alike}  # kept: ids are used again
         self._counted: dict[int, Tensor] = {}
         self._error: MessageError | None = None
+        self.is_watching = True
 
     def found(self, what: str) -> MessageError:
         """The error for what was asked for, which is kept: a message may catch it."""
@@ -110,6 +113,7 @@ class WholeReads(TorchFunctionMode):
         return self._error
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self.is_watching = False
         super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
         if self._error is not None and error is not self._error:
             raise self._error from error
