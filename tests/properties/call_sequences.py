@@ -286,7 +286,7 @@ def _calls(draw: st.DrawFn, ranks: int) -> _Pattern:
 def _changes(draw: st.DrawFn, ranks: int) -> _Pattern:
     """A call, a tensor that it reads changed in place, the call again; then changed back."""
     call, which = draw(_CALLS), draw(st.integers(1, NUM_WEIGHTS))
-    what = draw(st.sampled_from(['ids', 'nodes', 'kept mask', 'weight', 'features']))
+    what = draw(st.sampled_from(['ids', 'nodes'] * 2 + ['kept mask', 'weight', 'features']))
     step: Step = Picked()
     if what in ('kept mask', 'ids'):
         step = replace(call, edges=what, mask=which)
