@@ -23,7 +23,7 @@ endif
 .DEFAULT_GOAL := help
 BENCHMARKS := attention kernels layers limit epoch scaling accuracy sampling ogbn partition network one_machine
 
-.PHONY: help demo test test-slow test-oldest test-newest test-cuda-sim test-benchmarks docs lint format convs ops faults errors private-names golden fuzz bench bench-memory $(BENCHMARKS:%=bench-%) clean
+.PHONY: help demo test test-slow test-oldest test-newest test-cuda-sim test-benchmarks docs lint format convs ops faults errors private-names golden fuzz fuzz-sequences bench bench-memory $(BENCHMARKS:%=bench-%) clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -87,6 +87,9 @@ golden: $(INSTALLED)  ## write the losses of small trainings that tests compare 
 
 fuzz: $(INSTALLED)  ## load damaged files and folders: 100,000, or ARGS='CASES --seed SEED'
 	@$(BIN)/python tests/fuzz/fuzzer.py $(ARGS)
+
+fuzz-sequences: $(INSTALLED)  ## draw sequences of calls for an hour, or ARGS='--minutes 5 --seed SEED'
+	@$(BIN)/python tests/fuzz/sequences.py $(ARGS)
 
 bench: $(INSTALLED)  ## the short form of all benchmarks of speed, and the tables of their READMEs
 	@for name in $(BENCHMARKS); do echo "benchmarks/$$name"; $(BIN)/python benchmarks/$$name/main.py --quick $(ARGS) || exit 1; done

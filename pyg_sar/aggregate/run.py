@@ -18,7 +18,7 @@ from pyg_sar.aggregate.block_loop import BlockByBlock
 from pyg_sar.aggregate.chunks import Chunk
 from pyg_sar.aggregate.program import Arguments, Program, without_hooks
 from pyg_sar.comm import Exchange, Rows
-from pyg_sar.comm.threads.random_states import random_states_kept
+from pyg_sar.ground.random_states import random_states_kept
 from pyg_sar.shard.plan import Plan
 from pyg_sar.shard.rows_at import rows_at
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pyg_sar.checkpoint.tables import Table
-from pyg_sar.comm.threads.random_states import random_states as states_of_torch
-from pyg_sar.comm.threads.random_states import set_random_states as set_states_of_torch
+from pyg_sar.ground.random_states import random_states as states_of_torch
+from pyg_sar.ground.random_states import set_random_states as set_states_of_torch
 from pyg_sar.own_rows import OwnRows
 
 State = tuple[dict[str, Any], dict[str, Table]]

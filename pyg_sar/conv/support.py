@@ -6,6 +6,7 @@ import torch
 from torch_geometric.nn import MessagePassing, norm
 
 from pyg_sar.ground.class_swap import plain_class
+from pyg_sar.ground.inert import is_of_user
 
 _REASONS = {
     'its message runs inside a closed CUDA kernel': (
@@ -38,9 +39,6 @@ _BLOCK_LOCAL_ARGS = ('adj_t', 'size_j', 'ptr_j')
 _EDGES = ('edge_index', 'size')
 
 
-_LIBRARIES = ('torch', 'torch_geometric', 'pyg_sar')
-
-
 def reads_edges(conv: MessagePassing, function: str) -> bool:
     """Whether ``message`` with its aggregation, or ``edge_update``, reads the edge_index itself."""
     functions = ('message', 'aggregate') if function == 'message' else (function,)
@@ -49,16 +47,18 @@ def reads_edges(conv: MessagePassing, function: str) -> bool:
 
 
 def has_hooks_inside(conv: MessagePassing) -> bool:
-    """Whether a program has put forward hooks on modules of a conv, but its aggregation's."""
-    aggr = getattr(conv, 'aggr_module', None)  # None of a conv with an `aggregate` of its own
-    aggregation = set() if aggr is None else {*aggr.modules()}
-    hooks = [
-        hook
-        for module in {*conv.modules()} - aggregation - {conv}
-        for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
+    """Whether a program has put forward hooks on modules of a conv, or on its message."""
+    tables = [
+        table
+        for module in {*conv.modules()} - {conv}
+        for table in (module._forward_pre_hooks, module._forward_hooks)
     ]
-    homes = [getattr(hook, '__module__', None) or type(hook).__module__ for hook in hooks]
-    return any(home.split('.')[0] not in _LIBRARIES for home in homes)
+    tables += [
+        getattr(conv, f'_{step}_forward_{kind}')
+        for step in ('message', 'aggregate')
+        for kind in ('hooks', 'pre_hooks')
+    ]
+    return any(is_of_user(hook) for table in tables for hook in table.values())
 
 
 def takes_statistics(module: torch.nn.Module) -> bool:

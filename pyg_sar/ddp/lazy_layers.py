@@ -1,8 +1,8 @@
 """Layers that learn their widths at their first forward, such as ``GATConv((-1, -1), 64)``.
 
 Each rank would draw values of its own for them. So the first forward is run once before, without
-gradients and in evaluation: norms keep their statistics and dropout draws nothing. Then rank 0's
-values are sent to all, and the forward itself begins.
+gradients and in evaluation, and leaves nothing behind but the layers' values. Then rank 0's are
+sent to all, and the forward itself begins.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from pyg_sar.comm import agree, check_equal
+from pyg_sar.ground.inert import inert
 
 
 class LazyLayers:
@@ -58,7 +59,7 @@ class LazyLayers:
         if any(map(is_lazy, self._waiting[module].values())):
             self._is_running = True
             try:
-                with torch.no_grad(), _in_evaluation(module):
+                with torch.no_grad(), inert(module, (args, kwargs)), _in_evaluation(module):
                     module.forward(*args, **kwargs)
             finally:
                 self._is_running = False

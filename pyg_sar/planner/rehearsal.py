@@ -23,10 +23,10 @@ from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 
 from pyg_sar.comm import Comm, chosen
-from pyg_sar.comm.threads.random_states import random_states_kept
 from pyg_sar.conv.options import Mode
 from pyg_sar.ddp import DistributedDataParallel
 from pyg_sar.ddp.wrap import wrap
+from pyg_sar.ground.random_states import random_states_kept
 from pyg_sar.monitor import Counts, LiveBytes, Meter, hook
 from pyg_sar.planner.sizes import RankSizes
 from pyg_sar.rows.over_all_nodes import mean_of_batches

@@ -69,23 +69,25 @@ def test_chunks_of_one_edge(root: Path, name: str) -> None:
     assert_exact(name, [_in_chunks(1, name, str(root), 'sequential')])
 
 
+# Not of the conv: what a message keeps there is that of all edges at once.
+NOTED = SimpleNamespace(seen=[], alive=[], messages=[])
+
+
 class Watched(MessagePassing):
     """Notes how many edges every message gets, and how many of earlier ones are still alive."""
 
     def __init__(self, aggr: str) -> None:
         super().__init__(aggr=aggr)
         self.lin = torch.nn.Linear(8, 8).double()
-        # What a message keeps in lists of the conv would be that of all edges at once.
-        self.noted = SimpleNamespace(seen=[], alive=[], messages=[])
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         return self.propagate(edge_index, x=x)
 
     def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
-        self.noted.seen.append(x_j.size(0))
-        self.noted.alive.append(sum(m().size(0) for m in self.noted.messages if m() is not None))
+        NOTED.seen.append(x_j.size(0))
+        NOTED.alive.append(sum(m().size(0) for m in NOTED.messages if m() is not None))
         out = self.lin(x_i - x_j).tanh()
-        self.noted.messages += [weakref.ref(x_i), weakref.ref(x_j), weakref.ref(out)]
+        NOTED.messages += [weakref.ref(x_i), weakref.ref(x_j), weakref.ref(out)]
         return out
 
 
@@ -98,16 +100,16 @@ def test_no_more_edges_are_alive(root: Path, aggr: str, monkeypatch: pytest.Monk
     module = pyg_sar.wrap(conv)
     x = data.x.requires_grad_()
     module(x, data.edge_index)  # the ranks agree, on a few edges
-    conv.noted.seen.clear()
-    conv.noted.messages.clear()
+    NOTED.seen.clear()
+    NOTED.messages.clear()
     out = module(x, data.edge_index)
-    assert sum(conv.noted.seen) == data.edge_index.size(1)
-    conv.noted.seen.clear()
-    conv.noted.alive.clear()
+    assert sum(NOTED.seen) == data.edge_index.size(1)
+    NOTED.seen.clear()
+    NOTED.alive.clear()
     out.sum().backward()
-    assert sum(conv.noted.seen) == data.edge_index.size(1)
-    assert max(conv.noted.seen) == 16
-    assert conv.noted.alive == [0] * len(conv.noted.alive)
+    assert sum(NOTED.seen) == data.edge_index.size(1)
+    assert max(NOTED.seen) == 16
+    assert NOTED.alive == [0] * len(NOTED.alive)
 
 
 class Dropout(MessagePassing):

@@ -11,33 +11,21 @@ default dtype.
 
 from __future__ import annotations
 
-import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import numpy as np
 import torch
 
-from pyg_sar.comm.threads.random_states import random_states, set_random_states
-
-_CPU = torch.device('cpu')
+from pyg_sar.ground.random_states import states_of_process
 
 
 def _states_of_process() -> Callable[[], None]:
     """What sets random generators and the default dtype back to what they are now."""
-    (of_torch,) = random_states(_CPU)
-    of_numpy = np.random.get_state()  # noqa: NPY002 (PyG's)
-    of_python, dtype = random.getstate(), torch.get_default_dtype()
-    of_devices = []
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        of_devices = torch.cuda.get_rng_state_all()
+    put_back_generators, dtype = states_of_process(), torch.get_default_dtype()
 
     def put_back() -> None:
-        set_random_states([of_torch], _CPU)
-        np.random.set_state(of_numpy)  # noqa: NPY002
-        random.setstate(of_python)
-        torch.cuda.set_rng_state_all(of_devices)
+        put_back_generators()
         torch.set_default_dtype(dtype)
 
     return put_back

@@ -7,6 +7,8 @@ show what a function does.
 
 from __future__ import annotations
 
+import io
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import ref
@@ -106,7 +108,8 @@ def agree_on_plan(
         'mode': mode,
         'one_shot_bytes': agreed.one_shot_bytes,
         'drops': may_draw,
-        'uses_rng': agreed.uses_rng and draws is None,
+        # Rows of the edges of all ranks know by themselves what is drawn for own rows.
+        'uses_rng': agreed.uses_rng and draws is None and not agreed.across_edges,
     }
     if kind is OneShot:
         return OneShot(**values, across_edges=agreed.across_edges)
@@ -132,17 +135,21 @@ def _path_of(
         return None
     kind: type[CallPlan] = OneShot if options.mode == 'one_shot' else Replay
     traced: Trace | None = None
-    try:
+    printed = io.StringIO()
+    with redirect_stdout(printed):
         try:
-            traced = trace(binding)
-            uses_rng = traced.uses_rng
-            num_reductions = 0 if traced.aggregate is None else len(traced.aggregate.calls)
-            check_edges_are_independent(binding, num_reductions)
-        except UnsupportedMessageError:
-            uses_rng = observe(binding).uses_rng
-            kind, traced = Gather, None
-        check_destinations_are_independent(binding)
-    except MessageError:
+            try:
+                traced = trace(binding)
+                uses_rng = traced.uses_rng
+                num_reductions = 0 if traced.aggregate is None else len(traced.aggregate.calls)
+                check_edges_are_independent(binding, num_reductions)
+            except UnsupportedMessageError:
+                uses_rng = observe(binding).uses_rng
+                kind, traced = Gather, None
+            check_destinations_are_independent(binding)
+        except MessageError:
+            return None
+    if printed.getvalue():  # what it prints is told once, of all edges
         return None
     if traced is not None and traced.is_linear:
         kind = LinearSum

@@ -18,12 +18,15 @@ from pyg_sar.conv.message.sample_edges import (
     NUM_MADE_UP,
     NUM_SAMPLES,
     Undone,
+    edge_rows,
     samples_of,
     states_of,
+    undo,
     with_made_up_edges,
     written_among,
 )
 from pyg_sar.conv.message.whole_graph_sizes import WholeGraphSizes
+from pyg_sar.conv.message.whole_reads import run_aggregation, run_message
 from pyg_sar.ground.class_swap import name_of
 from pyg_sar.shard.kept import Kept
 from pyg_sar.shard.plan import Plan
@@ -49,8 +52,8 @@ def observe(binding: Binding) -> Observation:
     slots = [slot for slot in binding.slots if slot.role in ('edge', 'whole')]
     states = states_of({slot.name: getattr(samples, slot.role)[slot.place] for slot in slots})
     here = torch.autograd.set_multithreading_enabled(False)  # as in a trace
-    with here, Undone(binding.conv, edge_index.device) as undone, sizes.in_force():
-        out, edge_outputs = _run(binding, samples, edge_index, NUM_SAMPLES)
+    with here, Undone(binding.conv, binding.arguments) as undone, sizes.in_force():
+        out, edge_outputs = _run(binding, samples, edge_index, NUM_SAMPLES, is_watched=True)
     written_among(binding, states)
     binding.check_draws(undone.uses_rng)
     undone.check_edges_alone()
@@ -98,9 +101,15 @@ def run_gather(
             out, edge_outputs = run(arguments, edge_index, num_dst + 1)
             edge_outputs = tuple(o[NUM_MADE_UP:] for o in edge_outputs)
             return None if out is None else out[1:], edge_outputs
-        with Undone(binding.conv) as undone, sizes.in_force():
-            out, edge_outputs = _run(binding, arguments, edge_index, num_dst)
-        return out, edge_outputs + undone.edge_rows(seen.edge_attributes, edge_index.size(1))
+        conv, before = binding.conv, dict(vars(binding.conv))
+        try:
+            with sizes.in_force():
+                out, edge_outputs = _run(binding, arguments, edge_index, num_dst)
+        finally:
+            changed = undo(conv, before)
+        return out, edge_outputs + edge_rows(
+            conv, changed, seen.edge_attributes, edge_index.size(1)
+        )
 
     program = ChunkProgram(run, seen.out, seen.edge_outputs, seen.uses_rng, state_of(binding.conv))
     arguments = replace(binding.arguments, learnable=seen.learnable)
@@ -130,13 +139,22 @@ def _whole_graph(plan: Plan) -> tuple[int, int]:
 
 
 def _run(
-    binding: Binding, arguments: Arguments, edge_index: Tensor, num_dst: int
+    binding: Binding,
+    arguments: Arguments,
+    edge_index: Tensor,
+    num_dst: int,
+    *,
+    is_watched: bool = False,
 ) -> tuple[Tensor | None, tuple[Tensor, ...]]:
     values = binding.inputs(arguments, edge_index, edge_index[1], num_dst)
-    message = binding.run(values)
+    message = run_message(binding, values, arguments) if is_watched else binding.run(values)
     if binding.function != 'message':
         return None, (message,)
-    return binding.aggregate(values, message).movedim(binding.conv.node_dim, 0), ()
+    if is_watched:
+        out = run_aggregation(binding, values, message, arguments)
+    else:
+        out = binding.aggregate(values, message)
+    return out.movedim(binding.conv.node_dim, 0), ()
 
 
 def _edge_bytes(arguments: Arguments, seen: Observation) -> int:

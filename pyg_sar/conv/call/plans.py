@@ -224,8 +224,9 @@ class OneShot(CallPlan):
         edges = call.edges
         if edges is None or call.move is not None:
             raise ValueError(
-                f"'{self.function}' takes statistics over edges: call it with the edge_index "
-                'of pyg_sar.load_shard, with messages from row 0 to row 1'
+                f"'{self.function}' looks at all edges at once (it takes statistics, asks for "
+                'their number or values, keeps something of them, or has hooks): call it with rows '
+                'and the edge_index of pyg_sar.load_shard, with messages from row 0 to row 1'
             )
         space, num_dst = edges._space, edges.ends.dst.total
         sizes = [edges.ends.src.total, num_dst]

@@ -159,7 +159,7 @@ def _on_samples(binding: Binding) -> Iterator[None]:
 def _without_trace(
     binding: Binding, run: Callable[[], _Values]
 ) -> tuple[_Values | None, dict[str, Any]]:
-    with Undone(binding.conv, binding.arguments.device) as undone:
+    with Undone(binding.conv, binding.arguments) as undone:
         out = run()
     return None if undone.uses_rng else out, undone.numbers
 

@@ -45,7 +45,7 @@ def one_shot_bytes(binding: Binding, plan: Plan, *, is_linear: bool) -> int:
 
 @no_autocast_cache()
 def _bytes_per_edge(binding: Binding) -> float:
-    with Undone(binding.conv, binding.arguments.device):
+    with Undone(binding.conv, binding.arguments):
         few, many = (_peak_bytes(binding, n) for n in (_NUM_EDGES, 2 * _NUM_EDGES))
     return max(many - few, 0) / _NUM_EDGES
 

@@ -190,7 +190,7 @@ def has_gradient_of_use(binding: Binding, program: Program) -> bool:
         leaves.append(torch.softmax(logits.detach(), 0).requires_grad_())
         return leaves[0].clone()
 
-    with Undone(binding.conv, edge_index.device), torch.enable_grad():
+    with Undone(binding.conv, binding.arguments), torch.enable_grad():
         messages, edge_outputs = program.run(samples, edge_index, softmax)
     outputs = [*messages, *edge_outputs]
     if len(leaves) != 1 or not all(t.requires_grad for t in outputs):

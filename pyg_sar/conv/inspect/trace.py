@@ -35,6 +35,7 @@ from pyg_sar.conv.message.sample_edges import (
     states_of,
     written_among,
 )
+from pyg_sar.conv.message.whole_reads import run_aggregation, run_message
 from pyg_sar.conv.support import takes_statistics
 from pyg_sar.kernels.merge import Sum
 
@@ -119,12 +120,13 @@ def trace(binding: Binding) -> Trace:
     aggregate = None
     # A gradient inside the function is taken in this thread, which alone numbers the history.
     here = torch.autograd.set_multithreading_enabled(False)
-    with here, Undone(conv, edge_index.device) as undone, _refusing_statistics(conv):
+    with here, Undone(conv, binding.arguments) as undone, _refusing_statistics(conv):
         with in_message, recorder, use:
-            out = binding.run(values)
+            out = run_message(binding, values, samples)
         if binding.function == 'message':
             with in_aggregate, use:
-                binding.aggregate({**values, 'dim_size': 1, 'size_i': 1}, out)
+                one = {**values, 'dim_size': 1, 'size_i': 1}
+                run_aggregation(binding, one, out, samples)
             aggregate = in_aggregate.aggregate(out)
 
     binding.check_draws(undone.uses_rng)

@@ -13,60 +13,60 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import _disable_current_modes
 
 from pyg_sar.aggregate.program import Arguments
-from pyg_sar.comm.threads.random_states import random_states, set_random_states
 from pyg_sar.conv.message.arguments import Binding
 from pyg_sar.conv.message.intercept import MessageError
 from pyg_sar.ground.class_swap import name_of
-from pyg_sar.ground.nested import PLAIN, leaves
+from pyg_sar.ground.inert import Snapshot
+from pyg_sar.ground.nested import PLAIN
+from pyg_sar.ground.random_states import states_of_process
 
-NUM_SAMPLES = 3
+NUM_SAMPLES = 13
+"""Hardly a width of rows: a size that is a multiple of it is one of edges."""
 
 
 class Undone:
     """While it lasts a function may set attributes of its conv and draw random numbers.
 
-    At the end the conv has the attributes that it had, its lists, dicts and buffers what they had,
-    and the generator its state.
+    At the end the conv and what is in it are as they were, and so are the generators.
 
     Args:
         conv: The conv.
-        device: Where random numbers may be drawn; None leaves them alone.
+        arguments: The function's; a tensor that it reads as it is may be the program's.
 
     Attributes:
         changed: The attributes that were set, with their values.
-        refilled: The names of lists, dicts and buffers that were changed in place.
-        uses_rng: Whether random numbers were drawn.
+        refilled: The names of attributes in which something was changed in place.
+        uses_rng: Whether random numbers of torch were drawn.
     """
 
-    def __init__(self, conv: torch.nn.Module, device: torch.device | None = None) -> None:
+    def __init__(self, conv: torch.nn.Module, arguments: Arguments) -> None:
         self.conv = conv
-        self.device = device
         self.changed: dict[str, Any] = {}
         self.refilled: list[str] = []
         self.uses_rng = False
+        self._given = arguments.whole
+        self._drew: set[str] = set()
 
     def __enter__(self) -> Undone:
         self._before = dict(vars(self.conv))
-        self._held = _held(self.conv)
-        self._states = [] if self.device is None else random_states(self.device)
+        self._snapshot = Snapshot((self.conv, self._given))
+        self._states = states_of_process()
         return self
 
     def __exit__(self, *error: object) -> None:
         self.changed = undo(self.conv, self._before)
-        self.refilled = [name for name, place, held in self._held if _is_refilled(place, held)]
-        if self.device is None:
-            return
-        pairs = zip(self._states, random_states(self.device), strict=True)
-        self.uses_rng = any(not torch.equal(before, after) for before, after in pairs)
-        if self.uses_rng:
-            set_random_states(self._states, self.device)
+        self.refilled = self._snapshot.restore()
+        self._drew = self._states()
+        self.uses_rng = 'torch' in self._drew
 
     def check_edges_alone(self) -> None:
         """Raises a MessageError if something of all edges is kept: a mean, a list of numbers."""
-        tensors = {k for k, value in self.changed.items() if isinstance(value, Tensor)}
-        kept = [*(tensors - {*self.edge_attributes}), *self.refilled]
+        known = {*self.edge_attributes, *self.numbers}
+        kept = [*(name for name in self.changed if name not in known), *self.refilled]
         if kept:
             raise MessageError(f"keeps '{kept[0]}', which has no row for every edge")
+        if self._drew - {'torch'}:
+            raise MessageError('it draws random numbers by others than torch')
 
     @property
     def edge_attributes(self) -> tuple[str, ...]:
@@ -131,39 +131,6 @@ def undo(conv: torch.nn.Module, before: dict[str, Any]) -> dict[str, Any]:
     return changed
 
 
-_OF_ALL = frozenset(vars(torch.nn.Module()))
-
-
-def _held(conv: torch.nn.Module) -> list[tuple[str, Any, Any]]:
-    """Lists, dicts and buffers of a conv with copies of them."""
-    own = [(k, v) for k, v in vars(conv).items() if type(v) in (list, dict) and k not in _OF_ALL]
-    buffers = list(conv.named_buffers(recurse=False))
-    return [
-        *((name, place, place.copy()) for name, place in own),
-        *((name, tensor, (tensor._version, tensor.clone())) for name, tensor in buffers),
-    ]
-
-
-def _is_refilled(place: Any, held: Any) -> bool:
-    """Whether a list, dict or buffer has changed; it gets back what it had."""
-    if isinstance(place, Tensor):
-        is_changed = bool(place._version != held[0])
-        if is_changed:
-            with torch.no_grad():
-                place.copy_(held[1])
-        return is_changed
-    now, before = (leaves(each) for each in (place, held))
-    is_changed = len(now) != len(before) or any(
-        a is not b for a, b in zip(now, before, strict=True)
-    )
-    if is_changed and isinstance(place, list):
-        place[:] = held
-    elif is_changed:
-        place.clear()
-        place.update(held)
-    return is_changed
-
-
 def edge_rows(
     conv: torch.nn.Module, changed: dict[str, Any], names: tuple[str, ...], num_edges: int
 ) -> tuple[Tensor, ...]:
@@ -191,7 +158,7 @@ def samples_of(binding: Binding) -> tuple[Arguments, Tensor]:
 
 
 def _sample(values: Tensor) -> Tensor:
-    """Three rows: the first ones, or made up where a rank has fewer."""
+    """The first rows, and made-up ones where a rank has fewer."""
     rows = values.detach()[:NUM_SAMPLES]
     missing = NUM_SAMPLES - rows.size(0)
     rows = torch.cat([rows, made_up_row(rows).expand(missing, *rows.shape[1:])])

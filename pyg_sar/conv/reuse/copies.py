@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Any
 from weakref import ref
 
@@ -10,18 +9,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar import evictable
-from pyg_sar.ground.private_names import find_or_none
-
-_lazy_clone = find_or_none('torch._lazy_clone')
-
-
-def copy_on_write(tensor: Tensor) -> Tensor:
-    """A copy whose memory is the original's until one of them is changed in place."""
-    if _lazy_clone is not None:
-        with suppress(RuntimeError):  # memory that torch did not allocate
-            copy: Tensor = _lazy_clone(tensor)
-            return copy
-    return tensor.clone()
+from pyg_sar.ground.changes import copy_on_write
 
 
 def kept_copy(tensor: Tensor) -> Tensor:

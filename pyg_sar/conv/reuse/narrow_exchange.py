@@ -22,6 +22,7 @@ from torch_geometric.nn import ClusterGCNConv, GraphConv, Linear, MessagePassing
 
 from pyg_sar.comm import all_ranks
 from pyg_sar.conv.reuse.copies import kept_copy
+from pyg_sar.ground.inert import lazy_draws
 from pyg_sar.monitor.recipes import recorder
 from pyg_sar.rows.replicated import met
 from pyg_sar.rows.rows import tag
@@ -124,7 +125,8 @@ def _narrower_layer(conv: MessagePassing, x: Tensor) -> Any:
     if type(layer) not in (Linear, torch.nn.Linear) or 'forward' in vars(layer):
         return None
     if torch.nn.parameter.is_lazy(layer.weight):
-        layer.initialize_parameters(layer, (x,))  # as its call would, with the same random numbers
+        with lazy_draws.value:
+            layer.initialize_parameters(layer, (x,))  # as its call would, with the same numbers
     num_out, num_in = layer.weight.shape
     is_narrower = num_out < num_in == x.size(1) and layer.weight.dtype == x.dtype
     return layer if is_narrower else None

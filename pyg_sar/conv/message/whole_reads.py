@@ -1,0 +1,195 @@
+"""Notices a message in Python that asks for what only all edges know: their number, or any value.
+
+``if x_j.size(0) < 20``, ``w.max().item()`` and ``print(x_j.shape)`` are of all edges in plain PyG.
+A block of edges would answer otherwise. A message that asks so, when it runs on sampled edges, has
+to run on the rows of the edges of all ranks. A number of edges may be computed with, and sizes may
+be made of it: they are right for every block.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from pyg_sar.aggregate.program import Arguments
+from pyg_sar.conv.message.arguments import Binding
+from pyg_sar.conv.message.intercept import MessageError
+from pyg_sar.conv.message.sample_edges import NUM_SAMPLES
+from pyg_sar.ground.nested import leaves
+
+_SIZES = {Tensor.size, Tensor.shape.__get__, Tensor.numel, Tensor.nelement, torch.numel}  # type: ignore[attr-defined]
+_SIZES |= {Tensor.__len__}
+_VALUES = {
+    *(Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__index__, Tensor.__complex__),
+    *(Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__contains__),
+    *(Tensor.__repr__, Tensor.__format__, Tensor.is_nonzero, torch.is_nonzero),
+    *(Tensor.equal, torch.equal, Tensor.allclose, torch.allclose),
+}
+_COUNTED = {'nonzero', 'argwhere', 'masked_select', 'unique', 'unique_consecutive', 'where'}
+"""Functions whose result has as many rows as values decide."""
+
+_MADE = {torch.tensor, torch.as_tensor, torch.zeros, torch.ones, torch.full, torch.arange}
+
+
+_COMPARISONS = ('__eq__', '__ne__', '__gt__', '__le__', '__lt__', '__ge__')
+
+
+def _notes(name: str) -> Any:
+    operation = getattr(int, name)
+
+    def noting(self: EdgeCount, *others: Any) -> Any:
+        if any(not isinstance(other, (int, float)) for other in others):
+            return NotImplemented
+        if not self.reads.is_watching:  # it is kept somewhere
+            return operation(self, *others)
+        is_equality = name in ('__eq__', '__ne__') and isinstance(others[0], EdgeCount)
+        is_of_none = name == '__bool__' or (name in _COMPARISONS and others[0] == 0)
+        if is_equality or (is_of_none and self.reads.allows_none):
+            return operation(self, *others)
+        raise self.reads.found(f"the number of edges or nodes it sees ('{name}')")
+
+    return noting
+
+
+def _keeps(name: str) -> Any:
+    operation = getattr(int, name)
+
+    def computing(self: EdgeCount, *others: Any) -> Any:
+        if self.reads.is_watching and any(isinstance(other, float) for other in others):
+            raise self.reads.found(f"the number of edges or nodes it sees ('{name}')")
+        out = operation(self, *others)
+        return EdgeCount.of(out, self.reads) if type(out) is int else out
+
+    return computing
+
+
+class EdgeCount(int):
+    """A number of sampled edges or nodes, or one that was computed from it."""
+
+    reads: WholeReads
+
+    @staticmethod
+    def of(number: int, reads: WholeReads) -> EdgeCount:
+        """A number of which `reads` wants to know."""
+        count = EdgeCount(number)
+        count.reads = reads
+        return count
+
+    for _name in ('add', 'radd', 'sub', 'rsub', 'mul', 'rmul', 'floordiv', 'neg', 'pos'):
+        locals()[f'__{_name}__'] = _keeps(f'__{_name}__')
+    for _name in ('lt', 'le', 'gt', 'ge', 'eq', 'ne', 'bool', 'mod', 'rmod', 'divmod', 'truediv'):
+        locals()[f'__{_name}__'] = _notes(f'__{_name}__')
+    for _name in ('rtruediv', 'rfloordiv', 'float', 'int', 'repr', 'str', 'format', 'pow', 'rpow'):
+        locals()[f'__{_name}__'] = _notes(f'__{_name}__')
+    __hash__ = int.__hash__
+
+
+class WholeReads(TorchFunctionMode):
+    """While it lasts, a message that asks in Python for what only all edges know is refused.
+
+    Args:
+        num_edges: Number of edges that it is given.
+        alike: Tensors that are the same for every block, such as parameters.
+        allows_none: Whether it may ask if there are edges at all: without any it gives no rows.
+
+    Raises:
+        MessageError: At the end, if the message has not let it through.
+    """
+
+    def __init__(self, num_edges: int, alike: list[Tensor], *, allows_none: bool) -> None:
+        super().__init__()
+        self._num_edges, self.allows_none = num_edges, allows_none
+        self._alike = {id(tensor): tensor for tensor in alike}  # kept: ids are used again
+        self._counted: dict[int, Tensor] = {}
+        self._error: MessageError | None = None
+        self.is_watching = True
+
+    def found(self, what: str) -> MessageError:
+        """The error for what was asked for, which is kept: a message may catch it."""
+        self._error = self._error or MessageError(f'it asks in Python for {what}')
+        return self._error
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self.is_watching = False
+        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+        if self._error is not None and error is not self._error:
+            raise self._error from error
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        first = args[0] if args else None
+        if func in _SIZES:
+            return self._counts(first, func(*args, **kwargs))
+        tensors = [each for each in leaves((args, kwargs)) if isinstance(each, Tensor)]
+        is_alike = all(id(each) in self._alike for each in tensors)
+        is_alike = is_alike and (bool(tensors) or func in _MADE)
+        if func in _VALUES and not is_alike:
+            raise self.found(f"values of all edges ('{func.__name__}')")
+        out = func(*args, **kwargs)
+        for each in leaves(out):
+            if not isinstance(each, Tensor):
+                continue
+            if is_alike:
+                self._alike[id(each)] = each
+            elif _is_counted(func, args):
+                self._counted[id(each)] = each
+        return out
+
+    def _counts(self, tensor: Any, out: Any) -> Any:
+        if not isinstance(tensor, Tensor) or id(tensor) in self._alike:
+            return out
+        is_counted = id(tensor) in self._counted
+
+        def counted(size: int) -> int:
+            is_of_edges = is_counted or (size and size % self._num_edges == 0)
+            return EdgeCount.of(size, self) if is_of_edges else size
+
+        if isinstance(out, int):
+            return counted(out)
+        return torch.Size([counted(size) for size in out])
+
+
+def run_message(binding: Binding, values: dict[str, Any], samples: Arguments) -> Tensor:
+    """Runs a message on sampled edges, watched."""
+    reads = WholeReads(NUM_SAMPLES, _alike(binding, samples), allows_none=True)
+    with reads:
+        return binding.run(_counted(values, reads))
+
+
+def run_aggregation(
+    binding: Binding, values: dict[str, Any], message: Tensor, samples: Arguments
+) -> Tensor:
+    """Runs an aggregation on sampled edges, watched; PyG's own are known."""
+    conv = binding.conv
+    inside = (
+        [] if conv.aggr_module is None else conv.aggr_module.modules()
+    )  # of its own `aggregate`
+    functions = [type(conv).aggregate, *map(type, inside)]
+    if all(each.__module__.startswith(('torch.', 'torch_geometric.')) for each in functions):
+        return binding.aggregate(values, message)
+    reads = WholeReads(NUM_SAMPLES, _alike(binding, samples), allows_none=False)
+    with reads:
+        return binding.aggregate(_counted(values, reads), message)
+
+
+def _counted(values: dict[str, Any], reads: WholeReads) -> dict[str, Any]:
+    """With numbers of nodes of which `reads` wants to know."""
+    names = ('size_i', 'dim_size')
+    return values | {name: EdgeCount.of(values[name], reads) for name in names}
+
+
+def _alike(binding: Binding, samples: Arguments) -> list[Tensor]:
+    return [*binding.conv.parameters(), *binding.conv.buffers(), *samples.whole]
+
+
+def _is_counted(func: Any, args: Any) -> bool:
+    name = func.__name__
+    if name == 'where':
+        return len(args) == 1
+    index = args[1] if name == '__getitem__' and len(args) > 1 else None
+    return name in _COUNTED or any(
+        isinstance(each, Tensor) and each.dtype == torch.bool for each in leaves(index)
+    )
