@@ -39,6 +39,7 @@ class Averager:
     """
 
     is_last = True  # of the averagers of a backward
+    is_alive = True  # whether it averages: the model it is of may be gone
 
     def __init__(
         self, group: dist.ProcessGroup | None = None, bucket_bytes: float = 25 * MIB
@@ -65,10 +66,6 @@ class Averager:
                 p.requires_grad_(False)
             _put_first(cast(Any, p._backward_hooks), handle.id)
             self._known.append(ref(p))
-
-    def is_alive(self) -> bool:
-        """Whether it averages: the model it is of may be gone."""
-        return True
 
     def is_of_batches(self) -> bool:
         """Whether gradients of the backward that runs are those of batches."""
@@ -120,7 +117,7 @@ class Averager:
         gradient of; none while gradients only gather.
         """
         self._gathered.update(p for p in self._learning if p in new)
-        if self.accumulates or not self.is_alive():
+        if self.accumulates or not self.is_alive:
             return []
         with torch.no_grad():
             whole = self.average()
@@ -204,23 +201,12 @@ class Arrival:
     __torch_unserializable__ = True
 
     def __init__(self, averager: Averager, parameter: Tensor) -> None:
-        self._averager, self._parameter = ref(averager), ref(parameter)
-
-    @property
-    def averager(self) -> Averager | None:
-        """Which one averages; None if it is gone."""
-        averager = self._averager()
-        return averager if averager is not None and averager.is_alive() else None
-
-    @property
-    def averages(self) -> bool:
-        """Whether the gradient becomes whole at the end."""
-        return self.averager is not None
+        self.averager, self._parameter = ref(averager), ref(parameter)
 
     def __call__(self, grad: Tensor) -> Tensor | None:
         """Notes the gradient; gives that of all ranks where somebody reads it at once."""
-        averager, p = self.averager, self._parameter()
-        if averager is None or p is None:
+        averager, p = self.averager(), self._parameter()
+        if averager is None or not averager.is_alive or p is None:
             return None
         if averager._accumulating != torch._C._current_graph_task_id():
             if world_size() == 1:
@@ -239,9 +225,11 @@ def _averages(averager: Averager, p: Tensor) -> bool:
     hooks = cast(dict[int, Any], p._backward_hooks or {})
     found = {key: hook for key, hook in hooks.items() if isinstance(hook, Arrival)}
     for key, hook in found.items():
-        if hook.averager is None or (hook.averager.is_last and not averager.is_last):
+        other = hook.averager()
+        is_gone = other is None or not other.is_alive
+        if other is None or is_gone or (other.is_last and not averager.is_last):
             del hooks[key]
-    return any(hook.averager is averager for hook in found.values())
+    return any(hook.averager() is averager for hook in found.values())
 
 
 def _put_first(hooks: dict[int, Any], first: int) -> None:

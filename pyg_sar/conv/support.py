@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch_geometric.nn import MessagePassing, norm
 
-from pyg_sar.ground.class_swap import plain_class
+from pyg_sar.ground.class_swap import name_of, plain_class
 from pyg_sar.ground.inert import is_of_user
 
 _REASONS = {
@@ -68,11 +68,11 @@ def takes_statistics(module: torch.nn.Module) -> bool:
     return isinstance(module, _STATISTICS_MODULES)
 
 
-def refuse_tracing(name: str) -> None:
+def refuse_tracing(module: torch.nn.Module) -> None:
     """Raises in torch.jit.trace, on all ranks alike, before they communicate."""
     if torch.jit.is_tracing():  # type: ignore[no-untyped-call]
         raise ValueError(
-            f'torch.jit.trace cannot follow {name} on a graph that is cut (got rows of all ranks): '
+            f'torch.jit.trace cannot follow {name_of(module)} on a graph that is cut (got rows of all ranks): '
             'trace the plain model on plain tensors, on one machine; model.state_dict() has its '
             'keys'
         )

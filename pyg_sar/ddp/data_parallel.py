@@ -33,7 +33,7 @@ from pyg_sar.ddp.gradients import Gradients
 from pyg_sar.ddp.lazy_layers import LazyLayers
 from pyg_sar.ddp.same_model import check_same_model, check_same_values
 from pyg_sar.ddp.wrap import compile_loops, wrap
-from pyg_sar.ground.class_swap import ClassSwap, become, name_of
+from pyg_sar.ground.class_swap import ClassSwap, become
 from pyg_sar.ground.nested import leaves
 from pyg_sar.memory import return_freed_memory
 from pyg_sar.own_rows import OwnRows
@@ -192,7 +192,7 @@ class DistributedDataParallel(torch.nn.Module, metaclass=ClassSwap):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the model."""
         if any(isinstance(each, Rows) for each in leaves((args, kwargs))):
-            refuse_tracing(name_of(self))
+            refuse_tracing(self)
         try:
             return super().__call__(*args, **kwargs)
         except BaseException as error:

@@ -44,7 +44,7 @@ STEPS_BETWEEN_CHECKS = 50
 class Gradients(Averager):
     """Averages the gradients of a model over the ranks; a copy is of no model, and does nothing."""
 
-    is_last = False
+    is_last = is_alive = False
 
     def __init__(
         self, group: dist.ProcessGroup | None = None, bucket_bytes: float = 25 * MIB
@@ -75,7 +75,14 @@ class Gradients(Averager):
 
     def of(self, model: torch.nn.Module) -> None:
         """Averages the gradients of a model from now on; copies have the hooks of forwards."""
-        self._model = ref(model)
+        me = ref(self)
+
+        def end(_: Any) -> None:
+            gradients = me()
+            if gradients is not None:
+                gradients.is_alive = False
+
+        self._model, self.is_alive = ref(model, end), True
         self.take_in(model)
 
     def take_in(self, module: torch.nn.Module) -> None:
@@ -87,7 +94,7 @@ class Gradients(Averager):
     @torch.compiler.disable
     def before_forward(self, module: torch.nn.Module, args: Any) -> None:
         """Notes whose forward the user has called: of the model, or of a layer in it."""
-        if self._outermost is None or module is self.model():
+        if self._outermost is None or (self._model is not None and module is self._model()):
             self._outermost = module
             evaluated.value = None if torch.is_grad_enabled() else module
 
@@ -97,7 +104,7 @@ class Gradients(Averager):
         if module is not self._outermost:
             return
         self._outermost = evaluated.value = None
-        if not self.is_alive() or world_size() == 1:
+        if not self.is_alive or world_size() == 1:
             return
         found = [t for t in leaves_of(out) if isinstance(t, Tensor)]
         if not torch.is_grad_enabled():  # no backward comes that would tell of a lost rank
@@ -130,10 +137,6 @@ class Gradients(Averager):
     def model(self) -> torch.nn.Module | None:
         """The model; None if it is gone, or another averager has it."""
         return None if self._model is None else self._model()
-
-    def is_alive(self) -> bool:
-        """See :meth:`Averager.is_alive`."""
-        return self.model() is not None
 
     def is_of_batches(self) -> bool:
         """See :meth:`Averager.is_of_batches`."""
@@ -181,7 +184,7 @@ class Gradients(Averager):
 
     def let_go(self) -> None:
         """Leaves the model to another averager."""
-        self._model = None
+        self._model, self.is_alive = None, False
         for handle in self._handles:
             handle.remove()
 
@@ -199,7 +202,7 @@ def _watch_what_is_put_in() -> None:
 def _put_in(into: torch.nn.Module, name: str, value: Any) -> None:
     """Notes a parameter or a module that is put into a module."""
     gradients = _of_modules.get(into, lambda: None)()
-    if gradients is None or value is None or not gradients.is_alive():
+    if gradients is None or value is None or not gradients.is_alive:
         return
     if isinstance(value, torch.nn.Module):
         gradients.take_in(value)
@@ -215,6 +218,6 @@ class _Entry:
 
     def __call__(self, grad: Tensor) -> None:
         gradients = self.gradients()
-        if gradients is not None and gradients.is_alive():
+        if gradients is not None and gradients.is_alive:
             gradients.enter()
             gradients._met.add(self.forward)

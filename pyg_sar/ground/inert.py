@@ -56,7 +56,7 @@ def inert(model: torch.nn.Module, given: Any = None) -> Iterator[None]:
         handles.append(module.register_forward_pre_hook(draws.__enter__, prepend=True))
         handles.append(module.register_forward_hook(draws.__exit__, always_call=True))
     try:
-        with without_users_hooks(model.modules()), lazy_draws.set(draws):
+        with without_users_hooks(model.modules()), lazy_draws.set(draws), is_hidden.set(True):
             yield
     finally:
         for handle in handles:
@@ -89,6 +89,9 @@ class _Draws:
             self.own = states_of_process()
             self._others()
 
+
+is_hidden: Scoped[bool] = Scoped(False)
+"""Whether a model runs that a program does not see, whose values ranks may not have in common yet."""
 
 lazy_draws: Scoped[AbstractContextManager[Any]] = Scoped(nullcontext())
 """In what lazy layers draw their values in this thread."""

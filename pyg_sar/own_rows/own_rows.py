@@ -51,11 +51,13 @@ class OwnRows(Tensor):
         n_id: Of the table itself: the ids of the own nodes, int64 ``[num_own]``, on the CPU.
         num_nodes: Of the table itself: the number of its rows on all ranks.
         node_type: Of the table itself: the type of the nodes; None without types.
+        of_table: Of what was made of a table, such as ``weight.data``: its `n_id` and `num_nodes`.
     """
 
     n_id: Tensor
     num_nodes: int
     node_type: str | None
+    of_table: tuple[Tensor, int] | None
     is_of_own_nodes = True  # nobody adds them up over the ranks
 
     @classmethod
@@ -84,7 +86,7 @@ class OwnRows(Tensor):
                 is_history = made.grad_fn is not None and name != 'grad'
                 if is_kept and has_rows and not is_history and type(made) is Tensor:
                     made.__class__ = OwnRows
-                    vars(made).update(vars(rows))
+                    made.of_table = _table_of(rows)
                 elif not is_whole and (not (is_kept and has_rows) or is_history):
                     _refuse(name)
         return out
@@ -103,6 +105,13 @@ class OwnRows(Tensor):
         return self.requires_grad, dict(vars(self))
 
 
+def _table_of(rows: Tensor) -> tuple[Tensor, int] | None:
+    """The ids of the own nodes, and the number of all, of a table or of what was made of it."""
+    if hasattr(rows, 'n_id'):
+        return rows.n_id, rows.num_nodes  # type: ignore[attr-defined, no-any-return]
+    return vars(rows).get('of_table')
+
+
 def _is_by_row(index: Any, value: Any) -> bool:
     """Whether what is set is set row by row: ``rows[rows > 0] = 1``, ``rows[:] = table``."""
     if isinstance(index, OwnRows):
@@ -112,10 +121,11 @@ def _is_by_row(index: Any, value: Any) -> bool:
 
 def _with_own_rows(args: Any, kwargs: Any) -> Any:
     """Arguments, with the own rows of plain tensors that have a row for every node."""
-    tables = [each for each in leaves((args, kwargs)) if hasattr(each, 'n_id')]
-    if not tables:
+    tables = [_table_of(each) for each in leaves((args, kwargs)) if isinstance(each, OwnRows)]
+    known = next(filter(None, tables), None)
+    if known is None:
         return args, kwargs
-    n_id, num_nodes = tables[0].n_id, tables[0].num_nodes
+    n_id, num_nodes = known
 
     def own(value: Any) -> Any:
         is_whole = type(value) in (Tensor, torch.nn.Parameter) and value.shape[:1] == (num_nodes,)

@@ -55,7 +55,12 @@ def all_of_plain(value: Any) -> Any:
 
 def is_averaged(leaf: Tensor) -> bool:
     """Whether the gradient of a leaf is averaged at the end of a backward."""
-    return any(getattr(hook, 'averages', False) for hook in (leaf._backward_hooks or {}).values())
+    for hook in (leaf._backward_hooks or {}).values():
+        averager = getattr(hook, 'averager', None)  # a weak reference to the one of a parameter
+        known = None if averager is None else averager()
+        if getattr(known, 'is_alive', False) or getattr(hook, 'averages', False):
+            return True
+    return False
 
 
 @communicates

@@ -197,13 +197,22 @@ class ChangesWhole(InPlace):
         return v_j * table
 
 
-def _refused(root: str) -> None:
-    data = pyg_sar.load_shard(root)
-    conv = pyg_sar.DistributedDataParallel(ChangesWhole('scaled').double())
-    with pytest.raises(ValueError, match="changes 'table' in place"):
-        conv(data.x, data.edge_index, None, None)
+def _with_a_table(root: str) -> list[Tensor]:
+    data = pyg_sar.load_shard(root) if root else _graph()
+    torch.manual_seed(2)
+    conv = ChangesWhole('scaled').double()
+    conv = pyg_sar.DistributedDataParallel(conv) if root else conv
+    out = conv(data.x, data.edge_index, None, None)
+    out.square().sum().backward()
+    return [
+        pyg_sar.gather(out).detach(),
+        *(p.grad for p in conv.parameters() if p.grad is not None),
+    ]
 
 
-def test_what_all_edges_read_may_not_change(tmp_path: Any) -> None:
+def test_what_all_edges_read_changes_once(tmp_path: Any) -> None:
     pyg_sar.partition_graph(_graph(), 3, tmp_path / 'parts', method=torch.arange(N) % 3)
-    run_as_threads(_refused, 3, str(tmp_path / 'parts'))
+    want = _with_a_table('')
+    for num_ranks in (1, 3):
+        for found in run_as_threads(_with_a_table, num_ranks, str(tmp_path / 'parts')):
+            torch.testing.assert_close(found, want, rtol=0, atol=1e-11)

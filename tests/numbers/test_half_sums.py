@@ -67,7 +67,7 @@ def _on_rank(dtype: torch.dtype) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize('num_ranks', [1, 3])
+@pytest.mark.parametrize('num_ranks', [2, 3])  # one process has torch's own
 def test_sums_are_rounded_once(num_ranks: int, dtype: torch.dtype) -> None:
     whole = torch.ones(())
     exact = _results(whole, dtype, torch.float64)

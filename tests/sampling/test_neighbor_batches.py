@@ -23,7 +23,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_one_process_takes_seeds_in_their_order(folder: str, size: int) -> None:
     graph, data = small_graph(), pyg_sar.load_shard(folder)
     loader = pyg_sar.NeighborLoader(data, [-1], batch_size=size)
-    assert all(batch.num_classes == 3 for batch in loader)
+    for batch in loader:
+        assert batch.num_classes == 3
+        assert batch.batch_size == batch.num_sampled_nodes[0]
     found = [batch.x[: batch.batch_size] for batch in loader]
     assert torch.equal(torch.cat(found), graph.x)
     assert [rows.size(0) for rows in found[:-1]] == [8 * size] * (len(found) - 1)
@@ -82,4 +84,3 @@ def test_batches_are_those_drawn_by_hand(folder: str, options: dict[str, Any]) -
             assert torch.equal(nodes[name], graph[name][nodes['n_id']])
         for name in ('edge_attr', 'edge_weight', 'edge_type'):
             assert torch.equal(edges[name], graph[name][edges['e_id']])
-        assert nodes['batch_size'] == nodes['num_sampled_nodes'][0]

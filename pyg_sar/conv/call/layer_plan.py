@@ -27,6 +27,7 @@ from pyg_sar.conv.exchanges import shards_of
 from pyg_sar.conv.options import Options
 from pyg_sar.ground.checksum import digest
 from pyg_sar.ground.class_swap import name_of
+from pyg_sar.ground.inert import is_hidden
 from pyg_sar.ground.scoped import Scoped
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.rows import plainly
@@ -136,7 +137,7 @@ def plan_for(
     is_known = plan is not None and error is None
     if shards[0].world_size > 1:
         told = words
-        if not torch.is_grad_enabled():  # with gradients the backward tells
+        if not (torch.is_grad_enabled() or is_hidden.value):  # with gradients the backward tells
             compared = conv if evaluated.value is None else evaluated.value
             values = common(compared.named_parameters()).values()
             told, evaluated.value = f'{words}; {_VALUES} {digest(values)}', None

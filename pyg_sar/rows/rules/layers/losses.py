@@ -128,6 +128,8 @@ def _of_classes(func: Any, args: Any, kwargs: Any) -> Any:
         if how == 'mean' and (are_labels or world_size() == 1):
             if world_size() == 1:
                 return func(**named | {'reduction': 'mean'})
+            # torch adds up half precision as float32, but gives a sum of it as half.
+            named['reduction'] = 'none' if named['input'].element_size() == 2 else 'sum'
             losses = func(**named)
             wide = torch.promote_types(losses.dtype, torch.float32)
             count = _counted(target, weight, named['ignore_index'], wide).to(target.device)
