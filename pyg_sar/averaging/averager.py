@@ -174,7 +174,8 @@ def average_gradients(tensors: Iterable[Tensor]) -> None:
 
     Layers take them as they are: what comes back is the share of a rank.
     """
-    averager = _of_comm.setdefault(current(), Averager())
+    comm = current()
+    averager = _of_comm.get(comm) or _of_comm.setdefault(comm, Averager())
     for tensor in tensors:
         is_done = is_averaged(tensor) or is_divided(tensor) or is_own_rows(tensor)
         if is_done or not tensor.requires_grad:

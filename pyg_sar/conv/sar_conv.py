@@ -122,7 +122,8 @@ class SARConv(MessagePassing, metaclass=ClassSwap):
                     "the edges of its first forward, and those of a batch are not another's"
                 )
             return super().forward(*args, **kwargs)
-        refuse_tracing(self)
+        if torch.jit.is_tracing():  # type: ignore[no-untyped-call]
+            refuse_tracing(self)
         edges = [each for each in given if isinstance(each, EdgeIndex)]
         if edges and torch.is_grad_enabled() and world_size() > 1:
             average_gradients(self.parameters())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import torch
 from torch_geometric.nn import MessagePassing, norm
 
@@ -68,14 +70,13 @@ def takes_statistics(module: torch.nn.Module) -> bool:
     return isinstance(module, _STATISTICS_MODULES)
 
 
-def refuse_tracing(module: torch.nn.Module) -> None:
-    """Raises in torch.jit.trace, on all ranks alike, before they communicate."""
-    if torch.jit.is_tracing():  # type: ignore[no-untyped-call]
-        raise ValueError(
-            f'torch.jit.trace cannot follow {name_of(module)} on a graph that is cut (got rows of all ranks): '
-            'trace the plain model on plain tensors, on one machine; model.state_dict() has its '
-            'keys'
-        )
+def refuse_tracing(module: torch.nn.Module) -> NoReturn:
+    """Raises for torch.jit.trace, on all ranks alike, before they communicate."""
+    raise ValueError(
+        f'torch.jit.trace cannot follow {name_of(module)} on a graph that is cut (got rows of all '
+        'ranks): trace the plain model on plain tensors, on one machine; model.state_dict() has '
+        'its keys'
+    )
 
 
 def why_refused(module: torch.nn.Module) -> str | None:

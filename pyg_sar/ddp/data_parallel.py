@@ -191,7 +191,8 @@ class DistributedDataParallel(torch.nn.Module, metaclass=ClassSwap):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the model."""
-        if any(isinstance(each, Rows) for each in leaves((args, kwargs))):
+        is_tracing = torch.jit.is_tracing()  # type: ignore[no-untyped-call]
+        if is_tracing and any(isinstance(each, Rows) for each in leaves((args, kwargs))):
             refuse_tracing(self)
         try:
             return super().__call__(*args, **kwargs)

@@ -91,7 +91,7 @@ class _Draws:
 
 
 is_hidden: Scoped[bool] = Scoped(False)
-"""Whether a model runs that a program does not see, whose values ranks may not have in common yet."""
+"""Whether a model runs that a program does not see; ranks may not have its values in common yet."""
 
 lazy_draws: Scoped[AbstractContextManager[Any]] = Scoped(nullcontext())
 """In what lazy layers draw their values in this thread."""

@@ -86,7 +86,7 @@ class OwnRows(Tensor):
                 is_history = made.grad_fn is not None and name != 'grad'
                 if is_kept and has_rows and not is_history and type(made) is Tensor:
                     made.__class__ = OwnRows
-                    made.of_table = _table_of(rows)
+                    vars(made)['of_table'] = _table_of(rows)
                 elif not is_whole and (not (is_kept and has_rows) or is_history):
                     _refuse(name)
         return out
@@ -108,7 +108,7 @@ class OwnRows(Tensor):
 def _table_of(rows: Tensor) -> tuple[Tensor, int] | None:
     """The ids of the own nodes, and the number of all, of a table or of what was made of it."""
     if hasattr(rows, 'n_id'):
-        return rows.n_id, rows.num_nodes  # type: ignore[attr-defined, no-any-return]
+        return rows.n_id, rows.num_nodes  # type: ignore[attr-defined]
     return vars(rows).get('of_table')
 
 

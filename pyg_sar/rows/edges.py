@@ -135,9 +135,10 @@ class EdgeIndex(Rows):
             out = _kept(edges, func, args[1:], kwargs)
             if out is not None:
                 return out
-        is_whole = any(
-            e._space.is_whole for e in leaves((args, kwargs)) if isinstance(e, EdgeIndex)
-        )
+        one: Any = edges  # a list of edges may come first, or a plain tensor
+        if not isinstance(edges, EdgeIndex):
+            one = next(e for e in leaves((args, kwargs)) if isinstance(e, EdgeIndex))
+        is_whole = one._space.is_whole
         if not is_read and (name not in _JOINS or is_whole):
             args, kwargs = in_nested((args, kwargs), _values_of)
         if is_whole:

@@ -204,10 +204,8 @@ def _with_a_table(root: str) -> list[Tensor]:
     conv = pyg_sar.DistributedDataParallel(conv) if root else conv
     out = conv(data.x, data.edge_index, None, None)
     out.square().sum().backward()
-    return [
-        pyg_sar.gather(out).detach(),
-        *(p.grad for p in conv.parameters() if p.grad is not None),
-    ]
+    grads = [p.grad for p in conv.parameters() if p.grad is not None]
+    return [pyg_sar.gather(out).detach(), *grads]
 
 
 def test_what_all_edges_read_changes_once(tmp_path: Any) -> None:
