@@ -144,7 +144,8 @@ class _Told:
         if not self._base:
             return [share > 0 for share in shares]
         pairs = [divmod(round(share), self._base) for share in shares]
-        own = [world_size() * digit for digit in self._digits]
+        size = world_size()
+        own = [size * digit for digit in self._digits]
         self.is_alike = [digits for _, digits in pairs] == own
         return [count > 0 for count, _ in pairs]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import pickle
 import random
 import sys
 from collections import deque
@@ -299,7 +300,7 @@ class _HeldGenerator(_Held):
         )
 
     def is_changed(self) -> bool:
-        return repr(self.state_of(self.place)) != repr(self.then)
+        return pickle.dumps(self.state_of(self.place)) != pickle.dumps(self.then)
 
     def put_back(self) -> None:
         for kind, (_, write) in _GENERATORS.items():
