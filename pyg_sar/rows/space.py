@@ -68,6 +68,7 @@ class Space:
         self._multiples: dict[int, Space] = {}
         self._alike: dict[Space, bool] = {}
         self._order: Tensor | None = None
+        self._chosen: Tensor | None = None
         self._unions: dict[Any, Space] = {}
 
     def __getattr__(self, name: str) -> int:
@@ -133,6 +134,14 @@ class Space:
             order[own] = torch.arange(self.own, device=ids.device)
             self._order = order
         return self._order[ids]
+
+    def chosen(self, device: torch.device) -> Tensor:
+        """Of a selection, which own rows of `parent` it has, int64 ``[own]``."""
+        if self._chosen is None:
+            assert self.mask is not None
+            self._chosen = self.mask.nonzero().view(-1)
+        self._chosen = self._chosen.to(device)
+        return self._chosen
 
     def times(self, count: int) -> Space:
         """Every row `count` times, one after another."""
@@ -242,7 +251,7 @@ class Space:
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        derived = ['_selections', '_multiples', '_alike', '_order', '_unions']
+        derived = ['_selections', '_multiples', '_alike', '_order', '_chosen', '_unions']
         return {name: value for name, value in vars(self).items() if name not in derived}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

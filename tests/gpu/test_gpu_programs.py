@@ -42,7 +42,8 @@ def _losses(root: str, loss_of: Loss, data_on: str = 'cuda') -> list[float]:
 
 
 def _plain(out: Tensor, data: Any) -> Tensor:
-    return pyg_sar.mean_of_batches(F.cross_entropy(out, data.y, reduction='none'), data.train_mask)
+    losses = F.cross_entropy(out, data.y, reduction='none')
+    return pyg_sar.mean_of_batches(losses[data.train_mask])
 
 
 def _mask_on_the_host(out: Tensor, data: Any) -> Tensor:

@@ -57,11 +57,11 @@ def _waits_of_layer(root: str, name: str) -> Counter[str]:
 
 
 def _waits_of_loss(root: str) -> Counter[str]:
-    data = pyg_sar.local(pyg_sar.load_shard(root)).to('cuda')
-    values = data.x.sum(1).requires_grad_()
-    pyg_sar.mean_of_batches(values[data.train_mask]).backward()
+    data = pyg_sar.load_shard(root).to('cuda')
+    values = data.x.sum(1).detach().requires_grad_()
+    values[data.train_mask].mean().backward()
     with device_waits() as found:
-        pyg_sar.mean_of_batches(values[data.train_mask]).backward()
+        values[data.train_mask].mean().backward()
     return found
 
 

@@ -100,13 +100,11 @@ def _masked(func: Any, values: Rows, mask: Tensor, dim: int) -> Any:
         many = tag(flat, 0, space.times(width))
         return _masked(func, many, tag(chosen, 0, space.times(width)), 0)
     if isinstance(mask, Rows):
-        mask = brought(func, mask, space)
-        own, selected = plain(mask), space.selected(mask)
+        selected = space.selected(brought(func, mask, space))
     else:
-        own = own_rows(func, mask, 0, space)
-        selected = space.selected(own)
+        selected = space.selected(own_rows(func, mask, 0, space))
     with plainly():
-        kept = plain(values)[(slice(None),) * dim + (own,)]
+        kept = plain(values).index_select(dim, selected.chosen(values.device))
         return tag(kept, dim, selected)
 
 
