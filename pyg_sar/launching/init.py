@@ -148,22 +148,25 @@ def _join(start: Launched, interface: str | None, limit: timedelta | None) -> No
 def _seed_alike() -> None:
     """Gives all ranks the states of rank 0 that no rank has set or drawn from since the import.
 
-    Python and NumPy begin with a seed of their own in every process, torch with the same.
+    Python, NumPy and torch begin with a seed of their own in every process.
     """
     states = _states()
     answers = agree((states, [a == b for a, b in zip(states, _AT_IMPORT, strict=True)]))
     are_unset = [all(unset) for unset in zip(*(unset for _, unset in answers), strict=True)]
-    of_python, of_numpy = answers[0][0]
+    of_python, of_numpy, of_torch = answers[0][0]
     if are_unset[0]:
         random.setstate(of_python)
     if are_unset[1]:
         np.random.set_state(of_numpy)  # noqa: NPY002
+    if are_unset[2]:
+        torch.set_rng_state(torch.tensor(of_torch, dtype=torch.uint8))
 
 
-def _states() -> tuple[Any, Any]:
-    """The states of Python's and of NumPy's generator, by which PyG draws."""
+def _states() -> tuple[Any, Any, Any]:
+    """The states of the generators of Python and NumPy, by which PyG draws, and of torch's."""
     kind, keys, *rest = np.random.get_state()  # noqa: NPY002
-    return random.getstate(), (kind, np.asarray(keys).tolist(), *rest)
+    of_numpy = kind, np.asarray(keys).tolist(), *rest
+    return random.getstate(), of_numpy, torch.get_rng_state().tolist()
 
 
 _AT_IMPORT = _states()
