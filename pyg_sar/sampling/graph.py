@@ -180,7 +180,7 @@ def build(
             cumulated(weight, ptr) if weight is not None and replace else None,
         )
     first = next(iter(shards.values()))
-    per_rank = first.parts_per_rank if first.cut is None else len(first.cut[0].ptr) - 1
+    per_rank = first.parts_per_rank if first.cut is None else first.cut[0].num_parts
     by_position = {key: nodes[key].by_position(time) for key, time in times.items()}
     own_part, size = first.parts.start, first.world_size
     is_whole = first.is_whole_graph

@@ -71,8 +71,8 @@ class LinkNeighborLoader(Loader):
             batch are not younger.
         disjoint: Whether both ends of every link have trees of their own. Always so with times.
         neg_sampling: ``'binary'``, ``'triplet'``, or a ``torch_geometric.sampler.NegativeSampling``
-            or dict, whose weights are of own nodes, ``[num_own]``. `neg_sampling_ratio` is read as
-            PyG reads it.
+            or dict, whose weights are rows of the nodes, or plain tensors of all, ``[N]``.
+            `neg_sampling_ratio` is read as PyG reads it.
         exclude_edges: True leaves the links of a part's batch out of its edges, so that no model
             sees its answer; a node may have fewer neighbours than were drawn. ``'reverse'`` also
             leaves out the edges back; between nodes of two types name the relation of these.

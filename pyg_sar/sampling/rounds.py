@@ -243,10 +243,8 @@ class Round:
             nodes = self.graph.nodes[key]
             position = grown.keys % max(nodes.total, 1)
             grown.place = torch.empty_like(position)
-            if self.graph.world_size == 1:
-                grown.row = nodes.rows(position)
-            else:
-                grown.row = position - nodes.first
+            grown.row = nodes.rows(position)
+            if self.graph.world_size > 1:
                 remote = (~nodes.is_own(position)).nonzero().view(-1)
                 kept = position[:0] if cache is None else cache.position[key]
                 wanted[key], place = number(kept, position[remote])

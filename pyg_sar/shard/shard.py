@@ -60,6 +60,11 @@ class Cut(NamedTuple):
     nodes: Tensor  # int64 ``[num_nodes]``
     ptr: tuple[int, ...]  # ``num_parts + 1`` offsets of the parts among them
 
+    @property
+    def num_parts(self) -> int:
+        """Number of parts."""
+        return len(self.ptr) - 1
+
 
 def make_steps(
     rank: int, world_size: int, halo_ptr: Sequence[int], sent: Callable[[int, int], Tensor]
