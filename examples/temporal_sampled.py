@@ -54,10 +54,10 @@ def draw_graph(num_nodes: int = 2000, seed: int = 0) -> Data:
 
 
 def questions(data: Data, is_late: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Own nodes that are asked in the last quarter of the time, or before; when; the answers."""
-    num_edges = pyg_sar.gather_batches(torch.tensor([data.num_edges])).sum()
-    row, column = ((data.asked >= 0.75 * num_edges) == is_late).nonzero().t()
-    return row, data.asked[row, column], data.y[row, column]
+    """Nodes that are asked in the last quarter of the time, or before; when; the answers."""
+    asked, y = pyg_sar.gather(data.asked), pyg_sar.gather(data.y)
+    row, column = ((asked >= 0.75 * data.num_edges) == is_late).nonzero().t()
+    return row, asked[row, column], y[row, column]
 
 
 def train(
@@ -111,7 +111,7 @@ def main() -> None:
         print(pyg_sar.partition_graph(draw_graph(), args.partition, args.root))
         return
     process = pyg_sar.init()
-    data = pyg_sar.local(pyg_sar.load_shard(args.root))  # each rank asks its own nodes
+    data = pyg_sar.load_shard(args.root)
     torch.manual_seed(args.seed)
     model = GraphSAGE(data.num_features, args.hidden, 2, out_channels=2)
     model = pyg_sar.DistributedDataParallel(model)

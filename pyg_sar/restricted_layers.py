@@ -8,7 +8,8 @@ rank they are. Nothing is sampled: outputs and gradients stay those of the whole
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,11 @@ from torch_geometric.data import Data
 
 from pyg_sar.comm import Exchange, agree, check_equal, exchange_of, in_call, raise_together
 from pyg_sar.comm.reshard.derive_shard import all_part_ptr, derive_shard
-from pyg_sar.shard.edge_index import ShardEdgeIndex
+from pyg_sar.rows.align import brought, listed, own_rows
+from pyg_sar.rows.edges import EdgeIndex, Ends, NodeIds, edge_index, node_ids
+from pyg_sar.rows.over_ranks import whole
+from pyg_sar.rows.rows import Rows, plain, plainly
+from pyg_sar.rows.space import Space
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,24 +29,27 @@ class RestrictedLayer:
     """The edges that one layer needs.
 
     Attributes:
-        edge_index: a ``ShardEdgeIndex``, int64 ``[2, num_edges]``: all edges into the
-            nodes that the layer computes. Its destinations are the first of its own sources.
-        edges: The places of these edges in ``data.edge_index``, int64 ``[num_edges]``:
+        edge_index: int64 ``[2, E]``: all edges into the nodes that the layer computes. Its ids are
+            the places of rows in what the layer reads and computes.
+        edges: Which of the edges in ``data.edge_index`` these are, int64 ``[E]``:
             ``data.edge_attr[layer.edges]`` goes with `edge_index`.
+        dst: Which of the rows that the layer reads are those of the nodes that it computes, int64
+            ``[num_dst]``: 0, 1, 2 ...
     """
 
-    edge_index: ShardEdgeIndex
+    edge_index: EdgeIndex
     edges: Tensor
+    dst: Tensor
 
     @property
     def num_src(self) -> int:
-        """Number of own rows that the layer reads."""
-        return self.edge_index.shard.num_own
+        """Number of rows that the layer reads."""
+        return self.edge_index.ends.src.total
 
     @property
     def num_dst(self) -> int:
-        """Number of own rows that the layer computes: the first ones of those it reads."""
-        return self.edge_index.shard.num_dst
+        """Number of rows that the layer computes: the first ones of those it reads."""
+        return self.edge_index.ends.dst.total
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,10 +57,9 @@ class RestrictedLayers:
     """What :func:`restrict` returns: a :class:`RestrictedLayer` for every layer of the model.
 
     Attributes:
-        input_nodes: Own nodes whose ``x`` the first layer reads, local ids, int64
-            ``[layers[0].num_src]``.
-        output_nodes: Own nodes that the last layer computes, local ids, int64
-            ``[layers[-1].num_dst]``: the nodes asked for; the first ones of `input_nodes`.
+        input_nodes: Nodes whose ``x`` the first layer reads, int64 ``[layers[0].num_src]``.
+        output_nodes: Nodes that the last layer computes, int64 ``[layers[-1].num_dst]``: the nodes
+            asked for; the first ones of `input_nodes`.
         layers: From the first layer to the last; iterating gives them, too.
     """
 
@@ -75,15 +82,13 @@ class RestrictedLayers:
 def restrict(data: Data, nodes: Tensor, num_layers: int) -> RestrictedLayers:
     """Leaves out of every layer the edges on which no output of `nodes` depends, exactly.
 
-    A layer reads a pair: the rows of its sources, of which its destinations are the first::
+    A layer reads a pair: the rows of its sources, and those of them that it computes anew::
 
-        data = pyg_sar.local(data)
         layers = pyg_sar.restrict(data, data.train_mask, num_layers=2)  # once
         x = data.x[layers.input_nodes]
         for conv, layer in zip(model.convs, layers):
-            x = conv((x, x[: layer.num_dst]), layer.edge_index)
-        losses = F.cross_entropy(x, data.y[layers.output_nodes], reduction='none')
-        loss = pyg_sar.mean_of_batches(losses)
+            x = conv((x, x[layer.dst]), layer.edge_index)
+        loss = F.cross_entropy(x, data.y[layers.output_nodes])
 
     The convs are SARConvs that take a pair ``(x_src, x_dst)``, as with PyG's neighbour loaders. All
     edges into a computed node are there, so an aggregation over in-edges is that of the whole
@@ -92,13 +97,13 @@ def restrict(data: Data, nodes: Tensor, num_layers: int) -> RestrictedLayers:
     - values that a conv derives from *other* edges. ``GCNConv``, which needs the in-degrees of
       sources, takes no pair and raises a ValueError. Store its weights as ``edge_weight`` before
       partitioning, and use a linear layer and
-      ``SimpleConv('sum')((x, x[: layer.num_dst]), layer.edge_index, edge_weight[layer.edges])``.
+      ``SimpleConv('sum')((x, x[layer.dst]), layer.edge_index, edge_weight[layer.edges])``.
     - statistics over nodes: a batch norm between the layers sees the restricted rows only.
 
     Args:
-        data: Plain own rows: :func:`pyg_sar.local` of what :func:`pyg_sar.load_shard` returned.
-        nodes: The own nodes whose final output is wanted: a bool mask ``[num_own]``, or local ids
-            without repetition, int64 (outputs then come in their order). A rank may want none.
+        data: What :func:`pyg_sar.load_shard` returned, of one type of nodes.
+        nodes: The nodes whose final output is wanted: a bool mask ``[N]``, or ids without
+            repetition, int64 (outputs then come in their order).
         num_layers: Number of layers, i.e. how far an output looks; equal on all ranks.
 
     Returns:
@@ -109,14 +114,15 @@ def restrict(data: Data, nodes: Tensor, num_layers: int) -> RestrictedLayers:
     """
     error = _error(data, nodes, num_layers)
     raise_together(error)
-    check_equal("'num_layers'", agree(num_layers))
-    edge_index: ShardEdgeIndex = data.edge_index
-    shard = edge_index.shard
+    check_equal("'nodes' and 'num_layers'", agree((nodes.dtype == torch.bool, num_layers)))
+    of_graph: EdgeIndex = data.edge_index
+    space, handle = of_graph.ends.dst, of_graph.handle
+    shard = handle.shard
     exchange = exchange_of(shard)
-    src, dst = edge_index.as_subclass(Tensor).unbind()
+    src, dst = handle.as_subclass(Tensor).unbind()
 
-    ids = nodes.nonzero().view(-1) if nodes.dtype == torch.bool else nodes
-    reached = output_nodes = ids.to(src.device, copy=True)
+    space_out, output_nodes = _wanted(nodes, space)
+    space_dst, reached = space_out, output_nodes.to(src.device)
     # The row of every own node; -1: not reached so far. Nodes reached earlier come first, so the
     # rows of a layer are the first ones of the layer before it.
     row = torch.full((shard.num_own,), -1, device=src.device)
@@ -124,12 +130,15 @@ def restrict(data: Data, nodes: Tensor, num_layers: int) -> RestrictedLayers:
     layers: list[RestrictedLayer] = []
     for number in range(num_layers, 0, -1):
         num_dst = reached.numel()
-        edges = (row[dst] >= 0).nonzero().view(-1)
+        is_needed = row[dst] >= 0
+        edges = is_needed.nonzero().view(-1)
         layer_src, layer_dst = src[edges], row[dst[edges]]
 
-        new = (_read_by_any(layer_src, exchange) & (row < 0)).nonzero().view(-1)
+        is_new = _read_by_any(layer_src, exchange) & (row < 0)
+        new = is_new.nonzero().view(-1)
         row[new] = torch.arange(num_dst, num_dst + new.numel(), device=src.device)
         reached = torch.cat([reached, new])
+        space_src = space_dst.joined((space.selected(is_new),))
 
         # Its parts are not the partition's, as the destinations of all own parts come first. What
         # matters of a part is that its rows are one range and its size bounds a block's.
@@ -138,7 +147,7 @@ def restrict(data: Data, nodes: Tensor, num_layers: int) -> RestrictedLayers:
         part_ptr = all_part_ptr(shard, ends)
         place = row + part_ptr[shard.parts.start]
         place = torch.cat([place, *exchange.fetch_all([place])])
-        handle, order = derive_shard(
+        made, order = derive_shard(
             shard,
             part_ptr,
             place[layer_src],
@@ -146,10 +155,44 @@ def restrict(data: Data, nodes: Tensor, num_layers: int) -> RestrictedLayers:
             name=f'restricted for layer {number} of {num_layers}',
             dst_rows=num_dst,
         )
-        if shard.e_id is not None:
-            handle.shard = replace(handle.shard, e_id=shard.e_id[edges[order]])
-        layers.insert(0, RestrictedLayer(handle, edges[order]))
-    return RestrictedLayers(reached, output_nodes, tuple(layers))
+        if space.is_whole:  # one process holds edges in the order of the graph
+            places = order.argsort()
+            made, order = made[:, places], order[places]  # type: ignore[assignment]
+        needed = of_graph._space.selected(is_needed)
+        space_of_edges = Space(
+            needed.own,
+            what='edges',
+            ids=needed.ids(src.device)[order],
+            total=needed.total,
+            neighbours=(space_dst, space_src),
+        )
+        layer = RestrictedLayer(
+            edge_index(made, space_of_edges, Ends(made.shard, space_src, space_dst)),
+            _chosen(space_of_edges, of_graph._space, edges[order]),
+            _chosen(space_dst, space_src, torch.arange(num_dst, device=src.device)),
+        )
+        layers.insert(0, layer)
+        space_dst = space_src
+    return RestrictedLayers(
+        _chosen(space_dst, space, reached), _chosen(space_out, space, output_nodes), tuple(layers)
+    )
+
+
+def _chosen(chosen: Space, space: Space, places: Tensor) -> Any:
+    """The ids of chosen rows of a space, by their places among the own ones."""
+    return node_ids(space.ids(places.device)[places], 0, chosen, space, places, None)
+
+
+def _wanted(nodes: Tensor, space: Space) -> tuple[Space, Tensor]:
+    """The nodes of a mask or of ids as a space, and their places among the own ones."""
+    if nodes.dtype == torch.bool:
+        mask: Any = brought('restrict', nodes, space) if isinstance(nodes, Rows) else nodes
+        mask = mask if isinstance(mask, Rows) else own_rows('restrict', mask, 0, space)
+        chosen = space.selected(mask)
+        return chosen, plain(mask).nonzero().view(-1)
+    if isinstance(nodes, NodeIds) and nodes.of is space and nodes.shard is None:
+        return nodes._space, nodes.places
+    return listed('restrict', whole(nodes), space)
 
 
 def _read_by_any(src: Tensor, exchange: Exchange) -> Tensor:
@@ -163,26 +206,29 @@ def _read_by_any(src: Tensor, exchange: Exchange) -> Tensor:
 
 
 def _error(data: Data, nodes: Tensor, num_layers: int) -> ValueError | None:
-    edge_index = getattr(data, 'edge_index', None)
-    if not isinstance(edge_index, ShardEdgeIndex) or edge_index.shard.is_bipartite:
+    edges: Any = getattr(data, 'edge_index', None)
+    is_known = isinstance(edges, EdgeIndex) and edges.ends.src is edges.ends.dst
+    if not is_known or edges.handle.is_flipped or not edges._space.has_ids():
         return ValueError(
-            "expected plain own rows, pyg_sar.local of the homogeneous 'data' of "
-            f"pyg_sar.load_shard (got {type(edge_index).__name__} as its 'edge_index')"
+            "'data' must be that of pyg_sar.load_shard with one type of nodes (got "
+            f"{type(edges).__name__} as its 'edge_index')"
         )
     if type(num_layers) is not int or num_layers < 1:
         return ValueError(f"'num_layers' must be a positive int (got {num_layers!r})")
-    num_own = edge_index.shard.num_own
-    expected = f"expected 'nodes' to be a bool mask or int64 ids of the {num_own} own nodes"
+    num_nodes = edges.ends.dst.total
+    expected = f"expected 'nodes' to be a bool mask or int64 ids of the {num_nodes} nodes"
     if not isinstance(nodes, Tensor):
         return ValueError(f'{expected} (got {type(nodes).__name__})')
-    is_mask = nodes.dtype == torch.bool and nodes.shape == (num_own,)
+    is_mask = nodes.dtype == torch.bool and nodes.shape == (num_nodes,)
     got = ''
     if not is_mask and (nodes.dtype != torch.int64 or nodes.dim() != 1):
         got = f'{nodes.dtype} of shape {tuple(nodes.shape)}'
-    elif not is_mask and nodes.numel():
-        low, high = (int(v) for v in torch.aminmax(nodes))
-        is_twice = torch.unique(nodes).numel() != nodes.numel()
-        got = f'{low} to {high}' if low < 0 or high >= num_own else 'repeated ones' * is_twice
+    elif not is_mask:
+        with plainly():
+            ids = plain(nodes)
+            low, high = (int(v) for v in torch.aminmax(ids)) if ids.numel() else (0, 0)
+            is_twice = torch.unique(ids).numel() != ids.numel()
+        got = f'{low} to {high}' if low < 0 or high >= num_nodes else 'repeated ones' * is_twice
     if got:
         return ValueError(f'{expected}, each once (got {got})')
     return None

@@ -34,7 +34,7 @@ def on_ranks(
     *,
     kind: str = 'uneven',
     by: str = 'processes',
-    is_local: bool = True,
+    is_local: bool = False,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Marks a test whose first argument is the data of a rank; others are of pytest, plain values.
 

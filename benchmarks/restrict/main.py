@@ -42,7 +42,7 @@ class SAGE(torch.nn.Module):
             x = x.relu() if number else x
             if isinstance(graph, RestrictedLayers):
                 layer = graph[number]
-                x = conv((x, x[: layer.num_dst]), layer.edge_index)
+                x = conv((x, x[layer.dst]), layer.edge_index)
             else:
                 x = conv(x, graph)
         return x
@@ -52,7 +52,7 @@ def main() -> None:
     args = _parse()
     dist.init_process_group('gloo')
     torch.set_num_threads(1)
-    data = pyg_sar.local(pyg_sar.load_shard(args.shards))
+    data = pyg_sar.load_shard(args.shards)
     results = [measure(data, fraction, args) for fraction in args.fractions]
     if dist.get_rank() == 0:
         settings = {k: v for k, v in vars(args).items() if k != 'shards'}
@@ -64,10 +64,10 @@ def main() -> None:
 
 def measure(data: Data, fraction: float, args: argparse.Namespace) -> dict[str, Any]:
     """Trains on a share of the labels, the same for all numbers of processes."""
-    num_nodes = data.edge_index.shard.num_nodes
+    num_nodes = data.num_nodes
     generator = torch.Generator().manual_seed(args.seed)
     chosen = torch.rand(num_nodes, generator=generator) < fraction
-    train_mask = chosen[data.n_id] & (data.y >= 0)  # -1: without a label
+    train_mask = (data.y >= 0) & chosen  # -1: without a label
 
     seconds, layers = _seconds(lambda: pyg_sar.restrict(data, train_mask, args.layers))
     torch.manual_seed(args.seed)
@@ -91,18 +91,18 @@ def measure(data: Data, fraction: float, args: argparse.Namespace) -> dict[str, 
     dense = sum(layer.num_dst * i * o for layer, (i, o) in zip(layers, pairs, strict=True))
     return {
         'fraction': fraction,
-        'labels': _total(int(train_mask.sum())),
+        'labels': int(train_mask.sum()),
         'seconds': {name: _summary(values) for name, values in times.items()},
         'restrict_seconds': seconds,
         'losses': losses,
         'edges': {
-            'full': _total(data.edge_index.size(1) * args.layers),
-            'restricted': _total(sum(layer.edges.numel() for layer in layers)),
+            'full': data.edge_index.size(1) * args.layers,
+            'restricted': sum(layer.edges.numel() for layer in layers),
         },
-        'edges_per_layer': [_total(layer.edges.numel()) for layer in layers],
+        'edges_per_layer': [layer.edges.numel() for layer in layers],
         'multiplications': {
             'full': num_nodes * sum(i * o for i, o in pairs) * 2,
-            'restricted': _total(dense) * 2,
+            'restricted': dense * 2,
         },
     }
 
@@ -119,8 +119,8 @@ def _trainer(
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
 
     def epoch() -> float:
-        values = F.cross_entropy(parallel(x, graph), y, reduction='none', ignore_index=-1)
-        loss = pyg_sar.mean_of_batches(values if mask is None else values[mask])
+        out = parallel(x, graph)
+        loss = F.cross_entropy(*((out, y) if mask is None else (out[mask], y[mask])))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -136,10 +136,6 @@ def _seconds(work: Callable[[], Any]) -> tuple[float, Any]:
     result = work()
     dist.barrier()
     return time.perf_counter() - start, result
-
-
-def _total(count: int) -> int:
-    return int(pyg_sar.gather_batches(torch.tensor([count])).sum())
 
 
 def _summary(values: list[float]) -> dict[str, float]:

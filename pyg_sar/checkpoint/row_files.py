@@ -21,7 +21,8 @@ from pyg_sar.comm import agree, check_equal, in_call, rank, world_size
 from pyg_sar.own_rows import plain
 from pyg_sar.rows.align import own_rows
 from pyg_sar.rows.attach import as_local, space_of_nodes
-from pyg_sar.rows.rows import tag
+from pyg_sar.rows.rows import Rows, tag
+from pyg_sar.shard.edge_index import refuse_local
 from pyg_sar.shard.format.swap import swap_in
 
 _PIECE = re.compile(r'rows-\d{5}-of-\d{5}\.parquet')
@@ -56,10 +57,10 @@ def save_rows(path: str | os.PathLike[str], values: Tensor, data: Any) -> None:
         OSError: On all ranks, if one of them cannot write.
     """
     path, space = Path(path), space_of_nodes(data)
+    together(lambda: _check(path, values, data))
     if space is not None and type(values) is Tensor:
         values = own_rows('save_rows', values, 0, space)
     values, data = as_local((values, data))
-    together(lambda: _check(path, values, data))
     row = str(values.dtype), tuple(values.shape[1:])
     check_equal("rows in 'values'", agree(row))
     num_nodes = int(data.num_nodes_total)
@@ -96,18 +97,18 @@ def load_rows(path: str | os.PathLike[str], data: Any) -> Tensor:
         data: What :func:`pyg_sar.load_shard` gave, or of a HeteroData the nodes of a type.
 
     Returns:
-        ``[num_own, ...]``, in the order of ``data.x``.
+        Rows ``[N, ...]``, in the order of ``data.x``.
 
     Raises:
         ValueError: On all ranks, if there is not a row for every node of the whole graph.
         OSError: On all ranks, if one of them cannot read.
     """
     path, found = Path(path), list[Tensor]()
-    space, data = space_of_nodes(data), as_local(data)
+    space, own = space_of_nodes(data), as_local(data)
 
     def read() -> None:
-        _check_data(path, data)
-        ids, num_nodes = data.n_id.cpu().numpy(), int(data.num_nodes_total)
+        _check_data('load_rows', path, data)
+        ids, num_nodes = own.n_id.cpu().numpy(), int(own.num_nodes_total)
         if path.suffix == '.npy':
             rows = map_npy(path)
             _check_count(path, len(rows) if rows.ndim else 0, num_nodes)
@@ -117,11 +118,11 @@ def load_rows(path: str | os.PathLike[str], data: Any) -> Tensor:
         found.append(torch.from_numpy(rows))
 
     together(read)
-    values = found[0].to(data.n_id.device)
+    values = found[0].to(own.n_id.device)
     return values if space is None else tag(values, 0, space)
 
 
-def _check_data(path: Path, data: Any) -> None:
+def _check_data(what: str, path: Path, data: Any) -> None:
     if path.suffix not in _SUFFIXES:
         raise ValueError(f"'path' must end in one of {', '.join(_SUFFIXES)} (got '{path}')")
     if path.suffix == '.parquet':
@@ -131,13 +132,16 @@ def _check_data(path: Path, data: Any) -> None:
             "'data' must be what pyg_sar.load_shard gave, or of a HeteroData the nodes of a type, "
             f"data['paper'] (got a {type(data).__name__} without 'n_id')"
         )
+    if world_size() > 1 and not isinstance(data.n_id, Rows):
+        refuse_local(what)
 
 
 def _check(path: Path, values: Tensor, data: Any) -> None:
-    _check_data(path, data)
-    if values.dim() == 0 or values.size(0) != data.n_id.numel():
+    _check_data('save_rows', path, data)
+    num_nodes = int(data.num_nodes_total)
+    if values.shape[:1] != (num_nodes,):
         raise ValueError(
-            f"expected one row per own node in 'values', {data.n_id.numel()} rows (got shape "
+            f"expected a row for each of {num_nodes} nodes in 'values' (got shape "
             f'{tuple(values.shape)})'
         )
     try:

@@ -13,7 +13,7 @@ from pyg_sar.comm import Agreed, EdgeMove, Reversed, agree, reverse
 from pyg_sar.dropout import edge_ids, has_ids
 from pyg_sar.ground.nested import PLAIN, leaves_of
 from pyg_sar.rows.edges import EdgeIndex
-from pyg_sar.shard.edge_index import ShardEdgeIndex
+from pyg_sar.shard.edge_index import ShardEdgeIndex, refuse_local
 from pyg_sar.shard.kept import Kept
 from pyg_sar.shard.plan import Plan
 from pyg_sar.shard.shard import Shard
@@ -80,13 +80,15 @@ def ids_of_edges(edge_index: ShardEdgeIndex, move: EdgeMove | None, plan: Plan) 
     return _IDS.of(plan, make)
 
 
-def edges_in(values: Iterable[Any]) -> list[EdgeIndex | ShardEdgeIndex]:
+def edges_in(values: Iterable[Any]) -> list[EdgeIndex]:
     """The edges of cut graphs among arguments, of one partition."""
-    found: list[EdgeIndex | ShardEdgeIndex] = []
+    found: list[EdgeIndex] = []
     for value in values:
         for leaf in (value,) if isinstance(value, (Tensor, *PLAIN)) else leaves_of(value):
-            if isinstance(leaf, (EdgeIndex, ShardEdgeIndex)):
+            if isinstance(leaf, EdgeIndex):
                 found.append(leaf)
+            elif isinstance(leaf, ShardEdgeIndex):
+                refuse_local('a conv')
             elif isinstance(leaf, PyGEdgeIndex) and isinstance(leaf.as_tensor(), ShardEdgeIndex):
                 raise ValueError(
                     "expected a shard's edge_index as load_shard gave it (got an EdgeIndex made of "
@@ -102,7 +104,7 @@ def edges_in(values: Iterable[Any]) -> list[EdgeIndex | ShardEdgeIndex]:
     return found
 
 
-def shards_of(edges: Iterable[EdgeIndex | ShardEdgeIndex]) -> list[Shard]:
+def shards_of(edges: Iterable[EdgeIndex]) -> list[Shard]:
     """The shards of edges, each once."""
-    handles = [each.handle if isinstance(each, EdgeIndex) else each for each in edges]
-    return list({id(handle.shard): handle.shard for handle in handles}.values())
+    shards = [each.handle.shard for each in edges]
+    return list({id(shard): shard for shard in shards}.values())

@@ -26,14 +26,11 @@ from pyg_sar.conv.row_by_row import ROW_BY_ROW, relations_joined
 from pyg_sar.conv.support import refuse_tracing, why_refused
 from pyg_sar.dropout import is_running
 from pyg_sar.ground.class_swap import ClassSwap, become, name_of, plain_class
-from pyg_sar.rows.attach import edges_among, given_to_conv, rows_by_type
+from pyg_sar.rows.attach import given_to_conv, rows_by_type
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.made_edges import with_made_edges
-from pyg_sar.rows.own_rows import own_rows_of, rows_of_call
 from pyg_sar.rows.registry import signature_of
-from pyg_sar.rows.replicated import shares_kept
 from pyg_sar.rows.unasked.constructors import alike_draws
-from pyg_sar.shard.edge_index import ShardEdgeIndex
 
 
 class SARConv(MessagePassing, metaclass=ClassSwap):
@@ -61,10 +58,10 @@ class SARConv(MessagePassing, metaclass=ClassSwap):
             `memory_budget`, `exchange_dtype`, `partial_sums`.
 
     Shapes:
-        - **x**: own rows ``[num_own, F]``, or whatever node tensors the conv takes; on the edges
-          between two sets of nodes a pair ``([num_own, F_src], [num_dst, F_dst])``
-        - **edge_index**: the shard's ``[2, num_edges]``, or edges selected from it
-        - **output**: ``[num_dst, F_out]``
+        - **x**: rows ``[N, F]``, or whatever node tensors the conv takes; on the edges between two
+          sets of nodes a pair ``([N_src, F_src], [N_dst, F_dst])``
+        - **edge_index**: that of load_shard, ``[2, E]``, or edges selected from it
+        - **output**: rows ``[N_dst, F_out]``
 
     Forward and backward are collective: every rank calls them the same number of times, even if it
     has no nodes. Every forward begins with an all-reduce of one number: it tells whether all ranks
@@ -114,8 +111,8 @@ class SARConv(MessagePassing, metaclass=ClassSwap):
         signature = signature_of(self._plain_class.forward)
         names = [*signature.parameters][1:]
         args, kwargs = with_made_edges(self._plain_class.__name__, names, args, kwargs)
-        given = edges_in((*args, *kwargs.values()))
-        if not given:
+        edges = edges_in((*args, *kwargs.values()))
+        if not edges:
             if getattr(self, 'cached', False) and world_size() > 1:
                 raise ValueError(
                     f"'cached' of {name_of(self)} must be False on batches (got True): it keeps "
@@ -124,24 +121,15 @@ class SARConv(MessagePassing, metaclass=ClassSwap):
             return super().forward(*args, **kwargs)
         if torch.jit.is_tracing():  # type: ignore[no-untyped-call]
             refuse_tracing(self)
-        edges = [each for each in given if isinstance(each, EdgeIndex)]
-        if edges and torch.is_grad_enabled() and world_size() > 1:
+        if torch.is_grad_enabled() and world_size() > 1:
             average_gradients(self.parameters())
-        if edges and isinstance(self, ROW_BY_ROW):
-            own = given_to_conv((args, kwargs), edges, name_of(self))
-            return rows_by_type(self.forward(*own[0], **own[1]), (args, kwargs))
-        with self._on_cut_graph(given, args, kwargs) as plan:
-            if isinstance(self, ROW_BY_ROW):
-                with relations_joined(args[0] if args else kwargs['x_dict']):
-                    return super().forward(*args, **kwargs)
-            if edges:
+        with self._on_cut_graph(edges, args, kwargs):
+            if not isinstance(self, ROW_BY_ROW):
                 return super().forward(*args, **kwargs)
-            # Own rows, as pyg_sar.local gives them: computed as rows of the whole graph.
-            call = signature.bind(self, *args, **kwargs)
-            call.arguments.update(rows_of_call(call.arguments, int(self.node_dim), plan.spaces))
-            with shares_kept.set(True):
-                out = super().forward(*call.args[1:], **call.kwargs)
-            return own_rows_of(out, edges_among((call.args, call.kwargs)))
+            own_args, own = given_to_conv((args, kwargs), edges, name_of(self))
+            with relations_joined(own_args[0] if own_args else own['x_dict']):
+                out = super().forward(*own_args, **own)
+            return rows_by_type(out, (args, kwargs))
 
     propagate = propagate
     edge_updater = edge_updater
@@ -149,7 +137,7 @@ class SARConv(MessagePassing, metaclass=ClassSwap):
     @contextmanager
     def _on_cut_graph(
         self,
-        edges: list[EdgeIndex | ShardEdgeIndex],
+        edges: list[EdgeIndex],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         *,

@@ -243,7 +243,8 @@ def _check(
         if isinstance(p, Rows):
             raise ValueError(
                 f"'{name}' must be a plain parameter (got rows of the whole graph): a learned row "
-                'for every node is pyg_sar.NodeEmbedding'
+                'for every node is pyg_sar.NodeEmbedding, and rows that do not learn are a buffer '
+                '(register_buffer)'
             )
     if not bucket_cap_mb > 0:
         raise ValueError(f"'bucket_cap_mb' must be positive (got {bucket_cap_mb})")

@@ -11,7 +11,6 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_sar.comm import as_timedelta, set_debug, set_timeout
 from pyg_sar.compiled.installed import loops
-from pyg_sar.conv.all_nodes import watch_attention
 from pyg_sar.conv.options import options_of
 from pyg_sar.conv.sar_conv import SARConv, name_layers
 from pyg_sar.conv.support import why_refused
@@ -111,7 +110,6 @@ def wrap(
     set_debug(debug)
     set_log(log)
     watch_norms(model)
-    watch_attention(model)
     for conv in convs:
         SARConv(conv, **vars(checked))
     name_layers(model)

@@ -44,11 +44,10 @@ def rows(x: Tensor | torch.nn.Module, ids: Tensor, n_id: Tensor) -> Tensor:
         ends = pyg_sar.rows(out, pairs, data.n_id)  # [2, 2, columns]
 
     Args:
-        x: Own rows ``[num_own, ...]``; or a :class:`pyg_sar.NodeEmbedding`, of which each owner
-            looks up the rows that are asked for, and no others.
+        x: Rows ``[N, ...]``; or a :class:`pyg_sar.NodeEmbedding`, of which each owner looks up the
+            rows that are asked for, and no others.
         ids: Ids of the whole graph, int64, of any shape; they may differ from rank to rank.
-        n_id: ``data.n_id``: the ids of the own nodes, int64 ``[num_own]``. Of a HeteroData that of
-            the type of nodes.
+        n_id: ``data.n_id``, the ids of the nodes. Of a HeteroData that of the type of nodes.
 
     Returns:
         ``[*ids.shape, ...]``. Collective: one all-to-all in forward, one in backward; at the first

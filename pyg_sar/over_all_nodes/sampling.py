@@ -99,12 +99,12 @@ def permute_rows(x: Tensor, edge_index: Tensor, *, seed: int | None = None) -> T
         x = pyg_sar.permute_rows(data.x, data.edge_index, seed=1)
 
     Args:
-        x: Own rows ``[num_own, ...]``.
+        x: Rows ``[N, ...]``.
         edge_index: That of :func:`pyg_sar.load_shard`; or a plain one, with the rows of all nodes.
         seed: None for one drawn by torch's generator of rank 0.
 
     Returns:
-        Rows for the own nodes, ``[num_own, ...]``; gradients go back to the owners. Every rank
+        Rows ``[N, ...]``; gradients go back to the owners. Every rank
         holds the order of all nodes for a moment (8 bytes a node). Collective: as
         :func:`pyg_sar.rows` at its first call, and a small all-gather.
 

@@ -29,7 +29,7 @@ from pyg_sar.ddp.wrap import wrap
 from pyg_sar.ground.random_states import random_states_kept
 from pyg_sar.monitor import Counts, LiveBytes, Meter, hook
 from pyg_sar.planner.sizes import RankSizes
-from pyg_sar.rows.over_all_nodes import mean_of_batches
+from pyg_sar.rows.attach import as_rows_of_graph
 from pyg_sar.shard.cover import covers_pay
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.shard import Shard, make_steps
@@ -108,6 +108,8 @@ def rehearse(
         known += [step.send_index for step in data.edge_index.shard.steps]
         if is_batch:
             data.edge_index = index
+        else:
+            as_rows_of_graph(data)
         live, seconds = LiveBytes(known), []
         with live if count else nullcontext():
             for _ in range(epochs):
@@ -126,8 +128,7 @@ def _step(job: Job, model: torch.nn.Module, data: Data, optimizer: torch.optim.O
             f'expected one row of logits per node of the model (got shape {tuple(out.shape)} '
             f'for {data.num_nodes} nodes)'
         )
-    values = F.cross_entropy(out, data.y, reduction='none')
-    loss = mean_of_batches(values[data.train_mask])
+    loss = F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
     optimizer.zero_grad()
     loss.backward()  # type: ignore[no-untyped-call]
     optimizer.step()
@@ -178,7 +179,9 @@ def make_data(sizes: RankSizes, job: Job) -> Data:
         edge_index=handle,
         y=torch.zeros(num_own, dtype=torch.int64),
         train_mask=torch.arange(num_own) % 5 < 3,
+        n_id=torch.arange(num_own),
         num_nodes=num_own,
+        num_nodes_total=shard.num_nodes,
     )
 
 

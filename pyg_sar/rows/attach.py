@@ -15,7 +15,7 @@ from torch_geometric.data.storage import BaseStorage
 
 from pyg_sar.comm import agree, in_call
 from pyg_sar.ground.changes import version_of
-from pyg_sar.ground.nested import in_nested, leaves
+from pyg_sar.ground.nested import in_nested
 from pyg_sar.ground.scoped import Scoped
 from pyg_sar.monitor.users_line import users_line
 from pyg_sar.rows.align import brought, own_rows
@@ -25,10 +25,8 @@ from pyg_sar.rows.replicated import met
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, same_plain, tag
 from pyg_sar.rows.space import Space
 from pyg_sar.rows.unasked import ask_for_rows
-from pyg_sar.shard.kept import Kept
-
-WHOLE: Kept[tuple[Space, Ends]] = Kept()
-"""The space of a shard's edges, and their ends."""
+from pyg_sar.shard.edge_index import ShardEdgeIndex, refuse_local
+from pyg_sar.shard.read.read_shard import of_whole
 
 
 def as_rows_of_graph(data: Any) -> Any:
@@ -48,6 +46,8 @@ def as_rows_of_graph(data: Any) -> Any:
         space = nodes[store._key]
         for name, value in list(store.items()):
             if not _has_rows(value, space.own) or isinstance(value, Rows):
+                continue
+            if name in of_whole(store):
                 continue
             if store._key is None and not data.is_node_attr(name):
                 continue
@@ -72,11 +72,11 @@ def _attach_edges(data: Any, store: Any, total: int, nodes: dict[Any, Space]) ->
     for name, value in list(store.items()):
         if name == 'edge_index' or not _has_rows(value, shard.num_edges):
             continue
+        if name in of_whole(store):
+            continue
         if key is not None or data.is_edge_attr(name):
             store[name] = tag(value.view(value.shape), 0, space)
-    ends = Ends(shard, src, dst)
-    WHOLE.put(shard, (space, ends))
-    store['edge_index'] = edge_index(handle, space, ends)
+    store['edge_index'] = edge_index(handle, space, Ends(shard, src, dst))
 
 
 def as_local(value: Any) -> Any:
@@ -110,7 +110,7 @@ def _local_attribute(data: Any, store: Any, name: str, value: Any, spaces: list[
     if isinstance(value, np.ndarray) and value.dtype.kind in 'biufc':
         value = torch.from_numpy(value)
     is_known = isinstance(value, Rows) or type(value) is not Tensor or not value.dim()
-    if is_known or any(space.is_whole for space in spaces):
+    if is_known or name in of_whole(store) or any(space.is_whole for space in spaces):
         return _local(value)
     dim = data.__cat_dim__(name, value, store) if hasattr(data, '__cat_dim__') else 0
     if not isinstance(dim, int):
@@ -150,15 +150,17 @@ def _stores_of(data: Any) -> Any:
     return data.stores if isinstance(data, (Data, HeteroData)) else [data]
 
 
+def check_not_local(what: str, data: Any) -> None:
+    """Raises a ValueError for data that :func:`local` gave."""
+    stores = _stores_of(data) if isinstance(data, (Data, HeteroData, BaseStorage)) else []
+    if any(isinstance(store.get('edge_index'), ShardEdgeIndex) for store in stores):
+        refuse_local(what)
+
+
 def space_of_nodes(data: Any) -> Space | None:
     """The nodes of a graph of one type, or of a type, whose rows are typed; None of other data."""
     n_id = data.get('n_id') if hasattr(data, 'get') else getattr(data, 'n_id', None)
     return n_id._space if isinstance(n_id, Rows) else None
-
-
-def edges_among(values: Any) -> list[EdgeIndex]:
-    """The edges of a cut graph among the arguments of a call."""
-    return [each for each in leaves(values) if isinstance(each, EdgeIndex)]
 
 
 def given_to_conv(values: Any, edges: list[EdgeIndex], what: str) -> Any:

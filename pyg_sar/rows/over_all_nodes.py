@@ -16,6 +16,7 @@ from pyg_sar.rows.attach import as_local
 from pyg_sar.rows.over_ranks import sum_of_ranks
 from pyg_sar.rows.rows import Rows, tag
 from pyg_sar.rows.space import Space, rows_of_ranks
+from pyg_sar.shard.edge_index import ShardEdgeIndex, refuse_local
 
 Function = TypeVar('Function', bound=Callable[..., Any])
 
@@ -34,9 +35,8 @@ def mean_of_batches(losses: Tensor) -> Tensor:
     Collective: one sum over all ranks, and one in backward.
 
     Args:
-        losses: A number or more for every row of this rank's batch, ``[num_rows, ...]``; also of
-            own rows, as :func:`pyg_sar.local` and :func:`pyg_sar.restrict` give them. Numbers that
-            are not floating point, such as ``out.argmax(dim=-1) == y``, are counted.
+        losses: A number or more for every row of this rank's batch, ``[num_rows, ...]``. Numbers
+            that are not floating point, such as ``out.argmax(dim=-1) == y``, are counted.
 
     Returns:
         One number, ``[]``; 0 if no rank has any rows.
@@ -104,11 +104,15 @@ def gather_batches(values: Tensor) -> Tensor:
 
 
 def _of_rows(function: Function, as_rows: Callable[[Any, list[Rows]], Any]) -> Function:
-    """A function of plain own rows that takes rows as well, and what is rows then."""
+    """A function that takes rows, and what is rows then, by one that computes with own rows."""
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        given = [each for each in leaves((args, kwargs)) if isinstance(each, Rows)]
+        tensors = [each for each in leaves((args, kwargs)) if isinstance(each, Tensor)]
+        given = [each for each in tensors if isinstance(each, Rows)]
+        is_own = function is own.rows and world_size() > 1 and type(args[0]) is Tensor
+        if is_own or any(isinstance(each, ShardEdgeIndex) for each in tensors):
+            refuse_local(function.__name__)
         out = function(*as_local(args), **as_local(kwargs))
         return as_rows(out, given) if given else out
 

@@ -20,7 +20,6 @@ from pyg_sar.comm import all_reduce_sum, are_alike, communicates, once_different
 from pyg_sar.comm import world_size as num_ranks
 from pyg_sar.evictable import array_of
 from pyg_sar.ground.changes import version_of
-from pyg_sar.ground.scoped import Scoped
 from pyg_sar.monitor.users_line import warn
 
 LARGE = 2**24
@@ -31,18 +30,11 @@ PLAIN = (Tensor, torch.nn.Parameter)
 _checked = WeakTensorKeyDictionary()
 
 
-shares_kept = Scoped(False)
-"""Whether each rank keeps its share of the gradients of leaves that meet rows.
-
-A program that computes with own rows adds gradients up itself.
-"""
-
-
 def met(tensor: Tensor) -> Tensor:
     """A plain tensor as it meets rows: the same numbers, and the whole gradient on every rank."""
     if not tensor.requires_grad or not torch.is_grad_enabled():
         return tensor
-    if tensor.is_leaf and (shares_kept.value or is_averaged(tensor)):
+    if tensor.is_leaf and is_averaged(tensor):
         return tensor
     out: Tensor = tensor if num_ranks() == 1 else _Mean.apply(tensor)
     return out

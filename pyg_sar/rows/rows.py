@@ -130,6 +130,11 @@ def tag(tensor: Tensor, dim: int, space: Space) -> Any:
     if space.is_whole:
         return tensor
     if type(tensor) is Tensor:
+        if tensor.size(dim) != space.own:
+            raise ValueError(
+                f'expected {space!r} in dimension {dim} (got a tensor of shape '
+                f'{tuple(tensor.shape)}): please report it, with the program that shows it'
+            )
         tensor.__class__ = Rows
     elif type(tensor) is not Rows:
         tensor = tensor.as_subclass(Rows)

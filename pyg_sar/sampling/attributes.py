@@ -21,6 +21,7 @@ from pyg_sar.comm import agree, check_equal
 from pyg_sar.compiled.installed import loops
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.format.file_names import EdgeKey, NodeKey
+from pyg_sar.shard.read.read_shard import of_whole
 
 Values = dict[str, Tensor]
 
@@ -129,6 +130,8 @@ def _rows_of(data: Data | HeteroData, store: Any, is_edge: bool) -> Iterable[tup
         if isinstance(value, np.ndarray) and value.dtype.kind in 'biufc':
             value = torch.tensor(value)  # a copy: nothing tells when an array is written to
         if name == 'edge_index' or not isinstance(value, Tensor) or value.dim() == 0:
+            continue
+        if name in of_whole(store):
             continue
         dim = data.__cat_dim__(name, value, store)
         if isinstance(dim, int) and value.size(dim) == count and value.layout == torch.strided:

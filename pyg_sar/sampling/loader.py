@@ -23,7 +23,7 @@ from pyg_sar.comm import (
     takes_turns,
     world_size,
 )
-from pyg_sar.rows.attach import as_local
+from pyg_sar.rows.attach import as_local, check_not_local
 from pyg_sar.sampling.ahead import Ahead
 from pyg_sar.sampling.arguments import (
     MEANINGLESS,
@@ -86,6 +86,7 @@ class Loader:
         num_neighbors: dict[EdgeKey, tuple[int, ...]] = {}
         asked: Asked | None = None
         try:
+            check_not_local(self._name, typed)
             given = as_local(with_own_links(with_own_seeds(given)))
             data = given['data']
             read_others(self._name, others, given)

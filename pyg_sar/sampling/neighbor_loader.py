@@ -57,8 +57,7 @@ class NeighborLoader(Loader):
             gives each its own.
         input_nodes: The seeds: a mask, as ``data.train_mask`` or plain, bool ``[num_nodes]``, or
             ids of the whole graph, equal on all ranks; None for all. A rank takes its own nodes of
-            them. Of a HeteroData ``'paper'`` or ``('paper', mask)``. Of plain own rows
-            (:func:`pyg_sar.local`): a mask of the own nodes, or rows of them.
+            them. Of a HeteroData ``'paper'`` or ``('paper', mask)``.
         input_time: Times of the seeds, in the order of `input_nodes`; None for those of the nodes.
         replace: Whether an edge may be drawn again.
         subgraph_type: ``'directional'``: the edges that were drawn. ``'bidirectional'``: with their

@@ -160,6 +160,14 @@ def name_of(func: Callable[..., Any]) -> str:
     return name
 
 
+def refuse_local(what: str) -> NoReturn:
+    """Raises a ValueError where what `pyg_sar.local` gives is taken for the graph."""
+    raise ValueError(
+        f"'{what}' takes the edge_index and rows of load_shard, which are of the whole graph (got "
+        'the own edges and rows of a rank, as pyg_sar.local gives them to be read)'
+    )
+
+
 def _refuse(name: str) -> NoReturn:
     """Raises a ValueError that names an operation and says what to do instead."""
     name = 'indexing' if name == '__getitem__' else name.strip('_')

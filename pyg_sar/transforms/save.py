@@ -24,7 +24,7 @@ from torch_geometric.data import Data
 from pyg_sar.checkpoint.all_or_none import together
 from pyg_sar.comm import agree, check_equal, in_call
 from pyg_sar.partitioner.graph.attributes import label_facts
-from pyg_sar.rows.attach import as_local
+from pyg_sar.rows.attach import as_local, check_not_local
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.format.checksums import file_checksum
 from pyg_sar.shard.format.file_names import META_FILE, NODE_ATTRS_FILE, part_dir
@@ -62,6 +62,7 @@ def save_node_attrs(data: Data, names: Sequence[str], *, overwrite: bool = False
             the folder holds another partition by now.
         OSError: On all ranks, if a file is missing or cannot be written on one.
     """
+    check_not_local('save_node_attrs', data)
     data, names = as_local(data), list(dict.fromkeys(names))
     together(lambda: _check_data(data, names))
     shard = data.edge_index.shard

@@ -10,10 +10,8 @@ from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from pyg_sar.conv.sar_conv import SARConv
-from pyg_sar.rows.attach import as_local
+from pyg_sar.rows.attach import check_not_local
 from pyg_sar.rows.edges import EdgeIndex
-from pyg_sar.rows.rows import tag
-from pyg_sar.shard.edge_index import ShardEdgeIndex
 
 
 class SIGN(transforms.SIGN):
@@ -43,13 +41,8 @@ class SIGN(transforms.SIGN):
 
     def forward(self, data: Data) -> Data:
         """Adds ``x1`` to ``xK``, each of shape and dtype of ``x``."""
-        if isinstance(data.edge_index, EdgeIndex):
-            space = data.edge_index.ends.dst
-            own = self.forward(as_local(data))
-            for hop in range(1, self.K + 1):
-                data[f'x{hop}'] = tag(own[f'x{hop}'], 0, space)
-            return data
-        if not isinstance(data.edge_index, ShardEdgeIndex):
+        check_not_local('SIGN', data)
+        if not isinstance(data.edge_index, EdgeIndex):
             return super().forward(data)
         if not isinstance(data.x, Tensor) or not data.x.is_floating_point():
             got = data.x.dtype if isinstance(data.x, Tensor) else type(data.x).__name__

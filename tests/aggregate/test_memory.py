@@ -46,7 +46,7 @@ def partitions(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _saved_rows(name: str, root: str, mode: str) -> tuple[int, int]:
     """Numbers kept for backward by one layer, and halo rows of this rank."""
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     conv = pyg_sar.SARConv(CONVS[name]().double(), mode=mode)
     edge_attr = [torch.ones(data.num_edges, 8, dtype=torch.float64)] if name == 'GINE' else []
     x = data.x.detach().clone().requires_grad_()
@@ -63,7 +63,7 @@ def _saved_rows(name: str, root: str, mode: str) -> tuple[int, int]:
     assert out.requires_grad
     tensors = [pyg_sar.local(entry.tensor) for entry in saved]  # of rows the own ones
     kept = {tensor.data_ptr(): tensor.numel() for tensor in tensors}
-    return sum(kept.values()), data.edge_index.shard.num_halo
+    return sum(kept.values()), data.edge_index.handle.shard.num_halo
 
 
 class _Saved:

@@ -52,7 +52,7 @@ def _rows_held() -> Iterator[list[int]]:
 
 def _layer(root: str, name: str, prefetch: int) -> tuple[list[Tensor], int, list[int]]:
     """Output and gradients of a layer, most rows held, and rows of every step."""
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     torch.manual_seed(3)
     conv = SARConv(MESSAGES[name]().double(), prefetch=prefetch)
     edges = [data.edge_attr] if name == 'GINE' else []
@@ -61,8 +61,8 @@ def _layer(root: str, name: str, prefetch: int) -> tuple[list[Tensor], int, list
         out = conv(x, data.edge_index, *edges)
         out.backward(torch.ones_like(out))
     assert held[-1] == 0
-    found = [out.detach(), x.grad, *(p.grad for p in conv.parameters())]
-    return found, max(held), [step.recv_rows for step in data.edge_index.shard.steps]
+    found = pyg_sar.local([out.detach(), x.grad, *(p.grad for p in conv.parameters())])
+    return found, max(held), [step.recv_rows for step in data.edge_index.handle.shard.steps]
 
 
 @pytest.mark.parametrize('name', ['GINE', 'GAT'])
@@ -88,7 +88,7 @@ def _largest_window(steps: list[int], width: int) -> int:
 
 def _order_of_comm(root: str, depth: int) -> tuple[list[str], list[str], list[list[str]]]:
     """The events of a fetch and of a return of gradients, and all batches of messages."""
-    exchange = Exchange(pyg_sar.local(pyg_sar.load_shard(root)).edge_index.shard, depth=depth)
+    exchange = Exchange(pyg_sar.load_shard(root).edge_index.handle.shard, depth=depth)
     shard = exchange.shard
     x = torch.randn(shard.num_own, 3)
     with recorded() as forward:
@@ -173,7 +173,7 @@ class _Noted(MessagePassing):
 
 def _order_of_replay(root: str) -> list[str]:
     """The events of the backward pass of a replayed layer."""
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     conv = SARConv(_Noted())
     x = data.x.clone().requires_grad_()
     out = conv(x, data.edge_index)

@@ -116,11 +116,11 @@ def test_attention_is_not_rounded_where_rows_of_convs_are(kind: str, tmp_path: P
 
 
 @kinds
-def test_plain_own_rows_are_refused(kind: str, tmp_path: Path) -> None:
+def test_what_local_gives_is_refused(kind: str, tmp_path: Path) -> None:
     """Their attention would be to the rows of one rank."""
     root = str(cut(small_graph(), 2, tmp_path / 'parts'))
     outcomes = run_ranks(_plain, 2, root, kind)
-    assert_all_raise(outcomes, 'ValueError', 'rows of all ranks', 'attends to all nodes')
+    assert_all_raise(outcomes, 'ValueError', 'as pyg_sar.local gives them')
 
 
 def _plain(root: str, kind: str) -> str:
@@ -145,9 +145,9 @@ class Attended(Module):
             for conv in self.convs:
                 x = conv(x, data.edge_index).tanh()
             return x
-        x = pyg_sar.local(x)[layers.input_nodes]
+        x = x[layers.input_nodes]
         for conv, layer in zip(self.convs, layers, strict=True):
-            x = conv((x, x[: layer.num_dst]), layer.edge_index).tanh()
+            x = conv((x, x[layer.dst]), layer.edge_index).tanh()
         return x
 
 
@@ -155,10 +155,8 @@ def _restricted(root: str) -> dict[str, Tensor]:
     torch.set_default_dtype(torch.float64)
     data = pyg_sar.load_shard(root)
     model = pyg_sar.DistributedDataParallel(Attended())
-    own = pyg_sar.local(data)
-    layers = pyg_sar.restrict(own, own.train_mask, num_layers=2)
-    values = model(data, layers).square().sum(1)
-    pyg_sar.mean_of_batches(values).backward()
+    layers = pyg_sar.restrict(data, data.train_mask, num_layers=2)
+    model(data, layers).square().sum(1).mean().backward()
     return {name: p.grad for name, p in model.module.named_parameters()}
 
 

@@ -19,7 +19,7 @@ from meter import Meter, metered
 from torch import Tensor
 
 import pyg_sar
-from pyg_sar.comm import all_reduce_sum, is_distributed, rank, takes_turns, world_size
+from pyg_sar.comm import rank, takes_turns, world_size
 
 TOLERANCE = 1e-10
 """Of absolute differences, relative to the largest entry of a tensor where that exceeds 1."""
@@ -31,9 +31,9 @@ and divided by their number at the end, so float32 rounds them elsewhere."""
 TOLERANCE_FLOAT32 = 1e-4
 """The same in float32, beyond twice what one process is off."""
 
-FORMS = ('parallel', 'wrapped', 'own', 'inner')
-"""In DistributedDataParallel; wrapped; wrapped and called with plain tensors of own rows; and the
-model inside of a DistributedDataParallel, whose methods are called."""
+FORMS = ('parallel', 'wrapped', 'inner')
+"""In DistributedDataParallel; wrapped; and the model inside of a DistributedDataParallel, whose
+methods are called."""
 
 Values = dict[str, Any]
 """Tensors, and Edges among the outputs, by name."""
@@ -140,11 +140,7 @@ def step(
     at: Callable[[str], None] = lambda stage: None,
 ) -> Values:
     """Forward and backward; `at` is told of ``'backward'`` and, after it, of ``'compared'``."""
-    data, whole = pyg_sar.local(data) if form == 'own' else data, _gathered
-    if form == 'own':
-        whole = functools.partial(_joined, data, GRAPHS[case.graph]())
-    elif form == 'plain':
-        whole = _itself
+    whole = _itself if form == 'plain' else _gathered
     inputs = Inputs(data)
     outputs = flatten(case.call(module, inputs))
     kept = {  # as reversible layers free theirs in backward
@@ -152,39 +148,28 @@ def step(
         for name, value in outputs.items()
     }
     at('backward')
-    backward(outputs, *((data.n_id, GRAPHS[case.graph]().num_nodes) if form == 'own' else ()))
+    backward(outputs)
     at('compared')
-    found = {name: whole(value, 'node') for name, value in kept.items()}
+    found = {name: whole(value) for name, value in kept.items()}
     for key, leaf in inputs.leaves.items():
         name = f'gradient of {" ".join(map(str, filter(None, key)))}'
-        found[name] = whole(gradient(leaf), key[1])
+        found[name] = whole(gradient(leaf))
     plain = make(case)
     for (name, _), own in zip(plain.named_parameters(), module.parameters(), strict=True):
-        value = gradient(own).clone()
-        shared = form == 'own' and is_distributed()
-        found[f'gradient of {name}'] = all_reduce_sum(value) if shared else value
+        found[f'gradient of {name}'] = gradient(own).clone()
     found |= zip((name for name, _ in plain.named_buffers()), module.buffers(), strict=True)
     return found
 
 
-def _itself(value: Any, name: str) -> Any:
+def _itself(value: Any) -> Any:
     return value
 
 
-def _gathered(value: Any, name: str) -> Any:
+def _gathered(value: Any) -> Any:
     """All rows of the whole graph."""
     if isinstance(value, Edges):
         return Edges(*map(pyg_sar.gather, value))
     return pyg_sar.gather(value)
-
-
-def _joined(data: Any, graph: Any, rows: Tensor, name: str) -> Tensor:
-    """Own rows of all ranks in the order of the whole graph."""
-    of_edges = name in graph and graph.is_edge_attr(name)
-    ids, total = (data.e_id, graph.num_edges) if of_edges else (data.n_id, graph.num_nodes)
-    out = rows.new_zeros(total, *rows.shape[1:])
-    out[ids] = rows.detach()
-    return all_reduce_sum(out) if is_distributed() else out
 
 
 def flatten(output: Any, name: str = 'out') -> dict[str, Any]:
@@ -199,16 +184,8 @@ def flatten(output: Any, name: str = 'out') -> dict[str, Any]:
     return found
 
 
-def backward(
-    outputs: dict[str, Any], n_id: Tensor | None = None, num_nodes: int | None = None
-) -> None:
-    """Gradients of a sum of the outputs, weighted by fixed numbers of eighths.
-
-    Args:
-        outputs: Tensors with a row per node, and Edges.
-        n_id: The ids of own nodes, where rows are plain tensors.
-        num_nodes: Of the whole graph then.
-    """
+def backward(outputs: dict[str, Any]) -> None:
+    """Gradients of a sum of the outputs, weighted by fixed numbers of eighths."""
     loss: Any = 0.0
     for name, output in outputs.items():
         values = output.values if isinstance(output, Edges) else output
@@ -220,9 +197,7 @@ def backward(
             weight = weight.to(values.dtype).view(-1, *[1] * (values.dim() - 1))
         else:
             generator = torch.Generator().manual_seed(sum(name.encode()))
-            shape = values.shape if n_id is None else (num_nodes, *values.shape[1:])
-            weight = torch.randint(-16, 17, shape, generator=generator) / 8
-            weight = weight if n_id is None else weight[n_id]
+            weight = torch.randint(-16, 17, values.shape, generator=generator) / 8
             weight = weight.to(values.device, values.dtype)
         loss = loss + (values * weight).sum()
     if isinstance(loss, Tensor):

@@ -43,6 +43,7 @@ CASES = [
     _case('own aggregate', own.OwnAggregate),
     _case('own aggregate by edge type', own.AggregateOfTypes, TYPE),
     _case('own aggregate with a softmax', own.AggregateWithSoftmax),
+    _case('own aggregate into a plain tensor', own.AggregateIntoPlain),
     _case('own update that reads x', own.OwnUpdate),
     _case('edge_updater', lambda: own.EdgeUpdates(has_softmax=False), ATTR),
     _case('edge_updater with a softmax', lambda: own.EdgeUpdates(has_softmax=True), ATTR),

@@ -75,6 +75,17 @@ class AggregateOfTypes(Own):
         )
 
 
+class AggregateIntoPlain(Own):
+    """Sums into a plain tensor of all nodes; the message keeps a number of all edges."""
+
+    def message(self, x_j: Tensor) -> Tensor:
+        self.mean = x_j.detach().mean()
+        return x_j.tanh()
+
+    def aggregate(self, inputs: Tensor, index: Tensor, dim_size: int) -> Tensor:
+        return torch.zeros(dim_size, inputs.size(1), dtype=inputs.dtype).index_add(0, index, inputs)
+
+
 class AggregateWithSoftmax(Own):
     def __init__(self) -> None:
         super().__init__()

@@ -37,7 +37,7 @@ class SampledRun:
         of_batch: bool = True,
         **options: Any,
     ) -> None:
-        data = pyg_sar.local(pyg_sar.load_shard(parts))
+        data = pyg_sar.load_shard(parts)
         torch.manual_seed(4)
         self.model = pyg_sar.DistributedDataParallel(Net(dropout=dropout).double())
         self.model.module.norm.train(of_batch)  # statistics of this rank's batch

@@ -32,13 +32,13 @@ KINDS = ['float64 [N, 3]', 'int64 [N]', 'bool [N]', 'float32 [N, 1]', 'float16 [
 
 
 def _write(root: str, path: str, kind: str) -> None:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     pyg_sar.save_rows(path, _all_rows(kind)[data.n_id], data)
 
 
 def _read(root: str, path: str) -> Any:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    return data.n_id, pyg_sar.load_rows(path, data)
+    data = pyg_sar.load_shard(root)
+    return pyg_sar.local((data.n_id, pyg_sar.load_rows(path, data)))
 
 
 def _whole(path: Path) -> Any:
@@ -82,7 +82,7 @@ def test_processes(tmp_path):
 
 
 def _nodes_of_a_type(root: str, path: str) -> str:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     pyg_sar.save_rows(path, 2 * data['author'].x, data['author'])
     assert torch.equal(pyg_sar.load_rows(path, data['author']), 2 * data['author'].x)
     return attempt(pyg_sar.save_rows, path, data['author'].x, data)
@@ -98,7 +98,8 @@ def test_nodes_of_a_type(tmp_path):
 
 
 WRONG: dict[str, tuple[Any, str, str]] = {  # what becomes of the values, the path, words
-    'rows': (lambda v: v[1:] if rank() == 1 else v, 'rows.npy', "one row per own node in 'values'"),
+    'rows': (lambda v: torch.rand(39, 6) if rank() == 1 else v, 'rows.npy', 'of 40 nodes'),
+    'own rows': (pyg_sar.local, 'rows.npy', 'of 40 nodes'),
     'types': (lambda v: v.float() if rank() == 1 else v, 'rows.npy', "same rows in 'values'"),
     'bfloat16': (Tensor.bfloat16, 'rows.npy', '.float() is one'),
     'dimensions': (lambda v: v.unsqueeze(1), 'rows.parquet', '.npy takes any'),
@@ -110,7 +111,7 @@ WRONG: dict[str, tuple[Any, str, str]] = {  # what becomes of the values, the pa
 
 
 def _wrong(root: str, folder: str, kind: str) -> str:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     change, name, _ = WRONG[kind]
     return attempt(pyg_sar.save_rows, f'{folder}/{name}', change(data.x), data)
 
@@ -125,6 +126,17 @@ def test_refused_on_all_ranks(tmp_path, kind):
     error = 'FileNotFoundError' if kind == 'nowhere' else 'ValueError'
     assert_all_raise(found, error, WRONG[kind][2])
     assert {path.name for path in folder.iterdir()} == {'folder.npy', 'others.parquet'}
+
+
+def _of_own_data(root: str, path: str) -> str:
+    own = pyg_sar.local(pyg_sar.load_shard(root))
+    return attempt(pyg_sar.save_rows, path, own.x, own)
+
+
+def test_own_data_is_refused(tmp_path):
+    root, path = cut(small_graph(), 2, tmp_path / 'parts'), tmp_path / 'rows.npy'
+    found = run_as_threads(_of_own_data, 2, str(root), str(path))
+    assert_all_raise(found, 'ValueError', "'save_rows' takes", 'pyg_sar.local')
 
 
 @pytest.mark.parametrize('content', ['39 rows', 'text', 'an object', 'nothing'])
@@ -142,4 +154,4 @@ def test_files_that_do_not_fit(tmp_path, content):
 
 
 def _read_attempt(root: str, path: str) -> str:
-    return attempt(pyg_sar.load_rows, path, pyg_sar.local(pyg_sar.load_shard(root)))
+    return attempt(pyg_sar.load_rows, path, pyg_sar.load_shard(root))

@@ -109,19 +109,19 @@ def _same(found: list[Tensor], expected: list[Tensor]) -> bool:
 @pytest.mark.parametrize('keep', [False, True])
 @pytest.mark.parametrize('depth', few([1, 2, 5]))
 @pytest.mark.parametrize(('world_size', 'num_parts'), LAYOUTS)
-@on_ranks()
+@on_ranks(is_local=True)
 def test_fetch_gives_the_owners_rows(data, world_size, num_parts, depth, keep):
     _check_fetch(data, depth, keep=keep)
 
 
 @pytest.mark.parametrize(('world_size', 'num_parts'), [(2, 4), (3, 3), (4, 4)])
 @pytest.mark.parametrize('kind', ASSIGNMENTS)
-@on_ranks()
+@on_ranks(is_local=True)
 def test_awkward_cuts(data, world_size, num_parts, kind):
     _check_fetch(data)
 
 
-@on_ranks(4)
+@on_ranks(4, is_local=True)
 def test_ranks_may_prefetch_differently(data):
     _check_fetch(data, dist.get_rank() + 1)
 
@@ -200,7 +200,7 @@ def _check_adjoints(data: Data) -> None:
 
 @pytest.mark.parametrize(('world_size', 'num_parts'), LAYOUTS)
 @pytest.mark.parametrize('kind', ASSIGNMENTS)
-@on_ranks()
+@on_ranks(is_local=True)
 def test_adjoints(data, world_size, num_parts, kind):
     _check_adjoints(data)
 
@@ -244,7 +244,7 @@ def test_without_other_processes():
     assert values.tolist() == [0, 1, 2]
 
 
-@on_ranks(1, 2)
+@on_ranks(1, 2, is_local=True)
 def test_depth_must_be_positive(data):
     for depth in (0, -1):
         with pytest.raises(ValueError, match=rf"'depth' .*{depth}"):
@@ -252,7 +252,7 @@ def test_depth_must_be_positive(data):
 
 
 @pytest.mark.parametrize('world_size', [1, 3])
-@on_ranks(num_parts=3)
+@on_ranks(num_parts=3, is_local=True)
 def test_another_ranks_shard(data, world_size):
     """It has neighbours that this process does not have."""
     own, root = dist.get_rank(), data.edge_index.shard.root
@@ -261,7 +261,7 @@ def test_another_ranks_shard(data, world_size):
         Exchange(other)
 
 
-@on_ranks()
+@on_ranks(is_local=True)
 def test_a_process_group_of_its_own(data):
     """The user's own collectives in between cross nothing."""
     exchange = Exchange(data.edge_index.shard, depth=2)

@@ -94,13 +94,13 @@ def test_one_operation_of_two_layers(world_size: int) -> None:
 
 
 def _extra_forward(root: str) -> str:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     model = torch.nn.ModuleDict({'conv': SAGEConv(6, 3)}).double()
     pyg_sar.wrap(model, timeout=20)
 
     def epoch() -> None:
         out = model['conv'](data.x, data.edge_index)
-        pyg_sar.mean_of_batches(out.square().sum(1)).backward()
+        out.square().sum(1).mean().backward()
 
     epoch()
     if dist.get_rank() == 0:
@@ -117,7 +117,7 @@ def test_an_extra_forward_of_one_rank(tmp_path, world_size):
     assert "layer 'conv' (SAGEConv), forward" in found[0]
     assert 'a sum over all ranks' in found[0]
     assert 'rank 0 is at a comparison of forwards in layer' in found[1]
-    assert 'rank 1 stopped at a sum over all ranks in mean_of_batches' in found[1]
+    assert 'rank 1 stopped at a sum over all ranks, called at' in found[1]
 
 
 def _rows_of_two_layers(root: str) -> str:

@@ -19,7 +19,7 @@ LAYOUTS = [(1, 1), (1, 3), (2, 2), (3, 3), (2, 6), (4, 4), (4, 8)]
 
 
 @pytest.mark.parametrize(('world_size', 'num_parts'), LAYOUTS)
-@on_ranks(by='threads')
+@on_ranks(by='threads', is_local=True)
 def test_the_way_back_is_the_adjoint(data, world_size, num_parts):
     shard = data.edge_index.shard
     rev = reverse(data.edge_index, shard)
@@ -43,7 +43,7 @@ def test_the_way_back_is_the_adjoint(data, world_size, num_parts):
 @pytest.mark.parametrize('kind', few(ASSIGNMENTS))
 @pytest.mark.parametrize('one_shot', [False, True])
 @pytest.mark.parametrize(('world_size', 'num_parts'), LAYOUTS)
-@on_ranks(by='threads')
+@on_ranks(by='threads', is_local=True)
 def test_a_sum_is_that_of_the_transposed_matrix(data, world_size, num_parts, kind, one_shot):
     rev = reverse(data.edge_index, data.edge_index.shard)
     weight = rev.edges.to_reversed(data.edge_weight)

@@ -37,7 +37,7 @@ CONVS: dict[str, Callable[[int], MessagePassing]] = {
 
 @pytest.mark.parametrize('mode', ['sequential', 'one_shot'])
 @pytest.mark.parametrize('name', CONVS)
-@on_ranks(3, is_local=False)
+@on_ranks(3)
 def test_later_draws_are_those_of_the_whole_graph(data: Data, name: str, mode: Any) -> None:
     torch.manual_seed(4)
     model = pyg_sar.DistributedDataParallel(CONVS[name](data.num_features).double(), mode=mode)
@@ -49,7 +49,7 @@ def test_later_draws_are_those_of_the_whole_graph(data: Data, name: str, mode: A
     assert all(each.unique().numel() == 1 for each in drawn)
 
 
-@on_ranks(3, is_local=False)
+@on_ranks(3)
 def test_every_rank_draws_other_numbers(data: Data) -> None:
     """Also in the first chunk of a block, from equal states."""
     torch.manual_seed(4)

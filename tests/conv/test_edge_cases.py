@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from few import few
 from ranks import run_ranks
@@ -64,7 +63,7 @@ def _loss_and_gradients(name: str, data: Data, shard: Data | None) -> dict[str, 
     x = own.x.detach().clone().requires_grad_()
     model = conv if shard is None else pyg_sar.wrap(conv)
     values = F.cross_entropy(model(x, own.edge_index), own.y, reduction='none')
-    loss = pyg_sar.mean_of_batches(values[own.train_mask])
+    loss = (values * own.train_mask).sum() / 4
     loss.backward()
     found = {'loss': loss.detach(), 'x': x.grad}
     for key, parameter in conv.named_parameters():
@@ -72,15 +71,9 @@ def _loss_and_gradients(name: str, data: Data, shard: Data | None) -> dict[str, 
     return found
 
 
-def _rank(name: str, case: str, root: str) -> tuple[Tensor, dict[str, Tensor]]:
-    shard = pyg_sar.local(pyg_sar.load_shard(root))
-    found = _loss_and_gradients(name, CASES[case][0], shard)
-    if dist.is_initialized():
-        for key in found.keys() - {'loss'}:
-            found[key] /= dist.get_world_size()
-            if key != 'x':
-                dist.all_reduce(found[key])
-    return shard.n_id, found
+def _rank(name: str, case: str, root: str) -> dict[str, Tensor]:
+    found = _loss_and_gradients(name, CASES[case][0], pyg_sar.load_shard(root))
+    return {key: pyg_sar.gather(value) for key, value in found.items()}
 
 
 @pytest.mark.parametrize('case', CASES)
@@ -95,10 +88,9 @@ def test_equals_one_process(tmp_path: Path, case: str, name: str, world_size: in
         results = [_rank(name, case, root)]
     else:
         results = run_ranks(_rank, world_size, name, case, root)
-    for n_id, found in results:
+    for found in results:
         assert found.keys() == expected.keys()
         for key, value in expected.items():
-            value = value[n_id] if key == 'x' else value
             torch.testing.assert_close(found[key], value, rtol=0, atol=1e-12, msg=key)
 
 
@@ -107,7 +99,7 @@ def test_dropout_inside_messages_is_replayed(tmp_path: Path, num_parts: int) -> 
     """Backward sees the masks of forward: the gradient is the derivative at a fixed seed."""
     data = _data(9, [(i, j) for i in range(9) for j in range(9) if (i * j) % 4 == 1 or i == j + 1])
     pyg_sar.partition_graph(data, num_parts, tmp_path / 'parts', method='random')
-    shard = pyg_sar.local(pyg_sar.load_shard(tmp_path / 'parts'))
+    shard = pyg_sar.load_shard(tmp_path / 'parts')
     torch.manual_seed(2)
     conv = pyg_sar.SARConv(GATConv(6, 3, heads=2, dropout=0.5).double()).train()
     weight = torch.randn(9, 6, dtype=torch.float64)
@@ -128,7 +120,7 @@ def test_dropout_inside_messages_is_replayed(tmp_path: Path, num_parts: int) -> 
 def test_backward_leaves_the_random_state_alone(tmp_path: Path) -> None:
     data = _data(9, RING)
     pyg_sar.partition_graph(data, 3, tmp_path / 'parts')
-    shard = pyg_sar.local(pyg_sar.load_shard(tmp_path / 'parts'))
+    shard = pyg_sar.load_shard(tmp_path / 'parts')
     conv = pyg_sar.SARConv(GATConv(6, 3, dropout=0.5).double()).train()
     x = shard.x.detach().clone().requires_grad_()
     out = conv(x, shard.edge_index)
@@ -141,11 +133,11 @@ def test_dropout_masks_equal_plain_pyg_on_one_part(tmp_path: Path) -> None:
     # Masks are drawn by destination, which is the order of these edges.
     data = _data(9, sorted(RING + RING[::2], key=lambda edge: edge[1]))
     pyg_sar.partition_graph(data, 1, tmp_path / 'parts')
-    shard = pyg_sar.local(pyg_sar.load_shard(tmp_path / 'parts'))
+    shard = pyg_sar.load_shard(tmp_path / 'parts')
     plain = GATConv(6, 3, heads=2, dropout=0.5, add_self_loops=False).double().train()
     conv = pyg_sar.SARConv(plain)
     outs, grads = [], []
-    for edge_index in (shard.edge_index.as_subclass(Tensor), shard.edge_index):
+    for edge_index in (pyg_sar.gather(shard.edge_index), shard.edge_index):
         x = shard.x.detach().clone().requires_grad_()
         torch.manual_seed(3)
         outs.append(conv(x, edge_index))
@@ -166,7 +158,7 @@ def test_training_after_inference_mode(tmp_path: Path, name: str) -> None:
 
 
 def _infer_then_train(name: str, root: str) -> tuple[Tensor, Tensor]:
-    shard = pyg_sar.local(pyg_sar.load_shard(root))
+    shard = pyg_sar.load_shard(root)
     torch.manual_seed(1)
     conv = pyg_sar.SARConv(CONVS[name]().double())
     with torch.inference_mode():
@@ -175,7 +167,7 @@ def _infer_then_train(name: str, root: str) -> tuple[Tensor, Tensor]:
     out = conv(shard.x.detach().clone().requires_grad_(), shard.edge_index)
     out.sum().backward()
     conv(shard.x, shard.edge_index[:, ::2]).sum().backward()
-    return inferred.clone(), out.detach()
+    return pyg_sar.local((inferred.clone(), out.detach()))
 
 
 class _Centred(MessagePassing):  # type: ignore[misc]
@@ -195,9 +187,10 @@ class _Centred(MessagePassing):  # type: ignore[misc]
 
 
 def _centred(root: str) -> list[Tensor]:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     conv = pyg_sar.SARConv(_Centred(3).double())
-    return [conv(data.x, data.edge_index, of_nodes=each).detach() for each in (True, False)]
+    outs = [conv(data.x, data.edge_index, of_nodes=each) for each in (True, False)]
+    return [pyg_sar.gather(out.detach()) for out in outs]
 
 
 @pytest.mark.parametrize('parts', [[0, 0, 0, 1, 1, 1, 2, 2, 2], [0, 0, 0, 0, 0, 1, 1, 2, 2]])
@@ -207,7 +200,6 @@ def test_a_message_that_reads_all_nodes(tmp_path: Path, parts: list[int]) -> Non
     root = tmp_path / 'parts'
     pyg_sar.partition_graph(graph, 3, root, method=torch.tensor(parts))
     answers = run_ranks(_centred, 3, str(root))
-    n_id = torch.cat([torch.tensor(parts).eq(p).nonzero().view(-1) for p in range(3)])
     for place, of_nodes in enumerate((True, False)):
         expected = _Centred(3).double()(graph.x, graph.edge_index, of_nodes=of_nodes)
-        assert_close(torch.cat([out[place] for out in answers]), expected[n_id].detach())
+        assert_close(answers[0][place], expected.detach())

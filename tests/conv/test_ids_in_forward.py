@@ -27,7 +27,6 @@ from torch_geometric.utils import (
 
 import pyg_sar
 from pyg_sar import SARConv
-from pyg_sar.comm import all_reduce_sum
 
 GRAPH = small_graph()
 
@@ -103,18 +102,16 @@ class _Summed(_Conv):
 
 
 @pytest.mark.filterwarnings('ignore:Sparse')
-@pytest.mark.parametrize('is_local', [False, True])
 @pytest.mark.parametrize('name', FUNCTIONS)
-@on_ranks(is_local=False)
-def test_exact_or_refused_by_name(data, name, is_local):
-    conv, n_id = SARConv(_Summed(FUNCTIONS[name])), pyg_sar.local(data.n_id)
-    data = pyg_sar.local(data) if is_local else data
+@on_ranks()
+def test_exact_or_refused_by_name(data, name):
+    conv = SARConv(_Summed(FUNCTIONS[name]))
     if name in REFUSED:
         with pytest.raises(ValueError, match='of rows that are spread over the ranks'):
             conv(data.x, data.edge_index)
         return
-    want = _Summed(FUNCTIONS[name])(GRAPH.x, GRAPH.edge_index)[n_id]
-    assert_close(pyg_sar.local(conv(data.x, data.edge_index)), want)
+    want = _Summed(FUNCTIONS[name])(GRAPH.x, GRAPH.edge_index)
+    assert_close(pyg_sar.gather(conv(data.x, data.edge_index)), want)
 
 
 def _of_selected(x: Tensor, edge_index: Tensor) -> Tensor:
@@ -154,7 +151,8 @@ def _step(conv: Any, data: Any, n_id: Tensor) -> tuple[Tensor, Tensor, list[Tens
     x = data.x.detach().requires_grad_()
     out = conv(x, data.edge_index)
     (out * (n_id.view(-1, 1) % 5 + 1) / 8).sum().backward()
-    return out.detach(), x.grad, [parameter.grad for parameter in conv.parameters()]
+    gradients = [parameter.grad for parameter in conv.parameters()]
+    return pyg_sar.gather(out.detach()), pyg_sar.gather(x.grad), gradients
 
 
 @pytest.mark.parametrize('world_size', [1, 2, 3])
@@ -163,7 +161,5 @@ def _step(conv: Any, data: Any, n_id: Tensor) -> tuple[Tensor, Tensor, list[Tens
 def test_as_on_the_whole_graph(data, name, world_size):
     want, want_x, gradients = _step(CONVS[name](), GRAPH, torch.arange(40))
     out, grad_x, own = _step(SARConv(CONVS[name]()), data, data.n_id)
-    assert_close(out, want[data.n_id])
-    assert_close(grad_x, want_x[data.n_id])
-    for each, gradient in zip(own, gradients, strict=True):
-        assert_close(all_reduce_sum(each), gradient)
+    for each, whole in zip((out, grad_x, *own), (want, want_x, *gradients), strict=True):
+        assert_close(each, whole)

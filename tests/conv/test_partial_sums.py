@@ -17,7 +17,8 @@ from torch_geometric import nn as pyg
 from torch_geometric.data import Data
 
 import pyg_sar
-from pyg_sar.comm import all_reduce_sum, sum_over_ranks
+from pyg_sar import gather
+from pyg_sar.comm import sum_over_ranks
 from pyg_sar.monitor import hook
 
 TOLERANCE = 1e-12
@@ -72,9 +73,9 @@ class Rows(hook.Watcher):
 
 def _run(root: Path, name: str, epochs: int = 2, **options: Any) -> dict[str, Tensor]:
     """Outputs and all gradients of every epoch, and the rows of the last one."""
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     model = pyg_sar.wrap(Model(name), **options)
-    found: dict[str, Tensor] = {'n_id': data.n_id}
+    found: dict[str, Tensor] = {}
     for epoch in range(epochs):
         rows = Rows()
         hook.add(rows)
@@ -82,9 +83,9 @@ def _run(root: Path, name: str, epochs: int = 2, **options: Any) -> dict[str, Te
         out = model(x, data.edge_index, data)
         (out * torch.sin(data.n_id.view(-1, 1) + torch.arange(out.size(1)))).sum().backward()
         hook.remove(rows)
-        found |= {f'out {epoch}': out.detach(), f'x {epoch}': x.grad}
+        found |= {f'out {epoch}': gather(out.detach()), f'x {epoch}': gather(x.grad)}
         for key, parameter in model.named_parameters():
-            found[f'{key} {epoch}'] = all_reduce_sum(_grad(parameter).clone())
+            found[f'{key} {epoch}'] = _grad(parameter).clone()
         model.zero_grad()
     found['rows'] = sum_over_ranks(torch.tensor(float(rows.count)))
     return found
@@ -107,9 +108,8 @@ def _check(data: Data, ranks: list[dict[str, Tensor]], name: str) -> None:
     for key, want in _plain(data, name).items():
         for epoch in range(2):
             for found in ranks:
-                each = want[found['n_id']] if key in ('out', 'x') else want
                 scale = max(1.0, want.abs().max().item())
-                difference = (found[f'{key} {epoch}'] - each).abs()
+                difference = (found[f'{key} {epoch}'] - want).abs()
                 assert not difference.numel() or difference.max() <= TOLERANCE * scale, key
 
 
@@ -164,7 +164,7 @@ def test_hubs_spare_half_of_the_rows(tmp_path: Path) -> None:
 
 def _changing(root: Path) -> list[Tensor]:
     """Weights that stay, are written to, also unseen, on one rank only, and are made anew."""
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     torch.manual_seed(0)
     conv = pyg_sar.SARConv(pyg.GraphConv(8, 8).double())
     weight, outs = data.edge_weight.clone(), []
@@ -173,15 +173,15 @@ def _changing(root: Path) -> list[Tensor]:
         if step == 2:
             weight.mul_(2)
         if step == 3 and rank == 1:
-            weight.data[::2] *= 3  # no version tells
+            pyg_sar.local(weight).data[::2] *= 3  # no version tells
         if step >= 5:
             weight = data.edge_weight * step
-        outs.append(weight.clone())
+        outs.append(gather(weight))
         x = data.x.clone().requires_grad_()
         out = conv(x, data.edge_index, weight)
         out.sum().backward()
-        outs += [out.detach(), x.grad]
-    return [data.n_id, data.e_id, *outs]
+        outs += [gather(out.detach()), gather(x.grad)]
+    return outs
 
 
 def test_weights_that_change_are_told_again(tmp_path: Path) -> None:
@@ -191,21 +191,18 @@ def test_weights_that_change_are_told_again(tmp_path: Path) -> None:
     torch.manual_seed(0)
     conv = pyg.GraphConv(8, 8).double()
     for step in range(12):
-        weight = torch.empty_like(data.edge_weight)
-        for _, e_id, *outs in ranks:
-            weight[e_id] = outs[3 * step]
+        weight = ranks[0][3 * step]
         x = data.x.clone().requires_grad_()
         out = copy.deepcopy(conv)(x, data.edge_index, weight)
         out.sum().backward()
-        for n_id, _, *outs in ranks:
+        for outs in ranks:
             scale = max(out.abs().max().item(), x.grad.abs().max().item())
-            assert (outs[3 * step + 1] - out[n_id]).abs().max() <= TOLERANCE * scale
-            assert (outs[3 * step + 2] - x.grad[n_id]).abs().max() <= TOLERANCE * scale
+            assert (outs[3 * step + 1] - out).abs().max() <= TOLERANCE * scale
+            assert (outs[3 * step + 2] - x.grad).abs().max() <= TOLERANCE * scale
 
 
-def _bfloat16(root: Path, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    found = _run(root, 'SAGE', exchange_dtype=dtype, prefetch=2)
-    return found['n_id'], found['out 1'], found['rows']
+def _rounded(root: Path, dtype: torch.dtype) -> Tensor:
+    return _run(root, 'SAGE', exchange_dtype=dtype, prefetch=2)['out 1']
 
 
 @pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
@@ -213,8 +210,8 @@ def test_rows_and_sums_are_rounded(tmp_path: Path, dtype: torch.dtype) -> None:
     data = hubs()
     _cut(data, 3, 'random', tmp_path / 'parts')
     want = _plain(data, 'SAGE')['out']
-    for n_id, out, _ in run_ranks(_bfloat16, 3, tmp_path / 'parts', dtype):
-        assert 0 < (out - want[n_id]).abs().max() <= 0.02 * want.abs().max()
+    for out in run_ranks(_rounded, 3, tmp_path / 'parts', dtype):
+        assert 0 < (out - want).abs().max() <= 0.02 * want.abs().max()
 
 
 def test_an_option_turns_it_off() -> None:

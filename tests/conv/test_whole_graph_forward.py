@@ -18,7 +18,6 @@ from torch_geometric.data import Data
 from torch_geometric.nn import HypergraphConv, MessagePassing, SimpleConv, aggr
 
 import pyg_sar
-from pyg_sar.comm import all_reduce_sum
 
 TOLERANCE = 1e-10
 
@@ -49,15 +48,13 @@ def _aggregation(name: str) -> SimpleConv:
 
 
 def _train(root: Path, name: str, max_rows: int | None) -> Any:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     conv = pyg_sar.SARConv(_aggregation(name), max_rows=max_rows)
     x = data.x.detach().requires_grad_()
     out = conv(x, data.edge_index)
     (out * (data.n_id.view(-1, 1) % 5 - 2) / 4).sum().backward()
     gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in conv.parameters()]
-    for gradient in gradients:
-        all_reduce_sum(gradient)
-    return data.n_id, out.detach(), x.grad, gradients
+    return pyg_sar.local((data.n_id, out.detach(), x.grad)), gradients
 
 
 SIZES: dict[int, list[int]] = {}
@@ -98,17 +95,22 @@ def test_a_layer_has_chunks_of_its_own_size(tmp_path: Path) -> None:
 @pytest.mark.parametrize('max_rows', few([1, 30]))
 @pytest.mark.parametrize('how', few(['no nodes', 'metis', 'random']))
 def test_sizes_of_the_whole_graph(how: str, max_rows: int, name: str, tmp_path: Path) -> None:
-    """However small the chunks are, widths and counts are those of the graph."""
+    """However small the chunks are, widths and counts are those of the graph.
+
+    On 4 ranks: of Equilibrium a gradient times 3, divided by 3, is off by 5e-9.
+    """
     graph, conv = _graph(), _aggregation(name)
     x = graph.x.detach().requires_grad_()
     want = conv(x, graph.edge_index)
     nodes = torch.arange(graph.num_nodes)
     (want * (nodes.view(-1, 1) % 5 - 2) / 4).sum().backward()
     generator = torch.Generator().manual_seed(0)
-    two_of_three = torch.randint(2, (graph.num_nodes,), generator=generator) * 2
-    method: Any = two_of_three if how == 'no nodes' else how
-    pyg_sar.partition_graph(graph, 3, tmp_path / 'parts', method=method)
-    for n_id, out, grad, gradients in run_as_threads(_train, 3, tmp_path / 'parts', name, max_rows):
+    two_of_four = torch.randint(2, (graph.num_nodes,), generator=generator) * 2
+    method: Any = two_of_four if how == 'no nodes' else how
+    pyg_sar.partition_graph(graph, 4, tmp_path / 'parts', method=method)
+    for (n_id, out, grad), gradients in run_as_threads(
+        _train, 4, tmp_path / 'parts', name, max_rows
+    ):
         if n_id.numel():
             assert (out - want[n_id]).abs().max() <= TOLERANCE
             assert (grad - x.grad[n_id]).abs().max() <= TOLERANCE
@@ -146,7 +148,7 @@ def test_numbers_that_depend_on_all_edges(data, conv):
 
 
 def _hypergraph_without_num_edges(root: Path) -> str:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     conv = pyg_sar.SARConv(HypergraphConv(4, 3).double())
     return attempt(conv, data['author'].x, data[WRITES].edge_index)
 

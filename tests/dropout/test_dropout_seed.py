@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from few import few
 from hetero_graphs import hetero_graph
 from ranks import run_as_threads, run_ranks
-from small_graphs import cut, small_graph
+from small_graphs import assert_close, cut, small_graph
 from torch import Tensor
 from torch_geometric.nn import (
     GAE,
@@ -322,7 +322,7 @@ class _Odd(torch.nn.Module):
         kinds = {'rand': _Noise()}
         self.what, self.conv, self.out = what, kinds.get(what, SAGEConv(6, 4)), SAGEConv(4, 3)
         self.weight = torch.nn.Parameter(torch.ones(7, 4))
-        self.norms = torch.nn.LSTM(4, 4, num_layers=2, dropout=0.5)
+        self.norms = torch.nn.LSTM(4, 4, num_layers=2, dropout=0.5, batch_first=True)
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None) -> Tensor:
         what = self.what
@@ -339,7 +339,7 @@ class _Odd(torch.nn.Module):
         if what == 'weight':
             x = x + F.dropout(self.weight, 0.2).sum()
         if what == 'lstm':
-            x = self.norms(x)[0]
+            x = self.norms(x.unsqueeze(1))[0].squeeze(1)
         return self.out(x, edge_index)
 
 
@@ -354,12 +354,11 @@ class _Noise(MessagePassing):
         return x_j * torch.rand_like(x_j)
 
 
-def _odd_forward(root: Path, what: str) -> None:
-    """Of own rows, as with plain tensors a conv is the first to ask what they are."""
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+def _odd_forward(root: Path, what: str) -> Tensor:
+    data = pyg_sar.load_shard(root)
     torch.manual_seed(1)
     model = pyg_sar.DistributedDataParallel(_Odd(what).double(), dropout_seed=SEED)
-    model(data.x, data.edge_index, data.edge_attr)
+    return pyg_sar.gather(model(data.x, data.edge_index, data.edge_attr)).detach()
 
 
 _ODD = {
@@ -367,7 +366,6 @@ _ODD = {
     'alpha': 'draws random numbers by F.dropout',
     'lstm': 'draws random numbers by F.dropout',
     'rand': "'message' of _Noise that draws random numbers by F.dropout",
-    'weight': 'rows of own nodes',
     'checkpoint': 'checkpoint_activations=True',
 }
 
@@ -378,6 +376,12 @@ def test_what_cannot_be_drawn_by_id_is_refused(roots: dict[int, Path], what: str
         run_as_threads(_odd_forward, 2, roots[2], what)
     with pytest.raises(ValueError, match=_ODD[what]):
         _odd_forward(roots[1], what)
+
+
+def test_a_weight_drops_the_same_on_all_ranks(roots: dict[int, Path]) -> None:
+    expected = _odd_forward(roots[1], 'weight')
+    for found in run_as_threads(_odd_forward, 2, roots[2], 'weight'):
+        assert_close(found, expected)
 
 
 def _whole_and_parts(root: Path) -> None:
@@ -397,10 +401,11 @@ def test_calls_from_outside_of_the_model_are_refused(roots: dict[int, Path]) -> 
     run_as_threads(_whole_and_parts, 2, roots[2])
 
 
-def test_batches_are_refused(roots: dict[int, Path]) -> None:
+def test_batches_and_own_rows_are_refused(roots: dict[int, Path]) -> None:
     run, plain = Run(roots[2], _Plain().double()), small_graph()
-    with pytest.raises(ValueError, match='needs the edge_index of load_shard'):
-        run.model(plain.x, plain.edge_index)
+    for given in (plain, pyg_sar.local(run.data)):
+        with pytest.raises(ValueError, match='needs the edge_index of load_shard'):
+            run.model(given.x, given.edge_index)
     run.model.eval()
     run.model(plain.x, plain.edge_index)
     run.model.train()
@@ -416,18 +421,22 @@ class _Cycle(torch.nn.Module):
         return self.conv(F.dropout(x, 0.5, self.training), edge_index)
 
 
-def test_as_many_edges_as_nodes_are_refused(tmp_path: Path) -> None:
+def _cycle(root: Path) -> Tensor:
+    data = pyg_sar.load_shard(root)
+    torch.manual_seed(1)
+    model = pyg_sar.wrap(_Cycle().double(), dropout_seed=1)
+    return pyg_sar.gather(model(data.x, data.edge_index)).detach()
+
+
+def test_as_many_edges_as_nodes(tmp_path: Path) -> None:
     data = small_graph()
     nodes = torch.arange(40)
     del data.edge_attr, data.edge_weight, data.edge_type
     data.edge_index = torch.stack([nodes, nodes.roll(1)])
     root = cut(data, 2, tmp_path / 'parts')
-    data = pyg_sar.load_shard(root)
-    model = pyg_sar.wrap(_Cycle().double(), dropout_seed=1)
-    model(data.x, data.edge_index)  # rows know what they are of
-    shard = pyg_sar.local(data)
-    with pytest.raises(ValueError, match='cannot tell of what the rows are'):
-        model(shard.x, shard.edge_index)
+    expected = _cycle(root)
+    for found in run_as_threads(_cycle, 2, root):
+        assert_close(found, expected)
 
 
 class _InAggregation(_Noise):

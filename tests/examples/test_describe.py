@@ -130,7 +130,7 @@ def test_meta_is_protected(folder: Path) -> None:
 
 
 def test_saved_attributes_keep_the_folder_whole(folder: Path) -> None:
-    data = pyg_sar.local(pyg_sar.load_shard(folder))
+    data = pyg_sar.load_shard(folder)
     for value, overwrite in ((1.0, False), (2.0, True)):
         data.extra = torch.full((data.num_nodes, 2), value)
         pyg_sar.transforms.save_node_attrs(data, ['extra'], overwrite=overwrite)

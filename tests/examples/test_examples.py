@@ -124,7 +124,7 @@ def test_example_is_the_same_on_one_and_two_processes(name: str, tmp_path: Path)
         torch.save({'val': links, 'test': links.flip(1)}, f'{root}.links.pt')
         command = [*launcher, EXAMPLES / f'{name}.py', root, '--epochs', EPOCHS, *options]
         found.append(_lines(*command))
-        data = pyg_sar.local(pyg_sar.load_shard(root))
+        data = pyg_sar.load_shard(root)
         kept = {key for key in data.keys() if key in ('x1', 'x2')}  # noqa: SIM118
         assert kept == ({'x1', 'x2'} if name == 'sign' else set())
     one, two = found

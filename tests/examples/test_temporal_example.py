@@ -26,7 +26,7 @@ def test_answers_are_of_the_last_messages() -> None:
 
 
 def _trained(root: str, strategy: str) -> list[float]:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     torch.manual_seed(1)
     model = pyg_sar.DistributedDataParallel(GraphSAGE(2, 8, 2, out_channels=2).double())
     data.x = data.x.double()

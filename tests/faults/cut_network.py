@@ -122,7 +122,7 @@ def _run_rank(rank: int, parts: Path, folder: Path, where: str, faulty: int) -> 
         dist.init_process_group(
             'gloo', init_method=where, rank=rank, world_size=WORLD_SIZE, timeout=limit
         )
-        data = pyg_sar.local(pyg_sar.load_shard(parts))
+        data = pyg_sar.load_shard(parts)
         torch.manual_seed(0)
         net = Net(default_convs(), at).double()
         model = pyg_sar.DistributedDataParallel(net)
@@ -130,7 +130,7 @@ def _run_rank(rank: int, parts: Path, folder: Path, where: str, faulty: int) -> 
             epochs.append(epoch)
             if epoch == 2:  # all have come as far as this
                 pyg_sar.wrap(net, timeout=TIMEOUT)
-            pyg_sar.mean_of_batches(model(data.x, data.edge_index).sum(1)).backward()
+            model(data.x, data.edge_index).sum(1).mean().backward()
     except Exception as error:
         found = {'type': type(error).__name__, 'text': str(error)}
         found['peer'] = getattr(error, 'peer', None)

@@ -125,7 +125,7 @@ def _train(
     shape = phase if fault == 'shape' else ''
     parts = 'others' if shape == 'load' else 'parts'
     with mock.patch.object(pyg_sar.load, 'read_shard', reading):
-        data = pyg_sar.local(pyg_sar.load_shard(place.parent / parts)).to(device)
+        data = pyg_sar.load_shard(place.parent / parts).to(device)
     torch.manual_seed(0)
     layers = convs()
     if shape == 'construction':
@@ -145,8 +145,7 @@ def _train(
             (place / 'fault').write_text(str(time.monotonic()))
             x = torch.cat([x, x])
         out = model(x, data.edge_index)
-        loss = F.cross_entropy(out, data.y, reduction='none')
-        loss = pyg_sar.mean_of_batches(loss[data.train_mask])
+        loss = F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
         optimizer.zero_grad()
         loss.backward()
         at('optimizer')

@@ -110,7 +110,7 @@ def _run(cell: PathCell, rank: int, root: str, folder: Path) -> End:
     try:
         torch.manual_seed(0)
         build, _ = program(cell.program)
-        data = pyg_sar.local(pyg_sar.load_shard(root))
+        data = pyg_sar.load_shard(root)
         step = build(data, cell.mode, START, folder)
         step(1)
         if rank == FAULTY:

@@ -66,8 +66,7 @@ def _training(data: Data, net: Net, mode: Mode, timeout: float) -> Step:
 
     def step(epoch: int) -> None:
         out = model(data)
-        loss = F.cross_entropy(out, data.y, reduction='none')
-        pyg_sar.mean_of_batches(loss[data.train_mask]).backward()
+        F.cross_entropy(out[data.train_mask], data.y[data.train_mask]).backward()
 
     return step
 
@@ -77,11 +76,9 @@ def _of_conv(conv: Callable[[], torch.nn.Module]) -> Callable[..., Step]:
 
 
 def _of_norm(norm: Callable[[], torch.nn.Module]) -> Callable[..., Step]:
-    def build(data: Data, mode: Mode, timeout: float, folder: Path) -> Step:
-        rows = pyg_sar.load_shard(data.edge_index.shard.root)  # of the whole graph
-        return _training(rows, Net(SAGEConv(8, 8), norm()), mode, timeout)
-
-    return build
+    return lambda data, mode, timeout, folder: _training(
+        data, Net(SAGEConv(8, 8), norm()), mode, timeout
+    )
 
 
 def _first_forward(data: Data, mode: Mode, timeout: float, folder: Path) -> Step:
@@ -90,7 +87,7 @@ def _first_forward(data: Data, mode: Mode, timeout: float, folder: Path) -> Step
 
     def step(epoch: int) -> None:
         conv = torch.nn.ModuleDict({'conv': GATConv(6, 8, flow=AGAINST)})
-        again = pyg_sar.local(pyg_sar.load_shard(data.edge_index.shard.root))
+        again = pyg_sar.load_shard(data.edge_index.handle.shard.root)
         pyg_sar.wrap(conv.double())['conv'](again.x, again.edge_index)
 
     return step
@@ -142,12 +139,12 @@ OTHERS: dict[str, tuple[Callable[..., Step], str]] = {
     'load_checkpoint': (_load_checkpoint, 'load_checkpoint'),
     'save_node_attrs': (_save_attrs, 'save_node_attrs'),
     'load_shard': (
-        _calls(lambda data: pyg_sar.local(pyg_sar.load_shard(data.edge_index.shard.root))),
+        _calls(lambda data: pyg_sar.load_shard(data.edge_index.handle.shard.root)),
         'load_shard',
     ),
     'restrict': (_calls(lambda data: pyg_sar.restrict(data, data.train_mask, 2)), 'restrict'),
     'mean_of_batches': (
-        _calls(lambda data: pyg_sar.mean_of_batches(data.x[:, 0])),
+        _calls(lambda data: pyg_sar.mean_of_batches(pyg_sar.local(data.x)[:, 0])),
         'mean_of_batches',
     ),
     'SIGN': (

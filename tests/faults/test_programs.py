@@ -15,7 +15,7 @@ from on_ranks import on_ranks
 from small_graphs import attempt
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
-from pyg_sar import DistributedDataParallel, ExchangeError, mean_of_batches, wrap
+from pyg_sar import DistributedDataParallel, ExchangeError, local, wrap
 from pyg_sar.comm import Exchange
 from pyg_sar.comm.faults import connection
 
@@ -42,8 +42,7 @@ def _net() -> Net:
 
 def _train(model: torch.nn.Module, data: Any) -> None:
     out = model(data.x, data.edge_index)
-    losses = F.cross_entropy(out, data.y, reduction='none')
-    mean_of_batches(losses[data.train_mask]).backward()
+    F.cross_entropy(out[data.train_mask], data.y[data.train_mask]).backward()
 
 
 @on_ranks()
@@ -77,7 +76,7 @@ def test_what_one_rank_raises_ends_the_exchanges_of_all(data):
     assert second.startswith('ExchangeError: ')
     assert 'exchanges ended before' in second
     with pytest.raises(ExchangeError) as error:
-        mean_of_batches(data.x)
+        data.x.mean()
     found = error.value.rank, error.value.peer, error.value.operation
     assert found == (rank, 1, 'a sum over all ranks')
     assert time.monotonic() - start < 60  # the timeout is that of the default group, 30 minutes
@@ -167,7 +166,7 @@ def test_other_rows_are_found_before_they_move(data, odd, form):
     x = data.x
     if rank == 1:
         x = x[:, :5] if odd == 'width' else x.float()
-    found = attempt(lambda: list(Exchange(data.edge_index.shard).fetch([x])))
+    found = attempt(lambda: list(Exchange(data.edge_index.handle.shard).fetch([local(x)])))
     assert f'; rank {rank} stopped at ' in found
     other, form = (0, 'torch.float64 (6,)') if rank == 1 else (1, form)
     assert found.startswith(f'ExchangeError: rank {other} is at a step of rows (rows of {form})')

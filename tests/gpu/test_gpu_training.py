@@ -106,7 +106,7 @@ def _as_on_a_cpu(setup: str, fn: Callable[[str, str], list[Tensor]], tmp_path: P
 
 def _rounded(root: str, device: str) -> list[Tensor]:
     """Output and gradients of two convs whose rows travel as bfloat16."""
-    data = pyg_sar.local(pyg_sar.load_shard(root)).to(device)
+    data = pyg_sar.load_shard(root).to(device)
     found = []
     for make in (lambda: SAGEConv(6, 8, aggr='max'), lambda: GATConv(6, 4, heads=2)):
         torch.manual_seed(0)
@@ -115,7 +115,7 @@ def _rounded(root: str, device: str) -> list[Tensor]:
         out = conv(x, data.edge_index)
         out.square().sum().backward()
         found += [out.detach(), x.grad, *(p.grad for p in conv.parameters())]
-    return [t.cpu() for t in found]
+    return [pyg_sar.local(t).cpu() for t in found]
 
 
 @pytest.mark.parametrize('setup', ALL[1:])
@@ -147,11 +147,11 @@ class _Late(torch.autograd.Function):
 
 def _gradients_of_a_loss_on_the_host(root: str, device: str) -> list[Tensor]:
     """On rank 0 the first layer is ready before the last; on the others it becomes ready later."""
-    data = pyg_sar.local(pyg_sar.load_shard(root)).to(device)
+    data = pyg_sar.load_shard(root).to(device)
     torch.manual_seed(0)
     net = torch.nn.ModuleList([GATConv(6, 4), GATConv(6, 2)]).double().to(device)
     first, last = net = torch.nn.ModuleList([pyg_sar.SARConv(conv) for conv in net])
-    is_first_rank = data.edge_index.shard.rank == 0
+    is_first_rank = data.edge_index.handle.shard.rank == 0
     out = _Late.apply(first(data.x, data.edge_index), 0.0 if is_first_rank else 0.4)
     other = last(data.x, data.edge_index).cpu()
     other = _Late.apply(other, 0.4 if is_first_rank else 0.0)
@@ -195,7 +195,7 @@ class Net(torch.nn.Module):
 
 def _losses(name: str, mode: str, root: str, device: str) -> list[Tensor]:
     """With every set of options those of four epochs."""
-    data = pyg_sar.local(pyg_sar.load_shard(root)).to(device)
+    data = pyg_sar.load_shard(root).to(device)
     found = []
     for options in OPTIONS:
         net = Net(CONVS[name]).double().to(device)
@@ -203,8 +203,7 @@ def _losses(name: str, mode: str, root: str, device: str) -> list[Tensor]:
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         for _ in range(4):
             out = model(data.x, data.edge_index)
-            losses = F.cross_entropy(out, data.y, reduction='none')
-            loss = pyg_sar.mean_of_batches(losses)
+            loss = F.cross_entropy(out, data.y)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -127,6 +127,11 @@ def only_own_rows_split(data: Any, rank: int) -> None:
     T.RandomLinkSplit()(pyg_sar.local(data))
 
 
+def only_own_rows_given(data: Any, rank: int) -> None:
+    own = pyg_sar.local(data)
+    net()(own.x, own.edge_index)
+
+
 def mean_of_the_mean_of_a_batch(data: Any, rank: int) -> None:
     model = net()
     for batch in pyg_sar.NeighborLoader(data, [2, 2], data.train_mask, batch_size=4, prefetch=0):
@@ -219,10 +224,10 @@ IN_STEP: dict[str, Mistake] = {
     'labels of other nodes': Mistake(
         labels_of_other_nodes, "'cross_entropy' of rows", 'select alike in both'
     ),
-    'restrict of the whole graph': Mistake(
-        lambda data, rank: pyg_sar.restrict(data, data.train_mask, 2),
-        'expected plain own rows',
-        'pyg_sar.local of',
+    'a model of own rows': Mistake(
+        only_own_rows_given,
+        'got the own edges and rows of a rank',
+        'takes the edge_index and rows of load_shard',
     ),
     'a wrong kind of negatives': Mistake(
         lambda data, rank: pyg_sar.LinkNeighborLoader(data, [2], neg_sampling='tripplet'),

@@ -19,4 +19,4 @@ def graph() -> Data:
 @pytest.fixture
 def shard(graph: Data, tmp_path: Path) -> Data:
     """Three parts in one process."""
-    return pyg_sar.local(pyg_sar.load_shard(cut(graph, 3, tmp_path / 'parts')))
+    return pyg_sar.load_shard(cut(graph, 3, tmp_path / 'parts'))

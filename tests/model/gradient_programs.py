@@ -336,37 +336,11 @@ class Extra(torch.nn.Module):
         return self.conv(h, edge_index)
 
 
-def _rows_of_the_last_rank(run: Run) -> Tensor | None:
-    last = len(run.parts) - 1
-    if run.rank is None:
-        return torch.isin(torch.arange(run.data.num_nodes), run.parts[last])
-    size = run.parts[run.rank].numel()
-    return torch.ones(size, dtype=torch.bool) if run.rank == last else None
-
-
 @program
-def parameter_of_one_rank(run: Run) -> None:
+def parameter_of_the_rows_of_one_rank(run: Run) -> None:
     model, x = run.ddp(Extra()), run.own(WHOLE['x'])
-    out = model(*pyg_sar.local((x, run.graph[1])), _rows_of_the_last_rank(run))
-    (out.square().mean() if run.rank is None else mean_of_batches(out.square())).backward()
-
-
-@program
-def plain_tensors_of_own_rows(run: Run) -> None:
-    """As pyg_sar.local gives them; one is a leaf, and the loss reads it by another way, too."""
-    torch.manual_seed(0)
-    layers = torch.nn.ModuleList([SAGEConv(6, 8), GATConv(8, 3)]).double()
-    model, edge_index = run.ddp(layers), pyg_sar.local(run.graph[1])
-    x = WHOLE['x'] if run.rank is None else WHOLE['x'][run.parts[run.rank]]
-    x = x.clone().requires_grad_()
-    run.rows.append(x)
-    first, second = run.inner(model)
-    for _ in range(2):
-        out = second(first(x, edge_index).tanh(), edge_index)
-        if run.rank is None:
-            (out.square().mean() + x.cos().mean()).backward()
-        else:
-            (mean_of_batches(out.square()) + mean_of_batches(x.cos())).backward()
+    of_last = torch.isin(torch.arange(run.data.num_nodes), run.parts[-1])
+    model(x, run.graph[1], of_last).square().mean().backward()
 
 
 @program
@@ -513,8 +487,7 @@ def reversible_block(run: Run) -> None:
     torch.manual_seed(0)
     model, x = run.ddp(Reversible().double()), run.own(WHOLE['x'])
     # It frees the memory of its rows, which is that of a rank.
-    out = model(*pyg_sar.local((x + 0, run.graph[1])))
-    (out.square().mean() if run.rank is None else mean_of_batches(out.square())).backward()
+    model(x + 0, run.graph[1]).square().mean().backward()
 
 
 def run_program(name: str, data: Any, parts: list[Tensor], x: Tensor) -> dict[str, Any]:

@@ -123,7 +123,7 @@ class _Both(nn.Module):
         return self.net(batch.x, batch.edge_index), self.net(whole.x, whole.edge_index)
 
 
-@on_ranks(2, by='threads', is_local=False)
+@on_ranks(2, by='threads')
 def test_a_batch_and_the_whole_graph_in_one_forward(data):
     graph = small_graph()
     batch = batch_of(graph, _seeds([1, 2], [9]))
@@ -144,7 +144,7 @@ class _Decoder(nn.Module):
         return self.decoder(z[pairs[0]] * z[pairs[1]])
 
 
-@on_ranks(2, by='threads', is_local=False)
+@on_ranks(2, by='threads')
 def test_pairs_of_nodes_of_the_whole_graph(data):
     graph = small_graph()
     torch.manual_seed(0)
@@ -156,7 +156,7 @@ def test_pairs_of_nodes_of_the_whole_graph(data):
     assert_close(gather(out.detach()), want)
 
 
-@on_ranks(2, by='threads', is_local=False)
+@on_ranks(2, by='threads')
 def test_a_conv_that_keeps_its_edges(data):
     batch = batch_of(small_graph(), torch.tensor([rank()]))
     conv = wrap(GCNConv(6, 3, cached=True).double())
@@ -262,7 +262,7 @@ def _raise_interrupt(*_: Any) -> None:
     raise KeyboardInterrupt
 
 
-@on_ranks(2, by='threads', is_local=False)
+@on_ranks(2, by='threads')
 def test_after_an_interrupt_from_the_keyboard(data):
     """In a notebook: a forward on a batch is stopped, and the next cell runs the whole graph."""
     graph, model = small_graph(), DistributedDataParallel(_net())

@@ -104,7 +104,7 @@ class Propagate(torch.nn.Module):
         return self.norm(self.conv(x, edge_index)) * self.scale
 
 
-@on_ranks(is_local=False)
+@on_ranks()
 def test_without_learnable_parameters(data):
     graph, results = small_graph(), []
     for of, wrapped in ((graph, None), (data, DistributedDataParallel)):

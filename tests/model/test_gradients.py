@@ -60,7 +60,7 @@ def test_program(name: str, world_size: int, graph: Data, roots: dict[int, str])
     assert want['parameters']
 
 
-@on_ranks(3, is_local=False)
+@on_ranks(3)
 def test_autograd_grad_that_nothing_would_sum_is_refused(data):
     model = DistributedDataParallel(make_model())
     parameters = list(model.parameters())

@@ -30,7 +30,7 @@ def test_wrap_takes_every_conv_and_keeps_the_keys() -> None:
 
 
 def _other_relation(root: str) -> str:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     rel = WRITES if dist.get_rank() == 0 else REVIEWS
     conv = SARConv(SAGEConv((4, 6), 5).double())
     return attempt(conv, (data['author'].x, data['paper'].x), data[rel].edge_index)

@@ -41,7 +41,7 @@ def test_of_no_rows_it_is_0():
     assert pyg_sar.mean_of_batches(torch.ones(0, 2)) == 0
 
 
-@on_ranks(2, by='threads', is_local=False)
+@on_ranks(2, by='threads')
 def test_rows_of_the_whole_graph_are_refused(data):
     with pytest.raises(ValueError, match=r'losses\.mean\(\)'):
         pyg_sar.mean_of_batches(data.x)
@@ -64,7 +64,7 @@ def test_all_rows_of_batches() -> None:
             assert each.dtype == expected.dtype
 
 
-@on_ranks(2, by='threads', is_local=False)
+@on_ranks(2, by='threads')
 def test_batches_that_are_none_are_refused(data):
     with pytest.raises(ValueError, match=r'pyg_sar\.gather\(x\)'):
         pyg_sar.gather_batches(data.x)

@@ -102,33 +102,39 @@ def test_a_rank_without_nodes(tmp_path: Path) -> None:
         run_as_threads(_on_rank, 3, name, str(root))
 
 
-WRONG: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
-    'rows': (
-        lambda x: pyg_sar.rows(x, torch.tensor([10**6]), torch.arange(len(x))),
-        "no node's id",
-    ),
-    'rows of ints': (
-        lambda x: pyg_sar.rows(x, torch.tensor([0], dtype=torch.int32), torch.arange(len(x))),
-        'int64',
-    ),
-    'rows that do not fit': (
-        lambda x: pyg_sar.rows(x, torch.tensor([0]), torch.arange(len(x) + 1)),
-        'one row of',
-    ),
+WRONG: dict[str, tuple[Tensor, str]] = {
+    'rows': (torch.tensor([10**6]), "no node's id"),
+    'rows of ints': (torch.tensor([0], dtype=torch.int32), 'int64'),
 }
 
 
-def _attempt(name: str) -> str:
+def _attempt(name: str, root: str) -> str:
     """Wrong on rank 1 alone."""
-    x = torch.ones(4, 2)
-    if rank() == 1:
-        return attempt(WRONG[name][0], x)
-    return attempt(pyg_sar.rows, x, torch.tensor([1]), torch.arange(4))
+    data = pyg_sar.load_shard(root)
+    ids = WRONG[name][0] if rank() == 1 else torch.tensor([1])
+    return attempt(pyg_sar.rows, data.x, ids, data.n_id)
 
 
 @pytest.mark.parametrize('name', WRONG)
-def test_wrong_on_one_rank(name: str) -> None:
-    assert_all_raise(run_as_threads(_attempt, 2, name), 'ValueError', WRONG[name][1])
+def test_wrong_on_one_rank(name: str, tmp_path: Path) -> None:
+    root = str(cut(small_graph(), 2, tmp_path / 'parts'))
+    assert_all_raise(run_as_threads(_attempt, 2, name, root), 'ValueError', WRONG[name][1])
+
+
+def _of_others(root: str) -> list[str]:
+    data, ids = pyg_sar.load_shard(root), torch.tensor([0])
+    own = pyg_sar.local(data)
+    return [
+        attempt(pyg_sar.rows, data.x[data.train_mask], ids, data.n_id),
+        attempt(pyg_sar.rows, own.x, ids, own.n_id),
+    ]
+
+
+def test_rows_of_other_nodes(tmp_path: Path) -> None:
+    root = str(cut(small_graph(), 2, tmp_path / 'parts'))
+    selected, own = zip(*run_as_threads(_of_others, 2, root), strict=True)
+    assert_all_raise(selected, 'ValueError', 'one row of')
+    assert_all_raise(own, 'ValueError', 'pyg_sar.local')
 
 
 class Decoder(nn.Module):
@@ -151,7 +157,7 @@ def _labels(num_nodes: int) -> Tensor:
 
 def _decoded(root: str) -> int:
     """Every rank has another number of the labelled edges."""
-    whole, data = small_graph(), pyg_sar.local(pyg_sar.load_shard(root))
+    whole, data = small_graph(), pyg_sar.load_shard(root)
     labels = _labels(whole.num_nodes)
     ends = [0, *(50 * (i + 1) ** 2 // world_size() ** 2 for i in range(world_size()))]
     own = labels[:, ends[rank()] : ends[rank() + 1]]

@@ -15,7 +15,6 @@ from few import few
 from ranks import run_as_threads, run_ranks
 from small_graphs import (
     ASSIGNMENTS,
-    assemble,
     assert_all_raise,
     assert_close,
     assign,
@@ -104,7 +103,7 @@ class Net(torch.nn.Module):
                 continue
             layer = layers[number]
             of_layer = [v[layer.edges] for v in values]
-            x = conv((x, x[: layer.num_dst]), layer.edge_index, *of_layer)
+            x = conv((x, x[layer.dst]), layer.edge_index, *of_layer)
         return x
 
 
@@ -131,7 +130,7 @@ def _loss(out: Tensor, target: Tensor) -> Tensor:
 def _trained(
     root: Path, name: str, num_layers: int, mode: Any, device: str = 'cpu'
 ) -> dict[str, Any]:
-    data = pyg_sar.local(pyg_sar.load_shard(root)).to(device)
+    data = pyg_sar.load_shard(root).to(device)
     answers = {}
     for wanted in WANTED:
         layers = restrict(data, data[wanted], num_layers)
@@ -140,10 +139,10 @@ def _trained(
         model = DistributedDataParallel(net, mode=mode)
         x = data.x.clone().requires_grad_()
         out = model(x[layers.input_nodes], data, layers)
-        pyg_sar.mean_of_batches(_loss(out, data.target[layers.output_nodes])).backward()
+        _loss(out, data.target[layers.output_nodes]).mean().backward()
         gradients = {key: p.grad.cpu() for key, p in parameters.items()}
-        ids, n_id = data.n_id[layers.output_nodes].cpu(), data.n_id.cpu()
-        answers[wanted] = ids, out.detach().cpu(), (n_id, x.grad.cpu()), gradients
+        rows = layers.output_nodes, out.detach(), x.grad
+        answers[wanted] = *(pyg_sar.gather(each).cpu() for each in rows), gradients
     return answers
 
 
@@ -153,15 +152,11 @@ def _compare(answers: list[Any], data: Data, name: str, num_layers: int) -> None
         x = data.x.clone().requires_grad_()
         out = net(x, data)[data[wanted]]
         _loss(out, data.target[data[wanted]]).mean().backward()
-        place = torch.full((data.num_nodes,), -1)
-        place[data[wanted]] = torch.arange(out.size(0))
-        of_ranks = [answer[wanted] for answer in answers]
-        got = assemble([(place[ids], rows) for ids, rows, _, _ in of_ranks], out.size(0))
-        assert_close(got, out.detach(), tolerance=TOLERANCE)
-        assert x.grad is not None
-        grad_x = assemble([a[2] for a in of_ranks], data.num_nodes)
-        assert_close(grad_x, x.grad, tolerance=TOLERANCE)
-        for *_, gradients in of_ranks:
+        for answer in answers:
+            ids, got, grad_x, gradients = answer[wanted]
+            assert torch.equal(ids, data[wanted].nonzero().view(-1))
+            assert_close(got, out.detach(), tolerance=TOLERANCE)
+            assert_close(grad_x, x.grad, tolerance=TOLERANCE)
             for key, parameter in net.named_parameters():
                 assert parameter.grad is not None
                 assert_close(gradients[key], parameter.grad, tolerance=TOLERANCE)
@@ -204,23 +199,27 @@ def test_outputs_and_gradients_are_those_of_the_whole_graph(
 
 
 def _structure(root: Path, wanted: str) -> list[Any]:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     layers = restrict(data, data[wanted], 3)
-    assert torch.equal(layers.output_nodes, data[wanted].nonzero().view(-1))
-    assert layers[0].num_src == layers.input_nodes.numel()
-    assert torch.equal(layers.output_nodes, layers.input_nodes[: layers[-1].num_dst])
+    whole = pyg_sar.gather
+    input_nodes, output_nodes = whole(layers.input_nodes), whole(layers.output_nodes)
+    assert torch.equal(output_nodes, whole(data[wanted]).nonzero().view(-1))
+    assert layers[0].num_src == input_nodes.numel()
+    assert torch.equal(output_nodes, input_nodes[: layers[-1].num_dst])
     assert len(layers) == len(list(layers)) == 3
     answer: list[Any] = []
     for layer, after in zip(layers, [*list(layers)[1:], None], strict=True):
-        handle, shard = layer.edge_index, layer.edge_index.shard
-        assert handle.is_whole
-        assert layer.num_dst == (after.num_src if after else layers.output_nodes.numel())
+        handle = pyg_sar.local(layer.edge_index)
+        shard = handle.shard
+        assert handle.is_whole or shard.world_size == 1
+        assert layer.num_dst == (after.num_src if after else output_nodes.numel())
+        assert whole(layer.dst).tolist() == list(range(layer.num_dst))
         assert shard.is_bipartite
-        src, dst = handle.as_subclass(Tensor)
-        # The destinations are those of the edges in data; every halo row is read.
-        nodes = layers.input_nodes[: layer.num_src]
-        assert torch.equal(nodes[dst], data.edge_index[1][layer.edges])
-        halo = src.unique()
+        # The edges are those in data; every halo row is read.
+        nodes = input_nodes[: layer.num_src]
+        edges = whole(layer.edges)
+        assert torch.equal(nodes[whole(layer.edge_index)], whole(data.edge_index)[:, edges])
+        halo = handle.as_subclass(Tensor)[0].unique()
         assert int((halo >= shard.num_own).sum()) == shard.num_halo
         # As if its blocks were found by sorting.
         plan = plan_of(handle, shard)
@@ -229,7 +228,7 @@ def _structure(root: Path, wanted: str) -> list[Any]:
             plan.blocks, plan_of(handle.as_subclass(Tensor).clone(), shard).blocks, strict=True
         ):
             assert torch.equal(block.edge_index, found.edge_index)
-        answer.append((data.e_id[layer.edges], data.n_id[nodes]))
+        answer.append((edges, nodes))
     return answer
 
 
@@ -245,24 +244,23 @@ def test_a_layer_has_the_edges_into_the_nodes_that_the_next_one_reads(
     needed = data[wanted]
     for number in (2, 1, 0):
         edges = needed[data.edge_index[1]]
-        ids = torch.cat([answer[number][0] for answer in answers])
+        ids, nodes = answers[0][number]
         assert ids.sort().values.tolist() == edges.nonzero().view(-1).tolist()
         needed = needed.clone()
         needed[data.edge_index[0, edges]] = True
-        nodes = torch.cat([answer[number][1] for answer in answers])
         assert nodes.sort().values.tolist() == needed.nonzero().view(-1).tolist()
     if wanted == 'two_nodes':
         assert int(data[wanted][data.edge_index[1]].sum()) < data.edge_index.size(1) // 4
 
 
 def _by_ids(root: Path) -> None:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     ids = torch.arange(data.num_nodes - 1, -1, -3)
     layers = restrict(data, ids, 2)
-    assert torch.equal(layers.output_nodes, ids)
+    assert torch.equal(pyg_sar.gather(layers.output_nodes), ids)
     model = pyg_sar.wrap(_net('sage', 2))
-    out = model(data.x[layers.input_nodes], data, layers)
-    assert_close(out, model(data.x, data)[ids], tolerance=TOLERANCE)
+    out = pyg_sar.gather(model(data.x[layers.input_nodes], data, layers))
+    assert_close(out, pyg_sar.gather(model(data.x, data))[ids], tolerance=TOLERANCE)
 
 
 @pytest.mark.parametrize(('world_size', 'num_parts'), [(1, 2), (3, 3)])
@@ -271,10 +269,10 @@ def test_ids_give_outputs_in_their_order(world_size: int, num_parts: int, tmp_pa
 
 
 def _restricted_gcn(root: Path) -> tuple[Tensor, Tensor]:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     layers = restrict(data, data.train_mask, 2)
     out = pyg_sar.wrap(_net('gcn', 2))(data.x[layers.input_nodes], data, layers)
-    return data.n_id[layers.output_nodes], out.detach()
+    return pyg_sar.gather(layers.output_nodes), pyg_sar.gather(out.detach())
 
 
 def test_weights_of_gcn_norm_made_before_partitioning(tmp_path: Path) -> None:
@@ -300,23 +298,22 @@ def test_the_example_of_the_docs(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / 'docs/models.md').read_text(encoding='utf-8')
     example = re.search(r'<!-- restrict-example -->\n```python\n(.*?)```', page, re.DOTALL)
     assert example is not None
-    data = pyg_sar.local(pyg_sar.load_shard(cut(small_graph(), 2, tmp_path / 'parts')))
+    data = pyg_sar.load_shard(cut(small_graph(), 2, tmp_path / 'parts'))
     convs = [SARConv(SAGEConv(6, 8).double()), SARConv(SAGEConv(8, 3).double())]
     scope = {'pyg_sar': pyg_sar, 'F': F, 'data': data, 'convs': convs}
     exec(example[1], scope)
     x = data.x
     for conv in convs:
         x = conv(x, data.edge_index).relu()
-    values = F.cross_entropy(x, data.y, reduction='none')
-    expected = pyg_sar.mean_of_batches(values[data.train_mask])
+    expected = F.cross_entropy(x[data.train_mask], data.y[data.train_mask])
     assert_close(scope['loss'], expected, tolerance=TOLERANCE)
 
 
 def _refused_convs(root: Path) -> list[str]:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     layer = restrict(data, data.train_mask, 1)[0]
-    x = torch.ones(layer.num_src, 6)
-    pair = x, x[: layer.num_dst]
+    x = torch.ones_like(data.x)[restrict(data, data.train_mask, 1).input_nodes].float()
+    pair = x, x[layer.dst]
     return [
         attempt(SARConv(GCNConv(6, 3)), pair, layer.edge_index),
         attempt(SARConv(GCNConv(6, 3)), x, layer.edge_index),
@@ -336,19 +333,19 @@ def test_convs_that_read_more_than_the_layer_has_are_refused(
 
 
 def _wrong(root: Path) -> list[str]:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    shard = data.edge_index.shard
+    data = pyg_sar.load_shard(root)
+    shard = pyg_sar.local(data.edge_index).shard
     is_last = shard.rank == shard.world_size - 1
-    mask, num_own = data.train_mask, shard.num_own
-    plain = Data(edge_index=data.edge_index.as_subclass(Tensor))
+    mask, num_nodes = data.train_mask, data.num_nodes
+    plain = Data(edge_index=torch.zeros(2, 0, dtype=torch.int64))
     repeated = torch.zeros(2, dtype=torch.int64)
     restricted = Data(edge_index=restrict(data, mask, 1)[0].edge_index)
     return [
         attempt(restrict, plain if is_last else data, mask, 2),
-        attempt(restrict, pyg_sar.load_shard(root), mask, 2),
+        attempt(restrict, pyg_sar.local(data), mask, 2),
         attempt(restrict, restricted, mask, 2),
-        attempt(restrict, data, mask[:-1] if is_last else mask, 2),
-        attempt(restrict, data, torch.tensor([num_own]) if is_last else mask, 2),
+        attempt(restrict, data, pyg_sar.local(mask)[:-1] if is_last else mask, 2),
+        attempt(restrict, data, torch.tensor([num_nodes]) if is_last else mask, 2),
         attempt(restrict, data, repeated if is_last else mask, 2),
         attempt(restrict, data, mask.double(), 2),
         attempt(restrict, data, [0], 2),
@@ -360,11 +357,11 @@ def _wrong(root: Path) -> list[str]:
 @pytest.mark.parametrize('world_size', [1, 2])
 def test_wrong_arguments_raise_on_all_ranks(world_size: int, tmp_path: Path) -> None:
     answers = _on_ranks(world_size, _wrong, cut(small_graph(), 2, tmp_path / 'parts'))
-    (plain, rows, again, mask, ids, repeated, dtype, a_list, zero, differ) = zip(
+    (plain, local, again, mask, ids, repeated, dtype, a_list, zero, differ) = zip(
         *answers, strict=True
     )
     assert_all_raise(plain, 'ValueError', "'data'", 'got Tensor')
-    assert_all_raise(rows, 'ValueError', "'data'", 'got EdgeIndex')
+    assert_all_raise(local, 'ValueError', "'data'", 'got ShardEdgeIndex')
     assert_all_raise(again, 'ValueError', "'data'")
     assert_all_raise(mask, 'ValueError', "'nodes'", 'torch.bool')
     assert_all_raise(ids, 'ValueError', "'nodes'")

@@ -21,20 +21,22 @@ NUM_NODES = 40
 
 
 def _drawn(root: str) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     edges, some = data.edge_index, data.edge_type == 1
     torch.manual_seed(3 + rank())  # only the generator of rank 0 counts
     paired = pyg_sar.negative_sampling(edges, paired=True, seed=1)
-    assert torch.equal(paired[1], data.n_id[edges[1]])
+    assert torch.equal(pyg_sar.local(paired)[1], pyg_sar.local(edges[1]))
     turned = pyg_sar.negative_sampling(edges[:, some].flip(0), None, 33, seed=2)
-    return (
+    paired, e_id = pyg_sar.local((paired, data.e_id))
+    drawn = (
         pyg_sar.negative_sampling(edges),
         pyg_sar.negative_sampling(edges, num_nodes=NUM_NODES, num_neg_samples=50, seed=1),
-        torch.cat([paired, data.e_id[None]]),
+        torch.cat([paired, e_id[None]]),
         turned,
         data.n_id,
         pyg_sar.permute_rows(data.x, edges),
     )
+    return pyg_sar.local(drawn)
 
 
 def _sorted(pairs: Tensor) -> Tensor:
@@ -126,9 +128,9 @@ def test_of_nothing() -> None:
 
 
 WRONG: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], str]] = {
-    'number of own nodes': (
-        lambda d: pyg_sar.negative_sampling(d.edge_index, d.num_nodes),
-        lambda d: pyg_sar.negative_sampling(d.edge_index, d.num_nodes),
+    'number of nodes': (
+        lambda d: pyg_sar.negative_sampling(d.edge_index, d.num_nodes - 1),
+        lambda d: pyg_sar.negative_sampling(d.edge_index, d.num_nodes - 1),
         'num_nodes',
     ),
     'seed': (
@@ -156,16 +158,16 @@ WRONG: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], str]] = {
         lambda d: pyg_sar.negative_sampling(d.edge_index),
         'num_neg_samples',
     ),
-    'rows': (
-        lambda d: pyg_sar.permute_rows(d.x[:-1], d.edge_index, seed=1),
-        lambda d: pyg_sar.permute_rows(d.x, d.edge_index, seed=1),
-        'one row',
+    'own rows': (
+        lambda d: pyg_sar.permute_rows(*pyg_sar.local((d.x, d.edge_index)), seed=1),
+        lambda d: pyg_sar.permute_rows(*pyg_sar.local((d.x, d.edge_index)), seed=1),
+        'pyg_sar.local',
     ),
 }
 
 
 def _attempt(name: str, root: str) -> str:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     return attempt(WRONG[name][rank() != 1], data)
 
 
@@ -181,9 +183,8 @@ def test_pairs_of_edges_dropped_together(tmp_path: Path) -> None:
     graph = Data(x=graph.x, edge_index=to_undirected(graph.edge_index))
     ends = graph.edge_index.sort(dim=0).values
     graph.pair = torch.unique(ends, dim=1, return_inverse=True)[1]
-    data = pyg_sar.local(pyg_sar.load_shard(cut(graph, 3, tmp_path / 'parts')))
+    data = pyg_sar.load_shard(cut(graph, 3, tmp_path / 'parts'))
     keeps = pyg_sar.draws.uniform(7, data.pair) >= 0.5
-    assert data.edge_index[:, keeps].shard is data.edge_index.shard
     kept = graph.edge_index[:, data.e_id[keeps]]
     codes, turned = (pairs[0] * NUM_NODES + pairs[1] for pairs in (kept, kept.flip(0)))
     assert torch.equal(codes.sort().values, turned.sort().values)
@@ -195,7 +196,7 @@ def test_a_relation_of_two_types(tmp_path: Path) -> None:
     graph['a'].x, graph['b'].x = torch.randn(10, 2), torch.randn(12, 2)
     graph['a', 'to', 'b'].edge_index = torch.randint(10, (2, 30))
     pyg_sar.partition_graph(graph, 2, tmp_path / 'parts', method='random')
-    data = pyg_sar.local(pyg_sar.load_shard(tmp_path / 'parts'))
+    data = pyg_sar.load_shard(tmp_path / 'parts')
     with pytest.raises(ValueError, match='between nodes of one type'):
         pyg_sar.negative_sampling(data['a', 'to', 'b'].edge_index)
     permuted = pyg_sar.permute_rows(data['a'].x, data['a', 'to', 'b'].edge_index)

@@ -66,7 +66,7 @@ def _num_raised() -> int:
 
 
 def _checkpointed(root: str, mode: Mode, reentrant: bool) -> int:
-    data, before = pyg_sar.local(pyg_sar.load_shard(root)), _num_raised()
+    data, before = pyg_sar.load_shard(root), _num_raised()
     for name in _convs():
         _compare(name, mode, reentrant, data)
     return _num_raised() - before

@@ -60,11 +60,11 @@ def _names() -> list[str]:
 
 
 def _hops(data: Data) -> list[tuple[Tensor, Tensor]]:
-    return [(data.n_id, data[name]) for name in _names()]
+    return pyg_sar.local([(data.n_id, data[name]) for name in _names()])
 
 
 def _propagate(root: str) -> list[tuple[Tensor, Tensor]]:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     out = pyg_sar.transforms.SIGN(K)(data)
     assert 'x1' not in data
     assert not any(out[name].requires_grad for name in _names())
@@ -100,17 +100,17 @@ def test_sign_wants_features(tmp_path: Path, x: Tensor | None) -> None:
     graph.num_nodes = NUM_NODES
     pyg_sar.partition_graph(graph, 2, tmp_path / 'parts')
     with pytest.raises(ValueError, match="'x'"):
-        pyg_sar.transforms.SIGN(1)(pyg_sar.local(pyg_sar.load_shard(tmp_path / 'parts')))
+        pyg_sar.transforms.SIGN(1)(pyg_sar.load_shard(tmp_path / 'parts'))
 
 
 def _save(root: str, **kwargs: Any) -> None:
-    data = pyg_sar.transforms.SIGN(K)(pyg_sar.local(pyg_sar.load_shard(root)))
+    data = pyg_sar.transforms.SIGN(K)(pyg_sar.load_shard(root))
     pyg_sar.transforms.save_node_attrs(data, _names(), **kwargs)
 
 
 def _load(root: str) -> tuple[list[tuple[Tensor, Tensor]], dict[str, Tensor]]:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    return _hops(data), {key: data[key] for key in ('x', 'y', 'train_mask', 'n_id')}
+    data = pyg_sar.load_shard(root)
+    return _hops(data), pyg_sar.local({key: data[key] for key in ('x', 'y', 'train_mask', 'n_id')})
 
 
 def _node_attrs(root: str) -> dict[str, Any]:
@@ -149,7 +149,7 @@ def test_one_process_saves_all_parts(tmp_path: Path) -> None:
 
 
 def _save_sum(root: str, value: float, overwrite: bool) -> None:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     data.bias = data.n_id.float() + value
     pyg_sar.transforms.save_node_attrs(data, ['bias'], overwrite=overwrite)
 
@@ -158,7 +158,7 @@ def test_overwrite(tmp_path: Path) -> None:
     root = _cut(tmp_path)
     run_ranks(_save_sum, 3, root, 1.0, False)
     run_ranks(_save_sum, 2, root, 2.0, True)
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     assert torch.equal(data.bias, data.n_id + 2.0)
 
 
@@ -186,10 +186,10 @@ def test_a_rank_that_fails_leaves_a_readable_folder(tmp_path: Path, overwrite: b
         run_ranks(_save_sum, 3, root, 1.0, False)
     outcomes = run_ranks(_interrupted, 3, root, '_write_parts', 1, overwrite)
     assert_all_raise(outcomes, 'OSError', 'no space left')
-    assert 'bias' not in pyg_sar.local(pyg_sar.load_shard(root))
+    assert 'bias' not in pyg_sar.load_shard(root)
     assert _files(root) == files
     run_ranks(_save_sum, 3, root, 3.0, False)
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     assert torch.equal(data.bias, data.n_id + 3.0)
 
 
@@ -202,27 +202,28 @@ def test_parts_without_names_are_not_read(tmp_path: Path) -> None:
     for name in [name for name in checksums if name.endswith('node_attrs.pt')]:
         del checksums[name]
     (tmp_path / 'parts' / 'META.json').write_text(signed(content))
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     assert 'bias' not in data
     data.other = data.x[:, 0]
     pyg_sar.transforms.save_node_attrs(data, ['other'])
     stored = torch.load(tmp_path / 'parts' / 'part_0' / 'node_attrs.pt', weights_only=True)
     assert 'bias' not in stored
-    assert torch.equal(pyg_sar.local(pyg_sar.load_shard(root)).other, data.other)
+    assert torch.equal(pyg_sar.load_shard(root).other, data.other)
 
 
 def _refusals(root: str) -> list[str]:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     rank = dist.get_rank()
-    data.short = data.x[:-1] if rank == 2 else data.x
+    data.short = torch.ones(NUM_NODES - 1) if rank == 2 else data.x
     data.mixed = data.x.float() if rank == 2 else data.x
     data.new = data.x
     data.edge_type = data.x[:, 0]
+    own = pyg_sar.local(data)
     plain = Data(x=data.x, edge_index=torch.zeros(2, 0, dtype=torch.int64))
     return [
         attempt(pyg_sar.transforms.save_node_attrs, data, [name])
         for name in ('short', 'mixed', 'y', 'x', 'edge_type', 'absent')
-    ] + [attempt(pyg_sar.transforms.save_node_attrs, plain, ['x'])]
+    ] + [attempt(pyg_sar.transforms.save_node_attrs, each, ['new']) for each in (plain, own)]
 
 
 def test_refused_on_all_ranks(tmp_path: Path) -> None:
@@ -235,6 +236,7 @@ def test_refused_on_all_ranks(tmp_path: Path) -> None:
         "'edge_type', which is in edge_attrs",
         "one row per own node in 'absent'",
         'the data that pyg_sar.load_shard gave',
+        'pyg_sar.local',
     ]
     before = (tmp_path / 'parts' / 'META.json').read_bytes()
     outcomes = run_ranks(_refusals, 3, root)
@@ -245,7 +247,7 @@ def test_refused_on_all_ranks(tmp_path: Path) -> None:
 
 def test_a_folder_that_has_changed_is_refused(tmp_path: Path) -> None:
     root = _cut(tmp_path)
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     data.new = data.x
     pyg_sar.partition_graph(_graph(weighted=True), 6, root, method='random', seed=1, force=True)
     with pytest.raises(ValueError, match='another one'):

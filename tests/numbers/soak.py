@@ -38,8 +38,6 @@ from torch_geometric.utils import dropout_edge, stochastic_blockmodel_graph
 
 import pyg_sar
 
-_mean = pyg_sar.mean_of_batches
-
 NUM_FEATURES, HIDDEN, NUM_CLASSES = 16, 16, 4
 MIB = 1 << 20
 
@@ -102,7 +100,7 @@ def held() -> dict[str, float]:
 class Run:
     """A run: its shards, what it trains on, and how long.
 
-    `data` is ``'rows'`` (a plain program), ``'own'`` (plain own rows) or ``'sampled'``.
+    `data` is ``'rows'`` (a plain program) or ``'sampled'``.
     """
 
     root: str
@@ -122,14 +120,12 @@ def _losses(run: Run, data: Data, model: torch.nn.Module, loader: Any, epoch: in
         return
     edge_index = dropout_edge(data.edge_index, 0.2)[0] if epoch % 7 == 0 else data.edge_index
     each = F.cross_entropy(model(data.x, edge_index), data.y, reduction='none')
-    yield each[data.train_mask].mean() if run.data == 'rows' else _mean(each, data.train_mask)
+    yield each[data.train_mask].mean()
 
 
 def soak(run: Run) -> tuple[list[dict[str, float]], list[float]]:
     """What a rank held after every part of the run, and the loss then."""
     data = pyg_sar.load_shard(run.root)
-    if run.data == 'own':
-        data = pyg_sar.local(data)
     torch.manual_seed(0)
     model = pyg_sar.DistributedDataParallel(SoakModel(), checkpoint_activations=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -148,10 +144,7 @@ def soak(run: Run) -> tuple[list[dict[str, float]], list[float]]:
         model.eval()
         with torch.no_grad():
             is_right = model(data.x, data.edge_index).argmax(-1) == data.y
-        if run.data == 'own':
-            _mean(is_right.float(), ~data.train_mask)
-        else:
-            is_right[~data.train_mask].float().mean()
+        is_right[~data.train_mask].float().mean()
         del is_right
         if epoch % (run.epochs // run.num_samples) == 0:
             losses.append(loss.item())
@@ -232,7 +225,7 @@ if __name__ == '__main__':
     parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
     parser.add_argument('--epochs', type=int, default=2000)
     parser.add_argument('--ranks', type=int, default=2)
-    parser.add_argument('--data', choices=('rows', 'own', 'sampled'), default='rows')
+    parser.add_argument('--data', choices=('rows', 'sampled'), default='rows')
     parser.add_argument('--samples', type=int, default=20, help='how often what is held is counted')
     parser.add_argument('--timeout', type=float, default=3600, help='seconds')
     sys.exit(main(parser.parse_args()))

@@ -35,7 +35,7 @@ def _in_chunks(num_edges: int, name: str, root: str, mode: str) -> Result:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chunks, 'CHUNK_BYTES', 1)
         patch.setattr(chunks, 'MIN_EDGES', num_edges)
-        return run_case(ANY[name], root, form='own', mode=mode)
+        return run_case(ANY[name], root, form='wrapped', mode=mode)
 
 
 NAMES = [
@@ -95,7 +95,7 @@ class Watched(MessagePassing):
 def test_no_more_edges_are_alive(root: Path, aggr: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunks, 'MIN_EDGES', 1)
     monkeypatch.setattr(chunks, 'CHUNK_BYTES', 16 * ROW_BYTES)
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     conv = Watched(aggr)
     module = pyg_sar.wrap(conv)
     x = data.x.requires_grad_()
@@ -131,7 +131,7 @@ def test_every_chunk_draws_its_own(root: Path, aggr: str, monkeypatch: pytest.Mo
     """Whether the first pass gets to it or stops at a softmax before."""
     monkeypatch.setattr(chunks, 'MIN_EDGES', 32)
     monkeypatch.setattr(chunks, 'CHUNK_BYTES', 1)
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     conv = Dropout(aggr)
     module = pyg_sar.wrap(conv, max_rows=32)
     module(data.x, data.edge_index)

@@ -26,10 +26,10 @@ def _graph(kind: str, folder: Path) -> tuple[Any, Any]:
     """The graph, and all of its parts in one process."""
     if kind == 'homogeneous':
         graph: Any = small_graph()
-        return graph, pyg_sar.local(pyg_sar.load_shard(cut(graph, 1, folder / 'parts')))
+        return graph, pyg_sar.load_shard(cut(graph, 1, folder / 'parts'))
     graph = hetero_graph()
     pyg_sar.partition_graph(graph, 1, folder / 'parts')
-    return graph, pyg_sar.local(pyg_sar.load_shard(folder / 'parts'))
+    return graph, pyg_sar.load_shard(folder / 'parts')
 
 
 def _of(batch: Any, key: Any) -> Any:

@@ -78,7 +78,7 @@ def test_one_exchange(root: Path, name: str, monkeypatch: pytest.MonkeyPatch) ->
     """Forward fetches the rows once; backward once, and returns their gradients once."""
     counts, taken = _Counts(monkeypatch), []
     case, data = CASES[name], pyg_sar.load_shard(root)
-    step(case, pyg_sar.wrap(make(case)), data, 'own', lambda stage: taken.append(counts.take()))
+    step(case, pyg_sar.wrap(make(case)), data, 'wrapped', lambda stage: taken.append(counts.take()))
     assert taken == [(ONE_PASS[name], 0), (ONE_PASS[name], ONE_PASS[name])]
 
 
@@ -192,7 +192,7 @@ def _compare(conv: MessagePassing, data: Data, graph: Data, tolerance: float = T
 def test_other_uses(root: Path, use: str, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = _Counts(monkeypatch)
     conv = Using(NOT_LINEAR[use])
-    _compare(conv, pyg_sar.local(pyg_sar.load_shard(root)), plain())
+    _compare(conv, pyg_sar.load_shard(root), plain())
     assert counts.take() == (4, 1)
 
 
@@ -200,14 +200,14 @@ def test_other_uses(root: Path, use: str, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize('use', LINEAR)
 def test_linear_uses(root: Path, use: str, aggr: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = _Counts(monkeypatch)
-    _compare(Using(LINEAR[use], aggr), pyg_sar.local(pyg_sar.load_shard(root)), plain())
+    _compare(Using(LINEAR[use], aggr), pyg_sar.load_shard(root), plain())
     assert counts.take() == (2, 1)
 
 
 @pytest.mark.parametrize('aggr', ['max', 'mul', 'std', ['add', 'max']], ids=str)
 def test_other_reductions(root: Path, aggr: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = _Counts(monkeypatch)
-    _compare(Using(lambda alpha: alpha, aggr), pyg_sar.local(pyg_sar.load_shard(root)), plain())
+    _compare(Using(lambda alpha: alpha, aggr), pyg_sar.load_shard(root), plain())
     assert counts.take() == (4, 1)
 
 
@@ -219,14 +219,14 @@ def test_in_place_on_the_result(root: Path) -> None:
             inputs += 1
             return inputs.mul_(2)
 
-    _compare(Adding(lambda alpha: alpha), pyg_sar.local(pyg_sar.load_shard(root)), plain())
+    _compare(Adding(lambda alpha: alpha), pyg_sar.load_shard(root), plain())
 
 
 def test_hook_of_a_later_call(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hook registered after the first call makes messages that are not linear."""
     counts = _Counts(monkeypatch)
     conv = Using(lambda alpha: alpha)
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     module = pyg_sar.wrap(conv)
     module(data.x, data.edge_index)
     assert counts.take()[0] == 1

@@ -136,7 +136,7 @@ KINDS = [*WIDELY, *few(OTHERS)]
 @pytest.mark.parametrize('name', KINDS)
 @pytest.mark.parametrize(
     ('parts', 'mode', 'form'),
-    [('metis1', 'sequential', 'own'), _slow('random4', 'one_shot', 'parallel')],
+    [('metis1', 'sequential', 'wrapped'), _slow('random4', 'one_shot', 'parallel')],
 )
 def test_one_process(partitions: Path, name: str, parts: str, mode: str, form: str) -> None:
     check(name, 1, partitions / parts, mode=mode, form=form)
@@ -145,11 +145,11 @@ def test_one_process(partitions: Path, name: str, parts: str, mode: str, form: s
 @pytest.mark.parametrize('name', KINDS)
 @pytest.mark.parametrize(
     ('mode', 'form'),
-    [('sequential', 'own'), ('sequential', 'parallel')]
+    [('sequential', 'wrapped'), ('sequential', 'parallel')]
     + [_slow(mode, form) for mode, form in zip(MODES, ('wrapped', *FORMS), strict=False)],
 )
 def test_three_ranks(partitions: Path, name: str, mode: str, form: str) -> None:
-    on_ranks = run_ranks if form == 'own' else run_as_threads
+    on_ranks = run_ranks if form == 'wrapped' else run_as_threads
     check(name, 3, partitions / 'random3', on_ranks=on_ranks, mode=mode, form=form)
 
 
@@ -183,12 +183,12 @@ LAYOUTS = (
 )
 def test_world_sizes(partitions: Path, name: str, world_size: int, parts: str, mode: str) -> None:
     """One part per rank and several."""
-    check(name, world_size, partitions / parts, mode=mode, form='own')
+    check(name, world_size, partitions / parts, mode=mode, form='wrapped')
 
 
 def _values(name: str, root: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     data = as_dtype(pyg_sar.load_shard(root), dtype)
-    found = step(ANY[name], pyg_sar.wrap(make(ANY[name]).to(dtype)), data, 'own')
+    found = step(ANY[name], pyg_sar.wrap(make(ANY[name]).to(dtype)), data, 'wrapped')
     return {key: value.detach() for key, value in found.items()}
 
 
@@ -212,13 +212,13 @@ def test_threads_have_the_bits_of_processes(partitions: Path, name: str, world_s
 @pytest.mark.parametrize('max_rows', [1, 40])
 def test_chunks(partitions: Path, name: str, max_rows: int) -> None:
     """Whatever the bound of the gather path."""
-    check(name, 3, partitions / 'random3', form='own', max_rows=max_rows)
+    check(name, 3, partitions / 'random3', form='wrapped', max_rows=max_rows)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', [*WIDELY, *OTHERS])
 def test_float32(partitions: Path, name: str) -> None:
-    check(name, 3, partitions / 'metis3', form='own', dtype=torch.float32)
+    check(name, 3, partitions / 'metis3', form='wrapped', dtype=torch.float32)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_autocast(partitions: Path, name: str) -> None:
     with torch.autocast('cpu', dtype=torch.bfloat16):
         want = step(case, make(case).float(), as_dtype(plain(), torch.float32))
         module = pyg_sar.wrap(make(case).float())
-        found = step(case, module, as_dtype(data, torch.float32), 'own')
+        found = step(case, module, as_dtype(data, torch.float32), 'wrapped')
     # Some gradients are nothing but rounding.
     largest = max(value.abs().max() for value in want.values())
     for key, value in want.items():

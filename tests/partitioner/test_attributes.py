@@ -13,6 +13,7 @@ import torch
 import torch_geometric
 from hetero_graphs import hetero_graph
 from partition_files import meta_of
+from ranks import run_as_threads
 from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
@@ -110,10 +111,43 @@ def test_graph_attributes_go_tometa_of(tmp_path):
     assert meta['node_attrs'] == meta['edge_attrs'] == {}
 
 
+WHOLE = {
+    'y': torch.rand(1, 3),
+    'edge_label_index': EDGES,  # its last dimension has one entry per edge, but node ids
+    'edge_label': torch.arange(EDGES.size(1)),  # of these, and not of the edges
+    'face': torch.zeros(3, 4).long(),
+    'pairs': torch.arange(2),  # as many as a rank has nodes
+}
+
+
+def _whole_of_rank(root):
+    data = pyg_sar.load_shard(root)
+    batch = next(iter(pyg_sar.NeighborLoader(data, [2], batch_size=4)))
+    return [{name: each[name] for name in WHOLE} for each in (data, batch)]
+
+
+@pytest.mark.parametrize('world_size', [1, 2])
+def test_other_tensors_are_whole_on_every_rank(tmp_path, world_size):
+    partition_graph(_data(x=torch.rand(4, 2), **WHOLE), 2, tmp_path / 'out')
+    for found in run_as_threads(_whole_of_rank, world_size, str(tmp_path / 'out')):
+        for values in found:
+            assert all(torch.equal(values[name], value) for name, value in WHOLE.items())
+
+
+def _table_of_rank(root):
+    data = pyg_sar.load_shard(root)
+    return data['paper'].table, data.table, data['author', 'writes', 'paper'].edge_label_index
+
+
+def test_other_tensors_of_a_type(tmp_path):
+    data, tables = hetero_graph(), (torch.rand(5, 2), torch.rand(3), torch.zeros(2, 7).long())
+    data['paper'].table, data.table, data['author', 'writes', 'paper'].edge_label_index = tables
+    partition_graph(data, 2, tmp_path / 'out')
+    for found in run_as_threads(_table_of_rank, 2, str(tmp_path / 'out')):
+        assert all(map(torch.equal, found, tables))
+
+
 DROPPED = {
-    'y': lambda: torch.rand(1, 3),
-    'edge_label_index': lambda: EDGES,  # its last dimension has one entry per edge, but node ids
-    'face': lambda: torch.zeros(3, 4).long(),
     'adj_t': lambda: torch.eye(4).to_sparse(),
     'node_names': lambda: ['a', 'b', 'c', 'd'],
     'other': lambda: {'a': 1},
@@ -139,7 +173,7 @@ def test_dropped_attributes_are_named_to_the_caller(tmp_path, name):
 @pytest.mark.parametrize(('key', 'where'), [('paper', "'paper'"), (None, 'the whole graph')])
 def test_dropped_of_a_type(tmp_path, key, where):
     data = hetero_graph()
-    (data if key is None else data[key])['table'] = torch.zeros(5, 2)
+    (data if key is None else data[key])['table'] = torch.zeros(5, 2).to_sparse()
     with pytest.warns(UserWarning, match=rf'of {where} .*table') as caught:
         partition_graph(data, 2, tmp_path / 'out')
     assert [warning.filename for warning in caught] == [__file__]
@@ -259,8 +293,8 @@ def test_facts_that_the_user_stored_stay(tmp_path):
     assert (data.num_classes, data.label_range) == (7, 'mine')
     data = _loaded(_data(y=Y, num_classes=torch.arange(4)), tmp_path / 'b')
     assert torch.equal(data.num_classes, data.n_id)
-    with pytest.warns(UserWarning, match=r'dropped .*num_classes'):
-        assert 'num_classes' not in _loaded(_data(y=Y, num_classes=torch.arange(3)), tmp_path / 'c')
+    data = _loaded(_data(y=Y, num_classes=torch.arange(3)), tmp_path / 'c')
+    assert torch.equal(data.num_classes, torch.arange(3))
 
 
 def test_facts_of_every_type(tmp_path):
@@ -277,11 +311,12 @@ def test_facts_of_every_type(tmp_path):
 
 
 def test_labels_written_later(tmp_path):
-    data = _loaded(_data(y=Y), tmp_path / 'parts')
+    partition_graph(_data(y=Y), 2, tmp_path / 'parts')
+    data = pyg_sar.load_shard(tmp_path / 'parts')
     for y, facts in ((data.y - 1, (5, [-1, 3])), (data.y + 7, (12, [7, 11]))):  # never fewer
         data.y = y
         save_node_attrs(data, ['y'], overwrite=True)
-        data = pyg_sar.local(pyg_sar.load_shard(tmp_path / 'parts'))
+        data = pyg_sar.load_shard(tmp_path / 'parts')
         assert (data.num_classes, data.label_range) == facts
 
 

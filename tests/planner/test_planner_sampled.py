@@ -40,7 +40,7 @@ def _cut(folder: Path, width: int = 6) -> Path:
 
 
 def _count(root: Path, negatives: float | None = None) -> list[tuple[int, int, int]]:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     loader: Any = pyg_sar.NeighborLoader(data, FANS, batch_size=SEEDS, drop_last=True)
     if negatives is not None:
         loader = pyg_sar.LinkNeighborLoader(
@@ -53,7 +53,7 @@ def _count(root: Path, negatives: float | None = None) -> list[tuple[int, int, i
         )
     counts = []
     for batch in loader:
-        remote = ~torch.isin(batch.n_id, data.n_id)
+        remote = ~torch.isin(batch.n_id, pyg_sar.local(data.n_id))
         counts.append((int(batch.num_nodes), int(batch.num_edges), int(remote.sum())))
     return counts
 
@@ -71,16 +71,16 @@ def _predict(
 
 def _round(root: Path, batch_size: int) -> tuple[int, int]:
     """Bytes while the first round is made, and how many rows came in it."""
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     loader = pyg_sar.NeighborLoader(data, FANS, batch_size=batch_size, prefetch=0)
     with LiveBytes(
-        [value.as_subclass(Tensor) for _, value in data if isinstance(value, Tensor)]
+        [value.as_subclass(Tensor) for _, value in pyg_sar.local(data) if isinstance(value, Tensor)]
     ) as live:
         batches = iter(loader)
         remote = [next(batches).n_id]
     remote += [batch.n_id for batch in islice(batches, ROUND - 1)]
     ids = torch.cat(remote).unique()
-    return live.peak, int((~torch.isin(ids, data.n_id)).sum())
+    return live.peak, int((~torch.isin(ids, pyg_sar.local(data.n_id))).sum())
 
 
 @pytest.mark.parametrize('num_ranks', [1, 2, 4])
@@ -110,7 +110,7 @@ def test_memory_of_a_round(tmp_path: Path, num_ranks: int, batch_size: int) -> N
 
 def test_memory_of_a_step(tmp_path: Path) -> None:
     root = _cut(tmp_path / 'parts')
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     batch = next(iter(pyg_sar.NeighborLoader(data, FANS, batch_size=SEEDS)))
     model = GraphSAGE(6, 16, 2, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

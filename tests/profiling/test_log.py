@@ -108,7 +108,7 @@ def test_levels(root):
 def test_quiet_by_default(root, caplog, capfd):
     """Even where the program shows warnings."""
     run_ranks(_train, 1, root, None)
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     model = pyg_sar.wrap(SAGEConv(6, 6).double())
     model(data.x, data.edge_index).sum().backward()
     assert hook.watchers == ()
@@ -119,7 +119,7 @@ def test_quiet_by_default(root, caplog, capfd):
 def test_handlers_of_the_program(root, caplog, capfd):
     """They get the lines instead of stderr."""
     try:
-        data = pyg_sar.local(pyg_sar.load_shard(root))
+        data = pyg_sar.load_shard(root)
         model = pyg_sar.wrap(SAGEConv(6, 6).double(), log='info')
         model(data.x, data.edge_index)
     finally:
@@ -169,7 +169,7 @@ def _fails(root: str) -> str:
     err = io.StringIO()
     with redirect_stderr(err):
         try:
-            data = pyg_sar.local(pyg_sar.load_shard(root))
+            data = pyg_sar.load_shard(root)
             model = pyg_sar.wrap(SAGEConv(6, 6).double(), log='debug')
             for x in (data.x[:-1], data.x):
                 with suppress(ValueError):

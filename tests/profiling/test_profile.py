@@ -32,7 +32,7 @@ from pyg_sar.comm import agree, all_reduce_sum
 from pyg_sar.monitor import hook
 
 WIDTH = 6
-of_rows = on_ranks(num_parts=3, is_local=False)
+of_rows = on_ranks(num_parts=3)
 
 
 class Net(torch.nn.Module):
@@ -165,10 +165,8 @@ def test_bytes_are_those_of_the_messages(data, make, options):
     assert bytes_received == bytes_sent
 
 
-@pytest.mark.parametrize('is_local', [False, True])
 @of_rows
-def test_kept_sums_move_no_rows(data, is_local):
-    data = pyg_sar.local(data) if is_local else data
+def test_kept_sums_move_no_rows(data):
     model = pyg_sar.wrap(_sage().double())
     _step(model, data)
     with pyg_sar.profile(model) as prof:
@@ -185,7 +183,7 @@ def _hooks(conv: torch.nn.Module) -> list[int]:
 
 @pytest.mark.parametrize('world_size', few([3, 1]))
 @pytest.mark.parametrize('options', [{}, {'checkpoint_activations': True}])
-@on_ranks(num_parts=3, is_local=False)
+@on_ranks(num_parts=3)
 def test_same_bits(data, world_size, options):
     answers = []
     for is_profiled in (False, True):
@@ -238,7 +236,7 @@ def test_times_and_tables(data):
     assert agree(all_ranks) == [all_ranks] * 3
 
 
-@on_ranks(2, is_local=False)
+@on_ranks(2)
 def test_ranges_of_torch_profiler(data):
     """None without a profile of ours."""
     model, found = _model(), []
@@ -289,7 +287,7 @@ def _fail_halfway(model: torch.nn.Module, data: Data) -> None:
     model(data.x[:-1], data.edge_index)
 
 
-@on_ranks(1, 3, is_local=False)
+@on_ranks(1, 3)
 def test_exceptions(data):
     """In a layer and in backward: what came before counts, nothing is left."""
     model = _model()

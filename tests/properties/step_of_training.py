@@ -63,10 +63,10 @@ def whole(drawn: Drawn) -> dict[str, dict[Any, Tensor]]:
 
 
 def on_ranks(cases: list[tuple[str, str]]) -> list[dict[str, dict[Any, Tensor]]]:
-    """The same on this rank, for a partition folder and a mode each; with the ids of all rows."""
+    """The same on this rank, for a partition folder and a mode each."""
     found = []
     for root, mode in cases:
-        data = pyg_sar.local(pyg_sar.load_shard(root))
+        data = pyg_sar.load_shard(root)
         if hasattr(data, 'node_types'):
             nodes: dict[Any, Any] = {key: data[key] for key in data.node_types}
             edges: dict[Any, Any] = {key: data[key] for key in data.edge_types}
@@ -100,13 +100,13 @@ def _step(nodes: dict[Any, Any], edges: dict[Any, Any], mode: Any) -> dict[str, 
     found = {'out': out, 'x': x, 'weight': weight, 'edge_attr': edge_attr}
     results = {
         name: {
-            key: (value if name == 'out' else _gradient(value)).detach()
+            key: pyg_sar.gather((value if name == 'out' else _gradient(value)).detach())
             for key, value in values.items()
         }
         for name, values in found.items()
     }
     results['parameters'] = {name: _gradient(p) for name, p in parameters.items()}
-    return {**results, 'n_id': n_ids, 'e_id': e_ids}
+    return results
 
 
 def _gradient(leaf: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from graphs import awkward_graph
 from ranks import run_ranks
+from small_graphs import assert_all_raise, attempt
 from torch import Tensor
 from torch_geometric.nn import GCNConv
 from torch_geometric.utils import coalesce
@@ -32,6 +33,7 @@ x[y > 1]; x[y > 1, 0]; x[y > 1, 1:3]; x[y > 1][:, COLS]; x[y > 1000]; x[x > 0]; 
 x[torch.arange(N), y]; x[torch.arange(5), y[:5]]; x[IDS, y[IDS]]; x[y]; x[y.argmax()]
 x[torch.where(y > 1)[0]]; x[(y > 1).nonzero().view(-1)]; x[x[:, 0].topk(5).indices]
 x.narrow(0, 2, 5); x.select(0, 3); x.split([2, 58])[1]; x.chunk(2)[0]; x.index_select(0, IDS)
+x[:, 0].scatter(0, IDS, 7.0); x[:, 1].scatter(0, IDS, row[:4])
 z[:5, 0, [1, 2]]; z[3, :, [1, 2]]; z[3, [0, 1], [1, 2]]; z[:5, [0, 1], [1, 2]]; z[5:9, :, [1, 2]]
 z[IDS, :, [0, 1, 2, 3]]; z[:, 0, [1, 2]]; z[:, [0, 1], [1, 2]]; z[:, [[0, 1], [1, 2]], [1, 2]]
 z[:, torch.tensor([True, False, True])]; z[:, z.mean(0) > 0]; z[3, z.mean(0) > 0]; z[y > 1, 0, 1]
@@ -60,6 +62,7 @@ x[2:9:3] += 1; x[-4:] -= x[:4]; x[: y.argmax() + 2] *= 2; x[np.int64(2) : np.int
 x[:5, :2] += 1; x[2:5, 1:3] *= 2; x[(slice(2, 5), 0)] -= 1; z[:5, 0, :2] -= 1; z[1:4, ..., 1] += 1
 t[:, 2:9] -= 1; t[0, 2:9, :2] += t[1, 2:9, :2]; x[:] += row; x[:5] -= x[:5] * 2
 x[:, 0].zero_(); x[:5].clone().zero_(); (x * 2)[:5].add_(1); z[:, 0][3] += 1; x.t()[:, 3] = 1
+x[:, 0] = torch.zeros(N).double().scatter_(0, torch.arange(N - 1, -1, -1), x[:, 1])
 """
 
 CHANGED_COPIES = """
@@ -223,3 +226,18 @@ def test_backward_hooks_of_modules(cut: tuple[int, str]) -> None:
     want = _module_hooks(_graph())
     for got in run_ranks(_on_ranks, cut[0], cut[1], _module_hooks):
         torch.testing.assert_close(got, want)
+
+
+def _deprecated_hook(data: Any) -> str:
+    layer = torch.nn.Linear(6, 4).double()
+    layer.register_backward_hook(lambda *_: None)
+    return attempt(layer, data.x)
+
+
+def test_a_deprecated_backward_hook_is_refused(cut: tuple[int, str]) -> None:
+    """It would get the gradient of own rows."""
+    assert_all_raise(
+        run_ranks(_on_ranks, cut[0], cut[1], _deprecated_hook),
+        'ValueError',
+        'register_full_backward_hook',
+    )

@@ -15,7 +15,7 @@ import pyg_sar
 from pyg_sar.comm import rank
 
 
-@on_ranks(3, by='threads', is_local=False)
+@on_ranks(3, by='threads')
 def test_shapes_are_known_without_asking(data: Any) -> None:
     x, edge_index = data.x, data.edge_index
     chosen = x[x[:, 0] > 0]

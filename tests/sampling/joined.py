@@ -27,7 +27,7 @@ def take(batch: Data | HeteroData) -> dict[str, Any]:
 
 def batches(root: str, epochs: int = 1, **options: Any) -> Taken:
     """All batches of a loader on this rank, epoch after epoch."""
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     key = options.pop('input_type', None)
     mask = options.pop('mask', 'train_mask')
     store = data if key is None else data[key]
@@ -62,7 +62,7 @@ def link_batches(
         more: What belongs to these, such as `edge_label`.
         **options: Of the loader.
     """
-    data, size = pyg_sar.local(pyg_sar.load_shard(root)), world_size()
+    data, size = pyg_sar.load_shard(root), world_size()
     links = None
     if pairs is not None:
         links = pairs.tensor_split(size, dim=1)[rank()]

@@ -11,7 +11,7 @@ from hetero_graphs import CITES, WRITES
 from joined import Own, Taken, assert_same, batches, join, link_batches, take
 from on_ranks import on_ranks
 from ranks import run_as_threads
-from small_graphs import assert_all_raise, attempt, small_graph
+from small_graphs import assert_all_raise, assign, attempt, small_graph
 from torch_geometric.data import Data
 from torch_geometric.sampler import NegativeSampling
 from torch_geometric.sampler.base import NumNeighbors, SubgraphType
@@ -27,7 +27,7 @@ NONE = torch.empty(2, 0, dtype=torch.int64)
 
 
 def _make(root: str, loader: str, options: dict[str, Any], change: str = '') -> str:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     given = {k: v.values[rank()] if isinstance(v, Own) else v for k, v in options.items()}
     names = {'data': data, 'rank': rank(), 'torch': torch, 'given': given, 'pyg_sar': pyg_sar}
     exec(change, names)
@@ -109,13 +109,14 @@ OF_NODES: Wrong = [
     ({'temporal_strategy': 'first'}, ['temporal_strategy', 'first']),
     ({'temporal_strategy': 'last'}, ['temporal_strategy', 'time_attr']),
     ({'temporal_strategy': 'last', 'time_attr': 'y', 'replace': True}, ['replace']),
-    ({'input_time': torch.zeros(3)}, ['input_time', 'time_attr']),
-    ({'input_time': torch.zeros(3), 'time_attr': 'y'}, ['input_time', '(3,)']),
+    ({'input_time': torch.zeros(40)}, ['input_time', 'time_attr']),
+    ({'input_time': torch.zeros(3), 'time_attr': 'y'}, ['input_time', '3 rows', '40 nodes']),
     ({'time_attr': 'edge_type', 'input_nodes': [0]}, ['input_time', 'None']),
     ({'time_attr': 'when'}, ['time_attr', 'when']),
     ({'weight_attr': 'heavy'}, ['weight_attr', 'heavy']),
     ({'transform': 3}, ['transform', '3']),
-    ({'input_nodes': Own([0], [40])}, ['input_nodes', '40', 'n_id']),
+    ({'input_nodes': Own([0], [40])}, ['input_nodes', '40 nodes', 'got 40']),
+    ({'input_nodes': Own([0], [1])}, ['input_nodes', '1 of the whole graph']),
     ({'input_nodes': [-1]}, ['input_nodes', '-1']),
     ({'input_nodes': torch.zeros(7, dtype=torch.bool)}, ['input_nodes', '(7,)']),
     ({'input_nodes': 'paper'}, ['input_nodes', 'paper']),
@@ -128,9 +129,6 @@ OF_NODES: Wrong = [
 ]
 
 
-ZEROS = torch.zeros(12), torch.zeros(28)  # of the own nodes of two ranks
-
-
 def _weighted(mode: str, weight: torch.Tensor) -> NegativeSampling:
     return NegativeSampling(mode, 1, None, weight)
 
@@ -141,30 +139,30 @@ OF_LINKS: Wrong = [
     ({'edge_label_index': PAIRS.float()}, ['edge_label_index', 'float32']),
     ({'edge_label_index': NONE}, ['edge_label_index', '0 seeds']),
     ({'edge_label_index': Own(PAIRS, None)}, ['edge_label_index', 'own edges', 'ids']),
-    ({'edge_label': torch.zeros(3)}, ['edge_label', '(3,)']),
+    ({'edge_label': torch.zeros(3)}, ['edge_label', '3 rows', '228 edges']),
     (
         {'edge_label_index': SHARES, 'edge_label': Own(torch.zeros(3), torch.zeros(3).long())},
         ['edge_label', 'float32', 'int64'],
     ),
     ({'edge_label_index': SHARES, 'edge_label': Own(torch.zeros(3), None)}, ['edge_label', 'None']),
-    ({'edge_label_time': torch.zeros(3)}, ['edge_label_time', 'time_attr', 'None']),
+    ({'edge_label_time': torch.zeros(228)}, ['edge_label_time', 'time_attr', 'None']),
     ({'time_attr': 'y'}, ['edge_label_time', 'time_attr', "'y'"]),
-    ({'edge_label_time': torch.zeros(3), 'time_attr': 'y'}, ['edge_label_time', '(3,)']),
+    ({'edge_label_time': torch.zeros(3), 'time_attr': 'y'}, ['edge_label_time', '3 rows']),
     ({'neg_sampling': 'ternary'}, ['neg_sampling', 'ternary']),
     ({'neg_sampling': {'mode': 'binary', 'amount': 0}}, ['neg_sampling', '0']),
     ({'neg_sampling': {'mode': 'triplet', 'amount': 0.5}}, ['neg_sampling', '0.5']),
     ({'neg_sampling': NegativeSampling('binary', float('inf'))}, ['neg_sampling', 'inf']),
     ({'neg_sampling': Own('binary', 'triplet')}, ['neg_sampling', 'binary', 'triplet']),
-    ({'neg_sampling': NegativeSampling('binary', 1, None, torch.ones(3))}, ['dst_weight', '(3,)']),
-    ({'neg_sampling': NegativeSampling('triplet', 1, torch.ones(3))}, ['src_weight', 'triplets']),
+    ({'neg_sampling': _weighted('binary', torch.ones(3))}, ['dst_weight', '3 rows', '40 nodes']),
+    ({'neg_sampling': NegativeSampling('triplet', 1, torch.ones(40))}, ['src_weight', 'triplets']),
     ({'exclude_edges': 'both'}, ['exclude_edges', 'both']),
     ({'exclude_edges': True, 'subgraph_type': 'bidirectional'}, ['exclude_edges', 'reverse']),
     ({'exclude_edges': Own(True, False)}, ['exclude_edges', 'True', 'False']),
     ({'batch_size': Own(2, 4)}, ['batch_size', '2', '4']),
     ({'batch_size': 300, 'drop_last': True}, ['edge_label_index', 'drop_last', '228 seeds']),
-    ({'edge_label': torch.zeros(114), 'neg_sampling': 'triplet'}, ['edge_label']),
-    ({'neg_sampling': Own(*(_weighted('binary', w) for w in ZEROS))}, ['dst_weight', '0 for all']),
-    ({'neg_sampling': Own(*(_weighted('triplet', w / 0) for w in ZEROS))}, ['finite']),
+    ({'edge_label': torch.zeros(228), 'neg_sampling': 'triplet'}, ['edge_label', 'triplet']),
+    ({'neg_sampling': _weighted('binary', torch.zeros(40))}, ['dst_weight', '0 for all']),
+    ({'neg_sampling': _weighted('triplet', torch.zeros(40) / 0)}, ['finite']),
 ]
 
 
@@ -192,7 +190,7 @@ def test_changed_data(folder: str, change: str, options: dict[str, Any], words: 
         'data.edge_index[0]',
         "'edges'",
         'torch.rand(2, 3)',
-        'pyg_sar.local(pyg_sar.load_shard(data.edge_index.shard.root)).edge_index',
+        'pyg_sar.load_shard(data.edge_index.handle.shard.root).edge_index',
     ],
 )
 def test_links_that_are_none(folder: str, links: str) -> None:
@@ -232,22 +230,34 @@ def test_wrong_arguments(roots, graph, loader, usual, options, words):
     _check(roots[graph], loader, {**usual, **options}, words)
 
 
+def _of_own_data(root: str, loader: str) -> str:
+    own = pyg_sar.local(pyg_sar.load_shard(root))
+    return attempt(LOADERS[loader], own, [2])
+
+
+@pytest.mark.parametrize('loader', LOADERS)
+@pytest.mark.parametrize('size', [1, 2])
+def test_own_data_is_refused(folder: str, loader: str, size: int) -> None:
+    outcomes = run_as_threads(_of_own_data, size, folder, loader)
+    assert_all_raise(outcomes, 'ValueError', LOADERS[loader].__name__, 'pyg_sar.local')
+
+
 def test_what_pyg_takes_is_taken(hetero_folder: str, folder: str) -> None:
-    data = pyg_sar.local(pyg_sar.load_shard(hetero_folder))
+    data = pyg_sar.load_shard(hetero_folder)
     fans = NumNeighbors({('author', 'writes', 'paper'): [3, 3]}, default=[1, 1])
     loader = pyg_sar.NeighborLoader(data, fans, 'paper', prefetch=0)
     text = {'__'.join(key): [1, 1] for key in data.edge_types}
     text['author__writes__paper'] = [3, 3]
     same = pyg_sar.NeighborLoader(data, text, ('paper', None), prefetch=0)
     assert_same([take(b) for b in loader], [take(b) for b in same])
-    data = pyg_sar.local(pyg_sar.load_shard(folder))
+    data = pyg_sar.load_shard(folder)
     induced = pyg_sar.NeighborLoader(data, (2,), [0, 3, 1], subgraph_type=SubgraphType.induced)
     assert sum(batch.batch_size for batch in induced) == 3
     assert torch.cat([batch.input_id for batch in induced]).sort().values.tolist() == [0, 1, 2]
 
 
 def test_transforms_run_in_the_program(folder: str) -> None:
-    data = pyg_sar.local(pyg_sar.load_shard(folder))
+    data = pyg_sar.load_shard(folder)
 
     def transform(batch: Data) -> Data:
         batch.draw = torch.rand(())
@@ -260,7 +270,7 @@ def test_transforms_run_in_the_program(folder: str) -> None:
 
 
 def test_attributes_are_those_of_the_epoch(folder: str) -> None:
-    data = pyg_sar.local(pyg_sar.load_shard(folder))
+    data = pyg_sar.load_shard(folder)
     loader = pyg_sar.NeighborLoader(data, [2], prefetch=0)
     data.score = data.n_id.double().unsqueeze(1) * torch.ones(2)
     data.x = data.x * 2
@@ -283,7 +293,7 @@ OF_LOADER: dict[str, dict[str, Any]] = {
 def _half(
     root: str, loader: str, num: int, state: dict[str, Any] | None
 ) -> tuple[Taken, dict[str, Any]]:
-    made = LOADERS[loader](pyg_sar.local(pyg_sar.load_shard(root)), **OF_LOADER[loader])
+    made = LOADERS[loader](pyg_sar.load_shard(root), **OF_LOADER[loader])
     if state is not None:
         made.load_state_dict(state)
     out: Taken = []
@@ -328,9 +338,8 @@ def test_a_state_on_one_rank_is_refused(data):
 
 @on_ranks(4, by='threads')
 def test_ranks_without_seeds_take_part(data):
-    rows = torch.arange(5) if rank() == 1 else []
-    sizes = []
-    for batch in pyg_sar.NeighborLoader(data, [2, 2], rows, batch_size=2, disjoint=True):
+    seeds, sizes = (assign(40, 4) == 1).nonzero().view(-1)[:5], []
+    for batch in pyg_sar.NeighborLoader(data, [2, 2], seeds, batch_size=2, disjoint=True):
         assert batch.x.shape[1:] == (6,)
         assert batch.edge_attr.shape[1:] == (4,)
         assert batch.edge_index.shape[0] == 2
@@ -353,7 +362,7 @@ OTHERS = {
 
 @pytest.mark.parametrize('name', OTHERS)
 def test_the_state_of_other_batches_is_refused(folder: str, name: str) -> None:
-    data, given = pyg_sar.local(pyg_sar.load_shard(folder)), {'num_neighbors': [2]}
+    data, given = pyg_sar.load_shard(folder), {'num_neighbors': [2]}
     made = pyg_sar.NeighborLoader(data, **given)
     other = pyg_sar.NeighborLoader(data, **{**given, name: OTHERS[name]})
     links = pyg_sar.LinkNeighborLoader(data, **given)

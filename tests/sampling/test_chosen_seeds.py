@@ -25,7 +25,7 @@ def test_outputs_are_those_of_the_whole_graph(data, world_size, num_parts):
     model, graph = SAGEConv(6, 3).double(), small_graph()
     want = model(graph.x, graph.edge_index)
     loader = pyg_sar.NeighborLoader(data, [-1], data.train_mask, batch_size=2)
-    own = data.n_id[data.train_mask]
+    own = pyg_sar.local(data.n_id[data.train_mask])
     assert list(loader.dataset) == list(range(len(own)))
     for chosen in (torch.arange(len(own)).flip(0), [], (own % 2 == 0), [0] * min(len(own), 1)):
         places = torch.arange(len(own))[chosen] if len(chosen) else torch.arange(0)
@@ -77,7 +77,7 @@ def test_links_are_chosen_with_their_negatives(data):
     batch = loader(places)
     assert batch.edge_label.tolist() == [1.0] * len(places) + [0.0] * len(places)
     ends = batch.n_id[batch.edge_label_index][:, : len(places)]
-    wanted = small_graph().edge_index[:, data.e_id[batch.input_id]]
+    wanted = small_graph().edge_index[:, pyg_sar.local(data.e_id)[batch.input_id]]
     assert ends.equal(wanted)
 
 

@@ -35,12 +35,9 @@ def _free(graph: Data) -> Tensor:
 
 def _drawn(root: str, epochs: int, sampling: Any, **options: Any) -> tuple[Tensor, Tensor]:
     """Source and destination of all negatives, ids; and how often each link was seen."""
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    if isinstance(sampling, tuple):  # weights of all nodes, of which the own ones are taken
-        mode, amount, *weights = sampling
-        sampling = NegativeSampling(
-            mode, amount, *(w if w is None else w[data.n_id] for w in weights)
-        )
+    data = pyg_sar.load_shard(root)
+    if isinstance(sampling, tuple):
+        sampling = NegativeSampling(*sampling)
     loader = pyg_sar.LinkNeighborLoader(
         data, [], neg_sampling=sampling, batch_size=64, prefetch=0, **options
     )
@@ -129,9 +126,8 @@ def _early(root: str, mode: str, times: Tensor, weight: Tensor | None) -> tuple[
     """Source and destination of the negatives of early links, and the times of these."""
     of_rank = slice(pyg_sar.comm.rank(), None, pyg_sar.comm.world_size())
     links = {'edge_label_index': EARLY[0][:, of_rank], 'edge_label_time': times[of_rank]}
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    own = None if weight is None else weight[data.n_id]
-    sampling = NegativeSampling(mode, 2, own if mode == 'binary' else None, own)
+    data = pyg_sar.load_shard(root)
+    sampling = NegativeSampling(mode, 2, weight if mode == 'binary' else None, weight)
     loader = pyg_sar.LinkNeighborLoader(
         data, [2], neg_sampling=sampling, batch_size=4, time_attr='t', **links
     )
@@ -181,7 +177,7 @@ def test_pairs_of_two_types(tmp_path: Path) -> None:
 
 
 def _of_types(root: str) -> Tensor:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     loader = pyg_sar.LinkNeighborLoader(
         data,
         [],
@@ -198,7 +194,7 @@ def _of_types(root: str) -> Tensor:
 
 
 def _ends(root: str, options: dict[str, Any]) -> str:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     loader = pyg_sar.LinkNeighborLoader(data, [1], **options)
     return attempt(lambda: [None for _ in loader])
 

@@ -31,7 +31,7 @@ def _of_ranks(
     root: str, make: Callable[[], nn.Module], step: Step, options: dict[str, Any]
 ) -> tuple[Any, ...]:
     """All links that were seen, as ids; what they gave; every gradient."""
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     model = make()
     loader = pyg_sar.LinkNeighborLoader(data, [-1, -1], shuffle=True, prefetch=0, **options)
     seen, losses = [], []

@@ -21,7 +21,7 @@ import pyg_sar
 
 
 def _loader(root: str, **options: Any) -> pyg_sar.NeighborLoader:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     return pyg_sar.NeighborLoader(data, [2, 2], **{'seed': 3, 'shuffle': True, **options})
 
 
@@ -86,7 +86,7 @@ def test_two_loaders_at_once(folder: str) -> None:
 
 @on_ranks(2, 4)
 def test_a_forgotten_loader_ends_its_thread(data):
-    loader = _loader(data.edge_index.shard.root)
+    loader = _loader(data.edge_index.handle.shard.root)
     iteration = iter(loader)
     next(iteration)
     assert _threads() == 1
@@ -98,7 +98,7 @@ def test_a_forgotten_loader_ends_its_thread(data):
 
 @on_ranks(2, 4)
 def test_only_the_newest_iteration_goes_on(data):
-    loader = _loader(data.edge_index.shard.root, prefetch=1)
+    loader = _loader(data.edge_index.handle.shard.root, prefetch=1)
     first = iter(loader)
     next(first)
     next(iter(loader))
@@ -136,7 +136,7 @@ def test_a_rank_that_dies_ends_the_others(folder: str, prefetch: int) -> None:
 @on_ranks(2, 4, by='own processes')
 def test_a_thread_that_fails_ends_all_ranks(data):
     pyg_sar.comm.set_timeout(timedelta(seconds=20))
-    loader = _loader(data.edge_index.shard.root, prefetch=1)
+    loader = _loader(data.edge_index.handle.shard.root, prefetch=1)
     if dist.get_rank() == 1:
         ptr = loader._sampler.graph.edges[None].ptr
         ptr.copy_(torch.arange(ptr.numel()) * 10**6)  # no such edges
@@ -150,7 +150,7 @@ def test_a_thread_that_fails_ends_all_ranks(data):
 @on_ranks(2, 4, by='own processes')
 def test_a_program_that_fails_ends_the_threads_of_all_ranks(data):
     pyg_sar.comm.set_timeout(timedelta(seconds=20))
-    iteration = iter(_loader(data.edge_index.shard.root, prefetch=1))
+    iteration = iter(_loader(data.edge_index.handle.shard.root, prefetch=1))
     next(iteration)
     if dist.get_rank() == 1:
         pyg_sar.comm.left_by(ArithmeticError('in a layer'))

@@ -32,8 +32,8 @@ def _graph() -> Data:
 
 
 def _check_kinds(root: str) -> int:
-    graph, data, seeds = _graph(), pyg_sar.local(pyg_sar.load_shard(root)), 0
-    data.array = data.n_id.numpy() * 2
+    graph, data, seeds = _graph(), pyg_sar.load_shard(root), 0
+    data.array = pyg_sar.gather(data.n_id).numpy() * 2
     data.listed, data.seven = list(range(5)), torch.arange(7)
     for batch in pyg_sar.NeighborLoader(data, [2, 2], batch_size=4):
         for name in ('half', 'brain', 'complex', 'flags', 'nothing', 'x'):
@@ -69,7 +69,7 @@ def test_cuts_of_every_kind(tmp_path: Path, kind: str) -> None:
 
 
 def _check_ring(root: str) -> None:
-    graph, data = _ring(), pyg_sar.local(pyg_sar.load_shard(root))
+    graph, data = _ring(), pyg_sar.load_shard(root)
     for batch in pyg_sar.NeighborLoader(data, [2, -1], batch_size=2):
         assert torch.equal(batch.score, graph.score[batch.n_id])
         assert torch.equal(batch.edge_weight, graph.edge_weight[batch.e_id])
@@ -90,14 +90,14 @@ def test_as_many_edges_as_nodes(tmp_path: Path) -> None:
 def test_a_graph_without_edges(tmp_path: Path) -> None:
     graph = Data(x=torch.randn(6, 2), edge_index=torch.empty(2, 0, dtype=torch.int64))
     partition_graph(graph, 2, tmp_path / 'parts', method=torch.tensor([0, 0, 0, 1, 1, 1]))
-    data = pyg_sar.local(pyg_sar.load_shard(tmp_path / 'parts'))
+    data = pyg_sar.load_shard(tmp_path / 'parts')
     sizes = [batch.num_nodes for batch in pyg_sar.NeighborLoader(data, [2, -1], batch_size=2)]
     assert sizes == [4, 2]
 
 
 @pytest.mark.parametrize('prefetch', [0, 2])
 def test_defaults_of_the_program_change_nothing(tmp_path: Path, prefetch: int) -> None:
-    data = pyg_sar.local(pyg_sar.load_shard(cut(small_graph(), 4, tmp_path / 'parts')))
+    data = pyg_sar.load_shard(cut(small_graph(), 4, tmp_path / 'parts'))
 
     def loader() -> pyg_sar.NeighborLoader:
         return pyg_sar.NeighborLoader(

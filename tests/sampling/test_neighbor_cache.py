@@ -70,7 +70,7 @@ def test_the_log_tells_the_hit_rate(tmp_path: Path, caplog: pytest.LogCaptureFix
 def test_kept_rows_are_those_of_the_epoch(data):
     loader = pyg_sar.NeighborLoader(data, [4, 4], batch_size=4, cache='1MB')
     graph = small_graph()
-    of_rank_1 = torch.load(f'{data.edge_index.shard.root}/node_map.pt') == 1
+    of_rank_1 = torch.load(f'{data.edge_index.handle.shard.root}/node_map.pt') == 1
 
     def check(x: Tensor) -> None:
         for batch in loader:

@@ -91,7 +91,7 @@ def test_trees_by_times_of_nodes(folder: str, k: int) -> None:
 
 
 def _by_edges(root: str, k: int, strategy: str, time: Any) -> list[dict[str, Any]]:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     rows = data.train_mask.nonzero().view(-1)
     from joined import take
 
@@ -182,7 +182,7 @@ def test_bidirectional(folder: str) -> None:
 
 
 def test_repeated_seeds(folder: str) -> None:
-    data = pyg_sar.local(pyg_sar.load_shard(folder))
+    data = pyg_sar.load_shard(folder)
     rows = torch.tensor([3, 1, 3, 3, 7])
     loader = pyg_sar.NeighborLoader(data, [-1], rows, batch_size=5, prefetch=0)
     for batch in loader:

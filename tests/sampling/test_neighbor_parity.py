@@ -66,7 +66,7 @@ def _loss(out: Tensor, y: Tensor) -> Tensor:
 
 
 def _sampled(root: str, name: str, trim: bool) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     model = Net(name).double()
     loader = pyg_sar.NeighborLoader(
         data, [-1, -1], data.train_mask, batch_size=3, shuffle=True, prefetch=0
@@ -139,7 +139,7 @@ def _hetero_model(graph: HeteroData) -> nn.Module:
 
 
 def _sampled_hetero(root: str, state: dict[str, Tensor]) -> tuple[Tensor, Tensor, Any]:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     model = _hetero_model(featured())
     model.load_state_dict(state)
     seeds = 'paper', data['paper'].train_mask

@@ -93,7 +93,7 @@ def _kept(function: AnyFn, on_rows: Callable[..., Result]) -> AnyFn:
 
         if edge_weight is None:
             found = kept_on(handle, key, lambda: made(None), edges._space)
-            if _is_written_to(found):
+            if _is_written_to(found) and not handle.is_inference():
                 del vars(handle)['kept'][key]
                 found = kept_on(handle, key, lambda: made(None), edges._space)
             return found[:2]

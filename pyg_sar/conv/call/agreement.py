@@ -1,15 +1,13 @@
 """What ranks agree on before the first call of a kind, so that none waits in vain.
 
-They decide together which tensors have one row per edge: on one rank a tensor of weights may have
-as many rows as there are edges by chance. And they take one path: the few edges of a rank may not
-show what a function does.
+They take one path: the few edges of a rank may not show what a function does.
 """
 
 from __future__ import annotations
 
 import io
 from contextlib import redirect_stdout
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import ref
 
@@ -43,7 +41,6 @@ from pyg_sar.conv.options import Options
 from pyg_sar.conv.support import has_hooks_inside, reads_edges
 from pyg_sar.dropout import EdgeDraws
 from pyg_sar.ground.class_swap import name_of
-from pyg_sar.shard.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -51,12 +48,6 @@ class Offer:
     """What a rank tells the others of a call."""
 
     types: tuple[Any, ...] = ()  # see _kinds_of
-    # Rows of every tensor that is not read at a node.
-    rows: dict[str, int] = field(default_factory=dict)
-    num_edges: int = -1  # number of edges on the rank; -1 if the arguments could not be bound
-    num_nodes: tuple[int, int] = (0, 0)  # own sources and own destinations of the rank
-    # Of every tensor that is read as it is, the sum of its entries.
-    sums: dict[str, float] = field(default_factory=dict)
     path: str = ''  # how the rank is going to compute it
     one_pass: bool = False  # whether one pass could compute its softmax here
     one_shot_bytes: int = 0  # what mode one_shot would hold on the rank, where that decides
@@ -82,7 +73,7 @@ def agree_on_plan(
             binding = binding.dropping(draws, None)
         found = _path_of(binding, options)
         kind, traced, uses_rng = found or (OneShot, None, True)
-        offer = replace(_offer(binding, call.plan, kind, traced), uses_rng=uses_rng)
+        offer = replace(_offer(binding, kind, traced), uses_rng=uses_rng)
         if found is None:
             offer = replace(offer, across_edges=True)
         elif options.mode == 'auto':
@@ -92,7 +83,7 @@ def agree_on_plan(
     except Exception as failure:
         error = failure
     name = f'{name_of(conv)}.{call.function}'
-    edge_names, agreed = _agreed(name, offer, error, call.exchange.shard.world_size)
+    agreed = _agreed(name, offer, error, call.exchange.shard.world_size)
     if agreed.across_edges:
         kind, traced = OneShot, None
     mode = options.mode
@@ -104,7 +95,6 @@ def agree_on_plan(
     may_draw = draws is not None and (draws.has_drawn or (kind is OneShot and traced is None))
     values: dict[str, Any] = {
         'function': name,
-        'edge_names': edge_names,
         'mode': mode,
         'one_shot_bytes': agreed.one_shot_bytes,
         'drops': may_draw,
@@ -158,17 +148,13 @@ def _path_of(
     return kind, traced, uses_rng
 
 
-def _offer(binding: Binding, plan: Plan, kind: type[CallPlan], traced: Trace | None) -> Offer:
+def _offer(binding: Binding, kind: type[CallPlan], traced: Trace | None) -> Offer:
     takes_gradient = any(_needs_grad(t) for t in binding.arguments.edge)
     one_pass = False
     if kind is Replay and traced is not None and traced.weights is not None:
         one_pass = has_gradient_of_use(binding, program_of(binding, traced, num_dst=1))
     return Offer(
         types=_kinds_of(binding.arguments),
-        rows=binding.rows,
-        num_edges=plan.num_edges,
-        num_nodes=(plan.shard.num_own, plan.shard.num_dst),
-        sums=binding.sums_of_whole(),
         path=kind.path + ', with gradient' * (kind is WeightedSum and takes_gradient),
         one_pass=one_pass,
     )
@@ -188,10 +174,8 @@ def _homes(
     return tuple(homes[id(tensor)] for tensor in tensors)
 
 
-def _agreed(
-    name: str, own: Offer, error: Exception | None, world_size: int
-) -> tuple[frozenset[str], Offer]:
-    """The names of the tensors with one row per edge, and the offer that all ranks can keep.
+def _agreed(name: str, own: Offer, error: Exception | None, world_size: int) -> Offer:
+    """The offer that all ranks can keep.
 
     Raises ValueError on all ranks, if the call is wrong on one of them or differs between them.
     With one rank `error` itself is raised.
@@ -201,22 +185,16 @@ def _agreed(
     told = vars(own), None if error is None else str(error)
     answers = agree(told) if world_size > 1 else [told]
     offers = [Offer(**other) for other, _ in answers]
-    edge_names: frozenset[str] = frozenset()
-    if all(other.num_edges >= 0 for other in offers):
-        check_equal(f'arguments of {name}', [sorted(o.rows) for o in offers])
-        edge_names = frozenset(n for n in own.rows if _is_edge_tensor(n, name, offers))
     if error is not None:
         raise ValueError(str(error)) from error
     for rank, (_, other_error) in enumerate(answers):
         if other_error is not None:
             raise differ(f'rank {rank}: {other_error}', rank)
     check_equal(f'tensors in {name}', [other.types for other in offers])
-    for whole in own.rows.keys() - edge_names:
-        _check_whole(whole, name, offers)
     across_edges = any(other.across_edges for other in offers)
     if not across_edges:
         check_equal(f'path of {name}', [other.path for other in offers])
-    return edge_names, replace(
+    return replace(
         own,
         one_pass=all(other.one_pass for other in offers),
         one_shot_bytes=max(other.one_shot_bytes for other in offers),
@@ -225,46 +203,12 @@ def _agreed(
     )
 
 
-def edge_tensors(rows: dict[str, int], num_edges: int) -> list[str]:
-    """The names of the tensors that have one row per edge on every rank (collective)."""
-    answers = agree({name for name, count in rows.items() if count == num_edges})
-    return sorted(set.intersection(*answers))
-
-
-def _is_edge_tensor(name: str, where: str, offers: list[Offer]) -> bool:
-    has_edge_rows = [call.rows[name] == call.num_edges for call in offers]
-    if all(has_edge_rows):
-        return True
-    # On one rank a tensor of another kind may happen to have as many rows as there are edges.
-    if any(has_edge_rows) and len({call.rows[name] for call in offers}) > 1:
-        rank = has_edge_rows.index(False)
-        raise ValueError(
-            f"expected one row per edge in '{name}' of {where}: {offers[rank].num_edges} rows on "
-            f'rank {rank} (got {offers[rank].rows[name]})'
-        )
-    return False
-
-
-def _check_whole(name: str, where: str, offers: list[Offer]) -> None:
-    """Raises for a tensor that a message reads as it is, if it holds the nodes of one rank only."""
-    rows = [call.rows[name] for call in offers]
-    # Parts may have as many nodes each; a weight may have as many rows, but is the same everywhere.
-    is_of_nodes = all(n in call.num_nodes for n, call in zip(rows, offers, strict=True))
-    differs = len({call.sums.get(name) for call in offers}) > 1
-    if len(set(rows)) > 1 or (is_of_nodes and differs):
-        raise ValueError(
-            f"expected a tensor that is the same on all ranks in '{name}' of {where} (got {rows} "
-            f"rows; rows of nodes are read at the ends of edges, as '{name}_j' and '{name}_i')"
-        )
-
-
 def _kinds_of(arguments: Arguments) -> tuple[Any, ...]:
-    """Kind, dtype, row shape and need of a gradient of every tensor that is read at a node."""
-    return tuple(
-        (kind, str(t.dtype), tuple(t.shape[1:]), _needs_grad(t))
-        for kind, tensors in (('src', arguments.src), ('dst', arguments.dst))
-        for t in tensors
-    )
+    """Kind, dtype, shape of a row and need of a gradient of every tensor that is read."""
+    kinds = {'src': arguments.src, 'dst': arguments.dst, 'edge': arguments.edge}
+    of_rows = [(k, t, t.shape[1:]) for k, tensors in kinds.items() for t in tensors]
+    read = [*of_rows, *(('whole', t, t.shape) for t in arguments.whole)]
+    return tuple((k, str(t.dtype), tuple(shape), _needs_grad(t)) for k, t, shape in read)
 
 
 def _needs_grad(tensor: Tensor) -> bool:

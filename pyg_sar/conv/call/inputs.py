@@ -13,9 +13,8 @@ from torch import Tensor
 from torch_geometric.nn import MessagePassing, RGCNConv
 
 from pyg_sar.ground.class_swap import name_of, plain_class
+from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.registry import signature_of
-from pyg_sar.shard.edge_index import ShardEdgeIndex
-from pyg_sar.shard.shard import Shard
 
 
 def check_not_explained(conv: MessagePassing) -> None:
@@ -49,44 +48,39 @@ def _check_has_features(conv: MessagePassing, arguments: Mapping[str, Any]) -> N
 
 
 def check_inputs(
-    conv: MessagePassing, shard: Shard, args: tuple[Any, ...], kwargs: dict[str, Any]
+    conv: MessagePassing, edges: EdgeIndex, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    """Checks the rows of ``x`` and of edge tensors among the arguments of a conv's forward."""
+    """Raises a ValueError if ``x`` or a tensor of edges among a forward's arguments is wrong."""
     try:
         forward = signature_of(plain_class(conv).forward)
         arguments = forward.bind(conv, *args, **kwargs).arguments
     except TypeError:
         return  # the conv itself says it best
-    handles = [v for v in arguments.values() if isinstance(v, ShardEdgeIndex)]
-    x = arguments.get('x')
+    x, ends = arguments.get('x'), edges.ends
     _check_has_features(conv, arguments)
     # A relation under another name may be an incidence, along which messages go there and back.
-    if shard.is_bipartite and isinstance(x, Tensor) and 'edge_index' in arguments:
+    if ends.shard.is_bipartite and isinstance(x, Tensor) and 'edge_index' in arguments:
         raise ValueError(
             f"expected a pair (x_src, x_dst) for 'x' of {name_of(conv)}, as its edges run "
             f'between two sets of nodes (got a tensor of shape {tuple(x.shape)})'
         )
-    own = shard.num_own, shard.num_dst
-    for tensor, rows in zip(x if isinstance(x, (tuple, list)) else [x], own, strict=False):
-        if not isinstance(tensor, Tensor) or not handles:  # rows say themselves whose they are
-            continue
-        dims = {0, conv.node_dim} if tensor.dim() > 1 else {0}
-        if rows not in {tensor.size(d) for d in dims if -tensor.dim() <= d < tensor.dim()}:
+    nodes = ends.src.total, ends.dst.total
+    for tensor, rows in zip(x if isinstance(x, (tuple, list)) else [x], nodes, strict=False):
+        if type(tensor) is Tensor and rows not in {*tensor.shape[:1], *_size(tensor, conv)}:
             raise ValueError(
-                f"expected one row per own node in 'x' of {name_of(conv)}: {rows} "
-                f'rows (got shape {tuple(tensor.shape)})'
+                f"expected one row per node in 'x' of {name_of(conv)}: {rows} rows (got shape "
+                f'{tuple(tensor.shape)})'
             )
-    if len(handles) != 1:
-        return
-    num_edges = handles[0].size(1)
+    num_edges = edges._space.total
     for name, value in arguments.items():
-        if (
-            name.startswith('edge_')
-            and isinstance(value, Tensor)
-            and not isinstance(value, ShardEdgeIndex)
-            and value.shape[:1] != (num_edges,)
-        ):
+        is_of_edges = name.startswith('edge_') and type(value) is Tensor
+        if is_of_edges and 'index' not in name and value.shape[:1] != (num_edges,):
             raise ValueError(
                 f"expected one row per edge in '{name}' of {name_of(conv)}: {num_edges} rows "
                 f'(got shape {tuple(value.shape)})'
             )
+
+
+def _size(tensor: Tensor, conv: MessagePassing) -> list[int]:
+    dim = int(conv.node_dim)
+    return [tensor.size(dim)] if -tensor.dim() <= dim < tensor.dim() else []

@@ -31,7 +31,6 @@ from pyg_sar.ground.inert import is_hidden
 from pyg_sar.ground.scoped import Scoped
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.rows import plainly
-from pyg_sar.shard.edge_index import ShardEdgeIndex
 
 
 @dataclass(eq=False)
@@ -45,12 +44,8 @@ class LayerPlan:
     paths: Mapping[MessagePassing, str] = field(default_factory=dict)
     # How each kind of call is computed, in the conv or a conv inside it.
     calls: dict[Any, CallPlan] = field(default_factory=dict)
-    # The tensors with one row per edge, where edges have to be turned round.
-    turned: dict[Any, list[str]] = field(default_factory=dict)
     # The arguments of functions of convs.
     names: dict[Any, tuple[str, ...]] = field(default_factory=dict)
-    # Whose rows each of the arguments has, where they are own rows; see rows_of_call.
-    spaces: dict[Any, Any] = field(default_factory=dict)
 
 
 class Layer:
@@ -97,7 +92,7 @@ _VALUES = 'parameters with the checksum'
 def plan_for(
     conv: Any,
     state: list[Any],
-    edges: list[EdgeIndex | ShardEdgeIndex],
+    edges: list[EdgeIndex],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     *,
@@ -127,10 +122,10 @@ def plan_for(
     try:
         if plan is None:
             check_not_explained(conv)
-        # Rows say themselves whose they are.
-        is_told = plan is not None and all(isinstance(each, EdgeIndex) for each in edges)
-        if len(shards) == 1 and not is_told:
-            check_inputs(conv, shards[0], args, kwargs)
+        given = (*args, *kwargs.values())
+        has_plain = any(type(each) in (Tensor, tuple, list) for each in given)
+        if len(edges) == 1 and (plan is None or (has_plain and shards[0].world_size > 1)):
+            check_inputs(conv, edges[0], args, kwargs)
     except ValueError as wrong:
         error = wrong
     words = _words(conv, options, kind) if plan is None else plan.words
@@ -158,7 +153,7 @@ def _kinds(values: Iterable[Any]) -> list[Any]:
     """Kind, dtype and need of a gradient of every tensor among a forward's arguments."""
     found: list[Any] = []
     for value in values:
-        if isinstance(value, (ShardEdgeIndex, EdgeIndex)):
+        if isinstance(value, EdgeIndex):
             found.append('edges')
         elif isinstance(value, Tensor):
             needs_grad = value.requires_grad and torch.is_grad_enabled()

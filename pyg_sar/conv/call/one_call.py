@@ -28,6 +28,8 @@ class Call:
     edge_index: Tensor  # as messages pass along it, into own nodes
     size: tuple[int | None, ...] | None
     kwargs: dict[str, Any]  # own rows, and rows in the order of `edge_index`
+    edge_names: frozenset[str]  # which of them have a row for every edge
+    num_nodes: tuple[int, int]  # sources and destinations, as a program sees them
     at_nodes: dict[str, Any]  # rows of nodes of the whole graph that it reads as they are
     move: EdgeMove | None  # how tensors of edges came over, if the edges were turned round
     edges: EdgeIndex | None  # as they were given, if the call was made with rows of the whole
@@ -37,7 +39,7 @@ class Call:
     binding: Binding = field(init=False)  # the function with its arguments
     plan: Plan = field(init=False)
 
-    def bind(self, names: tuple[str, ...], edge_names: frozenset[str] | None = None) -> Binding:
+    def bind(self, names: tuple[str, ...]) -> Binding:
         """Checks and sorts the arguments; see :func:`pyg_sar.conv.message.arguments.bind`."""
         shard, size = self.exchange.shard, self.size
         if size is not None:
@@ -49,7 +51,10 @@ class Call:
                     'num_edges=data.num_nodes, as edges do not tell of nodes without any'
                 )
         self.plan = plan_of(self.edge_index, shard)
-        self.binding = bind(self.conv, self.function, names, self.kwargs, self.plan, edge_names)
+        self.binding = bind(
+            *(self.conv, self.function, names, self.kwargs),
+            *(self.plan, self.edge_names, self.num_nodes),
+        )
         if self.at_nodes:
             self.binding = replace(self.binding, at_nodes=self.at_nodes)
         return self.binding

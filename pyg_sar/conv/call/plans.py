@@ -32,7 +32,9 @@ from pyg_sar.conv.reuse.narrow_exchange import (
     rows_through,
 )
 from pyg_sar.conv.reuse.raw_feature_sums import raw_sum
-from pyg_sar.rows.rows import plain, tag
+from pyg_sar.ground.class_swap import name_of
+from pyg_sar.rows.align import own_rows
+from pyg_sar.rows.rows import Rows, plain, tag
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +43,6 @@ class CallPlan:
 
     path: ClassVar[Path]
     function: str  # the function's name, with its conv's
-    edge_names: frozenset[str]  # the tensors with one row per edge
     mode: Mode  # the mode it is computed in; never ``'auto'``
     # The most that mode one_shot would hold on any rank, in bytes; 0 where it was not asked for.
     one_shot_bytes: int = 0
@@ -211,6 +212,8 @@ class OneShot(CallPlan):
             out = binding.aggregate(values, out)
         if isinstance(out, tuple):  # of nodes and of edges: rows of the whole graph
             return out
+        if self.across_edges and not isinstance(out, Rows):
+            out = self._own(call, out)
         out = plain(out)
         if call.plan.num_edges == 0 and out.is_floating_point():
             # A conv may skip parameters that other ranks, which have edges, have gradients of.
@@ -218,6 +221,22 @@ class OneShot(CallPlan):
             for parameter in call.conv.parameters():
                 out = out + 0 * parameter.sum()
         return out
+
+    def _own(self, call: Call, out: Tensor) -> Tensor:
+        """Own rows of a result with those of all nodes, or of all edges."""
+        edges = call.edges
+        assert edges is not None
+        is_message = call.binding.function == 'message'
+        space = edges.ends.src if edges.handle.is_flipped else edges.ends.dst
+        space = space if is_message else edges._space
+        dim = int(call.conv.node_dim) % out.dim() if is_message else 0
+        if out.size(dim) != space.total:
+            raise ValueError(
+                f"expected a row per node in what 'aggregate' of {name_of(call.conv)} gives, "
+                f'{space.total} rows (got shape {tuple(out.shape)}): its argument dim_size is '
+                'their number'
+            )
+        return own_rows('propagate', out, dim, space)
 
     def _of_all_edges(self, call: Call, values: dict[str, Any]) -> dict[str, Any]:
         """What the function gets: rows of the edges of all ranks."""

@@ -12,7 +12,7 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_sar.comm import exchange_of
 from pyg_sar.comm.faults.errors import place
-from pyg_sar.conv.call.agreement import agree_on_plan, edge_tensors
+from pyg_sar.conv.call.agreement import agree_on_plan
 from pyg_sar.conv.call.layer_plan import Forward, running
 from pyg_sar.conv.call.one_call import Call
 from pyg_sar.conv.call.plans import CallPlan, TracedPlan
@@ -125,7 +125,7 @@ def _planned(
     with plainly():  # the index would be asked for it
         device = call.edge_index.device.type
     key = path, function, shard.fingerprint, torch.is_autocast_enabled(device), draws is not None
-    key += (*call.at_nodes, *_kinds(call.kwargs, int(conv.node_dim)))
+    key += (*call.at_nodes, *sorted(call.edge_names), *_kinds(call.kwargs, int(conv.node_dim)))
     plan = layer.calls.get(key)
     if plan is None:
         with not_saved():
@@ -133,7 +133,7 @@ def _planned(
             plan = layer.calls[key] = agree_on_plan(call, names, options, samples)
         text = f'{place()}: {plan.function}, path {plan.path}, mode {plan.mode!r}'
         say(_logger, logging.INFO, text)
-    binding = call.bind(names, plan.edge_names)
+    binding = call.bind(names)
     if draws is not None:
         handle = given[0].handle if isinstance(given[0], EdgeIndex) else given[0]
         ids = ids_of_edges(handle, call.move, call.plan) if plan.drops else None
@@ -157,6 +157,7 @@ def _call(
     edge_index, size, kwargs = given
     per_edge = [n for n in names if n in kwargs and n[-2:] not in ('_i', '_j')]
     edges, handle, at_nodes = None, edge_index, dict[str, Any]()
+    against = conv.flow != 'source_to_target'
     if isinstance(edge_index, EdgeIndex):
         edges, handle = edge_index, edge_index.handle
         ends = edges.ends.src, edges.ends.dst
@@ -167,8 +168,16 @@ def _call(
             along = ends[::-1] if handle.is_flipped else ends
             own = zip(size, along, strict=True)
             size = tuple(end.own if n == end.total else n for n, end in own)
+        num_edges, whole = edges._space.total, kwargs
+        num_nodes = ends[0].total, ends[1].total
+        num_nodes = num_nodes[::-1] if handle.is_flipped != against else num_nodes
         kwargs = _own(kwargs, edges, conv)
-    against = conv.flow != 'source_to_target'
+    else:  # of HGTConv, which computes with own rows
+        num_edges, whole = handle.size(1), kwargs
+        num_nodes = handle.shard.num_own, handle.shard.num_dst
+    edge_names = frozenset(
+        n for n in per_edge if n not in at_nodes and _num_rows(whole[n]) == num_edges
+    )
     oriented, move = into_own(handle, flip=against)
     if against and size is not None:
         size = tuple(size)[::-1]
@@ -178,11 +187,7 @@ def _call(
             for name, value in kwargs.items()
         }
     if move is not None:
-        counts = {n: kwargs[n].size(0) for n in sorted(per_edge) if _has_rows(kwargs[n])}
-        key, turned = (now.plan.paths[conv], *counts), now.plan.turned
-        if key not in turned:
-            turned[key] = edge_tensors(counts, handle.size(1))
-        kwargs = kwargs | {name: move.to_reversed(kwargs[name]) for name in turned[key]}
+        kwargs = kwargs | {n: move.to_reversed(kwargs[n]) for n in sorted(edge_names)}
     options = now.options
     return Call(
         conv=conv,
@@ -190,6 +195,8 @@ def _call(
         edge_index=oriented,
         size=size,
         kwargs=kwargs,
+        edge_names=edge_names,
+        num_nodes=num_nodes,
         at_nodes=at_nodes,
         move=move,
         edges=edges,
@@ -233,8 +240,11 @@ def _kinds(kwargs: dict[str, Any], node_dim: int) -> list[Any]:
     return found
 
 
-def _has_rows(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.dim() > 0
+def _num_rows(value: Any) -> int:
+    """The number of rows of the whole in the first dimension; -1 of what has none there."""
+    if isinstance(value, Rows):
+        return -1 if value._dim else value._space.total
+    return value.size(0) if isinstance(value, Tensor) and value.dim() else -1
 
 
 def _is_generated(conv: MessagePassing, function: str) -> bool:

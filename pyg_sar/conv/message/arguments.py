@@ -44,8 +44,6 @@ class Binding:
         conv: The conv.
         function: ``'message'`` or ``'edge_update'``.
         arguments: The tensors, with nodes or edges in their first dimension.
-        rows: Rows of every tensor that is not read at a node, by name. It is an edge tensor if that
-            is the number of edges on every rank.
         draws: Where masks of dropout are drawn by edge, those of this call; else None.
         at_nodes: Rows of nodes that the function reads as they are; it runs on rows then.
     """
@@ -53,7 +51,6 @@ class Binding:
     conv: MessagePassing
     function: str
     arguments: Arguments
-    rows: dict[str, int]
     slots: tuple[_Slot, ...]
     draws: EdgeDraws | None = None
     at_nodes: Mapping[str, Any] = field(default_factory=dict)
@@ -72,14 +69,6 @@ class Binding:
                 f"'dropout_seed' needs a '{self.function}' of {name_of(self.conv)} that draws "
                 'random numbers by F.dropout or torch.nn.Dropout only (got others)'
             )
-
-    def sums_of_whole(self) -> dict[str, float]:
-        """Of every tensor that the function reads as it is, the sum of its entries."""
-        return {
-            slot.name: self.arguments.whole[slot.place].detach().double().sum().item()
-            for slot in self.slots
-            if slot.role == 'whole'
-        }
 
     def inputs(
         self, arguments: Arguments, edge_index: Tensor, dst: Tensor, num_dst: int
@@ -157,16 +146,16 @@ def bind(
     names: tuple[str, ...],
     kwargs: dict[str, Any],
     plan: Plan,
-    edge_names: frozenset[str] | None = None,
+    edge_names: frozenset[str],
+    num_nodes: tuple[int, int],
 ) -> Binding:
     """Sorts the arguments of one call of ``propagate`` or ``edge_updater`` into their roles.
 
     `names` are those of :func:`arguments_of` that it reads at edges. `edge_names` says which
-    tensors have one row per edge; None takes all that could have here.
+    tensors have one row per edge, and `num_nodes` how many sources and destinations a program sees.
     """
     groups: dict[str, list[Tensor]] = {'src': [], 'dst': [], 'edge': [], 'whole': []}
     slots = []
-    rows: dict[str, int] = {}
     node_dim = int(conv.node_dim)
     for name in names:
         suffix = name[-2:] if name.endswith(('_i', '_j')) else ''
@@ -187,26 +176,19 @@ def bind(
             dim = node_dim + value.dim() if node_dim < 0 else node_dim
             if value.dim() == 0 or value.size(dim) != num_rows:
                 raise ValueError(
-                    f"expected one row per own node in '{base}' of {name_of(conv)}: {num_rows} "
-                    f'rows in dimension {dim} (got shape {tuple(value.shape)})'
+                    f"expected one row per node in '{base}' of {name_of(conv)}: "
+                    f'{num_nodes[suffix != "_j"]} rows in dimension {dim} (got shape '
+                    f'{tuple(value.shape)})'
                 )
             value = value if dim == 0 else value.movedim(dim, 0)
         else:
-            rows[name] = value.size(0) if value.dim() else -1
-            has_edge_rows = rows[name] == plan.num_edges
-            is_edge = has_edge_rows if edge_names is None else name in edge_names
-            if is_edge and not has_edge_rows:
-                raise ValueError(
-                    f"expected one row per edge in '{name}' of {name_of(conv)}: "
-                    f'{plan.num_edges} rows (got shape {tuple(value.shape)})'
-                )
-            role = 'edge' if is_edge else 'whole'
+            role = 'edge' if name in edge_names else 'whole'
         group = groups[role]
         slots.append(_Slot(name, role, _place_of(value, group) if group else 0))
         if slots[-1].place == len(group):
             group.append(value)
     arguments = Arguments(*(tuple(groups[role]) for role in ('src', 'dst', 'edge', 'whole')))
-    return Binding(conv, function, arguments, rows, tuple(slots))
+    return Binding(conv, function, arguments, tuple(slots))
 
 
 def before_step(conv: MessagePassing, step: str, inputs: tuple[Any, ...]) -> tuple[Any, ...]:

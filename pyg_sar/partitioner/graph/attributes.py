@@ -30,11 +30,12 @@ _SPARSE_TYPES = (
 
 
 class SortedAttributes(NamedTuple):
-    """By name: tensors [N, ...] of nodes and [E, ...] of edges, values that JSON can hold."""
+    """By name: tensors [N, ...] of nodes, [E, ...] of edges, values for JSON, and other tensors."""
 
     node: dict[str, Tensor]
     edge: dict[str, Tensor]
     graph: dict[str, Any]
+    whole: dict[str, Tensor]
 
 
 def sort_attributes(
@@ -46,15 +47,16 @@ def sort_attributes(
     node, to the edges if it has one row per edge. Where both numbers are the same, a name with
     ``edge`` in it belongs to the edges, any other to the nodes. Tensors of two or more dimensions
     with ``index`` in their names hold ids, not rows (``edge_label_index``), and ``face`` does
-    too. A list of nodes by a well-known name (``train_idx``) becomes the mask (``train_mask``).
-    What belongs to neither and is no scalar, string or list is dropped with a warning, and so is a
-    sparse tensor, unless its name is `y` or a well-known one: then it is stored dense.
+    too; what goes with such ids (``edge_label``) has their rows. A list of nodes by a well-known
+    name (``train_idx``) becomes the mask (``train_mask``). A tensor that belongs to neither is kept
+    whole. What is no tensor, scalar, string or list is dropped with a warning, and so is a sparse
+    tensor, unless its name is `y` or a well-known one: then it is stored dense.
 
     `data` is a graph, or what a HeteroData holds of one type: then one of the numbers is None.
     Raises ValueError if an attribute with a well-known name has another number of rows, or a name
     is taken.
     """
-    attributes = SortedAttributes({}, {}, {})
+    attributes = SortedAttributes({}, {}, {}, {})
     indices: dict[str, Tensor] = {}
     dropped = []
     for name, value in data.items():
@@ -73,7 +75,9 @@ def sort_attributes(
         if tensor is not None and num_nodes is not None and _is_index(name, tensor, num_nodes):
             indices[name] = mask_of_index(tensor, num_nodes, name, where)
             continue
-        owner = None if tensor is None else _owner(name, tensor, num_nodes, num_edges, where)
+        owner = None
+        if tensor is not None and data.get(f'{name}_index') is None:
+            owner = _owner(name, tensor, num_nodes, num_edges, where)
         if tensor is not None and owner == 'node':
             attributes.node[name] = tensor
         elif tensor is not None and owner == 'edge':
@@ -82,10 +86,10 @@ def sort_attributes(
             attributes.graph[name] = tensor.item()
         elif _is_graph_value(value, num_nodes, num_edges):
             attributes.graph[name] = value
+        elif tensor is not None:
+            attributes.whole[name] = tensor
         else:
-            are_pairs = tensor is not None and 'index' in name and tensor.shape[:1] == (2,)
-            hint = '; docs/porting.md tells where pairs of nodes are kept' * are_pairs
-            dropped.append(f'{name} ({_describe(value)}{hint})')
+            dropped.append(f'{name} ({_describe(value)})')
     for name, mask in indices.items():
         stored = attributes.node.setdefault(INDICES[name], mask)
         if stored.shape != mask.shape or not torch.equal(stored.bool(), mask):
@@ -94,9 +98,8 @@ def sort_attributes(
             )
     if dropped:
         warnings.warn(
-            f'dropped attributes{where} that are neither one row per node, one row per edge, nor a '
-            f'scalar, string or list of the graph: {", ".join(dropped)}; save them to a file of '
-            'their own, which every rank loads',
+            f'dropped attributes{where} that are no dense tensor, scalar, string or list: '
+            f'{", ".join(dropped)}; save them to a file of their own, which every rank loads',
             stacklevel=5 if where else 4,  # the caller of partition_graph
         )
     return attributes

@@ -52,12 +52,14 @@ class Relation:
 class TypedGraph:
     """A graph by types, and values that belong to the whole graph.
 
+    `whole` are tensors that every rank has whole, by the name of the type, '' for the graph.
     `scratch` is where temporary arrays with a row per edge lie, in memory by default.
     """
 
     nodes: dict[NodeKey, NodeSet]
     relations: dict[EdgeKey, Relation]
     attrs: dict[str, Any]
+    whole: dict[str, dict[str, Tensor]]
     is_hetero: bool
     scratch: Scratch
 
@@ -121,6 +123,7 @@ def typed_graph(data: Data | HeteroData, scratch: Scratch = MEMORY) -> TypedGrap
         nodes={None: NodeSet(num_nodes, attributes.node, {})},
         relations={None: Relation(None, None, edge_index, attributes.edge, {})},
         attrs=attributes.graph | label_facts(attributes.node, data),
+        whole={'': attributes.whole},
         is_hetero=False,
         scratch=scratch,
     )
@@ -146,20 +149,24 @@ def _hetero_graph(data: HeteroData, scratch: Scratch) -> TypedGraph:
         edge_indices[key] = checked_edge_index(store, f'{key}')
 
     nodes: dict[NodeKey, NodeSet] = {}
+    tensors: dict[str, dict[str, Tensor]] = {}
     for name, store in node_stores.items():
         ids = [e[i] for k, e in edge_indices.items() for i in (0, 1) if k[2 * i] == name]
         num_nodes = count_rows(store, ids, f" of '{name}'")
         attributes = sort_attributes(store, num_nodes, None, where=f" of '{name}'")
         extra = attributes.graph | label_facts(attributes.node, store)
         nodes[name] = NodeSet(num_nodes, attributes.node, extra)
+        tensors[name] = attributes.whole
     relations: dict[EdgeKey, Relation] = {}
     for key, store in edge_stores.items():
         edge_index = edge_indices[key]
         check_ids(edge_index, (nodes[key[0]].num_nodes, nodes[key[2]].num_nodes), f'{key}')
         attributes = sort_attributes(store, None, edge_index.size(1), where=f' of {key}')
         relations[key] = Relation(key[0], key[2], edge_index, attributes.edge, attributes.graph)
-    attrs = sort_attributes(whole, None, None, where=' of the whole graph').graph
-    return TypedGraph(nodes, relations, attrs, is_hetero=True, scratch=scratch)
+        tensors[type_name(key)] = attributes.whole
+    attributes = sort_attributes(whole, None, None, where=' of the whole graph')
+    tensors[''] = attributes.whole
+    return TypedGraph(nodes, relations, attributes.graph, tensors, is_hetero=True, scratch=scratch)
 
 
 def _check_names(keys: list[Any]) -> None:

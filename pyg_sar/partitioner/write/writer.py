@@ -77,6 +77,9 @@ def write_partition(
         parts = RowStream(edge_groups.dst.assignment, edge_groups.edge_index[1], torch.int64)
         save_rows(parts, file_names.edge_map_file(folder, edge_key))
 
+    whole = {name: tensors for name, tensors in graph.whole.items() if tensors}
+    if whole:
+        save_rows(whole, folder / file_names.WHOLE_FILE)
     versions = {name: installed(name) for name in _VERSIONED}
     meta = Meta(
         num_parts=num_parts,

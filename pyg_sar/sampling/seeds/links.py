@@ -26,7 +26,7 @@ from pyg_sar.sampling.attributes import edge_stores, ends_of, node_stores
 from pyg_sar.sampling.graph import LocalGraph
 from pyg_sar.sampling.seeds.negatives import Negatives, read_neg_sampling
 from pyg_sar.sampling.seeds.seeds import Asked, Seeds
-from pyg_sar.shard.edge_index import ShardEdgeIndex
+from pyg_sar.shard.edge_index import ShardEdgeIndex, refuse_local
 from pyg_sar.shard.format.file_names import EdgeKey
 
 Placed = tuple[Tensor, Tensor, Tensor, list[Tensor | None]]
@@ -41,6 +41,8 @@ def with_own_links(given: dict[str, Any]) -> dict[str, Any]:
     if 'edge_label_index' not in given:
         return given
     key, links = _relation_of(given['data'], given['edge_label_index'])
+    if isinstance(links, ShardEdgeIndex):
+        refuse_local('edge_label_index')
     stores = edge_stores(given['data'])
     edges = stores[key].edge_index if key in stores and links is None else links
     given = dict(given)

@@ -2,7 +2,7 @@
 
 The layout is that of ``torch_geometric.distributed.Partitioner``, so PyG's own stores read it;
 what SAR needs beyond it lies in files of our own (``sar.pt``, ``node_attrs.pt``,
-``edge_attrs.pt``) beside PyG's, and under the key ``"pyg_sar"`` of META.json.
+``edge_attrs.pt``, ``whole.pt``) beside PyG's, and under the key ``"pyg_sar"`` of META.json.
 
 A homogeneous graph is a heterogeneous one with one type of nodes and one relation, both named None
 here. In its files their content stands alone; in those of a heterogeneous graph it stands in a dict
@@ -16,6 +16,8 @@ from pathlib import Path
 FORMAT_VERSION = 1
 
 META_FILE = 'META.json'
+WHOLE_FILE = 'whole.pt'
+"""Tensors that every rank has whole, by type and name; there only if the graph has some."""
 
 GRAPH_FILE = 'graph.pt'
 NODE_FEATS_FILE = 'node_feats.pt'

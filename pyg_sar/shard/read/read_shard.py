@@ -20,8 +20,9 @@ from pyg_sar.ground.private_names import missing
 from pyg_sar.shard.bags import check_block_edges
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.format.checksums import check_files
-from pyg_sar.shard.format.file_names import EdgeKey, part_dir, type_name
+from pyg_sar.shard.format.file_names import WHOLE_FILE, EdgeKey, part_dir, type_name
 from pyg_sar.shard.format.meta import Meta, read_meta
+from pyg_sar.shard.format.tensor_file import load_tensors
 from pyg_sar.shard.read.parts import READ_FILES, Part, read_part, rows_of
 from pyg_sar.shard.shard import Cut, Shard, make_steps
 
@@ -108,6 +109,7 @@ def read_shard(
         store = data if edge_key is None else data[edge_key]
         _put(store, {'edge_index': handle, **values, **edges.extra})
     _put(data, meta.graph_attrs)
+    _put_whole(data, root, meta, verify=verify)
     if isinstance(data, Data):
         _note_kinds(data, meta)
     return data
@@ -123,10 +125,37 @@ def _note_kinds(data: Data, meta: Meta) -> None:
         kinds[AttrType.NODE] |= {'n_id', *nodes.attrs}
     for edges in meta.edges.values():
         kinds[AttrType.EDGE] |= {'e_id', *edges.attrs}
+    kinds[AttrType.OTHER] |= of_whole(data.stores[0])
     vars(data.stores[0])['_cached_attr'] = kinds
     wrong = [name for name in kinds[AttrType.EDGE] if not data.is_edge_attr(name)]
     if wrong:
         raise missing('torch_geometric.data.Data._cached_attr')
+
+
+def _put_whole(data: Any, root: Path, meta: Meta, *, verify: bool) -> None:
+    """Adds the tensors that every rank has whole, which PyG is told to be of neither kind."""
+    if WHOLE_FILE not in meta.checksums:
+        return
+    if verify:
+        check_files(root, meta, [WHOLE_FILE])
+    by_type = load_tensors(root / WHOLE_FILE, dict, root=root)
+    stores = {'' if store._key is None else type_name(store._key): store for store in data.stores}
+    for name, tensors in by_type.items():
+        are_tensors = isinstance(tensors, dict) and all(
+            isinstance(value, Tensor) for value in tensors.values()
+        )
+        if name not in stores or not are_tensors or stores[name].keys() & tensors.keys():
+            raise ValueError(f"expected tensors of known types in '{WHOLE_FILE}' (got '{name}')")
+        _put(stores[name], tensors)
+        kinds: defaultdict[AttrType, set[str]] = defaultdict(set)
+        kinds[AttrType.OTHER] = {*tensors}
+        vars(stores[name]).update(_cached_attr=kinds, _whole=frozenset(tensors))
+
+
+def of_whole(store: Any) -> frozenset[str]:
+    """The names of the tensors of a store that every rank has whole."""
+    found: frozenset[str] = vars(store).get('_whole', frozenset())
+    return found
 
 
 def _put(store: Any, values: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from pyg_sar import DistributedDataParallel, SARConv
 
 def test_hooks_of_edge_updates(graph, root):
     """They see the arguments and the result of all edges."""
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     called = []
     conv = SARConv(GATConv(6, 4, add_self_loops=False).double())
     conv.register_edge_update_forward_pre_hook(lambda _, args: called.append(len(args)))
@@ -26,7 +26,7 @@ def test_hooks_of_edge_updates(graph, root):
 
 
 def test_explaining(root):
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     plain = SAGEConv(6, 4).double()
     conv = SARConv(plain)
     plain.explain = True
@@ -54,7 +54,7 @@ def _explained(model: torch.nn.Module, x: Tensor, edge_index: Tensor) -> list[Te
 
 def test_explainer(graph, root):
     """On a plain graph it says what it says of the plain model, also after it was refused."""
-    data, plain = pyg_sar.local(pyg_sar.load_shard(root)), GCN(6, 8, 2, 3).double()
+    data, plain = pyg_sar.load_shard(root), GCN(6, 8, 2, 3).double()
     model = DistributedDataParallel(copy.deepcopy(plain))
     with pytest.raises(ValueError, match=r'GCNConv .*explain'):
         _explained(model, data.x, data.edge_index)

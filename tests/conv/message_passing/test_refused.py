@@ -161,3 +161,15 @@ def test_refused_at_construction(name, mode):
 def test_own_aggregate(data, mode):
     found = SARConv(OwnAggregate(), mode=mode)(data.x, data.edge_index)
     assert_close(found, OwnAggregate()(GRAPH.x, GRAPH.edge_index)[data.n_id])
+
+
+class UpToLargest(SumConv):
+    def aggregate(self, inputs: Tensor, index: Tensor) -> Tensor:
+        return torch.zeros(int(index.max()), 6).double().index_add(0, index.clamp(max=9), inputs)
+
+
+@on_ranks()
+def test_an_aggregate_of_fewer_nodes(data):
+    """Its plain result would be taken for own rows."""
+    with pytest.raises(ValueError, match=r"in what 'aggregate' of UpToLargest gives, 40 rows"):
+        SARConv(UpToLargest())(data.x, data.edge_index)

@@ -34,7 +34,10 @@ def _grouped(func: Any, args: Any, kwargs: Any) -> Any:
         if 'index' not in name:  # a plain tensor with a row for each of them
             return (into_plain if in_place else pointwise)(func, args, kwargs)
     given = {'index_add': 'sum', 'scatter_add': 'sum'}.get(name)
-    way = _WAYS.get(given or argument(args, kwargs, 4, 'reduce', default=''), '')
+    asked = given or argument(args, kwargs, 4, 'reduce')
+    if asked is None and dim_of(out) == 1 and name == 'scatter':
+        return _written(func, out if in_place else out.clone(), index, values)
+    way = _WAYS.get(asked or '', '')
     if not way or kwargs.get('alpha', 1) != 1:
         refuse(func, 'over the rows of all ranks is known for sums, means and extrema')
     rows = found((index, values))
@@ -56,6 +59,14 @@ def _grouped(func: Any, args: Any, kwargs: Any) -> Any:
         if in_place:
             return out.copy_(made)
         return tag(made, out._dim, out._space) if isinstance(out, Rows) else made
+
+
+def _written(func: Any, out: Any, index: Any, values: Any) -> Any:
+    """``out[index] = values``, by the name of scatter."""
+    if isinstance(values, Tensor) and values.shape != index.shape:
+        refuse(func, 'with more values than ids is not known to be right')
+    out[index] = values
+    return out
 
 
 def _along_other(func: Any, out: Rows, index: Any, args: Any, kwargs: Any) -> Any:

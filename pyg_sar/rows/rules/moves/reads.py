@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import warnings
 from functools import cache
 from typing import Any
@@ -23,9 +24,27 @@ rule(
     'is_floating_point is_complex element_size get_device is_contiguous dim ndimension retain_grad '
     'hash is_pinned is_inference is_signed is_conj is_neg '
     'is_distributed result_type can_cast dir is_shared '
-    '.device .dtype .layout .requires_grad .is_leaf .grad_fn .is_cuda .is_sparse .ndim .is_meta '
+    '.device .dtype .layout .requires_grad .is_leaf .is_cuda .is_sparse .ndim .is_meta '
     '.is_nested .is_quantized .is_mkldnn .output_nr .itemsize .name .names'
 )(read)
+
+
+@rule('.grad_fn')
+def _grad_fn(func: Any, args: Any, kwargs: Any) -> Any:
+    code = sys._getframe(2).f_code
+    is_of_module = code.co_filename == torch.nn.modules.module.__file__
+    if is_of_module and code.co_name in ('_call_impl', 'inner'):  # which hang hooks on it
+        refuse(
+            torch.nn.Module.register_backward_hook,
+            'would get the gradient of the own rows, times the number of ranks: '
+            'register_full_backward_hook gets that of the whole graph',
+        )
+    return read(func, args, kwargs)
+
+
+@rule('has_compatible_shallow_copy_type')
+def _has_compatible_type(func: Any, args: Any, kwargs: Any) -> bool:
+    return False  # Module.to makes a new parameter then
 
 
 @rule('is_same_size')
