@@ -33,7 +33,7 @@ LAYERS: dict[str, tuple[Callable[[], torch.nn.Module], int]] = {
     'Transformer': (lambda: pyg.TransformerConv(6, 4, heads=2), PARTS),
     'batch norm': (lambda: pyg.BatchNorm(6), 0),
     'layer norm': (lambda: pyg.LayerNorm(6, mode='node'), 0),
-    'graph norm': (lambda: pyg.GraphNorm(6), 0),
+    'graph norm': (lambda: pyg.GraphNorm(6), 4),  # its sums ask whether any rank has a history
 }
 """And how often one may wait, forward and backward, for all blocks together."""
 OF_PARAMETERS = ('ground/checksum.py', 'averaging/buckets.py')
