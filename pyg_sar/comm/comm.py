@@ -45,6 +45,7 @@ class Comm:
         group: The process group of the exchanges, if there is one.
         takes_turns: Whether the ranks are threads of one process.
         debug: Whether the ranks compare what they do before every operation.
+        beside: With `debug`, the numbers that a program has put beside rows so far, in words.
         operation: The operation that this rank has come to last, in words.
         peer: The rank it is done with; None for all.
         travelling: Swaps that are under way.
@@ -57,7 +58,7 @@ class Comm:
     rank, size = 0, 1
     group: dist.ProcessGroup | None = None
     takes_turns = False
-    debug = False
+    debug, beside = False, ''
     pool: BufferPool | None = None
 
     def __init__(self) -> None:

@@ -24,8 +24,10 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from pyg_sar.comm.ranks import debugging, note_numbers
+from pyg_sar.ground.nested import leaves_of
 from pyg_sar.ground.scoped import Scoped
-from pyg_sar.rows.registry import is_in_place, known_rules, name_of, rule_of
+from pyg_sar.rows.registry import bare_name, is_in_place, known_rules, name_of, rule_of
 from pyg_sar.rows.space import Space
 
 inside: Scoped[str] = Scoped('')
@@ -50,6 +52,10 @@ class Rows(Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if slices_read.value:
             _check_slices(func, args)
+        if debugging.is_on:
+            given = leaves_of((args, kwargs or {}))
+            numbers = [each for each in given if isinstance(each, (int, float, complex))]
+            note_numbers(bare_name(func), numbers)
         rule = known_rules.get(func)
         if rule is None or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active():  # type: ignore[no-untyped-call]
             rule = rule_of(func)

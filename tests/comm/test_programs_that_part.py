@@ -12,6 +12,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from ranks import run_once, run_ranks
 from small_graphs import attempt, cut, small_graph
 from torch_geometric.nn import SAGEConv
@@ -118,6 +119,31 @@ def test_an_extra_forward_of_one_rank(tmp_path, world_size):
     assert 'a sum over all ranks' in found[0]
     assert 'rank 0 is at a comparison of forwards in layer' in found[1]
     assert 'rank 1 stopped at a sum over all ranks, called at' in found[1]
+
+
+NUMBERS = {'a mask': "'eq' of rows with 1", 'a temperature': "'div' of rows with 2"}
+
+
+def _other_numbers(root: str, kind: str) -> str:
+    data, rank = pyg_sar.load_shard(root), dist.get_rank()
+    model = pyg_sar.DistributedDataParallel(SAGEConv(6, 3).double(), debug=True)
+
+    def step() -> None:
+        out = model(data.x, data.edge_index) / (1 + rank * (kind == 'a temperature'))
+        mask = data.y % 2 == rank if kind == 'a mask' else data.train_mask
+        F.cross_entropy(out[mask], data.y[mask] % 3).backward()
+
+    return attempt(step)
+
+
+@pytest.mark.parametrize('kind', NUMBERS)
+def test_other_numbers_beside_rows(tmp_path, kind):
+    """Without debug each rank computes with its own, and no rank waits."""
+    root = cut(small_graph(), 2, tmp_path / 'parts')
+    first, second = run_once(_other_numbers, 2, str(root), kind)
+    assert first.startswith('ExchangeError: rank 1 is at')
+    assert second.startswith('ExchangeError: rank 0 is at')
+    assert f'(after {NUMBERS[kind]}; ' in first
 
 
 def _rows_of_two_layers(root: str) -> str:

@@ -92,7 +92,7 @@ class Connection(Comm):
                 if not is_wait:
                     self._num_operations += 1
                     if self.debug:
-                        self.sum_alike(alike or operation)
+                        self.sum_alike(f'{alike or operation}{self.beside}')
                 yield
             except ExchangeError:
                 raise
