@@ -12,7 +12,7 @@ import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -173,7 +173,9 @@ def make_data(sizes: RankSizes, job: Job) -> Data:
         )
         for q in range(num_parts)
     ]
-    handle = ShardEdgeIndex.wrap(torch.cat(blocks, dim=1), shard, is_whole=True)
+    edges = torch.cat(blocks, dim=1)
+    shard = replace(shard, e_id=torch.arange(edges.size(1)))
+    handle = ShardEdgeIndex.wrap(edges, shard, is_whole=True)
     return Data(
         x=torch.randn(num_own, job.in_channels, dtype=job.dtype),
         edge_index=handle,

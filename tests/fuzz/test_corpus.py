@@ -270,7 +270,7 @@ def test_pipes_beside_a_partition(tmp_path: Path) -> None:
 
 
 def _save_outside(root: str) -> str:
-    data = pyg_sar.local(pyg_sar.load_shard(root, verify=False))
+    data = pyg_sar.load_shard(root, verify=False)
     data.more = torch.ones(data.num_nodes)
     part = Path(root) / 'part_0'
     if not part.is_symlink():

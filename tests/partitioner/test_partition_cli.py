@@ -124,11 +124,13 @@ def test_options_arrive(graph, tmp_path, check_partition, capfd):
 
 
 def test_dropped_arrays_are_noted(tmp_path, capfd):
-    torch.save({'edge_index': torch.tensor([[0], [1]]), 'z': torch.ones(7, 7)}, tmp_path / 'a.pt')
+    torch.save(
+        {'edge_index': torch.tensor([[0], [1]]), 'z': torch.eye(7).to_sparse()}, tmp_path / 'a.pt'
+    )
     assert _main(tmp_path / 'a.pt', tmp_path / 'b', '--num-parts', 2, '--quiet') == 0
     out, note = capfd.readouterr()
     assert out == ''
-    assert re.fullmatch(r'note: dropped .* z \(torch\.float32 \[7, 7\]\).*\n', note)
+    assert re.fullmatch(r'note: dropped .* z \(sparse torch\.float32 \[7, 7\]\).*\n', note)
 
 
 @pytest.mark.parametrize(

@@ -35,11 +35,13 @@ def _sections() -> dict[str, list[dict[str, list[str]]]]:
 def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Folders that together have all there may be: types and none, times and none."""
     root = tmp_path_factory.mktemp('folders')
-    timed = small_graph()
+    plain, timed, types = small_graph(), small_graph(), hetero_graph()
     timed.time, timed.edge_time = torch.arange(40), torch.arange(timed.num_edges)
-    cut(small_graph(), PARTS, root / 'plain')
+    for graph in (plain, timed, types):
+        graph.pairs = torch.zeros(2, 3)  # whole on every rank
+    cut(plain, PARTS, root / 'plain')
     cut(timed, PARTS, root / 'timed')
-    pyg_sar.partition_graph(hetero_graph(), PARTS, root / 'types', method='random')
+    pyg_sar.partition_graph(types, PARTS, root / 'types', method='random')
     return [root / name for name in ('plain', 'timed', 'types')]
 
 

@@ -329,8 +329,8 @@ def _machines(root: Path, world_size: int, to: Path) -> list[str]:
 
 
 def _load_own(root_of_rank: list[str]) -> tuple[Tensor, Tensor]:
-    data = pyg_sar.local(pyg_sar.load_shard(root_of_rank[pyg_sar.comm.rank()]))
-    return data.n_id, SARConv(SimpleConv())(data.x, data.edge_index)
+    data = pyg_sar.load_shard(root_of_rank[pyg_sar.comm.rank()])
+    return pyg_sar.local((data.n_id, SARConv(SimpleConv())(data.x, data.edge_index)))
 
 
 @pytest.mark.parametrize('world_size', [2, 3])

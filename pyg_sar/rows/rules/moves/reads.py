@@ -33,7 +33,7 @@ rule(
 def _grad_fn(func: Any, args: Any, kwargs: Any) -> Any:
     code = sys._getframe(2).f_code
     is_of_module = code.co_filename == torch.nn.modules.module.__file__
-    if is_of_module and code.co_name in ('_call_impl', 'inner'):  # which hang hooks on it
+    if is_of_module and code.co_name != 'register_parameter':  # it hangs hooks on it
         refuse(
             torch.nn.Module.register_backward_hook,
             'would get the gradient of the own rows, times the number of ranks: '
