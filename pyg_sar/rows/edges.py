@@ -129,6 +129,10 @@ class EdgeIndex(Rows):
         is_read = is_read and not (bare_name(func) == 'type' and len(args) + len(kwargs) > 1)
         if isinstance(edges, EdgeIndex) and is_read and name == 'data':
             return edges
+        if getattr(func, '__name__', '') in ('__set__', '__delete__'):
+            if (name, *args[1:]) not in (('grad', None), ('requires_grad', False)):
+                refuse(func, "cannot change a graph's edges in place")
+            return None  # no gradient, as ever
         if isinstance(edges, EdgeIndex) and not is_read:
             if is_in_place(name):
                 refuse(func, "cannot change a graph's edges in place")
@@ -210,7 +214,7 @@ def _kept(edges: EdgeIndex, func: Any, args: Any, kwargs: Any) -> Any:
     if name in ('view', 'reshape', 'flatten', 'ravel'):
         ids = all_rows(edges).contiguous()
         out = func(ids, *args, **kwargs)
-        return edges if out.shape == ids.shape else out
+        return edges if (out.shape, out.dtype) == (ids.shape, ids.dtype) else out
     return None
 
 

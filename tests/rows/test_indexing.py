@@ -241,3 +241,33 @@ def test_a_deprecated_backward_hook_is_refused(cut: tuple[int, str]) -> None:
         'ValueError',
         'register_full_backward_hook',
     )
+
+
+def _hook_of_a_leaf(data: Any) -> list[Tensor]:
+    """What it sees, and what it makes of the gradient."""
+    x, seen = data.x.clone().requires_grad_(), list[Tensor]()
+    x.register_hook(lambda grad: seen.append(grad) or 2 * grad)  # type: ignore[func-returns-value]
+    x.square().sum().backward()
+    return [_whole(each) for each in (seen[0], x.grad)]
+
+
+def test_a_hook_of_a_leaf(cut: tuple[int, str]) -> None:
+    want = _hook_of_a_leaf(_graph())
+    for got in run_ranks(_on_ranks, cut[0], cut[1], _hook_of_a_leaf):
+        torch.testing.assert_close(got, want)
+
+
+def _as_torch_refuses(data: Any) -> list[str]:
+    y, edges = data.y, data.edge_index
+    calls = [y.std, y.norm, y.nanmean, lambda: y.__rmatmul__(0)]
+    found = [attempt(call).split(':')[0] for call in calls]
+    if type(data.x) is not Tensor:
+        found.append(attempt(setattr, edges, 'grad', edges))
+    return found
+
+
+def test_what_torch_refuses_of_whole_numbers(cut: tuple[int, str]) -> None:
+    want = _as_torch_refuses(_graph())
+    for got in run_ranks(_on_ranks, cut[0], cut[1], _as_torch_refuses):
+        assert got[:-1] == want
+        assert "cannot change a graph's edges in place" in got[-1]

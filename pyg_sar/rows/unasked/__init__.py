@@ -2,11 +2,12 @@
 
 from functools import cache
 
-from pyg_sar.rows.unasked import constructors, functions
+from pyg_sar.rows.unasked import constructors, copies, functions
 
 
 @cache
 def ask_for_rows() -> None:
     """Puts functions that ask in place of the others, once in a process."""
     constructors.ask()
+    copies.ask()
     functions.ask()

@@ -44,10 +44,11 @@ alike_draws = Scoped(False)
 
 def ask() -> None:
     """Puts them in place."""
-    for name in ('sparse_coo_tensor', 'sparse_csr_tensor', 'sparse_csc_tensor'):
+    kinds = ('coo', 'csr', 'csc', 'bsr', 'bsc', 'compressed')
+    for name in [f'sparse_{kind}_tensor' for kind in kinds]:
         function = getattr(torch, name)
         made = _of_all_rows(function)
-        _tell_torchscript(made, function)
+        tell_torchscript(made, function)
         setattr(torch, name, made)
     known = _negative_sampling.edge_index_to_vector
     _negative_sampling.edge_index_to_vector = _of_all_rows(known, draws=True)
@@ -79,7 +80,7 @@ def _of_all_rows(function: Callable[..., Any], *, draws: bool = False) -> Callab
     return call
 
 
-def _tell_torchscript(made: Any, function: Any) -> None:
+def tell_torchscript(made: Any, function: Any) -> None:
     """TorchScript takes what stands for a function of torch for that function."""
     try:
         operator = find('torch.jit._builtins._find_builtin')(function)

@@ -128,6 +128,8 @@ def _covariance(
         refuse(func, 'is known where the rows are observations without weights')
     with plainly():
         values, total = plain(input), input._space.total
+        if not (values.is_floating_point() or values.is_complex()):
+            values = values.to(torch.get_default_dtype())
         wide = values.unsqueeze(0) if values.dim() == 1 else values
         exact = widened(wide.dtype)
         mean = sum_of_ranks(wide.sum(1, keepdim=True, dtype=exact)) / total

@@ -37,6 +37,8 @@ def _matmul(func: Any, args: Any, kwargs: Any) -> Any:
     a, b = _operands(func, args, kwargs)
     run: Callable[..., Any] = func
     if name_of(func) == '__rmatmul__':
+        if not isinstance(args[1], Tensor):
+            return NotImplemented
         a, b, run = b, a, torch.matmul
     if not isinstance(a, Rows) and a.layout != torch.strided:
         return _of_sparse(func, a, b)

@@ -100,7 +100,7 @@ def _set(func: Any, args: Any, kwargs: Any) -> Any:
             vars(to).pop('_own', None)  # the plain tensor of what it held
             return func(to, value)
         func(*args, **kwargs)
-        if func.__self__.__name__ == 'requires_grad':
+        if name_of(func) == 'requires_grad':
             divide_gradient(to)
 
 
@@ -193,9 +193,11 @@ def _hook(func: Any, args: Any, kwargs: Any) -> Any:
         if any(each.startswith('pyg_sar.') for each in modules):  # one of ours
             return func(rows, hook)
 
+        count = 1 if is_divided(rows) else world_size()  # by a hook before this one
+
         def of_rows(grad: Tensor) -> Tensor | None:
-            out = hook(tag(grad / world_size(), dim, space))
-            return None if out is None else plain(out) * world_size()
+            out = hook(tag(grad / count, dim, space))
+            return None if out is None else plain(out) * count
 
         return func(rows, of_rows)
 

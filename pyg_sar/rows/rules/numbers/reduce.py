@@ -106,13 +106,22 @@ class Reduction:
         return largest_of_ranks(values, self.dims, keepdim=keepdim or self.keepdim, least=least)
 
 
-def _mean(over: Reduction) -> Tensor:
+def _check_is_of_fractions(over: Reduction) -> None:
     if not (over.values.is_floating_point() or over.values.is_complex()):
         raise RuntimeError(
-            f'mean(): could not infer output dtype. Input dtype must be either a floating point or '
-            f'complex dtype. Got: {over.values.dtype}'
+            f'{over.name}(): could not infer output dtype. Input dtype must be either a floating '
+            f'point or complex dtype. Got: {over.values.dtype}'
         )
+
+
+def _mean(over: Reduction) -> Tensor:
+    _check_is_of_fractions(over)
     return over.sum(over.values) / over.count
+
+
+def _nanmean(over: Reduction) -> Tensor:
+    _check_is_of_fractions(over)
+    return _nansum(over) / over.sum(~over.values.isnan())
 
 
 def _nansum(over: Reduction) -> Tensor:
@@ -125,6 +134,7 @@ def _aminmax(over: Reduction) -> Any:
 
 
 def _moments(over: Reduction) -> Any:
+    _check_is_of_fractions(over)
     correction = over.named.get('correction', 0 if over.named.get('unbiased') is False else 1)
     mean = over.sum(over.values, keepdim=True) / over.count
     squares = over.sum((over.values - mean).abs().square())
@@ -144,6 +154,7 @@ def _root(total: Tensor, p: float = 2) -> Tensor:
 
 
 def _norm(over: Reduction) -> Tensor:
+    _check_is_of_fractions(over)
     p = over.named.get('p', over.named.get('ord', 2))
     p = 2 if p in (None, 'fro') else p
     if not isinstance(p, (int, float)):
@@ -174,7 +185,7 @@ _OVER_ROWS: dict[str, Callable[[Reduction], Any]] = {
     'sum': lambda over: over.sum(over.values),
     'mean': _mean,
     'nansum': _nansum,
-    'nanmean': lambda over: _nansum(over) / over.sum(~over.values.isnan()),
+    'nanmean': _nanmean,
     'any': lambda over: over.sum(over.values.bool()) > 0,
     'all': lambda over: over.sum(over.values.logical_not()) == 0,
     'count_nonzero': lambda over: over.sum(over.values != 0, keepdim=False),

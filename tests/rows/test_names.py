@@ -1,0 +1,93 @@
+"""Every name of torch.Tensor, and whatever makes something of a tensor, on rows of three ranks.
+
+It gives what it gives of plain tensors on one machine, or is refused on all ranks.
+"""
+
+from __future__ import annotations
+
+import pytest
+from few import few
+from names_calls import MAKERS, NAMES, SKIPPED
+from names_table import Label, Verdict, faults, in_processes, labels, verdicts_of
+
+NUM_PARTS = 64
+OF_A_MODE = 256
+
+OLD = 'an old name of a type is a class of C, which asks no class and cannot be replaced'
+ASKED = 'asks for another class by name, as pyg_sar itself does'
+TIES = 'torch does not say which of equal numbers it takes'
+LENIENT = 'has a result where torch refuses the arguments or the dtype'
+ZERO = 'a rank that divides by 0 raises, and the others end with it where they meet next'
+
+_KNOWN: dict[str, tuple[str, tuple[str, ...]]] = {
+    '__floordiv__': (ZERO, ('edge_index',)),
+    '__mod__': (ZERO, ('edge_index',)),
+    '__rfloordiv__': (ZERO, ('edge_index',)),
+    '__rmod__': (ZERO, ('edge_index',)),
+    '_is_all_true': (LENIENT, ('edge_index', 'x', 'x[:, 0]')),
+    '_is_any_true': (LENIENT, ('edge_index', 'x', 'x[:, 0]')),
+    'topk': (TIES, ('edge_index', 'edge_index[0]', 'y')),
+    'torch.BoolTensor': (OLD, ('mask',)),
+    'torch.DoubleTensor': (OLD, ('edge_attr', 'x[:, 0]')),
+    'torch.FloatTensor': (OLD, ('x',)),
+    'torch.LongTensor': (OLD, ('edge_index', 'edge_index[0]', 'n_id', 'y')),
+    'torch.Tensor.as_subclass': (
+        ASKED,
+        ('edge_attr', 'edge_index', 'edge_index[0]', 'mask', 'n_id', 'x', 'x[:, 0]', 'y'),
+    ),
+    'torch.sparse.BFloat16Tensor': (OLD, ('edge_index',)),
+    'torch.sparse.ByteTensor': (OLD, ('edge_index',)),
+    'torch.sparse.DoubleTensor': (OLD, ('edge_index',)),
+    'torch.sparse.HalfTensor': (OLD, ('edge_index',)),
+    'torch.sparse.LongTensor': (OLD, ('edge_index',)),
+    'torch.sparse.CharTensor': (OLD, ('edge_index',)),
+    'torch.sparse.FloatTensor': (OLD, ('edge_index',)),
+    'torch.sparse.IntTensor': (OLD, ('edge_index',)),
+    'torch.sparse.ShortTensor': (OLD, ('edge_index',)),
+    'unique': (LENIENT, ('edge_index', 'x', 'x[:, 0]')),
+}
+KNOWN = {(name, kind): why for name, (why, kinds) in _KNOWN.items() for kind in kinds}
+"""Calls that are neither right nor refused, by name and kind, and why."""
+
+
+def _unknown(found: dict[Label, Verdict]) -> dict[Label, Verdict]:
+    return {label: each for label, each in faults(found).items() if label[:2] not in KNOWN}
+
+
+@pytest.mark.parametrize('part', few(range(NUM_PARTS), every=16))
+def test_names_are_right_or_refused(part: int) -> None:
+    found = verdicts_of(labels(part, NUM_PARTS))
+    assert not _unknown(found)
+    assert any(each.status == 'equal' for each in found.values())
+
+
+@pytest.mark.parametrize('part', few(range(NUM_PARTS), every=32))
+def test_names_are_right_on_one_process(part: int) -> None:
+    assert not _unknown(verdicts_of(labels(part, NUM_PARTS), world_size=1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('part', range(NUM_PARTS))
+def test_names_are_right_or_refused_where_a_rank_has_one_row(part: int) -> None:
+    assert not _unknown(verdicts_of(labels(part, NUM_PARTS), cut='one reader'))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('part', range(0, OF_A_MODE, 16))
+@pytest.mark.parametrize('mode', ['inference', 'autocast'])
+def test_names_are_right_or_refused_in_a_mode(mode: str, part: int) -> None:
+    assert not _unknown(verdicts_of(labels(part, OF_A_MODE), mode=mode))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('part', range(0, OF_A_MODE, 32))
+def test_processes_give_what_threads_give(part: int) -> None:
+    by_threads = verdicts_of(labels(part, OF_A_MODE))
+    ended = {label: each.status for label, each in by_threads.items() if each.status != 'PARTS'}
+    by_processes = in_processes(ended)
+    assert {label: each.status for label, each in by_processes.items()} == ended
+
+
+def test_names_are_those_of_torch() -> None:
+    assert SKIPPED.isdisjoint(NAMES)
+    assert {name for name, _ in KNOWN} <= {*NAMES, *MAKERS}
