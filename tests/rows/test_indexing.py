@@ -234,6 +234,7 @@ def _deprecated_hook(data: Any) -> str:
     return attempt(layer, data.x)
 
 
+@pytest.mark.filterwarnings('ignore:Using a non-full backward hook')
 def test_a_deprecated_backward_hook_is_refused(cut: tuple[int, str]) -> None:
     """It would get the gradient of own rows."""
     assert_all_raise(

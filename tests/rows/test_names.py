@@ -10,6 +10,8 @@ from few import few
 from names_calls import MAKERS, NAMES, SKIPPED
 from names_table import Label, Verdict, faults, in_processes, labels, verdicts_of
 
+from pyg_sar.shard.edge_index import names
+
 NUM_PARTS = 64
 OF_A_MODE = 256
 
@@ -46,12 +48,24 @@ _KNOWN: dict[str, tuple[str, tuple[str, ...]]] = {
     'torch.sparse.ShortTensor': (OLD, ('edge_index',)),
     'unique': (LENIENT, ('edge_index', 'x', 'x[:, 0]')),
 }
+LOSES = names(
+    'data new set_ real imag grad_fn grad_fn._saved_self grad_fn.register_hook torch.Tensor '
+    'grad_fn.register_prehook register_multi_grad_hook plain.new plain.set_ torch.to_dlpack '
+    'torch.utils.dlpack.to_dlpack torch.jit.script torch.jit.trace torch.vmap torch.func.grad '
+    'torch.func.grad_and_value torch.func.vjp torch.func.functionalize torch.nested.nested_tensor'
+) | {
+    *('plain.data =', 'plain.set_(source=)', 'torch.jit.script module', 'torch.jit.script sum'),
+    *('torch.nested.nested_tensor jagged', 'torch.nested.nested_tensor rows', 'torch.vmap chunks'),
+}
+"""Calls that lose the class, as docs/rows.md has them."""
+
 KNOWN = {(name, kind): why for name, (why, kinds) in _KNOWN.items() for kind in kinds}
 """Calls that are neither right nor refused, by name and kind, and why."""
 
 
 def _unknown(found: dict[Label, Verdict]) -> dict[Label, Verdict]:
-    return {label: each for label, each in faults(found).items() if label[:2] not in KNOWN}
+    wrong = {label: each for label, each in faults(found).items() if label[:2] not in KNOWN}
+    return {label: each for label, each in wrong.items() if label[0] not in LOSES}
 
 
 @pytest.mark.parametrize('part', few(range(NUM_PARTS), every=16))
@@ -90,4 +104,4 @@ def test_processes_give_what_threads_give(part: int) -> None:
 
 def test_names_are_those_of_torch() -> None:
     assert SKIPPED.isdisjoint(NAMES)
-    assert {name for name, _ in KNOWN} <= {*NAMES, *MAKERS}
+    assert LOSES | {name for name, _ in KNOWN} <= {*NAMES, *MAKERS}

@@ -87,6 +87,7 @@ evaluated: Scoped[torch.nn.Module | None] = Scoped(None)
 """The model that is called, before its first layer, which compares all parameters of it."""
 
 _VALUES = 'parameters with the checksum'
+_PLAIN = {Tensor, tuple, list}
 
 
 def plan_for(
@@ -122,8 +123,7 @@ def plan_for(
     try:
         if plan is None:
             check_not_explained(conv)
-        given = (*args, *kwargs.values())
-        has_plain = any(type(each) in (Tensor, tuple, list) for each in given)
+        has_plain = not _PLAIN.isdisjoint(map(type, (*args, *kwargs.values())))
         if len(edges) == 1 and (plan is None or (has_plain and shards[0].world_size > 1)):
             check_inputs(conv, edges[0], args, kwargs)
     except ValueError as wrong:

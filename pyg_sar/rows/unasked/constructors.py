@@ -38,14 +38,18 @@ _SAMPLERS: dict[type, str] = {
 }
 """What of PyG samples from the graph of one process, and what there is instead."""
 
+_SPARSE = (
+    *('sparse_coo_tensor', 'sparse_csr_tensor', 'sparse_csc_tensor', 'sparse_bsr_tensor'),
+    *('sparse_bsc_tensor', 'sparse_compressed_tensor'),
+)
+
 alike_draws = Scoped(False)
 """Whether negative edges are those of rank 0, also of edges that are plain by then."""
 
 
 def ask() -> None:
     """Puts them in place."""
-    kinds = ('coo', 'csr', 'csc', 'bsr', 'bsc', 'compressed')
-    for name in [f'sparse_{kind}_tensor' for kind in kinds]:
+    for name in _SPARSE:
         function = getattr(torch, name)
         made = _of_all_rows(function)
         tell_torchscript(made, function)
