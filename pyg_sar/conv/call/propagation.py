@@ -175,9 +175,14 @@ def _call(
     else:  # of HGTConv, which computes with own rows
         num_edges, whole = handle.size(1), kwargs
         num_nodes = handle.shard.num_own, handle.shard.num_dst
-    edge_names = frozenset(
-        n for n in per_edge if n not in at_nodes and _num_rows(whole[n]) == num_edges
-    )
+    edge_names = set()
+    for name in per_edge:
+        value: Any = None if name in at_nodes else whole[name]
+        if isinstance(value, Rows):
+            if value._dim == 0 and value._space.total == num_edges:
+                edge_names.add(name)
+        elif isinstance(value, Tensor) and value.dim() and value.size(0) == num_edges:
+            edge_names.add(name)
     oriented, move = into_own(handle, flip=against)
     if against and size is not None:
         size = tuple(size)[::-1]
@@ -195,7 +200,7 @@ def _call(
         edge_index=oriented,
         size=size,
         kwargs=kwargs,
-        edge_names=edge_names,
+        edge_names=frozenset(edge_names),
         num_nodes=num_nodes,
         at_nodes=at_nodes,
         move=move,
@@ -238,13 +243,6 @@ def _kinds(kwargs: dict[str, Any], node_dim: int) -> list[Any]:
                 needs_grad = tensor.requires_grad and with_gradients
                 found.append((name, *shape, tensor.dtype, needs_grad))
     return found
-
-
-def _num_rows(value: Any) -> int:
-    """The number of rows of the whole in the first dimension; -1 of what has none there."""
-    if isinstance(value, Rows):
-        return -1 if value._dim else value._space.total
-    return value.size(0) if isinstance(value, Tensor) and value.dim() else -1
 
 
 def _is_generated(conv: MessagePassing, function: str) -> bool:
