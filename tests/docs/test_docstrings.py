@@ -92,7 +92,6 @@ def _of_a_program(folder: Path, name: str) -> dict[str, Any]:
     pyg_sar.partition_graph(graph, 4, folder / 'parts', force=True)
     torch.save(graph, folder / 'graph.pt')
     data = pyg_sar.load_shard(folder / 'parts')
-    data = pyg_sar.local(data)
     model = pyg_sar.DistributedDataParallel(GraphSAGE(8, 8, 2, 3))
     optimizer = torch.optim.Adam(model.parameters())
     out = model(data.x, data.edge_index)
