@@ -52,10 +52,12 @@ LOSES = names(
     'data new set_ real imag grad_fn grad_fn._saved_self grad_fn.register_hook torch.Tensor '
     'grad_fn.register_prehook register_multi_grad_hook plain.new plain.set_ torch.to_dlpack '
     'torch.utils.dlpack.to_dlpack torch.jit.script torch.jit.trace torch.vmap torch.func.grad '
-    'torch.func.grad_and_value torch.func.vjp torch.func.functionalize torch.nested.nested_tensor'
+    'torch.func.grad_and_value torch.func.vjp torch.func.functionalize torch.nested.nested_tensor '
+    'torch.tensor torch.tensor(data=)'
 ) | {
     *('plain.data =', 'plain.set_(source=)', 'torch.jit.script module', 'torch.jit.script sum'),
     *('torch.nested.nested_tensor jagged', 'torch.nested.nested_tensor rows', 'torch.vmap chunks'),
+    *('torch.tensor dtype', 'torch.tensor [t]', 'torch.tensor list', 'torch.tensor [t[0]]'),
 }
 """Calls that lose the class, as docs/rows.md has them."""
 

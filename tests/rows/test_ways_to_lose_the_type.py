@@ -48,8 +48,6 @@ def _data_of(x: Any) -> Any:
 KEEPS: dict[str, Callable[[Any], Any]] = {
     'torch.as_tensor': torch.as_tensor,
     'torch.asarray': torch.asarray,
-    'torch.tensor': lambda x: torch.tensor(x),
-    'torch.tensor(data=x)': lambda x: torch.tensor(data=x, dtype=torch.float64),
     'plain.new_tensor': lambda x: torch.zeros(1, dtype=x.dtype).new_tensor(x),
     'x.data': lambda x: x.data,
     'x.data = y': _data_of,
@@ -159,6 +157,7 @@ def _scripted(x: Any) -> Any:
 
 
 LISTED: dict[str, Callable[[Any], Any]] = {
+    'torch.tensor(x)': torch.tensor,
     'torch.Tensor(x)': torch.DoubleTensor,
     'plain.new(x)': lambda x: torch.zeros(1, dtype=x.dtype).new(x),
     'plain.set_(x)': lambda x: torch.zeros(1, dtype=x.dtype).set_(x),

@@ -15,26 +15,12 @@ from pyg_sar.rows.unasked.constructors import tell_torchscript
 
 def ask() -> None:
     """Puts them in place."""
-    forms = {'tensor': _copying, 'as_tensor': _converting, 'asarray': _converting}
-    for name, form in forms.items():
+    for name in ('as_tensor', 'asarray'):
         function = getattr(torch, name)
-        made = form(function)
+        made = _converting(function)
         tell_torchscript(made, function)
         setattr(torch, name, made)
     Tensor.new_tensor = _copying_like(Tensor.new_tensor)  # type: ignore[method-assign]
-
-
-def _copying(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``torch.tensor``."""
-
-    @wraps(function)
-    def tensor(*args: Any, **kwargs: Any) -> Any:
-        data = args[0] if args else kwargs.get('data')
-        if not isinstance(data, Rows):
-            return function(*args, **kwargs)
-        return _copy(data, **{k: v for k, v in kwargs.items() if k != 'data'})
-
-    return tensor
 
 
 def _copying_like(function: Callable[..., Any]) -> Callable[..., Any]:
