@@ -103,14 +103,20 @@ def gather_batches(values: Tensor) -> Tensor:
     return all_to_all(sent, [values.size(0)] * num_ranks, counts)
 
 
-def _of_rows(function: Function, as_rows: Callable[[Any, list[Rows]], Any]) -> Function:
-    """A function that takes rows, and what is rows then, by one that computes with own rows."""
+def _of_rows(
+    function: Function, as_rows: Callable[[Any, list[Rows]], Any], *, takes_plain: bool = True
+) -> Function:
+    """A function that takes rows, and what is rows then, by one that computes with own rows.
+
+    Unless it `takes_plain`, its `x` may be no plain tensor where there are ranks.
+    """
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         tensors = [each for each in leaves((args, kwargs)) if isinstance(each, Tensor)]
         given = [each for each in tensors if isinstance(each, Rows)]
-        is_own = function is own.rows and world_size() > 1 and type(args[0]) is Tensor
+        x = args[0] if args else kwargs.get('x')
+        is_own = not takes_plain and world_size() > 1 and type(x) is Tensor
         if is_own or any(isinstance(each, ShardEdgeIndex) for each in tensors):
             refuse_local(function.__name__)
         out = function(*as_local(args), **as_local(kwargs))
@@ -135,5 +141,7 @@ permute_rows = _of_rows(
     own.permute_rows, lambda out, given: _like(out, given[0]) if len(given) > 1 else out
 )
 rows = _of_rows(  # with ids that are rows
-    own.rows, lambda out, given: _like(out, given[1]) if len(given) > 2 else out
+    own.rows,
+    lambda out, given: _like(out, given[1]) if len(given) > 2 else out,
+    takes_plain=False,
 )

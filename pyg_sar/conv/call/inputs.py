@@ -64,9 +64,14 @@ def check_inputs(
             f"expected a pair (x_src, x_dst) for 'x' of {name_of(conv)}, as its edges run "
             f'between two sets of nodes (got a tensor of shape {tuple(x.shape)})'
         )
-    nodes = ends.src.total, ends.dst.total
+    nodes = [ends.src.total, ends.dst.total]
+    if edges.handle.is_flipped:
+        nodes.reverse()
+    # Against the edges a pair goes by their rows or by the way of the messages.
+    others = set() if conv.flow == 'source_to_target' else set(nodes)
     for tensor, rows in zip(x if isinstance(x, (tuple, list)) else [x], nodes, strict=False):
-        if type(tensor) is Tensor and rows not in {*tensor.shape[:1], *_size(tensor, conv)}:
+        fitting = {rows, *others}
+        if type(tensor) is Tensor and fitting.isdisjoint([*tensor.shape[:1], *_size(tensor, conv)]):
             raise ValueError(
                 f"expected one row per node in 'x' of {name_of(conv)}: {rows} rows (got shape "
                 f'{tuple(tensor.shape)})'

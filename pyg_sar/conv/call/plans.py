@@ -227,8 +227,7 @@ class OneShot(CallPlan):
         edges = call.edges
         assert edges is not None
         is_message = call.binding.function == 'message'
-        space = edges.ends.src if edges.handle.is_flipped else edges.ends.dst
-        space = space if is_message else edges._space
+        space = edges.ends.dst if is_message else edges._space
         dim = int(call.conv.node_dim) % out.dim() if is_message else 0
         if out.size(dim) != space.total:
             raise ValueError(

@@ -75,8 +75,8 @@ def sort_attributes(
         if tensor is not None and num_nodes is not None and _is_index(name, tensor, num_nodes):
             indices[name] = mask_of_index(tensor, num_nodes, name, where)
             continue
-        owner = None
-        if tensor is not None and data.get(f'{name}_index') is None:
+        owner, is_of_ids = None, name != 'edge' and data.get(f'{name}_index') is not None
+        if tensor is not None and not is_of_ids:
             owner = _owner(name, tensor, num_nodes, num_edges, where)
         if tensor is not None and owner == 'node':
             attributes.node[name] = tensor
