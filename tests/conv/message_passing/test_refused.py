@@ -9,12 +9,15 @@ import torch
 import torch.nn.functional as F
 from few import few
 from on_ranks import on_ranks
+from ranks import run_ranks
 from small_graphs import assert_close, small_graph
 from sum_conv import SumConv
 from torch import Tensor
+from torch_geometric.data import HeteroData
 from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import degree, scatter, softmax
 
+import pyg_sar
 from pyg_sar import SARConv, wrap
 
 EXACT: dict[str, Callable[..., Tensor]] = {
@@ -173,3 +176,43 @@ def test_an_aggregate_of_fewer_nodes(data):
     """Its plain result would be taken for own rows."""
     with pytest.raises(ValueError, match=r"in what 'aggregate' of UpToLargest gives, 40 rows"):
         SARConv(UpToLargest())(data.x, data.edge_index)
+
+
+class Against(SumConv):
+    """Sums into a plain tensor, against the edges; keeps a number of all of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flow = 'target_to_source'
+
+    def message(self, x_j: Tensor) -> Tensor:
+        self.mean = x_j.detach().mean()
+        return x_j
+
+    def aggregate(self, inputs: Tensor, index: Tensor, dim_size: int) -> Tensor:
+        return inputs.new_zeros(dim_size, 3).index_add(0, index, inputs)
+
+
+def _two_types() -> HeteroData:
+    data, generator = HeteroData(), torch.Generator().manual_seed(0)
+    for name in 'ab':
+        data[name].x = torch.randn(12, 3, generator=generator).double()
+    data['a', 'to', 'b'].edge_index = torch.randint(12, (2, 40), generator=generator)
+    return data
+
+
+def _turned(data: HeteroData, conv: MessagePassing) -> Tensor:
+    edges = data['a', 'to', 'b'].edge_index.flip(0)
+    return conv((data['a'].x, data['b'].x), edges)
+
+
+def _turned_on_ranks(root: str) -> Tensor:
+    return pyg_sar.gather(_turned(pyg_sar.load_shard(root), SARConv(Against())))
+
+
+def test_an_aggregate_into_plain_along_turned_edges(tmp_path):
+    """Of two types with as many nodes each."""
+    data, root = _two_types(), str(tmp_path / 'parts')
+    pyg_sar.partition_graph(data, 2, root, method='random')
+    for found in run_ranks(_turned_on_ranks, 2, root):
+        assert_close(found, _turned(data, Against()))
