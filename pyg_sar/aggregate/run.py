@@ -90,8 +90,7 @@ class Run:
         for chunk in of_block:
             if self.surroundings.uses_rng:
                 self.surroundings.enter(chunk.place)
-            edge_index = chunk.edge_index(self.loop.plan)
-            src, dst = edge_index
+            src, dst = edge_index = chunk.edge_index
             yield (
                 chunk,
                 edge_index,

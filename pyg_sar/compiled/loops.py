@@ -17,6 +17,7 @@ _LINE_BYTES = _U(64)
 _ROWS_AHEAD = _U(24)
 _AHEAD_BYTES = _U(6144)
 """Rows are asked for so far ahead: 12 of 512 bytes were best, and fewer of wider ones fit in."""
+_BAGS_AHEAD = _U(2)
 _COPIED_AHEAD_BYTES = _U(2048)
 
 
@@ -54,6 +55,13 @@ def sums_and_dots(
     last = _U(ptr[_U(end)])
     for bag in range(_U(start), _U(end)):
         row = (_U(keys[bag]) if keys.size else bag) * width
+        if keys.size and bag + _BAGS_AHEAD < _U(end):  # rows that do not follow each other
+            place = _U(keys[bag + _BAGS_AHEAD]) * width
+            for c in range(_U(0), width, line):
+                if out is not None:
+                    prefetch(out, place + c)
+                if dots is not None:
+                    prefetch(own, place + c)
         if out is not None and replace:
             for c in range(width):
                 out[row + c] = 0

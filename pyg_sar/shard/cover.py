@@ -113,7 +113,7 @@ class BlockCover:
             num_dst=self.block.num_dst,
             start=0,
             edges=slice(0, order.numel()),
-            _all_edges=torch.stack([src, dst]).int()[:, order],
+            all_edges=torch.stack([src, dst]).int()[:, order],
             visits=(None, None),
             weight=weight,
         )

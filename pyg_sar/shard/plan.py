@@ -39,7 +39,7 @@ class Block:
     num_dst: int  # own destinations of the rank
     start: int  # local id of the first source row
     edges: slice | Tensor  # places in the order of edge tensors, a range or int64 ``[num_edges]``
-    _all_edges: Tensor = field(repr=False)
+    all_edges: Tensor = field(repr=False)
     # Source rows, and destinations, in the order of the sums; None for their own.
     visits: tuple[Tensor | None, ...] = field(repr=False)
 
@@ -47,7 +47,7 @@ class Block:
     def edge_index(self) -> Tensor:
         """Source row of the block and own destination, int64 ``[2, num_edges]``, by destination."""
         # Not kept: 16 bytes an edge, and a subtraction is cheap.
-        edge_index = self.take(self._all_edges, dim=1)
+        edge_index = self.take(self.all_edges, dim=1)
         return torch.stack([edge_index[0] - self.start, edge_index[1]])
 
     @cached_property
@@ -166,7 +166,7 @@ def _make_plan(edge_index: Tensor, shard: Shard) -> Plan:
                 num_dst=shard.num_dst,
                 start=start,
                 edges=edges if perm is None else perm[edges],
-                _all_edges=plain,
+                all_edges=plain,
                 visits=visits,
             )
         )
