@@ -20,13 +20,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from pyg_sar.averaging.buckets import SUM, buckets_of, is_own_rows
+from pyg_sar.averaging.buckets import SUM, buckets_of
 from pyg_sar.comm import all_reduce_sum, differ, world_size
 from pyg_sar.comm.comm import Comm
 from pyg_sar.comm.end_of_backward import is_accumulated, is_inside_a_function, running, started
 from pyg_sar.comm.functions import only_once
 from pyg_sar.comm.ranks import current
 from pyg_sar.rows.replicated import is_averaged, is_divided, mean_of_ranks
+from pyg_sar.rows.rows import Rows
 
 MIB = 2**20
 
@@ -177,7 +178,7 @@ def average_gradients(tensors: Iterable[Tensor]) -> None:
     comm = current()
     averager = _of_comm.get(comm) or _of_comm.setdefault(comm, Averager())
     for tensor in tensors:
-        is_done = is_averaged(tensor) or is_divided(tensor) or is_own_rows(tensor)
+        is_done = is_averaged(tensor) or is_divided(tensor)
         if is_done or not tensor.requires_grad:
             continue
         if tensor.is_leaf:
@@ -216,7 +217,7 @@ class Arrival:
             if asked is not None:
                 return asked
         is_last = all(isinstance(hook, Arrival) for hook in (p._backward_hooks or {}).values())
-        if is_last or averager.is_of_batches() or is_own_rows(p) or not is_accumulated(p):
+        if is_last or averager.is_of_batches() or isinstance(p, Rows) or not is_accumulated(p):
             return None
         return mean_of_ranks(grad)  # for the user's hooks; the mean of that is itself
 

@@ -24,17 +24,12 @@ SumOverRanks = Callable[[Tensor], Tensor]
 """Makes a vector the sum over the ranks, in place (collective)."""
 
 
-def is_own_rows(p: Tensor) -> bool:
-    """Whether a parameter has the rows of a rank's own nodes, which nobody adds up."""
-    return getattr(type(p), 'is_of_own_nodes', False)
-
-
 def common(named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
     """Of parameters or buffers those that are equal on all ranks, and have numbers already."""
     return {
         name: tensor
         for name, tensor in named
-        if not (is_own_rows(tensor) or isinstance(tensor, Rows) or is_lazy(tensor))
+        if not (isinstance(tensor, Rows) or is_lazy(tensor))
         and tensor.layout == torch.strided
         and tensor.device.type != 'meta'
     }
@@ -75,7 +70,7 @@ class Bucket:
                     'expected backward() without create_graph=True: on a graph that is cut pyg_sar '
                     'computes no second derivatives'
                 )
-            if p.grad is not None and p.grad.is_sparse and not is_own_rows(p):
+            if p.grad is not None and p.grad.is_sparse and not isinstance(p, Rows):
                 p.grad = p.grad.to_dense()
         flags = [p in new and p.grad is not None for p in self.parameters]
         told = _Told([*flags, is_asked], digest(self.common), self.kind[0])
@@ -155,7 +150,7 @@ def buckets_of(parameters: Iterable[Tensor], max_bytes: float) -> list[Bucket]:
     found: list[Bucket] = []
     last: dict[tuple[torch.dtype, torch.device], Bucket] = {}
     for p in parameters:
-        kind, is_common = (p.dtype, p.device), not is_own_rows(p)
+        kind, is_common = (p.dtype, p.device), not isinstance(p, Rows)
         num_bytes = p.numel() * p.element_size() if is_common else 0
         if kind not in last or last[kind].num_bytes + num_bytes > max_bytes:
             last[kind] = Bucket(kind)

@@ -18,7 +18,6 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch_geometric.data.data import BaseData
 
-from pyg_sar.own_rows import OwnRows
 from pyg_sar.rows.attach import gather, lines_of_local
 from pyg_sar.rows.rows import Rows, tag
 
@@ -60,19 +59,9 @@ def run_once(step: Callable[[Any, Any], Any], model: Any, data: Any) -> Outcome:
         except RuntimeError as error:
             if 'second time' not in str(error):  # of a step that has set gradients to None
                 raise
-    spaces = {store._key: getattr(store.n_id, '_space', None) for store in data.node_stores}
-
-    def of_model(p: Tensor, value: Any) -> Any:
-        if value is not None and isinstance(p, OwnRows):
-            with torch._C.DisableTorchFunctionSubclass():
-                value = value.detach().to_dense().clone().as_subclass(Tensor)
-            space = spaces[p.node_type]
-            value = value if space is None else tag(value, 0, space)
-        return _told(value)
-
     named = [*model.named_parameters(), *model.named_buffers()]
-    gradients = {name: of_model(value, value.grad) for name, value in named if value.is_leaf}
-    states = {name: of_model(value, value) for name, value in named}
+    gradients = {name: _told(value.grad) for name, value in named if value.is_leaf}
+    states = {name: _told(value) for name, value in named}
     return Outcome(results, gradients, states, [line for line in lines if line])
 
 
@@ -105,7 +94,7 @@ def _told(value: Any) -> Any:
         return str(value.dtype), np.asarray(value)
     if not isinstance(value, Tensor):
         return value
-    dtype, value = str(value.dtype), gather(value.detach()).to_dense()
+    dtype, value = str(value.dtype), gather(value.detach().to_dense())
     value = value.float() if value.dtype == torch.bfloat16 else value
     return dtype, value.numpy(force=True).copy()
 

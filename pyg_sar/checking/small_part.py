@@ -66,11 +66,8 @@ def part_of_tables(model: torch.nn.Module, data: Any, chosen: Chosen, shard: Any
             nodes = chosen[of_size[module.num_embeddings]]
             module.weight.data, module.num_embeddings = module.weight.data[nodes], len(nodes)
         if isinstance(module, NodeEmbedding):
-            p, module._space = module.weight, None
-            nodes = chosen[p.node_type]
-            p.num_nodes, p.n_id = len(nodes), torch.arange(len(nodes))
-            if shard is not None:
-                store = shard if p.node_type is None else shard[p.node_type]
-                p.n_id, module._space = local(store.n_id), space_of_nodes(store)
-            with torch._C.DisableTorchFunctionSubclass():
-                p.data = p.data[nodes[p.n_id]]
+            nodes, key = chosen[module.node_type], module.node_type
+            store = shard if key is None or shard is None else shard[key]
+            module._space = None if store is None else space_of_nodes(store)
+            n_id = torch.arange(len(nodes)) if store is None else local(store.n_id)
+            module._hold(module.weight.detach()[nodes[n_id]], n_id, len(nodes))

@@ -18,7 +18,6 @@ from torch import Tensor
 from pyg_sar.checkpoint.all_or_none import on_rank_0, together
 from pyg_sar.checkpoint.tables import Array, Table, create_npy, map_npy, write_npy
 from pyg_sar.comm import agree, check_equal, in_call, rank, world_size
-from pyg_sar.own_rows import plain
 from pyg_sar.rows.align import own_rows
 from pyg_sar.rows.attach import as_local, space_of_nodes
 from pyg_sar.rows.rows import Rows, tag
@@ -64,7 +63,7 @@ def save_rows(path: str | os.PathLike[str], values: Tensor, data: Any) -> None:
     row = str(values.dtype), tuple(values.shape[1:])
     check_equal("rows in 'values'", agree(row))
     num_nodes = int(data.num_nodes_total)
-    run, first = Table(plain(values), data.n_id.to(values.device), num_nodes).run()
+    run, first = Table(values.detach(), data.n_id.to(values.device), num_nodes).run()
     new = path.with_name(on_rank_0(lambda: f'.{path.name}.{uuid.uuid4().hex[:12]}.tmp'))
     try:
         if path.suffix == '.npy':

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from pyg_sar.checkpoint.tables import Table
 from pyg_sar.ground.random_states import random_states as states_of_torch
 from pyg_sar.ground.random_states import set_random_states as set_states_of_torch
-from pyg_sar.own_rows import OwnRows
+from pyg_sar.rows.rows import Rows, plain, tag
 
 State = tuple[dict[str, Any], dict[str, Table]]
 """A dict of tensors and plain values, and the tables that belong to it, by key."""
@@ -26,16 +26,16 @@ def plain_model(model: torch.nn.Module) -> torch.nn.Module:
     return inner
 
 
-def embeddings(model: torch.nn.Module) -> dict[str, OwnRows]:
+def embeddings(model: torch.nn.Module) -> dict[str, Rows]:
     """The rows of node embeddings, under the keys of the plain PyG model."""
     named = plain_model(model).named_parameters(remove_duplicate=False)
-    return {name: p for name, p in named if isinstance(p, OwnRows)}
+    return {name: p for name, p in named if isinstance(p, Rows)}
 
 
-def embeddings_of(optimizer: Optimizer) -> dict[int, OwnRows]:
+def embeddings_of(optimizer: Optimizer) -> dict[int, Rows]:
     """The rows of node embeddings that an optimizer has, by their numbers in its state."""
     parameters = (p for group in optimizer.param_groups for p in group['params'])
-    return {index: p for index, p in enumerate(parameters) if isinstance(p, OwnRows)}
+    return {index: p for index, p in enumerate(parameters) if isinstance(p, Rows)}
 
 
 def model_state(model: torch.nn.Module) -> State:
@@ -52,9 +52,9 @@ def optimizer_state(optimizer: Optimizer) -> State:
         values = state['state'].get(index, {})
         of_rows = {n: v for n, v in values.items() if isinstance(v, Tensor) and v.dim() > 0}
         for name, value in of_rows.items():
-            if value.shape != weight.shape:
+            if plain(value).shape != plain(weight).shape:
                 raise ValueError(
-                    f"expected '{name}' of {kind} to have a row for every own node (got "
+                    f"expected '{name}' of {kind} to have a row for every node (got "
                     f'{list(value.shape)} for {list(weight.shape)})'
                 )
             tables[f'optimizer.{index}.{name}'] = Table.of(weight, value)
@@ -106,14 +106,15 @@ def keep_own_rows(
         values = saved['optimizer']['state'].get(index, {})
         for name, value in values.items():
             if isinstance(value, Tensor) and value.dim() > 0:
-                want = [weight.num_nodes, *weight.shape[1:]]
-                if [*value.shape] != want:
-                    raise ValueError(f"expected '{name}' as {want} (got {[*value.shape]})")
+                if value.shape != weight.shape:
+                    got = f'{[*weight.shape]} (got {[*value.shape]})'
+                    raise ValueError(f"expected '{name}' as {got}")
                 values[name] = _own_rows(value, weight)
 
 
-def _own_rows(values: Tensor, weight: OwnRows) -> OwnRows:
-    return values[weight.n_id].to(weight.device).as_subclass(OwnRows)
+def _own_rows(values: Tensor, weight: Rows) -> Any:
+    space = weight._space
+    return tag(values[space.ids(values.device)].to(weight.device), 0, space)
 
 
 def set_optimizer_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:

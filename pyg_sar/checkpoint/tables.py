@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pyg_sar.comm import rank, world_size
 from pyg_sar.over_all_nodes import rows
-from pyg_sar.own_rows import OwnRows, plain
+from pyg_sar.rows.rows import Rows, plain
 from pyg_sar.shard.format.files import is_of_system, ordinary_file
 
 Array = np.ndarray[Any, Any]
@@ -35,9 +35,10 @@ class Table:
     num_nodes: int  # of all ranks
 
     @classmethod
-    def of(cls, weight: OwnRows, values: Tensor) -> Table:
+    def of(cls, weight: Rows, values: Tensor) -> Table:
         """Of own rows of a node embedding, or of an optimizer's state of them."""
-        return cls(plain(values), weight.n_id.to(weight.device), weight.num_nodes)
+        space = weight._space
+        return cls(plain(values).detach(), space.ids(weight.device), space.total)
 
     @property
     def shape(self) -> list[int]:

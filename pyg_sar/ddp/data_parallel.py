@@ -36,7 +36,6 @@ from pyg_sar.ddp.wrap import compile_loops, wrap
 from pyg_sar.ground.class_swap import ClassSwap, become
 from pyg_sar.ground.nested import leaves
 from pyg_sar.memory import return_freed_memory
-from pyg_sar.own_rows import OwnRows
 from pyg_sar.rows import Rows
 
 Model = TypeVar('Model', bound=torch.nn.Module)
@@ -240,7 +239,7 @@ def _check(
             )
         _owners[module] = weakref.ref(current())
     for name, p in module.named_parameters():
-        if isinstance(p, Rows):
+        if isinstance(p, Rows) and not p._space.is_learned:
             raise ValueError(
                 f"'{name}' must be a plain parameter (got rows of the whole graph): a learned row "
                 'for every node is pyg_sar.NodeEmbedding, and rows that do not learn are a buffer '
@@ -264,7 +263,7 @@ def _check(
 def _send_from_rank_0(tensors: list[Tensor]) -> None:
     """Gives all ranks the values that rank 0 has (collective); lazy ones have none yet."""
     for tensor in tensors if is_distributed() else ():
-        if isinstance(tensor, (OwnRows, Rows)) or is_lazy(tensor):
+        if isinstance(tensor, Rows) or is_lazy(tensor):
             continue
         sent = tensor.detach().contiguous()
         broadcast(sent, 'sending parameters to all ranks')

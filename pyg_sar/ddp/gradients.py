@@ -25,7 +25,7 @@ from torch.utils.hooks import RemovableHandle
 
 from pyg_sar.averaging import Averager
 from pyg_sar.averaging.averager import MIB, PARTED
-from pyg_sar.averaging.buckets import SUM, is_own_rows
+from pyg_sar.averaging.buckets import SUM
 from pyg_sar.averaging.own_tensors import divide_gradients, leaves_behind
 from pyg_sar.comm import all_reduce_sum, await_device, world_size
 from pyg_sar.comm.end_of_backward import await_backward, has_come
@@ -130,9 +130,7 @@ class Gradients(Averager):
         elif not self._has_rows:
             known = set(module.parameters())
             behind = leaves_behind([*outputs, *(t for t in given if t.requires_grad)])
-            # A NodeEmbedding divides those of its rows by itself.
-            own = [t for t in behind if t not in known and not is_own_rows(t)]
-            divide_gradients(leaf for leaf in own if not is_averaged(leaf))
+            divide_gradients(t for t in behind if t not in known and not is_averaged(t))
 
     def model(self) -> torch.nn.Module | None:
         """The model; None if it is gone, or another averager has it."""

@@ -15,7 +15,6 @@ from pyg_sar.conv.sar_conv import SARConv
 from pyg_sar.ground.checksum import checksum, digest
 from pyg_sar.ground.class_swap import plain_class
 from pyg_sar.ground.nested import PLAIN
-from pyg_sar.own_rows import OwnRows
 
 _PLAIN = (*PLAIN, torch.dtype)
 
@@ -90,8 +89,6 @@ def _describe(model: torch.nn.Module, options: dict[str, object]) -> list[str]:
     for path, tensor in [*model.named_parameters(), *model.named_buffers()]:
         is_set = not torch.nn.parameter.is_lazy(tensor)
         shape: object = tuple(tensor.shape) if is_set else 'not known yet'
-        if isinstance(tensor, OwnRows):
-            shape = ('own nodes', *tensor.shape[1:])
         needs = ', with gradient' if tensor.requires_grad else ''
         where = '' if tensor.device.type == 'cpu' else f', on {tensor.device.type}'
         lines.append(f"'{path}': {tensor.dtype} of shape {shape}{needs}{where}")

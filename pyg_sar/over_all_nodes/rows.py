@@ -97,7 +97,7 @@ def _plan(x: Tensor | torch.nn.Module, ids: Tensor, n_id: Tensor) -> _Plan:
     if ids.dtype != torch.int64:
         error = f"expected int64 'ids' (got {ids.dtype})"
     elif not isinstance(x, Tensor):
-        own = getattr(getattr(x, 'weight', None), 'n_id', None)
+        own = getattr(x, 'n_id', None)
         if own is None or not torch.equal(own, n_id.cpu()):
             error = (
                 "expected rows or a NodeEmbedding of the nodes in 'n_id' as 'x' "

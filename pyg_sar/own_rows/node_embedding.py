@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import zlib
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch_geometric.data.storage import NodeStorage
 
 from pyg_sar.comm import agree, in_call, world_size
 from pyg_sar.draws import normal
 from pyg_sar.ground.private_names import find
-from pyg_sar.own_rows.own_rows import OwnRows, plain
 from pyg_sar.rows.attach import as_local, space_of_nodes
-from pyg_sar.rows.rows import Rows, tag
+from pyg_sar.rows.rows import Rows, plain, plainly, tag
+from pyg_sar.rows.space import Space
+from pyg_sar.rows.unasked import ask_for_rows
 
 _DRAWN_AT_ONCE = 2**12  # rows: what is computed on the way stays in the cache
 
@@ -23,26 +26,25 @@ _DRAWN_AT_ONCE = 2**12  # rows: what is computed on the way stays in the cache
 class NodeEmbedding(torch.nn.Module):
     """One learnable row per node: ``torch.nn.Embedding(data.num_nodes, dim)`` of the whole graph.
 
-    Every rank holds the rows of its own nodes, as ``weight``, float ``[num_own, embedding_dim]``.
-    :class:`pyg_sar.DistributedDataParallel` does not average them; their gradient is that of one
-    process. ``embedding()`` gives them in the order of ``data.x``. Of a HeteroData, give the nodes
-    of a type, such as ``data['author']``::
+    Every rank holds the rows of its own nodes. ``weight`` is a parameter that is rows of the whole
+    graph, float ``[num_nodes, embedding_dim]``. :class:`pyg_sar.DistributedDataParallel` does not
+    average it; its gradient is that of one process. ``embedding()`` gives the rows in the order of
+    ``data.x``. Of a HeteroData, give the nodes of a type, such as ``data['author']``::
 
         embedding = pyg_sar.NodeEmbedding(data, 64)
         x = embedding()  # [num_own, 64]
 
-    Collective: construction, ``reset_parameters()`` and norms of weight or gradient, with a small
-    all-gather or sum each. Forward is not.
+    Collective: construction, ``reset_parameters()``, and what is computed over the rows of weight
+    or gradient, such as a norm, with a small all-gather or sum each. Forward is not.
 
     The initial values are normal with deviation 1, drawn by seed and id. They are the same for any
     number of ranks and any partition. Scale them with ``embedding.weight.mul_(0.1)`` in
     ``torch.no_grad()``.
 
     Optimizers that treat every number by itself are exact (SGD, Adam, SparseAdam ...).
-    ``clip_grad_norm_`` and other norms of weight and gradient are over the rows of all ranks; all
-    ranks must call them. Functions that would see the rows of one rank alone are refused (LBFGS,
-    Adafactor, a penalty of ``embedding.weight`` in the loss). Write a penalty as
-    ``embedding().square().sum()``.
+    ``clip_grad_norm_``, and other norms and sums of weight and gradient, are over the rows of all
+    ranks; all ranks must call them. So is a penalty such as ``embedding.weight.square().sum()``.
+    Functions that would see the rows of one rank alone are refused.
 
     ``state_dict()`` has the rows of this rank. :func:`pyg_sar.save_checkpoint` writes the rows of
     all ranks by id, with the optimizer's state. Any number of ranks loads them, and so does
@@ -60,7 +62,7 @@ class NodeEmbedding(torch.nn.Module):
             ranks are not those of the whole graph, or `embedding_dim` is not positive or differs.
     """
 
-    weight: OwnRows
+    weight: torch.nn.Parameter
 
     @in_call('NodeEmbedding')
     def __init__(
@@ -89,20 +91,32 @@ class NodeEmbedding(torch.nn.Module):
                 'pyg_sar.load_shard gave, on all ranks'
             )
         self.embedding_dim, self.sparse, self.seed = embedding_dim, sparse, seed
-        rows = torch.empty(n_id.numel(), embedding_dim).as_subclass(OwnRows)
-        self.weight = torch.nn.Parameter(rows)  # type: ignore[assignment]
-        self.weight.n_id, self.weight.num_nodes = n_id, num_nodes
-        self.weight.node_type = data._key if isinstance(data, NodeStorage) else None
+        self.node_type = data._key if isinstance(data, NodeStorage) else None
+        self._hold(torch.empty(n_id.numel(), embedding_dim), n_id, num_nodes)
         self.register_state_dict_post_hook(_note_nodes)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(_check_nodes)  # type: ignore[no-untyped-call]
         self.reset_parameters()
+
+    def _hold(self, values: Tensor, n_id: Tensor, num_nodes: int) -> None:
+        """Has the rows of some nodes as weight; one process has those of all, by id."""
+        ask_for_rows()
+        _watch_optimizers()
+        what = 'nodes' if self.node_type is None else f"nodes of type '{self.node_type}'"
+        space = Space(len(n_id), what=what, ids=n_id, total=num_nodes)
+        space.is_learned = True
+        self.n_id, self.num_nodes = n_id, num_nodes
+        self.weight = torch.nn.Parameter(tag(values, 0, space))
+
+    def _ids(self) -> Tensor:
+        """Whose rows the weight has here."""
+        return torch.arange(self.num_nodes) if world_size() == 1 else self.n_id
 
     def reset_parameters(self) -> None:
         """Draws all values anew, with the same seed if there is one (collective)."""
         seed = int(torch.randint(2**62, ())) if self.seed is None else self.seed
         seed = agree(seed)[0]
         columns = torch.arange(self.embedding_dim)
-        tensors = self.weight.n_id, plain(self.weight)
+        tensors = self._ids(), plain(self.weight.detach())
         for ids, rows in zip(*(torch.split(t, _DRAWN_AT_ONCE) for t in tensors), strict=True):
             rows.copy_(normal(seed, ids.unsqueeze(1), columns))
 
@@ -125,7 +139,7 @@ class NodeEmbedding(torch.nn.Module):
     def plain_rows(self, n_id: Tensor | None = None) -> Tensor:
         """What forward gives, as a plain tensor of own rows."""
         weight = self.weight
-        if not isinstance(weight, OwnRows):
+        if world_size() > 1 and not isinstance(weight, Rows):
             raise TypeError(
                 f"expected the 'weight' that the embedding was made with (got a "
                 f'{type(weight).__name__}): copy values into it, and leave it to '
@@ -137,16 +151,14 @@ class NodeEmbedding(torch.nn.Module):
                 "torch's DistributedDataParallel would average rows of different nodes: use "
                 'pyg_sar.DistributedDataParallel'
             )
-        places = None if n_id is None else _places(weight.n_id.to(n_id.device), n_id)
-        with torch._C.DisableTorchFunctionSubclass():
+        n_id = self.n_id.to(weight.device) if n_id is None else n_id
+        places = _places(self._ids().to(n_id.device), n_id)
+        with plainly():
             if places is None and self.sparse:
                 places = torch.arange(len(weight), device=weight.device)
-            out = (
-                weight.clone() if places is None else embedding(places, weight, sparse=self.sparse)
-            )
-        if out.requires_grad and world_size() > 1:
-            out.register_hook(_of_the_mean)  # type: ignore[no-untyped-call]
-        return out
+            if places is None:
+                return plain(weight).clone()
+            return embedding(places, plain(weight), sparse=self.sparse)
 
     def _of_space(self, n_id: Tensor | None) -> Any:
         """Rows of the whole graph: those of all nodes, or of ids that are rows of own nodes."""
@@ -164,15 +176,15 @@ class NodeEmbedding(torch.nn.Module):
 
     def extra_repr(self) -> str:
         """What is shown of it."""
-        of_type = f' of {self.weight.node_type}' if self.weight.node_type else ''
-        return f'{len(self.weight)} of {self.weight.num_nodes} nodes{of_type}, {self.embedding_dim}'
+        of_type = f' of {self.node_type}' if self.node_type else ''
+        return f'{len(self.n_id)} of {self.num_nodes} nodes{of_type}, {self.embedding_dim}'
 
 
 def _note_nodes(
     module: NodeEmbedding, state_dict: Any, prefix: str, local_metadata: dict[str, Any]
 ) -> None:
     """Notes of which nodes the rows in a state are, in its metadata, which travels with it."""
-    local_metadata['n_id'] = _code_of(module.weight.n_id)
+    local_metadata['n_id'] = _code_of(module._ids())
 
 
 def _check_nodes(
@@ -185,24 +197,36 @@ def _check_nodes(
     unexpected_keys: list[str],
     errors: list[str],
 ) -> None:
-    weight, table = module.weight, state_dict.get(f'{prefix}weight')
-    has_all = isinstance(table, Tensor) and table.shape[:1] == (weight.num_nodes,)
-    if has_all and len(weight) < weight.num_nodes:  # that of an Embedding
-        state_dict[f'{prefix}weight'] = table[weight.n_id.to(table.device)]
-    elif local_metadata.get('n_id') not in (None, _code_of(module.weight.n_id)):
+    weight, table, n_id = module.weight, state_dict.get(f'{prefix}weight'), module._ids()
+    has_all = isinstance(table, Tensor) and table.shape[:1] == (module.num_nodes,)
+    if isinstance(table, Rows):
+        return
+    if has_all and len(n_id) < module.num_nodes:  # that of an Embedding
+        state_dict[f'{prefix}weight'] = tag(table[n_id.to(table.device)], 0, weight._space)
+    elif local_metadata.get('n_id') not in (None, _code_of(n_id)):
         errors.append(
             f"'{prefix}weight' has the rows of other nodes than this rank's: "
             'pyg_sar.save_checkpoint and load_checkpoint bring rows to their nodes'
         )
+    elif isinstance(weight, Rows) and table is not None and table.shape == plain(weight).shape:
+        state_dict[f'{prefix}weight'] = tag(table.detach(), 0, weight._space)
 
 
 def _code_of(n_id: Tensor) -> int:
     return zlib.crc32(n_id.cpu().numpy().tobytes())
 
 
-def _of_the_mean(grad: Tensor) -> Tensor:
-    """The gradient of the mean of the ranks' losses: backward gives that of their sum."""
-    return grad / world_size()
+@cache
+def _watch_optimizers() -> None:
+    register_optimizer_step_pre_hook(_tag_state)
+
+
+def _tag_state(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    """Makes what an optimizer has loaded from a file rows again."""
+    for p, state in optimizer.state.items():
+        for value in state.values() if isinstance(p, Rows) else ():
+            if type(value) is Tensor and value.shape == plain(p).shape:
+                tag(value, 0, p._space)
 
 
 def _places(own: Tensor, n_id: Tensor) -> Tensor | None:

@@ -82,12 +82,14 @@ class Rows(Tensor):
                 'Only Tensors created explicitly by the user (graph leaves) support the deepcopy '
                 'protocol at the moment'
             )
-        with plainly():
-            out = self.detach().clone().requires_grad_(self.requires_grad)
-            if self.grad is not None:
-                out.grad = self.grad.clone()
-        memo[id(self)] = made = tag(out, self._dim, self._space)
+        made = _rebuilt(plain(self.detach()).clone(), *self._state())
+        if self.grad is not None:
+            made.grad = self.grad.clone()
+        memo[id(self)] = made
         return made
+
+    def _state(self) -> tuple[int, Space, bool, bool]:
+        return self._dim, self._space, self.requires_grad, isinstance(self, torch.nn.Parameter)
 
     def __copy__(self) -> Tensor:
         with plainly():
@@ -106,6 +108,12 @@ class Rows(Tensor):
         refuse('set_')
 
     def __reduce_ex__(self, proto: Any) -> Any:
+        if self._space.is_learned:
+            values = plain(self.detach())
+            if isinstance(self, torch.nn.Parameter):
+                return _rebuilt, (values, *self._state())
+            # In a file a state_dict has plain tensors.
+            return values.__reduce_ex__(proto)  # type: ignore[no-untyped-call]
         raise TypeError(
             "rows of this rank cannot be pickled or saved as the whole graph's: save "
             'pyg_sar.gather(x), or each rank its own by pyg_sar.save_rows'
@@ -146,6 +154,15 @@ def tag(tensor: Tensor, dim: int, space: Space) -> Any:
         tensor = tensor.as_subclass(Rows)
     tensor._dim, tensor._space = dim, space  # type: ignore[attr-defined]
     return tensor
+
+
+def _rebuilt(
+    values: Tensor, dim: int, space: Space, requires_grad: bool, is_parameter: bool
+) -> Tensor:
+    rows: Tensor = tag(values, dim, space)
+    if is_parameter:
+        return torch.nn.Parameter(rows, requires_grad)
+    return rows.requires_grad_(requires_grad)
 
 
 def plain(value: Any) -> Any:

@@ -35,10 +35,12 @@ class Space:
         count: How often; 1 without a base.
         pieces: Of spaces that were joined, these, one after another.
         neighbours: Further spaces that new tensors may be meant for, as of edges those of nodes.
+        is_learned: Whether they are of a learned table: each rank saves its own, as plain tensors.
         total: Number of rows of all ranks (collective at the first time, if it is not known yet).
     """
 
     total: int
+    is_learned = False
 
     def __init__(
         self,

@@ -62,7 +62,7 @@ class Run:
         self.data, self.plain = data, plain
         self.table: Any = NodeEmbedding(data, DIM, seed=7, sparse=sparse)
         if plain:
-            rows = self.table.weight.detach().as_subclass(Tensor)
+            rows = pyg_sar.gather(self.table.weight.detach())
             self.table = nn.Embedding.from_pretrained(rows, freeze=False, sparse=sparse)
             data.n_id = torch.arange(data.num_nodes)
         self.inner = Net(self.table).double()
@@ -91,7 +91,7 @@ class Run:
             if t is None:
                 return None
             t = t.to_dense() if t.is_sparse else t
-            return t.detach().as_subclass(Tensor)
+            return pyg_sar.local(t.detach())
 
         return {
             'losses': torch.tensor(self.losses, dtype=torch.float64),
@@ -482,7 +482,7 @@ def _typed(data: Any, *, plain: bool = False) -> tuple[nn.Module, dict[str, Tens
         own = NodeEmbedding(data[name], DIM, seed=3)
         if not plain:
             return own
-        rows = own.weight.detach().as_subclass(Tensor)
+        rows = pyg_sar.gather(own.weight.detach())
         return nn.Embedding.from_pretrained(rows, freeze=False)
 
     model: Any = Typed(table, data.metadata()).double()
@@ -497,7 +497,7 @@ def _typed(data: Any, *, plain: bool = False) -> tuple[nn.Module, dict[str, Tens
 
 def _typed_on_ranks(root: str) -> Any:
     model, n_ids = _typed(pyg_sar.load_shard(root))
-    tables = {name: table.weight.grad.as_subclass(Tensor) for name, table in model.tables.items()}
+    tables = {name: pyg_sar.local(table.weight.grad) for name, table in model.tables.items()}
     return pyg_sar.local(n_ids), tables, [p.grad for p in model.conv.parameters()]
 
 
@@ -601,8 +601,7 @@ def _wrong(root: str) -> list[str]:
         attempt(NodeEmbedding, pyg_sar.load_shard(root, 0), DIM),
         attempt(table, torch.tensor([3])),
     ]
-    state = {name: value.as_subclass(Tensor) for name, value in table.state_dict().items()}
-    table.load_state_dict(state, assign=True)
+    table.weight = nn.Parameter(pyg_sar.local(table.weight.detach()))
     outcomes.append(attempt(table))
     return outcomes
 

@@ -2,4 +2,4 @@
 
 from pyg_sar.rows.rules.layers import attention, cores, items, losses, norms, products
 from pyg_sar.rows.rules.moves import assign, dimensions, group, join, reads, select, shapes
-from pyg_sar.rows.rules.numbers import along, counts, places, pointwise, reduce, softmax
+from pyg_sar.rows.rules.numbers import along, counts, lists, places, pointwise, reduce, softmax

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.optim import _functional
 from torch.utils.hooks import BackwardHook
 
 from pyg_sar.comm import world_size
@@ -163,9 +164,23 @@ def _without_rows(set_up: Any) -> Any:
     return call
 
 
+def _by_number(function: Any) -> Any:
+    """A step of an optimizer that treats every number of sparse rows by itself."""
+
+    @wraps(function)
+    def call(params: Any, *args: Any, **kwargs: Any) -> Any:
+        if not any(isinstance(each, Rows) for each in params):
+            return function(params, *args, **kwargs)
+        with plainly():
+            return function(params, *args, **kwargs)
+
+    return call
+
+
 def ask() -> None:
     """Replaces ``Function.apply``, and how a module makes nodes for its backward hooks."""
     Function.apply = classmethod(_apply_to_rows)
+    _functional.sparse_adam = _by_number(_functional.sparse_adam)
     try:
         apply = find(_APPLY_HOOK)
         BackwardHook._apply_on_tensors = _on_nodes(apply)  # type: ignore[method-assign]

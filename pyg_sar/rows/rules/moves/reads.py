@@ -22,7 +22,8 @@ from pyg_sar.rows.rules.numbers.pointwise import pointwise
 
 rule(
     'is_floating_point is_complex element_size get_device is_contiguous dim ndimension retain_grad '
-    'hash is_pinned is_inference is_signed is_conj is_neg '
+    'hash is_pinned is_inference is_signed is_conj is_neg sparse_dim dense_dim is_coalesced '
+    'has_compatible_shallow_copy_type register_post_accumulate_grad_hook '
     'is_distributed result_type can_cast dir is_shared '
     '.device .dtype .layout .requires_grad .is_leaf .is_cuda .is_sparse .ndim .is_meta '
     '.is_nested .is_quantized .is_mkldnn .output_nr .itemsize .name .names'
@@ -33,18 +34,13 @@ rule(
 def _grad_fn(func: Any, args: Any, kwargs: Any) -> Any:
     code = sys._getframe(2).f_code
     is_of_module = code.co_filename == torch.nn.modules.module.__file__
-    if is_of_module and code.co_name != 'register_parameter':  # it hangs hooks on it
+    if is_of_module and code.co_name not in ('register_parameter', 'zero_grad'):  # it hangs hooks on it
         refuse(
             torch.nn.Module.register_backward_hook,
             'would get the gradient of the own rows, times the number of ranks: '
             'register_full_backward_hook gets that of the whole graph',
         )
     return read(func, args, kwargs)
-
-
-@rule('has_compatible_shallow_copy_type')
-def _has_compatible_type(func: Any, args: Any, kwargs: Any) -> bool:
-    return False  # Module.to makes a new parameter then
 
 
 @rule('is_same_size')

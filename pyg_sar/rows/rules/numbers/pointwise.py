@@ -44,7 +44,7 @@ _MOST_DRAWN_ALIKE = 2**22
     'sub mul rsub rdiv radd rmul rpow div true_divide nan_to_num resolve_conj resolve_neg '
     'polygamma conj view_as_complex_ conj_physical '
     'cfloat cdouble chalf float_power divmod rdivmod complex polar real isreal alias_copy '
-    'detach_copy '
+    'detach_copy coalesce to_dense '
     # Other names of those that torch tags.
     'absolute arccos arccosh arcsin arcsinh arctan arctan2 arctanh divide fix floor_divide greater '
     'greater_equal less less_equal multiply negative not_equal subtract special_digamma '
