@@ -151,7 +151,7 @@ def test_a_name_that_is_gone_is_told(name: str, without: dict[str, str]) -> None
     if not kind:
         assert told == f'ImportError: {sentence}'
     elif kind.startswith('refused: functions'):
-        assert "'many_add' of a NodeEmbedding's weight" in told
+        assert "'many_add' of rows that are spread over the ranks is not known" in told
     elif kind.startswith('refused: '):
         assert sentence in told
         assert 'AttributeError' not in told

@@ -98,13 +98,15 @@ NAMES = (
         'refused: backward hooks of modules on rows',
     ),
     Private(
-        'torch._amp_foreach_non_finite_check_and_unscale_ torch._foreach_add_ torch._fused_adam_ '
-        'torch._has_compatible_shallow_copy_type torch.Tensor._nnz torch.Tensor._is_view '
-        'torch.Tensor._typed_storage',
-        'functions of torch that a NodeEmbedding and an edge_index take',
+        'torch._amp_foreach_non_finite_check_and_unscale_ torch._foreach_add_ '
+        'torch.Tensor._is_view torch.Tensor._typed_storage',
+        'functions of torch that rows and an edge_index take',
         'refused: functions of other names, each by its own',
     ),
-    Private('torch.Tensor._indices torch.Tensor._values', 'what a sparse tensor consists of'),
+    Private(
+        'torch.Tensor._indices torch.Tensor._values torch.optim._functional.sparse_adam',
+        'what a sparse tensor consists of, also for SparseAdam on rows',
+    ),
     Private('torch.Tensor._version', 'whether a tensor was changed in place'),
     Private('torch.Tensor._base', 'equal views are exchanged once'),
     Private('torch.Tensor._backward_hooks', "our hooks of leaves, among users'"),

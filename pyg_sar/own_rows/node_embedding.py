@@ -201,7 +201,7 @@ def _check_nodes(
     has_all = isinstance(table, Tensor) and table.shape[:1] == (module.num_nodes,)
     if isinstance(table, Rows):
         return
-    if has_all and len(n_id) < module.num_nodes:  # that of an Embedding
+    if has_all and isinstance(weight, Rows) and len(n_id) < module.num_nodes:  # of an Embedding
         state_dict[f'{prefix}weight'] = tag(table[n_id.to(table.device)], 0, weight._space)
     elif local_metadata.get('n_id') not in (None, _code_of(n_id)):
         errors.append(
@@ -224,8 +224,8 @@ def _watch_optimizers() -> None:
 def _tag_state(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     """Makes what an optimizer has loaded from a file rows again."""
     for p, state in optimizer.state.items():
-        for value in state.values() if isinstance(p, Rows) else ():
-            if type(value) is Tensor and value.shape == plain(p).shape:
+        for value in state.values():
+            if isinstance(p, Rows) and type(value) is Tensor and value.shape == plain(p).shape:
                 tag(value, 0, p._space)
 
 

@@ -93,10 +93,10 @@ class Rows(Tensor):
 
     def __copy__(self) -> Tensor:
         with plainly():
-            out: Any = self.detach().requires_grad_(self.requires_grad)
+            out: Any = self.detach()
         out.__class__ = type(self)
         vars(out).update(vars(self))
-        return out
+        return out.requires_grad_() if self.requires_grad else out
 
     # Of these two torch asks no class.
     def as_subclass(self, cls: Any) -> Any:  # noqa: D102
@@ -113,7 +113,7 @@ class Rows(Tensor):
             if isinstance(self, torch.nn.Parameter):
                 return _rebuilt, (values, *self._state())
             # In a file a state_dict has plain tensors.
-            return values.__reduce_ex__(proto)  # type: ignore[no-untyped-call]
+            return values.__reduce_ex__(proto)
         raise TypeError(
             "rows of this rank cannot be pickled or saved as the whole graph's: save "
             'pyg_sar.gather(x), or each rank its own by pyg_sar.save_rows'

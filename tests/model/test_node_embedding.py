@@ -285,6 +285,23 @@ def scaled_gradients(run: Run) -> None:
 
 
 @program
+def sparse_scaled_gradients(run: Run) -> None:
+    scaler = torch.amp.GradScaler('cpu', init_scale=4.0)
+    optimizer = torch.optim.SGD([run.table.weight], lr=0.5)
+    for step in range(3):
+        optimizer.zero_grad()
+        scale = float('inf') if step == 1 and run.plain else 1.0
+        if step == 1 and not run.plain and 5 in pyg_sar.local(run.data.n_id):
+            scale = float('inf')
+        scaler.scale((run.table(run.data.n_id) * 0.3).sin().sum()).backward()
+        run.table.weight.grad.mul_(scale)
+        scaler.step(optimizer)
+        scaler.update()
+        run.losses.append(scaler.get_scale())
+        run.loss()
+
+
+@program
 def copied_and_pickled(run: Run) -> None:
     for copied in (copy.deepcopy, _pickled):
         run.loss().backward()
@@ -559,23 +576,86 @@ def _step(optimizer: Callable[[Any], Any]) -> Callable[[Run], Any]:
     return step
 
 
-REFUSED: dict[str, tuple[Callable[[Run], Any], str]] = {
-    'penalty of the weight': (lambda r: r.table.weight.square().sum(), 'square'),
-    'norm in a loss': (lambda r: r.table.weight.norm(), 'norm'),
-    'rows by local ids': (lambda r: r.table.weight[torch.tensor([0])], 'getitem'),
-    'into a conv': (lambda r: F.linear(r.table.weight, r.table.weight.new_ones(2, DIM)), 'linear'),
-    'a mean of columns': (lambda r: r.table.weight.detach().mean(dim=0), 'mean'),
-    'a spectral norm': (lambda r: torch.linalg.norm(r.table.weight.detach(), 2), 'linalg_norm'),
-    'a number of entries': (lambda r: r.table.weight.detach().norm(0), 'norm'),
-    'a product': (lambda r: r.table.weight.detach().T, 'T'),
-    'a new draw': (lambda r: nn.init.normal_(r.table.weight), 'normal'),
-    'noise': (lambda r: torch.randn_like(r.table.weight), 'randn_like'),
-    'xavier': (lambda r: nn.init.xavier_uniform_(r.table.weight), 'uniform'),
-    'a comparison': (lambda r: torch.equal(r.table.weight, r.table.weight), 'equal'),
-    'a vector': (lambda r: nn.utils.parameters_to_vector(r.inner.parameters()), 'view'),
-    'LBFGS': (_step(torch.optim.LBFGS), 'view'),
-    'Adafactor': (_step(torch.optim.Adafactor), 'norm'),  # 'linalg_vector_norm' since torch 2.14
+OF_THE_WEIGHT: dict[str, Callable[[Run], Any]] = {
+    'penalty': lambda r: _of_loss(r, r.table.weight.square().sum()),
+    'penalty of a norm': lambda r: _of_loss(r, r.table.weight.norm()),
+    'penalty of some rows': lambda r: _of_loss(r, r.table.weight[torch.tensor([0, 7])].sin().sum()),
+    'penalty of a product': lambda r: _of_loss(
+        r, F.linear(r.table.weight, _weights()).exp().mean()
+    ),
+    'a mean of columns': lambda r: r.table.weight.detach().mean(dim=0),
+    'a number of entries': lambda r: r.table.weight.detach().norm(0),
+    'a transpose': lambda r: r.table.weight.detach().T,
+    'noise': lambda r: torch.randn_like(r.table.weight),
+    'xavier': lambda r: nn.init.xavier_uniform_(r.table.weight),
+    'a comparison': lambda r: torch.equal(r.table.weight, r.table.weight),
+    'a vector': lambda r: nn.utils.parameters_to_vector(r.inner.parameters()),
+    'autograd.grad': lambda r: torch.autograd.grad(r.table.weight.sin().sum(), r.table.weight)[0],
+    'LBFGS': _step(torch.optim.LBFGS),
+    'Adafactor': _step(torch.optim.Adafactor),
+    'lists': lambda r: _lists(r.table.weight.detach()),
 }
+
+
+def _of_loss(run: Run, penalty: Tensor) -> Tensor:
+    (run.loss() + penalty).backward()
+    return penalty
+
+
+def _weights() -> Tensor:
+    return torch.arange(2 * DIM).view(2, DIM).double() / 10
+
+
+def _lists(weight: Tensor) -> Tensor:
+    one, other = torch.ones(3, dtype=weight.dtype), weight.cos()
+    sums = torch._foreach_add([one, weight], [one, other], alpha=0.5)
+    torch._foreach_lerp_(sums, [one, other], 0.3)
+    torch._foreach_mul_(sums, [2.0, 3.0])
+    return sums[1] * torch.stack(torch._foreach_norm(sums)).sum()
+
+
+def _of_the_weight(name: str, run: Run) -> Any:
+    torch.manual_seed(3)
+    out = OF_THE_WEIGHT[name](run)
+    gradient = run.table.weight.grad
+    tensors = out, run.table.weight, torch.zeros(1) if gradient is None else gradient
+    return [pyg_sar.gather(each.detach()) if isinstance(each, Tensor) else each for each in tensors]
+
+
+def _of_the_weight_on_ranks(name: str, root: str) -> Any:
+    return _of_the_weight(name, Run(pyg_sar.load_shard(root)))
+
+
+@pytest.mark.parametrize('name', OF_THE_WEIGHT)
+@pytest.mark.parametrize('ranks', [1, 2, 3])
+def test_what_is_computed_of_the_weight(name: str, ranks: int, tmp_path: Path) -> None:
+    want = _of_the_weight(name, Run(small_graph(), plain=True))
+    root = str(cut(small_graph(), ranks, tmp_path / 'p'))
+    for found in run_as_threads(_of_the_weight_on_ranks, ranks, name, root):
+        for got, value in zip(found, want, strict=True):
+            if isinstance(value, Tensor):
+                assert_close(got, value, tolerance=1e-10)
+            else:
+                assert got == value
+
+
+REFUSED: dict[str, tuple[Callable[[Run], Any], str]] = {
+    'a spectral norm': (lambda r: torch.linalg.norm(r.table.weight.detach(), 2), 'matrix_norm'),
+    'a new draw': (lambda r: nn.init.normal_(r.table.weight), "'normal'"),
+    'a list of the whole': (
+        lambda r: torch._foreach_add_([torch.zeros(40, DIM)], [r.table.weight.detach()]),
+        'foreach_add',
+    ),
+    'local ids of a gradient': (lambda r: _sparse_gradient(r)._indices(), 'indices'),
+}
+
+
+def _sparse_gradient(run: Run) -> Tensor:
+    table = NodeEmbedding(run.data, DIM, sparse=True)
+    table().sum().backward()
+    gradient = table.weight.grad
+    assert gradient is not None
+    return gradient
 
 
 def _refused(root: str, name: str) -> str:
@@ -586,7 +666,7 @@ def _refused(root: str, name: str) -> str:
 def test_what_sees_the_rows_of_one_rank_is_refused(name: str, tmp_path: Path) -> None:
     root = str(cut(small_graph(), 2, tmp_path / 'p'))
     outcomes = run_as_threads(_refused, 2, root, name)
-    assert_all_raise(outcomes, 'ValueError', f"{REFUSED[name][1]}' of a NodeEmbedding")
+    assert_all_raise(outcomes, 'ValueError', REFUSED[name][1])
     assert run_as_threads(_refused, 1, root, name) == ['no error']
 
 
@@ -670,15 +750,27 @@ def test_in_processes(tmp_path: Path) -> None:
     assert_all_raise([each for _, _, each in results], 'ValueError', 'DistributedDataParallel')
 
 
-def test_the_rows_of_other_nodes_are_not_loaded() -> None:
-    table, other = (NodeEmbedding(Data(n_id=torch.tensor(ids)), DIM) for ids in ([0, 1], [1, 0]))
+def _loads_other_rows() -> None:
+    own = torch.tensor([0, 1]) + 2 * rank()
+    table, other = (NodeEmbedding(Data(n_id=ids), DIM) for ids in (own, own.flip(0)))
     file = io.BytesIO()
     torch.save(table.state_dict(), file)
     file.seek(0)
     state = torch.load(file)
     with pytest.raises(RuntimeError, match='load_checkpoint'):
         other.load_state_dict(state)
-    again = NodeEmbedding(Data(n_id=torch.tensor([0, 1])), DIM)
-    again.load_state_dict(state)
-    assert torch.equal(again.weight, table.weight)
-    again.load_state_dict(nn.Embedding(2, DIM).state_dict())
+    again = NodeEmbedding(Data(n_id=own), DIM)
+    for assign in (False, True):
+        again.load_state_dict(state, assign=assign)
+        assert torch.equal(again.weight, table.weight)
+        assert torch.equal(again(), table())
+    whole = nn.Embedding(4, DIM)
+    other.load_state_dict(whole.state_dict())
+    assert torch.equal(other(), whole.weight[own.flip(0)])
+
+
+def test_the_rows_of_other_nodes_are_not_loaded() -> None:
+    run_as_threads(_loads_other_rows, 2)
+    table, other = (NodeEmbedding(Data(n_id=torch.tensor(ids)), DIM) for ids in ([0, 1], [1, 0]))
+    other.load_state_dict(table.state_dict())  # one process has all rows, by id
+    assert torch.equal(other(), table().flip(0))

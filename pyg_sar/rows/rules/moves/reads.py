@@ -34,7 +34,8 @@ rule(
 def _grad_fn(func: Any, args: Any, kwargs: Any) -> Any:
     code = sys._getframe(2).f_code
     is_of_module = code.co_filename == torch.nn.modules.module.__file__
-    if is_of_module and code.co_name not in ('register_parameter', 'zero_grad'):  # it hangs hooks on it
+    hangs_hooks = code.co_name not in ('register_parameter', 'zero_grad')
+    if is_of_module and hangs_hooks:
         refuse(
             torch.nn.Module.register_backward_hook,
             'would get the gradient of the own rows, times the number of ranks: '
