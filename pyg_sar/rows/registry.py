@@ -78,7 +78,7 @@ def _find(func: Any) -> Rule:
         return _by_name.get(f'.{name}', _by_name['attribute_read'])
     if kind in ('__set__', '__delete__'):
         return _by_name['attribute_set']
-    if getattr(func, '__module__', '') == 'torch.nn.init':
+    if getattr(func, '__module__', '') == 'torch.nn.init' and name != 'constant_':
         return _by_name['unknown']
     for each in _forms(name):
         if each in _by_name:

@@ -16,14 +16,14 @@ from pyg_sar.ground.private_names import find
 from pyg_sar.rows.align import argument, dim_of, named_rule, own_rows, whole_shape
 from pyg_sar.rows.over_ranks import all_rows
 from pyg_sar.rows.registry import bare_name, name_of, rule
-from pyg_sar.rows.replicated import divide_gradient, is_divided
+from pyg_sar.rows.replicated import PLAIN, divide_gradient, is_divided
 from pyg_sar.rows.rows import Rows, plain, plainly, read, refuse, tag
 from pyg_sar.rows.rules.numbers.pointwise import pointwise
 
 rule(
     'is_floating_point is_complex element_size get_device is_contiguous dim ndimension retain_grad '
     'hash is_pinned is_inference is_signed is_conj is_neg sparse_dim dense_dim is_coalesced '
-    'has_compatible_shallow_copy_type register_post_accumulate_grad_hook '
+    'has_compatible_shallow_copy_type register_post_accumulate_grad_hook constant '
     'is_distributed result_type can_cast dir is_shared '
     '.device .dtype .layout .requires_grad .is_leaf .is_cuda .is_sparse .ndim .is_meta '
     '.is_nested .is_quantized .is_mkldnn .output_nr .itemsize .name .names'
@@ -84,11 +84,13 @@ def _attribute(func: Any, args: Any, kwargs: Any) -> Any:
 
 @rule('attribute_set')
 def _set(func: Any, args: Any, kwargs: Any) -> Any:
-    """Sets data or gradient of rows, to rows of the same space only."""
+    """Sets data or gradient of rows, to rows of the same space, or a plain tensor of the whole."""
     to, *rest = args
     with plainly():
         if rest and isinstance(rest[0], Tensor):
             value: Any = rest[0]
+            if isinstance(to, Rows) and type(value) in PLAIN and [*value.shape] == whole_shape(to):
+                value = tag(own_rows(func, value, to._dim, to._space), to._dim, to._space)
             if isinstance(to, Rows) != isinstance(value, Rows):
                 refuse(func, 'is another thing than a plain tensor')
             both = isinstance(to, Rows) and isinstance(value, Rows)
