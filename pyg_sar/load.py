@@ -135,7 +135,7 @@ def _read_parts(
 
 def _logged(data: Data | HeteroData) -> Data | HeteroData:
     """Logs what was loaded, and gives it back."""
-    shards = [s.edge_index.shard for s in data.edge_stores if 'edge_index' in s]
+    shards = [s.edge_index.handle.shard for s in data.edge_stores if 'edge_index' in s]
     if shards and _logger.isEnabledFor(logging.INFO):
         first, parts = shards[0], shards[0].parts
         tensors = [v for s in data.stores for v in s.values() if isinstance(v, Tensor)]
@@ -152,7 +152,7 @@ def _logged(data: Data | HeteroData) -> Data | HeteroData:
 
 def _check_same_partition(data: Data | HeteroData) -> None:
     """Compares the ranks' partitions, and what each will send with what the other expects."""
-    shards = [store.edge_index.shard for store in data.edge_stores]
+    shards = [store.edge_index.handle.shard for store in data.edge_stores]
     shard = shards[0]
     steps = [
         [(s.recv_rank, s.recv_rows, s.send_rank, s.send_index.numel()) for s in each.steps]

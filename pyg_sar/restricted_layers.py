@@ -119,7 +119,7 @@ def restrict(data: Data, nodes: Tensor, num_layers: int) -> RestrictedLayers:
     space, handle = of_graph.ends.dst, of_graph.handle
     shard = handle.shard
     exchange = exchange_of(shard)
-    src, dst = handle.as_subclass(Tensor).unbind()
+    src, dst = handle.ids.unbind()
 
     space_out, output_nodes = _wanted(nodes, space)
     space_dst, reached = space_out, output_nodes.to(src.device)
@@ -157,7 +157,7 @@ def restrict(data: Data, nodes: Tensor, num_layers: int) -> RestrictedLayers:
         )
         if space.is_whole:  # one process holds edges in the order of the graph
             places = order.argsort()
-            made, order = made[:, places], order[places]  # type: ignore[assignment]
+            made, order = made.with_ids(made.ids[:, places]), order[places]
         needed = of_graph._space.selected(is_needed)
         space_of_edges = Space(
             needed.own,

@@ -138,7 +138,7 @@ def measure(data: Data, args: argparse.Namespace) -> dict[str, Any]:
         'processes': dist.get_world_size(),
         'nodes': data.num_nodes,
         'edges': data.num_edges,
-        'halo_rows': _total(pyg_sar.local(data.edge_index).shard.num_halo),
+        'halo_rows': _total(data.edge_index.handle.shard.num_halo),
         'load': os.getloadavg()[0],
         'trainings': {
             name: {

@@ -87,8 +87,8 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
 def _work(graph: str, parts: int, features: int, direction: str) -> Work:
     """The block of part 0 with itself; with one part, the whole graph."""
     data = pyg_sar.load_shard(cut(graph, parts), rank=0)
-    num_own = data.edge_index.shard.num_own
-    start, end = data.edge_index.shard.block_ptr[:2]
+    num_own = data.edge_index.handle.shard.num_own
+    start, end = data.edge_index.handle.shard.block_ptr[:2]
     src, dst = data.edge_index.as_subclass(Tensor)[:, start:end]
     if direction == 'forward':
         return Work(dst, src, num_own, num_own, features, is_sorted=True)

@@ -74,8 +74,8 @@ def _messages(args: argparse.Namespace, sends_sums: bool) -> dict[tuple[int, int
     """Rows of every message of an exchange, by who sends and who receives it."""
     messages = {}
     for rank in range(args.processes):
-        edge_index = pyg_sar.load_shard(cut(args.graph, args.processes), rank).edge_index
-        for block in plan_of(edge_index, edge_index.shard).blocks[1:]:
+        edges = pyg_sar.load_shard(cut(args.graph, args.processes), rank).edge_index
+        for block in plan_of(edges.handle).blocks[1:]:
             rows = cover_of(block).size if sends_sums else block.num_rows
             messages[block.part, rank] = rows
     return messages

@@ -114,7 +114,7 @@ def _load(source: str) -> Data:
 def _loader(
     data: Data, fan_outs: list[int], batch_size: int, batches: int, **options: Any
 ) -> pyg_sar.NeighborLoader:
-    ptr = data.edge_index.shard.own_ptr
+    ptr = data.edge_index.handle.shard.own_ptr
     of_parts = [_some_seeds(data, range(*ends), batches * batch_size) for ends in pairwise(ptr)]
     return pyg_sar.NeighborLoader(
         data, fan_outs, torch.cat(of_parts), batch_size=batch_size, shuffle=True, **options
@@ -140,7 +140,7 @@ def _some_seeds(data: Data, rows: range, count: int) -> Tensor:
 
 
 def _halo_bytes(data: Data) -> int:
-    num_rows = data.edge_index.shard.num_halo
+    num_rows = data.edge_index.handle.shard.num_halo
     tensors = [value for _, value in data if isinstance(value, Tensor)]
     of_nodes = [value for value in tensors if value.size(0) == data.num_nodes]
     return num_rows * sum(value[0].numel() * value.element_size() for value in of_nodes)

@@ -21,7 +21,7 @@ from pyg_sar.comm import agree, check_equal, in_call, rank, world_size
 from pyg_sar.rows.align import own_rows
 from pyg_sar.rows.attach import as_local, space_of_nodes
 from pyg_sar.rows.rows import Rows, tag
-from pyg_sar.shard.edge_index import refuse_local
+from pyg_sar.shard.edges import refuse_local
 from pyg_sar.shard.format.swap import swap_in
 
 _PIECE = re.compile(r'rows-\d{5}-of-\d{5}\.parquet')

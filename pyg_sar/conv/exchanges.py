@@ -13,7 +13,7 @@ from pyg_sar.comm import Agreed, EdgeMove, Reversed, agree, reverse
 from pyg_sar.dropout import edge_ids, has_ids
 from pyg_sar.ground.nested import PLAIN, leaves_of
 from pyg_sar.rows.edges import EdgeIndex
-from pyg_sar.shard.edge_index import ShardEdgeIndex, refuse_local
+from pyg_sar.shard.edges import LocalEdges, ShardEdges, refuse_local
 from pyg_sar.shard.kept import Kept
 from pyg_sar.shard.plan import Plan
 from pyg_sar.shard.shard import Shard
@@ -24,47 +24,44 @@ _IDS: Kept[Tensor] = Kept()
 _IDS_OF_REVERSED: Kept[Agreed[Tensor]] = Kept()
 
 
-def into_own(
-    edge_index: ShardEdgeIndex, *, flip: bool = False
-) -> tuple[ShardEdgeIndex, EdgeMove | None]:
-    """An edge_index as messages pass along it: from row 0 to row 1, or with `flip` from 1 to 0.
+def into_own(handle: ShardEdges, *, flip: bool = False) -> tuple[ShardEdges, EdgeMove | None]:
+    """Edges as messages pass along them: from row 0 to row 1, or with `flip` from 1 to 0.
 
     Edges that would run out of own nodes are turned round: then tensors of edges have to be moved,
     too. Collective where edges are turned round: one small all-gather, see also
     :func:`pyg_sar.comm.reshard.reverse_edges`.
     """
-    unflipped: Any = edge_index.flip(0) if edge_index.is_flipped else edge_index
-    if edge_index.is_flipped == flip:
-        return unflipped, None
-    edges = _reversed(unflipped)
+    if handle.is_flipped == flip:
+        return handle.sources_first(), None
+    edges = _reversed(handle.sources_first())
     return edges.edge_index, edges.edges
 
 
-def _reversed(edge_index: ShardEdgeIndex) -> Reversed:
+def _reversed(handle: ShardEdges) -> Reversed:
     """The edges turned round, remembered by their content."""
-    shard, plain = edge_index.shard, edge_index.as_subclass(Tensor)
+    shard, ids = handle.shard, handle.ids
     known = _REVERSED.of(shard, list)
-    own = next((each for index, each in known if torch.equal(index, plain)), None)
+    own = next((each for index, each in known if torch.equal(index, ids)), None)
     if own is None:
         own = Agreed(_MAX_REVERSED)
-        known.append((plain.clone(), own))
+        known.append((ids.clone(), own))
         del known[:-_MAX_REVERSED]
 
     def make() -> Reversed:
-        all_have_ids = all(agree(edge_index.is_whole and shard.e_id is not None))
-        return reverse(edge_index, shard, shard.e_id if all_have_ids else None)
+        all_have_ids = all(agree(handle.is_whole and shard.e_id is not None))
+        return reverse(ids, shard, shard.e_id if all_have_ids else None)
 
     return own.get(None, make)
 
 
-def ids_of_edges(edge_index: ShardEdgeIndex, move: EdgeMove | None, plan: Plan) -> Tensor:
+def ids_of_edges(handle: ShardEdges, move: EdgeMove | None, plan: Plan) -> Tensor:
     """What names the edges of a call in the whole graph, int64 ``[num_edges]``, remembered.
 
-    `edge_index` is as the caller gave it, and `plan` that of :func:`into_own`. Collective: see
+    `handle` is as the caller gave it, and `plan` that of :func:`into_own`. Collective: see
     :func:`pyg_sar.dropout.edge_ids`; where edges are turned round an all-gather each time and an
     all-to-all at the first.
     """
-    shard = edge_index.shard
+    shard = handle.shard
     if not has_ids(shard):
         raise ValueError(
             "'dropout_seed' takes dropouts in messages along the edges of load_shard (got "
@@ -72,7 +69,7 @@ def ids_of_edges(edge_index: ShardEdgeIndex, move: EdgeMove | None, plan: Plan) 
         )
 
     def make() -> Tensor:
-        ids = edge_ids(edge_index.flip(0) if edge_index.is_flipped else edge_index, shard)
+        ids = edge_ids(handle)
         return ids if move is None else move.to_reversed(ids)
 
     if move is not None:
@@ -87,13 +84,9 @@ def edges_in(values: Iterable[Any]) -> list[EdgeIndex]:
         for leaf in (value,) if isinstance(value, (Tensor, *PLAIN)) else leaves_of(value):
             if isinstance(leaf, EdgeIndex):
                 found.append(leaf)
-            elif isinstance(leaf, ShardEdgeIndex):
+                continue
+            if isinstance(leaf.as_tensor() if isinstance(leaf, PyGEdgeIndex) else leaf, LocalEdges):
                 refuse_local('a conv')
-            elif isinstance(leaf, PyGEdgeIndex) and isinstance(leaf.as_tensor(), ShardEdgeIndex):
-                raise ValueError(
-                    "expected a shard's edge_index as load_shard gave it (got an EdgeIndex made of "
-                    'it, which forgets the shard)'
-                )
     shards = shards_of(found) if len(found) > 1 else []
     for shard in shards[1:]:
         if shard.partition != shards[0].partition:

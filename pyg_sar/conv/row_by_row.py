@@ -12,6 +12,7 @@ from torch_geometric.nn import HGTConv
 from torch_geometric.utils.hetero import construct_bipartite_edge_index
 
 from pyg_sar.conv.around.patching import replaced
+from pyg_sar.shard.edges import ShardEdges
 from pyg_sar.shard.join_relations import join_relations
 
 ROW_BY_ROW = (HGTConv,)
@@ -28,7 +29,7 @@ def relations_joined(x_dict: Mapping[str, Tensor]) -> AbstractContextManager[Non
         dst_offset_dict: Mapping[Any, int],
         edge_attr_dict: Mapping[str, Tensor],
         num_nodes: int | None = None,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[ShardEdges, Tensor]:
         relations = list(src_offset_dict)
         handles = [edge_index_dict[relation] for relation in relations]
         edge_index = join_relations(
@@ -38,7 +39,7 @@ def relations_joined(x_dict: Mapping[str, Tensor]) -> AbstractContextManager[Non
             sum(x.size(0) for x in x_dict.values()),
         )
         attributes = [
-            edge_attr_dict['__'.join(relation)].expand(each.size(1), -1)
+            edge_attr_dict['__'.join(relation)].expand(each.num_edges, -1)
             for relation, each in zip(relations, handles, strict=True)
         ]
         return edge_index, torch.cat(attributes)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pyg_sar.comm import with_halo_ids
 from pyg_sar.draws import hashed, hashed_on
+from pyg_sar.shard.edges import ShardEdges
 from pyg_sar.shard.shard import Shard
 
 
@@ -21,16 +22,16 @@ def has_ids(shard: Shard) -> bool:
 
 
 @torch.inference_mode(False)  # they outlive the caller's mode
-def edge_ids(edge_index: Tensor, shard: Shard) -> Tensor:
+def edge_ids(edges: ShardEdges) -> Tensor:
     """A hash of ends and number of every edge, int64 ``[num_edges]``.
 
-    Edges are int64 ``[2, num_edges]`` in local ids, sources first, of a shard that :func:`has_ids`.
-    Collective at the first time for a shard: one all-to-all for the ids of the halo, which it
-    keeps.
+    They are of a shard that :func:`has_ids`. Collective at the first time for a shard: one
+    all-to-all for the ids of the halo, which it keeps.
     """
+    shard = edges.shard
     assert shard.n_id is not None
     ids = with_halo_ids(shard, shard.n_id)
-    src, dst = edge_index.as_subclass(Tensor)
+    src, dst = edges.sources_first().ids
     of_dst = shard.dst_id if shard.is_bipartite else shard.n_id
     assert of_dst is not None
     number = _number_among_equals(dst * max(ids.numel(), 1) + src)

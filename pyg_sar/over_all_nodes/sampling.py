@@ -16,7 +16,7 @@ from torch import Tensor
 from pyg_sar.comm import agree, check_equal, in_call, raise_together, with_halo_ids
 from pyg_sar.draws import uniform
 from pyg_sar.over_all_nodes.rows import rows
-from pyg_sar.shard.edge_index import ShardEdgeIndex
+from pyg_sar.shard.edges import ShardEdges
 from pyg_sar.shard.shard import n_id_of
 
 _TRIES = 100
@@ -69,7 +69,7 @@ def negative_sampling(
         error = f"'num_neg_samples' must be a number of pairs, an int >= 0 (got {num_neg_samples})"
     _raise_on_all(edge_index, error or _why_not(edge_index, num_nodes))
     graph = _graph(edge_index, num_nodes)
-    seed, num_edges = _common(edge_index, seed, (num_neg_samples, paired), edge_index.size(1))
+    seed, num_edges = _common(edge_index, seed, (num_neg_samples, paired), graph.src.numel())
     if paired:
         dst, keys = graph.dst, (graph.src, graph.n_id[graph.dst])
     else:
@@ -111,7 +111,7 @@ def permute_rows(x: Tensor, edge_index: Tensor, *, seed: int | None = None) -> T
     Raises:
         ValueError: On all ranks, if their seeds differ, or `x` does not fit.
     """
-    if isinstance(edge_index, ShardEdgeIndex):
+    if isinstance(edge_index, ShardEdges):
         num_nodes, n_id = edge_index.shard.num_nodes, n_id_of(edge_index.shard)
     else:
         num_nodes, n_id = x.size(0), None
@@ -156,8 +156,8 @@ class _Graph:
         return src
 
 
-def _why_not(edge_index: Tensor, num_nodes: int | None) -> str | None:
-    if not isinstance(edge_index, ShardEdgeIndex):
+def _why_not(edge_index: Tensor | ShardEdges, num_nodes: int | None) -> str | None:
+    if not isinstance(edge_index, ShardEdges):
         return None
     if edge_index.shard.is_bipartite:
         return (
@@ -170,31 +170,33 @@ def _why_not(edge_index: Tensor, num_nodes: int | None) -> str | None:
     return None
 
 
-def _graph(edge_index: Tensor, num_nodes: int | None) -> _Graph:
+def _graph(edge_index: Tensor | ShardEdges, num_nodes: int | None) -> _Graph:
     """Collective with a shard at the first call: an exchange of ids."""
-    if not isinstance(edge_index, ShardEdgeIndex):
+    if not isinstance(edge_index, ShardEdges):
         if num_nodes is None:
             num_nodes = int(edge_index.max()) + 1 if edge_index.numel() else 0
         src, dst = edge_index
         return _Graph(src, dst, torch.arange(num_nodes, device=src.device), num_nodes)
     shard, n_id = edge_index.shard, n_id_of(edge_index.shard)
-    src, dst = (edge_index.flip(0) if edge_index.is_flipped else edge_index).as_subclass(Tensor)
+    src, dst = edge_index.sources_first().ids
     return _Graph(with_halo_ids(shard, n_id)[src], dst, n_id, shard.num_nodes)
 
 
-def _common(edge_index: Tensor, seed: int | None, asked: object, number: int) -> tuple[int, int]:
+def _common(
+    edge_index: Tensor | ShardEdges, seed: int | None, asked: object, number: int
+) -> tuple[int, int]:
     """The seed that all ranks use, and the sum of their numbers."""
     drawn = int(torch.randint(2**62, ())) if seed is None else seed
-    if not isinstance(edge_index, ShardEdgeIndex):
+    if not isinstance(edge_index, ShardEdges):
         return drawn, number
     answers = agree(((seed, asked), drawn, number))
     check_equal('arguments', [each for each, _, _ in answers])
     return answers[0][1], sum(number for _, _, number in answers)
 
 
-def _raise_on_all(edge_index: Tensor, text: str | None) -> None:
+def _raise_on_all(edge_index: Tensor | ShardEdges, text: str | None) -> None:
     error = None if text is None else ValueError(text)
-    if isinstance(edge_index, ShardEdgeIndex):
+    if isinstance(edge_index, ShardEdges):
         raise_together(error)
     elif error is not None:
         raise error

@@ -31,7 +31,7 @@ from pyg_sar.monitor import Counts, LiveBytes, Meter, hook
 from pyg_sar.planner.sizes import RankSizes
 from pyg_sar.rows.attach import as_rows_of_graph
 from pyg_sar.shard.cover import covers_pay
-from pyg_sar.shard.edge_index import ShardEdgeIndex
+from pyg_sar.shard.edges import LocalEdges, ShardEdges
 from pyg_sar.shard.shard import Shard, make_steps
 
 MODES: tuple[Mode, ...] = ('sequential', 'sequential_no_remat', 'one_shot')
@@ -103,9 +103,9 @@ def rehearse(
         model = wrap(model, mode=job.mode, **options)
         data = make_data(sizes, job)
         optimizer = job.optimizer(model.parameters())
-        index = data.edge_index.as_subclass(Tensor)
+        index = data.edge_index.handle.ids
         known = [data.x, data.y, data.train_mask, index, *model.parameters(), *model.buffers()]
-        known += [step.send_index for step in data.edge_index.shard.steps]
+        known += [step.send_index for step in data.edge_index.handle.shard.steps]
         if is_batch:
             data.edge_index = index
         else:
@@ -175,10 +175,10 @@ def make_data(sizes: RankSizes, job: Job) -> Data:
     ]
     edges = torch.cat(blocks, dim=1)
     shard = replace(shard, e_id=torch.arange(edges.size(1)))
-    handle = ShardEdgeIndex.wrap(edges, shard, is_whole=True)
+    handle = ShardEdges(edges, shard, is_whole=True)
     return Data(
         x=torch.randn(num_own, job.in_channels, dtype=job.dtype),
-        edge_index=handle,
+        edge_index=LocalEdges.of(handle),
         y=torch.zeros(num_own, dtype=torch.int64),
         train_mask=torch.arange(num_own) % 5 < 3,
         n_id=torch.arange(num_own),

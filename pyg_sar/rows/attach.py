@@ -25,7 +25,7 @@ from pyg_sar.rows.replicated import met
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, same_plain, tag
 from pyg_sar.rows.space import Space
 from pyg_sar.rows.unasked import ask_for_rows
-from pyg_sar.shard.edge_index import ShardEdgeIndex, refuse_local
+from pyg_sar.shard.edges import LocalEdges, ShardEdges, refuse_local
 from pyg_sar.shard.read.read_shard import of_whole
 
 
@@ -34,7 +34,7 @@ def as_rows_of_graph(data: Any) -> Any:
     ask_for_rows()
     nodes: dict[Any, Space] = {}
     own = {store._key: store['n_id'].numel() for store in data.node_stores}
-    edges = [store['edge_index'].shard.num_edges for store in data.edge_stores]
+    edges = [store['edge_index'].handle.shard.num_edges for store in data.edge_stores]
     totals = [sum(counts) for counts in zip(*agree(edges), strict=True)]
     for store in data.node_stores:
         key, n_id = store._key, store['n_id']
@@ -64,7 +64,7 @@ def _has_rows(value: Any, count: int) -> bool:
 
 
 def _attach_edges(data: Any, store: Any, total: int, nodes: dict[Any, Space]) -> None:
-    key, handle = store._key, store['edge_index']
+    key, handle = store._key, store['edge_index'].handle
     src, dst = (nodes[None],) * 2 if key is None else (nodes[key[0]], nodes[key[2]])
     what = 'edges' if key is None else f'edges of {key}'
     shard = handle.shard
@@ -86,7 +86,7 @@ def as_local(value: Any) -> Any:
 
 def _local(data: Any) -> Any:
     if isinstance(data, EdgeIndex):
-        return data.handle
+        return LocalEdges.of(data.handle)
     if isinstance(data, Rows):
         return plain(data)
     if not isinstance(data, (Data, HeteroData, BaseStorage)):
@@ -153,7 +153,7 @@ def _stores_of(data: Any) -> Any:
 def check_not_local(what: str, data: Any) -> None:
     """Raises a ValueError for data that :func:`local` gave."""
     stores = _stores_of(data) if isinstance(data, (Data, HeteroData, BaseStorage)) else []
-    if any(isinstance(store.get('edge_index'), ShardEdgeIndex) for store in stores):
+    if any(isinstance(store.get('edge_index'), LocalEdges) for store in stores):
         refuse_local(what)
 
 
@@ -234,9 +234,9 @@ def rows_by_type(out: Mapping[str, Any], given: Any) -> dict[str, Any]:
     return {k: v if v is None else tag(v, 0, spaces[k]) for k, v in out.items()}
 
 
-def derived(space: Space, handle: Tensor) -> Space:
+def derived(space: Space, handle: ShardEdges) -> Space:
     """Edges that were made of those of a space, in an order of their own."""
-    return Space(handle.size(1), what='edges made of others', neighbours=space.neighbours)
+    return Space(handle.num_edges, what='edges made of others', neighbours=space.neighbours)
 
 
 lines_of_local: Scoped[list[tuple[str, int] | None] | None] = Scoped(None)
@@ -259,7 +259,7 @@ def local(x: Any) -> Any:
 
     Returns:
         ``[num_own, ...]`` in the order of the rank, with its history. Of data a copy, whose
-        ``edge_index`` has numbers of the rank, a ``ShardEdgeIndex``: all edges into own nodes; own
+        ``edge_index`` has numbers of the rank, a ``LocalEdges``: all edges into own nodes; own
         sources are ``0 .. num_own - 1``, those of other ranks follow. ``num_nodes_total`` is the
         number of nodes of the whole graph.
 

@@ -1,6 +1,6 @@
 """The edge_index of a cut graph as a program sees it: edges of the whole, with ids of the whole.
 
-Convs compute with the ids of their rank (:class:`pyg_sar.shard.edge_index.ShardEdgeIndex`). A
+Convs compute with the ids of their rank (:class:`pyg_sar.shard.edges.ShardEdges`). A
 program means those of the whole graph. :class:`EdgeIndex` shows these and keeps the others for
 convs. Its rows, ``edge_index[0]`` and ``[1]``, are :class:`NodeIds`: rows of edges, with the ids of
 nodes, which remember where these nodes are. So ``x[edge_index[0]]`` is one exchange of halo rows.
@@ -18,10 +18,10 @@ from pyg_sar.comm import with_halo_ids
 from pyg_sar.ground.nested import in_nested, leaves
 from pyg_sar.rows.align import argument, brought, dim_of, listed, own_rows, sizes_in
 from pyg_sar.rows.over_ranks import all_rows, whole
-from pyg_sar.rows.registry import bare_name, is_in_place, name_of
+from pyg_sar.rows.registry import bare_name, is_in_place, name_of, names
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.space import Space
-from pyg_sar.shard.edge_index import ShardEdgeIndex, names
+from pyg_sar.shard.edges import ShardEdges
 from pyg_sar.shard.kept import Kept
 from pyg_sar.shard.shard import Shard
 
@@ -117,7 +117,7 @@ class EdgeIndex(Rows):
         ends: The nodes that they run between.
     """
 
-    handle: ShardEdgeIndex
+    handle: ShardEdges
     ends: Ends
     _whole_ids: Rows | None
 
@@ -163,7 +163,7 @@ class EdgeIndex(Rows):
     def _row(self, row: int) -> Any:
         ends, is_src = self.ends, row == self.handle.is_flipped
         with plainly():
-            local = self.handle.as_subclass(Tensor)[row]
+            local = self.handle.ids[row]
             ids = (ends.source_ids if is_src else ends.dst.ids)(local.device)[local]
             of, shard = (ends.src, ends.shard) if is_src else (ends.dst, None)
             row_ids = node_ids(ids, 0, self._space, of, local, shard)
@@ -172,17 +172,18 @@ class EdgeIndex(Rows):
         return row_ids
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        memo[id(self)] = made = edge_index(self.handle.clone(), self._space, self.ends)
+        handle = self.handle.with_ids(self.handle.ids.clone(), is_whole=self.handle.is_whole)
+        memo[id(self)] = made = edge_index(handle, self._space, self.ends)
         return made
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f'EdgeIndex({self._space!r})'
 
 
-def edge_index(handle: Any, space: Space, ends: Ends) -> EdgeIndex:
+def edge_index(handle: ShardEdges, space: Space, ends: Ends) -> EdgeIndex:
     """The edges of a handle, whose rows are those of `space`."""
     with plainly():
-        out: Any = handle.as_subclass(Tensor).view(handle.shape).as_subclass(EdgeIndex)
+        out = handle.ids.as_subclass(EdgeIndex)
     out._dim, out._space, out.handle, out.ends, out._whole_ids = 1, space, handle, ends, None
     return out
 
@@ -194,18 +195,18 @@ def _values_of(value: Any) -> Any:
 def _kept(edges: EdgeIndex, func: Any, args: Any, kwargs: Any) -> Any:
     """The result, if it still is edges of the graph or one of their rows; else None."""
     name, dim = name_of(func), argument(args, kwargs, 0, 'dim')
-    if (
-        name in _KEEPS_EDGES
-        and func(edges.handle.new_empty(0), *args, **kwargs).dtype == torch.int64
-    ):
-        moved = func(edges.handle, *args, **kwargs)
-        if isinstance(moved, ShardEdgeIndex):
-            return edge_index(moved, edges._space, edges.ends.on(moved.shard))
+    handle = edges.handle
+    if name in _KEEPS_EDGES:
+        with plainly():
+            if func(handle.ids.new_empty(0), *args, **kwargs).dtype == torch.int64:
+                ids = func(handle.ids, *args, **kwargs)
+                moved = handle.with_ids(ids, is_whole=handle.is_whole)
+                return edge_index(moved, edges._space, edges.ends.on(moved.shard))
     if name == '__getitem__':
         return _taken(edges, args[0])
     dims = sizes_in(args, kwargs, 'dims')
     if name == 'flipud' or (name == 'flip' and dims in ([0], [-2])):
-        return edge_index(edges.handle.flip(0), edges._space, edges.ends)
+        return edge_index(handle.flip(), edges._space, edges.ends)
     if name == 'unbind' and dim in (None, 0):
         return edges._row(0), edges._row(1)
     if name == 'index_select':
@@ -254,4 +255,6 @@ def _selected(edges: EdgeIndex, index: Any) -> Any:
             index = brought('indexing', index, space)
         which = own_rows('indexing', index, 0, space)
         made = space.selected(index if isinstance(index, Rows) else which)
-    return edge_index(edges.handle[:, which], made, edges.ends)
+    with plainly():
+        handle = edges.handle.with_ids(edges.handle.ids[:, which])
+    return edge_index(handle, made, edges.ends)

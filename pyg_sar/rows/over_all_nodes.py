@@ -11,12 +11,12 @@ from torch import Tensor
 
 from pyg_sar import over_all_nodes as own
 from pyg_sar.comm import all_gather_alike, all_to_all, in_call, world_size
-from pyg_sar.ground.nested import leaves
-from pyg_sar.rows.attach import as_local
+from pyg_sar.ground.nested import in_nested, leaves
+from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.over_ranks import sum_of_ranks
-from pyg_sar.rows.rows import Rows, tag
+from pyg_sar.rows.rows import Rows, plain, tag
 from pyg_sar.rows.space import Space, rows_of_ranks
-from pyg_sar.shard.edge_index import ShardEdgeIndex, refuse_local
+from pyg_sar.shard.edges import LocalEdges, refuse_local
 
 Function = TypeVar('Function', bound=Callable[..., Any])
 
@@ -117,12 +117,16 @@ def _of_rows(
         given = [each for each in tensors if isinstance(each, Rows)]
         x = args[0] if args else kwargs.get('x')
         is_own = not takes_plain and world_size() > 1 and type(x) is Tensor
-        if is_own or any(isinstance(each, ShardEdgeIndex) for each in tensors):
+        if is_own or any(isinstance(each, LocalEdges) for each in tensors):
             refuse_local(function.__name__)
-        out = function(*as_local(args), **as_local(kwargs))
+        out = function(*in_nested(args, _own), **in_nested(kwargs, _own))
         return as_rows(out, given) if given else out
 
     return call  # type: ignore[return-value]
+
+
+def _own(value: Any) -> Any:
+    return value.handle if isinstance(value, EdgeIndex) else plain(value)
 
 
 def _like(out: Tensor, rows: Rows) -> Any:

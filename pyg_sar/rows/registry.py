@@ -42,6 +42,11 @@ def rule_of(func: Any) -> Rule:
     return known_rules[func]
 
 
+def names(text: str) -> frozenset[str]:
+    """The words of a text."""
+    return frozenset(text.split())
+
+
 @cache
 def name_of(func: Any) -> str:
     """What a function is called in messages and rules; of an attribute its name."""

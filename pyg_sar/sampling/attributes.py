@@ -19,7 +19,7 @@ from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.comm import agree, check_equal
 from pyg_sar.compiled.installed import loops
-from pyg_sar.shard.edge_index import ShardEdgeIndex
+from pyg_sar.shard.edges import LocalEdges, ShardEdges
 from pyg_sar.shard.format.file_names import EdgeKey, NodeKey
 from pyg_sar.shard.read.read_shard import of_whole
 
@@ -56,17 +56,16 @@ def check_data(data: object, world_size: int, loader: str) -> None:
         raise ValueError("'data' must have edges (got none)")
     for key, store in stores.items():
         edges = store.get('edge_index')
-        is_shard = isinstance(edges, ShardEdgeIndex) and edges.is_whole and not edges.is_flipped
-        if not is_shard or edges.shard.e_id is None or edges.shard.n_id is None:
+        if not isinstance(edges, LocalEdges) or not _is_as_loaded(edges.handle):
             raise ValueError(
                 f"'data' must have the edge_index{_of(key)} of pyg_sar.load_shard, unchanged (got "
                 f'{type(edges).__name__}); leave out edges before partitioning, and sample a graph '
                 f'that is not cut with torch_geometric.loader.{loader}'
             )
-        if edges.shard.world_size != world_size:
+        if edges.handle.shard.world_size != world_size:
             raise ValueError(
                 f"'data' must be a shard of one of {world_size} ranks, as there are (got one of "
-                f'{edges.shard.world_size})'
+                f'{edges.handle.shard.world_size})'
             )
     for stores_of, name in ((node_stores(data), 'n_id'), (stores, 'e_id')):
         for each, store in stores_of.items():
@@ -74,6 +73,11 @@ def check_data(data: object, world_size: int, loader: str) -> None:
                 raise ValueError(
                     f"'data' must have '{name}'{_of(each)}, as load_shard gives it (got none)"
                 )
+
+
+def _is_as_loaded(handle: ShardEdges) -> bool:
+    has_ids = handle.shard.e_id is not None and handle.shard.n_id is not None
+    return has_ids and handle.is_whole and not handle.is_flipped
 
 
 @dataclass(frozen=True, eq=False)

@@ -132,7 +132,7 @@ def build(
     Raises ValueError on all ranks, if times or weights are missing or wrong on one.
     """
     nodes, error = _nodes(data), None
-    shards = {key: store.edge_index.shard for key, store in edge_stores(data).items()}
+    shards = {key: store.edge_index.handle.shard for key, store in edge_stores(data).items()}
     times: dict[NodeKey, Tensor] = {}
     edge_times: dict[EdgeKey, Tensor] = {}
     weights: dict[EdgeKey, Tensor] = {}
@@ -160,7 +160,7 @@ def build(
             halo = exchange_of(shard).fetch_all(there)
             told = [torch.cat([t, h.to(t.device)]) for t, h in zip(told, halo, strict=True)]
         at = data[key].edge_index if isinstance(data, HeteroData) else data.edge_index
-        src_row, dst_row = at.as_subclass(Tensor).cpu()
+        src_row, dst_row = at.handle.ids.cpu()
         time = told[1][src_row] if src in times else edge_times.get(key)
         dst_row = nodes[dst].positions(dst_row) - nodes[dst].first
         e_id = shard.e_id.cpu().numpy()
@@ -191,7 +191,7 @@ def _nodes(data: Data | HeteroData) -> dict[NodeKey, Nodes]:
     """The nodes of every type (collective: a small all-gather)."""
     own: dict[NodeKey, tuple[tuple[int, ...], Tensor | None]] = {}
     for key, store in edge_stores(data).items():
-        shard = store.edge_index.shard
+        shard = store.edge_index.handle.shard
         src, dst = ends_of(key)
         if shard.cut is not None:
             own[src], own[dst] = ((end.ptr, end.nodes) for end in shard.cut)

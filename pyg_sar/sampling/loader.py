@@ -92,7 +92,7 @@ class Loader:
             read_others(self._name, others, given)
             check_data(data, world_size(), self._name)
             stores = edge_stores(data)
-            shard = next(iter(stores.values())).edge_index.shard
+            shard = next(iter(stores.values())).edge_index.handle.shard
             num_parts = shard.num_parts if shard.cut is None else shard.cut[0].num_parts
             given['batch_size'] = batch_size_of(given, num_parts)
             check_kinds(given)

@@ -10,30 +10,30 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pyg_sar.shard.edge_index import ShardEdgeIndex
+from pyg_sar.shard.edges import ShardEdges
 from pyg_sar.shard.shard import Shard, make_steps
 
 
 def join_relations(
-    edge_indices: Sequence[ShardEdgeIndex],
+    handles: Sequence[ShardEdges],
     src_offsets: Sequence[int],
     dst_offsets: Sequence[int],
     num_dst: int,
-) -> ShardEdgeIndex:
+) -> ShardEdges:
     """The edges of several relations, one relation after another, as one bipartite graph.
 
     Own sources are those of the relations one after another, at the given offsets; so are own
     destinations. Every rank's parts count as one part.
 
     Args:
-        edge_indices: Handles of relations of one partition, at least one.
+        handles: Edges of relations of one partition, at least one.
         src_offsets: Where each relation's own sources start; they fill all rows in this order.
         dst_offsets: Where the own nodes of each relation's destination type start.
         num_dst: Own destinations of all types.
     """
-    shards = [edge_index.shard for edge_index in edge_indices]
+    shards = [handle.shard for handle in handles]
     first = shards[0]
-    world_size, device = first.world_size, edge_indices[0].device
+    world_size, device = first.world_size, handles[0].ids.device
     num_own = sum(shard.num_own for shard in shards)
     # The joint id of every local source of a relation: own ones, then the halo, which is joined by
     # owner and then by relation.
@@ -47,8 +47,8 @@ def join_relations(
             of_relation.append(torch.arange(num_own + start, num_own + end))
         halo_ptr.append(end)
     edges = []
-    for edge_index, of_relation, offset in zip(edge_indices, ids, dst_offsets, strict=True):
-        src, dst = edge_index.as_subclass(Tensor)
+    for handle, of_relation, offset in zip(handles, ids, dst_offsets, strict=True):
+        src, dst = handle.ids
         edges.append(torch.stack([torch.cat(of_relation).to(device)[src], dst + offset]))
 
     def sent(reader: int, _: int) -> Tensor:
@@ -75,4 +75,4 @@ def join_relations(
         steps=make_steps(first.rank, world_size, halo_ptr, sent),
         dst_rows=num_dst,
     )
-    return ShardEdgeIndex.wrap(whole, shard, is_whole=False)
+    return ShardEdges(whole, shard)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pyg_sar.evictable import place_of
 from pyg_sar.shard.bags import MAX_EDGES, Bags, compacted, make_bags
-from pyg_sar.shard.edge_index import ShardEdgeIndex
+from pyg_sar.shard.edges import ShardEdges
 from pyg_sar.shard.kept import Kept
 from pyg_sar.shard.rows_at import rows_at, write_rows_at
 from pyg_sar.shard.shard import Shard
@@ -136,11 +136,11 @@ class Plan:
 
 
 @torch.inference_mode(False)  # a plan outlives the caller's mode
-def _make_plan(edge_index: Tensor, shard: Shard) -> Plan:
-    plain = edge_index.as_subclass(Tensor)
+def _make_plan(handle: ShardEdges) -> Plan:
+    plain, shard = handle.ids, handle.shard
     ptr: Sequence[int] = shard.block_ptr
     perm = None
-    is_whole = isinstance(edge_index, ShardEdgeIndex) and edge_index.is_whole
+    is_whole = handle.is_whole
     if not is_whole or shard.is_whole_graph:
         plain = plain.detach()
         plain = plain.clone() if plain.is_inference() else plain
@@ -207,16 +207,17 @@ def _source_part(src: Tensor, shard: Shard) -> Tensor:
     return torch.tensor(parts, device=src.device)[place]
 
 
-def plan_of(edge_index: Tensor, shard: Shard) -> Plan:
-    """The blocks of `edge_index`, remembered by its content.
+def plan_of(handle: ShardEdges) -> Plan:
+    """The blocks of edges, remembered by their content.
 
-    It is int64 ``[2, E]`` in local ids of `shard`: the shard's own, or derived from it. Raises
-    ValueError if an id is out of range, or a destination is not an own node.
+    Row 0 holds their sources. Raises ValueError if an id is out of range, or a destination is not
+    an own node.
     """
+    shard = handle.shard
     plans = PLANS.of(shard, list)
-    plan = next((p for p in reversed(plans) if _is_of(p, edge_index)), None)
+    plan = next((p for p in reversed(plans) if _is_of(p, handle.ids)), None)
     if plan is None:
-        plan = _make_plan(edge_index, shard)
+        plan = _make_plan(handle)
     else:
         plans.remove(plan)
     plans.append(plan)  # most recently used last
@@ -226,21 +227,21 @@ def plan_of(edge_index: Tensor, shard: Shard) -> Plan:
     return plan
 
 
-def _is_of(plan: Plan, given: Tensor) -> bool:
-    own, edge_index = plan.edge_index, given.as_subclass(Tensor)
-    if own.shape != edge_index.shape or own.device != edge_index.device:
+def _is_of(plan: Plan, ids: Tensor) -> bool:
+    own = plan.edge_index
+    if own.shape != ids.shape or own.device != ids.device:
         return False
     if plan.version != own._version:  # changed in place since
         return False
-    if place_of(own) == place_of(edge_index) and own.stride() == edge_index.stride():
+    if place_of(own) == place_of(ids) and own.stride() == ids.stride():
         return True
-    if edge_index.device.type == 'cpu' or edge_index.is_inference():
-        return torch.equal(own, edge_index)
+    if ids.device.type == 'cpu' or ids.is_inference():
+        return torch.equal(own, ids)
     # Comparing contents waits for a device, and a conv asks for the same edges twice.
     found, version = _EQUAL.get(plan) or (None, None)
-    if found is not None and found() is given and version == edge_index._version:
+    if found is not None and found() is ids and version == ids._version:
         return True
-    is_equal = torch.equal(own, edge_index)
+    is_equal = torch.equal(own, ids)
     if is_equal:
-        _EQUAL.put(plan, (ref(given), edge_index._version))
+        _EQUAL.put(plan, (ref(ids), ids._version))
     return is_equal

@@ -10,7 +10,7 @@ from torch_geometric.transforms import BaseTransform
 
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.rows import inside
-from pyg_sar.shard.edge_index import ShardEdgeIndex
+from pyg_sar.shard.edges import LocalEdges
 
 _BY_ROW = {
     *('Compose', 'ComposeFilters', 'Constant', 'ToDevice'),
@@ -42,7 +42,7 @@ def refuse_on_parts() -> None:
         is_known = type(self).__module__.startswith('torch_geometric.') and name not in _BY_ROW
         if not is_known or not isinstance(data, BaseData):
             return call(self, data)
-        if _has(ShardEdgeIndex, data):
+        if _has(LocalEdges, data):
             raise ValueError(f'T.{name} means nothing on a cut graph: {_instead(name)}')
         if not _has(EdgeIndex, data):
             return call(self, data)

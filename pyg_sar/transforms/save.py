@@ -25,7 +25,7 @@ from pyg_sar.checkpoint.all_or_none import together
 from pyg_sar.comm import agree, check_equal, in_call
 from pyg_sar.partitioner.graph.attributes import label_facts
 from pyg_sar.rows.attach import as_local, check_not_local
-from pyg_sar.shard.edge_index import ShardEdgeIndex
+from pyg_sar.shard.edges import LocalEdges
 from pyg_sar.shard.format.checksums import file_checksum
 from pyg_sar.shard.format.file_names import META_FILE, NODE_ATTRS_FILE, part_dir
 from pyg_sar.shard.format.meta import meta_text, read_meta, row_type
@@ -65,7 +65,7 @@ def save_node_attrs(data: Data, names: Sequence[str], *, overwrite: bool = False
     check_not_local('save_node_attrs', data)
     data, names = as_local(data), list(dict.fromkeys(names))
     together(lambda: _check_data(data, names))
-    shard = data.edge_index.shard
+    shard = data.edge_index.handle.shard
     row_types = {name: row_type(data[name]) for name in names}
     check_equal('node attributes', agree(row_types))
 
@@ -89,12 +89,12 @@ def _check_data(data: Data, names: list[str]) -> None:
             f'expected the Data of a homogeneous graph (got a {type(data).__name__}; attributes of '
             'typed nodes are written by the partitioner only)'
         )
-    if not isinstance(data.edge_index, ShardEdgeIndex):
+    if not isinstance(data.edge_index, LocalEdges):
         raise ValueError(
             f'expected the data that pyg_sar.load_shard gave (got an edge_index of type '
             f'{type(data.edge_index).__name__})'
         )
-    shard = data.edge_index.shard
+    shard = data.edge_index.handle.shard
     for name in names:
         if name in _LOADED_BY_OTHER_NAMES:
             raise ValueError(f"expected the name of a new node attribute (got '{name}')")

@@ -51,7 +51,7 @@ def _values(ids: Tensor) -> list[Tensor]:
 
 def _block_ids(data: Data) -> list[Tensor]:
     """The global ids that the rows of every block must have, from the files of all parts."""
-    shard = data.edge_index.shard
+    shard = data.edge_index.handle.shard
     if shard.is_whole_graph:
         return [torch.arange(shard.num_own)]
     parts = [
@@ -59,7 +59,7 @@ def _block_ids(data: Data) -> list[Tensor]:
         for p in range(shard.num_parts)
     ]
     ids = []
-    for block in plan_of(data.edge_index, shard).blocks:
+    for block in plan_of(data.edge_index.handle).blocks:
         n_id = parts[block.part]['n_id']
         if block.part not in shard.parts:
             ptr, pos = (parts[block.part][f'boundary_{name}'] for name in ('ptr', 'pos'))
@@ -70,7 +70,7 @@ def _block_ids(data: Data) -> list[Tensor]:
 
 
 def _check_fetch(data: Data, depth: int = 1, *, keep: bool = False) -> None:
-    exchange = Exchange(data.edge_index.shard, depth=depth)
+    exchange = Exchange(data.edge_index.handle.shard, depth=depth)
     want = [_values(ids) for ids in _block_ids(data)]
     kept = []
     for _ in range(2):
@@ -87,10 +87,10 @@ def _check_fetch(data: Data, depth: int = 1, *, keep: bool = False) -> None:
 
 def _in_halo_order(data: Data, of_blocks: list[list[Tensor]]) -> list[Tensor]:
     """The rows of the remote blocks by the part that owns them."""
-    shard = data.edge_index.shard
+    shard = data.edge_index.handle.shard
     by_part = {
         block.part: rows
-        for block, rows in zip(plan_of(data.edge_index, shard).blocks, of_blocks, strict=True)
+        for block, rows in zip(plan_of(data.edge_index.handle).blocks, of_blocks, strict=True)
         if block.part not in shard.parts
     }
     if not by_part:
@@ -157,7 +157,7 @@ def _relative_error(ax: list[Tensor], y: list[Tensor], x: list[Tensor], aty: lis
 
 def _check_adjoints(data: Data) -> None:
     """fetch, fetch_all, with_halo and from_halo, each against its way back."""
-    exchange = Exchange(data.edge_index.shard)
+    exchange = Exchange(data.edge_index.handle.shard)
     torch.manual_seed(dist.get_rank())
     n = exchange.shard.num_own
     num_local = n + exchange.shard.num_halo
@@ -248,15 +248,15 @@ def test_without_other_processes():
 def test_depth_must_be_positive(data):
     for depth in (0, -1):
         with pytest.raises(ValueError, match=rf"'depth' .*{depth}"):
-            Exchange(data.edge_index.shard, depth=depth)
+            Exchange(data.edge_index.handle.shard, depth=depth)
 
 
 @pytest.mark.parametrize('world_size', [1, 3])
 @on_ranks(num_parts=3, is_local=True)
 def test_another_ranks_shard(data, world_size):
     """It has neighbours that this process does not have."""
-    own, root = dist.get_rank(), data.edge_index.shard.root
-    other = read_shard(root, (own + 1) % 3, 3).edge_index.shard
+    own, root = dist.get_rank(), data.edge_index.handle.shard.root
+    other = read_shard(root, (own + 1) % 3, 3).edge_index.handle.shard
     with pytest.raises(ValueError, match=f'rank {own} of {world_size}'):
         Exchange(other)
 
@@ -264,7 +264,7 @@ def test_another_ranks_shard(data, world_size):
 @on_ranks(is_local=True)
 def test_a_process_group_of_its_own(data):
     """The user's own collectives in between cross nothing."""
-    exchange = Exchange(data.edge_index.shard, depth=2)
+    exchange = Exchange(data.edge_index.handle.shard, depth=2)
     want = [_values(ids)[0] for ids in _block_ids(data)]
     for (rows,), expected in zip(exchange.fetch([_values(data.n_id)[0]]), want, strict=True):
         total = torch.ones(3)

@@ -116,7 +116,7 @@ def _rows_of(shard: Any) -> list[list[int]]:
 @on_ranks(is_local=True)
 def test_one_message_per_step(data, world_size, num_parts, kind):
     """Exactly one receive per non-empty step, of exactly the rows that are read."""
-    shard = data.edge_index.shard
+    shard = data.edge_index.handle.shard
     exchange, rows = Exchange(shard), _rows_of(shard)
     x = torch.randn(shard.num_own, 3)
     with _counted() as forward:

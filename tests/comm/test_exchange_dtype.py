@@ -55,7 +55,7 @@ def _same(found: list[Tensor], expected: list[Tensor]) -> bool:
 @pytest.mark.parametrize(('world_size', 'num_parts'), LAYOUTS)
 @on_ranks(is_local=True)
 def test_rows_are_rounded_and_own_rows_are_not(data, world_size, num_parts, dtype, keep):
-    shard = data.edge_index.shard
+    shard = data.edge_index.handle.shard
     torch.manual_seed(dist.get_rank())
     values = _values(shard.num_own)
     exact, narrow = Exchange(shard), Exchange(shard, depth=1 + keep, dtype=dtype)
@@ -78,7 +78,7 @@ def test_rows_are_rounded_and_own_rows_are_not(data, world_size, num_parts, dtyp
 @on_ranks(is_local=True)
 def test_gradients_are_rounded_once_and_summed_in_full(data, world_size, num_parts, dtype):
     """Bit for bit what an exact exchange makes of rounded rows: nothing is summed in half."""
-    shard = data.edge_index.shard
+    shard = data.edge_index.handle.shard
     torch.manual_seed(dist.get_rank())
     exact, narrow = Exchange(shard), Exchange(shard, dtype=dtype)
     shapes = [(3,), (2, 2)]
@@ -198,7 +198,7 @@ def test_ranks_with_other_dtypes(data):
 @on_ranks(2, is_local=True)
 def test_half_rows_stay_as_they_are(data):
     """Nothing narrower to send: a bfloat16 model is not turned into a float16 one."""
-    shard = data.edge_index.shard
+    shard = data.edge_index.handle.shard
     x = torch.full((shard.num_own, 2), 1e30, dtype=torch.bfloat16)  # infinite in float16
     (halo,) = Exchange(shard, dtype=torch.float16).fetch_all([x])
     assert halo.numel() > 0

@@ -149,7 +149,7 @@ def test_other_numbers_beside_rows(tmp_path, kind):
 def _rows_of_two_layers(root: str) -> str:
     data = pyg_sar.local(pyg_sar.load_shard(root))
     set_timeout(timedelta(seconds=5))
-    exchange = Exchange(data.edge_index.shard)
+    exchange = Exchange(data.edge_index.handle.shard)
     rank = dist.get_rank()
     with in_layer(f"layer 'convs.{min(rank, 1)}'"):
         return attempt(lambda: list(exchange.fetch([torch.ones(len(data.x), 6)])))

@@ -21,15 +21,16 @@ LAYOUTS = [(1, 1), (1, 3), (2, 2), (3, 3), (2, 6), (4, 4), (4, 8)]
 @pytest.mark.parametrize(('world_size', 'num_parts'), LAYOUTS)
 @on_ranks(by='threads', is_local=True)
 def test_the_way_back_is_the_adjoint(data, world_size, num_parts):
-    shard = data.edge_index.shard
-    rev = reverse(data.edge_index, shard)
+    handle = data.edge_index.handle
+    shard = handle.shard
+    rev = reverse(handle.ids, shard)
     generator = torch.Generator().manual_seed(shard.rank)
 
     def normal(rows: int) -> Tensor:
         values = torch.randn(rows, 2, dtype=torch.float64, generator=generator)
         return values.requires_grad_()
 
-    x, y = normal(data.edge_index.size(1)), normal(rev.edge_index.size(1))
+    x, y = normal(handle.num_edges), normal(rev.edge_index.num_edges)
     moved, returned = rev.edges.to_reversed(x), rev.edges.to_forward(y)
     (grad_x,) = torch.autograd.grad(moved, x, y.detach())
     (grad_y,) = torch.autograd.grad(returned, y, x.detach())
@@ -45,9 +46,9 @@ def test_the_way_back_is_the_adjoint(data, world_size, num_parts):
 @pytest.mark.parametrize(('world_size', 'num_parts'), LAYOUTS)
 @on_ranks(by='threads', is_local=True)
 def test_a_sum_is_that_of_the_transposed_matrix(data, world_size, num_parts, kind, one_shot):
-    rev = reverse(data.edge_index, data.edge_index.shard)
+    rev = reverse(data.edge_index.handle.ids, data.edge_index.handle.shard)
     weight = rev.edges.to_reversed(data.edge_weight)
-    x, plan = data.x.requires_grad_(), plan_of(rev.edge_index, rev.shard)
+    x, plan = data.x.requires_grad_(), plan_of(rev.edge_index)
     out = weighted_sum(x, weight, plan, Exchange(rev.shard), one_shot=one_shot)
     (grad,) = torch.autograd.grad(out.square().sum(), x)
 

@@ -138,8 +138,7 @@ def test_what_torch_does_not_see_is_seen(data, changing, has_weight):
 @on_ranks(1, 3)
 def test_freed_with_the_features(data):
     conv = pyg_sar.SARConv(pyg.SAGEConv(6, 5).double())
-    handle = data.edge_index.handle
-    plan = plan_of(handle, handle.shard)
+    plan = plan_of(data.edge_index.handle)
     x = data.x.clone()
     conv(x, data.edge_index)
     assert len(SUMS.get(plan)) == 1

@@ -23,7 +23,8 @@ from pyg_sar.describe import verify_partition
 from pyg_sar.partitioner.on_disk.mapped import Scratch
 from pyg_sar.partitioner.sources.saved import read_saved
 from pyg_sar.partitioner.sources.sources import load_source
-from pyg_sar.shard.edge_index import ShardEdgeIndex
+from pyg_sar.rows.attach import as_rows_of_graph
+from pyg_sar.shard.edges import LocalEdges
 from pyg_sar.shard.format.checksums import folder_checksums
 from pyg_sar.shard.format.meta import signed
 from pyg_sar.shard.plan import plan_of
@@ -191,9 +192,10 @@ def _comparable(data: Data | HeteroData) -> Any:
     out = []
     for store in data.stores:
         for name, value in store.items():
-            if isinstance(value, ShardEdgeIndex):
-                steps = [(s.recv_rows, s.send_index.clone()) for s in value.shard.steps]
-                out += [(name, value.as_subclass(Tensor).clone()), (name, value.shard.halo_ptr)]
+            if isinstance(value, LocalEdges):
+                ids, shard = value.handle.ids, value.handle.shard
+                steps = [(s.recv_rows, s.send_index.clone()) for s in shard.steps]
+                out += [(name, ids.clone()), (name, shard.halo_ptr)]
                 out += [(name, *step) for step in steps]
             else:
                 out.append((name, value.clone() if isinstance(value, Tensor) else value))
@@ -213,7 +215,7 @@ def _use(data: Data | HeteroData, rng: random.Random) -> None:
     for store in data.stores:
         if 'edge_index' not in store:
             continue
-        plan = plan_of(store.edge_index, store.edge_index.shard)
+        plan = plan_of(store.edge_index.handle)
         for block in plan.blocks:
             rows = torch.ones(block.num_rows, 2)
             by_dst, by_src = block.by_dst, block.by_src
@@ -222,9 +224,11 @@ def _use(data: Data | HeteroData, rng: random.Random) -> None:
         for step in plan.shard.steps:
             torch.ones(plan.shard.num_own, 2)[step.send_index]
         assert store['e_id'].dtype == torch.int64
-    if isinstance(data, Data) and data.edge_index.shard.world_size == 1 and rng.random() < 0.2:
+    shard = data.edge_index.handle.shard if isinstance(data, Data) else None
+    if shard is not None and shard.world_size == 1 and rng.random() < 0.2:
         conv = pyg_sar.SARConv(SAGEConv(3, 2))
-        conv(torch.ones(data.edge_index.shard.num_own, 3), data.edge_index).sum().backward()
+        edge_index = as_rows_of_graph(data).edge_index
+        conv(torch.ones(shard.num_own, 3), edge_index).sum().backward()
 
 
 def _sum(rows: Tensor, bags: Any) -> None:

@@ -99,10 +99,6 @@ def jacobian(data: Any, rank: int) -> None:
     torch.func.jacrev(result)(dict(model.named_parameters()))
 
 
-def largest_id_of_a_part(data: Any, rank: int) -> None:
-    pyg_sar.local(data).edge_index.max()
-
-
 def saves_rows(data: Any, rank: int) -> None:
     torch.save(data.x, io.BytesIO())
 
@@ -181,9 +177,6 @@ IN_STEP: dict[str, Mistake] = {
     ),
     'torch.func.grad': Mistake(gradient_of_torch_func, 'torch.func (grad', 'use backward()'),
     'torch.func.jacrev': Mistake(jacobian, 'torch.func (grad, vmap, jacrev', 'use backward()'),
-    "max of a rank's edge_index": Mistake(
-        largest_id_of_a_part, "'max' of a rank's edge_index", 'the edge_index of pyg_sar.load_shard'
-    ),
     'torch.save of rows': Mistake(saves_rows, 'cannot be pickled', 'pyg_sar.gather(x)'),
     'numpy of rows': Mistake(numpy_of_rows, "'numpy' of rows", 'pyg_sar.gather(x)'),
     "PyG's NeighborLoader": Mistake(

@@ -209,7 +209,7 @@ def _structure(root: Path, wanted: str) -> list[Any]:
     assert len(layers) == len(list(layers)) == 3
     answer: list[Any] = []
     for layer, after in zip(layers, [*list(layers)[1:], None], strict=True):
-        handle = pyg_sar.local(layer.edge_index)
+        handle = layer.edge_index.handle
         shard = handle.shard
         assert handle.is_whole or shard.world_size == 1
         assert layer.num_dst == (after.num_src if after else output_nodes.numel())
@@ -219,13 +219,13 @@ def _structure(root: Path, wanted: str) -> list[Any]:
         nodes = input_nodes[: layer.num_src]
         edges = whole(layer.edges)
         assert torch.equal(nodes[whole(layer.edge_index)], whole(data.edge_index)[:, edges])
-        halo = handle.as_subclass(Tensor)[0].unique()
+        halo = handle.ids[0].unique()
         assert int((halo >= shard.num_own).sum()) == shard.num_halo
         # As if its blocks were found by sorting.
-        plan = plan_of(handle, shard)
+        plan = plan_of(handle)
         shard.kept.clear()
         for block, found in zip(
-            plan.blocks, plan_of(handle.as_subclass(Tensor).clone(), shard).blocks, strict=True
+            plan.blocks, plan_of(handle.with_ids(handle.ids.clone())).blocks, strict=True
         ):
             assert torch.equal(block.edge_index, found.edge_index)
         answer.append((edges, nodes))
@@ -334,7 +334,7 @@ def test_convs_that_read_more_than_the_layer_has_are_refused(
 
 def _wrong(root: Path) -> list[str]:
     data = pyg_sar.load_shard(root)
-    shard = pyg_sar.local(data.edge_index).shard
+    shard = data.edge_index.handle.shard
     is_last = shard.rank == shard.world_size - 1
     mask, num_nodes = data.train_mask, data.num_nodes
     plain = Data(edge_index=torch.zeros(2, 0, dtype=torch.int64))
@@ -361,7 +361,7 @@ def test_wrong_arguments_raise_on_all_ranks(world_size: int, tmp_path: Path) -> 
         *answers, strict=True
     )
     assert_all_raise(plain, 'ValueError', "'data'", 'got Tensor')
-    assert_all_raise(local, 'ValueError', "'data'", 'got ShardEdgeIndex')
+    assert_all_raise(local, 'ValueError', "'data'", 'got LocalEdges')
     assert_all_raise(again, 'ValueError', "'data'")
     assert_all_raise(mask, 'ValueError', "'nodes'", 'torch.bool')
     assert_all_raise(ids, 'ValueError', "'nodes'")

@@ -34,7 +34,7 @@ def test_statistics_are_those_of_the_loaded_shards(parts: Path, num_ranks: int) 
     assert (cut.how, len(cut.ranks)) == ('this folder', num_ranks)
     for rank, sizes in enumerate(cut.ranks):
         data = read_shard(parts, rank, num_ranks)
-        shard = data.edge_index.shard
+        shard = data.edge_index.handle.shard
         assert (sizes.num_own, sizes.num_edges) == (shard.num_own, shard.num_edges)
         assert sizes.num_halo == shard.num_halo
         assert sizes.halo == tuple(step.recv_rows for step in shard.steps)
@@ -47,7 +47,7 @@ def test_statistics_are_those_of_the_loaded_shards(parts: Path, num_ranks: int) 
 
 def test_merged_parts_are_close_to_the_loaded_shards(parts: Path) -> None:
     for rank, sizes in enumerate(read_statistics(parts).at(2).ranks):
-        shard = read_shard(parts, rank, 2).edge_index.shard
+        shard = read_shard(parts, rank, 2).edge_index.handle.shard
         assert (sizes.num_own, sizes.num_edges) == (shard.num_own, shard.num_edges)
         assert sum(sizes.halo_edges) == shard.num_edges - sum(sizes.own_edges)
         assert sizes.num_halo == pytest.approx(shard.num_halo, rel=0.1)
@@ -146,8 +146,8 @@ def test_rows_and_sums_that_travel_are_counted_in_the_cut(tmp_path: Path) -> Non
     summary = pyg_sar.partition_graph(data, 4, tmp_path / 'parts')
     found = 0
     for part in range(4):
-        handle = read_shard(tmp_path / 'parts', part, 4).edge_index
-        found += sum(cover_of(b).size for b in plan_of(handle, handle.shard).blocks[1:])
+        handle = read_shard(tmp_path / 'parts', part, 4).edge_index.handle
+        found += sum(cover_of(b).size for b in plan_of(handle).blocks[1:])
     assert summary.cover_rows == found < 0.5 * summary.communication_volume
     assert f'with sums of rows     {found:,} rows per layer' in str(summary)
     cut = read_statistics(tmp_path / 'parts').at(4)

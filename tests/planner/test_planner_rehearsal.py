@@ -47,7 +47,7 @@ def test_rehearsal_is_what_a_rank_of_equal_ranks_does(name: str, mode: Any) -> N
 
 def _whole_graph(data: Data, world_size: int) -> tuple[Tensor, Tensor]:
     """All ranks beside each other: each reads of the others what others read of it."""
-    shard, n = data.edge_index.shard, data.num_nodes
+    shard, n = data.edge_index.handle.shard, data.num_nodes
     src, dst = data.edge_index.as_subclass(Tensor)
     edges = []
     for rank in range(world_size):

@@ -54,7 +54,7 @@ def _train(root: str, level: Any) -> tuple[str, list[torch.Tensor], list[Any]]:
             set_log('off')
     assert hook.watchers == ()
     assert logging.getLogger('pyg_sar').level == logging.NOTSET
-    shard = pyg_sar.local(data.edge_index).shard
+    shard = data.edge_index.handle.shard
     steps = [(step.part, step.recv_rows, step.send_index.numel()) for step in shard.steps]
     return err.getvalue(), found, [steps, shard.num_edges, shard.num_own, shard.num_halo]
 

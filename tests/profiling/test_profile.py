@@ -84,7 +84,7 @@ def _counts(passes: Any) -> tuple[int, ...]:
 
 def _expected(data: Data, *, reverse: bool = False, times: int = 1, width: int = 8) -> Any:
     """What travels when every halo row does, `times` times, from the shard's own numbers."""
-    shard = pyg_sar.local(data.edge_index).shard
+    shard = data.edge_index.handle.shard
     sent = sum(step.send_index.numel() for step in shard.steps)
     rows = (sent, shard.num_halo) if reverse else (shard.num_halo, sent)
     return tuple(times * n for n in (*rows, *(n * WIDTH * width for n in rows)))

@@ -18,7 +18,7 @@ from torch_geometric.data import Data
 
 import pyg_sar
 from pyg_sar.describe import verify_partition
-from pyg_sar.shard.edge_index import ShardEdgeIndex
+from pyg_sar.shard.edges import LocalEdges
 from pyg_sar.shard.read.read_shard import read_shard
 
 pytestmark = pytest.mark.filterwarnings('ignore:Sparse CS. tensor support is in beta')
@@ -66,10 +66,10 @@ def _check_attributes(drawn: Drawn, data: Any) -> None:
 def _halo_ids(shards: list[Any], rank: int, drawn: Drawn, key: Any) -> Tensor:
     """Ids of the rows that a rank receives, as the senders pick them."""
     src_key = None if key is None else key[0]
-    mine = drawn.store(shards[rank], key).edge_index.shard
+    mine = drawn.store(shards[rank], key).edge_index.handle.shard
     halo = torch.full((mine.num_halo,), -1)
     for number, step in enumerate(mine.steps):
-        sender = drawn.store(shards[step.recv_rank], key).edge_index.shard
+        sender = drawn.store(shards[step.recv_rank], key).edge_index.handle.shard
         sent = sender.steps[number]
         assert sent.send_rank == rank
         assert sent.send_index.numel() == step.recv_rows
@@ -85,9 +85,9 @@ def _check_edges(drawn: Drawn, shards: list[Any], key: Any) -> None:
     check_once([drawn.store(data, key)['e_id'] for data in shards], drawn.edges[key].size(1))
     for rank, data in enumerate(shards):
         store, edge_index = drawn.store(data, key), drawn.store(data, key).edge_index
-        shard = edge_index.shard
-        assert isinstance(edge_index, ShardEdgeIndex)
-        assert edge_index.is_whole
+        shard = edge_index.handle.shard
+        assert isinstance(edge_index, LocalEdges)
+        assert edge_index.handle.is_whole
         assert edge_index.dtype == torch.int64
         assert edge_index.shape == (2, store['e_id'].numel()) == (2, shard.num_edges)
         assert (shard.rank, shard.world_size, shard.num_parts) == (

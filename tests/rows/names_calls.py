@@ -25,7 +25,7 @@ import torch
 from some_functions import made_functions
 from torch import Tensor
 
-from pyg_sar.shard.edge_index import names as words
+from pyg_sar.rows.registry import names as words
 
 
 class Given:

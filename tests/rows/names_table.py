@@ -27,8 +27,8 @@ from torch import Tensor
 
 import pyg_sar
 from pyg_sar.comm import agree
+from pyg_sar.rows.registry import names as words
 from pyg_sar.rows.rows import Rows, plainly, slices_read
-from pyg_sar.shard.edge_index import names as words
 
 NUM_PARTS = 3
 Label = tuple[str, str, str]

@@ -10,7 +10,7 @@ from few import few
 from names_calls import MAKERS, NAMES, SKIPPED
 from names_table import Label, Verdict, faults, in_processes, labels, verdicts_of
 
-from pyg_sar.shard.edge_index import names
+from pyg_sar.rows.registry import names
 
 NUM_PARTS = 64
 OF_A_MODE = 256

@@ -19,6 +19,7 @@ from torch_geometric.utils import add_remaining_self_loops, add_self_loops, remo
 
 from pyg_sar import partition_graph
 from pyg_sar.shard.bags import Bags
+from pyg_sar.shard.edges import ShardEdges
 from pyg_sar.shard.plan import PLANS, Block, Plan, plan_of
 from pyg_sar.shard.read.read_shard import read_shard
 
@@ -42,7 +43,7 @@ def _permuted(edge_index: Tensor) -> Tensor:
 DERIVED: dict[str, Callable[[Tensor, int], Tensor]] = {
     'whole': lambda e, n: e,
     'clone': lambda e, n: e.clone(),
-    'plain': lambda e, n: e.as_subclass(Tensor),
+    'not known to be whole': lambda e, n: e,
     'loops removed': lambda e, n: remove_self_loops(e)[0],
     'loops added': lambda e, n: add_self_loops(e, num_nodes=n)[0],
     'loops replaced': lambda e, n: add_remaining_self_loops(e, num_nodes=n)[0],
@@ -61,7 +62,6 @@ def _positions(block: Block, num_edges: int) -> list[int]:
 
 def _check_plan(plan: Plan, edge_index: Tensor) -> None:
     shard = plan.shard
-    edge_index = edge_index.as_subclass(Tensor)
     num_edges = edge_index.size(1)
     assert plan.num_edges == num_edges
     assert type(plan.edge_index) is Tensor
@@ -102,36 +102,38 @@ def _check_bags(bags: Bags, found: Tensor, places: list[int], rows: Tensor, cols
 @pytest.mark.parametrize('derived', few(DERIVED))
 def test_blocks_partition_the_edges(shards, derived):
     for data in shards:
-        shard = data.edge_index.shard
-        edge_index = DERIVED[derived](data.edge_index, shard.num_own)
-        _check_plan(plan_of(edge_index, shard), edge_index)
+        shard = data.edge_index.handle.shard
+        edge_index = DERIVED[derived](data.edge_index.handle.ids, shard.num_own)
+        handle = ShardEdges(edge_index, shard, is_whole=derived in ('whole', 'clone'))
+        _check_plan(plan_of(handle), edge_index)
 
 
 @functools.cache
-def _four_parts() -> list[Data]:
+def _four_parts() -> list[ShardEdges]:
     with tempfile.TemporaryDirectory() as folder:
         root = cut(small_graph(), 4, Path(folder) / 'parts')
         shards = [read_shard(root, rank, 2) for rank in range(2)]
-        return [data.apply(lambda t: t.clone()) for data in shards]
+        handles = [data.edge_index.handle for data in shards]
+        return [handle.with_ids(handle.ids.clone()) for handle in handles]
 
 
 @given(st.data())
 @settings(max_examples=40, deadline=None)
 def test_any_selection_in_any_order(data):
     """Edges dropped, repeated and shuffled."""
-    edge_index = data.draw(st.sampled_from(_four_parts())).edge_index
-    places = data.draw(st.lists(st.integers(0, edge_index.size(1) - 1), max_size=60))
-    derived = edge_index[:, torch.tensor(places, dtype=torch.int64)]
-    _check_plan(plan_of(derived, edge_index.shard), derived)
+    handle = data.draw(st.sampled_from(_four_parts()))
+    places = data.draw(st.lists(st.integers(0, handle.num_edges - 1), max_size=60))
+    derived = handle.with_ids(handle.ids[:, torch.tensor(places, dtype=torch.int64)])
+    _check_plan(plan_of(derived), derived.ids)
 
 
 @pytest.mark.parametrize('derived', few(['permuted', 'whole', 'loops added', 'no edges'], every=4))
 @pytest.mark.parametrize('shape', [(), (3,), (2, 2)], ids=str)
 def test_take_and_put_are_inverse(shards, derived, shape):
     for data in shards:
-        shard = data.edge_index.shard
-        edge_index = DERIVED[derived](data.edge_index, shard.num_own)
-        plan = plan_of(edge_index, shard)
+        shard = data.edge_index.handle.shard
+        edge_index = DERIVED[derived](data.edge_index.handle.ids, shard.num_own)
+        plan = plan_of(ShardEdges(edge_index, shard, is_whole=derived == 'whole'))
         values = torch.randn(edge_index.size(1), *shape)
         copy = torch.full_like(values, float('nan'))
         for block in plan.blocks:
@@ -147,7 +149,7 @@ def test_edges_of_the_whole_are_views(shards):
     """A block of the shard's own edges is a range: taking it copies nothing."""
     for data in shards:
         values = torch.randn(data.num_edges, 2)
-        for block in plan_of(data.edge_index, data.edge_index.shard).blocks:
+        for block in plan_of(data.edge_index.handle).blocks:
             if block.num_edges:
                 storage = block.take(values).untyped_storage()
                 assert storage.data_ptr() == values.untyped_storage().data_ptr()
@@ -155,65 +157,64 @@ def test_edges_of_the_whole_are_views(shards):
 
 def test_remembered_by_content(shards):
     for data in shards:
-        shard, edge_index = data.edge_index.shard, data.edge_index
-        plan = plan_of(edge_index, shard)
-        assert plan_of(edge_index.clone(), shard) is plan
-        assert plan_of(edge_index.as_subclass(Tensor).clone(), shard) is plan
-        loops = add_self_loops(edge_index, num_nodes=shard.num_own)[0]
-        with_loops = plan_of(loops, shard)
+        handle = data.edge_index.handle
+        plan = plan_of(handle)
+        for is_whole in (False, True):
+            assert plan_of(handle.with_ids(handle.ids.clone(), is_whole=is_whole)) is plan
+        loops = add_self_loops(handle.ids, num_nodes=handle.shard.num_own)[0]
+        with_loops = plan_of(handle.with_ids(loops))
         assert with_loops is not plan
-        assert plan_of(loops.clone(), shard) is with_loops
-        assert plan_of(edge_index, shard) is plan
+        assert plan_of(handle.with_ids(loops.clone())) is with_loops
+        assert plan_of(handle) is plan
 
 
 def test_views_of_the_same_memory(shards):
     """The other way round, every second edge, the first half: the same size, other edges."""
     for data in shards:
-        edge_index, shard = data.edge_index, data.edge_index.shard
-        plan_of(edge_index, shard)
+        handle, edge_index = data.edge_index.handle, data.edge_index.handle.ids
+        plan_of(handle)
         half = edge_index.size(1) // 2
         flipped = edge_index[:, torch.arange(edge_index.size(1) - 1, -1, -1)]
         for view in (flipped, edge_index[:, :half], edge_index[:, ::2][:, :half]):
-            _check_plan(plan_of(view, shard), view)
+            _check_plan(plan_of(handle.with_ids(view)), view)
 
 
 def test_plans_do_not_pile_up(shards):
-    data = shards[-1]
-    shard = data.edge_index.shard
-    whole = plan_of(data.edge_index, shard)
+    handle = shards[-1].edge_index.handle
+    shard, whole = handle.shard, plan_of(handle)
     for i in range(100):
-        plan_of(data.edge_index[:, : i % data.num_edges], shard)
-        assert plan_of(data.edge_index, shard) is whole
+        plan_of(handle.with_ids(handle.ids[:, : i % handle.num_edges]))
+        assert plan_of(handle) is whole
     of_plans = sum(plan.num_edges for plan in PLANS.get(shard))
     assert of_plans <= 5 * max(shard.num_edges, shard.num_own)
 
 
-def _with_id(edge_index: Tensor, row: int, value: int) -> Tensor:
-    out = edge_index.as_subclass(Tensor).clone()
-    out[row, -1] = value
-    return out
+def _with_id(handle: ShardEdges, row: int, value: int) -> ShardEdges:
+    ids = handle.ids.clone()
+    ids[row, -1] = value
+    return handle.with_ids(ids)
 
 
 def test_ids_out_of_range(shards):
     for data in shards:
-        shard = data.edge_index.shard
+        shard = data.edge_index.handle.shard
         num_local = shard.num_own + shard.num_halo
         for row, value in ((0, -1), (1, -1), (0, num_local), (1, num_local), (0, 10**12)):
             message = rf'expected local ids in \[0, {num_local}\).*got.*{value}'
-            wrong = _with_id(data.edge_index, row, value)
+            wrong = _with_id(data.edge_index.handle, row, value)
             for _ in range(2):  # nor is it remembered
                 with pytest.raises(ValueError, match=message):
-                    plan_of(wrong, shard)
+                    plan_of(wrong)
 
 
 def test_halo_nodes_as_destinations(shards):
     for data in shards:
-        shard = data.edge_index.shard
-        if shard.num_halo:
-            derived = _with_id(data.edge_index, 1, shard.num_own)
-            for edge_index in (derived, data.edge_index.flip(0)):
+        handle = data.edge_index.handle
+        if handle.shard.num_halo:
+            derived = _with_id(handle, 1, handle.shard.num_own)
+            for wrong in (derived, handle.flip()):
                 with pytest.raises(ValueError, match='own nodes as destinations'):
-                    plan_of(edge_index, shard)
+                    plan_of(wrong)
 
 
 def test_more_destinations_than_sources(tmp_path):
@@ -223,11 +224,11 @@ def test_more_destinations_than_sources(tmp_path):
     graph['few', 'to', 'many'].edge_index = torch.stack([torch.arange(40) % 3, torch.arange(40)])
     partition_graph(graph, 2, tmp_path / 'parts', method='random')
     for rank in range(2):
-        edge_index = read_shard(tmp_path / 'parts', rank, 2)['few', 'to', 'many'].edge_index
-        derived = edge_index[:, ::2]
-        assert int(derived[1].max()) >= edge_index.shard.num_own + edge_index.shard.num_halo
+        handle = read_shard(tmp_path / 'parts', rank, 2)['few', 'to', 'many'].edge_index.handle
+        shard, derived = handle.shard, handle.ids[:, ::2]
+        assert int(derived[1].max()) >= shard.num_own + shard.num_halo
         found = torch.full(derived.shape, -1)
-        for block in plan_of(derived, edge_index.shard).blocks:
+        for block in plan_of(handle.with_ids(derived)).blocks:
             src, dst = block.edge_index
             found[:, block.edges] = torch.stack([src + block.start, dst])
-        assert torch.equal(found, derived.as_subclass(Tensor))
+        assert torch.equal(found, derived)

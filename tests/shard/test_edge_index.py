@@ -1,4 +1,4 @@
-"""The handle: a tensor for PyG, a shard for a SARConv."""
+"""The edges of a rank in its own ids: the record for convs, and what a program reads."""
 
 from __future__ import annotations
 
@@ -14,27 +14,25 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 from torch_geometric.nn import SAGEConv
-from torch_geometric.utils import (
-    add_remaining_self_loops,
-    add_self_loops,
-    coalesce,
-    degree,
-    dropout_edge,
-    remove_self_loops,
-    sort_edge_index,
-)
+from torch_geometric.utils import add_remaining_self_loops, add_self_loops, degree, dropout_edge
 
 import pyg_sar
 from pyg_sar import SARConv
-from pyg_sar.shard.edge_index import ShardEdgeIndex
+from pyg_sar.shard.edges import LocalEdges, ShardEdges, kept_on
 from pyg_sar.shard.plan import plan_of
 from pyg_sar.shard.read.read_shard import read_shard
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> Data:
-    """Rank 1 of 3, with a halo."""
+    """Rank 1 of 3, with a halo, in its own ids."""
     return read_shard(cut(small_graph(), 3, tmp_path / 'parts'), 1, 3)
+
+
+@pytest.fixture
+def handle(data: Data) -> ShardEdges:
+    """The edges of that rank."""
+    return data.edge_index.handle
 
 
 @pytest.fixture
@@ -47,7 +45,7 @@ def _plain(edge_index: Tensor) -> Tensor:
     return edge_index.as_subclass(Tensor).clone()
 
 
-KEEPS_ALL = {
+MOVES = {
     'to': lambda e: e.to('cpu'),
     'to with copy': lambda e: e.to('cpu', copy=True),
     'to dtype': lambda e: e.to(torch.int64),
@@ -56,172 +54,134 @@ KEEPS_ALL = {
     'torch.clone': torch.clone,
     'detach': lambda e: e.detach(),
     'contiguous': lambda e: e.contiguous(),
+    'type_as': lambda e: e.type_as(e),
     'deepcopy': copy.deepcopy,
 }
 
 
-@pytest.mark.parametrize('operation', KEEPS_ALL)
-def test_keeps_the_shard_and_is_whole(data, operation):
-    edge_index = data.edge_index
-    before = _plain(edge_index)
-    out = KEEPS_ALL[operation](edge_index)
-    assert isinstance(out, ShardEdgeIndex)
-    assert out.shard is edge_index.shard
-    assert out.is_whole
-    assert torch.equal(_plain(out), before)
+@pytest.mark.parametrize('operation', MOVES)
+@pytest.mark.parametrize('is_flipped', [False, True])
+def test_moved_edges_are_of_the_shard_as_before(single, operation, is_flipped):
+    edges = single.edge_index.flip(0) if is_flipped else single.edge_index
+    out = MOVES[operation](edges)
+    before, after = edges.handle, out.handle
+    assert after.shard is before.shard
+    assert after.is_flipped == is_flipped
+    assert after.is_whole == before.is_whole == (not is_flipped)
+    assert type(after.ids) is Tensor
+    assert torch.equal(after.ids, before.ids)
     if operation in ('clone', 'torch.clone', 'deepcopy', 'to with copy'):
-        assert out.data_ptr() != edge_index.data_ptr()
+        assert after.ids.data_ptr() != before.ids.data_ptr()
 
 
-SELECTS = {
+def test_other_edges_of_the_shard(handle):
+    selected = handle.with_ids(handle.ids[:, 5:20])
+    assert (selected.shard, selected.num_edges, selected.is_whole) == (handle.shard, 15, False)
+    flipped = handle.flip()
+    assert (flipped.shard, flipped.is_flipped, flipped.is_whole) == (handle.shard, True, False)
+    assert flipped.with_ids(flipped.ids[:, :3]).is_flipped
+    assert torch.equal(flipped.sources_first().ids, handle.ids)
+    assert handle.sources_first() is handle
+    assert handle.is_whole
+
+
+def test_kept_until_written_to(handle):
+    made = [kept_on(handle, 'key', object) for _ in range(2)]
+    assert made[0] is made[1]
+    assert kept_on(handle, 'key', object, given=1) is not made[0]
+    kept = kept_on(handle, 'key', object, given=1)
+    handle.ids[:, 0] = 0
+    assert kept_on(handle, 'key', object, given=1) is not kept
+    with torch.inference_mode():
+        unseen = handle.with_ids(handle.ids.clone(), is_whole=True)
+    assert unseen.is_whole
+    assert kept_on(unseen, 'key', object) is not kept_on(unseen, 'key', object)
+
+
+def _shuffle(ids: Tensor) -> None:
+    ids.copy_(ids[:, torch.randperm(ids.size(1))])
+
+
+def _swap_two_edges(ids: Tensor) -> None:
+    ids[:, [0, -1]] = ids[:, [-1, 0]]
+
+
+def _overwrite_a_row(ids: Tensor) -> None:
+    ids[1].copy_(ids[1].flip(0))
+
+
+def _add_in_place(ids: Tensor) -> None:
+    ids[1:] %= 2
+
+
+@pytest.mark.parametrize('change', [_shuffle, _swap_two_edges, _overwrite_a_row, _add_in_place])
+@pytest.mark.parametrize('has_plan', few([True, False]))
+@pytest.mark.parametrize('is_local', few([True, False]))
+def test_written_to_in_place(data, handle, change, has_plan, is_local):
+    """Never silently wrong: other edges have a plan of their own."""
+    if has_plan:
+        plan_of(handle)
+    change(data.edge_index if is_local else handle.ids)
+    assert not handle.is_whole
+    found = plan_of(handle).edge_index
+    codes = [(e[0] * 1000 + e[1]).sort().values for e in (found, handle.ids)]
+    assert torch.equal(*codes)
+
+
+EDGES = {
     'slice': lambda e: e[:, 5:20],
     'mask': lambda e: e[:, torch.arange(e.size(1)) % 2 == 0],
-    'index': lambda e: e[:, torch.tensor([4, 0, 2])],
-    'index_select': lambda e: e.index_select(1, torch.tensor([4, 0, 2])),
-    'index_select by name': lambda e: torch.index_select(
-        input=e, dim=1, index=torch.tensor([4, 0, 2])
-    ),
-    'narrow': lambda e: e.narrow(1, 3, 4),
-    'chunk': lambda e: e.chunk(2, dim=1)[1],
+    'index_select': lambda e: torch.index_select(e, 1, torch.tensor([4, 0, 2])),
     'split': lambda e: e.split([7, e.size(1) - 7], dim=1)[0],
-    'cat': lambda e: torch.cat([e, torch.zeros(2, 3, dtype=torch.int64)], dim=1),
-    'cat of plain and handle': lambda e: torch.cat([torch.zeros(2, 3).long(), e], dim=1),
-    'cat by name': lambda e: torch.cat(tensors=[e, e], dim=1),
-    'all in another order': lambda e: e[:, torch.arange(e.size(1) - 1, -1, -1)],
-    'all in their order': lambda e: e[:, :],
-    'selection of a selection': lambda e: e[:, 3:].clone().to('cpu')[:, 2:],
+    'chunk of a list': lambda e: list(e.chunk(2, dim=1))[1],
+    'cat': lambda e: torch.cat([torch.zeros(2, 3).long(), e], dim=1),
+    'flip': lambda e: e.flip(0),
+    'clone': lambda e: e.clone(),
+    'to': lambda e: e.to('cpu', copy=True),
+    'deepcopy': copy.deepcopy,
+    'add': lambda e: 1 + e,
+    'dropout_edge': lambda e: dropout_edge(e, p=0.5, training=False)[0],
+    'add_self_loops': lambda e: add_self_loops(e, num_nodes=40)[0],
+    'add_remaining_self_loops': lambda e: add_remaining_self_loops(e, num_nodes=40)[0],
 }
-
-
-@pytest.mark.parametrize('operation', SELECTS)
-def test_selections_keep_the_shard_but_are_not_whole(data, operation):
-    edge_index = data.edge_index
-    out = SELECTS[operation](edge_index)
-    assert isinstance(out, ShardEdgeIndex)
-    assert out.shard is edge_index.shard
-    assert not out.is_whole
-    assert torch.equal(_plain(out), SELECTS[operation](_plain(edge_index)))
-
 
 PLAIN = {
     'destinations': lambda e: e[1],
     'unpacked destinations': lambda e: list(e)[1],
     'unbind': lambda e: e.unbind(0)[1],
-    'one destination': lambda e: e[1, 2],
-    'equality of rows': lambda e: e[0] == e[1],
-    'inequality, the other way round': lambda e: torch.ne(e[1], e[0]),
-    'zeros': lambda e: torch.zeros_like(e),
-    'ones for sources': lambda e: e[0].new_ones(3),
-    'look-up of destinations': lambda e: torch.arange(100)[e[1]],
-    'degree of destinations': lambda e: degree(e[1], 40),
-}
-
-
-@pytest.mark.parametrize('operation', PLAIN)
-def test_what_holds_no_source_is_plain(data, operation):
-    out = PLAIN[operation](data.edge_index)
-    assert type(out) is Tensor
-    assert torch.equal(out, PLAIN[operation](_plain(data.edge_index)))
-
-
-def test_rows_are_plain(data):
-    for row, ids in enumerate(data.edge_index):
-        assert type(ids) is Tensor
-        assert torch.equal(ids, _plain(data.edge_index)[row])
-
-
-REFUSED = {
     'one column': lambda e: e[:, 0],
-    'one row of two dimensions': lambda e: e[:1],
-    'sum': lambda e: e.sum(),
-    'max': lambda e: e.max(),
-    'unique': lambda e: e.unique(),
+    'transposed': lambda e: e.t(),
+    'mask of loops': lambda e: e[0] == e[1],
     'comparison': lambda e: e == 0,
-    'float': lambda e: e.double(),
-    'int': lambda e: e.int(),
-    'to int32': lambda e: e.to(torch.int32),
-    't': lambda e: e.t(),
-    'T': lambda e: e.T,
-    'view': lambda e: e.view(-1),
-    'add': lambda e: e + 1,
-    'add, number first': lambda e: 1 + e,
-    'mul': lambda e: e * 2,
-    'sub': lambda e: e - e,
-    'neg': lambda e: -e,
-    'remainder': lambda e: e % 7,
-    'clamp': lambda e: e.clamp(max=3),
-    'indexing': lambda e: torch.arange(1000)[e],
-    'cat of both directions': lambda e: torch.cat([e, e.flip(0)], dim=1),
-    'setitem': lambda e: e.__setitem__((0, 0), 1),
-    'numpy': lambda e: e.numpy(),
-    'coalesce': coalesce,
-    'sort_edge_index': sort_edge_index,
-    'matmul': lambda e: e @ e,
-    'add_self_loops': add_self_loops,
-    'dropout of both directions': lambda e: dropout_edge(e, force_undirected=True),
+    'other dtype': lambda e: e.double(),
+    'maximum': lambda e: e.max(),
+    'maximum by row': lambda e: e.max(dim=1).values,
+    'look-up': lambda e: torch.arange(100.0)[e],
+    'degree': lambda e: degree(e[1], 40),
 }
 
 
-@pytest.mark.parametrize('operation', REFUSED)
-def test_what_is_not_known_is_refused_by_name(data, operation):
-    with pytest.raises(ValueError, match=r"^'\w+' of a rank's edge_index means nothing"):
-        REFUSED[operation](data.edge_index)
+@pytest.mark.parametrize('operation', [*EDGES, *PLAIN])
+def test_operations_of_local_edges_are_those_of_torch(data, operation):
+    function = (EDGES | PLAIN)[operation]
+    out = function(data.edge_index)
+    assert type(out) is (LocalEdges if operation in EDGES else Tensor)
+    assert torch.equal(_plain(out), function(_plain(data.edge_index)))
 
 
-def test_an_edge_index_of_pyg_in_a_layer(single):
+def test_local_edges_and_what_is_selected_of_them_are_refused(single):
     conv = SARConv(SAGEConv(6, 4)).double()
-    out = conv(single.x, EdgeIndex(single.edge_index))
-    assert_close(out, conv(single.x, single.edge_index))
+    local = pyg_sar.local(single.edge_index)
+    for edges in (local, local[:, ::2], torch.cat([local, local], 1), EdgeIndex(local.clone())):
+        with pytest.raises(ValueError, match='got the own edges and rows of a rank'):
+            conv(single.x, edges)
+        with pytest.raises(ValueError, match='got the own edges and rows of a rank'):
+            pyg_sar.negative_sampling(edges.as_tensor() if type(edges) is EdgeIndex else edges)
+    with pytest.raises(ValueError, match='got the own edges and rows of a rank'):
+        pyg_sar.LinkNeighborLoader(single, [2], edge_label_index=local[:, :4])
 
 
-@pytest.mark.parametrize('row', [0, 1])
-def test_loops_are_edges_of_own_nodes(data, row):
-    """What is stored by the source of a self loop is stored by an own node."""
-    edge_index = data.edge_index
-    found = torch.zeros(data.num_nodes)
-    found[edge_index[row][edge_index[0] == edge_index[1]]] = 1
-    src, dst = _plain(edge_index)
-    want = torch.zeros(data.num_nodes)
-    want[dst[src == dst]] = 1
-    assert torch.equal(found, want)
-
-
-def _shuffle(edge_index: ShardEdgeIndex) -> None:
-    edge_index.copy_(_plain(edge_index)[:, torch.randperm(edge_index.size(1))])
-
-
-def _swap_within_a_block(edge_index: ShardEdgeIndex) -> None:
-    last = edge_index.shard.block_ptr[1] - 1
-    edge_index[:, [0, last]] = _plain(edge_index)[:, [last, 0]]
-
-
-def _overwrite_a_row(edge_index: ShardEdgeIndex) -> None:
-    edge_index[1].copy_(_plain(edge_index)[1].flip(0))
-
-
-def _add_in_place(edge_index: ShardEdgeIndex) -> None:
-    edge_index[1:] %= 2
-
-
-@pytest.mark.parametrize(
-    'change', [_shuffle, _swap_within_a_block, _overwrite_a_row, _add_in_place]
-)
-@pytest.mark.parametrize('has_plan', few([True, False]))
-def test_written_to_in_place(data, change, has_plan):
-    """Never silently wrong: other edges have a plan of their own, or are refused."""
-    edge_index, shard = data.edge_index, data.edge_index.shard
-    if has_plan:
-        plan_of(edge_index, shard)
-    try:
-        change(edge_index)
-        found = plan_of(edge_index, shard).edge_index
-    except ValueError:
-        return
-    codes = [(e[0] * 1000 + e[1]).sort().values for e in map(_plain, (found, edge_index))]
-    assert torch.equal(*codes)
-
-
-def test_data_to_and_copies_keep_it(data):
+def test_data_to_and_copies_keep_them(data):
     for other in (
         data.to('cpu'),
         copy.copy(data),
@@ -232,19 +192,17 @@ def test_data_to_and_copies_keep_it(data):
         Data(x=data.x, edge_index=data.edge_index),
         Data.from_dict(data.to_dict()),
     ):
-        assert isinstance(other.edge_index, ShardEdgeIndex)
-        assert other.edge_index.shard is data.edge_index.shard
-        assert other.edge_index.is_whole
+        assert isinstance(other.edge_index, LocalEdges)
         assert torch.equal(_plain(other.edge_index), _plain(data.edge_index))
 
 
-def test_data_sees_an_edge_index(data):
-    assert data.num_edges == data.edge_index.size(1)
-    assert data.num_nodes == data.edge_index.shard.num_own
+def test_data_sees_an_edge_index(data, handle):
+    assert data.num_edges == data.edge_index.size(1) == handle.num_edges
+    assert data.num_nodes == handle.shard.num_own
     assert data.is_edge_attr('edge_index')
     assert not data.is_node_attr('edge_index')
     assert f'edge_index=[2, {data.num_edges}]' in str(data)
-    assert 'ShardEdgeIndex' in repr(data.edge_index)
+    assert 'LocalEdges' in repr(data.edge_index)
 
 
 def test_only_what_is_plain_can_be_saved(data, tmp_path):
@@ -261,11 +219,16 @@ def test_only_what_is_plain_can_be_saved(data, tmp_path):
         assert torch.equal(loaded, want)
 
 
+def test_an_edge_index_of_pyg_in_a_layer(single):
+    conv = SARConv(SAGEConv(6, 4)).double()
+    out = conv(single.x, EdgeIndex(single.edge_index))
+    assert_close(out, conv(single.x, single.edge_index))
+
+
 def _utilities(edge_index: Tensor, num_nodes: int) -> dict[str, Tensor]:
     generator_state = torch.get_rng_state()
     torch.manual_seed(5)
     out = {
-        'remove_self_loops': remove_self_loops(edge_index)[0],
         'add_self_loops': add_self_loops(edge_index, num_nodes=num_nodes)[0],
         'add_remaining_self_loops': add_remaining_self_loops(edge_index, num_nodes=num_nodes)[0],
         'dropout_edge': dropout_edge(edge_index, p=0.5)[0],
@@ -273,17 +236,6 @@ def _utilities(edge_index: Tensor, num_nodes: int) -> dict[str, Tensor]:
     }
     torch.set_rng_state(generator_state)
     return out
-
-
-def test_utilities_keep_it_usable(data):
-    shard = data.edge_index.shard
-    found = _utilities(data.edge_index, shard.num_own)
-    want = _utilities(_plain(data.edge_index), shard.num_own)
-    for name, edge_index in found.items():
-        assert isinstance(edge_index, ShardEdgeIndex), name
-        assert edge_index.shard is shard
-        assert torch.equal(_plain(edge_index), want[name]), name
-        assert plan_of(edge_index, shard).num_edges == want[name].size(1)
 
 
 def test_utilities_in_a_layer(single):

@@ -21,7 +21,7 @@ from torch_geometric.nn import SimpleConv
 
 import pyg_sar
 from pyg_sar import SARConv, load_shard, partition_graph
-from pyg_sar.shard.edge_index import ShardEdgeIndex
+from pyg_sar.shard.edges import LocalEdges
 from pyg_sar.shard.read.read_shard import read_shard
 
 Graph = Data | HeteroData
@@ -53,7 +53,7 @@ def _attrs(graph: Graph, store: Any, count: int) -> dict[str, Tensor]:
 
 def _sources(data: Graph, key: Any, root: Path) -> Tensor:
     """The global id of every local source, through the files of the parts that own them."""
-    store, shard = _edge_stores(data)[key], _edge_stores(data)[key].edge_index.shard
+    store, shard = _edge_stores(data)[key], _edge_stores(data)[key].edge_index.handle.shard
     ids = [_node_stores(data)[_ends(key)[0]].n_id]
     for part in range(shard.num_parts):
         if part not in shard.parts:
@@ -67,7 +67,7 @@ def _sources(data: Graph, key: Any, root: Path) -> Tensor:
             start, end = shard.source_range(part)
             assert end - start == rows.numel()
             ids.append(n_id[rows])
-    assert store.edge_index.is_whole
+    assert store.edge_index.handle.is_whole
     return torch.cat(ids)
 
 
@@ -104,8 +104,8 @@ def _check_one(data: Graph, graph: Graph, rank: int, world_size: int) -> None:
         assert store.num_nodes_total == _node_stores(graph)[key].num_nodes
         assert ('label_range' in store) == ('y' in store)
     for key, store in _edge_stores(data).items():
-        shard, (src, dst) = store.edge_index.shard, _ends(key)
-        assert isinstance(store.edge_index, ShardEdgeIndex)
+        shard, (src, dst) = store.edge_index.handle.shard, _ends(key)
+        assert isinstance(store.edge_index, LocalEdges)
         assert store.edge_index.shape == (2, shard.num_edges)
         assert store.edge_index.dtype == store.e_id.dtype == torch.int64
         assert (shard.rank, shard.world_size) == (rank, world_size)
@@ -188,16 +188,16 @@ def test_pyg_idioms(tmp_path):
     partition_graph(graph, 2, tmp_path / 'parts')
     data = load_shard(tmp_path / 'parts', 1)
     assert data.x_dict.keys() == {'paper', 'author', 'lonely'}
-    assert {rel: e.shard.num_edges for rel, e in data.edge_index_dict.items()} == {
+    assert {rel: e.handle.shard.num_edges for rel, e in data.edge_index_dict.items()} == {
         rel: data[rel].e_id.numel() for rel in graph.edge_types
     }
-    assert all(isinstance(e, ShardEdgeIndex) for e in data.edge_index_dict.values())
+    assert all(isinstance(e, LocalEdges) for e in data.edge_index_dict.values())
     assert data.edge_attr_dict.keys() == graph.edge_attr_dict.keys()
     assert data.num_nodes_dict == {name: data[name].n_id.numel() for name in graph.node_types}
     assert data['author'].age.dtype == torch.int16
     assert data[WRITES].year.dtype == torch.int32
     moved = data.to('cpu')
-    assert moved[HAS].edge_index.shard.is_bipartite
+    assert moved[HAS].edge_index.handle.shard.is_bipartite
     assert data[REVIEWS].edge_index.shape == (2, 0)
 
 
@@ -205,7 +205,7 @@ def _tensors(root: str) -> tuple[int, list[dict[str, Any]]]:
     """What this rank loads, and its rank."""
     data = pyg_sar.local(pyg_sar.load_shard(root))
     stores = [*_node_stores(data).values(), *_edge_stores(data).values()]
-    (shard, *_) = (store.edge_index.shard for store in _edge_stores(data).values())
+    (shard, *_) = (store.edge_index.handle.shard for store in _edge_stores(data).values())
     return shard.rank, [
         {k: v.as_subclass(Tensor) for k, v in store.items() if isinstance(v, Tensor)}
         for store in stores
@@ -220,7 +220,8 @@ def test_on_several_ranks(tmp_path, world_size, num_parts, is_hetero):
     partition_graph(graph, num_parts, tmp_path / 'parts')
     for rank, (own, found) in enumerate(run_ranks(_tensors, world_size, str(tmp_path / 'parts'))):
         assert own == rank
-        want = read_shard(tmp_path / 'parts', rank, world_size)
+        is_whole = world_size == 1
+        want = read_shard(tmp_path / 'parts', rank, world_size, whole_graph=is_whole)
         stores = [*_node_stores(want).values(), *_edge_stores(want).values()]
         for values, store in zip(found, stores, strict=True):
             assert {*values} == {k for k, v in store.items() if isinstance(v, Tensor)}
@@ -290,7 +291,7 @@ def test_launched_but_not_initialised(root, monkeypatch, variables):
     message = 'this is one of 3 processes started by .*call pyg_sar.init.. first'
     with pytest.raises(ValueError, match=message):
         pyg_sar.local(pyg_sar.load_shard(root))
-    assert load_shard(root, 1).edge_index.shard.rank == 1
+    assert load_shard(root, 1).edge_index.handle.shard.rank == 1
     for name in variables:
         monkeypatch.delenv(name)
     assert pyg_sar.local(pyg_sar.load_shard(root)).num_nodes == 40
@@ -377,7 +378,7 @@ def test_rank_out_of_range_raises_on_all(root):
 
 
 def _load_after_a_failure(bad: str, good: str) -> tuple[str, int]:
-    return attempt(load_shard, bad), pyg_sar.local(pyg_sar.load_shard(good)).edge_index.shard.rank
+    return attempt(load_shard, bad), pyg_sar.load_shard(good).edge_index.handle.shard.rank
 
 
 def test_ranks_go_on_after_a_failure(root, tmp_path):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pyg_sar.comm.collectives import agree, all_to_all, all_to_all_counts
 from pyg_sar.comm.exchange import exchange_of, lent_to_another
-from pyg_sar.shard.edge_index import ShardEdgeIndex
+from pyg_sar.shard.edges import ShardEdges
 from pyg_sar.shard.shard import Shard, Step, make_steps
 
 
@@ -47,7 +47,7 @@ def derive_shard(
     *,
     name: str,
     dst_rows: int | None = None,
-) -> tuple[ShardEdgeIndex, Tensor]:
+) -> tuple[ShardEdges, Tensor]:
     """Makes a shard for given edges into own nodes (collective: two all-to-alls).
 
     Ranks and number of parts are those of `base`. `part_ptr` are ``num_parts + 1`` places of every
@@ -87,7 +87,7 @@ def derive_shard(
         kept=lent_to_another(base),
     )
     edge_index = torch.stack([local[order], dst[order]])
-    return ShardEdgeIndex.wrap(edge_index, shard, is_whole=True), order
+    return ShardEdges(edge_index, shard, is_whole=True), order
 
 
 def _make_steps(base: Shard, halo: Tensor, halo_ptr: Tensor, first: int) -> tuple[Step, ...]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from pyg_sar.comm.collectives import all_to_all, all_to_all_counts, raise_together
 from pyg_sar.comm.functions import communicates, once_differentiable
 from pyg_sar.comm.reshard.derive_shard import all_part_ptr, derive_shard, places
-from pyg_sar.shard.edge_index import ShardEdgeIndex
+from pyg_sar.shard.edges import ShardEdges
 from pyg_sar.shard.plan import check_ids
 from pyg_sar.shard.shard import Shard
 
@@ -66,37 +66,36 @@ class Reversed:
     """The edges out of the own nodes of a rank, turned around.
 
     Attributes:
-        edge_index: int64 ``[2, E_rev]`` in local ids of `shard` and its block order. Row 0: the old
+        edge_index: The edges in local ids of `shard` and its block order. Row 0: the old
             destinations, own or in the halo of `shard`. Row 1: the old sources, own.
         shard: The same own nodes and parts, with a halo of old destinations. Of a bipartite shard
             a bipartite one, from its destinations to its sources, where each rank is one part.
         edges: Carries edge tensors over.
     """
 
-    edge_index: ShardEdgeIndex
+    edge_index: ShardEdges
     shard: Shard
     edges: EdgeMove
 
 
 @torch.inference_mode(False)  # it outlives the caller's mode
-def reverse(edge_index: Tensor, shard: Shard, e_id: Tensor | None = None) -> Reversed:
+def reverse(ids: Tensor, shard: Shard, e_id: Tensor | None = None) -> Reversed:
     """Turns every edge of the graph around (collective: a few all-to-alls; keep the result).
 
-    `edge_index` is int64 ``[2, E]`` in local ids of `shard`: its own edges, or derived from them.
+    `ids` are int64 ``[2, E]`` in local ids of `shard`: its own edges, or derived from them.
     Original ids `e_id` ``[E]`` are there on all ranks or on none. Raises ValueError on all ranks,
     if an id is out of range on one of them.
     """
-    plain = edge_index.as_subclass(Tensor)
     error = None
     try:
-        check_ids(plain, shard)
+        check_ids(ids, shard)
     except ValueError as found:
         error = found
     if shard.world_size > 1:
         raise_together(error)
     elif error is not None:
         raise error
-    src, dst = plain.unbind()
+    src, dst = ids.unbind()
     part_ptr = all_part_ptr(shard, shard.own_ptr)
     src = places(shard, part_ptr, src.device)[src]
     base, dst_ptr, dst_rows = shard, part_ptr, None

@@ -19,7 +19,7 @@ from pyg_sar.rows.attach import given_to_conv
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.edges import edge_index as make_edge_index
 from pyg_sar.rows.rows import tag
-from pyg_sar.shard.edge_index import kept_on
+from pyg_sar.shard.edges import kept_on
 
 
 def removed(edge_index: Any, edge_attr: Any = None) -> tuple[Any, Any]:
@@ -81,20 +81,19 @@ def _attributes(
     if edge_attr is None:
         return None
     own = given_to_conv(edge_attr, [edges], function.__name__)
-    index = edges.handle.as_subclass(Tensor)
-    return tag(function(index, own, fill_value, edges.ends.dst.own)[1], 0, made._space)
+    return tag(function(edges.handle.ids, own, fill_value, edges.ends.dst.own)[1], 0, made._space)
 
 
 def _without_loops(edges: EdgeIndex) -> tuple[Any, Tensor]:
-    src, dst = edges.handle.as_subclass(Tensor)
+    src, dst = edges.handle.ids
     is_kept: Tensor = tag(src != dst, 0, edges._space)
     return edges[:, is_kept], is_kept
 
 
 def _with_loops(edges: EdgeIndex) -> EdgeIndex:
     nodes, handle = edges.ends.dst, edges.handle
-    loops = torch.arange(nodes.own, device=handle.device).repeat(2, 1)
-    joined = torch.cat([handle, loops], dim=1)
+    loops = torch.arange(nodes.own, device=handle.ids.device).repeat(2, 1)
+    joined = handle.with_ids(torch.cat([handle.ids, loops], dim=1))
     return make_edge_index(joined, edges._space.joined((nodes,)), edges.ends)
 
 

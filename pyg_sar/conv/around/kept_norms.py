@@ -25,7 +25,7 @@ from pyg_sar.ground.checksum import checksum
 from pyg_sar.rows.attach import derived, given_to_conv
 from pyg_sar.rows.edges import EdgeIndex, edge_index
 from pyg_sar.rows.rows import plain, tag
-from pyg_sar.shard.edge_index import kept_on
+from pyg_sar.shard.edges import kept_on
 
 _MAX_RESULTS = 4
 
@@ -52,7 +52,7 @@ def _gcn_norm(
     oriented, move = into_own(edges.handle, flip=against)
     if move is None:
         return edges, weight
-    handle = oriented.flip(0) if against else oriented  # turned round here, not at every forward
+    handle = oriented.flip() if against else oriented  # turned round here, not at every forward
     space = derived(edges._space, handle)
     return edge_index(handle, space, edges.ends), tag(move.to_reversed(plain(weight)), 0, space)
 
@@ -72,7 +72,7 @@ def _laplacian(
 
 
 def _ones(edges: EdgeIndex, dtype: torch.dtype | None) -> Any:
-    ones = torch.ones(edges.handle.size(1), dtype=dtype, device=edges.handle.device)
+    ones = torch.ones(edges.handle.num_edges, dtype=dtype, device=edges.handle.ids.device)
     return tag(ones, 0, edges._space)
 
 
@@ -93,8 +93,8 @@ def _kept(function: AnyFn, on_rows: Callable[..., Result]) -> AnyFn:
 
         if edge_weight is None:
             found = kept_on(handle, key, lambda: made(None), edges._space)
-            if _is_written_to(found) and not handle.is_inference():
-                del vars(handle)['kept'][key]
+            if _is_written_to(found) and not handle.ids.is_inference():
+                del handle.kept[key]
                 found = kept_on(handle, key, lambda: made(None), edges._space)
             return found[:2]
         if edge_weight.shape[:1] != (edges.size(1),):

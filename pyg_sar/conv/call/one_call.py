@@ -16,6 +16,7 @@ from pyg_sar.conv.options import Options
 from pyg_sar.ground.class_swap import name_of
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.rows import tag
+from pyg_sar.shard.edges import ShardEdges
 from pyg_sar.shard.plan import Plan, plan_of
 
 
@@ -25,7 +26,7 @@ class Call:
 
     conv: MessagePassing
     function: str  # ``'message'`` or ``'edge_update'``
-    edge_index: Tensor  # as messages pass along it, into own nodes
+    edge_index: ShardEdges  # as messages pass along it, into own nodes
     size: tuple[int | None, ...] | None
     kwargs: dict[str, Any]  # own rows, and rows in the order of `edge_index`
     edge_names: frozenset[str]  # which of them have a row for every edge
@@ -50,7 +51,7 @@ class Call:
                     f'(got {tuple(size)}): give the number of all nodes, such as '
                     'num_edges=data.num_nodes, as edges do not tell of nodes without any'
                 )
-        self.plan = plan_of(self.edge_index, shard)
+        self.plan = plan_of(self.edge_index)
         self.binding = bind(
             *(self.conv, self.function, names, self.kwargs),
             *(self.plan, self.edge_names, self.num_nodes),

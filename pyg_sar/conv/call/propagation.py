@@ -28,7 +28,7 @@ from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.replicated import own_draws
 from pyg_sar.rows.rows import Rows, plainly, same_plain, tag
 from pyg_sar.rows.space import Space
-from pyg_sar.shard.edge_index import ShardEdgeIndex
+from pyg_sar.shard.edges import ShardEdges
 
 _logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ def propagate(conv: Any, /, edge_index: Any, size: Any = None, **kwargs: Any) ->
     if found:
         with conv._on_cut_graph(found, (), {}, in_forward=False):
             return conv.propagate(edge_index, size, **kwargs)
-    if now is None or not isinstance(edge_index, (EdgeIndex, ShardEdgeIndex)):
+    if now is None or not isinstance(edge_index, (EdgeIndex, ShardEdges)):
         if size is not None:  # PyG's method is without it where the conv never gives one
             kwargs['size'] = size
         if conv.decomposed_layers != 1:  # PyG's generated method does not do it
@@ -80,7 +80,7 @@ def edge_updater(conv: Any, /, edge_index: Any, size: Any = None, **kwargs: Any)
     if found:
         with conv._on_cut_graph(found, (), {}, in_forward=False):
             return conv.edge_updater(edge_index, size, **kwargs)
-    if now is None or not isinstance(edge_index, (EdgeIndex, ShardEdgeIndex)):
+    if now is None or not isinstance(edge_index, (EdgeIndex, ShardEdges)):
         if size is not None:
             kwargs['size'] = size
         return conv._plain_class.edge_updater(conv, edge_index, **kwargs)
@@ -122,8 +122,7 @@ def _planned(
     names = tuple(name for name in names if name not in call.at_nodes)
     draws = edge_draws()
     shard = call.exchange.shard
-    with plainly():  # the index would be asked for it
-        device = call.edge_index.device.type
+    device = call.edge_index.ids.device.type
     key = path, function, shard.fingerprint, torch.is_autocast_enabled(device), draws is not None
     key += (*call.at_nodes, *sorted(call.edge_names), *_kinds(call.kwargs, int(conv.node_dim)))
     plan = layer.calls.get(key)
@@ -173,7 +172,7 @@ def _call(
         num_nodes = num_nodes[::-1] if handle.is_flipped != against else num_nodes
         kwargs = _own(kwargs, edges, conv)
     else:  # of HGTConv, which computes with own rows
-        num_edges, whole = handle.size(1), kwargs
+        num_edges, whole = handle.num_edges, kwargs
         num_nodes = handle.shard.num_own, handle.shard.num_dst
     edge_names = set()
     for name in per_edge:

@@ -20,6 +20,7 @@ from pyg_sar.aggregate.program import Arguments
 from pyg_sar.conv.message.intercept import SourceIndex
 from pyg_sar.dropout import EdgeDraws
 from pyg_sar.ground.class_swap import name_of
+from pyg_sar.shard.edges import ShardEdges
 from pyg_sar.shard.plan import Plan
 
 _IDS = 'edge ids'
@@ -167,6 +168,11 @@ def bind(
             if len(value) != 2:
                 raise ValueError(f"expected a pair for '{base}' (got {len(value)} entries)")
             value = value[0 if suffix == '_j' else 1]
+        if isinstance(value, ShardEdges):
+            raise ValueError(
+                f"expected edges as the 'edge_index' of {name_of(conv)} alone (got them as "
+                f"'{base}', too): '{function}' has their ends as 'edge_index_j' and 'edge_index_i'"
+            )
         if not isinstance(value, Tensor):
             slots.append(_Slot(name, 'constant', value=value))
             continue

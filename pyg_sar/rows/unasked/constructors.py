@@ -27,7 +27,7 @@ from pyg_sar.ground.private_names import find
 from pyg_sar.ground.scoped import Scoped
 from pyg_sar.rows.over_ranks import whole
 from pyg_sar.rows.rows import Rows
-from pyg_sar.shard.edge_index import ShardEdgeIndex
+from pyg_sar.shard.edges import LocalEdges
 
 _SAMPLERS: dict[type, str] = {
     NeighborSampler: 'pyg_sar.NeighborLoader or pyg_sar.LinkNeighborLoader',
@@ -159,7 +159,7 @@ def _of_whole_graphs(cls: type, instead: str) -> Callable[..., None]:
     def call(self: Any, *args: Any, **kwargs: Any) -> None:
         for data in leaves((args, kwargs)):
             stores = data.edge_stores if isinstance(data, (Data, HeteroData)) else ()
-            if any(isinstance(s.get('edge_index'), (Rows, ShardEdgeIndex)) for s in stores):
+            if any(isinstance(s.get('edge_index'), (Rows, LocalEdges)) for s in stores):
                 raise ValueError(
                     f"PyG's {type(self).__name__} samples from the graph of one process (got that "
                     f'of load_shard): use {instead}'

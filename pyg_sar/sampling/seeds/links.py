@@ -26,7 +26,7 @@ from pyg_sar.sampling.attributes import edge_stores, ends_of, node_stores
 from pyg_sar.sampling.graph import LocalGraph
 from pyg_sar.sampling.seeds.negatives import Negatives, read_neg_sampling
 from pyg_sar.sampling.seeds.seeds import Asked, Seeds
-from pyg_sar.shard.edge_index import ShardEdgeIndex, refuse_local
+from pyg_sar.shard.edges import LocalEdges, refuse_local
 from pyg_sar.shard.format.file_names import EdgeKey
 
 Placed = tuple[Tensor, Tensor, Tensor, list[Tensor | None]]
@@ -41,7 +41,7 @@ def with_own_links(given: dict[str, Any]) -> dict[str, Any]:
     if 'edge_label_index' not in given:
         return given
     key, links = _relation_of(given['data'], given['edge_label_index'])
-    if isinstance(links, ShardEdgeIndex):
+    if isinstance(links, LocalEdges):
         refuse_local('edge_label_index')
     stores = edge_stores(given['data'])
     edges = stores[key].edge_index if key in stores and links is None else links
@@ -142,7 +142,7 @@ def _own(
     more: list[Tensor | None],
 ) -> Placed:
     edges = graph.edges[key]
-    of_shard = edge_stores(data)[key].edge_index.as_subclass(Tensor)[0].cpu()
+    of_shard = edge_stores(data)[key].edge_index.handle.ids[0].cpu()
     # Every source of an edge of the shard, by its row there.
     num_local = int(of_shard.max()) + 1 if of_shard.numel() else 0
     position = torch.empty(num_local, dtype=torch.int64)
@@ -206,13 +206,14 @@ def _pairs_of(data: Data | HeteroData, given: Any) -> tuple[EdgeKey, Tensor, boo
     key, given = _relation_of(data, given)
     edges = edge_stores(data)[key].edge_index
     given = edges if given is None else given
-    if isinstance(given, ShardEdgeIndex):
-        if given.is_flipped or given.shard is not edges.shard:
+    if isinstance(given, LocalEdges):
+        handle = given.handle
+        if handle.is_flipped or handle.shard is not edges.handle.shard:
             raise ValueError(
                 "'edge_label_index' must be ids of the whole graph, or edges selected from "
                 f"'edge_index' of this shard and relation (got a {type(given).__name__} of others)"
             )
-        return key, given.as_subclass(Tensor).cpu(), True
+        return key, handle.ids.cpu(), True
     try:
         pairs = torch.as_tensor(given).detach().cpu()
     except (TypeError, ValueError, RuntimeError) as error:

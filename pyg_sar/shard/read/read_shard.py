@@ -18,7 +18,7 @@ from torch_geometric.data.storage import AttrType
 
 from pyg_sar.ground.private_names import missing
 from pyg_sar.shard.bags import check_block_edges
-from pyg_sar.shard.edge_index import ShardEdgeIndex
+from pyg_sar.shard.edges import LocalEdges, ShardEdges
 from pyg_sar.shard.format.checksums import check_files
 from pyg_sar.shard.format.file_names import WHOLE_FILE, EdgeKey, part_dir, type_name
 from pyg_sar.shard.format.meta import Meta, read_meta
@@ -105,9 +105,9 @@ def read_shard(
             n_id = torch.arange(n_id.numel())
             dst_id = None if dst_id is None else torch.arange(dst_id.numel())
         shard = replace(shard, e_id=values['e_id'], n_id=n_id, dst_id=dst_id)
-        handle = ShardEdgeIndex.wrap(edge_index, shard, is_whole=True)
+        handle = ShardEdges(edge_index, shard, is_whole=True)
         store = data if edge_key is None else data[edge_key]
-        _put(store, {'edge_index': handle, **values, **edges.extra})
+        _put(store, {'edge_index': LocalEdges.of(handle), **values, **edges.extra})
     _put(data, meta.graph_attrs)
     _put_whole(data, root, meta, verify=verify)
     if isinstance(data, Data):

@@ -158,6 +158,20 @@ def test_edges_of_one_rank(data):
             SARConv(SAGEConv(6, 4).double())(other.x, other.edge_index)
 
 
+class EdgesTwice(SumConv):
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x, edges=edge_index)
+
+    def message(self, x_j: Tensor, edges: Tensor) -> Tensor:
+        return x_j * edges.max()
+
+
+@on_ranks(1, 3)
+def test_edges_as_another_argument(data):
+    with pytest.raises(ValueError, match=r"'edge_index' of EdgesTwice alone .*as 'edges', too"):
+        SARConv(EdgesTwice())(data.x, data.edge_index)
+
+
 class TwoGraphs(SumConv):
     def forward(  # type: ignore[override]
         self, x: Tensor, edge_index: Tensor, other: Any = None

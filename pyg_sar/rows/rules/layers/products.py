@@ -62,7 +62,7 @@ def _of_sparse(func: Any, matrix: Tensor, rows: Rows) -> Any:
         entries = matrix.to_sparse().coalesce()
         edges = edges_of(func, entries.indices().flip(0), space, space, matrix)
         values = own_rows(func, entries.values(), 0, edges._space)
-        x, (src, dst) = plain(rows), edges.handle.as_subclass(Tensor)
+        x, (src, dst) = plain(rows), edges.handle.ids
         sources = with_halo(x, exchange_of(edges.ends.shard)).index_select(0, src)
         terms = sources * values.view(-1, *[1] * (x.dim() - 1))
         zeros = torch.zeros_like(x, dtype=terms.dtype, requires_grad=False)

@@ -92,17 +92,17 @@ def _more_edges(func: Any, parts: list[Any], dim: int) -> Any:
     known = [each for each in found if each is not None]
     if len(known) < len(parts):
         return _between_any_nodes(func, parts, first)
-    joined = torch.cat([handle for handle, _ in known], dim=1)
+    joined = first.handle.with_ids(torch.cat([ids for ids, _ in known], dim=1))
     spaces = [space for _, space in known]
     return edge_index(joined, spaces[0].joined(tuple(spaces[1:])), first.ends)
 
 
-def _beside(func: Any, part: Any, first: EdgeIndex) -> tuple[Any, Space] | None:
+def _beside(func: Any, part: Any, first: EdgeIndex) -> tuple[Tensor, Space] | None:
     """Edges in ids of the rank, if their ends are where those of the first ones are."""
     ends, flipped = first.ends, first.handle.is_flipped
     if isinstance(part, EdgeIndex):
         is_like = part.ends is ends and part.handle.is_flipped == flipped
-        return (part.handle, part._space) if is_like else None
+        return (part.handle.ids, part._space) if is_like else None
     if isinstance(part, Rows):
         return None
     space = first._space.dealt(part.size(1))

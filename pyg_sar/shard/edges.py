@@ -1,0 +1,125 @@
+"""The edges of a rank in its own ids: a record for convs, and a tensor to be read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from pyg_sar.shard.shard import Shard
+
+
+class ShardEdges:
+    """The edges into the own nodes of a rank, in local ids.
+
+    Row 0 holds sources: own nodes ``0 .. num_own - 1``, halo nodes from ``num_own`` on, grouped by
+    the part that owns them. Row 1 holds destinations: own nodes.
+
+    Attributes:
+        ids: int64 ``[2, num_edges]``, a plain tensor.
+        shard: Whose ids they are.
+        is_flipped: Whether row 0 holds the destinations and row 1 the sources.
+        kept: What :func:`kept_on` keeps.
+    """
+
+    def __init__(
+        self, ids: Tensor, shard: Shard, *, is_whole: bool = False, is_flipped: bool = False
+    ) -> None:
+        self.ids, self.shard, self.is_flipped = ids, shard.to(ids.device), is_flipped
+        self.kept: dict[Hashable, tuple[object, Any]] = {}
+        self._whole_version = _version(ids) if is_whole else None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether these are all edges of the shard in their order, not written to since."""
+        return self._whole_version is not None and self._whole_version == _version(self.ids)
+
+    @property
+    def num_edges(self) -> int:
+        """How many they are."""
+        return self.ids.size(1)
+
+    def with_ids(self, ids: Tensor, *, is_whole: bool = False) -> ShardEdges:
+        """Other edges of the shard, held the same way round."""
+        return ShardEdges(ids, self.shard, is_whole=is_whole, is_flipped=self.is_flipped)
+
+    def flip(self) -> ShardEdges:
+        """These edges held the other way round."""
+        return ShardEdges(self.ids.flip(0), self.shard, is_flipped=not self.is_flipped)
+
+    def sources_first(self) -> ShardEdges:
+        """These edges with the sources in row 0."""
+        return self.flip() if self.is_flipped else self
+
+
+class LocalEdges(Tensor):
+    """What `pyg_sar.local` gives of edges, int64 ``[2, num_edges]`` in local ids, to be read.
+
+    Its operations are torch's. Edges made of it are LocalEdges, which convs, loaders and the
+    functions of pyg_sar refuse; its rows are plain.
+
+    Attributes:
+        handle: The edges that it was made of; what is made of it has none.
+    """
+
+    handle: ShardEdges
+
+    @classmethod
+    def of(cls, handle: ShardEdges) -> LocalEdges:
+        """The ids of edges, in the same memory."""
+        out = handle.ids.as_subclass(cls)
+        out.handle = handle
+        return out
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not all(issubclass(cls, each) for each in types):
+            return NotImplemented
+        with torch._C.DisableTorchFunctionSubclass():
+            out = func(*args, **kwargs or {})
+            many = type(out)(map(_local, out)) if type(out) in (tuple, list) else out
+            return _local(many)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        return memo.setdefault(id(self), self.clone())
+
+    def __reduce_ex__(self, proto: Any) -> Any:
+        raise TypeError(
+            'the edge_index of a shard belongs to this rank and cannot be pickled or saved; '
+            'load it again with pyg_sar.load_shard'
+        )
+
+
+def _local(value: Any) -> Any:
+    """A tensor that may be of edges as LocalEdges; anything else as it is."""
+    if type(value) is not Tensor or value.dtype != torch.int64:
+        return value
+    return value.as_subclass(LocalEdges) if value.dim() == 2 and value.size(0) == 2 else value
+
+
+def kept_on(handle: ShardEdges, key: Hashable, make: Callable[[], Any], given: Any = None) -> Any:
+    """What `make` gives, kept on edges while these are not written to and `given` is equal.
+
+    Nothing is kept on those of inference mode, as what is written to them cannot be seen.
+    """
+    if handle.ids.is_inference():
+        return make()
+    state = handle.ids._version, given
+    if key not in handle.kept or handle.kept[key][0] != state:
+        with torch.inference_mode(False):  # it outlives the caller's mode
+            handle.kept[key] = state, make()
+    return handle.kept[key][1]
+
+
+def refuse_local(what: str) -> NoReturn:
+    """Raises a ValueError where what `pyg_sar.local` gives is taken for the graph."""
+    raise ValueError(
+        f"'{what}' takes the edge_index and rows of load_shard, which are of the whole graph (got "
+        'the own edges and rows of a rank, as pyg_sar.local gives them to be read)'
+    )
+
+
+def _version(ids: Tensor) -> int:
+    return 0 if ids.is_inference() else ids._version
