@@ -46,7 +46,7 @@ class Chunk:
 
     @property
     def edge_index(self) -> Tensor:
-        """int64 ``[2, num_edges]``: source row of the block, destination from the first of `rows`."""
+        """Source row of the block, destination counted from `rows`: int64 ``[2, num_edges]``."""
         edges = self.block.edges
         if isinstance(edges, slice):
             return self.block.all_edges[:, edges] - self.starts
