@@ -30,8 +30,6 @@ from pyg_sar.rows.over_all_nodes import (
     gather_batches,
     mean_of_batches,
     negative_sampling,
-    permute_rows,
-    rows,
 )
 from pyg_sar.sampling import LinkNeighborLoader, NeighborLoader
 
@@ -60,10 +58,8 @@ __all__ = [
     'memory',
     'negative_sampling',
     'partition_graph',
-    'permute_rows',
     'profile',
     'restrict',
-    'rows',
     'run_in_turns',
     'save_checkpoint',
     'save_rows',

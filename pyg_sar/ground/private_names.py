@@ -99,7 +99,7 @@ NAMES = (
     ),
     Private(
         'torch._amp_foreach_non_finite_check_and_unscale_ torch._foreach_add_ '
-        'torch.Tensor._is_view torch.Tensor._typed_storage',
+        'torch.Tensor._is_view',
         'functions of torch that rows and an edge_index take',
         'refused: functions of other names, each by its own',
     ),

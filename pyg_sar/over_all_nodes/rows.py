@@ -31,7 +31,7 @@ from pyg_sar.comm.end_of_backward import note_backward_of
 from pyg_sar.ground.changes import version_of
 
 
-@in_call('rows')
+@in_call('rows by id')
 def rows(x: Tensor | torch.nn.Module, ids: Tensor, n_id: Tensor) -> Tensor:
     """The rows of nodes of the whole graph: ``x[ids]``, as if `x` had the rows of all nodes.
 

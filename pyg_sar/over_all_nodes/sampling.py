@@ -1,4 +1,4 @@
-"""Random pairs of nodes without an edge, and nodes in random order, of the whole graph.
+"""Random pairs of nodes without an edge, of the whole graph.
 
 The numbers drawn belong to nodes, not to ranks: the same seed gives the same pairs on any number of
 ranks, and on the plain graph. A rank draws the negative edges into its own nodes. It has all edges
@@ -15,7 +15,6 @@ from torch import Tensor
 
 from pyg_sar.comm import agree, check_equal, in_call, raise_together, with_halo_ids
 from pyg_sar.draws import uniform
-from pyg_sar.over_all_nodes.rows import rows
 from pyg_sar.shard.edges import ShardEdges
 from pyg_sar.shard.shard import n_id_of
 
@@ -40,7 +39,7 @@ def negative_sampling(
     As many pairs without an edge as there are edges::
 
         pairs = pyg_sar.negative_sampling(data.edge_index, seed=1)
-        ends = pyg_sar.rows(out, pairs, data.n_id)
+        ends = out[pairs]
 
     Args:
         edge_index: That of :func:`pyg_sar.load_shard`, or edges selected from it; or a plain one.
@@ -85,39 +84,6 @@ def negative_sampling(
         _raise_on_all(edge_index, f'{words} {missing[0]})' if missing else None)
         return torch.stack([graph.src, graph.n_id[dst], src])
     return torch.stack([src, graph.n_id[dst]])[:, is_found]
-
-
-@in_call('permute_rows')
-def permute_rows(x: Tensor, edge_index: Tensor, *, seed: int | None = None) -> Tensor:
-    """Rows of all nodes in random order: ``x[torch.randperm(x.size(0))]``.
-
-    The corruption of Deep Graph Infomax: ``lambda x, edge_index: (permute_rows(x, edge_index),
-    edge_index)``.
-
-    Of features::
-
-        x = pyg_sar.permute_rows(data.x, data.edge_index, seed=1)
-
-    Args:
-        x: Rows ``[N, ...]``.
-        edge_index: That of :func:`pyg_sar.load_shard`; or a plain one, with the rows of all nodes.
-        seed: None for one drawn by torch's generator of rank 0.
-
-    Returns:
-        Rows ``[N, ...]``; gradients go back to the owners. Every rank
-        holds the order of all nodes for a moment (8 bytes a node). Collective: as
-        :func:`pyg_sar.rows` at its first call, and a small all-gather.
-
-    Raises:
-        ValueError: On all ranks, if their seeds differ, or `x` does not fit.
-    """
-    if isinstance(edge_index, ShardEdges):
-        num_nodes, n_id = edge_index.shard.num_nodes, n_id_of(edge_index.shard)
-    else:
-        num_nodes, n_id = x.size(0), None
-    seed, _ = _common(edge_index, seed, (), 0)
-    order = torch.randperm(num_nodes, generator=torch.Generator().manual_seed(seed)).to(x.device)
-    return x[order] if n_id is None else rows(x, order[n_id], n_id)
 
 
 @dataclass(frozen=True, eq=False)

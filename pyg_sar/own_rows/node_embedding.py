@@ -15,6 +15,7 @@ from torch_geometric.data.storage import NodeStorage
 from pyg_sar.comm import agree, in_call, world_size
 from pyg_sar.draws import normal
 from pyg_sar.ground.private_names import find
+from pyg_sar.over_all_nodes.rows import rows
 from pyg_sar.rows.attach import as_local, space_of_nodes
 from pyg_sar.rows.rows import Rows, plain, plainly, tag
 from pyg_sar.rows.space import Space
@@ -122,19 +123,26 @@ class NodeEmbedding(torch.nn.Module):
 
     @torch.compiler.disable
     def forward(self, n_id: Tensor | None = None) -> Tensor:
-        """The rows of own nodes, in the order of ``data.x``, or those of some.
+        """The rows of all nodes, in the order of ``data.x``, or those of some.
 
         Args:
-            n_id: Ids of own nodes in the whole graph, int64, such as ``data.n_id[mask]``; rows of
-                any nodes are ``pyg_sar.rows(embedding, ids, data.n_id)``.
+            n_id: Ids of the whole graph, int64, of any shape: ``batch.n_id``, pairs of nodes, or
+                ids that are rows, such as ``data.n_id[mask]``. Plain ids may differ from rank to
+                rank. Only their rows are looked up (collective, as ``x[ids]`` of rows).
 
         Returns:
-            ``[num_own, embedding_dim]``, or ``[*n_id.shape, embedding_dim]``.
+            ``[num_nodes, embedding_dim]``, or ``[*n_id.shape, embedding_dim]``.
 
         Raises:
-            ValueError: If a node is not an own one of this rank.
+            ValueError: On all ranks, if on one of them an id is no node's.
         """
-        return self.plain_rows(n_id) if self._space is None else self._of_space(n_id)
+        if self._space is None:
+            return self.plain_rows(n_id)
+        if n_id is not None and not isinstance(n_id, Rows):
+            return rows(self, n_id, self.n_id.to(n_id.device))
+        out = self.plain_rows(None if n_id is None else as_local(n_id))
+        dim, space = (0, self._space) if n_id is None else (n_id._dim, n_id._space)
+        return tag(out, dim, space)  # type: ignore[no-any-return]
 
     def plain_rows(self, n_id: Tensor | None = None) -> Tensor:
         """What forward gives, as a plain tensor of own rows."""
@@ -159,20 +167,6 @@ class NodeEmbedding(torch.nn.Module):
             if places is None:
                 return plain(weight).clone()
             return embedding(places, plain(weight), sparse=self.sparse)
-
-    def _of_space(self, n_id: Tensor | None) -> Any:
-        """Rows of the whole graph: those of all nodes, or of ids that are rows of own nodes."""
-        if n_id is not None and not isinstance(n_id, Rows):
-            raise ValueError(
-                "expected ids of own nodes, such as data.n_id[mask], in 'n_id' of NodeEmbedding "
-                '(got a plain tensor): rows of any nodes are pyg_sar.rows(embedding, ids, '
-                'data.n_id)'
-            )
-        out = self.plain_rows(None if n_id is None else as_local(n_id))
-        if n_id is not None:
-            return tag(out, n_id._dim, n_id._space)
-        assert self._space is not None
-        return tag(out, 0, self._space)
 
     def extra_repr(self) -> str:
         """What is shown of it."""

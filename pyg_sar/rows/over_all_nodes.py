@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyg_sar import over_all_nodes as own
 from pyg_sar.comm import all_gather_alike, all_to_all, in_call, world_size
-from pyg_sar.ground.nested import in_nested, leaves
+from pyg_sar.over_all_nodes import negative_sampling as negative_pairs
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.over_ranks import sum_of_ranks
-from pyg_sar.rows.rows import Rows, plain, tag
+from pyg_sar.rows.rows import Rows, tag
 from pyg_sar.rows.space import Space, rows_of_ranks
 from pyg_sar.shard.edges import LocalEdges, refuse_local
-
-Function = TypeVar('Function', bound=Callable[..., Any])
 
 
 @in_call('mean_of_batches')
@@ -103,49 +99,14 @@ def gather_batches(values: Tensor) -> Tensor:
     return all_to_all(sent, [values.size(0)] * num_ranks, counts)
 
 
-def _of_rows(
-    function: Function, as_rows: Callable[[Any, list[Rows]], Any], *, takes_plain: bool = True
-) -> Function:
-    """A function that takes rows, and what is rows then, by one that computes with own rows.
-
-    Unless it `takes_plain`, its `x` may be no plain tensor where there are ranks.
-    """
-
-    @wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        tensors = [each for each in leaves((args, kwargs)) if isinstance(each, Tensor)]
-        given = [each for each in tensors if isinstance(each, Rows)]
-        x = args[0] if args else kwargs.get('x')
-        is_own = not takes_plain and world_size() > 1 and type(x) is Tensor
-        if is_own or any(isinstance(each, LocalEdges) for each in tensors):
-            refuse_local(function.__name__)
-        out = function(*in_nested(args, _own), **in_nested(kwargs, _own))
-        return as_rows(out, given) if given else out
-
-    return call  # type: ignore[return-value]
-
-
-def _own(value: Any) -> Any:
-    return value.handle if isinstance(value, EdgeIndex) else plain(value)
-
-
-def _like(out: Tensor, rows: Rows) -> Any:
-    return tag(out, rows._dim, rows._space)
-
-
-def _negative_edges(own: int) -> Space:
-    return Space(own, what='negative edges', total=rows_of_ranks(own))
-
-
-negative_sampling = _of_rows(
-    own.negative_sampling,
-    lambda out, given: tag(out, 1, _negative_edges(out.size(1))),
-)
-permute_rows = _of_rows(
-    own.permute_rows, lambda out, given: _like(out, given[0]) if len(given) > 1 else out
-)
-rows = _of_rows(  # with ids that are rows
-    own.rows,
-    lambda out, given: _like(out, given[1]) if len(given) > 2 else out,
-    takes_plain=False,
-)
+@wraps(negative_pairs)
+def negative_sampling(edge_index: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Negative edges as rows, of edges of the whole graph."""
+    if isinstance(edge_index, LocalEdges):
+        refuse_local('negative_sampling')
+    if not isinstance(edge_index, EdgeIndex):
+        return negative_pairs(edge_index, *args, **kwargs)
+    pairs = negative_pairs(edge_index.handle, *args, **kwargs)
+    count = pairs.size(1)
+    space = Space(count, what='negative edges', total=rows_of_ranks(count))
+    return tag(pairs, 1, space)  # type: ignore[no-any-return]

@@ -109,7 +109,8 @@ def largest_here(values: Tensor, dims: list[int], *, least: bool) -> Tensor:
 def fetched(rows: Rows, ids: Tensor) -> Tensor:
     """Rows by their place in the whole; `ids` may differ from rank to rank.
 
-    From int64 of any shape to ``[*ids.shape, ...]`` (collective, see :func:`pyg_sar.rows`).
+    From int64 of any shape to ``[*ids.shape, ...]`` (collective, see
+    :func:`pyg_sar.over_all_nodes.rows.rows`).
     """
     rows = getattr(rows, 'whole_ids', rows)  # of edges the ids of the whole
     space = rows._space

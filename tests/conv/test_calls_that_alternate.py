@@ -21,6 +21,7 @@ from torch_geometric.nn import GATConv, GraphConv, RGCNConv, SAGEConv
 from torch_geometric.nn.models import GraphSAGE
 
 import pyg_sar
+from pyg_sar.over_all_nodes import rows
 
 HALF = 40
 ORDERS = ('ABABA', 'AABBA', 'ABCABC')
@@ -167,7 +168,8 @@ def _by_id(root: str) -> list[Tensor]:
     data = pyg_sar.load_shard(root)
     none, a, b = torch.empty(0, dtype=torch.long), torch.tensor([1, 2, 3]), torch.tensor([4, 5, 6])
     is_first = pyg_sar.comm.rank() == 0
-    return [pyg_sar.rows(data.x, none if is_first else ids, data.n_id) for ids in (a, b, a, b)]
+    x, n_id = pyg_sar.local((data.x, data.n_id))
+    return [rows(x, none if is_first else ids, n_id) for ids in (a, b, a, b)]
 
 
 def test_rows_by_ids_that_one_rank_keeps(parts: str) -> None:

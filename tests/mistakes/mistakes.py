@@ -99,6 +99,10 @@ def jacobian(data: Any, rank: int) -> None:
     torch.func.jacrev(result)(dict(model.named_parameters()))
 
 
+def conv_on_local_edges(data: Any, rank: int) -> None:
+    pyg_sar.SARConv(SAGEConv(8, 4))(data.x, pyg_sar.local(data).edge_index)
+
+
 def saves_rows(data: Any, rank: int) -> None:
     torch.save(data.x, io.BytesIO())
 
@@ -177,6 +181,9 @@ IN_STEP: dict[str, Mistake] = {
     ),
     'torch.func.grad': Mistake(gradient_of_torch_func, 'torch.func (grad', 'use backward()'),
     'torch.func.jacrev': Mistake(jacobian, 'torch.func (grad, vmap, jacrev', 'use backward()'),
+    'a conv on local edges': Mistake(
+        conv_on_local_edges, 'as pyg_sar.local gives them', 'the edge_index and rows of load_shard'
+    ),
     'torch.save of rows': Mistake(saves_rows, 'cannot be pickled', 'pyg_sar.gather(x)'),
     'numpy of rows': Mistake(numpy_of_rows, "'numpy' of rows", 'pyg_sar.gather(x)'),
     "PyG's NeighborLoader": Mistake(

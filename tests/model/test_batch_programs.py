@@ -480,7 +480,7 @@ def _embedded(root: str, graph: Data, sparse: bool) -> Any:
     optimizer = kind(table.parameters(), lr=0.1, eps=1e-3)
     for seeds in EMBEDDED:
         batch = batch_of(graph, _seeds(*seeds))
-        batch.x = pyg_sar.rows(table, batch.n_id, data.n_id)
+        batch.x = table(batch.n_id)
         optimizer.zero_grad()
         _loss(model, batch).backward()
         optimizer.step()
@@ -526,16 +526,12 @@ def test_rows_of_an_embedding_by_batch(tmp_path, sparse):
 
 def _embedding_refused(root: str) -> list[str]:
     data = pyg_sar.load_shard(root)
-    table, ids = NodeEmbedding(data, 6), torch.tensor([1, 2])
-    of_weight = pyg_sar.rows(table.weight, ids, data.n_id)
-    assert torch.equal(of_weight, pyg_sar.rows(table, ids, data.n_id))
-    return [
-        attempt(pyg_sar.rows, table, ids, data.n_id + 1),
-        attempt(pyg_sar.rows, nn.Linear(2, 2), ids, data.n_id),
-    ]
+    table, ids = NodeEmbedding(data, 6), torch.tensor([[1, 2], [39, 0]])
+    assert torch.equal(table(ids), table.weight[ids])
+    return [attempt(table, torch.tensor([each])) for each in (40, -1)]
 
 
-def test_what_rows_of_an_embedding_are_not(tmp_path):
+def test_rows_of_an_embedding_that_are_not_there(tmp_path):
     root = str(cut(small_graph(), 2, tmp_path / 'parts'))
     for outcomes in run_as_threads(_embedding_refused, 2, root):
-        assert_all_raise(outcomes, 'ValueError', 'n_id')
+        assert_all_raise(outcomes, 'ValueError', "no node's id")

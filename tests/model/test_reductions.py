@@ -17,6 +17,7 @@ from torch_geometric.utils import softmax
 
 import pyg_sar
 from pyg_sar.comm import rank, world_size
+from pyg_sar.over_all_nodes import rows
 
 Program = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -102,41 +103,6 @@ def test_a_rank_without_nodes(tmp_path: Path) -> None:
         run_as_threads(_on_rank, 3, name, str(root))
 
 
-WRONG: dict[str, tuple[Tensor, str]] = {
-    'rows': (torch.tensor([10**6]), "no node's id"),
-    'rows of ints': (torch.tensor([0], dtype=torch.int32), 'int64'),
-}
-
-
-def _attempt(name: str, root: str) -> str:
-    """Wrong on rank 1 alone."""
-    data = pyg_sar.load_shard(root)
-    ids = WRONG[name][0] if rank() == 1 else torch.tensor([1])
-    return attempt(pyg_sar.rows, data.x, ids, data.n_id)
-
-
-@pytest.mark.parametrize('name', WRONG)
-def test_wrong_on_one_rank(name: str, tmp_path: Path) -> None:
-    root = str(cut(small_graph(), 2, tmp_path / 'parts'))
-    assert_all_raise(run_as_threads(_attempt, 2, name, root), 'ValueError', WRONG[name][1])
-
-
-def _of_others(root: str) -> list[str]:
-    data, ids = pyg_sar.load_shard(root), torch.tensor([0])
-    own = pyg_sar.local(data)
-    return [
-        attempt(pyg_sar.rows, data.x[data.train_mask], ids, data.n_id),
-        attempt(pyg_sar.rows, own.x, ids, own.n_id),
-    ]
-
-
-def test_rows_of_other_nodes(tmp_path: Path) -> None:
-    root = str(cut(small_graph(), 2, tmp_path / 'parts'))
-    selected, own = zip(*run_as_threads(_of_others, 2, root), strict=True)
-    assert_all_raise(selected, 'ValueError', 'one row of')
-    assert_all_raise(own, 'ValueError', 'pyg_sar.local')
-
-
 class Decoder(nn.Module):
     """An inner product over the ends of labelled edges, in ids of the whole graph."""
 
@@ -147,7 +113,9 @@ class Decoder(nn.Module):
 
     def forward(self, data: Any, labels: Tensor) -> Tensor:
         out = self.conv(data.x, data.edge_index)
-        z = pyg_sar.rows(out, labels, data.n_id) if 'n_id' in data else out[labels]
+        is_plain = 'n_id' not in data
+        own, n_id = (out, None) if is_plain else pyg_sar.local((out, data.n_id))
+        z = out[labels] if is_plain else rows(own, labels, n_id)
         return (z[0] * z[1]).sum(dim=-1)
 
 

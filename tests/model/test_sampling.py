@@ -20,7 +20,7 @@ from pyg_sar.comm import rank
 NUM_NODES = 40
 
 
-def _drawn(root: str) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _drawn(root: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     data = pyg_sar.load_shard(root)
     edges, some = data.edge_index, data.edge_type == 1
     torch.manual_seed(3 + rank())  # only the generator of rank 0 counts
@@ -33,8 +33,6 @@ def _drawn(root: str) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
         pyg_sar.negative_sampling(edges, num_nodes=NUM_NODES, num_neg_samples=50, seed=1),
         torch.cat([paired, e_id[None]]),
         turned,
-        data.n_id,
-        pyg_sar.permute_rows(data.x, edges),
     )
     return pyg_sar.local(drawn)
 
@@ -65,10 +63,6 @@ def _check(drawn: list[Any]) -> None:
     codes = edges[0] * NUM_NODES + edges[1]
     assert not torch.isin(by_edge[2] * NUM_NODES + edges[1], codes).any()
     assert (by_edge[2] != edges[1]).all()
-    want = pyg_sar.permute_rows(graph.x, edges)
-    assert torch.equal(assemble([each[4:] for each in drawn], NUM_NODES), want)
-    assert_close(want.sort(dim=0).values, graph.x.sort(dim=0).values)
-    assert not torch.equal(want, graph.x)
 
 
 @pytest.mark.parametrize('world_size', [1, 2, 3, 4])
@@ -124,7 +118,6 @@ def test_of_nothing() -> None:
     none = torch.zeros(2, 0, dtype=torch.int64)
     assert pyg_sar.negative_sampling(none).shape == (2, 0)
     assert pyg_sar.negative_sampling(none, paired=True).shape == (3, 0)
-    assert pyg_sar.permute_rows(torch.zeros(0, 3), none).shape == (0, 3)
 
 
 WRONG: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], str]] = {
@@ -143,11 +136,6 @@ WRONG: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], str]] = {
         lambda d: pyg_sar.negative_sampling(d.edge_index, None, 4),
         'same arguments',
     ),
-    'seed of an order': (
-        lambda d: pyg_sar.permute_rows(d.x, d.edge_index, seed=1),
-        lambda d: pyg_sar.permute_rows(d.x, d.edge_index, seed=2),
-        'same arguments',
-    ),
     'paired count': (
         lambda d: pyg_sar.negative_sampling(d.edge_index, None, 3, paired=True),
         lambda d: pyg_sar.negative_sampling(d.edge_index),
@@ -158,9 +146,9 @@ WRONG: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], str]] = {
         lambda d: pyg_sar.negative_sampling(d.edge_index),
         'num_neg_samples',
     ),
-    'own rows': (
-        lambda d: pyg_sar.permute_rows(*pyg_sar.local((d.x, d.edge_index)), seed=1),
-        lambda d: pyg_sar.permute_rows(*pyg_sar.local((d.x, d.edge_index)), seed=1),
+    'own edges': (
+        lambda d: pyg_sar.negative_sampling(pyg_sar.local(d.edge_index), seed=1),
+        lambda d: pyg_sar.negative_sampling(pyg_sar.local(d.edge_index), seed=1),
         'pyg_sar.local',
     ),
 }
@@ -199,5 +187,3 @@ def test_a_relation_of_two_types(tmp_path: Path) -> None:
     data = pyg_sar.load_shard(tmp_path / 'parts')
     with pytest.raises(ValueError, match='between nodes of one type'):
         pyg_sar.negative_sampling(data['a', 'to', 'b'].edge_index)
-    permuted = pyg_sar.permute_rows(data['a'].x, data['a', 'to', 'b'].edge_index)
-    assert_close(permuted.sort(dim=0).values, graph['a'].x.sort(dim=0).values)

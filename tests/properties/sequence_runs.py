@@ -13,6 +13,7 @@ from torch import Tensor
 import pyg_sar
 from pyg_sar.comm import rank
 from pyg_sar.comm.threads import run_threads
+from pyg_sar.over_all_nodes import rows
 
 TOLERANCE = 1e-9
 
@@ -33,7 +34,7 @@ def on_rank(case: Sequence, root: str) -> list[tuple[str, Tensor]]:
     lists, n_id = case.lists(), pyg_sar.local(data.n_id)  # the same tensors in every step
 
     def by_id(x: Tensor, of_ranks: tuple[int, ...]) -> Any:
-        own = pyg_sar.rows(pyg_sar.local(x), lists[of_ranks[rank()]], n_id)
+        own = rows(pyg_sar.local(x), lists[of_ranks[rank()]], n_id)
         return [own if i == rank() else None for i in range(case.ranks)]
 
     world = World(

@@ -84,8 +84,6 @@ def _over_all_nodes(root: str, folder: str) -> None:
     assert pairs.size(1) > 250
     ends = data.x[pairs[0]]
     assert ends.shape == (pairs.size(1), 8)
-    ids = torch.tensor([3, 0, 59])
-    assert torch.equal(pyg_sar.rows(data.x, ids, data.n_id), data.x[ids])
 
 
 def _activations(root: str, folder: str) -> None:
