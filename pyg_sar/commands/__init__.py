@@ -1,1 +1,1 @@
-"""What all programs of the command line have in common: ``command_line``, ``pictures``."""
+"""What programs of the command line have in common: their options, models and pictures."""

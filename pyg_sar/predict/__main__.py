@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pyg_sar.commands.command_line import Parser, checked, run_command
+from pyg_sar.commands.users_model import made_model, named
 from pyg_sar.monitor import bytes_text, parse_bytes
-from pyg_sar.predict.named import made_model, named, set_weights
 from pyg_sar.predict.predict import predict
+from pyg_sar.predict.weights import set_weights
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -20,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     forward = None if args.forward is None else named(args.forward)
-    model = made_model(named(args.model), args.model)
+    model = made_model(args.model)
     set_weights(model, args.weights)
     found = predict(
         model,

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.checkpoint import save_rows
+from pyg_sar.commands.users_model import run_model
 from pyg_sar.ddp.wrap import wrap
 from pyg_sar.in_turns import Figures
 from pyg_sar.in_turns.run import play
@@ -87,7 +88,7 @@ def predict(
         raise FileNotFoundError(f'no such folder: {out.parent}')
     if not os.access(out.parent, os.W_OK) or (out.suffix == '.npy' and out.is_dir()):
         raise PermissionError(f'cannot write {out}')
-    run = forward or _forward
+    run = forward or run_model
     shared = {id(parameter): parameter for parameter in model.parameters()}
 
     def on_parts(root: Path) -> Figures:
@@ -121,12 +122,6 @@ def predict(
                 raise
         gc.collect()  # the ranks that have ended
         num_parts = min(2 * num_parts, most)
-
-
-def _forward(model: torch.nn.Module, data: Data | HeteroData) -> Any:
-    if isinstance(data, HeteroData):
-        return model(data.x_dict, data.edge_index_dict)
-    return model(data.x, data.edge_index)
 
 
 def _save(out: Path, found: Any, data: Data | HeteroData, nodes: str | None) -> None:

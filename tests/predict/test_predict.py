@@ -19,11 +19,11 @@ from small_graphs import small_graph
 from torch_geometric import seed_everything
 
 import pyg_sar
+from pyg_sar.commands.users_model import made_model
 from pyg_sar.in_turns import run as in_turns_run
 from pyg_sar.monitor import hook
 from pyg_sar.predict import passes, predict
 from pyg_sar.predict.__main__ import main
-from pyg_sar.predict.named import named
 
 MODELS = """
 import torch
@@ -74,8 +74,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def _plain(folder: Path, name: str) -> torch.nn.Module:
     """The model with trained-looking running statistics; its weights are saved."""
-    found = named(f'models_{folder.name}.py:{name}')
-    model: torch.nn.Module = found if isinstance(found, torch.nn.Module) else found()
+    model = made_model(f'models_{folder.name}.py:{name}')
     for buffer in model.buffers():
         if buffer.is_floating_point():
             buffer.uniform_(0.5, 1.5)
