@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,9 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, GCNConv, MessagePassing, SAGEConv
 
 import pyg_sar
+from pyg_sar.planner.counts import RankSizes, RelationSizes
 from pyg_sar.planner.rehearsal import Job
+from pyg_sar.shard.format.meta import EdgeInfo, Meta, NodeInfo
 
 
 class UserModel(torch.nn.Module):
@@ -34,13 +36,37 @@ USER_MODELS = {
     'gcn': lambda: UserModel(GCNConv(6, 8), GCNConv(8, 3), 8),
     'median': lambda: UserModel(SAGEConv(6, 8, aggr='median'), SAGEConv(8, 3), 8),
     'turned': lambda: UserModel(SAGEConv(6, 8, flow='target_to_source'), GCNConv(8, 3), 8),
+    'lazy': lambda: UserModel(SAGEConv((-1, -1), 8), GCNConv(-1, 3), 8),
 }
 
 
-def job_of(model: torch.nn.Module, width: int, **options: Any) -> Job:
-    return Job(
-        model, width, **{'optimizer': functools.partial(torch.optim.SGD, lr=0.01), **options}
-    )
+def meta_of(
+    width: int,
+    part_num_nodes: Sequence[int],
+    halo_rows: Sequence[Sequence[int]],
+    block_edges: Sequence[Sequence[int]],
+    dtype: str = 'float32',
+) -> Meta:
+    """What META.json says of a cut of a graph with features."""
+    counts = [sum(row) for row in block_edges]
+    attrs = {'x': {'dtype': dtype, 'shape': [width]}}
+    nodes = NodeInfo(sum(part_num_nodes), [*part_num_nodes], attrs, {})
+    halo, edges = [[*row] for row in halo_rows], [[*row] for row in block_edges]
+    info = EdgeInfo(None, None, sum(counts), counts, halo, edges, {}, {})
+    notes = {'partition': {}}
+    return Meta(len(part_num_nodes), 'made up', {None: nodes}, {None: info}, {}, notes)
+
+
+def job_of(model: torch.nn.Module, width: int, dtype: str = 'float32', **options: Any) -> Job:
+    return Job(model, meta_of(width, [1], [[0]], [[0]], dtype), **options)
+
+
+def sizes_of_rank(
+    own: int, own_edges: int, halo: tuple[int, ...], halo_edges: tuple[int, ...], share: float = 1.0
+) -> RankSizes:
+    """Counts of a rank with one part, of a graph of one type."""
+    edges = RelationSizes((own_edges,), halo, halo_edges, sum(halo))
+    return RankSizes({None: (own,)}, {None: edges}, share)
 
 
 def cut_small_graph(folder: Path) -> Path:

@@ -11,63 +11,43 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from itertools import accumulate
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch_geometric.data import Data
+from torch.nn.parameter import is_lazy
 from torch_geometric.nn import MessagePassing
 
 from pyg_sar.comm import Comm, chosen
+from pyg_sar.commands.users_model import run_model
 from pyg_sar.conv.options import Mode
 from pyg_sar.ddp import DistributedDataParallel
 from pyg_sar.ddp.wrap import wrap
 from pyg_sar.ground.random_states import random_states_kept
 from pyg_sar.monitor import Counts, LiveBytes, Meter, hook
-from pyg_sar.planner.sizes import RankSizes
-from pyg_sar.rows.attach import as_rows_of_graph
+from pyg_sar.planner.counts import RankSizes
+from pyg_sar.planner.made_up import made_up_shard
+from pyg_sar.rows.attach import as_rows_of_graph, space_of_nodes
+from pyg_sar.rows.rows import Rows
 from pyg_sar.shard.cover import covers_pay
-from pyg_sar.shard.edges import LocalEdges, ShardEdges
-from pyg_sar.shard.shard import Shard, make_steps
+from pyg_sar.shard.format.meta import Meta
 
 MODES: tuple[Mode, ...] = ('sequential', 'sequential_no_remat', 'one_shot')
 
 
-def _run(model: torch.nn.Module, data: Data) -> Tensor:
-    return model(data.x, data.edge_index)
-
-
 @dataclass(frozen=True)
 class Job:
-    """What is rehearsed.
-
-    Attributes:
-        model: A PyG model, not wrapped; it is copied and stays as it is.
-        in_channels: Width of ``data.x``.
-        mode: The mode of every SARConv.
-        optimizer: Makes the optimizer from the parameters.
-        dtype: Of features and parameters.
-        forward: Runs the model; ``data`` has ``x``, ``edge_index``, ``y``, ``train_mask`` and
-            ``num_nodes``. The result is taken for logits.
-
-    Raises:
-        ValueError: If one of them is not possible.
-    """
+    """What is rehearsed, with arguments of :func:`pyg_sar.planner.plan`."""
 
     model: torch.nn.Module
-    in_channels: int
+    meta: Meta
     mode: Mode = 'sequential'
-    optimizer: Callable[[Any], torch.optim.Optimizer] = torch.optim.Adam
-    dtype: torch.dtype = torch.float32
-    forward: Callable[[torch.nn.Module, Data], Tensor] = _run
+    forward: Callable[[torch.nn.Module, Any], Any] = run_model
 
     def __post_init__(self) -> None:
-        if self.in_channels < 1:
-            raise ValueError(f"'in_channels' must be positive (got {self.in_channels})")
         if self.mode not in MODES:
             raise ValueError(f"'mode' must be one of {MODES} (got {self.mode!r})")
         if isinstance(self.model, DistributedDataParallel):
@@ -80,20 +60,18 @@ class Rehearsal(NamedTuple):
     peak_bytes: int  # of tensors alive at once, beyond features, edges and parameters
     bytes_received: int  # in the last epoch
     rows_received: int
-    seconds: float  # of the fastest epoch after the first one
+    cpu_seconds: float  # of the fastest epoch after the first one
 
 
-def rehearse(
-    job: Job, sizes: RankSizes, *, count: bool = True, epochs: int = 2, is_batch: bool = False
-) -> Rehearsal:
-    """Trains a copy of the model on a made-up shard, or on plain edges of a mini-batch.
+def rehearse(job: Job, sizes: RankSizes, *, count: bool = True, epochs: int = 2) -> Rehearsal:
+    """Trains a copy of the model on a made-up shard, with Adam.
 
     The first of the `epochs` also makes plans and optimizer states. Without `count` no bytes are
-    counted, and seconds are true ones.
+    counted, and the CPU seconds are those of one thread.
     """
     with random_states_kept(torch.device('cpu')), equal_ranks(sizes.num_ranks) as traffic:
         torch.manual_seed(0)
-        model = copy.deepcopy(job.model).to('cpu', job.dtype).train()
+        model = copy.deepcopy(job.model).to('cpu').train()
         for module in model.modules():
             if isinstance(module, MessagePassing):  # turned edges are as many, between as many rows
                 module.flow = 'source_to_target'
@@ -101,108 +79,57 @@ def rehearse(
         if job.mode != 'one_shot':
             options['partial_sums'] = covers_pay(sizes.cover_share, 1)
         model = wrap(model, mode=job.mode, **options)
-        data = make_data(sizes, job)
-        optimizer = job.optimizer(model.parameters())
-        index = data.edge_index.handle.ids
-        known = [data.x, data.y, data.train_mask, index, *model.parameters(), *model.buffers()]
-        known += [step.send_index for step in data.edge_index.handle.shard.steps]
-        if is_batch:
-            data.edge_index = index
-        else:
-            as_rows_of_graph(data)
-        live, seconds = LiveBytes(known), []
-        with live if count else nullcontext():
+        if any(map(is_lazy, model.parameters())):
+            with torch.no_grad():
+                job.forward(model, as_rows_of_graph(made_up_shard(sizes, job.meta)))
+        data = made_up_shard(sizes, job.meta)
+        known = [value for store in data.stores for value in store.values()]
+        handles = [store['edge_index'].handle for store in data.edge_stores]
+        known += [handle.ids for handle in handles]
+        known += [step.send_index for handle in handles for step in handle.shard.steps]
+        known += [*model.parameters(), *model.buffers()]
+        as_rows_of_graph(data)
+        optimizer = torch.optim.Adam(model.parameters())
+        live, seconds = LiveBytes(t for t in known if isinstance(t, Tensor)), []
+        with live if count else _one_thread():
             for _ in range(epochs):
                 before = traffic.bytes_received, traffic.rows_received
-                start = time.perf_counter()
-                _step(job, model, data, optimizer)
-                seconds.append(time.perf_counter() - start)
+                start = time.process_time()
+                loss = _loss(job.forward(model, data), data)
+                optimizer.zero_grad()
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                seconds.append(time.process_time() - start)
     num_bytes, num_rows = traffic.bytes_received - before[0], traffic.rows_received - before[1]
     return Rehearsal(live.peak, num_bytes, num_rows, min(seconds[1:]))
 
 
-def _step(job: Job, model: torch.nn.Module, data: Data, optimizer: torch.optim.Optimizer) -> None:
-    out = job.forward(model, data)
-    if out.dim() != 2 or out.size(0) != data.num_nodes:
-        raise ValueError(
-            f'expected one row of logits per node of the model (got shape {tuple(out.shape)} '
-            f'for {data.num_nodes} nodes)'
-        )
-    loss = F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
-    optimizer.zero_grad()
-    loss.backward()  # type: ignore[no-untyped-call]
-    optimizer.step()
+def _loss(out: Any, data: Any) -> Tensor:
+    """The cross entropy of logits of nodes, or of logits by type of node."""
+    losses = []
+    for logits in out.values() if isinstance(out, dict) else [out]:
+        spaces = [(space_of_nodes(store), store) for store in data.node_stores]
+        stores = [s for space, s in spaces if type(logits) is Rows and logits._space is space]
+        if not stores or logits.dim() != 2:
+            shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits)
+            raise ValueError(
+                f'expected one row of logits per node of the model (got {shape} for '
+                f'{data.num_nodes} nodes)'
+            )
+        mask = stores[0].train_mask
+        losses.append(F.cross_entropy(logits[mask], stores[0].y[mask]))
+    return torch.stack(losses).sum()
 
 
-def make_data(sizes: RankSizes, job: Job) -> Data:
-    """A shard of the given counts, of rank 0, with edges at random."""
-    per_rank, world_size, num_own = len(sizes.own), sizes.num_ranks, sizes.num_own
-    num_parts = per_rank * world_size
-    # Step (s, i) reads part i of rank -s and serves rank s; in file order remote parts ascend.
-    halo, halo_edges = [0] * num_parts, [0] * num_parts
-    halo_edges[:per_rank] = sizes.own_edges
-    own_ptr = (0, *accumulate(sizes.own))
-    for place, rows in enumerate(sizes.halo):
-        part = (world_size - place // per_rank - 1) * per_rank + place % per_rank
-        halo[part] = rows
-        halo_edges[part] = sizes.halo_edges[place] if rows else 0
-    halo_ptr = (0, *accumulate(halo))
-
-    def sent(reader: int, i: int) -> Tensor:
-        rows = torch.arange(sizes.halo[(reader - 1) * per_rank + i])
-        return own_ptr[i] + rows % max(sizes.own[i], 1)
-
-    shard = Shard(
-        root='(rehearsal)',
-        fingerprint='rehearsal',
-        rank=0,
-        world_size=world_size,
-        num_parts=num_parts,
-        num_nodes=num_own * world_size,
-        own_ptr=own_ptr,
-        halo_ptr=halo_ptr,
-        block_ptr=(0, *accumulate(halo_edges)),
-        steps=make_steps(0, world_size, halo_ptr, sent),
-    )
-    blocks = [
-        _block(
-            *shard.source_range(q),
-            num_own,
-            halo_edges[q],
-            sizes.cover_share if q >= per_rank else 1.0,
-        )
-        for q in range(num_parts)
-    ]
-    edges = torch.cat(blocks, dim=1)
-    shard = replace(shard, e_id=torch.arange(edges.size(1)))
-    handle = ShardEdges(edges, shard, is_whole=True)
-    return Data(
-        x=torch.randn(num_own, job.in_channels, dtype=job.dtype),
-        edge_index=LocalEdges.of(handle),
-        y=torch.zeros(num_own, dtype=torch.int64),
-        train_mask=torch.arange(num_own) % 5 < 3,
-        n_id=torch.arange(num_own),
-        num_nodes=num_own,
-        num_nodes_total=shard.num_nodes,
-    )
-
-
-def _block(start: int, end: int, num_dst: int, num_edges: int, cover_share: float) -> Tensor:
-    """Edges of one block, sorted by destination and source, of which a cover has the given share.
-
-    A row that has to travel has an edge to a destination of its own. The edges of the others end in
-    one destination, whose sum travels in their place.
-    """
-    if end == start or num_dst == 0:
-        num_edges = 0
-    num_rows = max(end - start, 1)
-    row = torch.arange(num_edges) % num_rows  # every row is read
-    dst = torch.randint(max(num_dst, 1), (num_edges,))
-    if covers_pay(cover_share, 1):
-        dst[:num_rows] = row[:num_rows] % max(num_dst, 1)
-        dst[row >= round(cover_share * num_rows) - 1] = 0
-    order = torch.argsort(dst * num_rows + row)
-    return torch.stack([start + row[order], dst[order]])
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Threads that wait for each other take CPU seconds, too."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 @contextmanager

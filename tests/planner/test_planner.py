@@ -8,16 +8,20 @@ from typing import Any
 import pytest
 import torch
 from few import few
-from planner_models import USER_MODELS, cut_small_graph, job_of
+from hetero_graphs import hetero_graph
+from planner_models import USER_MODELS, cut_small_graph, meta_of
 from torch import Tensor
 from torch_geometric.data import Data
+from torch_geometric.nn import HeteroConv, SAGEConv
 from torch_geometric.nn.models import GraphSAGE
 
 import pyg_sar
-from pyg_sar.planner import Planner, by_hand, from_counts, predict, read_statistics
-from pyg_sar.planner.rehearsal import MODES
-from pyg_sar.planner.sizes import RankSizes
+from pyg_sar.planner import plan
+from pyg_sar.planner.counts import shard_bytes, sizes_of
+from pyg_sar.planner.prediction import predict_cut
+from pyg_sar.planner.rehearsal import MODES, Job
 from pyg_sar.shard.cover import cover_of
+from pyg_sar.shard.format.meta import read_meta
 from pyg_sar.shard.plan import plan_of
 from pyg_sar.shard.read.read_shard import read_shard
 
@@ -27,114 +31,120 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return cut_small_graph(tmp_path_factory.mktemp('planner') / 'parts')
 
 
+@pytest.fixture(scope='module')
+def hetero_parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp('planner') / 'hetero_parts'
+    pyg_sar.partition_graph(hetero_graph(), 4, root, seed=0)
+    return root
+
+
+@pytest.mark.parametrize('is_hetero', [False, True])
 @pytest.mark.parametrize('num_ranks', [1, 4])
-def test_statistics_are_those_of_the_loaded_shards(parts: Path, num_ranks: int) -> None:
-    statistics = read_statistics(parts)
-    cut = statistics.at(num_ranks)
-    assert (cut.how, len(cut.ranks)) == ('this folder', num_ranks)
-    for rank, sizes in enumerate(cut.ranks):
-        data = read_shard(parts, rank, num_ranks)
-        shard = data.edge_index.handle.shard
-        assert (sizes.num_own, sizes.num_edges) == (shard.num_own, shard.num_edges)
-        assert sizes.num_halo == shard.num_halo
-        assert sizes.halo == tuple(step.recv_rows for step in shard.steps)
-        sent = [step.send_index for step in shard.steps]
-        assert sizes.boundary == sum(map(len, sent))
-        tensors = [value for _, value in data if isinstance(value, Tensor)]
-        loaded = sum(t.nbytes for t in [*tensors, *sent])
-        assert statistics.shard_bytes(sizes, 6) == loaded
+def test_counts_are_those_of_the_loaded_shards(
+    parts: Path, hetero_parts: Path, num_ranks: int, is_hetero: bool
+) -> None:
+    root = hetero_parts if is_hetero else parts
+    meta = read_meta(root)
+    cut = sizes_of(meta, num_ranks)
+    assert len(cut) == num_ranks
+    for rank, sizes in enumerate(cut):
+        data, sent = read_shard(root, rank, num_ranks), []
+        for key, store in zip(meta.edges, data.edge_stores, strict=True):
+            shard, of = store.edge_index.handle.shard, sizes.relations[key]
+            assert sum(sizes.nodes[meta.edges[key].src]) == shard.num_own
+            assert (of.num_edges, sum(of.halo)) == (shard.num_edges, shard.num_halo)
+            assert of.halo == tuple(step.recv_rows for step in shard.steps)
+            sent += [step.send_index for step in shard.steps]
+            assert of.boundary == sum(len(step.send_index) for step in shard.steps)
+        values = [value for store in data.stores for value in store.values()]
+        loaded = sum(value.nbytes for value in [*values, *sent] if isinstance(value, Tensor))
+        assert shard_bytes(meta, sizes) == loaded
 
 
 def test_merged_parts_are_close_to_the_loaded_shards(parts: Path) -> None:
-    for rank, sizes in enumerate(read_statistics(parts).at(2).ranks):
+    for rank, sizes in enumerate(sizes_of(read_meta(parts), 2)):
         shard = read_shard(parts, rank, 2).edge_index.handle.shard
         assert (sizes.num_own, sizes.num_edges) == (shard.num_own, shard.num_edges)
-        assert sum(sizes.halo_edges) == shard.num_edges - sum(sizes.own_edges)
         assert sizes.num_halo == pytest.approx(shard.num_halo, rel=0.1)
-
-
-def test_by_hand_keeps_what_was_given() -> None:
-    statistics = by_hand(6400, 64000, [(0.1, 8), (0.2, 64)], [(0.9, 64)], imbalance=1.0)
-    cut = statistics.at(64)
-    (rank,) = cut.ranks
-    assert cut.how == 'given'
-    assert (rank.num_own, len(rank.halo)) == (100, 63)
-    assert rank.num_edges == 1000
-    assert sum(rank.halo_edges) == 200
-    assert rank.num_halo == pytest.approx(90, abs=1)
-    assert statistics.at(16).ranks[0].num_halo > rank.num_halo
-    assert statistics.at(1).ranks == (RankSizes((6400,), (64000,)),)
-
-
-def test_a_random_cut_stays_one() -> None:
-    statistics = by_hand(10**6, 10**7, [(0.5, 2), (0.75, 4)], imbalance=1.0)
-    (rank,) = statistics.at(8).ranks
-    assert sum(rank.halo_edges) / rank.num_edges == pytest.approx(1 - 1 / 8, rel=1e-3)
 
 
 @pytest.mark.parametrize('name', USER_MODELS)
 @pytest.mark.parametrize('mode', few(MODES))
-def test_any_model_and_fewer_bytes_on_more_ranks(name: str, mode: Any) -> None:
-    statistics = by_hand(4000, 24000, [(0.2, 4)])
-    options: Any = {'in_channels': 6, 'mode': mode, 'timed': False}
-    found = predict(statistics, USER_MODELS[name](), ranks=[1, 2, 4, 8], **options)
-    peaks = [p.peak_bytes for p in found]
-    assert peaks == sorted(peaks, reverse=True)
-    assert len(set(peaks)) == 4
-    assert [p.shard_bytes for p in found] == sorted((p.shard_bytes for p in found), reverse=True)
-    assert [r.ranks[0].bytes_per_epoch > 0 for r in found] == [False, True, True, True]
-    for prediction in found[1:]:
-        rank = prediction.ranks[0]
-        assert rank.rows_per_epoch >= 2 * rank.sizes.num_halo  # forward and backward
+def test_any_model_and_fewer_bytes_on_more_ranks(parts: Path, name: str, mode: Any) -> None:
+    predictions = plan(parts, USER_MODELS[name](), mode=mode, timed=False)
+    assert [p.num_ranks for p in predictions] == [1, 2, 4]
+    memory = [p.memory_bytes for p in predictions]
+    assert memory == sorted(memory, reverse=True)
+    assert len(set(memory)) == 3
+    assert [p.bytes_per_epoch > 0 for p in predictions] == [False, True, True]
+    for prediction in predictions[1:]:
+        assert prediction.rows_per_epoch >= 2 * prediction.halo_rows  # forward and backward
+
+
+class _Hetero(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        keys = ('paper', 'cites', 'paper'), ('author', 'writes', 'paper')
+        self.conv = HeteroConv({key: SAGEConv((-1, -1), 5) for key in keys})
+        self.out = SAGEConv(5, 3)
+
+    def forward(self, x: dict[str, Tensor], edges: dict[Any, Tensor]) -> dict[str, Tensor]:
+        papers = self.conv(x, edges)['paper'].relu()
+        return {'paper': self.out(papers, edges['paper', 'cites', 'paper'])}
+
+
+@pytest.mark.parametrize('is_dict', [True, False])
+def test_relations_are_rehearsed_as_they_are(hetero_parts: Path, is_dict: bool) -> None:
+    def of_papers(model: torch.nn.Module, data: Any) -> Any:
+        return model(data.x_dict, data.edge_index_dict)['paper']
+
+    options: Any = {} if is_dict else {'forward': of_papers}
+    predictions = plan(hetero_parts, _Hetero().double(), timed=False, **options)
+    memory = [p.memory_bytes for p in predictions]
+    assert memory == sorted(memory, reverse=True)
+    assert [p.bytes_per_epoch > 0 for p in predictions] == [False, True, True]
 
 
 def test_traffic_of_linear_convs_is_known_in_advance() -> None:
-    statistics = from_counts([50, 40], [[0, 10], [8, 0]], [[100, 20], [30, 90]])
-    (found,) = predict(statistics, GraphSAGE(6, 16, 3, 3), in_channels=6, timed=False)
+    meta = meta_of(6, [50, 40], [[0, 10], [8, 0]], [[100, 20], [30, 90]])
+    found = predict_cut(Job(GraphSAGE(6, 16, 3, 3), meta), sizes_of(meta, 2), timed=False)
     # Sums of features are kept: nothing after the first epoch; then 16 columns forward and back,
     # and 3, as the last layer makes fewer.
-    assert [r.rows_per_epoch for r in found.ranks] == [40, 32]
-    assert [r.bytes_per_epoch for r in found.ranks] == [10 * 4 * 38, 8 * 4 * 38]
-    assert found.exchange_seconds == 1520 / 1.25e9
-    assert found.seconds_per_epoch is None
+    assert (found.halo_rows, found.rows_per_epoch) == (10, 40)
+    assert found.bytes_per_epoch == 10 * 4 * 38
+    assert found.cpu_seconds is None
 
 
-def test_seconds_are_compute_and_exchange() -> None:
-    statistics = by_hand(4000, 24000, [(0.2, 4)])
-    options: Any = {'in_channels': 6, 'ranks': [1, 4], 'bandwidth': 1e6}
-    one, four = predict(statistics, GraphSAGE(6, 64, 2, 3), **options)
-    assert one.compute_seconds > 0
-    assert one.seconds_per_epoch == one.compute_seconds
-    assert four.exchange_seconds == four.ranks[0].bytes_per_epoch / 1e6
-    assert four.seconds_per_epoch == four.compute_seconds + four.exchange_seconds
+def test_cpu_seconds_are_measured_on_one_thread(parts: Path) -> None:
+    threads: list[int] = []
 
+    def forward(model: torch.nn.Module, data: Any) -> Tensor:
+        threads.append(torch.get_num_threads())
+        return model(data.x, data.edge_index)
 
-def test_least_ranks_is_the_least() -> None:
-    job, graph = job_of(GraphSAGE(6, 16, 2, 3), 6), by_hand(40000, 240000, [(0.2, 4)])
-    planner = Planner(graph, job, bandwidth=1e9, timed=False)
-    limit = planner.predict(5).peak_bytes
-    found = planner.least_ranks(lambda p: p.peak_bytes <= limit, 64)
-    assert found is not None
-    assert found.num_ranks == 5
-    assert planner.least_ranks(lambda p: False, 8) is None
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        (prediction,) = plan(parts, GraphSAGE(6, 64, 2, 3), ranks=[4], forward=forward)
+        assert (torch.get_num_threads(), set(threads)) == (2, {1, 2})
+    finally:
+        torch.set_num_threads(before)
+    assert prediction.cpu_seconds is not None
+    assert prediction.cpu_seconds > 0
 
 
 @pytest.mark.parametrize(
     ('change', 'message'),
     [
-        ({'in_channels': None}, "'in_channels'"),
-        ({'in_channels': 0}, "'in_channels' must be positive"),
         ({'mode': 'auto'}, "'mode' must be one of"),
-        ({'bandwidth': 0}, "'bandwidth' must be positive"),
-        ({'ranks': None}, "expected 'ranks'"),
-        ({'ranks': [0]}, 'ranks'),
+        ({'ranks': [3]}, 'expected ranks among which the 4 parts of .* can be dealt: 1, 2, 4'),
         ({'forward': lambda m, d: m(d.x, d.edge_index).sum()}, 'one row of logits per node'),
+        ({'forward': lambda m, d: 3}, 'one row of logits per node'),
     ],
 )
-def test_errors_say_what_is_expected(change: dict[str, Any], message: str) -> None:
-    options = {'in_channels': 6, 'ranks': [2], 'timed': False, **change}
+def test_errors_say_what_is_expected(parts: Path, change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        predict(by_hand(400, 2400, [(0.2, 4)]), USER_MODELS['gcn'](), **options)
+        plan(parts, USER_MODELS['gcn'](), **{'ranks': [2], 'timed': False, **change})
 
 
 def test_rows_and_sums_that_travel_are_counted_in_the_cut(tmp_path: Path) -> None:
@@ -144,11 +154,11 @@ def test_rows_and_sums_that_travel_are_counted_in_the_cut(tmp_path: Path) -> Non
     edge_index = torch.cat([edges, spokes, spokes.flip(0)], dim=1)
     data = Data(x=torch.zeros(600, 2), edge_index=edge_index)
     summary = pyg_sar.partition_graph(data, 4, tmp_path / 'parts')
-    found = 0
+    num_rows = 0
     for part in range(4):
         handle = read_shard(tmp_path / 'parts', part, 4).edge_index.handle
-        found += sum(cover_of(b).size for b in plan_of(handle).blocks[1:])
-    assert summary.cover_rows == found < 0.5 * summary.communication_volume
-    assert f'with sums of rows     {found:,} rows per layer' in str(summary)
-    cut = read_statistics(tmp_path / 'parts').at(4)
-    assert cut.ranks[0].cover_share == found / summary.communication_volume
+        num_rows += sum(cover_of(b).size for b in plan_of(handle).blocks[1:])
+    assert summary.cover_rows == num_rows < 0.5 * summary.communication_volume
+    assert f'with sums of rows     {num_rows:,} rows per layer' in str(summary)
+    (first, *_) = sizes_of(read_meta(tmp_path / 'parts'), 4)
+    assert first.cover_share == num_rows / summary.communication_volume

@@ -1,4 +1,4 @@
-"""Predictions against what the memory benchmark measured, and its cuts."""
+"""Predictions against what the memory benchmark measured."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from planner_models import meta_of
 from torch_geometric.nn.models import GAT, GraphSAGE
 
-from pyg_sar.planner import from_counts, predict
-from pyg_sar.planner.rehearsal import MODES
+from pyg_sar.planner.counts import sizes_of
+from pyg_sar.planner.prediction import predict_cut
+from pyg_sar.planner.rehearsal import MODES, Job
 
 BENCHMARK = Path(__file__).parents[2] / 'benchmarks' / 'memory'
 MODELS = {'sage': GraphSAGE, 'gat': functools.partial(GAT, heads=4)}
@@ -47,28 +49,16 @@ COMPARED = [
 @pytest.mark.slow
 @pytest.mark.parametrize(('model', 'result'), COMPARED)
 def test_peak_is_within_15_percent_of_the_measured_one(model: str, result: dict[str, Any]) -> None:
-    report = _report(model)
+    report, processes = _report(model), result['processes']
     width, hidden = result['num_features'], report['settings']['hidden']
     built = MODELS[model](width, hidden, 3, result['num_classes'], norm='batch_norm')
-    statistics = from_counts(**report['cuts'][result['graph']][str(result['processes'])])
-    assert statistics.num_nodes == result['num_nodes']
-    assert statistics.num_edges == result['num_edges']
-    (found,) = predict(statistics, built, in_channels=width, mode=result['mode'], timed=False)
+    meta = meta_of(width, **report['cuts'][result['graph']][str(processes)])
+    assert meta.nodes[None].num_nodes == result['num_nodes']
+    assert meta.edges[None].num_edges == result['num_edges']
+    found = predict_cut(Job(built, meta, result['mode']), sizes_of(meta, processes), timed=False)
     assert found.peak_bytes == pytest.approx(result['peak_bytes_max'], rel=0.15)
 
 
 def test_the_benchmark_has_cells_to_compare() -> None:
     models = [cell.values[0] for cell in COMPARED]
     assert (models.count('sage'), models.count('gat')) == (10, 3)
-
-
-@pytest.mark.parametrize(('base', 'num_ranks'), [(2, 4), (4, 8)])
-@pytest.mark.parametrize('graph', ['synthetic:arxiv', 'wordnet-noun'])
-def test_extrapolated_cut_is_near_the_real_one(graph: str, base: int, num_ranks: int) -> None:
-    cuts = _report('sage')['cuts'][graph]
-    known, real = (from_counts(**cuts[str(n)]) for n in (base, num_ranks))
-    cut = known.at(num_ranks)
-    assert cut.how == 'extrapolated'
-    ranks = real.at(num_ranks).ranks
-    assert cut.ranks[0].num_halo == pytest.approx(max(r.num_halo for r in ranks), rel=0.2)
-    assert cut.ranks[0].num_edges == pytest.approx(max(r.num_edges for r in ranks), rel=0.15)

@@ -111,11 +111,11 @@ def read_shard(
     _put(data, meta.graph_attrs)
     _put_whole(data, root, meta, verify=verify)
     if isinstance(data, Data):
-        _note_kinds(data, meta)
+        note_kinds(data, meta)
     return data
 
 
-def _note_kinds(data: Data, meta: Meta) -> None:
+def note_kinds(data: Data, meta: Meta) -> None:
     """Tells PyG which attributes are of nodes and which of edges.
 
     It goes by the number of rows, and on one rank there may be as many nodes as edges.

@@ -1,0 +1,167 @@
+"""What a rank holds, in counts, as META.json of a partition folder tells it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from pyg_sar.shard.format.file_names import EdgeKey, NodeKey
+from pyg_sar.shard.format.meta import EdgeInfo, Meta
+
+
+@dataclass(frozen=True)
+class RelationSizes:
+    """The edges of one rank of one relation.
+
+    Attributes:
+        own_edges: Edges into own nodes from every own part.
+        halo: Rows read from every remote part, in the order of the exchange: as many for each other
+            rank as there are own parts.
+        halo_edges: Edges into own nodes from every remote part.
+        boundary: Rows sent in one exchange, summed over the readers.
+    """
+
+    own_edges: tuple[int, ...]
+    halo: tuple[int, ...] = ()
+    halo_edges: tuple[int, ...] = ()
+    boundary: int = 0
+
+    @property
+    def num_edges(self) -> int:
+        """All edges into own nodes."""
+        return sum(self.own_edges) + sum(self.halo_edges)
+
+
+@dataclass(frozen=True)
+class RankSizes:
+    """The counts of one rank, by type of node and by relation.
+
+    Attributes:
+        nodes: Own nodes of every own part.
+        relations: Their edges.
+        cover_share: Rows and sums that travel where sums may, of the halo rows of all ranks.
+    """
+
+    nodes: dict[NodeKey, tuple[int, ...]]
+    relations: dict[EdgeKey, RelationSizes]
+    cover_share: float = 1.0
+
+    @property
+    def per_rank(self) -> int:
+        """Parts of a rank."""
+        return len(next(iter(self.nodes.values())))
+
+    @property
+    def num_ranks(self) -> int:
+        """This one and those it reads from."""
+        return 1 + max(len(of.halo) for of in self.relations.values()) // self.per_rank
+
+    @property
+    def num_own(self) -> int:
+        """Own nodes."""
+        return sum(map(sum, self.nodes.values()))
+
+    @property
+    def num_edges(self) -> int:
+        """Edges into own nodes."""
+        return sum(of.num_edges for of in self.relations.values())
+
+    @property
+    def num_halo(self) -> int:
+        """Rows received in one exchange of every relation."""
+        return sum(sum(of.halo) for of in self.relations.values())
+
+    def scaled(self, factor: float) -> RankSizes:
+        """Rows and edges times a factor; what is not empty keeps at least one."""
+
+        def shrink(counts: Sequence[int]) -> tuple[int, ...]:
+            return tuple(max(round(n * factor), 1) if n else 0 for n in counts)
+
+        nodes = {key: shrink(counts) for key, counts in self.nodes.items()}
+        relations = {
+            key: RelationSizes(shrink(of.own_edges), shrink(of.halo), shrink(of.halo_edges))
+            for key, of in self.relations.items()
+        }
+        return replace(self, nodes=nodes, relations=relations)
+
+    def with_fewer_blocks(self, most: int) -> RankSizes:
+        """As many rows and edges in at most `most` remote blocks; the largest block stays."""
+        if self.num_ranks - 1 <= most or self.per_rank > 1:
+            return self
+
+        def fewer(counts: Sequence[int]) -> tuple[int, ...]:
+            largest = max(counts)
+            rest, ones = divmod(sum(counts) - largest, most - 1)
+            return (largest, *(rest + (i < ones) for i in range(most - 1)))
+
+        relations = {
+            key: replace(of, halo=fewer(of.halo), halo_edges=fewer(of.halo_edges))
+            for key, of in self.relations.items()
+        }
+        return replace(self, relations=relations)
+
+
+def ends_of(key: EdgeKey) -> tuple[NodeKey, NodeKey]:
+    """The types of the sources and destinations of a relation."""
+    return (None, None) if key is None else (key[0], key[2])
+
+
+def sizes_of(meta: Meta, num_ranks: int) -> tuple[RankSizes, ...]:
+    """Every rank, with a contiguous run of parts each; the number of ranks divides the parts."""
+    k = meta.num_parts // num_ranks
+    runs = [range(r * k, r * k + k) for r in range(num_ranks)]
+    rows = sum(sum(map(sum, info.halo_rows)) for info in meta.edges.values())
+    cover_rows = meta.notes['partition'].get('cover_rows')
+    share = 1.0 if cover_rows is None else sum(map(sum, cover_rows)) / max(rows, 1)
+    return tuple(
+        RankSizes(
+            {key: tuple(info.part_num_nodes[q] for q in own) for key, info in meta.nodes.items()},
+            {key: _relation(meta, info, rank, runs) for key, info in meta.edges.items()},
+            share,
+        )
+        for rank, own in enumerate(runs)
+    )
+
+
+def _relation(meta: Meta, info: EdgeInfo, rank: int, runs: Sequence[range]) -> RelationSizes:
+    own, sources = runs[rank], meta.nodes[info.src].part_num_nodes
+    remote = [q for s in range(1, len(runs)) for q in runs[rank - s]]
+    readers = [run for run in runs if run != own]
+    edges = {q: sum(info.block_edges[p][q] for p in own) for q in (*own, *remote)}
+    return RelationSizes(
+        own_edges=tuple(edges[q] for q in own),
+        halo=tuple(_rows(info, sources, own, q) for q in remote),
+        halo_edges=tuple(edges[q] for q in remote),
+        boundary=sum(_rows(info, sources, reader, q) for reader in readers for q in own),
+    )
+
+
+def _rows(info: EdgeInfo, sources: Sequence[int], readers: Sequence[int], owner: int) -> int:
+    """Rows that any of some parts reads; which of them several read is not known."""
+    rows = sources[owner]
+    if len(readers) == 1 or rows == 0:
+        return info.halo_rows[readers[0]][owner]
+    # As if every part chose its rows independently of the others.
+    unread = math.prod(1 - min(info.halo_rows[p][owner] / rows, 1) for p in readers)
+    return round(rows * (1 - unread))
+
+
+def shard_bytes(meta: Meta, sizes: RankSizes) -> int:
+    """Bytes of a loaded shard: attributes, edge_index, ids and boundary lists."""
+    nodes = sum(
+        sum(parts) * (_row_bytes(meta.nodes[key].attrs) + 8) for key, parts in sizes.nodes.items()
+    )
+    edges = sum(
+        of.num_edges * (_row_bytes(meta.edges[key].attrs) + 3 * 8) + 8 * of.boundary
+        for key, of in sizes.relations.items()
+    )
+    return nodes + edges
+
+
+def _row_bytes(attrs: dict[str, Any]) -> int:
+    rows = attrs.values()
+    return sum(math.prod(row['shape']) * getattr(torch, row['dtype']).itemsize for row in rows)

@@ -1,0 +1,123 @@
+"""A shard of counts that are known, of rank 0, with edges at random."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+
+from pyg_sar.planner.counts import RankSizes, ends_of
+from pyg_sar.shard.cover import covers_pay
+from pyg_sar.shard.edges import LocalEdges, ShardEdges
+from pyg_sar.shard.format.file_names import EdgeKey
+from pyg_sar.shard.format.meta import Meta
+from pyg_sar.shard.read.read_shard import note_kinds
+from pyg_sar.shard.shard import Shard, make_steps
+
+_LABELS = {'y': {'dtype': 'int64', 'shape': []}, 'train_mask': {'dtype': 'bool', 'shape': []}}
+
+
+def made_up_shard(sizes: RankSizes, meta: Meta) -> Data | HeteroData:
+    """A shard with the attributes of a folder, and with labels for all nodes.
+
+    Numbers are at random between 0 and 1, ids and labels 0.
+    """
+    data: Any = HeteroData() if meta.is_hetero else Data()
+    nodes = {key: replace(n, attrs={**n.attrs, **_LABELS}) for key, n in meta.nodes.items()}
+    for key, info in nodes.items():
+        store, num_own = data if key is None else data[key], sum(sizes.nodes[key])
+        values = {**info.extra, **_attributes(info.attrs, num_own)}
+        values['train_mask'] = torch.arange(num_own) % 5 < 3
+        values |= {'n_id': torch.arange(num_own), 'num_nodes': num_own}
+        values['num_nodes_total'] = num_own * sizes.num_ranks
+        for name, value in values.items():
+            store[name] = value
+    for edge_key, edges in meta.edges.items():
+        handle = _edges(sizes, edge_key)
+        store = data if edge_key is None else data[edge_key]
+        values = {**edges.extra, **_attributes(edges.attrs, handle.num_edges)}
+        values |= {'edge_index': LocalEdges.of(handle), 'e_id': handle.shard.e_id}
+        for name, value in values.items():
+            store[name] = value
+    for name, value in meta.graph_attrs.items():
+        data[name] = value
+    if isinstance(data, Data):
+        note_kinds(data, replace(meta, nodes=nodes))
+    return data  # type: ignore[no-any-return]
+
+
+def _attributes(attrs: dict[str, Any], num_rows: int) -> dict[str, Tensor]:
+    def rows(shape: list[int], dtype: torch.dtype) -> Tensor:
+        if dtype.is_floating_point:
+            return torch.rand(num_rows, *shape).to(dtype)
+        return torch.zeros(num_rows, *shape, dtype=dtype)
+
+    return {name: rows(a['shape'], getattr(torch, a['dtype'])) for name, a in attrs.items()}
+
+
+def _edges(sizes: RankSizes, key: EdgeKey) -> ShardEdges:
+    src, dst = ends_of(key)
+    own, ends, of = sizes.nodes[src], sizes.nodes[dst], sizes.relations[key]
+    per_rank, world_size, num_own = sizes.per_rank, sizes.num_ranks, sum(own)
+    num_parts = per_rank * world_size
+    # Step (s, i) reads part i of rank -s and serves rank s; in file order remote parts ascend.
+    halo, halo_edges = [0] * num_parts, [0] * num_parts
+    halo_edges[:per_rank] = of.own_edges
+    own_ptr = (0, *accumulate(own))
+    for place, rows in enumerate(of.halo):
+        part = (world_size - place // per_rank - 1) * per_rank + place % per_rank
+        halo[part] = rows
+        halo_edges[part] = of.halo_edges[place] if rows else 0
+    halo_ptr = (0, *accumulate(halo))
+
+    def sent(reader: int, i: int) -> Tensor:
+        rows = torch.arange(of.halo[(reader - 1) * per_rank + i])
+        return own_ptr[i] + rows % max(own[i], 1)
+
+    shard = Shard(
+        root='(rehearsal)',
+        fingerprint=f'rehearsal {key}',
+        rank=0,
+        world_size=world_size,
+        num_parts=num_parts,
+        num_nodes=num_own * world_size,
+        own_ptr=own_ptr,
+        halo_ptr=halo_ptr,
+        block_ptr=(0, *accumulate(halo_edges)),
+        steps=make_steps(0, world_size, halo_ptr, sent),
+        dst_rows=None if src == dst else sum(ends),
+        dst_ptr=None if src == dst else (0, *accumulate(ends)),
+    )
+    blocks = [
+        _block(
+            *shard.source_range(q),
+            shard.num_dst,
+            halo_edges[q],
+            sizes.cover_share if q >= per_rank else 1.0,
+        )
+        for q in range(num_parts)
+    ]
+    edges = torch.cat(blocks, dim=1)
+    return ShardEdges(edges, replace(shard, e_id=torch.arange(edges.size(1))), is_whole=True)
+
+
+def _block(start: int, end: int, num_dst: int, num_edges: int, cover_share: float) -> Tensor:
+    """Edges of one block, sorted by destination and source, of which a cover has the given share.
+
+    A row that has to travel has an edge to a destination of its own. The edges of the others end in
+    one destination, whose sum travels in their place.
+    """
+    if end == start or num_dst == 0:
+        num_edges = 0
+    num_rows = max(end - start, 1)
+    row = torch.arange(num_edges) % num_rows  # every row is read
+    dst = torch.randint(max(num_dst, 1), (num_edges,))
+    if covers_pay(cover_share, 1):
+        dst[:num_rows] = row[:num_rows] % max(num_dst, 1)
+        dst[row >= round(cover_share * num_rows) - 1] = 0
+    order = torch.argsort(dst * num_rows + row)
+    return torch.stack([start + row[order], dst[order]])
