@@ -16,10 +16,10 @@ from typing import Any
 
 from pyg_sar.commands.command_line import Parser, aligned, checked, run_command
 from pyg_sar.commands.users_model import made_model, named, run_model
-from pyg_sar.monitor import parse_bytes
+from pyg_sar.monitor import bytes_text, parse_bytes
 from pyg_sar.planner import Prediction, plan
-from pyg_sar.planner.rehearsal import MODES
 
+_MODES = 'sequential', 'sequential_no_remat', 'one_shot'
 _NOTE = (
     'Each column tells its largest rank. Memory is that of a process at its peak: its shard, what\n'
     'training holds beside it, and {base} for Python and its libraries. What training holds was\n'
@@ -53,13 +53,13 @@ def _run(args: argparse.Namespace) -> int:
         enough = [p for p in predictions if p.memory_bytes + base <= args.memory]
         least = min((p.num_ranks for p in enough), default=None)
         report['least_ranks'] = least
-        limit = format_bytes(args.memory)
+        limit = bytes_text(args.memory)
         texts.append(
             f'no number of ranks with {limit} each suffices; cut the graph into more parts'
             if least is None
             else f'least number of ranks with {limit} each: {least:,}'
         )
-    texts.append(_NOTE.format(base=format_bytes(base)))
+    texts.append(_NOTE.format(base=bytes_text(base)))
     print('\n\n'.join([*texts, _CPU_NOTE] if args.timed else texts))
     if args.json is not None:
         Path(args.json).write_text(json.dumps(report, indent=1) + '\n', encoding='utf-8')
@@ -79,27 +79,9 @@ def _table(predictions: Sequence[Prediction], base: int) -> str:
     for p in predictions:
         sizes = p.memory_bytes + base, p.shard_bytes
         seconds = '-' if p.cpu_seconds is None else f'{p.cpu_seconds:,.3g}'
-        counts = f'{p.num_nodes:,}', f'{p.halo_rows:,}', format_bytes(p.bytes_per_epoch)
-        rows.append([f'{p.num_ranks:,}', *map(format_bytes, sizes), *counts, seconds])
+        counts = f'{p.num_nodes:,}', f'{p.halo_rows:,}', bytes_text(p.bytes_per_epoch)
+        rows.append([f'{p.num_ranks:,}', *map(bytes_text, sizes), *counts, seconds])
     return '\n'.join(aligned(rows))
-
-
-def format_bytes(size: float) -> str:
-    """Three to four digits and a decimal unit: ``'1,850 MB'``, ``'24.1 GB'``."""
-    for unit, factor in (('TB', 1e12), ('GB', 1e9), ('MB', 1e6)):
-        if size >= 10 * factor:
-            value = size / factor
-            return f'{value:,.1f} {unit}' if value < 100 else f'{value:,.0f} {unit}'
-    return f'{size / 1e6:.2f} MB'
-
-
-def _memory(text: str) -> int:
-    size = parse_bytes(text)
-    if size < 1 << 20:
-        if text.isdecimal():
-            raise ValueError(f'{size} bytes? say {size}GB')
-        raise ValueError(f'expected 1MB or more (got {text})')
-    return size
 
 
 def _ranks(text: str) -> list[int]:
@@ -117,11 +99,11 @@ def _parser() -> Parser:
     add('model', metavar='MODEL', help=made)
     forward = 'FILE.py:NAME of forward(model, data); default: model(data.x, data.edge_index)'
     add('--forward', metavar='FUNCTION', help=forward)
-    add('--mode', choices=MODES, default='sequential', help='default: %(default)s')
+    add('--mode', choices=_MODES, default='sequential', help='default: %(default)s')
     ranks = "default: all that divide the folder's number of parts"
     add('--ranks', type=checked(_ranks), metavar='R,R,...', help=ranks)
     memory = 'find the least number of ranks with so much, e.g. 64GB'
-    add('--memory', type=checked(_memory), metavar='SIZE', help=memory)
+    add('--memory', type=checked(parse_bytes), metavar='SIZE', help=memory)
     add('--json', metavar='FILE', help='write the figures there, too')
     add('--no-time', dest='timed', action='store_false', help='skip measuring CPU seconds')
     return parser

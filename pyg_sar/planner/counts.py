@@ -105,11 +105,6 @@ class RankSizes:
         return replace(self, relations=relations)
 
 
-def ends_of(key: EdgeKey) -> tuple[NodeKey, NodeKey]:
-    """The types of the sources and destinations of a relation."""
-    return (None, None) if key is None else (key[0], key[2])
-
-
 def sizes_of(meta: Meta, num_ranks: int) -> tuple[RankSizes, ...]:
     """Every rank, with a contiguous run of parts each; the number of ranks divides the parts."""
     k = meta.num_parts // num_ranks

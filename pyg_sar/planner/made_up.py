@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from pyg_sar.planner.counts import RankSizes, ends_of
+from pyg_sar.planner.counts import RankSizes
 from pyg_sar.shard.cover import covers_pay
 from pyg_sar.shard.edges import LocalEdges, ShardEdges
 from pyg_sar.shard.format.file_names import EdgeKey
-from pyg_sar.shard.format.meta import Meta
+from pyg_sar.shard.format.meta import EdgeInfo, Meta
 from pyg_sar.shard.read.read_shard import note_kinds
 from pyg_sar.shard.shard import Shard, make_steps
 
@@ -37,7 +37,7 @@ def made_up_shard(sizes: RankSizes, meta: Meta) -> Data | HeteroData:
         for name, value in values.items():
             store[name] = value
     for edge_key, edges in meta.edges.items():
-        handle = _edges(sizes, edge_key)
+        handle = _edges(sizes, edge_key, edges)
         store = data if edge_key is None else data[edge_key]
         values = {**edges.extra, **_attributes(edges.attrs, handle.num_edges)}
         values |= {'edge_index': LocalEdges.of(handle), 'e_id': handle.shard.e_id}
@@ -59,9 +59,9 @@ def _attributes(attrs: dict[str, Any], num_rows: int) -> dict[str, Tensor]:
     return {name: rows(a['shape'], getattr(torch, a['dtype'])) for name, a in attrs.items()}
 
 
-def _edges(sizes: RankSizes, key: EdgeKey) -> ShardEdges:
-    src, dst = ends_of(key)
-    own, ends, of = sizes.nodes[src], sizes.nodes[dst], sizes.relations[key]
+def _edges(sizes: RankSizes, key: EdgeKey, info: EdgeInfo) -> ShardEdges:
+    own, ends, of = sizes.nodes[info.src], sizes.nodes[info.dst], sizes.relations[key]
+    is_bipartite = info.src != info.dst
     per_rank, world_size, num_own = sizes.per_rank, sizes.num_ranks, sum(own)
     num_parts = per_rank * world_size
     # Step (s, i) reads part i of rank -s and serves rank s; in file order remote parts ascend.
@@ -89,8 +89,8 @@ def _edges(sizes: RankSizes, key: EdgeKey) -> ShardEdges:
         halo_ptr=halo_ptr,
         block_ptr=(0, *accumulate(halo_edges)),
         steps=make_steps(0, world_size, halo_ptr, sent),
-        dst_rows=None if src == dst else sum(ends),
-        dst_ptr=None if src == dst else (0, *accumulate(ends)),
+        dst_rows=sum(ends) if is_bipartite else None,
+        dst_ptr=(0, *accumulate(ends)) if is_bipartite else None,
     )
     blocks = [
         _block(

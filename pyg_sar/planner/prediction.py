@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from pyg_sar.commands.users_model import run_model
 from pyg_sar.conv.options import Mode
 from pyg_sar.planner.counts import RankSizes, shard_bytes, sizes_of
-from pyg_sar.planner.rehearsal import Job, rehearse
+from pyg_sar.planner.rehearsal import Job, Rehearsal, rehearse
 from pyg_sar.shard.format.meta import read_meta
 
 _MAX_NODES, _MAX_EDGES = 1 << 13, 3 << 15
@@ -106,31 +106,24 @@ def plan(
 
 def predict_cut(job: Job, cut: Sequence[RankSizes], *, timed: bool) -> Prediction:
     """Predicts the largest rank from the counts of all."""
-    largest = _extremes(cut)
-    needs = [_needs(job, sizes) for sizes in largest]
-    shards = [shard_bytes(job.meta, sizes) for sizes in largest]
     halo_rows = max(sizes.num_halo for sizes in cut)
+    largest = [(shard_bytes(job.meta, s), _needs(job, s, halo_rows, timed)) for s in _extremes(cut)]
+    needs = [of_rank for _, of_rank in largest]
     return Prediction(
         num_ranks=cut[0].num_ranks,
         num_nodes=max(sizes.num_own for sizes in cut),
         halo_rows=halo_rows,
-        shard_bytes=max(shards),
-        peak_bytes=max(need.peak for need in needs),
-        memory_bytes=max(shard + n.peak for shard, n in zip(shards, needs, strict=True)),
-        rows_per_epoch=round(max(need.rows for need in needs) * halo_rows),
-        bytes_per_epoch=round(max(need.num_bytes for need in needs) * halo_rows),
-        cpu_seconds=max(_cpu_seconds(job, sizes) for sizes in largest) if timed else None,
+        shard_bytes=max(shard for shard, _ in largest),
+        peak_bytes=max(of.peak_bytes for of in needs),
+        memory_bytes=max(shard + of.peak_bytes for shard, of in largest),
+        rows_per_epoch=max(of.rows_received for of in needs),
+        bytes_per_epoch=max(of.bytes_received for of in needs),
+        cpu_seconds=max(of.cpu_seconds for of in needs) if timed else None,
     )
 
 
-class _Needs(NamedTuple):
-    peak: int
-    rows: float  # received in an epoch, for every halo row
-    num_bytes: float  # of these
-
-
-def _needs(job: Job, sizes: RankSizes) -> _Needs:
-    """By two rehearsals of half and full measure, and the straight line through them."""
+def _needs(job: Job, sizes: RankSizes, halo_rows: int, timed: bool) -> Rehearsal:
+    """What a rank needs, by two rehearsals of half and full measure, and the line through them."""
     few, factor = _small_enough(sizes)
     scaled = few.scaled(factor)
     large = rehearse(job, scaled)
@@ -138,14 +131,16 @@ def _needs(job: Job, sizes: RankSizes) -> _Needs:
     if factor < 1:
         small = rehearse(job, few.scaled(factor / 2))
         peak += (large.peak_bytes - small.peak_bytes) * 2 * (1 / factor - 1)
-    halo = max(scaled.num_halo, 1)
-    received = large.rows_received / halo, large.bytes_received / halo
-    return _Needs(round(peak) + OVERHEAD_BYTES, *received)
-
-
-def _cpu_seconds(job: Job, sizes: RankSizes) -> float:
-    few, factor = _small_enough(sizes, 4)  # caches hold less of it than of the smaller one
-    return rehearse(job, few.scaled(factor), count=False).cpu_seconds / factor
+    times, seconds = halo_rows / max(scaled.num_halo, 1), 0.0
+    if timed:
+        few, factor = _small_enough(sizes, 4)  # so that caches do not hold it all
+        seconds = rehearse(job, few.scaled(factor), count=False).cpu_seconds / factor
+    return Rehearsal(
+        round(peak) + OVERHEAD_BYTES,
+        round(large.bytes_received * times),
+        round(large.rows_received * times),
+        seconds,
+    )
 
 
 def _small_enough(sizes: RankSizes, times: int = 1) -> tuple[RankSizes, float]:

@@ -35,8 +35,6 @@ from pyg_sar.rows.rows import Rows
 from pyg_sar.shard.cover import covers_pay
 from pyg_sar.shard.format.meta import Meta
 
-MODES: tuple[Mode, ...] = ('sequential', 'sequential_no_remat', 'one_shot')
-
 
 @dataclass(frozen=True)
 class Job:
@@ -48,8 +46,6 @@ class Job:
     forward: Callable[[torch.nn.Module, Any], Any] = run_model
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise ValueError(f"'mode' must be one of {MODES} (got {self.mode!r})")
         if isinstance(self.model, DistributedDataParallel):
             raise ValueError('expected the plain model (got one of DistributedDataParallel)')
 
@@ -108,17 +104,21 @@ def _loss(out: Any, data: Any) -> Tensor:
     """The cross entropy of logits of nodes, or of logits by type of node."""
     losses = []
     for logits in out.values() if isinstance(out, dict) else [out]:
-        spaces = [(space_of_nodes(store), store) for store in data.node_stores]
-        stores = [s for space, s in spaces if type(logits) is Rows and logits._space is space]
-        if not stores or logits.dim() != 2:
+        stores = [store for store in data.node_stores if _is_row_of(logits, store)]
+        if not stores:
             shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits)
-            raise ValueError(
-                f'expected one row of logits per node of the model (got {shape} for '
-                f'{data.num_nodes} nodes)'
-            )
+            raise ValueError(f'expected one row of logits per node of the model (got {shape})')
         mask = stores[0].train_mask
         losses.append(F.cross_entropy(logits[mask], stores[0].y[mask]))
     return torch.stack(losses).sum()
+
+
+def _is_row_of(logits: Any, store: Any) -> bool:
+    if not isinstance(logits, Tensor) or logits.dim() != 2:
+        return False
+    if isinstance(logits, Rows):
+        return logits._space is space_of_nodes(store)
+    return logits.size(0) == int(store.num_nodes)  # on one rank
 
 
 @contextmanager
