@@ -19,7 +19,7 @@ from pyg_sar.commands.users_model import made_model, named, run_model
 from pyg_sar.monitor import bytes_text, parse_bytes
 from pyg_sar.planner import Prediction, plan
 
-_MODES = 'sequential', 'sequential_no_remat', 'one_shot'
+MODES = 'sequential', 'sequential_no_remat', 'one_shot'
 _NOTE = (
     'Each column tells its largest rank. Memory is that of a process at its peak: its shard, what\n'
     'training holds beside it, and {base} for Python and its libraries. What training holds was\n'
@@ -99,7 +99,7 @@ def _parser() -> Parser:
     add('model', metavar='MODEL', help=made)
     forward = 'FILE.py:NAME of forward(model, data); default: model(data.x, data.edge_index)'
     add('--forward', metavar='FUNCTION', help=forward)
-    add('--mode', choices=_MODES, default='sequential', help='default: %(default)s')
+    add('--mode', choices=MODES, default='sequential', help='default: %(default)s')
     ranks = "default: all that divide the folder's number of parts"
     add('--ranks', type=checked(_ranks), metavar='R,R,...', help=ranks)
     memory = 'find the least number of ranks with so much, e.g. 64GB'

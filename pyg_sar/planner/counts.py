@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +11,8 @@ import torch
 
 from pyg_sar.shard.format.file_names import EdgeKey, NodeKey
 from pyg_sar.shard.format.meta import EdgeInfo, Meta
+
+_Change = Callable[[Sequence[int]], tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,10 @@ class RelationSizes:
     def num_edges(self) -> int:
         """All edges into own nodes."""
         return sum(self.own_edges) + sum(self.halo_edges)
+
+    def changed(self, remote: _Change, own: _Change) -> RelationSizes:
+        """With changed counts of remote parts and of own parts, without a boundary."""
+        return RelationSizes(own(self.own_edges), remote(self.halo), remote(self.halo_edges))
 
 
 @dataclass(frozen=True)
@@ -82,10 +88,7 @@ class RankSizes:
             return tuple(max(round(n * factor), 1) if n else 0 for n in counts)
 
         nodes = {key: shrink(counts) for key, counts in self.nodes.items()}
-        relations = {
-            key: RelationSizes(shrink(of.own_edges), shrink(of.halo), shrink(of.halo_edges))
-            for key, of in self.relations.items()
-        }
+        relations = {key: of.changed(shrink, shrink) for key, of in self.relations.items()}
         return replace(self, nodes=nodes, relations=relations)
 
     def with_fewer_blocks(self, most: int) -> RankSizes:
@@ -98,10 +101,7 @@ class RankSizes:
             rest, ones = divmod(sum(counts) - largest, most - 1)
             return (largest, *(rest + (i < ones) for i in range(most - 1)))
 
-        relations = {
-            key: replace(of, halo=fewer(of.halo), halo_edges=fewer(of.halo_edges))
-            for key, of in self.relations.items()
-        }
+        relations = {key: of.changed(fewer, tuple) for key, of in self.relations.items()}
         return replace(self, relations=relations)
 
 

@@ -53,7 +53,7 @@ class Job:
 class Rehearsal(NamedTuple):
     """What one rank did."""
 
-    peak_bytes: int  # of tensors alive at once, beyond features, edges and parameters
+    peak_bytes: int  # of tensors alive at once, beyond features and edges
     bytes_received: int  # in the last epoch
     rows_received: int
     cpu_seconds: float  # of the fastest epoch after the first one
@@ -83,9 +83,10 @@ def rehearse(job: Job, sizes: RankSizes, *, count: bool = True, epochs: int = 2)
         handles = [store['edge_index'].handle for store in data.edge_stores]
         known += [handle.ids for handle in handles]
         known += [step.send_index for handle in handles for step in handle.shard.steps]
-        known += [*model.parameters(), *model.buffers()]
+        of_model = [*model.parameters(), *model.buffers()]
         as_rows_of_graph(data)
         optimizer = torch.optim.Adam(model.parameters())
+        known += of_model
         live, seconds = LiveBytes(t for t in known if isinstance(t, Tensor)), []
         with live if count else _one_thread():
             for _ in range(epochs):
@@ -97,7 +98,8 @@ def rehearse(job: Job, sizes: RankSizes, *, count: bool = True, epochs: int = 2)
                 optimizer.step()
                 seconds.append(time.process_time() - start)
     num_bytes, num_rows = traffic.bytes_received - before[0], traffic.rows_received - before[1]
-    return Rehearsal(live.peak, num_bytes, num_rows, min(seconds[1:]))
+    peak = live.peak + sum(tensor.nbytes for tensor in of_model)
+    return Rehearsal(peak, num_bytes, num_rows, min(seconds[1:]))
 
 
 def _loss(out: Any, data: Any) -> Tensor:

@@ -11,9 +11,10 @@ import pytest
 from planner_models import meta_of
 from torch_geometric.nn.models import GAT, GraphSAGE
 
+from pyg_sar.plan import MODES
 from pyg_sar.planner.counts import sizes_of
 from pyg_sar.planner.prediction import predict_cut
-from pyg_sar.planner.rehearsal import MODES, Job
+from pyg_sar.planner.rehearsal import Job
 
 BENCHMARK = Path(__file__).parents[2] / 'benchmarks' / 'memory'
 MODELS = {'sage': GraphSAGE, 'gat': functools.partial(GAT, heads=4)}

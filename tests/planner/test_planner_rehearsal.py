@@ -14,8 +14,9 @@ from torch_geometric.nn import GCNConv
 from torch_geometric.nn.models import GAT, GraphSAGE
 
 import pyg_sar
+from pyg_sar.plan import MODES
 from pyg_sar.planner.made_up import made_up_shard
-from pyg_sar.planner.rehearsal import MODES, equal_ranks, rehearse
+from pyg_sar.planner.rehearsal import equal_ranks, rehearse
 from pyg_sar.rows.attach import as_rows_of_graph
 
 SIZES = sizes_of_rank(7, 20, (3, 2, 4), (9, 5, 11))
