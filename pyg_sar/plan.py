@@ -50,15 +50,10 @@ def _run(args: argparse.Namespace) -> int:
     }
     texts = [f'{type(model).__name__}, {args.mode}', _table(predictions, base)]
     if args.memory is not None:
-        enough = [p for p in predictions if p.memory_bytes + base <= args.memory]
-        least = min((p.num_ranks for p in enough), default=None)
-        report['least_ranks'] = least
-        limit = bytes_text(args.memory)
-        texts.append(
-            f'no number of ranks with {limit} each suffices; cut the graph into more parts'
-            if least is None
-            else f'least number of ranks with {limit} each: {least:,}'
-        )
+        enough = [p.num_ranks for p in predictions if p.memory_bytes + base <= args.memory]
+        report['least_ranks'] = min(enough, default=None)
+        least = min(enough, default='none of these; cut the graph into more parts')
+        texts.append(f'least number of ranks with {bytes_text(args.memory)} each: {least}')
     texts.append(_NOTE.format(base=bytes_text(base)))
     print('\n\n'.join([*texts, _CPU_NOTE] if args.timed else texts))
     if args.json is not None:

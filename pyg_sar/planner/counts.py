@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -15,22 +14,14 @@ from pyg_sar.shard.format.meta import EdgeInfo, Meta
 _Change = Callable[[Sequence[int]], tuple[int, ...]]
 
 
-@dataclass(frozen=True)
-class RelationSizes:
-    """The edges of one rank of one relation.
+class RelationSizes(NamedTuple):
+    """The edges of one relation into the own nodes of a rank."""
 
-    Attributes:
-        own_edges: Edges into own nodes from every own part.
-        halo: Rows read from every remote part, in the order of the exchange: as many for each other
-            rank as there are own parts.
-        halo_edges: Edges into own nodes from every remote part.
-        boundary: Rows sent in one exchange, summed over the readers.
-    """
-
-    own_edges: tuple[int, ...]
+    own_edges: tuple[int, ...]  # from every own part
+    # Rows read from every remote part, in the order of the exchange, and the edges from there.
     halo: tuple[int, ...] = ()
     halo_edges: tuple[int, ...] = ()
-    boundary: int = 0
+    boundary: int = 0  # rows sent in one exchange, summed over the readers
 
     @property
     def num_edges(self) -> int:
@@ -42,19 +33,12 @@ class RelationSizes:
         return RelationSizes(own(self.own_edges), remote(self.halo), remote(self.halo_edges))
 
 
-@dataclass(frozen=True)
-class RankSizes:
-    """The counts of one rank, by type of node and by relation.
+class RankSizes(NamedTuple):
+    """The counts of one rank, by type of node and by relation."""
 
-    Attributes:
-        nodes: Own nodes of every own part.
-        relations: Their edges.
-        cover_share: Rows and sums that travel where sums may, of the halo rows of all ranks.
-    """
-
-    nodes: dict[NodeKey, tuple[int, ...]]
+    nodes: dict[NodeKey, tuple[int, ...]]  # own nodes of every own part
     relations: dict[EdgeKey, RelationSizes]
-    cover_share: float = 1.0
+    cover_share: float = 1.0  # of the halo rows of all ranks, what travels where sums may
 
     @property
     def per_rank(self) -> int:
@@ -89,7 +73,7 @@ class RankSizes:
 
         nodes = {key: shrink(counts) for key, counts in self.nodes.items()}
         relations = {key: of.changed(shrink, shrink) for key, of in self.relations.items()}
-        return replace(self, nodes=nodes, relations=relations)
+        return RankSizes(nodes, relations, self.cover_share)
 
     def with_fewer_blocks(self, most: int) -> RankSizes:
         """As many rows and edges in at most `most` remote blocks; the largest block stays."""
@@ -102,7 +86,7 @@ class RankSizes:
             return (largest, *(rest + (i < ones) for i in range(most - 1)))
 
         relations = {key: of.changed(fewer, tuple) for key, of in self.relations.items()}
-        return replace(self, relations=relations)
+        return self._replace(relations=relations)
 
 
 def sizes_of(meta: Meta, num_ranks: int) -> tuple[RankSizes, ...]:

@@ -30,19 +30,15 @@ def made_up_shard(sizes: RankSizes, meta: Meta) -> Data | HeteroData:
     nodes = {key: replace(n, attrs={**n.attrs, **_LABELS}) for key, n in meta.nodes.items()}
     for key, info in nodes.items():
         store, num_own = data if key is None else data[key], sum(sizes.nodes[key])
-        values = {**info.extra, **_attributes(info.attrs, num_own)}
-        values['train_mask'] = torch.arange(num_own) % 5 < 3
-        values |= {'n_id': torch.arange(num_own), 'num_nodes': num_own}
-        values['num_nodes_total'] = num_own * sizes.num_ranks
-        for name, value in values.items():
-            store[name] = value
+        store.update({**info.extra, **_attributes(info.attrs, num_own)})
+        store.train_mask = torch.arange(num_own) % 5 < 3
+        store.n_id, store.num_nodes = torch.arange(num_own), num_own
+        store.num_nodes_total = num_own * sizes.num_ranks
     for edge_key, edges in meta.edges.items():
         handle = _edges(sizes, edge_key, edges)
         store = data if edge_key is None else data[edge_key]
-        values = {**edges.extra, **_attributes(edges.attrs, handle.num_edges)}
-        values |= {'edge_index': LocalEdges.of(handle), 'e_id': handle.shard.e_id}
-        for name, value in values.items():
-            store[name] = value
+        store.update({**edges.extra, **_attributes(edges.attrs, handle.num_edges)})
+        store.edge_index, store.e_id = LocalEdges.of(handle), handle.shard.e_id
     for name, value in meta.graph_attrs.items():
         data[name] = value
     if isinstance(data, Data):
@@ -92,13 +88,9 @@ def _edges(sizes: RankSizes, key: EdgeKey, info: EdgeInfo) -> ShardEdges:
         dst_rows=sum(ends) if is_bipartite else None,
         dst_ptr=(0, *accumulate(ends)) if is_bipartite else None,
     )
+    shares = [1.0] * per_rank + [sizes.cover_share] * (num_parts - per_rank)
     blocks = [
-        _block(
-            *shard.source_range(q),
-            shard.num_dst,
-            halo_edges[q],
-            sizes.cover_share if q >= per_rank else 1.0,
-        )
+        _block(*shard.source_range(q), shard.num_dst, halo_edges[q], shares[q])
         for q in range(num_parts)
     ]
     edges = torch.cat(blocks, dim=1)

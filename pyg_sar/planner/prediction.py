@@ -18,12 +18,9 @@ from pyg_sar.shard.format.meta import read_meta
 _MAX_NODES, _MAX_EDGES = 1 << 13, 3 << 15
 _MAX_BLOCKS = 32
 _ALIKE = 0.97  # a rank this near in every count need not be rehearsed too
-OVERHEAD_BYTES = 48 << 20
-"""What a process needs beside tensors: code first run in training, and what the C library keeps.
-
-Measured, as the difference between the high-water mark and the tensors alive, on 1 to 8 processes
-with glibc, on two graphs, with GraphSAGE and GAT: 20 to 80 MiB.
-"""
+# Code first run in training, and what the C library keeps: 20 to 80 MiB as measured, the high-water
+# mark less the tensors alive, on 1 to 8 processes with glibc.
+_OVERHEAD_BYTES = 48 << 20
 
 
 @dataclass(frozen=True)
@@ -93,14 +90,13 @@ def plan(
     """
     meta = read_meta(parts)
     fitting = [n for n in range(1, meta.num_parts + 1) if meta.num_parts % n == 0]
-    for num_ranks in ranks or ():
-        if num_ranks not in fitting:
-            raise ValueError(
-                f"expected ranks among which the {meta.num_parts} parts of '{parts}' can be dealt: "
-                f'{", ".join(map(str, fitting))} (got {num_ranks})'
-            )
-    job = Job(model, meta, mode, forward)
     counts = fitting if ranks is None else ranks
+    if not {*counts} <= {*fitting}:
+        raise ValueError(
+            f"expected ranks among which the {meta.num_parts} parts of '{parts}' can be dealt: "
+            f'{", ".join(map(str, fitting))} (got {", ".join(map(str, counts))})'
+        )
+    job = Job(model, meta, mode, forward)
     return [predict_cut(job, sizes_of(meta, num_ranks), timed=timed) for num_ranks in counts]
 
 
@@ -136,7 +132,7 @@ def _needs(job: Job, sizes: RankSizes, halo_rows: int, timed: bool) -> Rehearsal
         few, factor = _small_enough(sizes, 4)  # so that caches do not hold it all
         seconds = rehearse(job, few.scaled(factor), count=False).cpu_seconds / factor
     return Rehearsal(
-        round(peak) + OVERHEAD_BYTES,
+        round(peak) + _OVERHEAD_BYTES,
         round(large.bytes_received * times),
         round(large.rows_received * times),
         seconds,
@@ -145,9 +141,8 @@ def _needs(job: Job, sizes: RankSizes, halo_rows: int, timed: bool) -> Rehearsal
 
 def _small_enough(sizes: RankSizes, times: int = 1) -> tuple[RankSizes, float]:
     """The rank in few blocks, and the factor that makes it small enough to rehearse."""
-    most_nodes, most_edges = times * _MAX_NODES, times * _MAX_EDGES
-    factor = min(1.0, most_nodes / max(sizes.num_own, 1), most_edges / max(sizes.num_edges, 1))
-    return sizes.with_fewer_blocks(_MAX_BLOCKS), factor
+    most = times * _MAX_NODES / max(sizes.num_own, 1), times * _MAX_EDGES / max(sizes.num_edges, 1)
+    return sizes.with_fewer_blocks(_MAX_BLOCKS), min(1.0, *most)
 
 
 def _extremes(ranks: Sequence[RankSizes]) -> list[RankSizes]:

@@ -71,24 +71,22 @@ def rehearse(job: Job, sizes: RankSizes, *, count: bool = True, epochs: int = 2)
         for module in model.modules():
             if isinstance(module, MessagePassing):  # turned edges are as many, between as many rows
                 module.flow = 'source_to_target'
-        options: dict[str, Any] = {}
-        if job.mode != 'one_shot':
-            options['partial_sums'] = covers_pay(sizes.cover_share, 1)
-        model = wrap(model, mode=job.mode, **options)
+        pays = {'partial_sums': covers_pay(sizes.cover_share, 1)}
+        model = wrap(model, mode=job.mode, **({} if job.mode == 'one_shot' else pays))
         if any(map(is_lazy, model.parameters())):
             with torch.no_grad():
                 job.forward(model, as_rows_of_graph(made_up_shard(sizes, job.meta)))
         data = made_up_shard(sizes, job.meta)
-        known = [value for store in data.stores for value in store.values()]
-        handles = [store['edge_index'].handle for store in data.edge_stores]
-        known += [handle.ids for handle in handles]
-        known += [step.send_index for handle in handles for step in handle.shard.steps]
         of_model = [*model.parameters(), *model.buffers()]
+        live, seconds = LiveBytes([*of_model, *_tensors(data)]), []
         as_rows_of_graph(data)
         optimizer = torch.optim.Adam(model.parameters())
-        known += of_model
-        live, seconds = LiveBytes(t for t in known if isinstance(t, Tensor)), []
-        with live if count else _one_thread():
+        with ExitStack() as stack:
+            if count:
+                stack.enter_context(live)
+            else:  # threads that wait for each other take CPU seconds, too
+                stack.callback(torch.set_num_threads, torch.get_num_threads())
+                torch.set_num_threads(1)
             for _ in range(epochs):
                 before = traffic.bytes_received, traffic.rows_received
                 start = time.process_time()
@@ -97,9 +95,21 @@ def rehearse(job: Job, sizes: RankSizes, *, count: bool = True, epochs: int = 2)
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 seconds.append(time.process_time() - start)
-    num_bytes, num_rows = traffic.bytes_received - before[0], traffic.rows_received - before[1]
-    peak = live.peak + sum(tensor.nbytes for tensor in of_model)
-    return Rehearsal(peak, num_bytes, num_rows, min(seconds[1:]))
+    return Rehearsal(
+        live.peak + sum(tensor.nbytes for tensor in of_model),
+        traffic.bytes_received - before[0],
+        traffic.rows_received - before[1],
+        min(seconds[1:]),
+    )
+
+
+def _tensors(data: Any) -> Iterator[Tensor]:
+    """All tensors of a shard."""
+    for store in data.stores:
+        yield from (value for value in store.values() if isinstance(value, Tensor))
+    for store in data.edge_stores:
+        handle = store['edge_index'].handle
+        yield from (handle.ids, *(step.send_index for step in handle.shard.steps))
 
 
 def _loss(out: Any, data: Any) -> Tensor:
@@ -121,17 +131,6 @@ def _is_row_of(logits: Any, store: Any) -> bool:
     if isinstance(logits, Rows):
         return logits._space is space_of_nodes(store)
     return logits.size(0) == int(store.num_nodes)  # on one rank
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Threads that wait for each other take CPU seconds, too."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(num_threads)
 
 
 @contextmanager

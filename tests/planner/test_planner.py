@@ -79,13 +79,18 @@ def test_any_model_and_fewer_bytes_on_more_ranks(parts: Path, name: str, mode: A
     assert len(set(memory)) == 3
     assert [p.bytes_per_epoch > 0 for p in predictions] == [False, True, True]
     for prediction in predictions[1:]:
-        assert prediction.rows_per_epoch >= 2 * prediction.halo_rows  # forward and backward
+        # Forward and backward, with sums in the place of some rows.
+        assert prediction.rows_per_epoch >= 1.7 * prediction.halo_rows
 
 
 class _Hetero(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        keys = ('paper', 'cites', 'paper'), ('author', 'writes', 'paper')
+        keys = (
+            ('paper', 'cites', 'paper'),
+            ('author', 'writes', 'paper'),
+            ('author', 'knows', 'author'),
+        )
         self.conv = HeteroConv({key: SAGEConv((-1, -1), 5) for key in keys})
         self.out = SAGEConv(5, 3)
 
@@ -137,7 +142,7 @@ def test_cpu_seconds_are_measured_on_one_thread(parts: Path) -> None:
 @pytest.mark.parametrize(
     ('change', 'message'),
     [
-        ({'mode': 'auto'}, "'mode' must be one of"),
+        ({'mode': 'other'}, "'mode' must be one of"),
         ({'ranks': [3]}, 'expected ranks among which the 4 parts of .* can be dealt: 1, 2, 4'),
         ({'forward': lambda m, d: m(d.x, d.edge_index).sum()}, 'one row of logits per node'),
         ({'forward': lambda m, d: 3}, 'one row of logits per node'),

@@ -74,7 +74,7 @@ def test_a_forward_of_the_users(
     assert plan.main([str(parts), f'{models}:weighted', *forward, *options]) == 0
     text = capsys.readouterr().out
     assert 'GCN, one_shot' in text
-    assert 'no number of ranks with 1.9 MiB each suffices' in text
+    assert 'least number of ranks with 1.9 MiB each: none of these' in text
     assert 'CPU seconds' not in text
 
 
