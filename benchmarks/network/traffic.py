@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from dataclasses import replace
 
 from cached_graphs import cut, sizes
 from many_ranks import sum_bytes
@@ -14,8 +13,11 @@ from report import Row
 from training import default_hidden
 
 import pyg_sar
-from pyg_sar.planner import Job, Planner, read_statistics
+from pyg_sar.planner.counts import sizes_of
+from pyg_sar.planner.prediction import predict_cut
+from pyg_sar.planner.rehearsal import Job
 from pyg_sar.shard.cover import cover_of
+from pyg_sar.shard.format.meta import read_meta
 from pyg_sar.shard.plan import plan_of
 
 Share = Callable[[int, int], float]
@@ -43,25 +45,23 @@ def traffic(args: argparse.Namespace, model: str, variant: str, share: Share = e
     size = sizes(args.graph)
     widths = size['num_features'], default_hidden(model), args.layers, size['num_classes']
     network = make_model(model, *widths)
-    statistics = read_statistics(str(cut(args.graph, args.processes)))
-    job = Job(network, size['num_features'])
-    every_row = replace(statistics.folder, cover_share=1.0)  # `_messages` counts covers
-    planner = Planner(replace(statistics, folder=every_row), job, bandwidth=1.0, timed=False)
-    first = max(planner.predict(args.processes).ranks, key=lambda rank: rank.sizes.num_halo)
-    per_row = first.bytes_per_epoch / first.sizes.num_halo * width(variant)
+    meta = read_meta(cut(args.graph, args.processes))
+    ranks = [of._replace(cover_share=1.0) for of in sizes_of(meta, args.processes)]
+    first = predict_cut(Job(network, meta), ranks, timed=False)  # `_messages` counts covers
+    per_row = first.bytes_per_epoch / first.halo_rows * width(variant)
     rows = _messages(args, model == 'sage' and variant != ROWS)
     messages = {way: number / share(*way) for way, number in rows.items()}
     # All ranks do a step at once, and the slowest message of it is what they wait for.
-    ranks = range(args.processes)
-    steps = [max(messages[r, (r + s) % args.processes] for r in ranks) for s in ranks[1:]]
+    numbers = range(args.processes)
+    steps = [max(messages[r, (r + s) % args.processes] for r in numbers) for s in numbers[1:]]
     busiest = max(
         sum(number for way, number in messages.items() if way[end] == rank)
         for end in (0, 1)
-        for rank in ranks
+        for rank in numbers
     )
-    exchanges = round(first.rows_per_epoch / first.sizes.num_halo)
+    exchanges = round(first.rows_per_epoch / first.halo_rows)
     gradients = sum_bytes(sum(p.nbytes for p in network.parameters()), args.processes)
-    slowest = min(share(r, (r + 1) % args.processes) for r in ranks)  # they go round in a ring
+    slowest = min(share(r, (r + 1) % args.processes) for r in numbers)  # they go round in a ring
     return {
         'steps': exchanges * (args.processes - 1),
         'row_bytes': sum(steps) * per_row,

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import mmap
 import os
 import statistics
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import groupby
@@ -23,8 +26,6 @@ from cached_graphs import ARXIV, CACHE, TINY, cut, graph_file, sizes  # noqa: E4
 from plots import COLORS, panels, save  # noqa: E402
 from program import AT_ONCE, IN_TURN, PLAIN, PLAIN_CSR  # noqa: E402
 from report import Benchmark, Row, show_size, table  # noqa: E402
-
-from pyg_sar.planner.turns import probe_disk  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ SIZES: dict[str, dict[str, Any]] = {
     'tiny': {'workloads': ['tiny'], 'epochs': 2, 'rounds': 1},
 }
 COLD = 'in turn, cold disk'
+PROBE_BYTES = 64 << 20
 
 
 def measure(args: argparse.Namespace) -> Iterator[Row]:
@@ -68,7 +70,7 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
         for _ in tqdm(range(min(work.rounds, args.rounds)), desc=name, unit='round'):
             for variant, memory in variants:
                 found[variant, memory].append(_run(work, variant, memory, args))
-        rates = probe_disk(Path(args.spill))
+        rates = _disk_rates(Path(args.spill))
         for (variant, memory), runs in found.items():
             row = {'workload': name, **asdict(work), **sizes(work.graph), 'variant': variant}
             yield {**row, 'memory': memory, 'rates': rates, **_of_all(runs)}
@@ -91,6 +93,22 @@ def _run(work: Workload, variant: str, memory: str, args: argparse.Namespace) ->
         raise RuntimeError(f'{variant} of {work.graph} failed:\n{done.stderr}')
     result: Row = json.loads(done.stdout.splitlines()[-1])
     return result
+
+
+def _disk_rates(folder: Path) -> tuple[float, float]:
+    """Bytes per second that a folder's disk writes and reads, by a file of 64 MiB without a name."""
+    run = mmap.mmap(-1, PROBE_BYTES)
+    with tempfile.TemporaryFile(dir=folder) as file:
+        start = time.perf_counter()
+        os.pwrite(file.fileno(), run, 0)
+        os.fdatasync(file.fileno())
+        written = time.perf_counter()
+        if hasattr(os, 'posix_fadvise'):  # so that it does not come from memory
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        begin = time.perf_counter()
+        os.preadv(file.fileno(), [run], 0)
+        end = time.perf_counter()
+    return PROBE_BYTES / (written - start), PROBE_BYTES / (end - begin)
 
 
 def _of_all(runs: list[Row]) -> Row:

@@ -16,6 +16,7 @@ is assumed, and named here.
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from pathlib import Path
@@ -31,9 +32,10 @@ from layer_bound import Needs, needs  # noqa: E402
 from measured_training import make_model  # noqa: E402
 from report import table  # noqa: E402
 
-from pyg_sar.planner import Job, Planner, by_hand, read_statistics  # noqa: E402
-from pyg_sar.planner.rehearsal import rehearse  # noqa: E402
-from pyg_sar.planner.sizes import RankSizes, distinct, pool_share  # noqa: E402
+from pyg_sar.planner.counts import RankSizes, RelationSizes, sizes_of  # noqa: E402
+from pyg_sar.planner.prediction import predict_cut  # noqa: E402
+from pyg_sar.planner.rehearsal import Job, rehearse  # noqa: E402
+from pyg_sar.shard.format.meta import EdgeInfo, Meta, NodeInfo, read_meta  # noqa: E402
 
 FILE = HERE / 'many_ranks.json'
 RANKS = 128
@@ -42,6 +44,7 @@ WIDTHS = {'num_features': 128, 'hidden': 256, 'num_layers': 3, 'num_classes': 17
 PUBLISHED_SECONDS = 3.8  # README of SAR, 128 workers
 KEPT_BYTES = 50.5e9 - 25e9  # the same: memory of a worker without SAR and with it
 SMALL_RANK = 4000, 20_000  # own nodes and edges where steps are measured
+LARGEST = 4  # rows of a rank's largest remote block over those of its mean one, assumed
 
 
 CORES, MEMORY_BANDWIDTH = 72, 307e9
@@ -59,14 +62,15 @@ def measure() -> dict[str, Any]:
     epoch = next(r for r in limit['rows'] if (r['model'], r['part']) == ('sage', 'epoch'))
     bounds = _needs(epoch['num_nodes'], 0, {**WIDTHS, 'num_classes': epoch['num_classes']})
     operations = sum(of.operations(epoch['num_nodes']) for of in bounds)
-    statistics, size = read_statistics(str(cut(ARXIV, RANKS))), sizes(ARXIV)
-    point = statistics.points[-1]
+    ranks, size = sizes_of(read_meta(cut(ARXIV, RANKS)), RANKS), sizes(ARXIV)
+    share = sum(sum(of.relations[None].halo_edges) for of in ranks) / size['num_edges']
+    halo = sum(of.num_halo for of in ranks)
     measured = {
         'flops_per_core': operations / epoch['bounds']['products'] / limit['environment']['cores'],
         'of_bound': epoch['of_bound']['median'],
         'step_seconds': _step_seconds(),
-        'share_cut': point.share,
-        'pool_share': pool_share(point, size['num_nodes'], size['num_edges']),
+        'share_cut': share,
+        'pool_share': _pool_share(share, halo, size),
         'load': os.getloadavg()[0],
     }
     cuts = [_foretold(name, *cut, measured) for name, cut in _cuts(measured).items()]
@@ -101,7 +105,14 @@ def _needs(num_nodes: int, num_edges: int, widths: dict[str, int]) -> list[Needs
 
 
 def _job() -> Job:
-    return Job(make_model('sage', **WIDTHS), WIDTHS['num_features'])
+    """On a graph of which only the width of its features counts."""
+    attrs = {
+        'x': {'dtype': 'float32', 'shape': [WIDTHS['num_features']]},
+        'y': {'dtype': 'int64', 'shape': []},
+        **{f'{name}_mask': {'dtype': 'bool', 'shape': []} for name in ('train', 'val', 'test')},
+    }
+    nodes, edges = NodeInfo(0, [], attrs, {}), EdgeInfo(None, None, 0, [], [], [], {}, {})
+    return Job(make_model('sage', **WIDTHS), Meta(RANKS, '', {None: nodes}, {None: edges}, {}))
 
 
 def _step_seconds(rows: int = 16, edges: int = 64, repeats: int = 5) -> float:
@@ -110,16 +121,38 @@ def _step_seconds(rows: int = 16, edges: int = 64, repeats: int = 5) -> float:
     of = {}
     for num_ranks in (2, RANKS):
         remote, share = num_ranks - 1, (RANKS - 1) // (num_ranks - 1)
-        of[num_ranks] = RankSizes(
-            (SMALL_RANK[0],), (SMALL_RANK[1],), (rows * share,) * remote, (edges * share,) * remote
-        )
+        blocks = (rows * share,) * remote, (edges * share,) * remote
+        of[num_ranks] = _sizes(SMALL_RANK[0], SMALL_RANK[1], *blocks)
     seconds, exchanges = dict.fromkeys(of, float('inf')), 0.0
     for _ in range(repeats):
         for num_ranks, small in of.items():
             found = rehearse(_job(), small, count=False, epochs=6)
-            seconds[num_ranks] = min(seconds[num_ranks], found.seconds)
+            seconds[num_ranks] = min(seconds[num_ranks], found.cpu_seconds)
             exchanges = found.rows_received / small.num_halo
     return (seconds[RANKS] - seconds[2]) / (RANKS - 2) / exchanges
+
+
+def _sizes(
+    own: int, own_edges: int, halo: tuple[int, ...], halo_edges: tuple[int, ...]
+) -> RankSizes:
+    edges = RelationSizes((own_edges,), halo, halo_edges, sum(halo))
+    return RankSizes({None: (own,)}, {None: edges})
+
+
+def _distinct(draws: float, pool: float) -> float:
+    """How many of `pool` rows so many draws with replacement meet, as expected."""
+    return pool * -math.expm1(-draws / pool)
+
+
+def _pool_share(share: float, halo: int, size: dict[str, int]) -> float:
+    """The pool that cut edges draw rows from, as a share of the remote rows, by bisection."""
+    remote, draws = size['num_nodes'] * (1 - 1 / RANKS), share * size['num_edges'] / RANKS
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        is_few = _distinct(draws, middle * remote) < halo / RANKS
+        low, high = (middle, high) if is_few else (low, middle)
+    return high
 
 
 def _cuts(measured: dict[str, Any]) -> dict[str, tuple[float, float]]:
@@ -130,33 +163,36 @@ def _cuts(measured: dict[str, Any]) -> dict[str, tuple[float, float]]:
     return {
         f'METIS, as `{ARXIV}` here': (
             share,
-            distinct(share * edges, measured['pool_share'] * remote),
+            _distinct(share * edges, measured['pool_share'] * remote),
         ),
         "at most, by SAR's memory": (share, KEPT_BYTES / (4 * widths)),
-        'nodes at random': (at_random, distinct(at_random * edges, remote)),
+        'nodes at random': (at_random, _distinct(at_random * edges, remote)),
     }
 
 
 def _foretold(name: str, share: float, halo: float, measured: dict[str, Any]) -> dict[str, Any]:
     """The mean rank of a cut, by the rehearsal."""
-    known = [(share, RANKS)], [(halo / (NUM_NODES / RANKS), RANKS)]
-    graph = by_hand(NUM_NODES, NUM_EDGES, *known, imbalance=1.0)
-    (rank,) = Planner(graph, _job(), bandwidth=1.0, timed=False).predict(RANKS).ranks
-    layers = _needs(rank.sizes.num_own, rank.sizes.num_edges, WIDTHS)
-    operations = sum(of.operations(rank.sizes.num_own) for of in layers)
+    own, edges, blocks = -(-NUM_NODES // RANKS), NUM_EDGES / RANKS, RANKS - 1
+    shares = [LARGEST / blocks] + [(1 - LARGEST / blocks) / (blocks - 1)] * (blocks - 1)
+    remote_rows = tuple(min(round(halo * of), own) for of in shares)
+    remote_edges = tuple(round(share * edges * of) for of in shares)
+    sizes_of_mean = _sizes(own, round(edges * (1 - share)), remote_rows, remote_edges)
+    rank = predict_cut(_job(), [sizes_of_mean], timed=False)
+    layers = _needs(own, sizes_of_mean.num_edges, WIDTHS)
+    operations = sum(of.operations(own) for of in layers)
     gathered = sum(of.gathered_bytes for of in layers) / MEMORY_BANDWIDTH
     bound = operations / (CORES * measured['flops_per_core']) + gathered
     parameters = sum(p.numel() for p in make_model('sage', **WIDTHS).parameters())
     return {
         'name': name,
         'halo': halo,
-        'halo_of_own': halo / rank.sizes.num_own,
+        'halo_of_own': halo / own,
         'bytes_received': rank.bytes_per_epoch,
-        'memory_bytes': rank.peak_bytes + rank.shard_bytes,
+        'memory_bytes': rank.memory_bytes,
         'sum_bytes': sum_bytes(4 * parameters, RANKS),
         'compute_seconds': measured['of_bound'] * bound,
         'blocks_seconds': measured['of_bound'] * gathered,
-        'steps': (RANKS - 1) * round(rank.rows_per_epoch / rank.sizes.num_halo),
+        'steps': (RANKS - 1) * round(rank.rows_per_epoch / rank.halo_rows),
     }
 
 

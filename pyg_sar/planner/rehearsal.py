@@ -71,7 +71,7 @@ def rehearse(job: Job, sizes: RankSizes, *, count: bool = True, epochs: int = 2)
         for module in model.modules():
             if isinstance(module, MessagePassing):  # turned edges are as many, between as many rows
                 module.flow = 'source_to_target'
-        pays = {'partial_sums': covers_pay(sizes.cover_share, 1)}
+        pays: Any = {'partial_sums': covers_pay(sizes.cover_share, 1)}
         model = wrap(model, mode=job.mode, **({} if job.mode == 'one_shot' else pays))
         if any(map(is_lazy, model.parameters())):
             with torch.no_grad():

@@ -18,6 +18,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = Path(sysconfig.get_path('scripts'))
 
+MODEL = """
+from torch_geometric.nn.models import GraphSAGE
+
+def make_model():
+    return GraphSAGE(4, 16, 2, 4)
+"""
+
 MISSING = {
     'mtkahypar': (
         'mtkahypar',
@@ -51,8 +58,8 @@ def main() -> None:
         assert '80 nodes' in told, told
         told = _run(folder, SCRIPTS / 'pyg-sar-describe', 'parts', '--verify')
         assert 'verified: every file' in told, told
-        told = _run(folder, SCRIPTS / 'pyg-sar-plan', 'parts', '--hidden', 16, '--no-time')
-        assert '80 nodes' in told, told
+        told = _run(folder, SCRIPTS / 'pyg-sar-plan', 'parts', 'model.py:make_model', '--no-time')
+        assert 'GraphSAGE, sequential' in told, told
         _run(
             folder,
             sys.executable,
@@ -88,6 +95,7 @@ def _write_graph(folder: Path) -> None:
         train_mask=torch.arange(80) % 3 > 0,
     )
     torch.save(data, folder / 'data.pt')
+    (folder / 'model.py').write_text(MODEL)
 
 
 def _ten_lines(folder: Path) -> None:
