@@ -21,10 +21,8 @@ from pyg_sar.planner import Prediction, plan
 
 MODES = 'sequential', 'sequential_no_remat', 'one_shot'
 _NOTE = (
-    'Each column tells its largest rank. Memory is that of a process at its peak: its shard, what\n'
-    'training holds beside it, and {base} for Python and its libraries. What training holds was\n'
-    'within 12 % of the measured peak in every run compared (CPU, GraphSAGE and GAT, 1 to 8\n'
-    'processes).'
+    'Each column tells its largest rank. Memory is that of a process at its peak, with {base} for\n'
+    'Python and its libraries; the rest of it was within 12 % of what was measured on CPUs.'
 )
 _CPU_NOTE = (
     'CPU seconds are those of this machine now, on one thread, measured in the rehearsal: no wall\n'
@@ -44,10 +42,8 @@ def _run(args: argparse.Namespace) -> int:
     predictions = plan(
         args.parts, model, ranks=args.ranks, mode=args.mode, forward=forward, timed=args.timed
     )
-    report: dict[str, Any] = {
-        'base_bytes': base,
-        'predictions': [{**asdict(p), 'memory_bytes': p.memory_bytes + base} for p in predictions],
-    }
+    figures = [{**asdict(p), 'memory_bytes': p.memory_bytes + base} for p in predictions]
+    report: dict[str, Any] = {'base_bytes': base, 'predictions': figures}
     texts = [f'{type(model).__name__}, {args.mode}', _table(predictions, base)]
     if args.memory is not None:
         enough = [p.num_ranks for p in predictions if p.memory_bytes + base <= args.memory]
@@ -72,10 +68,10 @@ def _table(predictions: Sequence[Prediction], base: int) -> str:
     """One row for every number of ranks, of its largest rank in each column."""
     rows = [['ranks', 'memory', 'shard', 'rows', 'halo rows', 'received/epoch', 'CPU s/epoch']]
     for p in predictions:
-        sizes = p.memory_bytes + base, p.shard_bytes
-        seconds = '-' if p.cpu_seconds is None else f'{p.cpu_seconds:,.3g}'
+        memory, shard = bytes_text(p.memory_bytes + base), bytes_text(p.shard_bytes)
         counts = f'{p.num_nodes:,}', f'{p.halo_rows:,}', bytes_text(p.bytes_per_epoch)
-        rows.append([f'{p.num_ranks:,}', *map(bytes_text, sizes), *counts, seconds])
+        seconds = '-' if p.cpu_seconds is None else f'{p.cpu_seconds:,.3g}'
+        rows.append([f'{p.num_ranks:,}', memory, shard, *counts, seconds])
     return '\n'.join(aligned(rows))
 
 
@@ -95,8 +91,7 @@ def _parser() -> Parser:
     forward = 'FILE.py:NAME of forward(model, data); default: model(data.x, data.edge_index)'
     add('--forward', metavar='FUNCTION', help=forward)
     add('--mode', choices=MODES, default='sequential', help='default: %(default)s')
-    ranks = "default: all that divide the folder's number of parts"
-    add('--ranks', type=checked(_ranks), metavar='R,R,...', help=ranks)
+    add('--ranks', type=checked(_ranks), metavar='R,R,...', help='default: all that are possible')
     memory = 'find the least number of ranks with so much, e.g. 64GB'
     add('--memory', type=checked(parse_bytes), metavar='SIZE', help=memory)
     add('--json', metavar='FILE', help='write the figures there, too')

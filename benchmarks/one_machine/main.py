@@ -96,7 +96,7 @@ def _run(work: Workload, variant: str, memory: str, args: argparse.Namespace) ->
 
 
 def _disk_rates(folder: Path) -> tuple[float, float]:
-    """Bytes per second that a folder's disk writes and reads, by a file of 64 MiB without a name."""
+    """Bytes per second that a folder's disk writes and reads, by a file without a name."""
     run = mmap.mmap(-1, PROBE_BYTES)
     with tempfile.TemporaryFile(dir=folder) as file:
         start = time.perf_counter()

@@ -178,7 +178,7 @@ def _foretold(name: str, share: float, halo: float, measured: dict[str, Any]) ->
     remote_edges = tuple(round(share * edges * of) for of in shares)
     sizes_of_mean = _sizes(own, round(edges * (1 - share)), remote_rows, remote_edges)
     rank = predict_cut(_job(), [sizes_of_mean], timed=False)
-    layers = _needs(own, sizes_of_mean.num_edges, WIDTHS)
+    layers = _needs(own, sizes_of_mean.totals[1], WIDTHS)
     operations = sum(of.operations(own) for of in layers)
     gathered = sum(of.gathered_bytes for of in layers) / MEMORY_BANDWIDTH
     bound = operations / (CORES * measured['flops_per_core']) + gathered

@@ -56,14 +56,16 @@ class RankSizes(NamedTuple):
         return sum(map(sum, self.nodes.values()))
 
     @property
-    def num_edges(self) -> int:
-        """Edges into own nodes."""
-        return sum(of.num_edges for of in self.relations.values())
-
-    @property
     def num_halo(self) -> int:
         """Rows received in one exchange of every relation."""
         return sum(sum(of.halo) for of in self.relations.values())
+
+    @property
+    def totals(self) -> tuple[int, int, int, int]:
+        """Own nodes, edges, halo rows, and rows of the largest remote block."""
+        blocks = (rows for of in self.relations.values() for rows in of.halo)
+        num_edges = sum(of.num_edges for of in self.relations.values())
+        return self.num_own, num_edges, self.num_halo, max(blocks, default=0)
 
     def scaled(self, factor: float) -> RankSizes:
         """Rows and edges times a factor; what is not empty keeps at least one."""
@@ -85,8 +87,8 @@ class RankSizes(NamedTuple):
             rest, ones = divmod(sum(counts) - largest, most - 1)
             return (largest, *(rest + (i < ones) for i in range(most - 1)))
 
-        relations = {key: of.changed(fewer, tuple) for key, of in self.relations.items()}
-        return self._replace(relations=relations)
+        changed = {key: of.changed(fewer, tuple) for key, of in self.relations.items()}
+        return self._replace(relations=changed)
 
 
 def sizes_of(meta: Meta, num_ranks: int) -> tuple[RankSizes, ...]:

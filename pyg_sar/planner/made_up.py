@@ -47,12 +47,12 @@ def made_up_shard(sizes: RankSizes, meta: Meta) -> Any:
 
 
 def _attributes(attrs: dict[str, Any], num_rows: int) -> dict[str, Tensor]:
-    def rows(shape: list[int], dtype: torch.dtype) -> Tensor:
-        if dtype.is_floating_point:
-            return torch.rand(num_rows, *shape).to(dtype)
-        return torch.zeros(num_rows, *shape, dtype=dtype)
-
-    return {name: rows(a['shape'], getattr(torch, a['dtype'])) for name, a in attrs.items()}
+    values = {}
+    for name, row in attrs.items():
+        dtype, shape = getattr(torch, row['dtype']), (num_rows, *row['shape'])
+        at_random = torch.rand(shape) if dtype.is_floating_point else torch.zeros(shape)
+        values[name] = at_random.to(dtype)
+    return values
 
 
 def _edges(sizes: RankSizes, key: EdgeKey, info: EdgeInfo) -> ShardEdges:
@@ -103,8 +103,6 @@ def _block(start: int, end: int, num_dst: int, num_edges: int, cover_share: floa
     A row that has to travel has an edge to a destination of its own. The edges of the others end in
     one destination, whose sum travels in their place.
     """
-    if end == start or num_dst == 0:
-        num_edges = 0
     num_rows = max(end - start, 1)
     row = torch.arange(num_edges) % num_rows  # every row is read
     dst = torch.randint(max(num_dst, 1), (num_edges,))

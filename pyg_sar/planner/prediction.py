@@ -11,6 +11,7 @@ import torch
 
 from pyg_sar.commands.users_model import run_model
 from pyg_sar.conv.options import Mode
+from pyg_sar.ddp import DistributedDataParallel
 from pyg_sar.planner.counts import RankSizes, shard_bytes, sizes_of
 from pyg_sar.planner.rehearsal import Job, Rehearsal, rehearse
 from pyg_sar.shard.format.meta import read_meta
@@ -18,8 +19,7 @@ from pyg_sar.shard.format.meta import read_meta
 _MAX_NODES, _MAX_EDGES = 1 << 13, 3 << 15
 _MAX_BLOCKS = 32
 _ALIKE = 0.97  # a rank this near in every count need not be rehearsed too
-# Code first run in training, and what the C library keeps: 20 to 80 MiB as measured, the high-water
-# mark less the tensors alive, on 1 to 8 processes with glibc.
+# Code first run in training, and what glibc keeps: 20 to 80 MiB as measured.
 _OVERHEAD_BYTES = 48 << 20
 
 
@@ -88,6 +88,8 @@ def plan(
         ValueError: If META.json is not one that this version reads, a number of ranks does not
             divide the parts, or the model cannot run on a cut graph or gives no logits.
     """
+    if isinstance(model, DistributedDataParallel):
+        raise ValueError('expected the plain model (got one of DistributedDataParallel)')
     meta = read_meta(parts)
     fitting = [n for n in range(1, meta.num_parts + 1) if meta.num_parts % n == 0]
     counts = fitting if ranks is None else ranks
@@ -123,7 +125,7 @@ def _needs(job: Job, sizes: RankSizes, halo_rows: int, timed: bool) -> Rehearsal
     few, factor = _small_enough(sizes)
     scaled = few.scaled(factor)
     large = rehearse(job, scaled)
-    peak: float = large.peak_bytes
+    peak = float(large.peak_bytes)
     if factor < 1:
         small = rehearse(job, few.scaled(factor / 2))
         peak += (large.peak_bytes - small.peak_bytes) * 2 * (1 / factor - 1)
@@ -131,31 +133,23 @@ def _needs(job: Job, sizes: RankSizes, halo_rows: int, timed: bool) -> Rehearsal
     if timed:
         few, factor = _small_enough(sizes, 4)  # so that caches do not hold it all
         seconds = rehearse(job, few.scaled(factor), count=False).cpu_seconds / factor
-    return Rehearsal(
-        round(peak) + _OVERHEAD_BYTES,
-        round(large.bytes_received * times),
-        round(large.rows_received * times),
-        seconds,
-    )
+    received = round(large.bytes_received * times), round(large.rows_received * times)
+    return Rehearsal(round(peak) + _OVERHEAD_BYTES, *received, seconds)
 
 
 def _small_enough(sizes: RankSizes, times: int = 1) -> tuple[RankSizes, float]:
     """The rank in few blocks, and the factor that makes it small enough to rehearse."""
-    most = times * _MAX_NODES / max(sizes.num_own, 1), times * _MAX_EDGES / max(sizes.num_edges, 1)
-    return sizes.with_fewer_blocks(_MAX_BLOCKS), min(1.0, *most)
+    num_own, num_edges, *_ = sizes.totals
+    most = times * min(_MAX_NODES / max(num_own, 1), _MAX_EDGES / max(num_edges, 1))
+    return sizes.with_fewer_blocks(_MAX_BLOCKS), min(1.0, most)
 
 
 def _extremes(ranks: Sequence[RankSizes]) -> list[RankSizes]:
     """The ranks that may hold most: by nodes, edges, halo rows and largest remote block."""
-
-    def counts(rank: RankSizes) -> tuple[int, ...]:
-        blocks = (rows for of in rank.relations.values() for rows in of.halo)
-        return rank.num_own, rank.num_edges, rank.num_halo, max(blocks, default=0)
-
     chosen: list[RankSizes] = []
     for key in range(4):
-        most = max(ranks, key=lambda r: counts(r)[key])
-        pairs = [zip(counts(c), counts(most), strict=True) for c in chosen]
+        most = max(ranks, key=lambda rank: rank.totals[key])
+        pairs = [zip(rank.totals, most.totals, strict=True) for rank in chosen]
         if all(any(a < _ALIKE * b for a, b in of) for of in pairs):
             chosen.append(most)
     return chosen

@@ -12,7 +12,6 @@ import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +23,6 @@ from torch_geometric.nn import MessagePassing
 from pyg_sar.comm import Comm, chosen
 from pyg_sar.commands.users_model import run_model
 from pyg_sar.conv.options import Mode
-from pyg_sar.ddp import DistributedDataParallel
 from pyg_sar.ddp.wrap import wrap
 from pyg_sar.ground.random_states import random_states_kept
 from pyg_sar.monitor import Counts, LiveBytes, Meter, hook
@@ -36,18 +34,13 @@ from pyg_sar.shard.cover import covers_pay
 from pyg_sar.shard.format.meta import Meta
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(NamedTuple):
     """What is rehearsed, with arguments of :func:`pyg_sar.planner.plan`."""
 
     model: torch.nn.Module
     meta: Meta
     mode: Mode = 'sequential'
     forward: Callable[[torch.nn.Module, Any], Any] = run_model
-
-    def __post_init__(self) -> None:
-        if isinstance(self.model, DistributedDataParallel):
-            raise ValueError('expected the plain model (got one of DistributedDataParallel)')
 
 
 class Rehearsal(NamedTuple):
@@ -95,12 +88,9 @@ def rehearse(job: Job, sizes: RankSizes, *, count: bool = True, epochs: int = 2)
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 seconds.append(time.process_time() - start)
-    return Rehearsal(
-        live.peak + sum(tensor.nbytes for tensor in of_model),
-        traffic.bytes_received - before[0],
-        traffic.rows_received - before[1],
-        min(seconds[1:]),
-    )
+    received = traffic.bytes_received - before[0], traffic.rows_received - before[1]
+    peak = live.peak + sum(tensor.nbytes for tensor in of_model)
+    return Rehearsal(peak, *received, min(seconds[1:]))
 
 
 def _tensors(data: Any) -> Iterator[Tensor]:
@@ -118,8 +108,8 @@ def _loss(out: Any, data: Any) -> Tensor:
     for logits in out.values() if isinstance(out, dict) else [out]:
         stores = [store for store in data.node_stores if _is_row_of(logits, store)]
         if not stores:
-            shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits)
-            raise ValueError(f'expected one row of logits per node of the model (got {shape})')
+            got = getattr(logits, 'shape', type(logits))
+            raise ValueError(f'expected one row of logits per node of the model (got {got})')
         mask = stores[0].train_mask
         losses.append(F.cross_entropy(logits[mask], stores[0].y[mask]))
     return torch.stack(losses).sum()
@@ -128,9 +118,8 @@ def _loss(out: Any, data: Any) -> Tensor:
 def _is_row_of(logits: Any, store: Any) -> bool:
     if not isinstance(logits, Tensor) or logits.dim() != 2:
         return False
-    if isinstance(logits, Rows):
-        return logits._space is space_of_nodes(store)
-    return logits.size(0) == int(store.num_nodes)  # on one rank
+    is_row = isinstance(logits, Rows)  # on several ranks
+    return logits._space is space_of_nodes(store) if is_row else len(logits) == store.num_nodes
 
 
 @contextmanager
