@@ -65,9 +65,6 @@ def load_shard(
 
     :func:`pyg_sar.local` of the data has plain tensors of the own rows.
 
-    A folder that ``torch_geometric.distributed.Partitioner`` wrote has neither halos nor labels: it
-    is converted once, by ``python -m pyg_sar.partition FOLDER OUT``, which keeps PyG's parts.
-
     Collective if ``torch.distributed`` is initialised: two small all-gathers, so that all ranks
     raise if one of them does.
 

@@ -21,12 +21,12 @@ from pyg_sar.partitioner.graph.split import parse_split
 from pyg_sar.partitioner.methods.method import OBJECTIVES, ORDERS, MethodLike
 from pyg_sar.partitioner.on_disk.mapped import Scratch
 from pyg_sar.partitioner.sources.add_reverse_edges import add_reverse_edges
+from pyg_sar.partitioner.sources.arrays import own_parts
 from pyg_sar.partitioner.sources.named_class import transformed
-from pyg_sar.partitioner.sources.pyg_folder import own_parts
 from pyg_sar.partitioner.sources.sources import NAMES, load_source
 from pyg_sar.partitioner.write.atomic_folder import existing_parent, target_folder
 
-_OF_SOURCE = ('seed', 'root', 'attrs')
+_OF_SOURCE = ('seed', 'root')
 _OF_CUT = (
     'backend',
     'seed',
@@ -112,7 +112,7 @@ def _parser() -> Parser:
     add = parser.add_argument
     sources = (
         'a .pt file (PyG Data, HeteroData or dict of tensors), an .npz file, a folder of .npy '
-        'files or of torch_geometric.distributed, a .parquet or .csv file of edges, or one of '
+        'files, a .parquet or .csv file of edges, or one of '
     )
     add('source', metavar='SOURCE', help=sources + ', '.join(NAMES))
     add('out', metavar='OUT', help='folder to write; must not exist or be empty')
@@ -133,8 +133,6 @@ def _parser() -> Parser:
         "'NormalizeFeatures', 'AddRandomWalkPE(walk_length=20)'; may be given several times"
     )
     add('--transform', metavar='NAME', action='append', default=[], help=transform)
-    attrs = '.pt file of node attributes, for a folder of torch_geometric.distributed'
-    add('--attrs', metavar='FILE', help=attrs)
     binding = "METIS's binding; default: %(default)s"
     add('--backend', default='auto', choices=backend_names(), help=binding)
     add('--seed', type=int, default=0, help='default: %(default)s')

@@ -1,5 +1,4 @@
 """From a graph to shards on disk: METIS, checks, and the files a rank loads."""
 
 from pyg_sar.partitioner.cut_graph import partition_graph
-from pyg_sar.partitioner.pyg_partitioner import Partitioner
 from pyg_sar.partitioner.write.summary import PartitionSummary

@@ -17,7 +17,6 @@ from torch_geometric.data import Data
 
 import pyg_sar
 from pyg_sar.partition import main
-from pyg_sar.partitioner import Partitioner
 from pyg_sar.partitioner.write import atomic_folder
 from pyg_sar.shard.format import swap
 
@@ -67,15 +66,10 @@ def _small() -> Data:
     return Data(x=torch.ones(8, 2), edge_index=torch.tensor([[0, 1, 2, 3], [4, 5, 6, 7]]))
 
 
-@pytest.mark.parametrize(
-    'write',
-    [
-        lambda root: pyg_sar.partition_graph(_small(), 2, root, force=True),
-        lambda root: Partitioner(_small(), 2, root).generate_partition(),
-    ],
-    ids=['force', 'Partitioner'],
-)
-def test_files_of_others_are_not_deleted(write: Callable[[Path], Any], tmp_path: Path) -> None:
+def test_files_of_others_are_not_deleted(tmp_path: Path) -> None:
+    def write(root: Path) -> None:
+        pyg_sar.partition_graph(_small(), 2, root, force=True)
+
     root = tmp_path / 'parts'
     write(root)
     write(root)  # nothing but a partition is replaced

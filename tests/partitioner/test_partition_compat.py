@@ -1,4 +1,4 @@
-"""What PyG promises of ``Partitioner(...).generate_partition()`` holds of ours."""
+"""What PyG promises of a folder of ``torch_geometric.distributed.Partitioner`` holds of ours."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.datasets import FakeDataset, FakeHeteroDataset
 
 import pyg_sar
-from pyg_sar.partitioner import Partitioner
 
 with warnings.catch_warnings():
     warnings.simplefilter('ignore', DeprecationWarning)  # PyG announces the module's end.
@@ -36,7 +35,7 @@ def written(request, tmp_path_factory) -> tuple[Data | HeteroData, Path, str | N
         count = store.num_nodes if time == 'time' else store.num_edges
         store[time] = torch.randint(10, (count,))
     root = tmp_path_factory.mktemp('partition') / 'parts'
-    Partitioner(data, 2, root).generate_partition()
+    pyg_sar.partition_graph(data, 2, root)
     return data, root, time
 
 
@@ -137,7 +136,7 @@ def test_stores(written):
 
 
 def test_stores_without_features(tmp_path, make_graph):
-    Partitioner(make_graph('bare'), 2, tmp_path / 'out').generate_partition()
+    pyg_sar.partition_graph(make_graph('bare'), 2, tmp_path / 'out')
     store = LocalFeatureStore.from_partition(str(tmp_path / 'out'), 1)
     assert store.get_all_tensor_attrs() == []
     assert not store.has_edge_attr()
@@ -161,45 +160,3 @@ def test_our_own_loader_keeps_every_row(written):
             assert torch.equal(ends, whole.edge_index[1][store.e_id])
             if time == 'edge_time':
                 assert torch.equal(store.edge_time, whole.edge_time[store.e_id])
-
-
-def test_every_type_in_every_part(tmp_path):
-    """Two types that no edge joins: METIS would keep each in one part."""
-    data = HeteroData()
-    for key in ('a', 'b'):
-        data[key].x = torch.randn(20, 2)
-        data[key, 'to', key].edge_index = torch.stack([torch.arange(20), torch.arange(20).flip(0)])
-        data[key, 'to', key].edge_index = data[key, 'to', key].edge_index.repeat(1, 3)
-    Partitioner(data, 2, tmp_path / 'parts').generate_partition()
-    for part in PARTS:
-        loaded = pyg_sar.load_shard(tmp_path / 'parts', part)
-        assert all(store.num_nodes > 0 for store in loaded.node_stores)
-        assert all(store.num_edges > 0 for store in loaded.edge_stores)
-        LocalFeatureStore.from_partition(str(tmp_path / 'parts'), part)
-
-
-def test_replaces_partitions_and_nothing_else(graph, tmp_path):
-    for num_parts in (2, 3):
-        summary = Partitioner(graph, num_parts, str(tmp_path / 'parts')).generate_partition()
-        assert summary.num_parts == num_parts
-    assert len([*(tmp_path / 'parts').glob('part_*')]) == 3
-    (tmp_path / 'notes').mkdir()
-    (tmp_path / 'notes' / 'a.txt').touch()
-    with pytest.raises(ValueError, match='not empty'):
-        Partitioner(graph, 2, tmp_path / 'notes').generate_partition()
-    with pytest.raises(ValueError, match="'num_parts'"):
-        Partitioner(graph, 0, tmp_path / 'other').generate_partition()
-
-
-@pytest.mark.parametrize('kind', KINDS)
-def test_recursive_is_metis_own(tmp_path, kind):
-    """True bisects, False cuts k-way: other parts."""
-    data = FakeDataset(1, avg_num_nodes=90)[0] if kind == 'homo' else None
-    data = data or FakeHeteroDataset(1, avg_num_nodes=60, avg_degree=4)[0]
-    n_ids = []
-    for recursive in (True, False):
-        root = tmp_path / f'{recursive}'
-        Partitioner(data, 10, root, recursive=recursive).generate_partition()
-        loaded = pyg_sar.load_shard(root, 0)
-        n_ids.append([store.n_id.tolist() for store in loaded.node_stores])
-    assert n_ids[0] != n_ids[1]

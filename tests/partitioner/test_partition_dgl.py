@@ -16,7 +16,7 @@ from torch_geometric.data import Data
 
 import pyg_sar
 from pyg_sar.partition import main
-from pyg_sar.partitioner.sources.pyg_folder import own_parts
+from pyg_sar.partitioner.sources.arrays import own_parts
 from pyg_sar.partitioner.sources.sources import load_source
 
 RECORDED = Path(__file__).parents[1] / 'data' / 'dgl_partitions.npz'

@@ -32,7 +32,6 @@ class MethodOptions:
         method: The method; of one with several bindings, that binding.
         given: What the caller gave as 'method'.
         balance: Empty if the method has no say.
-        recursive: Whether METIS bisects recursively or cuts k-way; None for what serves best.
         order: That of the nodes of a part.
     """
 
@@ -43,7 +42,6 @@ class MethodOptions:
     objective: str = 'cut'
     balance: tuple[str, ...] = ('nodes',)
     passes: int = 10  # more gain little: 2 to 4 % of the cut from 10 to 20
-    recursive: bool | None = None
     order: str = 'source'
 
     def provenance(self) -> dict[str, Any]:

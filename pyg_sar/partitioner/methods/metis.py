@@ -37,8 +37,6 @@ _NUM_OPTIONS = 40
 
 def _pymetis(problem: Problem) -> list[Tensor]:
     options = problem.options
-    if options.recursive is not None:
-        return [metis_assignment(problem, recursive=options.recursive)]
     found = [metis_assignment(problem, recursive=True)]
     if options.objective == 'volume':
         # METIS's volume objective is at times worse in volume than its cut objective.

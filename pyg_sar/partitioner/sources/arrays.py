@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ from pyg_sar.shard.format.files import is_of_system, ordinary_file
 
 _CSR = ('x_data', 'x_indices', 'x_indptr', 'x_shape')
 _FIRST = ('edge_index', 'x', 'y', 'num_nodes', *MASKS)
+_PARTS = ('part', 'num_parts')
 
 
 def read_npz(path: Path, *, scratch: Scratch | None = None) -> dict[str, Array]:
@@ -48,6 +50,28 @@ def read_npz(path: Path, *, scratch: Scratch | None = None) -> dict[str, Array]:
         raise ValueError(
             f"expected an .npz file of plain arrays in '{path}' (got {error!r})"
         ) from error
+
+
+def own_parts(source: str | os.PathLike[str]) -> tuple[Tensor | dict[str, Tensor], int] | None:
+    """The part of every node that a folder of arrays has, integer [N] or by type, and their number.
+
+    They are the arrays ``part`` or ``part|TYPE``, and ``num_parts``. None of a source without.
+    """
+    files = {n: f for n, f in _npy_files(Path(source)).items() if n.split('|')[0] in _PARTS}
+    if len(files) < 2 or 'num_parts' not in files:
+        return None
+    num_parts = int(map_array(files.pop('num_parts')))
+    owners = {n.partition('|')[2]: torch.from_numpy(map_array(f)) for n, f in files.items()}
+    return owners.get('', owners), num_parts
+
+
+def array_files(path: Path) -> dict[str, Path]:
+    """The .npy files of a graph in a folder, by name."""
+    return {n: f for n, f in _npy_files(path).items() if n.split('|')[0] not in _PARTS}
+
+
+def _npy_files(path: Path) -> dict[str, Path]:
+    return {file.stem: file for file in sorted(path.glob('*.npy'))}
 
 
 def graph_of_arrays(

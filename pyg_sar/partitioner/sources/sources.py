@@ -18,10 +18,9 @@ import torch
 from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.partitioner.on_disk.mapped import MEMORY, Scratch, map_array
-from pyg_sar.partitioner.sources.arrays import graph_of_arrays, read_npz
+from pyg_sar.partitioner.sources.arrays import array_files, graph_of_arrays, read_npz
 from pyg_sar.partitioner.sources.named_class import is_class, load_class
 from pyg_sar.partitioner.sources.ogb import OGB, load_ogb
-from pyg_sar.partitioner.sources.pyg_folder import array_files, is_pyg_folder, read_pyg_folder
 from pyg_sar.partitioner.sources.saved import read_saved
 from pyg_sar.partitioner.sources.synthetic import SHAPES, shape_of, synthetic_graph
 from pyg_sar.partitioner.sources.tables import TABLES, read_table
@@ -81,7 +80,6 @@ def load_source(
     *,
     seed: int = 0,
     root: str | os.PathLike[str] | None = None,
-    attrs: str | os.PathLike[str] | None = None,
     scratch: Scratch | None = None,
 ) -> Data | HeteroData:
     """Loads a graph by name or from a file.
@@ -93,24 +91,15 @@ def load_source(
             arguments, ``'torch_geometric.datasets.Planetoid(name=Cora)'``; a .pt file (a PyG Data
             or HeteroData, or a dict of tensors), an .npz file (plain arrays), a folder of .npy
             files (such arrays, a file each; or a file ``edges.parquet`` or ``edges.csv`` in place
-            of ``edge_index.npy``), a .parquet or .csv file (a row per edge), or a folder of
-            torch_geometric.distributed's own Partitioner.
+            of ``edge_index.npy``), or a .parquet or .csv file (a row per edge).
         seed: Seed of a synthetic graph.
         root: The folder with datasets, or else ``$PYG_SAR_DATA``, or else ``dataset`` as for ogb.
-        attrs: A file of what PyG's own Partitioner left out of its folder, see
-            :func:`~pyg_sar.partitioner.sources.pyg_folder.read_pyg_folder`.
         scratch: Where tables and compressed arrays are unpacked. With it tensors are mapped into
             memory and not read, those of .pt files, .npy files and uncompressed .npz files where
             they lie; without, the graph is in memory and its features dense.
     """
     source = Source(os.fspath(name_or_path), seed, root, scratch)
     path = source.path
-    if source.name not in NAMES and path.is_dir() and is_pyg_folder(path):
-        return read_pyg_folder(path, attrs)
-    if attrs is not None:
-        raise ValueError(
-            f"'attrs' applies to folders of torch_geometric.distributed alone (got '{source.name}')"
-        )
     if source.name in BUILT_IN:
         return _built_in(source)
     if path.is_file() and path.suffix in _FILES:
@@ -125,8 +114,7 @@ def load_source(
     what = 'a folder' if path.is_dir() else 'a file' if path.exists() else 'no such file'
     raise ValueError(
         f"expected a graph to read (got '{source.name}', {what}): a .pt, .npz, .parquet or .csv "
-        'file, a folder with edge_index.npy or of torch_geometric.distributed, or one of '
-        + ', '.join(NAMES)
+        f'file, a folder with edge_index.npy, or one of {", ".join(NAMES)}'
     )
 
 

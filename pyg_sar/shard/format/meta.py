@@ -146,8 +146,7 @@ def read_meta(root: str | Path) -> Meta:
     if ours is None:
         raise ValueError(
             f"expected the key 'pyg_sar' in '{path}' (got a folder of another program, such as "
-            'torch_geometric.distributed; write one that loads, with the same parts, by '
-            f'`python -m pyg_sar.partition {root} parts/`)'
+            'torch_geometric.distributed; cut its graph by `python -m pyg_sar.partition`)'
         )
     if ours.get('format_version') != FORMAT_VERSION:
         raise ValueError(
