@@ -1,7 +1,7 @@
 """Distributed full-batch training of PyTorch Geometric models, exactly, on a partitioned graph.
 
-What most programs need is here; what is used less is in :mod:`pyg_sar.transforms`,
-:mod:`pyg_sar.partitioner`, :mod:`pyg_sar.planner` and :mod:`pyg_sar.memory`.
+What most programs need is here; what is used less is in :mod:`pyg_sar.partitioner`,
+:mod:`pyg_sar.planner` and :mod:`pyg_sar.memory`.
 """
 
 from pyg_sar.kernels import openmp  # noqa: F401 - before anything imports torch
@@ -10,7 +10,7 @@ from pyg_sar.kernels import openmp  # noqa: F401 - before anything imports torch
 from pyg_sar.ground import private_names  # noqa: F401 - before anything needs one
 
 # isort: split
-from pyg_sar import memory, transforms
+from pyg_sar import memory
 from pyg_sar.checking import check
 from pyg_sar.checkpoint import load_checkpoint, load_rows, save_checkpoint, save_rows
 from pyg_sar.comm import ExchangeError
@@ -32,10 +32,12 @@ from pyg_sar.rows.over_all_nodes import (
     negative_sampling,
 )
 from pyg_sar.sampling import LinkNeighborLoader, NeighborLoader
+from pyg_sar.transforms_on_parts import refuse_on_parts
 
 __version__ = '0.1.0'
 
 set_log_by_environment()
+refuse_on_parts()
 
 __all__ = [
     'DistributedDataParallel',
@@ -63,6 +65,5 @@ __all__ = [
     'run_in_turns',
     'save_checkpoint',
     'save_rows',
-    'transforms',
     'wrap',
 ]

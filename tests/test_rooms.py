@@ -15,7 +15,7 @@ PACKAGE = ROOT / 'pyg_sar'
 
 FLOORS = (
     {'__main__', 'checking', 'partition', 'describe', 'plan', 'predict'}
-    | {'run_in_turns', 'transforms'},
+    | {'run_in_turns', 'transforms_on_parts'},
     {'load', 'in_turns', 'planner', 'profiling', 'checkpoint'},
     {'launching', 'partitioner', 'sampling', 'ddp'},
     {'own_rows', 'restricted_layers'},

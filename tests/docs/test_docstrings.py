@@ -26,14 +26,14 @@ import pyg_sar.planner
 def _public() -> dict[str, Any]:
     """What is public, by name."""
     found = {f'pyg_sar.{name}': getattr(pyg_sar, name) for name in pyg_sar.__all__}
-    rooms = pyg_sar.memory, pyg_sar.partitioner, pyg_sar.planner, pyg_sar.transforms
+    rooms = pyg_sar.memory, pyg_sar.partitioner, pyg_sar.planner
     for room in rooms:
         for name, value in vars(room).items():
             home = getattr(value, '__module__', '')
             is_ours = (
                 home.startswith('pyg_sar') if hasattr(room, '__path__') else home == room.__name__
             )
-            if is_ours and not name.startswith('_') and name != 'refuse_on_parts':
+            if is_ours and not name.startswith('_'):
                 found[f'{room.__name__}.{name}'] = value
     return {name: value for name, value in found.items() if not isinstance(value, ModuleType)}
 

@@ -129,14 +129,6 @@ def test_meta_is_protected(folder: Path) -> None:
     assert verify_partition(folder) == [f"'{path}' was changed after it was written"]
 
 
-def test_saved_attributes_keep_the_folder_whole(folder: Path) -> None:
-    data = pyg_sar.load_shard(folder)
-    for value, overwrite in ((1.0, False), (2.0, True)):
-        data.extra = torch.full((data.num_nodes, 2), value)
-        pyg_sar.transforms.save_node_attrs(data, ['extra'], overwrite=overwrite)
-        assert verify_partition(folder) == []
-
-
 @pytest.mark.slow
 def test_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = folder.parent / 'parts.png'

@@ -17,7 +17,7 @@ NORMS = ('batch norm', 'graph norm')
 PLACES = [
     *((name, mode, phase) for name in CONVS for mode in MODES for phase in PHASES),
     *((name, MODES[0], phase) for name in NORMS for phase in PHASES),
-    *((name, MODES[0], 'forward') for name in ('first forward', 'kept sum', 'SIGN')),
+    *((name, MODES[0], 'forward') for name in ('first forward', 'kept sum')),
     ('linear', MODES[0], SUM),
     *(
         (name, MODES[0], '')

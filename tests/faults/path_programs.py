@@ -116,12 +116,6 @@ def _load_checkpoint(data: Data, mode: Mode, timeout: float, folder: Path) -> St
     return lambda epoch: pyg_sar.load_checkpoint(folder / 'saved', *states)
 
 
-def _save_attrs(data: Data, mode: Mode, timeout: float, folder: Path) -> Step:
-    pyg_sar.wrap(Net(SAGEConv(8, 8)), timeout=timeout)
-    data.more = data.x * 2
-    return lambda epoch: pyg_sar.transforms.save_node_attrs(data, ['more'], overwrite=True)
-
-
 def _calls(make: Callable[[Data], object]) -> Callable[..., Step]:
     def build(data: Data, mode: Mode, timeout: float, folder: Path) -> Step:
         pyg_sar.wrap(Net(SAGEConv(8, 8)), timeout=timeout)
@@ -137,7 +131,6 @@ OTHERS: dict[str, tuple[Callable[..., Step], str]] = {
     'kept sum': (_kept_sum, "layer 'conv' (SAGEConv)"),
     'save_checkpoint': (_save_checkpoint, 'save_checkpoint'),
     'load_checkpoint': (_load_checkpoint, 'load_checkpoint'),
-    'save_node_attrs': (_save_attrs, 'save_node_attrs'),
     'load_shard': (
         _calls(lambda data: pyg_sar.load_shard(data.edge_index.handle.shard.root)),
         'load_shard',
@@ -146,10 +139,6 @@ OTHERS: dict[str, tuple[Callable[..., Step], str]] = {
     'mean_of_batches': (
         _calls(lambda data: pyg_sar.mean_of_batches(pyg_sar.local(data.x)[:, 0])),
         'mean_of_batches',
-    ),
-    'SIGN': (
-        _calls(lambda data: pyg_sar.transforms.SIGN(2)(data.clone())),
-        'layer SARConv(_NormalizedSum)',
     ),
 }
 """The program, and what errors call the place where it communicates."""

@@ -269,22 +269,6 @@ def test_pipes_beside_a_partition(tmp_path: Path) -> None:
     assert (tmp_path / 'parts' / 'file').exists()
 
 
-def _save_outside(root: str) -> str:
-    data = pyg_sar.load_shard(root, verify=False)
-    data.more = torch.ones(data.num_nodes)
-    part = Path(root) / 'part_0'
-    if not part.is_symlink():
-        part.rename(Path(root).parent / 'outside')
-        part.symlink_to(Path(root).parent / 'outside')
-    return attempt(pyg_sar.transforms.save_node_attrs, data, ['more'])
-
-
-def test_nothing_is_written_outside(folder: Path) -> None:
-    answer = _save_outside(str(folder))
-    assert 'inside the folder' in answer
-    assert 'more' not in torch.load(folder.parent / 'outside' / 'node_attrs.pt', weights_only=True)
-
-
 def _model() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     model = torch.nn.Linear(3, 2)
     return model, torch.optim.Adam(model.parameters())

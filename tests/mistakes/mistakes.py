@@ -196,7 +196,7 @@ IN_STEP: dict[str, Mistake] = {
         lambda data, rank: T.ToSparseTensor()(data), 'T.ToSparseTensor', 'leave it out'
     ),
     'T.SIGN': Mistake(
-        lambda data, rank: T.SIGN(2)(data), 'T.SIGN means nothing', 'use pyg_sar.transforms.SIGN'
+        lambda data, rank: T.SIGN(2)(data), 'T.SIGN means nothing', "--transform 'SIGN'"
     ),
     'T.LargestConnectedComponents': Mistake(
         lambda data, rank: T.LargestConnectedComponents()(data),

@@ -22,7 +22,6 @@ import pyg_sar
 from pyg_sar import partition_graph
 from pyg_sar.describe import verify_partition
 from pyg_sar.partitioner.graph.attributes import count_rows, sort_attributes
-from pyg_sar.transforms import save_node_attrs
 
 EDGES = torch.tensor([[0, 1, 2, 3, 0], [1, 2, 3, 0, 2]])
 PARTS = torch.tensor([1, 0, 1, 0])
@@ -308,16 +307,6 @@ def test_facts_of_every_type(tmp_path):
         assert 'num_classes' not in part['term']
         assert part['term'].num_nodes_total == data['term'].num_nodes
         assert part['author'].num_features == 4
-
-
-def test_labels_written_later(tmp_path):
-    partition_graph(_data(y=Y), 2, tmp_path / 'parts')
-    data = pyg_sar.load_shard(tmp_path / 'parts')
-    for y, facts in ((data.y - 1, (5, [-1, 3])), (data.y + 7, (12, [7, 11]))):  # never fewer
-        data.y = y
-        save_node_attrs(data, ['y'], overwrite=True)
-        data = pyg_sar.load_shard(tmp_path / 'parts')
-        assert (data.num_classes, data.label_range) == facts
 
 
 def test_lists_of_nodes_become_masks(tmp_path):

@@ -21,7 +21,6 @@ _BY_ROW = {
 
 _INSTEAD = {
     'RandomLinkSplit': 'apply it to the data of pyg_sar.load_shard, before pyg_sar.local',
-    'SIGN': 'use pyg_sar.transforms.SIGN',
     'ToSparseTensor': 'leave it out, convs take data.edge_index',
 }
 
