@@ -14,7 +14,7 @@ from pyg_sar.commands.command_line import aligned
 from pyg_sar.ground.versions import installed
 
 _EXTRAS = {
-    'mtkahypar': ('mtkahypar', '--method mtkahypar'),
+    'kaminpar': ('kaminpar', '--method kaminpar'),
     'torch-sparse': ('torch_sparse', '--backend torch-sparse; used by PyG'),
     'pyg-lib': ('pyg_lib', '--backend pyg-lib; used by PyG'),
     'fast': ('numba', 'faster attention on a CPU'),

@@ -33,6 +33,7 @@ _OF_CUT = (
     'objective',
     'balance',
     'passes',
+    'threads',
     'order',
     'split',
     'check_nan',
@@ -119,7 +120,7 @@ def _parser() -> Parser:
     parts = 'number of parts; not needed where SOURCE comes with its own'
     add('--num-parts', type=int, metavar='P', help=parts)
     methods = (
-        'metis; ldg or fennel (streaming, for graphs beyond METIS); mtkahypar (if '
+        'metis; ldg or fennel (streaming, for graphs beyond METIS); kaminpar (if '
         'installed); random; range; or file:PATH (.npy, .pt or .txt with one part id per node); '
         "default: SOURCE's own parts where it has some, else metis"
     )
@@ -144,6 +145,8 @@ def _parser() -> Parser:
     )
     add('--balance', metavar='LIST', help=balance)
     add('--passes', type=int, metavar='N', help='passes of ldg and fennel; default: 10')
+    threads = 'threads of kaminpar; default: 1, more do not give the same parts again'
+    add('--threads', type=int, metavar='N', help=threads)
     order = (
         'of the nodes of a part: neighbours near each other, or as in SOURCE; default: cache where '
         'METIS cuts, else source'

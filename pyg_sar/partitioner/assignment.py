@@ -47,6 +47,7 @@ def choose(
     objective: str = 'cut',
     balance: str | Sequence[str] | None = None,
     passes: int | None = None,
+    threads: int | None = None,
     order: str | None = None,
     is_hetero: bool = False,
     has_train_mask: bool = False,
@@ -80,6 +81,9 @@ def choose(
     if passes is not None:
         applies("'passes'", lambda method: method.takes_passes)
         check_positive('passes', passes)
+    if threads is not None:
+        applies("'threads'", lambda method: method.takes_threads)
+        check_positive('threads', threads)
 
     metis = METHODS['metis']
     if order is None:
@@ -104,6 +108,7 @@ def choose(
         objective=objective,
         balance=names if found.cut is not None else (),
         passes=MethodOptions.passes if passes is None else passes,
+        threads=threads or 1,
         order=order,
     )
 

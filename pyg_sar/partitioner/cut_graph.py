@@ -50,6 +50,7 @@ def partition_graph(
     objective: str = 'cut',
     balance: str | Sequence[str] | None = None,
     passes: int | None = None,
+    threads: int | None = None,
     order: str | None = None,
     split: str | tuple[float, float, float] | None = None,
     check_nan: bool = False,
@@ -83,7 +84,7 @@ def partition_graph(
         num_parts: Number of parts P, 1 <= P <= N.
         root: Folder to write; it may not exist yet, or be empty.
         method: ``'metis'`` (few cut edges); ``'ldg'`` or ``'fennel'`` (streaming, for graphs beyond
-            METIS's memory); ``'mtkahypar'`` (an optional package); ``'random'``; ``'range'`` (equal
+            METIS's memory); ``'kaminpar'`` (an optional package); ``'random'``; ``'range'`` (equal
             runs of ids); ``'file:PATH'`` (.npy, .pt or .txt with one part id per
             node); or an integer tensor [N] of part ids; of a HeteroData the types one after
             another, or a dict with a tensor for every type. Parts given by the caller may be empty.
@@ -92,13 +93,14 @@ def partition_graph(
         seed: Seed of the method and of the split; the same seed gives the same parts. pyg-lib and
             torch-sparse take none.
         objective: ``'cut'`` (edges between parts) or ``'volume'`` (rows exchanged per layer: METIS
-            is run for both and the better kept; Mt-KaHyPar minimises it directly).
+            is run for both and the better kept).
         balance: What every part shall have an equal share of, within 5 %, some of ``'nodes'``,
             ``'edges'`` (in-edges; alone, plus one per node), ``'train'`` (training nodes) and
             ``'types'`` (nodes of every type), as ``'nodes,edges'`` or a list. By default the types
-            of a HeteroData, else nodes. With pyg-lib, torch-sparse and Mt-KaHyPar one of
+            of a HeteroData, else nodes. With pyg-lib, torch-sparse and KaMinPar one of
             ``'nodes'`` (their default) and ``'edges'``.
         passes: Passes of ``'ldg'`` and ``'fennel'`` over the nodes; 10 by default.
+        threads: Those of ``'kaminpar'``; 1 by default, as more do not give the same parts again.
         order: That of the nodes of a part, which ``n_id`` tells. ``'cache'`` puts neighbours near
             each other, in runs of 2,048 nodes that METIS finds within every part, so that epochs
             find more rows in the cache; ``'source'`` keeps the order of ids and saves the time and
@@ -143,6 +145,7 @@ def partition_graph(
             objective=objective,
             balance=balance,
             passes=passes,
+            threads=threads,
             order=order,
             is_hetero=graph.is_hetero,
             has_train_mask=has_train_mask,

@@ -26,10 +26,10 @@ def make_model():
 """
 
 MISSING = {
-    'mtkahypar': (
-        'mtkahypar',
+    'kaminpar': (
+        'kaminpar',
         'partition',
-        ['data.pt', 'out', '--num-parts', '2', '--method', 'mtkahypar'],
+        ['data.pt', 'out', '--num-parts', '2', '--method', 'kaminpar'],
     ),
     'torch-sparse': (
         'torch_sparse',

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pyg_sar.partitioner.methods.given import GIVEN, RANDOM, RANGE
+from pyg_sar.partitioner.methods.kaminpar import KAMINPAR
 from pyg_sar.partitioner.methods.method import Method
 from pyg_sar.partitioner.methods.metis import METIS
-from pyg_sar.partitioner.methods.mtkahypar import MTKAHYPAR
 from pyg_sar.partitioner.methods.streaming import FENNEL, LDG
 
 METHODS: dict[str, Method] = {
-    method.name: method for method in (METIS, LDG, FENNEL, MTKAHYPAR, RANDOM, RANGE, GIVEN)
+    method.name: method for method in (METIS, LDG, FENNEL, KAMINPAR, RANDOM, RANGE, GIVEN)
 }
 """All methods by name: the command line, the checks of options and META.json go by what a
 :class:`Method` says of itself."""

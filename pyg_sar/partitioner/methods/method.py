@@ -43,6 +43,7 @@ class MethodOptions:
     balance: tuple[str, ...] = ('nodes',)
     passes: int = 10  # more gain little: 2 to 4 % of the cut from 10 to 20
     order: str = 'source'
+    threads: int = 1
 
     def provenance(self) -> dict[str, Any]:
         """What META.json says; None for what the method has no use for."""
@@ -53,6 +54,7 @@ class MethodOptions:
             'objective': self.objective if self.balance else None,
             'balance': ','.join(self.balance) or None,
             'passes': self.passes if self.method.takes_passes else None,
+            'threads': self.threads if self.method.takes_threads else None,
             'order': self.order,
         }
 
@@ -94,6 +96,7 @@ class Method:
     several: bool = False  # whether `cut` balances several things; else one, nodes or edges
     objectives: tuple[str, ...] = ('cut',)  # what it can make small
     takes_passes: bool = False
+    takes_threads: bool = False
     package: str | None = None  # what has to be installed
     install: str = ''
     # The bindings that there are of it, each a method; the first is the default.

@@ -248,4 +248,4 @@ def _fingerprint(
     return digest.hexdigest()
 
 
-_VERSIONED = ('pyg_sar', 'torch', 'torch_geometric', 'pymetis', 'mtkahypar')
+_VERSIONED = ('pyg_sar', 'torch', 'torch_geometric', 'pymetis', 'kaminpar')
