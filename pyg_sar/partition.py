@@ -71,7 +71,7 @@ def _run(arguments: list[str], args: argparse.Namespace) -> int:
         if args.undirected:
             data = add_reverse_edges(data, scratch)
         for text in args.transform:
-            data = transformed(data, text, seed=args.seed, progress=not args.quiet)
+            data = transformed(data, text, seed=args.seed)
         bar.update()
     summary = partition_graph(
         data,

@@ -13,10 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, Dataset, HeteroData, TemporalData
-from torch_geometric.transforms import AddRandomWalkPE
 
 from pyg_sar.partitioner.on_disk.mapped import hold
-from pyg_sar.partitioner.sources.random_walk import DENSE_NODES, with_random_walk
 
 _CALL = re.compile(r'((?:[A-Za-z_]\w*\.)*)([A-Za-z_]\w*)(?:\((.*)\))?')
 
@@ -63,9 +61,7 @@ def named_class(text: str, module: str, kind: type = object) -> tuple[type[Any],
         ) from error
 
 
-def transformed(
-    data: Data | HeteroData, text: str, *, seed: int = 0, progress: bool = False
-) -> Data | HeteroData:
+def transformed(data: Data | HeteroData, text: str, *, seed: int = 0) -> Data | HeteroData:
     """The graph after a transform; what that writes to mapped features is kept in memory.
 
     `text` is a class of torch_geometric.transforms or the path of another, with its arguments by
@@ -76,12 +72,7 @@ def transformed(
     torch.manual_seed(seed)
     hold(*(each for store in data.stores for each in store.values() if type(each) is Tensor))
     try:
-        transform = cls(**options)
-        is_large = isinstance(data, Data) and (data.num_nodes or 0) > DENSE_NODES
-        if cls is AddRandomWalkPE and is_large and data.edge_index is not None:
-            out: Any = with_random_walk(data, transform, progress=progress)
-        else:
-            out = transform(data)
+        out: Any = cls(**options)(data)
     except Exception as error:  # of any transform, on any graph
         raise ValueError(f"could not apply the transform '{text}' {_got(error)}") from error
     if not isinstance(out, (Data, HeteroData)):
