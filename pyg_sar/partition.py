@@ -12,13 +12,15 @@ import shlex
 import sys
 import warnings
 from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
 
 from pyg_sar.commands.command_line import Parser, progress_bar, run_command
 from pyg_sar.partitioner import partition_graph
 from pyg_sar.partitioner.assignment import backend_names
 from pyg_sar.partitioner.graph.checks import check_positive, check_seed
 from pyg_sar.partitioner.graph.split import parse_split
-from pyg_sar.partitioner.methods.method import OBJECTIVES, ORDERS, MethodLike
+from pyg_sar.partitioner.methods.method import OBJECTIVES, ORDERS, CutOptions, MethodLike
 from pyg_sar.partitioner.on_disk.mapped import Scratch
 from pyg_sar.partitioner.sources.add_reverse_edges import add_reverse_edges
 from pyg_sar.partitioner.sources.arrays import own_parts
@@ -27,18 +29,39 @@ from pyg_sar.partitioner.sources.sources import NAMES, load_source
 from pyg_sar.partitioner.write.atomic_folder import existing_parent, target_folder
 
 _OF_SOURCE = ('seed', 'root')
-_OF_CUT = (
-    'backend',
-    'seed',
-    'objective',
-    'balance',
-    'passes',
-    'threads',
-    'order',
-    'split',
-    'check_nan',
-    'force',
-)
+_ARGUMENTS: dict[str, dict[str, Any]] = {
+    'method': {
+        'default': None,
+        'help': 'metis; ldg or fennel (streaming, for graphs beyond METIS); kaminpar (if '
+        'installed); random; range; or file:PATH (.npy, .pt or .txt with one part id per node); '
+        "default: SOURCE's own parts where it has some, else metis",
+    },
+    'backend': {'choices': backend_names(), 'help': "METIS's binding; default: %(default)s"},
+    'seed': {'type': int, 'help': 'default: %(default)s'},
+    'objective': {
+        'choices': OBJECTIVES,
+        'help': 'few edges between parts, or few rows exchanged per layer; default: %(default)s',
+    },
+    'balance': {
+        'metavar': 'LIST',
+        'help': 'what every part shares evenly: some of nodes,edges,train,types; default: types of '
+        'a heterogeneous graph, else nodes',
+    },
+    'passes': {'type': int, 'metavar': 'N', 'help': 'of ldg and fennel; default: 10'},
+    'threads': {
+        'type': int,
+        'metavar': 'N',
+        'help': 'of kaminpar; default: 1, more do not give the same parts again',
+    },
+    'order': {
+        'choices': ORDERS,
+        'help': 'of the nodes of a part: neighbours near each other, or as in SOURCE; default: '
+        'cache where METIS cuts, else source',
+    },
+}
+"""How the command line takes the fields of :class:`CutOptions`."""
+
+_OF_CUT = (*(_ARGUMENTS.keys() - {'method'}), 'split', 'check_nan', 'force')
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -119,12 +142,8 @@ def _parser() -> Parser:
     add('out', metavar='OUT', help='folder to write; must not exist or be empty')
     parts = 'number of parts; not needed where SOURCE comes with its own'
     add('--num-parts', type=int, metavar='P', help=parts)
-    methods = (
-        'metis; ldg or fennel (streaming, for graphs beyond METIS); kaminpar (if '
-        'installed); random; range; or file:PATH (.npy, .pt or .txt with one part id per node); '
-        "default: SOURCE's own parts where it has some, else metis"
-    )
-    add('--method', help=methods)
+    for option in fields(CutOptions):
+        add(f'--{option.name}', **{'default': option.default, **_ARGUMENTS[option.name]})
     root = 'folder with datasets; default: $PYG_SAR_DATA, or else dataset'
     add('--root', metavar='DIR', help=root)
     undirected = 'add the reverse of every edge, as T.ToUndirected does'
@@ -134,24 +153,6 @@ def _parser() -> Parser:
         "'NormalizeFeatures', 'AddRandomWalkPE(walk_length=20)'; may be given several times"
     )
     add('--transform', metavar='NAME', action='append', default=[], help=transform)
-    binding = "METIS's binding; default: %(default)s"
-    add('--backend', default='auto', choices=backend_names(), help=binding)
-    add('--seed', type=int, default=0, help='default: %(default)s')
-    goal = 'few edges between parts, or few rows exchanged per layer; default: %(default)s'
-    add('--objective', default='cut', choices=OBJECTIVES, help=goal)
-    balance = (
-        'what every part shares evenly: some of nodes,edges,train,types; default: types of a '
-        'heterogeneous graph, else nodes'
-    )
-    add('--balance', metavar='LIST', help=balance)
-    add('--passes', type=int, metavar='N', help='passes of ldg and fennel; default: 10')
-    threads = 'threads of kaminpar; default: 1, more do not give the same parts again'
-    add('--threads', type=int, metavar='N', help=threads)
-    order = (
-        'of the nodes of a part: neighbours near each other, or as in SOURCE; default: cache where '
-        'METIS cuts, else source'
-    )
-    add('--order', choices=ORDERS, help=order)
     split = 'random split of the labelled nodes, such as 0.6/0.2/0.2'
     add('--split', metavar='TRAIN/VAL/TEST', help=split)
     add('--force', action='store_true', help='replace an earlier partition in OUT')

@@ -14,7 +14,7 @@ from pyg_sar.partitioner.assignment import assign_nodes, choose
 from pyg_sar.partitioner.graph.checks import check_no_nan, check_positive, check_seed
 from pyg_sar.partitioner.graph.split import MASKS, parse_split, random_split
 from pyg_sar.partitioner.graph.typed import TypedGraph, typed_graph
-from pyg_sar.partitioner.methods.method import MethodLike
+from pyg_sar.partitioner.methods.method import CutOptions, MethodLike
 from pyg_sar.partitioner.on_disk.mapped import Scratch
 from pyg_sar.partitioner.on_disk.rows import aligned
 from pyg_sar.partitioner.sources.sources import load_source
@@ -138,20 +138,10 @@ def partition_graph(
         if split is not None:
             _add_split(graph, split, seed)
         has_train_mask = any('train_mask' in nodes.attrs for nodes in graph.nodes.values())
-        options = choose(
-            method,
-            backend=backend,
-            seed=seed,
-            objective=objective,
-            balance=balance,
-            passes=passes,
-            threads=threads,
-            order=order,
-            is_hetero=graph.is_hetero,
-            has_train_mask=has_train_mask,
-        )
+        asked = CutOptions(method, backend, seed, objective, balance, passes, threads, order)
+        found, options = choose(asked, is_hetero=graph.is_hetero, has_train_mask=has_train_mask)
         with progress_bar('partitioning', 1, quiet=not progress) as bar:
-            assignment = sub_parts = assign_nodes(graph, num_parts, options)
+            assignment = sub_parts = assign_nodes(graph, num_parts, found, options)
             if options.order == 'cache':
                 sub_parts = find_sub_parts(graph, assignment, num_parts, seed)
             bar.update()

@@ -16,10 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_sar.partitioner.assignment import choose
 from pyg_sar.partitioner.graph.typed import TypedGraph
 from pyg_sar.partitioner.methods.balance import Balance
-from pyg_sar.partitioner.methods.method import Problem
+from pyg_sar.partitioner.methods.method import CutOptions, Problem
 from pyg_sar.partitioner.methods.metis import metis_assignment
 from pyg_sar.partitioner.on_disk.mapped import trim
 from pyg_sar.partitioner.on_disk.neighbours import neighbours
@@ -43,7 +42,7 @@ def find_sub_parts(
     groups = group_nodes(parts, num_parts)
     if int(groups.partptr.diff().max()) <= ROWS:
         return assignment
-    options = choose('metis', seed=seed)
+    options = CutOptions(seed=seed)
     found, first = torch.empty_like(parts), 0
     inner = _inner_edges(graph, parts, groups.place)
     near = neighbours(inner, parts.numel(), graph.scratch)

@@ -18,6 +18,7 @@ from torch_geometric.data import Data, HeteroData
 from pyg_sar import partition_graph
 from pyg_sar.partitioner.assignment import assign_nodes, choose
 from pyg_sar.partitioner.graph.typed import typed_graph
+from pyg_sar.partitioner.methods.method import CutOptions
 from pyg_sar.partitioner.on_disk.neighbours import neighbours
 
 STREAMING = ('ldg', 'fennel')
@@ -52,8 +53,9 @@ def _assign(data: Data | HeteroData, num_parts: int, method: str = 'metis', **op
     is_hetero = isinstance(data, HeteroData)
     if method in STREAMING:
         options = {'passes': 2, **options}
-    options = choose(method, is_hetero=is_hetero, has_train_mask=has_train_mask, **options)
-    found = assign_nodes(graph, num_parts, options)
+    asked = CutOptions(method, **options)
+    chosen = choose(asked, is_hetero=is_hetero, has_train_mask=has_train_mask)
+    found = assign_nodes(graph, num_parts, *chosen)
     return found if is_hetero else found[None]
 
 
@@ -228,9 +230,9 @@ def test_a_pymetis_without_metis_is_refused(monkeypatch, venues, width, file, go
 def test_one_weight_only(monkeypatch, options):
     for name in ('torch_sparse', 'kaminpar'):
         monkeypatch.setitem(sys.modules, name, SimpleNamespace())
-    assert choose(**options, is_hetero=True).balance == ('nodes',)
+    assert choose(CutOptions(**options), is_hetero=True)[1].balance == ('nodes',)
     with pytest.raises(ValueError, match="'balance' beyond"):
-        choose(**options, balance='types', is_hetero=True)
+        choose(CutOptions(**options, balance='types'), is_hetero=True)
 
 
 def test_pyg_lib_is_called_as_it_wants(monkeypatch, power_law):

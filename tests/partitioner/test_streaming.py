@@ -13,7 +13,7 @@ from torch_geometric.data import Data
 from pyg_sar.partitioner.assignment import choose
 from pyg_sar.partitioner.methods import streaming
 from pyg_sar.partitioner.methods.balance import Balance, batch_size
-from pyg_sar.partitioner.methods.method import Problem
+from pyg_sar.partitioner.methods.method import CutOptions, Problem
 from pyg_sar.partitioner.methods.rebalance import rebalance, refine
 from pyg_sar.partitioner.on_disk.neighbours import neighbours
 
@@ -28,7 +28,7 @@ def _balance(*columns: np.ndarray) -> Balance:
 
 
 def _problem(csr: Any, balance: Balance, num_parts: int, method='ldg', **options: Any) -> Problem:
-    return Problem(*csr, balance, num_parts, choose(method, **options))
+    return Problem(*csr, balance, num_parts, choose(CutOptions(method, **options))[1])
 
 
 def _stream(csr: Any, balance: Balance, num_parts: int, method='ldg', **options: Any) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.partitioner.graph.typed import TypedGraph
-from pyg_sar.partitioner.methods.method import Method, MethodOptions
+from pyg_sar.partitioner.methods.method import CutOptions, Method
 from pyg_sar.shard.format.files import is_of_system
 from pyg_sar.shard.format.tensor_file import load_plain
 
@@ -39,12 +39,12 @@ def equal_runs(num_nodes: int, num_parts: int) -> Tensor:
     return torch.arange(num_nodes) * num_parts // max(num_nodes, 1)
 
 
-def _ranges(graph: TypedGraph, num_parts: int, options: MethodOptions) -> Tensor:
+def _ranges(graph: TypedGraph, num_parts: int, options: CutOptions) -> Tensor:
     runs = [equal_runs(nodes.num_nodes, num_parts) for nodes in graph.nodes.values()]
     return fill_empty_parts(torch.cat(runs), num_parts)
 
 
-def _random(graph: TypedGraph, num_parts: int, options: MethodOptions) -> Tensor:
+def _random(graph: TypedGraph, num_parts: int, options: CutOptions) -> Tensor:
     """Every type is dealt out evenly, from the part on where the one before it ended."""
     generator = torch.Generator().manual_seed(options.seed)
     deals = [
@@ -54,8 +54,8 @@ def _random(graph: TypedGraph, num_parts: int, options: MethodOptions) -> Tensor
     return torch.cat(deals) % num_parts
 
 
-def _given(graph: TypedGraph, num_parts: int, options: MethodOptions) -> Tensor:
-    given = options.given
+def _given(graph: TypedGraph, num_parts: int, options: CutOptions) -> Tensor:
+    given = options.method
     if isinstance(given, Tensor):
         return _checked(given, graph.num_nodes, num_parts, "the tensor 'method'")
     if isinstance(given, str):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -23,40 +23,27 @@ ORDERS = ('cache', 'source')
 
 
 @dataclass(frozen=True)
-class MethodOptions:
-    """The options of one assignment; :func:`~pyg_sar.partitioner.assignment.choose` checks them.
+class CutOptions:
+    """How nodes are assigned; :func:`pyg_sar.partition_graph` explains the fields.
 
-    They are those of :func:`pyg_sar.partition_graph`, but:
-
-    Attributes:
-        method: The method; of one with several bindings, that binding.
-        given: What the caller gave as 'method'.
-        balance: Empty if the method has no say.
-        order: That of the nodes of a part.
+    The command line and META.json are made of them. What
+    :func:`~pyg_sar.partitioner.assignment.choose` gives is complete: None is only what the method
+    has no use for, `balance` a tuple, and `backend` the binding that is taken.
     """
 
-    method: Method
-    given: MethodLike
-    backend: str | None = None
+    method: MethodLike = 'metis'
+    backend: str | None = 'auto'
     seed: int = 0
-    objective: str = 'cut'
-    balance: tuple[str, ...] = ('nodes',)
-    passes: int = 10  # more gain little: 2 to 4 % of the cut from 10 to 20
-    order: str = 'source'
-    threads: int = 1
+    objective: str | None = 'cut'
+    balance: str | Sequence[str] | None = None
+    passes: int | None = None
+    threads: int | None = None
+    order: str | None = None
 
     def provenance(self) -> dict[str, Any]:
-        """What META.json says; None for what the method has no use for."""
-        return {
-            'method': self.given if isinstance(self.given, str) else 'tensor',
-            'backend': self.backend,
-            'seed': self.seed,
-            'objective': self.objective if self.balance else None,
-            'balance': ','.join(self.balance) or None,
-            'passes': self.passes if self.method.takes_passes else None,
-            'threads': self.threads if self.method.takes_threads else None,
-            'order': self.order,
-        }
+        """What META.json says of complete options."""
+        method = self.method if isinstance(self.method, str) else 'tensor'
+        return {**vars(self), 'method': method, 'balance': ','.join(self.balance or ()) or None}
 
 
 @dataclass(frozen=True)
@@ -68,7 +55,7 @@ class Problem:
     index: IndexArray  # int32 or int64, the neighbours, both ways; at least one in all
     balance: Balance
     num_parts: int  # number of parts P, at least 2
-    options: MethodOptions
+    options: CutOptions
 
     @cached_property
     def caps(self) -> FloatArray:
@@ -90,7 +77,7 @@ class Method:
     # best by the objective is taken. Parts may be empty.
     cut: Callable[[Problem], list[Tensor]] | None = None
     # Does without edges: the part of every node, int64 [N], of a number of parts.
-    place: Callable[[TypedGraph, int, MethodOptions], Tensor] | None = None
+    place: Callable[[TypedGraph, int, CutOptions], Tensor] | None = None
     # Whether `cut` reads the graph with its duplicate edges and self loops.
     keeps_duplicates: bool = False
     several: bool = False  # whether `cut` balances several things; else one, nodes or edges

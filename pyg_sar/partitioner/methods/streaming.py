@@ -42,6 +42,7 @@ def stream_assignment(problem: Problem, method: str) -> Tensor:
     """
     indptr, index, num_parts = problem.indptr, problem.index, problem.num_parts
     caps, options = problem.caps, problem.options
+    assert options.passes is not None
     num_nodes = len(indptr) - 1
     parts = _start(indptr, index, num_parts)
     # Between equally good parts: one seeded order, smaller than any difference in neighbours.
