@@ -145,6 +145,7 @@ CASES: list[tuple[Any, str]] = [
     ({'method': 'ldg', 'objective': 'volume'}, "objective='volume' applies to"),
     ({'passes': 3}, "'passes' applies to ['ldg', 'fennel'] alone"),
     ({'method': 'ldg', 'passes': 0}, "'passes' must be an int >= 1"),
+    ({'threads': 2}, "'threads' applies to ['kaminpar'] alone"),
     ({'order': 'ids'}, "'order' must be one of"),
     ({'seed': -1}, "'seed' must be an int in"),
     *(
