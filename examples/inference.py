@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 4 examples/train_full_batch.py parts/ --checkpoint run/
     torchrun --nproc-per-node 4 examples/inference.py parts/ run/ predictions.npy
-    python examples/inference.py parts/ weights.pt predictions.parquet    # one process
+    python examples/inference.py parts/ weights.pt predictions.npy    # one process
 
 The weights come from a folder of pyg_sar.save_checkpoint, written by any number of ranks, or from a
 file of torch.save(model.state_dict(), ...) of plain PyG. The graph may be another one than that of
@@ -46,7 +46,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('root', help='folder written by python -m pyg_sar.partition')
     parser.add_argument('weights', help='folder of checkpoints, or a file of a state_dict')
-    parser.add_argument('out', help='what to write: NAME.npy or NAME.parquet')
+    parser.add_argument('out', help='the file NAME.npy to write')
     parser.add_argument(
         '--probabilities', action='store_true', help='of all classes, not the class'
     )

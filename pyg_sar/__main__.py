@@ -20,7 +20,7 @@ _EXTRAS = {
     'fast': ('numba', 'faster attention on a CPU'),
     'plot': ('matplotlib', 'describe --plot, Profile.save'),
     'ogb': ('ogb', 'datasets of OGB'),
-    'parquet': ('pyarrow', 'tables of edges; rows as Parquet'),
+    'parquet': ('pyarrow', 'tables of edges to partition'),
 }
 """Of every extra what it installs, and what that gives."""
 

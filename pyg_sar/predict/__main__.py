@@ -52,7 +52,7 @@ def _parser() -> Parser:
     add('weights', type=Path, metavar='WEIGHTS', help=weights)
     data = 'a file as python -m pyg_sar.partition takes it, or a folder that it wrote'
     add('data', type=Path, metavar='DATA', help=data)
-    out = 'NAME.npy or NAME.parquet; NAME-TYPE.npy for each type of nodes that the model gives'
+    out = 'NAME.npy; NAME-TYPE.npy for each type of nodes that the model gives'
     add('out', type=Path, metavar='OUT', help=out)
     memory = 'that large tensors may take together, e.g. 4GB'
     add('--memory', type=checked(parse_bytes), required=True, metavar='SIZE', help=memory)

@@ -29,7 +29,7 @@ from pyg_sar.shard.format.meta import read_meta
 
 Forward = Callable[[torch.nn.Module, Any], Any]
 _MOST_TIMES = 32  # as many parts as were tried first: then more do not help
-_SUFFIXES = ('.npy', '.parquet')
+_SUFFIXES = ('.npy',)
 
 
 def predict(
@@ -54,7 +54,7 @@ def predict(
         model: With its weights. It is not changed.
         source: A graph as ``python -m pyg_sar.partition`` takes it from a file, or a folder which
             that has written.
-        out: ``NAME.npy`` or ``NAME.parquet``, as :func:`pyg_sar.save_rows` writes it. If the model
+        out: ``NAME.npy``, as :func:`pyg_sar.save_rows` writes it. If the model
             gives a dict by node type, a file for every type, ``NAME-paper.npy``.
         memory: Bytes, or a text such as ``'4GB'``, which large tensors never exceed together.
             Python and its libraries are beside it, and small tensors. Where METIS needs more, the
@@ -83,7 +83,7 @@ def predict(
     if num_parts is not None and num_parts < 1:
         raise ValueError(f"'num_parts' must be positive (got {num_parts})")
     if out.suffix not in _SUFFIXES:
-        raise ValueError(f"expected a path that ends in .npy or .parquet (got '{out}')")
+        raise ValueError(f"expected a path that ends in .npy (got '{out}')")
     if not out.parent.is_dir():
         raise FileNotFoundError(f'no such folder: {out.parent}')
     if not os.access(out.parent, os.W_OK) or (out.suffix == '.npy' and out.is_dir()):

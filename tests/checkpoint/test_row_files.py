@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet
 import pytest
 import torch
 from few import few
@@ -41,26 +39,16 @@ def _read(root: str, path: str) -> Any:
     return pyg_sar.local((data.n_id, pyg_sar.load_rows(path, data)))
 
 
-def _whole(path: Path) -> Any:
-    """As other programs read it."""
-    if path.suffix == '.npy':
-        return np.load(path, mmap_mode='r')
-    table = pyarrow.parquet.read_table(path)
-    assert table.column('id').to_pylist() == list(range(N))
-    return np.array(table.column('value').to_pylist())
-
-
-@pytest.mark.parametrize('suffix', ['npy', 'parquet'])
 @pytest.mark.parametrize('kind', few(KINDS))
-def test_written_and_read(tmp_path, suffix, kind):
-    want, path = _all_rows(kind), tmp_path / f'rows.{suffix}'
+def test_written_and_read(tmp_path, kind):
+    want, path = _all_rows(kind), tmp_path / 'rows.npy'
     roots = {n: str(cut(small_graph(), n, tmp_path / f'parts{n}', 'empty part')) for n in (2, 3)}
     for ranks in (3, 1):  # the second replaces the first
         run_as_threads(_write, ranks, roots[3], str(path), kind)
         assert [p.name for p in tmp_path.iterdir() if 'rows' in p.name] == [path.name]
-        found = _whole(path)
-        assert suffix == 'parquet' or found.dtype == want.numpy().dtype
-        assert np.array_equal(found, want.numpy())
+        written = np.load(path, mmap_mode='r')
+        assert written.dtype == want.numpy().dtype
+        assert np.array_equal(written, want.numpy())
         for n_id, rows in run_as_threads(_read, 2, roots[2], str(path)):  # of another partition
             assert rows.dtype == want.dtype
             assert torch.equal(rows, want[n_id])
@@ -102,10 +90,9 @@ WRONG: dict[str, tuple[Any, str, str]] = {  # what becomes of the values, the pa
     'own rows': (pyg_sar.local, 'rows.npy', 'of 40 nodes'),
     'types': (lambda v: v.float() if rank() == 1 else v, 'rows.npy', "same rows in 'values'"),
     'bfloat16': (Tensor.bfloat16, 'rows.npy', '.float() is one'),
-    'dimensions': (lambda v: v.unsqueeze(1), 'rows.parquet', '.npy takes any'),
-    'suffix': (Tensor.clone, 'rows.csv', '.npy, .parquet'),
+    'Parquet': (Tensor.clone, 'rows.parquet', "pyarrow.parquet.write_table(table, 'rows.parquet')"),
+    'suffix': (Tensor.clone, 'rows.csv', 'must end in .npy'),
     'a folder': (Tensor.clone, 'folder.npy', 'to replace'),
-    'other things': (Tensor.clone, 'others.parquet', 'to replace'),
     'nowhere': (Tensor.clone, 'no/rows.npy', 'No such file'),
 }
 
@@ -119,13 +106,11 @@ def _wrong(root: str, folder: str, kind: str) -> str:
 @pytest.mark.parametrize('kind', WRONG)
 def test_refused_on_all_ranks(tmp_path, kind):
     root, folder = cut(small_graph(), 2, tmp_path / 'parts'), tmp_path / 'results'
-    for name in ('folder.npy', 'others.parquet'):
-        (folder / name).mkdir(parents=True)
-    (folder / 'others.parquet' / 'mine.txt').write_text('mine')
+    (folder / 'folder.npy').mkdir(parents=True)
     found = run_as_threads(_wrong, 2, str(root), str(folder), kind)
     error = 'FileNotFoundError' if kind == 'nowhere' else 'ValueError'
     assert_all_raise(found, error, WRONG[kind][2])
-    assert {path.name for path in folder.iterdir()} == {'folder.npy', 'others.parquet'}
+    assert {path.name for path in folder.iterdir()} == {'folder.npy'}
 
 
 def _of_own_data(root: str, path: str) -> str:
@@ -151,6 +136,19 @@ def test_files_that_do_not_fit(tmp_path, content):
     found = run_as_threads(_read_attempt, 2, str(root), str(path))
     kind = 'FileNotFoundError' if content == 'nothing' else 'ValueError'
     assert_all_raise(found, kind, 'expected a')
+
+
+def test_parquet_of_the_file(tmp_path, monkeypatch):
+    """The two lines of the error's words and of docs/running.md."""
+    pyarrow, parquet = pytest.importorskip('pyarrow'), pytest.importorskip('pyarrow.parquet')
+    root = str(cut(small_graph(), 1, tmp_path / 'parts'))
+    monkeypatch.chdir(tmp_path)
+    _write(root, 'rows.npy', KINDS[0])
+    table = pyarrow.table({'value': list(np.load('rows.npy'))})
+    parquet.write_table(table, 'rows.parquet')
+    column = parquet.read_table('rows.parquet').column('value').to_pylist()
+    assert np.array_equal(np.array(column), _all_rows(KINDS[0]).numpy())
+    assert 'must end in .npy' in attempt(_read, root, 'rows.parquet')
 
 
 def _read_attempt(root: str, path: str) -> str:

@@ -106,15 +106,6 @@ def test_a_killed_writer_leaves_a_whole_partition(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ['parts']
 
 
-@pytest.mark.filterwarnings('ignore:.*fork.*:DeprecationWarning')
-def test_killed_rows_leave_a_whole_folder(tmp_path: Path) -> None:
-    pyg_sar.partition_graph(_small(), 1, tmp_path / 'parts')
-    data, path = pyg_sar.load_shard(tmp_path / 'parts'), tmp_path / 'rows.parquet'
-    pyg_sar.save_rows(path, data.x[:, 0], data)
-    _killed_while(lambda: pyg_sar.save_rows(path, data.x[:, 1], data), swap.shutil, 'rmtree')
-    assert torch.equal(pyg_sar.gather(pyg_sar.load_rows(path, data)), torch.ones(8))
-
-
 @pytest.mark.parametrize('can_exchange', [True, False])
 def test_names_are_swapped(
     can_exchange: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -269,7 +269,7 @@ def test_parts_follow_from_the_memory(folder: Path) -> None:
         ('make_sage', {0: 'text.pt'}, 'expected a state_dict in text.pt'),
         ('make_sage', {1: 'none.pt'}, 'no such file: none.pt'),
         ('make_sage', {2: 'none/out.npy'}, 'no such folder: none'),
-        ('make_sage', {2: 'out.txt'}, 'ends in .npy or .parquet'),
+        ('make_sage', {2: 'out.txt'}, 'ends in .npy'),
         ('make_sage', {2: 'folder.npy'}, 'cannot write folder.npy'),
     ],
 )
