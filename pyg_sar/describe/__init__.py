@@ -1,3 +1,1 @@
-"""Looks into partition folders: what they hold, what they cost, whether they are whole."""
-
-from pyg_sar.describe.verify import verify_partition
+"""Looks into partition folders: what they hold, what they cost, whether they are as written."""

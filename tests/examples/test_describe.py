@@ -1,4 +1,4 @@
-"""``python -m pyg_sar.describe``: the report, the picture, and every damage that --verify finds."""
+"""``python -m pyg_sar.describe``: the report, the picture, and the files that --verify compares."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from pages import is_offline
 from small_graphs import small_graph
 from torch import Tensor
 from torch_geometric.data import Data
+from whole_partition import verify_partition
 
 import pyg_sar
 from pyg_sar import partition
-from pyg_sar.describe import verify_partition
 from pyg_sar.describe.__main__ import main
+from pyg_sar.describe.verify import wrong_files
 from pyg_sar.partitioner.write.summary import summarize
 from pyg_sar.shard.format.meta import read_meta
 
@@ -100,9 +101,11 @@ def test_damage_is_found(folder: Path, damage: str) -> None:
         torch.save(1 - torch.load(folder / name).clamp(max=1), folder / name)
     else:
         _edit(folder / name, change)
+    assert wrong_files(folder, read_meta(folder)) == [
+        f"'{folder / name}' was changed after it was written"
+    ]
     problems = verify_partition(folder)
     assert any(sentence.format(root=folder) in problem for problem in problems), problems
-    assert f"'{folder / name}' was changed after it was written" in problems
 
 
 def test_an_edge_of_another_graph(folder: Path) -> None:
@@ -116,9 +119,10 @@ def test_an_edge_of_another_graph(folder: Path) -> None:
 def test_files_of_the_folder(folder: Path) -> None:
     (folder / 'part_0' / 'edge_attrs.pt').unlink()
     (folder / 'notes.txt').write_text('mine')
-    problems = verify_partition(folder)
-    assert f"'{folder}/part_0/edge_attrs.pt' is missing" in problems
-    assert f"'{folder}/notes.txt' is not a file of this partition" in problems
+    assert wrong_files(folder, read_meta(folder)) == [
+        f"'{folder}/part_0/edge_attrs.pt' is missing",
+        f"'{folder}/notes.txt' is not a file of this partition",
+    ]
 
 
 def test_meta_is_protected(folder: Path) -> None:
@@ -126,7 +130,7 @@ def test_meta_is_protected(folder: Path) -> None:
     content = json.loads(path.read_text())
     content['pyg_sar']['partition']['seed'] = 7
     path.write_text(json.dumps(content))
-    assert verify_partition(folder) == [f"'{path}' was changed after it was written"]
+    assert wrong_files(folder, read_meta(folder)) == [f"'{path}' was changed after it was written"]
 
 
 @pytest.mark.slow

@@ -17,9 +17,9 @@ from small_graphs import assign, small_graph
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import SAGEConv
+from whole_partition import verify_partition
 
 import pyg_sar
-from pyg_sar.describe import verify_partition
 from pyg_sar.partitioner.on_disk.mapped import Scratch
 from pyg_sar.partitioner.sources.saved import read_saved
 from pyg_sar.partitioner.sources.sources import load_source

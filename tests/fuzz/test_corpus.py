@@ -17,9 +17,9 @@ from hetero_graphs import hetero_graph
 from ranks import run_ranks
 from small_graphs import assert_all_raise, attempt, cut, small_graph
 from torch import Tensor
+from whole_partition import verify_partition
 
 import pyg_sar
-from pyg_sar.describe import verify_partition
 from pyg_sar.partitioner.on_disk.mapped import Scratch
 from pyg_sar.partitioner.sources.saved import read_saved
 from pyg_sar.partitioner.sources.sources import load_source

@@ -17,10 +17,10 @@ from ranks import run_as_threads
 from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
+from whole_partition import verify_partition
 
 import pyg_sar
 from pyg_sar import partition_graph
-from pyg_sar.describe import verify_partition
 from pyg_sar.partitioner.graph.attributes import count_rows, sort_attributes
 
 EDGES = torch.tensor([[0, 1, 2, 3, 0], [1, 2, 3, 0, 2]])

@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from partition_files import tree
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.transforms import ToUndirected
+from whole_partition import verify_partition
 
-from pyg_sar.describe import verify_partition
 from pyg_sar.partition import main
 from pyg_sar.partitioner import partition_graph, sub_parts
 from pyg_sar.partitioner.on_disk import rows

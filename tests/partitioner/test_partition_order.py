@@ -10,9 +10,9 @@ from ranks import run_as_threads
 from torch import Tensor
 from torch.optim import SGD
 from torch_geometric.data import Data
+from whole_partition import verify_partition
 
 import pyg_sar
-from pyg_sar.describe.verify import verify_partition
 from pyg_sar.partitioner import partition_graph, sub_parts
 
 

@@ -15,9 +15,9 @@ from drawn_graphs import Drawn, examples, graphs
 from hypothesis import given
 from torch import Tensor
 from torch_geometric.data import Data
+from whole_partition import verify_partition
 
 import pyg_sar
-from pyg_sar.describe import verify_partition
 from pyg_sar.shard.edges import LocalEdges
 from pyg_sar.shard.read.read_shard import read_shard
 
