@@ -18,7 +18,7 @@ _EXTRAS = {
     'torch-sparse': ('torch_sparse', '--backend torch-sparse; used by PyG'),
     'pyg-lib': ('pyg_lib', '--backend pyg-lib; used by PyG'),
     'fast': ('numba', 'faster attention on a CPU'),
-    'plot': ('matplotlib', 'describe --plot, Profile.save'),
+    'plot': ('matplotlib', 'describe --plot'),
     'ogb': ('ogb', 'datasets of OGB'),
     'parquet': ('pyarrow', 'tables of edges to partition'),
 }

@@ -206,11 +206,3 @@ def _program(run: list[str], folder: Path, env: dict[str, str], said: Path) -> N
     else:
         sys.argv = run
         runpy.run_path(run[0], run_name='__main__')
-
-
-def is_offline(page: str) -> bool:
-    """Whether a page of HTML runs nothing and loads nothing from elsewhere."""
-    links = re.findall(r'(?:src|href)="([^"]*)"|url\(([^)]*)\)', page)
-    return '<script' not in page and all(
-        link.startswith(('#', 'data:')) for pair in links for link in pair if link
-    )

@@ -1,1 +1,1 @@
-"""What programs of the command line have in common: their options, models and pictures."""
+"""What programs of the command line have in common: their options, and models of the user."""

@@ -1,4 +1,4 @@
-"""The command line: ``python -m pyg_sar.describe PARTS [--verify] [--plot FILE]``.
+"""The command line: ``python -m pyg_sar.describe PARTS [--verify] [--plot FILE.png]``.
 
 Nothing imports this module: runpy warns when the package has already imported what it runs.
 """
@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from pyg_sar.commands.command_line import Parser, aligned, run_command
-from pyg_sar.describe.picture import draw_partition
+from pyg_sar.commands.command_line import Parser, aligned, checked, run_command
 from pyg_sar.describe.verify import wrong_files
 from pyg_sar.partitioner.write.summary import PartitionSummary, summarize
 from pyg_sar.shard.format.file_names import type_name
@@ -34,14 +33,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace) -> int:
     meta = read_meta(args.parts)
     problems = wrong_files(Path(args.parts), meta) if args.verify else []
-    report = _report(meta)
-    print(report)
+    print(_report(meta))
     for problem in problems:
         print(f'wrong: {problem}', file=sys.stderr)
     if args.verify and not problems:
         print('verified: every file is as it was written')
     if args.plot is not None:  # last: it may lack a package
-        draw_partition(summarize(meta), args.plot, report)
+        _draw(summarize(meta), args.plot)
         print(f'drew {args.plot}')
     return 1 if problems else 0
 
@@ -97,12 +95,38 @@ def _attributes(meta: Meta) -> list[str]:
     return [*aligned(rows, 3), *([f'of the graph: {", ".join(graph)}'] if graph else [])]
 
 
+def _draw(summary: PartitionSummary, path: Path) -> None:
+    """Draws the rows exchanged as a PNG; a ValueError where matplotlib is not installed."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ValueError(
+            f"a picture needs the package 'matplotlib' (got: {error}); "
+            "install it with pip install 'pyg_sar[plot]'"
+        ) from error
+    figure = Figure(layout='constrained')
+    axes = figure.subplots()
+    image = axes.imshow(summary.halo_rows, cmap='Blues', vmin=0)
+    figure.colorbar(image, label='rows exchanged per layer')
+    axes.set(xlabel='sent by part', ylabel='read by part')
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.get_major_locator().set_params(integer=True)
+    figure.savefig(path, format='png')
+
+
+def _png(text: str) -> Path:
+    if Path(text).suffix != '.png':
+        raise ValueError(f'expected a file that ends in .png (got {text!r})')
+    return Path(text)
+
+
 def _parser() -> Parser:
     description = 'Tells what a partition folder holds, what it costs, and whether it has changed.'
     parser = Parser('pyg_sar.describe', description)
     add = parser.add_argument
     add('parts', metavar='PARTS', help='a folder of pyg_sar.partition')
-    add('--plot', metavar='FILE', help='draw rows and balance: parts.png, or parts.html, a page')
+    plot = 'draw how many rows each part reads from each other one'
+    add('--plot', type=checked(_png), metavar='FILE.png', help=plot)
     add('--verify', action='store_true', help='compare the checksums of all files')
     return parser
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, astuple
 from statistics import fmean
 from typing import Any
 
 import torch
 
-from pyg_sar.comm import agree, check_equal, raise_together, rank
+from pyg_sar.comm import agree, check_equal
 from pyg_sar.commands.command_line import aligned
 from pyg_sar.monitor import bytes_text
-from pyg_sar.profiling.picture import draw_profile
 from pyg_sar.profiling.recording import Recording
 from pyg_sar.profiling.records import Summary, from_dict
 
@@ -28,8 +28,7 @@ def profile(model: torch.nn.Module) -> Profile:
 
     A profile does not change the bits of results. Each rank profiles itself: not collective, and
     some ranks may do without. Several profiles may be active at once. Two models in one table:
-    ``profile(torch.nn.ModuleList([first, second]))``. For a timeline use torch.profiler inside of a
-    profile: layers and operations are ranges with names that begin with ``pyg_sar::``.
+    ``profile(torch.nn.ModuleList([first, second]))``. :meth:`Profile.trace` writes a timeline.
 
     - **waiting** are the seconds inside operations with other ranks, of any kind.
     - **computing** are all other seconds of a pass. A layer's backward is the sum of its steps of
@@ -91,28 +90,32 @@ class Profile(Recording):
         """
         return _table(self.all_ranks() if all_ranks else [self.summary], of_all=all_ranks)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Rank 0 draws seconds, bytes and memory of every layer and rank.
+    @contextmanager
+    def trace(self, path: str | os.PathLike[str]) -> Iterator[None]:
+        """Writes what this rank does in a ``with`` block as a timeline, by torch.profiler.
 
-        >>> prof.save('profile.html')
+        >>> with pyg_sar.profile(model) as prof, prof.trace('x.json'):
+        ...     train(model)
 
-        Collective, as :meth:`all_ranks`, and one more small all-gather.
+        https://ui.perfetto.dev and chrome://tracing open the file. Layers and operations between
+        ranks are ranges with names that begin with ``pyg_sar::``. A file takes some MB for each
+        epoch. Not collective: each rank that calls it writes a file of its own, so give each
+        another path. Of ranks that are threads of one process, one at a time may call it.
 
         Args:
-            path: A page (.html), with the table of all ranks and nothing from a network, or a
-                picture (.png, .svg, .pdf).
+            path: The file to write, such as ``x.json``, or ``x.json.gz`` for a compressed one.
 
         Raises:
-            ValueError: On all ranks, as of :meth:`all_ranks`, or if matplotlib is not installed, or
-                the file cannot be written.
+            ValueError: Outside of the profile's ``with`` block, where layers have no ranges.
+            OSError: If the file cannot be written.
         """
-        summaries, error = self.all_ranks(), None
-        if rank() == 0:
-            try:
-                draw_profile(summaries, path, _table(summaries, of_all=True))
-            except Exception as failure:  # whatever it is, the other ranks must not wait
-                error = ValueError(str(failure))
-        raise_together(error)
+        if not self._is_on:
+            raise ValueError("expected to be inside of the profile's 'with' block")
+        with open(path, 'wb'):  # torch.profiler has no error for a path that it cannot write
+            pass
+        with torch.profiler.profile() as timeline:
+            yield
+        timeline.export_chrome_trace(os.fspath(path))
 
     def __str__(self) -> str:
         return repr(self) if self.recorded is None else self.table()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import html
 import io
 import json
 import os
@@ -19,9 +18,8 @@ import torch
 import torch.distributed as dist
 from few import few
 from on_ranks import on_ranks
-from pages import is_offline
-from ranks import run_once, run_ranks
-from small_graphs import assert_all_raise, attempt, cut, small_graph
+from ranks import run_once
+from small_graphs import cut, small_graph
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, MedianAggregation, SAGEConv
@@ -257,29 +255,25 @@ def test_ranges_of_torch_profiler(data):
     }
 
 
-def _saved(root: str, folder: str) -> tuple[str, ...]:
-    data, model = pyg_sar.load_shard(root), _model()
+@on_ranks(2)
+def test_trace(data, tmp_path):
+    """A timeline for each rank, with the ranges of layers; refused outside of the profile."""
+    model, path = _model(), tmp_path / f'rank{dist.get_rank()}.json'
     with pyg_sar.profile(model) as prof:
-        _step(model, data)
-    prof.save(f'{folder}/profile.html')
-    prof.save(f'{folder}/profile.png')
-    return (
-        attempt(prof.save, f'{folder}/profile.xyz'),
-        attempt(prof.save, f'{folder}/none/profile.html'),
-        prof.table(all_ranks=True),
-    )
-
-
-@pytest.mark.parametrize('world_size', few([3, 1]))
-def test_save(root: Callable[[int], str], tmp_path: Path, world_size: int) -> None:
-    found = run_ranks(_saved, world_size, root(world_size), str(tmp_path))
-    assert_all_raise([wrong for wrong, _, _ in found], 'ValueError', 'xyz')
-    assert_all_raise([wrong for _, wrong, _ in found], 'ValueError', 'none')
-    page = (tmp_path / 'profile.html').read_text()
-    assert f'Profile of {world_size} ranks' in page
-    assert html.escape(found[0][2]) in page
-    assert is_offline(page)
-    assert (tmp_path / 'profile.png').read_bytes()[:4] == b'\x89PNG'
+        with prof.trace(path):
+            _step(model, data)
+        with pytest.raises(FileNotFoundError), prof.trace(tmp_path / 'none' / 'x.json'):
+            pass
+    names = {event.get('name') for event in json.loads(path.read_text())['traceEvents']}
+    assert names >= {
+        "pyg_sar::layer 'convs.1' (SAGEConv), backward",
+        f'pyg_sar::wait: receiving the rows of part {1 - dist.get_rank()}',
+    }
+    with pytest.raises(ValueError, match="inside of the profile's 'with' block"), prof.trace(path):
+        pass
+    with pyg_sar.profile(model) as second, second.trace(path):  # replaces the file
+        pass
+    assert "layer 'convs.1'" not in path.read_text()
 
 
 def _fail_halfway(model: torch.nn.Module, data: Data) -> None:
