@@ -99,6 +99,7 @@ def _draw(summary: PartitionSummary, path: Path) -> None:
     """Draws the rows exchanged as a PNG; a ValueError where matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
     except ImportError as error:
         raise ValueError(
             f"a picture needs the package 'matplotlib' (got: {error}); "
@@ -110,7 +111,7 @@ def _draw(summary: PartitionSummary, path: Path) -> None:
     figure.colorbar(image, label='rows exchanged per layer')
     axes.set(xlabel='sent by part', ylabel='read by part')
     for axis in (axes.xaxis, axes.yaxis):
-        axis.get_major_locator().set_params(integer=True)
+        axis.set_major_locator(MaxNLocator(integer=True))
     figure.savefig(path, format='png')
 
 
