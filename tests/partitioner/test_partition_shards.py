@@ -139,7 +139,7 @@ def test_command_and_versions_are_noted(graph, tmp_path):
     ours = meta_of(tmp_path / 'out')
     assert ours['command'] == ['a', 'b']
     assert ours['versions']['torch'] == version('torch')
-    found = {'edge_cut': 0, 'communication_volume': 0}
+    found = {'edge_cut': 0, 'communication_volume': 0, 'cover_rows': []}
     assert ours['partition'] | found == {
         'method': 'metis',
         'backend': 'pymetis',
@@ -147,7 +147,6 @@ def test_command_and_versions_are_noted(graph, tmp_path):
         'objective': 'cut',
         'balance': 'nodes',
         'passes': None,
-        'threads': None,
         'order': 'cache',
         **found,
     }

@@ -30,6 +30,7 @@ from pyg_sar.partitioner.on_disk.buckets import Buckets, count_to_ptr, counts_to
 from pyg_sar.partitioner.on_disk.mapped import Scratch, trim
 from pyg_sar.partitioner.on_disk.rows import ranges
 from pyg_sar.partitioner.write.groups import EdgeGroups, smallest_dtype
+from pyg_sar.shard.cover import vertex_cover
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,23 @@ def part_layout(
             'size': (src_nodes.num_nodes, dst_nodes.num_nodes),
         },
     )
+
+
+_COVERED_EDGES = 1 << 24
+"""Of a block: the cover of a larger one would take too much memory here."""
+
+
+def cover_sizes(sar: dict[str, Tensor], num_own: int, num_dst: int) -> list[int]:
+    """How many rows and sums of rows a part reads of each other, where sums may travel, too."""
+    halo_ptr, block_ptr = sar['halo_ptr'].tolist(), sar['block_ptr'].tolist()
+    sizes = sar['halo_ptr'].diff().tolist()
+    for part, num_rows in enumerate(sizes):
+        edges = slice(block_ptr[part], block_ptr[part + 1])
+        if num_rows and edges.stop - edges.start <= _COVERED_EDGES:
+            src = sar['src'][edges].long() - num_own - halo_ptr[part]
+            ends = vertex_cover(src, sar['dst'][edges].long(), num_rows, num_dst)
+            sizes[part] = sum(int(is_in.sum()) for is_in in ends)
+    return sizes
 
 
 def _order_of_pairs(dst: Tensor, src: Tensor, num_dst: int, num_src: int) -> Tensor:

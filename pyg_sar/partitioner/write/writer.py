@@ -58,9 +58,16 @@ def write_partition(
     for key, exchange in exchanges.items():
         _check_part_sizes(edges[key], exchange)
     counts = {key: groups.partptr.diff().tolist() for key, groups in nodes.items()}
+    cover_rows = []
     for part in range(num_parts):
         folder_of_part = file_names.part_dir(folder, part)
-        _write_part(folder_of_part, part, graph, nodes, edges, exchanges)
+        indices = _write_part(folder_of_part, part, graph, nodes, edges, exchanges)
+        sizes = [[0] * num_parts]
+        for key, relation in graph.relations.items():
+            own, ends = counts[relation.src][part], counts[relation.dst][part]
+            sizes.append(layout.cover_sizes(indices[key], own, ends))
+        cover_rows.append([sum(of_part) for of_part in zip(*sizes, strict=True)])
+        del indices
         on_part()
         trim()
     for node_key, groups in nodes.items():
@@ -100,7 +107,11 @@ def write_partition(
             for key, groups in edges.items()
         },
         graph_attrs=graph.attrs,
-        notes={'partition': {**provenance}, 'command': command, 'versions': versions},
+        notes={
+            'partition': {**provenance, 'cover_rows': cover_rows},
+            'command': command,
+            'versions': versions,
+        },
         checksums=folder_checksums(folder),
     )
     summary = summarize(meta)
@@ -128,8 +139,8 @@ def _write_part(
     nodes: dict[NodeKey, NodeGroups],
     edges: dict[EdgeKey, EdgeGroups],
     exchanges: dict[EdgeKey, layout.Halos],
-) -> None:
-    """Writes the files of one part."""
+) -> dict[EdgeKey, dict[str, Tensor]]:
+    """Writes the files of one part; gives the indices of every relation in it."""
     node_feats, node_attrs, n_ids = {}, {}, {}
     for node_key, node_groups in nodes.items():
         n_id = n_ids[node_key] = node_groups.n_id(part)
@@ -184,6 +195,7 @@ def _write_part(
         content = {name: by_type.get(None, {}) for name, by_type in content.items()}
     for name in file_names.PART_FILES:
         save_rows({**content, file_names.SAR_FILE: of_part}[name], folder / name)
+    return indices
 
 
 _EDGE_TIMES = ('edge_time', 'time')
