@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import gcd
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ _TRIES = 100
 
 @in_call('negative_sampling')
 def negative_sampling(
-    edge_index: Tensor,
+    edge_index: Any,
     num_nodes: int | None = None,
     num_neg_samples: int | None = None,
     *,

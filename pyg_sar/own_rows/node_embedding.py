@@ -15,7 +15,7 @@ from torch_geometric.data.storage import NodeStorage
 from pyg_sar.comm import agree, in_call, world_size
 from pyg_sar.draws import normal
 from pyg_sar.ground.private_names import find
-from pyg_sar.over_all_nodes.rows import rows
+from pyg_sar.over_all_nodes.rows import rows as rows_by_id
 from pyg_sar.rows.attach import as_local, space_of_nodes
 from pyg_sar.rows.rows import Rows, plain, plainly, tag
 from pyg_sar.rows.space import Space
@@ -139,10 +139,10 @@ class NodeEmbedding(torch.nn.Module):
         if self._space is None:
             return self.plain_rows(n_id)
         if n_id is not None and not isinstance(n_id, Rows):
-            return rows(self, n_id, self.n_id.to(n_id.device))
+            return rows_by_id(self, n_id, self.n_id.to(n_id.device))
         out = self.plain_rows(None if n_id is None else as_local(n_id))
         dim, space = (0, self._space) if n_id is None else (n_id._dim, n_id._space)
-        return tag(out, dim, space)  # type: ignore[no-any-return]
+        return tag(out, dim, space)
 
     def plain_rows(self, n_id: Tensor | None = None) -> Tensor:
         """What forward gives, as a plain tensor of own rows."""

@@ -118,8 +118,9 @@ def _loss(out: Any, data: Any) -> Tensor:
 def _is_row_of(logits: Any, store: Any) -> bool:
     if not isinstance(logits, Tensor) or logits.dim() != 2:
         return False
-    is_row = isinstance(logits, Rows)  # on several ranks
-    return logits._space is space_of_nodes(store) if is_row else len(logits) == store.num_nodes
+    if isinstance(logits, Rows):  # on several ranks
+        return logits._space is space_of_nodes(store)
+    return len(logits) == store.num_nodes
 
 
 @contextmanager

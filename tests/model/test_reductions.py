@@ -10,7 +10,7 @@ import pytest
 import torch
 from few import few
 from ranks import run_as_threads
-from small_graphs import assert_all_raise, assert_close, attempt, cut, small_graph
+from small_graphs import assert_close, cut, small_graph
 from torch import Tensor, nn
 from torch_geometric.nn import SAGEConv, global_add_pool, global_max_pool, global_mean_pool
 from torch_geometric.utils import softmax

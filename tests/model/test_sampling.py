@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from ranks import run_as_threads
-from small_graphs import assemble, assert_all_raise, assert_close, attempt, cut, small_graph
+from small_graphs import assert_all_raise, attempt, cut, small_graph
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.utils import to_undirected

@@ -43,9 +43,9 @@ def _is_list(value: Any) -> bool:
 
 
 @rule('foreach_norm foreach_max')
-def _of_all(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
+def _of_all(func: Any, args: Any, kwargs: Any) -> tuple[Tensor, ...]:
     of_one = getattr(torch, bare_name(func).removeprefix('foreach_'))
-    return [of_one(each, *args[1:], **kwargs) for each in args[0]]
+    return tuple(of_one(each, *args[1:], **kwargs) for each in args[0])
 
 
 @rule('amp_foreach_non_finite_check_and_unscale')
