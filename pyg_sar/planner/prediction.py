@@ -16,8 +16,7 @@ from pyg_sar.planner.counts import RankSizes, shard_bytes, sizes_of
 from pyg_sar.planner.rehearsal import Job, Rehearsal, rehearse
 from pyg_sar.shard.format.meta import read_meta
 
-_MAX_NODES, _MAX_EDGES = 1 << 13, 3 << 15
-_MAX_BLOCKS = 32
+_MAX_NODES, _MAX_EDGES, _MAX_BLOCKS = 1 << 13, 3 << 15, 32
 _ALIKE = 0.97  # a rank this near in every count need not be rehearsed too
 # Code first run in training, and what glibc keeps: 20 to 80 MiB as measured.
 _OVERHEAD_BYTES = 48 << 20

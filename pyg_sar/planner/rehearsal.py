@@ -83,14 +83,16 @@ def rehearse(job: Job, sizes: RankSizes, *, count: bool = True, epochs: int = 2)
             for _ in range(epochs):
                 before = traffic.bytes_received, traffic.rows_received
                 start = time.process_time()
-                loss = _loss(job.forward(model, data), data)
+                out = job.forward(model, data)  # as long as in a program
+                loss = _loss(out, data)
                 optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
+                del out
                 seconds.append(time.process_time() - start)
-    received = traffic.bytes_received - before[0], traffic.rows_received - before[1]
+    num_bytes, num_rows = traffic.bytes_received - before[0], traffic.rows_received - before[1]
     peak = live.peak + sum(tensor.nbytes for tensor in of_model)
-    return Rehearsal(peak, *received, min(seconds[1:]))
+    return Rehearsal(peak, num_bytes, num_rows, min(seconds[1:]))
 
 
 def _tensors(data: Any) -> Iterator[Tensor]:
