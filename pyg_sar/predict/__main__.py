@@ -1,17 +1,31 @@
-"""``python -m pyg_sar.predict train.py:make_model weights.pt data.pt out.npy --memory 4GB``."""
+"""``python -m pyg_sar.predict parts train.py:make_model weights.pt out.npy --memory 4GB``.
+
+The parts go through the model in turn, in evaluation and without gradients. Nothing imports this.
+"""
 
 from __future__ import annotations
 
 import argparse
+import copy
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+
+from pyg_sar.checkpoint import save_rows
 from pyg_sar.commands.command_line import Parser, checked, run_command
-from pyg_sar.commands.users_model import made_model, named
-from pyg_sar.monitor import bytes_text, parse_bytes
-from pyg_sar.predict.predict import predict
+from pyg_sar.commands.users_model import made_model, named, run_model
+from pyg_sar.ddp.wrap import wrap
+from pyg_sar.in_turns.run import play
+from pyg_sar.load import load_shard
+from pyg_sar.monitor import parse_bytes
 from pyg_sar.predict.weights import set_weights
+from pyg_sar.shard.format.meta import read_meta
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -20,51 +34,88 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    forward = None if args.forward is None else named(args.forward)
+    if args.parts.is_file():
+        raise ValueError(
+            f"expected a folder of partitions (got the file '{args.parts}'): "
+            f'python -m pyg_sar.partition {args.parts} parts --num-parts P makes one of a graph'
+        )
+    _check_out(args.out)
+    num_parts = read_meta(args.parts).num_parts
+    forward = run_model if args.forward is None else named(args.forward)
     model = made_model(args.model)
     set_weights(model, args.weights)
-    found = predict(
-        model,
-        args.data,
-        args.out,
-        memory=args.memory,
-        spill=args.spill,
-        num_parts=args.num_parts,
-        forward=forward,
-        nodes=args.nodes,
-        progress=not args.quiet,
-    )
+    parameters = {id(parameter): parameter for parameter in model.parameters()}
+
+    def on_rank() -> None:
+        data = load_shard(args.parts)
+        own_model = wrap(copy.deepcopy(model, dict(parameters))).eval()
+        with torch.no_grad():
+            _save(args.out, forward(own_model, data), data, args.nodes)
+
+    figures = play(
+        on_rank,
+        num_parts,
+        memory=args.memory * 3 // 4,  # a quarter is for what a turn makes before others' tensors go
+        spill=args.spill or args.parts.resolve().parent,
+        limit=args.memory,
+    ).figures
     if not args.quiet:
-        print(
-            f'wrote {args.out}: {bytes_text(found.peak)} of large tensors at most, '
-            f'{bytes_text(found.written)} written, {bytes_text(found.read)} read'
-        )
+        print(f'wrote {args.out}: {figures}')
     return 0
+
+
+def _check_out(out: Path) -> None:
+    if out.suffix != '.npy':
+        raise ValueError(f"expected a path that ends in .npy (got '{out}')")
+    if not out.parent.is_dir():
+        raise FileNotFoundError(f'no such folder: {out.parent}')
+    if not os.access(out.parent, os.W_OK) or out.is_dir():
+        raise PermissionError(f'cannot write {out}')
+
+
+def _save(out: Path, values: Any, data: Data | HeteroData, nodes: str | None) -> None:
+    is_hetero = isinstance(data, HeteroData)
+    types = data.node_types if is_hetero else []
+    if nodes is not None and nodes not in types:
+        raise ValueError(f"'nodes' must be a type of nodes of the graph, {types} (got '{nodes}')")
+    if isinstance(values, dict):
+        for key in sorted(values) if nodes is None else [nodes]:
+            if key not in values or key not in types:
+                raise ValueError(f"expected rows of '{key}' nodes (got {sorted(values)})")
+            path = out.with_name(f'{out.stem}-{key}.npy') if nodes is None else out
+            save_rows(path, values[key], data[key])
+        return
+    if not isinstance(values, Tensor):
+        raise ValueError(f'expected a tensor of the model, or a dict of them (got {type(values)})')
+    if is_hetero and nodes is None:
+        raise ValueError(
+            "expected 'nodes', the type of the nodes that the model's tensor has rows of: "
+            f'{types} (got none)'
+        )
+    save_rows(out, values, data if nodes is None else data[nodes])
 
 
 def _parser() -> Parser:
     description = 'Writes what a plain PyG model gives for all nodes, exactly, in bounded memory.'
     parser = Parser('pyg_sar.predict', description)
     add = parser.add_argument
+    parts = 'a folder of python -m pyg_sar.partition; more parts need less memory'
+    add('parts', type=Path, metavar='PARTS', help=parts)
     made = 'FILE.py:NAME of a function without arguments that makes the model, or of a model'
     add('model', metavar='MODEL', help=made)
     weights = 'a file of its state_dict, or a folder of pyg_sar.save_checkpoint'
     add('weights', type=Path, metavar='WEIGHTS', help=weights)
-    data = 'a file as python -m pyg_sar.partition takes it, or a folder that it wrote'
-    add('data', type=Path, metavar='DATA', help=data)
     out = 'NAME.npy; NAME-TYPE.npy for each type of nodes that the model gives'
     add('out', type=Path, metavar='OUT', help=out)
     memory = 'that large tensors may take together, e.g. 4GB'
     add('--memory', type=checked(parse_bytes), required=True, metavar='SIZE', help=memory)
-    spill = 'a folder on a disk for what is evicted; default: that of DATA'
+    spill = 'a folder on a disk for what is evicted; default: the one that PARTS lies in'
     add('--spill', type=Path, metavar='FOLDER', help=spill)
-    parts = 'of the cut; default: so many that --memory is enough'
-    add('--num-parts', type=int, metavar='P', help=parts)
     forward = 'FILE.py:NAME of forward(model, data); default: model(data.x, data.edge_index)'
     add('--forward', metavar='FUNCTION', help=forward)
     nodes = 'type of the nodes, where the model of a HeteroData gives one tensor'
     add('--nodes', metavar='TYPE', help=nodes)
-    add('--quiet', action='store_true', help='show neither progress nor figures')
+    add('--quiet', action='store_true', help='show no figures')
     return parser
 
 

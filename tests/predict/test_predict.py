@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
-from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,10 +13,10 @@ from small_graphs import small_graph
 from torch_geometric import seed_everything
 
 import pyg_sar
-from pyg_sar.commands.users_model import made_model
+from pyg_sar.commands.users_model import named
+from pyg_sar.in_turns import Figures
 from pyg_sar.in_turns import run as in_turns_run
-from pyg_sar.monitor import hook
-from pyg_sar.predict import passes, predict
+from pyg_sar.predict import __main__ as command
 from pyg_sar.predict.__main__ import main
 
 MODELS = """
@@ -74,7 +68,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def _plain(folder: Path, name: str) -> torch.nn.Module:
     """The model with trained-looking running statistics; its weights are saved."""
-    model = made_model(f'models_{folder.name}.py:{name}')
+    found = named(f'models_{folder.name}.py:{name}')
+    model: torch.nn.Module = found if isinstance(found, torch.nn.Module) else found()
     for buffer in model.buffers():
         if buffer.is_floating_point():
             buffer.uniform_(0.5, 1.5)
@@ -82,34 +77,22 @@ def _plain(folder: Path, name: str) -> torch.nn.Module:
     return model.eval()
 
 
-def _run(folder: Path, name: str, *arguments: str) -> int:
-    return main([f'models_{folder.name}.py:{name}', 'weights.pt', *arguments, '--memory', '1MB'])
+def _run(folder: Path, name: str, parts: str, *options: str, **changes: str) -> int:
+    """The command line; by `changes` others than these weights, this file and this memory."""
+    paths = {'weights': 'weights.pt', 'out': 'out.npy', 'memory': '1MB'} | changes
+    words = [parts, f'models_{folder.name}.py:{name}', paths['weights'], paths['out'], *options]
+    return main([*words, '--memory', paths['memory']])
 
 
 @pytest.mark.parametrize('name', ['make_sage', 'make_gat'])
 @pytest.mark.parametrize('num_parts', [1, 3])
 def test_equal_to_plain(folder: Path, name: str, num_parts: int) -> None:
     data, model = torch.load('data.pt', weights_only=False), _plain(folder, name)
-    assert _run(folder, name, 'data.pt', 'out.npy', '--num-parts', str(num_parts)) == 0
+    pyg_sar.partition_graph(data, num_parts, 'parts')
+    assert _run(folder, name, 'parts') == 0
     with torch.no_grad():
         wanted = model(data.x, data.edge_index).numpy()
     np.testing.assert_allclose(np.load('out.npy'), wanted, rtol=1e-12, atol=1e-12)
-
-
-def test_progress_is_of_layers_and_parts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bars: list[list[Any]] = []
-
-    @contextmanager
-    def shown(name: str, total: int, *, quiet: bool) -> Iterator[Any]:
-        bars.append([name, total, quiet, 0])
-        yield SimpleNamespace(update=lambda: bars[-1].__setitem__(3, bars[-1][3] + 1))
-
-    monkeypatch.setattr(passes, 'progress_bar', shown)
-    model = _plain(folder, 'make_sage')
-    for progress in (True, False):
-        predict(model, 'data.pt', 'out.npy', memory='1GB', num_parts=2, progress=progress)
-    assert bars == [['predicting', 6, not progress, 6] for progress in (True, False)]
-    assert hook.watchers == ()
 
 
 def test_weights_of_a_checkpoint(folder: Path) -> None:
@@ -119,10 +102,9 @@ def test_weights_of_a_checkpoint(folder: Path) -> None:
     (file,) = Path('run').glob('*/model.pt')
     with torch.no_grad():
         wanted = model(data.x, data.edge_index).numpy()
-    made = f'models_{folder.name}.py:make_sage'
+    pyg_sar.partition_graph(data, 2, 'parts')
     for weights in ('run', str(file)):
-        arguments = [made, weights, 'data.pt', 'out.npy', '--memory', '1MB', '--num-parts', '2']
-        assert main(arguments) == 0
+        assert _run(folder, 'make_sage', 'parts', weights=weights) == 0
         np.testing.assert_allclose(np.load('out.npy'), wanted, rtol=1e-12, atol=1e-12)
         Path('out.npy').unlink()
 
@@ -131,32 +113,16 @@ def test_types_and_forward(folder: Path) -> None:
     data, model = torch.load('hetero.pt', weights_only=False), _plain(folder, 'model')
     with torch.no_grad():
         found = model(data.x_dict, data.edge_index_dict)
-    assert _run(folder, 'model', 'hetero.pt', 'out.npy', '--num-parts', '2') == 0
+    pyg_sar.partition_graph(data, 2, 'parts')
+    assert _run(folder, 'model', 'parts') == 0
     for key, rows in found.items():
         got = np.load(f'out-{key}.npy')
         np.testing.assert_allclose(got, rows.numpy(), rtol=1e-12, atol=1e-12)
     wanted = found['paper'].numpy()
     forward = f'models_{folder.name}.py:of_papers'
-    options = ['--num-parts', '2', '--forward', forward, '--nodes', 'paper']
-    assert _run(folder, 'model', 'hetero.pt', 'relu.npy', *options) == 0
+    options = ['--forward', forward, '--nodes', 'paper']
+    assert _run(folder, 'model', 'parts', *options, out='relu.npy') == 0
     np.testing.assert_allclose(np.load('relu.npy'), wanted.clip(0), rtol=1e-12, atol=1e-12)
-
-
-def test_the_cut_is_kept_until_the_data_changes(folder: Path) -> None:
-    _plain(folder, 'make_sage')
-    arguments = 'make_sage', 'data.pt', 'out.npy', '--num-parts', '2'
-    assert _run(folder, *arguments) == 0
-    (cut,) = folder.glob('data.pt.parts-2-*')
-    made = (cut / 'META.json').stat().st_mtime_ns
-    assert _run(folder, *arguments) == 0
-    assert (cut / 'META.json').stat().st_mtime_ns == made
-    first = np.load('out.npy')
-    data = torch.load('data.pt', weights_only=False)
-    data.x += 1
-    torch.save(data, 'data.pt')
-    assert _run(folder, *arguments) == 0
-    assert len([*folder.glob('data.pt.parts-2-*')]) == 2
-    assert not np.allclose(first, np.load('out.npy'))
 
 
 MODELS_OF_MEMORY = """
@@ -194,69 +160,48 @@ attention, whole, silent = Attention().double(), Whole().double(), Silent().doub
 
 
 @pytest.fixture
-def in_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A graph of which all tensors but the smallest count."""
+def in_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Figures]:
+    """A graph of which all tensors but the smallest count; gets the figures of every run."""
     torch.save(small_graph(300, 2000), 'data.pt')
     Path(f'models_{folder.name}.py').write_text(MODELS_OF_MEMORY)
-    play = partial(in_turns_run.play, least=1024)
-    monkeypatch.setattr(import_module('pyg_sar.predict.predict'), 'play', play)
-    return folder
+    figures: list[Figures] = []
+
+    def play(*args: Any, **kwargs: Any) -> Any:
+        in_turns = in_turns_run.play(*args, least=1024, **kwargs)
+        figures.append(in_turns.figures)
+        return in_turns
+
+    monkeypatch.setattr(command, 'play', play)
+    return figures
 
 
-def _parts(folder: Path) -> list[int]:
-    return [int(path.name.split('-')[1]) for path in folder.glob('data.pt.parts-*')]
-
-
-@pytest.mark.parametrize(('name', 'first'), [('sage', 1), ('gat', 0.1), ('attention', 0.1)])
+@pytest.mark.parametrize(('name', 'num_parts'), [('sage', 30), ('gat', 12), ('attention', 12)])
 def test_large_tensors_stay_within_the_memory(
-    in_memory: Path, monkeypatch: pytest.MonkeyPatch, name: str, first: float
+    in_memory: list[Figures], folder: Path, name: str, num_parts: int
 ) -> None:
-    tensors, edges = 6 * first, 48 * first
-    monkeypatch.setattr('pyg_sar.predict.cut._TENSORS_OF_A_LAYER', tensors)
-    monkeypatch.setattr('pyg_sar.predict.cut._EDGE_BYTES', edges)
-    data, model = torch.load('data.pt', weights_only=False), _plain(in_memory, name)
-    memory = 100_000
-    found = predict(model, 'data.pt', 'out.npy', memory=memory)
-    assert 0 < found.peak <= memory
-    assert found.evictions > 0
+    data, model = torch.load('data.pt', weights_only=False), _plain(folder, name)
+    pyg_sar.partition_graph(data, num_parts, 'parts')
+    assert _run(folder, name, 'parts', memory='100KB') == 0
+    (figures,) = in_memory
+    assert 0 < figures.peak <= 100_000
+    assert figures.evictions > 0
     with torch.no_grad():
         wanted = model(data.x, data.edge_index).numpy()
     np.testing.assert_allclose(np.load('out.npy'), wanted, rtol=1e-12, atol=1e-12)
-    (num_parts,) = _parts(in_memory)
-    again = predict(model, 'data.pt', 'out.npy', memory=memory)
-    assert _parts(in_memory) == [num_parts]
-    assert again.peak <= memory
 
 
+@pytest.mark.usefixtures('in_memory')
 @pytest.mark.parametrize('name', ['whole', 'silent', 'gat'])
-def test_what_exceeds_the_memory_is_an_error(in_memory: Path, name: str) -> None:
-    if name != 'gat':
-        torch.save(small_graph(12, 40), 'data.pt')  # soon in as many parts as it has nodes
-    model = _plain(in_memory, name)
-    given = {} if name != 'gat' else {'num_parts': 2}
-    with pytest.raises(ValueError, match="expected 'memory' for the turn of one rank"):
-        predict(model, 'data.pt', 'out.npy', memory=10_000, **given)
+def test_what_exceeds_the_memory_is_an_error(
+    folder: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    _plain(folder, name)
+    pyg_sar.partition_graph(small_graph(300, 2000), 2, 'parts')
+    assert _run(folder, name, 'parts', memory='10KB') == 2
+    error = capsys.readouterr().err
+    assert "expected 'memory' for the turn of one rank" in error
+    assert 'with more parts a turn needs less' in error
     assert name == 'silent' or not Path('out.npy').exists()
-    assert _parts(in_memory) == ([] if name != 'gat' else [2])
-    if name == 'gat':  # a folder is one of so many parts
-        (root,) = in_memory.glob('data.pt.parts-*')
-        with pytest.raises(ValueError, match='with more parts a turn needs less'):
-            predict(model, root, 'out.npy', memory=10_000)
-
-
-def test_parts_follow_from_the_memory(folder: Path) -> None:
-    _plain(folder, 'make_sage')
-    assert _run(folder, 'make_sage', 'data.pt', 'out.npy') == 0
-    (few,) = folder.glob('data.pt.parts-*')
-    made = f'models_{folder.name}.py:make_sage'
-    assert main([made, 'weights.pt', 'data.pt', 'out.npy', '--memory', '20KB']) == 0
-    counts = {int(path.name.split('-')[1]) for path in folder.glob('data.pt.parts-*')}
-    assert max(counts) > int(few.name.split('-')[1])
-    methods = [
-        json.loads((root / 'META.json').read_text())['pyg_sar']['partition']['method']
-        for root in folder.glob('data.pt.parts-*')
-    ]
-    assert sorted(methods) == ['fennel', 'metis']  # which needs more than 20 KB
 
 
 @pytest.mark.parametrize(
@@ -265,36 +210,35 @@ def test_parts_follow_from_the_memory(folder: Path) -> None:
         ('none', {}, "expected 'none' in"),
         ('number', {}, 'expected a model, or what makes one'),
         ('make_gat', {}, 'do not fit the model'),
-        ('make_sage', {0: 'none.pt'}, 'no such file: none.pt'),
-        ('make_sage', {0: 'text.pt'}, 'expected a state_dict in text.pt'),
-        ('make_sage', {1: 'none.pt'}, 'no such file: none.pt'),
-        ('make_sage', {2: 'none/out.npy'}, 'no such folder: none'),
-        ('make_sage', {2: 'out.txt'}, 'ends in .npy'),
-        ('make_sage', {2: 'folder.npy'}, 'cannot write folder.npy'),
+        ('make_sage', {'weights': 'none.pt'}, 'no such file: none.pt'),
+        ('make_sage', {'weights': 'text.pt'}, 'expected a state_dict in text.pt'),
+        ('make_sage', {'parts': 'none'}, 'got no folder'),
+        ('make_sage', {'parts': 'data.pt'}, 'python -m pyg_sar.partition data.pt parts'),
+        ('make_sage', {'out': 'none/out.npy'}, 'no such folder: none'),
+        ('make_sage', {'out': 'out.txt'}, 'ends in .npy'),
+        ('make_sage', {'out': 'folder.npy'}, 'cannot write folder.npy'),
     ],
 )
 def test_errors_are_one_line(
     folder: Path,
     capsys: pytest.CaptureFixture[str],
     name: str,
-    changes: dict[int, str],
+    changes: dict[str, str],
     words: str,
 ) -> None:
     _plain(folder, 'make_sage')
     Path('text.pt').write_text('no weights')
     Path('folder.npy').mkdir()
-    paths = ['weights.pt', 'data.pt', 'out.npy']
-    for i, path in changes.items():
-        paths[i] = path
-    assert main([f'models_{folder.name}.py:{name}', *paths, '--memory', '1MB']) == 2
+    pyg_sar.partition_graph(small_graph(), 2, 'parts')
+    assert _run(folder, name, **({'parts': 'parts'} | changes)) == 2
     error = capsys.readouterr().err
     assert error.startswith('error: ')
     assert error.count('\n') == 1
     assert words in error
-    assert not [*folder.glob('data.pt.parts-*')]
 
 
 def test_no_such_script(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _plain(folder, 'make_sage')
-    assert main(['none.py:make', 'weights.pt', 'data.pt', 'out.npy', '--memory', '1MB']) == 2
+    pyg_sar.partition_graph(small_graph(), 2, 'parts')
+    assert main(['parts', 'none.py:make', 'weights.pt', 'out.npy', '--memory', '1MB']) == 2
     assert capsys.readouterr().err == 'error: no such file: none.py\n'
