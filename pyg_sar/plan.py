@@ -16,7 +16,7 @@ from typing import Any
 
 from pyg_sar.commands.command_line import Parser, aligned, checked, run_command
 from pyg_sar.commands.users_model import made_model, named, run_model
-from pyg_sar.monitor import bytes_text, parse_bytes
+from pyg_sar.monitor import bytes_text, memory_size
 from pyg_sar.planner import Prediction, plan
 
 MODES = 'sequential', 'sequential_no_remat', 'one_shot'
@@ -93,7 +93,7 @@ def _parser() -> Parser:
     add('--mode', choices=MODES, default='sequential', help='default: %(default)s')
     add('--ranks', type=checked(_ranks), metavar='R,R,...', help='default: all that are possible')
     memory = 'find the least number of ranks with so much, e.g. 64GB'
-    add('--memory', type=checked(parse_bytes), metavar='SIZE', help=memory)
+    add('--memory', type=checked(memory_size), metavar='SIZE', help=memory)
     add('--json', metavar='FILE', help='write the figures there, too')
     add('--no-time', dest='timed', action='store_false', help='skip measuring CPU seconds')
     return parser

@@ -15,7 +15,7 @@ from pathlib import Path
 from pyg_sar.commands.command_line import Parser, checked, positive
 from pyg_sar.in_turns import run_in_turns
 from pyg_sar.in_turns.run import check_places
-from pyg_sar.monitor import parse_bytes
+from pyg_sar.monitor import memory_size
 from pyg_sar.shard.format.file_names import META_FILE
 
 
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> Parser:
     description = 'Runs a program written for torchrun as all ranks, in turn, in one process.'
-    parser, size = Parser('pyg_sar.run_in_turns', description), checked(parse_bytes)
+    parser, size = Parser('pyg_sar.run_in_turns', description), checked(memory_size)
     add = parser.add_argument
     add(
         'script',

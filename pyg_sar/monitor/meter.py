@@ -117,3 +117,11 @@ def parse_bytes(text: str) -> int:
     if size < 1:
         raise ValueError(f"expected a size such as 64GB or 500MiB (got '{text}')")
     return size
+
+
+def memory_size(text: str) -> int:
+    """Bytes of memory; a ValueError for a small number whose unit was forgotten."""
+    size = parse_bytes(text)
+    if size < 10**6 and text.strip().isdigit():
+        raise ValueError(f'expected a size with a unit (got {text} bytes? say {text}GB)')
+    return size

@@ -23,7 +23,7 @@ from pyg_sar.commands.users_model import made_model, named, run_model
 from pyg_sar.ddp.wrap import wrap
 from pyg_sar.in_turns.run import play
 from pyg_sar.load import load_shard
-from pyg_sar.monitor import parse_bytes
+from pyg_sar.monitor import memory_size
 from pyg_sar.predict.weights import set_weights
 from pyg_sar.shard.format.meta import read_meta
 
@@ -108,7 +108,7 @@ def _parser() -> Parser:
     out = 'NAME.npy; NAME-TYPE.npy for each type of nodes that the model gives'
     add('out', type=Path, metavar='OUT', help=out)
     memory = 'that large tensors may take together, e.g. 4GB'
-    add('--memory', type=checked(parse_bytes), required=True, metavar='SIZE', help=memory)
+    add('--memory', type=checked(memory_size), required=True, metavar='SIZE', help=memory)
     spill = 'a folder on a disk for what is evicted; default: the one that PARTS lies in'
     add('--spill', type=Path, metavar='FOLDER', help=spill)
     forward = 'FILE.py:NAME of forward(model, data); default: model(data.x, data.edge_index)'

@@ -90,7 +90,7 @@ def test_on_a_terminal(name: str, root: Path, tmp_path: Path) -> None:
 
 
 COMMANDS = {
-    'plan --memory 64': (plan.main, ['PARTS', '--memory', '64'], '64 bytes? say 64GB'),
+    'plan --memory 64': (plan.main, ['PARTS', 'MODEL', '--memory', '64'], '64 bytes? say 64GB'),
     'partition nofile.pt': (
         partition.main,
         ['nofile.pt', 'out', '--num-parts', '2'],

@@ -148,5 +148,6 @@ def test_command_and_versions_are_noted(graph, tmp_path):
         'balance': 'nodes',
         'passes': None,
         'order': 'cache',
+        'threads': None,
         **found,
     }
