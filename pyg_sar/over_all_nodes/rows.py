@@ -35,27 +35,11 @@ from pyg_sar.ground.changes import version_of
 def rows(x: Tensor | torch.nn.Module, ids: Tensor, n_id: Tensor) -> Tensor:
     """The rows of nodes of the whole graph: ``x[ids]``, as if `x` had the rows of all nodes.
 
-    ``z = rows(out, edge_label_index, data.n_id)`` gives a decoder the two ends of every labelled
-    edge, on whichever ranks they are. Gradients go back to the owners.
-
-    For both ends of some pairs of nodes, wherever they are::
-
-        pairs = torch.tensor([[0, 3], [17, 12]])  # ids of the whole graph
-        ends = pyg_sar.rows(out, pairs, data.n_id)  # [2, 2, columns]
-
-    Args:
-        x: Rows ``[N, ...]``; or a :class:`pyg_sar.NodeEmbedding`, of which each owner looks up the
-            rows that are asked for, and no others.
-        ids: Ids of the whole graph, int64, of any shape; they may differ from rank to rank.
-        n_id: ``data.n_id``, the ids of the nodes. Of a HeteroData that of the type of nodes.
-
-    Returns:
-        ``[*ids.shape, ...]``. Collective: one all-to-all in forward, one in backward; at the first
-        call with these ids a few more. A change of `ids` in place is noticed.
-
-    Raises:
-        ValueError: On all ranks, if on one of them `ids` holds an id that no rank owns, or is not
-            int64, or `x` and `n_id` do not fit together.
+    `x` are own rows, or a NodeEmbedding, of which each owner looks up the rows that are asked for.
+    `ids` are int64, of any shape, and may differ from rank to rank; `n_id` are those of the own
+    nodes. Gradients go back to the owners. Collective: one all-to-all in forward, one in backward;
+    at the first call with these ids a few more. A change of `ids` in place is noticed. Raises
+    ValueError on all ranks, if one has an id that no rank owns, or `x` and `n_id` do not fit.
     """
     plan = _plan(x, ids, n_id)
     place = plan.send_index

@@ -231,7 +231,7 @@ def _places(own: Tensor, n_id: Tensor) -> Tensor | None:
     if others.numel():
         raise ValueError(
             f"'n_id' must hold ids of own nodes of this rank (got {int(others[0])}): rows of any "
-            'nodes are pyg_sar.rows(embedding, ids, data.n_id)'
+            'nodes are embedding()[n_id]'
         )
     order = own.argsort()
     return order[torch.searchsorted(own, n_id, sorter=order)]
