@@ -48,6 +48,9 @@ class Rows(Tensor):
     _space: Space
     _own: Tensor
 
+    def __new__(cls, *_: Any, **__: Any) -> NoReturn:
+        refuse(f'{cls.__name__}(...)', 'is not made by its class')
+
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if slices_read.value:

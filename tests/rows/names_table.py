@@ -40,6 +40,7 @@ DIFFERENT = {
     'format repr str': 'says whose rows they are',
     '__dir__ __sizeof__ __hash__ torch.typename': 'is of the object and its class',
     '_version _base _is_view is_contiguous': 'is of the memory of this rank',
+    'data_ptr const_data_ptr multiprocessing': 'is an address or a class; ranks refuse it',
     '__getstate__': 'is what the object remembers',
 }
 """What may be another thing for rows than for a plain tensor, and why."""

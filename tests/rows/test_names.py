@@ -57,6 +57,7 @@ LOSES = names(
 ) | {
     *('plain.data =', 'plain.set_(source=)', 'torch.jit.script module', 'torch.jit.script sum'),
     *('torch.nested.nested_tensor jagged', 'torch.nested.nested_tensor rows', 'torch.vmap chunks'),
+    *('torch.autograd.Variable', 'torch.func.vmap in_dims', 'torch.nested.to_padded_tensor'),
     *('torch.tensor dtype', 'torch.tensor [t]', 'torch.tensor list', 'torch.tensor [t[0]]'),
 }
 """Calls that lose the class, as docs/rows.md has them."""
