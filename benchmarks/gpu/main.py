@@ -213,7 +213,7 @@ def _overlap(training: Training) -> dict[str, float]:
 
 def _layers(graph: str, parts: int) -> Iterator[Row]:
     """Of every kind of layer: waits once it has run, and whether its bits repeat."""
-    data = pyg_sar.local(pyg_sar.load_shard(cut(graph, parts))).to('cuda')
+    data = pyg_sar.load_shard(cut(graph, parts)).to('cuda')
     x = torch.randn(data.num_nodes, 64, device='cuda', requires_grad=True)
     for name, (make, path) in CONVS.items():
         torch.manual_seed(0)

@@ -60,7 +60,7 @@ def layer(*, source: str, conv: str, mode: str | None) -> Iterator[dict[str, Any
     if mode is None:
         data = torch.load(source, weights_only=False)
     else:
-        data = pyg_sar.local(pyg_sar.load_shard(source))
+        data = pyg_sar.load_shard(source)
         read_all(data)
     torch.manual_seed(0)
     module = CONVS[conv](data.num_features)

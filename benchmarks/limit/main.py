@@ -48,7 +48,7 @@ NAMES = {'sage': 'GraphSAGE, hidden 256', 'gat': 'GAT, 4 heads of 32'}
 
 def layer(*, source: str, number: int, make: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """A program for a team: forward and backward of one layer of a model, again and again."""
-    data = pyg_sar.local(pyg_sar.load_shard(source))
+    data = pyg_sar.load_shard(source)
     read_all(data)
     torch.manual_seed(0)
     conv = pyg_sar.DistributedDataParallel(make_model(**make)).convs[number]

@@ -46,6 +46,10 @@ CASES: dict[str, tuple[Data, list[int]]] = {
     'directed graph': (_data(9, [(i, j) for i in range(9) for j in range(i)]), [0, 1, 2] * 3),
     'no edges at all': (_data(9, []), [0, 0, 0, 1, 1, 1, 2, 2, 2]),
     'everything remote': (_data(6, [(0, 3), (1, 4), (3, 5), (5, 1)]), [0, 0, 0, 1, 2, 1]),
+    'one message into a part': (
+        _data(9, [(6, 0), (7, 0), (1, 3), (4, 6), (5, 7)]),
+        [0, 0, 0, 1, 1, 1, 2, 2, 2],
+    ),
     'one node per part': (_data(3, [(0, 1), (1, 2), (2, 0), (0, 0)]), [0, 1, 2]),
 }
 
@@ -53,6 +57,7 @@ CONVS = {
     'SAGE': lambda: SAGEConv(6, 3),
     'GCN': lambda: GCNConv(6, 3),
     'GAT': lambda: GATConv(6, 3, heads=2, concat=False),
+    'SAGE median': lambda: SAGEConv(6, 3, aggr='median'),
 }
 
 
@@ -77,9 +82,18 @@ def _rank(name: str, case: str, root: str) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize('case', CASES)
-@pytest.mark.parametrize('name', few(CONVS))
+@pytest.mark.parametrize('name', few(['SAGE', 'GCN', 'GAT']))
 @pytest.mark.parametrize('world_size', few([3, 1]))
 def test_equals_one_process(tmp_path: Path, case: str, name: str, world_size: int) -> None:
+    _check(tmp_path, case, name, world_size)
+
+
+def test_a_quantile_of_one_message(tmp_path: Path) -> None:
+    """PyG's own takes no single message, nor none for the first node."""
+    _check(tmp_path, 'one message into a part', 'SAGE median', 3)
+
+
+def _check(tmp_path: Path, case: str, name: str, world_size: int) -> None:
     data, parts = CASES[case]
     pyg_sar.partition_graph(data, 3, tmp_path / 'parts', method=torch.tensor(parts))
     expected = _loss_and_gradients(name, data, None)

@@ -96,7 +96,7 @@ def run_gather(
     ) -> tuple[Tensor | None, tuple[Tensor, ...]]:
         needs_more = edge_index.size(1) < 2 or int(edge_index[1, 0]) > 0
         if num_dst and needs_more:
-            # Quantiles of PyG take two messages or more, and some for the first node.
+            # PyG's quantiles take two messages or more, and some for the first node.
             arguments, edge_index = with_made_up_edges(arguments, edge_index)
             out, edge_outputs = run(arguments, edge_index, num_dst + 1)
             edge_outputs = tuple(o[NUM_MADE_UP:] for o in edge_outputs)
