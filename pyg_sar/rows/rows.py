@@ -48,7 +48,7 @@ class Rows(Tensor):
     _space: Space
     _own: Tensor
 
-    def __new__(cls, *_: Any, **__: Any) -> NoReturn:  # noqa: D102
+    def __new__(cls, *_: Any, **__: Any) -> Rows:  # noqa: D102
         refuse(f'{cls.__name__}(...)', 'is not made by its class')
 
     @classmethod
