@@ -1,9 +1,11 @@
-"""``python -m pyg_sar``: what is installed here, for a first look or a report of a mistake."""
+"""The command ``pyg-sar``, also ``python -m pyg_sar``: its programs, and what is installed."""
 
 from __future__ import annotations
 
 import platform
+import runpy
 import sys
+from collections.abc import Sequence
 from importlib.util import find_spec
 
 import torch
@@ -12,6 +14,7 @@ import torch.distributed as dist
 import pyg_sar
 from pyg_sar.commands.command_line import aligned
 from pyg_sar.ground.versions import installed
+from pyg_sar.memory import has_huge_pages
 
 _EXTRAS = {
     'kaminpar': ('kaminpar', '--method kaminpar'),
@@ -25,8 +28,40 @@ _EXTRAS = {
 """Of every extra what it installs, and what that gives."""
 
 
-def main() -> int:
-    """Prints it."""
+_PROGRAMS = {
+    'partition': 'cuts a graph into one part per rank',
+    'describe': 'says what lies in a folder of parts',
+    'plan': 'predicts memory, traffic and CPU time of training',
+    'predict': 'writes what a trained model gives for every node',
+    'run-in-turns': 'runs a program as all ranks, in turn, in one process',
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the program that is named; without a name shows them all, and what is installed."""
+    name, *rest = (sys.argv[1:] if argv is None else argv) or ['']
+    if name in _PROGRAMS:
+        before, sys.argv = sys.argv, [name, *rest]
+        try:
+            runpy.run_module(
+                f'pyg_sar.{name.replace("-", "_")}', run_name='__main__', alter_sys=True
+            )
+        except SystemExit as end:
+            return end.code if isinstance(end.code, int) else int(end.code is not None)
+        finally:
+            sys.argv = before
+        return 0
+    if name not in ('', '-h', '--help'):
+        print(f"error: no program '{name}': one of {', '.join(_PROGRAMS)}", file=sys.stderr)
+        return 2
+    _show_installed()
+    print()
+    print('\n'.join(aligned([(f'pyg-sar {name}', does) for name, does in _PROGRAMS.items()], 2)))
+    print('pyg-sar PROGRAM --help shows the options of a program')
+    return 0
+
+
+def _show_installed() -> None:
     packages = ('torch', 'torch_geometric', 'numpy', 'pymetis')
     found = ', '.join(f'{name} {installed(name)}' for name in packages)
     has_devices = torch.cuda.is_available()
@@ -39,13 +74,13 @@ def main() -> int:
     print(f'Python {platform.python_version()}, {found}')
     print(f'backends  {", ".join(name for name, is_there in backends.items() if is_there)}')
     print(f'devices   cpu{f", {torch.cuda.device_count()} x cuda" if has_devices else ""}')
+    print(f'memory    huge pages: {"yes" if has_huge_pages() else "no"}')
     rows = [
         (extra, (installed(package) or '?') if find_spec(package) else 'not installed', gives)
         for extra, (package, gives) in _EXTRAS.items()
     ]
     print('\n'.join(aligned([('extra', 'version', 'gives'), *rows], 3)))
     print("install an extra with pip install 'pyg_sar[EXTRA]'")
-    return 0
 
 
 if __name__ == '__main__':

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from newcomer import copied, install_lines
 
+import pyg_sar
 from pyg_sar import __main__, __version__
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -18,12 +19,31 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_what_is_told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     there = __main__.find_spec
     monkeypatch.setattr(__main__, 'find_spec', lambda name: name != 'ogb' and there(name))
-    assert __main__.main() == 0
+    assert __main__.main([]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f'pyg_sar {__version__}'
     assert any(line.startswith('backends  gloo') for line in lines)
     assert ['ogb', 'not', 'installed'] in [line.split()[:3] for line in lines]
-    assert lines[-1] == "install an extra with pip install 'pyg_sar[EXTRA]'"
+    assert "install an extra with pip install 'pyg_sar[EXTRA]'" in lines
+
+
+def test_one_command_for_all_programs(capfd: pytest.CaptureFixture[str]) -> None:
+    assert __main__.main([]) == 0
+    told = capfd.readouterr().out
+    assert [line.split()[1] for line in told.splitlines() if line.startswith('pyg-sar ')] == [
+        *__main__._PROGRAMS,
+        'PROGRAM',
+    ]
+    argv = [*sys.argv]
+    for name in __main__._PROGRAMS:
+        assert __main__.main([name, '--help']) == 0
+        assert f'python -m pyg_sar.{name.replace("-", "_")}' in capfd.readouterr().out
+        assert __main__.main([name, '--no-such']) == 2
+        assert capfd.readouterr().err.startswith('error: ')
+    assert __main__.main(['cut']) == 2
+    assert "no program 'cut'" in capfd.readouterr().err
+    assert sys.argv == argv
+    assert callable(pyg_sar.run_in_turns)
 
 
 def test_the_extras_that_are_told_are_those_that_there_are() -> None:

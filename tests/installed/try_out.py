@@ -54,11 +54,13 @@ def main() -> None:
         told = _run(folder, sys.executable, '-m', 'pyg_sar')
         assert told.startswith('pyg_sar '), told
         assert 'gloo' in told, told
-        told = _run(folder, SCRIPTS / 'pyg-sar-partition', 'data.pt', 'parts', '--num-parts', 4)
+        told = _run(folder, SCRIPTS / 'pyg-sar', 'partition', 'data.pt', 'parts', '--num-parts', 4)
         assert '80 nodes' in told, told
-        told = _run(folder, SCRIPTS / 'pyg-sar-describe', 'parts', '--verify')
+        told = _run(folder, SCRIPTS / 'pyg-sar', 'describe', 'parts', '--verify')
         assert 'verified: every file' in told, told
-        told = _run(folder, SCRIPTS / 'pyg-sar-plan', 'parts', 'model.py:make_model', '--no-time')
+        told = _run(
+            folder, SCRIPTS / 'pyg-sar', 'plan', 'parts', 'model.py:make_model', '--no-time'
+        )
         assert 'GraphSAGE, sequential' in told, told
         _run(
             folder,
@@ -74,7 +76,7 @@ def main() -> None:
         (folder / 'edges.csv').write_text('src,dst\n0,1\n1,0\n')
         missing = {extra: how for extra, how in MISSING.items() if find_spec(how[0]) is None}
         for extra, (_, command, words) in missing.items():
-            told = _run(folder, SCRIPTS / f'pyg-sar-{command}', *words, fails=True)
+            told = _run(folder, SCRIPTS / 'pyg-sar', command, *words, fails=True)
             assert f'pyg_sar[{extra}]' in told, told
     print(f'{sys.version.split()[0]}: all ran; told without {", ".join(missing) or "nothing"}')
 
