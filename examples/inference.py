@@ -35,7 +35,7 @@ def main() -> None:
     elif pyg_sar.load_checkpoint(args.weights, model) is None:
         raise SystemExit(f"error: expected a checkpoint in '{args.weights}' (got none)")
 
-    model = pyg_sar.wrap(model, mode=args.mode).eval()
+    model = pyg_sar.DistributedDataParallel(model, mode=args.mode).eval()
     with torch.no_grad():
         out = model(data.x, data.edge_index)
     rows = out.softmax(dim=-1) if args.probabilities else out.argmax(dim=-1)

@@ -1,7 +1,7 @@
 """Distributed full-batch training of PyTorch Geometric models, exactly, on a partitioned graph.
 
-What most programs need is here; what is used less is in :mod:`pyg_sar.partitioner`,
-:mod:`pyg_sar.planner` and :mod:`pyg_sar.memory`.
+What most programs need is here; what is used less is in :mod:`pyg_sar.partitioner` and
+:mod:`pyg_sar.planner`.
 """
 
 from pyg_sar.kernels import openmp  # noqa: F401 - before anything imports torch
@@ -10,13 +10,11 @@ from pyg_sar.kernels import openmp  # noqa: F401 - before anything imports torch
 from pyg_sar.ground import private_names  # noqa: F401 - before anything needs one
 
 # isort: split
-from pyg_sar import memory
 from pyg_sar.checking import check
 from pyg_sar.checkpoint import load_checkpoint, load_rows, save_checkpoint, save_rows
 from pyg_sar.comm import ExchangeError
 from pyg_sar.conv.sar_conv import SARConv
 from pyg_sar.ddp import DistributedDataParallel
-from pyg_sar.ddp.wrap import wrap
 from pyg_sar.in_turns import run_in_turns
 from pyg_sar.launching import Process, init, launch
 from pyg_sar.load import load_shard
@@ -57,7 +55,6 @@ __all__ = [
     'load_shard',
     'local',
     'mean_of_batches',
-    'memory',
     'negative_sampling',
     'partition_graph',
     'profile',
@@ -65,5 +62,4 @@ __all__ = [
     'run_in_turns',
     'save_checkpoint',
     'save_rows',
-    'wrap',
 ]

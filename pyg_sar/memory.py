@@ -32,9 +32,7 @@ _HUGE_PAGES = 'THP_MEM_ALLOC_ENABLE'  # c10/core/alignment.h, c10/core/impl/allo
 def has_huge_pages() -> bool:
     """Whether torch asks for huge pages for large tensors in this process.
 
-    Not collective::
-
-        print(pyg_sar.memory.has_huge_pages())
+    Not collective.
     """
     # Blocks from 2 MiB on begin at a page then; those of malloc begin behind its header.
     blocks = [torch.empty(2 << 20, dtype=torch.uint8) for _ in range(3)]
@@ -46,9 +44,7 @@ def return_freed_memory(threshold: int = 4 << 20) -> bool:
 
     Larger allocations then cost a page fault per page each time. Only glibc has such a setting;
     elsewhere, or if the environment variable ``MALLOC_MMAP_THRESHOLD_`` is set, nothing is changed.
-    :class:`pyg_sar.DistributedDataParallel` calls it. Not collective::
-
-        pyg_sar.memory.return_freed_memory()
+    :class:`pyg_sar.DistributedDataParallel` calls it. Not collective.
 
     Args:
         threshold: Size in bytes from which a block is given back.

@@ -34,6 +34,7 @@ from team import Team, slowest, take_turns  # noqa: E402
 from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, SAGEConv  # noqa: E402
 
 import pyg_sar  # noqa: E402
+from pyg_sar.memory import return_freed_memory  # noqa: E402
 
 PLAIN = 'plain PyG'
 CONVS = {
@@ -65,7 +66,7 @@ def layer(*, source: str, conv: str, mode: str | None) -> Iterator[dict[str, Any
     torch.manual_seed(0)
     module = CONVS[conv](data.num_features)
     if mode is not None:
-        pyg_sar.memory.return_freed_memory()  # as DistributedDataParallel does
+        return_freed_memory()  # as DistributedDataParallel does
         module = pyg_sar.SARConv(module, mode=mode)
     x = data.x.detach().clone().requires_grad_()
     memory = PeakMemory()

@@ -42,7 +42,7 @@ class SARConv(MessagePassing, metaclass=ClassSwap):
     graph; a rank has the rows of its own nodes. Linear layers and skip terms run once per node, at
     its owner. Only the rows that messages read travel. On any other ``edge_index``, such as that of
     a batch, it is the plain conv, and nothing is communicated.
-    :func:`pyg_sar.wrap` changes all convs of a model. The method is Sequential Aggregation and
+    :class:`pyg_sar.DistributedDataParallel` changes all convs of a model. The method is Sequential Aggregation and
     Rematerialization (Mostafa, MLSys 2022, `arXiv 2111.06483 <https://arxiv.org/abs/2111.06483>`_).
     By hand::
 

@@ -28,14 +28,16 @@ from pyg_sar.comm import (
     set_timeout,
     takes_turns,
 )
+from pyg_sar.compiled.installed import loops
 from pyg_sar.conv.support import refuse_tracing
 from pyg_sar.ddp.gradients import Gradients
 from pyg_sar.ddp.lazy_layers import LazyLayers
 from pyg_sar.ddp.same_model import check_same_model, check_same_values
-from pyg_sar.ddp.wrap import compile_loops, wrap
+from pyg_sar.ddp.wrap import wrap
 from pyg_sar.ground.class_swap import ClassSwap, become
 from pyg_sar.ground.nested import leaves
 from pyg_sar.memory import return_freed_memory
+from pyg_sar.monitor import LogLevel
 from pyg_sar.rows import Rows
 
 Model = TypeVar('Model', bound=torch.nn.Module)
@@ -60,8 +62,8 @@ class DistributedDataParallel(torch.nn.Module, metaclass=ClassSwap):
 
     Gives `module` itself back, whose class is changed on the fly: a ``Net`` stays a ``Net``, and is
     a ``DistributedDataParallel``, too. Its attributes, methods, hooks and the keys of its
-    ``state_dict()`` stay as they are. Its convs and norms become those of ranks
-    (:func:`pyg_sar.wrap`). The gradients of the ranks are averaged at the end of every backward,
+    ``state_dict()`` stay as they are. Every conv becomes a :class:`SARConv`, in place, and norms
+    take the statistics of all ranks' rows; all other modules run as they are. The gradients of the ranks are averaged at the end of every backward,
     whichever method of the model or of a layer has used the parameters. On data of
     :func:`pyg_sar.load_shard` gradients are those of one process, also gradients of inputs. Rows of
     a :class:`pyg_sar.NodeEmbedding` are neither sent nor averaged.
@@ -99,9 +101,11 @@ class DistributedDataParallel(torch.nn.Module, metaclass=ClassSwap):
         timeout: How long exchanges and the sum of the gradients wait for a silent rank: seconds or
             a timedelta. None is the timeout of the default group. Until the model is built that
             timeout holds in any case, as one rank may compile and import for longer than others.
-        debug: Whether the ranks compare what they do before every exchange (:func:`pyg_sar.wrap`).
-        return_memory: Have large freed tensors given back to the system at once
-            (:func:`pyg_sar.memory.return_freed_memory`).
+        debug: Whether the ranks compare operation, layer, forward or backward, and dtype and width
+            of the rows before every exchange. Then a rank that skips a layer is an error at once,
+            and not at the timeout. Slow. It holds for all models of the process; None changes
+            nothing (the first value is False).
+        return_memory: Have glibc give large freed tensors back to the system at once.
         process_group: A group of all ranks for the gradients; None for that of the exchanges.
         bucket_cap_mb: Gradients are averaged in pieces of this many MiB, or of one larger gradient.
         broadcast_buffers: False, as norms keep their buffers equal by themselves.
@@ -111,13 +115,22 @@ class DistributedDataParallel(torch.nn.Module, metaclass=ClassSwap):
             found, the graph may change, and no second copy of the gradients is kept.
         static_graph: See `find_unused_parameters`.
         gradient_as_bucket_view: See `find_unused_parameters`.
-        **options: More options of :func:`pyg_sar.wrap`: ``mode`` and all others of the convs,
-            ``checkpoint_activations``, ``dropout_seed``, ``log``.
+        checkpoint_activations: Whether norms, activations and dropouts are computed again in
+            backward instead of kept: the same bits, less memory (:mod:`pyg_sar.recompute`).
+        dropout_seed: Draws the masks of dropouts in the model's forward from this number, the step,
+            and the ids of nodes and edges in the whole graph. They are then the same on any number
+            of ranks. None: each rank draws from torch's generator (docs/dropout.md).
+        log: How much this process logs about layers, blocks and times (docs/profiling.md):
+            ``'info'``, ``'debug'`` or ``'off'``. Lines go to stderr, or to handlers of the logger
+            ``pyg_sar``. None leaves the level of PYG_SAR_LOG in the environment. Ranks may differ.
+        **options: How every conv is computed: :class:`pyg_sar.conv.options.Options`.
 
     Raises:
-        ValueError: On all ranks, for the reasons of :func:`pyg_sar.wrap`; if models or parameters
+        ValueError: On all ranks, if a module cannot be computed on a cut graph (the error names it,
+            with the reason), if an option has no meaning for this model, if models or parameters
             differ between ranks, also later; for a `process_group` of some ranks only, another
-            device in `device_ids`, or `broadcast_buffers`.
+            device in `device_ids`, or `broadcast_buffers`. At a forward in training, if the model
+            draws numbers that `dropout_seed` cannot draw by id.
         ExchangeError: If another rank has ended or is silent.
     """
 
@@ -142,12 +155,21 @@ class DistributedDataParallel(torch.nn.Module, metaclass=ClassSwap):
         find_unused_parameters: bool = False,
         static_graph: bool = False,
         gradient_as_bucket_view: bool = False,
+        checkpoint_activations: bool = False,
+        dropout_seed: int | None = None,
+        log: LogLevel | None = None,
         **options: Any,
     ) -> Model:
         error: Exception | None = None
         try:
             _check(module, process_group, bucket_cap_mb, broadcast_buffers, device_ids)
-            module = wrap(module, **options)
+            module = wrap(
+                module,
+                checkpoint_activations=checkpoint_activations,
+                dropout_seed=dropout_seed,
+                log=log,
+                **options,
+            )
             limit = as_timedelta(timeout)
         except Exception as found:  # whatever it is, the other ranks must not wait for this one
             error = found
@@ -158,7 +180,7 @@ class DistributedDataParallel(torch.nn.Module, metaclass=ClassSwap):
         set_debug(debug)
         if return_memory and not takes_turns():  # which is set for threads as a whole
             return_freed_memory()
-        compile_loops(module)
+        _compile_loops(module)
         if not any(map(is_lazy, (*module.parameters(), *module.buffers()))):
             check_same_values(
                 module,
@@ -268,3 +290,10 @@ def _send_from_rank_0(tensors: list[Tensor]) -> None:
         sent = tensor.detach().contiguous()
         broadcast(sent, 'sending parameters to all ranks')
         tensor.detach().copy_(sent)
+
+
+def _compile_loops(model: torch.nn.Module) -> None:
+    """Compiles the loops that rows of a model may take: before training, and not in a layer."""
+    loops()
+    if any(parameter.dtype == torch.float64 for parameter in model.parameters()):
+        loops('float64')

@@ -22,7 +22,7 @@ MEANINGLESS = {
     'worker_init_fn': _THREAD,
     'multiprocessing_context': _THREAD,
     'filter_per_worker': _THREAD,
-    'timeout': "ranks wait for each other as long as 'timeout' of pyg_sar.wrap says",
+    'timeout': "ranks wait for each other as long as 'timeout' of DistributedDataParallel says",
     'is_sorted': _SORTED,
     'neighbor_sampler': 'other ranks draw as well',
     'transform_sampler_output': "batches of all ranks' rows are made in one go (use 'transform')",

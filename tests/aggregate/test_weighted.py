@@ -15,7 +15,7 @@ from small_graphs import assert_close, small_graph
 from torch import Tensor
 from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GraphConv, MessagePassing
 
-from pyg_sar import SARConv, gather, wrap
+from pyg_sar import DistributedDataParallel, SARConv, gather
 
 MODES = ('sequential', 'sequential_no_remat', 'one_shot')
 
@@ -143,7 +143,7 @@ def _check(
     grad = torch.randn_like(want)
     want.backward(grad)
     want = want.detach()
-    wrapped = wrap(_module(name), mode=mode)
+    wrapped = DistributedDataParallel(_module(name), mode=mode)
     out, own = _layer(name, data, wrapped, frozen, needs_x)
     out.backward(grad[data.n_id])
     assert_close(gather(out.detach()), want, tolerance=1e-10)
@@ -204,4 +204,4 @@ def test_other_products_are_replayed(data, name):
 @on_ranks(2)
 def test_ranks_that_differ_in_the_weights_gradient(data):
     with pytest.raises(ValueError, match=r'same tensors in Own\.message'):
-        _layer('heads', data, wrap(_module('heads')), dist.get_rank() == 1, True)
+        _layer('heads', data, DistributedDataParallel(_module('heads')), dist.get_rank() == 1, True)

@@ -98,7 +98,7 @@ def run_case(
                 parallel = pyg_sar.DistributedDataParallel(module, **options)
                 module = parallel if form == 'parallel' else parallel.module
             else:
-                module = pyg_sar.wrap(module, **options)
+                module = pyg_sar.DistributedDataParallel(module, **options)
             assert list(getattr(module, 'module', module).state_dict()) == keys
             result.stage = 'partition'
             if root is None:

@@ -142,12 +142,16 @@ def test_right(step: Any, data: Data) -> None:
 
 
 MODELS = {
-    'wrapped': lambda: pyg_sar.wrap(_gcn(norm='batch_norm', dropout=0.5), dropout_seed=1),
+    'wrapped': lambda: pyg_sar.DistributedDataParallel(
+        _gcn(norm='batch_norm', dropout=0.5), dropout_seed=1
+    ),
     'in DistributedDataParallel': lambda: pyg_sar.DistributedDataParallel(_gcn(norm='batch_norm')),
-    'with another norm': lambda: pyg_sar.wrap(_gcn(norm=GraphNorm(8))),
+    'with another norm': lambda: pyg_sar.DistributedDataParallel(_gcn(norm=GraphNorm(8))),
     'lazy': lambda: GAT(-1, 8, 2, 3, dropout=0.3),
     'cached': lambda: _gcn(cached=True),
-    'recomputed': lambda: pyg_sar.wrap(_gcn(act='elu'), checkpoint_activations=True),
+    'recomputed': lambda: pyg_sar.DistributedDataParallel(
+        _gcn(act='elu'), checkpoint_activations=True
+    ),
 }
 
 

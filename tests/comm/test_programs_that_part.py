@@ -97,7 +97,7 @@ def test_one_operation_of_two_layers(world_size: int) -> None:
 def _extra_forward(root: str) -> str:
     data = pyg_sar.load_shard(root)
     model = torch.nn.ModuleDict({'conv': SAGEConv(6, 3)}).double()
-    pyg_sar.wrap(model, timeout=20)
+    pyg_sar.DistributedDataParallel(model, timeout=20)
 
     def epoch() -> None:
         out = model['conv'](data.x, data.edge_index)

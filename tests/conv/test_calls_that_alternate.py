@@ -201,7 +201,7 @@ def _in_inference_mode(data: Any) -> list[float]:
         mask = torch.zeros(2 * HALF, dtype=torch.bool)
         edges = torch.tensor([[0, 1, 50], [2, 60, 3]])
         torch.manual_seed(0)
-        conv = pyg_sar.wrap(SAGEConv(6, 4).double())
+        conv = pyg_sar.DistributedDataParallel(SAGEConv(6, 4).double())
         found = []
         for count in (4, 60, 4):
             mask[:count], mask[count:] = True, False

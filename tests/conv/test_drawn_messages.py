@@ -53,7 +53,7 @@ def test_later_draws_are_those_of_the_whole_graph(data: Data, name: str, mode: A
 def test_every_rank_draws_other_numbers(data: Data) -> None:
     """Also in the first chunk of a block, from equal states."""
     torch.manual_seed(4)
-    out = pyg_sar.wrap(_Noisy())(torch.zeros_like(data.x), data.edge_index)
+    out = pyg_sar.DistributedDataParallel(_Noisy())(torch.zeros_like(data.x), data.edge_index)
     drawn = pyg_sar.gather(out).flatten()
     drawn = drawn[drawn != 0]  # a node without edges draws nothing
     assert drawn.unique().numel() == drawn.numel() > 0

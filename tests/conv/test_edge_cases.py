@@ -66,7 +66,7 @@ def _loss_and_gradients(name: str, data: Data, shard: Data | None) -> dict[str, 
     conv = CONVS[name]().double()
     own = data if shard is None else shard
     x = own.x.detach().clone().requires_grad_()
-    model = conv if shard is None else pyg_sar.wrap(conv)
+    model = conv if shard is None else pyg_sar.DistributedDataParallel(conv)
     values = F.cross_entropy(model(x, own.edge_index), own.y, reduction='none')
     loss = (values * own.train_mask).sum() / 4
     loss.backward()

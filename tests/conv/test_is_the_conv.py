@@ -27,7 +27,7 @@ from torch_geometric.nn import (
 from torch_geometric.nn.models import GCN
 
 import pyg_sar
-from pyg_sar import SARConv, wrap
+from pyg_sar import DistributedDataParallel, SARConv
 
 
 def _no_self_loops(conv: Any) -> None:
@@ -173,7 +173,7 @@ def test_a_saved_model_in_another_process(graph, tmp_path):
 
     root = cut(graph, 2, tmp_path / 'parts')
     data = pyg_sar.load_shard(root)
-    model = wrap(GCN(6, 8, 2, 3).double().eval())
+    model = DistributedDataParallel(GCN(6, 8, 2, 3).double().eval())
     torch.save(model, tmp_path / 'model.pt')
     paths = [str(tmp_path / 'model.pt'), str(root), str(tmp_path / 'out.pt')]
     subprocess.run([sys.executable, '-c', LOAD, *paths], check=True, timeout=600)

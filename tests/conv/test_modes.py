@@ -22,7 +22,7 @@ from torch_geometric.nn import (
 from traffic import Traffic, counted
 
 import pyg_sar
-from pyg_sar import DistributedDataParallel, SARConv, wrap
+from pyg_sar import DistributedDataParallel, SARConv
 from pyg_sar.comm import agree
 
 TOLERANCE = 1e-10
@@ -149,7 +149,7 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
 def test_options_without_a_meaning(options, words):
     for make in (
         lambda: SARConv(GCNConv(6, 6), **options),
-        lambda: wrap(torch.nn.ModuleList([GCNConv(6, 6)]), **options),
+        lambda: DistributedDataParallel(torch.nn.ModuleList([GCNConv(6, 6)]), **options),
         lambda: DistributedDataParallel(torch.nn.ModuleList([GCNConv(6, 6)]), **options),
     ):
         with pytest.raises(ValueError, match=words):
@@ -160,7 +160,7 @@ def test_models_pass_options_on():
     options = {'mode': 'auto', 'memory_budget': 9, 'prefetch': 3, 'max_rows': 7}
     options |= {'exchange_dtype': torch.bfloat16, 'partial_sums': False}
     for model in (
-        wrap(torch.nn.ModuleList([GCNConv(6, 6)]), **options),
+        DistributedDataParallel(torch.nn.ModuleList([GCNConv(6, 6)]), **options),
         DistributedDataParallel(
             torch.nn.ModuleList([GCNConv(6, 6)]), return_memory=False, **options
         ).module,

@@ -74,7 +74,7 @@ class Rows(hook.Watcher):
 def _run(root: Path, name: str, epochs: int = 2, **options: Any) -> dict[str, Tensor]:
     """Outputs and all gradients of every epoch, and the rows of the last one."""
     data = pyg_sar.load_shard(root)
-    model = pyg_sar.wrap(Model(name), **options)
+    model = pyg_sar.DistributedDataParallel(Model(name), **options)
     found: dict[str, Tensor] = {}
     for epoch in range(epochs):
         rows = Rows()

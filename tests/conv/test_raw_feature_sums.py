@@ -56,7 +56,7 @@ def test_exact_and_fetched_once(data, name):
     """Steps and evaluations in turn, features changed in place, then replaced."""
     torch.manual_seed(1)
     plain = CONVS[name]().double()
-    model, x = pyg_sar.wrap(copy.deepcopy(plain)), data.x.clone()
+    model, x = pyg_sar.DistributedDataParallel(copy.deepcopy(plain)), data.x.clone()
 
     def check(whole: Tensor, fetches: bool, *, trains: bool = True) -> None:
         want = _step(plain, whole, GRAPH.edge_index)
@@ -94,12 +94,14 @@ def test_ranks_keep_and_drop_together(data):
     def change(epoch: int) -> None:
         data.x = data.x.clone() if epoch == 2 else data.x
 
-    assert _forwards(pyg_sar.wrap(pyg.SAGEConv(6, 5).double()), data, change) == [1, 0, 1, 0]
+    assert _forwards(
+        pyg_sar.DistributedDataParallel(pyg.SAGEConv(6, 5).double()), data, change
+    ) == [1, 0, 1, 0]
 
 
 @on_ranks()
 def test_a_hook_on_one_rank_sees_the_aggregation(data):
-    model = pyg_sar.wrap(pyg.SAGEConv(6, 5).double())
+    model = pyg_sar.DistributedDataParallel(pyg.SAGEConv(6, 5).double())
 
     want, seen = model(data.x, data.edge_index).detach(), list[int]()
     if rank() == 1:
@@ -122,7 +124,7 @@ def test_what_torch_does_not_see_is_seen(data, changing, has_weight):
     """Of features in a sum that is kept, and of weights in a normalisation that is kept."""
     x, weight = data.x.clone(), data.edge_weight.clone()
     conv = pyg.GCNConv if has_weight else pyg.SAGEConv
-    model = pyg_sar.wrap(conv(6, 5).double(), partial_sums=False)  # to the bit
+    model = pyg_sar.DistributedDataParallel(conv(6, 5).double(), partial_sums=False)  # to the bit
     args = [weight] if has_weight else []
     (before, *_) = _step(model, x, data.edge_index, *args)
     for change in CHANGES:

@@ -61,7 +61,7 @@ class _Model(torch.nn.Module):
 def _wrapped(name: str) -> torch.nn.Module:
     torch.manual_seed(0)
     # Masks by id, as threads share torch's generator.
-    return pyg_sar.wrap(_Model(CONVS[name]).double(), dropout_seed=0)
+    return pyg_sar.DistributedDataParallel(_Model(CONVS[name]).double(), dropout_seed=0)
 
 
 def _step(model: torch.nn.Module, data: Any) -> Tensor:

@@ -26,7 +26,7 @@ import pyg_sar.planner
 def _public() -> dict[str, Any]:
     """What is public, by name."""
     found = {f'pyg_sar.{name}': getattr(pyg_sar, name) for name in pyg_sar.__all__}
-    rooms = pyg_sar.memory, pyg_sar.partitioner, pyg_sar.planner
+    rooms = pyg_sar.partitioner, pyg_sar.planner
     for room in rooms:
         for name, value in vars(room).items():
             home = getattr(value, '__module__', '')

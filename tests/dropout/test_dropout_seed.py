@@ -251,7 +251,7 @@ class _Ones(torch.nn.Module):
 def test_rate_and_independence(roots: dict[int, Path], p: float) -> None:
     data = pyg_sar.load_shard(roots[2])
     ones = torch.ones(40, 5003)  # no multiple of four
-    model = pyg_sar.wrap(_Ones(p), dropout_seed=1)
+    model = pyg_sar.DistributedDataParallel(_Ones(p), dropout_seed=1)
     masks = [mask for _ in range(2) for mask in model(ones, data.edge_index)]
     for mask in masks:
         kept = mask > 0
@@ -391,7 +391,7 @@ def _whole_and_parts(root: Path) -> None:
     with pytest.raises(ValueError, match='call the model itself'):
         model.encode(data.x, data.edge_index)
     torch.manual_seed(0)
-    inner = pyg_sar.wrap(_Plain().double(), dropout_seed=1)
+    inner = pyg_sar.DistributedDataParallel(_Plain().double(), dropout_seed=1)
     model = pyg_sar.DistributedDataParallel(GAE(inner)).module
     model.encode(data.x, data.edge_index).sum().backward()
     model.eval().encode(data.x, data.edge_index)
@@ -424,7 +424,7 @@ class _Cycle(torch.nn.Module):
 def _cycle(root: Path) -> Tensor:
     data = pyg_sar.load_shard(root)
     torch.manual_seed(1)
-    model = pyg_sar.wrap(_Cycle().double(), dropout_seed=1)
+    model = pyg_sar.DistributedDataParallel(_Cycle().double(), dropout_seed=1)
     return pyg_sar.gather(model(data.x, data.edge_index)).detach()
 
 
@@ -450,8 +450,8 @@ class _InAggregation(_Noise):
 def test_dropout_inside_an_aggregation_is_refused(roots: dict[int, Path]) -> None:
     shard = pyg_sar.load_shard(roots[2])
     model = torch.nn.Sequential(_InAggregation())
-    conv = pyg_sar.wrap(model, dropout_seed=1)[0]
-    wrapped = pyg_sar.wrap(_InAggregation(), dropout_seed=1)
+    conv = pyg_sar.DistributedDataParallel(model, dropout_seed=1)[0]
+    wrapped = pyg_sar.DistributedDataParallel(_InAggregation(), dropout_seed=1)
     with pytest.raises(ValueError, match='inside an aggregation'):
         wrapped(shard.x, shard.edge_index)
     with pytest.raises(ValueError, match='call the model itself'):
@@ -461,13 +461,13 @@ def test_dropout_inside_an_aggregation_is_refused(roots: dict[int, Path]) -> Non
 @pytest.mark.parametrize('seed', [True, 1.5, 'x', 2**63])
 def test_the_seed_is_an_integer(seed: Any) -> None:
     with pytest.raises(ValueError, match="'dropout_seed'"):
-        pyg_sar.wrap(_Plain(), dropout_seed=seed)
+        pyg_sar.DistributedDataParallel(_Plain(), dropout_seed=seed)
 
 
 def _other_seeds(root: Path) -> None:
     data = pyg_sar.load_shard(root)
     seed = 1 + pyg_sar.comm.rank()
-    model = pyg_sar.wrap(_Plain().double(), dropout_seed=seed)
+    model = pyg_sar.DistributedDataParallel(_Plain().double(), dropout_seed=seed)
     model(data.x, data.edge_index)
 
 
@@ -483,7 +483,7 @@ def test_copies_and_second_seeds(roots: dict[int, Path]) -> None:
     data = run.data
     out = model(data.x, data.edge_index)  # the first step of the copy
     assert torch.equal(F.cross_entropy(out, data.y), first)
-    pyg_sar.wrap(model, dropout_seed=SEED + 1)
+    pyg_sar.DistributedDataParallel(model, dropout_seed=SEED + 1)
     assert not torch.equal(model(data.x, data.edge_index), out)
 
 
@@ -521,5 +521,5 @@ class _OfData(torch.nn.Module):
 
 def test_the_edge_index_inside_a_data(roots: dict[int, Path]) -> None:
     data = pyg_sar.load_shard(roots[2])
-    model = pyg_sar.wrap(_OfData().double(), dropout_seed=1)
+    model = pyg_sar.DistributedDataParallel(_OfData().double(), dropout_seed=1)
     assert not torch.equal(model(data), model(data))

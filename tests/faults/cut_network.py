@@ -129,7 +129,7 @@ def _run_rank(rank: int, parts: Path, folder: Path, where: str, faulty: int) -> 
         for epoch in range(4):
             epochs.append(epoch)
             if epoch == 2:  # all have come as far as this
-                pyg_sar.wrap(net, timeout=TIMEOUT)
+                pyg_sar.DistributedDataParallel(net, timeout=TIMEOUT)
             model(data.x, data.edge_index).sum(1).mean().backward()
     except Exception as error:
         found = {'type': type(error).__name__, 'text': str(error)}

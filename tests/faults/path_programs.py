@@ -83,12 +83,12 @@ def _of_norm(norm: Callable[[], torch.nn.Module]) -> Callable[..., Step]:
 
 def _first_forward(data: Data, mode: Mode, timeout: float, folder: Path) -> Step:
     """The ranks agree on a layer, and turn edges round, in its first forward only."""
-    pyg_sar.wrap(Net(SAGEConv(8, 8)), timeout=timeout)
+    pyg_sar.DistributedDataParallel(Net(SAGEConv(8, 8)), timeout=timeout)
 
     def step(epoch: int) -> None:
         conv = torch.nn.ModuleDict({'conv': GATConv(6, 8, flow=AGAINST)})
         again = pyg_sar.load_shard(data.edge_index.handle.shard.root)
-        pyg_sar.wrap(conv.double())['conv'](again.x, again.edge_index)
+        pyg_sar.DistributedDataParallel(conv.double())['conv'](again.x, again.edge_index)
 
     return step
 
@@ -96,7 +96,7 @@ def _first_forward(data: Data, mode: Mode, timeout: float, folder: Path) -> Step
 def _kept_sum(data: Data, mode: Mode, timeout: float, folder: Path) -> Step:
     """The sum over raw features is made once; then the ranks only agree that all have it."""
     model = torch.nn.ModuleDict({'conv': SAGEConv(6, 8)})
-    pyg_sar.wrap(model.double(), timeout=timeout)
+    pyg_sar.DistributedDataParallel(model.double(), timeout=timeout)
     return lambda epoch: model['conv'](data.x, data.edge_index)
 
 
@@ -118,7 +118,7 @@ def _load_checkpoint(data: Data, mode: Mode, timeout: float, folder: Path) -> St
 
 def _calls(make: Callable[[Data], object]) -> Callable[..., Step]:
     def build(data: Data, mode: Mode, timeout: float, folder: Path) -> Step:
-        pyg_sar.wrap(Net(SAGEConv(8, 8)), timeout=timeout)
+        pyg_sar.DistributedDataParallel(Net(SAGEConv(8, 8)), timeout=timeout)
         return lambda epoch: make(data)
 
     return build

@@ -15,7 +15,7 @@ from on_ranks import on_ranks
 from small_graphs import attempt
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
-from pyg_sar import DistributedDataParallel, ExchangeError, local, wrap
+from pyg_sar import DistributedDataParallel, ExchangeError, local
 from pyg_sar.comm import Exchange
 from pyg_sar.comm.faults import connection
 
@@ -141,7 +141,9 @@ def test_unequal_epochs_end_at_the_timeout(data):
     model = DistributedDataParallel(_net())
     for _ in range(2):
         _train(model, data)
-    wrap(model.module, timeout=6)  # all have come as far as this, and done what takes seconds
+    DistributedDataParallel(
+        model.module, timeout=6
+    )  # all have come as far as this, and done what takes seconds
     if dist.get_rank() == 2:
         return
     with pytest.raises(ExchangeError, match='rank 2 was silent') as error:
@@ -153,7 +155,7 @@ def test_unequal_epochs_end_at_the_timeout(data):
 @pytest.mark.parametrize('timeout', [0, -1, True, 'a minute'])
 def test_timeouts_that_are_none(timeout: Any) -> None:
     with pytest.raises(ValueError, match="'timeout' must be"):
-        wrap(_net(), timeout=timeout)
+        DistributedDataParallel(_net(), timeout=timeout)
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,9 @@ OF_PARAMETERS = ('ground/checksum.py', 'averaging/buckets.py')
 def _waits_of_layer(root: str, name: str) -> Counter[str]:
     data = pyg_sar.load_shard(root).to('cuda')
     torch.manual_seed(0)
-    layer = pyg_sar.wrap(torch.nn.ModuleList([LAYERS[name][0]()]).double()).to('cuda')[0]
+    layer = pyg_sar.DistributedDataParallel(torch.nn.ModuleList([LAYERS[name][0]()]).double()).to(
+        'cuda'
+    )[0]
     x = data.x.clone().requires_grad_()
     ones = None
     for last in (False, False, True):

@@ -215,7 +215,7 @@ def test_an_error_leaves_no_watcher(folder: Path) -> None:
 
 def test_a_profile_outside_hears_none_of_the_ranks(folder: Path) -> None:
     data = pyg_sar.load_shard(folder / 'one')
-    model = pyg_sar.wrap(GraphSAGE(8, 12, 3, 3).double())
+    model = pyg_sar.DistributedDataParallel(GraphSAGE(8, 12, 3, 3).double())
     with pyg_sar.profile(model) as prof:
         model(data.x, data.edge_index)
         _in_turns(folder, partial(_train, str(folder), 'sage', {}))

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn import GATConv, GCNConv, GroupAddRev, LGConv, SAGEConv
 
 import pyg_sar
-from pyg_sar import DistributedDataParallel, mean_of_batches, wrap
+from pyg_sar import DistributedDataParallel, mean_of_batches
 
 Program = Callable[['Run'], None]
 PROGRAMS: dict[str, Program] = {}
@@ -410,7 +410,7 @@ def _two(run: Run) -> tuple[Any, Any]:
 def torchs_own_around_a_wrapped_model(run: Run) -> None:
     model = make_model()
     if run.rank is not None:
-        model = torch.nn.parallel.DistributedDataParallel(wrap(model))
+        model = torch.nn.parallel.DistributedDataParallel(DistributedDataParallel(model))
     run.models.append(model)
     run.loss(model(*run.graph)).backward()
 

@@ -22,7 +22,7 @@ from torch_geometric.nn import BatchNorm, GATConv, GCNConv, HeteroConv, SAGEConv
 from torch_geometric.utils import trim_to_layer
 
 import pyg_sar
-from pyg_sar import DistributedDataParallel, NodeEmbedding, gather, mean_of_batches, wrap
+from pyg_sar import DistributedDataParallel, NodeEmbedding, gather, mean_of_batches
 from pyg_sar.comm import rank
 
 
@@ -159,7 +159,7 @@ def test_pairs_of_nodes_of_the_whole_graph(data):
 @on_ranks(2, by='threads')
 def test_a_conv_that_keeps_its_edges(data):
     batch = batch_of(small_graph(), torch.tensor([rank()]))
-    conv = wrap(GCNConv(6, 3, cached=True).double())
+    conv = DistributedDataParallel(GCNConv(6, 3, cached=True).double())
     conv(data.x, data.edge_index)
     with pytest.raises(ValueError, match='cached'):
         conv(batch.x, batch.edge_index)
@@ -459,7 +459,7 @@ def test_heterogeneous_batches_and_exact_evaluation(tmp_path, kind):
 def _lazy(graph: Data) -> list[Tensor]:
     torch.manual_seed(0)
     batch = batch_of(graph, _seeds([], [1, 2]))
-    model = wrap(nn.ModuleList([SAGEConv(-1, 3)]).double())
+    model = DistributedDataParallel(nn.ModuleList([SAGEConv(-1, 3)]).double())
     with torch.no_grad():
         model[0](batch.x, batch.edge_index)
     model = DistributedDataParallel(model)

@@ -21,7 +21,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import LGConv
 
 import pyg_sar
-from pyg_sar import DistributedDataParallel, SARConv, wrap
+from pyg_sar import DistributedDataParallel, SARConv
 
 
 def _loss(model: torch.nn.Module, data: Data) -> Tensor:
@@ -181,7 +181,7 @@ def test_an_unknown_option_is_an_error():
 
 @on_ranks(2, 0)
 def test_a_wrapped_model():
-    ours = DistributedDataParallel(wrap(make_model(), mode='one_shot'))
+    ours = DistributedDataParallel(DistributedDataParallel(make_model(), mode='one_shot'))
     assert [m.sar_options.mode for m in ours.modules() if isinstance(m, SARConv)] == [
         'one_shot'
     ] * 2

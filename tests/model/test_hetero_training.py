@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings('ignore:There exist node types')
 def test_wrap_takes_every_conv_and_keeps_the_keys() -> None:
     for name in ('SAGE', 'mixed', 'to_hetero', 'HeteroDictLinear'):
         plain, model = (with_shapes(MODELS[name]()) for _ in range(2))
-        pyg_sar.wrap(model)
+        pyg_sar.DistributedDataParallel(model)
         num_convs = sum(hasattr(m, 'propagate') for m in plain.modules())
         assert sum(isinstance(m, SARConv) for m in model.modules()) == num_convs
         assert list(model.state_dict()) == list(plain.state_dict())

@@ -341,7 +341,7 @@ def test_a_model_of_torchscript_is_refused() -> None:
 def _traced(root: str) -> list[str]:
     data = pyg_sar.load_shard(root)
     model = DistributedDataParallel(Net().double())
-    other = pyg_sar.wrap(Net().double())
+    other = pyg_sar.DistributedDataParallel(Net().double())
     graph = data.x, data.edge_index
     outcomes = [attempt(torch.jit.trace, each, graph) for each in (model, other, model.conv)]
     model.loss(data).backward()  # the ranks go on

@@ -131,16 +131,16 @@ def test_refused_by_name(name: str) -> None:
     make, reason = REFUSED[name]
     model = make()
     with pytest.raises(ValueError, match=f'^{name} .*{reason}'):
-        pyg_sar.wrap(model)
+        pyg_sar.DistributedDataParallel(model)
     inside = nn.Sequential(_CONV(), model)
     with pytest.raises(ValueError, match=f"^{name} at '1'"):
-        pyg_sar.wrap(inside)
+        pyg_sar.DistributedDataParallel(inside)
     assert type(inside[0]) is GCNConv
 
 
 def _at_forward(root: str, name: str) -> str:
     case = AT_FORWARD[name]
-    model = pyg_sar.wrap(case.make().double())
+    model = pyg_sar.DistributedDataParallel(case.make().double())
     return attempt(case.call, model, Inputs(pyg_sar.load_shard(root)))
 
 
@@ -159,7 +159,7 @@ def test_captum_has_no_modules(name: str) -> None:
 def test_a_wrapped_model_is_the_plain_one_on_a_plain_graph(name: str) -> None:
     case = ALL[name]
     with case.during():
-        wrapped = pyg_sar.wrap(make(case))
+        wrapped = pyg_sar.DistributedDataParallel(make(case))
         for model in (wrapped, copy.deepcopy(wrapped), pickle.loads(pickle.dumps(wrapped))):
             found = step(case, model, GRAPHS['plain']())
             assert all(torch.equal(found[key], value) for key, value in reference(case).items())

@@ -735,7 +735,7 @@ def _in_processes(root: str) -> Any:
 def _in_torchs_own(run: Run) -> None:
     """Of a type of as many nodes on every rank, as torch finds unequal ones itself."""
     run.inner.table = NodeEmbedding(Data(n_id=torch.arange(3) + 3 * rank()), DIM)
-    model = nn.parallel.DistributedDataParallel(pyg_sar.wrap(run.inner))
+    model = nn.parallel.DistributedDataParallel(pyg_sar.DistributedDataParallel(run.inner))
     model(run.data)
 
 

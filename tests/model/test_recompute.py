@@ -246,4 +246,4 @@ def test_same_bits_on_ranks(name: str, mode: str, tmp_path: Path) -> None:
 
 def test_a_conv_by_itself_is_refused() -> None:
     with pytest.raises(ValueError, match='checkpoint_activations'):
-        pyg_sar.wrap(pyg.SAGEConv(2, 2), checkpoint_activations=True)
+        pyg_sar.DistributedDataParallel(pyg.SAGEConv(2, 2), checkpoint_activations=True)

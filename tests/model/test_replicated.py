@@ -141,7 +141,7 @@ def test_a_large_plain_tensor_is_warned_of_once(root: str) -> None:
 
 
 def _alone(root: str) -> str:
-    pyg_sar.wrap(Net(), timeout=4)
+    pyg_sar.DistributedDataParallel(Net(), timeout=4)
     data = pyg_sar.load_shard(root)
     data.x.mean()
 

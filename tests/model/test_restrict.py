@@ -258,7 +258,7 @@ def _by_ids(root: Path) -> None:
     ids = torch.arange(data.num_nodes - 1, -1, -3)
     layers = restrict(data, ids, 2)
     assert torch.equal(pyg_sar.gather(layers.output_nodes), ids)
-    model = pyg_sar.wrap(_net('sage', 2))
+    model = pyg_sar.DistributedDataParallel(_net('sage', 2))
     out = pyg_sar.gather(model(data.x[layers.input_nodes], data, layers))
     assert_close(out, pyg_sar.gather(model(data.x, data))[ids], tolerance=TOLERANCE)
 
@@ -271,7 +271,7 @@ def test_ids_give_outputs_in_their_order(world_size: int, num_parts: int, tmp_pa
 def _restricted_gcn(root: Path) -> tuple[Tensor, Tensor]:
     data = pyg_sar.load_shard(root)
     layers = restrict(data, data.train_mask, 2)
-    out = pyg_sar.wrap(_net('gcn', 2))(data.x[layers.input_nodes], data, layers)
+    out = pyg_sar.DistributedDataParallel(_net('gcn', 2))(data.x[layers.input_nodes], data, layers)
     return pyg_sar.gather(layers.output_nodes), pyg_sar.gather(out.detach())
 
 

@@ -24,7 +24,10 @@ def _scores(root: str) -> None:
     with torch.no_grad():
         z = plain.encode(whole.data.x, whole.data.edge_index)
         want = plain.test(z, whole.pos, whole.neg)
-    model, given = pyg_sar.wrap(make(CASES['GAE'])), given_of(pyg_sar.load_shard(root))
+    model, given = (
+        pyg_sar.DistributedDataParallel(make(CASES['GAE'])),
+        given_of(pyg_sar.load_shard(root)),
+    )
     with torch.no_grad():
         z = model.encode(given.data.x, given.data.edge_index)
         assert model.test(z, given.pos, given.neg) == pytest.approx(want, abs=1e-12)
@@ -35,7 +38,7 @@ def _scores(root: str) -> None:
         assert got == pytest.approx(of_edges, abs=1e-12)
     for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
         assert torch.equal(ours, theirs)
-    infomax, y = pyg_sar.wrap(make(CASES['DeepGraphInfomax'])), whole.data.y
+    infomax, y = pyg_sar.DistributedDataParallel(make(CASES['DeepGraphInfomax'])), whole.data.y
     want = infomax.test(whole.data.x, y, whole.data.x[:9], y[:9])
     data = given.data
     x, y = pyg_sar.gather(data.x), pyg_sar.gather(data.y)
@@ -49,7 +52,10 @@ def test_scores(tmp_path: Path, kind: str) -> None:
 
 def _recommended(root: str) -> None:
     graph, data = awkward_graph(), pyg_sar.load_shard(root)
-    plain, model = make(CASES['LightGCN links']), pyg_sar.wrap(make(CASES['LightGCN links']))
+    plain, model = (
+        make(CASES['LightGCN links']),
+        pyg_sar.DistributedDataParallel(make(CASES['LightGCN links'])),
+    )
     if pyg_sar.comm.world_size() == 1:
         want = plain.recommend(graph.edge_index, k=3)
         assert torch.equal(model.recommend(data.edge_index, k=3), want)
@@ -70,7 +76,7 @@ def test_recommendations_are_ids_of_the_whole_graph(tmp_path: Path) -> None:
 
 def _negatives_by_itself(root: str) -> Tensor:
     data = pyg_sar.load_shard(root) if root else awkward_graph()
-    model = pyg_sar.wrap(make(CASES['GAE']))
+    model = pyg_sar.DistributedDataParallel(make(CASES['GAE']))
     random.seed(5)  # what negative_sampling of PyG draws from
     return model.recon_loss(model.encode(data.x, data.edge_index), data.edge_index).detach()
 

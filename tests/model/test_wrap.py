@@ -15,7 +15,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, GCNConv, GINConv, MessagePassing, SAGEConv
 from torch_geometric.nn.models import GAT, GCN, GIN, GraphSAGE
 
-from pyg_sar import SARConv, wrap
+from pyg_sar import DistributedDataParallel, SARConv
 
 
 def _mlp(num_in: int = 6, num_out: int = 6) -> torch.nn.Module:
@@ -90,7 +90,7 @@ def test_keys_and_parameters_stay(name):
     keys = list(model.state_dict())
     names = {id(p) for p in model.parameters()}
     values = {key: value.data_ptr() for key, value in model.state_dict().items()}
-    wrapped = wrap(model)
+    wrapped = DistributedDataParallel(model)
     if not isinstance(model, MessagePassing):
         assert wrapped is model
     assert list(wrapped.state_dict()) == keys
@@ -100,7 +100,7 @@ def test_keys_and_parameters_stay(name):
 
 @pytest.mark.parametrize('name', MODELS)
 def test_everything_is_wrapped(name):
-    wrapped = wrap(_make(name))
+    wrapped = DistributedDataParallel(_make(name))
     layers = [m for m in wrapped.modules() if isinstance(m, SARConv)]
     inside = {inner for layer in layers for inner in layer.modules()}
     plain = [m for m in wrapped.modules() if isinstance(m, MessagePassing)]
@@ -114,7 +114,10 @@ def test_everything_is_wrapped(name):
 @pytest.mark.parametrize('name', MODELS)
 def test_plain_edge_index(graph, name, training):
     """Bit for bit the plain model, dropout and running statistics included."""
-    plain, wrapped = _make(name).train(training), wrap(_make(name)).train(training)
+    plain, wrapped = (
+        _make(name).train(training),
+        DistributedDataParallel(_make(name)).train(training),
+    )
     assert torch.equal(_run(wrapped, graph), _run(plain, graph))
     for key, value in plain.state_dict().items():
         assert torch.equal(wrapped.state_dict()[key], value)
@@ -125,7 +128,7 @@ def test_checkpoints_move_both_ways(graph, name):
     torch.manual_seed(5)
     source = MODELS[name]().double()
     _run(source, graph)
-    wrapped = wrap(_make(name))
+    wrapped = DistributedDataParallel(_make(name))
     result = wrapped.load_state_dict(source.state_dict())
     assert (result.missing_keys, result.unexpected_keys) == ([], [])
     again = _make(name)
@@ -137,7 +140,7 @@ def test_checkpoints_move_both_ways(graph, name):
 
 
 def test_loading_leaves_the_checkpoint_as_it_was():
-    wrapped = wrap(_make('nested'))
+    wrapped = DistributedDataParallel(_make('nested'))
     state = _make('nested').state_dict()
     before = list(state)
     for _ in range(2):
@@ -147,7 +150,7 @@ def test_loading_leaves_the_checkpoint_as_it_was():
 
 @pytest.mark.parametrize('name', ['nested', 'conv in a conv'])
 def test_keys_that_do_not_fit_are_named_as_in_the_plain_model(name):
-    plain, wrapped = _make(name), wrap(_make(name))
+    plain, wrapped = _make(name), DistributedDataParallel(_make(name))
     state = plain.state_dict()
     dropped = next(key for key in state if key.endswith('weight'))
     del state[dropped]
@@ -165,7 +168,7 @@ def test_keys_that_do_not_fit_are_named_as_in_the_plain_model(name):
 @pytest.mark.parametrize('name', few(MODELS))
 def test_copies(graph, shard, name, how, has_run):
     """Also after a forward on a shard, whose traces must not come along."""
-    model = wrap(_make(name), mode='one_shot').eval()
+    model = DistributedDataParallel(_make(name), mode='one_shot').eval()
     if has_run:
         _run(model, shard)
     other = copied(model, how)
@@ -184,7 +187,7 @@ def test_copies(graph, shard, name, how, has_run):
 
 
 def test_reset_parameters():
-    model = wrap(GraphSAGE(6, 8, 2, 3))
+    model = DistributedDataParallel(GraphSAGE(6, 8, 2, 3))
     before = copy.deepcopy(model.state_dict())
     model.reset_parameters()
     after = model.state_dict()
@@ -203,20 +206,20 @@ def _places(model: torch.nn.Module) -> list[tuple[str, int, type]]:
 
 
 def test_wrapping_twice():
-    model = wrap(_make('nested'), mode='one_shot')
+    model = DistributedDataParallel(_make('nested'), mode='one_shot')
     before = _places(model)
-    assert wrap(model) is model
+    assert DistributedDataParallel(model) is model
     assert _places(model) == before
     assert {m.sar_options.mode for m in model.modules() if isinstance(m, SARConv)} == {'one_shot'}
     sar = SARConv(GCNConv(6, 6))
-    assert wrap(sar) is sar
+    assert DistributedDataParallel(sar) is sar
 
 
 def test_wrapping_the_rest():
     """A conv wrapped by hand keeps its mode; the others get the one asked for."""
     model = torch.nn.ModuleList([SARConv(GCNConv(6, 6), mode='one_shot'), GCNConv(6, 6)])
     first = model[0]
-    wrap(model, mode='sequential_no_remat', prefetch=2)
+    DistributedDataParallel(model, mode='sequential_no_remat', prefetch=2)
     assert model[0] is first
     assert [(m.sar_options.mode, m.sar_options.prefetch) for m in model] == [
         ('one_shot', 1),

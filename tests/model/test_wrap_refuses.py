@@ -10,7 +10,7 @@ import torch
 import torch_geometric.nn.attention
 from torch_geometric.nn import GCNConv, GINConv, MessagePassing, SAGEConv, conv
 
-from pyg_sar import SARConv, wrap
+from pyg_sar import DistributedDataParallel, SARConv
 from pyg_sar.conv.support import REFUSED, why_refused
 
 
@@ -36,7 +36,7 @@ def _refuses(model: torch.nn.Module, match: str, **kwargs: Any) -> None:
     """Wrap raises, and leaves every module where it was."""
     before = _places(model)
     with pytest.raises(ValueError, match=match):
-        wrap(model, **kwargs)
+        DistributedDataParallel(model, **kwargs)
     assert _places(model) == before
 
 
@@ -77,7 +77,7 @@ class PANConv(SAGEConv):
 
 
 def test_a_users_class_of_a_refused_name():
-    assert isinstance(wrap(PANConv(6, 6)), SARConv)
+    assert isinstance(DistributedDataParallel(PANConv(6, 6)), SARConv)
 
 
 @pytest.mark.parametrize('mode', ['parallel', '', None, 'SEQUENTIAL'])
@@ -115,7 +115,7 @@ def test_options_are_keyword_only():
     with pytest.raises(TypeError):
         SARConv(GCNConv(6, 6), 'one_shot')
     with pytest.raises(TypeError):
-        wrap(GCNConv(6, 6), 'one_shot')
+        DistributedDataParallel(GCNConv(6, 6), 'one_shot')
 
 
 class _OwnPAN(conv.PANConv):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torch_geometric import nn as pyg
 
-from pyg_sar import DistributedDataParallel, wrap
+from pyg_sar import DistributedDataParallel
 from pyg_sar.comm import rank
 
 NORMS = [
@@ -123,7 +123,7 @@ def _mean(before: Tensor, states: list[tuple[Tensor, Tensor]]) -> Tensor:
 def _one_row() -> list[str]:
     rows, none = torch.randn(1, 4), torch.empty(2, 0, dtype=torch.int64)
     norms = nn.BatchNorm1d(4), pyg.InstanceNorm(4), pyg.BatchNorm(4, allow_single_element=True)
-    return [attempt(wrap(Net(norm)), rows, none) for norm in norms]
+    return [attempt(DistributedDataParallel(Net(norm)), rows, none) for norm in norms]
 
 
 def test_a_batch_of_one_row() -> None:
@@ -157,7 +157,7 @@ def test_a_sync_batch_norm_is_of_all_ranks() -> None:
 
 def _without_a_backward() -> list[Tensor]:
     """Batches in training, and then evaluation: of a wrapped model, which nothing averages."""
-    net = wrap(Net(nn.BatchNorm1d(4)).double())
+    net = DistributedDataParallel(Net(nn.BatchNorm1d(4)).double())
     for step in range(2):
         with torch.no_grad():
             net(*_batch(step, rank(), ''))

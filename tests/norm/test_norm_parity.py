@@ -17,7 +17,7 @@ from rows_by_hand import as_rows, space_of
 from small_graphs import assert_close
 from torch import Tensor
 
-from pyg_sar import DistributedDataParallel, gather, wrap
+from pyg_sar import DistributedDataParallel, gather
 from pyg_sar.rows.space import Space
 
 LAYOUTS = [[11], [3, 8], [6, 0, 5], [0, 0, 9], [1, 7, 2, 1], [0, 1, 1], [0, 1, 0]]
@@ -158,7 +158,7 @@ def _low_precision() -> dict[str, tuple[torch.dtype, bool]]:
         step = {k: as_rows(v, space) for k, v in _steps(case, 11, torch.bfloat16)[1].items()}
         outs = []
         for dtype in (torch.bfloat16, torch.float64):
-            module = wrap(_make(case, torch.bfloat16).to(dtype))
+            module = DistributedDataParallel(_make(case, torch.bfloat16).to(dtype))
             args = [step['x'].to(dtype), *(step[key] for key in case.rows)]
             outs.append(gather(module(*args, **case.options).detach()))
         is_close = torch.allclose(outs[0].double(), outs[1], rtol=0.05, atol=0.05)
@@ -178,7 +178,7 @@ def test_a_wrapped_norm_stays_what_it_is(name):
     calls = []
     module.register_forward_pre_hook(lambda *_: calls.append(1))
     before = dict(module.named_parameters()) | dict(module.named_buffers())
-    wrapped = wrap(module)
+    wrapped = DistributedDataParallel(module)
     after = dict(wrapped.named_parameters()) | dict(wrapped.named_buffers())
     assert list(after) == list(before)
     assert all(after[key] is before[key] for key in after)
@@ -210,7 +210,10 @@ def _count_collectives() -> dict[str, tuple[int, int]]:
     try:
         for name in COLLECTIVES:
             case = CASES[name]
-            module, rows = wrap(_make(case, torch.float64)), _steps(case, 10, torch.float64)[0]
+            module, rows = (
+                DistributedDataParallel(_make(case, torch.float64)),
+                _steps(case, 10, torch.float64)[0],
+            )
             args = [as_rows(rows[key], space) for key in ('x', *case.rows)]
             counts = []
             for training in (True, False):

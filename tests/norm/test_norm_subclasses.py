@@ -60,7 +60,7 @@ NORMS = {
 def _run(name: str, data: Any, copied: Any, wraps: bool) -> list[Tensor]:
     model: torch.nn.Module = Net(NORMS[name]()).double()
     if wraps:
-        model = copied(pyg_sar.wrap(model))
+        model = copied(pyg_sar.DistributedDataParallel(model))
         assert type(model.norm) is type(NORMS[name]())
     out = model(data.x, data.edge_index)
     model.eval()

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
 import pyg_sar
-from pyg_sar import gather, wrap
+from pyg_sar import DistributedDataParallel, gather
 
 
 class NormInMessage(MessagePassing):
@@ -38,7 +38,10 @@ def _conv(name: str) -> NormInMessage:
 
 def _in_message(root: str) -> dict[str, Tensor]:
     data = pyg_sar.load_shard(root)
-    return {n: gather(wrap(_conv(n))(data.x, data.edge_index).detach()) for n in IN_MESSAGE}
+    return {
+        n: gather(DistributedDataParallel(_conv(n))(data.x, data.edge_index).detach())
+        for n in IN_MESSAGE
+    }
 
 
 def test_norms_in_messages(tmp_path):
@@ -58,4 +61,4 @@ def test_running_statistics_in_messages(tmp_path, name):
     plain = NormInMessage(NORMS[name]()).double().eval()
     want = plain(graph.x, graph.edge_index)
     data = pyg_sar.load_shard(cut(graph, 3, tmp_path / 'parts'))
-    assert_close(gather(wrap(plain)(data.x, data.edge_index)), want)
+    assert_close(gather(DistributedDataParallel(plain)(data.x, data.edge_index)), want)

@@ -149,7 +149,9 @@ class Replicated:
         self.data = graph if root is None else pyg_sar.load_shard(root)
         self.is_cut, self.edge = root is not None, layer.edge
         if root is not None:
-            self.model = pyg_sar.wrap(self.model, mode=layer.mode, **layer.options)
+            self.model = pyg_sar.DistributedDataParallel(
+                self.model, mode=layer.mode, **layer.options
+            )
         self.names = [key for key, _ in self.model.named_parameters()]
         self.inputs = tuple(value.requires_grad_() for value in inputs)
         if self.is_cut:

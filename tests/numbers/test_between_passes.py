@@ -40,7 +40,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _model(name: str, *, wrapped: bool) -> torch.nn.Module:
     torch.manual_seed(2)
     model = PATHS[name]().double()
-    return pyg_sar.wrap(model) if wrapped else model
+    return pyg_sar.DistributedDataParallel(model) if wrapped else model
 
 
 def _nothing(model: torch.nn.Module) -> None:

@@ -236,7 +236,7 @@ def _recomputed(root: str, name: str, checkpoint: bool) -> list[Tensor]:
     torch.manual_seed(0)
     between = torch.nn.Sequential(torch.nn.BatchNorm1d(HIDDEN), ACTIVATIONS[name]())
     layers = TwoLayers(conv.SAGEConv, between, '')
-    model = pyg_sar.wrap(layers, checkpoint_activations=checkpoint)
+    model = pyg_sar.DistributedDataParallel(layers, checkpoint_activations=checkpoint)
     x = data.x.clone().requires_grad_()
     with torch.autocast('cpu', torch.bfloat16):
         out = model(data, x, None)
@@ -254,7 +254,7 @@ def test_recomputed_activations_under_autocast(root: str, name: str) -> None:
 def test_a_message_is_replayed_in_the_mode_of_forward(root: str) -> None:
     data = pyg_sar.load_shard(root)
     torch.manual_seed(3)
-    model = pyg_sar.wrap(OwnMessage())
+    model = pyg_sar.DistributedDataParallel(OwnMessage())
     model(data.x, data.edge_index).square().sum().backward()
     expected, model.weight.grad = model.weight.grad, None
     loss = model(data.x, data.edge_index).square().sum()
@@ -275,7 +275,7 @@ def test_narrow_rows_are_weighted_under_autocast(root: str, make: Any) -> None:
 
 def test_a_message_is_replayed_in_the_dtype_of_forward(root: str) -> None:
     data = pyg_sar.load_shard(root)
-    model = pyg_sar.wrap(NotedMessage())
+    model = pyg_sar.DistributedDataParallel(NotedMessage())
     with torch.autocast('cpu', torch.bfloat16):
         loss = model(data.x, data.edge_index).float().square().sum()
     of_forward = list(DTYPES)

@@ -97,7 +97,7 @@ def test_no_more_edges_are_alive(root: Path, aggr: str, monkeypatch: pytest.Monk
     monkeypatch.setattr(chunks, 'CHUNK_BYTES', 16 * ROW_BYTES)
     data = pyg_sar.load_shard(root)
     conv = Watched(aggr)
-    module = pyg_sar.wrap(conv)
+    module = pyg_sar.DistributedDataParallel(conv)
     x = data.x.requires_grad_()
     module(x, data.edge_index)  # the ranks agree, on a few edges
     NOTED.seen.clear()
@@ -133,7 +133,7 @@ def test_every_chunk_draws_its_own(root: Path, aggr: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(chunks, 'CHUNK_BYTES', 1)
     data = pyg_sar.load_shard(root)
     conv = Dropout(aggr)
-    module = pyg_sar.wrap(conv, max_rows=32)
+    module = pyg_sar.DistributedDataParallel(conv, max_rows=32)
     module(data.x, data.edge_index)
     masks = conv.kept[:288].view(9, -1)
     assert len({tuple(mask.tolist()) for mask in masks}) == len(masks)

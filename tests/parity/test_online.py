@@ -78,7 +78,13 @@ def test_one_exchange(root: Path, name: str, monkeypatch: pytest.MonkeyPatch) ->
     """Forward fetches the rows once; backward once, and returns their gradients once."""
     counts, taken = _Counts(monkeypatch), []
     case, data = CASES[name], pyg_sar.load_shard(root)
-    step(case, pyg_sar.wrap(make(case)), data, 'wrapped', lambda stage: taken.append(counts.take()))
+    step(
+        case,
+        pyg_sar.DistributedDataParallel(make(case)),
+        data,
+        'wrapped',
+        lambda stage: taken.append(counts.take()),
+    )
     assert taken == [(ONE_PASS[name], 0), (ONE_PASS[name], ONE_PASS[name])]
 
 
@@ -172,7 +178,7 @@ class Using(MessagePassing):
 
 def _compare(conv: MessagePassing, data: Data, graph: Data, tolerance: float = TOLERANCE) -> None:
     """One process, output and every gradient."""
-    module = pyg_sar.wrap(conv)
+    module = pyg_sar.DistributedDataParallel(conv)
     plain, own = graph.x.clone().requires_grad_(), data.x.clone().requires_grad_()
     conv.zero_grad()
     expected = conv(plain, graph.edge_index)
@@ -227,7 +233,7 @@ def test_hook_of_a_later_call(root: Path, monkeypatch: pytest.MonkeyPatch) -> No
     counts = _Counts(monkeypatch)
     conv = Using(lambda alpha: alpha)
     data = pyg_sar.load_shard(root)
-    module = pyg_sar.wrap(conv)
+    module = pyg_sar.DistributedDataParallel(conv)
     module(data.x, data.edge_index)
     assert counts.take()[0] == 1
     handle = conv.register_message_forward_hook(lambda _, __, out: F.relu(out))

@@ -52,7 +52,9 @@ def _dropped_out(root: str, name: str, dropout: float, *, general: bool) -> Valu
         conv = make(CASES[name])
         conv.dropout = dropout
         torch.manual_seed(3)
-        return step(CASES[name], pyg_sar.wrap(conv), pyg_sar.load_shard(root), 'wrapped')
+        return step(
+            CASES[name], pyg_sar.DistributedDataParallel(conv), pyg_sar.load_shard(root), 'wrapped'
+        )
 
 
 @pytest.mark.parametrize(
@@ -87,7 +89,7 @@ def _weighted(name: str, data: Data, rank: int, factor: float) -> tuple[Tensor, 
     """
     torch.manual_seed(0)
     conv = ATTENTIVE[name]().double()
-    module: Any = conv if rank < 0 else pyg_sar.wrap(conv)
+    module: Any = conv if rank < 0 else pyg_sar.DistributedDataParallel(conv)
     x = data.x * torch.where(data.node < 30, 1, factor).view(-1, 1)
     x, edge_attr = x.requires_grad_(), data.edge_attr.clone().requires_grad_()
     out, (edge_index, alpha) = module(x, data.edge_index, edge_attr, return_attention_weights=True)
@@ -150,7 +152,7 @@ def _masked(root: str, factor: float, dtype: torch.dtype, all_of: int | None) ->
     expected = conv(plain, graph.edge_index, mask)
     expected.sum().backward()
     with _small_chunks():
-        out = pyg_sar.wrap(conv)(own, data.edge_index, mask)
+        out = pyg_sar.DistributedDataParallel(conv)(own, data.edge_index, mask)
         out.sum().backward()
     return (pyg_sar.gather(out), expected), (pyg_sar.gather(own.grad), plain.grad)
 

@@ -188,7 +188,9 @@ def test_world_sizes(partitions: Path, name: str, world_size: int, parts: str, m
 
 def _values(name: str, root: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     data = as_dtype(pyg_sar.load_shard(root), dtype)
-    found = step(ANY[name], pyg_sar.wrap(make(ANY[name]).to(dtype)), data, 'wrapped')
+    found = step(
+        ANY[name], pyg_sar.DistributedDataParallel(make(ANY[name]).to(dtype)), data, 'wrapped'
+    )
     return {key: value.detach() for key, value in found.items()}
 
 
@@ -230,7 +232,7 @@ def test_autocast(partitions: Path, name: str) -> None:
     case, data = ANY[name], pyg_sar.load_shard(partitions / 'metis3')
     with torch.autocast('cpu', dtype=torch.bfloat16):
         want = step(case, make(case).float(), as_dtype(plain(), torch.float32))
-        module = pyg_sar.wrap(make(case).float())
+        module = pyg_sar.DistributedDataParallel(make(case).float())
         found = step(case, module, as_dtype(data, torch.float32), 'wrapped')
     # Some gradients are nothing but rounding.
     largest = max(value.abs().max() for value in want.values())

@@ -27,7 +27,7 @@ SIZES = sizes_of_rank(7, 20, (3, 2, 4), (9, 5, 11))
 def test_rehearsal_is_what_a_rank_of_equal_ranks_does(name: str, mode: Any) -> None:
     model = USER_MODELS[name]().double()
     job = job_of(model, 6, 'float64', mode=mode)
-    wrapped = pyg_sar.wrap(copy.deepcopy(model), mode=mode)
+    wrapped = pyg_sar.DistributedDataParallel(copy.deepcopy(model), mode=mode)
     wrapped.eval(), model.eval()  # no dropout; running statistics
     with equal_ranks(4) as traffic:
         data = made_up_shard(SIZES, job.meta)

@@ -109,7 +109,7 @@ def test_quiet_by_default(root, caplog, capfd):
     """Even where the program shows warnings."""
     run_ranks(_train, 1, root, None)
     data = pyg_sar.load_shard(root)
-    model = pyg_sar.wrap(SAGEConv(6, 6).double())
+    model = pyg_sar.DistributedDataParallel(SAGEConv(6, 6).double())
     model(data.x, data.edge_index).sum().backward()
     assert hook.watchers == ()
     assert caplog.records == []
@@ -120,7 +120,7 @@ def test_handlers_of_the_program(root, caplog, capfd):
     """They get the lines instead of stderr."""
     try:
         data = pyg_sar.load_shard(root)
-        model = pyg_sar.wrap(SAGEConv(6, 6).double(), log='info')
+        model = pyg_sar.DistributedDataParallel(SAGEConv(6, 6).double(), log='info')
         model(data.x, data.edge_index)
     finally:
         set_log('off')
@@ -146,7 +146,7 @@ def test_environment(monkeypatch):
 
 def test_wrong_level():
     with pytest.raises(ValueError, match=r"'log' .*'loud'"):
-        pyg_sar.wrap(SAGEConv(2, 2), log='loud')
+        pyg_sar.DistributedDataParallel(SAGEConv(2, 2), log='loud')
 
 
 @on_ranks(2, 0)
@@ -170,7 +170,7 @@ def _fails(root: str) -> str:
     with redirect_stderr(err):
         try:
             data = pyg_sar.load_shard(root)
-            model = pyg_sar.wrap(SAGEConv(6, 6).double(), log='debug')
+            model = pyg_sar.DistributedDataParallel(SAGEConv(6, 6).double(), log='debug')
             for x in (data.x[:-1], data.x):
                 with suppress(ValueError):
                     model(x, data.edge_index)

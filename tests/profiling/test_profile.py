@@ -61,7 +61,7 @@ def _median() -> torch.nn.Module:
 
 def _model(make: Callable[[], torch.nn.Module] = _sage, **options: Any) -> torch.nn.Module:
     torch.manual_seed(0)
-    return pyg_sar.wrap(Net(make).double(), **options)
+    return pyg_sar.DistributedDataParallel(Net(make).double(), **options)
 
 
 def _step(model: torch.nn.Module, data: Data) -> list[Tensor]:
@@ -165,7 +165,7 @@ def test_bytes_are_those_of_the_messages(data, make, options):
 
 @of_rows
 def test_kept_sums_move_no_rows(data):
-    model = pyg_sar.wrap(_sage().double())
+    model = pyg_sar.DistributedDataParallel(_sage().double())
     _step(model, data)
     with pyg_sar.profile(model) as prof:
         _step(model, data)
@@ -375,7 +375,7 @@ def test_rows_in_the_cache_of_batches(data):
 
 @on_ranks(2)
 def test_profiles_of_other_models(data):
-    with pyg_sar.profile(pyg_sar.wrap(Net(_sage, 1 + dist.get_rank()))) as prof:
+    with pyg_sar.profile(pyg_sar.DistributedDataParallel(Net(_sage, 1 + dist.get_rank()))) as prof:
         pass
     with pytest.raises(ValueError, match='number of profiled layers'):
         prof.table(all_ranks=True)

@@ -88,7 +88,7 @@ def _step(nodes: dict[Any, Any], edges: dict[Any, Any], mode: Any) -> dict[str, 
     model = model.double()
     parameters = dict(model.named_parameters())
     if mode is not None:
-        model = pyg_sar.wrap(model, mode=mode)
+        model = pyg_sar.DistributedDataParallel(model, mode=mode)
     out = model(
         {key: _coded(value, n_ids[key], WIDTH) for key, value in x.items()},
         {key: store['edge_index'] for key, store in edges.items()},

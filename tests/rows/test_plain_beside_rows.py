@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
 def _embedded(data: Data) -> tuple[Tensor, Any]:
     torch.manual_seed(0)
     weight = torch.nn.Parameter(torch.randn(data.num_nodes, 4, dtype=torch.float64))
-    conv = pyg_sar.wrap(LGConv())
+    conv = pyg_sar.DistributedDataParallel(LGConv())
     out = conv(weight, data.edge_index)
     (out * out).sum().backward()
     return pyg_sar.gather(out.detach()), weight.grad
@@ -52,7 +52,7 @@ def _loops(data: Data) -> Tensor:
     """Of the nodes that have edges: fewer than there are."""
     edge_index, _ = add_self_loops(data.edge_index)
     torch.manual_seed(0)
-    conv = pyg_sar.wrap(SAGEConv(data.num_features, 4).double())
+    conv = pyg_sar.DistributedDataParallel(SAGEConv(data.num_features, 4).double())
     return pyg_sar.gather(conv(data.x, edge_index).detach())
 
 

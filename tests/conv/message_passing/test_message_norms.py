@@ -10,7 +10,7 @@ from small_graphs import assert_close, small_graph
 from sum_conv import SumConv
 from torch import Tensor
 
-from pyg_sar import wrap
+from pyg_sar import DistributedDataParallel
 
 
 class NormInMessage(SumConv):
@@ -35,7 +35,11 @@ def _norm_model() -> torch.nn.ModuleList:
 @pytest.mark.parametrize('training', [False, True])
 @on_ranks(num_parts=3)
 def test_batch_norm_inside_a_message(data, before, world_size, mode, training):
-    graph, plain, model = small_graph(), _norm_model()[0], wrap(_norm_model(), mode=mode)
+    graph, plain, model = (
+        small_graph(),
+        _norm_model()[0],
+        DistributedDataParallel(_norm_model(), mode=mode),
+    )
     for is_training in (*before, training):
         want = plain.train(is_training)(graph.x, graph.edge_index).detach()
         out = model.train(is_training)[0](data.x, data.edge_index).detach()

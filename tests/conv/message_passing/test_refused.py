@@ -18,7 +18,7 @@ from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import degree, scatter, softmax
 
 import pyg_sar
-from pyg_sar import SARConv, wrap
+from pyg_sar import DistributedDataParallel, SARConv
 
 EXACT: dict[str, Callable[..., Tensor]] = {
     'divides by degree': lambda self, x_j, index, size_i: (
@@ -156,7 +156,7 @@ def test_refused_at_construction(name, mode):
     with pytest.raises(ValueError, match=f'cannot be wrapped: {words}'):
         SARConv(make(), mode=mode)
     with pytest.raises(ValueError, match=f"at '0' .*{words}"):
-        wrap(torch.nn.ModuleList([make()]), mode=mode)
+        DistributedDataParallel(torch.nn.ModuleList([make()]), mode=mode)
 
 
 @pytest.mark.parametrize('mode', ['sequential', 'one_shot'])
