@@ -42,9 +42,9 @@ class SARConv(MessagePassing, metaclass=ClassSwap):
     graph; a rank has the rows of its own nodes. Linear layers and skip terms run once per node, at
     its owner. Only the rows that messages read travel. On any other ``edge_index``, such as that of
     a batch, it is the plain conv, and nothing is communicated.
-    :class:`pyg_sar.DistributedDataParallel` changes all convs of a model. The method is Sequential Aggregation and
-    Rematerialization (Mostafa, MLSys 2022, `arXiv 2111.06483 <https://arxiv.org/abs/2111.06483>`_).
-    By hand::
+    :class:`pyg_sar.DistributedDataParallel` changes all convs of a model. The method is Sequential
+    Aggregation and Rematerialization (Mostafa, MLSys 2022, `arXiv 2111.06483
+    <https://arxiv.org/abs/2111.06483>`_). By hand::
 
         conv = pyg_sar.SARConv(GATConv(8, 4, heads=2), mode='one_shot')
         out = conv(data.x, data.edge_index)

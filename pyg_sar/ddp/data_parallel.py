@@ -63,10 +63,11 @@ class DistributedDataParallel(torch.nn.Module, metaclass=ClassSwap):
     Gives `module` itself back, whose class is changed on the fly: a ``Net`` stays a ``Net``, and is
     a ``DistributedDataParallel``, too. Its attributes, methods, hooks and the keys of its
     ``state_dict()`` stay as they are. Every conv becomes a :class:`SARConv`, in place, and norms
-    take the statistics of all ranks' rows; all other modules run as they are. The gradients of the ranks are averaged at the end of every backward,
-    whichever method of the model or of a layer has used the parameters. On data of
-    :func:`pyg_sar.load_shard` gradients are those of one process, also gradients of inputs. Rows of
-    a :class:`pyg_sar.NodeEmbedding` are neither sent nor averaged.
+    take the statistics of all ranks' rows; all other modules run as they are. The gradients of the
+    ranks are averaged at the end of every backward, whichever method of the model or of a layer has
+    used the parameters. On data of :func:`pyg_sar.load_shard` gradients are those of one process,
+    also gradients of inputs. Rows of a :class:`pyg_sar.NodeEmbedding` are neither sent nor
+    averaged.
 
     All ranks must have equal parameters and buffers. This is checked at construction. A checksum of
     the parameters travels with every sum of gradients, so ranks that part are told at the next

@@ -23,6 +23,7 @@ from torch_geometric.nn.models import GraphSAGE
 from traffic import counted
 
 import pyg_sar
+from pyg_sar.ddp.wrap import wrap
 from pyg_sar.rows.rows import Rows
 
 IN, OUT = 12, 3
@@ -130,7 +131,7 @@ def _run(name: str, data: Data, mode: Any) -> tuple[Any, ...]:
     is_cut = hasattr(data.edge_index, 'handle')
     n_id = data.n_id if is_cut else torch.arange(40)
     if is_cut:
-        conv = pyg_sar.DistributedDataParallel(conv, mode=mode, **_rows(mode))
+        conv = wrap(conv, mode=mode, **_rows(mode))
     x = x[n_id].requires_grad_()
     weight = [data.edge_weight] if name in WEIGHTED else []
     outs, columns = [], []
@@ -232,9 +233,7 @@ def test_called_in_other_ways(data):
     found = []
     for call in (_called, *WAYS):
         torch.manual_seed(3)
-        conv = pyg_sar.DistributedDataParallel(
-            SAGEConv(IN, OUT, root_weight=False).double(), partial_sums=False
-        )
+        conv = wrap(SAGEConv(IN, OUT, root_weight=False).double(), partial_sums=False)
         x = torch.ones(40, IN, dtype=torch.float64).cumsum(0).sin()[data.n_id].requires_grad_()
         found.append(_steps(conv, x, data, 2, _called) + _steps(conv, x, data, 2, call))
     for others in found[1:]:
@@ -246,7 +245,7 @@ def test_called_in_other_ways(data):
 def test_evaluations(data):
     """Raw features: sums that nothing learns from are not kept, so they may be narrow."""
     plain, graph = SAGEConv(6, 2).double(), small_graph()
-    conv = pyg_sar.DistributedDataParallel(copy.deepcopy(plain), partial_sums=False)
+    conv = wrap(copy.deepcopy(plain), partial_sums=False)
     sends = sum(step.send_index.numel() for step in data.edge_index.handle.shard.steps)
     for mode, columns in (
         (torch.no_grad, 2),
@@ -274,7 +273,7 @@ def test_with_recomputed_activations(data):
         torch.manual_seed(3)
         data = pyg_sar.load_shard(data.edge_index.handle.shard.root)  # nothing is known
         model = GraphSAGE(6, 8, 3, 2, norm='batch_norm').double()
-        model = pyg_sar.DistributedDataParallel(model, checkpoint_activations=recompute)
+        model = wrap(model, checkpoint_activations=recompute)
         sent = []
         for _ in range(3):
             with counted() as traffic:
@@ -291,7 +290,7 @@ def test_with_recomputed_activations(data):
 def test_a_pair(data):
     """Restricted to the edges into some nodes: a pair of sources and destinations."""
     graph, plain = small_graph(), SAGEConv(6, 2).double()
-    conv = pyg_sar.DistributedDataParallel(copy.deepcopy(plain), partial_sums=False)
+    conv = wrap(copy.deepcopy(plain), partial_sums=False)
     expected = plain(graph.x.requires_grad_(), graph.edge_index)
     expected[graph.train_mask].square().sum().backward()
     (layer,) = layers = pyg_sar.restrict(data, data.train_mask, num_layers=1)

@@ -15,6 +15,7 @@ from torch_geometric import nn as pyg
 
 from pyg_sar import DistributedDataParallel
 from pyg_sar.comm import rank
+from pyg_sar.ddp.wrap import wrap
 
 NORMS = [
     name
@@ -157,7 +158,7 @@ def test_a_sync_batch_norm_is_of_all_ranks() -> None:
 
 def _without_a_backward() -> list[Tensor]:
     """Batches in training, and then evaluation: of a wrapped model, which nothing averages."""
-    net = DistributedDataParallel(Net(nn.BatchNorm1d(4)).double())
+    net = wrap(Net(nn.BatchNorm1d(4)).double())
     for step in range(2):
         with torch.no_grad():
             net(*_batch(step, rank(), ''))
