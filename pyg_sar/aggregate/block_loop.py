@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from pyg_sar.comm import Exchange, GradientReturn, Rows, takes_turns
+from pyg_sar.comm import Exchange, Rows
 from pyg_sar.shard.plan import Block, Plan
 
 
@@ -81,14 +81,14 @@ class BlockByBlock:
         blocks. `later` may take the place of the loop's body where ranks take turns; the loop then
         skips blocks of other ranks' rows.
         """
-        returned = GradientReturn(self.exchange, out, own=own)
+        returned = self.exchange.way_back(self.exchange, out, own=own)
         num_own = self.plan.shard.parts_per_rank
         num_made = 0 if own is None else num_own
         for place, (block, rows) in enumerate(self.fetch(read)):
             if place < num_made:
                 continue
-            if later is not None and place >= num_own and takes_turns():
-                returned.offer(partial(later.make, block), later.read)
+            is_remote = place >= num_own
+            if is_remote and later and returned.takes_over(partial(later.make, block), later.read):
                 continue
             yield block, rows, returned.rows() if out else []
             if out:

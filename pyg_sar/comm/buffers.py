@@ -13,7 +13,7 @@ narrow rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -76,6 +76,10 @@ class Buffers:
         self.lent = []
 
 
+Lend = Callable[[Sequence[Tensor], int], Buffers]
+"""Gives buffers of so many rows like those of some tensors."""
+
+
 class Wire:
     """Packs rows for the way and unpacks them; wider floats are rounded to `dtype`, if given."""
 
@@ -93,6 +97,16 @@ class Wire:
             else t
             for t in tensors
         ]
+
+    def recast(self, rows: Buffers, like: Sequence[Tensor], lend: Lend) -> Buffers:
+        """Rows in the dtypes of `like`: as they are, or copies, and then they are freed."""
+        if self.dtype is None or [t.dtype for t in rows.rows] == [t.dtype for t in like]:
+            return rows
+        copies = lend(like, rows.rows[0].size(0))
+        for copy, came in zip(copies.rows, rows.rows, strict=True):
+            copy.copy_(came)
+        rows.free()
+        return copies
 
     def pack(self, out: Tensor, tensor: Tensor, index: Tensor) -> None:
         """Puts rows of a tensor into `out`, as they travel."""

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from pyg_sar.comm.faults.errors import because_of
 from pyg_sar.comm.functions import communicates
-from pyg_sar.comm.process_group import SHORT
 from pyg_sar.comm.ranks import current
 from pyg_sar.ground.json_values import decode, encode
 from pyg_sar.monitor import hook
@@ -49,9 +48,7 @@ def agree(value: Any) -> list[Any]:
         return [value]
     text, what = encode(value), 'a comparison of all ranks'
     with comm.guard(what):
-        # Threads compare what they are at where they meet.
-        is_short = comm.takes_turns or comm.sum_alike(what, number=len(text) > SHORT) == 0
-        texts = comm.gather_texts(text, is_short=is_short)
+        texts = comm.gather_texts(text, what)
     return [decode(each) for each in texts]
 
 

@@ -7,7 +7,7 @@ There are three kinds: the process group of ``torch.distributed``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pyg_sar.averaging import Averager
     from pyg_sar.comm.buffers import BufferPool
     from pyg_sar.comm.end_of_backward import Backward
+    from pyg_sar.comm.exchange import Exchange
 
 
 class Work(Protocol):
@@ -53,6 +54,7 @@ class Comm:
         awaiting: Models that have run on a batch, whose backward may come.
         num_made: How many things all ranks have made together; see :class:`Agreed`.
         pool: Memory for rows, where ranks have it in common.
+        exchange_kind: What its exchanges are, where they are not made of messages.
     """
 
     rank, size = 0, 1
@@ -60,6 +62,7 @@ class Comm:
     takes_turns = False
     debug, beside = False, ''
     pool: BufferPool | None = None
+    exchange_kind: type[Exchange] | None = None
 
     def __init__(self) -> None:
         self.operation = ''
@@ -114,8 +117,8 @@ class Comm:
         """
         return number
 
-    def gather_texts(self, text: bytes, *, is_short: bool) -> list[bytes]:
-        """The texts of all ranks, perhaps with spaces at the end."""
+    def gather_texts(self, text: bytes, what: str) -> list[bytes]:
+        """The texts of all ranks, perhaps with spaces at the end; `what` is the operation."""
         return [text]
 
     def start_swap(
@@ -130,30 +133,6 @@ class Comm:
 
         Messages meet if their words are equal, where the backend knows tags (gloo).
         """
-        raise NotImplementedError
-
-    def offer(
-        self,
-        rank: int,
-        words: str,
-        form: Sequence[Tensor],
-        make: Callable[[list[Tensor]], None] | None = None,
-        read: Sequence[Tensor] = (),
-    ) -> None:
-        """Hands tensors to another rank; for ranks that take turns.
-
-        Offers are taken under the words under which they were made, in their order. `form` are the
-        tensors, which nobody else uses; with `make` some like them, of any content, which it fills
-        in the other rank's turn. `read` is what `make` reads.
-        """
-        raise NotImplementedError
-
-    def await_offers(self, counts: Mapping[int, int], words: str) -> None:
-        """Returns once each of some ranks has made so many offers to this one."""
-        raise NotImplementedError
-
-    def take(self, rank: int, words: str, place: Callable[[], list[Tensor]]) -> list[Tensor]:
-        """What another rank has offered, in memory from `place` or of its own."""
         raise NotImplementedError
 
     def all_to_all(

@@ -9,27 +9,26 @@ Exchanges use a process group of their own, so they never meet the collectives o
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.buffers import BufferPool, Buffers, Rows, Wire
+from pyg_sar.comm.buffers import BufferPool, Buffers, Lend, Rows, Wire
 from pyg_sar.comm.collectives import all_to_all, all_to_all_counts
-from pyg_sar.comm.faults.errors import placed
+from pyg_sar.comm.gradient_return import GradientReturn
 from pyg_sar.comm.ranks import current
-from pyg_sar.comm.swap import ROWS_TAG, Swap, forms_of, tell_moved
+from pyg_sar.comm.swap import ROWS_TAG, Swap
 from pyg_sar.shard.kept import Kept
 from pyg_sar.shard.shard import Shard, Step
 
 _POOL: Kept[BufferPool] = Kept()
-_EXCHANGES: Kept[dict[tuple[int, torch.dtype | None], Exchange]] = Kept()
+_EXCHANGES: Kept[dict[tuple[type[Exchange], int, torch.dtype | None], Exchange]] = Kept()
 _SOURCE_IDS: Kept[Tensor] = Kept()
 
 
@@ -55,6 +54,8 @@ class Exchange:
     and their gradients are rounded to `dtype` while they travel; None sends them as they are.
     """
 
+    way_back: type[GradientReturn] = GradientReturn
+
     def __init__(self, shard: Shard, *, depth: int = 1, dtype: torch.dtype | None = None) -> None:
         if depth < 1:
             raise ValueError(f"'depth' must be at least 1 (got {depth})")
@@ -74,7 +75,7 @@ class Exchange:
         pool = _POOL.put(shard, current().pool or _POOL.of(shard, BufferPool))
         most = max((max(s.recv_rows, s.send_rows) for s in shard.steps), default=0)
         # Reused memory for as many rows like those of each of some tensors.
-        self.buffers = partial(Buffers, pool, most)
+        self.buffers: Lend = partial(Buffers, pool, most)
 
     def fetch(self, tensors: Sequence[Tensor], *, keep: bool = False) -> Iterator[Rows]:
         """The source rows ``[num_rows, ...]`` of every block, in the order of the plan's blocks.
@@ -84,17 +85,13 @@ class Exchange:
         """
         tensors = [t.contiguous() for t in tensors]
         form = self.wire.like(tensors)
-        is_narrow = [t.dtype for t in form] != [t.dtype for t in tensors]
         steps = deque(self.shard.steps)
         travelling: deque[Swap] = deque()
-        buffers = partial(Buffers, None, 0) if keep else self.buffers
-        if current().takes_turns:
-            yield from self._pulled(tensors, form, buffers)
-            return
+        lend: Lend = partial(Buffers, None, 0) if keep else self.buffers
 
         def start(sent: Buffers) -> None:
             step = steps.popleft()
-            received = buffers(form, step.recv_rows)
+            received = lend(form, step.recv_rows)
             travelling.append(
                 Swap(received, step.recv_rank, sent, step.send_rank, step.part, ROWS_TAG)
             )
@@ -112,50 +109,18 @@ class Exchange:
             swap.sent.free()
             if packed is not None:
                 start(packed)
-            rows = swap.received
-            if is_narrow:
-                rows = buffers(tensors, rows.rows[0].size(0))
-                for wide, came in zip(rows.rows, swap.received.rows, strict=True):
-                    wide.copy_(came)
-                swap.received.free()
+            rows = self.wire.recast(swap.received, tensors, lend)
             yield rows.rows
             rows.free()
 
-    def _pulled(
-        self, tensors: Rows, form: Rows, buffers: Callable[[Rows, int], Buffers]
-    ) -> Iterator[Rows]:
-        """As :meth:`fetch`, of ranks that take turns: the reader packs the rows it reads.
-
-        All wait once, before the first block: then an exchange is one turn of each rank.
-        """
-        comm, steps = current(), self.shard.steps
-        words = placed(f'an exchange of {forms_of(form)}')
-        with comm.guard('receiving rows', alike=words):
-            for step in steps:
-                like = [t.new_empty(1).expand(step.send_rows, *t.shape[1:]) for t in form]
-                make = partial(self._pack, step, tensors)
-                comm.offer(step.send_rank, words, like, make, tensors)
-            comm.await_offers(Counter(step.recv_rank for step in steps), words)
-        for part in self.shard.parts:
-            first, end = self.shard.source_range(part)
-            yield [t[first:end] for t in tensors]
-        for step in steps:
-            with taken(step.recv_rank, words, form, step.recv_rows, buffers) as rows:
-                tell_moved(step.part, 'rows', rows, step.send_rows)
-                if [t.dtype for t in rows] == [t.dtype for t in tensors]:
-                    yield rows
-                    continue
-                wide = buffers(tensors, step.recv_rows)
-                yield [to.copy_(t) for to, t in zip(wide.rows, rows, strict=True)]
-                wide.free()
-
     def _packed(self, step: Step, form: Rows, tensors: Rows) -> Buffers:
-        """The own rows that a step sends, and sums of them, as they travel."""
+        """What a step sends, in a buffer."""
         sent = self.buffers(form, step.send_rows)
-        self._pack(step, tensors, sent.rows)
+        self.pack(step, tensors, sent.rows)
         return sent
 
-    def _pack(self, step: Step, tensors: Rows, out: Rows) -> None:
+    def pack(self, step: Step, tensors: Rows, out: Rows) -> None:
+        """Puts the own rows that a step sends, and sums of them, into `out` as they travel."""
         num_rows = step.send_index.numel()
         for rows, tensor in zip(out, tensors, strict=True):
             self.wire.pack(rows[:num_rows], tensor, step.send_index)
@@ -172,11 +137,11 @@ class Exchange:
 
     def fetch_all(self, tensors: Sequence[Tensor]) -> Rows:
         """All halo rows ``[num_halo, ...]`` at once: an all-to-all for each tensor (collective)."""
-        return self.fetch_requested(tensors, self._everything())
+        return self.fetch_requested(tensors, self._everything)
 
     def return_all(self, gradients: Sequence[Tensor], out: Sequence[Tensor]) -> None:
         """The adjoint of :meth:`fetch_all`: adds gradients ``[num_halo, ...]`` to rows of `out`."""
-        self.return_requested(gradients, out, self._everything())
+        self.return_requested(gradients, out, self._everything)
 
     def request(self, halo: Sequence[Tensor]) -> list[Request]:
         """Tells the owners which halo rows will be fetched together (collective: two all-to-alls).
@@ -184,9 +149,9 @@ class Exchange:
         `halo` are for every fetch to come ascending halo rows, int64; as many fetches on all ranks.
         """
         if self.shard.world_size == 1:
-            return [self._everything() for _ in halo]
+            return [self._everything for _ in halo]
         world_size, device = self.shard.world_size, halo[0].device if halo else None
-        everything = self._everything()
+        everything = self._everything
         halo_ptr = torch.tensor(self.shard.halo_ptr[:: self.shard.parts_per_rank], device=device)
         starts, ends = halo_ptr[:-1], halo_ptr[1:]
         owners = [torch.bucketize(rows, ends, right=True) for rows in halo]
@@ -231,6 +196,8 @@ class Exchange:
             received = all_to_all(sent, request.recv_counts, request.send_counts)
             self.wire.add(rows, request.send_index, received)
 
+    @cached_property
+    @torch.inference_mode(False)  # it outlives the caller's mode
     def _everything(self) -> Request:
         """All halo rows, in the order of the halo."""
         shard = self.shard
@@ -250,15 +217,16 @@ class Exchange:
 
 
 def exchange_of(shard: Shard, depth: int = 1, dtype: torch.dtype | None = None) -> Exchange:
-    """The exchange of a shard, kept with it; its arguments and errors are those of Exchange.
+    """The exchange of a shard, kept with it, of the comm's kind; see Exchange.
 
     A `dtype` rounds rows that messages read. Degrees and other numbers of the whole graph are never
     rounded.
     """
-    known = _EXCHANGES.of(shard, dict)
-    if (depth, dtype) not in known:
-        known[depth, dtype] = Exchange(shard, depth=depth, dtype=dtype)
-    return known[depth, dtype]
+    known, kind = _EXCHANGES.of(shard, dict), current().exchange_kind or Exchange
+    exchange = known.get((kind, depth, dtype))
+    if exchange is None:
+        exchange = known[kind, depth, dtype] = kind(shard, depth=depth, dtype=dtype)
+    return exchange
 
 
 def lent_to_another(shard: Shard) -> dict[Kept[Any], Any]:
@@ -273,19 +241,3 @@ def with_halo_ids(shard: Shard, ids: Tensor) -> Tensor:
         return torch.cat([ids, *exchange_of(shard).fetch_all([ids])])
 
     return _SOURCE_IDS.put(shard, _SOURCE_IDS.of(shard, make).to(ids.device))
-
-
-@contextmanager
-def taken(
-    rank: int, words: str, form: Rows, num_rows: int, buffers: Callable[[Rows, int], Buffers]
-) -> Iterator[Rows]:
-    """What a rank has offered, for the time of a ``with``."""
-    lent: list[Buffers] = []
-
-    def place() -> Rows:
-        lent.append(buffers(form, num_rows))
-        return lent[0].rows
-
-    yield current().take(rank, words, place)
-    for each in lent:
-        each.free()

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from pyg_sar.comm.buffers import Buffers, Rows
-from pyg_sar.comm.exchange import Exchange, taken
-from pyg_sar.comm.faults.errors import placed
-from pyg_sar.comm.ranks import current
-from pyg_sar.comm.swap import GRADIENTS_TAG, Swap, forms_of, tell_moved
+from pyg_sar.comm.buffers import Buffers, Lend, Rows
+from pyg_sar.comm.swap import GRADIENTS_TAG, Swap
 from pyg_sar.shard.shard import Step
+
+if TYPE_CHECKING:
+    from pyg_sar.comm.exchange import Exchange
 
 
 class GradientReturn:
@@ -32,14 +32,9 @@ class GradientReturn:
     def __init__(
         self, exchange: Exchange, out: Sequence[Tensor], *, own: Callable[[], Rows] | None = None
     ) -> None:
-        self.exchange = exchange
-        self.out = list(out)
+        self.exchange, self.out, self._own = exchange, list(out), own
         self._form = exchange.wire.like(self.out)
-        self._own = own
-        self._comm = current()
-        # What another rank takes in its turn is in memory of its own.
-        self._buffers = partial(Buffers, None, 0) if self._comm.takes_turns else exchange.buffers
-        self._words = placed(f'a return of {forms_of(self._form)}')
+        self._lend: Lend = exchange.buffers
         shard = exchange.shard
         self._own_blocks = iter(range(shard.parts_per_rank if own is None else 0))
         self._steps = iter(shard.steps)
@@ -56,82 +51,47 @@ class GradientReturn:
             start, end = self.exchange.shard.own_ptr[block : block + 2]
             return [o[start:end] for o in self.out]
         step = next(self._steps)
-        self._filled = step, self._buffers(self.out, step.recv_rows)
+        self._filled = step, self._lend(self.out, step.recv_rows)
         return self._filled[1].rows
+
+    def takes_over(self, make: Callable[[Rows], None], read: Rows) -> bool:
+        """Whether the next block's owner will make the gradients from `read`; else do it here."""
+        return False
 
     def send(self) -> None:
         """Sends what was put into :meth:`rows`."""
-        if self._filled is None:
-            return
-        (step, sent), self._filled = self._filled, None
-        if [t.dtype for t in self._form] != [t.dtype for t in self.out]:
-            sent = self._narrowed(sent)
-        if self._comm.takes_turns:
-            self._comm.offer(step.recv_rank, self._words, sent.rows)
-            return
-        is_full = len(self._travelling) == self.exchange.depth
-        arrived = self._arrived() if is_full else None
-        received = self.exchange.buffers(self._form, step.send_rows)
-        swap = Swap(received, step.send_rank, sent, step.recv_rank, step.part, GRADIENTS_TAG)
-        self._travelling.append((swap, step))
-        self._add(arrived)  # while the gradients of this block are on their way
-
-    def offer(self, make: Callable[[Rows], None], read: Rows) -> None:
-        """In place of `rows` and `send`: the next block's owner makes the gradients from `read`."""
-        step = next(self._steps)
-
-        def narrowed(targets: Rows) -> None:
-            wide = Buffers(None, 0, self.out, step.recv_rows).rows
-            make(wide)
-            for target, rows in zip(targets, wide, strict=True):
-                target.copy_(rows)
-
-        is_narrow = [t.dtype for t in self._form] != [t.dtype for t in self.out]
-        like = [t.new_empty(1).expand(step.recv_rows, *t.shape[1:]) for t in self._form]
-        made_by = narrowed if is_narrow else make
-        self._comm.offer(step.recv_rank, self._words, like, made_by, read)
+        if self._filled is not None:
+            (step, filled), self._filled = self._filled, None
+            self._start(step, self.exchange.wire.recast(filled, self._form, self._lend))
 
     def finish(self) -> Rows:
         """Waits for the last gradients; returns what they were added to."""
-        if self._comm.takes_turns and self.out:
-            self._take_offers()
-        else:
-            self._add(None)  # calls `own` on a rank that has sent nothing
-            while self._travelling:
-                self._add(self._arrived())
+        self._add_own()  # on a rank that has sent nothing
+        while self._travelling:
+            self._add(*self._arrived())
         return self.out
 
-    def _take_offers(self) -> None:
-        """Ranks that take turns wait once for all gradients."""
-        comm, steps, buffers = self._comm, self.exchange.shard.steps, self.exchange.buffers
-        with comm.guard('receiving gradients of own rows', alike=self._words):
-            comm.await_offers(Counter(step.send_rank for step in steps), self._words)
-        self._add(None)
-        for step in steps:
-            with taken(step.send_rank, self._words, self._form, step.send_rows, buffers) as came:
-                tell_moved(step.part, 'gradients', came, step.recv_rows)
-                self.exchange.add(step, self.out, came)
+    def _start(self, step: Step, sent: Buffers) -> None:
+        is_full = len(self._travelling) == self.exchange.depth
+        arrived = self._arrived() if is_full else None
+        received = self._lend(self._form, step.send_rows)
+        swap = Swap(received, step.send_rank, sent, step.recv_rank, step.part, GRADIENTS_TAG)
+        self._travelling.append((swap, step))
+        self._add_own()  # while the gradients of this block are on their way
+        if arrived is not None:
+            self._add(*arrived)
 
-    def _arrived(self) -> tuple[Swap, Step]:
-        """Waits for the gradients that have travelled longest; gives them and their step."""
+    def _arrived(self) -> tuple[Step, Buffers]:
+        """The gradients that have travelled longest, once they are here, and their step."""
         swap, step = self._travelling.popleft()
         swap.wait()
         swap.sent.free()
-        return swap, step
+        return step, swap.received
 
-    def _add(self, arrived: tuple[Swap, Step] | None) -> None:
-        """Adds gradients that have come to what own blocks give."""
+    def _add_own(self) -> None:
         if self._own is not None:
             self.out, self._own = self._own(), None
-        if arrived is not None:
-            swap, step = arrived
-            self.exchange.add(step, self.out, swap.received.rows)
-            swap.received.free()
 
-    def _narrowed(self, filled: Buffers) -> Buffers:
-        """Gradients as they travel."""
-        narrowed = self._buffers(self._form, filled.rows[0].size(0))
-        for sent, rows in zip(narrowed.rows, filled.rows, strict=True):
-            sent.copy_(rows)
-        filled.free()
-        return narrowed
+    def _add(self, step: Step, gradients: Buffers) -> None:
+        self.exchange.add(step, self.out, gradients.rows)
+        gradients.free()

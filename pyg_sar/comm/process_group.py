@@ -32,7 +32,7 @@ from pyg_sar.comm.faults.groups import meet, new_group, timeout_of
 from pyg_sar.comm.faults.reports import Cause, Reports, for_reports
 from pyg_sar.comm.faults.watch import Watch
 
-SHORT = 512
+_SHORT = 512
 """Bytes of a text that needs no further messages."""
 
 _CLASS = re.compile(r' ?\(\w+\)')
@@ -140,7 +140,7 @@ class GroupComm(Connection):
         if total >> _NUMBER_BITS == code * self.size:
             return total % (1 << _NUMBER_BITS)
         own = f'{zlib.crc32(same.encode())} {placed(alike)}'
-        texts = self.gather_texts(own.encode(), is_short=True)
+        texts = self._texts(own.encode(), _SHORT)
         codes, said = zip(*(t.decode(errors='replace').split(' ', 1) for t in texts), strict=True)
         rank = next((r for r, code in enumerate(codes) if code != codes[self.rank]), None)
         if rank is None:
@@ -153,11 +153,14 @@ class GroupComm(Connection):
         self.end(error)
         raise error
 
-    def gather_texts(self, text: bytes, *, is_short: bool) -> list[bytes]:
-        """See :meth:`Comm.gather_texts`: one all-gather, two if one is not short."""
-        size = SHORT
-        if not is_short:
+    def gather_texts(self, text: bytes, what: str) -> list[bytes]:
+        """See :meth:`Comm.gather_texts`: a number and one all-gather, two if one is not short."""
+        size = _SHORT
+        if self.sum_alike(what, number=len(text) > _SHORT):
             size = int(self.all_gather(torch.tensor(len(text), device=self._small)).max())
+        return self._texts(text, size)
+
+    def _texts(self, text: bytes, size: int) -> list[bytes]:
         own = torch.frombuffer(bytearray(text.ljust(size)[:size]), dtype=torch.uint8)
         return [each.numpy().tobytes() for each in self.all_gather(own.to(self._small)).cpu()]
 

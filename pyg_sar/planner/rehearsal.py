@@ -146,7 +146,7 @@ class _EqualRanks(Comm):
     def sum_alike(self, alike: str, *, number: int = 0, state: str = '') -> int | None:
         return number * self.size
 
-    def gather_texts(self, text: bytes, *, is_short: bool) -> list[bytes]:
+    def gather_texts(self, text: bytes, what: str) -> list[bytes]:
         return [text] * self.size
 
     def start_swap(

@@ -17,8 +17,9 @@ from pyg_sar import evictable
 class Offer:
     """Tensors that are handed over.
 
-    `form` are the tensors, or some of their shapes and dtypes, which `make` then fills. Where a
-    change of what that reads, `read`, would not be noticed, it runs at once.
+    `form` are the tensors, which nobody else uses; with `make` some of their shapes and dtypes,
+    which it fills in the other rank's turn. Where a change of what that reads, `read`, would not be
+    noticed, it runs at once.
     """
 
     def __init__(

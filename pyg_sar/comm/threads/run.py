@@ -25,6 +25,7 @@ from pyg_sar.comm.buffers import BufferPool
 from pyg_sar.comm.comm import Comm
 from pyg_sar.comm.faults.errors import placed
 from pyg_sar.comm.ranks import chosen
+from pyg_sar.comm.threads.exchange import OfferedRows
 from pyg_sar.comm.threads.offers import Offer
 from pyg_sar.comm.threads.turns import Turns
 from pyg_sar.monitor import hook
@@ -130,6 +131,7 @@ class ThreadComm(Comm):
     """A rank that is a thread."""
 
     takes_turns = True
+    exchange_kind = OfferedRows
 
     def __init__(self, rank: int, turns: Turns, boxes: _Boxes) -> None:
         super().__init__()
@@ -172,14 +174,13 @@ class ThreadComm(Comm):
         return result
 
     def sum_alike(self, alike: str, *, number: int = 0, state: str = '') -> int | None:
-
         def combine(all_of: list[tuple[str, int]]) -> int | None:
             return sum(n for _, n in all_of) if len({s for s, _ in all_of}) == 1 else None
 
         total: int | None = self.meet(placed(alike), (state, number), combine)
         return total
 
-    def gather_texts(self, text: bytes, *, is_short: bool) -> list[bytes]:
+    def gather_texts(self, text: bytes, what: str) -> list[bytes]:
         texts: list[bytes] = self.meet(self.operation, text, list)
         return texts
 
@@ -191,13 +192,19 @@ class ThreadComm(Comm):
         make: Callable[[list[Tensor]], None] | None = None,
         read: Sequence[Tensor] = (),
     ) -> None:
+        """Hands tensors to another rank; see :class:`Offer`.
+
+        Offers are taken under the words under which they were made, in their order.
+        """
         self.boxes.offers[self.rank, rank, words].append(Offer(form, make, read))
 
     def await_offers(self, counts: Mapping[int, int], words: str) -> None:
+        """Returns once each of some ranks has made so many offers to this one."""
         boxes = [(self.boxes.offers[rank, self.rank, words], n) for rank, n in counts.items()]
         self.turns.wait(self.rank, lambda: all(len(box) >= n for box, n in boxes))
 
     def take(self, rank: int, words: str, place: Callable[[], list[Tensor]]) -> list[Tensor]:
+        """What another rank has offered, in memory from `place` or of its own."""
         return self.boxes.offers[rank, self.rank, words].popleft().take(place)
 
     def all_to_all(
