@@ -10,7 +10,7 @@ from small_graphs import ASSIGNMENTS, assert_close, small_graph
 from torch import Tensor
 
 from pyg_sar.aggregate.weighted_sum import weighted_sum
-from pyg_sar.comm import Exchange, all_reduce_sum
+from pyg_sar.comm import all_reduce_sum, exchange_of
 from pyg_sar.comm.reshard.reverse_edges import reverse
 from pyg_sar.shard.plan import plan_of
 
@@ -49,7 +49,7 @@ def test_a_sum_is_that_of_the_transposed_matrix(data, world_size, num_parts, kin
     rev = reverse(data.edge_index.handle.ids, data.edge_index.handle.shard)
     weight = rev.edges.to_reversed(data.edge_weight)
     x, plan = data.x.requires_grad_(), plan_of(rev.edge_index)
-    out = weighted_sum(x, weight, plan, Exchange(rev.shard), one_shot=one_shot)
+    out = weighted_sum(x, weight, plan, exchange_of(rev.shard), one_shot=one_shot)
     (grad,) = torch.autograd.grad(out.square().sum(), x)
 
     graph = small_graph()

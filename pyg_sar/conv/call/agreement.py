@@ -17,17 +17,7 @@ from torch import Tensor
 from pyg_sar.aggregate.program import Arguments
 from pyg_sar.comm import agree, check_equal, differ
 from pyg_sar.conv.call.by_destination import observe
-from pyg_sar.conv.call.one_call import Call
-from pyg_sar.conv.call.plans import (
-    CallPlan,
-    Gather,
-    LinearSum,
-    OneShot,
-    Replay,
-    TracedPlan,
-    WeightedSum,
-    program_of,
-)
+from pyg_sar.conv.call.plans import CallPlan, Gather, OneShot, Replay, RowSum, program_of
 from pyg_sar.conv.inspect.independence import (
     check_destinations_are_independent,
     check_edges_are_independent,
@@ -35,129 +25,113 @@ from pyg_sar.conv.inspect.independence import (
 from pyg_sar.conv.inspect.one_shot_memory import one_shot_bytes
 from pyg_sar.conv.inspect.softmax_is_linear import has_gradient_of_use
 from pyg_sar.conv.inspect.trace import Trace, trace
-from pyg_sar.conv.message.arguments import Binding
 from pyg_sar.conv.message.intercept import MessageError, UnsupportedMessageError
-from pyg_sar.conv.options import Options
+from pyg_sar.conv.message.one_call import Call
+from pyg_sar.conv.options import Path
 from pyg_sar.conv.support import has_hooks_inside, reads_edges
 from pyg_sar.dropout import EdgeDraws
 from pyg_sar.ground.class_swap import name_of
 
 
 @dataclass(frozen=True)
-class Offer:
-    """What a rank tells the others of a call."""
+class Decision:
+    """How a rank would compute a call, or how all do: what they tell each other."""
 
     types: tuple[Any, ...] = ()  # see _kinds_of
-    path: str = ''  # how the rank is going to compute it
-    one_pass: bool = False  # whether one pass could compute its softmax here
-    one_shot_bytes: int = 0  # what mode one_shot would hold on the rank, where that decides
-    across_edges: bool = False  # whether it has seen it look across edges
-    uses_rng: bool = False  # whether it draws random numbers, or may do so
+    path: Path = 'one_shot'
+    takes_gradient: bool = False  # whether weights of a sum do
+    one_pass: bool = False  # whether one pass computes its softmax
+    one_shot_bytes: int = 0  # what mode one_shot would hold on a rank, where that decides
+    across_edges: bool = False  # whether it looks across edges, and runs on rows of those of all
+    uses_rng: bool = True  # whether it draws random numbers, or may do so
+
+    @property
+    def words(self) -> str:
+        """The path, in words that are equal on all ranks."""
+        return f'{self.path}, with gradient' if self.takes_gradient else self.path
 
 
-def agree_on_plan(
-    call: Call, names: tuple[str, ...], options: Options, draws: EdgeDraws | None
-) -> CallPlan:
+def agree_on_plan(call: Call, draws: EdgeDraws | None) -> CallPlan:
     """Checks a kind of call once, with all ranks (collective: one all-gather), and picks its path.
 
-    `names` are those of the arguments. `draws` are those of a run on samples, where masks of
-    dropout are drawn by edge.
+    `draws` are those of a run on samples, where masks of dropout are drawn by edge.
     """
-    conv = call.conv
-    kind: type[CallPlan] = OneShot
-    traced: Trace | None = None
-    offer, error = Offer(), None
+    own, traced, error = Decision(), None, None
     try:
-        binding = call.bind(names)
-        if draws is not None:
-            binding = binding.dropping(draws, None)
-        found = _path_of(binding, options)
-        kind, traced, uses_rng = found or (OneShot, None, True)
-        offer = replace(_offer(binding, kind, traced), uses_rng=uses_rng)
-        if found is None:
-            offer = replace(offer, across_edges=True)
-        elif options.mode == 'auto':
-            is_sum = kind in (LinearSum, WeightedSum)
-            num_bytes = one_shot_bytes(binding, call.plan, is_linear=is_sum)
-            offer = replace(offer, one_shot_bytes=num_bytes)
+        call.bind()
+        call.draws = draws
+        own, traced = _decision(call)
     except Exception as failure:
         error = failure
-    name = f'{name_of(conv)}.{call.function}'
-    agreed = _agreed(name, offer, error, call.exchange.shard.world_size)
+    name = f'{name_of(call.conv)}.{call.function}'
+    agreed = _agreed(name, own, error, call.exchange.shard.world_size)
+    path, mode = agreed.path, call.options.mode
     if agreed.across_edges:
-        kind, traced = OneShot, None
-    mode = options.mode
+        path, traced = 'one_shot', None
     if mode == 'auto':
-        assert options.memory_budget is not None
-        mode = 'one_shot' if agreed.one_shot_bytes <= options.memory_budget else 'sequential'
-        kind = OneShot if kind is Replay and mode == 'one_shot' else kind
-    # A message that looks across edges is not traced to its end.
-    may_draw = draws is not None and (draws.has_drawn or (kind is OneShot and traced is None))
+        assert call.options.memory_budget is not None
+        fits = agreed.one_shot_bytes <= call.options.memory_budget
+        mode = 'one_shot' if fits else 'sequential'
+        path = 'one_shot' if fits and path == 'replay' else path
+    is_seen = traced is not None or path == 'gather'  # what looks across edges is not, to its end
     values: dict[str, Any] = {
         'function': name,
+        'path': path,
         'mode': mode,
         'one_shot_bytes': agreed.one_shot_bytes,
-        'drops': may_draw,
+        'drops': draws is not None and (draws.has_drawn or not is_seen),
         # Rows of the edges of all ranks know by themselves what is drawn for own rows.
         'uses_rng': agreed.uses_rng and draws is None and not agreed.across_edges,
     }
-    if kind is OneShot:
+    if path == 'one_shot':
         return OneShot(**values, across_edges=agreed.across_edges)
-    if traced is None:
-        return kind(**values)
-    assert issubclass(kind, TracedPlan)
+    if path == 'gather':
+        return Gather(**values)
+    assert traced is not None
     # A number that it sets may be another one at every call.
-    learnable = None if traced.numbers else _homes(conv, traced.learnable)
+    learnable = None if traced.numbers else _homes(call.conv, traced.learnable)
     traced = traced if agreed.one_pass else replace(traced, weights=None)
+    kind = Replay if path == 'replay' else RowSum
     return kind(**values, trace=traced, learnable=learnable)
 
 
-def _path_of(
-    binding: Binding, options: Options
-) -> tuple[type[CallPlan], Trace | None, bool] | None:
-    """The cheapest path that is exact for what a function does, and that, if it was traced.
-
-    The third is whether it draws random numbers. None for a function that looks across edges: it
-    runs on rows of the edges of all ranks.
-    """
-    conv = binding.conv
-    if binding.at_nodes or reads_edges(conv, binding.function) or has_hooks_inside(conv):
-        return None
-    kind: type[CallPlan] = OneShot if options.mode == 'one_shot' else Replay
+def _decision(call: Call) -> tuple[Decision, Trace | None]:
+    """The cheapest path that is exact for what a function does, and that, if it was traced."""
+    conv, mode = call.conv, call.options.mode
+    own = Decision(_kinds_of(call.arguments), across_edges=True)
+    if call.at_nodes or reads_edges(conv, call.function) or has_hooks_inside(conv):
+        return own, None
     traced: Trace | None = None
     printed = io.StringIO()
     with redirect_stdout(printed):
         try:
             try:
-                traced = trace(binding)
+                traced = trace(call)
                 uses_rng = traced.uses_rng
-                num_reductions = 0 if traced.aggregate is None else len(traced.aggregate.calls)
-                check_edges_are_independent(binding, num_reductions)
+                check_edges_are_independent(call, traced.num_calls)
             except UnsupportedMessageError:
-                uses_rng = observe(binding).uses_rng
-                kind, traced = Gather, None
-            check_destinations_are_independent(binding)
+                uses_rng, traced = observe(call).uses_rng, None
+            check_destinations_are_independent(call)
         except MessageError:
-            return None
+            return own, None
     if printed.getvalue():  # what it prints is told once, of all edges
-        return None
-    if traced is not None and traced.is_linear:
-        kind = LinearSum
-    elif traced is not None and traced.is_weighted:
-        kind = WeightedSum
-    return kind, traced, uses_rng
-
-
-def _offer(binding: Binding, kind: type[CallPlan], traced: Trace | None) -> Offer:
-    takes_gradient = any(_needs_grad(t) for t in binding.arguments.edge)
-    one_pass = False
-    if kind is Replay and traced is not None and traced.weights is not None:
-        one_pass = has_gradient_of_use(binding, program_of(binding, traced, num_dst=1))
-    return Offer(
-        types=_kinds_of(binding.arguments),
-        path=kind.path + ', with gradient' * (kind is WeightedSum and takes_gradient),
-        one_pass=one_pass,
-    )
+        return own, None
+    own = replace(own, across_edges=False, uses_rng=uses_rng)
+    if traced is None:
+        own = replace(own, path='gather')
+    elif traced.is_linear:
+        own = replace(own, path='linear')
+    elif traced.is_weighted:
+        takes_gradient = any(map(_needs_grad, call.arguments.edge))
+        own = replace(own, path='weighted', takes_gradient=takes_gradient)
+    elif mode != 'one_shot':
+        one_pass = traced.weights is not None
+        one_pass = one_pass and has_gradient_of_use(call, program_of(call, traced, num_dst=1))
+        own = replace(own, path='replay', one_pass=one_pass)
+    if mode == 'auto':
+        is_sum = own.path in ('linear', 'weighted')
+        own = replace(own, one_shot_bytes=one_shot_bytes(call, is_linear=is_sum))
+    return own, traced
 
 
 def _homes(
@@ -174,8 +148,8 @@ def _homes(
     return tuple(homes[id(tensor)] for tensor in tensors)
 
 
-def _agreed(name: str, own: Offer, error: Exception | None, world_size: int) -> Offer:
-    """The offer that all ranks can keep.
+def _agreed(name: str, own: Decision, error: Exception | None, world_size: int) -> Decision:
+    """The decision that all ranks can keep.
 
     Raises ValueError on all ranks, if the call is wrong on one of them or differs between them.
     With one rank `error` itself is raised.
@@ -184,22 +158,22 @@ def _agreed(name: str, own: Offer, error: Exception | None, world_size: int) -> 
         raise error
     told = vars(own), None if error is None else str(error)
     answers = agree(told) if world_size > 1 else [told]
-    offers = [Offer(**other) for other, _ in answers]
+    all_of = [Decision(**other) for other, _ in answers]
     if error is not None:
         raise ValueError(str(error)) from error
     for rank, (_, other_error) in enumerate(answers):
         if other_error is not None:
             raise differ(f'rank {rank}: {other_error}', rank)
-    check_equal(f'tensors in {name}', [other.types for other in offers])
-    across_edges = any(other.across_edges for other in offers)
+    check_equal(f'tensors in {name}', [other.types for other in all_of])
+    across_edges = any(other.across_edges for other in all_of)
     if not across_edges:
-        check_equal(f'path of {name}', [other.path for other in offers])
+        check_equal(f'path of {name}', [other.words for other in all_of])
     return replace(
         own,
-        one_pass=all(other.one_pass for other in offers),
-        one_shot_bytes=max(other.one_shot_bytes for other in offers),
+        one_pass=all(other.one_pass for other in all_of),
+        one_shot_bytes=max(other.one_shot_bytes for other in all_of),
         across_edges=across_edges,
-        uses_rng=any(other.uses_rng for other in offers),
+        uses_rng=any(other.uses_rng for other in all_of),
     )
 
 

@@ -1,10 +1,10 @@
-"""How calls of message passing are computed, as all ranks agreed: a class for each path."""
+"""How calls of message passing are computed, as all ranks agreed."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 from weakref import ref
 
 import torch
@@ -17,10 +17,9 @@ from pyg_sar.aggregate.replay import replay
 from pyg_sar.aggregate.run import Run
 from pyg_sar.aggregate.weighted_sum import weighted_sum
 from pyg_sar.conv.call.by_destination import run_gather
-from pyg_sar.conv.call.one_call import Call
 from pyg_sar.conv.inspect.trace import Trace, trace
-from pyg_sar.conv.message.arguments import Binding
 from pyg_sar.conv.message.forward_state import state_of
+from pyg_sar.conv.message.one_call import Call
 from pyg_sar.conv.message.reductions import BlockMessages, finish
 from pyg_sar.conv.options import Mode, Path
 from pyg_sar.conv.reuse.covers import with_partial_sums
@@ -39,9 +38,9 @@ from pyg_sar.rows.rows import Rows, plain, tag
 
 @dataclass(frozen=True, kw_only=True)
 class CallPlan:
-    """How one kind of call is computed, the same on all ranks; a class for each path."""
+    """How one kind of call is computed, the same on all ranks."""
 
-    path: ClassVar[Path]
+    path: Path
     function: str  # the function's name, with its conv's
     mode: Mode  # the mode it is computed in; never ``'auto'``
     # The most that mode one_shot would hold on any rank, in bytes; 0 where it was not asked for.
@@ -66,29 +65,28 @@ class TracedPlan(CallPlan):
     # every call: it reads a learnable tensor that is no parameter, or sets a number.
     learnable: tuple[tuple[ref[torch.nn.Module], str], ...] | None
 
-    def traced(self, binding: Binding) -> TracedPlan:
+    def traced(self, call: Call) -> TracedPlan:
         """With a trace of this call."""
-        traced = trace(binding)
+        traced = trace(call)
         if self.trace.weights is None:  # on some rank
             traced = replace(traced, weights=None)
         return replace(self, trace=traced)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinearSum(TracedPlan):
-    """A sum or mean of x_j, or of weights without gradient times x_j."""
-
-    path: ClassVar[Path] = 'linear'
+class RowSum(TracedPlan):
+    """A sum or mean of x_j, or of weights times x_j; on path linear they take no gradient."""
 
     def result(self, call: Call) -> Tensor:
         """The sums. Those of raw features are kept; a narrower layer may be applied first."""
         call.set_attributes(self.trace, ())
         conv, plan, place = call.conv, call.plan, self.trace.weight
-        x = call.binding.arguments.src[0]
-        weight = None if place is None else call.binding.arguments.edge[place]
+        x = call.arguments.src[0]
+        weight = None if place is None else call.arguments.edge[place]
         is_alone = is_sum(conv)
         hooked = is_alone and is_hooked(conv)
-        if is_alone:
+        finishes = hooked or not is_alone
+        if self.path == 'linear' and is_alone:
             if not (x.requires_grad and torch.is_grad_enabled()):  # the same on all ranks
                 dtype = call.exchange.wire.dtype
                 raw = raw_sum(conv, x, weight, plan, dtype, is_hooked=hooked)
@@ -99,75 +97,53 @@ class LinearSum(TracedPlan):
             if layer is not None:
                 rows = rows_through(layer, x)
                 return NarrowSum.of(self._sum(call, rows, weight, hooked), layer.weight)
-        return self._sum(call, x, weight, hooked or not is_alone)
+        return self._sum(call, x, weight, finishes)
 
-    def _sum(self, call: Call, rows: Tensor, weight: Tensor | None, finishes: bool) -> Tensor:
+    def _sum(self, call: Call, x: Tensor, weight: Tensor | None, finishes: bool) -> Tensor:
         """Own sums; `finishes` says that the conv's aggregation has to run on them."""
-        aggregate = self.trace.aggregate
+        aggregate, out = self.trace.aggregate, self.trace.out
         assert aggregate is not None
+        is_linear, one_shot = self.path == 'linear', self.mode == 'one_shot'
         mean = [kind for _, kind in aggregate.calls] == ['mean']
-        weight = None if weight is None else weight.view(-1)
-        plan, exchange, one_shot = call.plan, call.exchange, self.mode == 'one_shot'
-        if call.options.partial_sums and not one_shot:
+        plan, exchange, rows = call.plan, call.exchange, x
+        if weight is not None:
+            rows = x.to(weight.dtype)
+            heads = math.prod(weight.shape[1:])
+            weight = _shaped(weight, plan.num_edges, *(() if is_linear else (heads,)))
+            if not is_linear:
+                rows = _shaped(rows, x.size(0), heads, math.prod(x.shape[1:]) // heads)
+        if is_linear and call.options.partial_sums and not one_shot:
             plan, exchange = with_partial_sums(plan, exchange, weight)
         total = weighted_sum(
-            rows if weight is None else rows.to(weight.dtype),
+            rows,
             weight,
             plan,
             exchange,
+            keep_rows=self.mode == 'sequential_no_remat',
             one_shot=one_shot,
-            mean=mean,
+            mean=mean and is_linear,
         )
+        if not is_linear:
+            dim = aggregate.reductions[0].dim % out.dim()
+            row_shape = [size for i, size in enumerate(out.shape) if i != dim]
+            total = total.view(plan.shard.num_dst, *row_shape).movedim(0, dim)
+            finishes = finishes or mean
         if not finishes:
             return total
-        out = self.trace.out
-        return finish(call.binding, aggregate, [(total,)], out, call.plan, is_mean=mean)
-
-
-@dataclass(frozen=True, kw_only=True)
-class WeightedSum(TracedPlan):
-    """A sum of weights times x_j."""
-
-    path: ClassVar[Path] = 'weighted'
-
-    def result(self, call: Call) -> Tensor:  # noqa: D102
-        call.set_attributes(self.trace, ())
-        assert self.trace.weight is not None
-        conv, plan, out = call.conv, call.plan, self.trace.out
-        weight = call.binding.arguments.edge[self.trace.weight]
-        x = call.binding.arguments.src[0].to(weight.dtype)
-        heads = math.prod(weight.shape[1:])
-        total = weighted_sum(
-            _shaped(x, x.size(0), heads, math.prod(x.shape[1:]) // heads),
-            _shaped(weight, plan.num_edges, heads),
-            plan,
-            call.exchange,
-            keep_rows=self.mode == 'sequential_no_remat',
-            one_shot=self.mode == 'one_shot',
-        )
-        aggregate = self.trace.aggregate
-        assert aggregate is not None
-        dim = aggregate.reductions[0].dim % out.dim()
-        row_shape = [size for i, size in enumerate(out.shape) if i != dim]
-        state = total.view(plan.shard.num_dst, *row_shape).movedim(0, dim)
-        if aggregate.calls[0][1] != 'mean' and is_sum(conv) and not is_hooked(conv):
-            return state
-        return finish(call.binding, aggregate, [(state,)], out, plan)
+        return finish(call, aggregate, [(total,)], out, call.plan, is_mean=mean and is_linear)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replay(TracedPlan):
     """Any message, block by block, computed again in backward."""
 
-    path: ClassVar[Path] = 'replay'
-
     def result(self, call: Call) -> Tensor:  # noqa: D102
         traced, plan = self.trace, call.plan
         learnable = traced.learnable
         if self.learnable is not None:  # a program may have replaced the parameters since
             learnable = tuple([getattr(module(), name) for module, name in self.learnable])
-        program = program_of(call.binding, traced, plan.shard.num_dst)
-        arguments = replace(call.binding.arguments, learnable=learnable)
+        program = program_of(call, traced, plan.shard.num_dst)
+        arguments = replace(call.arguments, learnable=learnable)
         keep_rows = self.mode == 'sequential_no_remat'
         run = Run.of(program, arguments, plan, call.exchange, keep_rows=keep_rows)
         states, outputs = (replay if program.weights is None else online)(run)
@@ -175,19 +151,17 @@ class Replay(TracedPlan):
             call.set_attributes(traced, outputs[1:])
             return outputs[0]
         call.set_attributes(traced, outputs)
-        return finish(call.binding, traced.aggregate, states, traced.out, plan)
+        return finish(call, traced.aggregate, states, traced.out, plan)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gather(CallPlan):
     """Any message and aggregation, by chunks of destinations with all their in-edges."""
 
-    path: ClassVar[Path] = 'gather'
-
     def result(self, call: Call) -> Tensor:  # noqa: D102
         is_one_shot = self.mode == 'one_shot'
         max_rows = max(call.plan.num_edges, 1) if is_one_shot else call.options.max_rows
-        out, outputs, seen = run_gather(call.binding, call.plan, call.exchange, max_rows)
+        out, outputs, seen = run_gather(call, max_rows)
         if out is None:
             out, outputs = outputs[0], outputs[1:]
         call.set_attributes(seen, outputs)
@@ -198,18 +172,17 @@ class Gather(CallPlan):
 class OneShot(CallPlan):
     """Plain autograd over all edges, with all halo rows beside the own ones."""
 
-    path: ClassVar[Path] = 'one_shot'
     across_edges: bool = False  # whether it looks across edges, and runs on rows of those of all
 
     def result(self, call: Call) -> Tensor:  # noqa: D102
-        binding, edges, num_dst = call.binding, call.plan.edge_index, call.plan.shard.num_dst
-        src = tuple(with_halo(t, call.exchange) for t in binding.arguments.src)
-        values = binding.inputs(replace(binding.arguments, src=src), edges, edges[1], num_dst)
+        edges, num_dst = call.plan.edge_index, call.plan.shard.num_dst
+        src = tuple(with_halo(t, call.exchange) for t in call.arguments.src)
+        values = call.inputs(replace(call.arguments, src=src), edges, edges[1], num_dst)
         if self.across_edges:
             values = self._of_all_edges(call, values)
-        out = binding.run(values)
-        if binding.function == 'message':
-            out = binding.aggregate(values, out)
+        out = call.run(values)
+        if call.function == 'message':
+            out = call.aggregate(values, out)
         if isinstance(out, tuple):  # of nodes and of edges: rows of the whole graph
             return out
         if self.across_edges and not isinstance(out, Rows):
@@ -226,7 +199,7 @@ class OneShot(CallPlan):
         """Own rows of a result with those of all nodes, or of all edges."""
         edges = call.edges
         assert edges is not None
-        is_message = call.binding.function == 'message'
+        is_message = call.function == 'message'
         space = edges.ends.dst if is_message else edges._space
         dim = int(call.conv.node_dim) % out.dim() if is_message else 0
         if out.size(dim) != space.total:
@@ -250,7 +223,7 @@ class OneShot(CallPlan):
         sizes = [edges.ends.src.total, num_dst]
         index = edges._row(1 - edges.handle.is_flipped)
         rows = {}
-        for name, value, at_nodes in call.binding.edge_values(values):
+        for name, value, at_nodes in call.edge_values(values):
             dim = int(call.conv.node_dim) % value.dim() if at_nodes else 0
             # Not the tensor itself: of an edge tensor that is kept as the plain one of its rows.
             rows[name] = tag(value.view_as(value), dim, space)
@@ -264,19 +237,20 @@ class OneShot(CallPlan):
             'size_i': num_dst,
             'dim_size': num_dst,
             **rows,
-            **call.binding.at_nodes,
+            **call.at_nodes,
         }
 
 
-PLANS: tuple[type[CallPlan], ...] = (LinearSum, WeightedSum, Replay, Gather, OneShot)
+PLANS: tuple[type[CallPlan], ...] = (RowSum, Replay, Gather, OneShot)
 
 
-def program_of(binding: Binding, traced: Trace, num_dst: int) -> Program:
+def program_of(call: Call, traced: Trace, num_dst: int) -> Program:
     """A conv's message as :mod:`pyg_sar.aggregate` runs it."""
     aggregate = traced.aggregate
-    num_calls = 0 if aggregate is None else len(aggregate.calls)
     return Program(
-        run=BlockMessages(binding, num_calls, num_dst, traced.edge_attributes, traced.written).run,
+        run=BlockMessages(
+            call, traced.num_calls, num_dst, traced.edge_attributes, traced.written
+        ).run,
         num_softmax=traced.num_softmax,
         messages=traced.messages,
         edge_outputs=traced.edge_outputs,
@@ -284,7 +258,7 @@ def program_of(binding: Binding, traced: Trace, num_dst: int) -> Program:
         reductions=() if aggregate is None else aggregate.reductions,
         edge_bytes=traced.edge_bytes,
         weights=traced.weights,
-        as_in_forward=state_of(binding.conv),
+        as_in_forward=state_of(call.conv),
     )
 
 

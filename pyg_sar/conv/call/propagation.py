@@ -14,10 +14,9 @@ from pyg_sar.comm import exchange_of
 from pyg_sar.comm.faults.errors import place
 from pyg_sar.conv.call.agreement import agree_on_plan
 from pyg_sar.conv.call.layer_plan import Forward, running
-from pyg_sar.conv.call.one_call import Call
 from pyg_sar.conv.call.plans import CallPlan, TracedPlan
 from pyg_sar.conv.exchanges import edges_in, ids_of_edges, into_own
-from pyg_sar.conv.message.arguments import after_step, arguments_of, before_step
+from pyg_sar.conv.message.one_call import Call, after_step, arguments_of, before_step
 from pyg_sar.conv.message.sample_edges import not_saved
 from pyg_sar.conv.reuse.narrow_exchange import NarrowSum
 from pyg_sar.dropout import EdgeDraws, edge_draws
@@ -114,12 +113,11 @@ def _planned(
     `given` are the edge_index, the size and the named arguments, as a program gave them.
     Collective where the ranks have not agreed on a call like this one.
     """
-    layer, options, path = now.plan, now.options, now.plan.paths[conv]
+    layer, path = now.plan, now.plan.paths[conv]
     if (path, function) not in layer.names:
         layer.names[path, function] = arguments_of(conv, function)
     names = layer.names[path, function]
     call = _call(now, conv, function, names, given)
-    names = tuple(name for name in names if name not in call.at_nodes)
     draws = edge_draws()
     shard = call.exchange.shard
     device = call.edge_index.ids.device.type
@@ -129,16 +127,16 @@ def _planned(
     if plan is None:
         with not_saved():
             samples = None if draws is None else EdgeDraws()
-            plan = layer.calls[key] = agree_on_plan(call, names, options, samples)
+            plan = layer.calls[key] = agree_on_plan(call, samples)
         text = f'{place()}: {plan.function}, path {plan.path}, mode {plan.mode!r}'
         say(_logger, logging.INFO, text)
-    binding = call.bind(names)
+    call.bind()
     if draws is not None:
         handle = given[0].handle if isinstance(given[0], EdgeIndex) else given[0]
         ids = ids_of_edges(handle, call.move, call.plan) if plan.drops else None
-        call.binding = binding = binding.dropping(draws, ids)
+        call.drop_by_edge(draws, ids)
     if isinstance(plan, TracedPlan) and plan.learnable is None:
-        plan = plan.traced(binding)
+        plan = plan.traced(call)
     return plan, call
 
 
@@ -196,6 +194,7 @@ def _call(
     return Call(
         conv=conv,
         function=function,
+        names=names,
         edge_index=oriented,
         size=size,
         kwargs=kwargs,

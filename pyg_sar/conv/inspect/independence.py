@@ -17,8 +17,8 @@ from torch import Tensor
 
 from pyg_sar.aggregate.program import Arguments, no_autocast_cache
 from pyg_sar.conv.around.patching import overridden
-from pyg_sar.conv.message.arguments import Binding
 from pyg_sar.conv.message.intercept import MessageError, UnsupportedMessageError
+from pyg_sar.conv.message.one_call import Call
 from pyg_sar.conv.message.reductions import BlockMessages
 from pyg_sar.conv.message.sample_edges import (
     NUM_MADE_UP,
@@ -36,32 +36,32 @@ _Values = list[tuple[Tensor, int]]
 
 
 @no_autocast_cache()
-def check_destinations_are_independent(binding: Binding) -> None:
+def check_destinations_are_independent(call: Call) -> None:
     """Checks that messages and their aggregation depend on in-edges of one destination only."""
-    samples, edge_index = samples_of(binding)
-    with _on_samples(binding):
-        everything, numbers = _outputs(binding, samples, edge_index, NUM_SAMPLES)
+    samples, edge_index = samples_of(call)
+    with _on_samples(call):
+        everything, numbers = _outputs(call, samples, edge_index, NUM_SAMPLES)
         if numbers:
-            _check_numbers(binding, samples, edge_index, numbers)
-        fewer, _ = _outputs(binding, *_without_last(samples, edge_index), NUM_SAMPLES)
+            _check_numbers(call, samples, edge_index, numbers)
+        fewer, _ = _outputs(call, *_without_last(samples, edge_index), NUM_SAMPLES)
         _compare(everything, fewer)
         for sign in (1, -1):
-            other, _ = _outputs(binding, _with_other_last(samples, sign), edge_index, NUM_SAMPLES)
+            other, _ = _outputs(call, _with_other_last(samples, sign), edge_index, NUM_SAMPLES)
             _compare(everything, other)
-        more, _ = _outputs(binding, *with_made_up_edges(samples, edge_index), NUM_SAMPLES + 1)
+        more, _ = _outputs(call, *with_made_up_edges(samples, edge_index), NUM_SAMPLES + 1)
         _compare(everything, more, starts=(NUM_MADE_UP, 1))
         if not samples.edge:
             return
         # The same edge values on all edges: groups made from them would join the destinations.
         alike = replace(samples, edge=tuple(t[:1].expand_as(t) for t in samples.edge))
-        everything, _ = _outputs(binding, alike, edge_index, NUM_SAMPLES)
+        everything, _ = _outputs(call, alike, edge_index, NUM_SAMPLES)
         others = with_made_up_edges(*_without_last(alike, edge_index))
-        found, _ = _outputs(binding, *others, NUM_SAMPLES + 1)
+        found, _ = _outputs(call, *others, NUM_SAMPLES + 1)
         _compare(everything, found, starts=(NUM_MADE_UP, 1))
 
 
 def _check_numbers(
-    binding: Binding, arguments: Arguments, edge_index: Tensor, numbers: dict[str, Any]
+    call: Call, arguments: Arguments, edge_index: Tensor, numbers: dict[str, Any]
 ) -> None:
     """Checks that numbers that are left on the conv are the same whatever the edges are."""
     others = [
@@ -69,7 +69,7 @@ def _check_numbers(
         (with_other_values(arguments), edge_index),
         _without_last(arguments, edge_index),
     ]
-    found = [_outputs(binding, *other, NUM_SAMPLES)[1] for other in others]
+    found = [_outputs(call, *other, NUM_SAMPLES)[1] for other in others]
     for name, number in numbers.items():
         if any(each.get(name) != number for each in found):
             raise MessageError(
@@ -78,21 +78,21 @@ def _check_numbers(
 
 
 @no_autocast_cache()
-def check_edges_are_independent(binding: Binding, num_reductions: int) -> None:
+def check_edges_are_independent(call: Call, num_reductions: int) -> None:
     """Checks that a message, up to that many reductions, depends on its own edge only."""
-    samples, edge_index = samples_of(binding)
+    samples, edge_index = samples_of(call)
     edge_index[1] = 0
 
     def reduced(arguments: Arguments, edges: Tensor) -> _Values | None:
         def run() -> _Values:
-            of_edges = BlockMessages(binding, num_reductions, NUM_SAMPLES)
+            of_edges = BlockMessages(call, num_reductions, NUM_SAMPLES)
             messages, outputs = of_edges.run(arguments, edges, _of_one_edge)
-            dim = binding.conv.node_dim
+            dim = call.conv.node_dim
             return [(t, dim) for t in messages] + [(t, 0) for t in outputs]
 
-        return _without_trace(binding, run)[0]
+        return _without_trace(call, run)[0]
 
-    with _on_samples(binding):
+    with _on_samples(call):
         everything = reduced(samples, edge_index)
         _compare(everything, reduced(*_without_last(samples, edge_index)))
         for sign in (1, -1):
@@ -126,7 +126,7 @@ def _of_one_edge(logits: Tensor, _: Tensor) -> Tensor:
 
 
 def _outputs(
-    binding: Binding, arguments: Arguments, edge_index: Tensor, num_dst: int
+    call: Call, arguments: Arguments, edge_index: Tensor, num_dst: int
 ) -> tuple[_Values | None, dict[str, Any]]:
     """Messages and aggregation, or per-edge results, and the numbers that are set on the conv.
 
@@ -134,20 +134,20 @@ def _outputs(
     """
 
     def run() -> _Values:
-        values = binding.inputs(arguments, edge_index, edge_index[1], num_dst)
-        out = binding.run(values)
-        if binding.function != 'message':
+        values = call.inputs(arguments, edge_index, edge_index[1], num_dst)
+        out = call.run(values)
+        if call.function != 'message':
             return [(out, 0)]
-        dim = binding.conv.node_dim
-        return [(out, dim), (binding.aggregate(values, out), dim)]
+        dim = call.conv.node_dim
+        return [(out, dim), (call.aggregate(values, out), dim)]
 
-    return _without_trace(binding, run)
+    return _without_trace(call, run)
 
 
 @contextmanager
-def _on_samples(binding: Binding) -> Iterator[None]:
+def _on_samples(call: Call) -> Iterator[None]:
     """While it lasts, sizes of the whole graph are made up, and norms leave statistics alone."""
-    conv = binding.conv
+    conv = call.conv
     sizes = WholeGraphSizes(conv, NUM_SAMPLES, NUM_SAMPLES, is_sample=True)
     with torch.no_grad(), sizes.in_force(), ExitStack() as stack:
         for norm in conv.modules():  # it uses its running statistics
@@ -156,10 +156,8 @@ def _on_samples(binding: Binding) -> Iterator[None]:
         yield
 
 
-def _without_trace(
-    binding: Binding, run: Callable[[], _Values]
-) -> tuple[_Values | None, dict[str, Any]]:
-    with Undone(binding.conv, binding.arguments) as undone:
+def _without_trace(call: Call, run: Callable[[], _Values]) -> tuple[_Values | None, dict[str, Any]]:
+    with Undone(call.conv, call.arguments) as undone:
         out = run()
     return None if undone.uses_rng else out, undone.numbers
 

@@ -15,11 +15,10 @@ import math
 import torch
 
 from pyg_sar.aggregate.program import Arguments, no_autocast_cache, without_hooks
-from pyg_sar.conv.message.arguments import Binding
+from pyg_sar.conv.message.one_call import Call
 from pyg_sar.conv.message.sample_edges import NUM_SAMPLES, Undone, samples_of
 from pyg_sar.conv.message.whole_graph_sizes import WholeGraphSizes
 from pyg_sar.monitor import LiveBytes
-from pyg_sar.shard.plan import Plan
 
 _NUM_EDGES = 300
 _MARGIN = 1.4
@@ -27,45 +26,45 @@ _MARGIN = 1.4
 is counted here, for 12 convs and aggregations with gradients and without."""
 
 
-def one_shot_bytes(binding: Binding, plan: Plan, *, is_linear: bool) -> int:
+def one_shot_bytes(call: Call, *, is_linear: bool) -> int:
     """Bytes that this rank would hold at once beside its own nodes' tensors, an estimate.
 
     `is_linear` says that the call is a sum of weighted rows.
     """
-    shard = plan.shard
+    shard = call.plan.shard
     num_rows = shard.num_halo + sum(step.send_index.numel() for step in shard.steps)
-    row_bytes = sum(math.prod(t.shape[1:]) * t.element_size() for t in binding.arguments.src)
+    row_bytes = sum(math.prod(t.shape[1:]) * t.element_size() for t in call.arguments.src)
     if is_linear:
         return num_rows * row_bytes
     # The halo rows are put beside a copy of the own ones.
     num_rows += shard.num_own + shard.num_halo
-    of_edges = _MARGIN * plan.num_edges * _bytes_per_edge(binding)
+    of_edges = _MARGIN * call.plan.num_edges * _bytes_per_edge(call)
     return num_rows * row_bytes + math.ceil(of_edges)
 
 
 @no_autocast_cache()
-def _bytes_per_edge(binding: Binding) -> float:
-    with Undone(binding.conv, binding.arguments):
-        few, many = (_peak_bytes(binding, n) for n in (_NUM_EDGES, 2 * _NUM_EDGES))
+def _bytes_per_edge(call: Call) -> float:
+    with Undone(call.conv, call.arguments):
+        few, many = (_peak_bytes(call, n) for n in (_NUM_EDGES, 2 * _NUM_EDGES))
     return max(many - few, 0) / _NUM_EDGES
 
 
-def _peak_bytes(binding: Binding, num_edges: int) -> int:
+def _peak_bytes(call: Call, num_edges: int) -> int:
     """What forward and backward hold at once on some edges between sampled nodes."""
-    samples, _ = samples_of(binding)
+    samples, _ = samples_of(call)
     nodes = torch.arange(num_edges, device=samples.device) % NUM_SAMPLES
     edge_index = torch.stack([nodes, nodes.sort().values])
     edge = tuple(t.detach()[nodes].requires_grad_(t.requires_grad) for t in samples.edge)
     arguments = Arguments(samples.src, samples.dst, edge, samples.whole)
-    learnable = [p for p in binding.conv.parameters() if p.requires_grad]
-    given = [*arguments, *binding.conv.parameters(), *binding.conv.buffers(), edge_index]
+    learnable = [p for p in call.conv.parameters() if p.requires_grad]
+    given = [*arguments, *call.conv.parameters(), *call.conv.buffers(), edge_index]
     live = LiveBytes(given)
-    sizes = WholeGraphSizes(binding.conv, num_edges // NUM_SAMPLES, NUM_SAMPLES, is_sample=True)
+    sizes = WholeGraphSizes(call.conv, num_edges // NUM_SAMPLES, NUM_SAMPLES, is_sample=True)
     with sizes.in_force(), live:
-        values = binding.inputs(arguments, edge_index, edge_index[1], NUM_SAMPLES)
-        out = binding.run(values)
-        if binding.function == 'message':
-            out = binding.aggregate(values, out)
+        values = call.inputs(arguments, edge_index, edge_index[1], NUM_SAMPLES)
+        out = call.run(values)
+        if call.function == 'message':
+            out = call.aggregate(values, out)
         del values
         leaves = [t for t in [*arguments, *learnable] if t.requires_grad]
         if out.requires_grad and leaves:

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyg_sar.aggregate.program import Program, no_autocast_cache
 from pyg_sar.conv.inspect.products import operations
-from pyg_sar.conv.message.arguments import Binding
+from pyg_sar.conv.message.one_call import Call
 from pyg_sar.conv.message.sample_edges import Undone, samples_of
 from pyg_sar.ground.nested import leaves
 from pyg_sar.ground.private_names import find_or_none
@@ -176,13 +176,13 @@ def _tensors(values: Any) -> list[Tensor]:
 
 
 @no_autocast_cache()
-def has_gradient_of_use(binding: Binding, program: Program) -> bool:
+def has_gradient_of_use(call: Call, program: Program) -> bool:
     """Whether autograd agrees that everything is linear in the softmax.
 
     Then ``alpha * d_alpha`` is the sum of ``t * d_t`` over what is proportional to alpha. The
-    program is that of the binding.
+    program is that of the call.
     """
-    samples, edge_index = samples_of(binding)
+    samples, edge_index = samples_of(call)
     edge_index[1] = 0
     leaves: list[Tensor] = []
 
@@ -190,7 +190,7 @@ def has_gradient_of_use(binding: Binding, program: Program) -> bool:
         leaves.append(torch.softmax(logits.detach(), 0).requires_grad_())
         return leaves[0].clone()
 
-    with Undone(binding.conv, binding.arguments), torch.enable_grad():
+    with Undone(call.conv, call.arguments), torch.enable_grad():
         messages, edge_outputs = program.run(samples, edge_index, softmax)
     outputs = [*messages, *edge_outputs]
     if len(leaves) != 1 or not all(t.requires_grad for t in outputs):

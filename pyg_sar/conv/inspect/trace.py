@@ -13,7 +13,7 @@ edges, so such a layer is computed with one exchange in every mode.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -24,8 +24,8 @@ from torch import Tensor
 from pyg_sar.aggregate.program import Arguments, no_autocast_cache
 from pyg_sar.conv.inspect.products import ProductRecorder
 from pyg_sar.conv.inspect.softmax_is_linear import SoftmaxUse
-from pyg_sar.conv.message.arguments import Binding
 from pyg_sar.conv.message.intercept import Intercept, MessageError, WatchedIndex
+from pyg_sar.conv.message.one_call import Call
 from pyg_sar.conv.message.reductions import Aggregate, ReductionRecorder
 from pyg_sar.conv.message.sample_edges import (
     NUM_SAMPLES,
@@ -44,6 +44,7 @@ from pyg_sar.kernels.merge import Sum
 class Seen:
     """What a message function left behind when it ran on a few edges."""
 
+    out: Tensor  # what it gives for them; of a run on all in-edges with its aggregation
     # What it computes per edge: the attributes, after the result of `edge_update`.
     edge_outputs: tuple[Tensor, ...]
     # Attributes of the conv that it sets to a tensor with one row per edge.
@@ -52,6 +53,7 @@ class Seen:
     numbers: dict[str, Any]
     learnable: tuple[Tensor, ...]  # leaf tensors it reads that are not among its arguments
     uses_rng: bool
+    written: tuple[str, ...]  # the rows of nodes that it changes in place
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +61,6 @@ class Trace(Seen):
     """What a message function does."""
 
     num_softmax: int  # softmaxes over in-edges
-    out: Tensor  # what it gives for the samples
     messages: tuple[Tensor, ...]  # what of it the conv's aggregation reduces
     aggregate: Aggregate | None  # what the conv's aggregation reduces; None for ``edge_update``
     is_copy: bool  # whether the messages are its only source tensor, unchanged
@@ -68,9 +69,13 @@ class Trace(Seen):
     weight: int | None
     is_plain_weight: bool  # whether that weight takes no gradient and multiplies rows of a matrix
     edge_bytes: int = 0  # what the largest tensor that it computes takes per edge
-    written: tuple[str, ...] = ()  # the rows of nodes that it changes in place
     # The result of its only softmax for the samples, if all it gives is linear in it.
     weights: Tensor | None = None
+
+    @property
+    def num_calls(self) -> int:
+        """How many reductions its aggregation calls."""
+        return 0 if self.aggregate is None else len(self.aggregate.calls)
 
     @property
     def is_linear(self) -> bool:
@@ -90,14 +95,14 @@ class Trace(Seen):
 
 @no_autocast_cache()
 @not_saved()
-def trace(binding: Binding) -> Trace:
+def trace(call: Call) -> Trace:
     """Runs a message function, and the aggregation, on a few sampled edges; notes what they do.
 
     A checkpoint around the conv does not see what autograd saves here: it is needed no more, and
     need not come again where backward runs the conv once more.
     """
-    conv = binding.conv
-    samples, edge_index = samples_of(binding)
+    conv = call.conv
+    samples, edge_index = samples_of(call)
     edge_index[1] = 0
     index = edge_index[1].as_subclass(WatchedIndex)
     num_softmax = 0
@@ -113,67 +118,80 @@ def trace(binding: Binding) -> Trace:
     in_message = Intercept(conv, softmax)
     in_aggregate = ReductionRecorder(conv, softmax)
     first_node = node_of_now()
-    values = binding.inputs(samples, edge_index, index, NUM_SAMPLES)
-    rows = _only_source(binding, values)
+    values = call.inputs(samples, edge_index, index, NUM_SAMPLES)
+    rows = _only_source(call, values)
     states = states_of(values)
     recorder = ProductRecorder(rows, samples.edge)
     aggregate = None
     # A gradient inside the function is taken in this thread, which alone numbers the history.
     here = torch.autograd.set_multithreading_enabled(False)
-    with here, Undone(conv, binding.arguments) as undone, _refusing_statistics(conv):
+    with here, Undone(conv, call.arguments) as undone, _refusing_statistics(conv):
         with in_message, recorder, use:
-            out = run_message(binding, values, samples)
-        if binding.function == 'message':
+            out = run_message(call, values, samples)
+        if call.function == 'message':
             with in_aggregate, use:
                 one = {**values, 'dim_size': 1, 'size_i': 1}
-                run_aggregation(binding, one, out, samples)
+                run_aggregation(call, one, out, samples)
             aggregate = in_aggregate.aggregate(out)
 
-    binding.check_draws(undone.uses_rng)
-    undone.check_edges_alone()
-    edge_attributes = undone.edge_attributes
     reduced = in_aggregate.messages
-    edge_outputs = list(undone.edge_rows(edge_attributes, NUM_SAMPLES))
-    outputs = [out, *reduced, *edge_outputs]
-    if aggregate is None:
-        edge_outputs.insert(0, out)
-    learnable = learnable_leaves(outputs, samples, first_node)
-    written = written_among(binding, states)
-    is_pure = recorder.is_pure and not edge_attributes and rows is not None and not written
-    weight = _weight_place(binding, recorder, out) if is_pure else None
+    seen, outputs = left_behind(call, undone, states, samples, first_node, out, reduced)
+    is_pure = recorder.is_pure and not seen.edge_attributes and rows is not None
+    is_pure = is_pure and not seen.written
+    weight = _weight_place(call, recorder, out) if is_pure else None
     # One number without gradient for every edge.
     is_plain = weight is not None and (
         samples.edge[weight].numel() == NUM_SAMPLES and not samples.edge[weight].requires_grad
     )
     is_matrix = rows is not None and out.dim() == rows.dim() == 2 and conv.node_dim in (0, -2)
     return Trace(
+        **vars(seen),
         num_softmax=num_softmax,
-        out=out.detach(),
         messages=tuple(t.detach() for t in reduced),
-        edge_outputs=tuple(t.detach() for t in edge_outputs),
         aggregate=aggregate,
-        edge_attributes=edge_attributes,
-        numbers=undone.numbers,
-        learnable=learnable,
-        uses_rng=undone.uses_rng,
         is_copy=is_pure and out is rows and is_matrix and not recorder.has_product,
         weight=weight,
         is_plain_weight=is_plain and is_matrix,
         edge_bytes=recorder.edge_bytes,
-        written=written,
-        weights=_linear_weights(use, reduced, edge_outputs, aggregate),
+        weights=_linear_weights(use, outputs, aggregate),
     )
 
 
+def left_behind(
+    call: Call,
+    undone: Undone,
+    states: Mapping[str, tuple[Tensor, object]],
+    samples: Arguments,
+    first_node: Any,
+    out: Tensor,
+    reduced: Sequence[Tensor],
+) -> tuple[Seen, list[Tensor]]:
+    """What a function left behind that computed `out`; and what is `reduced` or kept per edge."""
+    call.check_draws(undone.uses_rng)
+    undone.check_edges_alone()
+    names = undone.edge_attributes
+    edge_outputs = undone.edge_rows(names, NUM_SAMPLES)
+    if call.function != 'message':
+        edge_outputs = (out, *edge_outputs)
+    outputs = [*reduced, *edge_outputs]
+    seen = Seen(
+        out=out.detach(),
+        edge_outputs=tuple(t.detach() for t in edge_outputs),
+        edge_attributes=names,
+        numbers=undone.numbers,
+        learnable=learnable_leaves([out, *outputs], samples, first_node),
+        uses_rng=undone.uses_rng,
+        written=written_among(call, states),
+    )
+    return seen, outputs
+
+
 def _linear_weights(
-    use: SoftmaxUse,
-    messages: Sequence[Tensor],
-    edge_outputs: Sequence[Tensor],
-    aggregate: Aggregate | None,
+    use: SoftmaxUse, outputs: Sequence[Tensor], aggregate: Aggregate | None
 ) -> Tensor | None:
     reductions = () if aggregate is None else aggregate.reductions
     is_summed = all(isinstance(r.merge, Sum) and r.dim == 0 for r in reductions)
-    if use.weights is None or not is_summed or not use.is_linear([*messages, *edge_outputs]):
+    if use.weights is None or not is_summed or not use.is_linear(outputs):
         return None
     return use.weights.detach()
 
@@ -183,24 +201,24 @@ def node_of_now() -> Any:
     return torch.ones(1, requires_grad=torch.is_grad_enabled()).exp().grad_fn
 
 
-def _only_source(binding: Binding, inputs: dict[str, Any]) -> Tensor | None:
+def _only_source(call: Call, inputs: dict[str, Any]) -> Tensor | None:
     """x_j, if it is the only node tensor the function reads."""
-    nodes = [slot for slot in binding.slots if slot.role in ('src', 'dst')]
+    nodes = [slot for slot in call.slots if slot.role in ('src', 'dst')]
     if len(nodes) != 1 or nodes[0].role != 'src':
         return None
     rows: Tensor = inputs[nodes[0].name]
     return rows if rows.is_floating_point() else None
 
 
-def _weight_place(binding: Binding, recorder: ProductRecorder, out: Tensor) -> int | None:
+def _weight_place(call: Call, recorder: ProductRecorder, out: Tensor) -> int | None:
     product = recorder.product(out)
     if product is None:
         return None
-    weight, (x,) = binding.arguments.edge[product.place], binding.arguments.src
+    weight, (x,) = call.arguments.edge[product.place], call.arguments.src
     needs_grad = torch.is_grad_enabled() and (weight.requires_grad or x.requires_grad)
     if out.requires_grad != needs_grad:  # it is cut off from one of them
         return None
-    node_dim = binding.conv.node_dim % len(product.rows_shape)
+    node_dim = call.conv.node_dim % len(product.rows_shape)
     return product.place if product.is_by_head(node_dim) else None
 
 

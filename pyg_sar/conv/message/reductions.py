@@ -18,8 +18,8 @@ from torch import Tensor
 from torch_geometric.utils import scatter as pyg_scatter
 
 from pyg_sar.aggregate.program import Arguments, Reduction, SoftmaxFn
-from pyg_sar.conv.message.arguments import Binding
 from pyg_sar.conv.message.intercept import BlockIndex, Intercept, UnsupportedMessageError
+from pyg_sar.conv.message.one_call import Call
 from pyg_sar.conv.message.sample_edges import edge_rows, undo
 from pyg_sar.kernels.merge import Extremum, Merge, Product, State, Sum
 from pyg_sar.shard.plan import Plan
@@ -104,37 +104,37 @@ class BlockMessages(Intercept):
 
     def __init__(
         self,
-        binding: Binding,
+        call: Call,
         num_calls: int,
         num_dst: int,
         attributes: tuple[str, ...] = (),
         written: tuple[str, ...] = (),
     ) -> None:
-        super().__init__(binding.conv)
-        self._binding, self._num_calls, self._num_dst = binding, num_calls, num_dst
+        super().__init__(call.conv)
+        self._call, self._num_calls, self._num_dst = call, num_calls, num_dst
         self._attributes, self._written = attributes, written
 
     def run(
         self, arguments: Arguments, edge_index: Tensor, softmax: SoftmaxFn
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """What reaches the reductions, and edge outputs; see :class:`.program.Program`."""
-        binding, self.softmax, self._remaining = self._binding, softmax, 0
-        conv, found = binding.conv, list[Tensor]()
+        call, self.softmax, self._remaining = self._call, softmax, 0
+        conv, found = call.conv, list[Tensor]()
         index = edge_index[1].as_subclass(BlockIndex)
-        values = binding.inputs(arguments, edge_index, index, self._num_dst)
+        values = call.inputs(arguments, edge_index, index, self._num_dst)
         values.update((name, values[name].clone()) for name in self._written)
         before = dict(vars(conv))
         try:
             with self:
-                message = binding.run(values)
-                if binding.function == 'message':
+                message = call.run(values)
+                if call.function == 'message':
                     self._messages, self._remaining = found, self._num_calls
                     with suppress(_Done):
-                        binding.aggregate({**values, 'dim_size': 0, 'size_i': 0}, message)
+                        call.aggregate({**values, 'dim_size': 0, 'size_i': 0}, message)
         finally:
             self.softmax, self._messages = None, []  # they may hold what holds this
             changed = undo(conv, before)
-        outputs: tuple[Tensor, ...] = () if binding.function == 'message' else (message,)
+        outputs: tuple[Tensor, ...] = () if call.function == 'message' else (message,)
         if self._attributes:
             outputs += edge_rows(conv, changed, self._attributes, edge_index.size(1))
         return tuple(found), outputs
@@ -200,7 +200,7 @@ class _Finisher(Intercept):
 
 
 def finish(
-    binding: Binding,
+    call: Call,
     aggregate: Aggregate,
     states: list[State],
     message: Tensor,
@@ -213,8 +213,8 @@ def finish(
     `message` is one of any number of edges, for shape and dtype. `is_mean` says that sums of a mean
     are divided by the number of in-edges already.
     """
-    conv, num_dst = binding.conv, plan.shard.num_dst
+    conv, num_dst = call.conv, plan.shard.num_dst
     no_message = message.detach().narrow(conv.node_dim, 0, 0)
     no_dst = plan.edge_index[1][:0].as_subclass(BlockIndex)
     with _Finisher(conv, aggregate, states, plan, is_mean):
-        return binding.aggregate(binding.no_inputs(no_dst, num_dst), no_message)
+        return call.aggregate(call.no_inputs(no_dst, num_dst), no_message)

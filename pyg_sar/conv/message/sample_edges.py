@@ -13,8 +13,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import _disable_current_modes
 
 from pyg_sar.aggregate.program import Arguments
-from pyg_sar.conv.message.arguments import Binding
 from pyg_sar.conv.message.intercept import MessageError
+from pyg_sar.conv.message.one_call import Call
 from pyg_sar.ground.class_swap import name_of
 from pyg_sar.ground.inert import Snapshot
 from pyg_sar.ground.nested import PLAIN
@@ -93,13 +93,13 @@ def states_of(values: Mapping[str, Any]) -> dict[str, tuple[Tensor, object]]:
     return {n: (t, t.clone() if t.is_inference() else t._version) for n, t in tensors.items()}
 
 
-def written_among(binding: Binding, states: dict[str, tuple[Tensor, object]]) -> tuple[str, ...]:
+def written_among(call: Call, states: Mapping[str, tuple[Tensor, object]]) -> tuple[str, ...]:
     """The inputs that were written to: rows of nodes, which the next block reads anew.
 
     Raises a MessageError for tensors of edges, a ValueError for those that are read as they are: a
     function that runs in several blocks, and again in backward, would write to them every time.
     """
-    roles = {slot.name: slot.role for slot in binding.slots}
+    roles = {slot.name: slot.role for slot in call.slots}
     found = []
     for name, (tensor, before) in states.items():
         if isinstance(before, Tensor):
@@ -110,7 +110,7 @@ def written_among(binding: Binding, states: dict[str, tuple[Tensor, object]]) ->
             continue
         if roles[name] == 'whole':
             raise ValueError(
-                f"'{binding.function}' of {name_of(binding.conv)} changes '{name}' in place, and "
+                f"'{call.function}' of {name_of(call.conv)} changes '{name}' in place, and "
                 f'would at every block of edges: change {name}.clone()'
             )
         if roles[name] == 'edge':
@@ -144,9 +144,9 @@ def edge_rows(
     return tuple(changed[name] for name in names)
 
 
-def samples_of(binding: Binding) -> tuple[Arguments, Tensor]:
+def samples_of(call: Call) -> tuple[Arguments, Tensor]:
     """Arguments of a few edges, each from a source and into a destination of its own."""
-    arguments = binding.arguments
+    arguments = call.arguments
     samples = Arguments(
         src=tuple(map(_sample, arguments.src)),
         dst=tuple(map(_sample, arguments.dst)),

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from pyg_sar.aggregate.program import Arguments
-from pyg_sar.conv.message.arguments import Binding
 from pyg_sar.conv.message.intercept import MessageError
+from pyg_sar.conv.message.one_call import Call
 from pyg_sar.conv.message.sample_edges import NUM_SAMPLES
 from pyg_sar.ground.nested import leaves
 
@@ -152,27 +152,27 @@ class WholeReads(TorchFunctionMode):
         return torch.Size([counted(size) for size in out])
 
 
-def run_message(binding: Binding, values: dict[str, Any], samples: Arguments) -> Tensor:
+def run_message(call: Call, values: dict[str, Any], samples: Arguments) -> Tensor:
     """Runs a message on sampled edges, watched."""
-    reads = WholeReads(NUM_SAMPLES, _alike(binding, samples), allows_none=True)
+    reads = WholeReads(NUM_SAMPLES, _alike(call, samples), allows_none=True)
     with reads:
-        return binding.run(_counted(values, reads))
+        return call.run(_counted(values, reads))
 
 
 def run_aggregation(
-    binding: Binding, values: dict[str, Any], message: Tensor, samples: Arguments
+    call: Call, values: dict[str, Any], message: Tensor, samples: Arguments
 ) -> Tensor:
     """Runs an aggregation on sampled edges, watched; PyG's own are known."""
-    conv = binding.conv
+    conv = call.conv
     inside = (
         [] if conv.aggr_module is None else conv.aggr_module.modules()
     )  # of its own `aggregate`
     functions = [type(conv).aggregate, *map(type, inside)]
     if all(each.__module__.startswith(('torch.', 'torch_geometric.')) for each in functions):
-        return binding.aggregate(values, message)
-    reads = WholeReads(NUM_SAMPLES, _alike(binding, samples), allows_none=False)
+        return call.aggregate(values, message)
+    reads = WholeReads(NUM_SAMPLES, _alike(call, samples), allows_none=False)
     with reads:
-        return binding.aggregate(_counted(values, reads), message)
+        return call.aggregate(_counted(values, reads), message)
 
 
 def _counted(values: dict[str, Any], reads: WholeReads) -> dict[str, Any]:
@@ -181,8 +181,8 @@ def _counted(values: dict[str, Any], reads: WholeReads) -> dict[str, Any]:
     return values | {name: EdgeCount.of(values[name], reads) for name in names}
 
 
-def _alike(binding: Binding, samples: Arguments) -> list[Tensor]:
-    return [*binding.conv.parameters(), *binding.conv.buffers(), *samples.whole]
+def _alike(call: Call, samples: Arguments) -> list[Tensor]:
+    return [*call.conv.parameters(), *call.conv.buffers(), *samples.whole]
 
 
 def _is_counted(func: Any, args: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Reads a conv's message and aggregation: which of its arguments a block gets, and from where.
+"""One call of message passing: which of its arguments a block of edges gets, and from where.
 
 PyG fixes the roles by name: an argument ``name_j`` is read at an edge's source (exchanged), a
 ``name_i`` at its destination (local); of the others, a tensor with one row per edge is sliced per
@@ -7,21 +7,28 @@ block, and everything else is passed as it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
 from pyg_sar.aggregate.program import Arguments
+from pyg_sar.comm import EdgeMove, Exchange
 from pyg_sar.conv.message.intercept import SourceIndex
+from pyg_sar.conv.options import Options
 from pyg_sar.dropout import EdgeDraws
 from pyg_sar.ground.class_swap import name_of
+from pyg_sar.rows.edges import EdgeIndex
+from pyg_sar.rows.rows import tag
 from pyg_sar.shard.edges import ShardEdges
-from pyg_sar.shard.plan import Plan
+from pyg_sar.shard.plan import Plan, plan_of
+
+if TYPE_CHECKING:
+    from pyg_sar.conv.inspect.trace import Seen
 
 _IDS = 'edge ids'
 """The slot of the ids of edges. Python allows no argument of this name."""
@@ -35,33 +42,110 @@ class _Slot:
     value: Any = None
 
 
-@dataclass(frozen=True)
-class Binding:
-    """A conv's ``message`` or ``edge_update`` bound to the arguments of one call.
+@dataclass(eq=False, kw_only=True)
+class Call:
+    """One call of ``propagate``, up to the conv's ``update``, or of ``edge_updater``.
 
     With ``message`` goes ``aggregate``; both see the hooks that are registered on them.
-
-    Attributes:
-        conv: The conv.
-        function: ``'message'`` or ``'edge_update'``.
-        arguments: The tensors, with nodes or edges in their first dimension.
-        draws: Where masks of dropout are drawn by edge, those of this call; else None.
-        at_nodes: Rows of nodes that the function reads as they are; it runs on rows then.
     """
 
     conv: MessagePassing
-    function: str
-    arguments: Arguments
-    slots: tuple[_Slot, ...]
-    draws: EdgeDraws | None = None
-    at_nodes: Mapping[str, Any] = field(default_factory=dict)
+    function: str  # ``'message'`` or ``'edge_update'``
+    names: tuple[str, ...]  # of its arguments; see :func:`arguments_of`
+    edge_index: ShardEdges  # as messages pass along it, into own nodes
+    size: tuple[int | None, ...] | None
+    kwargs: dict[str, Any]  # own rows, and rows in the order of `edge_index`
+    edge_names: frozenset[str]  # which of them have a row for every edge
+    num_nodes: tuple[int, int]  # sources and destinations, as a program sees them
+    at_nodes: dict[str, Any]  # rows of nodes of the whole graph that it reads as they are
+    move: EdgeMove | None  # how tensors of edges came over, if the edges were turned round
+    edges: EdgeIndex | None  # as they were given, if the call was made with rows of the whole
+    exchange: Exchange
+    options: Options
+    in_forward: bool  # whether the conv's own forward takes the result
+    # By :meth:`bind`:
+    plan: Plan = field(init=False)
+    arguments: Arguments = field(init=False)  # with nodes or edges in their first dimension
+    slots: tuple[_Slot, ...] = field(init=False)
+    draws: EdgeDraws | None = field(init=False)  # of its masks of dropout, where drawn by edge
 
-    def dropping(self, draws: EdgeDraws, ids: Tensor | None) -> Binding:
-        """With masks of dropout by edge; `ids` of the edges are the last edge tensor."""
-        edge, slots = self.arguments.edge, self.slots
+    def bind(self) -> None:
+        """Checks the arguments and sorts them into their roles."""
+        if self.size is not None:
+            self._check_size(self.size)
+        self.plan = plan_of(self.edge_index)
+        groups: dict[str, list[Tensor]] = {'src': [], 'dst': [], 'edge': [], 'whole': []}
+        slots = []
+        conv, shard, node_dim = self.conv, self.exchange.shard, int(self.conv.node_dim)
+        for name in self.names:
+            suffix = name[-2:] if name.endswith(('_i', '_j')) else ''
+            base = name[:-2] if suffix else name
+            if base not in self.kwargs or name in self.at_nodes:
+                continue  # `collect_param_data` knows the default, or complains as PyG does
+            value = self.kwargs[base]
+            if suffix and isinstance(value, (tuple, list)):
+                if len(value) != 2:
+                    raise ValueError(f"expected a pair for '{base}' (got {len(value)} entries)")
+                value = value[0 if suffix == '_j' else 1]
+            if isinstance(value, ShardEdges):
+                raise ValueError(
+                    f"expected edges as the 'edge_index' of {name_of(conv)} alone (got them as "
+                    f"'{base}', too): '{self.function}' has their ends as 'edge_index_j' and "
+                    "'edge_index_i'"
+                )
+            if not isinstance(value, Tensor):
+                slots.append(_Slot(name, 'constant', value=value))
+                continue
+            if suffix:
+                role = 'src' if suffix == '_j' else 'dst'
+                num_rows = shard.num_own if suffix == '_j' else shard.num_dst
+                dim = node_dim + value.dim() if node_dim < 0 else node_dim
+                if value.dim() == 0 or value.size(dim) != num_rows:
+                    raise ValueError(
+                        f"expected one row per node in '{base}' of {name_of(conv)}: "
+                        f'{self.num_nodes[suffix != "_j"]} rows in dimension {dim} (got shape '
+                        f'{tuple(value.shape)})'
+                    )
+                value = value if dim == 0 else value.movedim(dim, 0)
+            else:
+                role = 'edge' if name in self.edge_names else 'whole'
+            group = groups[role]
+            slots.append(_Slot(name, role, _place_of(value, group) if group else 0))
+            if slots[-1].place == len(group):
+                group.append(value)
+        kinds = ('src', 'dst', 'edge', 'whole')
+        self.arguments = Arguments(*(tuple(groups[role]) for role in kinds))
+        self.slots, self.draws = tuple(slots), None
+
+    def _check_size(self, size: tuple[int | None, ...]) -> None:
+        own = self.exchange.shard.num_own, self.exchange.shard.num_dst
+        if any(n not in (None, m) for n, m in zip(size, own, strict=True)):
+            raise ValueError(
+                f"expected 'size' of {name_of(self.conv)} to be {own}, the nodes of this rank "
+                f'(got {tuple(size)}): give the number of all nodes, such as '
+                'num_edges=data.num_nodes, as edges do not tell of nodes without any'
+            )
+
+    def drop_by_edge(self, draws: EdgeDraws, ids: Tensor | None) -> None:
+        """Has masks of dropout drawn by edge; `ids` of the edges are the last edge tensor."""
+        self.draws = draws
         if ids is not None:
-            edge, slots = (*edge, ids), (*slots, _Slot(_IDS, 'edge', len(edge)))
-        return replace(self, arguments=replace(self.arguments, edge=edge), slots=slots, draws=draws)
+            edge = self.arguments.edge
+            self.slots += (_Slot(_IDS, 'edge', len(edge)),)
+            self.arguments = replace(self.arguments, edge=(*edge, ids))
+
+    def in_given_order(self, values: Tensor) -> Tensor:
+        """One row per edge, in the order of the caller's edges."""
+        return values if self.move is None else self.move.to_forward(values)
+
+    def set_attributes(self, seen: Seen, values: Sequence[Tensor]) -> None:
+        """Sets on the conv what its function sets: one row per edge, and numbers."""
+        for name, number in seen.numbers.items():
+            setattr(self.conv, name, number)
+        for name, value in zip(seen.edge_attributes, values, strict=True):
+            rows = self.in_given_order(value)
+            rows = rows if self.edges is None else tag(rows, 0, self.edges._space)
+            setattr(self.conv, name, rows)
 
     def check_draws(self, uses_rng: bool) -> None:
         """Raises a ValueError if it has drawn random numbers by torch, where masks are by edge."""
@@ -139,62 +223,6 @@ def arguments_of(conv: MessagePassing, function: str) -> tuple[str, ...]:
     functions = ('message', 'aggregate') if function == 'message' else (function,)
     found = (conv.inspector.get_param_names(f, exclude=conv.special_args) for f in functions)
     return tuple(dict.fromkeys(name for names in found for name in names))
-
-
-def bind(
-    conv: MessagePassing,
-    function: str,
-    names: tuple[str, ...],
-    kwargs: dict[str, Any],
-    plan: Plan,
-    edge_names: frozenset[str],
-    num_nodes: tuple[int, int],
-) -> Binding:
-    """Sorts the arguments of one call of ``propagate`` or ``edge_updater`` into their roles.
-
-    `names` are those of :func:`arguments_of` that it reads at edges. `edge_names` says which
-    tensors have one row per edge, and `num_nodes` how many sources and destinations a program sees.
-    """
-    groups: dict[str, list[Tensor]] = {'src': [], 'dst': [], 'edge': [], 'whole': []}
-    slots = []
-    node_dim = int(conv.node_dim)
-    for name in names:
-        suffix = name[-2:] if name.endswith(('_i', '_j')) else ''
-        base = name[:-2] if suffix else name
-        if base not in kwargs:
-            continue  # `collect_param_data` knows the default, or complains as PyG does
-        value = kwargs[base]
-        if suffix and isinstance(value, (tuple, list)):
-            if len(value) != 2:
-                raise ValueError(f"expected a pair for '{base}' (got {len(value)} entries)")
-            value = value[0 if suffix == '_j' else 1]
-        if isinstance(value, ShardEdges):
-            raise ValueError(
-                f"expected edges as the 'edge_index' of {name_of(conv)} alone (got them as "
-                f"'{base}', too): '{function}' has their ends as 'edge_index_j' and 'edge_index_i'"
-            )
-        if not isinstance(value, Tensor):
-            slots.append(_Slot(name, 'constant', value=value))
-            continue
-        if suffix:
-            role = 'src' if suffix == '_j' else 'dst'
-            num_rows = plan.shard.num_own if suffix == '_j' else plan.shard.num_dst
-            dim = node_dim + value.dim() if node_dim < 0 else node_dim
-            if value.dim() == 0 or value.size(dim) != num_rows:
-                raise ValueError(
-                    f"expected one row per node in '{base}' of {name_of(conv)}: "
-                    f'{num_nodes[suffix != "_j"]} rows in dimension {dim} (got shape '
-                    f'{tuple(value.shape)})'
-                )
-            value = value if dim == 0 else value.movedim(dim, 0)
-        else:
-            role = 'edge' if name in edge_names else 'whole'
-        group = groups[role]
-        slots.append(_Slot(name, role, _place_of(value, group) if group else 0))
-        if slots[-1].place == len(group):
-            group.append(value)
-    arguments = Arguments(*(tuple(groups[role]) for role in ('src', 'dst', 'edge', 'whole')))
-    return Binding(conv, function, arguments, tuple(slots))
 
 
 def before_step(conv: MessagePassing, step: str, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
