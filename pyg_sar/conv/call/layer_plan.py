@@ -107,8 +107,6 @@ def plan_for(
     """
     options, known = conv._sar.options, conv._sar.plans
     shards = shards_of(edges)
-    for shard in shards:
-        exchange_of(shard, options.prefetch, options.exchange_dtype)
     kind = (
         in_forward,
         torch.is_grad_enabled(),
@@ -120,6 +118,8 @@ def plan_for(
     kind += tuple(kinds)
     plan = next((p for p in known.values() if p.kind == kind and p.state == state), None)
     error = None
+    for shard in shards if plan is None else ():
+        exchange_of(shard, options.prefetch, options.exchange_dtype)
     try:
         if plan is None:
             check_not_explained(conv)

@@ -61,6 +61,7 @@ class Trace(Seen):
     """What a message function does."""
 
     num_softmax: int  # softmaxes over in-edges
+    num_calls: int  # reductions that its aggregation calls
     messages: tuple[Tensor, ...]  # what of it the conv's aggregation reduces
     aggregate: Aggregate | None  # what the conv's aggregation reduces; None for ``edge_update``
     is_copy: bool  # whether the messages are its only source tensor, unchanged
@@ -71,11 +72,6 @@ class Trace(Seen):
     edge_bytes: int = 0  # what the largest tensor that it computes takes per edge
     # The result of its only softmax for the samples, if all it gives is linear in it.
     weights: Tensor | None = None
-
-    @property
-    def num_calls(self) -> int:
-        """How many reductions its aggregation calls."""
-        return 0 if self.aggregate is None else len(self.aggregate.calls)
 
     @property
     def is_linear(self) -> bool:
@@ -147,6 +143,7 @@ def trace(call: Call) -> Trace:
     return Trace(
         **vars(seen),
         num_softmax=num_softmax,
+        num_calls=0 if aggregate is None else len(aggregate.calls),
         messages=tuple(t.detach() for t in reduced),
         aggregate=aggregate,
         is_copy=is_pure and out is rows and is_matrix and not recorder.has_product,
