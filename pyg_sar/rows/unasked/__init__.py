@@ -2,12 +2,11 @@
 
 from functools import cache
 
-from pyg_sar.rows.unasked import constructors, copies, functions
+from pyg_sar.rows.unasked import constructors, functions
 
 
 @cache
 def ask_for_rows() -> None:
     """Puts functions that ask in place of the others, once in a process."""
     constructors.ask()
-    copies.ask()
     functions.ask()

@@ -1,7 +1,8 @@
 """Functions of torch and PyG that do not ask a tensor for its class, and what they are on rows.
 
 They take the place of the others from the first graph on that is loaded; anything but rows goes to
-the others. Sparse matrices are made of all entries, which every rank has then.
+the others. Sparse matrices are made of all entries, which every rank has then. Copies of rows are
+rows.
 """
 
 from __future__ import annotations
@@ -49,11 +50,13 @@ alike_draws = Scoped(False)
 
 def ask() -> None:
     """Puts them in place."""
-    for name in _SPARSE:
-        function = getattr(torch, name)
-        made = _of_all_rows(function)
-        tell_torchscript(made, function)
-        setattr(torch, name, made)
+    for names, replace in ((_SPARSE, _of_all_rows), (('as_tensor', 'asarray'), _converting)):
+        for name in names:
+            function = getattr(torch, name)
+            asking = replace(function)
+            _tell_torchscript(asking, function)
+            setattr(torch, name, asking)
+    Tensor.new_tensor = _copying_like(Tensor.new_tensor)  # type: ignore[method-assign]
     known = _negative_sampling.edge_index_to_vector
     _negative_sampling.edge_index_to_vector = _of_all_rows(known, draws=True)
     for name in ('forward', 'inverse'):
@@ -84,7 +87,7 @@ def _of_all_rows(function: Callable[..., Any], *, draws: bool = False) -> Callab
     return call
 
 
-def tell_torchscript(made: Any, function: Any) -> None:
+def _tell_torchscript(made: Any, function: Any) -> None:
     """TorchScript takes what stands for a function of torch for that function."""
     try:
         operator = find('torch.jit._builtins._find_builtin')(function)
@@ -167,3 +170,56 @@ def _of_whole_graphs(cls: type, instead: str) -> Callable[..., None]:
         make(self, *args, **kwargs)
 
     return call
+
+
+def _copying_like(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``plain.new_tensor``."""
+
+    @wraps(function)
+    def new_tensor(self: Any, *args: Any, **kwargs: Any) -> Any:
+        data = args[0] if args else kwargs.get('data')
+        if isinstance(self, Rows) or not isinstance(data, Rows):
+            return function(self, *args, **kwargs)
+        kwargs = {k: v for k, v in kwargs.items() if k != 'data'}
+        like = {'dtype': self.dtype, 'device': self.device}
+        return _copy(data, **{**like, **{k: v for k, v in kwargs.items() if v is not None}})
+
+    return new_tensor
+
+
+def _converting(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``torch.as_tensor`` and ``torch.asarray``, which copy for another type or device."""
+
+    @wraps(function)
+    def convert(*args: Any, **kwargs: Any) -> Any:
+        names = ('data', 'obj')
+        rows = args[0] if args else next((kwargs[n] for n in names if n in kwargs), None)
+        if not isinstance(rows, Rows):
+            return function(*args, **kwargs)
+        named = dict(zip(('dtype', 'device'), args[1:], strict=False)) | kwargs
+        copy, requires_grad = named.get('copy'), named.get('requires_grad')
+        to = {n: named[n] for n in ('dtype', 'device') if named.get(n) is not None}
+        out: Any = rows.clone() if copy else rows
+        out = out.to(**to) if to else out
+        if copy is False and out is not rows:
+            raise ValueError('cannot make another type or device of rows without a copy')
+        if function.__name__ == 'asarray' and not requires_grad and out is rows:
+            return out.detach() if out.requires_grad else out
+        return out.requires_grad_() if requires_grad else out
+
+    return convert
+
+
+def _copy(
+    rows: Any,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    pin_memory: bool = False,
+) -> Any:
+    out = rows.detach().clone()
+    out = out.to(device=device or out.device, dtype=dtype or out.dtype)
+    if pin_memory:
+        out = out.pin_memory()
+    return out.requires_grad_() if requires_grad else out

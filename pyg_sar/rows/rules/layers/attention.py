@@ -37,8 +37,8 @@ from pyg_sar.rows.over_ranks import all_rows
 from pyg_sar.rows.registry import rule
 from pyg_sar.rows.replicated import met, own_draws
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
-from pyg_sar.rows.rules.layers.cores import by_cores
 from pyg_sar.rows.rules.layers.items import Items, by_items
+from pyg_sar.rows.rules.rowwise import rowwise
 from pyg_sar.rows.space import Space
 
 _PAIRS = (
@@ -93,7 +93,9 @@ def _attention(
     rows = found((query, key, value))
     if enable_gqa and any(each._dim == dim_of(each) - 3 for each in rows):
         refuse(func, "with 'enable_gqa' and rows as heads is not known to be right")
-    return by_cores(attend, (query, key, value, attn_mask), {}, 2, draws=dropout_p > 0)
+    return rowwise(
+        attend, (query, key, value, attn_mask), {}, slice(-2, None), pads=False, draws=dropout_p > 0
+    )
 
 
 def _weights(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> Tensor:
@@ -172,7 +174,7 @@ def _multi_head(func: Any, args: Any, kwargs: Any) -> Any:
     where = {name: Items(1, 3) for name in ('query', 'key', 'value')}
     where['key_padding_mask'] = Items(0, 2)
     draws = given['dropout_p'] > 0 and given['training']
-    return by_items(func, (), given, '', where, (1, 0), draws=draws)
+    return by_items(func, (), given, where, (1, 0), draws=draws)
 
 
 def _between_rows(func: Any, given: dict[str, Any]) -> tuple[Any, Any]:

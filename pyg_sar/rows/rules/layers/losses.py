@@ -18,15 +18,17 @@ from pyg_sar.rows.over_ranks import sum_of_ranks
 from pyg_sar.rows.registry import name_of, rule
 from pyg_sar.rows.replicated import met
 from pyg_sar.rows.rows import Rows, plainly, refuse, tag
+from pyg_sar.rows.rules.layers.items import Items, Where, by_items
 
-_OF_VECTORS: dict[str, tuple[dict[str, int], tuple[str, ...]]] = {
-    'cosine_embedding_loss': ({'input1': 1, 'input2': 1, 'target': 0}, ()),
-    'triplet_margin_loss': ({'anchor': 1, 'positive': 1, 'negative': 1}, ()),
-    'multi_margin_loss': ({'input': 1, 'target': 0}, ('weight',)),
-    'multilabel_margin_loss': ({'input': 1, 'target': 1}, ()),
-    'multilabel_soft_margin_loss': ({'input': 1, 'target': 1}, ('weight',)),
+_VECTORS, _NUMBERS = Items(0, 2), Items(0, 1)
+_OF_VECTORS: dict[str, Where] = {
+    'cosine_embedding_loss': {'input1': _VECTORS, 'input2': _VECTORS, 'target': _NUMBERS},
+    'triplet_margin_loss': dict.fromkeys(['anchor', 'positive', 'negative'], _VECTORS),
+    'multi_margin_loss': {'input': _VECTORS, 'target': _NUMBERS},
+    'multilabel_margin_loss': {'input': _VECTORS, 'target': _VECTORS},
+    'multilabel_soft_margin_loss': {'input': _VECTORS, 'target': _VECTORS},
 }
-"""Losses of one vector each: what has rows, with their number of dimensions, and what is of all."""
+"""Losses of one vector each: what has rows."""
 
 _DIVIDES_BY_WEIGHTS = frozenset(['mse_loss', 'l1_loss', 'huber_loss'])
 
@@ -73,23 +75,10 @@ def _of_numbers(func: Any, args: Any, kwargs: Any) -> Any:
 @rule(' '.join(_OF_VECTORS))
 def _of_vectors(func: Any, args: Any, kwargs: Any) -> Any:
     named, how = _bound(func, args, kwargs)
-    of_rows, of_all = _OF_VECTORS[name_of(func)]
-    rows = found(named.values())
-    space = rows[0]._space
-    if any(each._dim != 0 for each in rows):
-        refuse(func, 'needs one row for each vector')
-    for name, value in named.items():
-        if name in of_all and isinstance(value, Tensor):
-            if isinstance(value, Rows):
-                refuse(func, f"takes a plain tensor as '{name}'")
-            named[name] = own_rows(func, value, 0, space) if value.dim() > 1 else met(value)
-        elif name in of_rows:
-            if dim_of(value) != of_rows[name] + 1:
-                refuse(func, 'needs one row for each vector')
-            named[name] = own_rows(func, value, 0, space)
-    with plainly():
-        out = tag(func(**named), 0, space)
-    return _reduced(func, out, how)
+    where, weight = _OF_VECTORS[name_of(func)], named.get('weight')
+    if isinstance(weight, Tensor) and dim_of(weight) > 1:
+        where = {**where, 'weight': _VECTORS}
+    return _reduced(func, by_items(func, (), named, where), how)
 
 
 @rule('triplet_margin_with_distance_loss')

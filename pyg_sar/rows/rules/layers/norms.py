@@ -1,4 +1,4 @@
-"""Normalisation: by statistics of all ranks' rows, of every row by itself, or of what is given."""
+"""Normalisation by statistics of all ranks' rows, or by those that are given."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pyg_sar.comm import world_size
 from pyg_sar.monitor.recipes import remember
 from pyg_sar.over_all_nodes.batch_norm import BatchNorm, moments, normalized
 from pyg_sar.rows.align import bound, dim_of
-from pyg_sar.rows.registry import name_of, rule
-from pyg_sar.rows.replicated import met
+from pyg_sar.rows.registry import rule
+from pyg_sar.rows.replicated import all_of_plain
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
-from pyg_sar.rows.rules.numbers.without_rows import run
+from pyg_sar.rows.rules.rowwise import not_empty, own_results
 
 
 def _bound(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
@@ -25,20 +25,15 @@ def _bound(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     first, *rest = named.values()
     if not isinstance(first, Rows) or any(isinstance(each, Rows) for each in rest):
         refuse(func, 'as weights or statistics is not known to be right')
-    for name in ('weight', 'bias'):
-        if isinstance(named.get(name), Tensor):
-            named[name] = met(named[name])
     return named
 
 
 def _on_own_rows(func: Any, named: dict[str, Any]) -> Any:
-    others = dict(named)
-    rows = others.pop('input')
-    dim = rows._dim
+    rows = named['input']
     with plainly():
-        if name_of(func) in ('layer_norm', 'rms_norm'):  # they take what has no rows
-            return tag(func(plain(rows), **others), dim, rows._space)
-        return run(func, (plain(rows),), others, rows._space, rows.dim() - dim, lambda _: dim)
+        own = rows if rows._space.own else not_empty(plain(rows), rows._dim)
+        others = {name: all_of_plain(value) for name, value in named.items()}
+        return own_results(func(**others | {'input': own}), rows._dim, rows._space)
 
 
 @rule('batch_norm')
@@ -61,10 +56,9 @@ def _batch_norm(func: Any, args: Any, kwargs: Any) -> Any:
                 f'expected more than 1 row on all ranks together when training (got {count})'
             )
         _update(named, mean, var * (count / (count - 1)))
-        out: Tensor = BatchNorm.apply(
-            flat, named['weight'], named['bias'], mean, var, count, named['eps']
-        )
-        weight, bias, eps = named['weight'], named['bias'], named['eps']
+        weight, bias = (all_of_plain(named[name]) for name in ('weight', 'bias'))
+        eps = named['eps']
+        out: Tensor = BatchNorm.apply(flat, weight, bias, mean, var, count, eps)
         remember(out, partial(normalized, eps=eps), flat, weight, bias, mean, var)
         return tag(out.view(last.shape).movedim(-1, 1), dim, space)
 
@@ -103,19 +97,3 @@ def _instance_norm(func: Any, args: Any, kwargs: Any) -> Any:
         if value is not None:
             named[name].copy_(value.view(count, channels).mean(0))
     return out.reshape(rows.shape)
-
-
-@rule('layer_norm rms_norm group_norm local_response_norm')
-def _of_each(func: Any, args: Any, kwargs: Any) -> Any:
-    """Norms of every row by itself."""
-    named, name = _bound(func, args, kwargs), name_of(func)
-    dim, num_dims = named['input']._dim, dim_of(named['input'])
-    if name == 'group_norm':
-        is_right = dim == 0
-    elif name == 'local_response_norm':
-        is_right = dim != 1
-    else:
-        is_right = dim < num_dims - len(named['normalized_shape'])
-    if not is_right:
-        refuse(func, 'would take the statistics of this rank alone')
-    return _on_own_rows(func, named)

@@ -11,12 +11,13 @@ from torch import Tensor
 
 from pyg_sar.aggregate.halo import with_halo
 from pyg_sar.comm import exchange_of
-from pyg_sar.rows.align import align, as_rows, dim_of, named_rule, own_rows, whole_shape
+from pyg_sar.rows.align import dim_of, named_rule, own_rows, whole_shape
 from pyg_sar.rows.made_edges import edges_of
 from pyg_sar.rows.registry import bare_name, is_in_place, name_of, rule
 from pyg_sar.rows.replicated import met
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.rules.layers.contract import EVERY_PAIR, contract, rows_letter
+from pyg_sar.rows.rules.rowwise import needs_all_rows, rowwise
 
 
 def _in_order(args: Any, kwargs: Any) -> list[Any]:
@@ -244,12 +245,7 @@ def _cross(func: Any, input: Any, other: Any, dim: int | None = None) -> Any:
             dim = sizes.index(3)
         else:
             raise RuntimeError('no dimension of size 3 in input')
-    dim %= len(sizes)
-    own, _, right, space = align(func, (input, other), {})
-    if dim == len(sizes) - right:
-        refuse(func, 'along the rows of all ranks needs all rows in one place')
-    with plainly():
-        return as_rows(func(*own, dim=dim), right, space)
+    return rowwise(func, (input, other), {'dim': dim}, [dim % len(sizes)], pads=False)
 
 
 _MODE = 'use_mm_for_euclid_dist_if_necessary'
@@ -266,23 +262,14 @@ def _cdist(func: Any, x1: Any, x2: Any, p: float = 2.0, compute_mode: Any = _MOD
     return contract(func, (x1, x2), (of_a, of_b), [*batch, 'i', 'j'], run, broadcasting=batch)
 
 
-@rule('diagonal linalg_diagonal diag_embed')
+@rule('diagonal linalg_diagonal')
 def _diagonal(func: Any, args: Any, kwargs: Any) -> Any:
-    """Takes two dimensions that are not the rows' as one, or makes two of one."""
-    names = ('input', 'offset', 'dim1', 'dim2')
-    given = dict(zip(names, args, strict=False)) | kwargs
-    rows = given.get('A', given.get('input'))
-    name, num_dims = name_of(func), dim_of(rows)
-    embeds = name == 'diag_embed'
+    names, name = ('input', 'offset', 'dim1', 'dim2'), name_of(func)
+    named = dict(zip(names, args, strict=False)) | kwargs
+    num_dims = dim_of(named.get('A', named.get('input')))
     defaults = (0, 1) if name == 'diagonal' else (-2, -1)
-    dims = [given.get(each, default) for each, default in zip(names[2:], defaults, strict=True)]
-    gone = {each % (num_dims + embeds) for each in dims}
-    if rows._dim in ({num_dims - 1} if embeds else gone):
-        refuse(func, 'needs all rows in one place')
-    kept = [place for place in range(num_dims + embeds) if place not in gone]
-    dim = kept[rows._dim] if embeds else kept.index(rows._dim)
-    with plainly():
-        return tag(func(*args, **kwargs), dim, rows._space)
+    dims = {named.get(each, dim) % num_dims for each, dim in zip(names[2:], defaults, strict=True)}
+    return rowwise(func, args, kwargs, [*dims], pads=False)
 
 
 @rule('kron block_diag cartesian_prod combinations meshgrid')
@@ -290,6 +277,4 @@ def _pairs(func: Any, args: Any, kwargs: Any) -> Any:
     refuse(func, EVERY_PAIR.partition(';')[0])
 
 
-@rule('trace diag diagflat')
-def _needs_all(func: Any, args: Any, kwargs: Any) -> Any:
-    refuse(func, 'needs all rows in one place')
+rule('trace diag diagflat')(needs_all_rows)

@@ -22,14 +22,17 @@ from pyg_sar.rows.align import (
 )
 from pyg_sar.rows.registry import name_of, rule
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
+from pyg_sar.rows.rules.rowwise import rowwise
 
 
 @rule(
     'transpose t permute movedim moveaxis swapaxes swapdims adjoint unsqueeze '
-    'transpose_copy t_copy permute_copy unsqueeze_copy'
+    'transpose_copy t_copy permute_copy unsqueeze_copy diag_embed .T .H .mT .mH'
 )
 def _move(func: Any, args: Any, kwargs: Any) -> Any:
     rows = args[0] if args else kwargs.get('input')
+    if name_of(func) == 'diag_embed' and rows._dim == dim_of(rows) - 1:
+        refuse(func, 'needs all rows in one place')
     rest = tuple(_hashable(each) for each in args[1:])
     named = tuple((key, _hashable(each)) for key, each in kwargs.items() if key != 'input')
     with plainly():
@@ -74,7 +77,7 @@ def _atleast(func: Any, args: Any, kwargs: Any) -> Any:
         if not isinstance(given, Rows):
             return func(given)
         dim = _moved_to(func, given.dim(), given._dim, (), ())
-        return tag(plain(func(plain(given))), dim, given._space)
+        return tag(func(plain(given)), dim, given._space)
 
 
 @named_rule('narrow narrow_copy')
@@ -132,14 +135,10 @@ def _pieces(func: Any, args: Any, kwargs: Any) -> Any:
 @rule('unfold')
 def _windows(func: Any, args: Any, kwargs: Any) -> Any:
     """Windows of a dimension, or, as a function of ``torch.nn``, of pictures."""
-    rows = args[0] if args else kwargs['input']
     if func is torch.nn.functional.unfold:
-        if rows._dim != 0 or dim_of(rows) != 4:
-            refuse(func, 'over the rows of all ranks needs all rows in one place')
-    elif argument(args, kwargs, 1, 'dimension') % dim_of(rows) == rows._dim:
-        refuse(func, 'along the rows of all ranks needs all rows in one place')
-    with plainly():
-        return tag(func(*args, **kwargs), rows._dim, rows._space)
+        return rowwise(func, args, kwargs, slice(-3, None))
+    dim = argument(args, kwargs, 1, 'dimension') % dim_of(args[0])
+    return rowwise(func, args, kwargs, [dim], pads=False)
 
 
 @named_rule('stack')

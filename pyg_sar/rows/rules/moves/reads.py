@@ -116,18 +116,6 @@ def _grad(func: Any, args: Any, kwargs: Any) -> Any:
     return tag(grad / world_size(), rows._dim, rows._space)
 
 
-@rule('.T .H .mT .mH')
-def _turned(func: Any, args: Any, kwargs: Any) -> Any:
-    (rows,) = args
-    with plainly():
-        dims = list(range(rows.dim()))
-        if name_of(func) in ('T', 'H'):
-            dims.reverse()
-        else:
-            dims[-2:] = dims[:-3:-1]
-        return tag(plain(func(rows)), dims.index(rows._dim), rows._space)
-
-
 @rule('.shape')
 def _shape(func: Any, args: Any, kwargs: Any) -> Any:
     (rows,) = args

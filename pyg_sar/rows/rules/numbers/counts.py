@@ -9,12 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pyg_sar.comm import agree, rank
-from pyg_sar.ground.nested import in_nested
-from pyg_sar.rows.align import align, argument, as_rows, dim_of, found, named_rule
+from pyg_sar.rows.align import align, argument, dim_of, found, named_rule
 from pyg_sar.rows.over_ranks import largest_of_ranks, sum_of_ranks
 from pyg_sar.rows.registry import bare_name, is_in_place, name_of, rule
-from pyg_sar.rows.replicated import all_of_plain, own_draws
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
+from pyg_sar.rows.rules.rowwise import over_rows, rowwise
 
 
 @rule('bucketize searchsorted isin')
@@ -104,31 +103,22 @@ def _equal(func: Any, args: Any, kwargs: Any) -> Any:
         return all(agree(bool(func(*args, **kwargs))))
 
 
-@named_rule('multinomial')
-def _multinomial(func: Any, input: Rows, num_samples: int, replacement: bool = False) -> Any:
-    if input._dim != 0 or dim_of(input) != 2:
-        refuse(func, 'of the rows of all ranks needs all rows in one place')
-    with plainly(), own_draws(input.device):
-        return tag(func(input, num_samples, replacement), 0, input._space)
-
-
-@named_rule('tril triu')
-def _triangle(func: Any, input: Rows, diagonal: int = 0) -> Any:
+def _triangle(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
     """A row knows its place in the whole."""
-    name, dim, space = name_of(func), input._dim, input._space
-    with plainly():
-        num_dims, values = input.dim(), plain(input)
-        if dim < num_dims - 2:
-            return tag(func(input, diagonal), dim, space)
-        if not space.has_ids():
-            refuse(func)
-        others = [torch.arange(values.size(d), device=values.device) for d in (-2, -1)]
-        others[dim - num_dims + 2] = space.ids(values.device)
-        distance = others[1].unsqueeze(0) - others[0].unsqueeze(1)
-        is_in = distance <= diagonal if bare_name(func) == 'tril' else distance >= diagonal
-        if is_in_place(name):
-            return tag(input.masked_fill_(~is_in, 0), dim, space)
-        return tag(torch.where(is_in, values, 0), dim, space)
+    diagonal = argument(args, kwargs, 1, 'diagonal', default=0)
+    dim, space, num_dims, values = rows._dim, rows._space, rows.dim(), plain(rows)
+    if not space.has_ids():
+        refuse(func)
+    places = [torch.arange(values.size(d), device=values.device) for d in (-2, -1)]
+    places[dim - num_dims + 2] = space.ids(values.device)
+    distance = places[1].unsqueeze(0) - places[0].unsqueeze(1)
+    is_in = distance <= diagonal if bare_name(func) == 'tril' else distance >= diagonal
+    if is_in_place(name_of(func)):
+        return tag(rows.masked_fill_(~is_in, 0), dim, space)
+    return tag(torch.where(is_in, values, 0), dim, space)
+
+
+over_rows.update(tril=_triangle, triu=_triangle)
 
 
 @rule('gather take_along_dim')
@@ -149,17 +139,12 @@ def _gathered(func: Any, args: Any, kwargs: Any) -> Any:
         for at in places
     ):
         refuse(func, 'of one row alone is not known to be right')
-    (own, at), _, right, space = align(func, (values, index), {})
-    with plainly():
-        return as_rows(func(plain(own), dim, at) if is_gather else func(own, at, dim), right, space)
+    return rowwise(func, args, kwargs, [dim % num_dims], pads=False)
 
 
 @rule('pad constant_pad_nd')
 def _pad(func: Any, args: Any, kwargs: Any) -> Any:
     """Beside the rows."""
-    rows, sizes = argument(args, kwargs, 0, 'input'), argument(args, kwargs, 1, 'pad')
-    if not isinstance(rows, Rows) or dim_of(rows) - 1 - rows._dim < len(sizes) // 2:
-        refuse(func, 'over the rows of all ranks needs all rows in one place')
-    with plainly():
-        args, kwargs = in_nested((args, kwargs), all_of_plain)
-        return tag(func(*args, **kwargs), rows._dim, rows._space)
+    num_dims = dim_of(argument(args, kwargs, 0, 'input'))
+    first = num_dims - len(argument(args, kwargs, 1, 'pad')) // 2
+    return rowwise(func, args, kwargs, range(first, num_dims))

@@ -10,13 +10,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm import all_gather_alike, rank, world_size
+from pyg_sar.comm import agree, all_gather_alike, rank, world_size
 from pyg_sar.ground.nested import in_nested
 from pyg_sar.rows.align import argument, dim_of
-from pyg_sar.rows.over_ranks import all_rows, largest_here, sum_of_ranks, widened
-from pyg_sar.rows.rows import Rows, plain, refuse
-from pyg_sar.rows.rules.numbers.along import over_rows
+from pyg_sar.rows.edges import node_ids
+from pyg_sar.rows.over_ranks import all_rows, fetched, largest_here, sum_of_ranks, widened
+from pyg_sar.rows.registry import name_of
+from pyg_sar.rows.rows import Rows, plain, refuse, tag
 from pyg_sar.rows.rules.numbers.reduce import Reduction, by_place
+from pyg_sar.rows.rules.rowwise import (
+    dims_acted_on,
+    needs_all_rows,
+    not_empty,
+    of_a_vector,
+    over_rows,
+)
 
 
 def _gathered(values: Tensor) -> Tensor:
@@ -109,16 +117,47 @@ def _topk(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
         best, ids = best.gather(dim, order), ids.gather(dim, order)
     ids = ids.narrow(dim, 0, k)
     own = rows._space.places(ids)
-    there = plain(rows)
-    if not rows._space.own:  # one row of zeros has the history of those that there are not
-        shape = [1 if i == dim else n for i, n in enumerate(there.shape)]
-        there = torch.cat([there, there.new_zeros(shape)], dim)
+    there = not_empty(plain(rows), dim)
     picked = torch.where(own >= 0, there.gather(dim, own.clamp(min=0)), 0)
     found = sum_of_ranks(picked).to(there.dtype)
     return torch.return_types.topk((found, ids))
 
 
+def _in_other_order(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
+    """Rows one after another, or from the last to the first: each rank gets its own ones."""
+    name, space, dim = name_of(func), rows._space, rows._dim
+    if [*dims_acted_on(func, dim_of(rows), args, kwargs)] != [dim]:
+        needs_all_rows(func)
+    places = torch.arange(space.total, device=rows.device)
+    shift = argument(args, kwargs, 1, 'shifts')
+    moved = places.roll(shift) if name == 'roll' else places.flip(0)
+    if not space.has_ids():
+        refuse(func, f'is not known where the rows lie ({space!r})')
+    ids = moved[space.ids(rows.device)]
+    return tag(fetched(rows, ids).movedim(0, dim), dim, space)
+
+
+def _sorted(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
+    """Equal numbers stay where they are, as the ``batch`` of one graph; others are gathered."""
+    name, space = name_of(func), rows._space
+    if dim_of(rows) == 1 and space.has_ids() and _are_equal(rows):
+        ids = space.ids(rows.device)
+        places = torch.arange(space.own, device=rows.device)
+        order = node_ids(ids.clone(), 0, space, space, places, None)
+        values = tag(plain(rows).clone(), 0, space)
+        return order if name == 'argsort' else torch.return_types.sort((values, order))
+    return of_a_vector(func, rows, args, kwargs)
+
+
+def _are_equal(rows: Rows) -> bool:
+    own = plain(rows)
+    first = own[:1].tolist() if bool((own == own[:1]).all()) else [None, None]
+    known = [each for each in agree(first) if each]
+    return all(each == known[0] and len(each) == 1 for each in known)
+
+
 _IN_ORDER = ('median', 'nanmedian', 'quantile', 'nanquantile', 'kthvalue', 'mode')
 by_place.update(argmax=_argmax, argmin=_argmax, max=_max_and_place, min=_max_and_place, prod=_prod)
 by_place.update(dict.fromkeys(_IN_ORDER, _of_all_rows))
-over_rows['topk'] = _topk
+over_rows.update(topk=_topk, sort=_sorted, argsort=_sorted)
+over_rows.update(dict.fromkeys(['roll', 'flip', 'flipud'], _in_other_order))

@@ -17,7 +17,7 @@ from pyg_sar.rows.registry import bare_name, rule
 from pyg_sar.rows.replicated import all_of_plain
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse
 from pyg_sar.rows.rules.numbers.pointwise import pointwise
-from pyg_sar.rows.rules.numbers.without_rows import run
+from pyg_sar.rows.rules.rowwise import not_empty, own_results
 
 _POSITIONS = {
     **dict.fromkeys(['norm', 'linalg_vector_norm'], ('p', 'dim', 'keepdim')),
@@ -53,8 +53,9 @@ def _reduction(func: Any, args: Any, kwargs: Any) -> Any:
         if dims is not None and rows._dim not in dims:
             dim = rows._dim - (0 if keepdim else sum(i < rows._dim for i in dims))
             dim += isinstance(named.get('q'), Tensor) and named['q'].dim() > 0
-            args = (rows, *map(all_of_plain, args[1:]))
-            return run(func, args, kwargs, rows._space, num_dims - rows._dim, lambda _: dim)
+            own: Tensor = rows if rows._space.own else not_empty(plain(rows), rows._dim)
+            results = func(own, *map(all_of_plain, args[1:]), **kwargs)
+            return in_nested(results, lambda each: own_results(each, dim, rows._space))
         by = by_place if name in ('max', 'min') and dims is not None else _OVER_ROWS
         over = by.get(name) or by_place[name]
         values = plain(rows).to(named['dtype']) if named.get('dtype') else plain(rows)

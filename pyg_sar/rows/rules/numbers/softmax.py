@@ -13,7 +13,7 @@ from pyg_sar.rows.over_ranks import largest_of_ranks, sum_of_ranks, widened
 from pyg_sar.rows.registry import bare_name, is_in_place, name_of
 from pyg_sar.rows.replicated import own_draws
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
-from pyg_sar.rows.rules.numbers.along import over_rows
+from pyg_sar.rows.rules.rowwise import over_rows
 
 
 def _softmax(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
