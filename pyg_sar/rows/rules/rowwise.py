@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.ground.nested import in_nested
-from pyg_sar.rows.align import align, argument, dim_of, dims_of
+from pyg_sar.rows.align import align, argument, dim_of, dims_of, found
 from pyg_sar.rows.over_ranks import all_rows
 from pyg_sar.rows.registry import bare_name, is_in_place, name_of, rule
 from pyg_sar.rows.replicated import own_draws
@@ -152,6 +152,10 @@ def rowwise(
     Plain tensors are broadcast, or have the rows of the whole.
     """
     rows, others = args[0] if args else None, (*args[1:], *kwargs.values())
+    if draws:
+        generator = next((each for each in others if isinstance(each, torch.Generator)), None)
+        with own_draws(found(args, kwargs)[0].device, generator):
+            return rowwise(func, args, kwargs, dims, pads=pads)
     if isinstance(rows, Rows) and not any(isinstance(each, Tensor) for each in others):
         space, num_dims, dim = rows._space, dim_of(rows), rows._dim
     else:
@@ -159,7 +163,6 @@ def rowwise(
         tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
         num_dims = max(map(dim_of, tensors))
         dim = num_dims - right
-        rows = next(each for each in tensors if isinstance(each, Rows))
     dims = range(num_dims)[dims] if isinstance(dims, slice) else dims
     if dim in dims:
         needs_all_rows(func)
@@ -173,10 +176,6 @@ def rowwise(
         before = sum(each < dim for each in dims) if is_less else 0
         return own_results(value, dim - before, space)
 
-    if draws:
-        generator = next((each for each in others if isinstance(each, torch.Generator)), None)
-        with own_draws(rows.device, generator):
-            return rowwise(func, args, kwargs, dims, pads=pads)
     with plainly():
         if pads and not space.own:
             args, kwargs = in_nested((args, kwargs), own)
