@@ -19,6 +19,15 @@ def load_part(root: Path, part: int, file: str = 'sar.pt') -> Any:
     return torch.load(root / f'part_{part}' / file, weights_only=True)
 
 
+def load_shard_files(root: Path, part: int) -> dict[str, Any]:
+    """Local ids, halo, boundary and blocks of a homogeneous part, its n_id and its e_id."""
+    return {
+        **load_part(root, part),
+        'n_id': load_part(root, part, 'node_feats.pt')['global_id'],
+        'e_id': load_part(root, part, 'graph.pt')['edge_id'],
+    }
+
+
 def tree(folder: Path) -> dict[str, bytes]:
     """All files by their path."""
     files = sorted(path for path in folder.rglob('*') if path.is_file())

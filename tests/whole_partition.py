@@ -22,7 +22,7 @@ def verify_partition(root: str | Path) -> list[str]:
 
     - every file has the checksum that META.json names, and no file is missing or foreign
     - every node and every edge of the graph lies in exactly one part, an edge with its destination
-    - local ids, in ``sar.pt``, and global ids, in PyG's ``graph.pt``, name the same edges
+    - local ids, in ``sar.pt``, and global ids, in ``graph.pt``, name the same edges
     - what a part reads from another one (halo) is what that one sends it (boundary), and all of it
       is used by some edge
     """
@@ -90,13 +90,12 @@ def _wrong_exchange(parts: list[Part], part: int, key: EdgeKey) -> Iterator[str]
 def _wrong_edges(
     root: Path, parts: list[Part], part: int, key: EdgeKey, meta: Meta
 ) -> Iterator[str]:
-    """The edges by local ids against PyG's, by global ids."""
+    """The edges by local ids against those by global ids."""
     path = file_names.part_dir(root, part) / file_names.GRAPH_FILE
     try:
         stored: dict[Any, Any] = load_tensors(path, dict, root=root)
         graph = stored if key is None else stored[key]
-        by_id = torch.argsort(graph['edge_id'])
-        expected = [graph[name][by_id] for name in ('edge_id', 'row', 'col')]
+        expected = [graph[name] for name in ('row', 'col')]
     except (ValueError, OSError, LookupError, TypeError, RuntimeError) as error:
         yield f"'{path}' holds no graph of PyG's layout: {error}"
         return
@@ -106,9 +105,7 @@ def _wrong_edges(
         for number, other in enumerate(parts)
     ]
     sources = torch.cat([parts[part].n_id[info.src], *halo])
-    by_id = torch.argsort(index['e_id'])
-    src, dst = (index[name][by_id].long() for name in ('src', 'dst'))
-    found = [index['e_id'][by_id], sources[src], parts[part].n_id[info.dst][dst]]
+    found = [sources[index['src'].long()], parts[part].n_id[info.dst][index['dst'].long()]]
     if not all(torch.equal(a, b) for a, b in zip(found, expected, strict=True)):
         sar = file_names.SAR_FILE
         yield f"the edges{_of(key)} of part {part} are others in '{sar}' than in '{path.name}'"

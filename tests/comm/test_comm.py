@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from few import few
 from on_ranks import on_ranks
+from partition_files import load_shard_files
 from ranks import run_ranks
 from small_graphs import ASSIGNMENTS, attempt
 from torch import Tensor
@@ -54,10 +55,7 @@ def _block_ids(data: Data) -> list[Tensor]:
     shard = data.edge_index.handle.shard
     if shard.is_whole_graph:
         return [torch.arange(shard.num_own)]
-    parts = [
-        torch.load(Path(shard.root) / f'part_{p}' / 'sar.pt', weights_only=True)
-        for p in range(shard.num_parts)
-    ]
+    parts = [load_shard_files(Path(shard.root), part) for part in range(shard.num_parts)]
     ids = []
     for block in plan_of(data.edge_index.handle).blocks:
         n_id = parts[block.part]['n_id']

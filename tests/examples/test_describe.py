@@ -50,8 +50,8 @@ def _set(name: str, value: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[
     return lambda content: content.update({name: value(content[name])})
 
 
-def _swap_two(values: torch.Tensor) -> torch.Tensor:
-    return values[torch.tensor([1, 0, *range(2, values.numel())])]
+def _swap_last(values: torch.Tensor) -> torch.Tensor:
+    return torch.cat([values[-1:], values[1:-1], values[:1]])
 
 
 def test_a_whole_folder(written: Path) -> None:
@@ -73,8 +73,12 @@ def _other_row(rows: Tensor) -> Tensor:
 
 DAMAGES: dict[str, tuple[str, Callable[[Any], object], str]] = {
     'a feature': ('part_1/node_feats.pt', lambda c: c['feats']['x'].neg_(), 'was changed'),
-    'a node twice': ('part_0/sar.pt', _set('n_id', lambda t: t + (t == t[0])), 'more than once'),
-    'edge ids': ('part_2/sar.pt', _set('e_id', _swap_two), 'the edges of part 2 are others'),
+    'a node twice': (
+        'part_0/node_feats.pt',
+        _set('global_id', lambda t: t + (t == t[0])),
+        'more than once',
+    ),
+    'destinations': ('part_2/graph.pt', _set('col', _swap_last), 'the edges of part 2 are others'),
     'a source': ('part_1/graph.pt', _set('row', lambda t: t.roll(1)), 'the edges of part 1'),
     'a halo': (
         'part_1/sar.pt',
@@ -107,18 +111,16 @@ def test_damage_is_found(folder: Path, damage: str) -> None:
 
 
 def test_an_edge_of_another_graph(folder: Path) -> None:
-    """Found although both files agree."""
-    for name in ('sar.pt', 'graph.pt'):
-        key = 'e_id' if name == 'sar.pt' else 'edge_id'
-        _edit(folder / 'part_0' / name, _set(key, lambda t: torch.where(t == t.max(), 0, t)))
+    change = _set('edge_id', lambda t: torch.where(t == t.max(), 0, t))
+    _edit(folder / 'part_0' / 'graph.pt', change)
     assert any('edges 1 lie in no part' in p for p in verify_partition(folder))
 
 
 def test_files_of_the_folder(folder: Path) -> None:
-    (folder / 'part_0' / 'edge_attrs.pt').unlink()
+    (folder / 'part_0' / 'edge_feats.pt').unlink()
     (folder / 'notes.txt').write_text('mine')
     assert wrong_files(folder, read_meta(folder)) == [
-        f"'{folder}/part_0/edge_attrs.pt' is missing",
+        f"'{folder}/part_0/edge_feats.pt' is missing",
         f"'{folder}/notes.txt' is not a file of this partition",
     ]
 

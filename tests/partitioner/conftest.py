@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from partition_files import load_shard_files
 from torch import Tensor
 from torch_geometric.data import Data
 
@@ -145,13 +146,13 @@ def _check_partition(
         ['META.json', 'node_map.pt', 'edge_map.pt', *(f'part_{p}' for p in range(num_parts))]
     )
 
-    shards = [_load(root / f'part_{part}' / 'sar.pt') for part in range(num_parts)]
+    shards = [load_shard_files(root, part) for part in range(num_parts)]
     halo_rows = [[0] * num_parts for _ in range(num_parts)]
     block_edges = [[0] * num_parts for _ in range(num_parts)]
     seen: list[int] = []
     for part, sar in enumerate(shards):
         folder = root / f'part_{part}'
-        _check_storage(sar)
+        _check_storage(_load(folder / 'sar.pt'))
         assert {name: str(value.dtype) for name, value in sar.items()} == {
             **dict.fromkeys(
                 ('n_id', 'halo_ptr', 'boundary_ptr', 'block_ptr', 'e_id'), 'torch.int64'
@@ -194,16 +195,15 @@ def _check_partition(
             block_edges[part][owner] = end - start
         seen += e_id
 
-        _check_pyg_files(folder, data, own, e_id, edges, edge_attrs)
-        _check_rows(folder / 'node_attrs.pt', data, sorted({*node_attrs} - {'x'}), sar['n_id'])
-        _check_rows(
-            folder / 'edge_attrs.pt', data, sorted({*edge_attrs} - {'edge_attr'}), sar['e_id']
-        )
+        _check_graph(folder, data, e_id, edges)
+        _check_feats(folder / 'node_feats.pt', data, node_attrs, own)
+        if edge_attrs:
+            _check_feats(folder / 'edge_feats.pt', data, edge_attrs, e_id)
+        else:
+            assert _load(folder / 'edge_feats.pt') == {}
         assert sorted(path.name for path in folder.iterdir()) == [
-            'edge_attrs.pt',
             'edge_feats.pt',
             'graph.pt',
-            'node_attrs.pt',
             'node_feats.pt',
             'sar.pt',
         ]
@@ -215,9 +215,9 @@ def _check_partition(
         'edge_types': None,
         'node_offset': None,
         'is_hetero': False,
-        'is_sorted': True,
+        'is_sorted': False,
     }
-    assert ours['format_version'] == 1
+    assert ours['format_version'] == 2
     assert (ours['num_nodes'], ours['num_edges']) == (num_nodes, num_edges)
     assert ours['part_num_nodes'] == [len(sar['n_id']) for sar in shards]
     assert ours['part_num_edges'] == [len(sar['e_id']) for sar in shards]
@@ -237,47 +237,28 @@ def _check_partition(
     return part_of
 
 
-def _check_pyg_files(
-    folder: Path,
-    data: Data,
-    own: list[int],
-    e_id: list[int],
-    edges: list[tuple[int, int]],
-    edge_attrs: tuple[str, ...],
-) -> None:
+def _check_graph(folder: Path, data: Data, e_id: list[int], edges: list[tuple[int, int]]) -> None:
     graph = _load(folder / 'graph.pt')
     assert set(graph) == {'edge_id', 'row', 'col', 'size'}
     assert graph['size'] == (data.num_nodes, data.num_nodes)
-    order = graph['edge_id'].tolist()
-    assert order == sorted(e_id, key=lambda e: (edges[e][1], edges[e][0], e))
-    assert graph['row'].tolist() == [edges[e][0] for e in order]
-    assert graph['col'].tolist() == [edges[e][1] for e in order]
-
-    node_feats = _load(folder / 'node_feats.pt')
-    assert set(node_feats) == {'global_id', 'feats'}
-    assert node_feats['global_id'].tolist() == own
-    assert set(node_feats['feats']) == ({'x'} if 'x' in data else set())
-    for name, values in node_feats['feats'].items():
-        _assert_rows(values, data[name], own)
-
-    edge_feats = _load(folder / 'edge_feats.pt')
-    assert type(edge_feats) is dict
-    if 'edge_attr' in edge_attrs:
-        assert edge_feats['global_id'].tolist() == e_id
-        assert set(edge_feats['feats']) == {'edge_attr'}
-        _assert_rows(edge_feats['feats']['edge_attr'], data.edge_attr, e_id)
-    else:
-        assert edge_feats == {}
-    for content in (graph, node_feats, node_feats['feats'], edge_feats.get('feats', {})):
-        _check_storage(content)
+    assert graph['row'].tolist() == [edges[e][0] for e in e_id]
+    assert graph['col'].tolist() == [edges[e][1] for e in e_id]
+    assert {graph[name].dtype for name in ('edge_id', 'row', 'col')} == {torch.int64}
+    _check_storage(graph)
 
 
-def _check_rows(path: Path, data: Data, names: list[str], ids: Tensor) -> None:
+def _check_feats(path: Path, data: Data, names: tuple[str, ...], ids: list[int]) -> None:
     content = _load(path)
-    assert sorted(content) == names
-    for name in names:
-        _assert_rows(content[name], data[name], ids.tolist())
-    _check_storage(content)
+    times = {*names} & {'time', 'edge_time'}
+    assert set(content) == {'global_id', 'feats', *(['times'] if times else [])}
+    assert content['global_id'].tolist() == ids
+    assert {*content['feats']} == {*names} - times
+    assert {*content.get('times', {})} == times
+    rows = {**content['feats'], **content.get('times', {})}
+    for name, values in rows.items():
+        _assert_rows(values, data[name], ids)
+    for values in (content, rows):
+        _check_storage(values)
 
 
 def _assert_rows(rows: Tensor, source: Tensor, ids: list[int]) -> None:

@@ -210,20 +210,11 @@ TIMES = {
 
 @pytest.mark.parametrize('name', ['time', 'edge_time'])
 @pytest.mark.parametrize('kind', TIMES)
-def test_what_edges_cannot_be_sorted_by_is_no_time(tmp_path, name, kind):
+def test_times_of_any_kind_are_kept(tmp_path, name, kind):
     values = TIMES[kind] if name == 'edge_time' else TIMES[kind][:4]
     found = _loaded(_data(**{name: values}), tmp_path / 'parts')
     ids = found.e_id if name == 'edge_time' else found.n_id
     assert _same_bits(found[name], values[ids])
-
-
-def test_a_time_beside_one_that_is_none(tmp_path):
-    when = torch.tensor([4, 3, 2, 1, 0])
-    _loaded(_data(edge_time=torch.rand(5, 2), time=when), tmp_path / 'parts')
-    for part in range(2):
-        graph = torch.load(tmp_path / f'parts/part_{part}/graph.pt')
-        by_time = sorted(zip(graph['col'], when[graph['edge_id']], strict=True))
-        assert list(zip(graph['col'], when[graph['edge_id']], strict=True)) == by_time
 
 
 def test_count_nodes():

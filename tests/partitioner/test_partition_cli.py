@@ -112,7 +112,7 @@ def test_options_arrive(graph, tmp_path, check_partition, capfd):
     meta = meta_of(tmp_path / 'out')
     expected = {'method': 'metis', 'backend': 'pymetis', 'seed': 9, 'balance': 'train,edges'}
     assert expected.items() <= meta['partition'].items()
-    masks = torch.load(tmp_path / 'out' / 'part_0' / 'node_attrs.pt')
+    masks = torch.load(tmp_path / 'out' / 'part_0' / 'node_feats.pt')['feats']
     assert {'train_mask', 'val_mask', 'test_mask'} <= set(masks)
 
     parts = np.arange(50) % 2

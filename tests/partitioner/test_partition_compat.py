@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from partition_files import load_part
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.datasets import FakeDataset, FakeHeteroDataset
 
@@ -57,33 +56,18 @@ def _of(content: Any, key: Any) -> Any:
     return content if key is None else content[key]
 
 
-def _load(root: Path, name: str) -> list[Any]:
-    return [load_part(root, part, name) for part in PARTS]
-
-
-def test_graph_is_sorted_by_destination_and_time(written):
-    data, root, time = written
-    graphs = _load(root, 'graph.pt')
-    for key in _keys(data, nodes=False):
-        seen = []
-        for graph in graphs:
-            edges = _of(graph, key)
-            assert {*edges} == {'edge_id', 'row', 'col', 'size'}
-            ends = torch.stack([edges['row'], edges['col']])
-            assert torch.equal(ends, _of(data, key).edge_index[:, edges['edge_id']])
-            times = torch.zeros(ends.size(1), dtype=torch.int64)
-            if time == 'time':
-                times = (data if key is None else data[key[0]]).time[edges['row']]
-            elif time == 'edge_time':
-                times = _of(data, key).edge_time[edges['edge_id']]
-            order = edges['col'] * 100 + times
-            assert (order.diff() >= 0).all()
-            seen.append(edges['edge_id'])
-        assert torch.cat(seen).sort()[0].tolist() == list(range(_of(data, key).num_edges))
+def test_stores_sort_the_edges(written):
+    _, root, _ = written
+    for part in PARTS:
+        store = LocalGraphStore.from_partition(str(root), part)
+        assert store.is_sorted is False
+        for attr in store.get_all_edge_attrs():
+            assert attr.is_sorted
+            assert (store.get_edge_index(attr)[1].diff() >= 0).all()
 
 
 def test_stores(written):
-    data, root, time = written
+    data, root, _ = written
     graphs = [LocalGraphStore.from_partition(str(root), part) for part in PARTS]
     feats = [LocalFeatureStore.from_partition(str(root), part) for part in PARTS]
     for part, store in enumerate(graphs):
@@ -102,7 +86,7 @@ def test_stores(written):
     for key in _keys(data, nodes=False):
         group = (None, None) if key is None else key
         seen = []
-        for part, store in enumerate(feats):
+        for store in feats:
             ids = store.get_global_id(group)
             edge_attr = store.get_tensor(group_name=group, attr_name='edge_attr', index=None)
             assert torch.equal(edge_attr, _of(data, key).edge_attr[ids])
@@ -111,10 +95,6 @@ def test_stores(written):
                 group_name=group, attr_name='edge_attr', index=own
             )
             assert torch.equal(found, _of(data, key).edge_attr[own])
-            if time == 'edge_time':
-                times = store.get_tensor(group_name=group, attr_name='edge_time', index=None)
-                assert torch.equal(times, _of(data, key).edge_time[ids])
-                assert torch.equal(ids, _of(_load(root, 'graph.pt')[part], key)['edge_id'])
             seen.append(ids)
         assert torch.cat(seen).sort()[0].tolist() == list(range(_of(data, key).num_edges))
     for key in _keys(data, nodes=True):
@@ -128,9 +108,9 @@ def test_stores(written):
             own = ids.flip(0)
             found = store.get_tensor_from_global_id(group_name=key, attr_name='x', index=own)
             assert torch.equal(found, _of(data, key).x[own])
-            if time == 'time':
-                times = store.get_tensor(group_name=key, attr_name='time', index=None)
-                assert torch.equal(times, _of(data, key).time)
+            if 'y' in _of(data, key):
+                y = store.get_tensor(group_name=key, attr_name='y', index=None)
+                assert torch.equal(y, _of(data, key).y[ids])
             seen.append(ids)
         assert torch.cat(seen).sort()[0].tolist() == list(range(_of(data, key).num_nodes))
 
@@ -142,8 +122,15 @@ def test_stores_without_features(tmp_path, make_graph):
     assert not store.has_edge_attr()
 
 
+def test_samplers_by_time_find_no_times(written):
+    """They would take the edges to be sorted by time."""
+    _, root, _ = written
+    store = LocalFeatureStore.from_partition(str(root), 0)
+    names = {attr.attr_name for attr in store.get_all_tensor_attrs()}
+    assert not names & {'time', 'edge_time'}
+
+
 def test_our_own_loader_keeps_every_row(written):
-    """Also where PyG's files hold edges in the order of time."""
     data, root, time = written
     for part in PARTS:
         loaded = pyg_sar.load_shard(root, part)

@@ -16,15 +16,15 @@ ERRORS = [KeyboardInterrupt, OSError, RuntimeError]
 
 def _fail_late(monkeypatch: pytest.MonkeyPatch, error: type[BaseException]) -> None:
     """Makes writing fail in the middle of a file of the second part."""
-    saved, write = [], torch_archive._write
+    filled, fill = [], torch_archive._fill
 
-    def fail_late(archive, name, content):
-        saved.append(name)
-        if len(saved) == 90:
+    def fail_late(place, rows):
+        filled.append(place)
+        if len(filled) == 30:
             raise error('the disk is full')
-        write(archive, name, content)
+        fill(place, rows)
 
-    monkeypatch.setattr(torch_archive, '_write', fail_late)
+    monkeypatch.setattr(torch_archive, '_fill', fail_late)
 
 
 @pytest.mark.parametrize('error', ERRORS)

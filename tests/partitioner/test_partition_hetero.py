@@ -29,7 +29,7 @@ def test_meta_and_files(root):
     data = hetero_graph()
     meta = json.loads((root / 'META.json').read_text())
     assert meta['is_hetero'] is True
-    assert meta['is_sorted'] is True
+    assert meta['is_sorted'] is False
     assert meta['num_parts'] == PARTS
     assert meta['node_types'] == data.node_types
     assert [tuple(e) for e in meta['edge_types']] == data.edge_types

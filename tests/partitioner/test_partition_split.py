@@ -69,8 +69,8 @@ def test_the_same_for_any_number_of_parts(graph, tmp_path):
         partition_graph(graph, num_parts, root, split='0.5/0.3/0.2')
         mask = torch.zeros(graph.num_nodes, dtype=torch.bool)
         for part in range(num_parts):
-            n_id = load_part(root, part)['n_id']
-            mask[n_id] = load_part(root, part, 'node_attrs.pt')['train_mask']
+            feats = load_part(root, part, 'node_feats.pt')
+            mask[feats['global_id']] = feats['feats']['train_mask']
         splits.append(mask)
     assert torch.equal(*splits)
 

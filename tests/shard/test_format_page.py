@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from hetero_graphs import hetero_graph
+from partition_files import load_part
 from small_graphs import cut, small_graph
 from torch import Tensor
 
@@ -93,15 +94,8 @@ def test_metadata(folders):
     assert f'`format_version` in META.json is {typed["format_version"]}.' in PAGE.read_text()
 
 
-def _by_type(name: str, content: dict[Any, Any], is_hetero: bool) -> list[tuple[Any, Any]]:
-    if not is_hetero:
-        return [(None, content)]
-    if name == 'sar.pt':
-        return [
-            (key, {**edges, 'n_id': content['n_id'][key[0]]})
-            for key, edges in content['edges'].items()
-        ]
-    return list(content.items())
+def _by_type(content: dict[Any, Any], is_hetero: bool) -> dict[Any, Any]:
+    return content if is_hetero else {None: content}
 
 
 @pytest.mark.parametrize('name', ['graph', 'node_feats', 'edge_feats', 'sar'])
@@ -111,16 +105,15 @@ def test_keys_dtypes_and_shapes(folders, name):
     for folder in folders:
         meta = json.loads((folder / 'META.json').read_text())
         for part in range(PARTS):
-            root = folder / f'part_{part}'
-            sar = torch.load(root / 'sar.pt', weights_only=True)
-            content = torch.load(root / f'{name}.pt', weights_only=True)
-            indices = dict(_by_type('sar.pt', sar, meta['is_hetero']))
-            for key, values in _by_type(f'{name}.pt', content, meta['is_hetero']):
+            files = [
+                _by_type(load_part(folder, part, f'{file}.pt'), meta['is_hetero'])
+                for file in (name, 'sar')
+            ]
+            for key, values in files[0].items():
                 found.append(values)
-                index = indices.get(key) or {'n_id': sar['n_id'][key]}
-                sizes = {'P + 1': PARTS + 1, 'n': index['n_id'].numel()}
-                if key is None:
-                    sizes['N'] = torch.load(folder / 'node_map.pt').numel()
+                sizes, index = {'P + 1': PARTS + 1}, files[1].get(key, {})
+                if name == 'node_feats':
+                    sizes['n'] = values['global_id'].numel()
                 if 'src' in index:
                     sizes['e'] = index['src'].numel()
                     sizes['h'], sizes['b'] = (
@@ -137,13 +130,10 @@ def test_keys_dtypes_and_shapes(folders, name):
 
 
 @pytest.mark.parametrize('kind', ['node', 'edge'])
-def test_attributes_lie_in_one_of_two_files(folders, kind):
-    """x, edge_attr and what PyG wants to know of times; all other ones by name in ours."""
-    pyg = {'node': {'x'}, 'edge': {'edge_attr'}}[kind]
+def test_attributes_lie_in_feats_but_for_times(folders, kind):
     for folder in folders[:2]:
         named = {*json.loads((folder / 'META.json').read_text())['pyg_sar'][f'{kind}_attrs']}
-        feats = torch.load(folder / 'part_1' / f'{kind}_feats.pt', weights_only=True)
-        assert {*feats['feats']} == pyg
-        ours = {*torch.load(folder / 'part_1' / f'{kind}_attrs.pt', weights_only=True)}
-        is_timed = kind == 'edge' and folder.name == 'timed'
-        assert ours == (named if is_timed else named - pyg)
+        content = load_part(folder, 1, f'{kind}_feats.pt')
+        times = named & {'time', 'edge_time'}
+        assert {*content['feats']} == named - times
+        assert {*content.get('times', {})} == times

@@ -13,6 +13,7 @@ from few import few
 from hetero_graphs import HAS, REVIEWS, WRITES, assignment, hetero_graph
 from hypothesis import given
 from hypothesis import strategies as st
+from partition_files import load_part
 from ranks import run_as_threads, run_ranks
 from small_graphs import ASSIGNMENTS, assemble, assert_all_raise, attempt, cut, small_graph
 from torch import Tensor
@@ -57,10 +58,10 @@ def _sources(data: Graph, key: Any, root: Path) -> Tensor:
     ids = [_node_stores(data)[_ends(key)[0]].n_id]
     for part in range(shard.num_parts):
         if part not in shard.parts:
-            sar = torch.load(root / f'part_{part}' / 'sar.pt', weights_only=True)
-            index, n_id = sar, sar['n_id']
+            index, feats = load_part(root, part), load_part(root, part, 'node_feats.pt')
             if key is not None:
-                index, n_id = sar['edges'][key], sar['n_id'][key[0]]
+                index, feats = index[key], feats.get(key[0], {'global_id': torch.arange(0)})
+            n_id = feats['global_id']
             ptr = index['boundary_ptr']
             groups = [index['boundary_pos'][ptr[own] : ptr[own + 1]] for own in shard.parts]
             rows = torch.cat(groups).long().unique()
@@ -234,12 +235,7 @@ def test_only_the_own_parts_are_read(tmp_path, is_hetero):
     root = tmp_path / 'parts'
     partition_graph(hetero_graph() if is_hetero else small_graph(), 4, root)
     want = read_shard(root, 1, 2)
-    for path in (
-        *root.glob('*_map*'),
-        root / 'part_0',
-        root / 'part_1',
-        *root.glob('part_[23]/graph.pt'),
-    ):
+    for path in (*root.glob('*_map*'), root / 'part_0', root / 'part_1'):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     data = read_shard(root, 1, 2)
     for key, store in _edge_stores(want).items():
@@ -358,9 +354,9 @@ def test_a_missing_part_is_named_on_all_ranks(tmp_path):
 
 def test_a_part_that_was_copied_badly_raises_on_all(tmp_path):
     roots = _machines(cut(small_graph(), 6, tmp_path / 'parts'), 3, tmp_path)
-    file = Path(roots[2]) / 'part_4' / 'node_attrs.pt'
+    file = Path(roots[2]) / 'part_4' / 'node_feats.pt'
     content = bytearray(file.read_bytes())
-    pos = torch.load(file, weights_only=True)['pos'].numpy().tobytes()
+    pos = load_part(Path(roots[2]), 4, 'node_feats.pt')['feats']['pos'].numpy().tobytes()
     content[content.index(pos)] ^= 1
     file.write_bytes(content)
     outcomes = run_as_threads(_attempt_own, 3, roots)

@@ -45,7 +45,11 @@ def _edit_file(name: str, change: Callable[[dict[str, Any]], object]) -> Callabl
 
 
 def _edit_tensor(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[Path], None]:
-    return _edit_file('sar.pt', lambda sar: sar.__setitem__(name, change(sar[name])))
+    return _edit_ids('sar.pt', name, change)
+
+
+def _edit_ids(file: str, name: str, change: Callable[[Tensor], Tensor]) -> Callable[[Path], None]:
+    return _edit_file(file, lambda content: content.__setitem__(name, change(content[name])))
 
 
 def _truncate(name: str, keep: float) -> Callable[[Path], None]:
@@ -76,7 +80,7 @@ MISSING = {
     'a part': lambda root: shutil.rmtree(root / 'part_1'),
     **{
         f'part_1/{name}': lambda root, name=name: (root / 'part_1' / name).unlink()
-        for name in ('sar.pt', 'node_feats.pt', 'edge_feats.pt', 'node_attrs.pt', 'edge_attrs.pt')
+        for name in ('sar.pt', 'graph.pt', 'node_feats.pt', 'edge_feats.pt')
     },
 }
 
@@ -88,7 +92,7 @@ BROKEN_META = {
     "another program's": _edit_meta(
         lambda meta: [meta.pop(key) for key in ('pyg_sar', 'is_hetero')]
     ),
-    'version 2': _ours(lambda meta: meta.update(format_version=2)),
+    'version 1': _ours(lambda meta: meta.update(format_version=1)),
     'no version': _ours(lambda meta: meta.pop('format_version')),
     'no parts': _edit_meta(lambda meta: meta.update(num_parts=0)),
     'parts as text': _edit_meta(lambda meta: meta.update(num_parts='3')),
@@ -109,7 +113,7 @@ BROKEN_META = {
 BROKEN_FILES = {
     **{
         f'{name} cut at {keep}': _truncate(name, keep)
-        for name in ('sar.pt', 'node_feats.pt', 'edge_attrs.pt')
+        for name in ('sar.pt', 'node_feats.pt', 'edge_feats.pt')
         for keep in (0, 0.3, 0.95)
     },
     'sar.pt is text': lambda root: (root / 'part_1' / 'sar.pt').write_text('hello'),
@@ -123,9 +127,10 @@ BROKEN_FILES = {
     'x missing': _edit_file('node_feats.pt', lambda c: c['feats'].clear()),
     'x is no tensor': _edit_file('node_feats.pt', lambda c: c['feats'].update(x=[1.0])),
     'feats is a list': _edit_file('node_feats.pt', lambda c: c.update(feats=[1])),
-    'y missing': _edit_file('node_attrs.pt', lambda c: c.pop('y')),
+    'y missing': _edit_file('node_feats.pt', lambda c: c['feats'].pop('y')),
     'rows of edge_weight missing': _edit_file(
-        'edge_attrs.pt', lambda c: c.update(edge_weight=c['edge_weight'][1:].clone())
+        'edge_feats.pt',
+        lambda c: c['feats'].update(edge_weight=c['feats']['edge_weight'][1:].clone()),
     ),
     'rows of edge_attr missing': _edit_file(
         'edge_feats.pt', lambda c: c['feats'].update(edge_attr=c['feats']['edge_attr'][1:].clone())
@@ -156,8 +161,10 @@ TAMPERED = {
     'block_ptr': _edit_tensor('block_ptr', _second_plus_one),
     'block_ptr from one on': _edit_tensor('block_ptr', lambda ptr: ptr + 1),
     'block_ptr too long': _edit_tensor('block_ptr', _last_plus(5)),
-    'n_id short': _edit_tensor('n_id', lambda ids: ids[1:].clone()),
-    'n_id as floats': _edit_tensor('n_id', lambda ids: ids.double()),
+    'nodes short': _edit_ids('node_feats.pt', 'global_id', lambda ids: ids[1:].clone()),
+    'nodes as floats': _edit_ids('node_feats.pt', 'global_id', lambda ids: ids.double()),
+    'edges short': _edit_ids('graph.pt', 'edge_id', lambda ids: ids[1:].clone()),
+    'edges as floats': _edit_ids('graph.pt', 'edge_id', lambda ids: ids.double()),
 }
 
 
@@ -199,17 +206,17 @@ BROKEN_TYPES = {
     'counts of a type': _ours(lambda meta: meta['nodes'][0]['part_num_nodes'].pop()),
     'halo rows': _ours(lambda meta: meta['edges'][0]['halo_rows'][1].__setitem__(0, 10**6)),
     'an entry that is a list': _ours(lambda meta: meta['edges'].append([])),
-    'no n_id': _edit_file('sar.pt', lambda sar: sar.pop('n_id')),
-    'no n_id of a type': _edit_file('sar.pt', lambda sar: sar['n_id'].pop('author')),
-    'no relation': _edit_file('sar.pt', lambda sar: sar['edges'].pop(HAS)),
-    'no src': _edit_file('sar.pt', lambda sar: sar['edges'][HAS].pop('src')),
-    'src too large': _edit_file('sar.pt', lambda sar: sar['edges'][CITES]['src'].add_(1000)),
-    'dst too large': _edit_file('sar.pt', lambda sar: sar['edges'][WRITES]['dst'].add_(1000)),
+    'no ids of a type': _edit_file('node_feats.pt', lambda c: c['author'].pop('global_id')),
+    'no ids of a relation': _edit_file('graph.pt', lambda c: c.pop(HAS)),
+    'no relation': _edit_file('sar.pt', lambda sar: sar.pop(HAS)),
+    'no src': _edit_file('sar.pt', lambda sar: sar[HAS].pop('src')),
+    'src too large': _edit_file('sar.pt', lambda sar: sar[CITES]['src'].add_(1000)),
+    'dst too large': _edit_file('sar.pt', lambda sar: sar[WRITES]['dst'].add_(1000)),
     'x of a type missing': _edit_file('node_feats.pt', lambda c: c['author']['feats'].clear()),
     'features of a type missing': _edit_file('node_feats.pt', lambda c: c.pop('author')),
     'features as a list': _edit_file('node_feats.pt', lambda c: c.update(author=[1])),
     'feats as a list': _edit_file('node_feats.pt', lambda c: c['author'].update(feats=[1])),
-    'edge attribute missing': _edit_file('edge_attrs.pt', lambda c: c[WRITES].pop('year')),
+    'edge attribute missing': _edit_file('edge_feats.pt', lambda c: c[WRITES]['feats'].pop('year')),
 }
 
 
@@ -226,7 +233,7 @@ class _Hostile:
         return Path.write_text, (Path('hostile-file-was-run'), 'run')
 
 
-@pytest.mark.parametrize('name', ['sar.pt', 'node_attrs.pt', 'edge_feats.pt'])
+@pytest.mark.parametrize('name', ['sar.pt', 'node_feats.pt', 'edge_feats.pt'])
 @pytest.mark.parametrize('is_zip', [False, True])
 def test_a_hostile_file_is_never_run(root, tmp_path, monkeypatch, name, is_zip):
     monkeypatch.chdir(tmp_path)
@@ -249,7 +256,7 @@ BROKEN_ON_RANKS = {
     **{f'missing {what}': (change, FileNotFoundError) for what, change in MISSING.items()},
     **{
         what: (BROKEN_META[what], ValueError)
-        for what in ('no JSON', 'version 2', 'halo rows as numbers', 'counts as text')
+        for what in ('no JSON', 'version 1', 'halo rows as numbers', 'counts as text')
     },
     **{
         what: (BROKEN_FILES[what], ValueError)

@@ -88,13 +88,6 @@ class Buckets:
         release(place)
         return found
 
-    def reorder(self, bucket: int, order: Tensor) -> None:
-        """Puts the records of one bucket, which is complete, into another order, int64 [n]."""
-        for number, column in enumerate(self.columns):
-            place = column[self._ptr[bucket] : self._ptr[bucket + 1]]
-            place[:] = self.read(bucket, number).index_select(0, order)
-            release(place)
-
 
 def _write(file: int, content: memoryview, offset: int) -> None:
     content = content.cast('B')

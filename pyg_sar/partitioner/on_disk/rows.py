@@ -34,23 +34,16 @@ class RowStream:
     Attributes:
         values: ``[N, ...]``, dense or sparse COO; in memory or mapped.
         index: Integer [n]: which rows, all by default; where it ascends, least is read.
-        dtype: What they are cast to; that of `values` by default.
+        dtype: What they are saved as; that of `values` by default.
     """
 
     values: Tensor
     index: Tensor | None = None
     dtype: torch.dtype | None = None
 
-    def stand_in(self) -> Tensor:
-        """A tensor of this type and size, whose memory is never touched."""
-        count = self.values.size(0) if self.index is None else self.index.numel()
-        shape = (count, *self.values.shape[1:])
-        return torch.empty(shape, dtype=self.dtype or self.values.dtype)
-
     def chunks(self) -> Iterator[Tensor]:
-        """The rows in order, in dense tensors of ordinary memory."""
-        for rows in chunks(self.values) if self.index is None else self._picked(self.index):
-            yield rows if self.dtype is None else rows.to(self.dtype)
+        """The rows in order, in dense tensors of ordinary memory, of the type of `values`."""
+        return chunks(self.values) if self.index is None else self._picked(self.index)
 
     def _picked(self, index: Tensor) -> Iterator[Tensor]:
         values = self.values

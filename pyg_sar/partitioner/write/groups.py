@@ -21,15 +21,12 @@ class NodeGroups:
         - **node_perm** [N]: global node ids, by place; int32 if it suffices
         - **partptr** int64 [P + 1]: part p is ``node_perm[partptr[p]:partptr[p + 1]]``
         - **place** [N]: position of every node in `node_perm`, of the same type
-        - **sub_parts** integer [N]: sub-part of every node; `assignment` itself if ids ascend
-          within a part
     """
 
     assignment: Tensor
     node_perm: Tensor
     partptr: Tensor
     place: Tensor
-    sub_parts: Tensor
 
     @property
     def num_nodes(self) -> int:
@@ -58,7 +55,7 @@ def group_nodes(assignment: Tensor, num_parts: int, sub_parts: Tensor | None = N
     node_perm = order.to(id_type)
     del order
     trim()
-    return NodeGroups(assignment, node_perm, partptr, place, sub_parts)
+    return NodeGroups(assignment, node_perm, partptr, place)
 
 
 @dataclass(frozen=True)
@@ -74,7 +71,6 @@ class EdgeGroups:
     Shapes:
         - **edge_index** integer [2, E]: global ids of source and destination
         - **partptr** int64 [P + 1]: part p has the buckets ``partptr[p]`` to ``partptr[p + 1]``
-        - **edgeptr** int64 [P + 1]: the number of edges in the parts before part p
     """
 
     src: NodeGroups
@@ -82,7 +78,6 @@ class EdgeGroups:
     edge_index: Tensor
     buckets: Buckets
     partptr: Tensor
-    edgeptr: Tensor
 
     def of_part(self, part: int) -> range:
         """The buckets of one part."""
@@ -95,7 +90,6 @@ def group_edges(
     """Groups every edge with its destination."""
     places = (dst.place.index_select(0, col) for _, _, col in edge_chunks(edge_index))
     ptr = count_to_ptr(places, dst.num_nodes)
-    edgeptr = ptr[dst.partptr]
     id_type = smallest_dtype(max(src.num_nodes, dst.num_nodes))
     buckets = Buckets(ptr, (torch.int64, id_type, id_type), scratch, cuts=dst.partptr)
     del ptr
@@ -104,7 +98,7 @@ def group_edges(
         buckets.add(dst.place.index_select(0, col), e_id, row, col)
     trim()
     partptr = torch.searchsorted(buckets.bounds, dst.partptr)
-    return EdgeGroups(src, dst, edge_index, buckets, partptr, edgeptr)
+    return EdgeGroups(src, dst, edge_index, buckets, partptr)
 
 
 def smallest_dtype(count: int) -> torch.dtype:

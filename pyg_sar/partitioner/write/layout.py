@@ -7,15 +7,13 @@ Everything per node is in memory, everything per edge in scratch space. The pass
 2. A second pass over the edges deals each, with its id, into its bucket.
 3. :func:`find_halos` reads the buckets of every part and marks which nodes they read: its halo.
 4. :func:`part_layout` sorts the buckets of a part one after another. They are ranges of
-   destinations, so what is sorted by destination is complete with them, and what is sorted by
-   block, then destination, grows in every block at once.
+   destinations, so what is sorted by block, then destination, grows in every block at once.
 
 Everything rests on one numbering, the *place* of a node: nodes ordered by (part, sub-part, global
 id), where sub-parts may be the parts themselves. Places of one part are contiguous, so "ascending
 place" means "grouped by owner, ascending at the owner", and that is how halos, boundaries and
 blocks are all ordered. In a heterogeneous graph every type of nodes has places of its own, and
-every relation has its own halos and blocks. PyG's files have edges by global ids: where places are
-in another order, its edges are dealt into buckets and sorted once more.
+every relation has its own halos and blocks.
 """
 
 from __future__ import annotations
@@ -26,9 +24,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.partitioner.on_disk.buckets import Buckets, count_to_ptr, counts_to_ptr, stable_order
+from pyg_sar.partitioner.on_disk.buckets import Buckets, counts_to_ptr, stable_order
 from pyg_sar.partitioner.on_disk.mapped import Scratch, trim
-from pyg_sar.partitioner.on_disk.rows import ranges
+from pyg_sar.partitioner.on_disk.rows import RowStream, ranges
 from pyg_sar.partitioner.write.groups import EdgeGroups, smallest_dtype
 from pyg_sar.shard.cover import vertex_cover
 
@@ -78,59 +76,46 @@ def find_halos(edges: EdgeGroups) -> Halos:
 def part_layout(
     edges: EdgeGroups, exchange: Halos, part: int, scratch: Scratch
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The index tensors of one relation in one part, for ``sar.pt`` and for PyG's ``graph.pt``.
+    """What ``sar.pt`` and ``graph.pt`` hold of one relation in one part.
 
-    The first has local ids, halo, boundary and blocks; the second the same edges by global id,
-    sorted by (destination, source). What has a row per edge lies in scratch space.
+    The first has local ids, halo, boundary and blocks; the second the same edges, in the same
+    order, by global id. What has a row per edge lies in scratch space.
     """
-    src_nodes, dst_nodes = edges.src, edges.dst
-    src_start, src_end = src_nodes.partptr[part : part + 2].tolist()
-    halo = exchange.halos[part]
-    local = torch.empty(src_nodes.num_nodes, dtype=torch.int32)  # by place
-    num_own = src_end - src_start
+    nodes = edges.src
+    src_start, src_end = nodes.partptr[part : part + 2].tolist()
+    halo, num_own = exchange.halos[part], src_end - src_start
+    local = torch.empty(nodes.num_nodes, dtype=torch.int32)  # by place
     local[src_start:src_end] = torch.arange(num_own, dtype=torch.int32)
+    sources = torch.empty(num_own + halo.numel(), dtype=torch.int64)  # by local id
+    sources[:num_own] = nodes.n_id(part)
     for start, stop in ranges(halo.numel()):
         places = halo[start:stop].long()
         local[places] = torch.arange(num_own + start, num_own + stop, dtype=torch.int32)
+        sources[num_own + start : num_own + stop] = nodes.node_perm[places]
 
     block_ptr = counts_to_ptr(exchange.block_edges[part])
-    of_blocks = torch.int32, torch.int32, torch.int64
-    by_block = Buckets(block_ptr, of_blocks, scratch, cuts=torch.arange(block_ptr.numel()))
-    # Edges come by the destination's place: by ids as well, if places are in the order of ids.
-    is_by_id = dst_nodes.sub_parts is dst_nodes.assignment
-    ptr = edges.edgeptr[part : part + 2] - edges.edgeptr[part]
-    if not is_by_id:
-        cols = (edges.buckets.read(bucket, 2) for bucket in edges.of_part(part))
-        ptr = count_to_ptr(cols, dst_nodes.num_nodes)
-    by_id = Buckets(ptr, (torch.int64, torch.int64, torch.int64), scratch)
-    del ptr
+    dtypes = torch.int32, torch.int32, torch.int64
+    blocks = Buckets(block_ptr, dtypes, scratch, cuts=torch.arange(block_ptr.numel()))
     for bucket in edges.of_part(part):
-        _sort_bucket(edges, bucket, part, local, by_block, by_id)
+        _sort_bucket(edges, bucket, part, local, blocks)
     del local
-    for bucket, first, stop in () if is_by_id else by_id:
-        row, col = (by_id.read(bucket, number) for number in (1, 2))
-        order = _order_of_pairs(col.sub_(first), row, stop - first, src_nodes.num_nodes)
-        by_id.reorder(bucket, order)
-        del row, col, order
     trim()
-    src, dst, e_id = by_block.columns
-    edge_id, row, col = by_id.columns
+    src, dst, e_id = blocks.columns
     return (
         {
             'halo_ptr': counts_to_ptr(exchange.halo_rows[part]),
-            'halo_pos': _position_at_owner(halo, exchange.halo_rows[part], src_nodes.partptr),
+            'halo_pos': _position_at_owner(halo, exchange.halo_rows[part], nodes.partptr),
             'boundary_ptr': counts_to_ptr(exchange.halo_rows[:, part]),
             'boundary_pos': exchange.boundary(part).sub_(src_start).to(torch.int32),
             'block_ptr': block_ptr,
             'src': src,
             'dst': dst,
-            'e_id': e_id,
         },
         {
-            'edge_id': edge_id,
-            'row': row,
-            'col': col,
-            'size': (src_nodes.num_nodes, dst_nodes.num_nodes),
+            'edge_id': e_id,
+            'row': RowStream(sources, src),
+            'col': RowStream(edges.dst.n_id(part), dst),
+            'size': (nodes.num_nodes, edges.dst.num_nodes),
         },
     )
 
@@ -152,38 +137,27 @@ def cover_sizes(sar: dict[str, Tensor], num_own: int, num_dst: int) -> list[int]
     return sizes
 
 
-def _order_of_pairs(dst: Tensor, src: Tensor, num_dst: int, num_src: int) -> Tensor:
-    """The stable order by (destination, source); overwrites `dst`."""
-    # One number per pair: below 2^63 for up to 3 * 10^9 nodes.
-    return stable_order(dst.mul_(num_src).add_(src), num_dst * num_src)
-
-
-def _sort_bucket(
-    edges: EdgeGroups,
-    bucket: int,
-    part: int,
-    local: Tensor,
-    by_block: Buckets,
-    by_id: Buckets,
-) -> None:
-    """Appends the edges of a bucket by (destination, source, id), and block by block as well.
+def _sort_bucket(edges: EdgeGroups, bucket: int, part: int, local: Tensor, blocks: Buckets) -> None:
+    """Appends the edges of a bucket by (destination, source, id) to their blocks.
 
     Sources are in the order of their ids in every order of nodes: a sum over the edges of a block
     has the same bits.
     """
     row, col = (edges.buckets.read(bucket, number) for number in (1, 2))
     first, stop = edges.buckets.bounds[bucket : bucket + 2].tolist()
-    dst = edges.dst.place.index_select(0, col).long().sub_(first)
-    order = _order_of_pairs(dst, row, stop - first, edges.src.num_nodes)  # edge ids ascend already
-    del dst
-    row, col = row.index_select(0, order), col.index_select(0, order)
+    dst = edges.dst.place.index_select(0, col).long()
+    del col
+    # One number per pair: below 2^63 for up to 3 * 10^9 nodes. Edge ids ascend already.
+    num_src = edges.src.num_nodes
+    pairs = dst.sub(first).mul_(num_src).add_(row)
+    order = stable_order(pairs, (stop - first) * num_src)
+    del pairs
+    dst = dst.sub_(int(edges.dst.partptr[part])).index_select(0, order)
+    row = row.index_select(0, order)
     e_id = edges.buckets.read(bucket, 0).index_select(0, order)
     del order
-    by_id.add(col, e_id, row, col)
-    dst = edges.dst.place.index_select(0, col).sub_(int(edges.dst.partptr[part]))
-    del col
-    block = edges.src.assignment.index_select(0, row)
-    by_block.add(block, local.index_select(0, edges.src.place.index_select(0, row)), dst, e_id)
+    owner = edges.src.assignment.index_select(0, row)
+    blocks.add(owner, local.index_select(0, edges.src.place.index_select(0, row)), dst, e_id)
 
 
 def _position_at_owner(halo: Tensor, counts: Tensor, partptr: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.ground.versions import installed
-from pyg_sar.partitioner.graph.typed import NodeSet, Relation, TypedGraph
+from pyg_sar.partitioner.graph.typed import TypedGraph
 from pyg_sar.partitioner.on_disk.mapped import trim
 from pyg_sar.partitioner.on_disk.rows import RowStream, chunks
 from pyg_sar.partitioner.on_disk.torch_archive import save_rows
@@ -70,11 +70,12 @@ def write_partition(
         del indices
         on_part()
         trim()
+    map_type = torch.int16 if num_parts <= torch.iinfo(torch.int16).max else torch.int32
     for node_key, groups in nodes.items():
-        parts = RowStream(groups.assignment, dtype=torch.int64)
+        parts = RowStream(groups.assignment, dtype=map_type)
         save_rows(parts, file_names.node_map_file(folder, node_key))
     for edge_key, edge_groups in edges.items():
-        parts = RowStream(edge_groups.dst.assignment, edge_groups.edge_index[1], torch.int64)
+        parts = RowStream(edge_groups.dst.assignment, edge_groups.edge_index[1], map_type)
         save_rows(parts, file_names.edge_map_file(folder, edge_key))
 
     whole = {name: tensors for name, tensors in graph.whole.items() if tensors}
@@ -98,7 +99,7 @@ def write_partition(
                 src=graph.relations[key].src,
                 dst=graph.relations[key].dst,
                 num_edges=groups.edge_index.size(1),
-                part_num_edges=groups.edgeptr.diff().tolist(),
+                part_num_edges=exchanges[key].block_edges.sum(1).tolist(),
                 halo_rows=exchanges[key].halo_rows.tolist(),
                 block_edges=exchanges[key].block_edges.tolist(),
                 attrs={n: row_type(value) for n, value in graph.relations[key].attrs.items()},
@@ -141,94 +142,30 @@ def _write_part(
     exchanges: dict[EdgeKey, layout.Halos],
 ) -> dict[EdgeKey, dict[str, Tensor]]:
     """Writes the files of one part; gives the indices of every relation in it."""
-    node_feats, node_attrs, n_ids = {}, {}, {}
+    content: dict[str, dict[Any, Any]] = {name: {} for name in file_names.PART_FILES}
     for node_key, node_groups in nodes.items():
-        n_id = n_ids[node_key] = node_groups.n_id(part)
-        attrs = {n: RowStream(v, n_id) for n, v in graph.nodes[node_key].attrs.items()}
-        node_attrs[node_key] = attrs
-        # PyG's store cannot read a type without rows; its features, no rows, lie with ours then.
+        n_id = node_groups.n_id(part)
+        # PyG's own partitions number the nodes of all types together here, which its lookups, by
+        # ids within the type, do not expect. Its stores cannot read a type without rows.
         if n_id.numel() or not graph.is_hetero:
-            x = {name: attrs.pop(name) for name in ('x',) if name in attrs}
-            # PyG's own partitions number the nodes of all types together here, which its lookups,
-            # by ids within the type, do not expect.
-            node_feats[node_key] = {'global_id': n_id, 'feats': x}
-            time = _time(graph.nodes[node_key].attrs, 'time')
-            if time is not None:  # PyG's samplers look up the times of all nodes.
-                node_feats[node_key]['time'] = time
-    edge_feats, edge_attrs, indices = {}, {}, {}
-    pyg_graph: dict[EdgeKey, dict[str, Any]] = {}
+            feats = _feats(n_id, graph.nodes[node_key].attrs)
+            content[file_names.NODE_FEATS_FILE][node_key] = feats
+    indices = content[file_names.SAR_FILE]
     for edge_key, edge_groups in edges.items():
         sar, by_id = layout.part_layout(edge_groups, exchanges[edge_key], part, graph.scratch)
-        relation = graph.relations[edge_key]
-        pyg_graph[edge_key] = _sort_by_time(by_id, relation, graph.nodes[relation.src])
-        indices[edge_key] = sar
-        e_id = sar['e_id']
-        attrs = {n: RowStream(v, e_id) for n, v in relation.attrs.items()}
-        edge_attrs[edge_key] = attrs
-        time = _time(relation.attrs, *_EDGE_TIMES)
-        names = [name for name in ('edge_attr',) if name in attrs]
-        if e_id.numel() == 0 and graph.is_hetero:
-            continue
-        if time is not None:
-            # By position, in the order of PyG's edges: ours stay with the other attributes.
-            in_order = pyg_graph[edge_key]['edge_id']
-            edge_feats[edge_key] = {
-                'global_id': in_order,
-                'feats': {name: RowStream(relation.attrs[name], in_order) for name in names},
-                'edge_time': RowStream(time, in_order),
-            }
-        elif names:
-            feats = {name: attrs.pop(name) for name in names}
-            edge_feats[edge_key] = {'global_id': e_id, 'feats': feats}
-    if graph.is_hetero:
-        of_part: dict[str, Any] = {'n_id': n_ids, 'edges': indices}
-    else:
-        of_part = {'n_id': n_ids[None], **indices[None]}
-    content: dict[str, dict[Any, Any]] = {
-        file_names.GRAPH_FILE: pyg_graph,
-        file_names.NODE_FEATS_FILE: node_feats,
-        file_names.EDGE_FEATS_FILE: edge_feats,
-        file_names.NODE_ATTRS_FILE: node_attrs,
-        file_names.EDGE_ATTRS_FILE: edge_attrs,
-    }
-    if not graph.is_hetero:
-        content = {name: by_type.get(None, {}) for name, by_type in content.items()}
-    for name in file_names.PART_FILES:
-        save_rows({**content, file_names.SAR_FILE: of_part}[name], folder / name)
+        indices[edge_key], content[file_names.GRAPH_FILE][edge_key] = sar, by_id
+        e_id, attrs = by_id['edge_id'], graph.relations[edge_key].attrs
+        if attrs and (e_id.numel() or not graph.is_hetero):
+            content[file_names.EDGE_FEATS_FILE][edge_key] = _feats(e_id, attrs)
+    for name, by_type in content.items():
+        save_rows(by_type if graph.is_hetero else by_type.get(None, {}), folder / name)
     return indices
 
 
-_EDGE_TIMES = ('edge_time', 'time')
-"""The names that PyG takes for the time of an edge."""
-
-
-def _time(attrs: dict[str, Tensor], *names: str) -> Tensor | None:
-    """The first of these attributes that can be sorted by; one of another kind is no time."""
-    for name in names:
-        values = attrs.get(name)
-        if values is None or values.dim() != 1 or values.is_complex():
-            continue
-        if not values.is_floating_point() or values.element_size() > 1:  # float8 has no order
-            return values
-    return None
-
-
-def _sort_by_time(graph: dict[str, Any], relation: Relation, src_nodes: NodeSet) -> dict[str, Any]:
-    """What ``graph.pt`` holds of a relation, sorted by (destination, time) for PyG's samplers.
-
-    They read ``edge_feats.pt`` by position in this order. The time is that of the edge, or else of
-    its source; without either the order stays.
-    """
-    of_edges, of_nodes = _time(relation.attrs, *_EDGE_TIMES), _time(src_nodes.attrs, 'time')
-    if of_edges is not None:
-        times = of_edges[graph['edge_id']]
-    elif of_nodes is not None:
-        times = of_nodes[graph['row']]
-    else:
-        return graph
-    order = torch.argsort(times, stable=True)
-    order = order[torch.argsort(graph['col'][order], stable=True)]
-    return {**graph, **{name: graph[name][order] for name in ('edge_id', 'row', 'col')}}
+def _feats(ids: Tensor, attrs: dict[str, Tensor]) -> dict[str, Any]:
+    rows = {name: RowStream(values, ids) for name, values in attrs.items()}
+    times = {name: rows.pop(name) for name in file_names.TIMES if name in rows}
+    return {'global_id': ids, 'feats': rows, **({'times': times} if times else {})}
 
 
 def _fingerprint(

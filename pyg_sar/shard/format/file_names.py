@@ -1,8 +1,8 @@
 """The on-disk format: names of the files of a partition folder, and what they hold.
 
 The layout is that of ``torch_geometric.distributed.Partitioner``, so PyG's own stores read it;
-what SAR needs beyond it lies in files of our own (``sar.pt``, ``node_attrs.pt``,
-``edge_attrs.pt``, ``whole.pt``) beside PyG's, and under the key ``"pyg_sar"`` of META.json.
+what SAR needs beyond it lies in files of our own (``sar.pt``, ``whole.pt``) beside PyG's, and under
+the key ``"pyg_sar"`` of META.json.
 
 A homogeneous graph is a heterogeneous one with one type of nodes and one relation, both named None
 here. In its files their content stands alone; in those of a heterogeneous graph it stands in a dict
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 META_FILE = 'META.json'
 WHOLE_FILE = 'whole.pt'
@@ -23,18 +23,13 @@ GRAPH_FILE = 'graph.pt'
 NODE_FEATS_FILE = 'node_feats.pt'
 EDGE_FEATS_FILE = 'edge_feats.pt'
 SAR_FILE = 'sar.pt'
-NODE_ATTRS_FILE = 'node_attrs.pt'
-EDGE_ATTRS_FILE = 'edge_attrs.pt'
 
-PART_FILES = (
-    GRAPH_FILE,
-    NODE_FEATS_FILE,
-    EDGE_FEATS_FILE,
-    SAR_FILE,
-    NODE_ATTRS_FILE,
-    EDGE_ATTRS_FILE,
-)
+PART_FILES = GRAPH_FILE, NODE_FEATS_FILE, EDGE_FEATS_FILE, SAR_FILE
 """The files of every part folder, in the order they are written."""
+
+TIMES = 'time', 'edge_time'
+"""Attributes that PyG's samplers by time take from ``feats``. They need edges sorted by time, which
+``graph.pt`` is not: these attributes lie under ``times`` beside it, where PyG does not look."""
 
 NodeKey = str | None
 """The name of a type of nodes; None in a homogeneous graph."""

@@ -101,7 +101,7 @@ def meta_text(meta: Meta) -> str:
             'edge_types': list(meta.edges) if meta.is_hetero else None,
             'node_offset': [0, *accumulate(sizes)][:-1] if meta.is_hetero else None,
             'is_hetero': meta.is_hetero,
-            'is_sorted': True,
+            'is_sorted': False,
             'pyg_sar': ours,
         }
     )
@@ -148,10 +148,12 @@ def read_meta(root: str | Path) -> Meta:
             f"expected the key 'pyg_sar' in '{path}' (got a folder of another program, such as "
             'torch_geometric.distributed; cut its graph by `python -m pyg_sar.partition`)'
         )
-    if ours.get('format_version') != FORMAT_VERSION:
+    version = ours.get('format_version')
+    if version != FORMAT_VERSION:
         raise ValueError(
-            f"expected format version {FORMAT_VERSION} in '{path}' "
-            f'(got {ours.get("format_version")!r}); partition the graph again'
+            f"expected format version {FORMAT_VERSION} in '{path}' (got a partition of "
+            f'version {version!r}, which another release of pyg_sar wrote); '
+            'partition the graph again'
         )
     _check(path, content, {'num_parts': _COUNT, 'is_hetero': bool})
     num_parts, is_hetero = content['num_parts'], content['is_hetero']

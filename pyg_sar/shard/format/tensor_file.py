@@ -25,8 +25,6 @@ from pyg_sar.shard.format.files import is_of_system, own_file
 T = TypeVar('T')
 
 _OLD_PICKLES = 5  # magic number, protocol, system, content, keys of the numbers
-_REBUILD = {'_rebuild_tensor_v2', '_rebuild_tensor_v3'}
-_DTYPES = {name for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
 
 
 def load_tensors(path: Path, kind: type[T], *, root: Path) -> T:
@@ -38,7 +36,8 @@ def load_tensors(path: Path, kind: type[T], *, root: Path) -> T:
             f"expected a complete partition folder with '{path}' (got no such file)"
         ) from error
     try:
-        content = _load(path)
+        with only_classes([]):
+            content = load_plain(path, is_mapped=True)
         check_tensors(content)
     # The unpickler meets damaged bytes with errors of any kind. Never a fallback: a file that needs
     # more than tensors is not ours.
@@ -50,16 +49,6 @@ def load_tensors(path: Path, kind: type[T], *, root: Path) -> T:
     if not isinstance(content, kind):
         raise ValueError(f"expected a {kind.__name__} in '{path}' (got {type(content).__name__})")
     return content
-
-
-def _load(path: Path) -> Any:
-    with path.open('rb') as file:
-        _check_stored(file)
-    # With torch's own reader: two readers of one archive may see different records.
-    pickled = torch._C.PyTorchFileReader(str(path)).get_record('data.pkl')
-    _check_names(pickled)
-    with only_classes([]):
-        return torch.load(path, map_location='cpu', weights_only=True, mmap=True)
 
 
 @contextmanager
@@ -118,23 +107,6 @@ def _check_stored(file: IO[bytes]) -> None:
         for record in archive.infolist():
             if record.compress_type != zipfile.ZIP_STORED or record.file_size > size:
                 raise ValueError(f'the compressed record {record.filename!r}')
-
-
-def _check_names(pickled: bytes) -> None:
-    """Checks that a pickle names nothing but what makes tensors of records."""
-    for operation, name, _ in pickletools.genops(pickled):
-        if operation.name not in ('GLOBAL', 'INST', 'STACK_GLOBAL'):
-            continue
-        module, _, what = str(name).rpartition(' ')
-        module = 'builtins' if module == '__builtin__' else module  # its name in old protocols
-        is_known = (
-            (module == 'torch._utils' and what in _REBUILD)
-            or (module == 'torch' and (what.endswith('Storage') or what in _DTYPES))
-            or (module, what) in (('torch.storage', 'UntypedStorage'), ('torch', 'Size'))
-            or (module, what) == ('collections', 'OrderedDict')
-        )
-        if operation.name != 'GLOBAL' or not is_known:
-            raise ValueError(f"a pickle that needs '{module}.{what}'")
 
 
 def check_tensors(content: Any, *, are_ordinary: bool = True) -> None:

@@ -17,72 +17,88 @@ from pyg_sar.shard.format.tensor_file import load_tensors
 
 Tensors = dict[str, Tensor]
 
-_NODE_FILES = file_names.NODE_FEATS_FILE, file_names.NODE_ATTRS_FILE
-_EDGE_FILES = file_names.EDGE_FEATS_FILE, file_names.EDGE_ATTRS_FILE
-READ_FILES = (file_names.SAR_FILE, *_NODE_FILES, *_EDGE_FILES)
-"""The files of a part that :func:`read_part` reads."""
-
 
 @dataclass(frozen=True)
 class Part:
     """What the files of one part hold, by type."""
 
     n_id: dict[NodeKey, Tensor]  # original ids of the own nodes
-    index: dict[EdgeKey, Tensors]  # local ids, halo, boundary and blocks of every relation
+    index: dict[EdgeKey, Tensors]  # local ids, halo, boundary, blocks and e_id of every relation
     node_attrs: dict[NodeKey, Tensors]  # every node attribute, ``[num_nodes, ...]``
     edge_attrs: dict[EdgeKey, Tensors]  # every edge attribute, ``[num_edges, ...]``
 
 
 def read_part(root: Path, part: int, meta: Meta) -> Part:
-    """Reads the files a rank needs of one part, memory-mapped.
+    """Reads the files of one part, memory-mapped.
 
     Raises:
         FileNotFoundError: If a file is missing.
         ValueError: If a file does not hold what META.json says.
     """
     folder = file_names.part_dir(root, part)
-    path = folder / file_names.SAR_FILE
-    sar: dict[Any, Any] = load_tensors(path, dict, root=root)
-    if not meta.is_hetero:
-        sar = {'n_id': {None: sar.get('n_id')}, 'edges': {None: sar}}
-    n_ids: dict[NodeKey, Any] = {key: _dict_in(path, sar, 'n_id').get(key) for key in meta.nodes}
-    indices = {key: _dict_in(path, _dict_in(path, sar, 'edges'), key) for key in meta.edges}
-    for node_key, node_info in meta.nodes.items():
-        count = node_info.part_num_nodes[part]
-        name = _of('n_id', node_key)
-        _check(path, name, n_ids[node_key], count, torch.int64)
-        _check_range(path, name, n_ids[node_key], 0, node_info.num_nodes)
-    for edge_key, index in indices.items():
-        _check_index(path, edge_key, index, part, meta)
-    node_attrs, edge_attrs = {}, {}
-    files = [load_tensors(folder / name, dict, root=root) for name in _NODE_FILES]
-    for node_key, node_info in meta.nodes.items():
-        count = node_info.part_num_nodes[part]
-        node_attrs[node_key] = _attrs(folder, files, node_key, node_info.attrs, count, meta)
-    files = [load_tensors(folder / name, dict, root=root) for name in _EDGE_FILES]
-    for edge_key, edge_info in meta.edges.items():
-        count = edge_info.part_num_edges[part]
-        edge_attrs[edge_key] = _attrs(folder, files, edge_key, edge_info.attrs, count, meta)
-    return Part(n_ids, indices, node_attrs, edge_attrs)
+    graph, node_feats, edge_feats, sar = (
+        (folder / name, load_tensors(folder / name, dict, root=root))
+        for name in file_names.PART_FILES
+    )
+    n_id, index, node_attrs, edge_attrs = {}, {}, {}, {}
+    for node_key, nodes in meta.nodes.items():
+        count = nodes.part_num_nodes[part]
+        name, feats = _of('global_id', node_key), _of_type(node_feats, node_key)
+        ids: Any = feats.get('global_id')
+        if not count and node_key is not None:  # left out, as PyG's stores cannot read it
+            ids = torch.empty(0, dtype=torch.int64)
+        _check(node_feats[0], name, ids, count, torch.int64)
+        _check_range(node_feats[0], name, ids, 0, nodes.num_nodes)
+        n_id[node_key] = ids
+        node_attrs[node_key] = _attrs(node_feats[0], feats, node_key, nodes.attrs, count)
+    for edge_key, edges in meta.edges.items():
+        count = edges.part_num_edges[part]
+        name = _of('edge_id', edge_key)
+        e_id: Any = _of_type(graph, edge_key).get('edge_id')
+        _check(graph[0], name, e_id, count, torch.int64)
+        _check_range(graph[0], name, e_id, 0, edges.num_edges)
+        index[edge_key] = {**_of_type(sar, edge_key), 'e_id': e_id}
+        _check_index(sar[0], edge_key, index[edge_key], part, meta)
+        feats = _of_type(edge_feats, edge_key)
+        edge_attrs[edge_key] = _attrs(edge_feats[0], feats, edge_key, edges.attrs, count)
+    return Part(n_id, index, node_attrs, edge_attrs)
+
+
+def _of_type(file: tuple[Path, dict[Any, Any]], key: NodeKey | EdgeKey) -> dict[Any, Any]:
+    """What a file holds of a type; nothing if it leaves the type out."""
+    path, content = file
+    return content if key is None else _dict_in(path, {key: {}, **content}, key)
 
 
 def _attrs(
-    folder: Path,
-    files: list[dict[Any, Any]],
+    path: Path,
+    feats: dict[str, Any],
     key: NodeKey | EdgeKey,
     names: dict[str, Any],
     count: int,
-    meta: Meta,
 ) -> Tensors:
-    if meta.is_hetero:
-        files = [_dict_in(folder, {key: {}, **file}, key) for file in files]
-    pyg, ours = files
-    attrs = {**_dict_in(folder, {'feats': {}, **pyg}, 'feats'), **ours}
-    for name in names:
-        _check(folder, _of(name, key), attrs.get(name), count)
-        found = row_type(attrs[name])
-        _expect(found == names[name], folder, f"rows of {names[name]} in '{_of(name, key)}'", found)
-    return {name: attrs[name] for name in names}
+    rows = {
+        k: v
+        for kind in ('feats', 'times')
+        for k, v in _dict_in(path, {kind: {}, **feats}, kind).items()
+    }
+    for name, expected in names.items():
+        if not count and key is not None:
+            rows.setdefault(name, _no_rows(path, name, expected))
+        _check(path, _of(name, key), rows.get(name), count)
+        actual = row_type(rows[name])
+        _expect(actual == expected, path, f"rows of {expected} in '{_of(name, key)}'", actual)
+    return {name: rows[name] for name in names}
+
+
+def _no_rows(path: Path, name: str, row: dict[str, Any]) -> Tensor:
+    """No rows of a type that META.json describes."""
+    dtype = getattr(torch, row['dtype'], None)
+    _expect(isinstance(dtype, torch.dtype), path, f"a dtype of '{name}'", row['dtype'])
+    try:
+        return torch.empty((0, *row['shape']), dtype=dtype)
+    except (RuntimeError, OverflowError, TypeError) as error:
+        raise ValueError(f"expected a shape of '{name}' in '{path}' (got {error})") from error
 
 
 def _check_index(path: Path, key: EdgeKey, index: Tensors, part: int, meta: Meta) -> None:
@@ -99,11 +115,9 @@ def _check_index(path: Path, key: EdgeKey, index: Tensors, part: int, meta: Meta
         'block_ptr': (torch.int64, num_parts + 1),
         'src': (torch.int32, num_edges),
         'dst': (torch.int32, num_edges),
-        'e_id': (torch.int64, num_edges),
     }
     for name, (dtype, size) in expected.items():
         _check(path, _of(name, key), index.get(name), size, dtype)
-    _check_range(path, 'e_id', index['e_id'], 0, info.num_edges)
     for kind, counts in (
         ('halo', info.halo_rows[part]),
         ('boundary', boundary_counts),

@@ -20,10 +20,16 @@ from pyg_sar.ground.private_names import missing
 from pyg_sar.shard.bags import check_block_edges
 from pyg_sar.shard.edges import LocalEdges, ShardEdges
 from pyg_sar.shard.format.checksums import check_files
-from pyg_sar.shard.format.file_names import WHOLE_FILE, EdgeKey, part_dir, type_name
+from pyg_sar.shard.format.file_names import (
+    PART_FILES,
+    WHOLE_FILE,
+    EdgeKey,
+    part_dir,
+    type_name,
+)
 from pyg_sar.shard.format.meta import Meta, read_meta
 from pyg_sar.shard.format.tensor_file import load_tensors
-from pyg_sar.shard.read.parts import READ_FILES, Part, read_part, rows_of
+from pyg_sar.shard.read.parts import Part, Tensors, read_part, rows_of
 from pyg_sar.shard.shard import Cut, Shard, make_steps
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -70,7 +76,7 @@ def read_shard(
         )
     parts = [read_part(root, part, meta) for part in own]
     if verify:  # last, as other errors say more
-        check_files(root, meta, [f'part_{part}/{name}' for part in own for name in READ_FILES])
+        check_files(root, meta, [f'part_{part}/{name}' for part in own for name in PART_FILES])
 
     data = HeteroData() if meta.is_hetero else Data()
     for node_key, nodes in meta.nodes.items():
@@ -211,7 +217,6 @@ def _join(
     indices = [part.index[key] for part in parts]
     own_ptr = [0, *accumulate(part.n_id[info.src].numel() for part in parts)]
     dst_ptr = [0, *accumulate(part.n_id[info.dst].numel() for part in parts)]
-    num_own = own_ptr[-1]
 
     # Halo rows: two own parts may read the same remote row; it is fetched once.
     halo_pos = [
@@ -219,27 +224,21 @@ def _join(
     ]
     halo_ptr = [0, *accumulate(pos.numel() for pos in halo_pos)]
 
-    src, dst, place, block_ptr = [], [], [], [0]
-    edge_start = [0, *accumulate(p['e_id'].numel() for p in indices)]
+    place, block_ptr = [], [0]
+    rank_ids = [_rank_ids(p, i, own, own_ptr, halo_pos, halo_ptr) for i, p in enumerate(indices)]
+    edge_start = [0, *accumulate(p['src'].numel() for p in indices)]
+    edge_index = torch.empty(2, edge_start[-1], dtype=torch.int64)
     for q in range(num_parts):
         check_block_edges(sum(int(p['block_ptr'][q : q + 2].diff()) for p in indices))
+        end = block_ptr[-1]
         for i, p in enumerate(indices):
-            start, end = p['block_ptr'][q : q + 2].tolist()
-            src_q = p['src'][start:end].long()
-            if own[i] == q:
-                src_q = src_q + own_ptr[i]
-            else:
-                first = own_ptr[i + 1] - own_ptr[i] + int(p['halo_ptr'][q])
-                pos = rows_of(p, 'halo', q)[src_q - first].long()
-                if q in own:
-                    src_q = pos + own_ptr[q - own.start]
-                else:
-                    src_q = torch.searchsorted(halo_pos[q], pos) + (num_own + halo_ptr[q])
-            src.append(src_q)
-            dst.append(p['dst'][start:end].long() + dst_ptr[i])
-            place.append(torch.arange(start, end) + edge_start[i])
-        block_ptr.append(block_ptr[-1] + sum(t.numel() for t in src[-len(parts) :]))
-    edge_index = torch.stack([torch.cat(src), torch.cat(dst)])
+            edges = slice(*p['block_ptr'][q : q + 2].tolist())
+            start, end = end, end + edges.stop - edges.start
+            torch.index_select(rank_ids[i], 0, p['src'][edges], out=edge_index[0, start:end])
+            torch.add(p['dst'][edges], dst_ptr[i], out=edge_index[1, start:end])
+            if len(parts) > 1:
+                place.append(torch.arange(edges.start, edges.stop) + edge_start[i])
+        block_ptr.append(end)
 
     def sent(reader: int, i: int) -> Tensor:
         readers = range(reader * per_rank, (reader + 1) * per_rank)
@@ -261,6 +260,27 @@ def _join(
         dst_ptr=None if info.src == info.dst else tuple(dst_ptr),
     )
     return shard, edge_index, None if len(parts) == 1 else torch.cat(place)
+
+
+def _rank_ids(
+    index: Tensors,
+    i: int,
+    own: range,
+    own_ptr: list[int],
+    halo_pos: list[Tensor],
+    halo_ptr: list[int],
+) -> Tensor:
+    """The id in the rank of every local id of its i-th part."""
+    if len(own) == 1:
+        return torch.arange(own_ptr[-1] + halo_ptr[-1])
+    ids = [torch.arange(own_ptr[i], own_ptr[i + 1])]
+    for q, pos_of_rank in enumerate(halo_pos):
+        pos = rows_of(index, 'halo', q).long()
+        if q in own:
+            ids.append(pos + own_ptr[q - own.start])
+        else:
+            ids.append(torch.searchsorted(pos_of_rank, pos) + (own_ptr[-1] + halo_ptr[q]))
+    return torch.cat(ids)
 
 
 def _unique(groups: list[Tensor], is_empty: bool) -> Tensor:
