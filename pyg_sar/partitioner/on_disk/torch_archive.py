@@ -34,7 +34,8 @@ def save_rows(content: object, path: Path) -> None:
             with torch.serialization.skip_data():
                 torch.save(_stand_ins(content), file)
             # A full disk is an error now, and no signal when the map is filled.
-            os.posix_fallocate(file.fileno(), 0, file.tell())
+            if hasattr(os, 'posix_fallocate'):  # not on macOS
+                os.posix_fallocate(file.fileno(), 0, file.tell())
     except OSError as error:  # reported without the file's name
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
     with torch.serialization.set_default_mmap_options(mmap.MAP_SHARED):
