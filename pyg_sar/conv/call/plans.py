@@ -188,9 +188,8 @@ class OneShot(CallPlan):
         if self.across_edges and not isinstance(out, Rows):
             out = self._own(call, out)
         out = plain(out)
-        if call.plan.num_edges == 0 and out.is_floating_point():
-            # A conv may skip parameters that other ranks, which have edges, have gradients of.
-            # DistributedDataParallel would wait for them.
+        if call.plan.num_edges == 0 and out.is_floating_point() and not out.requires_grad:
+            # Other ranks, which have edges, wait for this one in backward.
             for parameter in call.conv.parameters():
                 out = out + 0 * parameter.sum()
         return out
