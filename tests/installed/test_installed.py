@@ -27,6 +27,7 @@ def test_what_is_told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
     assert "install an extra with pip install 'pyg_sar[EXTRA]'" in lines
 
 
+@pytest.mark.filterwarnings('ignore:.*found in sys.modules:RuntimeWarning')  # by other tests
 def test_one_command_for_all_programs(capfd: pytest.CaptureFixture[str]) -> None:
     assert __main__.main([]) == 0
     told = capfd.readouterr().out

@@ -34,7 +34,7 @@ what needs a device or sparse tensors."""
 _FAMILIES = {
     'pointwise': 'Number by number',
     'reduce': 'Reductions',
-    'along': 'Along a dimension',
+    'rowwise': 'Row by row, along other dimensions',
     'softmax': 'Softmax and norms of vectors',
     'counts': 'Counts and look-ups',
     'products': 'Products',
@@ -42,7 +42,7 @@ _FAMILIES = {
     'norms': 'Normalisation',
     'items': 'Layers of a batch',
     'attention': 'Attention',
-    'cores': 'Matrices and images',
+    'matrices': 'Matrices',
     'dimensions': 'Dimensions',
     'shapes': 'Shapes',
     'join': 'Side by side',
