@@ -90,14 +90,11 @@ def read_shard(
         _put(store, {'num_nodes_total': nodes.num_nodes, **attrs})
         _put(store, {'n_id': n_id, 'num_nodes': n_id.numel(), **nodes.extra})
     for edge_key, edges in meta.edges.items():
-        shard, edge_index, perm = _join(parts, edge_key, meta, root, rank, world_size)
+        shard, edge_index, runs = _join(parts, edge_key, meta, root, rank, world_size)
         ids = [part.index[edge_key]['e_id'] for part in parts]
-        join = partial(_in_order, ids) if whole_graph else _cat
+        join = partial(_in_order, ids) if whole_graph else partial(_cat_runs, runs)
         values = {n: join([part.edge_attrs[edge_key][n] for part in parts]) for n in edges.attrs}
-        values['e_id'] = _cat(ids)
-        if perm is not None:
-            names = ['e_id'] if whole_graph else [*values]
-            values |= {name: values[name][perm] for name in names}
+        values['e_id'] = _cat_runs(runs, ids)
         n_id = _cat([part.n_id[edges.src] for part in parts])
         dst_id = _cat([part.n_id[edges.dst] for part in parts]) if shard.is_bipartite else None
         if whole_graph:
@@ -173,6 +170,10 @@ def _cat(values: list[Tensor]) -> Tensor:
     return values[0] if len(values) == 1 else torch.cat(values)
 
 
+def _cat_runs(runs: list[tuple[int, slice]], values: list[Tensor]) -> Tensor:
+    return values[0] if len(values) == 1 else torch.cat([values[i][rows] for i, rows in runs])
+
+
 def _in_order(ids: list[Tensor], values: list[Tensor]) -> Tensor:
     """Rows of all parts in the order of the graph, which `ids` of each part name."""
     out = values[0].new_empty(sum(map(len, values)), *values[0].shape[1:])
@@ -184,7 +185,9 @@ def _in_order(ids: list[Tensor], values: list[Tensor]) -> Tensor:
 
 def _check_each_once(root: Path, what: str, ids: Tensor) -> None:
     """Raises ValueError if the parts do not have every node or edge of the graph once."""
-    if not torch.equal(ids.sort().values, torch.arange(ids.numel())):
+    is_there = torch.zeros(ids.numel(), dtype=torch.bool)
+    is_there[ids] = True  # each part's are below their number in the graph
+    if not is_there.all():
         raise ValueError(
             f"expected parts in '{root}' that have every one of {ids.numel()} {what} once (got "
             'some twice, or ids of another graph)'
@@ -206,11 +209,8 @@ def _of_whole_graph(shard: Shard, ends: Sequence[Tensor], ptrs: Sequence[Sequenc
 
 def _join(
     parts: list[Part], key: EdgeKey, meta: Meta, root: Path, rank: int, world_size: int
-) -> tuple[Shard, Tensor, Tensor | None]:
-    """The shard of one relation, its edge_index, and where its edges stand in those of the parts.
-
-    The last is None where that is their order already.
-    """
+) -> tuple[Shard, Tensor, list[tuple[int, slice]]]:
+    """The shard of one relation, its edge_index, and the runs of edges of parts that it has."""
     num_parts, info = meta.num_parts, meta.edges[key]
     per_rank = num_parts // world_size
     own = range(rank * per_rank, (rank + 1) * per_rank)
@@ -224,10 +224,10 @@ def _join(
     ]
     halo_ptr = [0, *accumulate(pos.numel() for pos in halo_pos)]
 
-    place, block_ptr = [], [0]
+    runs: list[tuple[int, slice]] = []
+    block_ptr = [0]
     rank_ids = [_rank_ids(p, i, own, own_ptr, halo_pos, halo_ptr) for i, p in enumerate(indices)]
-    edge_start = [0, *accumulate(p['src'].numel() for p in indices)]
-    edge_index = torch.empty(2, edge_start[-1], dtype=torch.int64)
+    edge_index = torch.empty(2, sum(p['src'].numel() for p in indices), dtype=torch.int64)
     for q in range(num_parts):
         check_block_edges(sum(int(p['block_ptr'][q : q + 2].diff()) for p in indices))
         end = block_ptr[-1]
@@ -236,8 +236,7 @@ def _join(
             start, end = end, end + edges.stop - edges.start
             torch.index_select(rank_ids[i], 0, p['src'][edges], out=edge_index[0, start:end])
             torch.add(p['dst'][edges], dst_ptr[i], out=edge_index[1, start:end])
-            if len(parts) > 1:
-                place.append(torch.arange(edges.start, edges.stop) + edge_start[i])
+            runs.append((i, edges))
         block_ptr.append(end)
 
     def sent(reader: int, i: int) -> Tensor:
@@ -259,7 +258,7 @@ def _join(
         dst_rows=None if info.src == info.dst else dst_ptr[-1],
         dst_ptr=None if info.src == info.dst else tuple(dst_ptr),
     )
-    return shard, edge_index, None if len(parts) == 1 else torch.cat(place)
+    return shard, edge_index, runs
 
 
 def _rank_ids(

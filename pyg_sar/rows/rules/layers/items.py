@@ -67,8 +67,6 @@ def by_items(
         results = func(*values[: len(args)], **dict(zip(kwargs, values[len(args) :], strict=True)))
         if isinstance(out, tuple):
             return tuple(map(own_results, results, out, repeat(space)))
-        if isinstance(results, Tensor):
-            return own_results(results, out, space)
         return in_nested(results, lambda each: own_results(each, out, space))
 
 

@@ -55,6 +55,8 @@ def _reduction(func: Any, args: Any, kwargs: Any) -> Any:
             dim += isinstance(named.get('q'), Tensor) and named['q'].dim() > 0
             own: Tensor = rows if rows._space.own else not_empty(plain(rows), rows._dim)
             results = func(own, *map(all_of_plain, args[1:]), **kwargs)
+            if isinstance(results, Tensor):
+                return own_results(results, dim, rows._space)
             return in_nested(results, lambda each: own_results(each, dim, rows._space))
         by = by_place if name in ('max', 'min') and dims is not None else _OVER_ROWS
         over = by.get(name) or by_place[name]
