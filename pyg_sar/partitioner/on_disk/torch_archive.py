@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pyg_sar.ground.nested import in_nested, leaves
 from pyg_sar.partitioner.on_disk.mapped import register, release
 from pyg_sar.partitioner.on_disk.rows import RowStream
 
@@ -28,18 +28,18 @@ def save_rows(content: object, path: Path) -> None:
         OSError: If it cannot be written.
     """
     path.parent.mkdir(exist_ok=True)
-    streams = list(_leaves(content))
+    streams = _tensors(content)
     try:
         with path.open('wb') as file:
             with torch.serialization.skip_data():
-                torch.save(_stand_ins(content), file)
+                torch.save(in_nested(content, _stand_in), file)
             # A full disk is an error now, and no signal when the map is filled.
             if hasattr(os, 'posix_fallocate'):  # not on macOS
                 os.posix_fallocate(file.fileno(), 0, file.tell())
     except OSError as error:  # reported without the file's name
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
     with torch.serialization.set_default_mmap_options(mmap.MAP_SHARED):
-        places = list(_leaves(torch.load(path, weights_only=True, mmap=True)))
+        places = _tensors(torch.load(path, weights_only=True, mmap=True))
     for stream, place in zip(streams, places, strict=True):
         _fill(place, stream)
 
@@ -56,23 +56,14 @@ def _fill(place: Tensor, stream: Tensor | RowStream) -> None:
             start += part.size(0)
 
 
-def _leaves(content: object) -> Iterator[Any]:
-    """The tensors and RowStreams in dicts, in order."""
-    if isinstance(content, dict):
-        for value in content.values():
-            yield from _leaves(value)
-    elif isinstance(content, (Tensor, RowStream)):
-        yield content
+def _tensors(content: object) -> list[Any]:
+    return [value for value in leaves(content) if isinstance(value, (Tensor, RowStream))]
 
 
-def _stand_ins(content: object) -> object:
-    """`content` with tensors of the right size whose memory is never touched."""
-    if isinstance(content, dict):
-        return {key: _stand_ins(value) for key, value in content.items()}
-    if isinstance(content, RowStream):
-        count = content.values.size(0) if content.index is None else content.index.numel()
-        shape = (count, *content.values.shape[1:])
-        return torch.empty(shape, dtype=content.dtype or content.values.dtype)
-    return (
-        torch.empty(content.shape, dtype=content.dtype) if isinstance(content, Tensor) else content
-    )
+def _stand_in(value: object) -> object:
+    """A tensor of the right size, whose memory is never touched, in the place of one."""
+    if isinstance(value, RowStream):
+        count = value.values.size(0) if value.index is None else value.index.numel()
+        shape = (count, *value.values.shape[1:])
+        return torch.empty(shape, dtype=value.dtype or value.values.dtype)
+    return torch.empty(value.shape, dtype=value.dtype) if isinstance(value, Tensor) else value
