@@ -108,6 +108,41 @@ def _check(tmp_path: Path, case: str, name: str, world_size: int) -> None:
             torch.testing.assert_close(found[key], value, rtol=0, atol=1e-12, msg=key)
 
 
+class _Spare(MessagePassing):  # type: ignore[misc]
+    """A conv with a parameter that no message reads."""
+
+    def __init__(self) -> None:
+        super().__init__(aggr='sum')
+        self.weight = torch.nn.Parameter(torch.ones(6))
+        self.spare = torch.nn.Parameter(torch.ones(6))
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        out: Tensor = self.propagate(edge_index, x=x)
+        return out
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return (x_j * self.weight).relu()
+
+
+def _gradients_of_spare(root: str) -> list[Tensor | None]:
+    data = pyg_sar.load_shard(root)
+    conv = _Spare().double()
+    model = pyg_sar.DistributedDataParallel(conv, mode='one_shot')
+    model(data.x.requires_grad_(), data.edge_index).sum().backward()
+    return [conv.weight.grad, conv.spare.grad]
+
+
+def test_a_parameter_that_no_rank_uses(tmp_path: Path) -> None:
+    """It gets no gradient, though one rank has no edges and waits for the others."""
+    data, parts = CASES['part without edges']
+    pyg_sar.partition_graph(data, 3, tmp_path / 'parts', method=torch.tensor(parts))
+    conv = _Spare().double()
+    conv(data.x, data.edge_index).sum().backward()
+    for weight, spare in run_ranks(_gradients_of_spare, 3, str(tmp_path / 'parts')):
+        assert_close(weight, conv.weight.grad)
+        assert spare is None
+
+
 @pytest.mark.parametrize('num_parts', [1, 3])
 def test_dropout_inside_messages_is_replayed(tmp_path: Path, num_parts: int) -> None:
     """Backward sees the masks of forward: the gradient is the derivative at a fixed seed."""
