@@ -13,9 +13,9 @@ from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.comm import (
     agree,
+    collective,
     current,
     differ,
-    in_call,
     is_distributed,
     odd_and_usual,
     raise_together,
@@ -30,7 +30,7 @@ from pyg_sar.shard.read.read_shard import read_shard
 _logger = logging.getLogger(__name__)
 
 
-@in_call('load_shard')
+@collective('load_shard', 'two small all-gathers, and all raise if one of them does')
 def load_shard(
     root: str | Path,
     rank: int | None = None,
@@ -64,9 +64,6 @@ def load_shard(
     graph is partitioned, with ``T.ToUndirected``.
 
     :func:`pyg_sar.local` of the data has plain tensors of the own rows.
-
-    Collective if ``torch.distributed`` is initialised: two small all-gathers, so that all ranks
-    raise if one of them does.
 
     As in::
 

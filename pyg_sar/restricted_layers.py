@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_sar.comm import Exchange, agree, check_equal, exchange_of, in_call, raise_together
+from pyg_sar.comm import Exchange, agree, check_equal, collective, exchange_of, raise_together
 from pyg_sar.comm.reshard.derive_shard import all_part_ptr, derive_shard
 from pyg_sar.rows.align import brought, listed, own_rows
 from pyg_sar.rows.edges import EdgeIndex, Ends, NodeIds, edge_index, node_ids
@@ -77,7 +77,7 @@ class RestrictedLayers:
         return self.layers[index]
 
 
-@in_call('restrict')
+@collective('restrict', 'a few all-to-alls of node ids for every layer')
 @torch.inference_mode(False)  # the layers outlive the caller's mode
 def restrict(data: Data, nodes: Tensor, num_layers: int) -> RestrictedLayers:
     """Leaves out of every layer the edges on which no output of `nodes` depends, exactly.
@@ -107,7 +107,7 @@ def restrict(data: Data, nodes: Tensor, num_layers: int) -> RestrictedLayers:
         num_layers: Number of layers, i.e. how far an output looks; equal on all ranks.
 
     Returns:
-        The layers. Collective: a few all-to-alls of node ids for every layer; call it once.
+        The layers; call it once for the same nodes.
 
     Raises:
         ValueError: On all ranks, if `data`, `nodes` or `num_layers` is not as described on one.

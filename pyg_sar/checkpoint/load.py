@@ -19,7 +19,7 @@ from pyg_sar.checkpoint import states
 from pyg_sar.checkpoint.all_or_none import on_rank_0, together
 from pyg_sar.checkpoint.files import About, read_about, read_state, read_table
 from pyg_sar.checkpoint.folders import complete
-from pyg_sar.comm import in_call, rank, world_size
+from pyg_sar.comm import collective, rank, world_size
 from pyg_sar.dropout import of_model
 
 
@@ -40,7 +40,7 @@ class Checkpoint:
     num_ranks: int
 
 
-@in_call('load_checkpoint')
+@collective('load_checkpoint', 'all ranks raise if one of them does')
 def load_checkpoint(
     root: str | os.PathLike[str],
     model: torch.nn.Module,
@@ -51,7 +51,7 @@ def load_checkpoint(
 ) -> Checkpoint | None:
     """Sets model, optimizer, scheduler, loader and random states to those of the newest checkpoint.
 
-    Collective. Training then goes on as if it had never stopped. With the same number of ranks and
+    Training then goes on as if it had never stopped. With the same number of ranks and
     parts, on one thread, it has the same bits. With another number results agree up to rounding,
     but random numbers differ: random states (torch, NumPy, Python) are set only if the same number
     of ranks wrote the checkpoint. Dropout then draws other masks, unless the model has a

@@ -13,14 +13,14 @@ from torch import Tensor
 
 from pyg_sar.checkpoint.all_or_none import on_rank_0, together
 from pyg_sar.checkpoint.tables import Table, create_npy, map_npy, write_npy
-from pyg_sar.comm import agree, check_equal, in_call, rank, world_size
+from pyg_sar.comm import agree, check_equal, collective, rank, world_size
 from pyg_sar.rows.align import own_rows
 from pyg_sar.rows.attach import as_local, space_of_nodes
 from pyg_sar.rows.rows import Rows, tag
 from pyg_sar.shard.edges import refuse_local
 
 
-@in_call('save_rows')
+@collective('save_rows', 'ranks write their rows, and meet when all is on the disk')
 def save_rows(path: str | os.PathLike[str], values: Tensor, data: Any) -> None:
     """Writes a row for every node of the whole graph, such as predictions, in the order of ids.
 
@@ -28,7 +28,7 @@ def save_rows(path: str | os.PathLike[str], values: Tensor, data: Any) -> None:
 
         pyg_sar.save_rows('predictions.npy', out.argmax(dim=-1), data)
 
-    Collective. It takes the memory of the own rows once more, whatever the graph's size. A file at
+    It takes the memory of the own rows once more, whatever the graph's size. A file at
     `path` is replaced when all is written; if the run fails, the file stays as it was.
 
     Args:
@@ -63,7 +63,7 @@ def save_rows(path: str | os.PathLike[str], values: Tensor, data: Any) -> None:
         raise
 
 
-@in_call('load_rows')
+@collective('load_rows', 'all ranks raise if one of them does')
 def load_rows(path: str | os.PathLike[str], data: Any) -> Tensor:
     """Reads the rows of the own nodes from what :func:`save_rows` wrote, or any ``.npy`` of N rows.
 
@@ -72,7 +72,7 @@ def load_rows(path: str | os.PathLike[str], data: Any) -> Tensor:
         pyg_sar.save_rows('embeddings.npy', out.detach(), data)
         z = pyg_sar.load_rows('embeddings.npy', data)
 
-    Collective. A rank holds the rows of its own nodes; the file is mapped.
+    A rank holds the rows of its own nodes; the file is mapped.
 
     Args:
         path: The file ``NAME.npy``.

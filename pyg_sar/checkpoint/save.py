@@ -21,12 +21,12 @@ from pyg_sar.checkpoint.files import About, table_file, write_state
 from pyg_sar.checkpoint.folders import begin, publish
 from pyg_sar.checkpoint.states import model_state, optimizer_state, plain_model, random_states
 from pyg_sar.checkpoint.tables import Table, create_npy, write_npy
-from pyg_sar.comm import check_equal, in_call, rank, world_size
+from pyg_sar.comm import check_equal, collective, rank, world_size
 from pyg_sar.ddp.same_model import check_values, sums_of
 from pyg_sar.dropout import of_model
 
 
-@in_call('save_checkpoint')
+@collective('save_checkpoint', 'ranks write their rows, and meet when all is on the disk')
 def save_checkpoint(
     root: str | os.PathLike[str],
     model: torch.nn.Module,
@@ -40,7 +40,7 @@ def save_checkpoint(
 ) -> Path:
     """Writes a training run: model, optimizer, scheduler, loader and random states, to go on with.
 
-    Collective. The checkpoint appears in `root` as ``epoch-000012``, all at once, when its files
+    The checkpoint appears in `root` as ``epoch-000012``, all at once, when its files
     are on the disk; a run that is killed meanwhile leaves the ones before as they were. What it has
     left half written is removed by the next call.
 

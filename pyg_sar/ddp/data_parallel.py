@@ -19,8 +19,8 @@ from pyg_sar.comm import (
     Comm,
     as_timedelta,
     broadcast,
+    collective,
     current,
-    in_call,
     is_distributed,
     left_by,
     raise_together,
@@ -142,7 +142,7 @@ class DistributedDataParallel(torch.nn.Module, metaclass=ClassSwap):
         """What a user's class does for its subclasses is not for one that is made of it."""
 
     @staticmethod
-    @in_call('DistributedDataParallel')
+    @collective('DistributedDataParallel', 'one small all-gather, and the tensors of rank 0')
     def _convert(
         module: Model,
         *,

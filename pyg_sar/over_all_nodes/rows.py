@@ -20,8 +20,8 @@ from pyg_sar.comm import (
     agree,
     all_to_all,
     all_to_all_counts,
+    collective,
     communicates,
-    in_call,
     once_differentiable,
     raise_together,
     rank,
@@ -31,14 +31,13 @@ from pyg_sar.comm.end_of_backward import note_backward_of
 from pyg_sar.ground.changes import version_of
 
 
-@in_call('rows by id')
+@collective('rows by id', 'one all-to-all in forward, one in backward; a few more for new ids')
 def rows(x: Tensor | torch.nn.Module, ids: Tensor, n_id: Tensor) -> Tensor:
     """The rows of nodes of the whole graph: ``x[ids]``, as if `x` had the rows of all nodes.
 
     `x` are own rows, or a NodeEmbedding, of which each owner looks up the rows that are asked for.
     `ids` are int64, of any shape, and may differ from rank to rank; `n_id` are those of the own
-    nodes. Gradients go back to the owners. Collective: one all-to-all in forward, one in backward;
-    at the first call with these ids a few more. A change of `ids` in place is noticed. Raises
+    nodes. Gradients go back to the owners. A change of `ids` in place is noticed. Raises
     ValueError on all ranks, if one has an id that no rank owns, or `x` and `n_id` do not fit.
     """
     plan = _plan(x, ids, n_id)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm import agree, check_equal, in_call, raise_together, with_halo_ids
+from pyg_sar.comm import agree, check_equal, collective, raise_together, with_halo_ids
 from pyg_sar.draws import uniform
 from pyg_sar.shard.edges import ShardEdges
 from pyg_sar.shard.shard import n_id_of
@@ -22,7 +22,7 @@ from pyg_sar.shard.shard import n_id_of
 _TRIES = 100
 
 
-@in_call('negative_sampling')
+@collective('negative_sampling', 'a few small all-gathers, at the first call one exchange of ids')
 def negative_sampling(
     edge_index: Any,
     num_nodes: int | None = None,
@@ -53,8 +53,7 @@ def negative_sampling(
 
     Returns:
         Ids of the whole graph, int64: pairs into own nodes ``[2, num_pairs]``; with `paired`
-        source, destination and other source of every edge ``[3, num_edges]``. Collective: a few
-        small all-gathers, and at the first call one exchange of ids.
+        source, destination and other source of every edge ``[3, num_edges]``.
 
     Raises:
         ValueError: On all ranks, if they want different things, edges run between nodes of two

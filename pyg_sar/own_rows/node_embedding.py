@@ -12,7 +12,7 @@ from torch.nn.functional import embedding
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch_geometric.data.storage import NodeStorage
 
-from pyg_sar.comm import agree, in_call, world_size
+from pyg_sar.comm import agree, collective, world_size
 from pyg_sar.draws import normal
 from pyg_sar.ground.private_names import find
 from pyg_sar.over_all_nodes.rows import rows as rows_by_id
@@ -65,7 +65,7 @@ class NodeEmbedding(torch.nn.Module):
 
     weight: torch.nn.Parameter
 
-    @in_call('NodeEmbedding')
+    @collective('NodeEmbedding', 'one small all-gather')
     def __init__(
         self, data: Any, embedding_dim: int, *, sparse: bool = False, seed: int | None = None
     ) -> None:

@@ -13,7 +13,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.storage import BaseStorage
 
-from pyg_sar.comm import agree, in_call
+from pyg_sar.comm import agree, collective
 from pyg_sar.ground.changes import version_of
 from pyg_sar.ground.nested import in_nested
 from pyg_sar.ground.scoped import Scoped
@@ -271,7 +271,7 @@ def local(x: Any) -> Any:
     return as_local(x)
 
 
-@in_call('gather')
+@collective('gather', 'one all-to-all in forward and one in backward')
 def gather(x: Any) -> Any:
     """All rows in the order of the whole graph, as a plain tensor on every rank.
 
@@ -279,8 +279,7 @@ def gather(x: Any) -> Any:
 
         scores = pyg_sar.gather(out).softmax(dim=-1).numpy(force=True)
 
-    Collective: every rank calls it, one all-to-all in forward and one in backward. Every rank then
-    holds all rows.
+    Every rank then holds all rows.
 
     Args:
         x: Rows ``[num_total, ...]``; a plain tensor is given back as it is.

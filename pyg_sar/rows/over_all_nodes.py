@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm import all_gather_alike, all_to_all, in_call, world_size
+from pyg_sar.comm import all_gather_alike, all_to_all, collective, world_size
 from pyg_sar.over_all_nodes import negative_sampling as negative_pairs
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.over_ranks import sum_of_ranks
@@ -17,7 +17,7 @@ from pyg_sar.rows.space import Space, rows_of_ranks
 from pyg_sar.shard.edges import LocalEdges, refuse_local
 
 
-@in_call('mean_of_batches')
+@collective('mean_of_batches', 'one sum over all ranks, and one in backward')
 def mean_of_batches(losses: Tensor) -> Tensor:
     """The mean over the rows of all ranks' batches, equal on all ranks.
 
@@ -27,8 +27,6 @@ def mean_of_batches(losses: Tensor) -> Tensor:
         out, y = torch.randn(6, 3, requires_grad=True), torch.arange(6) % 3  # of a rank's batch
         losses = F.cross_entropy(out, y, reduction='none')
         loss = pyg_sar.mean_of_batches(losses)
-
-    Collective: one sum over all ranks, and one in backward.
 
     Args:
         losses: A number or more for every row of this rank's batch, ``[num_rows, ...]``. Numbers
@@ -62,7 +60,7 @@ def mean_of_batches(losses: Tensor) -> Tensor:
     return mean.to(losses.dtype)
 
 
-@in_call('gather_batches')
+@collective('gather_batches', 'two exchanges with all ranks')
 def gather_batches(values: Tensor) -> Tensor:
     """The rows of all ranks' batches, one rank after another, on every rank.
 
@@ -70,8 +68,6 @@ def gather_batches(values: Tensor) -> Tensor:
 
         scores, labels = torch.rand(6), torch.arange(6) % 2  # of all batches of this rank
         scores, labels = pyg_sar.gather_batches(scores), pyg_sar.gather_batches(labels)
-
-    Collective: two exchanges with all ranks.
 
     Args:
         values: ``[num_rows, ...]``; ranks may have unequal numbers of rows, or none.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
@@ -109,28 +110,26 @@ def in_layer(layer: str, phase: str = 'forward') -> Iterator[None]:
         layer_and_phase.value = before
 
 
-class in_call:
-    """Names a function of this library in the place of a layer; a decorator as well.
+def in_call(function: str) -> AbstractContextManager[None]:
+    """Names a function of this library in the place of a layer."""
+    return layer_and_phase.set((function, ''))
 
-    torch.compile runs what is decorated as it is: what ranks tell each other it cannot trace.
+
+def collective(name: str, messages: str) -> Callable[[Function], Function]:
+    """Decorates a function that all ranks call: its docstring says so, errors bear its name.
+
+    torch.compile runs it as it is: what ranks tell each other it cannot trace.
     """
 
-    def __init__(self, function: str) -> None:
-        self._named = function, ''
-
-    def __call__(self, function: Function) -> Function:
-        """For a call of it."""
-        named = self._named
-
+    def decorate(function: Function) -> Function:
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            with layer_and_phase.set(named):
+            with in_call(name):
                 return function(*args, **kwargs)
 
+        summary, _, rest = inspect.cleandoc(function.__doc__ or '').partition('\n\n')
+        text = f'Collective: every rank calls it; {messages}.'
+        call.__doc__ = '\n\n'.join(filter(None, (summary, text, rest)))
         return cast(Function, torch.compiler.disable(call))  # type: ignore[no-untyped-call]
 
-    def __enter__(self) -> None:
-        self._before, layer_and_phase.value = layer_and_phase.value, self._named
-
-    def __exit__(self, *error: object) -> None:
-        layer_and_phase.value = self._before
+    return decorate
