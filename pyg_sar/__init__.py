@@ -29,8 +29,8 @@ from pyg_sar.rows.over_all_nodes import (
     mean_of_batches,
     negative_sampling,
 )
+from pyg_sar.rows.unasked.transforms import refuse_on_parts
 from pyg_sar.sampling import LinkNeighborLoader, NeighborLoader
-from pyg_sar.transforms_on_parts import refuse_on_parts
 
 __version__ = '0.1.0'
 

@@ -14,13 +14,14 @@ import torch.distributed as dist
 import pyg_sar
 from pyg_sar.commands.command_line import aligned
 from pyg_sar.ground.versions import installed
+from pyg_sar.launching.fast_start import allocator
 from pyg_sar.memory import has_huge_pages
 
 _EXTRAS = {
     'kaminpar': ('kaminpar', '--method kaminpar'),
     'torch-sparse': ('torch_sparse', '--backend torch-sparse; used by PyG'),
     'pyg-lib': ('pyg_lib', '--backend pyg-lib; used by PyG'),
-    'fast': ('numba', 'faster attention on a CPU'),
+    'fast': ('numba', 'faster attention on a CPU; an allocator for pyg-sar run'),
     'plot': ('matplotlib', 'describe --plot'),
     'ogb': ('ogb', 'datasets of OGB'),
     'parquet': ('pyarrow', 'tables of edges to partition'),
@@ -29,6 +30,7 @@ _EXTRAS = {
 
 
 _PROGRAMS = {
+    'run': 'runs a program as torchrun does, with a faster allocator and threads',
     'partition': 'cuts a graph into one part per rank',
     'describe': 'says what lies in a folder of parts',
     'plan': 'predicts memory, traffic and CPU time of training',
@@ -74,7 +76,8 @@ def _show_installed() -> None:
     print(f'Python {platform.python_version()}, {found}')
     print(f'backends  {", ".join(name for name, is_there in backends.items() if is_there)}')
     print(f'devices   cpu{f", {torch.cuda.device_count()} x cuda" if has_devices else ""}')
-    print(f'memory    huge pages: {"yes" if has_huge_pages() else "no"}')
+    pages = 'yes' if has_huge_pages() else 'no'
+    print(f'memory    huge pages: {pages}; allocator: {allocator()}')
     rows = [
         (extra, (installed(package) or '?') if find_spec(package) else 'not installed', gives)
         for extra, (package, gives) in _EXTRAS.items()

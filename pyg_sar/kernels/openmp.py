@@ -27,9 +27,12 @@ from __future__ import annotations
 
 import os
 
-_SPINS = 10_000
+# The first is read at the first tensor of torch, which importing PyG makes (pyg_sar.memory).
+SET = {'THP_MEM_ALLOC_ENABLE': '1', 'GOMP_SPINCOUNT': '10000'}
+"""What is set in this process, as the user has not."""
 
-# Read at the first tensor of torch, which importing PyG makes; see :mod:`pyg_sar.memory`.
-os.environ.setdefault('THP_MEM_ALLOC_ENABLE', '1')
-if 'OMP_WAIT_POLICY' not in os.environ:
-    os.environ.setdefault('GOMP_SPINCOUNT', str(_SPINS))
+for _name in [name for name in SET if name in os.environ]:
+    del SET[_name]
+if 'OMP_WAIT_POLICY' in os.environ:
+    SET.pop('GOMP_SPINCOUNT', None)
+os.environ.update(SET)
