@@ -204,7 +204,8 @@ def _own_of_plain(value: Tensor, known: list[Space], of_edges: list[Space], what
     size = value.size(0)
     fitting = [space for space in known if space.total == size]
     # A vector that learns may be one of weights of a layer, as wide as there are nodes.
-    if fitting and (value.dim() > 1 or not value.requires_grad or fitting[0] in of_edges):
+    is_of_layer = value.dim() == 1 and value.requires_grad and not set(fitting) & set(of_edges)
+    if fitting and not is_of_layer:
         if len(fitting) > 1:
             refuse(what, f'and a plain tensor with {size} rows, which may be of {fitting}')
         return own_rows(what, value, 0, fitting[0])

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from few import few
 from ranks import run_ranks
-from small_graphs import assert_close
+from small_graphs import assert_all_raise, assert_close
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.nn import GATConv, GCNConv, MessagePassing, SAGEConv
+from torch_geometric.nn import GATConv, GCNConv, GraphConv, MessagePassing, SAGEConv
 
 import pyg_sar
 
@@ -141,6 +141,24 @@ def test_a_parameter_that_no_rank_uses(tmp_path: Path) -> None:
     for weight, spare in run_ranks(_gradients_of_spare, 3, str(tmp_path / 'parts')):
         assert_close(weight, conv.weight.grad)
         assert spare is None
+
+
+def _with_learned_weights(root: str) -> str:
+    data = pyg_sar.load_shard(root)
+    weight = torch.ones(9, dtype=torch.float64, requires_grad=True)
+    try:
+        pyg_sar.SARConv(GraphConv(6, 3).double())(data.x, data.edge_index, weight)
+    except ValueError as error:
+        return f'ValueError: {error}'
+    return 'no error'
+
+
+def test_a_vector_of_nodes_or_of_edges(tmp_path: Path) -> None:
+    """A plain vector that learns, in a graph with as many nodes as edges: nobody knows whose."""
+    data = _data(9, RING)
+    pyg_sar.partition_graph(data, 3, tmp_path / 'parts', method=torch.tensor([0, 1, 2] * 3))
+    outcomes = run_ranks(_with_learned_weights, 3, str(tmp_path / 'parts'))
+    assert_all_raise(outcomes, 'ValueError', 'GraphConv', 'may be of')
 
 
 @pytest.mark.parametrize('num_parts', [1, 3])
