@@ -59,9 +59,12 @@ class Attended:
     def add(self, block: Block) -> None:
         """Takes in the keys of one more block."""
         if _has_kernel(self.query, block):
-            every = slice(None)
-            out, log_total = _FORWARD(*_four(self.query, *block[:2]), scale=self.scale)
-            self._add(every, out[0], log_total[0].unsqueeze(-1), torch.ones_like(self.total))
+            options = {'attn_mask': _mask(block), 'scale': self.scale}
+            out, log_total = _FORWARD(*_four(self.query, *block[:2]), **options)
+            top = log_total[0].unsqueeze(-1)
+            if block.bias is not None:  # of a block without a key to ask the kernel says 0
+                top = top.masked_fill((block.bias == -torch.inf).all(-1, keepdim=True), -torch.inf)
+            self._add(slice(None), out[0], top, torch.ones_like(self.total))
             return
         for at in chunks(self.query, block):
             scores = _scores(self.query[:, at], block, self.scale)
@@ -79,8 +82,12 @@ class Attended:
         self.top[:, at] = torch.maximum(self.top[:, at], top)
 
     def finish(self) -> tuple[Tensor, Tensor]:
-        """The output ``[H, L, V]``, and ``log sum exp(score)`` of every query ``[H, L, 1]``."""
-        return self.out.div_(self.total), self.top + self.total.log()
+        """The output ``[H, L, V]``, and ``log sum exp(score)`` of every query ``[H, L, 1]``.
+
+        Where all keys are masked both are 0, as in torch.
+        """
+        total = self.total.masked_fill(self.total == 0, 1)
+        return self.out.div_(total), _finite(self.top) + total.log()
 
 
 def gradients(
@@ -91,8 +98,9 @@ def gradients(
     `grad` is that of the output, ``[H, L, V]``; `log_total` is as :meth:`Attended.finish` gives it.
     """
     if _has_kernel(query, block):
-        given = _four(grad, query, *block[:2], out, log_total.squeeze(-1))
-        of_query, of_key, of_value = _BACKWARD(*given, 0.0, False, scale=scale)
+        tensors = _four(grad, query, *block[:2], out, log_total.squeeze(-1))
+        options = {'attn_mask': _mask(block), 'scale': scale}
+        of_query, of_key, of_value = _BACKWARD(*tensors, 0.0, False, **options)
         return of_query[0], of_key[0], of_value[0]
     of_query = torch.zeros_like(query, dtype=out.dtype)
     of_key = torch.zeros_like(block.key, dtype=out.dtype)
@@ -119,17 +127,19 @@ def chunks(query: Tensor, block: Block) -> Iterator[slice]:
 
 
 def _has_kernel(query: Tensor, block: Block) -> bool:
-    key, value, bias = block
     return (
         _FORWARD is not None
         and _BACKWARD is not None
         and query.device.type == 'cpu'
         and query.dtype in (torch.float32, torch.float64)
-        and query.size(-1) == value.size(-1)
+        and query.size(-1) == block.value.size(-1)
         and query.numel() > 0
-        and key.numel() > 0
-        and bias is None
+        and block.key.numel() > 0
     )
+
+
+def _mask(block: Block) -> Tensor | None:
+    return None if block.bias is None else block.bias.unsqueeze(0)
 
 
 def _four(*tensors: Tensor) -> Iterator[Tensor]:
