@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from few import few
 from ranks import run_as_threads
 from torch import Tensor
 from torch_geometric.data import Data
@@ -84,21 +85,18 @@ def _results(data: Any, name: str, wrap: Callable[[Any], Any]) -> dict[str, list
     return found
 
 
-def _on_rank(root: str) -> dict[str, dict[str, list[Tensor]]]:
-    data = pyg_sar.load_shard(root)
-    return {name: _results(data, name, pyg_sar.DistributedDataParallel) for name in LAYERS}
+def _on_rank(root: str, name: str) -> dict[str, list[Tensor]]:
+    return _results(pyg_sar.load_shard(root), name, pyg_sar.DistributedDataParallel)
 
 
+@pytest.mark.parametrize('name', few(LAYERS))
 @pytest.mark.parametrize('num_ranks', [1, 3])
-def test_features_in_any_layout(num_ranks: int, tmp_path: Any) -> None:
+def test_features_in_any_layout(num_ranks: int, name: str, tmp_path: Any) -> None:
     data = _graph()
     part = torch.arange(N) % 5 % 3
     pyg_sar.partition_graph(data, 3, tmp_path / 'parts', method=part)
-    expected = {name: _results(data, name, lambda layer: layer) for name in LAYERS}
-    for found in run_as_threads(_on_rank, num_ranks, str(tmp_path / 'parts')):
-        for name, by_layout in expected.items():
-            for layout, values in by_layout.items():
-                for value, right in zip(found[name][layout], values, strict=True):
-                    torch.testing.assert_close(
-                        value, right, rtol=1e-10, atol=1e-11, msg=f'{name}, {layout}'
-                    )
+    expected = _results(data, name, lambda layer: layer)
+    for values in run_as_threads(_on_rank, num_ranks, str(tmp_path / 'parts'), name):
+        for layout, wanted in expected.items():
+            for value, right in zip(values[layout], wanted, strict=True):
+                torch.testing.assert_close(value, right, rtol=1e-10, atol=1e-11, msg=layout)

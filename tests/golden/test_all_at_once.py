@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from few import few
 from hetero_graphs import hetero_graph
 from ranks import run_ranks
 from torch import Tensor
@@ -65,9 +66,9 @@ def _trained(root: str, kept: str, last: int, options: dict[str, Any]) -> list[f
 @pytest.mark.parametrize(
     ('options', 'tolerance'), [(ALL, 1e-9), ({**ALL, 'exchange_dtype': torch.bfloat16}, 2e-2)]
 )
-@pytest.mark.parametrize('sizes', [(3, 1), (1, 3)])
+@pytest.mark.parametrize('sizes', few([[3, 1], [1, 3]], every=2))
 def test_all_at_once(
-    tmp_path: Path, sizes: tuple[int, int], options: dict[str, Any], tolerance: float
+    tmp_path: Path, sizes: list[int], options: dict[str, Any], tolerance: float
 ) -> None:
     root, kept = str(tmp_path / 'parts'), str(tmp_path / 'run')
     pyg_sar.partition_graph(hetero_graph(), 3, root)

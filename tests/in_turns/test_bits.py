@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from few import few
 from in_turns.programs import KINDS, NUM_RANKS, train, write_parts
 from ranks import run_ranks
 
@@ -34,7 +35,7 @@ def _check_equal(ours: list[Any], theirs: list[Any]) -> None:
             assert all(map(torch.equal, own, others))
 
 
-@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('kind', few(KINDS))
 def test_bits_of_processes(folder: Path, kind: str) -> None:
     expected = run_ranks(train, NUM_RANKS, str(folder), kind)
     whole = _in_turns(folder, kind, 1 << 40)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,11 +25,28 @@ if __name__ == '__main__':
 """
 
 
-def _run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, '-m', 'pyg_sar.run_in_turns', *words]
-    return subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=300, check=False
-    )
+MODULE = 'pyg_sar.run_in_turns'
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with a script and a folder that looks like parts."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'train.py').write_text(SCRIPT)
+    (tmp_path / 'one').mkdir()
+    (tmp_path / 'one' / 'META.json').touch()
+    return tmp_path
+
+
+def _error(words: list[str], capsys: Any, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The one line that a wrong command line ends in."""
+    monkeypatch.setattr(sys, 'argv', [MODULE, *words])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module(MODULE, run_name='__main__')
+    assert ended.value.code == 2
+    error: str = capsys.readouterr().err
+    assert error.count('\n') == 1
+    return error
 
 
 def test_a_script_runs_as_all_ranks(tmp_path: Path) -> None:
@@ -35,7 +54,13 @@ def test_a_script_runs_as_all_ranks(tmp_path: Path) -> None:
     (tmp_path / 'train.py').write_text(SCRIPT)
     options = ['--memory', '1MB', '--spill', '.', '--parts', 'one']
     own = ['--hidden', '3', '--memory', '7', '--parts', 'mine']  # of the script, whatever it is
-    done = _run(tmp_path, *options, 'train.py', *own)
+    done = subprocess.run(
+        [sys.executable, '-m', MODULE, *options, 'train.py', *own],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr
     lines = [line.split(maxsplit=3) for line in done.stdout.splitlines()]
     assert sorted(line[0] for line in lines) == ['0', '1', '2']
@@ -46,31 +71,24 @@ def test_a_script_runs_as_all_ranks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize('missing', ['none.py', '--parts=none', '--spill=none'])
-def test_what_is_missing_is_one_line(tmp_path: Path, missing: str) -> None:
-    (tmp_path / 'train.py').write_text(SCRIPT)
-    (tmp_path / 'one').mkdir()
-    (tmp_path / 'one' / 'META.json').touch()
+def test_what_is_missing_is_one_line(
+    folder: Path, missing: str, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = ['--memory=1MB', '--spill=.', '--parts=one', 'train.py']
     words[3 if missing.endswith('.py') else {'-s': 1, '-p': 2}[missing[1:3]]] = missing
-    done = _run(tmp_path, *words)
-    assert done.returncode == 2
-    assert done.stderr.startswith('error: no such file: none')
-    assert done.stderr.count('\n') == 1
+    assert _error(words, capsys, monkeypatch).startswith('error: no such file: none')
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason='needs a machine without a GPU')
 @pytest.mark.parametrize('words', [['--spill=.', '--host-memory=1GB'], []])
-def test_what_needs_a_gpu_is_one_line(tmp_path: Path, words: list[str]) -> None:
-    (tmp_path / 'train.py').write_text(SCRIPT)
-    (tmp_path / 'one').mkdir()
-    (tmp_path / 'one' / 'META.json').touch()
-    done = _run(tmp_path, '--memory=1MB', '--parts=one', *words, 'train.py')
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: 'host_memory' is" if words else "error: 'spill' must be")
-    assert done.stderr.count('\n') == 1
+def test_what_needs_a_gpu_is_one_line(
+    folder: Path, words: list[str], capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = _error(['--memory=1MB', '--parts=one', *words, 'train.py'], capsys, monkeypatch)
+    assert error.startswith("error: 'host_memory' is" if words else "error: 'spill' must be")
 
 
-def test_options_after_the_script_are_the_scripts(tmp_path: Path) -> None:
-    done = _run(tmp_path, 'train.py', '--memory=1MB')
-    assert done.returncode == 2
-    assert 'stand before SCRIPT' in done.stderr
+def test_options_after_the_script_are_the_scripts(
+    folder: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert 'stand before SCRIPT' in _error(['train.py', '--memory=1MB'], capsys, monkeypatch)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from few import few
 from in_turns.programs import NUM_RANKS, write_parts
 from ranks import run_ranks
 from torch import Tensor
@@ -157,7 +158,7 @@ PROGRAMS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize('name', PROGRAMS)
+@pytest.mark.parametrize('name', few(PROGRAMS, every=2))
 def test_bits_of_processes(folder: str, name: str) -> None:
     program, *args = PROGRAMS[name]
     expected = run_ranks(program, NUM_RANKS, folder, *args)

@@ -8,17 +8,20 @@ import sys
 
 import pytest
 import torch
+from few import few
 
 
 @pytest.mark.skipif('GCC' not in torch.__config__.show(), reason='the OpenMP of GCC')
 @pytest.mark.skipif(not sys.platform.startswith('linux'), reason='torch for Linux')
 @pytest.mark.parametrize(
     ('chosen', 'spins'),
-    [
-        ({}, '10000'),
-        ({'GOMP_SPINCOUNT': '7'}, '7'),
-        ({'OMP_WAIT_POLICY': 'active'}, '30000000000'),
-    ],
+    few(
+        [
+            ({}, '10000'),
+            ({'GOMP_SPINCOUNT': '7'}, '7'),
+            ({'OMP_WAIT_POLICY': 'active'}, '30000000000'),
+        ]
+    ),
 )
 def test_torch_reads_how_long_to_spin(chosen: dict[str, str], spins: str) -> None:
     """Asked for at import, if the user has not chosen."""

@@ -71,7 +71,7 @@ def _unknown(found: dict[Label, Verdict]) -> dict[Label, Verdict]:
     return {label: each for label, each in wrong.items() if label[0] not in LOSES}
 
 
-@pytest.mark.parametrize('part', few(range(NUM_PARTS), every=16))
+@pytest.mark.parametrize('part', few(range(NUM_PARTS), every=32))
 def test_names_are_right_or_refused(part: int) -> None:
     found = verdicts_of(labels(part, NUM_PARTS))
     assert not _unknown(found)
