@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -44,8 +43,8 @@ class About:
     format: int = _FORMAT
 
     def write(self, folder: Path) -> None:
-        """Writes it, durably."""
-        _write(folder / _ABOUT, json.dumps(asdict(self), indent=1).encode())
+        """Writes it."""
+        (folder / _ABOUT).write_bytes(json.dumps(asdict(self), indent=1).encode())
 
 
 def read_about(folder: Path, root: Path) -> About:
@@ -79,7 +78,7 @@ def table_file(folder: Path, key: str) -> Path:
 
 
 def write_state(folder: Path, name: str, value: object) -> None:
-    """Writes tensors and plain values, durably.
+    """Writes tensors and plain values.
 
     Raises ValueError for what could not be read again: that must not turn out when it is needed.
     """
@@ -89,7 +88,7 @@ def write_state(folder: Path, name: str, value: object) -> None:
         _load(content)
     except Exception as error:
         raise ValueError(f"'{name}' cannot be saved: {error}") from error
-    _write(folder / f'{name}.pt', content.getvalue())
+    (folder / f'{name}.pt').write_bytes(content.getvalue())
 
 
 def read_state(folder: Path, root: Path, name: str) -> Any:
@@ -124,10 +123,3 @@ def _load(source: Path | io.BytesIO) -> Any:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(f'expected tensors and plain values (got: {reason})') from error
     return found
-
-
-def _write(path: Path, content: bytes) -> None:
-    with path.open('wb') as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch import Tensor
 from pyg_sar.checkpoint.all_or_none import on_rank_0, together
 from pyg_sar.checkpoint.tables import Table, create_npy, map_npy, write_npy
 from pyg_sar.comm import agree, check_equal, collective, rank, world_size
+from pyg_sar.ground.durable import discard, name_beside, put
 from pyg_sar.rows.align import own_rows
 from pyg_sar.rows.attach import as_local, space_of_nodes
 from pyg_sar.rows.rows import Rows, tag
@@ -52,14 +52,14 @@ def save_rows(path: str | os.PathLike[str], values: Tensor, data: Any) -> None:
     check_equal("rows in 'values'", agree(row))
     num_nodes = int(data.num_nodes_total)
     run, first = Table(values.detach(), data.n_id.to(values.device), num_nodes).run()
-    new = path.with_name(on_rank_0(lambda: f'.{path.name}.{uuid.uuid4().hex[:12]}.tmp'))
+    new = path.with_name(on_rank_0(lambda: name_beside(path).name))
     try:
         on_rank_0(lambda: create_npy(new, run, num_nodes))
         together(lambda: write_npy(new, run, first, num_nodes))
-        on_rank_0(lambda: os.replace(new, path))
+        on_rank_0(lambda: put(new, path))
     except BaseException:
         if rank() == 0:
-            new.unlink(missing_ok=True)
+            discard(new)
         raise
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,13 @@ from pyg_sar.averaging.averager import PARTED
 from pyg_sar.averaging.buckets import common
 from pyg_sar.checkpoint.all_or_none import on_rank_0, together
 from pyg_sar.checkpoint.files import About, table_file, write_state
-from pyg_sar.checkpoint.folders import begin, publish
+from pyg_sar.checkpoint.folders import begin, folder_of, publish
 from pyg_sar.checkpoint.states import model_state, optimizer_state, plain_model, random_states
 from pyg_sar.checkpoint.tables import Table, create_npy, write_npy
 from pyg_sar.comm import check_equal, collective, rank, world_size
 from pyg_sar.ddp.same_model import check_values, sums_of
 from pyg_sar.dropout import of_model
+from pyg_sar.ground.durable import discard
 
 
 @collective('save_checkpoint', 'ranks write their rows, and meet when all is on the disk')
@@ -97,17 +97,17 @@ def save_checkpoint(
 
     def write_states() -> None:
         for name, state in states.items():
-            write_state(folder, name, state)
+            write_state(new, name, state)
         dtypes = {key: str(t.values.dtype).removeprefix('torch.') for key, t in tables.items()}
-        About(epoch, world_size(), [*states], dtypes, pyg_sar.__version__).write(folder)
+        About(epoch, world_size(), [*states], dtypes, pyg_sar.__version__).write(new)
         for key, table in tables.items():
-            create_npy(table_file(folder, key), runs[key][0], table.num_nodes)
+            create_npy(table_file(new, key), runs[key][0], table.num_nodes)
 
     def write_runs() -> None:
-        if not folder.is_dir():
-            raise FileNotFoundError(f'expected a folder that all ranks see (got none at {folder})')
+        if not new.is_dir():
+            raise FileNotFoundError(f'expected a folder that all ranks see (got none at {new})')
         for key, (run, first) in runs.items():
-            write_npy(table_file(folder, key), run, first, tables[key].num_nodes)
+            write_npy(table_file(new, key), run, first, tables[key].num_nodes)
 
     of_ranks = together(collect)
     epochs, batches, states['random'], sums = (list(each) for each in zip(*of_ranks, strict=True))
@@ -115,12 +115,13 @@ def save_checkpoint(
     check_equal("state of 'loader'", batches)
     check_values(sums, 'at save_checkpoint', PARTED)
     runs = {key: table.run() for key, table in tables.items()}
-    folder = root / on_rank_0(lambda: begin(root, epoch).name)
+    new, folder = root / on_rank_0(lambda: begin(root, epoch).name), folder_of(root, epoch)
     try:
         on_rank_0(write_states)
         together(write_runs)
-        return root / on_rank_0(lambda: publish(folder, keep=keep).name)
+        on_rank_0(lambda: publish(new, folder, keep=keep))
     except Exception:
         if rank() == 0:
-            shutil.rmtree(folder, ignore_errors=True)  # The disk may be full.
+            discard(new)  # The disk may be full.
         raise
+    return folder

@@ -129,29 +129,32 @@ def test_the_old_one_stays_until_the_new_one_is_on_the_disk(tmp_path, monkeypatc
     model, optimizer = _net()
     save_checkpoint(tmp_path, model, optimizer, epoch=1, keep=1)
     events: list[tuple[str, Any]] = []
-    sync, rename = os.fsync, Path.rename
+    sync, rename, replace = os.fsync, Path.rename, Path.replace
 
     def noted_sync(file: int) -> None:
         sync(file)
         events.append(('sync', Path(os.readlink(f'/proc/self/fd/{file}'))))
 
+    def noted_replace(path: Path, target: Path) -> Path:
+        synced = {path for kind, path in events if kind == 'sync'}
+        files = {*path.iterdir()}
+        assert len(files) >= 2
+        assert files | {path} <= synced
+        assert [p.name for p in tmp_path.glob('epoch-*')] == ['epoch-000001']
+        events.append(('new', target.name))
+        return replace(path, target)
+
     def noted_rename(path: Path, target: Path) -> Path:
-        events.append((path.name[:5], target.name[:12]))
-        if path.name.startswith('.tmp'):
-            synced = {path for kind, path in events if kind == 'sync'}
-            files = {*path.iterdir()}
-            assert len(files) >= 2
-            assert files | {path} <= synced
-            assert [p.name for p in tmp_path.glob('epoch-*')] == ['epoch-000001']
-        else:
-            assert events[-2] == ('sync', tmp_path)
+        assert events[-1] == ('sync', tmp_path)
+        events.append(('old', path.name))
         return rename(path, target)
 
     monkeypatch.setattr(os, 'fsync', noted_sync)
     monkeypatch.setattr(Path, 'rename', noted_rename)
+    monkeypatch.setattr(Path, 'replace', noted_replace)
     save_checkpoint(tmp_path, model, optimizer, epoch=2, keep=1)
     renames = [event for event in events if event[0] != 'sync']
-    assert renames == [('.tmp-', 'epoch-000002'), ('epoch', '.tmp-epoch-0')]
+    assert renames == [('new', 'epoch-000002'), ('old', 'epoch-000001')]
     assert os.listdir(tmp_path) == ['epoch-000002']
 
 
@@ -162,10 +165,9 @@ def _full(_: int) -> None:
 def test_what_is_half_written_is_never_chosen_and_goes(tmp_path, monkeypatch):
     model, optimizer = _net()
     folder = save_checkpoint(tmp_path, model, optimizer, epoch=1)
-    left = tmp_path / '.tmp-epoch-000009-0123456789ab'
+    left = tmp_path / '.epoch-000009.0123456789ab.tmp'
     left.mkdir()
     (left / 'model.pt').write_bytes(b'half')
-    (tmp_path / '.tmp-epoch-000000-old').mkdir()
     (tmp_path / 'notes').mkdir()
     assert load_checkpoint(tmp_path, model, optimizer).path == folder
     with monkeypatch.context() as context:

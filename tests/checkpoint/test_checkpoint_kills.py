@@ -68,11 +68,11 @@ def _survives(tmp_path: Path, world_size: int, num_kills: int) -> int:
             killer.join()
         assert len(killed) == number + 1, f'life {number} ended by itself'
         assert None in found
-        half_written += any(root.glob('.tmp-epoch-*'))
+        half_written += any(root.glob('.epoch-*.tmp'))
     args = parts, str(root), num_epochs, str(tmp_path / 'last')
     found = run_once(_life, world_size, *args, timeout=300)
     assert found == [want] * world_size
-    assert not any(root.glob('.tmp-*'))
+    assert not any(root.glob('.*.tmp'))
     return half_written
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +15,6 @@ from torch_geometric.data import Data
 
 import pyg_sar
 from pyg_sar.partition import main
-from pyg_sar.partitioner.write import atomic_folder
-from pyg_sar.shard.format import swap
 
 NUM_NODES = 8000
 
@@ -81,43 +77,6 @@ def test_files_of_others_are_not_deleted(tmp_path: Path) -> None:
     pyg_sar.load_shard(root, 0)
     shutil.rmtree(root / 'run')
     write(root)
-
-
-def _killed_while(call: Callable[[], Any], owner: Any, name: str) -> None:
-    """Runs a call in a process that ends where it comes to a function."""
-    child = os.fork()
-    if child == 0:
-        setattr(owner, name, lambda *_, **__: os._exit(9))
-        call()
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
-
-
-@pytest.mark.filterwarnings('ignore:.*fork.*:DeprecationWarning')
-def test_a_killed_writer_leaves_a_whole_partition(tmp_path: Path) -> None:
-    root = tmp_path / 'parts'
-    write = lambda: pyg_sar.partition_graph(_small(), 2, root, force=True)  # noqa: E731
-    write()
-    _killed_while(write, swap.shutil, 'rmtree')  # after the names were exchanged
-    assert pyg_sar.load_shard(root, 0).num_nodes_total == 8
-    _killed_while(write, atomic_folder, 'swap_in')  # before
-    assert pyg_sar.load_shard(root, 0).num_nodes_total == 8
-    write()
-    assert [path.name for path in tmp_path.iterdir()] == ['parts']
-
-
-@pytest.mark.parametrize('can_exchange', [True, False])
-def test_names_are_swapped(
-    can_exchange: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not can_exchange:
-        monkeypatch.setattr(swap, '_exchange', lambda a, b: False)
-    for name, text in (('new.tmp', 'new'), ('at', 'old')):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / 'file').write_text(text)
-    swap.swap_in(tmp_path / 'new.tmp', tmp_path / 'at')
-    assert (tmp_path / 'at' / 'file').read_text() == 'new'
-    assert [path.name for path in tmp_path.iterdir()] == ['at']
 
 
 def _loaded(roots: list[str]) -> str:

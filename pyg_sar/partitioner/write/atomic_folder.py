@@ -6,15 +6,14 @@ import fcntl
 import glob
 import os
 import shutil
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from pyg_sar.ground.durable import discard, name_beside, put
 from pyg_sar.shard.format import file_names
 from pyg_sar.shard.format.checksums import folder_files
 from pyg_sar.shard.format.meta import listed_files
-from pyg_sar.shard.format.swap import swap_in
 
 
 def target_folder(root: str | os.PathLike[str], *, force: bool) -> Path:
@@ -67,7 +66,7 @@ def replace_folder(root: Path) -> Iterator[Path]:
     that writes to `root` removes it.
     """
     # Beside the target, since only a rename within one file system is atomic.
-    new = root.with_name(f'.{root.name}.{uuid.uuid4().hex[:8]}.tmp')
+    new = name_beside(root)
     created = [parent for parent in new.parents if not parent.exists()]
     try:
         for left in _siblings(root, 'tmp'):
@@ -77,11 +76,11 @@ def replace_folder(root: Path) -> Iterator[Path]:
         new.mkdir(parents=True)
         with _lock(new):
             yield new
-            swap_in(new, root)
+            put(new, root)
         for left in _siblings(root, 'old'):  # of one that was killed without exchanging names
             shutil.rmtree(left, ignore_errors=True)
     except BaseException:
-        shutil.rmtree(new, ignore_errors=True)
+        discard(new)
         for parent in created:
             with suppress(OSError):
                 parent.rmdir()
