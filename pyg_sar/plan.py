@@ -17,6 +17,7 @@ from typing import Any
 from pyg_sar.commands.command_line import Parser, aligned, checked, run_command
 from pyg_sar.commands.users_model import made_model, named, run_model
 from pyg_sar.monitor import bytes_text, memory_size
+from pyg_sar.monitor.process_memory import resident
 from pyg_sar.planner import Prediction, plan
 
 MODES = 'sequential', 'sequential_no_remat', 'one_shot'
@@ -36,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    base = _base_bytes()
+    base = resident()  # just after the imports
     forward = run_model if args.forward is None else named(args.forward)
     model = made_model(args.model)
     predictions = plan(
@@ -55,13 +56,6 @@ def _run(args: argparse.Namespace) -> int:
     if args.json is not None:
         Path(args.json).write_text(json.dumps(report, indent=1) + '\n', encoding='utf-8')
     return 0
-
-
-def _base_bytes() -> int:
-    """What this process holds just after its imports (Linux; elsewhere a typical value)."""
-    status = Path('/proc/self/status')
-    found = re.search(r'VmRSS:\s*(\d+)', status.read_text()) if status.exists() else None
-    return int(found[1]) << 10 if found else 330 << 20
 
 
 def _table(predictions: Sequence[Prediction], base: int) -> str:

@@ -7,9 +7,8 @@ What it keeps instead has holes, and takes as much again as the tensors.
 
 from __future__ import annotations
 
-import psutil
-
 from pyg_sar import memory
+from pyg_sar.monitor.process_memory import available, resident_of_no_file
 
 
 class FreedMemory:
@@ -23,12 +22,12 @@ class FreedMemory:
         self._least = least
         self._is_ours = self._is_kept = memory.return_freed_memory(least)
         if self._is_kept:
-            self._limit = _resident() + min(budget, psutil.virtual_memory().available) // 2
+            self._limit = resident_of_no_file() + min(budget, available()) // 2
             memory._keep_freed_memory()
 
     def check(self) -> None:
         """Gives it back once the process has taken too much."""
-        if self._is_ours and (not self._is_kept or _resident() > self._limit):
+        if self._is_ours and (not self._is_kept or resident_of_no_file() > self._limit):
             self.give_back()
 
     def give_back(self) -> None:
@@ -36,9 +35,3 @@ class FreedMemory:
         if self._is_ours:
             self._is_kept = False
             memory._give_back_kept_memory(self._least)
-
-
-def _resident() -> int:
-    """Bytes of this process in memory that are of no file."""
-    found = psutil.Process().memory_info()
-    return int(found.rss - found.shared)

@@ -8,7 +8,6 @@ is the sum of its steps, linear layers included. All hooks go when the profile e
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any, TypeVar
@@ -22,6 +21,7 @@ from pyg_sar.conv.sar_conv import SARConv
 from pyg_sar.ground.class_swap import name_of
 from pyg_sar.ground.nested import leaves
 from pyg_sar.monitor import Counts, Meter, hook
+from pyg_sar.monitor.process_memory import HighWater
 from pyg_sar.profiling.records import LayerProfile, Summary
 
 T = TypeVar('T', bound='Recording')
@@ -45,7 +45,7 @@ class Recording(Meter):
         self._layers = [LayerProfile(n, name_of(m)) for m, n in self._convs.items()]
         tensors = [*self._model.parameters(), *self._model.buffers()]
         self._device = tensors[0].device if tensors else torch.device('cpu')
-        self._memory = _HighWater(self._device)
+        self._memory = HighWater(self._device)
         self._is_on = False
         self._ends: ExitStack | None = None
 
@@ -197,38 +197,3 @@ def _steps(roots: list[Node], inputs: list[Any]) -> list[Node]:
         found[id(node)] = node
         waiting.extend(next_node for next_node, _ in node.next_functions if next_node is not None)
     return list(found.values())
-
-
-class _HighWater:
-    """The most memory in use since a moment.
-
-    On a GPU it is what torch has allocated. Else it is the process's resident size, which is what
-    an operating system grants or refuses. On Linux its high-water mark can be set back, so it is
-    exact for any stretch of time: nothing is sampled.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self.name = 'CUDA allocated' if device.type == 'cuda' else 'resident'
-        self._is_linux = os.access('/proc/self/clear_refs', os.W_OK)
-
-    def reset(self) -> None:
-        """Sets the mark to what is in use now."""
-        if self._device.type == 'cuda':
-            torch.cuda.reset_peak_memory_stats(self._device)
-        elif self._is_linux:
-            try:
-                with open('/proc/self/clear_refs', 'wb', buffering=0) as file:
-                    file.write(b'5')
-            except OSError:
-                self._is_linux = False
-
-    def peak(self) -> int | None:
-        """The most bytes in use since then; None if that is not known."""
-        if self._device.type == 'cuda':
-            return torch.cuda.max_memory_allocated(self._device)
-        if not self._is_linux:
-            return None
-        with open('/proc/self/status', 'rb', buffering=0) as file:
-            _, found, rest = file.read(4096).partition(b'VmHWM:')
-        return int(rest.split(None, 1)[0]) << 10 if found else None

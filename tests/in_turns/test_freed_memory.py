@@ -12,22 +12,23 @@ PROGRAM = """
 import json, sys
 import pyg_sar
 import torch
-from pyg_sar.in_turns.freed_memory import FreedMemory, _resident
+from pyg_sar.in_turns.freed_memory import FreedMemory
+from pyg_sar.monitor.process_memory import resident_of_no_file
 
 def tensors():
     return [torch.ones(250_000) for _ in range(64)]  # a megabyte each
 
 freed = FreedMemory(int(sys.argv[1]), 64 << 10)
 many = tensors()
-before = _resident()
+before = resident_of_no_file()
 del many
 freed.check()
-after_check = _resident()
+after_check = resident_of_no_file()
 many = tensors()
-again = _resident()
+again = resident_of_no_file()
 del many
 freed.check()
-print(json.dumps([before - after_check, again - after_check, again - _resident()]))
+print(json.dumps([before - after_check, again - after_check, again - resident_of_no_file()]))
 """
 
 
