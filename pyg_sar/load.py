@@ -18,7 +18,7 @@ from pyg_sar.comm import (
     differ,
     is_distributed,
     odd_and_usual,
-    raise_together,
+    together,
 )
 from pyg_sar.evictable import note_mapped
 from pyg_sar.launching import launched
@@ -101,17 +101,18 @@ def _read(root: str | Path, rank: int | None, verify: bool) -> Data | HeteroData
             )
         own, num_ranks = (0, 1) if rank is None else (rank, None)
         return _read_parts(root, rank, own, num_ranks, verify)
-    data: Data | HeteroData | None = None
-    error: FileNotFoundError | ValueError | None = None
-    try:
-        own = current().rank if rank is None else rank
-        data = _read_parts(root, rank, own, current().size, verify)
-    except (FileNotFoundError, ValueError) as failure:
-        error = failure
-    except Exception as failure:  # whatever it is, the other ranks must not wait for this one
-        error = ValueError(f"expected a partition folder at '{root}' (got {failure!r})")
-    raise_together(error)
-    assert data is not None
+
+    def read() -> Data | HeteroData:
+        try:
+            own = current().rank if rank is None else rank
+            return _read_parts(root, rank, own, current().size, verify)
+        except (FileNotFoundError, ValueError):
+            raise
+        except Exception as error:
+            text = f"expected a partition folder at '{root}' (got {error!r})"
+            raise ValueError(text) from error
+
+    data = together(read)
     _check_same_partition(data)
     return data
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_sar.comm import Exchange, agree, check_equal, collective, exchange_of, raise_together
+from pyg_sar.comm import Exchange, agree, check_equal, exchange_of, collective, together
 from pyg_sar.comm.reshard.derive_shard import all_part_ptr, derive_shard
 from pyg_sar.rows.align import brought, listed, own_rows
 from pyg_sar.rows.edges import EdgeIndex, Ends, NodeIds, edge_index, node_ids
@@ -112,8 +112,7 @@ def restrict(data: Data, nodes: Tensor, num_layers: int) -> RestrictedLayers:
     Raises:
         ValueError: On all ranks, if `data`, `nodes` or `num_layers` is not as described on one.
     """
-    error = _error(data, nodes, num_layers)
-    raise_together(error)
+    together(lambda: _check(data, nodes, num_layers))
     check_equal("'nodes' and 'num_layers'", agree((nodes.dtype == torch.bool, num_layers)))
     of_graph: EdgeIndex = data.edge_index
     space, handle = of_graph.ends.dst, of_graph.handle
@@ -205,20 +204,20 @@ def _read_by_any(src: Tensor, exchange: Exchange) -> Tensor:
     return count > 0
 
 
-def _error(data: Data, nodes: Tensor, num_layers: int) -> ValueError | None:
+def _check(data: Data, nodes: Tensor, num_layers: int) -> None:
     edges: Any = getattr(data, 'edge_index', None)
     is_known = isinstance(edges, EdgeIndex) and edges.ends.src is edges.ends.dst
     if not is_known or edges.handle.is_flipped or not edges._space.has_ids():
-        return ValueError(
+        raise ValueError(
             "'data' must be that of pyg_sar.load_shard with one type of nodes (got "
             f"{type(edges).__name__} as its 'edge_index')"
         )
     if type(num_layers) is not int or num_layers < 1:
-        return ValueError(f"'num_layers' must be a positive int (got {num_layers!r})")
+        raise ValueError(f"'num_layers' must be a positive int (got {num_layers!r})")
     num_nodes = edges.ends.dst.total
     expected = f"expected 'nodes' to be a bool mask or int64 ids of the {num_nodes} nodes"
     if not isinstance(nodes, Tensor):
-        return ValueError(f'{expected} (got {type(nodes).__name__})')
+        raise ValueError(f'{expected} (got {type(nodes).__name__})')
     is_mask = nodes.dtype == torch.bool and nodes.shape == (num_nodes,)
     got = ''
     if not is_mask and (nodes.dtype != torch.int64 or nodes.dim() != 1):
@@ -230,5 +229,4 @@ def _error(data: Data, nodes: Tensor, num_layers: int) -> ValueError | None:
             is_twice = torch.unique(ids).numel() != ids.numel()
         got = f'{low} to {high}' if low < 0 or high >= num_nodes else 'repeated ones' * is_twice
     if got:
-        return ValueError(f'{expected}, each once (got {got})')
-    return None
+        raise ValueError(f'{expected}, each once (got {got})')

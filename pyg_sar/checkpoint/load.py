@@ -16,10 +16,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from pyg_sar.checkpoint import states
-from pyg_sar.checkpoint.all_or_none import on_rank_0, together
 from pyg_sar.checkpoint.files import About, read_about, read_state, read_table
 from pyg_sar.checkpoint.folders import complete
-from pyg_sar.comm import collective, rank, world_size
+from pyg_sar.comm import collective, on_rank_0, rank, together, world_size
 from pyg_sar.dropout import of_model
 
 

@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_sar.checkpoint.all_or_none import on_rank_0, together
 from pyg_sar.checkpoint.tables import Table, create_npy, map_npy, write_npy
-from pyg_sar.comm import agree, check_equal, collective, rank, world_size
+from pyg_sar.comm import agree, check_equal, collective, on_rank_0, rank, together, world_size
 from pyg_sar.ground.durable import discard, name_beside, put
 from pyg_sar.rows.align import own_rows
 from pyg_sar.rows.attach import as_local, space_of_nodes
@@ -85,10 +84,10 @@ def load_rows(path: str | os.PathLike[str], data: Any) -> Tensor:
         ValueError: On all ranks, if there is not a row for every node of the whole graph.
         OSError: On all ranks, if one of them cannot read.
     """
-    path, own_values = Path(path), list[Tensor]()
+    path = Path(path)
     space, own = space_of_nodes(data), as_local(data)
 
-    def read() -> None:
+    def read() -> Tensor:
         _check_data('load_rows', path, data)
         rows, num_nodes = map_npy(path), int(own.num_nodes_total)
         count = len(rows) if rows.ndim else 0
@@ -97,10 +96,9 @@ def load_rows(path: str | os.PathLike[str], data: Any) -> Tensor:
                 f'expected a row for each of the {num_nodes} nodes of the whole graph in '
                 f"'{path}' (got {count} rows)"
             )
-        own_values.append(torch.from_numpy(np.asarray(rows[own.n_id.cpu().numpy()])))
+        return torch.from_numpy(np.asarray(rows[own.n_id.cpu().numpy()]))
 
-    together(read)
-    values = own_values[0].to(own.n_id.device)
+    values = together(read).to(own.n_id.device)
     return values if space is None else tag(values, 0, space)
 
 

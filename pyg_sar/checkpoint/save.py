@@ -15,12 +15,11 @@ from torch.optim.lr_scheduler import LRScheduler
 import pyg_sar
 from pyg_sar.averaging.averager import PARTED
 from pyg_sar.averaging.buckets import common
-from pyg_sar.checkpoint.all_or_none import on_rank_0, together
 from pyg_sar.checkpoint.files import About, table_file, write_state
 from pyg_sar.checkpoint.folders import begin, folder_of, publish
 from pyg_sar.checkpoint.states import model_state, optimizer_state, plain_model, random_states
 from pyg_sar.checkpoint.tables import Table, create_npy, write_npy
-from pyg_sar.comm import check_equal, collective, rank, world_size
+from pyg_sar.comm import agree, check_equal, collective, on_rank_0, rank, together, world_size
 from pyg_sar.ddp.same_model import check_values, sums_of
 from pyg_sar.dropout import of_model
 from pyg_sar.ground.durable import discard
@@ -109,7 +108,7 @@ def save_checkpoint(
         for key, (run, first) in runs.items():
             write_npy(table_file(new, key), run, first, tables[key].num_nodes)
 
-    of_ranks = together(collect)
+    of_ranks = agree(together(collect))
     epochs, batches, states['random'], sums = (list(each) for each in zip(*of_ranks, strict=True))
     check_equal('epoch', epochs)
     check_equal("state of 'loader'", batches)

@@ -19,8 +19,10 @@ from pyg_sar.comm.collectives import (
     exchange_bytes,
     least_of_ranks,
     odd_and_usual,
+    on_rank_0,
     raise_together,
     sum_over_ranks,
+    together,
 )
 from pyg_sar.comm.comm import Comm
 from pyg_sar.comm.exchange import (

@@ -7,8 +7,8 @@ same operation (:mod:`pyg_sar.comm.process_group`).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,21 +20,43 @@ from pyg_sar.comm.ranks import current
 from pyg_sar.ground.json_values import decode, encode
 from pyg_sar.monitor import hook
 
+T = TypeVar('T')
+
+_KINDS = {k.__name__: k for k in (FileNotFoundError, OSError, TypeError, ValueError, RuntimeError)}
+
+
+def together(step: Callable[[], T]) -> T:
+    """What `step` gives on this rank, unless it raised on any (collective: see :func:`agree`).
+
+    Then all ranks raise: this rank its own error, or else that of the first other rank, with its
+    rank. A step has no collectives.
+    """
+    result: Any = None
+    error = None
+    try:
+        result = step()
+    except Exception as caught:  # whatever it is, the other ranks must not wait for this one
+        error = caught
+    raise_together(error)
+    return result
+
+
+def on_rank_0(step: Callable[[], T]) -> T:
+    """What `step` gives on rank 0, which alone takes it: plain values; raises as `together`."""
+    own = together(lambda: step() if current().rank == 0 else None)
+    return agree(own)[0]
+
 
 def raise_together(error: Exception | None) -> None:
-    """Raises on every rank if any rank has an error (collective: see :func:`agree`).
-
-    It is this rank's own, a ValueError or FileNotFoundError, or else the first other rank's, with
-    its rank.
-    """
-    answer = None if error is None else (isinstance(error, FileNotFoundError), str(error))
-    answers = agree(answer)
+    """Raises as :func:`together`, where this rank's error was caught before."""
+    kind = next((name for name, k in _KINDS.items() if isinstance(error, k)), 'RuntimeError')
+    answers = agree(None if error is None else (kind, str(error)))
     if error is not None:
         raise error
     for rank, other in enumerate(answers):
         if other is not None:
-            kind = FileNotFoundError if other[0] else ValueError
-            raise because_of(rank, current().rank, kind(f'rank {rank}: {other[1]}'))
+            kind, text = other
+            raise because_of(rank, current().rank, _KINDS[kind](f'rank {rank}: {text}'))
 
 
 def agree(value: Any) -> list[Any]:

@@ -23,10 +23,10 @@ from pyg_sar.comm import (
     current,
     is_distributed,
     left_by,
-    raise_together,
     set_debug,
     set_timeout,
     takes_turns,
+    together,
 )
 from pyg_sar.compiled.installed import loops
 from pyg_sar.conv.support import refuse_tracing
@@ -161,20 +161,18 @@ class DistributedDataParallel(torch.nn.Module, metaclass=ClassSwap):
         log: LogLevel | None = None,
         **options: Any,
     ) -> Model:
-        error: Exception | None = None
-        try:
+        def wrapped() -> tuple[Model, timedelta | None]:
             _check(module, process_group, bucket_cap_mb, broadcast_buffers, device_ids)
-            module = wrap(
+            model = wrap(
                 module,
                 checkpoint_activations=checkpoint_activations,
                 dropout_seed=dropout_seed,
                 log=log,
                 **options,
             )
-            limit = as_timedelta(timeout)
-        except Exception as found:  # whatever it is, the other ranks must not wait for this one
-            error = found
-        raise_together(error)
+            return model, as_timedelta(timeout)
+
+        module, limit = together(wrapped)
         check_same_model(
             module, {'timeout': timeout, 'debug': debug, 'bucket_cap_mb': bucket_cap_mb}
         )

@@ -25,6 +25,7 @@ from pyg_sar.comm import (
     once_differentiable,
     raise_together,
     rank,
+    together,
     world_size,
 )
 from pyg_sar.comm.end_of_backward import note_backward_of
@@ -156,13 +157,14 @@ def _owners_of(unique: Tensor, home: _Home, name: str) -> tuple[Tensor, Tensor]:
     told = all_to_all(found, asked.tolist(), counts.tolist())
     answers[(~is_wrong).nonzero().view(-1)[order]] = told
     owner, row = answers.unbind(dim=1)
-    missing = unique[owner < 0]
-    error = None
-    if missing.numel():
-        error = ValueError(
-            f"'{name}' has {int(missing[0])}, which is no node's id in 'n_id' of any rank"
-        )
-    raise_together(error)
+
+    def check() -> None:
+        missing = unique[owner < 0]
+        if missing.numel():
+            text = f"'{name}' has {int(missing[0])}, which is no node's id in 'n_id' of any rank"
+            raise ValueError(text)
+
+    together(check)
     return owner, row
 
 

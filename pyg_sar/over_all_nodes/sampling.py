@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm import agree, check_equal, collective, raise_together, with_halo_ids
+from pyg_sar.comm import agree, check_equal, collective, together, with_halo_ids
 from pyg_sar.draws import uniform
 from pyg_sar.shard.edges import ShardEdges
 from pyg_sar.shard.shard import n_id_of
@@ -161,8 +161,8 @@ def _common(
 
 
 def _raise_on_all(edge_index: Tensor | ShardEdges, text: str | None) -> None:
-    error = None if text is None else ValueError(text)
-    if isinstance(edge_index, ShardEdges):
-        raise_together(error)
-    elif error is not None:
-        raise error
+    def step() -> None:
+        if text is not None:
+            raise ValueError(text)
+
+    together(step) if isinstance(edge_index, ShardEdges) else step()

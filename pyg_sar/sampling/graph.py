@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from pyg_sar.comm import agree, exchange_of, raise_together, rank
+from pyg_sar.comm import agree, exchange_of, rank, together
 from pyg_sar.sampling.attributes import (
     AttributeRows,
     Values,
@@ -105,18 +105,17 @@ class LocalGraph:
     world_size: int
     is_whole: bool  # whether one process holds the whole graph, in its order
 
-    def times_of(self, name: str, given: Any, count: int) -> tuple[Tensor | None, str | None]:
-        """The times of seeds as those of the graph are, and what is wrong with them."""
+    def times_of(self, name: str, given: Any, count: int) -> Tensor:
+        """The times of seeds as those of the graph are; a ValueError for what are none."""
         time = torch.as_tensor(given).detach().cpu()
         if time.shape != (count,) or time.is_complex() or bool(time.isnan().any()):
-            error = (
+            raise ValueError(
                 f"'{name}' must have a number for each of {count} seeds, not NaN (got {time.dtype} "
                 f'{tuple(time.shape)})'
             )
-            return None, error
         # Times of edges are whole numbers: at most 2.5 is at most 2.
         is_whole = self.time_dtype == torch.int64 and time.is_floating_point()
-        return (time.floor() if is_whole else time).to(self.time_dtype), None
+        return (time.floor() if is_whole else time).to(self.time_dtype)
 
 
 def build(
@@ -131,19 +130,14 @@ def build(
 
     Raises ValueError on all ranks, if times or weights are missing or wrong on one.
     """
-    nodes, error = _nodes(data), None
+    nodes = _nodes(data)
     shards = {key: store.edge_index.handle.shard for key, store in edge_stores(data).items()}
-    times: dict[NodeKey, Tensor] = {}
-    edge_times: dict[EdgeKey, Tensor] = {}
-    weights: dict[EdgeKey, Tensor] = {}
-    try:
-        if time_attr is not None:
-            times, edge_times = _times(attributes, time_attr)
-        if weight_attr is not None:
-            weights = _weights(attributes, weight_attr)
-    except ValueError as failure:
-        error = failure
-    raise_together(error)
+    (times, edge_times), weights = together(
+        lambda: (
+            ({}, {}) if time_attr is None else _times(attributes, time_attr),
+            {} if weight_attr is None else _weights(attributes, weight_attr),
+        )
+    )
     every = [*times.values(), *edge_times.values()]
     is_real = any(t.is_floating_point() for t in every)
     time_dtype = torch.float64 if is_real else torch.int64

@@ -19,8 +19,8 @@ from pyg_sar.comm import (
     check_equal,
     in_call,
     open_lane,
-    raise_together,
     takes_turns,
+    together,
     world_size,
 )
 from pyg_sar.rows.attach import as_local, check_not_local
@@ -82,28 +82,25 @@ class Loader:
     def _make(self, given: dict[str, Any], others: dict[str, Any]) -> None:
         if isinstance(given['subgraph_type'], SubgraphType):
             given['subgraph_type'] = given['subgraph_type'].value
-        typed, error = given['data'], None
-        num_neighbors: dict[EdgeKey, tuple[int, ...]] = {}
-        asked: Asked | None = None
-        try:
+        typed = given['data']
+
+        def read() -> tuple[dict[str, Any], dict[EdgeKey, tuple[int, ...]], Asked]:
             check_not_local(self._name, typed)
-            given = as_local(with_own_links(with_own_seeds(given)))
-            data = given['data']
-            read_others(self._name, others, given)
+            own = as_local(with_own_links(with_own_seeds(given)))
+            data = own['data']
+            read_others(self._name, others, own)
             check_data(data, world_size(), self._name)
             stores = edge_stores(data)
             shard = next(iter(stores.values())).edge_index.handle.shard
             num_parts = shard.num_parts if shard.cut is None else shard.cut[0].num_parts
-            given['batch_size'] = batch_size_of(given, num_parts)
-            check_kinds(given)
-            given['cache'] = cache_bytes(given['cache'])
-            num_neighbors = fans_of(given['num_neighbors'], list(stores))
-            asked = self._read(data, given)
-        except (TypeError, ValueError) as failure:
-            error = failure
-        raise_together(error)
-        assert asked is not None
-        same_seeds, make_seeds = asked
+            own['batch_size'] = batch_size_of(own, num_parts)
+            check_kinds(own)
+            own['cache'] = cache_bytes(own['cache'])
+            num_neighbors = fans_of(own['num_neighbors'], list(stores))
+            return own, num_neighbors, self._read(data, own)
+
+        given, num_neighbors, (same_seeds, make_seeds) = together(read)
+        data = given['data']
         same = {name: given[name] for name in _ALIKE}
         same |= {'num_neighbors': list(num_neighbors.items()), **same_seeds}
         answers = agree(same)
@@ -201,12 +198,8 @@ class Loader:
             ValueError: On all ranks, if one chooses what is no place.
         """
         with in_call(self._name), torch.inference_mode(False), torch.device('cpu'):
-            sampler, places, error = self._sampler, torch.empty(0, dtype=torch.int64), None
-            try:
-                places = read_places(as_local(index), len(self.dataset))
-            except ValueError as failure:
-                error = failure
-            raise_together(error)
+            sampler = self._sampler
+            places = together(lambda: read_places(as_local(index), len(self.dataset)))
             call, self._num_calls = self._num_calls, self._num_calls + 1
             check_equal('number of calls of a loader', agree(call))
             return sampler.of_places(places, call)

@@ -66,8 +66,8 @@ def test_what_does_not_belong_together_is_refused_on_all_ranks(tmp_path):
         r'ValueError: .* SGD \(got Adam\)',
         r"ValueError: .*'epoch' after 3.*\(got 3\)",
         'ValueError: .*same epoch on all ranks',
-        "ValueError: rank 1: 'keep'",
-        'FileNotFoundError: rank 1: .*elsewhere',
+        "ValueError: (rank 1: )?'keep'",
+        'FileNotFoundError: (rank 1: )?.*elsewhere',
     ]
     results = run_ranks(_wrong, 2, str(tmp_path / 'run'))
     for number, word in enumerate(words):
@@ -205,6 +205,8 @@ def _nodes_of(rank: int) -> Data:
 
 def test_a_full_disk_of_one_rank_raises_on_all(tmp_path):
     results = run_ranks(_disk_full_on_rank_1, 3, str(tmp_path))
-    assert_all_raise([text for text, _ in results], 'OSError', 'rank 1: ', 'No space left')
+    texts = [text for text, _ in results]
+    assert_all_raise(texts, 'OSError', 'No space left')
+    assert ['rank 1: ' in text for text in texts] == [True, False, True]
     assert [name for _, name in results] == ['epoch-000001'] * 3
     assert os.listdir(tmp_path) == ['epoch-000001']

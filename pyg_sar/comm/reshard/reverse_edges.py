@@ -8,12 +8,13 @@ all-to-all.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.collectives import all_to_all, all_to_all_counts, raise_together
+from pyg_sar.comm.collectives import all_to_all, all_to_all_counts, together
 from pyg_sar.comm.functions import communicates, once_differentiable
 from pyg_sar.comm.reshard.derive_shard import all_part_ptr, derive_shard, places
 from pyg_sar.shard.edges import ShardEdges
@@ -86,15 +87,8 @@ def reverse(ids: Tensor, shard: Shard, e_id: Tensor | None = None) -> Reversed:
     Original ids `e_id` ``[E]`` are there on all ranks or on none. Raises ValueError on all ranks,
     if an id is out of range on one of them.
     """
-    error = None
-    try:
-        check_ids(ids, shard)
-    except ValueError as found:
-        error = found
-    if shard.world_size > 1:
-        raise_together(error)
-    elif error is not None:
-        raise error
+    check = partial(check_ids, ids, shard)
+    together(check) if shard.world_size > 1 else check()
     src, dst = ids.unbind()
     part_ptr = all_part_ptr(shard, shard.own_ptr)
     src = places(shard, part_ptr, src.device)[src]

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import NegativeSampling
 
-from pyg_sar.comm import agree, raise_together, rank
+from pyg_sar.comm import agree, rank, together
 from pyg_sar.draws import hashed, hashed_on
 from pyg_sar.over_all_nodes.rows import owners_of
 from pyg_sar.rows.align import own_rows
@@ -99,10 +99,8 @@ def read_links(data: Data | HeteroData, given: Mapping[str, Any]) -> Asked:
     excluded = _excluded(data, key, given)
 
     def seeds(graph: LocalGraph, disjoint: bool) -> Seeds:
-        time, error = None, None
-        if has_time:
-            time, error = graph.times_of('edge_label_time', given['edge_label_time'], pairs.size(1))
-        raise_together(None if error is None else ValueError(error))
+        name, count = 'edge_label_time', pairs.size(1)
+        time = together(lambda: graph.times_of(name, given[name], count) if has_time else None)
         counted = label
         if label is not None and negatives is not None:
             # Classes from 0 on count from 1 on, as 0 is that of negatives.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch_geometric.sampler import NegativeSampling
 
-from pyg_sar.comm import count_ranks, raise_together
+from pyg_sar.comm import count_ranks, together
 from pyg_sar.draws import hashed_on
 from pyg_sar.sampling.draw.choose import first_above
 from pyg_sar.sampling.graph import LocalGraph
@@ -132,12 +132,16 @@ class Negatives:
 
     def _check(self, found: Tensor) -> None:
         """Ends all ranks where nothing was found (collective)."""
-        missing = int((found < 0).sum())
-        error = ValueError(
-            "'neg_sampling' must find two nodes without an edge for each link (got none in "
-            f'{_MOST} tries for {missing} links of a round); leave these links out'
-        )
-        raise_together(error if missing else None)
+
+        def check() -> None:
+            missing = int((found < 0).sum())
+            if missing:
+                raise ValueError(
+                    "'neg_sampling' must find two nodes without an edge for each link (got none in "
+                    f'{_MOST} tries for {missing} links of a round); leave these links out'
+                )
+
+        together(check)
 
 
 def _last(nodes: Population | None, tried: Tensor) -> Tensor:

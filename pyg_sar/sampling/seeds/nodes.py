@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from pyg_sar.comm import raise_together
+from pyg_sar.comm import together
 from pyg_sar.draws import hashed
 from pyg_sar.rows.align import own_rows
 from pyg_sar.rows.attach import as_local, gather, space_of_nodes
@@ -91,18 +91,23 @@ def read_nodes(data: Data | HeteroData, given: Mapping[str, Any]) -> Asked:
     key, row, input_id = _rows_of(data, given['input_nodes'])
 
     def seeds(graph: LocalGraph, disjoint: bool) -> Seeds:
-        nodes, time, error = graph.nodes[key], None, None
-        if not nodes.own_ptr:
-            error = f"'input_nodes' must be of a type with edges (got '{key}')"
-        elif given['input_time'] is not None:
-            time, error = graph.times_of('input_time', given['input_time'], row.numel())
-        elif given['time_attr'] is not None and key in graph.times:
-            time = graph.times[key][nodes.positions(row) - nodes.first]
-        elif given['time_attr'] is not None:  # by edges, or by other nodes
-            error = (
-                "'input_time' must be given where seeds have no 'time_attr' of their own (got None)"
-            )
-        raise_together(None if error is None else ValueError(error))
+        nodes = graph.nodes[key]
+
+        def times() -> Tensor | None:
+            if not nodes.own_ptr:
+                raise ValueError(f"'input_nodes' must be of a type with edges (got '{key}')")
+            if given['input_time'] is not None:
+                return graph.times_of('input_time', given['input_time'], row.numel())
+            if given['time_attr'] is None:
+                return None
+            if key not in graph.times:  # but edges or other nodes are
+                raise ValueError(
+                    "'input_time' must be given where seeds have no 'time_attr' of their own (got "
+                    'None)'
+                )
+            return graph.times[key][nodes.positions(row) - nodes.first]
+
+        time = together(times)
         options = given['batch_size'], disjoint, given['seed'], given['shuffle']
         position = nodes.positions(row)
         n_id = nodes.n_id[position - nodes.first]
