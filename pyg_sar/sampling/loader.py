@@ -60,6 +60,9 @@ _ALIKE = (
 )
 
 
+_OF_SEEDS = ('input_nodes', 'input_time', 'edge_label_index', 'edge_label', 'edge_label_time')
+
+
 class Loader:
     """Mini-batches of a cut graph: an iterable.
 
@@ -83,7 +86,7 @@ class Loader:
         if isinstance(given['subgraph_type'], SubgraphType):
             given['subgraph_type'] = given['subgraph_type'].value
         typed, error = given['data'], None
-        num_neighbors: dict[EdgeKey, tuple[int, ...]] = {}
+        data, num_neighbors = typed, dict[EdgeKey, tuple[int, ...]]()
         asked: Asked | None = None
         try:
             check_not_local(self._name, typed)
@@ -93,17 +96,22 @@ class Loader:
             check_kinds(given)
             given['cache'] = cache_bytes(given['cache'])
             num_neighbors = fans_of(given['num_neighbors'], list(edge_stores(data)))
+        except (TypeError, ValueError) as failure:
+            error = failure
+        raise_together(error)
+        same = {name: given[name] for name in _ALIKE}
+        same['num_neighbors'] = list(num_neighbors.items())
+        kinds = {name: _kind_of(given[name]) for name in _OF_SEEDS if name in given}
+        _check_alike({**same, **kinds})
+        try:
             asked = self._read(typed, given)
         except (TypeError, ValueError) as failure:
             error = failure
         raise_together(error)
         assert asked is not None
         same_seeds, make_seeds = asked
-        same = {name: given[name] for name in _ALIKE}
-        same |= {'num_neighbors': list(num_neighbors.items()), **same_seeds}
-        answers = agree(same)
-        for name in same:
-            check_equal(f"'{name}'", [each[name] for each in answers])
+        _check_alike(same_seeds)
+        same |= same_seeds
         disjoint = given['disjoint'] or given['time_attr'] is not None
         is_last = given['temporal_strategy'] == 'last'
         found = find(data)
@@ -259,6 +267,17 @@ class Loader:
 
     def __repr__(self) -> str:
         return f'{self._name}()'
+
+
+def _kind_of(value: Any) -> str | None:
+    return None if value is None else type(value).__name__
+
+
+def _check_alike(values: dict[str, Any]) -> None:
+    """Raises a ValueError on all ranks, if one has others (collective)."""
+    answers = agree(values)
+    for name in values:
+        check_equal(f"'{name}'", [each[name] for each in answers])
 
 
 def _drawn() -> int:
