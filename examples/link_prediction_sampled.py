@@ -5,7 +5,7 @@
     python examples/link_prediction_sampled.py parts/    # one process, all the parts
 
 Every batch asks for some links and as many pairs without one; no link is an edge of the batch that
-asks for it. The batches belong to the parts: any number of processes has the same ones.
+asks for it. Any number of processes has batches of the same links and pairs.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('root', help='folder written by link_prediction.py --partition')
     parser.add_argument('--hidden', type=int, default=64, help='numbers per node')
-    parser.add_argument('--batch-size', type=int, default=1024, help='links of a part')
+    parser.add_argument('--batch-size', type=int, default=1024, help='links of all processes')
     parser.add_argument('--epochs', type=int, default=5)
     parser.add_argument('--seed', type=int, default=0, help='of the initial weights')
     return parser.parse_args()

@@ -103,7 +103,6 @@ class LocalGraph:
     parts_per_rank: int
     first_part: int  # of the own ones
     world_size: int
-    is_whole: bool  # whether one process holds the whole graph, in its order
 
     def times_of(self, name: str, given: Any, count: int) -> tuple[Tensor | None, str | None]:
         """The times of seeds as those of the graph are, and what is wrong with them."""
@@ -183,8 +182,7 @@ def build(
     per_rank = first.parts_per_rank if first.cut is None else first.cut[0].num_parts
     by_position = {key: nodes[key].by_position(time) for key, time in times.items()}
     own_part, size = first.parts.start, first.world_size
-    is_whole = first.is_whole_graph
-    return LocalGraph(nodes, edges, by_position, time_dtype, per_rank, own_part, size, is_whole)
+    return LocalGraph(nodes, edges, by_position, time_dtype, per_rank, own_part, size)
 
 
 def _nodes(data: Data | HeteroData) -> dict[NodeKey, Nodes]:

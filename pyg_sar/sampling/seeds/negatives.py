@@ -2,7 +2,7 @@
 
 The owner of a destination has all edges into it. So it draws the node and tells whether the pair is
 an edge, in one answer. What is drawn for a pair follows from its place among the negatives of its
-part's batch and from a counter of tries: it is the same on any number of ranks.
+batch and from a counter of tries: it is the same on any number of ranks.
 """
 
 from __future__ import annotations
