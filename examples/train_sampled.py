@@ -5,9 +5,9 @@
     python examples/train_sampled.py parts/    # one process, which owns all the parts
 
 Batches have the same seeds on any number of processes. The last --exact-epochs are full batches,
-with the exact gradient. Several processes on one machine
-share its cores: set OMP_NUM_THREADS to cores / processes. With --checkpoint DIR a run that was
-ended, at whatever batch, goes on from the newest checkpoint there with the batches that were left.
+with the exact gradient. Several processes on one machine share its cores: set OMP_NUM_THREADS to
+cores / processes. With --checkpoint DIR a run that was ended, at whatever batch, goes on from the
+newest checkpoint there with the batches that were left.
 """
 
 from __future__ import annotations
