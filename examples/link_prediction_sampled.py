@@ -25,12 +25,17 @@ import pyg_sar
 
 
 def train(
-    model: torch.nn.Module, data: Data, links: dict[str, Tensor], epochs: int, batch_size: int
+    model: torch.nn.Module,
+    data: Data,
+    links: dict[str, Tensor],
+    epochs: int,
+    batch_size: int,
+    fan_outs: tuple[int, int] = (10, 5),
 ) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
     """Yields the mean loss of every epoch, and how often a link is ranked above another pair."""
     loader = pyg_sar.LinkNeighborLoader(
         data,
-        [10, 5],
+        fan_outs,
         batch_size=batch_size,
         shuffle=True,
         neg_sampling='binary',

@@ -52,7 +52,7 @@ CASES = few(
         (4, {'num_neighbors': [3]}),
         (20, {'num_neighbors': [3, 2, 2], 'neg_sampling': 'binary'}),
         (8, {'num_neighbors': [3, 2]}),
-        (16, {'num_neighbors': [3, 2, 2], 'neg_sampling': None}),
+        (18, {'num_neighbors': [3, 2, 2], 'neg_sampling': None, 'exclude_edges': True}),
         (20, {'num_neighbors': [3, 2, 2], 'neg_sampling': 'triplet'}),
     ],
     every=2,

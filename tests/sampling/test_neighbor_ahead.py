@@ -22,7 +22,7 @@ import pyg_sar
 
 def _loader(root: str, **options: Any) -> pyg_sar.NeighborLoader:
     data = pyg_sar.load_shard(root)
-    given = {'seed': 3, 'shuffle': True, 'batch_size': 4, **options}
+    given = {'seed': 3, 'shuffle': True, 'batch_size': 2, **options}
     return pyg_sar.NeighborLoader(data, [2, 2], **given)
 
 
@@ -56,7 +56,7 @@ def _left_early(root: str, prefetch: int) -> tuple[Taken, Taken, int]:
 
 
 def test_ranks_leave_at_different_batches(folder: str) -> None:
-    options = {'num_neighbors': [2, 2], 'seed': 3, 'shuffle': True, 'mask': None, 'batch_size': 4}
+    options = {'num_neighbors': [2, 2], 'seed': 3, 'shuffle': True, 'mask': None, 'batch_size': 2}
     want = run_as_threads(batches, 2, folder, 3, prefetch=0, **options)
     results = run_ranks(_left_early, 2, folder, 1)
     assert [len(first) for first, _, _ in results] == [1, 9]
@@ -77,7 +77,7 @@ def _interleaved(root: str) -> tuple[Taken, Taken]:
 
 
 def test_two_loaders_at_once(folder: str) -> None:
-    options = {'num_neighbors': [2, 2], 'mask': None, 'prefetch': 0, 'batch_size': 4}
+    options = {'num_neighbors': [2, 2], 'mask': None, 'prefetch': 0, 'batch_size': 2}
     one = run_as_threads(batches, 2, folder, seed=3, shuffle=True, **options)
     other = run_as_threads(batches, 2, folder, seed=4, **options)
     for got, *want in zip(run_ranks(_interleaved, 2, folder), one, other, strict=True):

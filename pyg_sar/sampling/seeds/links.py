@@ -132,7 +132,7 @@ def _own_links(data: Data | HeteroData, key: EdgeKey, given: Any) -> _Links:
     stores = [node_stores(data)[end] for end in ends_of(key)]
     for ids, store in zip(pairs, stores, strict=True):
         check_ids('edge_label_index', ids, int(store.num_nodes))
-    row, place = own_of(pairs[1].contiguous(), as_local(stores[1]['n_id']).cpu())
+    row, place = own_of(pairs[1], as_local(stores[1]['n_id']).cpu())
     space = Space(place.numel(), what='links', ids=place, total=pairs.size(1))
     return _Links(pairs[0, place], row, True, space, of_all_ranks(pairs))
 

@@ -18,7 +18,7 @@ def own_of(ids: Tensor, n_id: Tensor) -> tuple[Tensor, Tensor]:
     `n_id` are the ids of the own nodes.
     """
     own, order = n_id.sort()
-    at = torch.searchsorted(own, ids).clamp(max=max(own.numel() - 1, 0))
+    at = torch.searchsorted(own, ids.contiguous()).clamp(max=max(own.numel() - 1, 0))
     place = (own[at] == ids).nonzero().view(-1) if own.numel() else ids[:0]
     return order[at[place]], place
 
