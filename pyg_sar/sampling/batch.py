@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -39,20 +39,16 @@ class Epoch(NamedTuple):
     order: int | None  # of the seeds; None where they keep theirs
 
 
+@dataclass(frozen=True, eq=False)
 class Sampler:
     """All that a thread needs to make batches."""
 
-    def __init__(
-        self,
-        data: Data | HeteroData,
-        graph: LocalGraph,
-        fans: Fans,
-        seeds: Seeds,
-        cache: Cache | None,
-        num_batches: int,
-    ) -> None:
-        self.data, self.graph, self.fans, self.seeds, self.cache = data, graph, fans, seeds, cache
-        self.num_batches = num_batches
+    data: Data | HeteroData
+    graph: LocalGraph
+    fans: Fans
+    seeds: Seeds
+    cache: Cache | None
+    num_batches: int
 
     def of_places(self, places: Tensor, number: int) -> Data | HeteroData:
         """One batch of seeds by their places among those of all ranks (collective)."""

@@ -104,18 +104,11 @@ class LocalGraph:
     first_part: int  # of the own ones
     world_size: int
 
-    def times_of(self, name: str, given: Any, count: int) -> tuple[Tensor | None, str | None]:
-        """The times of seeds as those of the graph are, and what is wrong with them."""
-        time = torch.as_tensor(given).detach().cpu()
-        if time.shape != (count,) or time.is_complex() or bool(time.isnan().any()):
-            error = (
-                f"'{name}' must have a number for each of {count} seeds, not NaN (got {time.dtype} "
-                f'{tuple(time.shape)})'
-            )
-            return None, error
+    def as_times(self, values: Tensor) -> Tensor:
+        """Times of seeds as those of the graph are."""
         # Times of edges are whole numbers: at most 2.5 is at most 2.
-        is_whole = self.time_dtype == torch.int64 and time.is_floating_point()
-        return (time.floor() if is_whole else time).to(self.time_dtype), None
+        is_whole = self.time_dtype == torch.int64 and values.is_floating_point()
+        return (values.floor() if is_whole else values).to(self.time_dtype)
 
 
 def build(

@@ -7,24 +7,30 @@ Pairs in a plain tensor are ids of the whole graph, equal on all ranks, as every
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
-from torch_geometric.sampler import NegativeSampling
 
-from pyg_sar.comm import agree, raise_together
+from pyg_sar.comm import agree
 from pyg_sar.over_all_nodes.rows import owners_of
-from pyg_sar.rows.align import own_rows
-from pyg_sar.rows.attach import as_local, gather, space_of_nodes
+from pyg_sar.rows.attach import gather
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.space import Space
 from pyg_sar.sampling.attributes import edge_stores, ends_of, node_stores
 from pyg_sar.sampling.graph import LocalGraph
 from pyg_sar.sampling.seeds.negatives import Negatives, read_neg_sampling
-from pyg_sar.sampling.seeds.own import check_ids, of_all_ranks, own_of, own_values
+from pyg_sar.sampling.seeds.own import (
+    check_ids,
+    nodes_of,
+    of_all_ranks,
+    own_of,
+    own_times,
+    own_values,
+)
 from pyg_sar.sampling.seeds.seeds import Asked, Seeds
 from pyg_sar.shard.edges import LocalEdges, refuse_local
 from pyg_sar.shard.format.file_names import EdgeKey
@@ -35,9 +41,8 @@ _CPU = torch.device('cpu')
 class _Links(NamedTuple):
     """Links into own nodes."""
 
-    src: Tensor  # ids of the rank, halo included, of selected edges; of pairs ids of the whole
     row: Tensor  # own rows of the destinations
-    are_pairs: bool
+    sources: Callable[[LocalGraph], Tensor]  # their positions (collective)
     space: Space  # as rows of which they count
     same: str  # what must be equal on all ranks
 
@@ -52,11 +57,11 @@ def read_links(data: Data | HeteroData, given: Mapping[str, Any]) -> Asked:
         )
     key, chosen = _relation_of(data, given['edge_label_index'])
     links = _own_links(data, key, chosen)
-    negatives = read_neg_sampling(*_with_own_weights(data, key, given['neg_sampling']))
-    label, given_time = (
-        None if given[name] is None else own_values(name, given[name], links.space)
-        for name in ('edge_label', 'edge_label_time')
-    )
+    ends = [node_stores(data)[end] for end in ends_of(key)]
+    negatives = read_neg_sampling(given['neg_sampling'], ends)
+    label, times = given['edge_label'], given['edge_label_time']
+    label = None if label is None else own_values('edge_label', label, links.space)
+    times = None if times is None else own_times('edge_label_time', times, links.space)
     if label is not None and negatives is not None and negatives.is_triplet():
         raise ValueError("'edge_label' has no meaning with triplets (got one): leave it out")
     same = {
@@ -76,26 +81,18 @@ def read_links(data: Data | HeteroData, given: Mapping[str, Any]) -> Asked:
     excluded = _excluded(data, key, given)
 
     def seeds(graph: LocalGraph, disjoint: bool) -> Seeds:
-        time, error = None, None
-        if has_time:
-            time, error = graph.times_of('edge_label_time', given_time, links.row.numel())
-        raise_together(None if error is None else ValueError(error))
         counted = label
         if label is not None and negatives is not None:
             # Classes from 0 on count from 1 on, as 0 is that of negatives.
             least = agree(label.min().item() if label.numel() else math.inf)
             counted = label + 1 if min(least) == 0 else label
-        sources = _positions_of_pairs if links.are_pairs else _positions_of_edges
         return Seeds(
             graph,
             key,
-            (
-                sources(graph, data, key, links.src),
-                graph.nodes[ends_of(key)[1]].positions(links.row),
-            ),
+            (links.sources(graph), graph.nodes[ends_of(key)[1]].positions(links.row)),
             links.space.ids(_CPU),
             links.space.total,
-            time,
+            None if times is None else graph.as_times(times),
             given['batch_size'],
             disjoint,
             counted,
@@ -119,7 +116,8 @@ def _own_links(data: Data | HeteroData, key: EdgeKey, given: Any) -> _Links:
                 f"'edge_index' of this shard and relation (got a {type(given).__name__} of others)"
             )
         src, dst = handle.ids.cpu()
-        return _Links(src, dst, False, given._space, f'{given._space.total} edges')
+        sources = partial(_of_edges, key=key, edges=edges, src=src)
+        return _Links(dst, sources, given._space, f'{given._space.total} edges')
     try:
         pairs = torch.as_tensor(gather(given)).detach().cpu()
     except (TypeError, ValueError, RuntimeError) as error:
@@ -129,51 +127,31 @@ def _own_links(data: Data | HeteroData, key: EdgeKey, given: Any) -> _Links:
             f"'edge_label_index' must be int64 [2, num_links], ids of the whole graph (got "
             f'{pairs.dtype} {tuple(pairs.shape)})'
         )
-    stores = [node_stores(data)[end] for end in ends_of(key)]
-    for ids, store in zip(pairs, stores, strict=True):
-        check_ids('edge_label_index', ids, int(store.num_nodes))
-    row, place = own_of(pairs[1], as_local(stores[1]['n_id']).cpu())
+    src, dst = (nodes_of(node_stores(data)[end]) for end in ends_of(key))
+    for ids, (_, nodes) in zip(pairs, (src, dst), strict=True):
+        check_ids('edge_label_index', ids, nodes.total)
+    row, place = own_of(pairs[1], dst[0])
     space = Space(place.numel(), what='links', ids=place, total=pairs.size(1))
-    return _Links(pairs[0, place], row, True, space, of_all_ranks(pairs))
+    sources = partial(_of_pairs, key=key, n_id=src[0], src=pairs[0, place])
+    return _Links(row, sources, space, of_all_ranks(pairs))
 
 
-def _positions_of_edges(
-    graph: LocalGraph, data: Data | HeteroData, key: EdgeKey, src: Tensor
-) -> Tensor:
-    edges = graph.edges[key]
-    of_shard = edge_stores(data)[key].edge_index.handle.ids[0].cpu()
-    # Every source of an edge of the shard, by its row there.
+def _of_edges(graph: LocalGraph, key: EdgeKey, edges: EdgeIndex, src: Tensor) -> Tensor:
+    """Positions of sources of a shard's edges, which are given as these have them."""
+    of_shard = edges.handle.ids[0].cpu()
     num_local = int(of_shard.max()) + 1 if of_shard.numel() else 0
     position = torch.empty(num_local, dtype=torch.int64)
-    position[of_shard[edges.row]] = edges.source.long()
+    position[of_shard[graph.edges[key].row]] = graph.edges[key].source.long()
     return position[src]
 
 
-def _positions_of_pairs(
-    graph: LocalGraph, data: Data | HeteroData, key: EdgeKey, src: Tensor
-) -> Tensor:
-    """Of sources anywhere, by their ids in the whole graph (collective)."""
-    end = ends_of(key)[0]
-    n_id, nodes = as_local(node_stores(data)[end]['n_id']).cpu(), graph.nodes[end]
+def _of_pairs(graph: LocalGraph, key: EdgeKey, n_id: Tensor, src: Tensor) -> Tensor:
+    """Positions of sources anywhere, by their ids in the whole graph (collective)."""
+    nodes = graph.nodes[ends_of(key)[0]]
     owner, row = owners_of(src, n_id, 'edge_label_index')
     return (
         nodes.positions(row) if graph.world_size == 1 else torch.tensor(nodes.rank_ptr)[owner] + row
     )
-
-
-def _with_own_weights(
-    data: Data | HeteroData, key: EdgeKey, given: Any
-) -> tuple[Any, tuple[int, int]]:
-    """Negatives with weights of own nodes, and how many own nodes there are at both ends."""
-    stores = [node_stores(data)[end] for end in ends_of(key)]
-    counts = [as_local(store['n_id']).numel() for store in stores]
-    if isinstance(given, (NegativeSampling, dict)):
-        given = dict(given if isinstance(given, dict) else vars(given))
-        for name, store in zip(('src_weight', 'dst_weight'), stores, strict=True):
-            space = space_of_nodes(store)
-            if space is not None and isinstance(given.get(name), Tensor):
-                given[name] = own_rows(name, given[name], 0, space)
-    return given, (counts[0], counts[1])
 
 
 def _relation_of(data: Data | HeteroData, given: Any) -> tuple[EdgeKey, Any]:
@@ -204,8 +182,8 @@ def _two(given: Any) -> tuple[Any, Any]:
 
 def _excluded(
     data: Data | HeteroData, key: EdgeKey, given: Mapping[str, Any]
-) -> tuple[tuple[EdgeKey, bool], ...]:
-    """Relations without edges between the ends of links, and whether the other way round."""
+) -> dict[EdgeKey, tuple[bool, ...]]:
+    """Relations without edges between the ends of links: there (False), and back (True)."""
     asked = given['exclude_edges']
     src, dst = ends_of(key)
     if isinstance(asked, (tuple, list)) and isinstance(data, HeteroData):
@@ -215,14 +193,14 @@ def _excluded(
                 f"'exclude_edges' must be a relation from '{dst}' to '{src}' of {data.edge_types} "
                 f'(got {asked!r})'
             )
-        return ((key, False), (named, True))
+        return {key: (False, True)} if named == key else {key: (False,), named: (True,)}
     if asked == 'reverse':
         if src != dst:
             raise ValueError(
                 f"'exclude_edges' must name the reverse of {key}, as its ends are of two types "
                 "(got 'reverse')"
             )
-        return ((key, False), (key, True))
+        return {key: (False, True)}
     if type(asked) is not bool:
         raise ValueError(
             "'exclude_edges' must be False, True, 'reverse' or a relation that is the reverse "
@@ -233,4 +211,4 @@ def _excluded(
             "exclude_edges=True leaves the reverse of links, which subgraph_type='bidirectional' "
             "turns round: say exclude_edges='reverse', or name the reverse relation (got True)"
         )
-    return ((key, False),) if asked else ()
+    return {key: (False,)} if asked else {}

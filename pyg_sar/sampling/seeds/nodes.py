@@ -9,14 +9,13 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from pyg_sar.comm import raise_together
 from pyg_sar.rows.align import own_rows
-from pyg_sar.rows.attach import as_local, gather, space_of_nodes
+from pyg_sar.rows.attach import gather
 from pyg_sar.rows.rows import Rows
 from pyg_sar.rows.space import Space
 from pyg_sar.sampling.attributes import node_stores
 from pyg_sar.sampling.graph import LocalGraph
-from pyg_sar.sampling.seeds.own import check_ids, of_all_ranks, own_of, own_values
+from pyg_sar.sampling.seeds.own import check_ids, nodes_of, of_all_ranks, own_of, own_times
 from pyg_sar.sampling.seeds.seeds import Asked, Seeds
 from pyg_sar.shard.format.file_names import NodeKey
 
@@ -29,36 +28,26 @@ def read_nodes(data: Data | HeteroData, given: Mapping[str, Any]) -> Asked:
         raise ValueError("'input_time' needs a 'time_attr' (got None)")
     key, nodes = _type_of(data, given['input_nodes'])
     row, space, same = _own_seeds(node_stores(data)[key], nodes)
-    given_time = given['input_time']
-    if given_time is not None:
-        given_time = own_values('input_time', given_time, space)
+    has_time = given['input_time'] is not None
+    given_time = own_times('input_time', given['input_time'], space) if has_time else None
 
     def seeds(graph: LocalGraph, disjoint: bool) -> Seeds:
-        nodes, time, error = graph.nodes[key], None, None
-        position = nodes.positions(row)
+        nodes, time = graph.nodes[key], None
         if not nodes.own_ptr:
-            error = f"'input_nodes' must be of a type with edges (got '{key}')"
-        elif given_time is not None:
-            time, error = graph.times_of('input_time', given_time, row.numel())
-        elif given['time_attr'] is not None and key in graph.times:
+            raise ValueError(f"'input_nodes' must be of a type with edges (got '{key}')")
+        position = nodes.positions(row)
+        if given_time is not None:
+            time = graph.as_times(given_time)
+        elif key in graph.times:
             time = graph.times[key][position - nodes.first]
         elif given['time_attr'] is not None:  # by edges, or by other nodes
-            error = (
+            raise ValueError(
                 "'input_time' must be given where seeds have no 'time_attr' of their own (got None)"
             )
-        raise_together(None if error is None else ValueError(error))
-        return Seeds(
-            graph,
-            key,
-            (position,),
-            space.ids(_CPU),
-            space.total,
-            time,
-            given['batch_size'],
-            disjoint,
-        )
+        places, size = space.ids(_CPU), given['batch_size']
+        return Seeds(graph, key, (position,), places, space.total, time, size, disjoint)
 
-    return {'input_nodes': (key, same), 'input_time': given_time is not None}, seeds
+    return {'input_nodes': (key, same), 'input_time': has_time}, seeds
 
 
 def _type_of(data: Data | HeteroData, given: Any) -> tuple[NodeKey, Any]:
@@ -78,8 +67,8 @@ def _type_of(data: Data | HeteroData, given: Any) -> tuple[NodeKey, Any]:
 
 def _own_seeds(store: Any, given: Any) -> tuple[Tensor, Space, str]:
     """Own rows of the seeds, as rows of which space, and what must be equal on all ranks."""
-    n_id, count = as_local(store['n_id']).cpu(), int(store.num_nodes)
-    space = space_of_nodes(store) or Space(count, what='nodes', ids=n_id, total=count)
+    n_id, space = nodes_of(store)
+    count = space.total
     if given is None:
         return torch.arange(space.own), space, 'all'
     try:

@@ -9,7 +9,15 @@ from torch import Tensor
 
 from pyg_sar.draws import hashed
 from pyg_sar.rows.align import own_rows
+from pyg_sar.rows.attach import as_local, space_of_nodes
 from pyg_sar.rows.space import Space
+
+
+def nodes_of(store: Any) -> tuple[Tensor, Space]:
+    """Ids of the own nodes of a type, on the CPU, and of whose nodes they are."""
+    n_id = as_local(store['n_id']).cpu()
+    whole = Space(n_id.numel(), what='nodes', ids=n_id, total=n_id.numel())  # of one process
+    return n_id, space_of_nodes(store) or whole
 
 
 def own_of(ids: Tensor, n_id: Tensor) -> tuple[Tensor, Tensor]:
@@ -49,3 +57,14 @@ def own_values(name: str, given: Any, space: Space) -> Tensor:
             f'{tuple(values.shape)})'
         )
     return own_rows(name, values, 0, space).detach().cpu()
+
+
+def own_times(name: str, given: Any, space: Space) -> Tensor:
+    """The own ones of a number for each of some seeds, as :func:`own_values`."""
+    time = own_values(name, given, space)
+    if time.dim() > 1 or time.is_complex() or bool(time.isnan().any()):
+        raise ValueError(
+            f"'{name}' must have a number for each of {space.total} seeds, not NaN (got "
+            f'{time.dtype} {tuple(time.shape)})'
+        )
+    return time

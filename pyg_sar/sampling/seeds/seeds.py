@@ -8,8 +8,8 @@ belongs to the owner of its destination.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -102,8 +102,8 @@ class Seeds:
     disjoint: bool  # whether every seed has trees of its own
     label: Tensor | None = None  # of links, ``[N, ...]``
     negatives: Negatives | None = None
-    # Relations without edges between the ends of a batch's links, and whether the other way round.
-    excluded: tuple[tuple[EdgeKey, bool], ...] = ()
+    # Relations without edges between the ends of a batch's links: there (False), and back (True).
+    excluded: Mapping[EdgeKey, tuple[bool, ...]] = field(default_factory=dict)
 
     @property
     def types(self) -> tuple[NodeKey, ...]:
@@ -137,7 +137,7 @@ class Seeds:
         sizes = [min(self.batch_size, self.total - b * self.batch_size) for b in batches]
         time, ends = None if self.time is None else self.time[at], [p[at] for p in self.ends]
         state, until, tree, batch_of_group = self._states(EDGES, number, batches), None, None, None
-        drawn = self._negatives(number, batches, sizes, _Placed(batch, place), ends[0], time)
+        drawn = self._negatives(number, batches, sizes, batch, place, ends[0], time)
         excluded_pairs = self._of_all_ranks(batch, *ends) if self.excluded else []
         batch, link = torch.cat([batch, drawn.batch]), torch.cat([link, drawn.link])
         place = torch.cat([place, drawn.place])
@@ -196,30 +196,27 @@ class Seeds:
         number: int,
         batches: range,
         sizes: list[int],
-        of: _Placed,
+        batch: Tensor,
+        place: Tensor,
         src: Tensor,
         time: Tensor | None,
     ) -> _NegativePairs:
-        """Draws the negatives of own links, by their places in their batch (collective)."""
+        """Draws those of own links, by the links' batch and place there (collective)."""
         negatives, none, each = self.negatives, src[:0], self._per_link
         if negatives is None:
             return _NegativePairs([none] * len(self.ends), none, none, none)
         if each is not None:
-            count, step, first = (
-                torch.full_like(of.place, each),
-                torch.ones_like(of.place),
-                of.place * each,
-            )
+            count, first, step = torch.full_like(place, each), place * each, torch.ones_like(place)
         else:  # negative j of a batch belongs to link j, counted round and round
             totals = torch.tensor([math.ceil(size * negatives.amount) for size in sizes])
-            first, step = of.place, torch.tensor(sizes)[of.batch]
-            count = (totals[of.batch] - first + step - 1).div(step, rounding_mode='floor')
+            first, step = place, torch.tensor(sizes)[batch]
+            count = (totals[batch] - first + step - 1).div(step, rounding_mode='floor')
         link = torch.repeat_interleave(count)
         place = first[link] + step[link] * ranges(torch.zeros_like(count), count)
         order = torch.argsort(place, stable=True)
-        order = order[torch.argsort(of.batch[link[order]], stable=True)]
+        order = order[torch.argsort(batch[link[order]], stable=True)]
         link, place = link[order], place[order]
-        batch, until = of.batch[link], None if time is None else time[link]
+        batch, until = batch[link], None if time is None else time[link]
         state = hashed_on(self._states(NEGATIVES, number, batches)[batch], place)
         drawn = negatives.draw(state, None if each is None else src[link], until)
         ends = [*drawn] if each is None else [none, drawn[1]]
@@ -260,23 +257,13 @@ class Seeds:
         self, links: list[Tensor], batch_of_group: Tensor | None
     ) -> dict[EdgeKey, Excluded]:
         """The edges that batches must not have, by the batches and ends of their links."""
-        pairs: dict[EdgeKey, list[tuple[Tensor, ...]]] = {}
-        for key, is_flipped in self.excluded:
-            batch, *ends = links
-            pairs.setdefault(key, []).append((batch, *(ends[::-1] if is_flipped else ends)))
         out = {}
-        for key, each in pairs.items():
+        for key, ways in self.excluded.items():
+            batch, *ends = links
+            src, dst = (torch.cat([ends[end ^ is_back] for is_back in ways]) for end in (0, 1))
             totals = [self.graph.nodes[end].total for end in ends_of(key)]
-            columns = [torch.cat(column) for column in zip(*each, strict=True)]
-            out[key] = Excluded(columns, totals, batch_of_group)
+            out[key] = Excluded([batch.repeat(len(ways)), src, dst], totals, batch_of_group)
         return out
-
-
-class _Placed(NamedTuple):
-    """Own links of some batches: the batch of each, and its place there among all ranks' links."""
-
-    batch: Tensor
-    place: Tensor
 
 
 class _NegativePairs(NamedTuple):
