@@ -42,7 +42,7 @@ def of_all_ranks(ids: Tensor) -> str:
     """What differs where ranks hold other lists."""
     count = ids.size(-1)
     each = hashed(0, torch.arange(count), *(ids if ids.dim() > 1 else [ids]))
-    return f'{count} of the whole graph, hash {int(each.sum()) % 2**48:x}'
+    return f'{count} of the whole graph, hash {int(each.sum()) % 2**32:x}'
 
 
 def own_values(name: str, given: Any, space: Space) -> Tensor:
