@@ -5,7 +5,7 @@
     python examples/link_prediction_sampled.py parts/    # one process, all the parts
 
 Every batch asks for some links and as many pairs without one; no link is an edge of the batch that
-asks for it. The batches belong to the parts: any number of processes has the same ones.
+asks for it. Any number of processes has batches of the same links and pairs.
 """
 
 from __future__ import annotations
@@ -25,12 +25,17 @@ import pyg_sar
 
 
 def train(
-    model: torch.nn.Module, data: Data, links: dict[str, Tensor], epochs: int, batch_size: int
+    model: torch.nn.Module,
+    data: Data,
+    links: dict[str, Tensor],
+    epochs: int,
+    batch_size: int,
+    fan_outs: tuple[int, int] = (10, 5),
 ) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
     """Yields the mean loss of every epoch, and how often a link is ranked above another pair."""
     loader = pyg_sar.LinkNeighborLoader(
         data,
-        [10, 5],
+        fan_outs,
         batch_size=batch_size,
         shuffle=True,
         neg_sampling='binary',
@@ -75,7 +80,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('root', help='folder written by link_prediction.py --partition')
     parser.add_argument('--hidden', type=int, default=64, help='numbers per node')
-    parser.add_argument('--batch-size', type=int, default=1024, help='links of a part')
+    parser.add_argument('--batch-size', type=int, default=1024, help='links of all processes')
     parser.add_argument('--epochs', type=int, default=5)
     parser.add_argument('--seed', type=int, default=0, help='of the initial weights')
     return parser.parse_args()

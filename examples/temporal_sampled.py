@@ -127,7 +127,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument('--partition', type=int, metavar='P', help='write a graph there in P parts')
     parser.add_argument('--strategy', choices=('last', 'uniform'), default='last')
     parser.add_argument('--hidden', type=int, default=16, help='numbers per node and layer')
-    parser.add_argument('--batch-size', type=int, default=512, help='questions of a part')
+    parser.add_argument('--batch-size', type=int, default=512, help='questions of all processes')
     parser.add_argument('--epochs', type=int, default=5)
     parser.add_argument('--seed', type=int, default=0, help='of the initial weights')
     return parser.parse_args()

@@ -4,10 +4,10 @@
     torchrun --nproc-per-node 2 examples/train_sampled.py parts/ --exact-epochs 5
     python examples/train_sampled.py parts/    # one process, which owns all the parts
 
-The batches belong to the parts: any number of processes prints the same losses, up to rounding. The
-last --exact-epochs are full batches, with the exact gradient. Several processes on one machine
-share its cores: set OMP_NUM_THREADS to cores / processes. With --checkpoint DIR a run that was
-ended, at whatever batch, goes on from the newest checkpoint there with the batches that were left.
+Batches have the same seeds on any number of processes. The last --exact-epochs are full batches,
+with the exact gradient. Several processes on one machine share its cores: set OMP_NUM_THREADS to
+cores / processes. With --checkpoint DIR a run that was ended, at whatever batch, goes on from the
+newest checkpoint there with the batches that were left.
 """
 
 from __future__ import annotations
@@ -107,7 +107,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument('--model', choices=MODELS, default='sage')
     parser.add_argument('--hidden', type=int, default=128, help='numbers per node and layer')
     parser.add_argument('--fan-outs', type=int, nargs='+', default=[15, 10, 5], help='by layer')
-    parser.add_argument('--batch-size', type=int, default=1024, help='training nodes of a part')
+    parser.add_argument(
+        '--batch-size', type=int, default=1024, help='training nodes of all processes'
+    )
     parser.add_argument('--epochs', type=int, default=5, help='of sampled batches')
     parser.add_argument('--exact-epochs', type=int, default=0, help='of one full batch, after them')
     parser.add_argument('--lr', type=float, default=0.003)

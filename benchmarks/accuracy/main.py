@@ -146,7 +146,7 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
                 layers=args.layers,
                 lr=args.sampling_lr,
                 fan_outs=args.fan_outs,
-                batch_size=args.batch_size // args.processes,
+                batch_size=args.batch_size,
                 sampled_epochs=sampled_epochs,
             )
             teams[name] = stack.enter_context(team)

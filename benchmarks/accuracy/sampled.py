@@ -34,7 +34,7 @@ def train_on_batches(
         layers: Number of layers.
         lr: Learning rate.
         fan_outs: By hop.
-        batch_size: Seeds of a part.
+        batch_size: Seeds of all ranks.
         sampled_epochs: After so many, an epoch is one full batch; None for never.
         seed: Of the initial weights and of the batches.
     """

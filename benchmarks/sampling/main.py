@@ -74,8 +74,8 @@ def _sampling(args: argparse.Namespace) -> Iterator[Row]:
                 if processes > 1 or variant != CACHE:
                     options = dict(shared, source=str(cut(args.graph, processes)))
                     options['cache_share'] = args.cache_share if variant == CACHE else 0.0
-                    if variant == LINKS:
-                        options |= {'links': True, 'batch_size': args.num_links}
+                    of_rank = args.num_links if variant == LINKS else args.batch_size
+                    options |= {'links': variant == LINKS, 'batch_size': of_rank * processes}
                     team = Team(sample, processes, **options)
                     name = f'{variant} {processes}'
                     teams[name], kinds[name] = stack.enter_context(team), (variant, processes)
@@ -114,9 +114,9 @@ def _sampling(args: argparse.Namespace) -> Iterator[Row]:
 
 
 def _training(args: argparse.Namespace) -> Iterator[Row]:
-    """One process and two, which have the same two parts and so the same batches."""
-    names = ('fan_outs', 'batch_size', 'batches', 'hidden', 'lr')
-    options = {name: getattr(args, name) for name in names}
+    """One process and two, which have the same two parts and batches of the same seeds."""
+    names = ('fan_outs', 'batches', 'hidden', 'lr')
+    options = {name: getattr(args, name) for name in names} | {'batch_size': 2 * args.batch_size}
     with ExitStack() as stack:
         teams: dict[str, Steps] = {}
         for processes in (1, 2):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -35,8 +34,8 @@ def sample(
     Args:
         source: A partition folder.
         fan_outs: By hop.
-        batch_size: Seeds of a part.
-        batches: How many of every part an epoch has at most.
+        batch_size: Seeds of all ranks.
+        batches: How many an epoch has at most.
         cache_share: Of the bytes of the halo's rows, how many may be kept; of the smallest halo.
         links: Whether batches are of links, each with a negative one, instead of nodes.
     """
@@ -48,10 +47,8 @@ def sample(
         if links
         else _loader(data, fan_outs, batches=batches, **options)
     )
-    is_own = torch.zeros(
-        int(pyg_sar.gather_batches(torch.tensor([data.num_nodes])).sum()), dtype=torch.bool
-    )
-    is_own[data.n_id] = True
+    is_own = torch.zeros(data.num_nodes, dtype=torch.bool)
+    is_own[pyg_sar.local(data.n_id)] = True
     yield {}
     while True:
         edges = remote = 0
@@ -106,7 +103,7 @@ def _load(source: str) -> Data:
     """The shard, in a process that has one core."""
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank() % len(cores)]})
-    data = pyg_sar.local(pyg_sar.load_shard(source))
+    data = pyg_sar.load_shard(source)
     read_all(data)
     return data
 
@@ -114,33 +111,35 @@ def _load(source: str) -> Data:
 def _loader(
     data: Data, fan_outs: list[int], batch_size: int, batches: int, **options: Any
 ) -> pyg_sar.NeighborLoader:
-    ptr = data.edge_index.handle.shard.own_ptr
-    of_parts = [_some_seeds(data, range(*ends), batches * batch_size) for ends in pairwise(ptr)]
+    """Of training nodes at random."""
+    nodes = pyg_sar.gather(data.train_mask).nonzero().view(-1)
+    order = torch.randperm(nodes.numel(), generator=torch.Generator().manual_seed(0))
+    seeds = nodes[order[: batches * batch_size]]
     return pyg_sar.NeighborLoader(
-        data, fan_outs, torch.cat(of_parts), batch_size=batch_size, shuffle=True, **options
+        data, fan_outs, seeds, batch_size=batch_size, shuffle=True, seed=0, **options
     )
 
 
 def _link_loader(
     data: Data, fan_outs: list[int], num_links: int, **options: Any
 ) -> pyg_sar.LinkNeighborLoader:
-    """Of some edges into the nodes of this rank's only part, at random."""
+    """Of some edges at random."""
     order = torch.randperm(data.num_edges, generator=torch.Generator().manual_seed(0))
     links = data.edge_index[:, order[:num_links]]
     return pyg_sar.LinkNeighborLoader(
-        data, fan_outs, links, neg_sampling='binary', exclude_edges=True, shuffle=True, **options
+        data,
+        fan_outs,
+        links,
+        neg_sampling='binary',
+        exclude_edges=True,
+        shuffle=True,
+        seed=0,
+        **options,
     )
 
 
-def _some_seeds(data: Data, rows: range, count: int) -> Tensor:
-    """So many training nodes of a part, at random."""
-    nodes = data.train_mask[rows.start : rows.stop].nonzero().view(-1) + rows.start
-    order = torch.randperm(nodes.numel(), generator=torch.Generator().manual_seed(0))
-    return nodes[order[:count]]
-
-
 def _halo_bytes(data: Data) -> int:
-    num_rows = data.edge_index.handle.shard.num_halo
+    num_rows, data = data.edge_index.handle.shard.num_halo, pyg_sar.local(data)
     tensors = [value for _, value in data if isinstance(value, Tensor)]
     of_nodes = [value for value in tensors if value.size(0) == data.num_nodes]
     return num_rows * sum(value[0].numel() * value.element_size() for value in of_nodes)

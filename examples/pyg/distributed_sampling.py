@@ -6,7 +6,8 @@ It runs so, or without torchrun as one process:
     python -m pyg_sar.partition graph.pt parts/ --num-parts 3
     torchrun --local-ranks-filter 0 --nproc-per-node 3 examples/pyg/distributed_sampling.py
 
-The plain program runs on ranks, too, each with the whole graph.
+The plain program runs on ranks, too, each with the whole graph. There BATCH_SIZE counts the seeds
+of one rank, here those of all.
 """
 
 from __future__ import annotations

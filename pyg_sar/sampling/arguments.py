@@ -28,9 +28,9 @@ MEANINGLESS = {
     'transform_sampler_output': "batches of all ranks' rows are made in one go (use 'transform')",
     'custom_cls': "'data' says what a batch is",
     'input_id': 'it is the place of every seed in what is given',
-    'generator': "draws follow from 'seed' and from ids, not from a generator's state",
-    'sampler': 'batches belong to parts, so that they are the same on any number of ranks',
-    'batch_sampler': 'batches belong to parts, so that they are the same on any number of ranks',
+    'generator': "draws follow from 'seed', or from torch's own generator",
+    'sampler': "batches are of the seeds in their order, or in one drawn by 'seed'",
+    'batch_sampler': "batches are of the seeds in their order, or in one drawn by 'seed'",
     'collate_fn': 'it is what the loader does',
     'dataset': "it is 'input_nodes'",
     'pin_memory': "rows come from where 'data' has them",
@@ -87,24 +87,6 @@ def read_others(loader: str, others: Mapping[str, Any], given: dict[str, Any]) -
             raise TypeError(f"'{name}' has no meaning here: {MEANINGLESS[name]}")
 
 
-def batch_size_of(given: Mapping[str, Any], num_parts: int) -> int:
-    """Seeds of a part in a batch; of all parts together if `global_batch_size` says so."""
-    size, total = given['batch_size'], given['global_batch_size']
-    if total is None:
-        return 1 if size is None else size
-    if size is not None:
-        raise ValueError(
-            f"'batch_size' and 'global_batch_size' cannot both be given (got {size} and {total})"
-        )
-    if type(total) is not int or total < 1 or total % num_parts:
-        near = max(round(total / num_parts), 1) * num_parts if type(total) is int else num_parts
-        raise ValueError(
-            f"'global_batch_size' must be a multiple of the {num_parts} parts (got {total!r}), "
-            f'such as {near}'
-        )
-    return total // num_parts
-
-
 def check_kinds(values: Mapping[str, Any]) -> None:
     """Raises a ValueError for options that are not of their kind."""
     for name in ('replace', 'disjoint', 'shuffle', 'drop_last'):
@@ -112,6 +94,8 @@ def check_kinds(values: Mapping[str, Any]) -> None:
             raise ValueError(f"'{name}' must be True or False (got {values[name]!r})")
     for name, least in (('batch_size', 1), ('prefetch', 0), ('seed', -(2**63))):
         value = values[name]
+        if name == 'seed' and value is None:
+            continue
         if type(value) is not int or not least <= value < 2**63:
             raise ValueError(f"'{name}' must be an int of at least {least} (got {value!r})")
     for name, known in (
@@ -156,7 +140,7 @@ def read_places(index: Any, count: int) -> Tensor:
     is_in = places.dtype == torch.int64 and places.dim() == 1
     if not is_in or bool(((places < 0) | (places >= count)).any()):
         raise ValueError(
-            f'expected places of the {count} seeds of this rank, each less than len(dataset) (got '
+            f'expected places of the {count} seeds, each less than len(dataset) (got '
             f'{places.tolist()})'
         )
     return places

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +21,8 @@ from pyg_sar.sampling.attributes import AttributeRows, edge_stores, ends_of, fin
 from pyg_sar.sampling.cache import Cache
 from pyg_sar.sampling.graph import LocalGraph
 from pyg_sar.sampling.rounds import Round
-from pyg_sar.sampling.seeds.seeds import SeedBatches, Seeds
+from pyg_sar.sampling.seeds.own import own_of
+from pyg_sar.sampling.seeds.seeds import Order, SeedBatches, Seeds
 from pyg_sar.shard.format.file_names import EdgeKey
 
 _logger = logging.getLogger(__name__)
@@ -30,40 +31,47 @@ ROUND = 12
 """Batches that ranks sample together: so many times fewer messages."""
 
 
+class Epoch(NamedTuple):
+    """What the batches of an epoch follow from."""
+
+    number: int  # from 0 on
+    draws: int  # of neighbours and negatives
+    order: int | None  # of the seeds; None where they keep theirs
+
+
+@dataclass(frozen=True, eq=False)
 class Sampler:
     """All that a thread needs to make batches."""
 
-    def __init__(
-        self,
-        data: Data | HeteroData,
-        graph: LocalGraph,
-        fans: Fans,
-        seeds: Seeds,
-        cache: Cache | None,
-    ) -> None:
-        self.data, self.graph, self.fans, self.seeds, self.cache = data, graph, fans, seeds, cache
+    data: Data | HeteroData
+    graph: LocalGraph
+    fans: Fans
+    seeds: Seeds
+    cache: Cache | None
+    num_batches: int
 
-    def of_places(self, places: Tensor, call: int) -> Data | HeteroData:
-        """One batch of chosen seeds of this rank (collective)."""
+    def of_places(self, places: Tensor, number: int) -> Data | HeteroData:
+        """One batch of seeds by their places among those of all ranks (collective)."""
         data = as_local(self.data)
-        seeds = replace(self.seeds, batch_size=max(places.numel(), 1))
-        chosen = seeds.of_batches([places], -1 - call, [0])  # epochs count from 0
+        seed, place = own_of(places, self.seeds.place)
+        seeds = replace(self.seeds, batch_size=max(places.numel(), 1), total=places.numel())
+        chosen = seeds.of_batches(Order(seed, place), number, range(1))
         return make_batch(data, Round(self.graph, find(data), self.fans, chosen, None), 0)
 
     def batches(
-        self, attributes: AttributeRows, epoch: int, numbers: range, is_wanted: Callable[[], bool]
+        self, attributes: AttributeRows, epoch: Epoch, start: int, is_wanted: Callable[[], bool]
     ) -> Iterator[Data | HeteroData]:
-        """Batches of an epoch, while a rank wants them (collective in every round)."""
-        order, cache = self.seeds.order(epoch), self.cache
-        nothing = [part[:0] for part in order]
+        """Batches of an epoch from one on, while a rank wants them (collective in every round)."""
+        order, cache = self.seeds.order(epoch.order), self.cache
+        nothing = Order(order.seed[:0], order.place[:0])
         before = (0, 0) if cache is None else (cache.num_read, cache.num_found)
         of_round = ROUND if self.graph.world_size > 1 else 1
-        for start in range(numbers.start, numbers.stop, of_round):
+        for first in range(start, self.num_batches, of_round):
             own = is_wanted()
-            if not count_ranks(f'sampling batch {start} of epoch {epoch}', own):
+            if not count_ranks(f'sampling batch {first} of epoch {epoch.number}', own):
                 return
-            asked = range(start, min(start + of_round, numbers.stop))
-            seeds = self.seeds.of_batches(order if own else nothing, epoch, asked)
+            asked = range(first, min(first + of_round, self.num_batches))
+            seeds = self.seeds.of_batches(order if own else nothing, epoch.draws, asked)
             sampled = Round(self.graph, attributes, self.fans, seeds, cache)
             data = as_local(self.data)
             for number in range(len(asked)):
@@ -72,7 +80,7 @@ class Sampler:
             del sampled
         if cache is not None:
             read, found = cache.num_read - before[0], cache.num_found - before[1]
-            text = f'epoch {epoch}: {found} of {read} rows of other ranks were in the cache'
+            text = f'epoch {epoch.number}: {found} of {read} rows of other ranks were in the cache'
             say(_logger, logging.INFO, text)
 
 

@@ -105,13 +105,14 @@ def _expected_visits(
         place[key][is_far] = own[edges.src] + found
     size = {key: own[key] + halo[key].numel() for key in own}
     reached = {key: torch.zeros(num, dtype=torch.float64) for key, num in size.items()}
-    for end, position, share in seeds.visits():
+    share = min(seeds.batch_size / max(seeds.total, 1), 1.0)
+    for end, position in zip(seeds.types, seeds.ends, strict=True):
         row = position - graph.nodes[end].first
         is_far = ~graph.nodes[end].is_own(position)
         _, found = number(halo[end], position[is_far])
         row[is_far] = own[end] + found
-        is_known = row < size[end]
-        reached[end].index_add_(0, row[is_known], share[is_known])
+        seen = row[row < size[end]]
+        reached[end].index_add_(0, seen, torch.full(seen.shape, share, dtype=torch.float64))
     total = {key: count.clone() for key, count in reached.items()}
     for hop in range(fans.num_hops):
         following = {key: torch.zeros_like(each) for key, each in reached.items()}

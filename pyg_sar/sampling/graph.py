@@ -103,19 +103,12 @@ class LocalGraph:
     parts_per_rank: int
     first_part: int  # of the own ones
     world_size: int
-    is_whole: bool  # whether one process holds the whole graph, in its order
 
-    def times_of(self, name: str, given: Any, count: int) -> Tensor:
-        """The times of seeds as those of the graph are; a ValueError for what are none."""
-        time = torch.as_tensor(given).detach().cpu()
-        if time.shape != (count,) or time.is_complex() or bool(time.isnan().any()):
-            raise ValueError(
-                f"'{name}' must have a number for each of {count} seeds, not NaN (got {time.dtype} "
-                f'{tuple(time.shape)})'
-            )
+    def as_times(self, values: Tensor) -> Tensor:
+        """Times of seeds as those of the graph are."""
         # Times of edges are whole numbers: at most 2.5 is at most 2.
-        is_whole = self.time_dtype == torch.int64 and time.is_floating_point()
-        return (time.floor() if is_whole else time).to(self.time_dtype)
+        is_whole = self.time_dtype == torch.int64 and values.is_floating_point()
+        return (values.floor() if is_whole else values).to(self.time_dtype)
 
 
 def build(
@@ -177,8 +170,7 @@ def build(
     per_rank = first.parts_per_rank if first.cut is None else first.cut[0].num_parts
     by_position = {key: nodes[key].by_position(time) for key, time in times.items()}
     own_part, size = first.parts.start, first.world_size
-    is_whole = first.is_whole_graph
-    return LocalGraph(nodes, edges, by_position, time_dtype, per_rank, own_part, size, is_whole)
+    return LocalGraph(nodes, edges, by_position, time_dtype, per_rank, own_part, size)
 
 
 def _nodes(data: Data | HeteroData) -> dict[NodeKey, Nodes]:

@@ -26,8 +26,7 @@ class LinkNeighborLoader(Loader):
     ``src_index``,               with triplets, in place of these: int64 ``[num_links]``,
     ``dst_pos_index``,           ``[num_links]``, and ``[num_links, amount]``, or
     ``dst_neg_index``            ``[num_links]`` for an amount of 1
-    ``input_id``                 places of the links in `edge_label_index`; for pairs of ids of the
-                                 whole graph those of rank 0 count first, then those of rank 1 ...
+    ``input_id``                 places of the links in `edge_label_index`
     ``edge_label_time``          if there are times; with triplets ``seed_time``
     ``batch``                    if `disjoint`: the link of every node
     ===========================  =================================================================
@@ -42,14 +41,13 @@ class LinkNeighborLoader(Loader):
             losses = F.binary_cross_entropy_with_logits(
                 (z[0] * z[1]).sum(dim=-1), batch.edge_label.to(z.dtype), reduction='none'
             )
-            loss = losses.sum() / max(len(losses), 1)  # a rank may have no links left
+            loss = pyg_sar.mean_of_batches(losses)  # over the links of all ranks
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
 
-    Any rank may give a link. It belongs to the part that owns its destination. Batch i of a rank
-    holds batch i of each of its parts side by side, with `batch_size` links of every part. So 8
-    parts have the same batches on 1, 2, 4 and 8 ranks.
+    Batches are those of one machine: `batch_size` links of all ranks. A rank gets the ones whose
+    destinations it owns, perhaps none.
 
     Negatives are pairs of different nodes without an edge of the links' relation. They are uniform
     among these pairs, or in proportion to the weights. If nodes have times, both nodes are there by
@@ -62,9 +60,9 @@ class LinkNeighborLoader(Loader):
     Args:
         data: That of :func:`pyg_sar.load_shard`.
         num_neighbors: See :class:`pyg_sar.NeighborLoader`, also for arguments not listed here.
-        edge_label_index: The links: None for all own edges, or edges selected from
-            ``data.edge_index``; or this rank's share of pairs of ids of the whole graph, a plain
-            int64 tensor ``[2, num_links]``. Of a HeteroData a relation, or ``(relation, links)``.
+        edge_label_index: The links: None for all edges, edges selected from ``data.edge_index``, or
+            pairs of ids of the whole graph, equal on all ranks, int64 ``[2, num_links]``. Of a
+            HeteroData a relation, or ``(relation, links)``.
         edge_label: Labels of the links, ``[num_links, ...]``. With binary negatives they are
             classes from 0 on; in batches they count from 1 on, and 0 is that of negatives.
         edge_label_time: Times of the links, ``[num_links]``, together with `time_attr`: edges of a
@@ -73,12 +71,10 @@ class LinkNeighborLoader(Loader):
         neg_sampling: ``'binary'``, ``'triplet'``, or a ``torch_geometric.sampler.NegativeSampling``
             or dict, whose weights are rows of the nodes, or plain tensors of all, ``[N]``.
             `neg_sampling_ratio` is read as PyG reads it.
-        exclude_edges: True leaves the links of a part's batch out of its edges, so that no model
-            sees its answer; a node may have fewer neighbours than were drawn. ``'reverse'`` also
-            leaves out the edges back; between nodes of two types name the relation of these.
-        batch_size: Links of a part in a batch; 1 if it is not given.
-        global_batch_size: Links of all parts in a batch, in its place: a multiple of the parts.
-            With as many steps as on one machine.
+        exclude_edges: True leaves the links of a batch, of all ranks, out of its edges, so that no
+            model sees its answer; a node may have fewer neighbours than were drawn. ``'reverse'``
+            also leaves out the edges back; between nodes of two types name the relation of these.
+        batch_size: Links of all ranks in a batch.
 
     Raises:
         TypeError: For an argument of PyG's or torch's that would have no effect, unless it is their
@@ -106,11 +102,10 @@ class LinkNeighborLoader(Loader):
         transform: Callable[[Any], Any] | None = None,
         *,
         exclude_edges: bool | Literal['reverse'] | tuple[str, str, str] = False,
-        batch_size: int | None = None,
-        global_batch_size: int | None = None,
+        batch_size: int = 1,
         shuffle: bool = False,
         drop_last: bool = False,
-        seed: int = 0,
+        seed: int | None = None,
         cache: int | str | None = None,
         prefetch: int = 2,
         **others: Any,

@@ -1,7 +1,8 @@
 """What all loaders of mini-batches share: batches, epochs, their state, and threads.
 
-What is drawn follows from ids of the whole graph and from a seed, and batches belong to parts. So
-batches do not depend on how many ranks there are, nor on who samples when.
+All ranks have one list of seeds, and every epoch one order of it, as on one machine. A rank takes
+its own seeds of a batch. What is drawn follows from ids of the whole graph, and from a number of
+the epoch: it depends neither on how many ranks there are, nor on who samples when.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from pyg_sar.comm import (
     together,
     world_size,
 )
-from pyg_sar.rows.attach import as_local, check_not_local
+from pyg_sar.draws import hashed
+from pyg_sar.rows.attach import as_local, check_not_local, gather
 from pyg_sar.sampling.ahead import Ahead
 from pyg_sar.sampling.arguments import (
     MEANINGLESS,
     Fans,
-    batch_size_of,
     cache_bytes,
     check_kinds,
     fans_of,
@@ -36,11 +37,10 @@ from pyg_sar.sampling.arguments import (
     read_places,
 )
 from pyg_sar.sampling.attributes import check_data, edge_stores, find
-from pyg_sar.sampling.batch import Sampler
+from pyg_sar.sampling.batch import Epoch, Sampler
 from pyg_sar.sampling.cache import Cache
 from pyg_sar.sampling.graph import build
-from pyg_sar.sampling.seeds.links import with_own_links
-from pyg_sar.sampling.seeds.nodes import with_own_seeds
+from pyg_sar.sampling.seeds.own import of_all_ranks
 from pyg_sar.sampling.seeds.seeds import Asked
 from pyg_sar.shard.format.file_names import EdgeKey
 
@@ -60,6 +60,9 @@ _ALIKE = (
 )
 
 
+_OF_SEEDS = ('input_nodes', 'input_time', 'edge_label_index', 'edge_label', 'edge_label_time')
+
+
 class Loader:
     """Mini-batches of a cut graph: an iterable.
 
@@ -68,7 +71,7 @@ class Loader:
     Attributes:
         data: What was given.
         transform: What was given.
-        batch_size: Seeds of a part in a batch.
+        batch_size: Seeds of all ranks in a batch.
         drop_last: What was given.
     """
 
@@ -84,28 +87,23 @@ class Loader:
             given['subgraph_type'] = given['subgraph_type'].value
         typed = given['data']
 
-        def read() -> tuple[dict[str, Any], dict[EdgeKey, tuple[int, ...]], Asked]:
+        def read() -> tuple[Any, dict[EdgeKey, tuple[int, ...]]]:
             check_not_local(self._name, typed)
-            own = as_local(with_own_links(with_own_seeds(given)))
-            data = own['data']
-            read_others(self._name, others, own)
+            data = as_local(typed)
+            read_others(self._name, others, given)
             check_data(data, world_size(), self._name)
-            stores = edge_stores(data)
-            shard = next(iter(stores.values())).edge_index.handle.shard
-            num_parts = shard.num_parts if shard.cut is None else shard.cut[0].num_parts
-            own['batch_size'] = batch_size_of(own, num_parts)
-            check_kinds(own)
-            own['cache'] = cache_bytes(own['cache'])
-            num_neighbors = fans_of(own['num_neighbors'], list(stores))
-            return own, num_neighbors, self._read(data, own)
+            check_kinds(given)
+            given['cache'] = cache_bytes(given['cache'])
+            return data, fans_of(given['num_neighbors'], list(edge_stores(data)))
 
-        given, num_neighbors, (same_seeds, make_seeds) = together(read)
-        data = given['data']
+        data, num_neighbors = together(read)
         same = {name: given[name] for name in _ALIKE}
-        same |= {'num_neighbors': list(num_neighbors.items()), **same_seeds}
-        answers = agree(same)
-        for name in same:
-            check_equal(f"'{name}'", [each[name] for each in answers])
+        same['num_neighbors'] = list(num_neighbors.items())
+        kinds = {name: _kind_of(given[name]) for name in _OF_SEEDS if name in given}
+        _check_alike({**same, **kinds})
+        same_seeds, make_seeds = together(lambda: self._read(typed, given))
+        _check_alike(same_seeds)
+        same |= same_seeds
         disjoint = given['disjoint'] or given['time_attr'] is not None
         is_last = given['temporal_strategy'] == 'last'
         found = find(data)
@@ -113,13 +111,11 @@ class Loader:
             data, found, given['time_attr'], given['weight_attr'], replace=given['replace']
         )
         seeds = make_seeds(graph, disjoint)
-        counts = agree((seeds.key.numel(), seeds.num_batches(given['drop_last'])))
-        self._num_batches: int = max(count for _, count in counts)
+        self._num_batches = seeds.num_batches(given['drop_last'])
         if not self._num_batches:
-            num_seeds, size = sum(num for num, _ in counts), given['batch_size']
             raise ValueError(
-                f"'{next(iter(same_seeds))}' must give a batch of {size} seeds in some part (got "
-                f'{num_seeds} seeds on all ranks, with drop_last={given["drop_last"]})'
+                f"'{next(iter(same_seeds))}' must give a batch of {given['batch_size']} seeds (got "
+                f'{seeds.total} seeds, with drop_last={given["drop_last"]})'
             )
         of_speed = ('cache', 'prefetch')  # the batches are the same
         self._identity = {k: v for k, v in same.items() if k not in of_speed}
@@ -128,14 +124,16 @@ class Loader:
         cache = None
         if given['cache'] is not None and graph.world_size > 1:
             cache = Cache(graph, found, fans, seeds, given['cache'])
-        self._sampler = Sampler(typed, graph, fans, seeds, cache)
+        self._sampler = Sampler(typed, graph, fans, seeds, cache, self._num_batches)
+        self._seed, self._shuffle = given['seed'], given['shuffle']
         self.data, self.transform = typed, given['transform']
         self.batch_size, self.drop_last = given['batch_size'], given['drop_last']
         self._prefetch = 0 if takes_turns() else given['prefetch']
         self._lane = open_lane() if self._prefetch else None
         if self._lane is not None:
             weakref.finalize(self._sampler, self._lane.close).atexit = False
-        self._epoch, self._at, self._is_loaded, self._num_calls = -1, 0, False, 0
+        self._epoch, self._at, self._num_calls = Epoch(-1, 0, None), 0, 0
+        self._is_loaded = False
         self._source: Ahead | None = None
         self._iteration: Callable[[], _Iteration | None] = lambda: None
 
@@ -149,22 +147,32 @@ class Loader:
                 self._source.leave()
                 self._source.join()
                 self._source = None
-            epoch, at = (self._epoch, self._at) if self._is_loaded else (self._epoch + 1, 0)
-            attributes, cache = find(as_local(self._sampler.data)), self._sampler.cache
-            answers = agree(((epoch, at), cache is None or cache.is_fresh(attributes)))
-            check_equal('epoch and batch', [place for place, _ in answers])
-            if cache is not None and not all(is_fresh for _, is_fresh in answers):
-                cache.fill(attributes)
+            epoch, at = (self._epoch, self._at) if self._is_loaded else (self._next_epoch(), 0)
+            sampler, attributes = self._sampler, find(as_local(self._sampler.data))
+            is_fresh = sampler.cache is None or sampler.cache.is_fresh(attributes)
+            answers = agree(((epoch.number, at), tuple(epoch), is_fresh))
+            check_equal('epoch and batch', [place for place, _, _ in answers])
+            epoch = Epoch(*answers[0][1])  # a rank may have drawn other numbers
+            if sampler.cache is not None and not all(fresh for _, _, fresh in answers):
+                sampler.cache.fill(attributes)
             self._epoch, self._at, self._is_loaded = epoch, at, False
 
             def make(is_wanted: Callable[[], bool]) -> Iterator[Data | HeteroData]:
-                return sampler.batches(attributes, epoch, range(at, end), is_wanted)
+                return sampler.batches(attributes, epoch, at, is_wanted)
 
-            sampler, end = self._sampler, self._num_batches
             self._source = Ahead(make, self._prefetch, self._lane, self._name)
         iteration = _Iteration(self, self._source)
         self._iteration = weakref.ref(iteration)
         return iteration
+
+    def _next_epoch(self) -> Epoch:
+        """The numbers of an epoch; without a seed torch's DataLoader draws them so."""
+        number = self._epoch.number + 1
+        if self._seed is None:
+            draws, order = _drawn(), _drawn() if self._shuffle else None
+        else:
+            draws, order = hashed(self._seed, number, torch.arange(2)).tolist()
+        return Epoch(number, draws, order if self._shuffle else None)
 
     def _next(self, iteration: _Iteration, source: Ahead) -> Data | HeteroData:
         if self._iteration() is not iteration:
@@ -175,8 +183,8 @@ class Loader:
 
     @property
     def dataset(self) -> range:
-        """Places of the seeds of this rank, each 0 .. number of its seeds - 1."""
-        return range(self._sampler.seeds.key.numel())
+        """Places of the seeds of all ranks, each 0 .. number of seeds - 1."""
+        return range(self._sampler.seeds.total)
 
     def __call__(self, index: Any) -> Data | HeteroData:
         """The batch of chosen seeds, as of :meth:`collate_fn`, after `transform` (collective)."""
@@ -186,23 +194,27 @@ class Loader:
     def collate_fn(self, index: Any) -> Data | HeteroData:
         """The batch of chosen seeds, in their order, before `transform` (collective).
 
-        Every rank chooses among its own seeds, and all ranks call; one that needs nothing gives
-        ``[]``. Every call draws other neighbours, which follow from `seed` and the number of the
-        call; the epochs stay what they are.
+        All ranks choose the same seeds, and each gets its own ones of them. Every call draws other
+        neighbours; the epochs stay what they are.
 
         Args:
             index: Places in :attr:`dataset`, int64 ``[num_seeds]`` or a list, or a mask, bool
                 ``[len(dataset)]``.
 
         Raises:
-            ValueError: On all ranks, if one chooses what is no place.
+            ValueError: On all ranks, if one chooses what is no place, or they choose other ones.
         """
         with in_call(self._name), torch.inference_mode(False), torch.device('cpu'):
             sampler = self._sampler
-            places = together(lambda: read_places(as_local(index), len(self.dataset)))
+            whole = gather(index)
+            places = together(lambda: read_places(whole, len(self.dataset)))
             call, self._num_calls = self._num_calls, self._num_calls + 1
-            check_equal('number of calls of a loader', agree(call))
-            return sampler.of_places(places, call)
+            # Epochs count from 0.
+            number = _drawn() if self._seed is None else int(hashed(self._seed, -1 - call))
+            answers = agree((call, of_all_ranks(places), number))
+            check_equal('number of calls of a loader', [call for call, _, _ in answers])
+            check_equal("'index'", [chosen for _, chosen, _ in answers])
+            return sampler.of_places(places, answers[0][2])
 
     def __getattr__(self, name: str) -> Any:
         why = f': {MEANINGLESS[name]}' if name in MEANINGLESS else ''
@@ -219,8 +231,9 @@ class Loader:
 
         Equal on all ranks, and for any number of ranks.
         """
-        place = {'epoch': self._epoch, 'batch': self._at, 'calls': self._num_calls}
-        return {**place, **self._identity}
+        number, draws, order = self._epoch
+        epoch = {'epoch': number, 'draws': draws, 'order': order}
+        return {**epoch, 'batch': self._at, 'calls': self._num_calls, **self._identity}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Has the next ``iter(loader)`` go on from there, with the batches that were left.
@@ -236,13 +249,29 @@ class Loader:
                     f"expected the state of a loader with the '{name}' of this one, {own} (got "
                     f'{state.get(name)})'
                 )
-        self._epoch, self._at = int(state['epoch']), int(state['batch'])
-        self._num_calls = int(state.get('calls', 0))
-        self._is_loaded = self._epoch >= 0 and self._at < len(self)
+        self._epoch = Epoch(state['epoch'], state['draws'], state['order'])
+        self._at, self._num_calls = state['batch'], state['calls']
+        self._is_loaded = self._epoch.number >= 0 and self._at < len(self)
         self._iteration = lambda: None
 
     def __repr__(self) -> str:
         return f'{self._name}()'
+
+
+def _kind_of(value: Any) -> str | None:
+    return None if value is None else type(value).__name__
+
+
+def _check_alike(values: dict[str, Any]) -> None:
+    """Raises a ValueError on all ranks, if one has others (collective)."""
+    answers = agree(values)
+    for name in values:
+        check_equal(f"'{name}'", [each[name] for each in answers])
+
+
+def _drawn() -> int:
+    """A number from torch's generator."""
+    return int(torch.empty((), dtype=torch.int64).random_())
 
 
 class _Iteration(Iterator[Any]):

@@ -23,8 +23,9 @@ class NeighborLoader(Loader):
     ``edge_attr``, ...           of every sampled edge
     ``edge_index``               int64 ``[2, num_edges]``, in the batch's own numbers
     ``n_id``, ``e_id``           ids in the whole graph, int64
-    ``input_id``                 places of the seeds in `input_nodes`; own rows where that is a mask
-    ``batch_size``               number of seeds: of all parts of this rank together
+    ``input_id``                 places of the seeds among all, in the order of `input_nodes`; of a
+                                 mask in the order of ids
+    ``batch_size``               number of seeds of this rank
     ``num_sampled_nodes``        how many each hop added, for ``trim_to_layer``; and
                                  ``num_sampled_edges``
     ``batch``, ``seed_time``     if `disjoint`: the seed of every node, and the seeds' times
@@ -33,20 +34,20 @@ class NeighborLoader(Loader):
     ::
 
         loader = pyg_sar.NeighborLoader(
-            data, [10, 5], data.train_mask, batch_size=64, shuffle=True, seed=0
+            data, [10, 5], data.train_mask, batch_size=64, shuffle=True
         )
         for batch in loader:
             out = model(batch.x, batch.edge_index)[: batch.batch_size]
             losses = F.cross_entropy(out, batch.y[: batch.batch_size], reduction='none')
-            loss = losses.sum() / max(len(losses), 1)  # a rank may have no seeds left
+            loss = pyg_sar.mean_of_batches(losses)  # over the seeds of all ranks
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
 
-    Batches belong to parts. Batch i of a rank holds batch i of each of its parts, side by side; the
-    parts share nothing. So 8 parts have the same batches on 1, 2, 4 and 8 ranks. All ranks have the
-    same ``len(loader)``; a rank whose seeds are used up gets batches without seeds. All ranks must
-    take the same number of batches; with ``prefetch=0`` they must end within the same round of 12.
+    Batches are those of one machine: `batch_size` seeds of all ranks, in their order, or in one
+    order that is drawn for all. Each rank gets its own nodes among these seeds, perhaps none. All
+    ranks have the same ``len(loader)`` and must take the same number of batches; with
+    ``prefetch=0`` they must end within the same round of 12.
 
     Every ``iter(loader)`` is the next epoch. It is collective (two small all-gathers), and so is
     making a loader. Sampling takes ``4 * hops`` collectives for 12 batches.
@@ -69,12 +70,11 @@ class NeighborLoader(Loader):
         weight_attr: The attribute of edges by which they are drawn, finite and at least 0. An edge
             of weight 0 is drawn only where `num_neighbors` is -1.
         transform: Applied to every batch, by the thread of the program.
-        batch_size: Seeds of a part in a batch; 1 if it is not given.
-        global_batch_size: Seeds of all parts in a batch, in its place: a multiple of the parts.
-            With as many steps as on one machine.
+        batch_size: Seeds of all ranks in a batch.
         shuffle: Whether every epoch takes the seeds in another random order.
-        drop_last: Whether a last batch of a part with fewer seeds is left out.
-        seed: Of all random numbers; the same on all ranks.
+        drop_last: Whether a last batch with fewer seeds is left out.
+        seed: Of all random numbers; an epoch then depends on nothing else. None: every epoch takes
+            numbers from torch's generator on rank 0, and has the order of PyG's loader.
         cache: Bytes on each rank, or ``'2GB'``, for the rows of other ranks that batches read most.
             They are fetched once, and again when an attribute has changed between epochs.
         prefetch: How many batches are made ahead, by a thread. 0: none, without a thread. Ranks in
@@ -102,11 +102,10 @@ class NeighborLoader(Loader):
         weight_attr: str | None = None,
         transform: Callable[[Any], Any] | None = None,
         *,
-        batch_size: int | None = None,
-        global_batch_size: int | None = None,
+        batch_size: int = 1,
         shuffle: bool = False,
         drop_last: bool = False,
-        seed: int = 0,
+        seed: int | None = None,
         cache: int | str | None = None,
         prefetch: int = 2,
         **others: Any,

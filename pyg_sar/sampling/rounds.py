@@ -2,9 +2,8 @@
 
 Ranks exchange once for all batches of a round. So their nodes grow together, hop by hop: a node is
 the number of its *group*, times the nodes of its type, plus its position. A group is what has nodes
-of its own: a batch of one part, or the tree of one seed (`disjoint`). Groups are numbered batch
-after batch, part after part, so the nodes that a hop adds lie in that order as well, and a batch is
-a slice of every hop. Nodes of a part's batch get the same numbers whichever rank samples them.
+of its own: a batch, or the tree of one seed (`disjoint`). Groups are numbered batch after batch, so
+the nodes that a hop adds lie in that order as well, and a batch is a slice of every hop.
 """
 
 from __future__ import annotations

@@ -34,6 +34,7 @@ class SampledRun:
         root: str | None,
         *,
         dropout: float = 0.0,
+        fan_outs: tuple[int, int] = (2, 2),
         of_batch: bool = True,
         **options: Any,
     ) -> None:
@@ -42,8 +43,8 @@ class SampledRun:
         self.model = pyg_sar.DistributedDataParallel(Net(dropout=dropout).double())
         self.model.module.norm.train(of_batch)  # statistics of this rank's batch
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.02)
-        given = {'batch_size': 2, 'shuffle': True, 'seed': 3, **options}
-        self.loader = pyg_sar.NeighborLoader(data, [2, 2], data.train_mask, **given)
+        given = {'batch_size': 4, 'shuffle': True, 'seed': 3, **options}
+        self.loader = pyg_sar.NeighborLoader(data, fan_outs, data.train_mask, **given)
         self.step, self.root = 0, root
         if root is not None:
             last = pyg_sar.load_checkpoint(root, self.model, self.optimizer, loader=self.loader)
@@ -61,7 +62,7 @@ class SampledRun:
                 loss.backward()
                 self.optimizer.step()
                 self.step += 1
-                ids = {name: batch[name] for name in ('n_id', 'e_id', 'edge_index')}
+                ids = {name: batch[name] for name in (*NAMES, 'edge_index')}
                 found.append((loss.item(), ids))
                 if self.step == stop:
                     self.save()
@@ -112,22 +113,24 @@ def test_with_dropout_and_batches_made_ahead(parts, tmp_path):
 
 
 def _ids(of_ranks: list[Steps]) -> list[dict[str, list[int]]]:
-    """Of every batch of all ranks, in an order that no number of ranks changes."""
+    """Of every batch of all ranks, each once and in order."""
     return [
-        {name: torch.cat([ids[name] for _, ids in each]).sort().values.tolist() for name in NAMES}
+        {name: torch.cat([ids[name] for _, ids in each]).unique().tolist() for name in NAMES}
         for each in zip(*of_ranks, strict=True)
     ]
 
 
-NAMES = ('n_id', 'e_id')
+NAMES = ('n_id', 'e_id', 'input_id')
+ALL_ALIKE: dict[str, Any] = {'fan_outs': (-1, -1), 'of_batch': False}
+"""With these a batch of all ranks is that of one, and so is its loss."""
 
 
 def test_another_number_of_ranks_goes_on_with_the_same_batches(parts, tmp_path):
-    want = run_as_threads(_whole, 1, parts, of_batch=False)
+    want = run_as_threads(_whole, 1, parts, **ALL_ALIKE)
     root = str(tmp_path)
-    first = run_as_threads(_until, 4, parts, root, 2, of_batch=False)
-    second = run_as_threads(_until, 2, parts, root, 4, of_batch=False)
-    last = run_as_threads(_until, 1, parts, root, None, of_batch=False)
+    first = run_as_threads(_until, 4, parts, root, 2, **ALL_ALIKE)
+    second = run_as_threads(_until, 2, parts, root, 4, **ALL_ALIKE)
+    last = run_as_threads(_until, 1, parts, root, None, **ALL_ALIKE)
     assert [*_ids(first), *_ids(second), *_ids(last)] == _ids(want)
     losses = [loss for run in (first, second, last) for loss, _ in run[0]]
     assert losses == pytest.approx([loss for loss, _ in want[0]], rel=0, abs=1e-10)
@@ -145,14 +148,14 @@ def _killed(parts: str, root: str, log: str, **options: Any) -> None:
 @pytest.mark.slow  # in processes
 def test_killed_at_every_batch(parts, tmp_path):
     """Each life dies one batch later than the one before, and on another number of ranks."""
-    want = run_as_threads(_whole, 1, parts, of_batch=False)
+    want = run_as_threads(_whole, 1, parts, **ALL_ALIKE)
     lives: list[Any] = []
     count = len(want[0]) // EPOCHS + 1  # the first of the next epoch, too
     for number in range(count):
         ranks, log = (2, 4, 1)[number % 3], str(tmp_path / f'life {number}')
         with contextlib.suppress(RankError):  # one outlived another by a moment
             args = (parts, str(tmp_path / 'run'), log)
-            run_once(_killed, ranks, *args, of_batch=False, may_die=range(ranks))
+            run_once(_killed, ranks, *args, **ALL_ALIKE, may_die=range(ranks))
         found = [torch.load(f'{log}.{rank}') for rank in range(ranks)]
         lives += _ids(found)
         assert found[0][0][0] == pytest.approx(want[0][number][0], rel=0, abs=1e-10)

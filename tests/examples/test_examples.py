@@ -78,7 +78,7 @@ def test_train_sampled_is_the_same_on_one_and_two_processes_and_after_a_stop(
     folder: Path, tmp_path: Path
 ) -> None:
     options = [EXAMPLE.with_name('train_sampled.py'), folder, '--hidden', 8, '--epochs', 2]
-    options += ['--fan-outs', 3, 2, '--batch-size', 4, '--exact-epochs', 1]
+    options += ['--fan-outs', -1, -1, '--batch-size', 8, '--exact-epochs', 1]
     one = _epochs(*options)
     saving = [*options, '--checkpoint', tmp_path, '--every', 3]
     two = _epochs(*torchrun(2), *saving)

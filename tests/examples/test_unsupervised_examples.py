@@ -35,7 +35,7 @@ def _sampled(root: str, links: dict[str, Tensor]) -> list[float]:
     data = pyg_sar.load_shard(root)
     torch.manual_seed(1)
     model = pyg_sar.DistributedDataParallel(GraphSAGE(6, 8, 2, 5).double())
-    steps = list(program.train(model, data, links, EPOCHS, 32))
+    steps = list(program.train(model, data, links, EPOCHS, 32, (-1, -1)))
     return [loss.item() for loss, _ in steps] + [s.item() for s in steps[-1][1].values()]
 
 

@@ -158,7 +158,7 @@ def _network(run: Run) -> torch.nn.Module:
 def _batches(data: Any, run: Run) -> Any:
     if not run.samples:
         return [data]
-    return pyg_sar.NeighborLoader(data, [3, 3], data.train_mask, batch_size=3, shuffle=True)
+    return pyg_sar.NeighborLoader(data, [3, 3], data.train_mask, batch_size=9, shuffle=True)
 
 
 def _loss(model: Any, data: Any, run: Run) -> Tensor:

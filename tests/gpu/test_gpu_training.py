@@ -128,7 +128,7 @@ def test_rounded_rows(setup: str, tmp_path: Path) -> None:
 def test_batches(setup: str, tmp_path: Path) -> None:
     root = _cut(tmp_path)
     want = run_as_threads(batches._train, 1, root)[0]
-    batches._compare(on(setup, batches._train, root, 'cuda'), want)
+    batches.compare(on(setup, batches._train, root, 'cuda'), want)
 
 
 class _Late(torch.autograd.Function):

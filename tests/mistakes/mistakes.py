@@ -143,9 +143,13 @@ def share_of_a_rank(data: Any, rank: int) -> None:
     pyg_sar.NeighborLoader(data, [2, 2], torch.arange(20)[rank::NUM_RANKS], batch_size=4)
 
 
-def same_links_on_all_ranks(data: Any, rank: int) -> None:
-    pairs = torch.arange(20).view(2, 10)
-    pyg_sar.LinkNeighborLoader(data, [2, 2], pairs, batch_size=4)
+def chosen_by_a_rank(data: Any, rank: int) -> None:
+    pyg_sar.NeighborLoader(data, [2, 2])(torch.arange(20)[rank::NUM_RANKS])
+
+
+def links_of_a_rank(data: Any, rank: int) -> None:
+    pairs = torch.arange(24).view(2, 12)
+    pyg_sar.LinkNeighborLoader(data, [2, 2], pairs[:, rank::NUM_RANKS], batch_size=4)
 
 
 def misspelt_option(data: Any, rank: int) -> None:
@@ -215,8 +219,13 @@ IN_STEP: dict[str, Mistake] = {
         "expected the same 'input_nodes' on all ranks",
         'give the same on every rank',
     ),
-    'the same links on all ranks': Mistake(
-        same_links_on_all_ranks, 'got the same 10 pairs on all ranks', 'pairs[:, rank::world_size]'
+    "a rank's choice of seeds": Mistake(
+        chosen_by_a_rank, "expected the same 'index' on all ranks", 'give the same on every rank'
+    ),
+    "a rank's share of links": Mistake(
+        links_of_a_rank,
+        "expected the same 'edge_label_index' on all ranks",
+        'give the same on every rank',
     ),
     'a misspelt option': Mistake(
         misspelt_option, "no option 'chekpoint_activations'", 'do you mean checkpoint_activations?'
@@ -233,11 +242,6 @@ IN_STEP: dict[str, Mistake] = {
         lambda data, rank: pyg_sar.LinkNeighborLoader(data, [2], neg_sampling='tripplet'),
         "'neg_sampling' must be",
         "'binary', 'triplet'",
-    ),
-    'a batch that parts cannot share': Mistake(
-        lambda data, rank: pyg_sar.NeighborLoader(data, [2], global_batch_size=64),
-        "'global_batch_size' must be a multiple of the 3 parts",
-        'such as 63',
     ),
     'no such folder': Mistake(
         no_such_folder, "'nowhere/parts' (got no folder)", 'pyg_sar.partition'

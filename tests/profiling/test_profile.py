@@ -356,7 +356,7 @@ def test_without_a_process_group(root):
 def test_rows_in_the_cache_of_batches(data):
     """A line of the table; none without a cache."""
     model = _model()
-    loader = pyg_sar.NeighborLoader(data, [4, 4], batch_size=4, cache=700, prefetch=1)
+    loader = pyg_sar.NeighborLoader(data, [4, 4], batch_size=8, cache=700, prefetch=1)
     with pyg_sar.profile(model) as prof:
         for batch in loader:
             model(batch.x, batch.edge_index)

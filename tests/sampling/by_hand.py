@@ -39,7 +39,7 @@ def floyd(state: int, num: int, k: int) -> list[int]:
 
 
 class Sampled:
-    """One part's batch: nodes and edges (source, destination, id) by hop, ids of the graph."""
+    """A rank's batch: nodes and edges (source, destination, id) by hop, ids of the graph."""
 
     def __init__(self) -> None:
         self.nodes: list[list[int]] = []
@@ -52,13 +52,12 @@ def sample(
     seeds: Sequence[int],
     fans: Sequence[int],
     *,
-    part: int,
     batch: int,
     seed: int = 0,
     epoch: int = 0,
     replace: bool = False,
 ) -> Sampled:
-    """The batch `batch` of part `part`, of a homogeneous graph."""
+    """A rank's seeds in batch `batch` with their neighbours, of a homogeneous graph."""
     in_edges: dict[int, list[tuple[int, int]]] = {}
     for number, (src, dst) in enumerate(edge_index.t().tolist()):
         in_edges.setdefault(dst, []).append((number, src))
@@ -71,7 +70,8 @@ def sample(
         edges = []
         for node in out.nodes[-1]:
             found = in_edges.get(node, [])
-            state = hashed_on(hashed(seed, 1, epoch, part, batch), node * len(fans) + hop)
+            number = hashed(hashed(seed, epoch, 0), 0, batch)
+            state = hashed_on(number, node * len(fans) + hop)
             if k < 0 or (len(found) <= k and not replace):
                 chosen = range(len(found))
             elif replace:

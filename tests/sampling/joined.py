@@ -1,4 +1,4 @@
-"""Batches of several ranks, put together as one rank with all parts would have them."""
+"""Batches of one rank or several, as plain values that can be compared."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 import pyg_sar
-from pyg_sar.comm import rank, world_size
 
 Taken = list[dict[str, Any]]
 
@@ -32,15 +31,8 @@ def batches(root: str, epochs: int = 1, **options: Any) -> Taken:
     mask = options.pop('mask', 'train_mask')
     store = data if key is None else data[key]
     rows = None if mask is None else store[mask]
-    loader = pyg_sar.NeighborLoader(
-        data, input_nodes=rows if key is None else (key, rows), **options
-    )
-    out = []
-    for _ in range(epochs):
-        taken = [take(batch) for batch in loader]
-        assert len(taken) == len(loader)
-        out += taken
-    return out
+    seeds = rows if key is None else (key, rows)
+    return _all(pyg_sar.NeighborLoader(data, input_nodes=seeds, **options), epochs)
 
 
 def link_batches(
@@ -49,30 +41,15 @@ def link_batches(
     *,
     relation: Any = None,
     pairs: Tensor | None = None,
-    more: dict[str, Tensor] | None = None,
     **options: Any,
 ) -> Taken:
-    """All batches of links: own edges, or ids of the whole graph, a share from each rank.
+    """All batches of links: all edges of a relation, or pairs of ids of the whole graph."""
+    links = pairs if relation is None else (relation, pairs)
+    data = pyg_sar.load_shard(root)
+    return _all(pyg_sar.LinkNeighborLoader(data, edge_label_index=links, **options), epochs)
 
-    Args:
-        root: Of the shards.
-        epochs: How many.
-        relation: Of the links.
-        pairs: Ids of the whole graph, int64 ``[2, num_links]``.
-        more: What belongs to these, such as `edge_label`.
-        **options: Of the loader.
-    """
-    data, size = pyg_sar.load_shard(root), world_size()
-    links = None
-    if pairs is not None:
-        links = pairs.tensor_split(size, dim=1)[rank()]
-        more = {name: value.tensor_split(size)[rank()] for name, value in (more or {}).items()}
-    loader = pyg_sar.LinkNeighborLoader(
-        data,
-        edge_label_index=links if relation is None else (relation, links),
-        **(more or {}),
-        **options,
-    )
+
+def _all(loader: Any, epochs: int) -> Taken:
     out = []
     for _ in range(epochs):
         taken = [take(batch) for batch in loader]
@@ -81,132 +58,74 @@ def link_batches(
     return out
 
 
-def join(of_ranks: Sequence[Taken]) -> Taken:
-    """Batch by batch: hop after hop, the ranks' nodes and edges one after another."""
-    return [_joined(same) for same in zip(*of_ranks, strict=True)]
+def content(of_ranks: Sequence[Taken]) -> list[dict[Any, Any]]:
+    """Batch by batch what no number of ranks changes, by ids of the whole graph, in order.
+
+    That are seeds and negatives; and nodes and edges where each seed has a tree of its own.
+    """
+    return [_content(same) for same in zip(*of_ranks, strict=True)]
 
 
-def _joined(batches: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    nodes, places = {}, {}
-    for key in batches[0]['nodes']:
-        each = [batch['nodes'][key] for batch in batches]
-        hops = [store['num_sampled_nodes'] for store in each]
-        values = _by_hop(_only(each, False), hops)
-        values['num_sampled_nodes'] = [sum(n) for n in zip(*hops, strict=True)]
-        order = _by_hop(
-            [{'at': torch.arange(sum(h)) + 10**6 * r} for r, h in enumerate(hops)], hops
-        )
-        places[key] = order['at']
-        nodes[key] = values
-    edges = {}
-    for key in batches[0]['edges']:
+def _content(same: Sequence[dict[str, Any]]) -> dict[Any, Any]:
+    out: dict[Any, list[Any]] = {}
+    for batch in same:
+        for key, store in batch['nodes'].items():
+            if 'input_id' in store and 'batch_size' in store:
+                ids = store['n_id'][: store['batch_size']]
+                _add(out, (key, 'seeds'), store['input_id'], ids)
+        for key, store in batch['edges'].items():
+            _add_links(out, key, batch, store)
+        trees = [store for store in batch['nodes'].values() if 'batch' in store]
+        if trees:
+            for name, values in nodes_and_edges(batch).items():
+                out.setdefault(name, []).extend(values)
+    return {name: sorted(rows) for name, rows in out.items()}
+
+
+def _add(out: dict[Any, list[Any]], name: Any, *columns: Tensor) -> None:
+    out.setdefault(name, []).extend(zip(*(c.tolist() for c in columns), strict=True))
+
+
+def _add_links(
+    out: dict[Any, list[Any]], key: Any, batch: dict[str, Any], store: dict[str, Any]
+) -> None:
+    src, dst = (batch['nodes'][end] for end in ((None, None) if key is None else (key[0], key[2])))
+    if 'edge_label_index' in store:
+        row, col = store['edge_label_index']
+        num = store['input_id'].numel()
+        ends = src['n_id'][row], dst['n_id'][col]
+        more = [store[name] for name in ('edge_label', 'edge_label_time') if name in store]
+        _add(out, (key, 'links'), store['input_id'], *(t[:num] for t in (*ends, *more)))
+        _add(out, (key, 'negatives'), *(t[num:] for t in (*ends, *more)))
+    elif 'src_index' in src and 'input_id' in store:
+        triplets = src['src_index'], dst['dst_pos_index'], dst['dst_neg_index']
+        ends = [of['n_id'][at] for of, at in zip((src, dst, dst), triplets, strict=True)]
+        _add(out, (key, 'triplets'), store['input_id'], *ends)
+
+
+def nodes_and_edges(batch: dict[str, Any]) -> dict[Any, list[Any]]:
+    """The nodes of a batch by type and hop, and its edges with their ends, by ids."""
+    out: dict[Any, list[Any]] = {}
+    for key, store in batch['nodes'].items():
+        for hop, ids in enumerate(store['n_id'].split(list(store['num_sampled_nodes']))):
+            out[key, 'nodes', hop] = sorted(ids.tolist())
+    for key, store in batch['edges'].items():
         src, dst = (None, None) if key is None else (key[0], key[2])
-        each = []
-        for number, batch in enumerate(batches):
-            store = dict(batch['edges'][key])
-            store['src'], store['dst'] = (
-                _at(places[end], row + 10**6 * number)
-                for end, row in zip((src, dst), store['edge_index'], strict=True)
-            )
-            each.append(store)
-        hops = [store.get('num_sampled_edges') or [store['src'].numel()] for store in each]
-        values = _by_hop(_only(each, True), hops)
-        values['edge_index'] = torch.stack([values.pop('src'), values.pop('dst')])
-        values['num_sampled_edges'] = [sum(n) for n in zip(*hops, strict=True)]
-        if 'num_sampled_edges' not in each[0]:  # induced edges are in the order of destinations
-            order = values['edge_index'][1].argsort(stable=True)
-            values = {
-                k: v[..., order] if k == 'edge_index' else v[order]
-                for k, v in values.items()
-                if isinstance(v, Tensor)
-            }
-        edges[key] = values
-    return {'nodes': nodes, 'edges': edges, 'links': _links(batches, places)}
-
-
-def _links(batches: Sequence[dict[str, Any]], places: dict[Any, Tensor]) -> dict[Any, Any]:
-    """What batches say of links: those of the first rank, of the second, ...; then negatives."""
-    out: dict[Any, Any] = {}
-    for key in batches[0]['edges']:
-        src, dst = (None, None) if key is None else (key[0], key[2])
-        ends = {
-            'src_index': src,
-            'dst_pos_index': dst,
-            'dst_neg_index': dst,
-        }
-        found: dict[str, list[list[Tensor]]] = {}
-
-        def add(name: str, value: Tensor, num: int) -> None:
-            found.setdefault(name, []).append([value[:num], value[num:]])  # noqa: B023
-
-        for of, batch in enumerate(batches):
-            store = batch['edges'][key]
-            num = store['input_id'].numel() if 'input_id' in store else 0
-            if 'edge_label_index' in store:
-                for i, end in enumerate((src, dst)):
-                    number = store['edge_label_index'][i] + 10**6 * of
-                    add(f'edge_label_index {i}', _at(places[end], number), num)
-                for name in ('edge_label', 'edge_label_time'):
-                    if name in store:
-                        add(name, store[name], num)
-            if dst is not None or 'src_index' in store:
-                for name, end in ends.items():
-                    value = batch['nodes'][end].get(name)
-                    if value is not None:
-                        flat = _at(places[end], value.view(-1) + 10**6 * of).view(value.shape)
-                        add(name, flat, len(flat))
-        for name, each in found.items():
-            out[key, name] = torch.cat([v[0] for v in each] + [v[1] for v in each])
-    return {'': out}
-
-
-def _only(stores: list[dict[str, Any]], is_edge: bool) -> list[dict[str, Any]]:
-    """What is of nodes, or of edges, of what a homogeneous batch has together."""
-    of_edges, of_links = ('src', 'dst', 'e_id'), ('edge_label', 'dst_', 'src_index')
-    return [
-        {
-            k: v
-            for k, v in store.items()
-            if ('edge' in k or k in of_edges) == is_edge and not k.startswith(of_links)
-        }
-        for store in stores
-    ]
-
-
-def _by_hop(stores: list[dict[str, Any]], hops: list[list[int]]) -> dict[str, Tensor]:
-    """Tensors with a row for every node or edge, hop after hop, rank after rank."""
-    counts = [sum(each) for each in hops]
-    names = [
-        name
-        for name, value in stores[0].items()
-        if isinstance(value, Tensor)
-        and name not in ('edge_index', 'input_id', 'seed_time', 'batch')
-        and all(store[name].size(0) == n for store, n in zip(stores, counts, strict=True))
-    ]
-    out = {}
-    for name in names:
-        split = [store[name].split(h) for store, h in zip(stores, hops, strict=True)]
-        out[name] = torch.cat([piece for hop in zip(*split, strict=True) for piece in hop])
+        row, col = store['edge_index']
+        ends = batch['nodes'][src]['n_id'][row], batch['nodes'][dst]['n_id'][col]
+        out[key, 'edges'] = sorted(zip(*(t.tolist() for t in (*ends, store['e_id'])), strict=True))
     return out
 
 
-def _at(places: Tensor, wanted: Tensor) -> Tensor:
-    """Where each of some distinct numbers stands."""
-    order = places.argsort()
-    return order[torch.searchsorted(places[order], wanted)]
-
-
 def assert_same(got: Taken, want: Taken) -> None:
-    """Every tensor of every batch has the same numbers, the order of rows included."""
+    """Every value of every batch of a rank is the same, the order of rows included."""
     assert len(got) == len(want)
     for one, other in zip(got, want, strict=True):
-        for kind in ('nodes', 'edges', 'links'):
-            if kind not in one or kind not in other:
-                continue
+        for kind in ('nodes', 'edges'):
             assert one[kind].keys() == other[kind].keys()
             for key, values in one[kind].items():
                 wanted = other[kind][key]
-                assert values.keys() <= wanted.keys()
+                assert values.keys() == wanted.keys()
                 for name, value in values.items():
                     if isinstance(value, Tensor):
                         assert value.dtype == wanted[name].dtype, (key, name)

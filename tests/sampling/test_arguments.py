@@ -8,7 +8,7 @@ import pytest
 import torch
 from few import few
 from hetero_graphs import CITES, WRITES
-from joined import Own, Taken, assert_same, batches, join, link_batches, take
+from joined import Own, Taken, assert_same, batches, content, link_batches, take
 from on_ranks import on_ranks
 from ranks import run_as_threads
 from small_graphs import assert_all_raise, assign, attempt, small_graph
@@ -22,7 +22,7 @@ from pyg_sar.comm import rank
 Wrong = list[tuple[dict[str, Any], list[str]]]
 LOADERS = {'nodes': pyg_sar.NeighborLoader, 'links': pyg_sar.LinkNeighborLoader}
 PAIRS = torch.tensor([[0, 1, 2], [3, 4, 5]])
-SHARES = Own(PAIRS, PAIRS + 1)
+SHARES = Own(PAIRS[:, :2], PAIRS[:, 2:])
 NONE = torch.empty(2, 0, dtype=torch.int64)
 
 
@@ -74,7 +74,6 @@ DEFAULTS: dict[str, Any] = {
 MEANS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ('nodes', {**DEFAULTS, 'batch_size': 3}, {'batch_size': 3}),
     ('nodes', {'directed': False}, {'subgraph_type': 'induced'}),
-    ('nodes', {'global_batch_size': 8}, {'batch_size': 2}),
     ('links', {**DEFAULTS, 'neg_sampling_ratio': 0.0}, {}),
     ('links', {'neg_sampling_ratio': 2.0}, {'neg_sampling': NegativeSampling('binary', 2.0)}),
 ]
@@ -85,7 +84,7 @@ def test_arguments_of_pyg(
     folder: str, loader: str, says: dict[str, Any], means: dict[str, Any]
 ) -> None:
     data = pyg_sar.load_shard(folder)
-    made = [LOADERS[loader](data, [2, 2], **options) for options in (says, means)]
+    made = [LOADERS[loader](data, [2, 2], seed=0, **options) for options in (says, means)]
     for batch, right in zip(*made, strict=True):
         for name, value in right.to_dict().items():
             assert batch[name] is value or bool(
@@ -96,8 +95,6 @@ def test_arguments_of_pyg(
 
 
 OF_NODES: Wrong = [
-    ({'batch_size': 2, 'global_batch_size': 8}, ['global_batch_size', '8']),
-    ({'global_batch_size': 7}, ['global_batch_size', '7']),
     ({'num_neighbors': 5}, ['num_neighbors', '5']),
     ({'num_neighbors': [2, -2]}, ['num_neighbors', '-2']),
     ({'num_neighbors': {('a', 'to', 'b'): [2]}}, ['num_neighbors', 'a__to__b']),
@@ -121,7 +118,7 @@ OF_NODES: Wrong = [
     ({'input_nodes': torch.zeros(7, dtype=torch.bool)}, ['input_nodes', '(7,)']),
     ({'input_nodes': 'paper'}, ['input_nodes', 'paper']),
     ({'input_nodes': []}, ['input_nodes', '0 seeds']),
-    ({'batch_size': 40, 'drop_last': True}, ['drop_last', '40 seeds']),
+    ({'batch_size': 41, 'drop_last': True}, ['drop_last', '40 seeds']),
     ({'batch_size': Own(2, 4)}, ['batch_size', '2', '4']),
     ({'seed': Own(0, 1)}, ['seed', '0', '1']),
     ({'num_neighbors': Own([2, 2], [2, 3])}, ['num_neighbors', '2', '3']),
@@ -134,17 +131,18 @@ def _weighted(mode: str, weight: torch.Tensor) -> NegativeSampling:
 
 
 OF_LINKS: Wrong = [
-    ({'edge_label_index': PAIRS}, ['edge_label_index', 'rank::world_size', '3 pairs']),
+    ({'edge_label_index': SHARES}, ['edge_label_index', '2 of the whole', '1 of the whole']),
     ({'edge_label_index': Own(PAIRS, PAIRS * 10)}, ['edge_label_index', '40']),
     ({'edge_label_index': PAIRS.float()}, ['edge_label_index', 'float32']),
     ({'edge_label_index': NONE}, ['edge_label_index', '0 seeds']),
-    ({'edge_label_index': Own(PAIRS, None)}, ['edge_label_index', 'own edges', 'ids']),
+    ({'edge_label_index': Own(PAIRS, None)}, ['edge_label_index', 'Tensor', 'None']),
     ({'edge_label': torch.zeros(3)}, ['edge_label', '3 rows', '228 edges']),
     (
-        {'edge_label_index': SHARES, 'edge_label': Own(torch.zeros(3), torch.zeros(3).long())},
-        ['edge_label', 'float32', 'int64'],
+        {'edge_label_index': PAIRS, 'edge_label': Own(torch.zeros(3), torch.zeros(3).long())},
+        ['edge_label', 'differs'],
     ),
-    ({'edge_label_index': SHARES, 'edge_label': Own(torch.zeros(3), None)}, ['edge_label', 'None']),
+    ({'edge_label_index': PAIRS, 'edge_label': torch.zeros(1)}, ['edge_label', '3 seeds']),
+    ({'edge_label_index': PAIRS, 'edge_label': Own(torch.zeros(3), None)}, ['edge_label', 'None']),
     ({'edge_label_time': torch.zeros(228)}, ['edge_label_time', 'time_attr', 'None']),
     ({'time_attr': 'y'}, ['edge_label_time', 'time_attr', "'y'"]),
     ({'edge_label_time': torch.zeros(3), 'time_attr': 'y'}, ['edge_label_time', '3 rows']),
@@ -245,10 +243,10 @@ def test_own_data_is_refused(folder: str, loader: str, size: int) -> None:
 def test_what_pyg_takes_is_taken(hetero_folder: str, folder: str) -> None:
     data = pyg_sar.load_shard(hetero_folder)
     fans = NumNeighbors({('author', 'writes', 'paper'): [3, 3]}, default=[1, 1])
-    loader = pyg_sar.NeighborLoader(data, fans, 'paper', prefetch=0)
+    loader = pyg_sar.NeighborLoader(data, fans, 'paper', prefetch=0, seed=0)
     text = {'__'.join(key): [1, 1] for key in data.edge_types}
     text['author__writes__paper'] = [3, 3]
-    same = pyg_sar.NeighborLoader(data, text, ('paper', None), prefetch=0)
+    same = pyg_sar.NeighborLoader(data, text, ('paper', None), prefetch=0, seed=0)
     assert_same([take(b) for b in loader], [take(b) for b in same])
     data = pyg_sar.load_shard(folder)
     induced = pyg_sar.NeighborLoader(data, (2,), [0, 3, 1], subgraph_type=SubgraphType.induced)
@@ -264,7 +262,8 @@ def test_transforms_run_in_the_program(folder: str) -> None:
         return batch
 
     torch.manual_seed(1)
-    draws = [float(b.draw) for b in pyg_sar.NeighborLoader(data, [2], transform=transform)]
+    loader = pyg_sar.NeighborLoader(data, [2], transform=transform, seed=0)
+    draws = [float(b.draw) for b in loader]
     torch.manual_seed(1)
     assert draws == [float(torch.rand(())) for _ in draws]
 
@@ -285,14 +284,15 @@ def test_attributes_are_those_of_the_epoch(folder: str) -> None:
 
 SHUFFLED: dict[str, Any] = {'num_neighbors': [2, 2], 'shuffle': True, 'seed': 2}
 OF_LOADER: dict[str, dict[str, Any]] = {
-    'nodes': SHUFFLED,
-    'links': {**SHUFFLED, 'batch_size': 9, 'neg_sampling': 'binary', 'exclude_edges': True},
+    'nodes': {**SHUFFLED, 'batch_size': 4, 'disjoint': True},
+    'links': {**SHUFFLED, 'batch_size': 36, 'neg_sampling': 'binary', 'exclude_edges': True},
 }
 
 
 def _half(
     root: str, loader: str, num: int, state: dict[str, Any] | None
 ) -> tuple[Taken, dict[str, Any]]:
+    torch.manual_seed(rank())
     made = LOADERS[loader](pyg_sar.load_shard(root), **OF_LOADER[loader])
     if state is not None:
         made.load_state_dict(state)
@@ -311,9 +311,9 @@ def _half(
 def test_resumes_on_another_number_of_ranks(folder: str, loader: str, num: int) -> None:
     options = OF_LOADER[loader]
     if loader == 'nodes':
-        want = join([batches(folder, 3, mask=None, **options)])
+        want = content([batches(folder, 3, mask=None, **options)])
     else:
-        want = join([link_batches(folder, 3, **options)])
+        want = content([link_batches(folder, 3, **options)])
     of_epoch = len(want) // 3
     num += of_epoch  # in the middle of the second epoch
     results = run_as_threads(_half, 4, folder, loader, num, None)
@@ -322,7 +322,7 @@ def test_resumes_on_another_number_of_ranks(folder: str, loader: str, num: int) 
     assert (states[0]['epoch'], states[0]['batch']) == (1, num - of_epoch)
     for world_size in (2, 1):
         rest = run_as_threads(_half, world_size, folder, loader, len(want) - num, states[0])
-        assert_same(join([taken for taken, _ in rest]), want[num:])
+        assert content([taken for taken, _ in rest]) == want[num:]
         assert (rest[0][1]['epoch'], rest[0][1]['batch']) == (2, of_epoch)
 
 

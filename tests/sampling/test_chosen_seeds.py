@@ -25,15 +25,16 @@ def test_outputs_are_those_of_the_whole_graph(data, world_size, num_parts):
     model, graph = SAGEConv(6, 3).double(), small_graph()
     want = model(graph.x, graph.edge_index)
     loader = pyg_sar.NeighborLoader(data, [-1], data.train_mask, batch_size=2)
-    own = pyg_sar.local(data.n_id[data.train_mask])
-    assert list(loader.dataset) == list(range(len(own)))
-    for chosen in (torch.arange(len(own)).flip(0), [], (own % 2 == 0), [0] * min(len(own), 1)):
-        places = torch.arange(len(own))[chosen] if len(chosen) else torch.arange(0)
+    seeds = graph.train_mask.nonzero().view(-1)
+    assert list(loader.dataset) == list(range(len(seeds)))
+    for chosen in (torch.arange(len(seeds)).flip(0), [], seeds % 2 == 0, [0]):
+        places = torch.arange(len(seeds))[chosen] if len(chosen) else torch.arange(0)
+        own = places[torch.isin(seeds[places], pyg_sar.local(data.n_id))]
         batch = loader(chosen)
-        assert batch.n_id[: batch.batch_size].equal(own[places])
-        assert batch.batch_size == len(places)
+        assert batch.input_id.equal(own)
+        assert batch.n_id[: batch.batch_size].equal(seeds[own])
         torch.testing.assert_close(
-            model(batch.x, batch.edge_index)[: batch.batch_size], want[own[places]]
+            model(batch.x, batch.edge_index)[: batch.batch_size], want[seeds[own]]
         )
 
 
@@ -41,7 +42,7 @@ def test_outputs_are_those_of_the_whole_graph(data, world_size, num_parts):
 def test_an_evaluation_by_calls_covers_every_seed(data):
     loader = pyg_sar.NeighborLoader(data, [-1], ~data.train_mask, transform=_marked)
     seen = []
-    for start in range(0, max(agree(len(loader.dataset))), 4):
+    for start in range(0, len(loader.dataset), 4):
         batch = loader(loader.dataset[start : start + 4])
         assert batch.is_marked
         seen += batch.n_id[: batch.batch_size].tolist()
@@ -73,12 +74,15 @@ def test_calls_draw_anew_and_leave_epochs_alone(data):
 @on_ranks(3)
 def test_links_are_chosen_with_their_negatives(data):
     loader = pyg_sar.LinkNeighborLoader(data, [2], batch_size=2, neg_sampling='binary')
-    places = [1, 0] if rank() else []
+    places = [30, 5, 100, 17]
     batch = loader(places)
-    assert batch.edge_label.tolist() == [1.0] * len(places) + [0.0] * len(places)
-    ends = batch.n_id[batch.edge_label_index][:, : len(places)]
-    wanted = small_graph().edge_index[:, pyg_sar.local(data.e_id)[batch.input_id]]
-    assert ends.equal(wanted)
+    num = len(batch.input_id)
+    assert sorted(place for own in agree(batch.input_id.tolist()) for place in own) == sorted(
+        places
+    )
+    assert batch.edge_label.tolist() == [1.0] * num + [0.0] * num
+    ends = batch.n_id[batch.edge_label_index][:, :num]
+    assert ends.equal(small_graph().edge_index[:, batch.input_id])
 
 
 @on_ranks(3)
@@ -87,6 +91,7 @@ def test_places_that_are_none_are_an_error_on_all(data):
     for wrong in ([-1], [len(loader.dataset)], [0.5], 'abc', [[0]]):
         raised = attempt(loader, wrong if rank() == 1 else [])
         assert_all_raise([raised], 'ValueError', 'places of')
+    assert_all_raise([attempt(loader, [rank()])], 'ValueError', 'index')
     loader([])
 
 
@@ -134,7 +139,8 @@ def test_seeds_of_the_whole_graph(tmp_path: Path, world_size: int) -> None:
     for name, seeds in want.items():
         assert sorted(i for each in found for i in each[name][0].tolist()) == seeds, name
     ids = torch.tensor([5, 31, 7, 5, 0])
-    for name in ('ids', 'list'):
+    lists = {name: torch.tensor(seeds) for name, seeds in want.items()} | {'ids': ids, 'list': ids}
+    for name, seeds in lists.items():
         n_id, places = (torch.cat(pieces) for pieces in zip(*(e[name] for e in found), strict=True))
-        assert places.sort().values.tolist() == [0, 1, 2, 3, 4]
-        assert torch.equal(ids[places], n_id)
+        assert places.sort().values.tolist() == list(range(len(seeds)))
+        assert torch.equal(seeds[places], n_id)

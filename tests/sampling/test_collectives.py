@@ -36,7 +36,7 @@ class _Operations(hook.Watcher):
 def _operations(root: str, options: dict[str, Any]) -> tuple[int, int]:
     data = pyg_sar.load_shard(root)
     make = pyg_sar.LinkNeighborLoader if 'neg_sampling' in options else pyg_sar.NeighborLoader
-    loader = make(data, batch_size=4, prefetch=0, **options)
+    loader = make(data, batch_size=16, prefetch=0, **options)
     iteration, operations = iter(loader), _Operations()
     hook.add(operations)
     try:
@@ -52,7 +52,7 @@ CASES = few(
         (4, {'num_neighbors': [3]}),
         (20, {'num_neighbors': [3, 2, 2], 'neg_sampling': 'binary'}),
         (8, {'num_neighbors': [3, 2]}),
-        (16, {'num_neighbors': [3, 2, 2], 'neg_sampling': None}),
+        (18, {'num_neighbors': [3, 2, 2], 'neg_sampling': None, 'exclude_edges': True}),
         (20, {'num_neighbors': [3, 2, 2], 'neg_sampling': 'triplet'}),
     ],
     every=2,

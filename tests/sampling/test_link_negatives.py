@@ -124,8 +124,7 @@ EARLY = torch.tensor([[0, 1, 2, 3], [5, 4, 3, 2]]), torch.tensor([0, 9, -1, 9])
 
 def _early(root: str, mode: str, times: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
     """Source and destination of the negatives of early links, and the times of these."""
-    of_rank = slice(pyg_sar.comm.rank(), None, pyg_sar.comm.world_size())
-    links = {'edge_label_index': EARLY[0][:, of_rank], 'edge_label_time': times[of_rank]}
+    links = {'edge_label_index': EARLY[0], 'edge_label_time': times}
     data = pyg_sar.load_shard(root)
     sampling = NegativeSampling(mode, 2, weight if mode == 'binary' else None, weight)
     loader = pyg_sar.LinkNeighborLoader(

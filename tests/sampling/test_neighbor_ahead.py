@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from joined import Taken, assert_same, batches, join, take
+from joined import Taken, assert_same, batches, take
 from on_ranks import on_ranks
 from ranks import run_as_threads, run_once, run_ranks
 
@@ -22,7 +22,8 @@ import pyg_sar
 
 def _loader(root: str, **options: Any) -> pyg_sar.NeighborLoader:
     data = pyg_sar.load_shard(root)
-    return pyg_sar.NeighborLoader(data, [2, 2], **{'seed': 3, 'shuffle': True, **options})
+    given = {'seed': 3, 'shuffle': True, 'batch_size': 2, **options}
+    return pyg_sar.NeighborLoader(data, [2, 2], **given)
 
 
 def _threads() -> int:
@@ -55,14 +56,14 @@ def _left_early(root: str, prefetch: int) -> tuple[Taken, Taken, int]:
 
 
 def test_ranks_leave_at_different_batches(folder: str) -> None:
-    options = {'num_neighbors': [2, 2], 'seed': 3, 'shuffle': True, 'mask': None}
-    want = [batches(folder, 3, prefetch=0, **options)]
-    of_epoch = len(want[0]) // 3
+    options = {'num_neighbors': [2, 2], 'seed': 3, 'shuffle': True, 'mask': None, 'batch_size': 2}
+    want = run_as_threads(batches, 2, folder, 3, prefetch=0, **options)
     results = run_ranks(_left_early, 2, folder, 1)
     assert [len(first) for first, _, _ in results] == [1, 9]
-    assert_same(join([third for _, third, _ in results]), join(want)[2 * of_epoch :])
-    assert_same(join([first[:1] for first, _, _ in results]), join(want)[:1])
-    assert [left for _, _, left in results] == [0, 0]
+    for (first, third, left), wanted in zip(results, want, strict=True):
+        assert_same(third, wanted[2 * len(wanted) // 3 :])
+        assert_same(first, wanted[: len(first)])
+        assert left == 0
 
 
 def _interleaved(root: str) -> tuple[Taken, Taken]:
@@ -76,12 +77,12 @@ def _interleaved(root: str) -> tuple[Taken, Taken]:
 
 
 def test_two_loaders_at_once(folder: str) -> None:
-    options = {'num_neighbors': [2, 2], 'mask': None, 'prefetch': 0}
-    one = join([batches(folder, seed=3, shuffle=True, **options)])
-    other = join(run_as_threads(batches, 2, folder, seed=4, **options))
-    results = run_ranks(_interleaved, 2, folder)
-    assert_same(join([a for a, _ in results]), one)
-    assert_same(join([b for _, b in results]), other)
+    options = {'num_neighbors': [2, 2], 'mask': None, 'prefetch': 0, 'batch_size': 2}
+    one = run_as_threads(batches, 2, folder, seed=3, shuffle=True, **options)
+    other = run_as_threads(batches, 2, folder, seed=4, **options)
+    for got, *want in zip(run_ranks(_interleaved, 2, folder), one, other, strict=True):
+        for taken, wanted in zip(got, want, strict=True):
+            assert_same(taken, wanted)
 
 
 @on_ranks(2, 4)

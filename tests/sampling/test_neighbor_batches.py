@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import by_hand
 import pytest
 import torch
-from joined import batches, join
+from joined import batches
 from ranks import run_as_threads
 from small_graphs import assign, cut, small_graph
 
@@ -28,7 +29,7 @@ def test_one_process_takes_seeds_in_their_order(folder: str, size: int) -> None:
         assert batch.batch_size == batch.num_sampled_nodes[0]
     found = [batch.x[: batch.batch_size] for batch in loader]
     assert torch.equal(torch.cat(found), graph.x)
-    assert [rows.size(0) for rows in found[:-1]] == [8 * size] * (len(found) - 1)
+    assert [rows.size(0) for rows in found] == [size] * (40 // size)
     seeds, time = torch.tensor([7, 3, 3, 30, 0]), torch.tensor([5, 6, 7, 8, 9])
     loader = pyg_sar.NeighborLoader(
         data, [2], seeds, batch_size=size, time_attr='y', input_time=time
@@ -47,39 +48,32 @@ def test_one_process_takes_seeds_in_their_order(folder: str, size: int) -> None:
 )
 def test_batches_are_those_drawn_by_hand(folder: str, options: dict[str, Any]) -> None:
     graph, parts = small_graph(), assign(40, 8)
-    taken = join(run_as_threads(batches, 2, folder, 2, batch_size=2, prefetch=0, **options))
+    options = {'seed': 0, **options}
+    taken = run_as_threads(batches, 2, folder, 2, batch_size=7, prefetch=0, **options)
     fans, replace = options['num_neighbors'], options.get('replace', False)
-    of_epoch = len(taken) // 2
-    for number, batch in enumerate(taken):
+    train, of_epoch = graph.train_mask.nonzero().view(-1), len(taken[0]) // 2
+    for rank, number in itertools.product(range(2), range(2 * of_epoch)):
+        batch = taken[rank][number]
         epoch, index = divmod(number, of_epoch)
-        drawn = []
-        for part in range(8):
-            seeds = (graph.train_mask & (parts == part)).nonzero().view(-1).tolist()
-            own = seeds[2 * index : 2 * index + 2]
-            drawn.append(
-                by_hand.sample(
-                    graph.edge_index,
-                    parts,
-                    own,
-                    fans,
-                    part=part,
-                    batch=index,
-                    seed=options.get('seed', 0),
-                    epoch=epoch,
-                    replace=replace,
-                )
-            )
+        seeds = train[7 * index : 7 * index + 7]
+        drawn = by_hand.sample(
+            graph.edge_index,
+            parts,
+            seeds[parts[seeds] // 4 == rank].tolist(),
+            fans,
+            batch=index,
+            seed=options['seed'],
+            epoch=epoch,
+            replace=replace,
+        )
         nodes, edges = batch['nodes'][None], batch['edges'][None]
-        hops = range(len(fans) + 1)
-        n_id = [node for hop in hops for each in drawn for node in each.nodes[hop]]
-        wanted = [edge for hop in hops[:-1] for each in drawn for edge in each.edges[hop]]
-        assert nodes['n_id'].tolist() == n_id
+        wanted = [edge for hop in drawn.edges for edge in hop]
+        assert nodes['n_id'].tolist() == [node for hop in drawn.nodes for node in hop]
         assert edges['e_id'].tolist() == [edge for _, _, edge in wanted]
         ends = nodes['n_id'][edges['edge_index']].t().tolist()
         assert ends == [[src, dst] for src, dst, _ in wanted]
-        assert nodes['num_sampled_nodes'] == [sum(len(e.nodes[h]) for e in drawn) for h in hops]
-        per_hop = [sum(len(e.edges[h]) for e in drawn) for h in hops[:-1]]
-        assert edges['num_sampled_edges'] == per_hop
+        assert nodes['num_sampled_nodes'] == [len(hop) for hop in drawn.nodes]
+        assert edges['num_sampled_edges'] == [len(hop) for hop in drawn.edges]
         for name in ('x', 'y', 'pos', 'train_mask'):
             assert torch.equal(nodes[name], graph[name][nodes['n_id']])
         for name in ('edge_attr', 'edge_weight', 'edge_type'):

@@ -32,7 +32,7 @@ def _fetched(data: Data, cache: int | None) -> tuple[int, float]:
     """Bytes that come in an epoch, and the hit rate."""
     watcher = _Bytes()
     loader = pyg_sar.NeighborLoader(
-        data, [4, 4], batch_size=2, shuffle=True, cache=cache, prefetch=0
+        data, [4, 4], batch_size=4, shuffle=True, cache=cache, prefetch=0, seed=0
     )
     iteration = iter(loader)
     hook.add(watcher)

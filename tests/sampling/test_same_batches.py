@@ -1,4 +1,4 @@
-"""Batches are the same on any number of ranks, and with any prefetch, cache and order of nodes."""
+"""Batches have the same seeds on any number of ranks, and any prefetch, cache, order of nodes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from few import few
 from hetero_graphs import CITES, HAS, WRITES, assignment, hetero_graph
-from joined import Taken, assert_same, batches, join, link_batches
+from joined import Taken, assert_same, batches, content, link_batches, nodes_and_edges
 from ranks import run_as_threads, run_ranks
 from small_graphs import assign, cut, small_graph
 from torch import Tensor
@@ -43,8 +43,8 @@ def _pairs(num: int = 60, limits: tuple[int, int] = (40, 40)) -> Tensor:
 
 
 CLASSES = torch.arange(60) % 3
-LABELLED = {'pairs': _pairs(), 'more': {'edge_label': CLASSES}}
-TIMED = {'pairs': _pairs(), 'more': {'edge_label_time': CLASSES}}
+LABELLED = {'pairs': _pairs(), 'edge_label': CLASSES}
+TIMED = {'pairs': _pairs(), 'edge_label_time': CLASSES}
 
 NODES: list[dict[str, Any]] = [
     {'num_neighbors': [3, 2, 2], 'shuffle': True, 'seed': 5},
@@ -82,8 +82,8 @@ LINKS: list[dict[str, Any]] = [
     {
         'num_neighbors': [2],
         'time_attr': 'edge_type',
-        'pairs': _pairs(),
-        'more': {'edge_label': CLASSES, 'edge_label_time': CLASSES},
+        **LABELLED,
+        **TIMED,
     },
 ]
 LINKS_BY_TYPE: list[dict[str, Any]] = [
@@ -112,7 +112,7 @@ LINKS_BY_TYPE: list[dict[str, Any]] = [
 
 
 def _taken(kind: str, size: int, root: str, epochs: int = 1, **options: Any) -> list[Taken]:
-    options = {'batch_size': 2 if kind == 'nodes' else 5, **options}
+    options = {'batch_size': 7 if kind == 'nodes' else 25, **options}
     return run_as_threads(
         batches if kind == 'nodes' else link_batches, size, root, epochs, **options
     )
@@ -128,13 +128,13 @@ CASES = [
 
 @pytest.mark.parametrize('size', SIZES)
 @pytest.mark.parametrize(('kind', 'graph', 'options'), CASES)
-def test_ranks_have_the_batches_of_their_parts(
+def test_ranks_share_the_batches_of_one_process(
     roots: dict[str, str], kind: str, graph: str, options: dict[str, Any], size: int
 ) -> None:
+    """Negatives are the same, too, and so are the trees of seeds."""
     epochs = 2 if 'shuffle' in options else 1
-    fewest = 1 if 'shuffle' in options else 2  # one process keeps the order of seeds
-    want = _taken(kind, fewest, roots[graph], epochs, **options)
-    assert_same(join(_taken(kind, size, roots[graph], epochs, **options)), join(want))
+    want = content(_taken(kind, 1, roots[graph], epochs, **options))
+    assert content(_taken(kind, size, roots[graph], epochs, **options)) == want
 
 
 OF_SPEED = few([(2, '1MB'), (0, 700), (3, 1), (1, None)], every=2)
@@ -153,26 +153,13 @@ OF_LOADERS = few(
 def test_prefetch_and_cache_change_nothing(
     roots: dict[str, str], kind: str, graph: str, options: dict[str, Any], prefetch: int, cache: Any
 ) -> None:
-    options = {'batch_size': 3, **options}
-    want = join(_taken(kind, 1, roots[graph], 2, **options, prefetch=0))
-    options |= {'prefetch': prefetch, 'cache': cache}
-    assert_same(join(_taken(kind, 1, roots[graph], 2, **options)), want)
+    options = {'batch_size': 7, **options}
     make = batches if kind == 'nodes' else link_batches
-    assert_same(join(run_ranks(make, 2, roots[graph], 2, **options)), want)
-
-
-def _content(batch: dict[str, Any]) -> dict[Any, list[Any]]:
-    """The nodes and edges of a batch by ids, hop by hop, and its seeds, whatever their order."""
-    out = {}
-    for key, store in batch['nodes'].items():
-        hops = torch.split(store['n_id'], list(store['num_sampled_nodes']))
-        out[key, 'nodes'] = [sorted(hop.tolist()) for hop in hops]
-    for key, store in batch['edges'].items():
-        src, dst = (None, None) if key is None else (key[0], key[2])
-        row, col = store['edge_index']
-        ends = batch['nodes'][src]['n_id'][row], batch['nodes'][dst]['n_id'][col]
-        out[key, 'edges'] = sorted(zip(*(t.tolist() for t in (*ends, store['e_id'])), strict=True))
-    return out
+    for size, run in ((1, run_as_threads), (2, run_ranks)):
+        want = _taken(kind, size, roots[graph], 2, **options, prefetch=0)
+        found = run(make, size, roots[graph], 2, **options, prefetch=prefetch, cache=cache)
+        for got, wanted in zip(found, want, strict=True):
+            assert_same(got, wanted)
 
 
 PAIRS = small_graph().edge_index[:, ::5]
@@ -180,7 +167,7 @@ OF_ORDERS: list[tuple[str, str, dict[str, Any]]] = [
     ('nodes', 'one', {'num_neighbors': [3, 2]}),
     ('nodes', 'typed', {'num_neighbors': [3, 2], 'input_type': 'paper'}),
     ('nodes', 'one', {'num_neighbors': [2, 2], 'replace': True, 'weight_attr': 'edge_weight'}),
-    ('links', 'one', {'num_neighbors': [2, 2], 'pairs': PAIRS, 'shuffle': False}),
+    ('links', 'one', {'num_neighbors': [2, 2], 'pairs': PAIRS}),
     ('nodes', 'one', {'num_neighbors': [2, 2], 'disjoint': True}),
     ('nodes', 'typed', {'num_neighbors': [2, 2], 'input_type': 'author', 'time_attr': 'age'}),
 ]
@@ -189,11 +176,11 @@ OF_ORDERS: list[tuple[str, str, dict[str, Any]]] = [
 @pytest.mark.parametrize('size', few([2, 1]))
 @pytest.mark.parametrize(('kind', 'graph', 'options'), few(OF_ORDERS))
 def test_batches_do_not_depend_on_the_order_of_nodes(roots, kind, graph, options, size):
-    """But the order of links at random does, as it goes by places in parts; and so do negatives."""
+    """But negatives do, as they go by places in parts."""
     options = {'shuffle': True, 'seed': 3, **options}
     found, want = (
         _taken(kind, size, roots[f'{graph}-{order}'], **options) for order in ('cache', 'source')
     )
     assert any(sum(b['edges'][k]['e_id'].numel() for k in b['edges']) for b in want[0])
     for ours, theirs in zip(found, want, strict=True):
-        assert [_content(b) for b in ours] == [_content(b) for b in theirs]
+        assert [*map(nodes_and_edges, ours)] == [*map(nodes_and_edges, theirs)]

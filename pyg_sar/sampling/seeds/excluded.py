@@ -13,11 +13,11 @@ from pyg_sar.sampling.draw.numbering import number
 
 
 class Excluded:
-    """Pairs of nodes, by batches of parts: no edge between them is in that batch.
+    """Pairs of nodes, by batches: no edge between them is in that batch.
 
-    `pairs` are the part's batch, and positions of source and destination, int64 ``[M]`` each;
-    `totals` how many nodes of these types there are; `batch_of_group` the part's batch of every
-    group, None where groups are these.
+    `pairs` are the batch, and positions of source and destination, int64 ``[M]`` each; `totals` how
+    many nodes of these types there are; `batch_of_group` the batch of every group, None where
+    groups are these.
     """
 
     def __init__(

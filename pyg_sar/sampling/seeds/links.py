@@ -1,89 +1,71 @@
-"""What a loader is asked for as links, and the way of each to the rank that owns its destination.
+"""What a loader is asked for as links: those whose destination this rank owns.
 
-Pairs in a plain tensor are ids of the whole graph, as everywhere (docs/porting.md), given by any
-rank; only what is selected from a shard's own edge_index is not.
+Pairs in a plain tensor are ids of the whole graph, equal on all ranks, as everywhere
+(docs/porting.md). Edges that are selected from a shard's own edge_index are there already.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
-from torch_geometric.sampler import NegativeSampling
 
-from pyg_sar.comm import agree, rank, together
-from pyg_sar.draws import hashed, hashed_on
+from pyg_sar.comm import agree
 from pyg_sar.over_all_nodes.rows import owners_of
-from pyg_sar.rows.align import own_rows
-from pyg_sar.rows.attach import space_of_nodes
+from pyg_sar.rows.attach import gather
 from pyg_sar.rows.edges import EdgeIndex
-from pyg_sar.sampling.ask import Traffic, send
+from pyg_sar.rows.space import Space
 from pyg_sar.sampling.attributes import edge_stores, ends_of, node_stores
 from pyg_sar.sampling.graph import LocalGraph
 from pyg_sar.sampling.seeds.negatives import Negatives, read_neg_sampling
+from pyg_sar.sampling.seeds.own import (
+    check_ids,
+    nodes_of,
+    of_all_ranks,
+    own_of,
+    own_times,
+    own_values,
+)
 from pyg_sar.sampling.seeds.seeds import Asked, Seeds
 from pyg_sar.shard.edges import LocalEdges, refuse_local
 from pyg_sar.shard.format.file_names import EdgeKey
 
-Placed = tuple[Tensor, Tensor, Tensor, list[Tensor | None]]
-"""Positions of sources and destinations, `input_id`, and what belongs to the links."""
+_CPU = torch.device('cpu')
 
 
-def with_own_links(given: dict[str, Any]) -> dict[str, Any]:
-    """Own rows of what belongs to links of the whole graph, and of weights of its nodes.
+class _Links(NamedTuple):
+    """Links into own nodes."""
 
-    Pairs in a plain tensor are the share of a rank, and so is what belongs to them.
-    """
-    if 'edge_label_index' not in given:
-        return given
-    key, links = _relation_of(given['data'], given['edge_label_index'])
-    if isinstance(links, LocalEdges):
-        refuse_local('edge_label_index')
-    stores = edge_stores(given['data'])
-    edges = stores[key].edge_index if key in stores and links is None else links
-    given = dict(given)
-    for name in ('edge_label', 'edge_label_time'):
-        if isinstance(edges, EdgeIndex) and type(given[name]) is Tensor:
-            given[name] = own_rows(name, given[name], 0, edges._space)
-    asked = given['neg_sampling']
-    if not isinstance(asked, (NegativeSampling, dict)) or key not in stores:
-        return given
-    values = dict(asked if isinstance(asked, dict) else vars(asked))
-    for name, end in zip(('src_weight', 'dst_weight'), ends_of(key), strict=True):
-        space = space_of_nodes(node_stores(given['data'])[end])
-        if space is not None and type(values.get(name)) is Tensor:
-            values[name] = own_rows(name, values[name], 0, space)
-    return {**given, 'neg_sampling': values}
+    row: Tensor  # own rows of the destinations
+    sources: Callable[[LocalGraph], Tensor]  # their positions (collective)
+    space: Space  # as rows of which they count
+    same: str  # what must be equal on all ranks
 
 
 def read_links(data: Data | HeteroData, given: Mapping[str, Any]) -> Asked:
-    """What `edge_label_index` and the arguments that belong to it say."""
+    """What `edge_label_index` and the arguments that belong to it say (collective)."""
     has_time = given['edge_label_time'] is not None
     if has_time != (given['time_attr'] is not None):
         raise ValueError(
             "'edge_label_time' and 'time_attr' must be given together (got "
             f'{"a tensor" if has_time else None} and {given["time_attr"]!r})'
         )
-    key, pairs, are_own = _pairs_of(data, given['edge_label_index'])
-    stores = node_stores(data)
-    counts = [int(stores[end].num_nodes) for end in ends_of(key)]
-    negatives = read_neg_sampling(given['neg_sampling'], (counts[0], counts[1]))
-    label = given['edge_label']
-    if label is not None:
-        label = torch.as_tensor(label).detach().cpu()
-        if label.dim() == 0 or label.size(0) != pairs.size(1):
-            raise ValueError(
-                f"'edge_label' must have a row for each of {pairs.size(1)} links (got shape "
-                f'{tuple(label.shape)})'
-            )
-        if negatives is not None and negatives.is_triplet():
-            raise ValueError("'edge_label' has no meaning with triplets (got one): leave it out")
+    key, chosen = _relation_of(data, given['edge_label_index'])
+    links = _own_links(data, key, chosen)
+    ends = [node_stores(data)[end] for end in ends_of(key)]
+    negatives = read_neg_sampling(given['neg_sampling'], ends)
+    label, times = given['edge_label'], given['edge_label_time']
+    label = None if label is None else own_values('edge_label', label, links.space)
+    times = None if times is None else own_times('edge_label_time', times, links.space)
+    if label is not None and negatives is not None and negatives.is_triplet():
+        raise ValueError("'edge_label' has no meaning with triplets (got one): leave it out")
     same = {
-        'edge_label_index': (key, 'own edges' if are_own else 'ids of the whole graph'),
+        'edge_label_index': (key, links.same),
         'edge_label': None if label is None else (str(label.dtype), tuple(label.shape[1:])),
         'edge_label_time': has_time,
         'neg_sampling': None
@@ -99,32 +81,21 @@ def read_links(data: Data | HeteroData, given: Mapping[str, Any]) -> Asked:
     excluded = _excluded(data, key, given)
 
     def seeds(graph: LocalGraph, disjoint: bool) -> Seeds:
-        name, count = 'edge_label_time', pairs.size(1)
-        time = together(lambda: graph.times_of(name, given[name], count) if has_time else None)
         counted = label
         if label is not None and negatives is not None:
             # Classes from 0 on count from 1 on, as 0 is that of negatives.
             least = agree(label.min().item() if label.numel() else math.inf)
             counted = label + 1 if min(least) == 0 else label
-        way = _own if are_own else _routed
-        src, dst, input_id, (of_links, when) = way(graph, data, key, pairs, [counted, time])
-        hashes = hashed(0, dst, src)
-        for values in (when, of_links):
-            if values is not None:
-                flat = values.double().reshape(dst.numel(), math.prod(values.shape[1:]))
-                hashes = hashed_on(hashes, *flat.view(torch.int64).unbind(1))
         return Seeds(
             graph,
             key,
-            (src, dst),
-            hashes,
-            input_id,
-            when,
+            (links.sources(graph), graph.nodes[ends_of(key)[1]].positions(links.row)),
+            links.space.ids(_CPU),
+            links.space.total,
+            None if times is None else graph.as_times(times),
             given['batch_size'],
             disjoint,
-            given['seed'],
-            given['shuffle'],
-            of_links,
+            counted,
             None if negatives is None else Negatives(graph, key, negatives),
             excluded,
         )
@@ -132,53 +103,55 @@ def read_links(data: Data | HeteroData, given: Mapping[str, Any]) -> Asked:
     return same, seeds
 
 
-def _own(
-    graph: LocalGraph,
-    data: Data | HeteroData,
-    key: EdgeKey,
-    pairs: Tensor,
-    more: list[Tensor | None],
-) -> Placed:
-    edges = graph.edges[key]
-    of_shard = edge_stores(data)[key].edge_index.handle.ids[0].cpu()
-    # Every source of an edge of the shard, by its row there.
+def _own_links(data: Data | HeteroData, key: EdgeKey, given: Any) -> _Links:
+    edges = edge_stores(data)[key].edge_index
+    given = edges if given is None else given
+    if isinstance(given, LocalEdges):
+        refuse_local('edge_label_index')
+    if isinstance(given, EdgeIndex):
+        handle = given.handle
+        if handle.is_flipped or handle.shard is not edges.handle.shard:
+            raise ValueError(
+                "'edge_label_index' must be ids of the whole graph, or edges selected from "
+                f"'edge_index' of this shard and relation (got a {type(given).__name__} of others)"
+            )
+        src, dst = handle.ids.cpu()
+        sources = partial(_of_edges, key=key, edges=edges, src=src)
+        return _Links(dst, sources, given._space, f'{given._space.total} edges')
+    try:
+        pairs = torch.as_tensor(gather(given)).detach().cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"'edge_label_index' must be a tensor (got {given!r})") from error
+    if pairs.dim() != 2 or pairs.size(0) != 2 or pairs.dtype != torch.int64:
+        raise ValueError(
+            f"'edge_label_index' must be int64 [2, num_links], ids of the whole graph (got "
+            f'{pairs.dtype} {tuple(pairs.shape)})'
+        )
+    src, dst = (nodes_of(node_stores(data)[end]) for end in ends_of(key))
+    for ids, (_, nodes) in zip(pairs, (src, dst), strict=True):
+        check_ids('edge_label_index', ids, nodes.total)
+    row, place = own_of(pairs[1], dst[0])
+    space = Space(place.numel(), what='links', ids=place, total=pairs.size(1))
+    sources = partial(_of_pairs, key=key, n_id=src[0], src=pairs[0, place])
+    return _Links(row, sources, space, of_all_ranks(pairs))
+
+
+def _of_edges(graph: LocalGraph, key: EdgeKey, edges: EdgeIndex, src: Tensor) -> Tensor:
+    """Positions of sources of a shard's edges, which are given as these have them."""
+    of_shard = edges.handle.ids[0].cpu()
     num_local = int(of_shard.max()) + 1 if of_shard.numel() else 0
     position = torch.empty(num_local, dtype=torch.int64)
-    position[of_shard[edges.row]] = edges.source.long()
-    src, dst = pairs
-    return position[src], graph.nodes[edges.dst].positions(dst), torch.arange(dst.numel()), more
+    position[of_shard[graph.edges[key].row]] = graph.edges[key].source.long()
+    return position[src]
 
 
-def _routed(
-    graph: LocalGraph,
-    data: Data | HeteroData,
-    key: EdgeKey,
-    pairs: Tensor,
-    more: list[Tensor | None],
-) -> Placed:
-    """Pairs from all ranks, each where its destination is (collective)."""
-    stores, found = node_stores(data), []
-    for end, ids in zip(ends_of(key), pairs, strict=True):
-        owner, row = owners_of(ids, stores[end].n_id.cpu(), 'edge_label_index')
-        nodes = graph.nodes[end]
-        first = torch.tensor(nodes.rank_ptr)[owner]
-        found.append((owner, nodes.positions(row) if graph.world_size == 1 else first + row))
-    (_, src), (owner, dst) = found
-    num = pairs.size(1)
-    told = agree((num, int(hashed(0, *pairs).sum())))
-    if len(told) > 1 and num and all(each == told[0] for each in told):
-        raise ValueError(
-            "'edge_label_index' must be this rank's share of the pairs, such as "
-            f'pairs[:, rank::world_size] (got the same {num} pairs on all ranks)'
-        )
-    place = torch.arange(num) + sum(count for count, _ in told[: rank()])
-    order = torch.argsort(owner, stable=True)
-    counts = Traffic({'links': torch.bincount(owner, minlength=graph.world_size).tolist()})
-    came = send(
-        [counts.question('links', t[order]) for t in (src, dst, place, *more) if t is not None]
+def _of_pairs(graph: LocalGraph, key: EdgeKey, n_id: Tensor, src: Tensor) -> Tensor:
+    """Positions of sources anywhere, by their ids in the whole graph (collective)."""
+    nodes = graph.nodes[ends_of(key)[0]]
+    owner, row = owners_of(src, n_id, 'edge_label_index')
+    return (
+        nodes.positions(row) if graph.world_size == 1 else torch.tensor(nodes.rank_ptr)[owner] + row
     )
-    src, dst, place = (next(came) for _ in range(3))
-    return src, dst, place, [None if each is None else next(came) for each in more]
 
 
 def _relation_of(data: Data | HeteroData, given: Any) -> tuple[EdgeKey, Any]:
@@ -200,30 +173,6 @@ def _relation_of(data: Data | HeteroData, given: Any) -> tuple[EdgeKey, Any]:
     return key, given
 
 
-def _pairs_of(data: Data | HeteroData, given: Any) -> tuple[EdgeKey, Tensor, bool]:
-    key, given = _relation_of(data, given)
-    edges = edge_stores(data)[key].edge_index
-    given = edges if given is None else given
-    if isinstance(given, LocalEdges):
-        handle = given.handle
-        if handle.is_flipped or handle.shard is not edges.handle.shard:
-            raise ValueError(
-                "'edge_label_index' must be ids of the whole graph, or edges selected from "
-                f"'edge_index' of this shard and relation (got a {type(given).__name__} of others)"
-            )
-        return key, handle.ids.cpu(), True
-    try:
-        pairs = torch.as_tensor(given).detach().cpu()
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"'edge_label_index' must be a tensor (got {given!r})") from error
-    if pairs.dim() != 2 or pairs.size(0) != 2 or pairs.dtype != torch.int64:
-        raise ValueError(
-            f"'edge_label_index' must be int64 [2, num_links], ids of the whole graph (got "
-            f'{pairs.dtype} {tuple(pairs.shape)})'
-        )
-    return key, pairs, False
-
-
 def _two(given: Any) -> tuple[Any, Any]:
     if isinstance(given, (tuple, list)) and len(given) == 2:
         relation, pairs = given
@@ -233,8 +182,8 @@ def _two(given: Any) -> tuple[Any, Any]:
 
 def _excluded(
     data: Data | HeteroData, key: EdgeKey, given: Mapping[str, Any]
-) -> tuple[tuple[EdgeKey, bool], ...]:
-    """Relations without edges between the ends of links, and whether the other way round."""
+) -> dict[EdgeKey, tuple[bool, ...]]:
+    """Relations without edges between the ends of links: there (False), and back (True)."""
     asked = given['exclude_edges']
     src, dst = ends_of(key)
     if isinstance(asked, (tuple, list)) and isinstance(data, HeteroData):
@@ -244,14 +193,14 @@ def _excluded(
                 f"'exclude_edges' must be a relation from '{dst}' to '{src}' of {data.edge_types} "
                 f'(got {asked!r})'
             )
-        return ((key, False), (named, True))
+        return {key: (False, True)} if named == key else {key: (False,), named: (True,)}
     if asked == 'reverse':
         if src != dst:
             raise ValueError(
                 f"'exclude_edges' must name the reverse of {key}, as its ends are of two types "
                 "(got 'reverse')"
             )
-        return ((key, False), (key, True))
+        return {key: (False, True)}
     if type(asked) is not bool:
         raise ValueError(
             "'exclude_edges' must be False, True, 'reverse' or a relation that is the reverse "
@@ -262,4 +211,4 @@ def _excluded(
             "exclude_edges=True leaves the reverse of links, which subgraph_type='bidirectional' "
             "turns round: say exclude_edges='reverse', or name the reverse relation (got True)"
         )
-    return ((key, False),) if asked else ()
+    return {key: (False,)} if asked else {}

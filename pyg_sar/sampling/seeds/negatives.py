@@ -2,12 +2,13 @@
 
 The owner of a destination has all edges into it. So it draws the node and tells whether the pair is
 an edge, in one answer. What is drawn for a pair follows from its place among the negatives of its
-part's batch and from a counter of tries: it is the same on any number of ranks.
+batch and from a counter of tries: it is the same on any number of ranks.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,44 +20,40 @@ from pyg_sar.comm import count_ranks, together
 from pyg_sar.draws import hashed_on
 from pyg_sar.sampling.draw.choose import first_above
 from pyg_sar.sampling.graph import LocalGraph
+from pyg_sar.sampling.seeds.own import nodes_of, own_values
 from pyg_sar.sampling.seeds.population import Population
 from pyg_sar.shard.format.file_names import EdgeKey
 
 _MOST = 500  # tries
 
 
-def read_neg_sampling(given: Any, num_nodes: tuple[int, int]) -> NegativeSampling | None:
-    """What `neg_sampling` says; of weights those of own nodes, float64 on the CPU."""
-    if isinstance(given, str):
-        given = {'mode': given}
+def read_neg_sampling(given: Any, ends: Sequence[Any]) -> NegativeSampling | None:
+    """What `neg_sampling` says; of weights those of own nodes, float64 on the CPU.
+
+    `ends` is where the attributes of sources and destinations are.
+    """
+    wrong = f"'neg_sampling' must be 'binary', 'triplet' or a NegativeSampling (got {given!r}"
     try:
-        asked = NegativeSampling.cast(given)
+        asked = NegativeSampling.cast({'mode': given} if isinstance(given, str) else given)
     except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"'neg_sampling' must be 'binary', 'triplet' or a NegativeSampling (got {given!r}: "
-            f'{error})'
-        ) from None
+        raise ValueError(f'{wrong}: {error})') from None
     if asked is None:
         return None
     if not isinstance(asked, NegativeSampling) or not math.isfinite(asked.amount):
-        raise ValueError(
-            f"'neg_sampling' must be 'binary', 'triplet' or a NegativeSampling (got {given!r})"
-        )
+        raise ValueError(f'{wrong})')
     if asked.is_triplet() and asked.src_weight is not None:
         raise ValueError("'src_weight' has no meaning with triplets (got one): sources are given")
     weights = []
-    for name, num in zip(('src_weight', 'dst_weight'), num_nodes, strict=True):
+    for name, store in zip(('src_weight', 'dst_weight'), ends, strict=True):
         weight = getattr(asked, name)
         if weight is not None:
-            weight = torch.as_tensor(weight).detach().cpu()
-            if weight.shape != (num,) or weight.is_complex():
+            weight = own_values(name, weight, nodes_of(store)[1])
+            is_number = weight.dim() == 1 and not weight.is_complex()
+            if not is_number or not bool((weight.isfinite() & (weight >= 0)).all()):
                 raise ValueError(
-                    f"'{name}' must have a number for each of the {num} own nodes (got "
-                    f'{weight.dtype} {tuple(weight.shape)})'
+                    f"'{name}' must be a number for each node, finite and at least 0 (got others)"
                 )
             weight = weight.double()
-            if not bool((weight.isfinite() & (weight >= 0)).all()):
-                raise ValueError(f"'{name}' must be finite and at least 0 (got others)")
         weights.append(weight)
     amount = float(asked.amount) if asked.is_binary() else int(asked.amount)
     return NegativeSampling(asked.mode, amount, *weights)

@@ -1,31 +1,31 @@
 """What batches begin with: nodes or links, cut into batches.
 
-A node is a seed with one end, a link one with two. Batches belong to parts, not to ranks: a part's
-seeds are cut into batches, and batch i of a rank is batch i of each of its parts. So 8 parts have
-the same batches on 1, 2, 4 and 8 ranks. A link belongs to the part that owns its destination. One
-process that does not shuffle takes as many seeds in a batch, in the order in which they were given.
+A node is a seed with one end, a link one with two. All ranks have one list of seeds, and batch i
+has those from ``i * batch_size`` on, as on one machine. A rank takes the ones that it owns; a link
+belongs to the owner of its destination.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pyg_sar.draws import hashed, hashed_on
+from pyg_sar.sampling.ask import Traffic, send
 from pyg_sar.sampling.attributes import ends_of
+from pyg_sar.sampling.draw.choose import ranges
 from pyg_sar.sampling.draw.numbering import number
 from pyg_sar.sampling.graph import LocalGraph
 from pyg_sar.sampling.seeds.excluded import Excluded
 from pyg_sar.sampling.seeds.negatives import Negatives
 from pyg_sar.shard.format.file_names import EdgeKey, NodeKey
 
-ORDER, EDGES, NEGATIVES = range(3)  # what hashes are for
+EDGES, NEGATIVES = range(2)  # what hashes are for
 
 Asked = tuple[dict[str, Any], Callable[[LocalGraph, bool], 'Seeds']]
 """What has to be equal on all ranks; and what makes the seeds, with `disjoint` trees or not.
@@ -35,7 +35,7 @@ It raises a ValueError on all ranks if they are wrong on one (collective).
 
 
 class First(NamedTuple):
-    """The nodes of one type that batches begin with, batch after batch, part after part."""
+    """The nodes of one type that batches begin with, batch after batch."""
 
     group: Tensor  # int64 ``[N]``; see :mod:`pyg_sar.sampling.rounds`
     position: Tensor  # int64 ``[N]``
@@ -60,7 +60,7 @@ class SeedBatches:
     """The seeds of K batches."""
 
     type: Any  # of the nodes, or the relation of the links
-    input_id: Tensor  # places of the seeds in what the loader was given, int64 ``[S]``
+    input_id: Tensor  # places of the seeds among those of all ranks, int64 ``[S]``
     cuts: list[int]  # K + 1 offsets of the batches' seeds
     first: dict[NodeKey, First]  # their nodes, by type
     group_ptr: Tensor  # first group of every batch, and how many there are, int64 ``[K + 1]``
@@ -81,6 +81,13 @@ class SeedBatches:
         return self.links is None
 
 
+class Order(NamedTuple):
+    """The seeds of a rank in the order of an epoch, int64 ``[N]`` each."""
+
+    seed: Tensor  # which of the own ones
+    place: Tensor  # in the epoch, among the seeds of all ranks, ascending
+
+
 @dataclass(frozen=True, eq=False)
 class Seeds:
     """All seeds of a rank: own nodes, or links into own nodes."""
@@ -88,116 +95,82 @@ class Seeds:
     graph: LocalGraph
     type: Any  # of the nodes, or the relation of the links
     ends: tuple[Tensor, ...]  # positions of nodes, or of sources and destinations, int64 ``[N]``
-    key: Tensor  # what each is, the same wherever it was given, int64 ``[N]``
-    input_id: Tensor  # int64 ``[N]``
+    place: Tensor  # among the seeds of all ranks, int64 ``[N]``
+    total: int  # how many these are
     time: Tensor | None  # int64 or float64 ``[N]``
-    batch_size: int  # seeds of a part in a batch
+    batch_size: int  # seeds of all ranks in a batch
     disjoint: bool  # whether every seed has trees of its own
-    seed: int  # of all draws
-    shuffle: bool  # whether batches are of seeds in random order
     label: Tensor | None = None  # of links, ``[N, ...]``
     negatives: Negatives | None = None
-    # Relations without edges between the ends of a batch's links, and whether the other way round.
-    excluded: tuple[tuple[EdgeKey, bool], ...] = ()
+    # Relations without edges between the ends of a batch's links: there (False), and back (True).
+    excluded: Mapping[EdgeKey, tuple[bool, ...]] = field(default_factory=dict)
 
     @property
     def types(self) -> tuple[NodeKey, ...]:
         """The types of the ends."""
         return ends_of(self.type) if len(self.ends) == 2 else (self.type,)
 
-    @property
-    def _keeps_order(self) -> bool:
-        return self.graph.is_whole and not self.shuffle
-
-    @property
-    def _size(self) -> int:
-        """Seeds of each of :attr:`parts` in a batch."""
-        return self.batch_size * (self.graph.parts_per_rank if self._keeps_order else 1)
-
-    @cached_property
-    def parts(self) -> list[Tensor]:
-        """Places of the seeds of every own part; all in one, if they keep their order."""
-        if self._keeps_order:
-            return [torch.arange(self.key.numel())]
-        nodes = self.graph.nodes[self.types[-1]]
-        ends = torch.tensor(nodes.own_ptr[1:])
-        part = torch.bucketize(self.ends[-1] - nodes.first, ends, right=True)
-        return [(part == i).nonzero().view(-1) for i in range(self.graph.parts_per_rank)]
-
     def num_batches(self, drop_last: bool) -> int:
-        """The most that an own part has."""
-        up = 0 if drop_last else self._size - 1
-        return max((part.numel() + up) // self._size for part in self.parts)
+        """How many batches an epoch has, on every rank."""
+        return (self.total + (0 if drop_last else self.batch_size - 1)) // self.batch_size
 
-    def visits(self) -> Iterator[tuple[NodeKey, Tensor, Tensor]]:
-        """Positions by type, and how often each is expected to begin a batch, float64 ``[N]``."""
-        share = torch.zeros(self.key.numel(), dtype=torch.float64)
-        for part in self.parts:
-            share[part] = min(self._size / max(part.numel(), 1), 1.0)
-        for key, position in zip(self.types, self.ends, strict=True):
-            yield key, position, share
+    def order(self, number: int | None) -> Order:
+        """The order of an epoch: as torch's RandomSampler draws it by a number; None for none."""
+        place = self.place
+        if number is not None:
+            generator = torch.Generator().manual_seed(number)
+            drawn = torch.randperm(self.total, generator=generator)
+            place = torch.empty_like(drawn).index_copy_(0, drawn, torch.arange(self.total))[place]
+        place, seed = place.sort()
+        return Order(seed, place)
 
-    def order(self, epoch: int) -> list[Tensor]:
-        """The seeds of every own part in the order of an epoch: places in these."""
-        if not self.shuffle:
-            return self.parts
-        # How often a seed stood before: repeated ones are not to be neighbours.
-        order = torch.argsort(self.key, stable=True)
-        _, counts = torch.unique_consecutive(self.key[order], return_counts=True)
-        rank = torch.arange(order.numel())
-        rank -= torch.repeat_interleave(counts.cumsum(0) - counts, counts)
-        occurrence = torch.empty_like(rank).index_copy_(0, order, rank)
-        keys = hashed(self.seed, ORDER, epoch, self.key, occurrence)
-        return [part[torch.argsort(keys[part], stable=True)] for part in self.parts]
+    def of_batches(self, order: Order, number: int, batches: range) -> SeedBatches:
+        """The seeds of batches that follow one another (collective, if they are links).
 
-    def of_batches(
-        self, order: Sequence[Tensor], epoch: int, batches: Sequence[int]
-    ) -> SeedBatches:
-        """The seeds of some batches of an epoch (collective, if links have negatives)."""
-        size, num_parts = self._size, len(order)
-        pieces = [part[b * size : (b + 1) * size] for b in batches for part in order]
-        at, lengths = torch.cat(pieces), torch.tensor([piece.numel() for piece in pieces])
-        batch, link = torch.repeat_interleave(lengths), torch.arange(at.numel())
-        time = None if self.time is None else self.time[at]
-        ends, cuts = [position[at] for position in self.ends], offsets(lengths)[::num_parts]
-        drawn = self._negatives(epoch, batches, lengths, ends[0], time)
+        All draws follow from `number`.
+        """
+        cuts = torch.arange(batches.start, batches.stop + 1) * self.batch_size
+        cuts = torch.searchsorted(order.place, cuts)
+        own, (lengths, cuts) = slice(int(cuts[0]), int(cuts[-1])), (cuts.diff(), cuts - cuts[0])
+        at, link = order.seed[own], torch.arange(own.stop - own.start)
+        batch, place = torch.repeat_interleave(lengths), order.place[own] % self.batch_size
+        sizes = [min(self.batch_size, self.total - b * self.batch_size) for b in batches]
+        time, ends = None if self.time is None else self.time[at], [p[at] for p in self.ends]
+        state, until, tree, batch_of_group = self._states(EDGES, number, batches), None, None, None
+        drawn = self._negatives(number, batches, sizes, batch, place, ends[0], time)
+        excluded_pairs = self._of_all_ranks(batch, *ends) if self.excluded else []
         batch, link = torch.cat([batch, drawn.batch]), torch.cat([link, drawn.link])
+        place = torch.cat([place, drawn.place])
         ends = [torch.cat(both) for both in zip(ends, drawn.ends, strict=True)]
         # Triplets have no negative sources.
         group = torch.cat([batch[: end.numel()] for end in ends])
-        group_ptr = torch.arange(len(batches) + 1) * num_parts
-        state, tree, until, batch_of_group = self._states(EDGES, epoch, batches), None, None, None
+        group_ptr = torch.arange(len(batches) + 1)
         if self.disjoint:  # every end is a group of its own
             batch_of_group, order_of = torch.sort(group, stable=True)
             link_of_group = torch.cat([link[: end.numel()] for end in ends])[order_of]
-            first = offsets(torch.bincount(group, minlength=lengths.numel()))
-            group_ptr, place = first[::num_parts].contiguous(), torch.arange(group.numel())
-            group = torch.empty_like(group).index_copy_(0, order_of, place)
-            tree = link_of_group - cuts[batch_of_group // num_parts]
+            salts = [place[: end.numel()] * len(ends) + i for i, end in enumerate(ends)]
+            state = hashed_on(state[batch_of_group], torch.cat(salts)[order_of])
+            group_ptr = offsets(torch.bincount(group, minlength=len(batches)))
+            group = torch.empty_like(group).index_copy_(0, order_of, torch.arange(group.numel()))
+            tree = link_of_group - cuts[batch_of_group]
             until = None if time is None else time[link_of_group]
-            is_link = len(ends) == 2
-            salt = place - first[batch_of_group] if is_link else self.key[at]
-            state = hashed_on(state[batch_of_group], salt)
-            if until is not None and not is_link:
-                state = hashed_on(state, until.view(torch.int64))
         links = None
         if len(ends) == 1:
             first_nodes = {self.type: First(group, ends[0], cuts.tolist())}
         else:
             first_nodes, numbers = self._first(group, ends, group_ptr)
             src, dst = ((each[: at.numel()], each[at.numel() :]) for each in numbers)
-            neg_cuts = offsets(torch.bincount(drawn.batch, minlength=lengths.numel()))[::num_parts]
             links = Links(
                 src,
                 dst,
-                neg_cuts.tolist(),
+                offsets(torch.bincount(drawn.batch, minlength=len(batches))).tolist(),
                 self._labels(at, drawn.link.numel()),
                 None if time is None else (time, time[drawn.link]),
                 self._per_link,
             )
         return SeedBatches(
             self.type,
-            self.input_id[at],
+            self.place[at],
             cuts.tolist(),
             first_nodes,
             group_ptr,
@@ -205,14 +178,12 @@ class Seeds:
             until,
             tree,
             links,
-            self._excluded(batch, ends, at.numel(), batch_of_group),
+            self._excluded(excluded_pairs, batch_of_group),
         )
 
-    def _states(self, purpose: int, epoch: int, batches: Sequence[int]) -> Tensor:
-        """What the draws of the parts' batches follow from, ``[len(batches) * len(parts)]``."""
-        first = self.graph.first_part
-        own = torch.arange(first, first + len(self.parts))
-        return hashed(self.seed, purpose, epoch, own, torch.tensor(batches).unsqueeze(1)).view(-1)
+    def _states(self, purpose: int, number: int, batches: range) -> Tensor:
+        """What the draws of batches follow from, ``[len(batches)]``."""
+        return hashed(number, purpose, torch.tensor(batches))
 
     @property
     def _per_link(self) -> int | None:
@@ -221,23 +192,41 @@ class Seeds:
         return int(self.negatives.amount) if is_triplet else None  # type: ignore[union-attr]
 
     def _negatives(
-        self, epoch: int, batches: Sequence[int], lengths: Tensor, src: Tensor, time: Tensor | None
+        self,
+        number: int,
+        batches: range,
+        sizes: list[int],
+        batch: Tensor,
+        place: Tensor,
+        src: Tensor,
+        time: Tensor | None,
     ) -> _NegativePairs:
-        """Draws the negatives of some links (collective)."""
-        negatives, none = self.negatives, src[:0]
+        """Draws those of own links, by the links' batch and place there (collective)."""
+        negatives, none, each = self.negatives, src[:0], self._per_link
         if negatives is None:
-            return _NegativePairs([none] * len(self.ends), none, none)
-        count = torch.tensor([math.ceil(num * negatives.amount) for num in lengths.tolist()])
-        batch = torch.repeat_interleave(count)
-        place = torch.arange(batch.numel()) - offsets(count)[batch]
-        state = hashed_on(self._states(NEGATIVES, epoch, batches)[batch], place)
-        each = self._per_link
-        link = place % lengths[batch] if each is None else place // each
-        link += offsets(lengths)[batch]
-        until = None if time is None else time[link]
-        if each is None:
-            return _NegativePairs([*negatives.draw(state, None, until)], link, batch)
-        return _NegativePairs([none, negatives.draw(state, src[link], until)[1]], link, batch)
+            return _NegativePairs([none] * len(self.ends), none, none, none)
+        if each is not None:
+            count, first, step = torch.full_like(place, each), place * each, torch.ones_like(place)
+        else:  # negative j of a batch belongs to link j, counted round and round
+            totals = torch.tensor([math.ceil(size * negatives.amount) for size in sizes])
+            first, step = place, torch.tensor(sizes)[batch]
+            count = (totals[batch] - first + step - 1).div(step, rounding_mode='floor')
+        link = torch.repeat_interleave(count)
+        place = first[link] + step[link] * ranges(torch.zeros_like(count), count)
+        order = torch.argsort(place, stable=True)
+        order = order[torch.argsort(batch[link[order]], stable=True)]
+        link, place = link[order], place[order]
+        batch, until = batch[link], None if time is None else time[link]
+        state = hashed_on(self._states(NEGATIVES, number, batches)[batch], place)
+        drawn = negatives.draw(state, None if each is None else src[link], until)
+        ends = [*drawn] if each is None else [none, drawn[1]]
+        return _NegativePairs(ends, link, batch, torch.tensor(sizes)[batch] + place)
+
+    def _of_all_ranks(self, *columns: Tensor) -> list[Tensor]:
+        """What all ranks have (collective)."""
+        ranks = self.graph.world_size
+        counts = Traffic({'links': [columns[0].numel()] * ranks})
+        return [*send([counts.question('links', each.repeat(ranks)) for each in columns])]
 
     def _first(
         self, group: Tensor, ends: list[Tensor], group_ptr: Tensor
@@ -265,27 +254,25 @@ class Seeds:
         return None if label is None else (label, label.new_zeros(num_negatives, *label.shape[1:]))
 
     def _excluded(
-        self, batch: Tensor, ends: list[Tensor], num: int, batch_of_group: Tensor | None
+        self, links: list[Tensor], batch_of_group: Tensor | None
     ) -> dict[EdgeKey, Excluded]:
-        """The edges that batches must not have, of their first `num` links."""
-        pairs: dict[EdgeKey, list[tuple[Tensor, ...]]] = {}
-        for key, is_flipped in self.excluded:
-            links = batch[:num], *(end[:num] for end in (ends[::-1] if is_flipped else ends))
-            pairs.setdefault(key, []).append(links)
+        """The edges that batches must not have, by the batches and ends of their links."""
         out = {}
-        for key, each in pairs.items():
+        for key, ways in self.excluded.items():
+            batch, *ends = links
+            src, dst = (torch.cat([ends[end ^ is_back] for is_back in ways]) for end in (0, 1))
             totals = [self.graph.nodes[end].total for end in ends_of(key)]
-            columns = [torch.cat(column) for column in zip(*each, strict=True)]
-            out[key] = Excluded(columns, totals, batch_of_group)
+            out[key] = Excluded([batch.repeat(len(ways)), src, dst], totals, batch_of_group)
         return out
 
 
 class _NegativePairs(NamedTuple):
-    """Pairs of nodes: their ends, the link that each belongs to, and its part's batch."""
+    """Pairs of nodes: their ends, the link that each belongs to, its batch, and a place there."""
 
     ends: list[Tensor]
     link: Tensor
     batch: Tensor
+    place: Tensor  # links come first
 
 
 def offsets(count: Tensor) -> Tensor:
