@@ -24,9 +24,9 @@ _INTRO = """\
 # Every conv of PyTorch Geometric
 
 Which convs are exact on a partitioned graph, and at what price. `make convs` writes this page: it
-runs every configuration on {world_size} ranks, in float64, on parts by METIS and on random parts, and
-compares output and gradients with those of PyG {version} on the whole graph. {num_exact} of {num_cases}
-configurations are exact: equal to 1e-10 of a tensor's largest entry.
+runs every configuration on {world_size} ranks, in float64, on parts by METIS and on random parts,
+and compares output and gradients with those of PyG {version} on the whole graph. {num_exact} of
+{num_cases} configurations are exact: equal to 1e-10 of a tensor's largest entry.
 
 **path**: how the conv is computed ([models](models.md#convs)). *softmax* is a replay with softmax,
 *local* passes no message. Graphs as small as these are one chunk of the gather path.
@@ -35,9 +35,9 @@ configurations are exact: equal to 1e-10 of a tensor's largest entry.
 
 **rows held**: how many rows of other ranks a rank held at once in receive buffers, at most, in
 forward or backward on {num_parts} random parts. The table shows the rank that held most, for each
-tensor: rows, then rows divided by those of its largest block, and by its own rows. Gradients on their
-way back take as much again. *together* counts the rows of many blocks that came at once, of all
-tensors. *degrees*: one number of every halo node came, as `gcn_norm` needs it.
+tensor: rows, then rows divided by those of its largest block, and by its own rows. Gradients on
+their way back take as much again. *together* counts the rows of many blocks that came at once, of
+all tensors. *degrees*: one number of every halo node came, as `gcn_norm` needs it.
 
 **result**: *refused* comes with the reason, at construction or at the first forward. *not yet*: the
 graph cannot be partitioned so far. *fails* and *wrong* are defects.

@@ -57,14 +57,14 @@ _INTRO = """\
 # Every function of torch on rows
 
 What functions of torch give on [rows](rows.md). `make ops` writes this page: it runs torch's own
-sample inputs of every function of torch {version}, and cases by hand for functions without samples, on
-{num_ranks} ranks with uneven parts. Results and gradients are compared with those of one process, in
-float64. Of random numbers only the kind of the result is compared.
+sample inputs of every function of torch {version}, and cases by hand for functions without samples,
+on {num_ranks} ranks with uneven parts. Results and gradients are compared with those of one
+process, in float64. Of random numbers only the kind of the result is compared.
 
 | | functions | meaning |
 |---|---|---|
 | *everywhere* | {num_right} | right in all calls, whichever dimension the rows are |
-| *in part* | {num_in_part} | right where the rows are in the dimensions in brackets, and refused elsewhere |
+| *in part* | {num_in_part} | right with rows in the dimensions in brackets, refused elsewhere |
 | *refused* | {num_refused} | a ValueError says what to do instead |
 
 None is wrong. Calls that would need all rows in one place are refused, too.
