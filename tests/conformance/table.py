@@ -23,37 +23,24 @@ PATH = Path(__file__).parents[2] / 'docs' / 'convs.md'
 _INTRO = """\
 # Every conv of PyTorch Geometric
 
-Which convs are exact on a partitioned graph, and at what price. `make convs` wrote this page. It
-runs every configuration below on {world_size} ranks, in float64, on parts by METIS and on random
-parts. It compares the output and the gradients of all floating inputs and parameters with those
-of PyG {version} on the whole graph. {num_exact} of {num_cases} configurations are exact: equal to
-1e-10 of a tensor's largest entry.
+Which convs are exact on a partitioned graph, and at what price. `make convs` writes this page: it
+runs every configuration on {world_size} ranks, in float64, on parts by METIS and on random parts,
+and compares output and gradients with those of PyG {version} on the whole graph. {num_exact} of
+{num_cases} configurations are exact: equal to 1e-10 of a tensor's largest entry.
 
-**path**: how the conv is computed.
-
-- *linear*: messages are `x_j`, or a weight without gradient times `x_j`, and they are summed or
-  averaged. Backward sends gradients but fetches nothing again.
-- *weighted*: messages are a weight per edge, or per edge and head, times `x_j`, summed or averaged,
-  and the weights take a gradient (or have heads): backward fetches the rows again for it alone.
-- *replay*: any message. Backward fetches the rows of each block again and recomputes its messages.
-- *softmax*: a replay with softmaxes over in-edges, with one more pass over the blocks for each.
-- *gather*: message or aggregation look at all in-edges of a node at once. It runs on chunks of
-  destinations, with all the rows that a chunk reads; graphs as small as these are one chunk.
-- *one_shot*: message or aggregation look at all edges at once.
-- *local*: no message was passed.
+**path**: how the conv is computed ([models](models.md#convs)). *softmax* is a replay with softmax,
+*local* passes no message. Graphs as small as these are one chunk of the gather path.
 
 **tensors**: how many tensors messages read at a source.
 
-**rows held**: how many rows of other ranks' nodes a rank held at once in receive buffers, at
-most, in forward or backward on {num_parts} random parts. The table shows the rank that held most,
-for each tensor: rows, then rows divided by those of its largest block, and by its own rows. Two
-blocks are one in use and one under way; gradients on their way back take as much again.
-*together* counts the rows of many blocks that came at once, of all tensors. *degrees*: one number
-of every halo node came, as `gcn_norm` needs it.
+**rows held**: how many rows of other ranks a rank held at once in receive buffers, at most, in
+forward or backward on {num_parts} random parts. The table shows the rank that held most, for each
+tensor: rows, then rows divided by those of its largest block, and by its own rows. Gradients on
+their way back take as much again. *together* counts the rows of many blocks that came at once, of
+all tensors. *degrees*: one number of every halo node came, as `gcn_norm` needs it.
 
-**result**: *refused* comes with the reason, at construction, or at the first forward by a rule of
-[rows](rows.md). *not yet*: the graph cannot be partitioned so far. *fails* and *wrong* are
-defects.
+**result**: *refused* comes with the reason, at construction or at the first forward. *not yet*: the
+graph cannot be partitioned so far. *fails* and *wrong* are defects.
 
 """
 

@@ -70,12 +70,13 @@ def _short(text: str) -> str:
 
 
 def _texts(found: dict[Cell, Outcome]) -> list[str]:
-    lines = []
+    """A line for every message, with the faults and phases that end so."""
+    cells_by_text: dict[str, list[str]] = {}
     for cell, outcome in found.items():
         if cell.phase in ('forward', 'backward'):
             text = _short(outcome.ends[0].get('text', ''))
-            lines.append(f'- {cell.fault}, {cell.phase}: `{text}`')
-    return lines
+            cells_by_text.setdefault(text, []).append(f'{cell.fault}, {cell.phase}')
+    return [f'- {"; ".join(cells)}: `{text}`' for text, cells in cells_by_text.items()]
 
 
 def _path_rows(found: dict[PathCell, list[End]]) -> list[str]:

@@ -166,7 +166,7 @@ def test_wrong(tmp_path: Path, name: str) -> None:
 
 
 def test_pairs_of_edges_dropped_together(tmp_path: Path) -> None:
-    """As docs/porting.md has it."""
+    """Draws by the number of the pair keep both of its edges, or none."""
     graph = small_graph()
     graph = Data(x=graph.x, edge_index=to_undirected(graph.edge_index))
     ends = graph.edge_index.sort(dim=0).values

@@ -56,22 +56,18 @@ _FAMILIES = {
 _INTRO = """\
 # Every function of torch on rows
 
-This page shows what functions of torch give on rows of a graph that is cut over ranks. `make
-ops` wrote it. The command runs torch's own sample inputs of every function of torch {version},
-and cases by hand for functions without samples. The cases run on {num_ranks} ranks. The parts
-of the ranks are uneven, in an order of their own, and sometimes one is empty. The rows are in
-dimension 0, and in every other one. Either all tensors that fit are rows, or one of them alone,
-each in turn. Results and gradients of all inputs are compared with those of one process, in
-float64; for random numbers only the kind of the result is.
+What functions of torch give on [rows](rows.md). `make ops` writes this page: it runs torch's own
+sample inputs of every function of torch {version}, and cases by hand for functions without samples,
+on {num_ranks} ranks with uneven parts. Results and gradients are compared with those of one
+process, in float64. Of random numbers only the kind of the result is compared.
 
-{num_right} functions are right wherever the rows are, {num_in_part} in some dimensions or calls
-and refused in others, and {num_refused} are refused: a ValueError that names the function and
-says what to do instead. None is wrong.
+| | functions | meaning |
+|---|---|---|
+| *everywhere* | {num_right} | right in all calls, whichever dimension the rows are |
+| *in part* | {num_in_part} | right with rows in the dimensions in brackets, refused elsewhere |
+| *refused* | {num_refused} | a ValueError says what to do instead |
 
-- *everywhere*: right in all calls.
-- *in part*: the dimensions of the first rows in which calls are right. The others, and calls that
-  would need all rows in one place, are refused.
-- *refused*: in all calls.
+None is wrong. Calls that would need all rows in one place are refused, too.
 
 """
 
