@@ -43,12 +43,12 @@ def online(run: Run) -> tuple[list[State], tuple[Tensor, ...]]:
     source tensor needs one.
     """
     outputs: list[Tensor] = []
-    found = _Online.apply(run, outputs, *run.arguments)
-    *states, sums = found[: len(run.program.reductions) + 1]
+    tensors = _Online.apply(run, outputs, *run.arguments)
+    *states, sums = tensors[: len(run.program.reductions) + 1]
     dst = run.loop.plan.edge_index[1]
     edge_outputs = tuple(
         _EdgeOutput.apply([output], dst, link, sums)
-        for output, link in zip(outputs, found[len(states) + 1 :], strict=True)
+        for output, link in zip(outputs, tensors[len(states) + 1 :], strict=True)
     )
     return [(state,) for state in states], edge_outputs
 

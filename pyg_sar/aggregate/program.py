@@ -114,16 +114,16 @@ def gradients_of(
     wanted = [t for t, need in zip(leaves, needs, strict=True) if need]
     if not outputs or not wanted:
         return [None] * len(needs)
-    found = iter(torch.autograd.grad(outputs, wanted, grads, allow_unused=True))
-    return [next(found) if need else None for need in needs]
+    gradients = iter(torch.autograd.grad(outputs, wanted, grads, allow_unused=True))
+    return [next(gradients) if need else None for need in needs]
 
 
 @contextmanager
 def no_autocast_cache() -> Iterator[None]:
     """While it lasts, autocast casts weights anew.
 
-    What it keeps while gradients are off has no history, and what it kept before has a history of
-    its own: both would hide a weight from ``torch.autograd.grad``.
+    A cast kept while gradients are off has no history, and one from before has a history of its
+    own: both would hide a weight from ``torch.autograd.grad``.
     """
     before = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
@@ -137,11 +137,11 @@ def no_autocast_cache() -> Iterator[None]:
 def without_hooks(leaves: Sequence[Tensor]) -> Iterator[None]:
     """While it lasts, hooks of leaves do not run, such as those that average gradients."""
     hooks = [t._backward_hooks for t in leaves]
-    found = [(now, dict(now)) for now in hooks if now]
-    for now, _ in found:
+    copies = [(now, dict(now)) for now in hooks if now]
+    for now, _ in copies:
         now.clear()
     try:
         yield
     finally:
-        for now, before in found:
+        for now, before in copies:
             now.update(before)

@@ -1,4 +1,4 @@
-"""Backward of the replay path: makes messages again, chunk by chunk, with autograd."""
+"""Backward of the replay path: recomputes messages, chunk by chunk, with autograd."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ReplayBackward:
 
     `states` are the finished states of the reductions, as far as their gradients read them, and
     `grads` the gradients of the tensors of all states and of the edge outputs. `row_sums` are
-    ``r_i = sum over in-edges of alpha * d_alpha`` of every softmax, once they are known.
+    ``r_i = sum over in-edges of alpha * d_alpha`` of every softmax, once it is computed.
     """
 
     def __init__(
@@ -43,9 +43,9 @@ class ReplayBackward:
         self.grad_edge_outputs = list(rest)
 
     def find_row_sum(self, k: int) -> None:
-        """One pass for the row sum of softmax k; those of later softmaxes are known."""
-        known = self.stats[k].sum
-        total = None if known is None else torch.zeros_like(known)
+        """One pass for the row sum of softmax k, after those of later softmaxes."""
+        divisor = self.stats[k].sum
+        total = None if divisor is None else torch.zeros_like(divisor)
         # Also without an edge here: the other ranks need our rows.
         for chunk, edge_index, arguments in self.run.chunks():
             terms = self._row_terms(chunk, edge_index, arguments, k)
@@ -67,10 +67,10 @@ class ReplayBackward:
                 leaves = arguments.as_leaves(needs)
                 softmax = self._softmax(chunk.rows)
                 outputs, grads = self._outputs(chunk, edge_index, leaves, softmax)
-                found = gradients_of(outputs, grads, leaves, needs)
-                _add(targets, found, leaves.counts, chunk, edge_index)
+                gradients = gradients_of(outputs, grads, leaves, needs)
+                _add(targets, gradients, leaves.counts, chunk, edge_index)
                 # Freed before the next chunk allocates.
-                del arguments, leaves, outputs, grads, found
+                del arguments, leaves, outputs, grads, gradients
         return total
 
     def _outputs(
@@ -80,7 +80,7 @@ class ReplayBackward:
         with torch.enable_grad():
             messages, edge_outputs = self.run.program.run(arguments, edge_index, softmax)
         outputs, gradients = [], []
-        for place, message in enumerate(messages):
+        for number, message in enumerate(messages):
             if not message.requires_grad:
                 continue
             parts = [
@@ -92,7 +92,7 @@ class ReplayBackward:
                     r.dim,
                 )
                 for r, state, grad in self.reductions
-                if r.message == place and grad is not None
+                if r.message == number and grad is not None
             ]
             if parts:
                 outputs.append(message)

@@ -2,7 +2,7 @@
 
 ``torch.nn.functional.embedding_bag`` sums rows without the ``[num_edges, F]`` temporary of gather
 and scatter; on a CPU it is three to eight times faster than ``index_add_``. Its own backward is
-slow, so backward is another forward sum, over the transposed block.
+slow, so backward is a sum over the transposed block.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _bag_sums(values: Tensor, bags: Bags, weight: Tensor | None, start: int, end
         return add_by_index_add(out, values.unsqueeze(1), part, by_head).squeeze(1)
     return embedding_bag(
         columns,
-        values.detach(),  # what its own backward would need is not made
+        values.detach(),  # so it makes nothing for a backward of its own
         ptr,
         mode='sum',
         per_sample_weights=None if weight is None else weight.to(values.dtype),

@@ -20,7 +20,7 @@ State = tuple[Tensor, ...]
 class Merge(Protocol):
     """A state that blocks are merged into, one after another."""
 
-    num_tensors: int  # of how many the state is made
+    num_tensors: int  # of a state
     reads_state: bool  # whether `grad` reads the finished state, so that it must be kept
 
     def init(self, messages: Tensor, num_dst: int, dim: int) -> State:

@@ -1,4 +1,4 @@
-"""What is set before torch is imported: huge pages, and how long its threads spin for each other.
+"""Sets, before torch is imported, huge pages and how long its threads spin for each other.
 
 torch computes with the OpenMP of GCC. A thread that waits for the others spins for some
 milliseconds before it sleeps. Where other programs run, too, it uses up its share of a core by

@@ -1,8 +1,8 @@
 """Threads that compute pieces of a sum side by side.
 
 At the end of every operation of torch its threads wait for the slowest. Here every thread takes the
-next piece when it has done one, and they wait for each other once, at the end of a sum. Every row
-is written by one piece, so results do not depend on the number of threads.
+next piece when it is done with one, and all wait for each other once, at the end of a sum. One
+piece writes a row, so results do not depend on the number of threads.
 """
 
 from __future__ import annotations
