@@ -71,7 +71,7 @@ class Arguments:
 
 
 @dataclass(frozen=True)
-class Reduction:
+class MessageReduction:
     """One reduction of messages over the in-edges of every destination."""
 
     message: int  # which of the program's messages is reduced
@@ -94,7 +94,7 @@ class Program:
     messages: tuple[Tensor, ...]  # of any number of edges, for their shapes and dtypes
     edge_outputs: tuple[Tensor, ...]  # likewise
     uses_rng: bool  # whether it draws random numbers (dropout)
-    reductions: tuple[Reduction, ...] = ()
+    reductions: tuple[MessageReduction, ...] = ()
     edge_bytes: int = 0  # what the largest tensor that it computes takes per edge
     # The result of its only softmax, of any number of edges, if every message and edge output is
     # linear in it as :mod:`pyg_sar.aggregate.online_softmax` asks; else None.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.aggregate.chunks import Chunk
-from pyg_sar.aggregate.program import Arguments, Reduction, SoftmaxFn, gradients_of
+from pyg_sar.aggregate.program import Arguments, MessageReduction, SoftmaxFn, gradients_of
 from pyg_sar.aggregate.run import Run
 from pyg_sar.comm import torch_apply
 from pyg_sar.kernels.merge import SoftmaxStats, State
@@ -35,7 +35,7 @@ class ReplayBackward:
         self.run, self.stats = run, stats
         self.row_sums: list[Tensor | None] = [None] * len(stats)
         rest = iter(grads)
-        self.reductions: list[tuple[Reduction, State, Tensor | None]] = []
+        self.reductions: list[tuple[MessageReduction, State, Tensor | None]] = []
         for reduction, state in zip(run.program.reductions, states, strict=True):
             # The first tensor of a state takes a gradient.
             grad, *_ = islice(rest, reduction.merge.num_tensors)

@@ -23,7 +23,7 @@ _REASONS = {
 }
 
 REFUSED = {name: reason for reason, names in _REASONS.items() for name in names.split()}
-"""Classes of torch_geometric.nn in which rows are used where no rule sees it, with the reason."""
+"""Classes of torch_geometric.nn that use rows where no rule sees it, with the reason."""
 
 
 _STATISTICS_MODULES = (
@@ -44,7 +44,7 @@ _EDGES = ('edge_index', 'size')
 def reads_edges(conv: MessagePassing, function: str) -> bool:
     """Whether ``message`` with its aggregation, or ``edge_update``, reads the edge_index itself."""
     functions = ('message', 'aggregate') if function == 'message' else (function,)
-    names = {name for each in functions for name in conv.inspector.get_param_names(each)}
+    names = {name for f in functions for name in conv.inspector.get_param_names(f)}
     return not names.isdisjoint(_EDGES)
 
 
@@ -64,7 +64,7 @@ def has_hooks_inside(conv: MessagePassing) -> bool:
 
 
 def takes_statistics(module: torch.nn.Module) -> bool:
-    """Whether a module's result on one row depends on the other rows it is given."""
+    """Whether a module's result on one row depends on the other rows."""
     if isinstance(module, norm.LayerNorm):
         return module.mode == 'graph'
     return isinstance(module, _STATISTICS_MODULES)
