@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from pyg_sar.evictable import beside, watcher
+from pyg_sar.evictable import helper_context, watcher
 
 _lock = threading.Lock()
 _pools: dict[int, ThreadPoolExecutor] = {}
@@ -31,7 +31,7 @@ def side_by_side(pieces: Iterable[Callable[[], object]], device: torch.device) -
         for piece in pieces:
             piece()
         return
-    is_inference, watched = torch.is_inference_mode_enabled(), beside()
+    is_inference, watched = torch.is_inference_mode_enabled(), helper_context()
 
     def run(piece: Callable[[], object]) -> None:
         with torch.inference_mode(is_inference), torch.no_grad(), watched():

@@ -1,4 +1,4 @@
-"""Something new in the place of something old, on disk: at no time is nothing there."""
+"""Replaces a file or folder on disk so that the old or the new one is there at any time."""
 
 from __future__ import annotations
 
