@@ -85,11 +85,10 @@ class _Memory:
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor  # lives as long as the array
-        kind = str(tensor.dtype).removeprefix('torch.')
         self.__array_interface__ = {
             'version': 3,
             'shape': (tensor.numel(),),
-            'typestr': np.dtype(kind).str,
+            'typestr': np.dtype(str(tensor.dtype).removeprefix('torch.')).str,
             'data': (address_of(tensor), False),
         }
 

@@ -112,14 +112,12 @@ def restrict(data: Data, nodes: Tensor, num_layers: int) -> RestrictedLayers:
     Raises:
         ValueError: On all ranks, if `data`, `nodes` or `num_layers` is not as described on one.
     """
-    error = _error(data, nodes, num_layers)
-    raise_together(error)
+    raise_together(_error(data, nodes, num_layers))
     check_equal("'nodes' and 'num_layers'", agree((nodes.dtype == torch.bool, num_layers)))
     of_graph: EdgeIndex = data.edge_index
-    space, handle = of_graph.ends.dst, of_graph.handle
-    shard = handle.shard
+    space, shard = of_graph.ends.dst, of_graph.handle.shard
     exchange = exchange_of(shard)
-    src, dst = handle.ids.unbind()
+    src, dst = of_graph.handle.ids.unbind()
 
     space_out, output_nodes = _wanted(nodes, space)
     space_dst, reached = space_out, output_nodes.to(src.device)
@@ -188,8 +186,7 @@ def _wanted(nodes: Tensor, space: Space) -> tuple[Space, Tensor]:
     if nodes.dtype == torch.bool:
         mask: Any = brought('restrict', nodes, space) if isinstance(nodes, Rows) else nodes
         mask = mask if isinstance(mask, Rows) else own_rows('restrict', mask, 0, space)
-        chosen = space.selected(mask)
-        return chosen, plain(mask).nonzero().view(-1)
+        return space.selected(mask), plain(mask).nonzero().view(-1)
     if isinstance(nodes, NodeIds) and nodes.of is space and nodes.shard is None:
         return nodes._space, nodes.places
     return listed('restrict', whole(nodes), space)

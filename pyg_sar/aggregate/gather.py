@@ -37,7 +37,7 @@ class ChunkProgram:
     out: Tensor | None  # like `out`, with any number of rows
     edge_outputs: tuple[Tensor, ...]  # like the edge outputs
     uses_rng: bool  # whether it draws random numbers
-    # Sets, for the time of a backward, what `run` read in forward beside its arguments.
+    # Sets, for the time of a backward, what `run` read in forward besides its arguments.
     as_in_forward: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
@@ -60,8 +60,7 @@ def chunks_of(
     def make() -> DestinationChunks:
         chunks = make_chunks(plan, max_rows, max_dst)
         chunks += [no_chunk(plan)] * (max(agree(len(chunks))) - len(chunks))
-        requests = exchange.request([chunk.halo for chunk in chunks])
-        return list(zip(chunks, requests, strict=True))
+        return list(zip(chunks, exchange.request([chunk.halo for chunk in chunks]), strict=True))
 
     return _CHUNKS.of(plan, Agreed).get((max_rows, max_dst), make)
 
@@ -118,8 +117,7 @@ class _ChunkRun:
         """
         for chunk, request, arguments in self.read():
             num_own = chunk.own.numel()
-            size = num_own + chunk.halo.numel()
-            targets = [t.new_zeros(size, *t.shape[1:]) for t in out]
+            targets = [t.new_zeros(num_own + chunk.halo.numel(), *t.shape[1:]) for t in out]
             yield chunk, arguments, targets
             for total, target in zip(out, targets, strict=True):
                 total.index_add_(0, chunk.own, target[:num_own])
@@ -170,8 +168,7 @@ class _Gather(torch.autograd.Function):
         program, num_edges = run.program, run.plan.num_edges
         outputs = [t.new_zeros(num_edges, *t.shape[1:]) for t in program.edge_outputs]
         if program.out is not None:
-            num_dst = run.plan.shard.num_dst
-            outputs.insert(0, program.out.new_zeros(num_dst, *program.out.shape[1:]))
+            outputs.insert(0, program.out.new_zeros(run.plan.shard.num_dst, *program.out.shape[1:]))
         with no_autocast_cache():
             for chunk, _, arguments in run.read():
                 if chunk.num_dst:

@@ -164,7 +164,7 @@ def _correct(
 
 def _divided(part: Tensor, total: Tensor) -> Tensor:
     """``out_i``."""
-    out = torch.empty_like(part)  # not a view: what a conv does to it in place is its own affair
+    out = torch.empty_like(part)  # no view: a conv may change it in place
     torch.div(_by_weight(part, total), _factor(total, part), out=_by_weight(out, total))
     return out
 

@@ -99,7 +99,7 @@ class Program:
     # The result of its only softmax, of any number of edges, if every message and edge output is
     # linear in it as :mod:`pyg_sar.aggregate.online_softmax` asks; else None.
     weights: Tensor | None = None
-    # Sets, for the time of a backward, what `run` read in forward beside its arguments.
+    # Sets, for the time of a backward, what `run` read in forward besides its arguments.
     as_in_forward: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     def init_states(self, num_dst: int) -> list[State]:

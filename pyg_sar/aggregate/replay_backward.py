@@ -65,8 +65,7 @@ class ReplayBackward:
                 targets[i] = rows.zero_()
             for chunk, edge_index, arguments in chunks:
                 leaves = arguments.as_leaves(needs)
-                softmax = self._softmax(chunk.rows)
-                outputs, grads = self._outputs(chunk, edge_index, leaves, softmax)
+                outputs, grads = self._outputs(chunk, edge_index, leaves, self._softmax(chunk.rows))
                 gradients = gradients_of(outputs, grads, leaves, needs)
                 _add(targets, gradients, leaves.counts, chunk, edge_index)
                 # Freed before the next chunk allocates.

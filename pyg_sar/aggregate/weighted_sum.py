@@ -111,7 +111,7 @@ class _WeightedSum(torch.autograd.Function):
             for block, rows in loop.fetch(read):
                 gradients.write([], block, rows)
             return None, gradients.of_weight, None, None
-        # With one part the own block's sum is the gradient itself, made in one pass.
+        # With one part the own block's sum is the gradient itself, in one pass.
         is_one = plan.shard.parts_per_rank == 1
         out = [grad if is_one else grad.new_empty(plan.shard.num_own, *grad.shape[1:])]
         own = partial(gradients.of_rows, plan.blocks[0], read) if is_one else None

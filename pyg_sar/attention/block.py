@@ -59,9 +59,8 @@ class Attended:
     def add(self, block: KeyBlock) -> None:
         """Takes in the keys of one more block."""
         if _has_kernel(self.query, block):
-            every = slice(None)
             out, log_total = _FORWARD(*_four(self.query, *block[:2]), scale=self.scale)
-            self._add(every, out[0], log_total[0].unsqueeze(-1), torch.ones_like(self.total))
+            self._add(slice(None), out[0], log_total[0].unsqueeze(-1), torch.ones_like(self.total))
             return
         for at in chunks(self.query, block):
             scores = _scores(self.query[:, at], block, self.scale)

@@ -178,8 +178,7 @@ def average_gradients(tensors: Iterable[Tensor]) -> None:
     comm = current()
     averager = _of_comm.get(comm) or _of_comm.setdefault(comm, Averager())
     for tensor in tensors:
-        is_done = is_averaged(tensor) or is_divided(tensor)
-        if is_done or not tensor.requires_grad:
+        if is_averaged(tensor) or is_divided(tensor) or not tensor.requires_grad:
             continue
         if tensor.is_leaf:
             averager.watch([tensor])

@@ -85,8 +85,7 @@ class Bucket:
         summed(total)
         sizes.insert(len(self.common), numbers.numel())
         means = [*torch.split(total, sizes)]
-        shares = means.pop(len(self.common))
-        *are_set, any_asked = message.read(shares.real.tolist())
+        *are_set, any_asked = message.read(means.pop(len(self.common)).real.tolist())
         check_arrived(SUM)  # before anyone's gradient changes
         if not message.is_alike:
             parted()
@@ -106,9 +105,8 @@ class Bucket:
         total = torch.cat([share.reshape(-1) for share in shares]) / world_size()
         summed(total)
         check_arrived(SUM)
-        for share, mean in zip(
-            shares, torch.split(total, [s.numel() for s in shares]), strict=True
-        ):
+        means = torch.split(total, [share.numel() for share in shares])
+        for share, mean in zip(shares, means, strict=True):
             share.copy_(mean.view_as(share))
 
 

@@ -61,8 +61,7 @@ def ids_of_edges(handle: ShardEdges, move: EdgeMove | None, plan: Plan) -> Tenso
     :func:`pyg_sar.dropout.edge_ids`; where edges are turned round an all-gather each time and an
     all-to-all at the first.
     """
-    shard = handle.shard
-    if not has_ids(shard):
+    if not has_ids(handle.shard):
         raise ValueError(
             "'dropout_seed' takes dropouts in messages along the edges of load_shard (got "
             'edges of several relations as one, or of restrict): drop rows of nodes instead'

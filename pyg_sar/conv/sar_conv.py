@@ -108,8 +108,7 @@ class SARConv(MessagePassing, metaclass=ClassSwap):
             now.conv is self or (self._sar.is_inside and self in now.plan.paths)
         ):
             return super().forward(*args, **kwargs)
-        signature = signature_of(self._plain_class.forward)
-        names = [*signature.parameters][1:]
+        names = [*signature_of(self._plain_class.forward).parameters][1:]
         args, kwargs = with_made_edges(self._plain_class.__name__, names, args, kwargs)
         edges = edges_in((*args, *kwargs.values()))
         if not edges:
@@ -156,8 +155,7 @@ class SARConv(MessagePassing, metaclass=ClassSwap):
                         'the model (got a call from outside of one): call the model itself, or '
                         'wrap the module whose forward has the convs with dropout_seed'
                     )
-                state = self._state()
-                plan = plan_for(self, state, edges, args, kwargs, in_forward=in_forward)
+                plan = plan_for(self, self._state(), edges, args, kwargs, in_forward=in_forward)
                 now = Forward(self, plan, sar.options, in_forward)
                 with running.set(now), forms.set(FORMS), alike_draws.set(True):
                     yield plan
@@ -213,8 +211,7 @@ def name_layers(model: torch.nn.Module) -> None:
 def _become(conv: MessagePassing, options: Options, *, is_inside: bool = False) -> None:
     if not isinstance(conv, SARConv):
         become(conv, SARConv)
-    label = f'layer SARConv({name_of(conv)})'
-    vars(conv)['_sar'] = Layer(options, label, is_inside=is_inside)
+    vars(conv)['_sar'] = Layer(options, f'layer SARConv({name_of(conv)})', is_inside=is_inside)
 
 
 def _take_in(conv: MessagePassing) -> None:

@@ -96,8 +96,7 @@ def why_refused(module: torch.nn.Module) -> str | None:
             if own is not None and not own.__module__.endswith(f'_{method}'):
                 return f"it overrides '{method}'"
     for function in ('message', 'aggregate', 'edge_update', 'update'):
-        names = module.inspector.get_param_names(function)
-        for arg in names:
+        for arg in module.inspector.get_param_names(function):
             of_edges = arg in (*_EDGES, 'edge_index_j')
             if arg in _BLOCK_LOCAL_ARGS or (function == 'update' and of_edges):
                 return f"its '{function}' reads '{arg}', which is a block's own here"

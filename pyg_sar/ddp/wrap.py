@@ -40,8 +40,7 @@ def wrap(
         raise ValueError(
             f"'dropout_seed' must be an integer of 64 bits or None (got {dropout_seed!r})"
         )
-    is_conv = isinstance(model, MessagePassing)
-    if checkpoint_activations and is_conv:
+    if checkpoint_activations and isinstance(model, MessagePassing):
         raise ValueError(
             "'checkpoint_activations' has a meaning for the model around the convs only (got a "
             f'{type(model).__name__})'

@@ -93,8 +93,7 @@ class SameDropout:
         rows = [leaf for leaf in leaves_of((args, kwargs)) if isinstance(leaf, Rows)]
         has_edges = any(isinstance(leaf, EdgeIndex) for leaf in rows)
         if has_edges and not self._is_compared:
-            own = self.seed, self.step
-            check_equal("'dropout_seed' and its step", agree(own))
+            check_equal("'dropout_seed' and its step", agree((self.seed, self.step)))
             self._is_compared = True
         _forward.value = _Forward(self, module, has_rows=bool(rows), has_edges=has_edges)
         _forward.value.__enter__()  # type: ignore[no-untyped-call]

@@ -33,8 +33,7 @@ def bag_sums(
     if has_heads or bags.keys is not None or bags.ptr.numel() == 1:
         out = values.new_empty(bags.num_rows, *values.shape[1:])
         return add_bag_sums(out, values, bags, weight, factor=factor, replace=True)
-    if weight is not None or factor is not None:
-        weight = _entry_weights(bags, weight, factor)
+    weight = _entry_weights(bags, weight, factor)
     return _bag_sums(values, bags, weight, 0, bags.num_rows)
 
 
@@ -63,8 +62,7 @@ def add_bag_sums(
     if replace and bags.leaves_rows_out:
         out.zero_()
     num_bags = bags.ptr.numel() - 1
-    if weight is not None or factor is not None:
-        weight = _entry_weights(bags, weight, factor)
+    weight = _entry_weights(bags, weight, factor)
     step = max(num_bags, 1)
     if out.device.type == 'cpu':
         row_bytes = out.element_size() * max(out.size(1), 1)

@@ -116,8 +116,7 @@ class Extremum:
     def step(self, state: State, messages: Tensor, dst: Tensor, dim: int) -> None:
         """Takes in one block: where the extremum changes, counting starts again."""
         extremum, count = state
-        index = _expand(dst, messages, dim)
-        new = extremum.scatter_reduce(dim, index, messages, self.reduce)
+        new = extremum.scatter_reduce(dim, _expand(dst, messages, dim), messages, self.reduce)
         count.masked_fill_(new != extremum, 0)
         extremum.copy_(new)
         attains = messages == extremum.index_select(dim, dst)

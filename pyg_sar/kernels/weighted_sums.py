@@ -116,10 +116,9 @@ def edge_dots(out: Tensor, left: Tensor, right: Tensor, bags: Bags) -> Tensor:
     if has_loop(right):
         run_loop(right, bags, own=left, dots=out)
         return out
-    channels = left.size(2)
     is_fast = (
         left.dtype in _FAST_DTYPES
-        and channels >= _MIN_CHANNELS_OF_SAMPLES
+        and left.size(2) >= _MIN_CHANNELS_OF_SAMPLES
         # With repeated edges: on a CPU it refuses more entries than a matrix has places.
         and bags.ptr.numel() > 1
         and (

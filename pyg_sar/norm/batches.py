@@ -47,8 +47,7 @@ class SyncBatchNorm(torch.nn.BatchNorm1d, torch.nn.SyncBatchNorm):
         """The normalised rows ``[num_rows, C]`` (collective in training)."""
         if isinstance(input, Rows):
             return torch.nn.BatchNorm1d.forward(self, input)
-        batches = Space(input.size(0), what='rows of batches')
-        rows = tag(input.view_as(input), 0, batches)
+        rows = tag(input.view_as(input), 0, Space(input.size(0), what='rows of batches'))
         return plain(torch.nn.BatchNorm1d.forward(self, rows))
 
 

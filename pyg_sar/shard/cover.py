@@ -45,9 +45,8 @@ def vertex_cover(src: Tensor, dst: Tensor, num_src: int, num_dst: int) -> tuple[
     bool ``[num_src]``, and each destination, bool ``[num_dst]``, is in the set.
     """
     # One graph: destinations come after sources. Repeated edges count once.
-    pairs = torch.unique(src * max(num_dst, 1) + dst)
-    a, b = pairs // max(num_dst, 1), pairs % max(num_dst, 1) + num_src
-    num = num_src + num_dst
+    pairs, num = torch.unique(src * max(num_dst, 1) + dst), num_src + num_dst
+    a, b = ends = pairs // max(num_dst, 1), pairs % max(num_dst, 1) + num_src
     taken = torch.zeros(num, dtype=torch.bool, device=src.device)
     for _ in range(_MAX_ROUNDS):
         if not a.numel():
@@ -62,8 +61,7 @@ def vertex_cover(src: Tensor, dst: Tensor, num_src: int, num_dst: int) -> tuple[
         is_left = ~(taken[a] | taken[b])
         a, b = a[is_left], b[is_left]
     taken[a] = True
-    used = torch.zeros_like(taken).index_fill_(0, pairs // max(num_dst, 1), True)
-    used.index_fill_(0, pairs % max(num_dst, 1) + num_src, True)
+    used = torch.zeros_like(taken).index_fill_(0, torch.cat(ends), True)
     is_src, is_dst = taken[:num_src], taken[num_src:]
     if int(used[:num_src].sum()) <= int(taken.sum()):  # all sources, as without sums
         is_src = used[:num_src]

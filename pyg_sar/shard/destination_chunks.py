@@ -40,8 +40,7 @@ def make_chunks(plan: Plan, max_rows: int, max_dst: int | None = None) -> list[D
 
     A chunk has `max_dst` destinations at most.
     """
-    shard = plan.shard
-    edge_index = plan.edge_index
+    shard, edge_index = plan.shard, plan.edge_index
     dst = edge_index[1]
     if plan.is_whole and shard.e_id is not None:  # within a destination as in the whole graph
         by_id = torch.argsort(shard.e_id)

@@ -82,8 +82,7 @@ class Block:
     def by_dst(self) -> Bags:
         """Edges grouped by destination: the forward sum."""
         src, dst = self.edge_index
-        visits = self.visits[1]
-        bags = make_bags(dst, src, self.num_dst, is_sorted=True, visits=visits)
+        bags = make_bags(dst, src, self.num_dst, is_sorted=True, visits=self.visits[1])
         if isinstance(self.edges, slice):
             return bags
         edges = self.edges if bags.perm is None else self.edges[bags.perm]
@@ -147,16 +146,10 @@ def _make_plan(handle: ShardEdges) -> Plan:
         check_ids(plain, shard)
         part = _source_part(plain[0], shard)
         perm = torch.argsort(part * max(shard.num_dst, 1) + plain[1], stable=True)
-        counts = torch.bincount(part, minlength=shard.num_parts)
-        ptr = [0, *counts.cumsum(0).tolist()]
-    order = [*shard.parts, *(step.part for step in shard.steps)]
-    visits = (
-        (None, None)
-        if shard.cut is None
-        else tuple(end.nodes.to(plain.device) for end in shard.cut)
-    )
+        ptr = [0, *torch.bincount(part, minlength=shard.num_parts).cumsum(0).tolist()]
+    visits = tuple(end.nodes.to(plain.device) for end in shard.cut or ()) or (None, None)
     blocks = []
-    for part_id in order:
+    for part_id in (*shard.parts, *(step.part for step in shard.steps)):
         start, end = shard.source_range(part_id)
         edges = slice(ptr[part_id], ptr[part_id + 1])
         blocks.append(

@@ -102,8 +102,7 @@ def _decision(call: Call) -> tuple[Decision, Trace | None]:
     if call.at_nodes or reads_edges(conv, call.function) or has_hooks_inside(conv):
         return own, None
     traced: Trace | None = None
-    printed = io.StringIO()
-    with redirect_stdout(printed):
+    with redirect_stdout(io.StringIO()) as printed:
         try:
             try:
                 traced = trace(call)

@@ -52,8 +52,7 @@ def check_inputs(
 ) -> None:
     """Raises a ValueError if ``x`` or a tensor of edges among a forward's arguments is wrong."""
     try:
-        forward = signature_of(plain_class(conv).forward)
-        arguments = forward.bind(conv, *args, **kwargs).arguments
+        arguments = signature_of(plain_class(conv).forward).bind(conv, *args, **kwargs).arguments
     except TypeError:
         return  # the conv itself says it best
     x, ends = arguments.get('x'), edges.ends

@@ -85,11 +85,9 @@ class RowSum(TracedPlan):
         weight = None if index is None else call.arguments.edge[index]
         is_alone = is_sum(conv)
         hooked = is_alone and is_hooked(conv)
-        finishes = hooked or not is_alone
         if self.path == 'linear' and is_alone:
             if not (x.requires_grad and torch.is_grad_enabled()):  # the same on all ranks
-                dtype = call.exchange.wire.dtype
-                raw = raw_sum(conv, x, weight, plan, dtype, is_hooked=hooked)
+                raw = raw_sum(conv, x, weight, plan, call.exchange.wire.dtype, is_hooked=hooked)
                 if raw is not None:
                     kept = raw.kept()
                     return raw.keep(self._sum(call, x, weight, hooked)) if kept is None else kept
@@ -97,7 +95,7 @@ class RowSum(TracedPlan):
             if layer is not None:
                 rows = rows_through(layer, x)
                 return NarrowSum.of(self._sum(call, rows, weight, hooked), layer.weight)
-        return self._sum(call, x, weight, finishes)
+        return self._sum(call, x, weight, hooked or not is_alone)
 
     def _sum(self, call: Call, x: Tensor, weight: Tensor | None, finishes: bool) -> Tensor:
         """Own sums; `finishes` says that the conv's aggregation has to run on them."""
@@ -159,8 +157,7 @@ class Gather(CallPlan):
     """Any message and aggregation, by chunks of destinations with all their in-edges."""
 
     def result(self, call: Call) -> Tensor:  # noqa: D102
-        is_one_shot = self.mode == 'one_shot'
-        max_rows = max(call.plan.num_edges, 1) if is_one_shot else call.options.max_rows
+        max_rows = max(call.plan.num_edges, 1) if self.mode == 'one_shot' else call.options.max_rows
         out, outputs, seen = run_gather(call, max_rows)
         if out is None:
             out, outputs = outputs[0], outputs[1:]

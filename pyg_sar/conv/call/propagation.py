@@ -40,8 +40,7 @@ def propagate(conv: Any, /, edge_index: Any, size: Any = None, **kwargs: Any) ->
     now = running.value
     if now is not None and conv not in now.plan.paths:
         now = None
-    cut_edges = edges_in([edge_index]) if now is None else []
-    if cut_edges:
+    if now is None and (cut_edges := edges_in([edge_index])):
         with conv._on_cut_graph(cut_edges, (), {}, in_forward=False):
             return conv.propagate(edge_index, size, **kwargs)
     if now is None or not isinstance(edge_index, (EdgeIndex, ShardEdges)):
@@ -73,8 +72,7 @@ def edge_updater(conv: Any, /, edge_index: Any, size: Any = None, **kwargs: Any)
     now = running.value
     if now is not None and conv not in now.plan.paths:
         now = None
-    cut_edges = edges_in([edge_index]) if now is None else []
-    if cut_edges:
+    if now is None and (cut_edges := edges_in([edge_index])):
         with conv._on_cut_graph(cut_edges, (), {}, in_forward=False):
             return conv.edge_updater(edge_index, size, **kwargs)
     if now is None or not isinstance(edge_index, (EdgeIndex, ShardEdges)):
@@ -111,8 +109,7 @@ def _computed(
     layer, path = now.plan, now.plan.paths[conv]
     if (path, function) not in layer.names:
         layer.names[path, function] = arguments_of(conv, function)
-    names = layer.names[path, function]
-    call = _call(now, conv, function, names, arguments)
+    call = _call(now, conv, function, layer.names[path, function], arguments)
     draws = edge_draws()
     shard = call.exchange.shard
     device = call.edge_index.ids.device.type

@@ -125,7 +125,6 @@ class ProductRecorder(TorchDispatchMode):
             # Under autocast rows may be narrower than weights, which come from a softmax.
             if out.shape != rows.shape or weight.dtype != out.dtype:
                 return False
-            is_reshaped = self._is_reshaped
-            self._product = WeightedRows(entry[0], out, weight.shape, rows.shape, is_reshaped)
+            self._product = WeightedRows(entry[0], out, weight.shape, rows.shape, self._is_reshaped)
             return True
         return False

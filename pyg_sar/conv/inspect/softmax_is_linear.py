@@ -129,8 +129,7 @@ class SoftmaxUse(TorchDispatchMode):
             other = args[1]
             if first is not None and not self._depends(other):
                 return first
-            is_in_place = func._schema.is_mutable
-            if func in _QUOTIENTS or is_in_place or self._depends(args[0]):
+            if func in _QUOTIENTS or func._schema.is_mutable or self._depends(args[0]):
                 return None
             return self._entries(other)
         if func in _SUMS:

@@ -126,14 +126,12 @@ def trace(call: Call) -> Trace:
             out = run_message(call, values, samples)
         if call.function == 'message':
             with in_aggregate, use:
-                one = {**values, 'dim_size': 1, 'size_i': 1}
-                run_aggregation(call, one, out, samples)
+                run_aggregation(call, {**values, 'dim_size': 1, 'size_i': 1}, out, samples)
             aggregate = in_aggregate.aggregate(out)
 
     reduced = in_aggregate.messages
     seen, outputs = left_behind(call, undone, states, samples, first_node, out, reduced)
-    is_pure = recorder.is_pure and not seen.edge_attributes and rows is not None
-    is_pure = is_pure and not seen.written
+    is_pure = recorder.is_pure and rows is not None and not (seen.edge_attributes or seen.written)
     weight = _weight_index(call, recorder, out) if is_pure else None
     # One number without gradient for every edge.
     is_plain = weight is not None and (

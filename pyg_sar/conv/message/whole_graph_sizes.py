@@ -70,8 +70,7 @@ class WholeGraphSizes:
 
         def with_width(*args: Any, **kwargs: Any) -> Any:
             if kwargs.get('max_num_elements') is None:
-                width = max(self.width + 1, module.patch_size * self.is_sample)
-                kwargs['max_num_elements'] = width
+                kwargs['max_num_elements'] = max(self.width + 1, module.patch_size * self.is_sample)
             return forward(*args, **kwargs)
 
         return with_width

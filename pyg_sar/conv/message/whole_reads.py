@@ -175,8 +175,7 @@ def run_aggregation(
 
 def _counted(values: dict[str, Any], reads: WholeReads) -> dict[str, Any]:
     """With numbers of nodes whose use `reads` watches."""
-    names = ('size_i', 'dim_size')
-    return values | {name: EdgeCount.of(values[name], reads) for name in names}
+    return values | {name: EdgeCount.of(values[name], reads) for name in ('size_i', 'dim_size')}
 
 
 def _alike(call: Call, samples: Arguments) -> list[Tensor]:

@@ -45,8 +45,7 @@ class RawSum:
         if self.kind not in self.results:
             return False
         weight, states, _ = self.results[self.kind]
-        is_same = self.weight is (None if weight is None else weight())
-        return is_same and states == self.states()
+        return self.weight is (None if weight is None else weight()) and states == self.states()
 
     def kept(self) -> Tensor | None:
         """A copy of the result, if it is kept."""

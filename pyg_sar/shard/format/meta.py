@@ -267,5 +267,4 @@ def _rules(meta: Meta, types: dict[str, Any]) -> Iterator[tuple[bool, str, Any]]
     for group in groups:
         yield len(set(group)) == len(group), 'every name of an attribute once', group
         for name in group:
-            is_free = name not in _NOT_ATTRS and not name.startswith('_')
-            yield is_free, 'names of attributes', name
+            yield name not in _NOT_ATTRS and not name.startswith('_'), 'names of attributes', name

@@ -130,8 +130,7 @@ def note_kinds(data: Data, meta: Meta) -> None:
         kinds[AttrType.EDGE] |= {'e_id', *edges.attrs}
     kinds[AttrType.OTHER] |= of_whole(data.stores[0])
     vars(data.stores[0])['_cached_attr'] = kinds
-    wrong = [name for name in kinds[AttrType.EDGE] if not data.is_edge_attr(name)]
-    if wrong:
+    if not all(map(data.is_edge_attr, kinds[AttrType.EDGE])):
         raise missing('torch_geometric.data.Data._cached_attr')
 
 
@@ -186,7 +185,7 @@ def _in_order(ids: list[Tensor], values: list[Tensor]) -> Tensor:
 def _check_each_once(root: Path, what: str, ids: Tensor) -> None:
     """Raises ValueError if the parts do not have every node or edge of the graph once."""
     is_there = torch.zeros(ids.numel(), dtype=torch.bool)
-    is_there[ids] = True  # each part's are below their number in the graph
+    is_there[ids] = True  # each is below the number of nodes or edges
     if not is_there.all():
         raise ValueError(
             f"expected parts in '{root}' that have every one of {ids.numel()} {what} once (got "
