@@ -81,7 +81,7 @@ class SARConv(MessagePassing, metaclass=ClassSwap):
     _sar: Layer
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Skips the hook of a user's class for its subclasses: this one is no class of his."""
+        """Skips the hook of a user's class for its subclasses: this class is not the user's."""
 
     @staticmethod
     def _convert(conv: MessagePassing, **options: Any) -> MessagePassing:

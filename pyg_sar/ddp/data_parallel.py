@@ -139,7 +139,7 @@ class DistributedDataParallel(torch.nn.Module, metaclass=ClassSwap):
     module = _Itself()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Skips the hook of a user's class for its subclasses: this one is no class of his."""
+        """Skips the hook of a user's class for its subclasses: this class is not the user's."""
 
     @staticmethod
     @collective('DistributedDataParallel', 'one small all-gather, and the tensors of rank 0')
