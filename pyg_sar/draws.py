@@ -43,12 +43,12 @@ def normal(seed: int, *keys: Tensor | int) -> Tensor:
 
 
 def hashed(seed: int, *keys: Tensor | int) -> Tensor:
-    """64 bits as int64, for keys as :func:`uniform` takes them; that draws the upper 53 of them."""
+    """64 bits as int64, for keys as :func:`uniform` takes them, which uses the upper 53 bits."""
     return hashed_on(_mixed(torch.tensor(seed)), *keys)
 
 
 def hashed_on(state: Tensor, *keys: Tensor | int) -> Tensor:
-    """What :func:`hashed` gives of the keys that made `state` and of these after them."""
+    """Continues :func:`hashed` from `state` with more keys."""
     for key in keys:
         state = _mixed(state + (torch.as_tensor(key) + 1) * _STEP)
     return state
@@ -98,7 +98,7 @@ def unit(hashes: Tensor) -> Tensor:
 
 
 def _mixed(state: Tensor) -> Tensor:
-    """The function that makes an output of SplitMix64 of its state."""
+    """The output of SplitMix64 for a state."""
     state = _shifted(state, 30).bitwise_xor_(state).mul_(_FACTORS[0])
     state = _shifted(state, 27).bitwise_xor_(state).mul_(_FACTORS[1])
     return _shifted(state, 31).bitwise_xor_(state)

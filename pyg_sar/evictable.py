@@ -1,7 +1,7 @@
-"""Tensors whose memory may be on a disk. Code that uses memory not by torch has to say so first.
+"""Tensors whose memory may be on a disk: code that uses memory past torch has to say so first.
 
-Ranks that take turns (:mod:`pyg_sar.in_turns`) have their watcher see every operation of torch. It
-does not see what compiled loops write, nor what threads compute beside the one it is in.
+The watcher of ranks that take turns (:mod:`pyg_sar.in_turns`) sees every operation of torch in its
+thread. It sees neither compiled loops nor other threads.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from pyg_sar.ground.scoped import Scoped
 
 
 class Offered(Protocol):
-    """What another rank is to make of tensors of this one."""
+    """A computation that reads tensors, to be done later, or before they are written to."""
 
     @property
     def is_open(self) -> bool:
-        """Whether it is to be read in the next turns."""
+        """Whether a next turn is to do it."""
 
     def settle(self) -> None:
-        """Makes it now."""
+        """Does it now."""
 
 
 class Watcher(Protocol):
     """Sees what a thread reads and writes."""
 
     def beside(self) -> AbstractContextManager[Any]:
-        """For another thread, which computes for this one meanwhile."""
+        """A context for another thread that computes for this one."""
 
     def needs(self, tensor: Tensor, *, is_written: bool) -> None:
-        """Has the memory of a tensor here until the turn ends."""
+        """Brings the memory of a tensor here, until the turn ends."""
 
     def leaves(self, tensor: Tensor) -> None:
-        """Lets a tensor of another rank go that the turn has read and does not need again."""
+        """Frees a tensor of another rank that the turn has read and does not need again."""
 
     def keeps(self, tensor: Tensor) -> None:
-        """Leaves the memory of a tensor here, whoever waits."""
+        """Never evicts the memory of a tensor."""
 
     def maps(self, folder: Path, tensors: Sequence[Tensor]) -> None:
-        """Lets pages go of files of a folder that tensors are mapped from."""
+        """May free pages of files of a folder, from which tensors are mapped."""
 
     def is_read_by_rows(self, tensor: Tensor) -> bool:
         """Whether a contiguous tensor is on the disk, and only the rows in use should be read."""
@@ -57,22 +57,22 @@ class Watcher(Protocol):
         """Reads a contiguous tensor that is away, and nothing else; False if it is not away."""
 
     def offers(self, tensors: Sequence[Tensor], offer: Offered) -> bool:
-        """Settles an offer, as long as it lives, before a tensor is written to.
+        """Settles an offer, while it lives, before one of the tensors is written to.
 
-        False where it would not see that.
+        False where it would not see the write.
         """
 
 
 watcher: Scoped[Watcher | None] = Scoped(None)
-"""That of a thread, where memory may be away."""
+"""The watcher of this thread, where memory may be away."""
 
 
-def beside() -> Callable[[], AbstractContextManager[Any]]:
+def helper_context() -> Callable[[], AbstractContextManager[Any]]:
     """A context for threads that compute for the calling thread."""
     return nullcontext if watcher.value is None else watcher.value.beside
 
 
-_data_ptr = Tensor.data_ptr  # torch's own: in turns another function is in its place
+_data_ptr = Tensor.data_ptr  # torch's own, which ranks in turns replace
 
 
 def address_of(tensor: Tensor) -> int:
@@ -81,15 +81,14 @@ def address_of(tensor: Tensor) -> int:
 
 
 class _Memory:
-    """What NumPy asks for an array."""
+    """The interface from which NumPy makes an array."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor  # lives as long as the array
-        kind = str(tensor.dtype).removeprefix('torch.')
         self.__array_interface__ = {
             'version': 3,
             'shape': (tensor.numel(),),
-            'typestr': np.dtype(kind).str,
+            'typestr': np.dtype(str(tensor.dtype).removeprefix('torch.')).str,
             'data': (address_of(tensor), False),
         }
 
@@ -123,13 +122,13 @@ def arrays_of(
 
 
 def keep_here(tensor: Tensor) -> None:
-    """Leaves the memory of a tensor where it is."""
+    """Never evicts the memory of a tensor."""
     if watcher.value is not None:
         watcher.value.keeps(tensor)
 
 
 def note_mapped(folder: Path, tensors: Sequence[Tensor]) -> None:
-    """Tells that tensors are mapped from files of a folder, if they are."""
+    """Tells the watcher that tensors may be mapped from files of a folder."""
     if watcher.value is not None:
         watcher.value.maps(folder, tensors)
 
@@ -141,7 +140,7 @@ def place_of(tensor: Tensor) -> tuple[int, int]:
 
 
 def is_read_by_rows(tensor: Tensor) -> bool:
-    """Whether a tensor is away and :func:`select_rows` should get what is needed of it."""
+    """Whether a tensor is away, so that :func:`select_rows` should read single rows of it."""
     return watcher.value is not None and watcher.value.is_read_by_rows(tensor)
 
 

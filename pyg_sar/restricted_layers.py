@@ -115,10 +115,9 @@ def restrict(data: Data, nodes: Tensor, num_layers: int) -> RestrictedLayers:
     together(lambda: _check(data, nodes, num_layers))
     check_equal("'nodes' and 'num_layers'", agree((nodes.dtype == torch.bool, num_layers)))
     of_graph: EdgeIndex = data.edge_index
-    space, handle = of_graph.ends.dst, of_graph.handle
-    shard = handle.shard
+    space, shard = of_graph.ends.dst, of_graph.handle.shard
     exchange = exchange_of(shard)
-    src, dst = handle.ids.unbind()
+    src, dst = of_graph.handle.ids.unbind()
 
     space_out, output_nodes = _wanted(nodes, space)
     space_dst, reached = space_out, output_nodes.to(src.device)
@@ -139,24 +138,24 @@ def restrict(data: Data, nodes: Tensor, num_layers: int) -> RestrictedLayers:
         reached = torch.cat([reached, new])
         space_src = space_dst.joined((space.selected(is_new),))
 
-        # Its parts are not the partition's, as the destinations of all own parts come first. What
-        # matters of a part is that its rows are one range and its size bounds a block's.
+        # Its parts are not the partition's, as the destinations of all own parts come first. A part
+        # only has to be a range of rows, and small enough for a block.
         num_parts = shard.parts_per_rank
         ends = [reached.numel() * i // num_parts for i in range(num_parts + 1)]
         part_ptr = all_part_ptr(shard, ends)
-        place = row + part_ptr[shard.parts.start]
-        place = torch.cat([place, *exchange.fetch_all([place])])
-        made, order = derive_shard(
+        ids = row + part_ptr[shard.parts.start]
+        ids = torch.cat([ids, *exchange.fetch_all([ids])])
+        restricted, order = derive_shard(
             shard,
             part_ptr,
-            place[layer_src],
+            ids[layer_src],
             layer_dst,
             name=f'restricted for layer {number} of {num_layers}',
             dst_rows=num_dst,
         )
         if space.is_whole:  # one process holds edges in the order of the graph
-            places = order.argsort()
-            made, order = made.with_ids(made.ids[:, places]), order[places]
+            inverse = order.argsort()
+            restricted, order = restricted.with_ids(restricted.ids[:, inverse]), order[inverse]
         needed = of_graph._space.selected(is_needed)
         space_of_edges = Space(
             needed.own,
@@ -166,7 +165,7 @@ def restrict(data: Data, nodes: Tensor, num_layers: int) -> RestrictedLayers:
             neighbours=(space_dst, space_src),
         )
         layer = RestrictedLayer(
-            edge_index(made, space_of_edges, Ends(made.shard, space_src, space_dst)),
+            edge_index(restricted, space_of_edges, Ends(restricted.shard, space_src, space_dst)),
             _chosen(space_of_edges, of_graph._space, edges[order]),
             _chosen(space_dst, space_src, torch.arange(num_dst, device=src.device)),
         )
@@ -177,18 +176,17 @@ def restrict(data: Data, nodes: Tensor, num_layers: int) -> RestrictedLayers:
     )
 
 
-def _chosen(chosen: Space, space: Space, places: Tensor) -> Any:
-    """The ids of chosen rows of a space, by their places among the own ones."""
-    return node_ids(space.ids(places.device)[places], 0, chosen, space, places, None)
+def _chosen(chosen: Space, space: Space, positions: Tensor) -> Any:
+    """The ids of chosen rows of a space, by their positions among the own ones."""
+    return node_ids(space.ids(positions.device)[positions], 0, chosen, space, positions, None)
 
 
 def _wanted(nodes: Tensor, space: Space) -> tuple[Space, Tensor]:
-    """The nodes of a mask or of ids as a space, and their places among the own ones."""
+    """The nodes of a mask or of ids as a space, and their positions among the own ones."""
     if nodes.dtype == torch.bool:
         mask: Any = brought('restrict', nodes, space) if isinstance(nodes, Rows) else nodes
         mask = mask if isinstance(mask, Rows) else own_rows('restrict', mask, 0, space)
-        chosen = space.selected(mask)
-        return chosen, plain(mask).nonzero().view(-1)
+        return space.selected(mask), plain(mask).nonzero().view(-1)
     if isinstance(nodes, NodeIds) and nodes.of is space and nodes.shard is None:
         return nodes._space, nodes.places
     return listed('restrict', whole(nodes), space)

@@ -1,1 +1,1 @@
-"""The autograd Functions: weighted sums, recomputed messages, chunks of destinations, the halo."""
+"""The autograd Functions: weighted sums, recomputed messages, chunks of destinations, halo."""

@@ -1,8 +1,8 @@
 """The loop of every aggregation: fetch a block's rows, compute, return their gradient.
 
 A class here gives one block after another, in the order of the plan, with the rows that it reads.
-In backward it takes the gradient of these rows to their owner. What is computed of a block stands
-in the body of the caller's loop.
+The body of the caller's loop computes. In backward the class takes the gradient of these rows to
+their owner.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from pyg_sar.shard.plan import Block, Plan
 
 @dataclass(frozen=True, eq=False)
 class Later:
-    """How gradients of a block's rows may be made later, by the rank that owns the rows."""
+    """Computes gradients of a block's rows later, on the rank that owns the rows."""
 
-    read: Rows  # what they are made of
+    read: Rows  # what it computes them from
     make: Callable[[Block, Rows], None]
 
 
@@ -40,8 +40,8 @@ class BlockByBlock:
     def fetch(self, tensors: Rows) -> Iterator[tuple[Block, Rows]]:
         """Every block with the rows ``[num_rows, ...]`` of each tensor that it reads.
 
-        Views of own rows or of what is kept, or buffers that are used again once the next block is
-        asked for. Collective, unless rows are kept or none read.
+        These are views of own or kept rows, or buffers that the next block overwrites. Collective,
+        unless rows are kept or none are read.
         """
         blocks = self.plan.blocks
         if not tensors:
@@ -54,8 +54,8 @@ class BlockByBlock:
         return zip(blocks, fetched, strict=True)
 
     def _keeping(self, fetched: Iterator[Rows], kept: list[Tensor]) -> Iterator[Rows]:
-        for place, rows in enumerate(fetched):
-            if place >= self.plan.shard.parts_per_rank:
+        for number, rows in enumerate(fetched):
+            if number >= self.plan.shard.parts_per_rank:
                 kept += rows
             yield rows
 
@@ -74,20 +74,20 @@ class BlockByBlock:
     ) -> Iterator[tuple[Block, Rows, Rows]]:
         """Every block again, with the rows that it reads and where their gradient is to be put.
 
-        `read` is fetched again; nothing if the gradient does not need it. `out` are gradients
-        ``[num_own, ...]`` of own rows, complete in the end: zeros, or of any content where all of a
-        block is written; empty where no gradient is asked for. `own` computes what takes the place
-        of `out`, once gradients of other ranks' rows are on their way; the loop then skips own
-        blocks. `later` may take the place of the loop's body where ranks take turns; the loop then
-        skips blocks of other ranks' rows.
+        `read` is fetched again; it is empty if the gradient does not need it. `out` are gradients
+        ``[num_own, ...]`` of own rows, complete in the end: zeros at first, or any numbers where
+        the caller writes whole blocks; empty where no gradient is asked for. `own` computes `out`
+        once gradients of other ranks' rows are on their way; the loop then skips own blocks.
+        `later` may replace the loop's body where ranks take turns; the loop then skips blocks of
+        other ranks' rows.
         """
         returned = self.exchange.way_back(self.exchange, out, own=own)
         num_own = self.plan.shard.parts_per_rank
-        num_made = 0 if own is None else num_own
-        for place, (block, rows) in enumerate(self.fetch(read)):
-            if place < num_made:
+        num_skipped = 0 if own is None else num_own
+        for number, (block, rows) in enumerate(self.fetch(read)):
+            if number < num_skipped:
                 continue
-            is_remote = place >= num_own
+            is_remote = number >= num_own
             if is_remote and later and returned.takes_over(partial(later.make, block), later.read):
                 continue
             yield block, rows, returned.rows() if out else []
@@ -118,13 +118,13 @@ class AllAtOnce:
         own: Callable[[], Rows] | None = None,
         later: Later | None = None,
     ) -> Iterator[tuple[Block, Rows, Rows]]:
-        """As :meth:`BlockByBlock.give_back`; nothing is made later."""
-        num_halo, num_made = self.plan.shard.num_halo, 0
+        """As :meth:`BlockByBlock.give_back`; it leaves nothing for later."""
+        num_halo, num_skipped = self.plan.shard.num_halo, 0
         halo = [t.new_empty(num_halo, *t.shape[1:]) for t in out]
         if own is not None:
-            out[:], num_made = own(), self.plan.shard.parts_per_rank
-        for place, (block, rows) in enumerate(self.fetch(read)):
-            if place >= num_made:
+            out[:], num_skipped = own(), self.plan.shard.parts_per_rank
+        for number, (block, rows) in enumerate(self.fetch(read)):
+            if number >= num_skipped:
                 yield block, rows, self._of(block, out, halo)
         self.exchange.return_all(halo, out)
 

@@ -27,7 +27,7 @@ _CHUNKS: Kept[dict[int, list[list[Chunk]]]] = Kept()
 
 
 def edges_within(edge_bytes: int, device: torch.device) -> int:
-    """Edges of a chunk at most, from the bytes that its largest tensor takes for one.
+    """Edges of a chunk at most, from the bytes that its largest tensor takes for one edge.
 
     No state of the machine counts: where a chunk ends decides the last bits of gradients.
     """
@@ -39,7 +39,7 @@ def edges_within(edge_bytes: int, device: torch.device) -> int:
 class Chunk:
     """Some edges of a block, in its order."""
 
-    place: int  # among the chunks of all blocks
+    number: int  # among the chunks of all blocks
     block: Block  # of these edges alone
     rows: slice  # the destinations from the first to the last of the edges
     starts: Tensor  # what `src` and `dst` are counted from, int64 ``[2, 1]``
@@ -65,25 +65,25 @@ class Chunk:
 
 def of_blocks(plan: Plan, max_edges: int) -> list[list[Chunk]]:
     """The chunks of every block, remembered."""
-    known = _CHUNKS.of(plan, dict)
-    if max_edges not in known:
-        found: list[list[Chunk]] = []
+    kept = _CHUNKS.of(plan, dict)
+    if max_edges not in kept:
+        chunks: list[list[Chunk]] = []
         for block in plan.blocks:
-            found.append(_cut(block, plan, max_edges, sum(map(len, found))))
-        known[max_edges] = found  # when it is complete: another thread may read it
-    return known[max_edges]
+            chunks.append(_cut(block, plan, max_edges, sum(map(len, chunks))))
+        kept[max_edges] = chunks  # complete: another thread may read it
+    return kept[max_edges]
 
 
 @torch.inference_mode(False)  # it outlives the caller's mode
-def _cut(block: Block, plan: Plan, max_edges: int, place: int) -> list[Chunk]:
+def _cut(block: Block, plan: Plan, max_edges: int, number: int) -> list[Chunk]:
     firsts = list(range(0, block.num_edges, max_edges))
     if not firsts:
         return []
     ends = [min(first + max_edges, block.num_edges) for first in firsts]
     all_edges, device = block.edges, plan.edge_index.device
     outer = torch.tensor([firsts, [end - 1 for end in ends]], device=device)
-    places = outer + all_edges.start if isinstance(all_edges, slice) else all_edges[outer]
-    dst = plan.edge_index[1][places]
+    outer = outer + all_edges.start if isinstance(all_edges, slice) else all_edges[outer]
+    dst = plan.edge_index[1][outer]
     starts = torch.stack([torch.full_like(dst[0], block.start), dst[0]])
     chunks = []
     for i, (first_dst, last_dst) in enumerate(dst.t().tolist()):
@@ -93,6 +93,5 @@ def _cut(block: Block, plan: Plan, max_edges: int, place: int) -> list[Chunk]:
             else all_edges[firsts[i] : ends[i]]
         )
         rows = slice(first_dst, last_dst + 1)
-        of_edges = replace(block, edges=edges)
-        chunks.append(Chunk(place + i, of_edges, rows, starts[:, i : i + 1]))
+        chunks.append(Chunk(number + i, replace(block, edges=edges), rows, starts[:, i : i + 1]))
     return chunks

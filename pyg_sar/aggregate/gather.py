@@ -37,7 +37,7 @@ class ChunkProgram:
     out: Tensor | None  # like `out`, with any number of rows
     edge_outputs: tuple[Tensor, ...]  # like the edge outputs
     uses_rng: bool  # whether it draws random numbers
-    # Sets, for the time of a backward, what `run` read in forward beside its arguments.
+    # Sets, for the time of a backward, what `run` read in forward besides its arguments.
     as_in_forward: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
@@ -53,15 +53,14 @@ def chunks_of(
     """The chunks of a plan in one size, remembered.
 
     A chunk has `max_rows` in-edges at most, unless one destination has more, and `max_dst`
-    destinations at most. Collective: an all-reduce of one number; where they are made, one small
+    destinations at most. Collective: an all-reduce of one number; to make the chunks, one small
     all-gather and two all-to-alls.
     """
 
     def make() -> DestinationChunks:
         chunks = make_chunks(plan, max_rows, max_dst)
         chunks += [no_chunk(plan)] * (max(agree(len(chunks))) - len(chunks))
-        requests = exchange.request([chunk.halo for chunk in chunks])
-        return list(zip(chunks, requests, strict=True))
+        return list(zip(chunks, exchange.request([chunk.halo for chunk in chunks]), strict=True))
 
     return _CHUNKS.of(plan, Agreed).get((max_rows, max_dst), make)
 
@@ -100,26 +99,25 @@ class _ChunkRun:
 
     def read(self) -> Iterator[tuple[DestinationChunk, Request, Arguments]]:
         """Every chunk with its arguments, while its random state holds (collective)."""
-        given = self.arguments
-        for place, (chunk, request) in enumerate(self.chunks):
-            halo = self.exchange.fetch_requested(list(given.src), request)
-            pairs = zip(given.src, halo, strict=True)
+        inputs = self.arguments
+        for number, (chunk, request) in enumerate(self.chunks):
+            halo = self.exchange.fetch_requested(list(inputs.src), request)
+            pairs = zip(inputs.src, halo, strict=True)
             if self.surroundings.uses_rng:
-                self.surroundings.enter(place)
+                self.surroundings.enter(number)
             src = tuple(torch.cat([t.index_select(0, chunk.own), rows]) for t, rows in pairs)
-            dst = tuple(t[chunk.dst] for t in given.dst)
-            edge = tuple(t.index_select(0, chunk.edges) for t in given.edge)
-            yield chunk, request, Arguments(src, dst, edge, given.whole, given.learnable)
+            dst = tuple(t[chunk.dst] for t in inputs.dst)
+            edge = tuple(t.index_select(0, chunk.edges) for t in inputs.edge)
+            yield chunk, request, Arguments(src, dst, edge, inputs.whole, inputs.learnable)
 
     def give_back(self, out: Rows) -> Iterator[tuple[DestinationChunk, Arguments, Rows]]:
-        """Every chunk again, with zeros to which the gradients of its source rows are added.
+        """Every chunk again, with zeros to which the caller adds gradients of its source rows.
 
-        They end in `out`, gradients ``[num_own, ...]`` (collective).
+        They come into `out`, gradients ``[num_own, ...]`` of own rows (collective).
         """
         for chunk, request, arguments in self.read():
             num_own = chunk.own.numel()
-            size = num_own + chunk.halo.numel()
-            targets = [t.new_zeros(size, *t.shape[1:]) for t in out]
+            targets = [t.new_zeros(num_own + chunk.halo.numel(), *t.shape[1:]) for t in out]
             yield chunk, arguments, targets
             for total, target in zip(out, targets, strict=True):
                 total.index_add_(0, chunk.own, target[:num_own])
@@ -128,7 +126,7 @@ class _ChunkRun:
     def outputs(
         self, chunk: DestinationChunk, arguments: Arguments
     ) -> list[tuple[slice | Tensor, Tensor]]:
-        """The outputs on a chunk, each with the places where its rows belong."""
+        """The outputs on a chunk, each with the rows of the whole output that it gives."""
         out, edge_outputs = self.program.run(arguments, chunk.edge_index, chunk.num_dst)
         of_edges: list[tuple[slice | Tensor, Tensor]] = [(chunk.edges, o) for o in edge_outputs]
         return of_edges if out is None else [(chunk.dst, out), *of_edges]
@@ -140,16 +138,16 @@ class _ChunkRun:
         arguments: Arguments,
         grads: Sequence[Tensor | None],
     ) -> None:
-        """Adds a chunk's gradients to the targets: the arguments that need one have a target."""
+        """Adds a chunk's gradients to their targets; an argument without one has no target."""
         needs = [target is not None for target in targets]
         leaves = arguments.as_leaves(needs)
         with torch.enable_grad():
-            found = self.outputs(chunk, leaves)
+            pairs = self.outputs(chunk, leaves)
         outputs, of_outputs = [], []
-        for (place, value), grad in zip(found, grads, strict=True):
+        for (rows, value), grad in zip(pairs, grads, strict=True):
             if grad is not None and value.requires_grad:
                 outputs.append(value)
-                of_outputs.append(grad[place])
+                of_outputs.append(grad[rows])
         gradients = gradients_of(outputs, of_outputs, leaves, needs)
         num_src, num_dst, num_edge = leaves.counts[:3]
         for i, (target, gradient) in enumerate(zip(targets, gradients, strict=True)):
@@ -170,14 +168,13 @@ class _Gather(torch.autograd.Function):
         program, num_edges = run.program, run.plan.num_edges
         outputs = [t.new_zeros(num_edges, *t.shape[1:]) for t in program.edge_outputs]
         if program.out is not None:
-            num_dst = run.plan.shard.num_dst
-            outputs.insert(0, program.out.new_zeros(num_dst, *program.out.shape[1:]))
+            outputs.insert(0, program.out.new_zeros(run.plan.shard.num_dst, *program.out.shape[1:]))
         with no_autocast_cache():
             for chunk, _, arguments in run.read():
                 if chunk.num_dst:
-                    found = run.outputs(chunk, arguments)
-                    for target, (place, value) in zip(outputs, found, strict=True):
-                        target[place] = value
+                    pairs = run.outputs(chunk, arguments)
+                    for target, (rows, value) in zip(outputs, pairs, strict=True):
+                        target[rows] = value
         ctx.counts = run.arguments.counts
         ctx.run = replace(run, arguments=Arguments((), (), (), ()))
         ctx.save_for_backward(*tensors)
@@ -189,13 +186,13 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        given = Arguments.of(ctx.counts, ctx.saved_tensors)
-        run: _ChunkRun = replace(ctx.run, arguments=given)
-        total = given.zeros(ctx.needs_input_grad[1:])
-        num_src, targets = len(given.src), list(total)
+        saved = Arguments.of(ctx.counts, ctx.saved_tensors)
+        run: _ChunkRun = replace(ctx.run, arguments=saved)
+        total = saved.zeros(ctx.needs_input_grad[1:])
+        num_src, targets = len(saved.src), list(total)
         needs_src = [i for i in range(num_src) if total[i] is not None]
         out = [t for t in total[:num_src] if t is not None]
-        with run.surroundings.again(given.learnable):
+        with run.surroundings.again(saved.learnable):
             for chunk, arguments, of_src in run.give_back(out):
                 for i, target in zip(needs_src, of_src, strict=True):
                     targets[i] = target

@@ -1,6 +1,6 @@
 """All halo rows at once, as an ordinary differentiable operation: the one_shot mode.
 
-With the halo beside the own rows a layer is plain PyG. Its memory grows with the halo.
+With the halo after the own rows a layer is plain PyG. Its memory grows with the halo.
 """
 
 from __future__ import annotations

@@ -43,12 +43,12 @@ def online(run: Run) -> tuple[list[State], tuple[Tensor, ...]]:
     source tensor needs one.
     """
     outputs: list[Tensor] = []
-    found = _Online.apply(run, outputs, *run.arguments)
-    *states, sums = found[: len(run.program.reductions) + 1]
+    tensors = _Online.apply(run, outputs, *run.arguments)
+    *states, sums = tensors[: len(run.program.reductions) + 1]
     dst = run.loop.plan.edge_index[1]
     edge_outputs = tuple(
         _EdgeOutput.apply([output], dst, link, sums)
-        for output, link in zip(outputs, found[len(states) + 1 :], strict=True)
+        for output, link in zip(outputs, tensors[len(states) + 1 :], strict=True)
     )
     return [(state,) for state in states], edge_outputs
 
@@ -164,7 +164,7 @@ def _correct(
 
 def _divided(part: Tensor, total: Tensor) -> Tensor:
     """``out_i``."""
-    out = torch.empty_like(part)  # not a view: what a conv does to it in place is its own affair
+    out = torch.empty_like(part)  # no view: a conv may change it in place
     torch.div(_by_weight(part, total), _factor(total, part), out=_by_weight(out, total))
     return out
 

@@ -71,10 +71,10 @@ def covered(plan: Plan, weight: Tensor | None) -> Plan | None:
     asked = _asked(plan, covers, weight)
     steps = tuple(
         replace(
-            _step(step, shard.num_own, *asked[step.send_rank, place % num_own]),
+            _step(step, shard.num_own, *asked[step.send_rank, number % num_own]),
             recv_rows=covers[step.part].size,
         )
-        for place, step in enumerate(shard.steps)
+        for number, step in enumerate(shard.steps)
     )
     blocks = [covers[block.part].reading_block(weight) for block in plan.blocks[num_own:]]
     return replace(
@@ -86,23 +86,23 @@ def covered(plan: Plan, weight: Tensor | None) -> Plan | None:
 
 
 def _step(
-    step: Step, num_own: int, rows: Tensor, src: Tensor, place: Tensor, weight: Tensor | None
+    step: Step, num_own: int, rows: Tensor, src: Tensor, ids: Tensor, weight: Tensor | None
 ) -> Step:
-    """A step that sends some of its rows, and the sums over edges from rows to places of sums."""
+    """A step that sends some of its rows, and sums over edges from rows `src` to sums `ids`."""
     if not src.numel():
         return replace(step, send_index=step.send_index[rows])
-    own, num_sums = step.send_index[src], int(place[-1]) + 1
-    by_sum = make_bags(place, own, num_sums, is_sorted=True)
-    sums = OwnSums(num_sums, by_sum, make_bags(own, place, num_own), weight)
+    own, num_sums = step.send_index[src], int(ids[-1]) + 1
+    by_sum = make_bags(ids, own, num_sums, is_sorted=True)
+    sums = OwnSums(num_sums, by_sum, make_bags(own, ids, num_own), weight)
     return replace(step, send_index=step.send_index[rows], sums=sums)
 
 
 def _asked(
     plan: Plan, covers: dict[int, BlockCover], weight: Tensor | None
 ) -> dict[tuple[int, int], tuple[Tensor, Tensor, Tensor, Tensor | None]]:
-    """What each rank asks of each own part: rows, and sources, places and weights of sums' edges.
+    """What each rank asks of each own part: rows, and source, sum and weight of sums' edges.
 
-    Rows and sources are places in the rows that the rank reads of the part.
+    Rows and sources count among the rows that the rank reads of the part.
     """
     shard, device = plan.shard, plan.edge_index.device
     world_size, per_rank = shard.world_size, shard.parts_per_rank
@@ -110,9 +110,9 @@ def _asked(
     counts = torch.zeros(world_size, per_rank, 2, dtype=torch.int64)
     texts, weights = [nothing], []
     for part, cover in sorted(covers.items()):
-        src, place = cover.summed_edges()
+        src, ids = cover.summed_edges()
         counts[part // per_rank, part % per_rank] = torch.tensor([cover.rows.numel(), src.numel()])
-        texts += [cover.rows, src, place]
+        texts += [cover.rows, src, ids]
         if weight is not None:
             weights.append(cover.block.take(weight)[cover.by_sum])
     came = all_to_all_counts(counts.to(device)).cpu()
@@ -129,6 +129,6 @@ def _asked(
     asked = {}
     for k, (num_rows, num_edges) in enumerate(came.view(-1, 2).tolist()):
         ends = [0, num_rows, num_rows + num_edges, num_rows + 2 * num_edges]
-        rows, src, place = (text[k][start:end].clone() for start, end in pairwise(ends))
-        asked[divmod(k, per_rank)] = rows, src, place, None if weight_of is None else weight_of[k]
+        rows, src, ids = (text[k][start:end].clone() for start, end in pairwise(ends))
+        asked[divmod(k, per_rank)] = rows, src, ids, None if weight_of is None else weight_of[k]
     return asked

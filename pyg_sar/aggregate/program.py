@@ -71,7 +71,7 @@ class Arguments:
 
 
 @dataclass(frozen=True)
-class Reduction:
+class MessageReduction:
     """One reduction of messages over the in-edges of every destination."""
 
     message: int  # which of the program's messages is reduced
@@ -94,12 +94,12 @@ class Program:
     messages: tuple[Tensor, ...]  # of any number of edges, for their shapes and dtypes
     edge_outputs: tuple[Tensor, ...]  # likewise
     uses_rng: bool  # whether it draws random numbers (dropout)
-    reductions: tuple[Reduction, ...] = ()
+    reductions: tuple[MessageReduction, ...] = ()
     edge_bytes: int = 0  # what the largest tensor that it computes takes per edge
     # The result of its only softmax, of any number of edges, if every message and edge output is
     # linear in it as :mod:`pyg_sar.aggregate.online_softmax` asks; else None.
     weights: Tensor | None = None
-    # Sets, for the time of a backward, what `run` read in forward beside its arguments.
+    # Sets, for the time of a backward, what `run` read in forward besides its arguments.
     as_in_forward: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     def init_states(self, num_dst: int) -> list[State]:
@@ -114,16 +114,16 @@ def gradients_of(
     wanted = [t for t, need in zip(leaves, needs, strict=True) if need]
     if not outputs or not wanted:
         return [None] * len(needs)
-    found = iter(torch.autograd.grad(outputs, wanted, grads, allow_unused=True))
-    return [next(found) if need else None for need in needs]
+    gradients = iter(torch.autograd.grad(outputs, wanted, grads, allow_unused=True))
+    return [next(gradients) if need else None for need in needs]
 
 
 @contextmanager
 def no_autocast_cache() -> Iterator[None]:
     """While it lasts, autocast casts weights anew.
 
-    What it keeps while gradients are off has no history, and what it kept before has a history of
-    its own: both would hide a weight from ``torch.autograd.grad``.
+    A cast kept while gradients are off has no history, and one from before has a history of its
+    own: both would hide a weight from ``torch.autograd.grad``.
     """
     before = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
@@ -137,11 +137,11 @@ def no_autocast_cache() -> Iterator[None]:
 def without_hooks(leaves: Sequence[Tensor]) -> Iterator[None]:
     """While it lasts, hooks of leaves do not run, such as those that average gradients."""
     hooks = [t._backward_hooks for t in leaves]
-    found = [(now, dict(now)) for now in hooks if now]
-    for now, _ in found:
+    copies = [(now, dict(now)) for now in hooks if now]
+    for now, _ in copies:
         now.clear()
     try:
         yield
     finally:
-        for now, before in found:
+        for now, before in copies:
             now.update(before)

@@ -136,8 +136,7 @@ def _merge_chunks(run: Run, stats: Sequence[SoftmaxStats]) -> tuple[list[State],
     edge_outputs = [t.new_zeros(plan.num_edges, *t.shape[1:]) for t in program.edge_outputs]
     states = program.init_states(plan.shard.num_dst)
     for chunk, edge_index, arguments in run.chunks():
-        softmax = _softmax_of(stats, chunk.rows)
-        messages, outputs = program.run(arguments, edge_index, softmax)
+        messages, outputs = program.run(arguments, edge_index, _softmax_of(stats, chunk.rows))
         for target, output in zip(edge_outputs, outputs, strict=True):
             chunk.block.put(target, output)
         for r, state in zip(program.reductions, states, strict=True):

@@ -1,4 +1,4 @@
-"""Backward of the replay path: makes messages again, chunk by chunk, with autograd."""
+"""Backward of the replay path: recomputes messages, chunk by chunk, with autograd."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.aggregate.chunks import Chunk
-from pyg_sar.aggregate.program import Arguments, Reduction, SoftmaxFn, gradients_of
+from pyg_sar.aggregate.program import Arguments, MessageReduction, SoftmaxFn, gradients_of
 from pyg_sar.aggregate.run import Run
 from pyg_sar.comm import torch_apply
 from pyg_sar.kernels.merge import SoftmaxStats, State
@@ -22,7 +22,7 @@ class ReplayBackward:
 
     `states` are the finished states of the reductions, as far as their gradients read them, and
     `grads` the gradients of the tensors of all states and of the edge outputs. `row_sums` are
-    ``r_i = sum over in-edges of alpha * d_alpha`` of every softmax, once they are known.
+    ``r_i = sum over in-edges of alpha * d_alpha`` of every softmax, once it is computed.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class ReplayBackward:
         self.run, self.stats = run, stats
         self.row_sums: list[Tensor | None] = [None] * len(stats)
         rest = iter(grads)
-        self.reductions: list[tuple[Reduction, State, Tensor | None]] = []
+        self.reductions: list[tuple[MessageReduction, State, Tensor | None]] = []
         for reduction, state in zip(run.program.reductions, states, strict=True):
             # The first tensor of a state takes a gradient.
             grad, *_ = islice(rest, reduction.merge.num_tensors)
@@ -43,9 +43,9 @@ class ReplayBackward:
         self.grad_edge_outputs = list(rest)
 
     def find_row_sum(self, k: int) -> None:
-        """One pass for the row sum of softmax k; those of later softmaxes are known."""
-        known = self.stats[k].sum
-        total = None if known is None else torch.zeros_like(known)
+        """One pass for the row sum of softmax k, after those of later softmaxes."""
+        divisor = self.stats[k].sum
+        total = None if divisor is None else torch.zeros_like(divisor)
         # Also without an edge here: the other ranks need our rows.
         for chunk, edge_index, arguments in self.run.chunks():
             terms = self._row_terms(chunk, edge_index, arguments, k)
@@ -65,12 +65,11 @@ class ReplayBackward:
                 targets[i] = rows.zero_()
             for chunk, edge_index, arguments in chunks:
                 leaves = arguments.as_leaves(needs)
-                softmax = self._softmax(chunk.rows)
-                outputs, grads = self._outputs(chunk, edge_index, leaves, softmax)
-                found = gradients_of(outputs, grads, leaves, needs)
-                _add(targets, found, leaves.counts, chunk, edge_index)
+                outputs, grads = self._outputs(chunk, edge_index, leaves, self._softmax(chunk.rows))
+                gradients = gradients_of(outputs, grads, leaves, needs)
+                _add(targets, gradients, leaves.counts, chunk, edge_index)
                 # Freed before the next chunk allocates.
-                del arguments, leaves, outputs, grads, found
+                del arguments, leaves, outputs, grads, gradients
         return total
 
     def _outputs(
@@ -80,7 +79,7 @@ class ReplayBackward:
         with torch.enable_grad():
             messages, edge_outputs = self.run.program.run(arguments, edge_index, softmax)
         outputs, gradients = [], []
-        for place, message in enumerate(messages):
+        for number, message in enumerate(messages):
             if not message.requires_grad:
                 continue
             parts = [
@@ -92,7 +91,7 @@ class ReplayBackward:
                     r.dim,
                 )
                 for r, state, grad in self.reductions
-                if r.message == place and grad is not None
+                if r.message == number and grad is not None
             ]
             if parts:
                 outputs.append(message)

@@ -74,22 +74,22 @@ class Run:
         """The chunks of all blocks (collective unless rows are kept)."""
         fetched = self.loop.fetch(list(self.arguments.src))
         blocks = zip(fetched, chunks.of_blocks(self.loop.plan, self.max_edges), strict=True)
-        return chain.from_iterable(self._read(each, rows) for (_, rows), each in blocks)
+        return chain.from_iterable(self._read(of_block, rows) for (_, rows), of_block in blocks)
 
     def give_back(self, out: Rows) -> Iterator[tuple[Rows, Chunks]]:
         """For every block where the gradients of source rows go, and its chunks (collective).
 
         `out` is as :meth:`BlockByBlock.give_back` takes it.
         """
-        given = self.loop.give_back(list(self.arguments.src), out)
-        blocks = zip(given, chunks.of_blocks(self.loop.plan, self.max_edges), strict=True)
-        return ((targets, self._read(each, rows)) for (_, rows, targets), each in blocks)
+        returned = self.loop.give_back(list(self.arguments.src), out)
+        blocks = zip(returned, chunks.of_blocks(self.loop.plan, self.max_edges), strict=True)
+        return ((targets, self._read(of_block, rows)) for (_, rows, targets), of_block in blocks)
 
     def _read(self, of_block: list[Chunk], rows: Rows) -> Chunks:
         read = self.arguments
         for chunk in of_block:
             if self.surroundings.uses_rng:
-                self.surroundings.enter(chunk.place)
+                self.surroundings.enter(chunk.number)
             src, dst = edge_index = chunk.edge_index
             yield (
                 chunk,
@@ -108,9 +108,9 @@ class Run:
 class Surroundings:
     """A random state for every chunk and the autocast mode, so that a replay sees them again.
 
-    The first chunk goes on from the caller's state, so what fits into one draws what PyG draws. The
-    others have states that follow from it, not the ones that forward came to: a pass that stops at
-    a softmax has not drawn what comes after it. Arguments are as in a program.
+    The first chunk goes on from the caller's state: a graph of one chunk draws what PyG draws. The
+    states of the others are computed from that one, as a pass that stops at a softmax draws less
+    than a whole one. Arguments are as in a program.
     """
 
     def __init__(
@@ -132,12 +132,12 @@ class Surroundings:
             digest = hashlib.blake2b(self._first.numpy().tobytes(), digest_size=7).digest()
             self._seed = int.from_bytes(digest, 'big')
 
-    def enter(self, place: int) -> None:
+    def enter(self, number: int) -> None:
         """Sets the random state of a chunk, for a function that draws."""
-        if place == 0:
+        if number == 0:
             self._generator.set_state(self._first)
         else:
-            self._generator.manual_seed(self._seed + place)
+            self._generator.manual_seed(self._seed + number)
 
     @contextmanager
     def again(self, learnable: Sequence[Tensor]) -> Iterator[None]:

@@ -2,7 +2,7 @@
 
 Backward fetches no rows: the gradient of a block's source rows is the transposed sum of the output
 gradient, which the destination's rank holds. Only a weight that learns needs the rows again: its
-gradient is their product with the output gradient, made in the same pass over the blocks.
+gradient is their product with the output gradient, in the same pass over the blocks.
 
 A mean is divided inside the transposed sum, by weights of 1 / in-degree, which spares a pass. With
 one part per rank the gradients of remote rows are sent first, and the own block is computed while
@@ -53,8 +53,8 @@ def weighted_sum(
     | backward: ``grad_rows_q[:, h] = A_qh^T @ grad_out[:, h]``; send them to q; if the weight needs
       a gradient receive the rows again; ``grad_weight[e, h] = <grad_out[i, h], rows_q[j, h]>``
 
-    Saved for backward: x if the weight needs a gradient, the weight if x does. Never is anything of
-    ``[num_edges, H, C]`` made. Point-to-point messages: one per step in forward; in backward one
+    Saved for backward: x if the weight needs a gradient, the weight if x does. No tensor of
+    ``[num_edges, H, C]`` is made. Point-to-point messages: one per step in forward; in backward one
     per step if the weight needs a gradient, and one if x does (with `one_shot` one all-to-all in
     forward, and one in backward if x needs a gradient).
 
@@ -111,10 +111,10 @@ class _WeightedSum(torch.autograd.Function):
             for block, rows in loop.fetch(read):
                 gradients.write([], block, rows)
             return None, gradients.of_weight, None, None
-        # With one part the own block's sum is the gradient itself, made in one pass.
+        # With one part the own block's sum is the gradient itself, in one pass.
         is_one = plan.shard.parts_per_rank == 1
         out = [grad if is_one else grad.new_empty(plan.shard.num_own, *grad.shape[1:])]
-        own = partial(gradients.made, plan.blocks[0], read) if is_one else None
+        own = partial(gradients.of_rows, plan.blocks[0], read) if is_one else None
         later = None if read else Later([grad], gradients.write_later)
         for block, rows, targets in loop.give_back(read, out, own, later):
             gradients.write(targets, block, rows)
@@ -135,7 +135,7 @@ class _BlockGradients:
     factor: Tensor | None  # ``[num_dst]``: what rows of `of_out` are multiplied by
     of_weight: Tensor | None  # ``[num_edges, H]``, filled block by block
 
-    def made(self, block: Block, rows: Rows) -> Rows:
+    def of_rows(self, block: Block, rows: Rows) -> Rows:
         """The gradient of a block's source rows; `rows` hold them if the weights need it."""
         if self.of_weight is None:
             weight = None if self.weight is None else block.span(self.weight)

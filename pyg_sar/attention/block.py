@@ -2,7 +2,7 @@ r"""Softmax attention to a block of keys: pure tensors, no ranks, no autograd.
 
 The softmax of a query runs over the keys of all blocks, which are never here together. As in
 FlashAttention (Dao et al., `arXiv 2205.14135 <https://arxiv.org/abs/2205.14135>`_) the largest
-score and the sum so far are kept beside the output, and scaled when a larger score comes.
+score and the sum so far are kept with the output, and scaled when a larger score comes.
 
 ============ ============= ===========================================
 tensor       shape         meaning
@@ -31,7 +31,7 @@ _FORWARD = find_or_none('torch.ops.aten._scaled_dot_product_flash_attention_for_
 _BACKWARD = find_or_none('torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward')
 
 
-class Block(NamedTuple):
+class KeyBlock(NamedTuple):
     """Keys and values of a rank; see the module."""
 
     key: Tensor
@@ -56,7 +56,7 @@ class Attended:
         self.top = query.new_full((heads, length, 1), -torch.inf, dtype=exact)
         self.total = query.new_zeros(heads, length, 1, dtype=exact)
 
-    def add(self, block: Block) -> None:
+    def add(self, block: KeyBlock) -> None:
         """Takes in the keys of one more block."""
         if _has_kernel(self.query, block):
             options = {'attn_mask': _mask(block), 'scale': self.scale}
@@ -74,7 +74,7 @@ class Attended:
             self._add(at, out, top, weights.sum(-1, keepdim=True))
 
     def _add(self, at: slice, out: Tensor, top: Tensor, total: Tensor) -> None:
-        """Takes in what some queries have of one block, as the attributes are."""
+        """Takes in output, largest scores and sums of some queries over one block."""
         base = _finite(torch.maximum(self.top[:, at], top))
         before, now = (self.top[:, at] - base).exp_(), (top - base).exp_()
         self.out[:, at] = self.out[:, at] * before + out * now
@@ -91,7 +91,7 @@ class Attended:
 
 
 def gradients(
-    query: Tensor, block: Block, scale: float, grad: Tensor, out: Tensor, log_total: Tensor
+    query: Tensor, block: KeyBlock, scale: float, grad: Tensor, out: Tensor, log_total: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of the queries ``[H, L, E]``, and of the block's keys and values.
 
@@ -117,7 +117,7 @@ def gradients(
     return of_query, of_key, of_value
 
 
-def chunks(query: Tensor, block: Block) -> Iterator[slice]:
+def chunks(query: Tensor, block: KeyBlock) -> Iterator[slice]:
     """Runs of queries; none where there are no queries or no keys."""
     heads, length, _ = query.shape
     num_keys = block.key.size(1)
@@ -126,7 +126,7 @@ def chunks(query: Tensor, block: Block) -> Iterator[slice]:
         yield slice(start, start + size)
 
 
-def _has_kernel(query: Tensor, block: Block) -> bool:
+def _has_kernel(query: Tensor, block: KeyBlock) -> bool:
     return (
         _FORWARD is not None
         and _BACKWARD is not None
@@ -138,12 +138,12 @@ def _has_kernel(query: Tensor, block: Block) -> bool:
     )
 
 
-def _mask(block: Block) -> Tensor | None:
+def _mask(block: KeyBlock) -> Tensor | None:
     return None if block.bias is None else block.bias.unsqueeze(0)
 
 
 def _four(*tensors: Tensor) -> Iterator[Tensor]:
-    return (each.unsqueeze(0) for each in tensors)
+    return (tensor.unsqueeze(0) for tensor in tensors)
 
 
 def _finite(top: Tensor) -> Tensor:
@@ -151,6 +151,6 @@ def _finite(top: Tensor) -> Tensor:
     return top.masked_fill(top == -torch.inf, 0)
 
 
-def _scores(query: Tensor, block: Block, scale: float) -> Tensor:
+def _scores(query: Tensor, block: KeyBlock, scale: float) -> Tensor:
     scores = (query @ block.key.mT).to(torch.promote_types(query.dtype, torch.float32)) * scale
     return scores if block.bias is None else scores + block.bias

@@ -3,7 +3,7 @@ r"""Softmax attention of own rows to the rows of all ranks.
 Keys and values go round: each rank passes the block that it has to the next rank. In backward they
 go round once more, and their gradients with them, until these are home. That is sequential
 aggregation and rematerialization on the graph of all pairs, and Ring Attention (Liu et al.,
-`arXiv 2310.01889 <https://arxiv.org/abs/2310.01889>`_). A rank holds one block beside its own rows,
+`arXiv 2310.01889 <https://arxiv.org/abs/2310.01889>`_). A rank holds one block and its own rows,
 and computes ``N / P`` rows by ``N`` keys.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.attention.block import Attended, Block, gradients
+from pyg_sar.attention.block import Attended, KeyBlock, gradients
 from pyg_sar.comm import all_to_all, communicates, once_differentiable, rank
 
 
@@ -51,7 +51,7 @@ class _AttendToAll(torch.autograd.Function):
     ) -> Tensor:
         ctx.scale, ctx.counts = scale, counts
         attended = Attended(query, value.size(-1), scale)
-        block = Block(key, value, bias)
+        block = KeyBlock(key, value, bias)
         for turn in range(len(counts)):
             attended.add(block)
             if turn + 1 < len(counts):
@@ -69,7 +69,7 @@ class _AttendToAll(torch.autograd.Function):
 
 def _gradients(ctx: Any, grad: Tensor) -> Any:
     query, key, value, bias, out, log_total = ctx.saved_tensors
-    grad, block = grad.to(out.dtype), Block(key, value, bias)
+    grad, block = grad.to(out.dtype), KeyBlock(key, value, bias)
     of_query = torch.zeros_like(query, dtype=out.dtype)
     of_rows = torch.zeros_like(_rows(key, value), dtype=out.dtype)
     for turn in range(len(ctx.counts)):
@@ -78,12 +78,12 @@ def _gradients(ctx: Any, grad: Tensor) -> Any:
         of_rows = _passed(of_rows + _rows(of_key, of_value), turn, ctx.counts)
         if turn + 1 < len(ctx.counts):
             block = _block(_passed(_rows(*block), turn, ctx.counts), block)
-    of_key, of_value, _ = _block(of_rows, Block(key, value, None))
+    of_key, of_value, _ = _block(of_rows, KeyBlock(key, value, None))
     return of_query.to(query.dtype), of_key, of_value, None, None, None
 
 
 def _passed(rows: Tensor, turn: int, counts: list[int]) -> Tensor:
-    """The block of the rank before, for that of this rank; `turn` passes were made before."""
+    """Sends this rank's block on, and returns that of the rank before; `turn` counts passes."""
     here, size = rank(), len(counts)
     going, coming = [0] * size, [0] * size
     going[(here + 1) % size] = rows.size(0)
@@ -92,13 +92,13 @@ def _passed(rows: Tensor, turn: int, counts: list[int]) -> Tensor:
 
 
 def _rows(key: Tensor, value: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Keys, values and what is added, as one row for each key."""
+    """Keys, values and bias, as one row for each key."""
     parts = [key, value] if bias is None else [key, value, bias.mT]
-    return torch.cat([each.movedim(1, 0).flatten(1) for each in parts], dim=1)
+    return torch.cat([part.movedim(1, 0).flatten(1) for part in parts], dim=1)
 
 
-def _block(rows: Tensor, like: Block) -> Block:
-    """What :func:`_rows` has made one."""
+def _block(rows: Tensor, like: KeyBlock) -> KeyBlock:
+    """The inverse of :func:`_rows`."""
     heads = like.key.size(0)
     widths = [like.key.size(-1), like.value.size(-1), *([1] if like.bias is not None else [])]
     key, value, *bias = (
@@ -108,4 +108,4 @@ def _block(rows: Tensor, like: Block) -> Block:
         )
         if of is not None
     )
-    return Block(key, value, bias[0].mT if bias else None)
+    return KeyBlock(key, value, bias[0].mT if bias else None)

@@ -1,4 +1,4 @@
-"""Gradients of parameters, made whole at the end of every backward."""
+"""Averages gradients of parameters over the ranks at the end of every backward."""
 
 from pyg_sar.averaging.averager import Averager, average_gradients
 

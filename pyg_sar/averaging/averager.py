@@ -1,12 +1,12 @@
-"""Gradients of parameters, made whole at the end of every backward.
+"""Averages gradients of parameters over the ranks at the end of every backward.
 
 torch's DistributedDataParallel arms its hooks in ``forward``, once for one backward: a second one,
 a method of the model or a parameter that is unfrozen later leave a rank's own gradients, silently.
 Here parameters arm themselves, by a hook that lasts. At the end of a backward that comes to one of
 them ``.grad`` becomes the mean over the ranks, for every parameter of which any rank has got a
-gradient. What was there before is equal on all ranks, so its mean is itself: accumulated gradients
-stay right without being set aside. Nothing is sent while backward still runs; a graph model's
-parameters are small beside its rows.
+gradient. Gradients from before are equal on all ranks, so they are their own mean: accumulated
+gradients stay right. Nothing is sent while backward still runs, as a graph model's parameters are
+small beside its rows.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ MIB = 2**20
 class Averager:
     """Averages the gradients of parameters that layers read outside of any model.
 
-    Those of one bucket have no more than `bucket_bytes`, unless one has. While it `accumulates`,
-    gradients only gather. That of a model is :class:`pyg_sar.ddp.gradients.Gradients`.
+    A bucket has at most `bucket_bytes`, or one larger gradient. While it `accumulates`, gradients
+    only gather. The averager of a model is :class:`pyg_sar.ddp.gradients.Gradients`.
     """
 
     is_last = True  # of the averagers of a backward
-    is_alive = True  # whether it averages: the model it is of may be gone
+    is_alive = True  # whether it averages: its model may be gone
 
     def __init__(
         self, group: dist.ProcessGroup | None = None, bucket_bytes: float = 25 * MIB
@@ -48,14 +48,14 @@ class Averager:
         self.accumulates = False
         self.bucket_bytes = bucket_bytes
         self._group = group
-        self._known: list[ref[Tensor]] = []  # in the order in which layers met them
+        self._watched: list[ref[Tensor]] = []  # in the order in which layers met them
         self._learning: list[Tensor] = []  # those of the backward that runs
         self._gathered: set[Tensor] = set()
         self._asked: dict[Tensor, Tensor] = {}  # gradients for autograd.grad's caller
         self._accumulating = -1  # autograd's number of the backward that adds to ``.grad``
 
     def watch(self, tensors: Iterable[Tensor]) -> None:
-        """Has the gradients of parameters noted from now on; lazy ones have none yet."""
+        """Notes gradients of parameters from now on; lazy ones have none yet."""
         for p in tensors:
             if is_lazy(p) or not (p.is_floating_point() or p.is_complex()) or _averages(self, p):
                 continue
@@ -66,26 +66,26 @@ class Averager:
             if is_frozen:
                 p.requires_grad_(False)
             _put_first(cast(Any, p._backward_hooks), handle.id)
-            self._known.append(ref(p))
+            self._watched.append(ref(p))
 
     def is_of_batches(self) -> bool:
         """Whether gradients of the backward that runs are those of batches."""
         return False
 
     def parameters(self) -> list[Tensor]:
-        """Those that may get a gradient, in one order on all ranks."""
-        self._known = [each for each in self._known if each() is not None]
-        return [p for each in self._known if (p := each()) is not None]
+        """The parameters that may get a gradient, in the same order on all ranks."""
+        self._watched = [reference for reference in self._watched if reference() is not None]
+        return [p for reference in self._watched if (p := reference()) is not None]
 
     def enter(self) -> None:
-        """Notes that the backward that runs comes to one of them."""
+        """Notes that the running backward has come to a parameter."""
         backward = started()
         if not backward.meets(self):
             self._learning = [p for p in self.parameters() if p.requires_grad]
             backward.enter(self, self._learning)
 
     def note(self, p: Tensor, grad: Tensor) -> Tensor | None:
-        """Notes a gradient; returns one if it is for the caller of torch.autograd.grad."""
+        """Notes a gradient; returns one for the caller of torch.autograd.grad."""
         task, backward = torch._C._current_graph_task_id(), running()
         is_nested = backward is not None and task != backward.task
         if backward is not None and backward.meets(self) and (is_nested or backward.is_checked):
@@ -114,8 +114,8 @@ class Averager:
     def reduce(self, new: set[Tensor]) -> list[Tensor]:
         """Replaces gradients by their mean over the ranks (collective: an all-reduce per bucket).
 
-        In this backward `new` have got a gradient on this rank. Gives those that any rank has a new
-        gradient of; none while gradients only gather.
+        In this backward `new` have got a gradient on this rank. Returns the parameters of which any
+        rank has a new gradient; none while gradients only gather.
         """
         self._gathered.update(p for p in self._learning if p in new)
         if self.accumulates or not self.is_alive:
@@ -128,14 +128,14 @@ class Averager:
         return whole
 
     def average(self) -> list[Tensor]:
-        """Of leaves those that have got one are averaged, as layers gave all ranks the same."""
+        """Averages the leaves with a gradient, which are the same on all ranks."""
         parameters = [p for p in self._learning if p in self._gathered or p in self._asked]
         return self.average_of(parameters, {})
 
     def average_of(
         self, parameters: list[Tensor], more: dict[tuple[torch.dtype, torch.device], Tensor]
     ) -> list[Tensor]:
-        """Averages gradients and, in place of what is there, vectors by dtype and device."""
+        """Averages gradients and, in place, the vectors `more` by dtype and device."""
         whole: list[Tensor] = []
         is_asked = False  # whether any rank has gradients for autograd.grad's caller
         buckets, vectors = buckets_of(parameters, self.bucket_bytes), dict(more)
@@ -155,11 +155,11 @@ class Averager:
         return whole
 
     def summed(self, vector: Tensor) -> Tensor:
-        """A vector, which becomes its sum over the ranks."""
+        """Sums a vector over the ranks, in place."""
         return all_reduce_sum(vector, SUM, self._group)
 
     def parted(self) -> None:
-        """Raises a ValueError on all ranks, whose parameters have become other numbers."""
+        """Raises a ValueError on all ranks, as their parameters differ."""
         raise differ(f'parameters outside of a model must be equal on all ranks: {PARTED}', 0)
 
 
@@ -171,15 +171,14 @@ PARTED = (
 
 
 def average_gradients(tensors: Iterable[Tensor]) -> None:
-    """Has the gradients averaged of tensors that layers read, as parameters or in place of them.
+    """Averages, from now on, gradients of tensors that layers read as parameters.
 
-    Layers take them as they are: what comes back is the share of a rank.
+    The backward of a layer alone gives the share of a rank.
     """
     comm = current()
     averager = _of_comm.get(comm) or _of_comm.setdefault(comm, Averager())
     for tensor in tensors:
-        is_done = is_averaged(tensor) or is_divided(tensor)
-        if is_done or not tensor.requires_grad:
+        if is_averaged(tensor) or is_divided(tensor) or not tensor.requires_grad:
             continue
         if tensor.is_leaf:
             averager.watch([tensor])
@@ -198,7 +197,7 @@ class _OfComputed:
 
 
 class Arrival:
-    """The hook of a parameter: a gradient comes, by whatever way."""
+    """The hook of a parameter, which gets every gradient of it."""
 
     __torch_unserializable__ = True
 
@@ -206,7 +205,7 @@ class Arrival:
         self.averager, self._parameter = ref(averager), ref(parameter)
 
     def __call__(self, grad: Tensor) -> Tensor | None:
-        """Notes the gradient; gives that of all ranks where somebody reads it at once."""
+        """Notes the gradient; returns that of all ranks where somebody reads it at once."""
         averager, p = self.averager(), self._parameter()
         if averager is None or not averager.is_alive or p is None:
             return None
@@ -223,19 +222,19 @@ class Arrival:
 
 
 def _averages(averager: Averager, p: Tensor) -> bool:
-    """Whether an averager has a parameter already; one of a model takes those outside of any."""
+    """Whether an averager has a parameter; that of a model takes it from one outside of models."""
     hooks = cast(dict[int, Any], p._backward_hooks or {})
-    found = {key: hook for key, hook in hooks.items() if isinstance(hook, Arrival)}
-    for key, hook in found.items():
+    arrivals = {key: hook for key, hook in hooks.items() if isinstance(hook, Arrival)}
+    for key, hook in arrivals.items():
         other = hook.averager()
         is_gone = other is None or not other.is_alive
         if other is None or is_gone or (other.is_last and not averager.is_last):
             del hooks[key]
-    return any(hook.averager() is averager for hook in found.values())
+    return any(hook.averager() is averager for hook in arrivals.values())
 
 
 def _put_first(hooks: dict[int, Any], first: int) -> None:
-    """Autograd calls hooks in the order of the plain dict that an OrderedDict has in it."""
+    """Autograd calls hooks in the order of the plain dict inside an OrderedDict."""
     items = [(first, hooks[first]), *((k, v) for k, v in hooks.items() if k != first)]
     hooks.clear()
     hooks.update(items)

@@ -1,7 +1,7 @@
 """Gradients in vectors of some MiB, whose mean over the ranks replaces them.
 
-Beside them travels what ranks tell each other, at no cost: which parameters have a new gradient,
-and a checksum of the parameters, which tells ranks that have parted.
+With them travel, at no cost, flags of the parameters that have a new gradient, and a checksum of
+the parameters, by which ranks notice that they have parted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SumOverRanks = Callable[[Tensor], Tensor]
 
 
 def common(named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
-    """Of parameters or buffers those that are equal on all ranks, and have numbers already."""
+    """The parameters or buffers that are equal on all ranks and have numbers already."""
     return {
         name: tensor
         for name, tensor in named
@@ -42,7 +42,7 @@ class Bucket:
     kind: tuple[torch.dtype, torch.device]
     parameters: list[Tensor] = field(default_factory=list)
     common: list[Tensor] = field(default_factory=list)  # without rows of a rank's own
-    num_bytes: int = 0  # of these
+    num_bytes: int = 0  # of `common`
 
     def average(
         self,
@@ -52,12 +52,12 @@ class Bucket:
         summed: SumOverRanks,
         parted: Callable[[], None],
     ) -> tuple[list[Tensor], bool, Tensor | None]:
-        """Sets ``.grad`` to its mean, of parameters of which a rank has a new one (collective).
+        """Sets ``.grad`` of parameters of which a rank has a new one to its mean (collective).
 
         Args:
-            new: The parameters that have one on this rank.
+            new: The parameters with a new gradient on this rank.
             is_asked: Whether this rank has gradients for the caller of autograd.grad.
-            more: A vector that is averaged with them.
+            more: A vector that is averaged with the gradients.
             summed: Adds up a vector.
             parted: Raises, on all ranks, if the parameters differ between ranks.
 
@@ -73,11 +73,11 @@ class Bucket:
             if p.grad is not None and p.grad.is_sparse and not isinstance(p, Rows):
                 p.grad = p.grad.to_dense()
         flags = [p in new and p.grad is not None for p in self.parameters]
-        told = _Told([*flags, is_asked], digest(self.common), self.kind[0])
+        message = _Message([*flags, is_asked], digest(self.common), self.kind[0])
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.common]
         vectors = [*(grad.reshape(-1) for grad in gradients), *([] if more is None else [more])]
         sizes = [vector.numel() for vector in vectors]
-        numbers = torch.tensor(told.numbers, dtype=self.kind[0], device=self.kind[1])
+        numbers = torch.tensor(message.numbers, dtype=self.kind[0], device=self.kind[1])
         vectors.insert(len(self.common), numbers)
         total = torch.cat(vectors)
         total /= world_size()
@@ -85,10 +85,9 @@ class Bucket:
         summed(total)
         sizes.insert(len(self.common), numbers.numel())
         means = [*torch.split(total, sizes)]
-        shares = means.pop(len(self.common))
-        *are_set, any_asked = told.read(shares.real.tolist())
+        *are_set, any_asked = message.read(means.pop(len(self.common)).real.tolist())
         check_arrived(SUM)  # before anyone's gradient changes
-        if not told.is_alike:
+        if not message.is_alike:
             parted()
         whole = {p: None for p, is_set in zip(self.parameters, are_set, strict=True) if is_set}
         for p in whole:
@@ -106,18 +105,17 @@ class Bucket:
         total = torch.cat([share.reshape(-1) for share in shares]) / world_size()
         summed(total)
         check_arrived(SUM)
-        for share, mean in zip(
-            shares, torch.split(total, [s.numel() for s in shares]), strict=True
-        ):
+        means = torch.split(total, [share.numel() for share in shares])
+        for share, mean in zip(shares, means, strict=True):
             share.copy_(mean.view_as(share))
 
 
-class _Told:
+class _Message:
     """Flags and a number, as numbers of a dtype that are added up exactly.
 
-    With P ranks each is ``flag * P * 2^k + digit`` with a digit of k bits of the number. The sum of
-    the ranks' gives how many have set the flag, and the sum of their digits: P times the own one
-    where they are equal. Where the dtype has too few bits for that, digits are left out.
+    With P ranks each is ``flag * P * 2^k + digit`` with a digit of k bits of the number. The sum
+    over the ranks gives how many have set the flag, and the sum of their digits: P times the own
+    one where they are equal. Where the dtype has too few bits for that, digits are left out.
     """
 
     def __init__(self, flags: list[bool], number: int, dtype: torch.dtype) -> None:
@@ -127,7 +125,7 @@ class _Told:
         self._base, self._digits = size << bits if bits > 0 else 0, [0] * len(flags)
         if self._base:
             self._digits = [number >> i * bits & (1 << bits) - 1 for i in range(len(flags))]
-            # They are divided by P, which has to be exact.
+            # The factor P makes the division by P exact.
             pairs = zip(flags, self._digits, strict=True)
             self.numbers = [float(size * (flag * self._base + digit)) for flag, digit in pairs]
         else:
@@ -147,16 +145,16 @@ class _Told:
 
 def buckets_of(parameters: Iterable[Tensor], max_bytes: float) -> list[Bucket]:
     """The parameters in their order; a bucket has `max_bytes` at most, or one larger parameter."""
-    found: list[Bucket] = []
+    buckets: list[Bucket] = []
     last: dict[tuple[torch.dtype, torch.device], Bucket] = {}
     for p in parameters:
         kind, is_common = (p.dtype, p.device), not isinstance(p, Rows)
         num_bytes = p.numel() * p.element_size() if is_common else 0
         if kind not in last or last[kind].num_bytes + num_bytes > max_bytes:
             last[kind] = Bucket(kind)
-            found.append(last[kind])
+            buckets.append(last[kind])
         bucket = last[kind]
         bucket.parameters.append(p)
         bucket.common += [p] if is_common else []
         bucket.num_bytes += num_bytes
-    return found
+    return buckets

@@ -1,8 +1,8 @@
-"""Tensors outside of the model that need a gradient: inputs, or what they were computed from.
+"""Tensors outside of the model that need a gradient: inputs, or leaves behind them.
 
-Each is of one rank's own, so there is nothing to add up; its gradient, that of the sum of all
-losses, is divided by the number of ranks. The hook that does it stands at the leaf and not where
-the tensor enters the model, as a loss may read the leaf by another way too.
+Each belongs to one rank, so there is nothing to add up; its gradient, that of the sum of all
+losses, is divided by the number of ranks. A hook divides it at the leaf and not where the tensor
+enters the model, as a loss may read the leaf in another way, too.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from pyg_sar.rows import Rows
 
 
 def divide_gradients(leaves: Iterable[Tensor]) -> None:
-    """Has the gradients of leaves divided in every backward that comes to a model or a global loss.
+    """Divides gradients of leaves in every backward that comes to a model or a global loss.
 
-    Those in torch's own DistributedDataParallel stay as they are: their mean is taken there.
+    Leaves in torch's own DistributedDataParallel stay: it takes their mean.
     """
     elsewhere: set[Tensor] | None = None
     for leaf in leaves:
-        if isinstance(leaf, Rows):  # they divide theirs by themselves
+        if isinstance(leaf, Rows):  # they divide by themselves
             continue
         if any(isinstance(hook, _Divide) for hook in (leaf._backward_hooks or {}).values()):
             continue
@@ -48,12 +48,12 @@ class _Divide:
 
 def _in_torchs_own() -> set[Tensor]:
     kind = torch.nn.parallel.DistributedDataParallel
-    found = [m for m in gc.get_objects() if issubclass(type(m), kind)]
-    return {p for module in found for p in module.parameters()}
+    models = (m for m in gc.get_objects() if issubclass(type(m), kind))
+    return {p for model in models for p in model.parameters()}
 
 
 def leaves_behind(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
-    """The leaves that tensors were computed from, and those among them."""
+    """The leaves among tensors, and those from which tensors were computed."""
     tensors = list(tensors)
     leaves = {tensor for tensor in tensors if tensor.is_leaf}
     yield from leaves

@@ -15,9 +15,9 @@ def loops(dtype: str = 'float32') -> ModuleType | None:
     """:mod:`pyg_sar.compiled.loops`, or None without numba.
 
     Also None where numba may not compile (its variable ``NUMBA_DISABLE_JIT``) or cannot, such as
-    one that does not fit the numpy that is installed; a warning tells of the latter. The first call
-    makes the loops for rows of `dtype`, which takes a second and 100 MiB, and some seconds where it
-    is the first on this machine. Those for other rows are made where they are first met.
+    where it does not fit the installed numpy; then with a warning. The first call compiles the
+    loops for rows of `dtype`, which takes a second and 100 MiB, and some seconds if it is the first
+    on this machine. Loops for other rows are compiled at their first call.
     """
     if os.environ.get('NUMBA_DISABLE_JIT', '0') not in ('', '0'):
         return None

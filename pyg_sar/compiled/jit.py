@@ -29,8 +29,8 @@ def compiled(loop: Loop) -> Loop:
 
 
 @intrinsic
-def prefetch(typing: Any, array: Any, place: Any) -> Any:
-    """Asks for the cache line of ``array[place]``, which may lie beyond its end."""
+def prefetch(typing: Any, array: Any, index: Any) -> Any:
+    """Asks for the cache line of ``array[index]``, which may lie beyond its end."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         values = cgutils.create_struct_proxy(signature.args[0])(context, builder, arguments[0])

@@ -56,27 +56,27 @@ def sums_and_dots(
     for bag in range(_U(start), _U(end)):
         row = (_U(keys[bag]) if keys.size else bag) * width
         if keys.size and bag + _BAGS_AHEAD < _U(end):  # rows that do not follow each other
-            place = _U(keys[bag + _BAGS_AHEAD]) * width
+            offset = _U(keys[bag + _BAGS_AHEAD]) * width
             for c in range(_U(0), width, line):
                 if out is not None:
-                    prefetch(out, place + c)
+                    prefetch(out, offset + c)
                 if dots is not None:
-                    prefetch(own, place + c)
+                    prefetch(own, offset + c)
         if out is not None and replace:
             for c in range(width):
                 out[row + c] = 0
         for k in range(_U(ptr[bag]), _U(ptr[bag + _U(1)])):
             later = k + ahead
             if later < last:
-                place = _U(columns[later]) * width
+                offset = _U(columns[later]) * width
                 for c in range(_U(0), width, line):
-                    prefetch(values, place + c)
+                    prefetch(values, offset + c)
                 if perm.size:
-                    place = _U(perm[later]) * heads
+                    offset = _U(perm[later]) * heads
                     if out is not None:
-                        prefetch(weight, place)
+                        prefetch(weight, offset)
                     if dots is not None:
-                        prefetch(dots, place)
+                        prefetch(dots, offset)
             source = _U(columns[k])
             if source >= num_rows:
                 return False
@@ -139,7 +139,7 @@ def copy_rows(out: Any, values: Any, rows: Any, first: Any, step: Any, width: An
             if 0 <= later < num_rows:
                 for c in range(_U(0), width, line):
                     prefetch(values, _U(later) * width + c)
-        place = first + step * rows[k]
-        if 0 <= place < num_rows:
+        row = first + step * rows[k]
+        if 0 <= row < num_rows:
             for c in range(width):
-                out[k * width + c] = values[_U(place) * width + c]
+                out[k * width + c] = values[_U(row) * width + c]

@@ -40,12 +40,12 @@ def into_own(handle: ShardEdges, *, flip: bool = False) -> tuple[ShardEdges, Edg
 def _reversed(handle: ShardEdges) -> Reversed:
     """The edges turned round, remembered by their content."""
     shard, ids = handle.shard, handle.ids
-    known = _REVERSED.of(shard, list)
-    own = next((each for index, each in known if torch.equal(index, ids)), None)
+    kept = _REVERSED.of(shard, list)
+    own = next((agreed for index, agreed in kept if torch.equal(index, ids)), None)
     if own is None:
         own = Agreed(_MAX_REVERSED)
-        known.append((ids.clone(), own))
-        del known[:-_MAX_REVERSED]
+        kept.append((ids.clone(), own))
+        del kept[:-_MAX_REVERSED]
 
     def make() -> Reversed:
         all_have_ids = all(agree(handle.is_whole and shard.e_id is not None))
@@ -55,14 +55,13 @@ def _reversed(handle: ShardEdges) -> Reversed:
 
 
 def ids_of_edges(handle: ShardEdges, move: EdgeMove | None, plan: Plan) -> Tensor:
-    """What names the edges of a call in the whole graph, int64 ``[num_edges]``, remembered.
+    """Ids of the edges of a call in the whole graph, int64 ``[num_edges]``, remembered.
 
-    `handle` is as the caller gave it, and `plan` that of :func:`into_own`. Collective: see
+    `handle` is that of the caller, and `plan` that of :func:`into_own`. Collective: see
     :func:`pyg_sar.dropout.edge_ids`; where edges are turned round an all-gather each time and an
     all-to-all at the first.
     """
-    shard = handle.shard
-    if not has_ids(shard):
+    if not has_ids(handle.shard):
         raise ValueError(
             "'dropout_seed' takes dropouts in messages along the edges of load_shard (got "
             'edges of several relations as one, or of restrict): drop rows of nodes instead'
@@ -79,25 +78,24 @@ def ids_of_edges(handle: ShardEdges, move: EdgeMove | None, plan: Plan) -> Tenso
 
 def edges_in(values: Iterable[Any]) -> list[EdgeIndex]:
     """The edges of cut graphs among arguments, of one partition."""
-    found: list[EdgeIndex] = []
+    edges: list[EdgeIndex] = []
     for value in values:
         for leaf in (value,) if isinstance(value, (Tensor, *PLAIN)) else leaves_of(value):
             if isinstance(leaf, EdgeIndex):
-                found.append(leaf)
+                edges.append(leaf)
                 continue
             if isinstance(leaf.as_tensor() if isinstance(leaf, PyGEdgeIndex) else leaf, LocalEdges):
                 refuse_local('a conv')
-    shards = shards_of(found) if len(found) > 1 else []
+    shards = shards_of(edges) if len(edges) > 1 else []
     for shard in shards[1:]:
         if shard.partition != shards[0].partition:
             raise ValueError(
                 f"expected edge indices of one partition (got of '{shards[0].root}' and "
                 f"'{shard.root}')"
             )
-    return found
+    return edges
 
 
 def shards_of(edges: Iterable[EdgeIndex]) -> list[Shard]:
     """The shards of edges, each once."""
-    shards = [each.handle.shard for each in edges]
-    return list({id(shard): shard for shard in shards}.values())
+    return list(dict.fromkeys(edge_index.handle.shard for edge_index in edges))

@@ -1,4 +1,4 @@
-"""The options of a SARConv. Models around it pass them on whole: a new option is one line here."""
+"""The options of a SARConv. Models around it pass them on whole."""
 
 from __future__ import annotations
 
@@ -103,13 +103,13 @@ class ChosenMode(NamedTuple):
     one_shot_bytes: int
 
 
-def options_of(given: Mapping[str, Any]) -> Options:
+def options_of(arguments: Mapping[str, Any]) -> Options:
     """The options of a call."""
-    known = [field.name for field in fields(Options)]
-    for name in given:
-        if name not in known:
+    names = [field.name for field in fields(Options)]
+    for name in arguments:
+        if name not in names:
             of_models = ('checkpoint_activations', 'dropout_seed', 'timeout', 'debug')
-            near = get_close_matches(name, [*known, *of_models], 1)
-            hint = f'; do you mean {near[0]}?' if near else f', but {", ".join(known)}'
+            near = get_close_matches(name, [*names, *of_models], 1)
+            hint = f'; do you mean {near[0]}?' if near else f', but {", ".join(names)}'
             raise TypeError(f"there is no option '{name}'{hint}")
-    return Options(**given)
+    return Options(**arguments)

@@ -21,7 +21,7 @@ rows."""
 
 
 def relations_joined(x_dict: Mapping[str, Tensor]) -> AbstractContextManager[None]:
-    """``construct_bipartite_edge_index`` for a conv that is given own rows by type."""
+    """``construct_bipartite_edge_index`` for a conv on own rows by type."""
 
     def joint_edge_index(
         edge_index_dict: Mapping[Any, Any],
@@ -39,8 +39,8 @@ def relations_joined(x_dict: Mapping[str, Tensor]) -> AbstractContextManager[Non
             sum(x.size(0) for x in x_dict.values()),
         )
         attributes = [
-            edge_attr_dict['__'.join(relation)].expand(each.num_edges, -1)
-            for relation, each in zip(relations, handles, strict=True)
+            edge_attr_dict['__'.join(relation)].expand(handle.num_edges, -1)
+            for relation, handle in zip(relations, handles, strict=True)
         ]
         return edge_index, torch.cat(attributes)
 

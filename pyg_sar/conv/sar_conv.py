@@ -81,7 +81,7 @@ class SARConv(MessagePassing, metaclass=ClassSwap):
     _sar: Layer
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """What a user's class does for its subclasses is not for one that is made of it."""
+        """Skips the hook of a user's class for its subclasses: this class is not the user's."""
 
     @staticmethod
     def _convert(conv: MessagePassing, **options: Any) -> MessagePassing:
@@ -108,8 +108,7 @@ class SARConv(MessagePassing, metaclass=ClassSwap):
             now.conv is self or (self._sar.is_inside and self in now.plan.paths)
         ):
             return super().forward(*args, **kwargs)
-        signature = signature_of(self._plain_class.forward)
-        names = [*signature.parameters][1:]
+        names = [*signature_of(self._plain_class.forward).parameters][1:]
         args, kwargs = with_made_edges(self._plain_class.__name__, names, args, kwargs)
         edges = edges_in((*args, *kwargs.values()))
         if not edges:
@@ -148,7 +147,7 @@ class SARConv(MessagePassing, metaclass=ClassSwap):
         Collective: see :func:`pyg_sar.conv.call.layer_plan.plan_for`.
         """
         sar = self._sar
-        with in_layer(sar.place):
+        with in_layer(sar.label):
             try:
                 if sar.drops_by_id and self.training and not is_running():
                     raise ValueError(
@@ -156,8 +155,7 @@ class SARConv(MessagePassing, metaclass=ClassSwap):
                         'the model (got a call from outside of one): call the model itself, or '
                         'wrap the module whose forward has the convs with dropout_seed'
                     )
-                state = self._state()
-                plan = plan_for(self, state, edges, args, kwargs, in_forward=in_forward)
+                plan = plan_for(self, self._state(), edges, args, kwargs, in_forward=in_forward)
                 now = Forward(self, plan, sar.options, in_forward)
                 with running.set(now), forms.set(FORMS), alike_draws.set(True):
                     yield plan
@@ -166,7 +164,7 @@ class SARConv(MessagePassing, metaclass=ClassSwap):
                 raise
 
     def _state(self) -> list[Any]:
-        """The state that ranks agree for; convs put into the conv since then become SARConvs."""
+        """The state of the conv; convs that were put into it since then become SARConvs."""
         sar = self._sar
         state = state_of_modules((self, *sar.inner))
         if state != sar.state:
@@ -186,12 +184,12 @@ class SARConv(MessagePassing, metaclass=ClassSwap):
         Calls with and without gradients are two kinds, as they hold more and less.
         """
         plans = self._sar.call_plans()
-        found = (ChosenMode(each.function, each.mode, each.one_shot_bytes) for each in plans)
-        return list(dict.fromkeys(found))
+        modes = (ChosenMode(plan.function, plan.mode, plan.one_shot_bytes) for plan in plans)
+        return list(dict.fromkeys(modes))
 
     def chosen_paths(self) -> list[Path]:
         """How message passing has been computed so far, the same on all ranks: each path once."""
-        return list(dict.fromkeys(each.path for each in self._sar.call_plans()))
+        return list(dict.fromkeys(plan.path for plan in self._sar.call_plans()))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # PyG generates methods for the class of the object here: for the plain one.
@@ -204,21 +202,20 @@ class SARConv(MessagePassing, metaclass=ClassSwap):
 
 
 def name_layers(model: torch.nn.Module) -> None:
-    """Says of the SARConvs of a model where in it they are, for messages."""
+    """Labels the SARConvs of a model by their paths in it, for messages."""
     for path, module in model.named_modules():
         if isinstance(module, SARConv) and path:
-            module._sar.place = f"layer '{path}' ({name_of(module)})"
+            module._sar.label = f"layer '{path}' ({name_of(module)})"
 
 
 def _become(conv: MessagePassing, options: Options, *, is_inside: bool = False) -> None:
     if not isinstance(conv, SARConv):
         become(conv, SARConv)
-    place = f'layer SARConv({name_of(conv)})'
-    vars(conv)['_sar'] = Layer(options, place, is_inside=is_inside)
+    vars(conv)['_sar'] = Layer(options, f'layer SARConv({name_of(conv)})', is_inside=is_inside)
 
 
 def _take_in(conv: MessagePassing) -> None:
-    """Has code of all modules in a conv find what it needs on a cut graph; lasts for good."""
+    """Prepares all modules in a conv for a cut graph, for good."""
     for module in conv.modules():
         bind_functions(type(module))
         if isinstance(module, MessagePassing):

@@ -23,7 +23,7 @@ _REASONS = {
 }
 
 REFUSED = {name: reason for reason, names in _REASONS.items() for name in names.split()}
-"""Classes of torch_geometric.nn in which rows are used where no rule sees it, with the reason."""
+"""Classes of torch_geometric.nn that use rows where no rule sees it, with the reason."""
 
 
 _STATISTICS_MODULES = (
@@ -44,7 +44,7 @@ _EDGES = ('edge_index', 'size')
 def reads_edges(conv: MessagePassing, function: str) -> bool:
     """Whether ``message`` with its aggregation, or ``edge_update``, reads the edge_index itself."""
     functions = ('message', 'aggregate') if function == 'message' else (function,)
-    names = {name for each in functions for name in conv.inspector.get_param_names(each)}
+    names = {name for f in functions for name in conv.inspector.get_param_names(f)}
     return not names.isdisjoint(_EDGES)
 
 
@@ -64,7 +64,7 @@ def has_hooks_inside(conv: MessagePassing) -> bool:
 
 
 def takes_statistics(module: torch.nn.Module) -> bool:
-    """Whether a module's result on one row depends on the other rows it is given."""
+    """Whether a module's result on one row depends on the other rows."""
     if isinstance(module, norm.LayerNorm):
         return module.mode == 'graph'
     return isinstance(module, _STATISTICS_MODULES)
@@ -96,8 +96,7 @@ def why_refused(module: torch.nn.Module) -> str | None:
             if own is not None and not own.__module__.endswith(f'_{method}'):
                 return f"it overrides '{method}'"
     for function in ('message', 'aggregate', 'edge_update', 'update'):
-        names = module.inspector.get_param_names(function)
-        for arg in names:
+        for arg in module.inspector.get_param_names(function):
             of_edges = arg in (*_EDGES, 'edge_index_j')
             if arg in _BLOCK_LOCAL_ARGS or (function == 'update' and of_edges):
                 return f"its '{function}' reads '{arg}', which is a block's own here"

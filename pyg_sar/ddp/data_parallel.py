@@ -139,7 +139,7 @@ class DistributedDataParallel(torch.nn.Module, metaclass=ClassSwap):
     module = _Itself()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """What a user's class does for its subclasses is not for one that is made of it."""
+        """Skips the hook of a user's class for its subclasses: this class is not the user's."""
 
     @staticmethod
     @collective('DistributedDataParallel', 'one small all-gather, and the tensors of rank 0')
@@ -177,7 +177,7 @@ class DistributedDataParallel(torch.nn.Module, metaclass=ClassSwap):
             module, {'timeout': timeout, 'debug': debug, 'bucket_cap_mb': bucket_cap_mb}
         )
         set_debug(debug)
-        if return_memory and not takes_turns():  # which is set for threads as a whole
+        if return_memory and not takes_turns():  # threads share that setting
             return_freed_memory()
         _compile_loops(module)
         if not any(map(is_lazy, (*module.parameters(), *module.buffers()))):
@@ -187,15 +187,15 @@ class DistributedDataParallel(torch.nn.Module, metaclass=ClassSwap):
                 'make the model after torch.manual_seed(0) on every rank, or load one file on all; '
                 'what a module leaves uninitialised (torch.empty) has to be filled',
             )
-        set_timeout(limit)  # last: what takes one rank longer than others until here is no fault
+        set_timeout(limit)  # last: until here ranks may be slow
         if not isinstance(module, DistributedDataParallel):
             become(module, DistributedDataParallel)
         gradients = Gradients(process_group, bucket_cap_mb * MIB).at(module)
-        for each in module.modules():  # itself, if it is given again, and what it takes over
-            if isinstance(each, DistributedDataParallel):
-                if '_gradients' in vars(each):
-                    each._gradients.let_go()
-                vars(each)['_gradients'] = gradients
+        for part in module.modules():  # itself, if it is given again, and models inside
+            if isinstance(part, DistributedDataParallel):
+                if '_gradients' in vars(part):
+                    part._gradients.let_go()
+                vars(part)['_gradients'] = gradients
         gradients.of(module)
         LazyLayers(module, _send_from_rank_0)
         return module
@@ -212,7 +212,7 @@ class DistributedDataParallel(torch.nn.Module, metaclass=ClassSwap):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the model."""
         is_tracing = torch.jit.is_tracing()  # type: ignore[no-untyped-call]
-        if is_tracing and any(isinstance(each, Rows) for each in leaves((args, kwargs))):
+        if is_tracing and any(isinstance(leaf, Rows) for leaf in leaves((args, kwargs))):
             refuse_tracing(self)
         try:
             return super().__call__(*args, **kwargs)
@@ -232,7 +232,7 @@ class DistributedDataParallel(torch.nn.Module, metaclass=ClassSwap):
 
 
 _owners: WeakKeyDictionary[torch.nn.Module, Callable[[], Comm | None]] = WeakKeyDictionary()
-"""The rank whose model it is, of ranks that are threads."""
+"""The rank that a model belongs to, of ranks that are threads."""
 
 
 def _check(
@@ -282,7 +282,7 @@ def _check(
 
 
 def _send_from_rank_0(tensors: list[Tensor]) -> None:
-    """Gives all ranks the values that rank 0 has (collective); lazy ones have none yet."""
+    """Sends the values of rank 0 to all ranks (collective); lazy tensors have none yet."""
     for tensor in tensors if is_distributed() else ():
         if isinstance(tensor, Rows) or is_lazy(tensor):
             continue
@@ -292,7 +292,7 @@ def _send_from_rank_0(tensors: list[Tensor]) -> None:
 
 
 def _compile_loops(model: torch.nn.Module) -> None:
-    """Compiles the loops that rows of a model may take: before training, and not in a layer."""
+    """Compiles the loops for rows of a model now, and not during its first layer."""
     loops()
     if any(parameter.dtype == torch.float64 for parameter in model.parameters()):
         loops('float64')

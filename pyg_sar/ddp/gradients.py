@@ -1,10 +1,10 @@
 """The averager of a model: gradients of its parameters become the mean over the ranks.
 
-A backward is met at the model's parameters, and at the outputs of the model and of its layers: on a
-rank whose loss does not depend on the parameters, too.
+Hooks see a backward at the model's parameters, and at the outputs of the model and of its layers:
+so also on a rank whose loss does not depend on the parameters.
 
-Running statistics that norms have taken of batches travel with the gradients. Ranks of which one
-has run a batch in evaluation, or the whole graph, do not meet there: an error on all.
+Running statistics of batches travel with the gradients. All ranks raise an error if some have run a
+batch in training and others one in evaluation, or the whole graph.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from pyg_sar.rows.replicated import is_averaged
 from pyg_sar.rows.rows import Rows
 
 STEPS_BETWEEN_CHECKS = 50
-"""How many backwards, to their ends, lie between two comparisons of the ranks' buffers."""
+"""Complete backwards from one comparison of the ranks' buffers to the next."""
 
 
 class Gradients(Averager):
-    """Averages the gradients of a model over the ranks; a copy is of no model, and does nothing."""
+    """Averages the gradients of a model over the ranks; a copy has no model and does nothing."""
 
     is_last = is_alive = False
 
@@ -51,9 +51,9 @@ class Gradients(Averager):
     ) -> None:
         super().__init__(group, bucket_bytes)
         self._model: ref[torch.nn.Module] | None = None
-        self._has_rows = False  # whether a forward was given rows of the whole graph
+        self._has_rows = False  # whether a forward got rows of the whole graph
         self._forwards: set[str] = set()  # on batches, in words
-        self._met: set[str] = set()  # of these, where a backward has come through
+        self._passed: set[str] = set()  # forwards that a backward has passed
         self._handles: list[RemovableHandle] = []
         self._outermost: torch.nn.Module | None = None
         self._num_steps = 0
@@ -62,7 +62,7 @@ class Gradients(Averager):
         return Gradients, (None, self.bucket_bytes)
 
     def at(self, model: torch.nn.Module) -> Gradients:
-        """Has forwards of a model and of its layers noted, as users call layers, too."""
+        """Watches forwards of a model and of its layers, as users call layers, too."""
         for module in model.modules():
             if module is model or any(isinstance(m, SARConv) for m in module.modules()):
                 self._handles += [
@@ -74,7 +74,7 @@ class Gradients(Averager):
         return self
 
     def of(self, model: torch.nn.Module) -> None:
-        """Averages the gradients of a model from now on; copies have the hooks of forwards."""
+        """Averages the gradients of a model from now on; copies have hooks of forwards already."""
         me = ref(self)
 
         def end(_: Any) -> None:
@@ -86,62 +86,62 @@ class Gradients(Averager):
         self.take_in(model)
 
     def take_in(self, module: torch.nn.Module) -> None:
-        """Averages the gradients of a module of the model, and of what is put into it later."""
+        """Averages the gradients of a module of the model, and of modules put into it later."""
         _watch_what_is_put_in()
         _of_modules.update(dict.fromkeys(module.modules(), ref(self)))
         self.watch(module.parameters())
 
     @torch.compiler.disable
     def before_forward(self, module: torch.nn.Module, args: Any) -> None:
-        """Notes whose forward the user has called: of the model, or of a layer in it."""
+        """Notes the module whose forward the user called: the model, or a layer in it."""
         if self._outermost is None or (self._model is not None and module is self._model()):
             self._outermost = module
             evaluated.value = None if torch.is_grad_enabled() else module
 
     @torch.compiler.disable
     def after_forward(self, module: torch.nn.Module, args: Any, kwargs: Any, out: Any) -> None:
-        """Has the backward of a forward noted, and gradients that leave the model divided."""
+        """Waits for the backward of a forward, and divides gradients that leave the model."""
         if module is not self._outermost:
             return
         self._outermost = evaluated.value = None
         if not self.is_alive or world_size() == 1:
             return
-        found = [t for t in leaves_of(out) if isinstance(t, Tensor)]
+        results = [t for t in leaves_of(out) if isinstance(t, Tensor)]
         if not torch.is_grad_enabled():  # no backward comes that would tell of a lost rank
-            for device in {t.device for t in found}:
+            for device in {t.device for t in results}:
                 await_device(device, 'the end of a forward')
-        given = [t for t in leaves_of((args, kwargs)) if isinstance(t, Tensor)]
-        outputs = [t for t in found if t.requires_grad]
+        inputs = [t for t in leaves_of((args, kwargs)) if isinstance(t, Tensor)]
+        outputs = [t for t in results if t.requires_grad]
         words = ''  # on a cut graph convs compare more
-        if not any(isinstance(t, Rows) for t in given):
+        if not any(isinstance(t, Rows) for t in inputs):
             words = f'a batch in {"training" if module.training else "evaluation"}'
         for output in outputs:
             if not output.is_leaf:
                 output.register_hook(_Entry(self, words))  # type: ignore[no-untyped-call]
-        # What runs in a backward computes again what was seen before, from stand-ins.
+        # A forward in a backward repeats one that was seen before, on stand-ins.
         if torch._C._current_graph_task_id() != -1:
             return
         if outputs and words:
             self._forwards.add(words)
             await_backward(self)
-        if any(isinstance(t, Rows) for t in (*given, *found)):
-            # Beside rows a plain tensor is one of the whole graph, not of this rank.
+        if any(isinstance(t, Rows) for t in (*inputs, *results)):
+            # With rows a plain tensor is one of the whole graph, not of this rank.
             self._has_rows = True
         elif not self._has_rows:
-            known = set(module.parameters())
-            behind = leaves_behind([*outputs, *(t for t in given if t.requires_grad)])
-            divide_gradients(t for t in behind if t not in known and not is_averaged(t))
+            parameters = set(module.parameters())
+            behind = leaves_behind([*outputs, *(t for t in inputs if t.requires_grad)])
+            divide_gradients(t for t in behind if t not in parameters and not is_averaged(t))
 
     def model(self) -> torch.nn.Module | None:
-        """The model; None if it is gone, or another averager has it."""
+        """The model; None if it is gone or has another averager."""
         return None if self._model is None else self._model()
 
     def is_of_batches(self) -> bool:
         """See :meth:`Averager.is_of_batches`."""
-        return bool(self._met - {''})
+        return bool(self._passed - {''})
 
     def parameters(self) -> list[Tensor]:
-        """See :meth:`Averager.parameters`; those that were put in later, too."""
+        """See :meth:`Averager.parameters`; with those that were put in later."""
         model = self.model()
         assert model is not None
         self.watch(model.parameters())
@@ -152,7 +152,7 @@ class Gradients(Averager):
         ]
 
     def average(self) -> list[Tensor]:
-        """See :meth:`Averager.average`; all of them, as a rank may have gradients of some."""
+        """See :meth:`Averager.average`; of all parameters, as a rank may have gradients of some."""
         model = self.model()
         assert model is not None
         has_come(self)
@@ -162,7 +162,7 @@ class Gradients(Averager):
         for kind, vector in vectors.items():
             statistics.set(kind, vector)
         self._forwards.clear()
-        self._met.clear()
+        self._passed.clear()
         self._num_steps += 1
         if self._num_steps % STEPS_BETWEEN_CHECKS == 0:
             check_same_values(model, f'at backward {self._num_steps}', PARTED)
@@ -170,7 +170,7 @@ class Gradients(Averager):
 
     def summed(self, vector: Tensor) -> Tensor:
         """See :meth:`Averager.summed`."""
-        forwards = ' and '.join(sorted(self._met - {''} or self._forwards))
+        forwards = ' and '.join(sorted(self._passed - {''} or self._forwards))
         return all_reduce_sum(vector, f'{SUM} of {forwards}' if forwards else SUM, self._group)
 
     def parted(self) -> None:
@@ -188,7 +188,7 @@ class Gradients(Averager):
 
 
 _of_modules: WeakKeyDictionary[torch.nn.Module, ref[Gradients]] = WeakKeyDictionary()
-"""Which averager a module of a model has."""
+"""The averager of every module of a model."""
 
 
 @cache
@@ -218,4 +218,4 @@ class _Entry:
         gradients = self.gradients()
         if gradients is not None and gradients.is_alive:
             gradients.enter()
-            gradients._met.add(self.forward)
+            gradients._passed.add(self.forward)

@@ -1,8 +1,8 @@
 """Layers that learn their widths at their first forward, such as ``GATConv((-1, -1), 64)``.
 
-Each rank would draw values of its own for them. So the first forward is run once before, without
-gradients and in evaluation, and leaves nothing behind but the layers' values. Then rank 0's are
-sent to all, and the forward itself begins.
+Each rank would draw values of its own for them. So the first forward runs once before, without
+gradients and in evaluation, and leaves only the layers' values behind. Then rank 0 sends its values
+to all, and the forward itself begins.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from pyg_sar.ground.inert import inert
 
 
 class LazyLayers:
-    """Gives a model's lazy parameters and buffers their shapes, at the first call of what has them.
+    """Gives a model's lazy parameters and buffers their shapes, at the first call of their module.
 
     A forward pre-hook of every module that holds one, as users call ``model.encode(...)`` as well;
-    the outermost that is called is the first. A copy of it does nothing, without a model. `send`
-    gives all ranks rank 0's values of some tensors (collective).
+    the outermost that is called is the first. A copy has no model and does nothing. `send` gives
+    all ranks rank 0's values of some tensors (collective).
     """
 
     def __init__(
@@ -63,12 +63,12 @@ class LazyLayers:
                     module.forward(*args, **kwargs)
             finally:
                 self._is_running = False
-        found = {name: t for name, t in self._waiting[module].items() if not is_lazy(t)}
-        shapes = {name: tuple(t.shape) for name, t in found.items()}
+        ready = {name: t for name, t in self._waiting[module].items() if not is_lazy(t)}
+        shapes = {name: tuple(t.shape) for name, t in ready.items()}
         check_equal('shapes of lazy layers', agree(shapes))
-        # All of them: a layer draws its bias anew as well.
+        # All tensors: a layer draws its bias anew as well.
         self._send([*module.parameters(), *module.buffers()])
-        done = set(found.values())
+        done = set(ready.values())
         for inner, waiting in list(self._waiting.items()):
             self._waiting[inner] = {name: t for name, t in waiting.items() if t not in done}
             if not self._waiting[inner]:

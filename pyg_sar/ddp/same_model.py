@@ -1,4 +1,4 @@
-"""What the ranks compare of their models before they train together."""
+"""Compares the ranks' models before they train together."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _PLAIN = (*PLAIN, torch.dtype)
 def check_same_model(model: torch.nn.Module, options: dict[str, object]) -> None:
     """Compares the ranks' models: classes, settings, parameters, options (collective).
 
-    One small all-gather of a checksum; if they differ another one of what they are made of. Then
-    all ranks raise a ValueError with the first thing that differs from rank 0's.
+    One small all-gather of a checksum; if the checksums differ another one of descriptions. Then
+    all ranks raise a ValueError with the first line that differs.
     """
     own = _describe(model, options)
     digest = hashlib.sha256('\n'.join(own).encode()).hexdigest()
@@ -55,7 +55,7 @@ def check_same_values(model: torch.nn.Module, when: str, advice: str) -> None:
 
 
 def sums_of(values: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    """A checksum of each."""
+    """The checksum of every tensor, by name."""
     return {name: checksum(tensor) for name, tensor in values.items()}
 
 
@@ -73,19 +73,19 @@ def check_values(of_ranks: list[dict[str, tuple[int, ...]]], when: str, advice: 
 
 
 def _describe(model: torch.nn.Module, options: dict[str, object]) -> list[str]:
-    """One line for everything that the ranks must have alike."""
+    """One line for every setting and tensor that must be alike on all ranks."""
     lines = [f'option {name}={value!r}' for name, value in options.items()]
     for path, module in model.named_modules():
         kind = _class_of(module)
         names = []
         if kind.startswith('torch'):  # a class of the user's may well hold its rank
             names = [n for n in vars(module) if not n.startswith('_') and n != 'training']
-        found = {n: vars(module)[n] for n in names if isinstance(vars(module)[n], _PLAIN)}
+        settings = {n: vars(module)[n] for n in names if isinstance(vars(module)[n], _PLAIN)}
         if isinstance(module, SARConv):
-            found |= vars(module.sar_options)
+            settings |= vars(module.sar_options)
         name = f"'{path}'" if path else 'the model'
         lines.append(f'{name}: {kind}')
-        lines += [f'{name}: {option}={value}' for option, value in sorted(found.items())]
+        lines += [f'{name}: {option}={value}' for option, value in sorted(settings.items())]
     for path, tensor in [*model.named_parameters(), *model.named_buffers()]:
         is_set = not torch.nn.parameter.is_lazy(tensor)
         shape: object = tuple(tensor.shape) if is_set else 'not known yet'
@@ -96,7 +96,7 @@ def _describe(model: torch.nn.Module, options: dict[str, object]) -> list[str]:
 
 
 def _class_of(module: torch.nn.Module) -> str:
-    """The first of its classes that has its name for good: PyG generates some with random names."""
+    """The first of its classes with a lasting name: PyG generates some with random names."""
     for cls in plain_class(module).__mro__:
         if getattr(sys.modules.get(cls.__module__), cls.__qualname__, None) is cls:
             return f'{cls.__module__}.{cls.__qualname__}'

@@ -29,7 +29,7 @@ def wrap(
     dropout_seed: int | None = None,
     **options: Any,
 ) -> Model:
-    """Makes the convs and norms of a model those of ranks, in place; gives the model.
+    """Makes the convs and norms of a model those of ranks, in place; returns the model.
 
     See :class:`pyg_sar.DistributedDataParallel` for the arguments and errors.
     """
@@ -40,8 +40,7 @@ def wrap(
         raise ValueError(
             f"'dropout_seed' must be an integer of 64 bits or None (got {dropout_seed!r})"
         )
-    is_conv = isinstance(model, MessagePassing)
-    if checkpoint_activations and is_conv:
+    if checkpoint_activations and isinstance(model, MessagePassing):
         raise ValueError(
             "'checkpoint_activations' has a meaning for the model around the convs only (got a "
             f'{type(model).__name__})'
@@ -67,7 +66,7 @@ def wrap(
 
 
 def _draw_by_id(model: torch.nn.Module, seed: int) -> None:
-    """Has the masks of a model's dropouts drawn by id from now on."""
+    """Draws the masks of a model's dropouts by id from now on."""
     for old in of_model(model).values():
         old.let_go()
     for module in model.modules():
@@ -81,7 +80,7 @@ def _tell(model: torch.nn.Module) -> None:
         return
     layers = [m for m in model.modules() if isinstance(m, SARConv) and not m._sar.is_inside]
     of_layers = '; '.join(
-        f'{layer._sar.place}, mode {layer.sar_options.mode!r}' for layer in layers
+        f'{layer._sar.label}, mode {layer.sar_options.mode!r}' for layer in layers
     )
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     text = f'wrapped {type(model).__name__}, {num_parameters} parameters, {len(layers)} layers'
@@ -89,7 +88,7 @@ def _tell(model: torch.nn.Module) -> None:
 
 
 def _convs_to_convert(model: torch.nn.Module) -> list[MessagePassing]:
-    """The convs that are not inside of others; raises for what is refused."""
+    """The convs that are not inside of others; raises for modules that are refused."""
     convs: list[MessagePassing] = []
     inside: set[torch.nn.Module] = set()
     for name, module in model.named_modules():
@@ -99,8 +98,8 @@ def _convs_to_convert(model: torch.nn.Module) -> list[MessagePassing]:
                 convs.append(module)
         reason = None if isinstance(module, SARConv) else why_refused(module)
         if reason is not None:
-            place = f" at '{name}'" if name else ''
+            where = f" at '{name}'" if name else ''
             raise ValueError(
-                f'{type(module).__name__}{place} cannot run on a partitioned graph: {reason}'
+                f'{type(module).__name__}{where} cannot run on a partitioned graph: {reason}'
             )
     return convs

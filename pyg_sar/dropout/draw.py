@@ -23,13 +23,13 @@ DROPOUTS = {F.dropout, torch.dropout, torch.dropout_}
 """The functions whose masks are drawn by id."""
 
 _HASHES = 2**15
-"""Of one step and thread: what is computed from them stays in the cache of a core."""
+"""Hashes of one step and thread: so few that their results stay in the cache of a core."""
 
 
 class KeyedDraw(Draw):
     """The mask of one dropout of rows with ids, int64 ``[num_rows]``.
 
-    The share `p` that is dropped is rounded to a multiple of ``2^-16``. `state` is of
+    The share `p` that is dropped is rounded to a multiple of ``2^-16``. `state` comes from
     :func:`pyg_sar.draws.hashed_on`.
     """
 
@@ -42,7 +42,7 @@ class KeyedDraw(Draw):
         return x * self.draw(x)
 
     def draw(self, like: Tensor) -> Tensor:
-        """What rows ``[num_rows, ...]`` are multiplied by: 0, or the reciprocal of what stays."""
+        """Factors of rows ``[num_rows, ...]``: 0, or the reciprocal of the share that is kept."""
         width = prod(like.shape[1:])
         kept = torch.empty(like.size(0), width, dtype=torch.bool, device=like.device)
         groups = torch.arange(-(-width // LANES), device=like.device)
@@ -66,13 +66,13 @@ def is_drawn(p: float, training: bool) -> bool:
 class EdgeDraws:
     """The dropouts in a message function, the same whichever edges it runs on."""
 
-    # What the masks of this call of message passing are drawn from; None for a run on samples,
-    # which drops nothing.
+    # The masks of this call of message passing are drawn from it; None for a run on samples, which
+    # drops nothing.
     state: Tensor | None = None
     has_drawn: bool = False
 
     def of_message(self, ids: Tensor | None) -> AbstractContextManager[Any]:
-        """While it lasts, dropouts are of edges with these ids, int64 ``[num_edges]``."""
+        """While it lasts, dropouts drop rows of edges with these ids, int64 ``[num_edges]``."""
         return _OfEdges(self, ids)
 
     def of_aggregation(self) -> AbstractContextManager[Any]:
@@ -86,7 +86,7 @@ class _OfEdges(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self._draws, self._ids, self._in_aggregation = draws, ids, in_aggregation
-        self._place = 0
+        self._number = 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -115,6 +115,6 @@ class _OfEdges(TorchFunctionMode):
                 'they are given to propagate'
             )
         else:
-            factor = KeyedDraw(p, hashed_on(self._draws.state, self._place), self._ids).draw(x)
-        self._place += 1
+            factor = KeyedDraw(p, hashed_on(self._draws.state, self._number), self._ids).draw(x)
+        self._number += 1
         return x.mul_(factor) if inplace or func is torch.dropout_ else x * factor

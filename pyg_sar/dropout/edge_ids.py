@@ -1,8 +1,8 @@
-"""What names an edge in the whole graph, also one that a model or a conv made.
+"""Ids of edges in the whole graph, also of edges that a model or a conv made.
 
-Convs add self loops and models select edges, so ids that edges were stored with do not reach all of
-them. An edge is named by its ends and by its number among the edges between them, in the order of
-the edges given: no partition changes that order, and no selection does.
+Convs add self loops and models select edges, so stored ids do not reach all edges. An edge is named
+by its ends and by its number among the edges between them, in their order: neither a partition nor
+a selection changes that order.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def has_ids(shard: Shard) -> bool:
 def edge_ids(edges: ShardEdges) -> Tensor:
     """A hash of ends and number of every edge, int64 ``[num_edges]``.
 
-    They are of a shard that :func:`has_ids`. Collective at the first time for a shard: one
+    The shard of the edges :func:`has_ids`. Collective at the first time for a shard: one
     all-to-all for the ids of the halo, which it keeps.
     """
     shard = edges.shard
@@ -42,8 +42,8 @@ def _number_among_equals(values: Tensor) -> Tensor:
     """How many equal values come before each."""
     order = torch.argsort(values, stable=True)
     ordered = values[order]
-    places = torch.arange(values.numel(), device=values.device)
+    positions = torch.arange(values.numel(), device=values.device)
     begins = torch.ones_like(ordered, dtype=torch.bool)
     begins[1:] = ordered[1:] != ordered[:-1]
-    first = torch.where(begins, places, 0).cummax(0).values
-    return torch.empty_like(order).index_copy_(0, order, places - first)
+    first = torch.where(begins, positions, 0).cummax(0).values
+    return torch.empty_like(order).index_copy_(0, order, positions - first)

@@ -5,8 +5,8 @@ there were), the number of the call in the forward, and the id in the whole grap
 matter which rank draws it, how many there are, in how many pieces a message is computed, or whether
 it is computed again.
 
-A plain tensor beside rows is one of the whole graph: its rows are named by their numbers. What
-draws random numbers in another way would differ from rank to rank. It is refused.
+A plain tensor among rows is one of the whole graph: its row numbers are ids. Functions that draw
+random numbers in another way would differ from rank to rank, so they are refused.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from pyg_sar.rows.rows import Rows, plain, tag
 _OTHER = 'dropout_edge, alpha_dropout, torch.rand, the dropout of an LSTM or of MultiheadAttention'
 
 
-_forward: Scoped[_Forward | None] = Scoped(None)  # the one that draws by id
+_forward: Scoped[_Forward | None] = Scoped(None)  # that draws by id
 
 
 def is_running() -> bool:
@@ -50,20 +50,20 @@ def edge_draws() -> EdgeDraws | None:
 
 
 def of_model(model: torch.nn.Module) -> dict[str, SameDropout]:
-    """What draws the masks of a model and of models inside it, by their paths."""
-    found = {}
+    """The dropouts by id of a model and of models inside it, by path."""
+    by_path = {}
     for path, module in model.named_modules():
         for hook in module._forward_pre_hooks.values():
             owner = getattr(hook, '__self__', None)
             if isinstance(owner, SameDropout):
-                found[path] = owner
-    return found
+                by_path[path] = owner
+    return by_path
 
 
 class SameDropout:
     """Draws the masks of a model's dropouts by a seed and by id.
 
-    How many forwards in training there were, its `step`, belongs into a checkpoint.
+    Its `step`, the number of forwards in training so far, belongs into a checkpoint.
     """
 
     def __init__(self, seed: int) -> None:
@@ -74,7 +74,7 @@ class SameDropout:
         """Draws the masks of every forward of `model` from now on."""
         self._hooks = [
             model.register_forward_pre_hook(self._enter, with_kwargs=True),
-            # As it entered last, it leaves first.
+            # Entered last, it leaves first.
             model.register_forward_hook(self._leave, prepend=True, always_call=True),
         ]
 
@@ -90,11 +90,10 @@ class SameDropout:
             running.end()
         if _forward.value is not None:
             return
-        rows = [each for each in leaves_of((args, kwargs)) if isinstance(each, Rows)]
-        has_edges = any(isinstance(each, EdgeIndex) for each in rows)
+        rows = [leaf for leaf in leaves_of((args, kwargs)) if isinstance(leaf, Rows)]
+        has_edges = any(isinstance(leaf, EdgeIndex) for leaf in rows)
         if has_edges and not self._is_compared:
-            own = self.seed, self.step
-            check_equal("'dropout_seed' and its step", agree(own))
+            check_equal("'dropout_seed' and its step", agree((self.seed, self.step)))
             self._is_compared = True
         _forward.value = _Forward(self, module, has_rows=bool(rows), has_edges=has_edges)
         _forward.value.__enter__()  # type: ignore[no-untyped-call]
@@ -136,7 +135,7 @@ class _Forward(TorchFunctionMode):
         self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def next_state(self) -> Tensor:
-        """What the masks of the next call are drawn from."""
+        """The state from which the masks of the next call are drawn."""
         _refuse_checkpoints()
         self._number += 1
         return hashed_on(self._state, self._number)

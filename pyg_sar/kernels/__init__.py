@@ -1,4 +1,1 @@
-"""The fastest form of a block's sums on this device.
-
-Pure tensors: nothing here knows of ranks or convs.
-"""
+"""The fastest form of a block's sums on this device: tensors only, no ranks, no convs."""

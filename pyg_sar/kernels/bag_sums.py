@@ -2,7 +2,7 @@
 
 ``torch.nn.functional.embedding_bag`` sums rows without the ``[num_edges, F]`` temporary of gather
 and scatter; on a CPU it is three to eight times faster than ``index_add_``. Its own backward is
-slow, so backward is another forward sum, over the transposed block.
+slow, so backward is a sum over the transposed block.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ def bag_sums(
     if has_heads or bags.keys is not None or bags.ptr.numel() == 1:
         out = values.new_empty(bags.num_rows, *values.shape[1:])
         return add_bag_sums(out, values, bags, weight, factor=factor, replace=True)
-    if weight is not None or factor is not None:
-        weight = _entry_weights(bags, weight, factor)
+    weight = _entry_weights(bags, weight, factor)
     return _bag_sums(values, bags, weight, 0, bags.num_rows)
 
 
@@ -63,8 +62,7 @@ def add_bag_sums(
     if replace and bags.leaves_rows_out:
         out.zero_()
     num_bags = bags.ptr.numel() - 1
-    if weight is not None or factor is not None:
-        weight = _entry_weights(bags, weight, factor)
+    weight = _entry_weights(bags, weight, factor)
     step = max(num_bags, 1)
     if out.device.type == 'cpu':
         row_bytes = out.element_size() * max(out.size(1), 1)
@@ -109,7 +107,7 @@ def _bag_sums(values: Tensor, bags: Bags, weight: Tensor | None, start: int, end
         return add_by_index_add(out, values.unsqueeze(1), part, by_head).squeeze(1)
     return embedding_bag(
         columns,
-        values.detach(),  # what its own backward would need is not made
+        values.detach(),  # so it makes nothing for a backward of its own
         ptr,
         mode='sum',
         per_sample_weights=None if weight is None else weight.to(values.dtype),

@@ -20,7 +20,7 @@ State = tuple[Tensor, ...]
 class Merge(Protocol):
     """A state that blocks are merged into, one after another."""
 
-    num_tensors: int  # of how many the state is made
+    num_tensors: int  # of a state
     reads_state: bool  # whether `grad` reads the finished state, so that it must be kept
 
     def init(self, messages: Tensor, num_dst: int, dim: int) -> State:
@@ -116,8 +116,7 @@ class Extremum:
     def step(self, state: State, messages: Tensor, dst: Tensor, dim: int) -> None:
         """Takes in one block: where the extremum changes, counting starts again."""
         extremum, count = state
-        index = _expand(dst, messages, dim)
-        new = extremum.scatter_reduce(dim, index, messages, self.reduce)
+        new = extremum.scatter_reduce(dim, _expand(dst, messages, dim), messages, self.reduce)
         count.masked_fill_(new != extremum, 0)
         extremum.copy_(new)
         attains = messages == extremum.index_select(dim, dst)

@@ -2,7 +2,7 @@
 
 From a few channels on it is ``embedding_bag``, once for every head, and ``sampled_addmm``; below
 that, gather and multiply in chunks that stay in the cache; on a GPU a CSR product (measured:
-docs/speed.md). Where numba is installed a compiled loop takes the place of all of these on a CPU
+docs/speed.md). Where numba is installed a compiled loop replaces all of these on a CPU
 (:mod:`pyg_sar.compiled.loops`).
 """
 
@@ -116,10 +116,9 @@ def edge_dots(out: Tensor, left: Tensor, right: Tensor, bags: Bags) -> Tensor:
     if has_loop(right):
         run_loop(right, bags, own=left, dots=out)
         return out
-    channels = left.size(2)
     is_fast = (
         left.dtype in _FAST_DTYPES
-        and channels >= _MIN_CHANNELS_OF_SAMPLES
+        and left.size(2) >= _MIN_CHANNELS_OF_SAMPLES
         # With repeated edges: on a CPU it refuses more entries than a matrix has places.
         and bags.ptr.numel() > 1
         and (
@@ -166,7 +165,7 @@ def _of_pairs(
 def _has_cusparse(values: Tensor, bags: Bags) -> bool:
     """Whether a GPU may take sparse products, for `bags` of rows of `values`.
 
-    Their last bits differ from run to run, and they want no more entries than a matrix has places.
+    Their last bits differ from run to run, and they take no more entries than a matrix has.
     """
     num_places = (bags.ptr.numel() - 1) * values.size(0)
     is_possible = values.device.type != 'cpu' and bags.columns.numel() <= num_places

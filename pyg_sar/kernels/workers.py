@@ -1,8 +1,8 @@
 """Threads that compute pieces of a sum side by side.
 
 At the end of every operation of torch its threads wait for the slowest. Here every thread takes the
-next piece when it has done one, and they wait for each other once, at the end of a sum. Every row
-is written by one piece, so results do not depend on the number of threads.
+next piece when it is done with one, and all wait for each other once, at the end of a sum. One
+piece writes a row, so results do not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from pyg_sar.evictable import beside, watcher
+from pyg_sar.evictable import helper_context, watcher
 
 _lock = threading.Lock()
 _pools: dict[int, ThreadPoolExecutor] = {}
@@ -31,7 +31,7 @@ def side_by_side(pieces: Iterable[Callable[[], object]], device: torch.device) -
         for piece in pieces:
             piece()
         return
-    is_inference, watched = torch.is_inference_mode_enabled(), beside()
+    is_inference, watched = torch.is_inference_mode_enabled(), helper_context()
 
     def run(piece: Callable[[], object]) -> None:
         with torch.inference_mode(is_inference), torch.no_grad(), watched():

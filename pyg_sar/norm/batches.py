@@ -1,4 +1,4 @@
-"""Norms of batches of a rank: PyG's own, but for a batch without rows, and equal on all ranks.
+"""Norms of batches of a rank: PyG's own, also for batches without rows, and equal on all ranks.
 
 On rows of the whole graph a norm runs as it is. On a plain tensor, as a loader gives it, it takes
 the statistics of this rank's batch. So its running statistics have to be made equal
@@ -29,9 +29,9 @@ _NORMS = (
 
 
 def watch_norms(model: torch.nn.Module) -> None:
-    """Has the norms of a model note what they take of batches; a norm keeps its class.
+    """Lets the norms of a model note their updates by batches; a norm keeps its class.
 
-    But torch's SyncBatchNorm, which runs on GPUs alone, becomes :class:`SyncBatchNorm`.
+    Only torch's SyncBatchNorm, which runs on GPUs alone, becomes :class:`SyncBatchNorm`.
     """
     for module in model.modules():
         if type(module) is torch.nn.SyncBatchNorm:
@@ -47,8 +47,7 @@ class SyncBatchNorm(torch.nn.BatchNorm1d, torch.nn.SyncBatchNorm):
         """The normalised rows ``[num_rows, C]`` (collective in training)."""
         if isinstance(input, Rows):
             return torch.nn.BatchNorm1d.forward(self, input)
-        batches = Space(input.size(0), what='rows of batches')
-        rows = tag(input.view_as(input), 0, batches)
+        rows = tag(input.view_as(input), 0, Space(input.size(0), what='rows of batches'))
         return plain(torch.nn.BatchNorm1d.forward(self, rows))
 
 
@@ -71,9 +70,9 @@ def _forward(norm: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 @contextmanager
 def _kept_for_backward(norm: Any) -> Iterator[None]:
-    """Has a forward in training save running statistics that nobody changes in place.
+    """Lets a forward in training save running statistics that nobody changes in place.
 
-    A first backward makes those of the norm equal. A second one through the forward may follow.
+    A first backward makes the norm's own equal. A second one through the forward may follow.
     """
     names = ('running_mean', 'running_var') if norm.training else ()
     buffers = {n: buffer for n, buffer in norm.named_buffers(recurse=False) if n in names}

@@ -1,12 +1,12 @@
-"""Running statistics that the ranks have updated by batches of their own, made equal again.
+"""Makes running statistics equal again that ranks have updated by batches of their own.
 
 torch's DistributedDataParallel gives all ranks those of rank 0 at the next forward, and forgets
-what the others have seen. Here their mean is taken. A step of a running mean is linear,
-``(1 - m) running + m mean``, so the mean of the ranks' running statistics is what the mean of their
-batches' statistics would have given. A rank whose batch had no rows does not count.
+the batches of the others. Here their mean is taken. A step of a running mean is linear,
+``(1 - m) running + m mean``, so the mean of the ranks' running statistics is the one that follows
+from the mean of their batches' statistics. A rank whose batch had no rows does not count.
 
-:class:`pyg_sar.DistributedDataParallel` sends them along with the gradients. What no backward
-followed is made equal where it is next used: in evaluation, or in training on the whole graph.
+:class:`pyg_sar.DistributedDataParallel` sends them with the gradients. Statistics that no backward
+followed are made equal at their next use: in evaluation, or in training on the whole graph.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ Kind: TypeAlias = tuple[torch.dtype, torch.device]
 
 @dataclass(eq=False)
 class OwnUpdates:
-    """What a norm has done to its running statistics, kept on it as ``_own_updates``."""
+    """A norm's updates of its running statistics, kept on it as ``_own_updates``."""
 
-    # Which rows of them it has changed, bool: of HeteroBatchNorm one for every type, else ``[1]``;
-    # none for a batch without rows.
+    # Whether each row of them has changed, bool: of HeteroBatchNorm one for every type, else
+    # ``[1]``; False for a batch without rows.
     is_updated: Tensor
     num_batches: Tensor | None  # ``num_batches_tracked`` before; None where that is not kept
 
 
 def _updates_of(norm: Any) -> OwnUpdates | None:
-    found: OwnUpdates | None = vars(norm).get('_own_updates')
-    return found
+    updates: OwnUpdates | None = vars(norm).get('_own_updates')
+    return updates
 
 
 def note_update(norm: Any, is_updated: Tensor) -> None:
@@ -65,7 +65,7 @@ class RunningStatistics:
                 self._norms.setdefault(kind, []).append(norm)
 
     def packed(self) -> dict[Kind, Tensor]:
-        """What this rank adds, a vector for every dtype and device."""
+        """This rank's terms of the sum, a vector for every dtype and device."""
         packed = {}
         for kind, norms in self._norms.items():
             if any(map(_updates_of, norms)):
@@ -75,7 +75,7 @@ class RunningStatistics:
         return packed
 
     def set(self, kind: Kind, total: Tensor) -> None:
-        """Sets them by the sum over the ranks of what :meth:`packed` gave, or a multiple of it."""
+        """Sets them from the sum of all ranks' :meth:`packed`, or from a multiple of it."""
         norms = self._norms[kind]
         sizes = [_size(norm) for norm in norms]
         has_any = total[[end - 1 for end in accumulate(sizes)]].tolist()

@@ -12,7 +12,7 @@ from pyg_sar.ground.random_states import random_states, random_states_kept, set_
 
 
 class Draw:
-    """The mask of one dropout, drawn again from the random state it was drawn from."""
+    """The mask of one dropout, drawn again from the same random state."""
 
     def __init__(self, p: float, device: torch.device) -> None:
         self.p, self.states = p, random_states(device)
@@ -28,18 +28,18 @@ class Draw:
         return x * self.mask
 
     def draw(self, like: Tensor) -> Tensor:
-        """What the rows were multiplied by."""
+        """The factors of the rows."""
         with random_states_kept(like.device):
             set_random_states(self.states, like.device)
             return F.dropout(torch.ones_like(like), self.p)
 
 
 class Dropout(torch.autograd.Function):
-    """A dropout that keeps what its mask is drawn from and not the mask."""
+    """A dropout that keeps the draw of its mask and not the mask."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, draw: Draw) -> Tensor:
-        """The rows, dropped; `draw` is to draw them for the first time."""
+        """The rows after dropout; `draw` has not drawn yet."""
         ctx.draw = draw
         return draw.first(x)
 

@@ -1,10 +1,10 @@
-"""Activations that backward computes again instead of keeping them.
+"""Computes activations again in backward instead of keeping them.
 
 Between two convs a model mostly normalises, clips and drops. Each such step keeps a tensor of
-``[num_own, F]`` for backward that follows from the one before it in a few passes over memory. Of
-such a result autograd saves a recipe, the step and its inputs, and backward computes it. Whatever
-else is saved, such as a conv's output, stays as it is. To checkpoint segments of a model would run
-its exchanges again.
+``[num_own, F]`` for backward that follows from the one before it in a few passes over memory. For
+such a result autograd saves a recipe, the step and its inputs, and backward computes it. All other
+saved tensors, such as a conv's output, stay. A checkpoint of segments of a model would run its
+exchanges again.
 """
 
 from __future__ import annotations
@@ -44,26 +44,26 @@ _STEPS: set[Any] = {
 """Functions that cost no more than a few passes over the memory of their result."""
 
 _INPUT = object()
-"""Stands where a step has a tensor."""
+"""Marks the tensors among a step's arguments."""
 
 _MOST_KEPT = 1.25
-"""What a step may read, as a multiple of its result: or keeping that would save memory."""
+"""A step may read so many times its result at most: else keeping the result saves memory."""
 
 
 @contextmanager
 def recomputed_activations() -> Iterator[None]:
-    """While it lasts, activations and norms are saved for backward as what they follow from.
+    """While it lasts, autograd saves recipes of activations and norms, not their results.
 
     Values and gradients stay the same bits, dropout included. A tensor that is changed in place
     between forward and backward is an error, as it is without.
     """
-    told = _Recorder()
-    with recorder.set(told), told, saved_tensors_hooks(told.pack, _unpack):
+    steps = _Recorder()
+    with recorder.set(steps), steps, saved_tensors_hooks(steps.pack, _unpack):
         yield
 
 
 def recompute_activations_of(module: torch.nn.Module) -> None:
-    """Has every forward of `module` run in :func:`recomputed_activations`."""
+    """Runs every forward of `module` in :func:`recomputed_activations`, from now on."""
     module.register_forward_pre_hook(_enter)
     module.register_forward_hook(_leave, always_call=True)
 
@@ -120,7 +120,7 @@ class _Recipe:
 
 @dataclass(eq=False)
 class _Saved:
-    """What stands in a node of the autograd graph for a tensor it saved."""
+    """Replaces a saved tensor in a node of the autograd graph."""
 
     source: _Held | _Recipe
     is_used: bool = False
@@ -154,7 +154,7 @@ class _Recorder(TorchFunctionMode):
             return self._dropout(func, args, kwargs)
         if func not in _STEPS:
             return func(*args, **kwargs)
-        has_rows = any(isinstance(each, Rows) for each in args)
+        has_rows = any(isinstance(arg, Rows) for arg in args)
         of_all_ranks = has_rows and func is F.batch_norm and world_size() > 1
         if of_all_ranks and _batch_norm_again(*args, **kwargs)[5]:  # training: its rule remembers
             return func(*args, **kwargs)
@@ -200,7 +200,7 @@ class _Recorder(TorchFunctionMode):
         inputs: tuple[Tensor | None, ...],
         noted: Sequence[tuple[_Saved, Tensor]] = (),
     ) -> None:
-        """Notes a recipe, for `noted` too: what the step itself has saved, perhaps its result."""
+        """Notes a recipe, also for those of the tensors `noted` in the step that are its result."""
         if not isinstance(out, Tensor) or not out.requires_grad or out.layout != torch.strided:
             return
         device = out.device.type
@@ -216,7 +216,7 @@ class _Recorder(TorchFunctionMode):
             self._recipes[place_of(out)] = weakref.ref(out), out._version, recipe
 
     def pack(self, tensor: Tensor) -> _Saved:
-        """Stands in for a tensor that autograd saves."""
+        """Replaces a tensor that autograd saves."""
         with plainly():
             saved = _Saved(self._source(tensor))
         if isinstance(saved.source, _Recipe):
@@ -226,10 +226,10 @@ class _Recorder(TorchFunctionMode):
         return saved
 
     def _source(self, tensor: Tensor) -> _Held | _Recipe:
-        found = self._recipes.get(place_of(tensor)) if tensor.numel() else None
-        if found is not None:
-            reference, version, recipe = found
-            out = reference()  # while it lives its memory is of no other tensor
+        entry = self._recipes.get(place_of(tensor)) if tensor.numel() else None
+        if entry is not None:
+            reference, version, recipe = entry
+            out = reference()  # while it lives no other tensor has its memory
             if out is not None and _is_same(tensor, out) and version == tensor._version:
                 return recipe
         if isinstance(tensor, Rows):
@@ -244,9 +244,9 @@ class _Recorder(TorchFunctionMode):
 
 
 def _fit(inputs: Sequence[Tensor]) -> bool:
-    """Whether a step on rows works on the own rows alone: a tensor of all rows does not fit."""
+    """Whether a step on rows works on own rows alone: a tensor of all rows does not fit."""
     try:
-        torch.broadcast_shapes(*(each.shape for each in inputs))  # type: ignore[no-untyped-call]
+        torch.broadcast_shapes(*(tensor.shape for tensor in inputs))  # type: ignore[no-untyped-call]
     except RuntimeError:
         return False
     return True

@@ -54,9 +54,9 @@ def make_bags(
     """
     check_block_edges(rows.numel())
     if visits is not None:
-        places = torch.empty_like(visits)
-        places[visits] = torch.arange(num_rows, device=visits.device)
-        bags = make_bags(places[rows], cols, num_rows)
+        positions = torch.empty_like(visits)
+        positions[visits] = torch.arange(num_rows, device=visits.device)
+        bags = make_bags(positions[rows], cols, num_rows)
         return bags._replace(keys=visits if bags.keys is None else visits[bags.keys])
     perm = None
     if not is_sorted:
@@ -75,8 +75,8 @@ def make_bags(
 
 def compacted(bags: Bags) -> tuple[Tensor, Bags]:
     """The columns that have entries, int64 ascending, and bags that count among them."""
-    columns, places = torch.unique(bags.columns, return_inverse=True)
-    return columns.long(), bags._replace(columns=places.int())
+    columns, ids = torch.unique(bags.columns, return_inverse=True)
+    return columns.long(), bags._replace(columns=ids.int())
 
 
 def chunks_of_bags(
@@ -84,7 +84,7 @@ def chunks_of_bags(
 ) -> Iterator[tuple[int, int, int, int]]:
     """Runs of bags: their first and last bag, and their first and last edge.
 
-    At most so many bags and edges, but at least one bag; on other devices than a CPU all at once.
+    A run has at most so many bags and edges, but one bag at least; on a GPU one run has all.
     """
     ptr, num_bags = bags.ptr, bags.ptr.numel() - 1
     if ptr.device.type != 'cpu':

@@ -34,20 +34,19 @@ _PAYS = 0.9
 
 
 def covers_pay(size: float, num_halo: int) -> bool:
-    """Whether sums travel, where covers spare so many of the halo rows of all ranks."""
+    """Whether sums travel, where covers of all ranks have `size` rows instead of `num_halo`."""
     return size <= _PAYS * num_halo
 
 
 def vertex_cover(src: Tensor, dst: Tensor, num_src: int, num_dst: int) -> tuple[Tensor, Tensor]:
     """A small set of sources and destinations that every edge has an end in.
 
-    `src` and `dst` are the ends of every edge, int64 ``[num_edges]``. Tells whether a source, bool
-    ``[num_src]``, and a destination, bool ``[num_dst]``, is in the set.
+    `src` and `dst` are the ends of every edge, int64 ``[num_edges]``. Returns whether each source,
+    bool ``[num_src]``, and each destination, bool ``[num_dst]``, is in the set.
     """
     # One graph: destinations come after sources. Repeated edges count once.
-    pairs = torch.unique(src * max(num_dst, 1) + dst)
-    a, b = pairs // max(num_dst, 1), pairs % max(num_dst, 1) + num_src
-    num = num_src + num_dst
+    pairs, num = torch.unique(src * max(num_dst, 1) + dst), num_src + num_dst
+    a, b = ends = pairs // max(num_dst, 1), pairs % max(num_dst, 1) + num_src
     taken = torch.zeros(num, dtype=torch.bool, device=src.device)
     for _ in range(_MAX_ROUNDS):
         if not a.numel():
@@ -62,14 +61,13 @@ def vertex_cover(src: Tensor, dst: Tensor, num_src: int, num_dst: int) -> tuple[
         is_left = ~(taken[a] | taken[b])
         a, b = a[is_left], b[is_left]
     taken[a] = True
-    used = torch.zeros_like(taken).index_fill_(0, pairs // max(num_dst, 1), True)
-    used.index_fill_(0, pairs % max(num_dst, 1) + num_src, True)
+    used = torch.zeros_like(taken).index_fill_(0, torch.cat(ends), True)
     is_src, is_dst = taken[:num_src], taken[num_src:]
     if int(used[:num_src].sum()) <= int(taken.sum()):  # all sources, as without sums
         is_src = used[:num_src]
     elif int(used[num_src:].sum()) < int(taken.sum()):
         is_src = torch.zeros_like(is_src)
-    # An end that is needed for no edge is not in it.
+    # An end that no edge needs is left out.
     return is_src, torch.zeros_like(is_dst).index_fill_(0, dst[~is_src[src]], True)
 
 
@@ -80,16 +78,16 @@ class BlockCover:
     block: Block
     rows: Tensor  # source rows of the block, int64 ascending
     sums: Tensor  # own destinations, int64 ascending
-    by_row: Tensor  # places of the block's edges that rows serve, int64 ascending
-    by_sum: Tensor  # places of those that sums serve
+    by_row: Tensor  # indices of the block's edges that rows serve, int64 ascending
+    by_sum: Tensor  # indices of those that sums serve
 
     @property
     def size(self) -> int:
-        """How many rows travel."""
+        """Number of rows that travel."""
         return self.rows.numel() + self.sums.numel()
 
     def summed_edges(self) -> tuple[Tensor, Tensor]:
-        """Source row of the block and place in :attr:`sums` of the edges that sums serve."""
+        """Source row of the block and index in :attr:`sums` of the edges that sums serve."""
         src, dst = self.block.edge_index[:, self.by_sum]
         return src, torch.searchsorted(self.sums, dst)
 
@@ -137,5 +135,5 @@ def cover_of(block: Block) -> BlockCover:
     src, dst = block.edge_index
     is_row, is_sum = vertex_cover(src, dst, block.num_rows, block.num_dst)
     by_row = is_row[src]
-    places = (mask.nonzero().view(-1) for mask in (is_row, is_sum, by_row, ~by_row))
-    return BlockCover(block, *places)
+    masks = is_row, is_sum, by_row, ~by_row
+    return BlockCover(block, *(mask.nonzero().view(-1) for mask in masks))

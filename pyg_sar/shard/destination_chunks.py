@@ -1,8 +1,8 @@
 """The edges of a plan by chunks of destinations, each with all in-edges of its destinations.
 
-Some aggregations (median, LSTM) need all messages of a destination at once. A chunk gives them
-these, and holds a bounded number of rows. Its edges keep the order of the original graph, in which
-LSTM and GRU read them.
+Some aggregations (median, LSTM) need all messages of a destination at once. A chunk has these, and
+a bounded number of rows. Its edges keep the order of the original graph, in which LSTM and GRU read
+them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class DestinationChunk:
     """A range of own destinations with all their in-edges."""
 
     dst: slice
-    # Places of the edges in the order of edge tensors, int64 ``[num_edges]``: by destination, and
+    # Indices of the edges in edge tensors, int64 ``[num_edges]``: by destination, and
     # within a destination in the order of the whole graph.
     edges: Tensor
     # int64 ``[2, num_edges]``: rows of the chunk's sources, destinations from zero.
@@ -40,8 +40,7 @@ def make_chunks(plan: Plan, max_rows: int, max_dst: int | None = None) -> list[D
 
     A chunk has `max_dst` destinations at most.
     """
-    shard = plan.shard
-    edge_index = plan.edge_index
+    shard, edge_index = plan.shard, plan.edge_index
     dst = edge_index[1]
     if plan.is_whole and shard.e_id is not None:  # within a destination as in the whole graph
         by_id = torch.argsort(shard.e_id)
@@ -52,7 +51,7 @@ def make_chunks(plan: Plan, max_rows: int, max_dst: int | None = None) -> list[D
     chunks: list[DestinationChunk] = []
     start, first = 0, 0
     while start < shard.num_dst or not chunks:
-        # The last destination that still fits, but one in any case.
+        # The last destination that still fits, or the first one.
         limit = torch.tensor(first + max_rows, device=ends.device)
         end = max(int(torch.searchsorted(ends, limit, right=True)), start + 1)
         end = min(end, shard.num_dst, start + (max_dst or shard.num_dst))

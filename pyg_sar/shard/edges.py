@@ -19,9 +19,9 @@ class ShardEdges:
 
     Attributes:
         ids: int64 ``[2, num_edges]``, a plain tensor.
-        shard: Whose ids they are.
+        shard: The shard whose ids these are.
         is_flipped: Whether row 0 holds the destinations and row 1 the sources.
-        kept: What :func:`kept_on` keeps.
+        kept: Results that :func:`kept_on` keeps.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class ShardEdges:
 
     @property
     def num_edges(self) -> int:
-        """How many they are."""
+        """Number of edges."""
         return self.ids.size(1)
 
     def with_ids(self, ids: Tensor, *, is_whole: bool = False) -> ShardEdges:
@@ -75,7 +75,7 @@ class LocalEdges(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not all(issubclass(cls, each) for each in types):
+        if not all(issubclass(cls, kind) for kind in types):
             return NotImplemented
         with torch._C.DisableTorchFunctionSubclass():
             out = func(*args, **kwargs or {})
@@ -99,14 +99,14 @@ def _local(value: Any) -> Any:
     return value.as_subclass(LocalEdges) if value.dim() == 2 and value.size(0) == 2 else value
 
 
-def kept_on(handle: ShardEdges, key: Hashable, make: Callable[[], Any], given: Any = None) -> Any:
-    """What `make` gives, kept on edges while these are not written to and `given` is equal.
+def kept_on(handle: ShardEdges, key: Hashable, make: Callable[[], Any], space: Any = None) -> Any:
+    """The result of `make`, kept on edges while these are not written to and `space` is equal.
 
-    Nothing is kept on those of inference mode, as what is written to them cannot be seen.
+    Nothing is kept on edges of inference mode, as writes to them cannot be seen.
     """
     if handle.ids.is_inference():
         return make()
-    state = handle.ids._version, given
+    state = handle.ids._version, space
     if key not in handle.kept or handle.kept[key][0] != state:
         with torch.inference_mode(False):  # it outlives the caller's mode
             handle.kept[key] = state, make()
@@ -114,7 +114,7 @@ def kept_on(handle: ShardEdges, key: Hashable, make: Callable[[], Any], given: A
 
 
 def refuse_local(what: str) -> NoReturn:
-    """Raises a ValueError where what `pyg_sar.local` gives is taken for the graph."""
+    """Raises a ValueError for edges of `pyg_sar.local` where those of the graph belong."""
     raise ValueError(
         f"'{what}' takes the edge_index and rows of load_shard, which are of the whole graph (got "
         'the own edges and rows of a rank, as pyg_sar.local gives them to be read)'

@@ -1,6 +1,6 @@
-"""Several relations as one bipartite graph: nodes of all types side by side.
+"""Joins several relations to one bipartite graph, for a layer over all types at once (HGT).
 
-A layer over all types at once (HGT) needs that. Joining takes no communication.
+Joining takes no communication.
 """
 
 from __future__ import annotations

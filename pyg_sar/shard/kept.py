@@ -1,7 +1,8 @@
-"""What modules keep with a shard, or with a plan of one: each in a field of its own, of one type.
+"""Fields in which modules keep results with a shard or a plan.
 
-A rank's own is kept as it is. What all ranks made together is kept as :class:`pyg_sar.comm.Agreed`,
-unless it follows from the shard alone, so that all ranks ask for it or none.
+A rank's own result is kept as it is. A result that all ranks made together is kept as
+:class:`pyg_sar.comm.Agreed`, unless it follows from the shard alone: then all ranks or none
+have it.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ class Keeps(Protocol):
 
 
 class Kept(Generic[T]):
-    """A field; made once, by the module that it belongs to."""
+    """A field, which one module makes once for its own results."""
 
     def get(self, owner: Keeps) -> T | None:
-        """What is kept with `owner`, or None."""
+        """The value kept with `owner`, or None."""
         return owner.kept.get(self)
 
     def put(self, owner: Keeps, value: T) -> T:
-        """Keeps a value in the place of another."""
+        """Keeps a value instead of the one before."""
         owner.kept[self] = value
         return value
 
     def of(self, owner: Keeps, make: Callable[[], T]) -> T:
-        """What is kept with `owner`; what `make` gives, if that is nothing yet."""
-        found: T | None = owner.kept.get(self)
-        return self.put(owner, make()) if found is None else found
+        """The value kept with `owner`; a first one comes from `make`."""
+        value: T | None = owner.kept.get(self)
+        return self.put(owner, make()) if value is None else value

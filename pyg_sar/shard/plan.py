@@ -27,7 +27,7 @@ from pyg_sar.shard.shard import Shard
 PLANS: Kept[list[Plan]] = Kept()
 _EQUAL: Kept[tuple[ref[Tensor], int]] = Kept()
 _MAX_EDGES = 4
-"""How many times the edges of a shard the plans it remembers may have together."""
+"""All plans that a shard remembers may have so many times its edges."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,9 +38,9 @@ class Block:
     num_rows: int  # source rows of the block: own rows, or rows received
     num_dst: int  # own destinations of the rank
     start: int  # local id of the first source row
-    edges: slice | Tensor  # places in the order of edge tensors, a range or int64 ``[num_edges]``
+    edges: slice | Tensor  # their indices in edge tensors, a range or int64 ``[num_edges]``
     all_edges: Tensor = field(repr=False)
-    # Source rows, and destinations, in the order of the sums; None for their own.
+    # Source rows, and destinations, in the order of the sums; None for ascending order.
     visits: tuple[Tensor | None, ...] = field(repr=False)
 
     @property
@@ -71,9 +71,9 @@ class Block:
             write_rows_at(values, self.edges, rows.to(values.dtype))
 
     def span(self, values: Tensor) -> Tensor:
-        """Where :attr:`by_dst` and :attr:`by_src` find the edges of an edge tensor, a view.
+        """The rows of an edge tensor to which :attr:`by_dst` and :attr:`by_src` refer, a view.
 
-        The block's rows where its edges are a range, else all.
+        These are the block's rows where its edges are a range, else all.
         """
         return self.take(values) if isinstance(self.edges, slice) else values
 
@@ -82,8 +82,7 @@ class Block:
     def by_dst(self) -> Bags:
         """Edges grouped by destination: the forward sum."""
         src, dst = self.edge_index
-        visits = self.visits[1]
-        bags = make_bags(dst, src, self.num_dst, is_sorted=True, visits=visits)
+        bags = make_bags(dst, src, self.num_dst, is_sorted=True, visits=self.visits[1])
         if isinstance(self.edges, slice):
             return bags
         edges = self.edges if bags.perm is None else self.edges[bags.perm]
@@ -106,10 +105,10 @@ class Block:
         return compacted(self.by_src)
 
 
-def _short(places: Tensor) -> Tensor:
-    """As int32, if they are not too many for it."""
-    is_far = places.numel() > 0 and int(places.max()) > MAX_EDGES
-    return places if is_far else places.int()
+def _short(ids: Tensor) -> Tensor:
+    """As int32, unless one is too large for it."""
+    is_far = ids.numel() > 0 and int(ids.max()) > MAX_EDGES
+    return ids if is_far else ids.int()
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +118,7 @@ class Plan:
     shard: Shard  # whose local ids the edge_index uses
     blocks: tuple[Block, ...]  # own blocks, then one block for every step of the shard
     edge_index: Tensor  # plain int64 ``[2, num_edges]``
-    version: int  # of `edge_index`, that the blocks are of
+    version: int  # of `edge_index` when the blocks were made
     is_whole: bool = False  # whether these are all edges of the shard in their order
     kept: dict[Kept[Any], Any] = field(default_factory=dict, repr=False)
 
@@ -147,16 +146,10 @@ def _make_plan(handle: ShardEdges) -> Plan:
         check_ids(plain, shard)
         part = _source_part(plain[0], shard)
         perm = torch.argsort(part * max(shard.num_dst, 1) + plain[1], stable=True)
-        counts = torch.bincount(part, minlength=shard.num_parts)
-        ptr = [0, *counts.cumsum(0).tolist()]
-    order = [*shard.parts, *(step.part for step in shard.steps)]
-    visits = (
-        (None, None)
-        if shard.cut is None
-        else tuple(end.nodes.to(plain.device) for end in shard.cut)
-    )
+        ptr = [0, *torch.bincount(part, minlength=shard.num_parts).cumsum(0).tolist()]
+    visits = tuple(end.nodes.to(plain.device) for end in shard.cut or ()) or (None, None)
     blocks = []
-    for part_id in order:
+    for part_id in (*shard.parts, *(step.part for step in shard.steps)):
         start, end = shard.source_range(part_id)
         edges = slice(ptr[part_id], ptr[part_id + 1])
         blocks.append(
@@ -203,8 +196,8 @@ def _source_part(src: Tensor, shard: Shard) -> Tensor:
     remote = (q for q in range(shard.num_parts) if q not in shard.parts)
     parts = [*shard.parts, *remote]  # ascending in local ids
     ends = torch.tensor([shard.source_range(part)[1] for part in parts], device=src.device)
-    place = torch.bucketize(src.contiguous(), ends, right=True)
-    return torch.tensor(parts, device=src.device)[place]
+    index = torch.bucketize(src.contiguous(), ends, right=True)
+    return torch.tensor(parts, device=src.device)[index]
 
 
 def plan_of(handle: ShardEdges) -> Plan:
@@ -238,8 +231,8 @@ def _is_of(plan: Plan, ids: Tensor) -> bool:
     if ids.device.type == 'cpu' or ids.is_inference():
         return torch.equal(own, ids)
     # Comparing contents waits for a device, and a conv asks for the same edges twice.
-    found, version = _EQUAL.get(plan) or (None, None)
-    if found is not None and found() is ids and version == ids._version:
+    equal, version = _EQUAL.get(plan) or (None, None)
+    if equal is not None and equal() is ids and version == ids._version:
         return True
     is_equal = torch.equal(own, ids)
     if is_equal:

@@ -1,10 +1,10 @@
 """Reads, adds and writes rows of a tensor by an index, as fast as the device can.
 
-Rows of a few numbers, such as one for every head, are dear to torch. On a CPU it copies every row
+Rows of a few numbers, such as one for every head, are slow in torch. On a CPU it copies every row
 by a call, and sorts the index before it adds them. So a row is read and written as one wide number,
-and added as complex numbers. On a GPU rows of a multiple of 16 bytes are copied by a block of
-threads each, a tenth of its bandwidth. So they are read column by column. Compiled loops, where
-they can be had, ask for a row before they come to it. Times: docs/speed.md.
+and added as complex numbers. On a GPU a block of threads copies each row of a multiple of 16 bytes,
+at a tenth of its bandwidth. So such rows are read column by column. Compiled loops, where numba is
+installed, prefetch rows. Times: docs/speed.md.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ def write_rows_at(target: Tensor, index: Tensor, rows: Tensor) -> None:
 
 
 def _by_loop(name: str, values: Tensor, index: Tensor, rows: Tensor | None = None) -> Tensor | None:
-    """What a compiled loop does with narrow rows: reads `values`, or adds `rows` to them.
+    """Reads narrow rows of `values`, or adds `rows` to them, by a compiled loop.
 
-    None where there is no loop for them.
+    Returns the rows read, or `values`; None where there is no loop for them.
     """
     width = values[:1].numel()
     fits = (
@@ -99,7 +99,7 @@ def _by_loop(name: str, values: Tensor, index: Tensor, rows: Tensor | None = Non
 
 
 def _seen_as(values: Tensor, number: torch.dtype) -> Tensor | None:
-    """The rows ``[n, k]`` of wider numbers in the same memory, if they can be seen so."""
+    """The rows ``[n, k]`` as wider numbers in the same memory, if that is possible."""
     factor = number.itemsize // values.element_size()
     is_aligned = values.storage_offset() % factor == 0
     if not is_aligned or not values.is_contiguous() or values[:1].numel() % factor:

@@ -21,17 +21,17 @@ from pyg_sar.shard.kept import Kept
 
 
 class PartialSums(Protocol):
-    """Sums of own rows that travel after the rows of a step, made before they are sent."""
+    """Sums of own rows that travel after the rows of a step."""
 
     @property
     def num_sums(self) -> int:
-        """How many."""
+        """Number of sums."""
 
     def put(self, out: Tensor, rows: Tensor) -> None:
         """Puts the sums of own rows ``[num_own, ...]`` into `out` ``[num_sums, ...]``."""
 
     def add(self, out: Tensor, gradients: Tensor) -> None:
-        """Adds what gradients of the sums ``[num_sums, ...]`` give to gradients of own rows."""
+        """Adds the share of gradients of the sums ``[num_sums, ...]`` to gradients of own rows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +46,7 @@ class Step:
     recv_rows: int  # number of rows received: the halo rows owned by `part`, or a cover of them
     send_rank: int  # the rank that reads rows of an own part in this step
     send_index: Tensor  # local rows it reads, int64 ``[num_rows]``
-    sums: PartialSums | None = None  # what is sent after them, in an exchange by covers
+    sums: PartialSums | None = None  # sent after the rows, in an exchange by covers
 
     @property
     def send_rows(self) -> int:

@@ -22,7 +22,7 @@ def test_what_ranks_tell(dtype: torch.dtype, size: int) -> None:
         for odd in (NUMBER, NUMBER + 1):
             flags = [[rank < count for count in (0, 1, size)] for rank in range(size)]
             told = [
-                buckets._Told(own, odd if rank == size - 1 else NUMBER, dtype)
+                buckets._Message(own, odd if rank == size - 1 else NUMBER, dtype)
                 for rank, own in enumerate(flags)
             ]
             numbers = torch.tensor([each.numbers for each in told], dtype=dtype) / size

@@ -1,1 +1,1 @@
-"""What a conv's own forward does beside messages."""
+"""Functions that a conv's own forward calls outside of messages."""

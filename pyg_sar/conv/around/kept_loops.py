@@ -1,9 +1,8 @@
-"""Self loops that PyG takes from edges or adds to them, without a number per node of the whole.
+"""PyG's functions that remove and add self loops, on the ids of a rank.
 
-PyG's own functions run by the rules of rows, too: with the ids of all nodes on every rank, and
-questions to the other ranks. A conv with attention asks at every forward. In the ids of a rank
-nothing has to be asked: no node of another rank is a node of its own. What is made is kept with the
-edges, so its plan is found again.
+By the rules of rows they would need the ids of all nodes on every rank, and ask other ranks at
+every forward of a conv with attention. On the ids of a rank they need neither: both ends of a self
+loop are an own node. Results are kept with the edges, and so are the plans of the results.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ def removed(edge_index: Any, edge_attr: Any = None) -> tuple[Any, Any]:
     """``remove_self_loops``."""
     if not _is_of_one_set(edge_index):
         return remove_self_loops(edge_index, edge_attr)
-    made, is_kept = kept_on(
+    edges, is_kept = kept_on(
         edge_index.handle, 'removed', lambda: _without_loops(edge_index), edge_index._space
     )
-    return made, None if edge_attr is None else edge_attr[is_kept]
+    return edges, None if edge_attr is None else edge_attr[is_kept]
 
 
 def _added(
@@ -39,8 +38,8 @@ def _added(
     count = min(num_nodes) if isinstance(num_nodes, (tuple, list)) else num_nodes
     if not _is_known_here(edge_index, edge_attr, fill_value, count):
         return add_self_loops(edge_index, edge_attr, fill_value, num_nodes)
-    made = kept_on(edge_index.handle, 'added', lambda: _with_loops(edge_index), edge_index._space)
-    return made, _attributes(add_self_loops, made, edge_index, edge_attr, fill_value)
+    added = kept_on(edge_index.handle, 'added', lambda: _with_loops(edge_index), edge_index._space)
+    return added, _attributes(add_self_loops, added, edge_index, edge_attr, fill_value)
 
 
 def all_added(
@@ -49,8 +48,8 @@ def all_added(
     """``add_remaining_self_loops``."""
     if not _is_known_here(edge_index, edge_attr, fill_value, num_nodes):
         return add_remaining_self_loops(edge_index, edge_attr, fill_value, num_nodes)
-    made = _added(removed(edge_index)[0], num_nodes=num_nodes)[0]
-    return made, _attributes(add_remaining_self_loops, made, edge_index, edge_attr, fill_value)
+    added = _added(removed(edge_index)[0], num_nodes=num_nodes)[0]
+    return added, _attributes(add_remaining_self_loops, added, edge_index, edge_attr, fill_value)
 
 
 def _is_known_here(edge_index: Any, edge_attr: Any, fill_value: Any, num_nodes: Any) -> bool:
@@ -62,7 +61,7 @@ def _is_known_here(edge_index: Any, edge_attr: Any, fill_value: Any, num_nodes: 
 
 
 def _is_of_one_set(edge_index: Any) -> bool:
-    """Whether it is a cut graph's, between nodes of one set."""
+    """Whether these are edges of a cut graph between nodes of one set."""
     if not isinstance(edge_index, EdgeIndex):
         return False
     src, dst = edge_index.ends.src, edge_index.ends.dst
@@ -75,13 +74,13 @@ def _is_of_one_set(edge_index: Any) -> bool:
 
 
 def _attributes(
-    function: AnyFn, made: EdgeIndex, edges: EdgeIndex, edge_attr: Any, fill_value: Any
+    function: AnyFn, added: EdgeIndex, edges: EdgeIndex, edge_attr: Any, fill_value: Any
 ) -> Any:
-    """Those of the edges and loops that a function of PyG makes, by it in the ids of the rank."""
+    """The attributes of `added`, the edges with loops, by PyG's function on the ids of the rank."""
     if edge_attr is None:
         return None
     own = given_to_conv(edge_attr, [edges], function.__name__)
-    return tag(function(edges.handle.ids, own, fill_value, edges.ends.dst.own)[1], 0, made._space)
+    return tag(function(edges.handle.ids, own, fill_value, edges.ends.dst.own)[1], 0, added._space)
 
 
 def _without_loops(edges: EdgeIndex) -> tuple[Any, Tensor]:
@@ -102,4 +101,4 @@ LOOPS: Forms = {
     add_self_loops: _added,
     add_remaining_self_loops: all_added,
 }
-"""PyG's functions and what stands in for them during a conv's forward."""
+"""PyG's functions and what replaces them in a conv's forward."""

@@ -1,9 +1,9 @@
 """Normalisations of the whole graph (gcn_norm, get_laplacian), kept with the edges.
 
 PyG's own functions run by the rules of rows: degrees of halo sources come from their owners.
-Without weights they make ones, a plain tensor as long as all edges of the graph. So they get ones
-that are rows, after loops are added or removed, where PyG has them. A result is kept while edges
-and weights stay and no weight takes a gradient: else every forward would fetch degrees.
+Without weights they would make a plain tensor of ones for all edges of the graph. So they get ones
+that are rows, after loops are added or removed as by PyG. A result is kept while edges and weights
+stay and no weight takes a gradient: else every forward would fetch degrees.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pyg_sar.shard.edges import kept_on
 _MAX_RESULTS = 4
 
 Result = tuple[EdgeIndex, Tensor]
-_Made = tuple[EdgeIndex, Tensor, object]
+_Versioned = tuple[EdgeIndex, Tensor, object]
 """A result, and the version of its weights."""
 
 
@@ -67,8 +67,8 @@ def _laplacian(
     if weight is None:
         edges, _ = removed(edges)
         weight = _ones(edges, dtype)
-    made: Result = get_laplacian(edges, weight, normalization, dtype, num_nodes)
-    return made
+    result: Result = get_laplacian(edges, weight, normalization, dtype, num_nodes)
+    return result
 
 
 def _ones(edges: EdgeIndex, dtype: torch.dtype | None) -> Any:
@@ -77,9 +77,9 @@ def _ones(edges: EdgeIndex, dtype: torch.dtype | None) -> Any:
 
 
 def _kept(function: AnyFn, on_rows: Callable[..., Result]) -> AnyFn:
-    """A normalisation of the edges of a cut graph, computed once where it stays as it is.
+    """A normalisation of the edges of a cut graph, computed again only where it changes.
 
-    Collective where weights come in: an all-reduce of one number.
+    Collective with weights: an all-reduce of one number.
     """
 
     def normalized(edges: Any, edge_weight: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -87,16 +87,16 @@ def _kept(function: AnyFn, on_rows: Callable[..., Result]) -> AnyFn:
             return function(edges, edge_weight, *args, **kwargs)
         handle, key = edges.handle, (function.__name__, args, tuple(kwargs.items()))
 
-        def made(weight: Tensor | None) -> _Made:
+        def compute(weight: Tensor | None) -> _Versioned:
             out = on_rows(edges, weight, *args, **kwargs)
             return *out, version_of(out[1])
 
         if edge_weight is None:
-            found = kept_on(handle, key, lambda: made(None), edges._space)
-            if _is_written_to(found) and not handle.ids.is_inference():
+            kept = kept_on(handle, key, lambda: compute(None), edges._space)
+            if _is_written_to(kept) and not handle.ids.is_inference():
                 del handle.kept[key]
-                found = kept_on(handle, key, lambda: made(None), edges._space)
-            return found[:2]
+                kept = kept_on(handle, key, lambda: compute(None), edges._space)
+            return kept[:2]
         if edge_weight.shape[:1] != (edges.size(1),):
             raise ValueError(
                 f"expected one row per edge in 'edge_weight': {edges.size(1)} rows "
@@ -105,23 +105,22 @@ def _kept(function: AnyFn, on_rows: Callable[..., Result]) -> AnyFn:
         own = given_to_conv(edge_weight, [edges], function.__name__)
         weight = tag(own.view_as(own), 0, edges._space)
         if own.requires_grad or own.is_inference():
-            return made(weight)[:2]
-        known = kept_on(handle, function.__name__, lambda: Agreed(_MAX_RESULTS), edges._space)
+            return compute(weight)[:2]
+        results = kept_on(handle, function.__name__, lambda: Agreed(_MAX_RESULTS), edges._space)
         content = (*key, id(own), version_of(own), checksum(own))
-        of_ranks, _ = known.find(content)
+        of_ranks, _ = results.find(content)
         if of_ranks is None or _is_written_to(of_ranks[1]):
             with torch.inference_mode(False), torch.no_grad():  # it outlives the caller's mode
-                of_ranks = known.keep(
-                    content, (own, made(weight))
-                )  # an id is good while that lives
+                # The id in `content` names `own` as long as that is kept.
+                of_ranks = results.keep(content, (own, compute(weight)))
         return of_ranks[1][:2]
 
     return normalized
 
 
-def _is_written_to(made: _Made) -> bool:
+def _is_written_to(result: _Versioned) -> bool:
     """Whether a program has changed the weights that it got, in place."""
-    return version_of(made[1]) != made[2]
+    return version_of(result[1]) != result[2]
 
 
 FORMS: Forms = {
@@ -129,5 +128,5 @@ FORMS: Forms = {
     gcn_norm: _kept(gcn_norm, _gcn_norm),
     get_laplacian: _kept(get_laplacian, _laplacian),
 }
-"""PyG's functions and what stands in for them during a conv's forward. Everything else in it runs
-from PyG's code, by the rules of rows (:mod:`pyg_sar.rows`)."""
+"""PyG's functions and what replaces them in a conv's forward. All other code in it is PyG's own and
+runs by the rules of rows (:mod:`pyg_sar.rows`)."""

@@ -1,9 +1,9 @@
-"""Functions over edges that a conv calls, which are others on a cut graph.
+"""Replaces functions over edges that a conv calls by other forms, on a cut graph.
 
 Users import ``softmax`` or ``gcn_norm`` under any name. So functions are found by identity, among
 the globals of the modules that define a conv's classes, and of the libraries' modules. There a
-dispatcher takes the place of each, once and for all: it calls the form that is in force in its
-thread, and the function itself where there is none. Threads may each train a model.
+dispatcher replaces each for good: it calls the form that is in force in its thread, or else the
+function itself. Threads may each train a model.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ _FUNCTIONS = {
     'torch_geometric.nn.conv.gcn_conv': 'gcn_norm',
     'torch_geometric.nn.conv.hgt_conv': 'construct_bipartite_edge_index',
 }
-"""What may have another form, by the modules where convs of any module find it."""
+"""Functions that may have another form, by the modules from which convs import them."""
 
 forms: Scoped[Forms] = Scoped({})
 
 
 def _dispatcher(module: str, name: str) -> tuple[AnyFn, AnyFn]:
-    """A function, and what calls the form of it that is in force."""
+    """A function, and the dispatcher that calls its form in force."""
     here, function = forms, getattr(import_module(module), name)
 
     def dispatch(*args: Any, **kwargs: Any) -> Any:
         return here.value.get(function, function)(*args, **kwargs)
 
     # TorchScript takes the wrapped code, with the overloads of that name and the globals of this.
-    seen = getattr(function, '__globals__', globals())
-    made: Any = FunctionType(dispatch.__code__, seen, name, None, dispatch.__closure__)
-    functools.update_wrapper(made, function)
+    namespace = getattr(function, '__globals__', globals())
+    dispatcher: Any = FunctionType(dispatch.__code__, namespace, name, None, dispatch.__closure__)
+    functools.update_wrapper(dispatcher, function)
     if _qualified_name is not None:
-        made._jit_override_qualname = _qualified_name(function)
-    made.__module__, made.__qualname__ = module, name  # by which it is pickled
-    return function, made
+        dispatcher._jit_override_qualname = _qualified_name(function)
+    dispatcher.__module__, dispatcher.__qualname__ = module, name  # by which it is pickled
+    return function, dispatcher
 
 
 _dispatchers = dict(

@@ -32,7 +32,7 @@ def state_of_modules(modules: Iterable[torch.nn.Module]) -> list[Any]:
 
 
 def words_of_modules(conv: torch.nn.Module) -> list[str]:
-    """What of a conv's state must be alike on all ranks."""
+    """The part of a conv's state that must be alike on all ranks, in words."""
     words = []
     for path, module in conv.named_modules():
         if module.training != conv.training:

@@ -1,6 +1,6 @@
-"""What ranks agree on before the first call of a kind, so that none waits in vain.
+"""Ranks agree on the path of a kind of call before the first, so that none waits in vain.
 
-They take one path: the few edges of a rank may not show what a function does.
+A rank alone cannot choose: its few edges may not show what a function does.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from pyg_sar.ground.class_swap import name_of
 
 @dataclass(frozen=True)
 class Decision:
-    """How a rank would compute a call, or how all do: what they tell each other."""
+    """How a rank would compute a call, which it tells the others, or how all do."""
 
-    types: tuple[Any, ...] = ()  # see _kinds_of
+    types: tuple[Any, ...] = ()  # as _kinds_of gives them
     path: Path = 'one_shot'
-    takes_gradient: bool = False  # whether weights of a sum do
+    takes_gradient: bool = False  # whether weights of a sum take one
     one_pass: bool = False  # whether one pass computes its softmax
     one_shot_bytes: int = 0  # what mode one_shot would hold on a rank, where that decides
-    across_edges: bool = False  # whether it looks across edges, and runs on rows of those of all
+    across_edges: bool = False  # whether the function needs the edges of all ranks
     uses_rng: bool = True  # whether it draws random numbers, or may do so
 
     @property
@@ -73,14 +73,14 @@ def agree_on_plan(call: Call, draws: EdgeDraws | None) -> CallPlan:
         fits = agreed.one_shot_bytes <= call.options.memory_budget
         mode = 'one_shot' if fits else 'sequential'
         path = 'one_shot' if fits and path == 'replay' else path
-    is_seen = traced is not None or path == 'gather'  # what looks across edges is not, to its end
+    is_seen = traced is not None or path == 'gather'  # a function across edges is not, to its end
     values: dict[str, Any] = {
         'function': name,
         'path': path,
         'mode': mode,
         'one_shot_bytes': agreed.one_shot_bytes,
         'drops': draws is not None and (draws.has_drawn or not is_seen),
-        # Rows of the edges of all ranks know by themselves what is drawn for own rows.
+        # Rows of the edges of all ranks draw for own rows by themselves.
         'uses_rng': agreed.uses_rng and draws is None and not agreed.across_edges,
     }
     if path == 'one_shot':
@@ -96,14 +96,13 @@ def agree_on_plan(call: Call, draws: EdgeDraws | None) -> CallPlan:
 
 
 def _decision(call: Call) -> tuple[Decision, Trace | None]:
-    """The cheapest path that is exact for what a function does, and that, if it was traced."""
+    """The cheapest path that is exact for a function, and its trace, if it has one."""
     conv, mode = call.conv, call.options.mode
     own = Decision(_kinds_of(call.arguments), across_edges=True)
     if call.at_nodes or reads_edges(conv, call.function) or has_hooks_inside(conv):
         return own, None
     traced: Trace | None = None
-    printed = io.StringIO()
-    with redirect_stdout(printed):
+    with redirect_stdout(io.StringIO()) as printed:
         try:
             try:
                 traced = trace(call)
@@ -114,7 +113,7 @@ def _decision(call: Call) -> tuple[Decision, Trace | None]:
             check_destinations_are_independent(call)
         except MessageError:
             return own, None
-    if printed.getvalue():  # what it prints is told once, of all edges
+    if printed.getvalue():  # it must print once, for all edges
         return own, None
     own = replace(own, across_edges=False, uses_rng=uses_rng)
     if traced is None:
@@ -137,7 +136,7 @@ def _decision(call: Call) -> tuple[Decision, Trace | None]:
 def _homes(
     conv: torch.nn.Module, tensors: tuple[Tensor, ...]
 ) -> tuple[tuple[ref[torch.nn.Module], str], ...] | None:
-    """Which parameters of which modules some tensors are; None if one is none of them."""
+    """Module and name of every tensor as a parameter of `conv`; None if one is no parameter."""
     homes = {
         id(tensor): (ref(module), name)
         for module in conv.modules()
@@ -156,8 +155,8 @@ def _agreed(name: str, own: Decision, error: Exception | None, world_size: int) 
     """
     if world_size == 1 and error is not None:
         raise error
-    told = vars(own), None if error is None else str(error)
-    answers = agree(told) if world_size > 1 else [told]
+    answer = vars(own), None if error is None else str(error)
+    answers = agree(answer) if world_size > 1 else [answer]
     all_of = [Decision(**other) for other, _ in answers]
     if error is not None:
         raise ValueError(str(error)) from error

@@ -40,12 +40,12 @@ def observe(call: Call) -> Seen:
 
 @no_autocast_cache()
 def _observed(call: Call) -> tuple[Seen, WholeGraphSizes]:
-    """What they leave behind, and the sizes of the whole graph that they ask for."""
+    """As :func:`observe`, with the sizes of the whole graph that they ask for."""
     samples, edge_index = samples_of(call)
     first_node = node_of_now()
     sizes = WholeGraphSizes(call.conv, NUM_SAMPLES, NUM_SAMPLES, is_sample=True)
     slots = [slot for slot in call.slots if slot.role in ('edge', 'whole')]
-    states = states_of({slot.name: getattr(samples, slot.role)[slot.place] for slot in slots})
+    states = states_of({slot.name: getattr(samples, slot.role)[slot.index] for slot in slots})
     here = torch.autograd.set_multithreading_enabled(False)  # as in a trace
     with here, Undone(call.conv, call.arguments) as undone, sizes.in_force():
         out = _run(call, samples, edge_index, NUM_SAMPLES, is_watched=True)
@@ -91,9 +91,7 @@ def run_gather(call: Call, max_rows: int | None) -> tuple[Tensor | None, tuple[T
         run, seen.out if is_message else None, seen.edge_outputs, seen.uses_rng, state_of(call.conv)
     )
     arguments = replace(call.arguments, learnable=seen.learnable)
-    rows = max_rows
-    if rows is None:
-        rows = edges_within(_edge_bytes(arguments, seen), plan.edge_index.device)
+    rows = max_rows or edges_within(_edge_bytes(arguments, seen), plan.edge_index.device)
     # A dense batch has as many rows for every node as the largest in-degree.
     max_dst = max(rows // max(sizes.width, 1), 1) if asked.is_dense else None
     chunks = chunks_of(plan, rows, max_dst, call.exchange)

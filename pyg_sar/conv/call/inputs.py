@@ -1,7 +1,7 @@
-"""What is checked of a forward's inputs before the conv computes anything.
+"""Checks a forward's inputs by their names, before the conv computes anything.
 
-Only ``propagate`` shows for certain which role a tensor has. But a conv may fail before it gets
-there, on the one rank whose input is wrong. So what the names of arguments tell is checked here.
+Only ``propagate`` shows for certain which role a tensor has. But a conv may fail before that, on
+the one rank whose input is wrong.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def check_not_explained(conv: MessagePassing) -> None:
 
 
 def _check_has_features(conv: MessagePassing, arguments: Mapping[str, Any]) -> None:
-    """Raises ValueError where PyG's own convs are given None for ``x``.
+    """Raises ValueError where PyG's own convs get None for ``x``.
 
     RGCNConv then learns a row per node, which it numbers from 0 on, and a rank would number its
     own. Convs on points do without ``x``.
@@ -52,8 +52,7 @@ def check_inputs(
 ) -> None:
     """Raises a ValueError if ``x`` or a tensor of edges among a forward's arguments is wrong."""
     try:
-        forward = signature_of(plain_class(conv).forward)
-        arguments = forward.bind(conv, *args, **kwargs).arguments
+        arguments = signature_of(plain_class(conv).forward).bind(conv, *args, **kwargs).arguments
     except TypeError:
         return  # the conv itself says it best
     x, ends = arguments.get('x'), edges.ends

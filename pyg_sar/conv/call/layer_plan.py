@@ -1,10 +1,10 @@
 """The start of a forward on a cut graph, before the conv computes anything.
 
-Ranks agree on how a call of message passing is computed, and keep to it. That holds for one state
-of the conv: its hooks, its training mode, its numbers and the kinds of its inputs. If one rank
-registers a hook and the others do not, it would decide anew while they wait for its rows. So every
-forward begins with an all-reduce of one number, which tells whether what must be alike is the same
-on all ranks, and whether one of them has to decide anew.
+Ranks agree once on how a call of message passing is computed. That holds for one state of the conv:
+its hooks, its training mode, its numbers and the kinds of its inputs. If one rank alone registered
+a hook, it would decide anew while the others wait for its rows. So every forward begins with an
+all-reduce of one number. It tells whether the ranks' states are alike, and whether one of them has
+to decide anew.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class LayerPlan:
 
 
 class Layer:
-    """What a SARConv has beside its conv."""
+    """What a SARConv holds besides the attributes of its conv."""
 
-    def __init__(self, options: Options, place: str, *, is_inside: bool = False) -> None:
+    def __init__(self, options: Options, label: str, *, is_inside: bool = False) -> None:
         self.options = options
-        self.place = place  # what errors call this layer
+        self.label = label  # what errors call this layer
         self.is_inside = is_inside  # another SARConv, whose forward it is a part of
         self.drops_by_id = False  # whether it is part of a model with `dropout_seed`
         self.plans: dict[str, LayerPlan] = {}  # for each kind of forward, in words; oldest first
@@ -65,8 +65,8 @@ class Layer:
         return vars(self) | {'plans': {}, 'inner': [], 'state': []}
 
     def call_plans(self) -> list[CallPlan]:
-        """The plans of the calls of all forwards, in the order in which they were made."""
-        return [each for plan in self.plans.values() for each in plan.calls.values()]
+        """The plans of the calls of all forwards, the oldest first."""
+        return [call for plan in self.plans.values() for call in plan.calls.values()]
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +84,7 @@ running: Scoped[Forward | None] = Scoped(None)
 
 
 evaluated: Scoped[torch.nn.Module | None] = Scoped(None)
-"""The model that is called, before its first layer, which compares all parameters of it."""
+"""The model that is called, until its first layer, which compares all its parameters."""
 
 _VALUES = 'parameters with the checksum'
 _PLAIN = {Tensor, tuple, list}
@@ -102,10 +102,10 @@ def plan_for(
     """What the ranks have agreed on for a forward like this one of a SARConv in a state.
 
     Collective: an all-reduce of one number; where a rank has not seen such a forward, or the conv
-    has changed since, an all-gather. Raises ValueError if a shard is not this rank's. On all ranks,
-    if the forwards differ, or the inputs of one are wrong.
+    has changed since, an all-gather. Raises ValueError if a shard is not this rank's, and on all
+    ranks if the forwards differ or the inputs of one are wrong.
     """
-    options, known = conv._sar.options, conv._sar.plans
+    options, plans = conv._sar.options, conv._sar.plans
     shards = shards_of(edges)
     kind = (
         in_forward,
@@ -114,9 +114,9 @@ def plan_for(
         *[shard.fingerprint for shard in shards],
     )
     with plainly():
-        kinds: list[Any] = _kinds([*args, *kwargs.values()])
+        kinds: list[Any] = _input_kinds([*args, *kwargs.values()])
     kind += tuple(kinds)
-    plan = next((p for p in known.values() if p.kind == kind and p.state == state), None)
+    plan = next((p for p in plans.values() if p.kind == kind and p.state == state), None)
     error = None
     for shard in shards if plan is None else ():
         exchange_of(shard, options.prefetch, options.exchange_dtype)
@@ -131,47 +131,47 @@ def plan_for(
     words = _words(conv, options, kind) if plan is None else plan.words
     is_known = plan is not None and error is None
     if shards[0].world_size > 1:
-        told = words
+        compared = words
         if not (torch.is_grad_enabled() or is_hidden.value):  # with gradients the backward tells
-            compared = conv if evaluated.value is None else evaluated.value
-            values = common(compared.named_parameters()).values()
-            told, evaluated.value = f'{words}; {_VALUES} {digest(values)}', None
-        _, is_known = are_alike(told, is_known)
+            model = conv if evaluated.value is None else evaluated.value
+            values = common(model.named_parameters()).values()
+            compared, evaluated.value = f'{words}; {_VALUES} {digest(values)}', None
+        _, is_known = are_alike(compared, is_known)
         if not is_known:
-            _check_alike(agree(told))
+            _check_alike(agree(compared))
             raise_together(error)
     elif error is not None:
         raise error
     if plan is None or not is_known:
-        known.pop(words, None)  # the new one is the latest
+        plans.pop(words, None)  # the new one is the latest
         convs = ((m, p) for p, m in conv.named_modules() if isinstance(m, MessagePassing))
-        plan = known[words] = LayerPlan(kind, state, words, dict(convs))
+        plan = plans[words] = LayerPlan(kind, state, words, dict(convs))
     return plan
 
 
-def _kinds(values: Iterable[Any]) -> list[Any]:
+def _input_kinds(values: Iterable[Any]) -> list[Any]:
     """Kind, dtype and need of a gradient of every tensor among a forward's arguments."""
-    found: list[Any] = []
+    kinds: list[Any] = []
     for value in values:
         if isinstance(value, EdgeIndex):
-            found.append('edges')
+            kinds.append('edges')
         elif isinstance(value, Tensor):
             needs_grad = value.requires_grad and torch.is_grad_enabled()
-            found.append((value.dtype, value.dim(), needs_grad))
+            kinds.append((value.dtype, value.dim(), needs_grad))
         elif isinstance(value, Mapping):
-            found += [*map(str, value), *_kinds(value.values())]
+            kinds += [*map(str, value), *_input_kinds(value.values())]
         elif isinstance(value, (tuple, list)):
-            found += _kinds(value)
+            kinds += _input_kinds(value)
         elif value is None:
-            found.append(None)
-    return found
+            kinds.append(None)
+    return kinds
 
 
 def _check_alike(words: list[str]) -> None:
     """Raises a ValueError if the ranks' words differ, with those that only one rank has."""
     if len(set(words)) == 1:
         return
-    without_values = [each.split(f'; {_VALUES}')[0] for each in words]
+    without_values = [text.split(f'; {_VALUES}')[0] for text in words]
     words = without_values if len(set(without_values)) > 1 else words
     odd, usual = odd_and_usual(words)
     own, others = (words[rank].split('; ') for rank in (odd, usual))
@@ -195,10 +195,10 @@ def _words(conv: MessagePassing, options: Options, kind: tuple[Any, ...]) -> str
     if not in_forward:
         words.append('called from outside of forward')
     words += words_of_modules(conv)
-    for each in kinds:
-        if isinstance(each, tuple):
-            dtype, dims, needs_grad = each
+    for kind_of_input in kinds:
+        if isinstance(kind_of_input, tuple):
+            dtype, dims, needs_grad = kind_of_input
             words.append(f'{dtype} in {dims} dimensions' + ', with gradient' * needs_grad)
-        elif each is not None:
-            words.append(each)
+        elif kind_of_input is not None:
+            words.append(kind_of_input)
     return '; '.join(words)

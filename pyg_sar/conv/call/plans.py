@@ -58,7 +58,7 @@ class CallPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class TracedPlan(CallPlan):
-    """A plan for a function of which it is known what it does."""
+    """A plan for a function with a trace, which tells what it computes."""
 
     trace: Trace
     # The parameters that it reads by itself, by module and name; None if it has to be traced at
@@ -78,18 +78,16 @@ class RowSum(TracedPlan):
     """A sum or mean of x_j, or of weights times x_j; on path linear they take no gradient."""
 
     def result(self, call: Call) -> Tensor:
-        """The sums. Those of raw features are kept; a narrower layer may be applied first."""
+        """Keeps sums of raw features, and may apply a narrower layer before the sum."""
         call.set_attributes(self.trace, ())
-        conv, plan, place = call.conv, call.plan, self.trace.weight
+        conv, plan, index = call.conv, call.plan, self.trace.weight
         x = call.arguments.src[0]
-        weight = None if place is None else call.arguments.edge[place]
+        weight = None if index is None else call.arguments.edge[index]
         is_alone = is_sum(conv)
         hooked = is_alone and is_hooked(conv)
-        finishes = hooked or not is_alone
         if self.path == 'linear' and is_alone:
             if not (x.requires_grad and torch.is_grad_enabled()):  # the same on all ranks
-                dtype = call.exchange.wire.dtype
-                raw = raw_sum(conv, x, weight, plan, dtype, is_hooked=hooked)
+                raw = raw_sum(conv, x, weight, plan, call.exchange.wire.dtype, is_hooked=hooked)
                 if raw is not None:
                     kept = raw.kept()
                     return raw.keep(self._sum(call, x, weight, hooked)) if kept is None else kept
@@ -97,7 +95,7 @@ class RowSum(TracedPlan):
             if layer is not None:
                 rows = rows_through(layer, x)
                 return NarrowSum.of(self._sum(call, rows, weight, hooked), layer.weight)
-        return self._sum(call, x, weight, finishes)
+        return self._sum(call, x, weight, hooked or not is_alone)
 
     def _sum(self, call: Call, x: Tensor, weight: Tensor | None, finishes: bool) -> Tensor:
         """Own sums; `finishes` says that the conv's aggregation has to run on them."""
@@ -159,8 +157,7 @@ class Gather(CallPlan):
     """Any message and aggregation, by chunks of destinations with all their in-edges."""
 
     def result(self, call: Call) -> Tensor:  # noqa: D102
-        is_one_shot = self.mode == 'one_shot'
-        max_rows = max(call.plan.num_edges, 1) if is_one_shot else call.options.max_rows
+        max_rows = max(call.plan.num_edges, 1) if self.mode == 'one_shot' else call.options.max_rows
         out, outputs, seen = run_gather(call, max_rows)
         if out is None:
             out, outputs = outputs[0], outputs[1:]
@@ -170,9 +167,9 @@ class Gather(CallPlan):
 
 @dataclass(frozen=True, kw_only=True)
 class OneShot(CallPlan):
-    """Plain autograd over all edges, with all halo rows beside the own ones."""
+    """Plain autograd over all edges, with own and all halo rows."""
 
-    across_edges: bool = False  # whether it looks across edges, and runs on rows of those of all
+    across_edges: bool = False  # whether the function needs the edges of all ranks
 
     def result(self, call: Call) -> Tensor:  # noqa: D102
         edges, num_dst = call.plan.edge_index, call.plan.shard.num_dst
@@ -210,7 +207,7 @@ class OneShot(CallPlan):
         return own_rows('propagate', out, dim, space)
 
     def _of_all_edges(self, call: Call, values: dict[str, Any]) -> dict[str, Any]:
-        """What the function gets: rows of the edges of all ranks."""
+        """The arguments of the function, as rows of the edges of all ranks."""
         edges = call.edges
         if edges is None or call.move is not None:
             raise ValueError(

@@ -14,7 +14,7 @@ from pyg_sar.comm import exchange_of
 from pyg_sar.comm.faults.errors import place
 from pyg_sar.conv.call.agreement import agree_on_plan
 from pyg_sar.conv.call.layer_plan import Forward, running
-from pyg_sar.conv.call.plans import CallPlan, TracedPlan
+from pyg_sar.conv.call.plans import TracedPlan
 from pyg_sar.conv.exchanges import edges_in, ids_of_edges, into_own
 from pyg_sar.conv.message.one_call import Call, after_step, arguments_of, before_step
 from pyg_sar.conv.message.sample_edges import not_saved
@@ -40,9 +40,8 @@ def propagate(conv: Any, /, edge_index: Any, size: Any = None, **kwargs: Any) ->
     now = running.value
     if now is not None and conv not in now.plan.paths:
         now = None
-    found = edges_in([edge_index]) if now is None else []
-    if found:
-        with conv._on_cut_graph(found, (), {}, in_forward=False):
+    if now is None and (cut_edges := edges_in([edge_index])):
+        with conv._on_cut_graph(cut_edges, (), {}, in_forward=False):
             return conv.propagate(edge_index, size, **kwargs)
     if now is None or not isinstance(edge_index, (EdgeIndex, ShardEdges)):
         if size is not None:  # PyG's method is without it where the conv never gives one
@@ -50,21 +49,19 @@ def propagate(conv: Any, /, edge_index: Any, size: Any = None, **kwargs: Any) ->
         if conv.decomposed_layers != 1:  # PyG's generated method does not do it
             return MessagePassing.propagate(conv, edge_index, **kwargs)
         return conv._plain_class.propagate(conv, edge_index, **kwargs)
-    given = before_step(conv, 'propagate', (edge_index, size, kwargs))
-    edges = given[0] if isinstance(given[0], EdgeIndex) else None
-    dst = None if edges is None else _destinations(conv, edges)
+    arguments = before_step(conv, 'propagate', (edge_index, size, kwargs))
+    edges = arguments[0] if isinstance(arguments[0], EdgeIndex) else None
+    dst = None if edges is None else _dst_space(conv, edges)
     outs = []
-    for kwargs in [given[2]] if conv.decomposed_layers == 1 else _layers(conv, given[2]):
-        plan, call = _planned(now, conv, 'message', (given[0], given[1], kwargs))
-        with own_draws(call.plan.edge_index.device) if plan.uses_rng else nullcontext():
-            out = plan.result(call)
-        outs.append(_updated(out, call, dst, given[2]))
+    for kwargs in [arguments[2]] if conv.decomposed_layers == 1 else _layers(conv, arguments[2]):
+        out, call = _computed(now, conv, 'message', (*arguments[:2], kwargs))
+        outs.append(_updated(out, call, dst, arguments[2]))
     out = outs[0] if len(outs) == 1 else torch.cat(outs, dim=-1)
     if isinstance(out, NarrowSum) and dst is not None:
         out.of_nodes(dst)
     elif type(out) is Tensor and dst is not None:
         out = tag(out, int(conv.node_dim) % out.dim(), dst)
-    return after_step(conv, 'propagate', given, out)
+    return after_step(conv, 'propagate', arguments, out)
 
 
 def edge_updater(conv: Any, /, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
@@ -75,54 +72,49 @@ def edge_updater(conv: Any, /, edge_index: Any, size: Any = None, **kwargs: Any)
     now = running.value
     if now is not None and conv not in now.plan.paths:
         now = None
-    found = edges_in([edge_index]) if now is None else []
-    if found:
-        with conv._on_cut_graph(found, (), {}, in_forward=False):
+    if now is None and (cut_edges := edges_in([edge_index])):
+        with conv._on_cut_graph(cut_edges, (), {}, in_forward=False):
             return conv.edge_updater(edge_index, size, **kwargs)
     if now is None or not isinstance(edge_index, (EdgeIndex, ShardEdges)):
         if size is not None:
             kwargs['size'] = size
         return conv._plain_class.edge_updater(conv, edge_index, **kwargs)
-    given = before_step(conv, 'edge_update', (edge_index, size, kwargs))
-    plan, call = _planned(now, conv, 'edge_update', given)
-    with own_draws(call.plan.edge_index.device) if plan.uses_rng else nullcontext():
-        out = plan.result(call)
+    arguments = before_step(conv, 'edge_update', (edge_index, size, kwargs))
+    out, call = _computed(now, conv, 'edge_update', arguments)
     out = call.in_given_order(out)
     if call.edges is not None:
         out = tag(out, 0, call.edges._space)
-    return after_step(conv, 'edge_update', given, out)
+    return after_step(conv, 'edge_update', arguments, out)
 
 
-def _updated(out: Tensor, call: Call, dst: Space | None, given: dict[str, Any]) -> Tensor:
-    """``MessagePassing.update``: a program over nodes, so of rows it gets rows."""
+def _updated(out: Tensor, call: Call, dst: Space | None, kwargs: dict[str, Any]) -> Tensor:
+    """``MessagePassing.update``, which computes on nodes: it gets rows where the conv got rows."""
     conv, num_dst = call.conv, call.exchange.shard.num_dst
     values = call.kwargs
     if dst is not None and type(conv).update is not MessagePassing.update:
-        values, num_dst = values | given, dst.total
+        values, num_dst = values | kwargs, dst.total
         out = tag(out, int(conv.node_dim) % out.dim(), dst)
     values = {'dim_size': num_dst, 'size_i': num_dst, **values}
-    made: Tensor = conv.update(out, **conv.inspector.collect_param_data('update', values))
-    return made
+    out = conv.update(out, **conv.inspector.collect_param_data('update', values))
+    return out
 
 
-def _planned(
-    now: Forward, conv: MessagePassing, function: str, given: tuple[Any, ...]
-) -> tuple[CallPlan, Call]:
-    """A call, with its arguments sorted, and how it is computed.
+def _computed(
+    now: Forward, conv: MessagePassing, function: str, arguments: tuple[Any, ...]
+) -> tuple[Tensor, Call]:
+    """The result of a call, and the call, with its arguments sorted.
 
-    `given` are the edge_index, the size and the named arguments, as a program gave them.
-    Collective where the ranks have not agreed on a call like this one.
+    `arguments` are the program's: the edge_index, the size and the named ones. Collective.
     """
     layer, path = now.plan, now.plan.paths[conv]
     if (path, function) not in layer.names:
         layer.names[path, function] = arguments_of(conv, function)
-    names = layer.names[path, function]
-    call = _call(now, conv, function, names, given)
+    call = _call(now, conv, function, layer.names[path, function], arguments)
     draws = edge_draws()
     shard = call.exchange.shard
     device = call.edge_index.ids.device.type
     key = path, function, shard.fingerprint, torch.is_autocast_enabled(device), draws is not None
-    key += (*call.at_nodes, *sorted(call.edge_names), *_kinds(call.kwargs, int(conv.node_dim)))
+    key += (*call.at_nodes, *sorted(call.edge_names), *_kinds_in(call.kwargs, int(conv.node_dim)))
     plan = layer.calls.get(key)
     if plan is None:
         with not_saved():
@@ -132,12 +124,14 @@ def _planned(
         say(_logger, logging.INFO, text)
     call.bind()
     if draws is not None:
-        handle = given[0].handle if isinstance(given[0], EdgeIndex) else given[0]
+        edges = arguments[0]
+        handle = edges.handle if isinstance(edges, EdgeIndex) else edges
         ids = ids_of_edges(handle, call.move, call.plan) if plan.drops else None
         call.drop_by_edge(draws, ids)
     if isinstance(plan, TracedPlan) and plan.learnable is None:
         plan = plan.traced(call)
-    return plan, call
+    with own_draws(call.plan.edge_index.device) if plan.uses_rng else nullcontext():
+        return plan.result(call), call
 
 
 def _call(
@@ -145,13 +139,13 @@ def _call(
     conv: MessagePassing,
     function: str,
     names: tuple[str, ...],
-    given: tuple[Any, ...],
+    arguments: tuple[Any, ...],
 ) -> Call:
     """A call as one whose messages pass from row 0 to row 1 of an edge_index, into own nodes.
 
     Collective where edges have to be turned round for it.
     """
-    edge_index, size, kwargs = given
+    edge_index, size, kwargs = arguments
     per_edge = [n for n in names if n in kwargs and n[-2:] not in ('_i', '_j')]
     edges, handle, at_nodes = None, edge_index, dict[str, Any]()
     against = conv.flow != 'source_to_target'
@@ -211,26 +205,26 @@ def _call(
 
 def _own(kwargs: dict[str, Any], edges: EdgeIndex, conv: MessagePassing) -> dict[str, Any]:
     """Rows of the whole graph as those of this rank."""
-    known = edges.ends.src, edges.ends.dst, edges._space
+    spaces = edges.ends.src, edges.ends.dst, edges._space
     own: dict[str, Any] = {}
     with plainly():
         for name, value in kwargs.items():
-            each = value if type(value) is tuple else (value,)
-            if all(v is None or (type(v) is Rows and v._space in known) for v in each):
-                each = tuple(None if v is None else same_plain(v) for v in each)
-                own[name] = each if type(value) is tuple else each[0]
+            parts = value if type(value) is tuple else (value,)
+            if all(v is None or (type(v) is Rows and v._space in spaces) for v in parts):
+                parts = tuple(None if v is None else same_plain(v) for v in parts)
+                own[name] = parts if type(value) is tuple else parts[0]
             else:
                 own[name] = given_to_conv(value, [edges], name_of(conv))
     return own
 
 
-def _kinds(kwargs: dict[str, Any], node_dim: int) -> list[Any]:
+def _kinds_in(kwargs: dict[str, Any], node_dim: int) -> list[Any]:
     """What tells one kind of call from another; it must not depend on the rank.
 
     Nodes are in dimension `node_dim` of the tensors, edges in the first. Their numbers differ from
     rank to rank and from call to call.
     """
-    found: list[Any] = []
+    kinds: list[Any] = []
     with_gradients = torch.is_grad_enabled()
     for name, value in kwargs.items():
         for tensor in value if isinstance(value, (tuple, list)) else (value,):
@@ -239,8 +233,8 @@ def _kinds(kwargs: dict[str, Any], node_dim: int) -> list[Any]:
                 for i in {0, node_dim % dims} if dims else ():
                     shape[i] = -1
                 needs_grad = tensor.requires_grad and with_gradients
-                found.append((name, *shape, tensor.dtype, needs_grad))
-    return found
+                kinds.append((name, *shape, tensor.dtype, needs_grad))
+    return kinds
 
 
 def _is_generated(conv: MessagePassing, function: str) -> bool:
@@ -253,7 +247,7 @@ def _is_generated(conv: MessagePassing, function: str) -> bool:
     return bool(getattr(plain_class(conv), method).__module__.endswith(f'_{method}'))
 
 
-def _destinations(conv: MessagePassing, edges: EdgeIndex) -> Space:
+def _dst_space(conv: MessagePassing, edges: EdgeIndex) -> Space:
     is_against = edges.handle.is_flipped != (conv.flow != 'source_to_target')
     return edges.ends.src if is_against else edges.ends.dst
 
@@ -262,7 +256,7 @@ def _layers(conv: MessagePassing, kwargs: dict[str, Any]) -> list[dict[str, Any]
     """The arguments of a call for each of PyG's decomposed layers."""
     count = conv.decomposed_layers
     steps = ('message', 'aggregate', 'update')
-    found = {name for step in steps for name in conv.inspector.get_param_names(step)}
-    names = {name[:-2] for name in found if name.endswith('_j')}
+    read = {name for step in steps for name in conv.inspector.get_param_names(step)}
+    names = {name[:-2] for name in read if name.endswith('_j')}
     parts = {name: kwargs[name].chunk(count, -1) for name in names}
     return [{**kwargs, **{name: parts[name][i] for name in names}} for i in range(count)]

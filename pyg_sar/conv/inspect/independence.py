@@ -56,22 +56,22 @@ def check_destinations_are_independent(call: Call) -> None:
         alike = replace(samples, edge=tuple(t[:1].expand_as(t) for t in samples.edge))
         everything, _ = _outputs(call, alike, edge_index, NUM_SAMPLES)
         others = with_made_up_edges(*_without_last(alike, edge_index))
-        found, _ = _outputs(call, *others, NUM_SAMPLES + 1)
-        _compare(everything, found, starts=(NUM_MADE_UP, 1))
+        more, _ = _outputs(call, *others, NUM_SAMPLES + 1)
+        _compare(everything, more, starts=(NUM_MADE_UP, 1))
 
 
 def _check_numbers(
     call: Call, arguments: Arguments, edge_index: Tensor, numbers: dict[str, Any]
 ) -> None:
-    """Checks that numbers that are left on the conv are the same whatever the edges are."""
+    """Checks that numbers left on the conv do not depend on the edges."""
     others = [
         (arguments, edge_index),
         (with_other_values(arguments), edge_index),
         _without_last(arguments, edge_index),
     ]
-    found = [_outputs(call, *other, NUM_SAMPLES)[1] for other in others]
+    results = [_outputs(call, *other, NUM_SAMPLES)[1] for other in others]
     for name, number in numbers.items():
-        if any(each.get(name) != number for each in found):
+        if any(result.get(name) != number for result in results):
             raise MessageError(
                 f"it sets '{name}' on the conv to a number that depends on the edges it sees"
             )
@@ -128,9 +128,9 @@ def _of_one_edge(logits: Tensor, _: Tensor) -> Tensor:
 def _outputs(
     call: Call, arguments: Arguments, edge_index: Tensor, num_dst: int
 ) -> tuple[_Values | None, dict[str, Any]]:
-    """Messages and aggregation, or per-edge results, and the numbers that are set on the conv.
+    """Messages and aggregation, or per-edge results, and the numbers that the function sets.
 
-    There are no results if random numbers were drawn.
+    The results are None if it drew random numbers.
     """
 
     def run() -> _Values:
@@ -146,11 +146,11 @@ def _outputs(
 
 @contextmanager
 def _on_samples(call: Call) -> Iterator[None]:
-    """While it lasts, sizes of the whole graph are made up, and norms leave statistics alone."""
+    """While it lasts, sizes of the whole graph are made up, and norms keep their statistics."""
     conv = call.conv
     sizes = WholeGraphSizes(conv, NUM_SAMPLES, NUM_SAMPLES, is_sample=True)
     with torch.no_grad(), sizes.in_force(), ExitStack() as stack:
-        for norm in conv.modules():  # it uses its running statistics
+        for norm in conv.modules():  # which then use their running statistics
             if takes_statistics(norm) and norm.training:
                 stack.enter_context(overridden(norm, 'training', False))
         yield
@@ -163,13 +163,13 @@ def _without_trace(call: Call, run: Callable[[], _Values]) -> tuple[_Values | No
 
 
 def _compare(
-    expected: _Values | None, found: _Values | None, starts: Sequence[int] | None = None
+    expected: _Values | None, actual: _Values | None, starts: Sequence[int] | None = None
 ) -> None:
-    """Compares the first rows of `expected` with those from `starts` of `found`."""
-    if expected is None or found is None:
+    """Compares the first rows of `expected` with those from `starts` of `actual`."""
+    if expected is None or actual is None:
         return
     num_rows = NUM_SAMPLES - 1
-    for i, ((a, dim), (b, _)) in enumerate(zip(expected, found, strict=True)):
+    for i, ((a, dim), (b, _)) in enumerate(zip(expected, actual, strict=True)):
         start = 0 if starts is None else starts[i]
         if min(a.size(dim), b.size(dim) - start) < num_rows:
             raise UnsupportedMessageError('it does not give one row per edge, or per destination')

@@ -27,7 +27,7 @@ is counted here, for 12 convs and aggregations with gradients and without."""
 
 
 def one_shot_bytes(call: Call, *, is_linear: bool) -> int:
-    """Bytes that this rank would hold at once beside its own nodes' tensors, an estimate.
+    """Estimates the bytes that this rank would hold at once besides its own nodes' tensors.
 
     `is_linear` says that the call is a sum of weighted rows.
     """
@@ -36,7 +36,7 @@ def one_shot_bytes(call: Call, *, is_linear: bool) -> int:
     row_bytes = sum(math.prod(t.shape[1:]) * t.element_size() for t in call.arguments.src)
     if is_linear:
         return num_rows * row_bytes
-    # The halo rows are put beside a copy of the own ones.
+    # One tensor holds copies of the own and the halo rows.
     num_rows += shard.num_own + shard.num_halo
     of_edges = _MARGIN * call.plan.num_edges * _bytes_per_edge(call)
     return num_rows * row_bytes + math.ceil(of_edges)
@@ -57,8 +57,7 @@ def _peak_bytes(call: Call, num_edges: int) -> int:
     edge = tuple(t.detach()[nodes].requires_grad_(t.requires_grad) for t in samples.edge)
     arguments = Arguments(samples.src, samples.dst, edge, samples.whole)
     learnable = [p for p in call.conv.parameters() if p.requires_grad]
-    given = [*arguments, *call.conv.parameters(), *call.conv.buffers(), edge_index]
-    live = LiveBytes(given)
+    live = LiveBytes([*arguments, *call.conv.parameters(), *call.conv.buffers(), edge_index])
     sizes = WholeGraphSizes(call.conv, num_edges // NUM_SAMPLES, NUM_SAMPLES, is_sample=True)
     with sizes.in_force(), live:
         values = call.inputs(arguments, edge_index, edge_index[1], NUM_SAMPLES)

@@ -20,8 +20,8 @@ _aten = torch.ops.aten
 def operations(text: str) -> frozenset[Any]:
     """The operations with these names, such as ``squeeze.dim``, of those that this torch has."""
     names = (name.split('.') for name in text.split())
-    found = (getattr(getattr(_aten, name, None), overload, None) for name, overload in names)
-    return frozenset(each for each in found if each is not None)
+    overloads = (getattr(getattr(_aten, name, None), kind, None) for name, kind in names)
+    return frozenset(overloads) - {None}
 
 
 _RESHAPES = operations(
@@ -35,7 +35,7 @@ _RESHAPES = operations(
 class WeightedRows:
     """A weight times the rows that messages read."""
 
-    place: int  # the weight's place among the edge tensors
+    index: int  # of the weight among the edge tensors
     out: Tensor  # the product, or a reshaped one
     weight_shape: torch.Size  # the weight's shape where it was multiplied
     rows_shape: torch.Size  # the rows' shape there
@@ -62,10 +62,10 @@ class WeightedRows:
 
 
 class ProductRecorder(TorchDispatchMode):
-    """Notes the operations on the source tensor, if there is just one, and the edge tensors.
+    """Notes the operations on the source tensor, if it is the only one, and on edge tensors.
 
     Attributes:
-        is_pure: Whether there was nothing but reshapes and at most one product.
+        is_pure: Whether there were only reshapes and at most one product.
         edge_bytes: What the largest tensor with a row per edge takes for each.
     """
 
@@ -73,20 +73,20 @@ class ProductRecorder(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.is_pure = True
         self.edge_bytes = 0
-        # The tensors are kept, so that no other gets the id of one.
+        # The tensors are kept, so that no other one gets their ids.
         self._rows = {} if rows is None else {id(rows): rows}
         self._weights = {id(t): (i, t) for i, t in enumerate(edge)}
         self._product: WeightedRows | None = None
         self._is_reshaped = False
 
     def product(self, out: Tensor) -> WeightedRows | None:
-        """The product that the messages `out` are, if that is all they are."""
+        """The product that gives the messages `out`, if nothing else happens to them."""
         is_product = self._product is not None and self._product.out is out
         return self._product if self.is_pure and is_product else None
 
     @property
     def has_product(self) -> bool:
-        """Whether there was one."""
+        """Whether there was a product."""
         return self._product is not None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -112,7 +112,7 @@ class ProductRecorder(TorchDispatchMode):
             self._is_reshaped = True
         elif self._product is not None and before is self._product.out:
             p = self._product
-            self._product = WeightedRows(p.place, out, p.weight_shape, p.rows_shape, True)
+            self._product = WeightedRows(p.index, out, p.weight_shape, p.rows_shape, True)
         else:
             return False
         return True
@@ -125,7 +125,6 @@ class ProductRecorder(TorchDispatchMode):
             # Under autocast rows may be narrower than weights, which come from a softmax.
             if out.shape != rows.shape or weight.dtype != out.dtype:
                 return False
-            is_reshaped = self._is_reshaped
-            self._product = WeightedRows(entry[0], out, weight.shape, rows.shape, is_reshaped)
+            self._product = WeightedRows(entry[0], out, weight.shape, rows.shape, self._is_reshaped)
             return True
         return False

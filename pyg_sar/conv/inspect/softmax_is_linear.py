@@ -1,10 +1,10 @@
 """Finds out whether a conv only weights by its softmax, so that one pass computes it.
 
 The operations on the result of the softmax are followed below autograd. Every tensor that is linear
-in the softmax has a companion of the same shape: it says for each entry which entry of the softmax
-that is proportional to. Reshaping does the same to both. Products with tensors that do not depend
-on the softmax leave the companion as it is. What a sum adds up must have one companion. After any
-other operation the general way is taken. A detached tensor or a hook changes only the gradient, so
+in the softmax has a companion of the same shape: it holds, for each entry, the entry of the softmax
+that it is proportional to. A reshape applies to both. A product with a tensor that does not depend
+on the softmax leaves the companion as it is. The terms of a sum must have equal companions. Any
+other operation takes the general way. A detached tensor or a hook changes only the gradient, so
 gradients are compared once.
 """
 
@@ -41,11 +41,11 @@ _UNREAD = operations(
     'new_zeros.default new_ones.default'
 )
 _RELATIVE = 1e-3
-"""In float32 the two gradients are the same to rounding; a part detached is far more."""
+"""In float32 the two gradients agree up to rounding; a detached part differs by far more."""
 
 
 class SoftmaxUse(TorchDispatchMode):
-    """Follows what is computed from the result of a softmax."""
+    """Follows tensors that are computed from the result of a softmax."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -74,14 +74,14 @@ class SoftmaxUse(TorchDispatchMode):
         if self.weights is None or self._is_lost or self.weights.numel() == 0:
             return False
         num_edges, num_weights = self.weights.size(0), prod(self.weights.shape[1:])
-        entries = torch.arange(self.weights.numel()).view(num_edges, num_weights, 1)
+        expected = torch.arange(self.weights.numel()).view(num_edges, num_weights, 1)
         for tensor in tensors:
-            found = self._entries(tensor)
-            if found is None or tensor.size(0) != num_edges or tensor.dtype == torch.float16:
+            entries = self._entries(tensor)
+            if entries is None or tensor.size(0) != num_edges or tensor.dtype == torch.float16:
                 return False  # sums of weights up to 1 may overflow in float16
-            if found.numel() == 0 or found[0].numel() % num_weights:
+            if entries.numel() == 0 or entries[0].numel() % num_weights:
                 return False
-            if not bool((found.reshape(num_edges, num_weights, -1) == entries).all()):
+            if not bool((entries.reshape(num_edges, num_weights, -1) == expected).all()):
                 return False
         return True
 
@@ -104,11 +104,11 @@ class SoftmaxUse(TorchDispatchMode):
             self._note(result, entries.expand(result.shape))
             return
         outputs = _tensors(out)
-        # It gave a number, or a tensor that code outside of torch may read.
+        # It gives a number, or a tensor that code outside of torch may read.
         self._is_lost |= not outputs or func is torch.ops.aten.detach.default
         written = _tensors(_written(func, args, kwargs))
         for tensor in outputs:
-            # The memory of a noted tensor is known; any other now holds what is not linear.
+            # Noted memory is followed already; any other now holds values that are not linear.
             if _memory_of(tensor) not in self._memory:
                 written.append(tensor)
         self._kept += written
@@ -129,8 +129,7 @@ class SoftmaxUse(TorchDispatchMode):
             other = args[1]
             if first is not None and not self._depends(other):
                 return first
-            is_in_place = func._schema.is_mutable
-            if func in _QUOTIENTS or is_in_place or self._depends(args[0]):
+            if func in _QUOTIENTS or func._schema.is_mutable or self._depends(args[0]):
                 return None
             return self._entries(other)
         if func in _SUMS:
@@ -179,8 +178,8 @@ def _tensors(values: Any) -> list[Tensor]:
 def has_gradient_of_use(call: Call, program: Program) -> bool:
     """Whether autograd agrees that everything is linear in the softmax.
 
-    Then ``alpha * d_alpha`` is the sum of ``t * d_t`` over what is proportional to alpha. The
-    program is that of the call.
+    Then ``alpha * d_alpha`` is the sum of ``t * d_t`` over all t proportional to alpha. The program
+    is that of the call.
     """
     samples, edge_index = samples_of(call)
     edge_index[1] = 0
@@ -197,15 +196,15 @@ def has_gradient_of_use(call: Call, program: Program) -> bool:
         return False
     alpha = leaves[0]
     for output in outputs:
-        # Any gradient would do; one that is not the same everywhere.
+        # Any gradient whose entries differ will do.
         gradient = torch.linspace(0.5, 1.5, output.numel()).to(output).view(output.shape)
-        (found,) = torch.autograd.grad(
+        (d_alpha,) = torch.autograd.grad(
             output, alpha, gradient, retain_graph=True, allow_unused=True
         )
-        if found is None:
+        if d_alpha is None:
             return False
         terms = (output.detach() * gradient).reshape(alpha.numel(), -1).double()
-        difference = (alpha.detach() * found).double().flatten() - terms.sum(1)
+        difference = (alpha.detach() * d_alpha).double().flatten() - terms.sum(1)
         if not bool((difference.abs() <= _RELATIVE * terms.abs().sum(1)).all()):
             return False
     return True

@@ -44,7 +44,7 @@ from pyg_sar.kernels.merge import Sum
 class Seen:
     """What a message function left behind when it ran on a few edges."""
 
-    out: Tensor  # what it gives for them; of a run on all in-edges with its aggregation
+    out: Tensor  # its result; in a run on all in-edges that of its aggregation
     # What it computes per edge: the attributes, after the result of `edge_update`.
     edge_outputs: tuple[Tensor, ...]
     # Attributes of the conv that it sets to a tensor with one row per edge.
@@ -62,11 +62,11 @@ class Trace(Seen):
 
     num_softmax: int  # softmaxes over in-edges
     num_calls: int  # reductions that its aggregation calls
-    messages: tuple[Tensor, ...]  # what of it the conv's aggregation reduces
-    aggregate: Aggregate | None  # what the conv's aggregation reduces; None for ``edge_update``
+    messages: tuple[Tensor, ...]  # the tensors that the conv's aggregation reduces
+    aggregate: Aggregate | None  # the conv's aggregation; None for ``edge_update``
     is_copy: bool  # whether the messages are its only source tensor, unchanged
-    # The place among the edge tensors of the weight that multiplies the only source tensor, or
-    # None: one for every edge, or for every edge and head.
+    # The index among the edge tensors of the weight that multiplies the only source tensor, one
+    # for every edge, or for every edge and head; or None.
     weight: int | None
     is_plain_weight: bool  # whether that weight takes no gradient and multiplies rows of a matrix
     edge_bytes: int = 0  # what the largest tensor that it computes takes per edge
@@ -94,8 +94,8 @@ class Trace(Seen):
 def trace(call: Call) -> Trace:
     """Runs a message function, and the aggregation, on a few sampled edges; notes what they do.
 
-    A checkpoint around the conv does not see what autograd saves here: it is needed no more, and
-    need not come again where backward runs the conv once more.
+    A checkpoint around the conv does not see what autograd saves here: nothing needs it later, and
+    a second run of the conv in backward may save something else.
     """
     conv = call.conv
     samples, edge_index = samples_of(call)
@@ -126,15 +126,13 @@ def trace(call: Call) -> Trace:
             out = run_message(call, values, samples)
         if call.function == 'message':
             with in_aggregate, use:
-                one = {**values, 'dim_size': 1, 'size_i': 1}
-                run_aggregation(call, one, out, samples)
+                run_aggregation(call, {**values, 'dim_size': 1, 'size_i': 1}, out, samples)
             aggregate = in_aggregate.aggregate(out)
 
     reduced = in_aggregate.messages
     seen, outputs = left_behind(call, undone, states, samples, first_node, out, reduced)
-    is_pure = recorder.is_pure and not seen.edge_attributes and rows is not None
-    is_pure = is_pure and not seen.written
-    weight = _weight_place(call, recorder, out) if is_pure else None
+    is_pure = recorder.is_pure and rows is not None and not (seen.edge_attributes or seen.written)
+    weight = _weight_index(call, recorder, out) if is_pure else None
     # One number without gradient for every edge.
     is_plain = weight is not None and (
         samples.edge[weight].numel() == NUM_SAMPLES and not samples.edge[weight].requires_grad
@@ -163,7 +161,7 @@ def left_behind(
     out: Tensor,
     reduced: Sequence[Tensor],
 ) -> tuple[Seen, list[Tensor]]:
-    """What a function left behind that computed `out`; and what is `reduced` or kept per edge."""
+    """What the function that computed `out` left behind, and the tensors `reduced` or per edge."""
     call.check_draws(undone.uses_rng)
     undone.check_edges_alone()
     names = undone.edge_attributes
@@ -207,16 +205,16 @@ def _only_source(call: Call, inputs: dict[str, Any]) -> Tensor | None:
     return rows if rows.is_floating_point() else None
 
 
-def _weight_place(call: Call, recorder: ProductRecorder, out: Tensor) -> int | None:
+def _weight_index(call: Call, recorder: ProductRecorder, out: Tensor) -> int | None:
     product = recorder.product(out)
     if product is None:
         return None
-    weight, (x,) = call.arguments.edge[product.place], call.arguments.src
+    weight, (x,) = call.arguments.edge[product.index], call.arguments.src
     needs_grad = torch.is_grad_enabled() and (weight.requires_grad or x.requires_grad)
-    if out.requires_grad != needs_grad:  # it is cut off from one of them
+    if out.requires_grad != needs_grad:  # one of them is detached
         return None
     node_dim = call.conv.node_dim % len(product.rows_shape)
-    return product.place if product.is_by_head(node_dim) else None
+    return product.index if product.is_by_head(node_dim) else None
 
 
 def learnable_leaves(
@@ -226,14 +224,14 @@ def learnable_leaves(
 
     A function computed `outputs` from `samples`, right after `first_node` of the history was made.
     """
-    known = {id(t) for t in samples}
-    found: dict[int, Tensor] = {}
+    sample_ids = {id(t) for t in samples}
+    leaves: dict[int, Tensor] = {}
     seen: set[Any] = set()
     last_node = node_of_now()
     todo = [t.grad_fn for t in outputs if t.grad_fn is not None]
     for output in outputs:
-        if output.requires_grad and output.grad_fn is None and id(output) not in known:
-            found[id(output)] = output
+        if output.requires_grad and output.grad_fn is None and id(output) not in sample_ids:
+            leaves[id(output)] = output
     while todo:
         node = todo.pop()
         if node in seen:
@@ -241,8 +239,8 @@ def learnable_leaves(
         seen.add(node)
         variable = getattr(node, 'variable', None)
         if variable is not None:
-            if id(variable) not in known:
-                found[id(variable)] = variable
+            if id(variable) not in sample_ids:
+                leaves[id(variable)] = variable
             continue
         if not first_node._sequence_nr() <= node._sequence_nr() <= last_node._sequence_nr():
             raise MessageError(
@@ -250,7 +248,7 @@ def learnable_leaves(
                 'pass that tensor to propagate instead'
             )
         todo += [parent for parent, _ in node.next_functions if parent is not None]
-    return tuple(found.values())
+    return tuple(leaves.values())
 
 
 @contextmanager

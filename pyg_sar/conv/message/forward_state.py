@@ -1,8 +1,8 @@
-"""What a conv was in forward, for the time of a backward that runs its message again.
+"""Sets a conv to its state in forward while backward runs its message again.
 
 Between forward and backward a model may change: ``model.eval()`` for a metric, other parameters by
 ``torch.func.functional_call`` or ``load_state_dict(assign=True)``. Autograd keeps what forward
-read, so messages that are computed again must read it too.
+read, so messages that are computed again must read the same.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from pyg_sar.ground.private_names import missing
 def state_of(conv: torch.nn.Module) -> Callable[[], AbstractContextManager[None]]:
     """Notes parameters, buffers and plain attributes of a conv and all modules in it.
 
-    Gives what makes a context; while it lasts the conv is as it was noted. Plain attributes are
-    numbers and words: ``training``, ``dropout``. Tensors are known by identity; one that was
-    changed in place is for autograd to find.
+    Returns a function that makes a context, in which the conv is as it was noted. Plain attributes
+    are numbers and words: ``training``, ``dropout``. Tensors are compared by identity; autograd
+    finds one that was changed in place.
     """
     noted: list[tuple[Any, dict[str, Any]]] = []
     lists = []  # from which recurrent modules read their parameters
@@ -39,8 +39,8 @@ def state_of(conv: torch.nn.Module) -> Callable[[], AbstractContextManager[None]
     def as_in_forward() -> Iterator[None]:
         changed = []
         others = [list(now) for now, _ in lists]
-        for each, then_each in lists:
-            each[:] = then_each
+        for weights, noted_weights in lists:
+            weights[:] = noted_weights
         for now, then in noted:
             other = {k: now[k] for k, v in then.items() if k in now and now[k] is not v}
             if other:
@@ -51,7 +51,7 @@ def state_of(conv: torch.nn.Module) -> Callable[[], AbstractContextManager[None]
         finally:
             for now, other in changed:
                 now.update(other)
-            for (each, _), other_each in zip(lists, others, strict=True):
-                each[:] = other_each
+            for (weights, _), other_weights in zip(lists, others, strict=True):
+                weights[:] = other_weights
 
     return as_in_forward

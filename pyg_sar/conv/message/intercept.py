@@ -1,9 +1,9 @@
 """PyG's functions over in-edges, replaced while a message function runs on some of the edges.
 
 A message function and an aggregation look across the in-edges of a node through three functions of
-PyG: ``softmax``, ``scatter`` and ``degree``. An :class:`Intercept` puts its own methods in their
-place, wherever the conv sees them, so PyG's code runs unchanged on one block of edges. Any other
-use of the destination index is noticed, and such a conv takes another path.
+PyG: ``softmax``, ``scatter`` and ``degree``. An :class:`Intercept` replaces them by its own methods
+wherever the conv sees them, so PyG's code runs unchanged on one block of edges. Any other use of
+the destination index is noticed, and such a conv takes another path.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pyg_sar.conv.around.patching import Forms, forms, overridden
 
 
 class MessageError(ValueError):
-    """A message function looks at other edges than its own. The text says how: 'it uses ...'."""
+    """A message function looks at other edges than its own; the text says how: 'it uses ...'."""
 
 
 class UnsupportedMessageError(MessageError):
@@ -64,16 +64,16 @@ class BlockIndex(Tensor):
 
 
 class Intercept:
-    """While entered, stands in for PyG's functions over in-edges; those not overridden refuse."""
+    """While entered, replaces PyG's functions over in-edges; a subclass may allow reductions."""
 
     def __init__(self, conv: torch.nn.Module, softmax: SoftmaxFn | None = None) -> None:
         self.softmax = softmax
-        # Fused ones use the index by themselves.
+        # Fused aggregations use the index by themselves.
         self._fused = [m for m in conv.modules() if isinstance(m, MultiAggregation)]
 
     def __enter__(self) -> None:
         self._before = forms.value
-        # Not kept: what holds its own methods lives until the garbage is collected.
+        # No attribute: an object that holds its own methods lives until garbage is collected.
         own: Forms = {
             pyg_softmax: self._softmax,
             pyg_scatter: self._scatter,
@@ -106,7 +106,7 @@ class Intercept:
         num_nodes: int | None = None,
         dim: int = 0,
     ) -> Tensor:
-        dst = _destinations(index, 'a softmax')
+        dst = _plain_dst(index, 'a softmax')
         if dim not in (0, -src.dim()):
             raise UnsupportedMessageError(f'it computes a softmax in dimension {dim}')
         assert self.softmax is not None
@@ -115,14 +115,14 @@ class Intercept:
     def _scatter(
         self, src: Tensor, index: Tensor, dim: int = 0, dim_size: Any = None, reduce: str = 'sum'
     ) -> Tensor:
-        dst = _destinations(index, 'a reduction')
+        dst = _plain_dst(index, 'a reduction')
         return self.scatter(src, dst, dim if dim >= 0 else dim + src.dim(), reduce)
 
     def _degree(self, index: Tensor, num_nodes: Any = None, dtype: Any = None) -> Tensor:
-        return self.degree(_destinations(index, 'degrees'), dtype)
+        return self.degree(_plain_dst(index, 'degrees'), dtype)
 
 
-def _destinations(index: Tensor | None, what: str) -> Tensor:
+def _plain_dst(index: Tensor | None, what: str) -> Tensor:
     if index is None or not isinstance(index, (WatchedIndex, BlockIndex)):
         raise UnsupportedMessageError(f'it computes {what} over other groups than in-edges')
     with torch._C.DisableTorchFunctionSubclass():

@@ -38,7 +38,7 @@ _IDS = 'edge ids'
 class _Slot:
     name: str
     role: str  # 'src' | 'dst' | 'edge' | 'whole' | 'constant'
-    place: int = 0
+    index: int = 0  # among the arguments of its role
     value: Any = None
 
 
@@ -46,7 +46,7 @@ class _Slot:
 class Call:
     """One call of ``propagate``, up to the conv's ``update``, or of ``edge_updater``.
 
-    With ``message`` goes ``aggregate``; both see the hooks that are registered on them.
+    A call of ``message`` includes ``aggregate``; the hooks of both run.
     """
 
     conv: MessagePassing
@@ -58,8 +58,8 @@ class Call:
     edge_names: frozenset[str]  # which of them have a row for every edge
     num_nodes: tuple[int, int]  # sources and destinations, as a program sees them
     at_nodes: dict[str, Any]  # rows of nodes of the whole graph that it reads as they are
-    move: EdgeMove | None  # how tensors of edges came over, if the edges were turned round
-    edges: EdgeIndex | None  # as they were given, if the call was made with rows of the whole
+    move: EdgeMove | None  # of tensors of edges, if the edges were turned round
+    edges: EdgeIndex | None  # of the program, if it called with rows of the whole graph
     exchange: Exchange
     options: Options
     in_forward: bool  # whether the conv's own forward takes the result
@@ -110,11 +110,10 @@ class Call:
             else:
                 role = 'edge' if name in self.edge_names else 'whole'
             group = groups[role]
-            slots.append(_Slot(name, role, _place_of(value, group) if group else 0))
-            if slots[-1].place == len(group):
+            slots.append(_Slot(name, role, _index_of(value, group) if group else 0))
+            if slots[-1].index == len(group):
                 group.append(value)
-        kinds = ('src', 'dst', 'edge', 'whole')
-        self.arguments = Arguments(*(tuple(groups[role]) for role in kinds))
+        self.arguments = Arguments(*map(tuple, groups.values()))
         self.slots, self.draws = tuple(slots), None
 
     def _check_size(self, size: tuple[int | None, ...]) -> None:
@@ -127,7 +126,7 @@ class Call:
             )
 
     def drop_by_edge(self, draws: EdgeDraws, ids: Tensor | None) -> None:
-        """Has masks of dropout drawn by edge; `ids` of the edges are the last edge tensor."""
+        """Draws masks of dropout by edge; `ids` of the edges become the last edge tensor."""
         self.draws = draws
         if ids is not None:
             edge = self.arguments.edge
@@ -148,7 +147,7 @@ class Call:
             setattr(self.conv, name, rows)
 
     def check_draws(self, uses_rng: bool) -> None:
-        """Raises a ValueError if it has drawn random numbers by torch, where masks are by edge."""
+        """Raises a ValueError if the function drew by torch although its masks are by edge."""
         if self.draws is not None and uses_rng:
             raise ValueError(
                 f"'dropout_seed' needs a '{self.function}' of {name_of(self.conv)} that draws "
@@ -158,7 +157,7 @@ class Call:
     def inputs(
         self, arguments: Arguments, edge_index: Tensor, dst: Tensor, num_dst: int
     ) -> dict[str, Any]:
-        """What the function may be called with on some edges.
+        """The values that the function may ask for, on some edges.
 
         `edge_index` refers to the source and edge rows in `arguments`. The function receives `dst`,
         which is ``edge_index[1]`` or a stand-in, as ``index`` and `num_dst` as ``dim_size``.
@@ -176,7 +175,7 @@ class Call:
             if slot.role == 'constant':
                 values[slot.name] = slot.value
                 continue
-            value = getattr(arguments, slot.role)[slot.place]
+            value = getattr(arguments, slot.role)[slot.index]
             if slot.role in ('src', 'dst'):
                 if not arguments.at_edges:
                     value = value.index_select(0, edge_index[0 if slot.role == 'src' else 1])
@@ -186,7 +185,7 @@ class Call:
         return values
 
     def edge_values(self, values: dict[str, Any]) -> Iterator[tuple[str, Tensor, bool]]:
-        """Of what :meth:`inputs` gave, the tensors with a row per edge; whether from a node."""
+        """The tensors of :meth:`inputs` with a row per edge, and whether they are read at nodes."""
         for slot in self.slots:
             if slot.role in ('src', 'dst', 'edge'):
                 yield slot.name, values[slot.name], slot.role != 'edge'
@@ -221,8 +220,8 @@ class Call:
 def arguments_of(conv: MessagePassing, function: str) -> tuple[str, ...]:
     """The names of the arguments that a function reads, ``message`` with its aggregation."""
     functions = ('message', 'aggregate') if function == 'message' else (function,)
-    found = (conv.inspector.get_param_names(f, exclude=conv.special_args) for f in functions)
-    return tuple(dict.fromkeys(name for names in found for name in names))
+    lists = (conv.inspector.get_param_names(f, exclude=conv.special_args) for f in functions)
+    return tuple(dict.fromkeys(name for names in lists for name in names))
 
 
 def before_step(conv: MessagePassing, step: str, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -242,8 +241,8 @@ def after_step(conv: MessagePassing, step: str, inputs: tuple[Any, ...], out: Te
     return out
 
 
-def _place_of(value: Tensor, group: list[Tensor]) -> int:
-    """The place of a tensor in its group, maybe its end; the same one is exchanged only once."""
+def _index_of(value: Tensor, group: list[Tensor]) -> int:
+    """The index of a tensor in its group, or the end: equal tensors are exchanged once."""
     for i, other in enumerate(group):
         if other is value or (
             value._base is not None

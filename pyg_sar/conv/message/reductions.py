@@ -1,10 +1,10 @@
-"""An aggregation, read as reductions: what is merged block by block, and the steps around it.
+"""Reads an aggregation as reductions, merged block by block, and the steps around them.
 
 PyG's aggregations, and a conv's own ``aggregate``, are made of reductions over in-edges (PyG's
-``scatter``) and of steps before and after them. The steps before run on every block, and what
-reaches the reductions is merged; the steps after run once, on the merged results. Both are PyG's
-own code: it runs on a block up to its last reduction, and at the end on no edges at all, where
-every reduction gives what has been merged.
+``scatter``) and of steps before and after them. The steps before run on every block, and the inputs
+of the reductions are merged; the steps after run once, on the merged results. Both are PyG's own
+code: it runs on a block up to its last reduction, and at the end on no edges at all, where every
+reduction gives its merged result.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch_geometric.utils import scatter as pyg_scatter
 
-from pyg_sar.aggregate.program import Arguments, Reduction, SoftmaxFn
+from pyg_sar.aggregate.program import Arguments, MessageReduction, SoftmaxFn
 from pyg_sar.conv.message.intercept import BlockIndex, Intercept, UnsupportedMessageError
 from pyg_sar.conv.message.one_call import Call
 from pyg_sar.conv.message.sample_edges import edge_rows, undo
@@ -38,18 +38,18 @@ class Aggregate:
     """The reductions of a conv's aggregation.
 
     Attributes:
-        reductions: What is merged, each once.
-        calls: Reductions in the order of the calls: the place in `reductions`, and the kind.
-        reduces_message: Whether only the message itself is, in sums.
+        reductions: All that are merged, each once.
+        calls: Reductions in the order of the calls: the index in `reductions`, and the kind.
+        reduces_message: Whether all are sums of the message itself.
     """
 
-    reductions: tuple[Reduction, ...]
+    reductions: tuple[MessageReduction, ...]
     calls: tuple[tuple[int, str], ...]
     reduces_message: bool
 
 
-def _place(tensor: Tensor, messages: list[Tensor]) -> int:
-    """The place of a tensor among the different ones that reach reductions; it may be new."""
+def _index_of(tensor: Tensor, messages: list[Tensor]) -> int:
+    """The index of a tensor among the inputs of reductions, which it joins if it is new."""
     for i, other in enumerate(messages):
         if other is tensor:
             return i
@@ -71,7 +71,7 @@ class ReductionRecorder(Intercept):
             raise UnsupportedMessageError(f"it reduces by '{reduce}'")
         if src.size(dim) != dst.numel():
             raise UnsupportedMessageError('it reduces other rows than those of the edges')
-        self.calls.append((_place(src, self.messages), reduce, dim))
+        self.calls.append((_index_of(src, self.messages), reduce, dim))
         out: Tensor = pyg_scatter(src, torch.zeros_like(dst), dim, 1, reduce)
         return out
 
@@ -80,11 +80,11 @@ class ReductionRecorder(Intercept):
         return torch.tensor([dst.numel()], dtype=dtype or torch.float, device=dst.device)
 
     def aggregate(self, message: Tensor) -> Aggregate:
-        """What was noted."""
+        """The reductions noted so far."""
         if not self.calls:
             raise UnsupportedMessageError('its aggregation reduces nothing over in-edges')
         kinds = list(dict.fromkeys((m, _MERGED_AS[r], dim) for m, r, dim in self.calls))
-        reductions = tuple(Reduction(m, _MERGES[kind](), dim) for m, kind, dim in kinds)
+        reductions = tuple(MessageReduction(m, _MERGES[kind](), dim) for m, kind, dim in kinds)
         calls = tuple((kinds.index((m, _MERGED_AS[r], dim)), r) for m, r, dim in self.calls)
         only_message = len(self.messages) == 1 and self.messages[0] is message
         only_sums = all(kind == 'sum' for _, kind, _ in kinds)
@@ -92,14 +92,14 @@ class ReductionRecorder(Intercept):
 
 
 class _Done(Exception):
-    """The last reduction of a block was reached; nothing else stops PyG's code there."""
+    """Stops PyG's code at the last reduction of a block."""
 
 
 class BlockMessages(Intercept):
     """Runs message and aggregation on some edges, up to the last of `num_calls` reductions.
 
-    `attributes` of the conv are those that it sets to one row per edge; all that it sets is undone.
-    Inputs of the names in `written` are changed in place, so it gets copies.
+    It sets `attributes` of the conv to one row per edge; all attributes are restored. It changes
+    the inputs `written` in place, so it gets copies of them.
     """
 
     def __init__(
@@ -117,9 +117,9 @@ class BlockMessages(Intercept):
     def run(
         self, arguments: Arguments, edge_index: Tensor, softmax: SoftmaxFn
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """What reaches the reductions, and edge outputs; see :class:`.program.Program`."""
+        """The inputs of the reductions, and edge outputs; see :class:`.program.Program`."""
         call, self.softmax, self._remaining = self._call, softmax, 0
-        conv, found = call.conv, list[Tensor]()
+        conv, messages = call.conv, list[Tensor]()
         index = edge_index[1].as_subclass(BlockIndex)
         values = call.inputs(arguments, edge_index, index, self._num_dst)
         values.update((name, values[name].clone()) for name in self._written)
@@ -128,22 +128,22 @@ class BlockMessages(Intercept):
             with self:
                 message = call.run(values)
                 if call.function == 'message':
-                    self._messages, self._remaining = found, self._num_calls
+                    self._messages, self._remaining = messages, self._num_calls
                     with suppress(_Done):
                         call.aggregate({**values, 'dim_size': 0, 'size_i': 0}, message)
         finally:
-            self.softmax, self._messages = None, []  # they may hold what holds this
+            self.softmax, self._messages = None, []  # they may hold an owner of this object
             changed = undo(conv, before)
         outputs: tuple[Tensor, ...] = () if call.function == 'message' else (message,)
         if self._attributes:
             outputs += edge_rows(conv, changed, self._attributes, edge_index.size(1))
-        return tuple(found), outputs
+        return tuple(messages), outputs
 
     def scatter(self, src: Tensor, dst: Tensor, dim: int, reduce: str) -> Tensor:
-        """Collects; nothing can be known of the result yet, so it has no rows."""
+        """Notes the input; the result has no rows, as no block knows it yet."""
         if not self._remaining:
             return super().scatter(src, dst, dim, reduce)
-        _place(src, self._messages)
+        _index_of(src, self._messages)
         self._remaining -= 1
         if self._remaining == 0:
             raise _Done
@@ -173,14 +173,14 @@ class _Finisher(Intercept):
         self.reductions = aggregate.reductions
         self.states = states
         self.plan = plan
-        # Where nothing else reads the sums they become the mean; a row of every node is dear.
+        # Where nothing else reads the sums the mean overwrites them, to save a row per node.
         self.may_overwrite = len(aggregate.calls) == 1
 
     def scatter(self, src: Tensor, dst: Tensor, dim: int, reduce: str) -> Tensor:
         """The merged result of the next reduction."""
-        place, expected = next(self.calls)
+        index, expected = next(self.calls)
         assert reduce == expected
-        state, dim = self.states[place], self.reductions[place].dim
+        state, dim = self.states[index], self.reductions[index].dim
         if reduce == 'mean' and not self.is_mean:
             shape = [1] * state[0].dim()
             shape[dim] = -1

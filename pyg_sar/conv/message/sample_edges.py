@@ -21,21 +21,21 @@ from pyg_sar.ground.nested import PLAIN
 from pyg_sar.ground.random_states import states_of_process
 
 NUM_SAMPLES = 13
-"""Hardly a width of rows: a size that is a multiple of it is one of edges."""
+"""Hardly a width of rows: sizes that are multiples of it count edges."""
 
 
 class Undone:
     """While it lasts a function may set attributes of its conv and draw random numbers.
 
-    At the end the conv and what is in it are as they were, and so are the generators.
+    At the end the conv, its modules and the generators are as they were.
 
     Args:
         conv: The conv.
-        arguments: The function's; a tensor that it reads as it is may be the program's.
+        arguments: The function's; it may write to the program's tensors among them.
 
     Attributes:
         changed: The attributes that were set, with their values.
-        refilled: The names of attributes in which something was changed in place.
+        refilled: The names of attributes that were changed in place.
         uses_rng: Whether random numbers of torch were drawn.
     """
 
@@ -44,12 +44,12 @@ class Undone:
         self.changed: dict[str, Any] = {}
         self.refilled: list[str] = []
         self.uses_rng = False
-        self._given = arguments.whole
+        self._whole = arguments.whole
         self._drew: set[str] = set()
 
     def __enter__(self) -> Undone:
         self._before = dict(vars(self.conv))
-        self._snapshot = Snapshot((self.conv, self._given))
+        self._snapshot = Snapshot((self.conv, self._whole))
         self._states = states_of_process()
         return self
 
@@ -60,9 +60,9 @@ class Undone:
         self.uses_rng = 'torch' in self._drew
 
     def check_edges_alone(self) -> None:
-        """Raises a MessageError if something of all edges is kept: a mean, a list of numbers."""
-        known = {*self.edge_attributes, *self.numbers}
-        kept = [*(name for name in self.changed if name not in known), *self.refilled]
+        """Raises a MessageError if the conv keeps something of all edges, such as a mean."""
+        allowed = {*self.edge_attributes, *self.numbers}
+        kept = [*(name for name in self.changed if name not in allowed), *self.refilled]
         if kept:
             raise MessageError(f"keeps '{kept[0]}', which has no row for every edge")
         if self._drew - {'torch'}:
@@ -88,7 +88,7 @@ class Undone:
 
 
 def states_of(values: Mapping[str, Any]) -> dict[str, tuple[Tensor, object]]:
-    """Tensors among the inputs of a function, with what tells whether they are written to."""
+    """Tensors among the inputs of a function, each with a copy or its version, to see writes."""
     tensors = {name: value for name, value in values.items() if type(value) is Tensor}
     return {n: (t, t.clone() if t.is_inference() else t._version) for n, t in tensors.items()}
 
@@ -100,7 +100,7 @@ def written_among(call: Call, states: Mapping[str, tuple[Tensor, object]]) -> tu
     function that runs in several blocks, and again in backward, would write to them every time.
     """
     roles = {slot.name: slot.role for slot in call.slots}
-    found = []
+    written = []
     for name, (tensor, before) in states.items():
         if isinstance(before, Tensor):
             is_same = torch.equal(tensor, before)
@@ -115,8 +115,8 @@ def written_among(call: Call, states: Mapping[str, tuple[Tensor, object]]) -> tu
             )
         if roles[name] == 'edge':
             raise MessageError(f"it changes '{name}' in place, a tensor of edges")
-        found.append(name)
-    return tuple(found)
+        written.append(name)
+    return tuple(written)
 
 
 def undo(conv: torch.nn.Module, before: dict[str, Any]) -> dict[str, Any]:
@@ -153,8 +153,8 @@ def samples_of(call: Call) -> tuple[Arguments, Tensor]:
         edge=tuple(map(_sample, arguments.edge)),
         whole=tuple(t.detach().requires_grad_(t.requires_grad) for t in arguments.whole),
     )
-    places = torch.arange(NUM_SAMPLES, device=samples.device)
-    return samples, torch.stack([places, places])
+    ids = torch.arange(NUM_SAMPLES, device=samples.device)
+    return samples, torch.stack([ids, ids])
 
 
 def _sample(values: Tensor) -> Tensor:
@@ -166,12 +166,12 @@ def _sample(values: Tensor) -> Tensor:
 
 
 def made_up_row(values: Tensor) -> Tensor:
-    """A row as `values` might have it: ones, or index zero."""
+    """A row like those of `values`: ones, or index zero."""
     return values.new_full((1, *values.shape[1:]), 1 if values.is_floating_point() else 0)
 
 
 NUM_MADE_UP = 9
-"""More than a sampled destination has: what depends on the largest in-degree shows."""
+"""More in-edges than a sampled destination has, to see effects of the largest in-degree."""
 
 
 def with_other_values(arguments: Arguments) -> Arguments:

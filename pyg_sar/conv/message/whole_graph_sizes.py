@@ -1,4 +1,4 @@
-"""Sizes of the whole graph that an aggregation reads off the messages it is given.
+"""Sizes of the whole graph that an aggregation reads off its messages.
 
 Some aggregations (LSTM) pad the messages of every node to the largest in-degree they see, and their
 result may depend on that width. Others divide by the number of nodes. In a chunk of destinations
@@ -28,7 +28,7 @@ class WholeGraphSizes:
         conv: The conv.
         width: The largest in-degree.
         num_nodes: Number of destinations.
-        is_sample: Whether the edges are made up, so that any size is as good.
+        is_sample: Whether the edges are made up, so that any size will do.
         is_dense: Whether dense batches of messages were made.
         are_read: Whether any size was asked for.
     """
@@ -70,8 +70,7 @@ class WholeGraphSizes:
 
         def with_width(*args: Any, **kwargs: Any) -> Any:
             if kwargs.get('max_num_elements') is None:
-                width = max(self.width + 1, module.patch_size * self.is_sample)
-                kwargs['max_num_elements'] = width
+                kwargs['max_num_elements'] = max(self.width + 1, module.patch_size * self.is_sample)
             return forward(*args, **kwargs)
 
         return with_width

@@ -1,9 +1,9 @@
-"""Notices a message in Python that asks for what only all edges know: their number, or any value.
+"""Notices a message whose Python code reads the number of edges, or values of a tensor.
 
-``if x_j.size(0) < 20``, ``w.max().item()`` and ``print(x_j.shape)`` are of all edges in plain PyG.
-A block of edges would answer otherwise. A message that asks so, when it runs on sampled edges, has
-to run on the rows of the edges of all ranks. A number of edges may be computed with, and sizes may
-be made of it: they are right for every block.
+``if x_j.size(0) < 20``, ``w.max().item()`` and ``print(x_j.shape)`` read all edges in plain PyG,
+and a block here. A message that does so on sampled edges has to run on the rows of the edges of all
+ranks. It may compute with a number of edges, and make tensors of that size: they are right for
+every block.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _VALUES = {
 _COUNTED = {'nonzero', 'argwhere', 'masked_select', 'unique', 'unique_consecutive', 'where'}
 """Functions whose result has as many rows as values decide."""
 
-_MADE = {torch.tensor, torch.as_tensor, torch.zeros, torch.ones, torch.full, torch.arange}
+_CONSTRUCTORS = {torch.tensor, torch.as_tensor, torch.zeros, torch.ones, torch.full, torch.arange}
 
 
 _COMPARISONS = ('__eq__', '__ne__', '__gt__', '__le__', '__lt__', '__ge__')
@@ -43,13 +43,13 @@ def _notes(name: str) -> Any:
     def noting(self: EdgeCount, *others: Any) -> Any:
         if any(not isinstance(other, (int, float)) for other in others):
             return NotImplemented
-        if not self.reads.is_watching:  # it is kept somewhere
+        if not self.reads.is_watching:  # a number that was kept
             return operation(self, *others)
         is_equality = name in ('__eq__', '__ne__') and isinstance(others[0], EdgeCount)
         is_of_none = name == '__bool__' or (name in _COMPARISONS and others[0] == 0)
         if is_equality or (is_of_none and self.reads.allows_none):
             return operation(self, *others)
-        raise self.reads.found(f"the number of edges or nodes it sees ('{name}')")
+        raise self.reads.refusal(f"the number of edges or nodes it sees ('{name}')")
 
     return noting
 
@@ -59,7 +59,7 @@ def _keeps(name: str) -> Any:
 
     def computing(self: EdgeCount, *others: Any) -> Any:
         if self.reads.is_watching and any(isinstance(other, float) for other in others):
-            raise self.reads.found(f"the number of edges or nodes it sees ('{name}')")
+            raise self.reads.refusal(f"the number of edges or nodes it sees ('{name}')")
         out = operation(self, *others)
         return EdgeCount.of(out, self.reads) if type(out) is int else out
 
@@ -73,7 +73,7 @@ class EdgeCount(int):
 
     @staticmethod
     def of(number: int, reads: WholeReads) -> EdgeCount:
-        """A number of which `reads` wants to know."""
+        """A number whose use `reads` watches."""
         count = EdgeCount(number)
         count.reads = reads
         return count
@@ -88,15 +88,15 @@ class EdgeCount(int):
 
 
 class WholeReads(TorchFunctionMode):
-    """While it lasts, a message that asks in Python for what only all edges know is refused.
+    """While it lasts, refuses a message whose Python code reads what depends on all edges.
 
     Args:
-        num_edges: Number of edges that it is given.
+        num_edges: Number of its edges.
         alike: Tensors that are the same for every block, such as parameters.
         allows_none: Whether it may ask if there are edges at all: without any it gives no rows.
 
     Raises:
-        MessageError: At the end, if the message has not let it through.
+        MessageError: At the end, if the message has caught it.
     """
 
     def __init__(self, num_edges: int, alike: list[Tensor], *, allows_none: bool) -> None:
@@ -107,8 +107,8 @@ class WholeReads(TorchFunctionMode):
         self._error: MessageError | None = None
         self.is_watching = True
 
-    def found(self, what: str) -> MessageError:
-        """The error for what was asked for, which is kept: a message may catch it."""
+    def refusal(self, what: str) -> MessageError:
+        """The error for reading `what`; it is kept, as a message may catch it."""
         self._error = self._error or MessageError(f'it asks in Python for {what}')
         return self._error
 
@@ -123,19 +123,19 @@ class WholeReads(TorchFunctionMode):
         first = args[0] if args else None
         if func in _SIZES:
             return self._counts(first, func(*args, **kwargs))
-        tensors = [each for each in leaves((args, kwargs)) if isinstance(each, Tensor)]
-        is_alike = all(id(each) in self._alike for each in tensors)
-        is_alike = is_alike and (bool(tensors) or func in _MADE)
+        tensors = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        is_alike = all(id(tensor) in self._alike for tensor in tensors)
+        is_alike = is_alike and (bool(tensors) or func in _CONSTRUCTORS)
         if func in _VALUES and not is_alike:
-            raise self.found(f"values of all edges ('{func.__name__}')")
+            raise self.refusal(f"values of all edges ('{func.__name__}')")
         out = func(*args, **kwargs)
-        for each in leaves(out):
-            if not isinstance(each, Tensor):
+        for leaf in leaves(out):
+            if not isinstance(leaf, Tensor):
                 continue
             if is_alike:
-                self._alike[id(each)] = each
+                self._alike[id(leaf)] = leaf
             elif _is_counted(func, args):
-                self._counted[id(each)] = each
+                self._counted[id(leaf)] = leaf
         return out
 
     def _counts(self, tensor: Any, out: Any) -> Any:
@@ -162,13 +162,11 @@ def run_message(call: Call, values: dict[str, Any], samples: Arguments) -> Tenso
 def run_aggregation(
     call: Call, values: dict[str, Any], message: Tensor, samples: Arguments
 ) -> Tensor:
-    """Runs an aggregation on sampled edges, watched; PyG's own are known."""
+    """Runs an aggregation on sampled edges, watched unless it is PyG's own."""
     conv = call.conv
-    inside = (
-        [] if conv.aggr_module is None else conv.aggr_module.modules()
-    )  # of its own `aggregate`
-    functions = [type(conv).aggregate, *map(type, inside)]
-    if all(each.__module__.startswith(('torch.', 'torch_geometric.')) for each in functions):
+    modules = [] if conv.aggr_module is None else conv.aggr_module.modules()
+    parts = [type(conv).aggregate, *map(type, modules)]
+    if all(part.__module__.startswith(('torch.', 'torch_geometric.')) for part in parts):
         return call.aggregate(values, message)
     reads = WholeReads(NUM_SAMPLES, _alike(call, samples), allows_none=False)
     with reads:
@@ -176,9 +174,8 @@ def run_aggregation(
 
 
 def _counted(values: dict[str, Any], reads: WholeReads) -> dict[str, Any]:
-    """With numbers of nodes of which `reads` wants to know."""
-    names = ('size_i', 'dim_size')
-    return values | {name: EdgeCount.of(values[name], reads) for name in names}
+    """With numbers of nodes whose use `reads` watches."""
+    return values | {name: EdgeCount.of(values[name], reads) for name in ('size_i', 'dim_size')}
 
 
 def _alike(call: Call, samples: Arguments) -> list[Tensor]:
@@ -191,5 +188,5 @@ def _is_counted(func: Any, args: Any) -> bool:
         return len(args) == 1
     index = args[1] if name == '__getitem__' and len(args) > 1 else None
     return name in _COUNTED or any(
-        isinstance(each, Tensor) and each.dtype == torch.bool for each in leaves(index)
+        isinstance(leaf, Tensor) and leaf.dtype == torch.bool for leaf in leaves(index)
     )

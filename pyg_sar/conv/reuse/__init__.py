@@ -1,1 +1,1 @@
-"""What need not be computed or sent again."""
+"""Results that are not computed or sent again."""

@@ -1,4 +1,4 @@
-"""Copies that take no memory until somebody writes to what they are copies of."""
+"""Copies that take no memory until somebody writes to them or to the original."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def kept_copy(tensor: Tensor) -> Tensor:
     offer = _Settles(copy)
     if not evictable.watcher.value.offers([tensor], offer):
         return tensor.clone()
-    copy._settles = offer  # type: ignore[attr-defined]  # it lives as long as the copy
+    copy._settles = offer  # type: ignore[attr-defined]  # lives as long as the copy
     return copy
 
 
@@ -28,7 +28,7 @@ def lent_copy(kept: Tensor) -> Tensor:
     """As :func:`copy_on_write`, of a constant that nobody else has: both are evicted as one."""
     if evictable.watcher.value is None:
         return copy_on_write(kept)
-    offer = kept._settles = _Settles(kept)  # type: ignore[attr-defined]  # it lives as long
+    offer = kept._settles = _Settles(kept)  # type: ignore[attr-defined]  # lives as long
     return kept.data if evictable.watcher.value.offers([kept], offer) else kept.clone()
 
 
@@ -43,7 +43,7 @@ class _KeptCopy(torch.autograd.Function):
 
 
 class _Settles:
-    """Gives a tensor memory of its own, before what it shares is written to."""
+    """Gives a tensor memory of its own before somebody writes to shared memory."""
 
     is_open = False
 

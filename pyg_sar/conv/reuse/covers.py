@@ -1,8 +1,8 @@
-"""Sums travel in the place of rows, along edges and weights that stay as they are.
+"""Sums travel instead of rows, along edges and weights that stay as they are.
 
-The owner of rows is told once what to sum (:mod:`pyg_sar.aggregate.partial_sums`). So all ranks
-decide together, at every call: whether all of them have told the others of these edges with these
-weights. A weight is known by its content.
+A reader asks the owner of rows once for sums (:mod:`pyg_sar.aggregate.partial_sums`). So at every
+call all ranks decide together whether all have asked for these edges with these weights. Weights
+are compared by content.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pyg_sar.shard.kept import Kept
 from pyg_sar.shard.plan import Plan
 
 _MAX_WEIGHTS = 4
-_COVERS: Kept[Agreed[_Asked]] = Kept()
+_COVERS: Kept[Agreed[_Answer]] = Kept()
 _IN_VAIN: Kept[int] = Kept()
 
 _MAX_IN_VAIN = 4
@@ -29,47 +29,49 @@ _MAX_IN_VAIN = 4
 def with_partial_sums(
     plan: Plan, exchange: Exchange, weight: Tensor | None
 ) -> tuple[Plan, Exchange]:
-    """The plan and exchange of a sum of rows: by rows and sums where that spares rows, or as given.
+    """The plan and exchange of a sum, by rows and sums where that spares rows, else unchanged.
 
     `weight` are constant weights ``[num_edges]`` of the plan's edges, or None. Collective: an
     all-reduce of one number, see :meth:`pyg_sar.comm.Agreed.find`; where the ranks ask, see
     :func:`pyg_sar.aggregate.partial_sums.covered`.
 
-    Edges or weights that a program makes anew in every forward are asked for in vain: after a few
+    For edges or weights that a program makes anew in every forward ranks ask in vain: after a few
     of them rows travel.
     """
     shard = plan.shard
     if shard.world_size == 1 or exchange.wire.dtype == torch.float16:  # sums would overflow
         return plan, exchange
-    if weight is not None and weight.device.type != 'cpu':  # its content would be waited for
+    if (
+        weight is not None and weight.device.type != 'cpu'
+    ):  # reading its content would wait for the device
         return plan, exchange
     key = None if weight is None else (weight.dtype, *checksum(weight))
-    known = _COVERS.of(plan, lambda: Agreed(_MAX_WEIGHTS))
+    answers = _COVERS.of(plan, lambda: Agreed(_MAX_WEIGHTS))
     is_lasting = plan.is_whole and weight is None
     in_vain = 0 if is_lasting else _IN_VAIN.of(shard, int)
     limit = _MAX_IN_VAIN * max(shard.num_edges, shard.num_own, shard.num_dst)
-    # Where nothing is learned, weights that a model has made come as constants.
+    # Without gradients the weights that a model computes look like constants.
     may_last = weight is None or torch.is_grad_enabled()
     asks = may_last and (is_lasting or in_vain + plan.num_edges <= limit)
-    asked, all_ask = known.find(key, asks)
-    if asked is not None:
-        in_vain, asked.in_vain = in_vain - asked.in_vain, 0
+    answer, all_ask = answers.find(key, asks)
+    if answer is not None:
+        in_vain, answer.in_vain = in_vain - answer.in_vain, 0
     elif all_ask:
         in_vain += 0 if is_lasting else plan.num_edges
-        asked = _Asked(covered(plan, weight), 0 if is_lasting else plan.num_edges)
-        known.keep(key, asked)
+        answer = _Answer(covered(plan, weight), 0 if is_lasting else plan.num_edges)
+        answers.keep(key, answer)
     else:
         return plan, exchange
     if not is_lasting:
         _IN_VAIN.put(shard, in_vain)
-    if asked.plan is None:
+    if answer.plan is None:
         return plan, exchange
-    return asked.plan, exchange_of(asked.plan.shard, exchange.depth, exchange.wire.dtype)
+    return answer.plan, exchange_of(answer.plan.shard, exchange.depth, exchange.wire.dtype)
 
 
 @dataclass(eq=False)
-class _Asked:
-    """What has come of asking once."""
+class _Answer:
+    """The result of asking once."""
 
     plan: Plan | None  # by which rows and sums travel; None if that spares too little
     in_vain: int  # number of edges that were asked for; 0 once it has been used again

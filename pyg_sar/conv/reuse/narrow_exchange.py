@@ -6,9 +6,8 @@ summing ``x @ W.T`` costs a fraction. In GraphSAGE with three layers, hidden 256
 ``synthetic:arxiv`` it takes 42 % of the bytes of an epoch away, and 17 % of its time on 4 ranks
 (11 % on 2, 16 % on one process).
 
-The convs that do so are listed, so it is known before the first forward computes: all forwards,
-and those after a restart, have the same bits. What propagate returns then answers that layer only;
-a forward that used it otherwise would raise.
+The convs that do so are listed, so that the first forward, and one after a restart, have the same
+bits as all others. The result of propagate then answers that layer only; any other use raises.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ _LAYERS = {
     GraphConv.forward: 'lin_rel',
     ClusterGCNConv.forward: 'lin_out',
 }
-"""The layer that a forward gives the result of its only propagate to, and uses it for nothing else.
+"""The layer that alone gets the result of the only propagate of a forward.
 
-A forward that somebody overrides is another one.
+An overridden forward is another one.
 """
 
 
 def is_sum(conv: MessagePassing) -> bool:
-    """Whether the conv's aggregation is a sum or a mean and nothing beside; a property of it."""
+    """Whether the conv's aggregation is a sum or a mean alone, hooks aside."""
     return (
         'aggregate' not in vars(conv)
         and type(conv).aggregate is MessagePassing.aggregate
@@ -50,7 +49,7 @@ def is_sum(conv: MessagePassing) -> bool:
 
 
 def is_hooked(conv: MessagePassing) -> bool:
-    """Whether hooks look on at the aggregation, on this rank."""
+    """Whether the aggregation has hooks on this rank."""
     return bool(
         conv._aggregate_forward_pre_hooks
         or conv._aggregate_forward_hooks
@@ -62,8 +61,8 @@ def is_hooked(conv: MessagePassing) -> bool:
 def layer_after(conv: MessagePassing, x: Tensor, plan: Plan) -> Any:
     """The narrower linear layer that the conv's forward gives the sums to, or None.
 
-    Collective where there is one: an all-reduce of one number. On no rank may hooks look on, and on
-    each there are as many edges as rows. The conv's aggregation is a sum; `x` are own rows.
+    Collective where there is one: an all-reduce of one number. No rank may have hooks, and each
+    must have as many edges as rows. The conv's aggregation is a sum; `x` are own rows.
     """
     layer = _narrower_layer(conv, x)
     if layer is None:
@@ -73,28 +72,28 @@ def layer_after(conv: MessagePassing, x: Tensor, plan: Plan) -> Any:
 
 
 def rows_through(layer: Any, x: Tensor) -> Tensor:
-    """Own rows that the layer has been applied to, without its bias."""
+    """Own rows after the layer, without its bias."""
     # Unlike a sum, a layer keeps its rows for backward: a program may change them in place now.
-    # What is computed again in backward is known by its memory.
+    # Recomputed activations are found by their memory, so these take no copy.
     rows = kept_copy(x) if recorder.value is None else x
     return F.linear(rows, met(layer.weight))
 
 
 class NarrowSum(Tensor):
-    """Sums ``[num_dst, K]`` of rows that a layer has been applied to; answers that layer only."""
+    """Sums ``[num_dst, K]`` of rows after a layer, which answer that layer only."""
 
     _weight: Tensor
     _space: Space | None = None
 
     @staticmethod
     def of(total: Tensor, weight: Tensor) -> NarrowSum:
-        """The sums `total` of rows that the layer of `weight` has been applied to."""
+        """The sums `total` of rows after the layer of `weight`."""
         self = total.as_subclass(NarrowSum)
         self._weight = weight
         return self
 
     def of_nodes(self, space: Space) -> None:
-        """Says of which nodes; the layer gives rows of these."""
+        """Sets the nodes whose rows the layer gives."""
         self._space = space
 
     @classmethod
@@ -111,7 +110,7 @@ class NarrowSum(Tensor):
 
 
 def _narrower_layer(conv: MessagePassing, x: Tensor) -> Any:
-    """The linear layer that makes fewer columns of the sums of `x`, or None; as on all ranks."""
+    """The linear layer that makes fewer columns of the sums of `x`, or None, as on all ranks."""
     classes = [c for c in type(conv).__mro__ if not c.__module__.startswith('pyg_sar.')]
     forward = next(vars(c)['forward'] for c in classes if 'forward' in vars(c))
     is_known = (
@@ -133,7 +132,7 @@ def _narrower_layer(conv: MessagePassing, x: Tensor) -> Any:
 
 
 def _is_watched(conv: MessagePassing, layer: torch.nn.Module, device: torch.device) -> bool:
-    """Whether somebody on this rank would see that something else is computed."""
+    """Whether hooks or autocast on this rank would see another computation."""
     return (
         is_hooked(conv)
         or bool(conv._propagate_forward_hooks)

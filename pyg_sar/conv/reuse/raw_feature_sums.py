@@ -23,7 +23,7 @@ from pyg_sar.shard.plan import Plan
 
 SUMS: Kept[Any] = Kept()
 _NOTHING, _KEEPS, _HAS = range(3)
-"""What a rank does with a result: computes it, keeps it as well, or has kept it."""
+"""A rank computes a result, or also keeps it, or has kept it."""
 
 
 @dataclass(eq=False)
@@ -37,7 +37,7 @@ class RawSum:
     is_kept: bool = False
 
     def states(self) -> list[Any]:
-        """What shows that a tensor was written to."""
+        """Version and checksum of each tensor, which show writes."""
         return [(t._version, checksum(t)) for t in (self.x, self.weight) if t is not None]
 
     def is_known(self) -> bool:
@@ -45,15 +45,14 @@ class RawSum:
         if self.kind not in self.results:
             return False
         weight, states, _ = self.results[self.kind]
-        is_same = self.weight is (None if weight is None else weight())
-        return is_same and states == self.states()
+        return self.weight is (None if weight is None else weight()) and states == self.states()
 
     def kept(self) -> Tensor | None:
-        """A copy of what was kept, if it was."""
+        """A copy of the result, if it is kept."""
         return lent_copy(self.results[self.kind][2]) if self.is_kept else None
 
     def keep(self, out: Tensor) -> Tensor:
-        """Keeps it and gives a copy."""
+        """Keeps the result and returns a copy."""
         weight = None if self.weight is None else weakref.ref(self.weight)
         self.results[self.kind] = weight, self.states(), out.detach()
         return lent_copy(self.results[self.kind][2])
@@ -71,24 +70,24 @@ def raw_sum(
     """Where sums of raw features are kept; None where ranks do not keep them.
 
     At most one result is kept for each tensor, aggregation and `dtype` of rows that travel. A
-    tensor is known by identity, version and checksum, so features that a dropout has made anew, or
-    that were written to, are aggregated again; what was kept is freed with the tensor it came from.
-    Every caller has a copy of its own, which takes memory once it is written to.
+    tensor is known by identity, version and checksum, so features after a dropout, or that were
+    written to, are aggregated again; a result is freed with its tensor. Every caller has a copy of
+    its own, which takes memory once it is written to.
 
     The conv's aggregation is a sum. `weight` are those of the edges. With `is_hooked` the
-    aggregation has to run, as somebody looks on. Collective: an all-reduce of one number.
+    aggregation has to run, for its hooks. Collective: an all-reduce of one number.
     """
     by_tensor = SUMS.of(plan, WeakIdKeyDictionary)
-    found = RawSum(x, weight, by_tensor.get(x, {}), (type(conv.aggr_module), dtype))
+    raw = RawSum(x, weight, by_tensor.get(x, {}), (type(conv.aggr_module), dtype))
     state = _NOTHING
     if not is_hooked and not any(t.is_inference() for t in (x, weight) if t is not None):
-        if found.is_known():
+        if raw.is_known():
             state = _HAS
-        elif torch.is_grad_enabled():  # nothing is kept where nothing is learned
+        elif torch.is_grad_enabled():  # without gradients nothing is kept
             state = _KEEPS
     state = least_of_ranks(state, plan.shard.world_size)
     if state == _NOTHING:
         return None
-    by_tensor[x] = found.results
-    found.is_kept = state == _HAS
-    return found
+    by_tensor[x] = raw.results
+    raw.is_kept = state == _HAS
+    return raw

@@ -28,8 +28,8 @@ def file_checksum(path: str | Path) -> str:
 def folder_files(root: str | Path) -> list[str]:
     """The paths of all files below `root` but META.json, relative to it, in order."""
     root = Path(root)
-    found = [p.relative_to(root).as_posix() for p in root.rglob('*') if not p.is_dir()]
-    return sorted(name for name in found if name != META_FILE)
+    names = (p.relative_to(root).as_posix() for p in root.rglob('*') if not p.is_dir())
+    return sorted(name for name in names if name != META_FILE)
 
 
 def folder_checksums(root: str | Path) -> dict[str, str]:

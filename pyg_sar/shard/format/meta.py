@@ -21,7 +21,7 @@ from pyg_sar.shard.format.file_names import FORMAT_VERSION, META_FILE, EdgeKey, 
 from pyg_sar.shard.format.files import read_json
 
 _NOT_ATTRS = frozenset({'edge_index', 'n_id', 'e_id', 'num_nodes'})
-"""What the loader gives beside the attributes."""
+"""Names that the loader adds to the attributes."""
 
 
 @dataclass(frozen=True)
@@ -226,7 +226,7 @@ def _fits(value: Any, kind: Any, num_parts: int) -> bool:
         )
     if isinstance(kind, (list, tuple)):
         is_list = type(value) is list and (isinstance(kind, list) or len(value) == num_parts)
-        return is_list and all(_fits(each, kind[0], num_parts) for each in value)
+        return is_list and all(_fits(item, kind[0], num_parts) for item in value)
     return type(value) is kind
 
 
@@ -239,7 +239,7 @@ def _check(path: Path, entry: Any, kinds: dict[str, Any], num_parts: int = 1) ->
 
 
 def _rules(meta: Meta, types: dict[str, Any]) -> Iterator[tuple[bool, str, Any]]:
-    """Whether the values fit together: of every rule whether it holds, its words and what is so."""
+    """For every rule on values that must fit together: whether it holds, its words, a value."""
     yield meta.num_parts > 0, "a positive 'num_parts'", meta.num_parts
     yield len(meta.nodes) == len(types['nodes']), 'every type of nodes once', types['nodes']
     yield len(meta.edges) == len(types['edges']), 'every relation once', types['edges']
@@ -267,5 +267,4 @@ def _rules(meta: Meta, types: dict[str, Any]) -> Iterator[tuple[bool, str, Any]]
     for group in groups:
         yield len(set(group)) == len(group), 'every name of an attribute once', group
         for name in group:
-            is_free = name not in _NOT_ATTRS and not name.startswith('_')
-            yield is_free, 'names of attributes', name
+            yield name not in _NOT_ATTRS and not name.startswith('_'), 'names of attributes', name

@@ -94,7 +94,7 @@ def check_plain(source: Path | io.BytesIO) -> None:
         file.seek(0)
         for pickled in pickles:
             for operation, name, _ in pickletools.genops(pickled):
-                # Of all that torch admits it alone fills what it allocates.
+                # Of all functions that torch admits only this one fills the memory it allocates.
                 if operation.name == 'GLOBAL' and str(name).endswith(' bytearray'):
                     raise ValueError(f"a pickle that needs '{str(name).replace(' ', '.')}'")
         file.seek(0)

@@ -20,7 +20,7 @@ Tensors = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Part:
-    """What the files of one part hold, by type."""
+    """The content of the files of one part, by type."""
 
     n_id: dict[NodeKey, Tensor]  # original ids of the own nodes
     index: dict[EdgeKey, Tensors]  # local ids, halo, boundary, blocks and e_id of every relation
@@ -65,7 +65,7 @@ def read_part(root: Path, part: int, meta: Meta) -> Part:
 
 
 def _of_type(file: tuple[Path, dict[Any, Any]], key: NodeKey | EdgeKey) -> dict[Any, Any]:
-    """What a file holds of a type; nothing if it leaves the type out."""
+    """The content of a file for a type; nothing if it leaves the type out."""
     path, content = file
     return content if key is None else _dict_in(path, {key: {}, **content}, key)
 
@@ -123,8 +123,8 @@ def _check_index(path: Path, key: EdgeKey, index: Tensors, part: int, meta: Meta
         ('boundary', boundary_counts),
         ('block', info.block_edges[part]),
     ):
-        found, ptr = index[f'{kind}_ptr'].tolist(), [0, *accumulate(counts)]
-        _expect(found == ptr, path, f"{ptr} for '{kind}_ptr'", found)
+        actual, ptr = index[f'{kind}_ptr'].tolist(), [0, *accumulate(counts)]
+        _expect(actual == ptr, path, f"{ptr} for '{kind}_ptr'", actual)
     for q in range(num_parts):
         start, end = (num_src + int(n) for n in index['halo_ptr'][q : q + 2])
         first, last = (0, num_src) if q == part else (start, end)

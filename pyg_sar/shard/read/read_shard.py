@@ -100,10 +100,10 @@ def read_shard(
         if whole_graph:
             _check_each_once(root, 'edges', values['e_id'])
             ends = n_id, n_id if dst_id is None else dst_id
-            places = torch.stack([ids[row] for ids, row in zip(ends, edge_index, strict=True)])
-            edge_index = torch.empty_like(places)
-            edge_index[:, values['e_id']] = places
-            values['e_id'] = torch.arange(places.size(1))
+            whole_index = torch.stack([ids[row] for ids, row in zip(ends, edge_index, strict=True)])
+            edge_index = torch.empty_like(whole_index)
+            edge_index[:, values['e_id']] = whole_index
+            values['e_id'] = torch.arange(whole_index.size(1))
             shard = _of_whole_graph(shard, ends, (shard.own_ptr, shard.dst_ptr or shard.own_ptr))
             n_id = torch.arange(n_id.numel())
             dst_id = None if dst_id is None else torch.arange(dst_id.numel())
@@ -130,13 +130,12 @@ def note_kinds(data: Data, meta: Meta) -> None:
         kinds[AttrType.EDGE] |= {'e_id', *edges.attrs}
     kinds[AttrType.OTHER] |= of_whole(data.stores[0])
     vars(data.stores[0])['_cached_attr'] = kinds
-    wrong = [name for name in kinds[AttrType.EDGE] if not data.is_edge_attr(name)]
-    if wrong:
+    if not all(map(data.is_edge_attr, kinds[AttrType.EDGE])):
         raise missing('torch_geometric.data.Data._cached_attr')
 
 
 def _put_whole(data: Any, root: Path, meta: Meta, *, verify: bool) -> None:
-    """Adds the tensors that every rank has whole, which PyG is told to be of neither kind."""
+    """Adds the tensors that every rank has whole, for PyG neither of nodes nor of edges."""
     if WHOLE_FILE not in meta.checksums:
         return
     if verify:
@@ -157,8 +156,8 @@ def _put_whole(data: Any, root: Path, meta: Meta, *, verify: bool) -> None:
 
 def of_whole(store: Any) -> frozenset[str]:
     """The names of the tensors of a store that every rank has whole."""
-    found: frozenset[str] = vars(store).get('_whole', frozenset())
-    return found
+    names: frozenset[str] = vars(store).get('_whole', frozenset())
+    return names
 
 
 def _put(store: Any, values: dict[str, Any]) -> None:
@@ -175,7 +174,7 @@ def _cat_runs(runs: list[tuple[int, slice]], values: list[Tensor]) -> Tensor:
 
 
 def _in_order(ids: list[Tensor], values: list[Tensor]) -> Tensor:
-    """Rows of all parts in the order of the graph, which `ids` of each part name."""
+    """Rows of all parts in the order of the graph; `ids` are those of each part's rows."""
     out = values[0].new_empty(sum(map(len, values)), *values[0].shape[1:])
     words = _WORDS.get(out.element_size(), out.dtype)  # not every dtype can be written by index
     for of_part, rows in zip(ids, values, strict=True):
@@ -186,7 +185,7 @@ def _in_order(ids: list[Tensor], values: list[Tensor]) -> Tensor:
 def _check_each_once(root: Path, what: str, ids: Tensor) -> None:
     """Raises ValueError if the parts do not have every node or edge of the graph once."""
     is_there = torch.zeros(ids.numel(), dtype=torch.bool)
-    is_there[ids] = True  # each part's are below their number in the graph
+    is_there[ids] = True  # each is below the number of nodes or edges
     if not is_there.all():
         raise ValueError(
             f"expected parts in '{root}' that have every one of {ids.numel()} {what} once (got "
@@ -210,7 +209,7 @@ def _of_whole_graph(shard: Shard, ends: Sequence[Tensor], ptrs: Sequence[Sequenc
 def _join(
     parts: list[Part], key: EdgeKey, meta: Meta, root: Path, rank: int, world_size: int
 ) -> tuple[Shard, Tensor, list[tuple[int, slice]]]:
-    """The shard of one relation, its edge_index, and the runs of edges of parts that it has."""
+    """The shard of one relation, its edge_index, and the runs of edges that it takes of parts."""
     num_parts, info = meta.num_parts, meta.edges[key]
     per_rank = num_parts // world_size
     own = range(rank * per_rank, (rank + 1) * per_rank)
