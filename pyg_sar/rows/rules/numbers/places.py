@@ -1,4 +1,4 @@
-"""Which row is the largest of all ranks', and others that tell places in the whole.
+"""Functions that give places in the whole, such as that of the largest row of all ranks.
 
 Of equal numbers the first in the order of the whole is taken, as one process on a CPU does.
 """
@@ -75,7 +75,7 @@ def _max_and_place(over: Reduction) -> Any:
     picked = torch.where(is_first, over.values, 0).sum(over.dims, keepdim=True)
     both = [sum_of_ranks(picked).to(over.values.dtype), first]
     if not over.keepdim:
-        both = [each.squeeze(over.dims) for each in both]
+        both = [tensor.squeeze(over.dims) for tensor in both]
     return getattr(torch.return_types, over.name)(both)
 
 
@@ -91,7 +91,7 @@ def _prod(over: Reduction) -> Tensor:
 def _of_all_rows(over: Reduction) -> Any:
     """Runs a reduction that needs numbers in order on all rows, gathered on every rank."""
     everything = all_rows(over.rows)
-    args, kwargs = in_nested(over.given, lambda each: everything if each is over.rows else each)
+    args, kwargs = in_nested(over.arguments, lambda arg: everything if arg is over.rows else arg)
     return over.func(*args, **kwargs)
 
 
@@ -110,7 +110,7 @@ def _topk(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
     best = torch.cat([best, best.new_zeros(missing)], dim)
     ids = torch.cat([ids, ids.new_full(missing, total)], dim)
     # All ranks' candidates side by side; first by place, then by number, those that are none last.
-    best, ids = (torch.cat(list(_gathered(each)), dim) for each in (best, ids))
+    best, ids = (torch.cat(list(_gathered(tensor)), dim) for tensor in (best, ids))
     for by, descending in ((0, False), (1, largest), (2, False)):
         key = (ids, best, (ids == total).byte())[by]
         order = torch.argsort(key, dim=dim, descending=descending, stable=True)
@@ -119,8 +119,7 @@ def _topk(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
     own = rows._space.places(ids)
     there = not_empty(plain(rows), dim)
     picked = torch.where(own >= 0, there.gather(dim, own.clamp(min=0)), 0)
-    found = sum_of_ranks(picked).to(there.dtype)
-    return torch.return_types.topk((found, ids))
+    return torch.return_types.topk((sum_of_ranks(picked).to(there.dtype), ids))
 
 
 def _in_other_order(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
@@ -152,8 +151,8 @@ def _sorted(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
 def _are_equal(rows: Rows) -> bool:
     own = plain(rows)
     first = own[:1].tolist() if bool((own == own[:1]).all()) else [None, None]
-    known = [each for each in agree(first) if each]
-    return all(each == known[0] and len(each) == 1 for each in known)
+    firsts = [number for number in agree(first) if number]
+    return all(number == firsts[0] and len(number) == 1 for number in firsts)
 
 
 _IN_ORDER = ('median', 'nanmedian', 'quantile', 'nanquantile', 'kthvalue', 'mode')
