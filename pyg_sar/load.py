@@ -119,8 +119,7 @@ def _read_parts(
     """The parts of a rank; pages of their files may go from now on."""
     is_whole = num_ranks == 1 and rank is None
     data = read_shard(root, own, num_ranks, verify=verify, whole_graph=is_whole)
-    tensors = [v for s in data.stores for v in s.values() if isinstance(v, Tensor)]
-    note_mapped(Path(root), tensors)
+    note_mapped(Path(root), [v for s in data.stores for v in s.values() if isinstance(v, Tensor)])
     return data
 
 

@@ -57,5 +57,4 @@ def _instead(name: str) -> str:
 
 
 def _has(edges: type, data: BaseData) -> bool:
-    stores = data.edge_stores
-    return any(isinstance(value, edges) for store in stores for value in store.values())
+    return any(isinstance(value, edges) for store in data.edge_stores for value in store.values())

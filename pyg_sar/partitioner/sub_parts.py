@@ -44,8 +44,7 @@ def find_sub_parts(
         return assignment
     options = CutOptions(seed=seed)
     sub_parts, first = torch.empty_like(parts), 0
-    inner = _inner_edges(graph, parts, groups.place)
-    near = neighbours(inner, parts.numel(), graph.scratch)
+    near = neighbours(_inner_edges(graph, parts, groups.place), parts.numel(), graph.scratch)
     for part, (start, stop) in enumerate(pairwise(groups.partptr.tolist())):
         indptr, index = near.csr(start, stop)
         nodes = groups.n_id(part)

@@ -107,8 +107,7 @@ def brought(func: Any, rows: Rows, space: Space) -> Any:
     if other.total != space.total or not (other.has_ids() and space.has_ids()):
         refuse(func, f'({space!r}) and of others ({other!r}) has no meaning: select alike in both')
     with plainly():
-        ids = space.ids(rows.device)
-        return tag(fetched(rows, ids).movedim(0, rows._dim), rows._dim, space)
+        return tag(fetched(rows, space.ids(rows.device)).movedim(0, rows._dim), rows._dim, space)
 
 
 def align(
@@ -199,5 +198,4 @@ def listed(func: Any, ids: Tensor, space: Space) -> tuple[Space, Tensor]:
     places = space.places(torch.where(ids < 0, ids + space.total, ids))
     own = (places >= 0).nonzero().view(-1)
     what, near = f'listed {space.what}', space.neighbours
-    picked = Space(own.numel(), what=what, ids=own, total=ids.numel(), neighbours=near)
-    return picked, places[own]
+    return Space(own.numel(), what=what, ids=own, total=ids.numel(), neighbours=near), places[own]

@@ -60,8 +60,7 @@ def _dealt(ids: Tensor, src: Space, dst: Space) -> EdgeIndex:
         _base(), part_ptr, numbers[ids[0][is_own]], to[is_own], name='made', dst_rows=rows
     )
     which = is_own.nonzero().view(-1)[order]
-    total = ids.size(1)
-    space = Space(which.numel(), what='edges', ids=which, total=total, neighbours=(dst, src))
+    space = Space(which.numel(), what='edges', ids=which, total=ids.size(1), neighbours=(dst, src))
     return edge_index(handle, space, Ends(handle.shard, src, dst))
 
 
@@ -93,7 +92,6 @@ def with_edges_of_ids(conv: Any, names: list[str], args: Any, kwargs: Any) -> tu
         return args, kwargs
     if len(rest) != 1 or not isinstance(rest[0], Rows):
         return args, kwargs
-    plain_ids = whole_ids(ids)
-    edges = edges_of(conv, plain_ids, first._space, rest[0]._space)
+    edges = edges_of(conv, whole_ids(ids), first._space, rest[0]._space)
     out = [edges if arg is ids else arg for arg in args]
     return out, {key: edges if value is ids else value for key, value in kwargs.items()}

@@ -27,8 +27,7 @@ from pyg_sar.rows.space import Space
 
 def widened(dtype: torch.dtype) -> torch.dtype:
     """What torch adds numbers of a type up in: half precision is rounded at the end alone."""
-    wide = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
-    return wide.get(dtype, dtype)
+    return {torch.float16: torch.float32, torch.bfloat16: torch.float32}.get(dtype, dtype)
 
 
 def sum_of_ranks(local: Tensor) -> Tensor:

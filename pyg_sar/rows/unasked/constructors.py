@@ -189,8 +189,7 @@ def _converting(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def convert(*args: Any, **kwargs: Any) -> Any:
-        names = ('data', 'obj')
-        rows = args[0] if args else next((kwargs[n] for n in names if n in kwargs), None)
+        rows = args[0] if args else next((kwargs[n] for n in ('data', 'obj') if n in kwargs), None)
         if not isinstance(rows, Rows):
             return function(*args, **kwargs)
         named = dict(zip(('dtype', 'device'), args[1:], strict=False)) | kwargs

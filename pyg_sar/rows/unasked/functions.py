@@ -132,8 +132,7 @@ class _NodeOnRows:
                 results = hook(*gradients)
             if results is None:
                 return None
-            of_hook = repeat("a module's backward hook")
-            return tuple(map(_summed, of_hook, results, inputs))
+            return tuple(map(_summed, repeat("a module's backward hook"), results, inputs))
 
         return self._node.register_hook(on_rows)
 
@@ -180,8 +179,7 @@ def ask() -> None:
     Function.apply = classmethod(_apply_to_rows)
     _functional.sparse_adam = _by_number(_functional.sparse_adam)
     try:
-        apply = find(_APPLY_HOOK)
-        BackwardHook._apply_on_tensors = _on_nodes(apply)  # type: ignore[method-assign]
+        BackwardHook._apply_on_tensors = _on_nodes(find(_APPLY_HOOK))  # type: ignore[method-assign]
     except ImportError:
         for name in ('setup_input_hook', 'setup_output_hook'):
             setattr(BackwardHook, name, _without_rows(getattr(BackwardHook, name)))

@@ -81,8 +81,7 @@ def _covariance(
         if not (values.is_floating_point() or values.is_complex()):
             values = values.to(torch.get_default_dtype())
         wide = values.unsqueeze(0) if values.dim() == 1 else values
-        exact = widened(wide.dtype)
-        mean = sum_of_ranks(wide.sum(1, keepdim=True, dtype=exact)) / total
+        mean = sum_of_ranks(wide.sum(1, keepdim=True, dtype=widened(wide.dtype))) / total
         centred = wide - mean
         out = sum_of_ranks(centred @ centred.mH) / max(total - correction, 0)
         if name_of(func) == 'corrcoef':
@@ -94,8 +93,7 @@ def _covariance(
 @rule('linalg_norm')
 def _norm_of_any(func: Any, args: Any, kwargs: Any) -> Any:
     """Of vectors or matrices, by the number of dimensions."""
-    names = ('input', 'ord', 'dim', 'keepdim')
-    named = dict(zip(names, args, strict=False)) | kwargs
+    named = dict(zip(('input', 'ord', 'dim', 'keepdim'), args, strict=False)) | kwargs
     rows = named.pop('A', None) if 'A' in named else named.pop('input')
     kind, dim = named.pop('ord', None), named.pop('dim', None)
     if not isinstance(rows, Rows):

@@ -157,8 +157,7 @@ _PRODUCT: dict[str, Callable[..., Any]] = {
 def _added(func: Any, args: Any, kwargs: Any) -> Any:
     """``beta * input + alpha * product``; what `input` holds has no meaning with a `beta` of 0."""
     alpha, beta = kwargs.get('alpha', 1), kwargs.get('beta', 1)
-    rest = {k: v for k, v in kwargs.items() if k not in ('alpha', 'beta')}
-    tensors = _in_order(args, rest)
+    tensors = _in_order(args, {k: v for k, v in kwargs.items() if k not in ('alpha', 'beta')})
     if not all(isinstance(tensor, Tensor) for tensor in tensors):
         refuse(func, 'in its old form is not known to be right')
     to, a, b = tensors

@@ -86,8 +86,7 @@ def _into_rows(
     shard = None if ids is None else ids.shard
     is_far = shard is not None and shard.world_size > 1
     if ids is None or ids.of is not space or (is_far and way not in ('sum', 'mean')):
-        start = fetched(out, torch.arange(space.total)).movedim(0, dim)
-        whole = groups.into(start, way, keeps)
+        whole = groups.into(fetched(out, torch.arange(space.total)).movedim(0, dim), way, keeps)
         return whole.index_select(dim, space.ids(whole.device))
     places = ids.places
     if places.dim() == 1 and groups.index.dim() > 1:
@@ -138,8 +137,7 @@ class _GroupedValues:
     def _top(self, out: Tensor, way: str) -> Tensor:
         """The largest or least value of every group; equal ones share a gradient evenly."""
         values = self.values.detach()
-        none = largest_here(values.reshape(-1)[:0], [0], least=way == 'amin')
-        start = self.zeros(out) + none
+        start = self.zeros(out) + largest_here(values.reshape(-1)[:0], [0], least=way == 'amin')
         local = start.scatter_reduce(self.dim, self.index, values, way)
         top = largest_of_ranks(local.unsqueeze(0), [0], keepdim=False, least=way == 'amin')
         if not (values.is_floating_point() and torch.is_grad_enabled()):
@@ -196,8 +194,7 @@ def _added_up(func: Any, out: Tensor, args: Any, kwargs: Any) -> Tensor:
 @rule('index_copy index_fill index_put')
 def _put(func: Any, args: Any, kwargs: Any) -> Any:
     """Computed as ``out[index] = values``."""
-    name = name_of(func)
-    out = args[0] if name.endswith('_') else args[0].clone()
+    out = args[0] if name_of(func).endswith('_') else args[0].clone()
     if bare_name(func) == 'index_put':
         if argument(args, kwargs, 3, 'accumulate', default=False):
             return _added_up(func, out, args, kwargs)

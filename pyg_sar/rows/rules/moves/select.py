@@ -104,8 +104,7 @@ def _masked(func: Any, values: Rows, mask: Tensor, dim: int) -> Any:
     else:
         selected = space.selected(own_rows(func, mask, 0, space))
     with plainly():
-        kept = plain(values).index_select(dim, selected.chosen(values.device))
-        return tag(kept, dim, selected)
+        return tag(plain(values).index_select(dim, selected.chosen(values.device)), dim, selected)
 
 
 def _unpadded(func: Any, values: Rows, mask: Tensor, dim: int) -> Any:
@@ -188,8 +187,7 @@ def _of_plain(func: Any, values: Tensor, items: list[Any]) -> Any:
         if len(masks) > 1 or any(dims_used(item) != 1 for item in items[:position]):
             refuse(func, 'by several masks is not known to be right')
         space = items[position]._space
-        rows = tag(own_rows(func, values, position, space), position, space)
-        return rows[tuple(items)]
+        return tag(own_rows(func, values, position, space), position, space)[tuple(items)]
     numbers = [item for item in items if isinstance(item, Rows)]
     right, space = dim_of(numbers[0]) - numbers[0]._dim, numbers[0]._space
     if any(dim_of(tensor) - tensor._dim != right for tensor in numbers[1:]):
@@ -235,8 +233,7 @@ def _masked_select(func: Any, args: Any, kwargs: Any) -> Any:
 def _where(func: Any, args: Any, kwargs: Any) -> Any:
     """Number by number; of a condition alone the places where it holds."""
     if len(args) + len(kwargs) == 1:
-        condition = argument(args, kwargs, 0, 'condition')
-        return nonzero(func, (condition,), {'as_tuple': True})
+        return nonzero(func, (argument(args, kwargs, 0, 'condition'),), {'as_tuple': True})
     return pointwise(func, args, kwargs)
 
 
@@ -251,14 +248,12 @@ def nonzero(func: Any, args: Any, kwargs: Any) -> Any:
     with plainly():
         own = plain(rows) != 0
         if rows.dim() == 1:
-            key = rows if rows.dtype == torch.bool else own
-            selected = space.selected(key)
+            selected = space.selected(rows if rows.dtype == torch.bool else own)
             places = own.nonzero()
             places = places.view(-1) if as_tuple else places
             ids = node_ids(space.ids(rows.device)[places], 0, selected, space, places, None)
             return (ids,) if as_tuple else ids
-        width = rows.size(1)
-        selected = space.times(width).selected(own.reshape(-1))
+        selected = space.times(rows.size(1)).selected(own.reshape(-1))
         row, column = own.nonzero().unbind(1)
         both = tag(torch.stack([space.ids(rows.device)[row], column], dim=1), 0, selected)
     return both.unbind(1) if as_tuple else both

@@ -85,11 +85,9 @@ def _unique(func: Any, args: Any, kwargs: Any) -> Any:
         at = at[first : first + own.size(0)]  # those of the own values
         out = [values]
         if named.get('return_inverse'):
-            inverse = at[places] if own.numel() else places
-            out.append(tag(inverse, rows._dim, rows._space))
+            out.append(tag(at[places] if own.numel() else places, rows._dim, rows._space))
         if named.get('return_counts'):
-            total = counts.new_zeros(values.size(0)).index_add(0, at, counts)
-            out.append(sum_of_ranks(total))
+            out.append(sum_of_ranks(counts.new_zeros(values.size(0)).index_add(0, at, counts)))
         return out[0] if len(out) == 1 else tuple(out)
 
 

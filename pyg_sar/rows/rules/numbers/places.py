@@ -49,8 +49,7 @@ def _places(func: Any, rows: Rows, dims: list[int]) -> Tensor:
             continue
         shape = [1] * dim_of(rows)
         shape[dim] = plain(rows).size(dim)
-        steps = torch.arange(shape[dim], device=rows.device).view(shape)
-        places = places * shape[dim] + steps
+        places = places * shape[dim] + torch.arange(shape[dim], device=rows.device).view(shape)
     return places
 
 
@@ -128,12 +127,10 @@ def _in_other_order(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
     if [*dims_acted_on(func, dim_of(rows), args, kwargs)] != [dim]:
         needs_all_rows(func)
     places = torch.arange(space.total, device=rows.device)
-    shift = argument(args, kwargs, 1, 'shifts')
-    moved = places.roll(shift) if name == 'roll' else places.flip(0)
+    moved = places.roll(argument(args, kwargs, 1, 'shifts')) if name == 'roll' else places.flip(0)
     if not space.has_ids():
         refuse(func, f'is not known where the rows lie ({space!r})')
-    ids = moved[space.ids(rows.device)]
-    return tag(fetched(rows, ids).movedim(0, dim), dim, space)
+    return tag(fetched(rows, moved[space.ids(rows.device)]).movedim(0, dim), dim, space)
 
 
 def _sorted(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:

@@ -37,8 +37,7 @@ def _reduction(func: Any, args: Any, kwargs: Any) -> Any:
     name = bare_name(func).removeprefix('special_')
     name = {'is_all_true': 'all', 'is_any_true': 'any'}.get(name, name)
     rows = args[0] if args else kwargs.get('input')
-    positions = _POSITIONS.get(name, ('dim', 'keepdim'))
-    named = dict(zip(positions, args[1:], strict=False)) | kwargs
+    named = dict(zip(_POSITIONS.get(name, ('dim', 'keepdim')), args[1:], strict=False)) | kwargs
     if name in ('max', 'min') and any(isinstance(named.get(n), Tensor) for n in ('dim', 'other')):
         return pointwise(func, args, kwargs)
     if not isinstance(rows, Rows):
