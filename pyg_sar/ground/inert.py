@@ -289,9 +289,8 @@ class _HeldArray(_Held):
 class _HeldGenerator(_Held):
     @staticmethod
     def state_of(generator: Any) -> Any:
-        return next(read for kind, (read, _) in _GENERATORS.items() if isinstance(generator, kind))(
-            generator
-        )
+        readers = (read for kind, (read, _) in _GENERATORS.items() if isinstance(generator, kind))
+        return next(readers)(generator)
 
     def is_changed(self) -> bool:
         return pickle.dumps(self.state_of(self.value)) != pickle.dumps(self.before)

@@ -99,10 +99,8 @@ def _masked(func: Any, values: Rows, mask: Tensor, dim: int) -> Any:
             chosen = plain(mask).reshape(-1)
         many = tag(flat, 0, space.times(width))
         return _masked(func, many, tag(chosen, 0, space.times(width)), 0)
-    if isinstance(mask, Rows):
-        selected = space.selected(brought(func, mask, space))
-    else:
-        selected = space.selected(own_rows(func, mask, 0, space))
+    key = brought(func, mask, space) if isinstance(mask, Rows) else own_rows(func, mask, 0, space)
+    selected = space.selected(key)
     with plainly():
         return tag(plain(values).index_select(dim, selected.chosen(values.device)), dim, selected)
 
@@ -149,11 +147,8 @@ def _are_places(ids: Rows) -> bool:
 def _number_in_each_row(func: Any, values: Rows, items: list[Any], position: int) -> Any:
     """``p[torch.arange(n), y]``: of every row one number."""
     at, others = items[position], [item for i, item in enumerate(items) if i != position]
-    if isinstance(at, slice):  # ``x[:5, ids]``
-        items[position] = slice(None)
-        return select_rows(func, values, at, values._dim)[tuple(items)]
-    if type(at) is int:  # ``x[3, ids]``
-        del items[position]
+    if isinstance(at, (slice, int)):  # ``x[:5, ids]``, ``x[3, ids]``
+        items[position : position + 1] = [slice(None)] if isinstance(at, slice) else []
         return select_rows(func, values, at, values._dim)[tuple(items)]
     if not any(isinstance(item, Rows) for item in items) and at.dtype != torch.bool:
         few = select_rows(func, values, at.reshape(-1), values._dim)
@@ -249,8 +244,7 @@ def nonzero(func: Any, args: Any, kwargs: Any) -> Any:
         own = plain(rows) != 0
         if rows.dim() == 1:
             selected = space.selected(rows if rows.dtype == torch.bool else own)
-            places = own.nonzero()
-            places = places.view(-1) if as_tuple else places
+            places = own.nonzero().view(-1) if as_tuple else own.nonzero()
             ids = node_ids(space.ids(rows.device)[places], 0, selected, space, places, None)
             return (ids,) if as_tuple else ids
         selected = space.times(rows.size(1)).selected(own.reshape(-1))
