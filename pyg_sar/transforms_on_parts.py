@@ -17,7 +17,7 @@ _BY_ROW = {
     *('AddRemainingSelfLoops', 'AddSelfLoops', 'LinearTransformation', 'RemoveSelfLoops'),
     'RemoveTrainingClasses',
 }
-"""Those of torch_geometric.transforms that give every part what it has of the whole graph."""
+"""Transforms of PyG that change a part as they change the whole graph."""
 
 _INSTEAD = {
     'RandomLinkSplit': 'apply it to the data of pyg_sar.load_shard, before pyg_sar.local',

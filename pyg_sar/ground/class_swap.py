@@ -43,7 +43,7 @@ def name_of(thing: object) -> str:
 
 def become(thing: T, kind: Any) -> T:
     """Gives an object a class that is of a kind, too, and returns the object."""
-    # What a class of the user's does where attributes are set is for attributes.
+    # A user's own __setattr__ is for attributes.
     object.__setattr__(thing, '__class__', joint_class(kind, type(thing)))
     return thing
 

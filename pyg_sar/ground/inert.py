@@ -123,7 +123,7 @@ def without_users_hooks(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
 
 
 class Snapshot:
-    """What is in modules, containers and objects, however deep, and in their tensors.
+    """The content of modules, containers and objects, however deep, and of their tensors.
 
     Args:
         roots: Where to begin.

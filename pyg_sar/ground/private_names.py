@@ -190,7 +190,7 @@ def check() -> None:
 
 
 def find(name: str) -> Any:
-    """What a name of :data:`NAMES` stands for."""
+    """The object that a name of :data:`NAMES` stands for."""
     value: Any = importlib.import_module(name.partition('.')[0])
     for word in name.split('.')[1:]:
         try:

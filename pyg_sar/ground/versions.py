@@ -1,4 +1,4 @@
-"""Which versions pyg_sar is tested with, and what is told where others are installed.
+"""Which versions pyg_sar is tested with, and a warning where others are installed.
 
 pip keeps to these bounds. Who installs a newer version by force is warned once, at import: names of
 torch that are not public may have changed (:mod:`pyg_sar.ground.private_names`).
@@ -18,7 +18,7 @@ BOUNDS = {
     'pymetis': '>=2025.2,<2026',
     'numba': '>=0.60,<1',
 }
-"""What pyproject.toml asks for, by package."""
+"""The bounds of pyproject.toml, by package."""
 
 PYTHON = '>=3.10,<3.14'
 """The versions of Python that the tests have run on."""
@@ -33,7 +33,7 @@ def installed(package: str) -> str | None:
 
 
 def pip_command(package: str) -> str:
-    """What installs a tested version."""
+    """The command that installs a tested version."""
     return f"pip install '{package}{BOUNDS[package]}'"
 
 

@@ -51,7 +51,7 @@ def rows(x: Any, ids: Tensor, n_id: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _Plan:
-    """What moves between ranks for some ids."""
+    """Which rows move between the ranks for some ids."""
 
     send_index: Tensor  # own rows that are sent, by the rank that reads them
     send_counts: list[int]  # how many each rank reads

@@ -99,7 +99,7 @@ class NodeEmbedding(torch.nn.Module):
         self.reset_parameters()
 
     def _hold(self, values: Tensor, n_id: Tensor, num_nodes: int) -> None:
-        """Has the rows of some nodes as weight; one process has those of all, by id."""
+        """Takes the rows of some nodes as weight; one process takes those of all nodes, by id."""
         ask_for_rows()
         _watch_optimizers()
         what = 'nodes' if self.node_type is None else f"nodes of type '{self.node_type}'"
@@ -145,7 +145,7 @@ class NodeEmbedding(torch.nn.Module):
         return tag(out, dim, space)
 
     def plain_rows(self, n_id: Tensor | None = None) -> Tensor:
-        """What forward gives, as a plain tensor of own rows."""
+        """The result of forward, as a plain tensor of own rows."""
         weight = self.weight
         if world_size() > 1 and not isinstance(weight, Rows):
             raise TypeError(

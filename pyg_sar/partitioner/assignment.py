@@ -32,7 +32,7 @@ share of the first one's edges."""
 
 
 def backend_names() -> list[str]:
-    """What 'backend' may be."""
+    """The values that 'backend' may have."""
     return ['auto', *(binding.name for method in METHODS.values() for binding in method.backends)]
 
 
@@ -125,7 +125,7 @@ def assign_nodes(
         parts = torch.zeros(graph.num_nodes, dtype=torch.int64)
     else:
         parts = _cut(graph, num_parts, method, options)
-    trim()  # What is left of METIS would else be held while shards are written.
+    trim()  # Else METIS's memory would stay while shards are written.
     return graph.by_type(parts.to(torch.int32))
 
 

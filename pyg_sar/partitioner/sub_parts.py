@@ -56,7 +56,7 @@ def find_sub_parts(
             sub_parts[nodes] += metis_assignment(problem, recursive=True, rounds=1).to(torch.int32)
             del problem
         first += count
-        del indptr, index, nodes  # before the next part's are made
+        del indptr, index, nodes  # freed before the next part allocates
         trim()
     return graph.by_type(sub_parts)
 

@@ -100,7 +100,7 @@ def own_rows(func: Any, tensor: Tensor, dim: int, space: Space) -> Tensor:
 
 
 def brought(func: Any, rows: Rows, space: Space) -> Any:
-    """Rows as those of a space that has as many; the same object if they are of it."""
+    """Rows of any space as rows of one with as many; the same object if they are of it."""
     if space.is_same(rows._space):
         return rows
     other = rows._space

@@ -198,7 +198,7 @@ def _own_of_plain(value: Tensor, spaces: list[Space], of_edges: list[Space], wha
         if len(fitting) > 1:
             refuse(what, f'and a plain tensor with {size} rows, which may be of {fitting}')
         return own_rows(what, value, 0, fitting[0])
-    # What learns has no rows: it is equal on all ranks.
+    # A parameter has no rows: it is equal on all ranks.
     if not isinstance(value, torch.nn.Parameter) and (value.dim() > 1 or size > 1):
         for space in spaces:
             if space.own == size != space.total:

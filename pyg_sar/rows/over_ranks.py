@@ -26,7 +26,7 @@ from pyg_sar.rows.space import Space
 
 
 def widened(dtype: torch.dtype) -> torch.dtype:
-    """What torch adds numbers of a type up in: half precision is rounded at the end alone."""
+    """The type in which torch adds up numbers: half precision is rounded at the end alone."""
     return {torch.float16: torch.float32, torch.bfloat16: torch.float32}.get(dtype, dtype)
 
 

@@ -1,4 +1,4 @@
-"""Which rule a function of torch has on rows. What has none is refused by its name."""
+"""Which rule a function of torch has on rows. A function without a rule is refused by its name."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def names(text: str) -> frozenset[str]:
 
 @cache
 def name_of(func: Any) -> str:
-    """What a function is called in messages and rules; of an attribute its name."""
+    """The name of a function, or of an attribute, in messages and rules."""
     name = getattr(func, '__name__', str(func))
     if name in ('__get__', '__set__', '__delete__'):
         attribute = func.__self__

@@ -31,7 +31,7 @@ from pyg_sar.rows.registry import bare_name, is_in_place, name_of, rule_of, rule
 from pyg_sar.rows.space import Space
 
 inside: Scoped[str] = Scoped('')
-"""What runs as a whole, and what to do where a function inside of it is refused."""
+"""Begins the error for a function that is refused inside of a transform."""
 
 plainly = torch._C.DisableTorchFunctionSubclass
 """In its ``with``, functions of torch take rows as plain tensors of the own rows."""

@@ -82,7 +82,7 @@ def parse_balance(
 
 
 def balance_weights(graph: TypedGraph, names: Sequence[str], connected: BoolArray) -> Balance:
-    """What every node weighs.
+    """The weights of all nodes.
 
     With ``'train'`` all nodes count, too: else the others could lie anywhere. With ``'types'``
     they count by type. Nodes that are not `connected`, bool [N], do not count at all.

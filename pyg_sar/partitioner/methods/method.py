@@ -1,4 +1,4 @@
-"""What a method of partitioning is: what it computes, and which options it takes."""
+"""A method of partitioning: what it computes, and which options it takes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pyg_sar.partitioner.methods.balance import Balance
 from pyg_sar.partitioner.on_disk.mapped import FloatArray, IndexArray, Int64Array
 
 MethodLike = str | Tensor | dict[str, Tensor]
-"""What users give as 'method': a name, or the part of every node."""
+"""The argument 'method': a name, or the part of every node."""
 
 OBJECTIVES = ('cut', 'volume')
 
@@ -41,7 +41,7 @@ class CutOptions:
     order: str | None = None
 
     def provenance(self) -> dict[str, Any]:
-        """What META.json says of complete options."""
+        """Complete options for META.json."""
         method = self.method if isinstance(self.method, str) else 'tensor'
         return {**vars(self), 'method': method, 'balance': ','.join(self.balance or ()) or None}
 

@@ -130,7 +130,7 @@ def count_to_ptr(ids: Iterable[Tensor], bound: int) -> Tensor:
 
 
 def counts_to_ptr(counts: Tensor) -> Tensor:
-    """Where the runs of the given lengths begin and end, int64 [n + 1]."""
+    """Where runs of these lengths begin and end, int64 [n + 1]."""
     ptr = torch.zeros(counts.numel() + 1, dtype=torch.int64)
     torch.cumsum(counts, 0, out=ptr[1:])
     return ptr

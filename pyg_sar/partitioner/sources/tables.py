@@ -16,7 +16,7 @@ TABLES = ('.parquet', '.csv')
 
 
 _ENDS = ('src', 'source', 'from'), ('dst', 'target', 'to', 'destination')
-"""What columns of sources and of destinations are called."""
+"""Names of the columns of sources and of destinations."""
 
 
 def read_table(path: Path, scratch: Scratch, *, batch_rows: int = 1 << 17) -> dict[str, Tensor]:

@@ -98,7 +98,7 @@ for _n in (1, 2, 3):
     _TABLE |= _of(_pools.format(_n), slice(-_n, None))
 
 over_rows: dict[str, OverRows] = {}
-"""What is computed over the rows of all ranks, by name."""
+"""Functions that compute over the rows of all ranks, by name."""
 
 
 @rule(' '.join(_TABLE))

@@ -36,7 +36,7 @@ _SAMPLERS: dict[type, str] = {
     GraphSAINTSampler: 'pyg_sar.NeighborLoader, or full batch',
     ClusterData: 'full batch: the parts of pyg_sar.partition are the clusters',
 }
-"""What of PyG samples from the graph of one process, and what there is instead."""
+"""Classes of PyG that sample from the graph of one process, and what to use instead."""
 
 _SPARSE = (
     *('sparse_coo_tensor', 'sparse_csr_tensor', 'sparse_csc_tensor', 'sparse_bsr_tensor'),

@@ -105,7 +105,7 @@ def _summed(name: str, grad: Any, spec: _Spec) -> Any:
 
 
 def _saved(ctx: Any) -> tuple[Any, ...]:
-    """``ctx.saved_tensors``: autograd makes new tensors of those that forward has returned."""
+    """``ctx.saved_tensors``, with rows where autograd made new tensors of the rows of forward."""
     saved: tuple[Any, ...] = super(type(ctx), ctx).saved_tensors
     with plainly():
         for tensor in saved:

@@ -112,7 +112,7 @@ def _embedding_bag(func: Any, args: Any, kwargs: Any) -> Any:
 def _embedding(func: Any, args: Any, kwargs: Any) -> Any:
     named = _bound_embedding(func, args, kwargs)
     ids, weight = named['input'], named['weight']
-    # The sparse gradients of a model are made a dense one at the end of a backward.
+    # At the end of a backward a model's sparse gradients become a dense one.
     is_right = world_size() == 1 or (not isinstance(weight, Rows) and is_averaged(weight))
     if named['sparse'] and not is_right:
         refuse(func, "with 'sparse' is not known to be right")

@@ -138,7 +138,7 @@ def _counted(target: Tensor, weight: Tensor | None, ignore_index: int, wide: tor
 
 @rule('linear_cross_entropy')
 def _of_linear(func: Any, args: Any, kwargs: Any) -> Any:
-    """Runs linear and then cross_entropy, of which it is made."""
+    """Runs linear, then cross_entropy."""
     named = bound(func, args, kwargs)
     weight, bias = named.pop('linear_weight'), named.pop('linear_bias')
     options, target = named.pop('options', None), named.pop('target')

@@ -1,4 +1,4 @@
-"""Functions of matrices, in the last two dimensions, and what is made of all rows as one matrix."""
+"""Functions of matrices, in the last two dimensions, and covariances of all rows as one matrix."""
 
 from __future__ import annotations
 

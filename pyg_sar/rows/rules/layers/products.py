@@ -21,7 +21,7 @@ from pyg_sar.rows.rules.rowwise import needs_all_rows, rowwise
 
 
 def _in_order(args: Any, kwargs: Any) -> list[Any]:
-    """All operands; those given by name are called input, and then by letters in their order."""
+    """All operands; by name the first is called input, the others have names in their order."""
     return [*args, *(kwargs[name] for name in sorted(kwargs, key=lambda n: (n != 'input', n)))]
 
 
@@ -133,7 +133,7 @@ def _bilinear(func: Any, input1: Any, input2: Any, weight: Any, bias: Any = None
 def _with_bias(
     func: Any, operands: Any, letters: Any, out: Any, bias: Tensor | None, run: Any = None
 ) -> Any:
-    """What is summed over the ranks has its bias once, after the sum."""
+    """Adds a bias once: where a product is summed over the ranks, after the sum."""
     run = run or func
     if bias is None:
         return contract(func, operands, letters, out, run)
@@ -235,7 +235,7 @@ def _vecdot(func: Any, x: Any, y: Any, dim: int = -1) -> Any:
 
 @named_rule('cross linalg_cross')
 def _cross(func: Any, input: Any, other: Any, dim: int | None = None) -> Any:
-    """Along a dimension of size 3, which is the first of that size if none is given."""
+    """Along a dimension of size 3, by default the first of that size."""
     sizes = whole_shape(input)
     if dim is None:
         if name_of(func).startswith('linalg'):

@@ -40,7 +40,7 @@ def _setitem(func: Any, args: Any, kwargs: Any) -> None:
 
 
 def _write(func: Any, values: Rows, items: list[Any], new: Any, right: int, chosen: Space) -> None:
-    """Into own rows; those of a new tensor are `right` places from the right, 1 for the last."""
+    """Into own rows; the rows of `new` are its dimension `right` from the right, 1 for the last."""
     if isinstance(new, Tensor):
         dim = dim_of(new) - right
         is_wide = dim >= 0 or isinstance(new, Rows)

@@ -48,7 +48,7 @@ def _hashable(value: Any) -> Any:
 def _moved_to(
     func: Callable[..., Tensor], num_dims: int, dim: int, args: Any, kwargs: tuple[Any, ...]
 ) -> int:
-    """Where a dimension goes, found with a tensor without numbers whose sizes all differ."""
+    """Where a dimension goes: that of a tensor without numbers whose sizes all differ."""
     probe = torch.empty([i + 2 for i in range(num_dims)], device='meta')
     return list(func(probe, *args, **dict(kwargs)).shape).index(dim + 2)
 

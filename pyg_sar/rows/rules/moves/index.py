@@ -66,6 +66,7 @@ def index_other_dims(func: Any, values: Rows, items: list[Any], position: int) -
     if tensors:
         wide = max(1 if many[i].dtype == torch.bool else many[i].dim() for i in tensors)
         is_run = tensors == list(range(tensors[0], tensors[-1] + 1))
-        dim += wide if not is_run or tensors[0] < position else 0  # those that are apart come first
+        # Dimensions of tensors that are apart come first.
+        dim += wide if not is_run or tensors[0] < position else 0
     with plainly():
         return tag(plain(values)[tuple(items)], dim, values._space)

@@ -116,7 +116,7 @@ def _unpadded(func: Any, values: Rows, mask: Tensor, dim: int) -> Any:
 
 
 def numbers_of(mask: Rows, space: Space) -> Space:
-    """What a mask of several dimensions selects: numbers out of rows, one after another."""
+    """The numbers that a mask of several dimensions selects out of rows, one after another."""
     many = space.times(math.prod(mask.shape[1:]))
     with plainly():
         chosen = plain(mask).reshape(-1)

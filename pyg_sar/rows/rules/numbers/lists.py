@@ -58,7 +58,7 @@ def _unscale(func: Any, args: Any, kwargs: Any) -> None:
 
 @rule('values')
 def _values(func: Any, args: Any, kwargs: Any) -> Any:
-    """Rows that a sparse tensor has; every rank those that it has looked up."""
+    """The rows of a sparse tensor: on every rank those that it has looked up."""
     (rows,) = args
     with plainly():
         if rows._dim or rows.sparse_dim() != 1:

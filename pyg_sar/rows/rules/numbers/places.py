@@ -108,7 +108,7 @@ def _topk(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
     missing[dim] = k - num_own
     best = torch.cat([best, best.new_zeros(missing)], dim)
     ids = torch.cat([ids, ids.new_full(missing, total)], dim)
-    # All ranks' candidates side by side; first by place, then by number, those that are none last.
+    # All ranks' candidates side by side: sorted by place, then by number, then padding last.
     best, ids = (torch.cat(list(_gathered(tensor)), dim) for tensor in (best, ids))
     for by, descending in ((0, False), (1, largest), (2, False)):
         key = (ids, best, (ids == total).byte())[by]

@@ -26,14 +26,14 @@ _DRAWS_ALIKE = names(
     'rand_like randn_like randint_like normal_ uniform_ exponential_ random_ cauchy_ log_normal_ '
     'geometric_'
 )
-"""Those of them whose numbers do not depend on the rows."""
+"""Those of these functions whose numbers do not depend on the rows."""
 
 _MOST_DRAWN_ALIKE = 2**22
 """Up to so many numbers of the whole graph are drawn on every rank, as one process draws them."""
 
 
 @rule(
-    # What torch does not tag as pointwise.
+    # Functions that torch does not tag as pointwise.
     'pointwise broadcast_tensors cpu cuda clone detach contiguous float double half '
     'bfloat16 long int bool short char byte zeros_like ones_like empty_like full_like '
     'zero fill copy relu leaky_relu elu gelu silu selu celu relu6 softplus softsign '
@@ -83,7 +83,7 @@ def pointwise(func: Any, args: Any, kwargs: Any) -> Any:
 
 @rule('to type_as')
 def _cast(func: Any, args: Any, kwargs: Any) -> Any:
-    """What is cast stays what it is; of the other tensor the type and the device are asked."""
+    """Rows stay rows, plain tensors stay plain; the other tensor tells a type and a device only."""
     tensor = args[0]
     with plainly():
         out = func(*args, **kwargs)
