@@ -23,7 +23,7 @@ from pyg_sar.ground.changes import version_of
 from pyg_sar.monitor.users_line import warn
 
 LARGE = 2**24
-"""Numbers of a plain tensor from which on a function with rows warns."""
+"""A function of rows and a plain tensor with so many numbers warns."""
 
 PLAIN = (Tensor, torch.nn.Parameter)
 

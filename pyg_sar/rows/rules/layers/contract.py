@@ -60,9 +60,7 @@ def contract(
         own.append(own_rows(func, tensor, dim, space))
     with plainly():
         result = run(*own)
-        return (
-            tag(result, list(out).index(letter), space) if letter in out else sum_of_ranks(result)
-        )
+        return tag(result, out.index(letter), space) if letter in out else sum_of_ranks(result)
 
 
 def rows_letter(
