@@ -32,10 +32,7 @@ _logger = logging.getLogger(__name__)
 
 @collective('load_shard', 'two small all-gathers, and all raise if one of them does')
 def load_shard(
-    root: str | Path,
-    rank: int | None = None,
-    *,
-    verify: bool = True,
+    root: str | Path, rank: int | None = None, *, verify: bool = True
 ) -> Data | HeteroData:
     """Loads a partitioned graph in place of a dataset; this rank holds its part of it.
 
@@ -123,8 +120,7 @@ def _read_parts(
     """The parts of a rank; pages of their files may go from now on."""
     is_whole = num_ranks == 1 and rank is None
     data = read_shard(root, own, num_ranks, verify=verify, whole_graph=is_whole)
-    tensors = [v for s in data.stores for v in s.values() if isinstance(v, Tensor)]
-    note_mapped(Path(root), tensors)
+    note_mapped(Path(root), [v for s in data.stores for v in s.values() if isinstance(v, Tensor)])
     return data
 
 
@@ -150,27 +146,27 @@ def _check_same_partition(data: Data | HeteroData) -> None:
     shards = [store.edge_index.handle.shard for store in data.edge_stores]
     shard = shards[0]
     steps = [
-        [(s.recv_rank, s.recv_rows, s.send_rank, s.send_index.numel()) for s in each.steps]
-        for each in shards
+        [(s.recv_rank, s.recv_rows, s.send_rank, s.send_index.numel()) for s in relation.steps]
+        for relation in shards
     ]
     # The name of every relation's shard holds that of the whole partition.
     checksums = sorted(read_meta(shard.root).checksums.items())
     content = hashlib.sha256(repr(checksums).encode()).hexdigest()
-    found = agree((f'{shard.fingerprint} {content}', shard.root, shard.rank, steps))
-    fingerprints = [each[0] for each in found]
+    answers = agree((f'{shard.fingerprint} {content}', shard.root, shard.rank, steps))
+    fingerprints, roots, ranks, steps_of_ranks = zip(*answers, strict=True)
     if len(set(fingerprints)) > 1:
         odd, usual = odd_and_usual(fingerprints)
         raise differ(
-            f"expected the same partition on all ranks: '{found[odd][1]}' on rank {odd} (got "
-            f"another one, '{found[usual][1]}', on rank {usual}): copy one folder to all machines",
+            f"expected the same partition on all ranks: '{roots[odd]}' on rank {odd} (got "
+            f"another one, '{roots[usual]}', on rank {usual}): copy one folder to all machines",
             odd,
         )
     # By relation, sender and receiver; the same on all ranks, so that all raise.
     sent: defaultdict[tuple[int, int, int], list[int]] = defaultdict(list)
     expected: defaultdict[tuple[int, int, int], list[int]] = defaultdict(list)
-    for rank, relations in {rank: relations for _, _, rank, relations in found}.items():
-        for number, each in enumerate(relations):
-            for recv_rank, recv_rows, send_rank, send_rows in each:
+    for rank, relations in dict(zip(ranks, steps_of_ranks, strict=True)).items():
+        for number, steps in enumerate(relations):
+            for recv_rank, recv_rows, send_rank, send_rows in steps:
                 sent[number, rank, send_rank].append(send_rows)
                 expected[number, recv_rank, rank].append(recv_rows)
     for key in sent.keys() & expected.keys():  # of ranks whose parts somebody has loaded

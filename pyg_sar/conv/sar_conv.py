@@ -26,9 +26,9 @@ from pyg_sar.conv.row_by_row import ROW_BY_ROW, relations_joined
 from pyg_sar.conv.support import refuse_tracing, why_refused
 from pyg_sar.dropout import is_running
 from pyg_sar.ground.class_swap import ClassSwap, become, name_of, plain_class
-from pyg_sar.rows.attach import given_to_conv, rows_by_type
+from pyg_sar.rows.attach import conv_arguments, rows_by_type
 from pyg_sar.rows.edges import EdgeIndex
-from pyg_sar.rows.made_edges import with_made_edges
+from pyg_sar.rows.made_edges import with_edges_of_ids
 from pyg_sar.rows.registry import signature_of
 from pyg_sar.rows.unasked.constructors import alike_draws
 
@@ -109,7 +109,7 @@ class SARConv(MessagePassing, metaclass=ClassSwap):
         ):
             return super().forward(*args, **kwargs)
         names = [*signature_of(self._plain_class.forward).parameters][1:]
-        args, kwargs = with_made_edges(self._plain_class.__name__, names, args, kwargs)
+        args, kwargs = with_edges_of_ids(self._plain_class.__name__, names, args, kwargs)
         edges = edges_in((*args, *kwargs.values()))
         if not edges:
             if getattr(self, 'cached', False) and world_size() > 1:
@@ -125,7 +125,7 @@ class SARConv(MessagePassing, metaclass=ClassSwap):
         with self._on_cut_graph(edges, args, kwargs):
             if not isinstance(self, ROW_BY_ROW):
                 return super().forward(*args, **kwargs)
-            own_args, own = given_to_conv((args, kwargs), edges, name_of(self))
+            own_args, own = conv_arguments((args, kwargs), edges, name_of(self))
             with relations_joined(own_args[0] if own_args else own['x_dict']):
                 out = super().forward(*own_args, **own)
             return rows_by_type(out, (args, kwargs))

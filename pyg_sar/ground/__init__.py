@@ -1,1 +1,1 @@
-"""What all rooms stand on: values of threads, nested and plain values, names torch must have."""
+"""Tools of all rooms: values of a thread, nested and plain values, private names of torch."""

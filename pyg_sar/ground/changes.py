@@ -12,9 +12,9 @@ _lazy_clone = find_or_none('torch._lazy_clone')
 
 
 def version_of(tensor: Tensor) -> object:
-    """What is equal as long as nothing is written to a tensor.
+    """A value that is equal as long as nothing is written to a tensor.
 
-    Torch counts no changes of tensors that are made in inference mode: theirs is never equal.
+    Torch counts no changes of tensors of inference mode: theirs is never equal.
     """
     return object() if tensor.is_inference() else tensor._version
 

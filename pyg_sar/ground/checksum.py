@@ -73,5 +73,5 @@ def digest(tensors: Iterable[Tensor]) -> int:
             small.setdefault((tensor.dtype, tensor.device), []).append(tensor.detach().reshape(-1))
     for (_, device), flat in small.items():
         numbers.setdefault(device, []).append(_numbers(torch.cat(flat)))
-    told = repr([torch.cat(of_device).tolist() for of_device in numbers.values()])
-    return int.from_bytes(hashlib.blake2b(told.encode(), digest_size=8).digest(), 'little')
+    text = repr([torch.cat(of_device).tolist() for of_device in numbers.values()])
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), 'little')

@@ -1,8 +1,8 @@
-"""Calls that a program does not see: they leave nothing behind.
+"""Calls of a model that leave nothing behind.
 
-A model or a message is run once more than the program runs it, to learn shapes or what it does.
-What such a call writes must not stay: containers get back what they held, tensors their numbers,
-random generators their states. Hooks of users do not see it.
+A model or a message runs once more than the program runs it, to learn shapes or what it does. What
+such a call writes must not stay: containers get back what they held, tensors their numbers, random
+generators their states. Hooks of users do not see it.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _OF_MODULES = frozenset(vars(torch.nn.Module()))
 
 
 @contextmanager
-def inert(model: torch.nn.Module, given: Any = None) -> Iterator[None]:
-    """While it lasts, a call of a model changes nothing that is seen after it.
+def inert(model: torch.nn.Module, arguments: Any = None) -> Iterator[None]:
+    """In its ``with``, a call of a model changes nothing that a program sees after it.
 
     What modules with lazy parameters learn stays: their attributes, and random numbers that they
-    draw. `given` are the call's arguments.
+    draw. `arguments` are those of the call.
 
     Raises:
         ValueError: If a tensor was changed in place that cannot be changed back.
@@ -49,7 +49,7 @@ def inert(model: torch.nn.Module, given: Any = None) -> Iterator[None]:
         for module in model.modules()
         if any(is_lazy(t) for t in (*module.parameters(False), *module.buffers(False)))
     ]
-    snapshot = Snapshot((model, given), without=learning)
+    snapshot = Snapshot((model, arguments), without=learning)
     put_back = states_of_process()
     draws = _Draws()
     handles = []
@@ -68,10 +68,10 @@ def inert(model: torch.nn.Module, given: Any = None) -> Iterator[None]:
 
 
 class _Draws:
-    """Numbers that are drawn while it lasts are drawn one after another, as often as it begins.
+    """Gives the numbers drawn in its ``with`` generators of their own, which go on at the next.
 
     Attributes:
-        own: Sets the generators to where they are after these numbers alone.
+        own: Sets the generators to their states after these numbers alone.
     """
 
     def __init__(self) -> None:
@@ -92,10 +92,10 @@ class _Draws:
 
 
 is_hidden: Scoped[bool] = Scoped(False)
-"""Whether a model runs that a program does not see; ranks may not have its values in common yet."""
+"""Whether a call that the program does not see runs; its values may differ between ranks."""
 
 lazy_draws: Scoped[AbstractContextManager[Any]] = Scoped(nullcontext())
-"""In what lazy layers draw their values in this thread."""
+"""The context in which lazy layers draw their values in this thread."""
 
 
 def is_of_user(hook: Any) -> bool:
@@ -123,7 +123,7 @@ def without_users_hooks(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
 
 
 class Snapshot:
-    """What is in modules, containers and objects, however deep, and in their tensors.
+    """The content of modules, containers and objects, however deep, and of their tensors.
 
     Args:
         roots: Where to begin.
@@ -134,8 +134,7 @@ class Snapshot:
         self._held: list[_Held] = []
         self._seen: dict[int, Any] = {id(module): module for module in without}
         left = [('', roots)]
-        for module in without:  # what they hold, but not their own tables
-            left += [('', each) for each in module.children()]
+        left += [('', child) for module in without for child in module.children()]
         while left:
             name, value = left.pop()
             left += self._note(name, value)
@@ -158,24 +157,23 @@ class Snapshot:
             return []
         if isinstance(value, (list, deque)):
             self._held.append(_HeldSequence(name, value, [*value]))
-            return [(name, each) for each in value]
+            return [(name, item) for item in value]
         if isinstance(value, (tuple, set)):
             if isinstance(value, set):
                 self._held.append(_HeldSet(name, value, {*value}))
-            return [(name, each) for each in value]
+            return [(name, item) for item in value]
         if isinstance(value, dict):
             self._held.append(_HeldTable(name, value, dict(value)))
-            return [(name, each) for each in value.values()]
+            return [(name, item) for item in value.values()]
         if isinstance(value, torch.nn.Module):
             own = {k: v for k, v in vars(value).items() if k not in _OF_MODULES or k == 'training'}
             self._held.append(_HeldModule(name, vars(value), own))
-            tables = [value._buffers]
-            self._held += [_HeldTable('', table, dict(table)) for table in tables]
-            inside = [each for table in _TABLES for each in vars(value)[table].items()]
+            self._held.append(_HeldTable('', value._buffers, dict(value._buffers)))
+            inside = [entry for table in _TABLES for entry in vars(value)[table].items()]
             return [*inside, *own.items()]
         if _is_of_program(value):
             self._held.append(_HeldTable(name, vars(value), dict(vars(value))))
-            return [(name, each) for each in vars(value).values()]
+            return [(name, attribute) for attribute in vars(value).values()]
         return []
 
     def restore(self) -> list[str]:
@@ -184,10 +182,10 @@ class Snapshot:
         Raises:
             ValueError: If a tensor has changed that cannot be changed back.
         """
-        changed = [each for each in self._held if each.is_changed()]
-        for each in changed:
-            each.put_back()
-        return [name for each in changed for name in each.names()]
+        changed = [held for held in self._held if held.is_changed()]
+        for held in changed:
+            held.put_back()
+        return [name for held in changed for name in held.names()]
 
 
 _PLAIN = (str, bytes, int, float, complex, type(None), type, torch.dtype, torch.device)
@@ -217,11 +215,11 @@ _GENERATORS: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]] 
 
 @dataclasses.dataclass(eq=False)
 class _Held:
-    """A place with what it held."""
+    """A tensor, container or object, and what it held."""
 
     name: str  # of the attribute that it is in
-    place: Any
-    then: Any
+    value: Any
+    before: Any
 
     def names(self) -> list[str]:
         """The attributes that have changed."""
@@ -236,33 +234,29 @@ class _Held:
 
 class _HeldSequence(_Held):
     def is_changed(self) -> bool:
-        return len(self.place) != len(self.then) or any(
-            a is not b for a, b in zip(self.place, self.then, strict=True)
+        return len(self.value) != len(self.before) or any(
+            a is not b for a, b in zip(self.value, self.before, strict=True)
         )
 
     def put_back(self) -> None:
-        self.place.clear()
-        self.place.extend(self.then)
+        self.value.clear()
+        self.value.extend(self.before)
 
 
 class _HeldSet(_Held):
     def is_changed(self) -> bool:
-        return bool(self.place != self.then)
+        return bool(self.value != self.before)
 
     def put_back(self) -> None:
-        self.place.clear()
-        self.place.update(self.then)
+        self.value.clear()
+        self.value.update(self.before)
 
 
-class _HeldTable(_Held):
+class _HeldTable(_HeldSet):
     def is_changed(self) -> bool:
-        return bool(self.place.keys() != self.then.keys()) or any(
-            self.place[key] is not value for key, value in self.then.items()
+        return bool(self.value.keys() != self.before.keys()) or any(
+            self.value[key] is not value for key, value in self.before.items()
         )
-
-    def put_back(self) -> None:
-        self.place.clear()
-        self.place.update(self.then)
 
 
 class _HeldModule(_Held):
@@ -272,40 +266,39 @@ class _HeldModule(_Held):
         return self._names
 
     def is_changed(self) -> bool:
-        now = {k: v for k, v in self.place.items() if k not in _OF_MODULES or k == 'training'}
-        self._new = now.keys() - self.then.keys()
-        gone = {k for k, v in self.then.items() if k not in now or now[k] is not v}
+        now = {k: v for k, v in self.value.items() if k not in _OF_MODULES or k == 'training'}
+        self._new = now.keys() - self.before.keys()
+        gone = {k for k, v in self.before.items() if k not in now or now[k] is not v}
         self._names = sorted(self._new | gone)
         return bool(self._names)
 
     def put_back(self) -> None:
         for name in self._new:
-            del self.place[name]
-        self.place.update(self.then)
+            del self.value[name]
+        self.value.update(self.before)
 
 
 class _HeldArray(_Held):
     def is_changed(self) -> bool:
-        return self.place.tobytes() != self.then.tobytes()
+        return self.value.tobytes() != self.before.tobytes()
 
     def put_back(self) -> None:
-        self.place[...] = self.then
+        self.value[...] = self.before
 
 
 class _HeldGenerator(_Held):
     @staticmethod
     def state_of(generator: Any) -> Any:
-        return next(read for kind, (read, _) in _GENERATORS.items() if isinstance(generator, kind))(
-            generator
-        )
+        readers = (read for kind, (read, _) in _GENERATORS.items() if isinstance(generator, kind))
+        return next(readers)(generator)
 
     def is_changed(self) -> bool:
-        return pickle.dumps(self.state_of(self.place)) != pickle.dumps(self.then)
+        return pickle.dumps(self.state_of(self.value)) != pickle.dumps(self.before)
 
     def put_back(self) -> None:
         for kind, (_, write) in _GENERATORS.items():
-            if isinstance(self.place, kind):
-                write(self.place, self.then)
+            if isinstance(self.value, kind):
+                write(self.value, self.before)
 
 
 _SMALL = 1 << 20
@@ -324,32 +317,32 @@ class _HeldTensor(_Held):
         with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
             if tensor.is_inference() and not torch.is_inference_mode_enabled():
                 return None  # nothing can be written to it
-            then, grad = None, tensor.grad if tensor.is_leaf else None
+            before, grad = None, tensor.grad if tensor.is_leaf else None
             if tensor.layout == torch.strided and tensor.device.type != 'meta':
-                then = lazy_copy(tensor.detach())
-                if then is None and tensor.numel() * tensor.element_size() <= _SMALL:
-                    then = tensor.detach().clone()
-            return cls(name, tensor, then, version_of(tensor), grad)
+                before = lazy_copy(tensor.detach())
+                if before is None and tensor.numel() * tensor.element_size() <= _SMALL:
+                    before = tensor.detach().clone()
+            return cls(name, tensor, before, version_of(tensor), grad)
 
     def is_changed(self) -> bool:
         with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
-            if self.place.is_leaf and self.place.grad is not self.grad:
+            if self.value.is_leaf and self.value.grad is not self.grad:
                 return True
-            if self.then is None:
-                return self.version != version_of(self.place)
-            return not _is_equal(self.place.detach(), self.then)
+            if self.before is None:
+                return self.version != version_of(self.value)
+            return not _is_equal(self.value.detach(), self.before)
 
     def put_back(self) -> None:
         with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
-            if self.then is None or self.place.shape != self.then.shape:
+            if self.before is None or self.value.shape != self.before.shape:
                 raise ValueError(
                     'expected a forward that changes no such tensor in place (got one of shape '
-                    f'{tuple(self.place.shape)}, {self.place.layout}): write to a clone of it'
+                    f'{tuple(self.value.shape)}, {self.value.layout}): write to a clone of it'
                 )
-            if self.place.is_leaf and self.place.grad is not self.grad:
-                self.place.grad = self.grad
-            if not _is_equal(self.place.detach(), self.then):
-                self.place.detach().copy_(self.then)
+            if self.value.is_leaf and self.value.grad is not self.grad:
+                self.value.grad = self.grad
+            if not _is_equal(self.value.detach(), self.before):
+                self.value.detach().copy_(self.before)
 
 
 def _is_equal(a: Tensor, b: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""What is in containers, however deep: of functions of torch, and what users give to models."""
+"""Leaves of nested containers: arguments of functions of torch, and of models."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ PLAIN = (bool, int, float, str, type(None))
 
 
 def leaves(value: Any) -> list[Any]:
-    """What is in nested tuples, lists and dicts."""
+    """The leaves of nested tuples, lists and dicts."""
     if isinstance(value, dict):
         value = list(value.values())
     if not isinstance(value, (tuple, list)):
         return [value]
     nested = (tuple, list, dict)
-    return [x for each in value for x in (leaves(each) if isinstance(each, nested) else [each])]
+    return [x for item in value for x in (leaves(item) if isinstance(item, nested) else [item])]
 
 
 def in_nested(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Tuples, lists and dicts with other leaves."""
+    """The same tuples, lists and dicts, with every leaf changed by a function."""
     if isinstance(value, dict):
         return dict(zip(value, in_nested([*value.values()], change), strict=True))
     if not isinstance(value, (tuple, list)):
         return change(value)
     items = [
-        in_nested(each, change) if isinstance(each, (tuple, list, dict)) else change(each)
-        for each in value
+        in_nested(item, change) if isinstance(item, (tuple, list, dict)) else change(item)
+        for item in value
     ]
     return type(value)(*items) if hasattr(value, '_fields') else type(value)(items)
 
 
 def leaves_of(value: Any) -> list[Any]:
-    """What is in nested lists, dicts, dataclasses and PyG's data objects; else the value itself."""
+    """The leaves of nested lists, dicts, dataclasses and PyG's data; else the value itself."""
     out, left = [], [value]
     seen: dict[int, Any] = {}  # containers: one may hold itself
     while left:

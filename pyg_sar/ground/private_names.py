@@ -4,7 +4,7 @@ They may go in any version. So :func:`check` looks for them before anything else
 one that is gone ends the import with a sentence that says which. What only a corner needs is looked
 for where it is met. CONTRIBUTING.md has a table of this file (``make private-names``).
 
-A name that ends with ``()`` is made without arguments, for what its objects have.
+A name that ends with ``()`` is a class: an object of it, made without arguments, has the next name.
 """
 
 from __future__ import annotations
@@ -51,10 +51,7 @@ NAMES = (
     Private('torch._C._are_functorch_transforms_active', 'refuses torch.func'),
     Private('torch._C._current_graph_task_id', 'which backward runs'),
     Private('torch._C._will_engine_execute_node', "'backward()' or 'autograd.grad'"),
-    Private(
-        'torch.autograd.Variable._execution_engine.queue_callback',
-        'the end of a backward',
-    ),
+    Private('torch.autograd.Variable._execution_engine.queue_callback', 'the end of a backward'),
     Private('torch._C._autograd._profiler_enabled', 'ranges only while a profiler runs'),
     Private('torch._C.PyTorchFileReader', 'reads the pickle of a file'),
     Private(
@@ -187,21 +184,21 @@ def check() -> None:
         warnings.filterwarnings('ignore', '.torch.jit.[a-z_]+. is (deprecated|not supported)')
         warnings.filterwarnings('ignore', "Failing to pass a value to the 'type_params'")
         importlib.import_module('torch_geometric.nn')
-        for each in NAMES:
-            for name in each.names.split() if not each.without else ():
+        for group in NAMES:
+            for name in group.names.split() if not group.without else ():
                 find(name)
 
 
 def find(name: str) -> Any:
-    """What a name of :data:`NAMES` stands for."""
-    found: Any = importlib.import_module(name.partition('.')[0])
+    """The object that a name of :data:`NAMES` stands for."""
+    value: Any = importlib.import_module(name.partition('.')[0])
     for word in name.split('.')[1:]:
         try:
-            found = _attribute(found, word.removesuffix('()'))
-            found = found() if word.endswith('()') else found
+            value = _attribute(value, word.removesuffix('()'))
+            value = value() if word.endswith('()') else value
         except (AttributeError, ImportError):
             raise missing(name) from None
-    return found
+    return value
 
 
 def _attribute(owner: Any, name: str) -> Any:
@@ -221,10 +218,10 @@ def find_or_none(name: str) -> Any:
 
 def missing(name: str) -> ImportError:
     """The error where a name is gone."""
-    (row,) = (each for each in NAMES if name in each.names.split())
+    (group,) = (group for group in NAMES if name in group.names.split())
     package = name.partition('.')[0]
     return ImportError(
-        f"pyg_sar needs '{name}' ({row.purpose}), which {package} {installed(package)} does not "
+        f"pyg_sar needs '{name}' ({group.purpose}), which {package} {installed(package)} does not "
         f'have: it is tested with {package} {BOUNDS[package]} ({pip_command(package)})'
     )
 

@@ -30,7 +30,7 @@ def random_states(device: torch.device) -> list[Tensor]:
 
 
 def set_random_states(states: Sequence[Tensor], device: torch.device) -> None:
-    """Sets what :func:`random_states` has given of a device."""
+    """Sets the states that :func:`random_states` returned for a device."""
     with _one:
         torch.set_rng_state(states[0])
         if device.type == 'cuda':
@@ -39,7 +39,7 @@ def set_random_states(states: Sequence[Tensor], device: torch.device) -> None:
 
 @contextmanager
 def random_states_kept(device: torch.device) -> Iterator[None]:
-    """At the end all states are what they were at the beginning."""
+    """Sets all states back at the end of its ``with``."""
     before = random_states(device)
     try:
         yield
@@ -48,7 +48,7 @@ def random_states_kept(device: torch.device) -> Iterator[None]:
 
 
 def states_of_process() -> Callable[[], set[str]]:
-    """What sets the generators of torch, NumPy and Python back, and tells which had drawn."""
+    """A function that sets the generators of torch, NumPy and Python back, and says which drew."""
     (of_torch,) = random_states(_CPU)
     of_numpy = np.random.get_state()  # noqa: NPY002 (PyG's)
     of_python = random.getstate()

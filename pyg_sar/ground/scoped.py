@@ -1,7 +1,7 @@
 """Values that hold for one thread while a ``with`` lasts.
 
-What is found out far above and needed far below (the comm of a thread, the layer it runs, the forms
-of functions in force) is kept here, in the one thread local of the package.
+A caller sets what functions far below it need (the comm of a thread, the layer it runs, the forms
+of functions in force) here, in the one thread local of the package.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Scoped(threading.local, Generic[T]):
 
     @contextmanager
     def set(self, value: T) -> Iterator[None]:
-        """While it lasts, `value` holds in this thread."""
+        """In its ``with``, `value` holds in this thread."""
         before, self.value = self.value, value
         try:
             yield

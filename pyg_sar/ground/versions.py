@@ -1,4 +1,4 @@
-"""Which versions pyg_sar is tested with, and what is told where others are installed.
+"""Which versions pyg_sar is tested with, and a warning where others are installed.
 
 pip keeps to these bounds. Who installs a newer version by force is warned once, at import: names of
 torch that are not public may have changed (:mod:`pyg_sar.ground.private_names`).
@@ -18,7 +18,7 @@ BOUNDS = {
     'pymetis': '>=2025.2,<2026',
     'numba': '>=0.60,<1',
 }
-"""What pyproject.toml asks for, by package."""
+"""The bounds of pyproject.toml, by package."""
 
 PYTHON = '>=3.10,<3.14'
 """The versions of Python that the tests have run on."""
@@ -33,20 +33,20 @@ def installed(package: str) -> str | None:
 
 
 def pip_command(package: str) -> str:
-    """What installs a tested version."""
+    """The command that installs a tested version."""
     return f"pip install '{package}{BOUNDS[package]}'"
 
 
 def warn_of_untested() -> None:
     """Gives one warning where a version is out of its bounds."""
-    found = {'Python': (platform.python_version(), PYTHON)}
-    found |= {name: (installed(name) or '', bounds) for name, bounds in BOUNDS.items()}
-    others = {name: each for name, each in found.items() if each[0] and not _is_in(*each)}
+    versions = {'Python': (platform.python_version(), PYTHON)}
+    versions |= {name: (installed(name) or '', bounds) for name, bounds in BOUNDS.items()}
+    others = {name: pair for name, pair in versions.items() if pair[0] and not _is_in(*pair)}
     if others:
-        told = ', '.join(f'{name} {bounds} (got {own})' for name, (own, bounds) in others.items())
+        text = ', '.join(f'{name} {bounds} (got {own})' for name, (own, bounds) in others.items())
         commands = ' and '.join(pip_command(name) for name in others if name in BOUNDS)
         way = f': {commands}' if commands else ''
-        warnings.warn(f'pyg_sar is tested with {told}{way}', stacklevel=3)
+        warnings.warn(f'pyg_sar is tested with {text}{way}', stacklevel=3)
 
 
 def _is_in(own: str, bounds: str) -> bool:
@@ -56,5 +56,5 @@ def _is_in(own: str, bounds: str) -> bool:
 
 def _numbers(text: str) -> tuple[int, ...]:
     """``'2.14.1+cu130'`` as (2, 14, 1), ``'2.16.0a0'`` as (2, 16, 0)."""
-    found = re.match(r'[\d.]+', text)
-    return tuple(int(each) for each in found[0].split('.') if each) if found else ()
+    match = re.match(r'[\d.]+', text)
+    return tuple(int(number) for number in match[0].split('.') if number) if match else ()

@@ -12,13 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pyg_sar.comm import (
-    agree,
-    all_gather_alike,
-    all_reduce_sum,
-    communicates,
-    once_differentiable,
-)
+from pyg_sar.comm import agree, all_gather_alike, all_reduce_sum, communicates, once_differentiable
 
 
 def moments(rows: Tensor) -> tuple[Tensor, Tensor, int]:
@@ -55,11 +49,11 @@ def _local_moments(
         return mean.double(), var.double() * rows.size(0)
     step = max(chunk_bytes // (rows.size(1) * dtype.itemsize), 1)
     chunks = torch.split(rows, step)
-    found = [
+    statistics = [
         torch.batch_norm_update_stats(chunk.to(dtype).contiguous(), None, None, 0.0)
         for chunk in chunks
     ]
-    means, variances = (torch.stack(each).double() for each in zip(*found, strict=True))
+    means, variances = (torch.stack(t).double() for t in zip(*statistics, strict=True))
     counts = means.new_tensor([chunk.size(0) for chunk in chunks]).unsqueeze(1)
     mean = (means * counts).sum(0) / rows.size(0)
     return mean, ((variances + (means - mean).square()) * counts).sum(0)
@@ -113,15 +107,9 @@ class BatchNorm(torch.autograd.Function):
             offset = slope * mean - scale * sums[1] / ctx.count
             grad_x = torch.addcmul(offset, grads[0].to(mean.dtype), scale)
             grad_x = grad_x.addcmul_(x.to(mean.dtype), slope, value=-1).to(x.dtype)
-        return (
-            grad_x,
-            _to(grad_weight, weight) if weight is not None else None,
-            _to(grad_bias, weight) if ctx.has_bias else None,
-            None,
-            None,
-            None,
-            None,
-        )
+        of_weight = None if weight is None else _to(grad_weight, weight)
+        of_bias = _to(grad_bias, weight) if ctx.has_bias else None
+        return grad_x, of_weight, of_bias, None, None, None, None
 
 
 def normalized(

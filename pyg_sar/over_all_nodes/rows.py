@@ -33,7 +33,7 @@ from pyg_sar.ground.changes import version_of
 
 
 @collective('rows by id', 'one all-to-all in forward, one in backward; a few more for new ids')
-def rows(x: Tensor | torch.nn.Module, ids: Tensor, n_id: Tensor) -> Tensor:
+def rows(x: Any, ids: Tensor, n_id: Tensor) -> Tensor:
     """The rows of nodes of the whole graph: ``x[ids]``, as if `x` had the rows of all nodes.
 
     `x` are own rows, or a NodeEmbedding, of which each owner looks up the rows that are asked for.
@@ -42,24 +42,22 @@ def rows(x: Tensor | torch.nn.Module, ids: Tensor, n_id: Tensor) -> Tensor:
     ValueError on all ranks, if one has an id that no rank owns, or `x` and `n_id` do not fit.
     """
     plan = _plan(x, ids, n_id)
-    place = plan.send_index
-    table: Any = x
-    is_table = not isinstance(x, Tensor)
-    sent = table.plain_rows(n_id[place]) if is_table else table.index_select(0, place)
+    index = plan.send_index
+    sent = x.index_select(0, index) if isinstance(x, Tensor) else x.plain_rows(n_id[index])
     out: Tensor = _SendRows.apply(sent, plan)
     if out.requires_grad:
         note_backward_of(out)
-    return out.index_select(0, plan.place).view(*ids.shape, *out.shape[1:])
+    return out.index_select(0, plan.recv_index).view(*ids.shape, *out.shape[1:])
 
 
 @dataclass(frozen=True, eq=False)
 class _Plan:
-    """What moves between ranks for some ids."""
+    """Which rows move between the ranks for some ids."""
 
     send_index: Tensor  # own rows that are sent, by the rank that reads them
     send_counts: list[int]  # how many each rank reads
     recv_counts: list[int]  # how many come from each rank
-    place: Tensor  # which of the rows that come is that of each id
+    recv_index: Tensor  # which of the rows that come is that of each id
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +74,7 @@ _homes = WeakTensorKeyDictionary()
 _plans = WeakTensorKeyDictionary()
 
 
-def _plan(x: Tensor | torch.nn.Module, ids: Tensor, n_id: Tensor) -> _Plan:
+def _plan(x: Any, ids: Tensor, n_id: Tensor) -> _Plan:
     error = None
     if ids.dtype != torch.int64:
         error = f"expected int64 'ids' (got {ids.dtype})"
@@ -92,42 +90,36 @@ def _plan(x: Tensor | torch.nn.Module, ids: Tensor, n_id: Tensor) -> _Plan:
             f"expected one row of 'x' for each of {tuple(n_id.shape)} ids in 'n_id' "
             f'(got shape {tuple(x.shape)})'
         )
-    known: Agreed[tuple[Tensor, _Plan]] = _plans.setdefault(ids, Agreed())  # type: ignore[no-untyped-call]
+    cache: Agreed[tuple[Tensor, _Plan]] = _plans.setdefault(ids, Agreed())  # type: ignore[no-untyped-call]
     key = version_of(ids), id(n_id)
-    found, are_right = known.find(key, error is None)
+    pair, are_right = cache.find(key, error is None)
     if not are_right:
         raise_together(None if error is None else ValueError(error))
-    if found is None:
-        plan = _asked_for(ids.reshape(-1).to(n_id.device), _home(n_id))
-        found = known.keep(key, (n_id, plan))  # its number in memory stays its own
-    return found[1]
+    if pair is None:
+        plan = _new_plan(ids.reshape(-1).to(n_id.device), _home(n_id))
+        pair = cache.keep(key, (n_id, plan))  # with `n_id`, whose id() stays its own so
+    return pair[1]
 
 
 def _home(n_id: Tensor) -> _Home:
     """Makes this rank the home of its share of all ids (collective)."""
-    known: Agreed[_Home] = _homes.setdefault(n_id, Agreed())  # type: ignore[no-untyped-call]
-    return known.get(version_of(n_id), lambda: _made_home(n_id))
+    cache: Agreed[_Home] = _homes.setdefault(n_id, Agreed())  # type: ignore[no-untyped-call]
+    return cache.get(version_of(n_id), lambda: _new_home(n_id))
 
 
-def _made_home(n_id: Tensor) -> _Home:
+def _new_home(n_id: Tensor) -> _Home:
     own_end = int(n_id.max()) + 1 if n_id.numel() else 0
     num_ids, ranks = max(agree(own_end)), world_size()
-    order, counts = _by_home(n_id, num_ids)
-    asked = all_to_all_counts(counts)
-    told = torch.stack([n_id[order], order], dim=1)
-    came = all_to_all(told, counts.tolist(), asked.tolist())
-    owner = torch.repeat_interleave(torch.arange(ranks, device=n_id.device), asked)
-    first, end = _bounds(num_ids)
+    order, send_counts = _by_home(n_id, num_ids)
+    recv_counts = all_to_all_counts(send_counts)
+    pairs = torch.stack([n_id[order], order], dim=1)
+    ids, rows = all_to_all(pairs, send_counts.tolist(), recv_counts.tolist()).unbind(1)
+    first, end = (-(-own * num_ids // ranks) for own in (rank(), rank() + 1))
     home = _Home(first, num_ids, *(n_id.new_full((end - first,), -1) for _ in range(2)))
-    home.rank[came[:, 0] - first] = owner
-    home.row[came[:, 0] - first] = came[:, 1]
+    owners = torch.arange(ranks, device=n_id.device)
+    home.rank[ids - first] = torch.repeat_interleave(owners, recv_counts)
+    home.row[ids - first] = rows
     return home
-
-
-def _bounds(num_ids: int) -> tuple[int, int]:
-    """The ids whose home is this rank."""
-    own, ranks = rank(), world_size()
-    return -(-own * num_ids // ranks), -(-(own + 1) * num_ids // ranks)
 
 
 def _by_home(ids: Tensor, num_ids: int) -> tuple[Tensor, Tensor]:
@@ -142,20 +134,19 @@ def owners_of(ids: Tensor, n_id: Tensor, name: str) -> tuple[Tensor, Tensor]:
     Their ids in the whole graph, int64 ``[N]``, may differ from rank to rank; `n_id` are those of
     the own nodes. Raises ValueError on all ranks, if no rank owns an id; it calls them by `name`.
     """
-    unique, place = torch.unique(ids, return_inverse=True)
+    unique, inverse = torch.unique(ids, return_inverse=True)
     owner, row = _owners_of(unique, _home(n_id), name)
-    return owner[place], row[place]
+    return owner[inverse], row[inverse]
 
 
 def _owners_of(unique: Tensor, home: _Home, name: str) -> tuple[Tensor, Tensor]:
-    is_wrong = (unique < 0) | (unique >= home.num_ids)
-    order, counts = _by_home(unique[~is_wrong], home.num_ids)
-    asked = all_to_all_counts(counts)
-    questions = all_to_all(unique[~is_wrong][order], counts.tolist(), asked.tolist())
-    found = torch.stack([home.rank, home.row], dim=1)[questions - home.first]
-    answers = torch.empty_like(unique).unsqueeze(1).repeat(1, 2).fill_(-1)
-    told = all_to_all(found, asked.tolist(), counts.tolist())
-    answers[(~is_wrong).nonzero().view(-1)[order]] = told
+    is_right = (unique >= 0) & (unique < home.num_ids)
+    order, counts = _by_home(unique[is_right], home.num_ids)
+    sent, received = counts.tolist(), all_to_all_counts(counts).tolist()
+    questions = all_to_all(unique[is_right][order], sent, received)
+    pairs = torch.stack([home.rank, home.row], dim=1)[questions - home.first]
+    answers = unique.new_full((unique.numel(), 2), -1)
+    answers[is_right.nonzero().view(-1)[order]] = all_to_all(pairs, received, sent)
     owner, row = answers.unbind(dim=1)
 
     def check() -> None:
@@ -168,17 +159,17 @@ def _owners_of(unique: Tensor, home: _Home, name: str) -> tuple[Tensor, Tensor]:
     return owner, row
 
 
-def _asked_for(ids: Tensor, home: _Home) -> _Plan:
-    """Finds the owners of ids, and tells them what will be read (collective)."""
-    unique, place = torch.unique(ids, return_inverse=True)
+def _new_plan(ids: Tensor, home: _Home) -> _Plan:
+    """Finds the owners of ids, and tells them which rows to send (collective)."""
+    unique, inverse = torch.unique(ids, return_inverse=True)
     owner, row = _owners_of(unique, home, 'ids')
     order = torch.argsort(owner, stable=True)
-    recv_counts = torch.bincount(owner, minlength=world_size())
-    send_counts = all_to_all_counts(recv_counts)
-    send_index = all_to_all(row[order], recv_counts.tolist(), send_counts.tolist())
+    counts = torch.bincount(owner, minlength=world_size())
+    recv_counts, send_counts = counts.tolist(), all_to_all_counts(counts).tolist()
+    send_index = all_to_all(row[order], recv_counts, send_counts)
     position = torch.empty_like(order)
     position[order] = torch.arange(order.numel(), device=order.device)
-    return _Plan(send_index, send_counts.tolist(), recv_counts.tolist(), position[place])
+    return _Plan(send_index, send_counts, recv_counts, position[inverse])
 
 
 @communicates

@@ -95,14 +95,15 @@ class _Graph:
 
     def counts(self, num_samples: int, seed: int) -> Tensor:
         """How many of all samples each own node is the destination of."""
-        each, rest = divmod(num_samples, max(self.num_nodes, 1))
+        bound = max(self.num_nodes, 1)
+        per_node, rest = divmod(num_samples, bound)
         # One more for `rest` of all nodes: a n + b modulo N, with gcd(a, N) = 1, is a permutation.
         generator = torch.Generator().manual_seed(seed)
-        a, b = torch.randint(max(self.num_nodes, 1), (2,), generator=generator).tolist()
+        a, b = torch.randint(bound, (2,), generator=generator).tolist()
         while gcd(a, self.num_nodes) > 1:
             a += 1
-        place: Tensor = (self.n_id * a + b) % max(self.num_nodes, 1)
-        return each + (place < rest).long()
+        position: Tensor = (self.n_id * a + b) % bound
+        return per_node + (position < rest).long()
 
     def sources(self, dst: Tensor, keys: tuple[Tensor, Tensor], seed: int) -> Tensor:
         """A source for each destination, drawn by its keys; -1 where every draw was an edge."""
@@ -137,7 +138,7 @@ def _why_not(edge_index: Tensor | ShardEdges, num_nodes: int | None) -> str | No
 
 
 def _graph(edge_index: Tensor | ShardEdges, num_nodes: int | None) -> _Graph:
-    """Collective with a shard at the first call: an exchange of ids."""
+    """Exchanges ids at the first call with a shard (collective)."""
     if not isinstance(edge_index, ShardEdges):
         if num_nodes is None:
             num_nodes = int(edge_index.max()) + 1 if edge_index.numel() else 0
@@ -156,7 +157,7 @@ def _common(
     if not isinstance(edge_index, ShardEdges):
         return drawn, number
     answers = agree(((seed, asked), drawn, number))
-    check_equal('arguments', [each for each, _, _ in answers])
+    check_equal('arguments', [arguments for arguments, _, _ in answers])
     return answers[0][1], sum(number for _, _, number in answers)
 
 

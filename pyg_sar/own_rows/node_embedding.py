@@ -83,7 +83,7 @@ class NodeEmbedding(torch.nn.Module):
             if dim != embedding_dim or dim < 1:
                 raise ValueError(
                     "'embedding_dim' must be positive and the same on all ranks (got "
-                    f'{[each for _, each, _, _ in answers]})'
+                    f'{[d for _, d, _, _ in answers]})'
                 )
         if num_nodes != max(end for *_, end in answers):
             raise ValueError(
@@ -99,7 +99,7 @@ class NodeEmbedding(torch.nn.Module):
         self.reset_parameters()
 
     def _hold(self, values: Tensor, n_id: Tensor, num_nodes: int) -> None:
-        """Has the rows of some nodes as weight; one process has those of all, by id."""
+        """Takes the rows of some nodes as weight; one process takes those of all nodes, by id."""
         ask_for_rows()
         _watch_optimizers()
         what = 'nodes' if self.node_type is None else f"nodes of type '{self.node_type}'"
@@ -109,7 +109,7 @@ class NodeEmbedding(torch.nn.Module):
         self.weight = torch.nn.Parameter(tag(values, 0, space))
 
     def _ids(self) -> Tensor:
-        """Whose rows the weight has here."""
+        """Ids of the nodes whose rows the weight has here."""
         return torch.arange(self.num_nodes) if world_size() == 1 else self.n_id
 
     def reset_parameters(self) -> None:
@@ -145,7 +145,7 @@ class NodeEmbedding(torch.nn.Module):
         return tag(out, dim, space)
 
     def plain_rows(self, n_id: Tensor | None = None) -> Tensor:
-        """What forward gives, as a plain tensor of own rows."""
+        """The result of forward, as a plain tensor of own rows."""
         weight = self.weight
         if world_size() > 1 and not isinstance(weight, Rows):
             raise TypeError(
@@ -177,7 +177,7 @@ class NodeEmbedding(torch.nn.Module):
 def _note_nodes(
     module: NodeEmbedding, state_dict: Any, prefix: str, local_metadata: dict[str, Any]
 ) -> None:
-    """Notes of which nodes the rows in a state are, in its metadata, which travels with it."""
+    """Notes in the metadata of a state_dict which nodes its rows belong to."""
     local_metadata['n_id'] = _code_of(module._ids())
 
 
@@ -224,7 +224,7 @@ def _tag_state(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 
 
 def _places(own: Tensor, n_id: Tensor) -> Tensor | None:
-    """Where the rows of ids are; None of all in their order."""
+    """Rows of ids in the weight; None where these are all rows in their order."""
     if torch.equal(own, n_id):
         return None
     others = n_id[~torch.isin(n_id, own)]

@@ -16,13 +16,7 @@ from pyg_sar.partitioner.graph.typed import TypedGraph
 from pyg_sar.partitioner.methods import METHODS
 from pyg_sar.partitioner.methods.balance import balance_weights, parse_balance
 from pyg_sar.partitioner.methods.given import GIVEN, equal_runs, fill_empty_parts
-from pyg_sar.partitioner.methods.method import (
-    OBJECTIVES,
-    ORDERS,
-    CutOptions,
-    Method,
-    Problem,
-)
+from pyg_sar.partitioner.methods.method import OBJECTIVES, ORDERS, CutOptions, Method, Problem
 from pyg_sar.partitioner.methods.rebalance import rebalance, refine
 from pyg_sar.partitioner.on_disk.mapped import BoolArray, IndexArray, trim
 from pyg_sar.partitioner.on_disk.neighbours import neighbours
@@ -33,42 +27,41 @@ _PASSES = 10
 """Of a method that streams; more gain little: 2 to 4 % of the cut from 10 to 20."""
 
 _WORTH = 0.98
-"""A later attempt is taken if it cuts less than this share of the first one's edges. It is METIS's
-k-way, which balances less well."""
+"""The second attempt, METIS's k-way, balances less well: it is taken if it cuts less than this
+share of the first one's edges."""
 
 
 def backend_names() -> list[str]:
-    """What 'backend' may be."""
+    """The values that 'backend' may have."""
     return ['auto', *(binding.name for method in METHODS.values() for binding in method.backends)]
 
 
 def choose(
     asked: CutOptions, *, is_hetero: bool = False, has_train_mask: bool = False
 ) -> tuple[Method, CutOptions]:
-    """Checks options and fills in defaults; gives the method as well, or that binding of it."""
+    """Checks options and fills in defaults; returns the method, or a binding of it, and these."""
     name = asked.method if isinstance(asked.method, str) else 'tensor'
-    found = METHODS.get(name)
-    if isinstance(asked.method, (Tensor, dict)) or name.startswith('file:'):
-        found = GIVEN
-    if found is None:
+    has_parts = isinstance(asked.method, (Tensor, dict)) or name.startswith('file:')
+    chosen = GIVEN if has_parts else METHODS.get(name)
+    if chosen is None:
         raise ValueError(f"'method' must be one of {list(METHODS)} (got {asked.method!r})")
     backend = asked.backend
     if backend not in backend_names():
         raise ValueError(f"'backend' must be one of {backend_names()} (got {backend!r})")
-    bindings = {binding.name: binding for binding in found.backends}
+    bindings = {binding.name: binding for binding in chosen.backends}
     what = f'method={name!r}' + (f', backend={backend!r}' if bindings else '')
 
     def applies(option: str, can: Callable[[Method], bool]) -> None:
-        assert found is not None
-        if not can(found):
-            known = [method.name for method in METHODS.values() if can(method)]
-            raise ValueError(f'{option} applies to {known} alone (got {what})')
+        assert chosen is not None
+        if not can(chosen):
+            takers = [method.name for method in METHODS.values() if can(method)]
+            raise ValueError(f'{option} applies to {takers} alone (got {what})')
 
     if backend != 'auto':
         applies(f'backend={backend!r}', lambda method: bool(method.backends))
     if bindings:
-        found = found.backends[0] if backend == 'auto' else bindings[str(backend)]
-    _check_package(found, f"method '{name}'" if found.name == name else f"backend '{found.name}'")
+        chosen = chosen.backends[0] if backend == 'auto' else bindings[str(backend)]
+    _check_package(chosen, f"{'method' if chosen.name == name else 'backend'} '{chosen.name}'")
     if asked.objective not in OBJECTIVES:
         raise ValueError(f"'objective' must be one of {list(OBJECTIVES)} (got {asked.objective!r})")
     applies(f'objective={asked.objective!r}', lambda method: asked.objective in method.objectives)
@@ -87,20 +80,20 @@ def choose(
     if order == 'cache':
         _check_package(metis, "order='cache'")
 
-    names: tuple[str, ...] = ('types',) if is_hetero and found.several else ('nodes',)
+    names: tuple[str, ...] = ('types',) if is_hetero and chosen.several else ('nodes',)
     if asked.balance is not None:
-        if found.cut is None:
+        if chosen.cut is None:
             raise ValueError(f"'balance' does not apply to {what} (got {asked.balance!r})")
         names = parse_balance(asked.balance, is_hetero=is_hetero, has_train_mask=has_train_mask)
         if names not in (('nodes',), ('edges',)):
             applies("'balance' beyond one of 'nodes' and 'edges'", lambda method: method.several)
-    return found, replace(
+    return chosen, replace(
         asked,
-        backend=found.name if bindings else None,
-        objective=asked.objective if found.cut is not None else None,
-        balance=names if found.cut is not None else None,
-        passes=asked.passes or _PASSES if found.takes_passes else None,
-        threads=asked.threads or 1 if found.takes_threads else None,
+        backend=chosen.name if bindings else None,
+        objective=asked.objective if chosen.cut is not None else None,
+        balance=names if chosen.cut is not None else None,
+        passes=asked.passes or _PASSES if chosen.takes_passes else None,
+        threads=asked.threads or 1 if chosen.takes_threads else None,
         order=order,
     )
 
@@ -126,13 +119,13 @@ def assign_nodes(
     A partitioner sees the nodes of all types in one graph, undirected. A type without edges is
     dealt out evenly. Raises ValueError if the parts given are not N integers in [0, P).
     """
-    if method.place is not None:
-        parts = method.place(graph, num_parts, options)
+    if method.assign is not None:
+        parts = method.assign(graph, num_parts, options)
     elif num_parts == 1:
         parts = torch.zeros(graph.num_nodes, dtype=torch.int64)
     else:
         parts = _cut(graph, num_parts, method, options)
-    trim()  # What is left of METIS would else be held while shards are written.
+    trim()  # Else METIS's memory would stay while shards are written.
     return graph.by_type(parts.to(torch.int32))
 
 
@@ -150,12 +143,12 @@ def _cut(graph: TypedGraph, num_parts: int, method: Method, options: CutOptions)
     del near
     problem = Problem(indptr, index, balance, num_parts, options)
     # Without edges there is nothing to cut.
-    found = method.cut(problem) if index.size else [_deal(balance.weights.sum(axis=1), num_parts)]
+    attempts = method.cut(problem) if index.size else [_deal(balance.weights.sum(1), num_parts)]
     if keep or not balance.is_single:
         # No part above its caps, then as few cut edges as single moves within them can reach.
-        even = [refine(problem, rebalance(problem, parts.numpy())) for parts in found]
-        found = [torch.from_numpy(parts) for parts in even]
-    parts = _least(found, graph, options.objective)
+        even = [refine(problem, rebalance(problem, parts.numpy())) for parts in attempts]
+        attempts = [torch.from_numpy(parts) for parts in even]
+    parts = _least(attempts, graph, options.objective)
     for key, start in graph.offsets.items():
         nodes = slice(start, start + graph.nodes[key].num_nodes)
         if graph.is_hetero and not connected[nodes].any():
@@ -163,14 +156,14 @@ def _cut(graph: TypedGraph, num_parts: int, method: Method, options: CutOptions)
     return fill_empty_parts(parts, num_parts)
 
 
-def _least(found: list[Tensor], graph: TypedGraph, objective: str | None) -> Tensor:
+def _least(attempts: list[Tensor], graph: TypedGraph, objective: str | None) -> Tensor:
     """The first of some assignments, unless a later one is better by the objective."""
-    if len(found) == 1:
-        return found[0]
+    if len(attempts) == 1:
+        return attempts[0]
     if objective == 'volume':
-        return min(found, key=lambda parts: _communication_volume(graph, parts))
-    cuts = [_edge_cut(graph, parts) for parts in found]
-    return found[1] if cuts[1] < _WORTH * cuts[0] else found[0]
+        return min(attempts, key=lambda parts: _communication_volume(graph, parts))
+    cuts = [_edge_cut(graph, parts) for parts in attempts]
+    return attempts[1] if cuts[1] < _WORTH * cuts[0] else attempts[0]
 
 
 def _edge_cut(graph: TypedGraph, parts: Tensor) -> int:

@@ -139,9 +139,9 @@ def partition_graph(
             _add_split(graph, split, seed)
         has_train_mask = any('train_mask' in nodes.attrs for nodes in graph.nodes.values())
         asked = CutOptions(method, backend, seed, objective, balance, passes, threads, order)
-        found, options = choose(asked, is_hetero=graph.is_hetero, has_train_mask=has_train_mask)
+        chosen, options = choose(asked, is_hetero=graph.is_hetero, has_train_mask=has_train_mask)
         with progress_bar('partitioning', 1, quiet=not progress) as bar:
-            assignment = sub_parts = assign_nodes(graph, num_parts, found, options)
+            assignment = sub_parts = assign_nodes(graph, num_parts, chosen, options)
             if options.order == 'cache':
                 sub_parts = find_sub_parts(graph, assignment, num_parts, seed)
             bar.update()

@@ -43,23 +43,22 @@ def find_sub_parts(
     if int(groups.partptr.diff().max()) <= ROWS:
         return assignment
     options = CutOptions(seed=seed)
-    found, first = torch.empty_like(parts), 0
-    inner = _inner_edges(graph, parts, groups.place)
-    near = neighbours(inner, parts.numel(), graph.scratch)
+    sub_parts, first = torch.empty_like(parts), 0
+    near = neighbours(_inner_edges(graph, parts, groups.place), parts.numel(), graph.scratch)
     for part, (start, stop) in enumerate(pairwise(groups.partptr.tolist())):
         indptr, index = near.csr(start, stop)
         nodes = groups.n_id(part)
         count = max(-(-nodes.numel() // ROWS), 1)
-        found[nodes] = first
+        sub_parts[nodes] = first
         if count > 1 and index.size:
             ones = np.broadcast_to(np.int64(1), (nodes.numel(), 1))
             problem = Problem(indptr, index, Balance(ones, ones), count, options)
-            found[nodes] += metis_assignment(problem, recursive=True, rounds=1).to(torch.int32)
+            sub_parts[nodes] += metis_assignment(problem, recursive=True, rounds=1).to(torch.int32)
             del problem
         first += count
-        del indptr, index, nodes  # before the next part's are made
+        del indptr, index, nodes  # freed before the next part allocates
         trim()
-    return graph.by_type(found)
+    return graph.by_type(sub_parts)
 
 
 def _inner_edges(graph: TypedGraph, parts: Tensor, place: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Makes arguments of a function fit: of each the own rows, in the same dimension from the right."""
+"""Own rows in place of all arguments of a function, in the same dimension from the right."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from pyg_sar.ground.nested import leaves
 from pyg_sar.rows.over_ranks import fetched
 from pyg_sar.rows.registry import Rule, name_of, rule, signature_of
-from pyg_sar.rows.replicated import check_whole, met
+from pyg_sar.rows.replicated import check_whole, with_mean_gradient
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.space import Space
 
@@ -25,11 +25,11 @@ def named_rule(names: str) -> Callable[[Callable[..., Any]], Rule]:
     may. Options that `f` does not have are refused.
     """
 
-    def enter(given: Callable[..., Any]) -> Rule:
-        kinds = {p.name: p.annotation for p in signature(given).parameters.values()}
+    def enter(function: Callable[..., Any]) -> Rule:
+        kinds = {p.name: p.annotation for p in signature(function).parameters.values()}
         kinds.pop('func')
 
-        @wraps(given)
+        @wraps(function)
         def named(func: Any, args: Any, kwargs: Any) -> Any:
             values = dict(zip(kinds, args, strict=False)) | kwargs
             if len(args) > len(kinds) or not values.keys() <= kinds.keys():
@@ -37,16 +37,16 @@ def named_rule(names: str) -> Callable[[Callable[..., Any]], Rule]:
             for name, value in values.items():
                 if kinds[name] != 'Any' and (kinds[name] == 'Rows') != isinstance(value, Rows):
                     refuse(func)
-            return given(func, **values)
+            return function(func, **values)
 
         return rule(names)(named)
 
     return enter
 
 
-def found(args: Iterable[Any], kwargs: dict[str, Any] | None = None) -> list[Rows]:
+def rows_in(args: Iterable[Any], kwargs: dict[str, Any] | None = None) -> list[Rows]:
     """The rows among arguments, also in lists."""
-    return [each for each in leaves((*args, *(kwargs or {}).values())) if isinstance(each, Rows)]
+    return [arg for arg in leaves((*args, *(kwargs or {}).values())) if isinstance(arg, Rows)]
 
 
 def dim_of(tensor: Tensor) -> int:
@@ -65,7 +65,7 @@ def whole_shape(tensor: Tensor) -> list[int]:
 
 
 def from_right(rows: Rows) -> int:
-    """The place of the rows, counted from the last dimension: 1 for the last."""
+    """The dimension of the rows, counted from the last one: 1 for the last."""
     return dim_of(rows) - rows._dim
 
 
@@ -82,10 +82,10 @@ def own_rows(func: Any, tensor: Tensor, dim: int, space: Space) -> Tensor:
     with plainly():
         size = tensor.size(dim)
         if size == 1 and space.known_total != 1:
-            return met(tensor)
+            return with_mean_gradient(tensor)
         if size == space.total and space.has_ids():
             check_whole(func, tensor)
-            return met(tensor).index_select(dim, space.ids(tensor.device))
+            return with_mean_gradient(tensor).index_select(dim, space.ids(tensor.device))
     if size == space.total:
         refuse(
             func,
@@ -100,15 +100,14 @@ def own_rows(func: Any, tensor: Tensor, dim: int, space: Space) -> Tensor:
 
 
 def brought(func: Any, rows: Rows, space: Space) -> Any:
-    """Rows as those of a space that has as many; the same object if they are of it."""
+    """Rows of any space as rows of one with as many; the same object if they are of it."""
     if space.is_same(rows._space):
         return rows
     other = rows._space
     if other.total != space.total or not (other.has_ids() and space.has_ids()):
         refuse(func, f'({space!r}) and of others ({other!r}) has no meaning: select alike in both')
     with plainly():
-        ids = space.ids(rows.device)
-        return tag(fetched(rows, ids).movedim(0, rows._dim), rows._dim, space)
+        return tag(fetched(rows, space.ids(rows.device)).movedim(0, rows._dim), rows._dim, space)
 
 
 def align(
@@ -116,15 +115,15 @@ def align(
 ) -> tuple[tuple[Any, ...], dict[str, Any], int, Space]:
     """The arguments of a function that works number by number, with own rows everywhere.
 
-    Returns them with the place of the rows from the right, and their space.
+    Returns them with the dimension of the rows from the right, and their space.
     """
-    rows = found(args, kwargs)
+    rows = rows_in(args, kwargs)
     right, space = from_right(rows[0]), rows[0]._space
     if any(from_right(other) != right for other in rows[1:]):
         refuse(func, 'in two dimensions would pair every row with every row')
 
-    own = tuple(_aligned(func, each, right, space) for each in args)
-    named = {name: _aligned(func, each, right, space) for name, each in kwargs.items()}
+    own = tuple(_aligned(func, arg, right, space) for arg in args)
+    named = {name: _aligned(func, value, right, space) for name, value in kwargs.items()}
     return own, named, right, space
 
 
@@ -133,56 +132,56 @@ def _aligned(func: Any, value: Any, right: int, space: Space) -> Any:
         return brought(func, value, space)
     if isinstance(value, Tensor):
         dim = value.dim() - right
-        return own_rows(func, value, dim, space) if dim >= 0 else met(value)
-    if type(value) in (list, tuple) and any(isinstance(each, Tensor) for each in value):
-        return type(value)(_aligned(func, each, right, space) for each in value)
+        return own_rows(func, value, dim, space) if dim >= 0 else with_mean_gradient(value)
+    if type(value) in (list, tuple) and any(isinstance(item, Tensor) for item in value):
+        return type(value)(_aligned(func, item, right, space) for item in value)
     return value
 
 
 def as_rows(out: Any, right: int, space: Space) -> Any:
-    """Results, also in lists and named tuples, with rows at a place from the right."""
+    """Results, also in lists and named tuples, with rows in a dimension from the right."""
     if isinstance(out, Tensor):
         return tag(out, dim_of(out) - right, space)
     if isinstance(out, (tuple, list)):
-        made = [as_rows(each, right, space) for each in out]
-        return type(out)(*made) if hasattr(out, '_fields') else type(out)(made)
+        results = [as_rows(result, right, space) for result in out]
+        return type(out)(*results) if hasattr(out, '_fields') else type(out)(results)
     return out
 
 
 def argument(
-    args: tuple[Any, ...], kwargs: dict[str, Any], place: int, *names: str, default: Any = None
+    args: tuple[Any, ...], kwargs: dict[str, Any], position: int, *names: str, default: Any = None
 ) -> Any:
-    """An argument by its place or by one of its names."""
+    """An argument by its position or by one of its names."""
     for name in names:
         if name in kwargs:
             return kwargs[name]
-    return args[place] if len(args) > place else default
+    return args[position] if len(args) > position else default
 
 
 def bound(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """All arguments of a function of torch.nn.functional by name, with the defaults."""
     if func is not getattr(torch.nn.functional, name_of(func), None):
         refuse(func, 'is known as a function of torch.nn.functional only')
-    given = signature_of(func).bind(*args, **kwargs)
-    given.apply_defaults()
-    return given.arguments
+    call = signature_of(func).bind(*args, **kwargs)
+    call.apply_defaults()
+    return call.arguments
 
 
 def dims_of(value: Any, num_dims: int) -> list[int] | None:
     """Dimensions as a list of numbers from 0 on; None for all."""
     if value is None:
         return None
-    return [each % num_dims for each in ((value,) if isinstance(value, int) else value)] or None
+    return [dim % num_dims for dim in ((value,) if isinstance(value, int) else value)] or None
 
 
 def sizes_in(args: Sequence[Any], kwargs: dict[str, Any], *names: str) -> list[Any]:
-    """Sizes as numbers or as one list, by place or by one of the names."""
-    given = next((kwargs[name] for name in names if name in kwargs), args)
-    if isinstance(given, int):
-        return [given]
-    if len(given) == 1 and isinstance(given[0], (tuple, list)):
-        given = given[0]
-    return list(given)
+    """Sizes as numbers or as one list, by position or by one of the names."""
+    sizes = next((kwargs[name] for name in names if name in kwargs), args)
+    if isinstance(sizes, int):
+        return [sizes]
+    if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)):
+        sizes = sizes[0]
+    return list(sizes)
 
 
 def check_range(func: Any, ids: Tensor, space: Space) -> None:
@@ -194,10 +193,9 @@ def check_range(func: Any, ids: Tensor, space: Space) -> None:
 
 
 def listed(func: Any, ids: Tensor, space: Space) -> tuple[Space, Tensor]:
-    """The own ones of listed rows of the whole, equal on all ranks: their space, and places."""
+    """The space of a list of rows of the whole, equal on all ranks, and places of the own ones."""
     check_range(func, ids, space)
     places = space.places(torch.where(ids < 0, ids + space.total, ids))
     own = (places >= 0).nonzero().view(-1)
     what, near = f'listed {space.what}', space.neighbours
-    made = Space(own.numel(), what=what, ids=own, total=ids.numel(), neighbours=near)
-    return made, places[own]
+    return Space(own.numel(), what=what, ids=own, total=ids.numel(), neighbours=near), places[own]

@@ -1,9 +1,9 @@
-"""Where rows come from, and where they are plain again: of a shard, in calls, by choice."""
+"""Makes rows of the tensors of a shard, and plain tensors of rows."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from pyg_sar.monitor.users_line import users_line
 from pyg_sar.rows.align import brought, own_rows
 from pyg_sar.rows.edges import EdgeIndex, Ends, edge_index, node_ids
 from pyg_sar.rows.over_ranks import all_rows
-from pyg_sar.rows.replicated import met
+from pyg_sar.rows.replicated import PLAIN, with_mean_gradient
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, same_plain, tag
 from pyg_sar.rows.space import Space
 from pyg_sar.rows.unasked import ask_for_rows
@@ -33,25 +33,17 @@ def as_rows_of_graph(data: Any) -> Any:
     """Data of a shard with rows in place of plain tensors, and counts of the whole (collective)."""
     ask_for_rows()
     nodes: dict[Any, Space] = {}
-    own = {store._key: store['n_id'].numel() for store in data.node_stores}
     edges = [store['edge_index'].handle.shard.num_edges for store in data.edge_stores]
     totals = [sum(counts) for counts in zip(*agree(edges), strict=True)]
     for store in data.node_stores:
         key, n_id = store._key, store['n_id']
         what = 'nodes' if key is None else f"nodes of type '{key}'"
-        nodes[key] = Space(own[key], what=what, ids=n_id, total=store['num_nodes_total'])
+        nodes[key] = Space(n_id.numel(), what=what, ids=n_id, total=store['num_nodes_total'])
     for store, total in zip(data.edge_stores, totals, strict=True):
-        _attach_edges(data, store, total, nodes)
+        _attach_edges(store, total, nodes)
     for store in data.node_stores:
         space = nodes[store._key]
-        for name, value in list(store.items()):
-            if not _has_rows(value, space.own) or isinstance(value, Rows):
-                continue
-            if name in of_whole(store):
-                continue
-            if store._key is None and not data.is_node_attr(name):
-                continue
-            store[name] = tag(value.view(value.shape), 0, space)
+        _tag_attributes(store, space, store.is_node_attr)
         n_id = plain(store['n_id'])
         places = torch.arange(space.own, device=n_id.device)
         store['n_id'] = node_ids(n_id, 0, space, space, places, None)
@@ -59,23 +51,23 @@ def as_rows_of_graph(data: Any) -> Any:
     return data
 
 
-def _has_rows(value: Any, count: int) -> bool:
-    return isinstance(value, Tensor) and value.dim() > 0 and value.size(0) == count
+def _tag_attributes(store: Any, space: Space, is_of_space: Callable[[str], bool]) -> None:
+    """Makes the attributes with a row for every own node, or edge, rows."""
+    for name, value in list(store.items()):
+        if name == 'edge_index' or isinstance(value, Rows) or not isinstance(value, Tensor):
+            continue
+        has_rows = value.dim() > 0 and value.size(0) == space.own and name not in of_whole(store)
+        if has_rows and (store._key is not None or is_of_space(name)):
+            store[name] = tag(value.view(value.shape), 0, space)
 
 
-def _attach_edges(data: Any, store: Any, total: int, nodes: dict[Any, Space]) -> None:
+def _attach_edges(store: Any, total: int, nodes: dict[Any, Space]) -> None:
     key, handle = store._key, store['edge_index'].handle
     src, dst = (nodes[None],) * 2 if key is None else (nodes[key[0]], nodes[key[2]])
     what = 'edges' if key is None else f'edges of {key}'
     shard = handle.shard
     space = Space(shard.num_edges, what=what, ids=shard.e_id, total=total, neighbours=(dst, src))
-    for name, value in list(store.items()):
-        if name == 'edge_index' or not _has_rows(value, shard.num_edges):
-            continue
-        if name in of_whole(store):
-            continue
-        if key is not None or data.is_edge_attr(name):
-            store[name] = tag(value.view(value.shape), 0, space)
+    _tag_attributes(store, space, store.is_edge_attr)
     store['edge_index'] = edge_index(handle, space, Ends(shard, src, dst))
 
 
@@ -91,13 +83,12 @@ def _local(data: Any) -> Any:
         return plain(data)
     if not isinstance(data, (Data, HeteroData, BaseStorage)):
         return data
-    if not any(isinstance(each, Rows) for store in _stores_of(data) for each in store.values()):
-        return data  # what is set later is seen
+    if not any(isinstance(value, Rows) for store in _stores_of(data) for value in store.values()):
+        return data  # no copy: what a program sets later is seen
     out = copy.copy(data)
     for store in _stores_of(out):
         n_id = store.get('n_id')
-        known = (store.get(name) for name in ('n_id', 'edge_index'))
-        spaces = [each._space for each in known if isinstance(each, Rows)]
+        spaces = [v._space for v in (n_id, store.get('edge_index')) if isinstance(v, Rows)]
         for name, value in list(store.items()):
             store[name] = _local_attribute(data, store, name, value, spaces)
         if isinstance(n_id, Rows):
@@ -106,7 +97,7 @@ def _local(data: Any) -> Any:
 
 
 def _local_attribute(data: Any, store: Any, name: str, value: Any, spaces: list[Space]) -> Any:
-    """Own rows of an attribute; one that a program has set is of the whole, as torch loads it."""
+    """Own rows of an attribute; a plain tensor that a program has set is of the whole graph."""
     if isinstance(value, np.ndarray) and value.dtype.kind in 'biufc':
         value = torch.from_numpy(value)
     is_known = isinstance(value, Rows) or type(value) is not Tensor or not value.dim()
@@ -134,16 +125,15 @@ def _local_attribute(data: Any, store: Any, name: str, value: Any, spaces: list[
 _own_rows = WeakTensorKeyDictionary()
 
 
-def _own_of_whole(value: Tensor, dim: int, space: Space) -> Tensor:
-    """Own rows of a plain tensor of the whole, kept while that is not written to."""
-    version = version_of(value)
-    known = _own_rows.get(value)  # type: ignore[no-untyped-call]
-    if known is None or known[:3] != (version, dim, space):
+def _own_of_whole(value: Tensor, dim: int, space: Space) -> Any:
+    """Own rows of a plain tensor of the whole, kept until the program writes to it."""
+    key = version_of(value), dim, space
+    old_key, own = _own_rows.get(value, (None, None))  # type: ignore[no-untyped-call]
+    if old_key != key:
         with torch.inference_mode(False):
             own = value.index_select(dim, space.ids(value.device))
-        known = _own_rows[value] = version, dim, space, own
-    found: Tensor = known[3]
-    return found
+        _own_rows[value] = key, own
+    return own
 
 
 def _stores_of(data: Any) -> Any:
@@ -163,80 +153,80 @@ def space_of_nodes(data: Any) -> Space | None:
     return n_id._space if isinstance(n_id, Rows) else None
 
 
-def given_to_conv(values: Any, edges: list[EdgeIndex], what: str) -> Any:
+def conv_arguments(values: Any, edges: list[EdgeIndex], what: str) -> Any:
     """Arguments of a conv as it computes with them: own rows, and edges in ids of the rank.
 
     A plain tensor with a row for every node, or every edge, of the whole stands for these.
     """
-    of_edges = list(dict.fromkeys(each._space for each in edges))
+    of_edges = list(dict.fromkeys(index._space for index in edges))
     if of_edges[0].is_whole:
         return in_nested(values, lambda v: v.handle if isinstance(v, EdgeIndex) else v)
-    known = list(dict.fromkeys(s for each in edges for s in (each.ends.src, each.ends.dst)))
-    known += of_edges
+    ends = dict.fromkeys(end for index in edges for end in (index.ends.src, index.ends.dst))
+    spaces = [*ends, *of_edges]
 
     def own(value: Any) -> Any:
         if isinstance(value, EdgeIndex):
             return value.handle
         if isinstance(value, Rows):
-            return same_plain(_where_known(value, known))
-        if type(value) in (Tensor, torch.nn.Parameter) and value.dim():
-            return _own_of_plain(value, known, of_edges, what)
+            return same_plain(_of_conv(value, spaces))
+        if type(value) in PLAIN and value.dim():
+            return _own_of_plain(value, spaces, of_edges, what)
         return value
 
     with plainly():
         return in_nested(values, own)
 
 
-def _where_known(value: Rows, known: list[Space]) -> Any:
-    """Rows as those of the nodes or edges that are as many, if these are others."""
+def _of_conv(value: Rows, spaces: list[Space]) -> Any:
+    """Rows of any space as rows of the conv's nodes or edges, if these are as many."""
     space = value._space
-    if space in known:
+    if space in spaces:
         return value
-    as_many = [each for each in known if each.total == space.total]
-    if not as_many or any(each.is_same(space) for each in as_many):
+    fitting = [other for other in spaces if other.total == space.total]
+    if not fitting or any(other.is_same(space) for other in fitting):
         return value
-    if len(as_many) > 1:
-        refuse('a conv', f'({space!r}) may be of {as_many}')
-    return brought('a conv', value, as_many[0])
+    if len(fitting) > 1:
+        refuse('a conv', f'({space!r}) may be of {fitting}')
+    return brought('a conv', value, fitting[0])
 
 
-def _own_of_plain(value: Tensor, known: list[Space], of_edges: list[Space], what: str) -> Tensor:
+def _own_of_plain(value: Tensor, spaces: list[Space], of_edges: list[Space], what: str) -> Tensor:
     size = value.size(0)
-    fitting = [space for space in known if space.total == size]
+    fitting = [space for space in spaces if space.total == size]
     # A vector that learns may be one of weights of a layer, as wide as there are nodes.
     is_of_layer = value.dim() == 1 and value.requires_grad and not set(fitting) & set(of_edges)
     if fitting and not is_of_layer:
         if len(fitting) > 1:
             refuse(what, f'and a plain tensor with {size} rows, which may be of {fitting}')
         return own_rows(what, value, 0, fitting[0])
-    # What learns has no rows: it is equal on all ranks.
+    # A parameter has no rows: it is equal on all ranks.
     if not isinstance(value, torch.nn.Parameter) and (value.dim() > 1 or size > 1):
-        for space in known:
+        for space in spaces:
             if space.own == size != space.total:
                 refuse(what, f'and a plain tensor with {size} rows (these are {space!r})')
-    return met(value)
+    return with_mean_gradient(value)
 
 
-def rows_by_type(out: Mapping[str, Any], given: Any) -> dict[str, Any]:
+def rows_by_type(out: Mapping[str, Any], arguments: Any) -> dict[str, Any]:
     """Own rows by type of node as rows of the spaces that the rows or edges of a call have."""
     spaces: dict[str, Space] = {}
 
     def note(value: Any) -> None:
-        for key, each in value.items() if isinstance(value, Mapping) else ():
-            if isinstance(each, EdgeIndex):  # a plain tensor may have stood for the nodes
-                spaces.setdefault(key[0], each.ends.src)
-                spaces.setdefault(key[-1], each.ends.dst)
-            elif isinstance(each, Rows):
-                spaces[key] = each._space
-        for each in value if isinstance(value, (tuple, list)) else ():
-            note(each)
+        for key, rows in value.items() if isinstance(value, Mapping) else ():
+            if isinstance(rows, EdgeIndex):  # a plain tensor may have stood for the nodes
+                spaces.setdefault(key[0], rows.ends.src)
+                spaces.setdefault(key[-1], rows.ends.dst)
+            elif isinstance(rows, Rows):
+                spaces[key] = rows._space
+        for item in value if isinstance(value, (tuple, list)) else ():
+            note(item)
 
-    note([*given[0], *given[1].values()])
+    note([*arguments[0], *arguments[1].values()])
     return {k: v if v is None else tag(v, 0, spaces[k]) for k, v in out.items()}
 
 
 def derived(space: Space, handle: ShardEdges) -> Space:
-    """Edges that were made of those of a space, in an order of their own."""
+    """The space of edges made of those of another one, in an order of their own."""
     return Space(handle.num_edges, what='edges made of others', neighbours=space.neighbours)
 
 

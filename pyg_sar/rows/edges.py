@@ -78,7 +78,7 @@ class NodeIds(Rows):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = name_of(func)
         ids: Any = args[0] if args else None
-        if any(isinstance(each, EdgeIndex) for each in args):
+        if any(isinstance(arg, EdgeIndex) for arg in args):
             return EdgeIndex.__torch_function__(func, types, args, kwargs)
         if isinstance(ids, NodeIds) and is_in_place(name):
             if ids.is_view:
@@ -90,9 +90,9 @@ class NodeIds(Rows):
             with plainly():
                 places = tag(ids.places.view(ids.places.shape), ids._dim, ids._space)
             there = func(places, *args[1:], **kwargs or {})
-            made = node_ids(out, out._dim, out._space, ids.of, plain(there), ids.shard)
-            made.is_view = ids.is_view and name not in _COPIES
-            return made
+            moved = node_ids(out, out._dim, out._space, ids.of, plain(there), ids.shard)
+            moved.is_view = ids.is_view and name not in _COPIES
+            return moved
         return out
 
 
@@ -173,8 +173,8 @@ class EdgeIndex(Rows):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         handle = self.handle.with_ids(self.handle.ids.clone(), is_whole=self.handle.is_whole)
-        memo[id(self)] = made = edge_index(handle, self._space, self.ends)
-        return made
+        memo[id(self)] = copy = edge_index(handle, self._space, self.ends)
+        return copy
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f'EdgeIndex({self._space!r})'
@@ -204,8 +204,7 @@ def _kept(edges: EdgeIndex, func: Any, args: Any, kwargs: Any) -> Any:
                 return edge_index(moved, edges._space, edges.ends.on(moved.shard))
     if name == '__getitem__':
         return _taken(edges, args[0])
-    dims = sizes_in(args, kwargs, 'dims')
-    if name == 'flipud' or (name == 'flip' and dims in ([0], [-2])):
+    if name == 'flipud' or (name == 'flip' and sizes_in(args, kwargs, 'dims') in ([0], [-2])):
         return edge_index(handle.flip(), edges._space, edges.ends)
     if name == 'unbind' and dim in (None, 0):
         return edges._row(0), edges._row(1)
@@ -222,7 +221,7 @@ def _kept(edges: EdgeIndex, func: Any, args: Any, kwargs: Any) -> Any:
 def _taken(edges: EdgeIndex, index: Any) -> Any:
     """One of the rows, or a selection of edges; None for anything else."""
     items = list(index) if isinstance(index, tuple) else [index]
-    dots = [i for i, each in enumerate(items) if each is Ellipsis]
+    dots = [i for i, item in enumerate(items) if item is Ellipsis]
     if dots:
         items[dots[0] : dots[0] + 1] = [slice(None)] * (3 - len(items))
     first, *rest = items
@@ -247,14 +246,14 @@ def _selected(edges: EdgeIndex, index: Any) -> Any:
     if not isinstance(index, Tensor) or index.dtype == torch.uint8 or dim_of(index) != 1:
         return None
     if isinstance(index, NodeIds) and index.of is space:
-        made, which = index._space, index.places
+        chosen, which = index._space, index.places
     elif index.dtype != torch.bool:
-        made, which = listed('indexing', whole(index), space)
+        chosen, which = listed('indexing', whole(index), space)
     else:
         if isinstance(index, Rows):
             index = brought('indexing', index, space)
         which = own_rows('indexing', index, 0, space)
-        made = space.selected(index if isinstance(index, Rows) else which)
+        chosen = space.selected(index if isinstance(index, Rows) else which)
     with plainly():
         handle = edges.handle.with_ids(edges.handle.ids[:, which])
-    return edge_index(handle, made, edges.ends)
+    return edge_index(handle, chosen, edges.ends)

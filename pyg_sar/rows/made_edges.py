@@ -23,29 +23,25 @@ from pyg_sar.rows.rows import Rows, plain, plainly, refuse
 from pyg_sar.rows.space import Space
 from pyg_sar.shard.shard import Shard
 
-_made = WeakTensorKeyDictionary()
+_edges = WeakTensorKeyDictionary()
 
 
-def edges_of(
-    func: Any, ids: Tensor, src: Space, dst: Space, made_of: Tensor | None = None
-) -> EdgeIndex:
+def edges_of(func: Any, ids: Tensor, src: Space, dst: Space, key: Tensor | None = None) -> Any:
     """Edges by ids of the whole, int64 ``[2, E]``, equal on all ranks (collective).
 
-    Known again for the same tensor, not written to since, or for another that they were made of.
+    They are kept with `ids`, or with the tensor `key`, until the program writes to it.
     """
-    key = ids if made_of is None else made_of
+    key = ids if key is None else key
     if not (src.has_ids() and dst.has_ids()):
         refuse(func, f'is not known where the nodes lie ({src!r}, {dst!r})')
-    version = version_of(key)
-    known = _made.get(key)  # type: ignore[no-untyped-call]
-    if known is not None and known[:3] == (version, src, dst):
-        found: EdgeIndex = known[3]
-        return found
-    check_whole(func, ids)
-    with plainly():
-        made = _dealt(ids.detach(), src, dst)
-    _made[key] = version, src, dst, made
-    return made
+    state = version_of(key), src, dst
+    old_state, edges = _edges.get(key, (None, None))  # type: ignore[no-untyped-call]
+    if old_state != state:
+        check_whole(func, ids)
+        with plainly():
+            edges = _dealt(ids.detach(), src, dst)
+        _edges[key] = state, edges
+    return edges
 
 
 def _dealt(ids: Tensor, src: Space, dst: Space) -> EdgeIndex:
@@ -55,17 +51,16 @@ def _dealt(ids: Tensor, src: Space, dst: Space) -> EdgeIndex:
     to = dst.places(ids[1])
     is_own = to >= 0
     part_ptr = [0, *accumulate(agree(src.own))]
-    place = torch.zeros(src.total, dtype=torch.int64, device=ids.device)
-    place[src.ids(ids.device)] = torch.arange(src.own, device=ids.device) + part_ptr[rank()]
+    numbers = torch.zeros(src.total, dtype=torch.int64, device=ids.device)
+    numbers[src.ids(ids.device)] = torch.arange(src.own, device=ids.device) + part_ptr[rank()]
     if world_size() > 1:
-        all_reduce_sum(place)
+        all_reduce_sum(numbers)
     rows = None if src is dst else dst.own
     handle, order = derive_shard(
-        _base(), part_ptr, place[ids[0][is_own]], to[is_own], name='made', dst_rows=rows
+        _base(), part_ptr, numbers[ids[0][is_own]], to[is_own], name='made', dst_rows=rows
     )
     which = is_own.nonzero().view(-1)[order]
-    total = ids.size(1)
-    space = Space(which.numel(), what='edges', ids=which, total=total, neighbours=(dst, src))
+    space = Space(which.numel(), what='edges', ids=which, total=ids.size(1), neighbours=(dst, src))
     return edge_index(handle, space, Ends(handle.shard, src, dst))
 
 
@@ -86,7 +81,7 @@ def whole_ids(edges: Any) -> Tensor:
     return all_rows(edges) if isinstance(edges, Rows) else plain(edges)
 
 
-def with_made_edges(conv: Any, names: list[str], args: Any, kwargs: Any) -> tuple[Any, Any]:
+def with_edges_of_ids(conv: Any, names: list[str], args: Any, kwargs: Any) -> tuple[Any, Any]:
     """Arguments of a conv, with plain ids of edges between its rows as edges."""
     named = dict(zip(names, args, strict=False)) | kwargs
     ids, x = named.get('edge_index'), next(iter(named.values()), None)
@@ -97,7 +92,6 @@ def with_made_edges(conv: Any, names: list[str], args: Any, kwargs: Any) -> tupl
         return args, kwargs
     if len(rest) != 1 or not isinstance(rest[0], Rows):
         return args, kwargs
-    plain_ids = whole_ids(ids)
-    made = edges_of(conv, plain_ids, first._space, rest[0]._space)
-    out = [made if each is ids else each for each in args]
-    return out, {key: made if each is ids else each for key, each in kwargs.items()}
+    edges = edges_of(conv, whole_ids(ids), first._space, rest[0]._space)
+    out = [edges if arg is ids else arg for arg in args]
+    return out, {key: edges if value is ids else value for key, value in kwargs.items()}

@@ -104,5 +104,4 @@ def negative_sampling(edge_index: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return negative_pairs(edge_index, *args, **kwargs)
     pairs = negative_pairs(edge_index.handle, *args, **kwargs)
     count = pairs.size(1)
-    space = Space(count, what='negative edges', total=rows_of_ranks(count))
-    return tag(pairs, 1, space)
+    return tag(pairs, 1, Space(count, what='negative edges', total=rows_of_ranks(count)))

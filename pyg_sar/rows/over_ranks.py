@@ -1,7 +1,6 @@
-"""Own rows with those of all ranks: sums, extrema, and rows by their place in the whole.
+"""Sums and extrema over the rows of all ranks, and rows by their place in the whole.
 
-What these give is plain and equal on all ranks. Backward adds up what the losses of the ranks make
-of it.
+Sums and extrema are plain and equal on all ranks; backward adds up their gradients of all ranks.
 """
 
 from __future__ import annotations
@@ -27,9 +26,8 @@ from pyg_sar.rows.space import Space
 
 
 def widened(dtype: torch.dtype) -> torch.dtype:
-    """What torch adds numbers of a type up in: half precision is rounded at the end alone."""
-    wide = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
-    return wide.get(dtype, dtype)
+    """The type in which torch adds up numbers: half precision is rounded at the end alone."""
+    return {torch.float16: torch.float32, torch.bfloat16: torch.float32}.get(dtype, dtype)
 
 
 def sum_of_ranks(local: Tensor) -> Tensor:
@@ -92,7 +90,7 @@ class _Zeros(torch.autograd.Function):
 
 
 def largest_here(values: Tensor, dims: list[int], *, least: bool) -> Tensor:
-    """The largest own number, dimensions kept; without own numbers one that any other exceeds."""
+    """The largest or least own number, dimensions kept; of none the worst that the type has."""
     if values.numel():
         return values.amin(dims, keepdim=True) if least else values.amax(dims, keepdim=True)
     shape = [1 if i in dims else size for i, size in enumerate(values.shape)]
@@ -137,7 +135,7 @@ def all_rows(rows: Rows) -> Tensor:
 
 
 def whole(value: Any) -> Any:
-    """What is rows as a plain tensor with all of them, on every rank; anything else as it is."""
+    """All rows as a plain tensor on every rank; any other value as it is."""
     return all_rows(value) if isinstance(value, Rows) else value
 
 

@@ -1,4 +1,4 @@
-"""Which rule a function of torch has on rows. What has none is refused by its name."""
+"""Which rule a function of torch has on rows. A function without a rule is refused by its name."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ Rule = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 """``rule(func, args, kwargs)`` computes what `func` is of the whole graph."""
 
 _by_name: dict[str, Rule] = {}
-known_rules: dict[Any, Rule] = {}
-"""By the function."""
+rules_by_function: dict[Any, Rule] = {}
 
 
 def rule(names: str) -> Callable[[Rule], Rule]:
@@ -24,11 +23,11 @@ def rule(names: str) -> Callable[[Rule], Rule]:
     ``.shape`` for an attribute that is read.
     """
 
-    def enter(given: Rule) -> Rule:
+    def enter(function: Rule) -> Rule:
         for name in names.split():
             assert name not in _by_name, f'two rules for {name}'
-            _by_name[name] = given
-        return given
+            _by_name[name] = function
+        return function
 
     return enter
 
@@ -37,9 +36,9 @@ def rule_of(func: Any) -> Rule:
     """The rule of a function of torch; the one that refuses if there is none."""
     if torch.jit.is_tracing() or torch._C._are_functorch_transforms_active():  # type: ignore[no-untyped-call]
         return _by_name['transformed']
-    if func not in known_rules:
-        known_rules[func] = _find(func)
-    return known_rules[func]
+    if func not in rules_by_function:
+        rules_by_function[func] = _find(func)
+    return rules_by_function[func]
 
 
 def names(text: str) -> frozenset[str]:
@@ -49,7 +48,7 @@ def names(text: str) -> frozenset[str]:
 
 @cache
 def name_of(func: Any) -> str:
-    """What a function is called in messages and rules; of an attribute its name."""
+    """The name of a function, or of an attribute, in messages and rules."""
     name = getattr(func, '__name__', str(func))
     if name in ('__get__', '__set__', '__delete__'):
         attribute = func.__self__
@@ -85,9 +84,9 @@ def _find(func: Any) -> Rule:
         return _by_name['attribute_set']
     if getattr(func, '__module__', '') == 'torch.nn.init' and name != 'constant_':
         return _by_name['unknown']
-    for each in _forms(name):
-        if each in _by_name:
-            return _by_name[each]
+    for form in _forms(name):
+        if form in _by_name:
+            return _by_name[form]
     return _by_name['pointwise' if is_pointwise(name) else 'unknown']
 
 
@@ -102,9 +101,9 @@ def _forms(name: str) -> list[str]:
 @cache
 def is_pointwise(name: str) -> bool:
     """Whether torch itself says that a function of this name works number by number."""
-    for each in _forms(name)[1:]:
-        packet = getattr(torch.ops.aten, each, None)
-        if packet is not None and each != 'equal':
+    for form in _forms(name)[1:]:
+        packet = getattr(torch.ops.aten, form, None)
+        if packet is not None and form != 'equal':
             tags = (getattr(packet, overload).tags for overload in packet.overloads())
-            return any(torch.Tag.pointwise in each for each in tags)
+            return any(torch.Tag.pointwise in of_overload for of_overload in tags)
     return False

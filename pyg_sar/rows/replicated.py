@@ -1,8 +1,8 @@
-"""Plain tensors, which are equal on all ranks: what keeps them so where they meet rows.
+"""Plain tensors, which are equal on all ranks, and whose gradients stay so.
 
-A rank's gradient of a plain tensor that meets rows is the share of its own rows. Parameters of a
-:class:`pyg_sar.DistributedDataParallel` are averaged at the end of the backward. Of any other plain
-tensor the shares are added up on their way back, so that the gradient is equal on all ranks, too.
+In a function with rows a rank's gradient of a plain tensor comes from its own rows alone. The
+gradients of the parameters of a :class:`pyg_sar.DistributedDataParallel` are averaged at the end of
+the backward, those of any other plain tensor within it.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from pyg_sar.ground.changes import version_of
 from pyg_sar.monitor.users_line import warn
 
 LARGE = 2**24
-"""Of so many numbers a plain tensor that meets rows is worth a warning."""
+"""A function of rows and a plain tensor with so many numbers warns."""
 
 PLAIN = (Tensor, torch.nn.Parameter)
 
 _checked = WeakTensorKeyDictionary()
 
 
-def met(tensor: Tensor) -> Tensor:
-    """A plain tensor as it meets rows: the same numbers, and the whole gradient on every rank."""
+def with_mean_gradient(tensor: Tensor) -> Tensor:
+    """A plain tensor for a function with rows: the same numbers, a gradient equal on all ranks."""
     if not tensor.requires_grad or not torch.is_grad_enabled():
         return tensor
     if tensor.is_leaf and is_averaged(tensor):
@@ -40,17 +40,17 @@ def met(tensor: Tensor) -> Tensor:
     return out
 
 
-def all_of_plain(value: Any) -> Any:
-    """:func:`met`, for plain tensors among values of any kind."""
-    return met(value) if type(value) in PLAIN else value
+def mean_gradient_if_plain(value: Any) -> Any:
+    """:func:`with_mean_gradient` of a plain tensor; any other value as it is."""
+    return with_mean_gradient(value) if type(value) in PLAIN else value
 
 
 def is_averaged(leaf: Tensor) -> bool:
     """Whether the gradient of a leaf is averaged at the end of a backward."""
     for hook in (leaf._backward_hooks or {}).values():
         averager = getattr(hook, 'averager', None)  # a weak reference to the one of a parameter
-        known = None if averager is None else averager()
-        if getattr(known, 'is_alive', False) or getattr(hook, 'averages', False):
+        owner = None if averager is None else averager()
+        if getattr(owner, 'is_alive', False) or getattr(hook, 'averages', False):
             return True
     return False
 

@@ -27,14 +27,14 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from pyg_sar.comm.ranks import debugging, note_numbers
 from pyg_sar.ground.nested import leaves_of
 from pyg_sar.ground.scoped import Scoped
-from pyg_sar.rows.registry import bare_name, is_in_place, known_rules, name_of, rule_of
+from pyg_sar.rows.registry import bare_name, is_in_place, name_of, rule_of, rules_by_function
 from pyg_sar.rows.space import Space
 
 inside: Scoped[str] = Scoped('')
-"""What runs as a whole, and what to do where a function inside of it is refused."""
+"""Begins the error for a function that is refused inside of a transform."""
 
 plainly = torch._C.DisableTorchFunctionSubclass
-"""While it lasts, rows are plain tensors of the own rows."""
+"""In its ``with``, functions of torch take rows as plain tensors of the own rows."""
 
 
 class Rows(Tensor):
@@ -56,10 +56,9 @@ class Rows(Tensor):
         if slices_read.value:
             _check_slices(func, args)
         if debugging.is_on:
-            given = leaves_of((args, kwargs or {}))
-            numbers = [each for each in given if isinstance(each, (int, float, complex))]
-            note_numbers(bare_name(func), numbers)
-        rule = known_rules.get(func)
+            values = leaves_of((args, kwargs or {}))
+            note_numbers(bare_name(func), [v for v in values if isinstance(v, _NUMBERS)])
+        rule = rules_by_function.get(func)
         if rule is None or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active():  # type: ignore[no-untyped-call]
             rule = rule_of(func)
         if rule is read:
@@ -74,10 +73,10 @@ class Rows(Tensor):
         if not isinstance(out, Tensor):
             refuse(func, "with several tensors as 'out' is not known to be right")
         # torch's own would write the rows of this rank.
-        made = rule(func, args, kwargs)
-        if not isinstance(made, Tensor) or made.shape != out.shape:
+        result = rule(func, args, kwargs)
+        if not isinstance(result, Tensor) or result.shape != out.shape:
             raise ValueError(f"'{name_of(func)}' of rows takes an 'out' of the shape of the result")
-        return out.copy_(made)
+        return out.copy_(result)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         if not self.is_leaf:
@@ -85,11 +84,11 @@ class Rows(Tensor):
                 'Only Tensors created explicitly by the user (graph leaves) support the deepcopy '
                 'protocol at the moment'
             )
-        made = _rebuilt(plain(self.detach()).clone(), *self._state())
+        copy = _rebuilt(plain(self.detach()).clone(), *self._state())
         if self.grad is not None:
-            made.grad = self.grad.clone()
-        memo[id(self)] = made
-        return made
+            copy.grad = self.grad.clone()
+        memo[id(self)] = copy
+        return copy
 
     def _state(self) -> tuple[int, Space, bool, bool]:
         return self._dim, self._space, self.requires_grad, isinstance(self, torch.nn.Parameter)
@@ -101,7 +100,7 @@ class Rows(Tensor):
         vars(out).update(vars(self))
         return out.requires_grad_() if self.requires_grad else out
 
-    # Of these two torch asks no class.
+    # torch calls these two without __torch_function__.
     def as_subclass(self, cls: Any) -> Any:  # noqa: D102
         if torch._C._is_torch_function_enabled():
             refuse('as_subclass')
@@ -131,18 +130,19 @@ class Rows(Tensor):
 
 
 def read(func: Any, args: Any, kwargs: Any) -> Any:
-    """The rule of what is equal for the own rows and the whole."""
+    """The rule of a function whose result is the same for the own rows and the whole."""
     with plainly():
         return func(*args, **kwargs)
 
 
 _NAMES_OF_NUMPY = {'axis': 'dim', 'keepdims': 'keepdim'}
+_NUMBERS = int, float, complex
 
 
 def tag(tensor: Tensor, dim: int, space: Space) -> Any:
-    """Says of a new plain tensor whose rows it has in dimension `dim`; gives the same object.
+    """Makes a new plain tensor rows of a space, in dimension `dim`; gives the same object.
 
-    What one process holds is plain: its own rows are those of the whole.
+    With one process tensors stay plain: its own rows are those of the whole.
     """
     if space.is_whole:
         return tensor
@@ -184,10 +184,10 @@ def same_plain(rows: Rows) -> Tensor:
     with plainly():
         if rows.requires_grad:
             return Tensor.as_subclass(rows, Tensor)
-        known = vars(rows).get('_own')
-        if known is None:  # no view, which would hold its base
-            known = rows._own = Tensor.as_subclass(rows, Tensor).detach()
-        return known
+        own = vars(rows).get('_own')
+        if own is None:  # no view, which would hold its base
+            own = rows._own = Tensor.as_subclass(rows, Tensor).detach()
+        return own
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,8 +216,8 @@ def remember(out: Tensor, values: Tensor, index: Any) -> None:
     with plainly():
         whole = weakref.ref(out if out._base is None else out._base)
         storage = StorageWeakRef(values.untyped_storage())  # type: ignore[no-untyped-call]
-        made = _Slice(index, out.detach(), out._version, whole, storage)
-    slices_read.value = [*(slices_read.value or []), made]
+        part = _Slice(index, out.detach(), out._version, whole, storage)
+    slices_read.value = [*(slices_read.value or []), part]
 
 
 def _check_slices(func: Any, args: Any) -> None:
@@ -226,12 +226,12 @@ def _check_slices(func: Any, args: Any) -> None:
     ``x[:5] += 1`` writes the slice back itself. An optimizer may change parameters.
     """
     every = slices_read.value or []
-    changed = [each for each in every if each.same._version != each.version]
-    read = [each for each in every if each not in changed and each.whole() is not None]
-    slices_read.value = read
-    for each in changed:
-        writes_back = func is Tensor.__setitem__ and str(args[1]) == str(each.index)
-        if not (writes_back or each.values.expired()):  # type: ignore[no-untyped-call]
+    changed = [part for part in every if part.same._version != part.version]
+    alive = [part for part in every if part not in changed and part.whole() is not None]
+    slices_read.value = alive
+    for part in changed:
+        writes_back = func is Tensor.__setitem__ and str(args[1]) == str(part.index)
+        if not (writes_back or part.values.expired()):  # type: ignore[no-untyped-call]
             raise ValueError(
                 'a slice of rows is a copy on every rank, and one was changed in place, which the '
                 'rows do not see: write x[:5] = ... instead, or change x[:5].clone()'
@@ -243,8 +243,10 @@ def _check_slices(func: Any, args: Any) -> None:
             return
         storage = args[0].untyped_storage()._cdata
         # A slice that is an argument itself may be nobody else's.
-        given = {id(each) for arg in args[1:] for each in (arg, getattr(arg, '_base', None))}
-        if any(each.values.cdata == storage and id(each.whole()) not in given for each in read):
+        arguments = {
+            id(tensor) for arg in args[1:] for tensor in (arg, getattr(arg, '_base', None))
+        }
+        if any(p.values.cdata == storage and id(p.whole()) not in arguments for p in alive):
             raise ValueError(
                 f"'{name_of(func)}' changes rows in place of which a slice was read before: the "
                 'slice is a copy on every rank and does not change with them; read it afterwards, '

@@ -1,7 +1,7 @@
 """Whose rows a tensor holds: the nodes of a type, the edges of a relation, or a selection of them.
 
 A rank has some of the rows of a space, in an order of its own. Where the ids of its rows are known,
-a plain tensor with the rows of the whole graph can be met by them: the own rows are taken from it.
+it can take the own rows from a plain tensor with the rows of the whole graph.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pyg_sar.ground.changes import version_of
 T = TypeVar('T')
 
 _MOST_KEPT = 8
-"""Of each kind of what was derived from a space; those that were used last."""
+"""Derived spaces of each kind that a space keeps: those that were used last."""
 
 
 class Space:
@@ -65,7 +65,7 @@ class Space:
         self._forget()
 
     def _forget(self) -> None:
-        """Starts with nothing that was derived from it."""
+        """Forgets all that was derived from this space."""
         self._selections: list[tuple[Tensor, object, Space]] = []
         self._multiples: dict[int, Space] = {}
         self._alike: dict[Space, bool] = {}
@@ -110,9 +110,9 @@ class Space:
             steps = torch.arange(self.count, device=device)
             self._ids = (self.base.ids(device).unsqueeze(1) * self.count + steps).view(-1)
         elif self.pieces and self.has_ids():
-            firsts = accumulate([each.total for each in self.pieces], initial=0)
+            firsts = accumulate([space.total for space in self.pieces], initial=0)
             pairs = zip(self.pieces, firsts, strict=False)
-            self._ids = torch.cat([each.ids(device) + first for each, first in pairs])
+            self._ids = torch.cat([piece.ids(device) + first for piece, first in pairs])
         elif self.parent is not None and self.mask is not None:
             of_parent = self.parent.ids(self.mask.device)[self.mask]
             is_in = torch.zeros(self.parent.total, dtype=torch.uint8, device=of_parent.device)
@@ -161,8 +161,8 @@ class Space:
         how many rows it selects now: a shape may be read on one rank alone.
         """
         version = version_of(mask)
-        for known, then, space in self._selections:
-            if known is mask and then == version:
+        for old_mask, then, space in self._selections:
+            if old_mask is mask and then == version:
                 return space
         with torch._C.DisableTorchFunctionSubclass():  # it may be one of rows
             own = mask.detach().as_subclass(Tensor).clone()  # it may be written to
@@ -187,20 +187,20 @@ class Space:
             self._unions,
             others,
             lambda: Space(
-                sum(each.own for each in spaces),
+                sum(space.own for space in spaces),
                 what=self.what,
                 pieces=spaces,
-                total=sum(each.total for each in spaces),
+                total=sum(space.total for space in spaces),
                 neighbours=self.neighbours,
             ),
         )
 
     def dealt(self, count: int) -> Space:
         """Where new rows go that are equal on all ranks: to nodes, if there are so many."""
-        fitting = [each for each in self.neighbours if each.total >= count]
-        for each in fitting:
-            if each.total == count:
-                return each
+        fitting = [space for space in self.neighbours if space.total >= count]
+        for space in fitting:
+            if space.total == count:
+                return space
 
         def make() -> Space:
             if fitting and fitting[0].has_ids():
@@ -222,9 +222,9 @@ class Space:
             return True
 
         def ask() -> bool:
-            for each in (self, other):
-                if each.pieces and each.has_ids():
-                    each.ids(each._device())
+            for space in (self, other):
+                if space.pieces and space.has_ids():
+                    space.ids(space._device())
             return all(agree(self._is_alike_here(other)))
 
         return _kept(self._alike, other, ask)
@@ -246,8 +246,8 @@ class Space:
     def _device(self) -> torch.device:
         if self._ids is None and (self.base is not None or self.pieces):
             return (self.base or self.pieces[0])._device()
-        known = self._ids if self._ids is not None else self.mask
-        return torch.device('cpu') if known is None else known.device
+        tensor = self._ids if self._ids is not None else self.mask
+        return torch.device('cpu') if tensor is None else tensor.device
 
     def __deepcopy__(self, memo: Any) -> Space:
         return self
@@ -272,10 +272,10 @@ def rows_of_ranks(own: int) -> int:
     return int(all_reduce_sum(torch.tensor([own]), 'the number of rows that are selected'))
 
 
-def _kept(known: dict[Any, T], key: Any, make: Callable[[], T]) -> T:
-    """What is known, else what is made now; all ranks ask in one order, and so forget alike."""
-    found = known.pop(key) if key in known else make()
-    known[key] = found
-    while len(known) > _MOST_KEPT:
-        known.pop(next(iter(known)))
-    return found
+def _kept(cache: dict[Any, T], key: Any, make: Callable[[], T]) -> T:
+    """The value in a cache, or a new one; all ranks ask in one order, and so drop the same ones."""
+    value = cache.pop(key) if key in cache else make()
+    cache[key] = value
+    while len(cache) > _MOST_KEPT:
+        cache.pop(next(iter(cache)))
+    return value

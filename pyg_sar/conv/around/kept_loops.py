@@ -14,7 +14,7 @@ from torch import Tensor
 from torch_geometric.utils import add_remaining_self_loops, add_self_loops, remove_self_loops
 
 from pyg_sar.conv.around.patching import AnyFn, Forms
-from pyg_sar.rows.attach import given_to_conv
+from pyg_sar.rows.attach import conv_arguments
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.edges import edge_index as make_edge_index
 from pyg_sar.rows.rows import tag
@@ -79,7 +79,7 @@ def _attributes(
     """The attributes of `added`, the edges with loops, by PyG's function on the ids of the rank."""
     if edge_attr is None:
         return None
-    own = given_to_conv(edge_attr, [edges], function.__name__)
+    own = conv_arguments(edge_attr, [edges], function.__name__)
     return tag(function(edges.handle.ids, own, fill_value, edges.ends.dst.own)[1], 0, added._space)
 
 

@@ -22,7 +22,7 @@ from pyg_sar.conv.around.patching import AnyFn, Forms
 from pyg_sar.conv.exchanges import into_own
 from pyg_sar.ground.changes import version_of
 from pyg_sar.ground.checksum import checksum
-from pyg_sar.rows.attach import derived, given_to_conv
+from pyg_sar.rows.attach import conv_arguments, derived
 from pyg_sar.rows.edges import EdgeIndex, edge_index
 from pyg_sar.rows.rows import plain, tag
 from pyg_sar.shard.edges import kept_on
@@ -102,7 +102,7 @@ def _kept(function: AnyFn, on_rows: Callable[..., Result]) -> AnyFn:
                 f"expected one row per edge in 'edge_weight': {edges.size(1)} rows "
                 f'(got shape {tuple(edge_weight.shape)})'
             )
-        own = given_to_conv(edge_weight, [edges], function.__name__)
+        own = conv_arguments(edge_weight, [edges], function.__name__)
         weight = tag(own.view_as(own), 0, edges._space)
         if own.requires_grad or own.is_inference():
             return compute(weight)[:2]

@@ -22,7 +22,7 @@ from pyg_sar.conv.reuse.narrow_exchange import NarrowSum
 from pyg_sar.dropout import EdgeDraws, edge_draws
 from pyg_sar.ground.class_swap import name_of, plain_class
 from pyg_sar.monitor import say
-from pyg_sar.rows.attach import given_to_conv
+from pyg_sar.rows.attach import conv_arguments
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.replicated import own_draws
 from pyg_sar.rows.rows import Rows, plainly, same_plain, tag
@@ -214,7 +214,7 @@ def _own(kwargs: dict[str, Any], edges: EdgeIndex, conv: MessagePassing) -> dict
                 parts = tuple(None if v is None else same_plain(v) for v in parts)
                 own[name] = parts if type(value) is tuple else parts[0]
             else:
-                own[name] = given_to_conv(value, [edges], name_of(conv))
+                own[name] = conv_arguments(value, [edges], name_of(conv))
     return own
 
 

@@ -23,7 +23,7 @@ from pyg_sar.comm import all_ranks
 from pyg_sar.conv.reuse.copies import kept_copy
 from pyg_sar.ground.inert import lazy_draws
 from pyg_sar.monitor.recipes import recorder
-from pyg_sar.rows.replicated import met
+from pyg_sar.rows.replicated import with_mean_gradient
 from pyg_sar.rows.rows import tag
 from pyg_sar.rows.space import Space
 from pyg_sar.shard.plan import Plan
@@ -76,7 +76,7 @@ def rows_through(layer: Any, x: Tensor) -> Tensor:
     # Unlike a sum, a layer keeps its rows for backward: a program may change them in place now.
     # Recomputed activations are found by their memory, so these take no copy.
     rows = kept_copy(x) if recorder.value is None else x
-    return F.linear(rows, met(layer.weight))
+    return F.linear(rows, with_mean_gradient(layer.weight))
 
 
 class NarrowSum(Tensor):
@@ -105,7 +105,7 @@ class NarrowSum(Tensor):
             )
         with torch._C.DisableTorchFunctionSubclass():
             out, bias = args[0].as_subclass(Tensor), args[2]
-            out = out if bias is None else out + met(bias)
+            out = out if bias is None else out + with_mean_gradient(bias)
             return out if args[0]._space is None else tag(out, 0, args[0]._space)
 
 

@@ -202,7 +202,7 @@ def _as_tensor(value: Any) -> Tensor | None:
 
 
 def _from_sparse(name: str, value: Tensor, where: str) -> Tensor | None:
-    """What is cut into rows: `x` as it is, as it may be large, other well-known names dense."""
+    """A sparse `x` as it is, as it may be large; dense tensors for other well-known names."""
     if name not in _MAY_BE_SPARSE:
         return None  # An adjacency matrix has one row per node, but is no attribute of it.
     if value.dtype not in _SPARSE_TYPES:

@@ -30,7 +30,7 @@ def check_seed(seed: object) -> int:
 
 
 def odd_kind(value: Tensor) -> str | None:
-    """What kind of tensor this is, if it is none of plain numbers, dense or sparse."""
+    """The kind of a tensor that has no plain numbers, dense or sparse; None of any other."""
     kinds = {
         'nested': value.is_nested,
         'quantized': value.is_quantized,

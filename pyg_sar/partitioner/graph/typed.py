@@ -183,7 +183,7 @@ def _check_names(keys: list[Any]) -> None:
 
 
 def _is_long(name: str) -> bool:
-    """Whether a file system of the usual kind has no place for the name, or no way to write it."""
+    """Whether a name is too long for usual file systems, or cannot be encoded."""
     try:
         return len(name.encode()) > _LONGEST_NAME
     except UnicodeEncodeError:

@@ -82,10 +82,10 @@ def parse_balance(
 
 
 def balance_weights(graph: TypedGraph, names: Sequence[str], connected: BoolArray) -> Balance:
-    """What every node weighs.
+    """The weights of all nodes.
 
-    Training nodes alone would leave the others free to lie anywhere, so beside them all nodes
-    count; types imply it. Nodes that are not `connected`, bool [N], do not count at all.
+    With ``'train'`` all nodes count, too: else the others could lie anywhere. With ``'types'``
+    they count by type. Nodes that are not `connected`, bool [N], do not count at all.
     """
     if tuple(names) == ('nodes',) and connected.all():
         ones = np.broadcast_to(np.int64(1), (graph.num_nodes, 1))  # one number, not N

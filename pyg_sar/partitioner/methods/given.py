@@ -55,19 +55,19 @@ def _random(graph: TypedGraph, num_parts: int, options: CutOptions) -> Tensor:
 
 
 def _given(graph: TypedGraph, num_parts: int, options: CutOptions) -> Tensor:
-    given = options.method
-    if isinstance(given, Tensor):
-        return _checked(given, graph.num_nodes, num_parts, "the tensor 'method'")
-    if isinstance(given, str):
-        path = Path(given.removeprefix('file:'))
-        return _checked(_read(path), graph.num_nodes, num_parts, f"'{path}'")
-    if given.keys() != graph.nodes.keys():
+    method, count = options.method, graph.num_nodes
+    if isinstance(method, Tensor):
+        return _checked(method, count, num_parts, "the tensor 'method'")
+    if isinstance(method, str):
+        path = Path(method.removeprefix('file:'))
+        return _checked(_read(path), count, num_parts, f"'{path}'")
+    if method.keys() != graph.nodes.keys():
         raise ValueError(
-            f"expected parts of the node types {list(graph.nodes)} in 'method' (got {list(given)})"
+            f"expected parts of the node types {list(graph.nodes)} in 'method' (got {list(method)})"
         )
     parts = [
         _checked(
-            torch.as_tensor(given[str(key)]), nodes.num_nodes, num_parts, f"'method' of '{key}'"
+            torch.as_tensor(method[str(key)]), nodes.num_nodes, num_parts, f"'method' of '{key}'"
         )
         for key, nodes in graph.nodes.items()
     ]
@@ -109,7 +109,7 @@ def _checked(parts: Tensor, num_nodes: int, num_parts: int, where: str) -> Tenso
     return parts
 
 
-GIVEN = Method('file:PATH', place=_given)
+GIVEN = Method('file:PATH', assign=_given)
 
-RANDOM = Method('random', place=_random)
-RANGE = Method('range', place=_ranges)
+RANDOM = Method('random', assign=_random)
+RANGE = Method('range', assign=_ranges)

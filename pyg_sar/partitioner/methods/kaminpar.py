@@ -16,7 +16,7 @@ from torch import Tensor
 from pyg_sar.partitioner.methods.method import Method, Problem
 
 _IMBALANCE = 0.03
-"""What the largest part may weigh more than the mean; its own default, and METIS's k-way's."""
+"""By how much the largest part may exceed the mean; the default of KaMinPar and METIS's k-way."""
 
 
 def _kaminpar(problem: Problem) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""What a method of partitioning is: what it computes, and which options it takes."""
+"""A method of partitioning: what it computes, and which options it takes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pyg_sar.partitioner.methods.balance import Balance
 from pyg_sar.partitioner.on_disk.mapped import FloatArray, IndexArray, Int64Array
 
 MethodLike = str | Tensor | dict[str, Tensor]
-"""What users give as 'method': a name, or the part of every node."""
+"""The argument 'method': a name, or the part of every node."""
 
 OBJECTIVES = ('cut', 'volume')
 
@@ -26,9 +26,9 @@ ORDERS = ('cache', 'source')
 class CutOptions:
     """How nodes are assigned; :func:`pyg_sar.partition_graph` explains the fields.
 
-    The command line and META.json are made of them. What
-    :func:`~pyg_sar.partitioner.assignment.choose` gives is complete: None is only what the method
-    has no use for, `balance` a tuple, and `backend` the binding that is taken.
+    The command line and META.json are made of them. Complete options, as
+    :func:`~pyg_sar.partitioner.assignment.choose` returns them, have None only where the method has
+    no use for a field, a tuple as `balance`, and as `backend` the binding that is used.
     """
 
     method: MethodLike = 'metis'
@@ -41,14 +41,14 @@ class CutOptions:
     order: str | None = None
 
     def provenance(self) -> dict[str, Any]:
-        """What META.json says of complete options."""
+        """Complete options for META.json."""
         method = self.method if isinstance(self.method, str) else 'tensor'
         return {**vars(self), 'method': method, 'balance': ','.join(self.balance or ()) or None}
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What a method that cuts a graph is given."""
+    """The arguments of a method that cuts a graph."""
 
     # int64 [N + 1]; the neighbours of node v are ``index[indptr[v]:indptr[v + 1]]``.
     indptr: Int64Array
@@ -70,14 +70,14 @@ class Problem:
 
 @dataclass(frozen=True)
 class Method:
-    """A way to assign nodes to parts: either `cut` or `place`."""
+    """A way to assign nodes to parts: either `cut` or `assign`."""
 
     name: str  # what users call it
     # Reads edges: gives the part of every node, int64 [N], in one attempt or several, of which the
     # best by the objective is taken. Parts may be empty.
     cut: Callable[[Problem], list[Tensor]] | None = None
-    # Does without edges: the part of every node, int64 [N], of a number of parts.
-    place: Callable[[TypedGraph, int, CutOptions], Tensor] | None = None
+    # Reads no edges: gives the part of every node, int64 [N], for a number of parts.
+    assign: Callable[[TypedGraph, int, CutOptions], Tensor] | None = None
     # Whether `cut` reads the graph with its duplicate edges and self loops.
     keeps_duplicates: bool = False
     several: bool = False  # whether `cut` balances several things; else one, nodes or edges

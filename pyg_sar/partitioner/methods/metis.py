@@ -36,14 +36,12 @@ _NUM_OPTIONS = 40
 
 
 def _pymetis(problem: Problem) -> list[Tensor]:
-    options = problem.options
-    found = [metis_assignment(problem, recursive=True)]
-    if options.objective == 'volume':
-        # METIS's volume objective is at times worse in volume than its cut objective.
-        found.append(metis_assignment(problem, recursive=False, volume=True))
-    elif problem.num_parts >= _KWAY_FROM and problem.balance.is_single:
-        found.append(metis_assignment(problem, recursive=False))
-    return found
+    attempts = [metis_assignment(problem, recursive=True)]
+    # METIS's volume objective is at times worse in volume than its cut objective.
+    is_volume = problem.options.objective == 'volume'
+    if is_volume or (problem.num_parts >= _KWAY_FROM and problem.balance.is_single):
+        attempts.append(metis_assignment(problem, recursive=False, volume=is_volume))
+    return attempts
 
 
 def metis_assignment(
@@ -64,14 +62,14 @@ def metis_assignment(
         return part_graph(problem, seed, recursive=recursive, volume=volume)
     more = {'objtype': int(pymetis.ObjType.VOL)} if volume else {}
     more |= {} if rounds is None else {'niter': rounds}
-    _, found = pymetis.part_graph(
+    _, parts = pymetis.part_graph(
         num_parts,
         pymetis.CSRAdjacency(indptr, index),
         vweights=None if weights is None else np.ascontiguousarray(weights[:, 0]),
         options=pymetis.Options(seed=seed, **more),
         recursive=recursive,
     )
-    return torch.from_numpy(np.array(found, dtype=np.int64))
+    return torch.from_numpy(np.array(parts, dtype=np.int64))
 
 
 def part_graph(problem: Problem, seed: int, *, recursive: bool, volume: bool) -> Tensor:
@@ -112,14 +110,14 @@ def _library(pymetis: Any) -> tuple[ctypes.CDLL, Any]:
         for name in functions:
             getattr(library, name).restype = ctypes.c_int
     except (ImportError, AttributeError, OSError, TypeError) as error:
-        found = f'{error}'
+        reason = f'{error}'
     else:
-        found = f'{width}-bit indices'
+        reason = f'{width}-bit indices'
         if width == 64:
             return library, keys
     raise ValueError(
         "balancing several things needs a pymetis that exports METIS's functions with 64-bit "
-        f"indices (got {found}); balance one of 'nodes' and 'edges', or use method='ldg' or "
+        f"indices (got {reason}); balance one of 'nodes' and 'edges', or use method='ldg' or "
         "'fennel'"
     )
 

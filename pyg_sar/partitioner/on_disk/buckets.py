@@ -83,10 +83,10 @@ class Buckets:
 
     def read(self, bucket: int, number: int = 0) -> Tensor:
         """One field of the records of one bucket, in memory, int64."""
-        place = self.columns[number][self._ptr[bucket] : self._ptr[bucket + 1]]
-        found = place.to(torch.int64, copy=True)
-        release(place)
-        return found
+        column = self.columns[number][self._ptr[bucket] : self._ptr[bucket + 1]]
+        values = column.to(torch.int64, copy=True)
+        release(column)
+        return values
 
 
 def _write(file: int, content: memoryview, offset: int) -> None:
@@ -98,12 +98,12 @@ def _write(file: int, content: memoryview, offset: int) -> None:
 
 def _bounds(ptr: Tensor, cuts: Tensor) -> Tensor:
     most = max(4 * rows.CHUNK_ROWS, int(ptr[-1]) // rows.SHARE)  # few buckets take fewer writes
-    found = [cuts]
+    bounds = [cuts]
     for start, stop in pairwise(cuts.tolist()):
         first, last = int(ptr[start]), int(ptr[stop])
         targets = torch.arange(first, max(last, first + 1), most)[1:]
-        found.append(torch.searchsorted(ptr[: stop + 1], targets, right=True) - 1)
-    return torch.unique(torch.cat(found))
+        bounds.append(torch.searchsorted(ptr[: stop + 1], targets, right=True) - 1)
+    return torch.unique(torch.cat(bounds))
 
 
 def stable_order(keys: Tensor, bound: int) -> Tensor:
@@ -130,7 +130,7 @@ def count_to_ptr(ids: Iterable[Tensor], bound: int) -> Tensor:
 
 
 def counts_to_ptr(counts: Tensor) -> Tensor:
-    """Where the runs of the given lengths begin and end, int64 [n + 1]."""
+    """Where runs of these lengths begin and end, int64 [n + 1]."""
     ptr = torch.zeros(counts.numel() + 1, dtype=torch.int64)
     torch.cumsum(counts, 0, out=ptr[1:])
     return ptr

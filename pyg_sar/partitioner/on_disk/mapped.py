@@ -59,20 +59,20 @@ def is_mapped(values: Tensor | Array) -> bool:
 
 
 def hold(*tensors: Tensor) -> None:
-    """Has what is written to mapped tensors stay, as that of any other: nothing is given back."""
+    """Keeps what is written to mapped tensors: their memory is not given back any more."""
     for tensor in tensors:
-        found = _map_of(tensor.data_ptr()) if tensor.numel() else None
-        if found is not None:
-            _MAPS.pop(found[0], None)
+        bounds = _map_of(tensor.data_ptr())
+        if bounds is not None:
+            _MAPS.pop(bounds[0], None)
 
 
 def release(*tensors: Tensor) -> None:
     """Gives back the memory of what has been read or written of tensors that are mapped."""
     for tensor in tensors:
-        found = _map_of(tensor.data_ptr()) if tensor.numel() else None
-        if found is None or sys.platform != 'linux':
+        bounds = _map_of(tensor.data_ptr())
+        if bounds is None or sys.platform != 'linux':
             continue
-        start, end = found
+        start, end = bounds
         last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1
         page = mmap.PAGESIZE
         first = max(tensor.data_ptr() // _AROUND * _AROUND, -(-start // page) * page)
@@ -137,10 +137,10 @@ def map_array(
         if member is not None:
             with zipfile.ZipFile(file) as archive:
                 names = archive.namelist()
-                found = [name for name in (member, f'{member}.npy') if name in names]
-                if not found:
+                members = [name for name in (member, f'{member}.npy') if name in names]
+                if not members:
                     raise ValueError(f"expected the array '{member}' in '{path}' (got {names})")
-                info = archive.getinfo(found[0])
+                info = archive.getinfo(members[0])
                 if info.compress_type != zipfile.ZIP_STORED:
                     with archive.open(info) as stream:
                         return _unpack(stream, path, info.file_size, scratch)
@@ -160,12 +160,12 @@ def _unpack(stream: IO[bytes], path: str | os.PathLike[str], size: int, scratch:
     shape, order, dtype = _npy_header(stream, path, size)
     num_bytes = math.prod(shape) * dtype.itemsize
     space = scratch.empty((num_bytes,), torch.uint8)
-    for place in torch.split(space, 1 << 20):
-        found = stream.read(place.numel())
-        if len(found) < place.numel():
-            raise ValueError(f'expected {place.numel()} bytes more (got {len(found)})')
-        place.numpy().data[:] = found
-        release(place)
+    for target in torch.split(space, 1 << 20):
+        octets = stream.read(target.numel())
+        if len(octets) < target.numel():
+            raise ValueError(f'expected {target.numel()} bytes more (got {len(octets)})')
+        target.numpy().data[:] = octets
+        release(target)
     if stream.read(1):  # the end, where zipfile compares its checksum
         raise ValueError(f"expected {num_bytes} bytes in '{path}' (got more)")
     return np.ndarray(shape, dtype, space.numpy(), order=order)
@@ -202,7 +202,8 @@ def tensor_of(array: Array) -> Tensor | None:
 
 
 def _map_of(address: int) -> tuple[int, int] | None:
-    return next((found for found in _MAPS.items() if found[0] <= address < found[1]), None)
+    """The map that an address is in; None of 0, that of tensors without numbers."""
+    return next((bounds for bounds in _MAPS.items() if bounds[0] <= address < bounds[1]), None)
 
 
 _LIBC = ctypes.CDLL(None)

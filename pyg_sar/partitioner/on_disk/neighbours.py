@@ -49,15 +49,15 @@ def both_ways(
             yield start, src, dst
 
     ptr = count_to_ptr((ids for _, *ends in edges() for ids in ends), num_nodes)
-    found = Buckets(ptr, [torch.int64] * (1 + has_numbers), scratch)
+    records = Buckets(ptr, [torch.int64] * (1 + has_numbers), scratch)
     del ptr
     for start, src, dst in edges():
         for number, row, column in ((start, src, dst), (start + edge_index.size(1), dst, src)):
             fields = [row * num_nodes + column]
             if has_numbers:
                 fields.append(torch.arange(number, number + row.numel()))
-            found.add(row, *fields)
-    return found
+            records.add(row, *fields)
+    return records
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Neighbours:
     def csr(
         self, start: int = 0, stop: int | None = None, dtype: type = np.int64
     ) -> tuple[Int64Array, IndexArray]:
-        """Those of a run of nodes that no edge leaves, in memory and numbered from 0."""
+        """The neighbours of a run of nodes that no edge leaves, in memory and numbered from 0."""
         ptr = self.indptr[start:] if stop is None else self.indptr[start : stop + 1]
         columns = self.columns[ptr[0] : ptr[-1]]
         index: IndexArray = np.empty(columns.numel(), dtype=dtype)
@@ -104,9 +104,9 @@ def neighbours(
         row = column // num_nodes
         column.sub_(row, alpha=num_nodes)
         indptr[start + 1 : stop + 1] = row.sub_(start).bincount(minlength=stop - start)
-        place = columns[end : end + column.numel()]
-        place[:] = column
-        release(place)
+        target = columns[end : end + column.numel()]
+        target[:] = column
+        release(target)
         end += column.numel()
         del keys, row, column
     indptr.cumsum_(0)

@@ -98,9 +98,9 @@ def join_edges(
     """Chunks of sources and destinations in a row, [2, E] in scratch space, E at most `most`."""
     joined, end = scratch.empty((2, most), dtype), 0
     for src, dst in pairs:
-        place = joined[:, end : end + src.numel()]
-        place[0], place[1] = src, dst
-        release(*place)
+        target = joined[:, end : end + src.numel()]
+        target[0], target[1] = src, dst
+        release(*target)
         end += src.numel()
     return joined[:, :end]
 
@@ -117,9 +117,9 @@ def _take_mapped(values: Tensor, ids: Tensor, num_rows: int) -> Tensor:
     blocks, counts = torch.unique_consecutive(ids // num_rows, return_counts=True)
     sizes = counts.tolist()
     picked = zip(torch.split(ids, sizes), torch.split(order, sizes), strict=True)
-    for block, (wanted, place) in zip(blocks.tolist(), picked, strict=True):
+    for block, (wanted, positions) in zip(blocks.tolist(), picked, strict=True):
         rows = values[block * num_rows : (block + 1) * num_rows]
-        taken[place] = aligned(rows).index_select(0, wanted - block * num_rows)
+        taken[positions] = aligned(rows).index_select(0, wanted - block * num_rows)
         release(rows)
     return taken
 

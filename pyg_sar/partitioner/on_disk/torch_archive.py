@@ -22,7 +22,7 @@ from pyg_sar.partitioner.on_disk.rows import RowStream
 def save_rows(content: object, path: Path) -> None:
     """Writes dicts of dense tensors [N, ...], RowStreams and plain values as torch.load reads them.
 
-    Each tensor has its own place in the file. The folder is made if need be.
+    Each tensor has its own space in the file. The folder is made if need be.
 
     Raises:
         OSError: If it cannot be written.
@@ -39,18 +39,18 @@ def save_rows(content: object, path: Path) -> None:
     except OSError as error:  # reported without the file's name
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
     with torch.serialization.set_default_mmap_options(mmap.MAP_SHARED):
-        places = _tensors(torch.load(path, weights_only=True, mmap=True))
-    for stream, place in zip(streams, places, strict=True):
-        _fill(place, stream)
+        spaces = _tensors(torch.load(path, weights_only=True, mmap=True))
+    for stream, space in zip(streams, spaces, strict=True):
+        _fill(space, stream)
 
 
-def _fill(place: Tensor, stream: Tensor | RowStream) -> None:
-    if place.numel():
-        register(place.data_ptr(), place.nbytes, place)
+def _fill(space: Tensor, stream: Tensor | RowStream) -> None:
+    if space.numel():
+        register(space.data_ptr(), space.nbytes, space)
         rows = stream if isinstance(stream, RowStream) else RowStream(stream)
         start = 0
         for part in rows.chunks():
-            written = place[start : start + part.size(0)]
+            written = space[start : start + part.size(0)]
             written.copy_(part)
             release(written)
             start += part.size(0)
@@ -61,7 +61,7 @@ def _tensors(content: object) -> list[Any]:
 
 
 def _stand_in(value: object) -> object:
-    """A tensor of the right size, whose memory is never touched, in the place of one."""
+    """A tensor of the right size, whose memory is never touched, for a tensor or RowStream."""
     if isinstance(value, RowStream):
         count = value.values.size(0) if value.index is None else value.index.numel()
         shape = (count, *value.values.shape[1:])

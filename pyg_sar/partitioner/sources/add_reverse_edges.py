@@ -81,29 +81,29 @@ def _merged(
     for bucket, _, _ in records:
         keys = records.read(bucket)
         order = torch.argsort(keys, stable=True)
-        unique, place = torch.unique_consecutive(keys[order], return_inverse=True)
-        found = both[:, end : end + unique.numel()]
-        found[0] = unique // max(bound, 1)
-        found[1] = unique % max(bound, 1)
-        release(*found)
+        unique, position = torch.unique_consecutive(keys[order], return_inverse=True)
+        merged = both[:, end : end + unique.numel()]
+        merged[0] = unique // max(bound, 1)
+        merged[1] = unique % max(bound, 1)
+        release(*merged)
         for key, values in attrs.items():
             ids = records.read(bucket, 1).index_select(0, order) % num_edges
-            _add_up(sums[key][end:], place, values, ids)
+            _add_up(sums[key][end:], position, values, ids)
         end += unique.numel()
     trim()
     return {'edge_index': both[:, :end], **{key: value[:end] for key, value in sums.items()}}
 
 
-def _add_up(sums: Tensor, place: Tensor, values: Tensor, ids: Tensor) -> None:
-    """``sums[place[i]] += values[ids[i]]``, in this order, for ascending `place` from zero on."""
+def _add_up(sums: Tensor, position: Tensor, values: Tensor, ids: Tensor) -> None:
+    """``sums[position[i]] += values[ids[i]]`` in this order; `position` ascends from zero on."""
     start, written = 0, 0
     for rows in RowStream(values, ids).chunks():
-        at = place[start : start + rows.size(0)]
+        at = position[start : start + rows.size(0)]
         first, last = int(at[0]), int(at[-1]) + 1
-        found = torch.zeros((last - first, *rows.shape[1:]), dtype=rows.dtype)
+        total = torch.zeros((last - first, *rows.shape[1:]), dtype=rows.dtype)
         if first < written:  # begun in the chunk before
-            found[0] = sums[first]
-        found.index_add_(0, at - first, rows)
-        sums[first:last] = found
+            total[0] = sums[first]
+        total.index_add_(0, at - first, rows)
+        sums[first:last] = total
         release(sums[first:last])
         start, written = start + rows.size(0), last

@@ -129,10 +129,10 @@ def _value(array: Any, key: str, name: str) -> Any:
         return array
     if array.ndim == 0 and array.dtype.kind in 'biufc':
         return array.item()
-    found = tensor_of(array)
-    if found is None and key in _FIRST:
+    tensor = tensor_of(array)
+    if tensor is None and key in _FIRST:
         raise ValueError(f"expected numbers in '{key}' of '{name}' (got {array.dtype})")
-    return array if found is None else found
+    return array if tensor is None else tensor
 
 
 def _csr_features(values: dict[str, Any], name: str, *, is_sparse: bool) -> Tensor:

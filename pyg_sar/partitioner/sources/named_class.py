@@ -21,8 +21,8 @@ _CALL = re.compile(r'((?:[A-Za-z_]\w*\.)*)([A-Za-z_]\w*)(?:\((.*)\))?')
 
 def is_class(name: str) -> bool:
     """Whether a name is that of a class in a module: 'graph.csv' is a file that is not there."""
-    found = _CALL.fullmatch(name)
-    return found is not None and found[1] != '' and found[2][0].isupper()
+    match = _CALL.fullmatch(name)
+    return match is not None and match[1] != '' and match[2][0].isupper()
 
 
 def named_class(text: str, module: str, kind: type = object) -> tuple[type[Any], dict[str, Any]]:
@@ -31,15 +31,15 @@ def named_class(text: str, module: str, kind: type = object) -> tuple[type[Any],
     Such as ``'Class'``, of `module`, ``'module.Class'`` or ``'module.Class(name=Cora,
     num_nodes=100)'``.
     """
-    found = _CALL.fullmatch(text)
-    if found is None:
+    match = _CALL.fullmatch(text)
+    if match is None:
         raise ValueError(f"expected a class such as 'module.Class(name=Cora)' (got '{text}')")
     try:
-        place = importlib.import_module(found[1][:-1] or module)
-        cls = getattr(place, found[2], None)
-        alike = {name.lower(): name for name in dir(place)}
-        near = difflib.get_close_matches(found[2].lower(), alike, 1)
-        hint = f'; do you mean {alike[near[0]]}?' if near else f' in {place.__name__}'
+        home = importlib.import_module(match[1][:-1] or module)
+        cls = getattr(home, match[2], None)
+        alike = {name.lower(): name for name in dir(home)}
+        near = difflib.get_close_matches(match[2].lower(), alike, 1)
+        hint = f'; do you mean {alike[near[0]]}?' if near else f' in {home.__name__}'
         got = f'nothing of that name{hint}' if cls is None else repr(cls)
     except ImportError as error:
         cls, got = None, str(error)
@@ -47,7 +47,7 @@ def named_class(text: str, module: str, kind: type = object) -> tuple[type[Any],
         what = 'a class' if kind is object else f'a subclass of {kind.__name__}'
         raise ValueError(f"expected {what} in '{text}' (got {got})")
     try:
-        call: Any = ast.parse(f'f({found[3] or ""})', mode='eval').body
+        call: Any = ast.parse(f'f({match[3] or ""})', mode='eval').body
         if call.args or any(keyword.arg is None for keyword in call.keywords):
             raise ValueError('arguments without a name')
         named = {keyword.arg: keyword.value for keyword in call.keywords}
@@ -62,7 +62,7 @@ def named_class(text: str, module: str, kind: type = object) -> tuple[type[Any],
 
 
 def transformed(data: Data | HeteroData, text: str, *, seed: int = 0) -> Data | HeteroData:
-    """The graph after a transform; what that writes to mapped features is kept in memory.
+    """The graph after a transform; what it writes to mapped features stays in memory.
 
     `text` is a class of torch_geometric.transforms or the path of another, with its arguments by
     name: ``'NormalizeFeatures'``, ``'AddRandomWalkPE(walk_length=20)'``,
@@ -70,7 +70,7 @@ def transformed(data: Data | HeteroData, text: str, *, seed: int = 0) -> Data | 
     """
     cls, options = named_class(text, 'torch_geometric.transforms')
     torch.manual_seed(seed)
-    hold(*(each for store in data.stores for each in store.values() if type(each) is Tensor))
+    hold(*(value for store in data.stores for value in store.values() if type(value) is Tensor))
     try:
         out: Any = cls(**options)(data)
     except Exception as error:  # of any transform, on any graph

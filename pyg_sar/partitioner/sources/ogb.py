@@ -30,7 +30,7 @@ URL = 'http://snap.stanford.edu/ogb/data/nodeproppred'
 
 @dataclass(frozen=True)
 class OgbDataset:
-    """What there is to know of a dataset beside its files."""
+    """Facts on a dataset that its files do not hold."""
 
     archive: str  # name of the archive and of the folder in it
     download: str  # size of the archive

@@ -52,8 +52,8 @@ def load_saved(path: Path, *, is_mapped: bool = False) -> Any:
         with only_classes(_ALLOWED):
             return load_plain(path, is_mapped=is_mapped)
     except pickle.UnpicklingError as error:
-        found = re.search(r'GLOBAL (\S+)', str(error))
-        reason = f"a pickle that needs '{found[1]}'" if found else 'a pickle that is not plain data'
+        match = re.search(r'GLOBAL (\S+)', str(error))
+        reason = f"a pickle that needs '{match[1]}'" if match else 'a pickle that is not plain data'
         raise ValueError(_EXPECTED.format(path, reason)) from error
     except Exception as error:  # The unpickler meets damaged files with errors of any kind.
         if is_of_system(error):

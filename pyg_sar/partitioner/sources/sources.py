@@ -36,12 +36,12 @@ NAMES = (
     *OGB,
     'a dataset class such as torch_geometric.datasets.Planetoid(name=Cora)',
 )
-"""What stands for a graph beside files and folders."""
+"""Names of graphs that are no files or folders."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """What was asked for; see :func:`load_source`."""
+    """The arguments of :func:`load_source`."""
 
     name: str
     seed: int = 0
@@ -122,7 +122,7 @@ def _built_in(source: Source) -> Data | HeteroData:
     file = resources.files('pyg_sar') / 'datasets' / BUILT_IN[source.name]
     with resources.as_file(file) as path:
         arrays = read_npz(path)
-    # What tells about the graph is not cut.
+    # Arrays that describe the graph as a whole have no rows of nodes or edges.
     kept = {k: v for k, v in arrays.items() if v.dtype.kind in 'iuf' and '_directed' not in k}
     data: Any = source.graph(kept)
     for store in data.edge_stores:
@@ -135,8 +135,8 @@ def _built_in(source: Source) -> Data | HeteroData:
 def _edge_files(folder: Path) -> list[Path]:
     """The files of edges in a folder of arrays."""
     names = ('edge_index.npy', *(f'edges{suffix}' for suffix in TABLES))
-    found = [folder / name for name in names if (folder / name).is_file()]
-    return found or [f for n, f in array_files(folder).items() if n.startswith('edge|')][:1]
+    files = [folder / name for name in names if (folder / name).is_file()]
+    return files or [f for n, f in array_files(folder).items() if n.startswith('edge|')][:1]
 
 
 def _folder(source: Source) -> Data | HeteroData:

@@ -70,14 +70,14 @@ def shape_of(text: str) -> GraphShape:
     """
     if text in SHAPES:
         return SHAPES[text]
-    found = re.fullmatch(r'(\d+),(\d+)', text)
-    if found is None:
+    match = re.fullmatch(r'(\d+),(\d+)', text)
+    if match is None:
         names = ', '.join(f'synthetic:{name}' for name in SHAPES)
         raise ValueError(
             f'expected one of {names}, or synthetic:N,E for N nodes and E undirected edges, such '
             f"as synthetic:1500,6000 (got 'synthetic:{text}')"
         )
-    return GraphShape(int(found[1]), int(found[2]), num_features=32, num_classes=8)
+    return GraphShape(int(match[1]), int(match[2]), num_features=32, num_classes=8)
 
 
 def synthetic_graph(shape: GraphShape, *, seed: int = 0) -> Data:

@@ -16,7 +16,7 @@ TABLES = ('.parquet', '.csv')
 
 
 _ENDS = ('src', 'source', 'from'), ('dst', 'target', 'to', 'destination')
-"""What columns of sources and of destinations are called."""
+"""Names of the columns of sources and of destinations."""
 
 
 def read_table(path: Path, scratch: Scratch, *, batch_rows: int = 1 << 17) -> dict[str, Tensor]:
@@ -71,17 +71,17 @@ def _read(table: Any, path: Path, scratch: Scratch, batch_rows: int) -> dict[str
         for name in names
         if name not in ends
     }
-    places, end = {**dict(zip(ends, edge_index, strict=True)), **columns}, 0
+    targets, end = {**dict(zip(ends, edge_index, strict=True)), **columns}, 0
     # One batch ahead and no threads: the memory is that of a few batches.
     few = {'batch_readahead': 1, 'fragment_readahead': 1, 'use_threads': False}
     for batch in table.to_batches(batch_size=batch_rows, **few):
-        for name, place in places.items():
+        for name, target in targets.items():
             column = batch.column(batch.schema.get_field_index(name))
             if column.null_count:
                 raise ValueError(
                     f"expected no empty cell in '{name}' of '{path}' (got {column.null_count})"
                 )
-            rows = place[end : end + batch.num_rows]
+            rows = target[end : end + batch.num_rows]
             rows.numpy()[:] = column.to_numpy(zero_copy_only=False)
             release(rows)
         end += batch.num_rows
@@ -90,15 +90,15 @@ def _read(table: Any, path: Path, scratch: Scratch, batch_rows: int) -> dict[str
 
 def _ends(names: list[str], path: Path) -> list[str]:
     """The columns of sources and destinations."""
-    found = [[n for n in names if n.strip().lower() in known] for known in _ENDS]
-    if not any(found) and len(names) == 2:
+    src, dst = ([n for n in names if n.strip().lower() in synonyms] for synonyms in _ENDS)
+    if not src and not dst and len(names) == 2:
         return names
-    if [len(each) for each in found] != [1, 1]:
+    if len(src) != 1 or len(dst) != 1:
         raise ValueError(
             f"expected columns 'src' and 'dst' in '{path}', or 'source' and 'target', or 'from' "
             f"and 'to', one of each (got {names})"
         )
-    return [each[0] for each in found]
+    return [*src, *dst]
 
 
 def _is_number(name: str) -> bool:

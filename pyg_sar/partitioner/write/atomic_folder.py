@@ -88,7 +88,7 @@ def replace_folder(root: Path) -> Iterator[Path]:
 
 
 def _siblings(root: Path, suffix: str) -> list[Path]:
-    """Folders with this suffix that runs which wrote to `root` have made."""
+    """Folders with this suffix beside `root`, of runs that wrote to it."""
     return list(root.parent.glob(f'.{glob.escape(root.name)}.*.{suffix}'))
 
 

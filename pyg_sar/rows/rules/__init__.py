@@ -1,4 +1,4 @@
-"""What every function of torch is on rows, one file per family; see pyg_sar.rows.registry."""
+"""A rule on rows for every function of torch, a file per family; see pyg_sar.rows.registry."""
 
 from pyg_sar.rows.rules import rowwise
 from pyg_sar.rows.rules.layers import attention, items, losses, matrices, norms, products

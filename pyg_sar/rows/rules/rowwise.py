@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.ground.nested import in_nested
-from pyg_sar.rows.align import align, argument, dim_of, dims_of, found
+from pyg_sar.rows.align import align, argument, dim_of, dims_of, rows_in
 from pyg_sar.rows.over_ranks import all_rows
 from pyg_sar.rows.registry import bare_name, is_in_place, name_of, rule
 from pyg_sar.rows.replicated import own_draws
@@ -37,11 +37,11 @@ def needs_all_rows(func: Any, *_: Any) -> Any:
 
 def of_a_vector(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
     """Runs a function on a whole vector, gathered on every rank; the result is plain."""
-    tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
+    tensors = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, Tensor)]
     if dim_of(rows) > 1 or len(tensors) > 1 or is_in_place(name_of(func)):
         needs_all_rows(func)
     everything = all_rows(rows)
-    args, kwargs = in_nested((args, kwargs), lambda each: everything if each is rows else each)
+    args, kwargs = in_nested((args, kwargs), lambda arg: everything if arg is rows else arg)
     return func(*args, **kwargs)
 
 
@@ -98,7 +98,7 @@ for _n in (1, 2, 3):
     _TABLE |= _of(_pools.format(_n), slice(-_n, None))
 
 over_rows: dict[str, OverRows] = {}
-"""What is computed over the rows of all ranks, by name."""
+"""Functions that compute over the rows of all ranks, by name."""
 
 
 @rule(' '.join(_TABLE))
@@ -124,8 +124,8 @@ def dims_acted_on(func: Any, num_dims: int, args: Any, kwargs: Any) -> Sequence[
     dims = _TABLE[name].dims
     if isinstance(dims, slice):
         return range(num_dims)[dims]
-    place, default = dims
-    dim = argument(args, kwargs, place, 'dim', 'dims')
+    position, default = dims
+    dim = argument(args, kwargs, position, 'dim', 'dims')
     if name == 'flip' and isinstance(dim, int):
         dim = args[1:]
     if dim is None and name in ('softmax', 'log_softmax', 'softmin'):
@@ -134,7 +134,7 @@ def dims_acted_on(func: Any, num_dims: int, args: Any, kwargs: Any) -> Sequence[
         sizes = argument(args, kwargs, 1, 's', 'normalized_shape')
         dim = None if sizes is None else range(-len(sizes), 0)
     if dim is None and default is not None:
-        return [each % num_dims for each in default]
+        return [dim % num_dims for dim in default]
     return dims_of(dim, num_dims) or range(num_dims)
 
 
@@ -153,14 +153,14 @@ def rowwise(
     """
     rows, others = args[0] if args else None, (*args[1:], *kwargs.values())
     if draws:
-        generator = next((each for each in others if isinstance(each, torch.Generator)), None)
-        with own_draws(found(args, kwargs)[0].device, generator):
+        generator = next((arg for arg in others if isinstance(arg, torch.Generator)), None)
+        with own_draws(rows_in(args, kwargs)[0].device, generator):
             return rowwise(func, args, kwargs, dims, pads=pads)
-    if isinstance(rows, Rows) and not any(isinstance(each, Tensor) for each in others):
+    if isinstance(rows, Rows) and not any(isinstance(arg, Tensor) for arg in others):
         space, num_dims, dim = rows._space, dim_of(rows), rows._dim
     else:
         args, kwargs, right, space = align(func, args, kwargs)
-        tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
+        tensors = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, Tensor)]
         num_dims = max(map(dim_of, tensors))
         dim = num_dims - right
     dims = range(num_dims)[dims] if isinstance(dims, slice) else dims
@@ -173,7 +173,7 @@ def rowwise(
 
     def as_rows(value: Any) -> Any:
         is_less = isinstance(value, Tensor) and value.dim() < num_dims
-        before = sum(each < dim for each in dims) if is_less else 0
+        before = sum(i < dim for i in dims) if is_less else 0
         return own_results(value, dim - before, space)
 
     with plainly():
@@ -193,9 +193,9 @@ def own_results(value: Any, dim: int, space: Space) -> Any:
 
 
 def not_empty(value: Tensor, dim: int) -> Tensor:
-    """Rows, or where there are none, one behind them that has their history.
+    """Rows; where there are none, one row of any numbers, with their history.
 
-    Of numbers that differ, as some norms divide by their variance; of zeros where they may be ids.
+    The numbers differ, as some norms divide by their variance; integers, which may be ids, are 0.
     """
     if value.size(dim):
         return value

@@ -1,8 +1,7 @@
-"""Functions of torch and PyG that do not ask a tensor for its class, and what they are on rows.
+"""Functions of torch and PyG that do not look for ``__torch_function__``, replaced for rows.
 
-They take the place of the others from the first graph on that is loaded; anything but rows goes to
-the others. Sparse matrices are made of all entries, which every rank has then. Copies of rows are
-rows.
+The first load of a graph puts them in. Without rows among its arguments each calls the original.
+Sparse matrices are made of all entries, which every rank then holds. Copies of rows are rows.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _SAMPLERS: dict[type, str] = {
     GraphSAINTSampler: 'pyg_sar.NeighborLoader, or full batch',
     ClusterData: 'full batch: the parts of pyg_sar.partition are the clusters',
 }
-"""What of PyG samples from the graph of one process, and what there is instead."""
+"""Classes of PyG that sample from the graph of one process, and what to use instead."""
 
 _SPARSE = (
     *('sparse_coo_tensor', 'sparse_csr_tensor', 'sparse_csc_tensor', 'sparse_bsr_tensor'),
@@ -45,11 +44,11 @@ _SPARSE = (
 )
 
 alike_draws = Scoped(False)
-"""Whether negative edges are those of rank 0, also of edges that are plain by then."""
+"""Whether all ranks draw the negative edges of rank 0, even if the edges are plain tensors."""
 
 
 def ask() -> None:
-    """Puts them in place."""
+    """Replaces the functions."""
     for names, replace in ((_SPARSE, _of_all_rows), (('as_tensor', 'asarray'), _converting)):
         for name in names:
             function = getattr(torch, name)
@@ -57,8 +56,8 @@ def ask() -> None:
             _tell_torchscript(asking, function)
             setattr(torch, name, asking)
     Tensor.new_tensor = _copying_like(Tensor.new_tensor)  # type: ignore[method-assign]
-    known = _negative_sampling.edge_index_to_vector
-    _negative_sampling.edge_index_to_vector = _of_all_rows(known, draws=True)
+    to_vector = _negative_sampling.edge_index_to_vector
+    _negative_sampling.edge_index_to_vector = _of_all_rows(to_vector, draws=True)
     for name in ('forward', 'inverse'):
         owner = next(cls for cls in GroupAddRev.__mro__ if name in vars(cls))
         setattr(owner, name, _reversible(getattr(owner, name)))
@@ -76,9 +75,9 @@ def ask() -> None:
 def _of_all_rows(function: Callable[..., Any], *, draws: bool = False) -> Callable[..., Any]:
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        has_rows = any(isinstance(each, Rows) for each in leaves((args, kwargs)))
+        has_rows = any(isinstance(arg, Rows) for arg in leaves((args, kwargs)))
         if draws and (has_rows or alike_draws.value) and world_size() > 1:
-            # PyG draws pairs by Python's generator, which programs seldom seed: as rank 0 has it.
+            # PyG draws pairs by Python's generator, which programs seldom seed: take rank 0's.
             random.setstate(agree(random.getstate())[0])
         if has_rows:
             args, kwargs = in_nested((args, kwargs), whole)
@@ -87,12 +86,12 @@ def _of_all_rows(function: Callable[..., Any], *, draws: bool = False) -> Callab
     return call
 
 
-def _tell_torchscript(made: Any, function: Any) -> None:
+def _tell_torchscript(replacement: Any, function: Any) -> None:
     """TorchScript takes what stands for a function of torch for that function."""
     try:
         operator = find('torch.jit._builtins._find_builtin')(function)
         if operator is not None:
-            find('torch.jit._builtins._register_builtin')(made, operator)
+            find('torch.jit._builtins._register_builtin')(replacement, operator)
     except ImportError as error:
         warnings.warn(f'{error}; TorchScript of {function.__name__} will fail', stacklevel=2)
 
@@ -102,7 +101,7 @@ def _reversible(run: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(run)
     def call(layer: Any, *args: Any) -> Any:
-        if not any(isinstance(each, Rows) for each in args):
+        if not any(isinstance(arg, Rows) for arg in args):
             return run(layer, *args)
         before, layer.disable = layer.disable, True
         try:
@@ -143,7 +142,7 @@ def _of_plain_graphs(concat: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(concat)
     def call(self: Any, data: Any) -> Any:
-        stores = [store for each in (self, data) for store in each.stores]
+        stores = [*self.stores, *data.stores]
         if any(isinstance(value, Rows) for store in stores for value in store.values()):
             raise ValueError(
                 "'concat' of data whose rows are spread over the ranks has no meaning: join the "
@@ -180,9 +179,7 @@ def _copying_like(function: Callable[..., Any]) -> Callable[..., Any]:
         data = args[0] if args else kwargs.get('data')
         if isinstance(self, Rows) or not isinstance(data, Rows):
             return function(self, *args, **kwargs)
-        kwargs = {k: v for k, v in kwargs.items() if k != 'data'}
-        like = {'dtype': self.dtype, 'device': self.device}
-        return _copy(data, **{**like, **{k: v for k, v in kwargs.items() if v is not None}})
+        return _copy(data, self, **{k: v for k, v in kwargs.items() if k != 'data'})
 
     return new_tensor
 
@@ -192,8 +189,7 @@ def _converting(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def convert(*args: Any, **kwargs: Any) -> Any:
-        names = ('data', 'obj')
-        rows = args[0] if args else next((kwargs[n] for n in names if n in kwargs), None)
+        rows = args[0] if args else next((kwargs[n] for n in ('data', 'obj') if n in kwargs), None)
         if not isinstance(rows, Rows):
             return function(*args, **kwargs)
         named = dict(zip(('dtype', 'device'), args[1:], strict=False)) | kwargs
@@ -212,14 +208,13 @@ def _converting(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _copy(
     rows: Any,
+    like: Tensor,
     *,
     dtype: Any = None,
     device: Any = None,
-    requires_grad: bool = False,
-    pin_memory: bool = False,
+    requires_grad: Any = False,
+    pin_memory: Any = False,
 ) -> Any:
-    out = rows.detach().clone()
-    out = out.to(device=device or out.device, dtype=dtype or out.dtype)
-    if pin_memory:
-        out = out.pin_memory()
+    out = rows.detach().clone().to(device=device or like.device, dtype=dtype or like.dtype)
+    out = out.pin_memory() if pin_memory else out
     return out.requires_grad_() if requires_grad else out

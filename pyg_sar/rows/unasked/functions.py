@@ -1,16 +1,17 @@
 """Users' ``torch.autograd.Function`` on rows: backward gets rows, as forward does.
 
 Autograd hands a backward plain tensors, and no function of torch is called on the way. So
-``Function.apply`` is replaced by one that looks at its arguments. With rows among them it takes a
-subclass, whose backward makes gradients of rows rows, and those of plain tensors whole; what the
-user's backward gives becomes what autograd adds up, the gradients of the sum of the ranks' losses.
+``Function.apply`` is replaced by one that looks at its arguments. With rows among them it runs a
+subclass of the user's Function. Its backward gets gradients as one process has them: rows for rows,
+plain tensors for plain ones. What the user's backward returns is scaled to the gradients that
+autograd adds up, those of the sum of the ranks' losses.
 """
 
 from __future__ import annotations
 
 import inspect
 from functools import cache, wraps
-from itertools import repeat
+from itertools import chain, repeat
 from typing import Any
 
 import torch
@@ -35,25 +36,24 @@ _apply: Any = inspect.getattr_static(Function, 'apply')  # of Python, or since t
 
 
 def _apply_to_rows(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    given = [each for each in (*args, *kwargs.values()) if isinstance(each, Rows)]
-    if not given or not torch._C._is_torch_function_enabled():
+    inputs = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, Rows)]
+    if not inputs or not torch._C._is_torch_function_enabled():
         return _apply.__get__(None, cls)(*args, **kwargs)
     if kwargs:
         args = inspect.signature(cls.forward).bind(*args, **kwargs).args
     out = _apply.__get__(None, _on_rows(cls))(*args)
     outs = out if isinstance(out, tuple) else (out,)
     with plainly():
-        for each in outs:
-            for rows in given if type(each) is Tensor else ():
-                if _is_at(each, rows.shape, place_of(rows)):  # forward has returned its argument
-                    tag(each, rows._dim, rows._space)
-        node = next((t.grad_fn for t in outs if isinstance(t, Tensor) and t.grad_fn), None)
+        for tensor in outs:
+            for rows in inputs if type(tensor) is Tensor else ():
+                if _is_at(tensor, rows.shape, place_of(rows)):  # forward has returned its argument
+                    tag(tensor, rows._dim, rows._space)
+        nodes = (t.grad_fn for t in outs if isinstance(t, Tensor))
+        node: Any = next(filter(None, nodes), None)
         if node is not None:
-            type(node).saved_tensors = property(_saved)  # type: ignore[attr-defined]
-            node._inputs, node._outs = [_spec(e) for e in args], [_spec(e) for e in outs]  # type: ignore[attr-defined]
-            node._places = [  # type: ignore[attr-defined]
-                (each.shape, place_of(each), _spec(each)) for each in outs if _spec(each)
-            ]
+            type(node).saved_tensors = property(_saved)
+            node._inputs, node._outs = [*map(_spec, args)], [*map(_spec, outs)]
+            node._addresses = [(t.shape, place_of(t), _spec(t)) for t in outs if _spec(t)]
     return out
 
 
@@ -61,8 +61,8 @@ def _spec(value: Any) -> _Spec:
     return (value._dim, value._space) if isinstance(value, Rows) else None
 
 
-def _is_at(tensor: Tensor, shape: Any, place: tuple[int, int]) -> bool:
-    return tensor.shape == shape and place_of(tensor) == place
+def _is_at(tensor: Tensor, shape: Any, address: tuple[int, int]) -> bool:
+    return tensor.shape == shape and place_of(tensor) == address
 
 
 @cache
@@ -72,18 +72,16 @@ def _on_rows(cls: Any) -> Any:
     users, is_boxed = getattr(cls, name), getattr(cls, 'boxed_grads_call', False)
 
     def backward(ctx: Any, *grads: Any) -> Any:
-        given = [_of_one(*each) for each in zip(grads, ctx._outs, strict=True)]
+        gradients = [_of_one(*pair) for pair in zip(grads, ctx._outs, strict=True)]
         with torch._C._EnableTorchFunction():
-            made = users(ctx, given) if is_boxed else users(ctx, *given)
-            made = made if isinstance(made, tuple) else (made,)
-        of_defaults = [None] * (len(made) - len(ctx._inputs))
-        who = f'{cls.__name__}.{name}'
-        inputs = [*ctx._inputs, *of_defaults]
-        return tuple(_summed(who, *each) for each in zip(made, inputs, strict=False))
+            results = users(ctx, gradients) if is_boxed else users(ctx, *gradients)
+            results = results if isinstance(results, tuple) else (results,)
+        specs = chain(ctx._inputs, repeat(None))  # arguments that have a default may be missing
+        return tuple(map(_summed, repeat(f'{cls.__name__}.{name}'), results, specs))
 
-    names = {each: getattr(cls, each) for each in ('__module__', '__qualname__', '__doc__')}
-    made = {**names, name: staticmethod(backward), 'boxed_grads_call': False}
-    return type(cls.__name__, (cls,), made)
+    body = {key: getattr(cls, key) for key in ('__module__', '__qualname__', '__doc__')}
+    body |= {name: staticmethod(backward), 'boxed_grads_call': False}
+    return type(cls.__name__, (cls,), body)
 
 
 def _of_one(grad: Tensor | None, spec: _Spec) -> Any:
@@ -107,13 +105,13 @@ def _summed(name: str, grad: Any, spec: _Spec) -> Any:
 
 
 def _saved(ctx: Any) -> tuple[Any, ...]:
-    """``ctx.saved_tensors``: autograd makes new tensors of those that forward has returned."""
+    """``ctx.saved_tensors``, with rows where autograd made new tensors of the rows of forward."""
     saved: tuple[Any, ...] = super(type(ctx), ctx).saved_tensors
     with plainly():
-        for each in saved:
-            for shape, place, spec in vars(ctx).get('_places', ()):
-                if type(each) is Tensor and _is_at(each, shape, place):
-                    tag(each, *spec)
+        for tensor in saved:
+            for shape, address, spec in vars(ctx).get('_addresses', ()):
+                if type(tensor) is Tensor and _is_at(tensor, shape, address):
+                    tag(tensor, *spec)
     return saved
 
 
@@ -129,13 +127,12 @@ class _NodeOnRows:
 
         def on_rows(*grads: Any) -> Any:
             pairs = zip(grads, (inputs, outs), strict=True)
-            given = [tuple(map(_of_one, of, specs)) for of, specs in pairs]
+            gradients = [tuple(map(_of_one, of, specs)) for of, specs in pairs]
             with torch._C._EnableTorchFunction():
-                made = hook(*given)
-            if made is None:
+                results = hook(*gradients)
+            if results is None:
                 return None
-            of_hook = repeat("a module's backward hook")
-            return tuple(map(_summed, of_hook, made, inputs))
+            return tuple(map(_summed, repeat("a module's backward hook"), results, inputs))
 
         return self._node.register_hook(on_rows)
 
@@ -157,7 +154,7 @@ def _without_rows(set_up: Any) -> Any:
 
     @wraps(set_up)
     def call(hook: BackwardHook, tensors: Any) -> Any:
-        if any(isinstance(each, Rows) for each in leaves(tensors)):
+        if any(isinstance(leaf, Rows) for leaf in leaves(tensors)):
             raise missing(_APPLY_HOOK)
         return set_up(hook, tensors)
 
@@ -169,7 +166,7 @@ def _by_number(function: Any) -> Any:
 
     @wraps(function)
     def call(params: Any, *args: Any, **kwargs: Any) -> Any:
-        if not any(isinstance(each, Rows) for each in params):
+        if not any(isinstance(param, Rows) for param in params):
             return function(params, *args, **kwargs)
         with plainly():
             return function(params, *args, **kwargs)
@@ -182,8 +179,7 @@ def ask() -> None:
     Function.apply = classmethod(_apply_to_rows)
     _functional.sparse_adam = _by_number(_functional.sparse_adam)
     try:
-        apply = find(_APPLY_HOOK)
-        BackwardHook._apply_on_tensors = _on_nodes(apply)  # type: ignore[method-assign]
+        BackwardHook._apply_on_tensors = _on_nodes(find(_APPLY_HOOK))  # type: ignore[method-assign]
     except ImportError:
         for name in ('setup_input_hook', 'setup_output_hook'):
             setattr(BackwardHook, name, _without_rows(getattr(BackwardHook, name)))

@@ -17,7 +17,7 @@ _BY_ROW = {
     *('AddRemainingSelfLoops', 'AddSelfLoops', 'LinearTransformation', 'RemoveSelfLoops'),
     'RemoveTrainingClasses',
 }
-"""Those of torch_geometric.transforms that give every part what it has of the whole graph."""
+"""Transforms of PyG that change a part as they change the whole graph."""
 
 _INSTEAD = {
     'RandomLinkSplit': 'apply it to the data of pyg_sar.load_shard, before pyg_sar.local',
@@ -57,5 +57,4 @@ def _instead(name: str) -> str:
 
 
 def _has(edges: type, data: BaseData) -> bool:
-    stores = data.edge_stores
-    return any(isinstance(value, edges) for store in stores for value in store.values())
+    return any(isinstance(value, edges) for store in data.edge_stores for value in store.values())

@@ -29,13 +29,13 @@ from pyg_sar.rows.align import (
     bound,
     brought,
     dim_of,
-    found,
     named_rule,
+    rows_in,
     whole_shape,
 )
 from pyg_sar.rows.over_ranks import all_rows
 from pyg_sar.rows.registry import rule
-from pyg_sar.rows.replicated import met, own_draws
+from pyg_sar.rows.replicated import own_draws, with_mean_gradient
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.rules.layers.items import Items, by_items
 from pyg_sar.rows.rules.rowwise import rowwise
@@ -59,9 +59,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    asks, *asked = (
-        isinstance(each, Rows) and each._dim == dim_of(each) - 2 for each in (query, key, value)
-    )
+    asks, *asked = (isinstance(x, Rows) and x._dim == dim_of(x) - 2 for x in (query, key, value))
     if all(asked):
         if dropout_p > 0:
             refuse(func, 'would drop a number for every pair of rows: give a dropout of 0')
@@ -70,7 +68,7 @@ def _attention(
         scale = 1 / math.sqrt(query.size(-1)) if scale is None else scale
         if enable_gqa:
             key, value = (
-                each.repeat_interleave(query.size(-3) // each.size(-3), -3) for each in (key, value)
+                x.repeat_interleave(query.size(-3) // x.size(-3), -3) for x in (key, value)
             )
         if asks:
             return _of_all_to_all(func, query, key, value, attn_mask, scale)
@@ -86,12 +84,12 @@ def _attention(
     if asks and not isinstance(key, Rows) and not isinstance(value, Rows):
         if is_causal or (attn_mask is not None and dim_of(attn_mask) < 2):
             refuse(func, "with 'is_causal' is not known to be right")
-        key, value = met(key), met(value)
+        key, value = with_mean_gradient(key), with_mean_gradient(value)
         (query, mask), _, right, space = align(func, (query, attn_mask), {})
         with plainly(), own_draws(query.device) if dropout_p > 0 else nullcontext():
             return as_rows(attend(query, key, value, mask), right, space)
-    rows = found((query, key, value))
-    if enable_gqa and any(each._dim == dim_of(each) - 3 for each in rows):
+    rows = rows_in((query, key, value))
+    if enable_gqa and any(tensor._dim == dim_of(tensor) - 3 for tensor in rows):
         refuse(func, "with 'enable_gqa' and rows as heads is not known to be right")
     return rowwise(
         attend, (query, key, value, attn_mask), {}, slice(-2, None), pads=False, draws=dropout_p > 0
@@ -119,24 +117,21 @@ def _of_all_to_all(
     if mask is not None:
         if whole_shape(mask)[-2:] != [1, key._space.total] or mask.requires_grad:
             refuse(
-                func,
-                f'takes a mask of keys, [..., 1, N], without gradient; of pairs it {_PAIRS}',
+                func, f'takes a mask of keys, [..., 1, N], without gradient; of pairs it {_PAIRS}'
             )
         bias = _added(mask if isinstance(mask, Rows) else _as_rows(mask, key._space), query.dtype)
     space = query._space
     with plainly():
-        own = [plain(each) for each in (query, key, value)]
-        batch = torch.broadcast_shapes(*(each.shape[:-2] for each in own))  # type: ignore[no-untyped-call]
+        own = [plain(x) for x in (query, key, value)]
+        batch = torch.broadcast_shapes(*(x.shape[:-2] for x in own))  # type: ignore[no-untyped-call]
         heads = math.prod(batch)
-        q, k, v = (
-            each.expand(*batch, *each.shape[-2:]).reshape(heads, *each.shape[-2:]) for each in own
-        )
+        q, k, v = (x.expand(*batch, *x.shape[-2:]).reshape(heads, *x.shape[-2:]) for x in own)
         if bias is not None:
             bias = plain(bias).expand(*batch, 1, k.size(1)).reshape(heads, 1, k.size(1))
         device = q.device.type
         if torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)
-            q, k, v = (each.to(dtype) for each in (q, k, v))
+            q, k, v = (x.to(dtype) for x in (q, k, v))
             bias = None if bias is None else bias.to(dtype)
         with torch.autocast(device, enabled=False):
             out = attend_to_all(q, k, v, bias, scale, _counts(key._space))
@@ -162,58 +157,58 @@ def _counts(space: Space) -> list[int]:
 @rule('multi_head_attention_forward')
 def _multi_head(func: Any, args: Any, kwargs: Any) -> Any:
     """Rows are the items of the batch (dimension 1), or they attend to each other (dimension 0)."""
-    given = bound(func, args, kwargs)
-    if any(given[name] is not None for name in ('static_k', 'static_v')):
+    named = bound(func, args, kwargs)
+    if any(named[name] is not None for name in ('static_k', 'static_v')):
         refuse(func, "with 'static_k' or 'static_v' is not known to be right")
-    inputs = [given[name] for name in ('query', 'key', 'value')]
-    if any(isinstance(each, Rows) and each._dim == 0 for each in inputs):
-        return _between_rows(func, given)
-    mask = given['attn_mask']
+    inputs = [named[name] for name in ('query', 'key', 'value')]
+    if any(isinstance(tensor, Rows) and tensor._dim == 0 for tensor in inputs):
+        return _between_rows(func, named)
+    mask = named['attn_mask']
     if isinstance(mask, Tensor) and dim_of(mask) > 2:
         refuse(func, "with an 'attn_mask' for each of them is not known to be right")
     where = {name: Items(1, 3) for name in ('query', 'key', 'value')}
     where['key_padding_mask'] = Items(0, 2)
-    draws = given['dropout_p'] > 0 and given['training']
-    return by_items(func, (), given, where, (1, 0), draws=draws)
+    draws = named['dropout_p'] > 0 and named['training']
+    return by_items(func, (), named, where, (1, 0), draws=draws)
 
 
-def _between_rows(func: Any, given: dict[str, Any]) -> tuple[Any, Any]:
+def _between_rows(func: Any, named: dict[str, Any]) -> tuple[Any, Any]:
     """Queries, keys and values ``[N, B, C]`` or ``[N, C]``: torch's function, by rules of rows."""
-    inputs = [given[name] for name in ('query', 'key', 'value')]
-    if given['need_weights'] and all(isinstance(each, Rows) for each in inputs[:2]):
+    inputs = [named[name] for name in ('query', 'key', 'value')]
+    if named['need_weights'] and all(isinstance(tensor, Rows) for tensor in inputs[:2]):
         refuse(func, "gives a weight for every pair of rows: call it with 'need_weights=False'")
-    if given['attn_mask'] is not None or given['is_causal']:
+    if named['attn_mask'] is not None or named['is_causal']:
         refuse(func, f"with 'attn_mask' or 'is_causal' {_PAIRS} to scaled_dot_product_attention")
     for name in ('bias_k', 'bias_v'):
-        if given[name] is not None:
+        if named[name] is not None:
             refuse(func, f"of all rows with '{name}' is not known to be right")
-    if given['add_zero_attn']:
+    if named['add_zero_attn']:
         refuse(func, "of all rows with 'add_zero_attn' is not known to be right")
-    if given['use_separate_proj_weight']:
-        weights = [given[f'{name}_proj_weight'] for name in 'qkv']
+    if named['use_separate_proj_weight']:
+        weights = [named[f'{name}_proj_weight'] for name in 'qkv']
     else:
-        weights = list(given['in_proj_weight'].chunk(3))
-    bias = given['in_proj_bias']
+        weights = list(named['in_proj_weight'].chunk(3))
+    bias = named['in_proj_bias']
     biases = [None] * 3 if bias is None else bias.chunk(3)
     query, key, value = (
-        F.linear(each, w, b).unflatten(-1, (given['num_heads'], -1)).movedim(0, -2)  # type: ignore[no-untyped-call]
-        for each, w, b in zip(inputs, weights, biases, strict=True)
+        F.linear(x, w, b).unflatten(-1, (named['num_heads'], -1)).movedim(0, -2)  # type: ignore[no-untyped-call]
+        for x, w, b in zip(inputs, weights, biases, strict=True)
     )
-    mask = given['key_padding_mask']
+    mask = named['key_padding_mask']
     if mask is not None:  # True where a key is not to be asked, [B, N] or [N]
         mask = (~mask if mask.dtype == torch.bool else mask)[..., None, None, :]
-    drops = given['dropout_p'] if given['training'] else 0.0
+    drops = named['dropout_p'] if named['training'] else 0.0
     shares: Any = None
-    if given['need_weights']:
+    if named['need_weights']:
         if drops > 0:
             refuse(func, 'would drop weights that it gives: give a dropout of 0')
         shares = _weights(query, key, mask, 1 / math.sqrt(query.size(-1)))
         out = shares @ value
-        shares = shares.mean(-3) if given['average_attn_weights'] else shares
+        shares = shares.mean(-3) if named['average_attn_weights'] else shares
     else:
         out = F.scaled_dot_product_attention(query, key, value, mask, drops)
     out = out.movedim(-2, 0).flatten(-2)
-    return F.linear(out, given['out_proj_weight'], given['out_proj_bias']), shares
+    return F.linear(out, named['out_proj_weight'], named['out_proj_bias']), shares
 
 
 @rule('nested_tensor_from_mask_left_aligned')

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.rows.align import found, own_rows
+from pyg_sar.rows.align import own_rows, rows_in
 from pyg_sar.rows.over_ranks import sum_of_ranks
-from pyg_sar.rows.replicated import met
+from pyg_sar.rows.replicated import with_mean_gradient
 from pyg_sar.rows.rows import Rows, plainly, refuse, tag
 
 Letters = Sequence[Hashable]
@@ -41,17 +41,17 @@ def contract(
     `letters` has one for each dimension of every operand, some of which are rows; `out` has those
     of the result. Of letters in `broadcasting` an operand may have one where others have more.
     """
-    for each in operands:
-        if each.layout != torch.strided:
-            refuse(func, f'and a tensor of layout {each.layout} is not known to be right')
+    for tensor in operands:
+        if tensor.layout != torch.strided:
+            refuse(func, f'and a tensor of layout {tensor.layout} is not known to be right')
     letter = rows_letter(func, operands, letters)
     if letter is None:
         refuse(func, 'of these shapes is not known to be right')
-    space = found(operands)[0]._space
+    space = rows_in(operands)[0]._space
     own = []
     for tensor, of in zip(operands, letters, strict=True):
         if letter not in of:
-            own.append(met(tensor))
+            own.append(with_mean_gradient(tensor))
             continue
         dim = list(of).index(letter)
         is_one = not isinstance(tensor, Rows) and tensor.size(dim) == 1 and space.total != 1
@@ -59,19 +59,19 @@ def contract(
             refuse(func, f'({space!r}) and a plain tensor with one row there has no meaning')
         own.append(own_rows(func, tensor, dim, space))
     with plainly():
-        made = run(*own)
-        return tag(made, list(out).index(letter), space) if letter in out else sum_of_ranks(made)
+        result = run(*own)
+        return tag(result, out.index(letter), space) if letter in out else sum_of_ranks(result)
 
 
 def rows_letter(
     func: Any, operands: Sequence[Tensor], letters: Sequence[Letters]
 ) -> Hashable | None:
     """The letter of the rows, None if no operand has any; refuses two of them."""
-    found: list[Hashable] = []
-    for each, of in zip(operands, letters, strict=True):
-        if isinstance(each, Rows) and each._dim < len(of):  # others are errors of `run`
-            found.append(of[each._dim])
-    for letter in found:
-        if letter != found[0] or any(list(of).count(letter) > 1 for of in letters):
+    of_rows: list[Hashable] = []
+    for tensor, of in zip(operands, letters, strict=True):
+        if isinstance(tensor, Rows) and tensor._dim < len(of):  # others are errors of `run`
+            of_rows.append(of[tensor._dim])
+    for letter in of_rows:
+        if letter != of_rows[0] or any(list(of).count(letter) > 1 for of in letters):
             refuse(func, EVERY_PAIR)
-    return found[0] if found else None
+    return of_rows[0] if of_rows else None

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from pyg_sar.comm import world_size
 from pyg_sar.ground.nested import in_nested
-from pyg_sar.rows.align import argument, bound, dim_of, found, own_rows
+from pyg_sar.rows.align import argument, bound, dim_of, own_rows, rows_in
 from pyg_sar.rows.registry import name_of, rule
-from pyg_sar.rows.replicated import all_of_plain, is_averaged, own_draws
+from pyg_sar.rows.replicated import is_averaged, mean_gradient_if_plain, own_draws
 from pyg_sar.rows.rows import Rows, plainly, refuse
 from pyg_sar.rows.rules.rowwise import not_empty, own_results
 
@@ -48,14 +48,14 @@ def by_items(
     order; `out` the dimension that results have them in, or that of each of them.
     """
     named = [*zip([*where, *repeat('', len(args))], args, strict=False), *kwargs.items()]
-    rows = found(args, kwargs)[0]
+    rows = rows_in(args, kwargs)[0]
     space = rows._space
 
     def own(at: Items | None, value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
         if at is None and not isinstance(value, Rows):
-            return all_of_plain(value)
+            return mean_gradient_if_plain(value)
         dim, num_dims = at or Items(-1)
         if getattr(value, '_dim', dim) != dim or num_dims not in (None, dim_of(value)):
             refuse(func, 'is known where the rows are the items of a batch')
@@ -67,7 +67,7 @@ def by_items(
         results = func(*values[: len(args)], **dict(zip(kwargs, values[len(args) :], strict=True)))
         if isinstance(out, tuple):
             return tuple(map(own_results, results, out, repeat(space)))
-        return in_nested(results, lambda each: own_results(each, out, space))
+        return in_nested(results, lambda result: own_results(result, out, space))
 
 
 _CELLS = ('lstm', 'gru', 'rnn_tanh', 'rnn_relu')
@@ -112,7 +112,7 @@ def _embedding_bag(func: Any, args: Any, kwargs: Any) -> Any:
 def _embedding(func: Any, args: Any, kwargs: Any) -> Any:
     named = _bound_embedding(func, args, kwargs)
     ids, weight = named['input'], named['weight']
-    # The sparse gradients of a model are made a dense one at the end of a backward.
+    # At the end of a backward a model's sparse gradients become a dense one.
     is_right = world_size() == 1 or (not isinstance(weight, Rows) and is_averaged(weight))
     if named['sparse'] and not is_right:
         refuse(func, "with 'sparse' is not known to be right")

@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pyg_sar.comm import world_size
-from pyg_sar.rows.align import align, bound, dim_of, found, own_rows
+from pyg_sar.rows.align import align, bound, dim_of, own_rows, rows_in
 from pyg_sar.rows.over_ranks import sum_of_ranks
 from pyg_sar.rows.registry import name_of, rule
-from pyg_sar.rows.replicated import met
+from pyg_sar.rows.replicated import with_mean_gradient
 from pyg_sar.rows.rows import Rows, plainly, refuse, tag
 from pyg_sar.rows.rules.layers.items import Items, Where, by_items
 
@@ -97,12 +97,12 @@ def _of_classes(func: Any, args: Any, kwargs: Any) -> Any:
     """The rows are items of the batch, or stand behind the classes."""
     named, how = _bound(func, args, kwargs)
     input_, target, weight = named['input'], named['target'], named['weight']
-    rows = found((input_, target))
+    rows = rows_in((input_, target))
     if not rows or isinstance(weight, Rows):
         refuse(func)
     num_dims = dim_of(input_)
     are_labels = dim_of(target) < num_dims
-    dims = {each._dim + (each is target and are_labels and each._dim > 0) for each in rows}
+    dims = {tensor._dim + (tensor is target and are_labels and tensor._dim > 0) for tensor in rows}
     if len(dims) > 1:
         refuse(func, 'and labels of other rows has no meaning')
     space, dim = rows[0]._space, dims.pop()
@@ -113,7 +113,7 @@ def _of_classes(func: Any, args: Any, kwargs: Any) -> Any:
     named['target'] = target = own_rows(func, target, at if are_labels else dim, space)
     with plainly():
         if weight is not None:
-            named['weight'] = weight = met(weight)
+            named['weight'] = weight = with_mean_gradient(weight)
         if how == 'mean' and (are_labels or world_size() == 1):
             if world_size() == 1:
                 return func(**named | {'reduction': 'mean'})
@@ -138,7 +138,7 @@ def _counted(target: Tensor, weight: Tensor | None, ignore_index: int, wide: tor
 
 @rule('linear_cross_entropy')
 def _of_linear(func: Any, args: Any, kwargs: Any) -> Any:
-    """Runs linear and then cross_entropy, of which it is made."""
+    """Runs linear, then cross_entropy."""
     named = bound(func, args, kwargs)
     weight, bias = named.pop('linear_weight'), named.pop('linear_bias')
     options, target = named.pop('options', None), named.pop('target')

@@ -1,4 +1,4 @@
-"""Functions of matrices, in the last two dimensions, and what is made of all rows as one matrix."""
+"""Functions of matrices, in the last two dimensions, and covariances of all rows as one matrix."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from pyg_sar.ground.nested import in_nested
-from pyg_sar.rows.align import argument, dim_of, found, named_rule
+from pyg_sar.rows.align import argument, dim_of, named_rule, rows_in
 from pyg_sar.rows.over_ranks import sum_of_ranks, widened
 from pyg_sar.rows.registry import bare_name, is_in_place, name_of, rule
-from pyg_sar.rows.replicated import all_of_plain
+from pyg_sar.rows.replicated import mean_gradient_if_plain
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.rules.rowwise import rowwise
 
@@ -29,7 +29,7 @@ _MATRICES = (
 
 @rule(_MATRICES)
 def _of_matrices(func: Any, args: Any, kwargs: Any) -> Any:
-    if any(isinstance(each, Tensor) for each in (*args[1:], *kwargs.values())):
+    if any(isinstance(arg, Tensor) for arg in (*args[1:], *kwargs.values())):
         refuse(func, 'and other tensors is not known to be right')
     return rowwise(func, args, kwargs, _LAST_TWO, pads=False)
 
@@ -37,8 +37,8 @@ def _of_matrices(func: Any, args: Any, kwargs: Any) -> Any:
 @rule('linalg_solve linalg_solve_ex linalg_solve_triangular cholesky_solve triangular_solve')
 def _solve(func: Any, args: Any, kwargs: Any) -> Any:
     """Matrices by themselves; or right-hand sides that are rows, each by itself."""
-    tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
-    dims, rows = {dim_of(each) for each in tensors}, found(args, kwargs)
+    tensors = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, Tensor)]
+    dims, rows = {dim_of(tensor) for tensor in tensors}, rows_in(args, kwargs)
     if dims == {2} and len(rows) == 1:
         (b,) = rows
         right, is_left = argument(args, kwargs, 1, 'B', 'other'), kwargs.get('left', True)
@@ -46,17 +46,17 @@ def _solve(func: Any, args: Any, kwargs: Any) -> Any:
             right, is_left = argument(args, kwargs, 0, 'input', 'b', 'B'), True
         if right is b and b._dim == is_left:
             with plainly():
-                made = func(*in_nested(args, _own), **in_nested(kwargs, _own))
-                if isinstance(made, Tensor):
-                    return tag(made, b._dim, b._space)
-                return type(made)((tag(made[0], b._dim, b._space), *made[1:]))
+                result = func(*in_nested(args, _own), **in_nested(kwargs, _own))
+                if isinstance(result, Tensor):
+                    return tag(result, b._dim, b._space)
+                return type(result)((tag(result[0], b._dim, b._space), *result[1:]))
     if len(dims) > 1 and name_of(func) in ('linalg_solve', 'linalg_solve_ex'):
         refuse(func, 'and vectors is not known to be right: make them matrices of one column')
     return rowwise(func, args, kwargs, _LAST_TWO, pads=False)
 
 
 def _own(value: Any) -> Any:
-    return plain(value) if isinstance(value, Rows) else all_of_plain(value)
+    return plain(value) if isinstance(value, Rows) else mean_gradient_if_plain(value)
 
 
 @rule('dropout1d dropout2d dropout3d feature_dropout feature_alpha_dropout')
@@ -81,8 +81,7 @@ def _covariance(
         if not (values.is_floating_point() or values.is_complex()):
             values = values.to(torch.get_default_dtype())
         wide = values.unsqueeze(0) if values.dim() == 1 else values
-        exact = widened(wide.dtype)
-        mean = sum_of_ranks(wide.sum(1, keepdim=True, dtype=exact)) / total
+        mean = sum_of_ranks(wide.sum(1, keepdim=True, dtype=widened(wide.dtype))) / total
         centred = wide - mean
         out = sum_of_ranks(centred @ centred.mH) / max(total - correction, 0)
         if name_of(func) == 'corrcoef':
@@ -94,8 +93,7 @@ def _covariance(
 @rule('linalg_norm')
 def _norm_of_any(func: Any, args: Any, kwargs: Any) -> Any:
     """Of vectors or matrices, by the number of dimensions."""
-    names = ('input', 'ord', 'dim', 'keepdim')
-    named = dict(zip(names, args, strict=False)) | kwargs
+    named = dict(zip(('input', 'ord', 'dim', 'keepdim'), args, strict=False)) | kwargs
     rows = named.pop('A', None) if 'A' in named else named.pop('input')
     kind, dim = named.pop('ord', None), named.pop('dim', None)
     if not isinstance(rows, Rows):

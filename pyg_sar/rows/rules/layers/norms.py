@@ -1,4 +1,4 @@
-"""Normalisation by statistics of all ranks' rows, or by those that are given."""
+"""Normalisation by statistics of all ranks' rows, or by running statistics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pyg_sar.monitor.recipes import remember
 from pyg_sar.over_all_nodes.batch_norm import BatchNorm, moments, normalized
 from pyg_sar.rows.align import bound, dim_of
 from pyg_sar.rows.registry import rule
-from pyg_sar.rows.replicated import all_of_plain
+from pyg_sar.rows.replicated import mean_gradient_if_plain
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.rules.rowwise import not_empty, own_results
 
@@ -23,7 +23,7 @@ def _bound(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     """Arguments by name; refuses if the first is not rows or another one is."""
     named = bound(func, args, kwargs)
     first, *rest = named.values()
-    if not isinstance(first, Rows) or any(isinstance(each, Rows) for each in rest):
+    if not isinstance(first, Rows) or any(isinstance(value, Rows) for value in rest):
         refuse(func, 'as weights or statistics is not known to be right')
     return named
 
@@ -32,7 +32,7 @@ def _on_own_rows(func: Any, named: dict[str, Any]) -> Any:
     rows = named['input']
     with plainly():
         own = rows if rows._space.own else not_empty(plain(rows), rows._dim)
-        others = {name: all_of_plain(value) for name, value in named.items()}
+        others = {name: mean_gradient_if_plain(value) for name, value in named.items()}
         return own_results(func(**others | {'input': own}), rows._dim, rows._space)
 
 
@@ -56,7 +56,7 @@ def _batch_norm(func: Any, args: Any, kwargs: Any) -> Any:
                 f'expected more than 1 row on all ranks together when training (got {count})'
             )
         _update(named, mean, var * (count / (count - 1)))
-        weight, bias = (all_of_plain(named[name]) for name in ('weight', 'bias'))
+        weight, bias = (mean_gradient_if_plain(named[name]) for name in ('weight', 'bias'))
         eps = named['eps']
         out: Tensor = BatchNorm.apply(flat, weight, bias, mean, var, count, eps)
         remember(out, partial(normalized, eps=eps), flat, weight, bias, mean, var)
@@ -89,9 +89,9 @@ def _instance_norm(func: Any, args: Any, kwargs: Any) -> Any:
     count, channels, *others = rows.shape
     flat = rows.reshape(1, count * channels, *others)
     names = ('weight', 'bias', *statistics)
-    each = {n: None if named[n] is None else named[n].repeat(count) for n in names}
-    mean, var, momentum = each['running_mean'], each['running_var'], named['momentum']
-    affine = each['weight'], each['bias']
+    repeated = {n: None if named[n] is None else named[n].repeat(count) for n in names}
+    mean, var, momentum = repeated['running_mean'], repeated['running_var'], named['momentum']
+    affine = repeated['weight'], repeated['bias']
     out = F.batch_norm(flat, mean, var, *affine, True, momentum, named['eps'])
     for name, value in zip(statistics, (mean, var), strict=True):
         if value is not None:

@@ -14,14 +14,14 @@ from pyg_sar.comm import exchange_of
 from pyg_sar.rows.align import dim_of, named_rule, own_rows, whole_shape
 from pyg_sar.rows.made_edges import edges_of
 from pyg_sar.rows.registry import bare_name, is_in_place, name_of, rule
-from pyg_sar.rows.replicated import met
+from pyg_sar.rows.replicated import with_mean_gradient
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.rules.layers.contract import EVERY_PAIR, contract, rows_letter
 from pyg_sar.rows.rules.rowwise import needs_all_rows, rowwise
 
 
 def _in_order(args: Any, kwargs: Any) -> list[Any]:
-    """All operands; those given by name are called input, and then by letters in their order."""
+    """All operands; by name the first is called input, the others have names in their order."""
     return [*args, *(kwargs[name] for name in sorted(kwargs, key=lambda n: (n != 'input', n)))]
 
 
@@ -94,14 +94,14 @@ def _outer(func: Any, args: Any, kwargs: Any) -> Any:
 def _linear(func: Any, args: Any, kwargs: Any) -> Any:
     """Rows and plain parameters at once; anything else by the rule for products."""
     x = args[0] if args else None
-    if isinstance(x, Rows) and not kwargs and not any(isinstance(each, Rows) for each in args[1:]):
+    if isinstance(x, Rows) and not kwargs and not any(isinstance(arg, Rows) for arg in args[1:]):
         with plainly():
             weight, bias = args[1], args[2] if len(args) > 2 else None
             is_usual = weight.layout == torch.strided and x._dim < x.dim() - 1
             if is_usual and weight.dim() == 2 and (bias is None or bias.dim() == 1):
-                bias = bias if bias is None else met(bias)
+                bias = bias if bias is None else with_mean_gradient(bias)
                 own = Tensor.as_subclass(x, Tensor)  # a saved tensor has no rows
-                return tag(func(own, met(weight), bias), x._dim, x._space)
+                return tag(func(own, with_mean_gradient(weight), bias), x._dim, x._space)
     return _of_any_linear(func, args, kwargs)
 
 
@@ -133,7 +133,7 @@ def _bilinear(func: Any, input1: Any, input2: Any, weight: Any, bias: Any = None
 def _with_bias(
     func: Any, operands: Any, letters: Any, out: Any, bias: Tensor | None, run: Any = None
 ) -> Any:
-    """What is summed over the ranks has its bias once, after the sum."""
+    """Adds a bias once: where a product is summed over the ranks, after the sum."""
     run = run or func
     if bias is None:
         return contract(func, operands, letters, out, run)
@@ -157,16 +157,15 @@ _PRODUCT: dict[str, Callable[..., Any]] = {
 def _added(func: Any, args: Any, kwargs: Any) -> Any:
     """``beta * input + alpha * product``; what `input` holds has no meaning with a `beta` of 0."""
     alpha, beta = kwargs.get('alpha', 1), kwargs.get('beta', 1)
-    rest = {k: v for k, v in kwargs.items() if k not in ('alpha', 'beta')}
-    tensors = _in_order(args, rest)
-    if not all(isinstance(each, Tensor) for each in tensors):
+    tensors = _in_order(args, {k: v for k, v in kwargs.items() if k not in ('alpha', 'beta')})
+    if not all(isinstance(tensor, Tensor) for tensor in tensors):
         refuse(func, 'in its old form is not known to be right')
     to, a, b = tensors
-    made = _PRODUCT[bare_name(func)](a, b)
-    made = made if alpha == 1 else made * alpha
+    product = _PRODUCT[bare_name(func)](a, b)
+    product = product if alpha == 1 else product * alpha
     if beta != 0:
-        made = made + (to if beta == 1 else to * beta)
-    return to.copy_(made) if is_in_place(name_of(func)) else made
+        product = product + (to if beta == 1 else to * beta)
+    return to.copy_(product) if is_in_place(name_of(func)) else product
 
 
 @named_rule('tensordot')
@@ -182,9 +181,9 @@ def _tensordot(func: Any, a: Any, b: Any, dims: Any = 2) -> Any:
     for i, j in pairs:
         of_b[j] = of_a[i]
     gone = {of_a[i] for i, _ in pairs}
-    out = [each for each in (*of_a, *of_b) if each not in gone]
-    given = [list(each) for each in dims]
-    return contract(func, (a, b), (of_a, of_b), out, lambda *own: func(*own, dims=given))
+    out = [letter for letter in (*of_a, *of_b) if letter not in gone]
+    pair = [list(side) for side in dims]
+    return contract(func, (a, b), (of_a, of_b), out, lambda *own: func(*own, dims=pair))
 
 
 @rule('einsum')
@@ -195,11 +194,11 @@ def _einsum(func: Any, args: Any, kwargs: Any) -> Any:
         operands = list(operands[0])
     text, arrow, result = equation.replace(' ', '').partition('->')
     letters = [
-        _spelled(each, dim_of(operand))
-        for each, operand in zip(text.split(','), operands, strict=True)
+        _spelled(word, dim_of(operand))
+        for word, operand in zip(text.split(','), operands, strict=True)
     ]
-    every = [each for of in letters for each in of]
-    dots = sorted({each for each in every if isinstance(each, int)})
+    every = [letter for of in letters for letter in of]
+    dots = sorted({letter for letter in every if isinstance(letter, int)})
     if arrow:
         before, has_dots, after = result.partition('...')
         out = [*before, *(dots if has_dots else []), *after]
@@ -217,15 +216,15 @@ def _spelled(text: str, num_dims: int) -> list[Hashable]:
 @rule('chain_matmul linalg_multi_dot')
 def _chain(func: Any, args: Any, kwargs: Any) -> Any:
     """From the left, after the products that sum over the rows."""
-    given = args or (*kwargs.values(),)
-    left = list(given[0] if isinstance(given[0], (tuple, list)) else given)
-    place = 0
-    while place + 1 < len(left):
-        a, b = left[place : place + 2]
+    matrices = args or (*kwargs.values(),)
+    left = list(matrices[0] if isinstance(matrices[0], (tuple, list)) else matrices)
+    start = 0
+    while start + 1 < len(left):
+        a, b = left[start : start + 2]
         is_sum = isinstance(a, Rows) and isinstance(b, Rows) and b._dim == 0
         if is_sum and a._dim == dim_of(a) - 1:
-            left[place : place + 2] = [a @ b]
-        place += 1
+            left[start : start + 2] = [a @ b]
+        start += 1
     return reduce(torch.matmul, left)
 
 
@@ -236,7 +235,7 @@ def _vecdot(func: Any, x: Any, y: Any, dim: int = -1) -> Any:
 
 @named_rule('cross linalg_cross')
 def _cross(func: Any, input: Any, other: Any, dim: int | None = None) -> Any:
-    """Along a dimension of size 3, which is the first of that size if none is given."""
+    """Along a dimension of size 3, by default the first of that size."""
     sizes = whole_shape(input)
     if dim is None:
         if name_of(func).startswith('linalg'):
@@ -268,7 +267,7 @@ def _diagonal(func: Any, args: Any, kwargs: Any) -> Any:
     named = dict(zip(names, args, strict=False)) | kwargs
     num_dims = dim_of(named.get('A', named.get('input')))
     defaults = (0, 1) if name == 'diagonal' else (-2, -1)
-    dims = {named.get(each, dim) % num_dims for each, dim in zip(names[2:], defaults, strict=True)}
+    dims = {named.get(name, dim) % num_dims for name, dim in zip(names[2:], defaults, strict=True)}
     return rowwise(func, args, kwargs, [*dims], pads=False)
 
 

@@ -12,9 +12,9 @@ from pyg_sar.rows.align import brought, dim_of, listed, own_rows
 from pyg_sar.rows.edges import NodeIds
 from pyg_sar.rows.over_ranks import whole
 from pyg_sar.rows.registry import rule
-from pyg_sar.rows.replicated import all_of_plain, met
+from pyg_sar.rows.replicated import mean_gradient_if_plain, with_mean_gradient
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse
-from pyg_sar.rows.rules.moves.index import as_items, beside_rows, dims_used, item_of_rows
+from pyg_sar.rows.rules.moves.index import as_items, dims_used, index_other_dims, position_of_rows
 from pyg_sar.rows.rules.moves.select import numbers_of
 from pyg_sar.rows.space import Space
 
@@ -26,48 +26,48 @@ def _setitem(func: Any, args: Any, kwargs: Any) -> None:
     if not isinstance(values, Rows):
         _set_in_plain(values, index, new)
         return
-    place = item_of_rows(items, values._dim)
-    at = items[place]
+    position = position_of_rows(items, values._dim)
+    at = items[position]
     if isinstance(at, slice) and at == slice(None):
         with plainly():
-            like = beside_rows(func, values, items, place)
+            like = index_other_dims(func, values, items, position)
             behind = like.dim() - like._dim
         _write(func, values, items, new, behind, values._space)
         return
-    if any(isinstance(each, Tensor) for i, each in enumerate(items) if i != place):
+    if any(isinstance(item, Tensor) for i, item in enumerate(items) if i != position):
         refuse(func, 'in two dimensions at once is not known to be right')
-    _set_rows(func, values, items, place, new)
+    _set_rows(func, values, items, position, new)
 
 
 def _write(func: Any, values: Rows, items: list[Any], new: Any, right: int, chosen: Space) -> None:
-    """Into own rows; those of a new tensor are `right` places from the right, 1 for the last."""
+    """Into own rows; the rows of `new` are its dimension `right` from the right, 1 for the last."""
     if isinstance(new, Tensor):
         dim = dim_of(new) - right
         is_wide = dim >= 0 or isinstance(new, Rows)
-        new = own_rows(func, new, dim, chosen) if is_wide else met(new)
+        new = own_rows(func, new, dim, chosen) if is_wide else with_mean_gradient(new)
     with plainly():
-        plain(values)[tuple(map(all_of_plain, items))] = new
+        plain(values)[tuple(items)] = new
 
 
-def _set_rows(func: Any, values: Rows, items: list[Any], place: int, new: Any) -> None:
-    at, space = items[place], values._space
+def _set_rows(func: Any, values: Rows, items: list[Any], position: int, new: Any) -> None:
+    at, space = items[position], values._space
     with plainly():
         if isinstance(at, Tensor) and at.dtype == torch.bool:
             if dim_of(at) > 1:
                 _set_numbers(func, values, at, new)
                 return
             key = brought(func, at, space) if isinstance(at, Rows) else own_rows(func, at, 0, space)
-            items[place], chosen = plain(key), space.selected(key)
+            items[position], chosen = plain(key), space.selected(key)
         elif isinstance(at, NodeIds) and at.of is space and at.shard is None:
-            items[place], chosen = at.places, at._space
+            items[position], chosen = at.places, at._space
         else:
             at = whole(at)
             if isinstance(at, slice):
                 at = torch.arange(space.total, device=values.device)[at]
             ids = torch.as_tensor(at, device=values.device).reshape(-1)
-            chosen, items[place] = listed(func, ids, space)
-    behind = items[place + 1 :]
-    right = 1 + sum(map(dims_used, behind)) - sum(type(each) is int for each in behind)
+            chosen, items[position] = listed(func, ids, space)
+    behind = items[position + 1 :]
+    right = 1 + sum(map(dims_used, behind)) - sum(type(item) is int for item in behind)
     _write(func, values, items, new, right, chosen)
 
 
@@ -81,7 +81,7 @@ def _set_numbers(func: Any, values: Rows, mask: Tensor, new: Any) -> None:
         new = brought(func, new, numbers_of(key, values._space))
     elif isinstance(new, Tensor) and dim_of(new):
         refuse(func, 'by a mask of several dimensions takes a number, or what it has selected')
-    plain(values)[plain(key)] = plain(new) if isinstance(new, Rows) else all_of_plain(new)
+    plain(values)[plain(key)] = plain(new) if isinstance(new, Rows) else mean_gradient_if_plain(new)
 
 
 def _set_in_plain(values: Tensor, index: Any, new: Any) -> None:

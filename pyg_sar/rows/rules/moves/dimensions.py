@@ -14,10 +14,10 @@ from pyg_sar.rows.align import (
     as_rows,
     dim_of,
     dims_of,
-    found,
     from_right,
     named_rule,
     own_rows,
+    rows_in,
     whole_shape,
 )
 from pyg_sar.rows.registry import name_of, rule
@@ -33,8 +33,8 @@ def _move(func: Any, args: Any, kwargs: Any) -> Any:
     rows = args[0] if args else kwargs.get('input')
     if name_of(func) == 'diag_embed' and rows._dim == dim_of(rows) - 1:
         refuse(func, 'needs all rows in one place')
-    rest = tuple(_hashable(each) for each in args[1:])
-    named = tuple((key, _hashable(each)) for key, each in kwargs.items() if key != 'input')
+    rest = tuple(_hashable(arg) for arg in args[1:])
+    named = tuple((key, _hashable(value)) for key, value in kwargs.items() if key != 'input')
     with plainly():
         dim = _moved_to(func, rows.dim(), rows._dim, rest, named)
         return tag(func(*args, **kwargs), dim, rows._space)
@@ -48,7 +48,7 @@ def _hashable(value: Any) -> Any:
 def _moved_to(
     func: Callable[..., Tensor], num_dims: int, dim: int, args: Any, kwargs: tuple[Any, ...]
 ) -> int:
-    """Where a dimension goes, found with a tensor without numbers whose sizes all differ."""
+    """Where a dimension goes: that of a tensor without numbers whose sizes all differ."""
     probe = torch.empty([i + 2 for i in range(num_dims)], device='meta')
     return list(func(probe, *args, **dict(kwargs)).shape).index(dim + 2)
 
@@ -58,26 +58,26 @@ def _squeeze(func: Any, args: Any, kwargs: Any) -> Any:
     """The dimension of the rows stays, as one own row is not all of them."""
     rows = args[0] if args else kwargs.get('input')
     shape = whole_shape(rows)
-    given = argument(args, kwargs, 1, 'dim')
-    asked = list(range(len(shape))) if given is None else dims_of(given, len(shape)) or []
-    gone = [dim for dim in asked if shape[dim] == 1]
+    named = argument(args, kwargs, 1, 'dim')
+    dims = range(len(shape)) if named is None else dims_of(named, len(shape)) or []
+    gone = [dim for dim in dims if shape[dim] == 1]
     if rows._dim in gone:
         refuse(func, 'of a whole of one row would drop the dimension of the rows')
     with plainly():
-        dim = rows._dim - sum(each < rows._dim for each in gone)
+        dim = rows._dim - sum(dim < rows._dim for dim in gone)
         return tag(func(rows, tuple(gone)), dim, rows._space)
 
 
 @rule('atleast_1d atleast_2d atleast_3d')
 def _atleast(func: Any, args: Any, kwargs: Any) -> Any:
-    given = args[0] if len(args) == 1 else args
-    if not isinstance(given, Tensor):
-        return tuple(_atleast(func, (each,), {}) for each in given)
+    value = args[0] if len(args) == 1 else args
+    if not isinstance(value, Tensor):
+        return tuple(_atleast(func, (tensor,), {}) for tensor in value)
     with plainly():
-        if not isinstance(given, Rows):
-            return func(given)
-        dim = _moved_to(func, given.dim(), given._dim, (), ())
-        return tag(func(plain(given)), dim, given._space)
+        if not isinstance(value, Rows):
+            return func(value)
+        dim = _moved_to(func, value.dim(), value._dim, (), ())
+        return tag(func(plain(value)), dim, value._space)
 
 
 @named_rule('narrow narrow_copy')
@@ -126,9 +126,9 @@ def _pieces(func: Any, args: Any, kwargs: Any) -> Any:
     named = {k: v for k, v in kwargs.items() if k not in ('input', 'tensor', 'dim')}
     cut = torch.tensor_split if name in ('hsplit', 'vsplit', 'dsplit') else getattr(torch, name)
     out = []
-    for each in cut(torch.arange(rows._space.total), *args[1:2], **named):
-        first = int(each[0]) if len(each) else 0
-        out.append(rows[(slice(None),) * dim + (slice(first, first + len(each)),)])
+    for ids in cut(torch.arange(rows._space.total), *args[1:2], **named):
+        first = int(ids[0]) if len(ids) else 0
+        out.append(rows[(slice(None),) * dim + (slice(first, first + len(ids)),)])
     return tuple(out)
 
 
@@ -144,12 +144,12 @@ def _windows(func: Any, args: Any, kwargs: Any) -> Any:
 @named_rule('stack')
 def _stack(func: Any, tensors: Any, dim: int = 0) -> Any:
     """Plain tensors among them have the rows of the whole."""
-    first = found(tensors)[0]
+    first = rows_in(tensors)[0]
     at, space = first._dim, first._space
-    shapes = [whole_shape(each) for each in tensors]
-    if any(each != shapes[0] for each in shapes):
+    shapes = [whole_shape(tensor) for tensor in tensors]
+    if any(shape != shapes[0] for shape in shapes):
         raise RuntimeError(f'stack expects each tensor to be equal size, but got {shapes}')
     dim %= len(shapes[0]) + 1
     with plainly():
-        own = [own_rows(func, each, at, space) for each in tensors]
+        own = [own_rows(func, tensor, at, space) for tensor in tensors]
         return tag(torch.stack(own, dim), at + (dim <= at), space)

@@ -10,11 +10,11 @@ from torch import Tensor
 from pyg_sar.aggregate.halo import from_halo
 from pyg_sar.comm import exchange_of
 from pyg_sar.ground.nested import in_nested
-from pyg_sar.rows.align import argument, dim_of, found, own_rows
+from pyg_sar.rows.align import argument, dim_of, own_rows, rows_in
 from pyg_sar.rows.edges import NodeIds
 from pyg_sar.rows.over_ranks import fetched, largest_here, largest_of_ranks, sum_of_ranks, whole
 from pyg_sar.rows.registry import bare_name, name_of, rule
-from pyg_sar.rows.replicated import PLAIN, met
+from pyg_sar.rows.replicated import PLAIN, with_mean_gradient
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.rules.numbers.pointwise import into_plain, pointwise
 from pyg_sar.shard.shard import Shard
@@ -28,19 +28,22 @@ def _grouped(func: Any, args: Any, kwargs: Any) -> Any:
     out, dim = args[0], argument(args, kwargs, 1, 'dim') % dim_of(args[0])
     index = argument(args, kwargs, 2, 'index')
     values = argument(args, kwargs, 3, 'src', 'source', 'value')
-    if all(each._dim != dim for each in found((out, index, values))):  # each row within itself
+    if all(rows._dim != dim for rows in rows_in((out, index, values))):  # each row within itself
         if isinstance(out, Rows):
             return _along_other(func, out, index, args, kwargs)
         if 'index' not in name:  # a plain tensor with a row for each of them
             return (into_plain if in_place else pointwise)(func, args, kwargs)
-    given = {'index_add': 'sum', 'scatter_add': 'sum'}.get(name)
-    asked = given or argument(args, kwargs, 4, 'reduce')
-    if asked is None and dim_of(out) == 1 and name == 'scatter':
-        return _written(func, out if in_place else out.clone(), index, values)
-    way = _WAYS.get(asked or '', '')
+    reduce = 'sum' if name.endswith('_add') else argument(args, kwargs, 4, 'reduce')
+    if reduce is None and dim_of(out) == 1 and name == 'scatter':
+        if isinstance(values, Tensor) and values.shape != index.shape:
+            refuse(func, 'with more values than ids is not known to be right')
+        target = out if in_place else out.clone()
+        target[index] = values
+        return target
+    way = _WAYS.get(reduce or '', '')
     if not way or kwargs.get('alpha', 1) != 1:
         refuse(func, 'over the rows of all ranks is known for sums, means and extrema')
-    rows = found((index, values))
+    rows = rows_in((index, values))
     if not rows or (isinstance(out, Rows) and out._dim != dim):
         refuse(func, 'into rows by plain numbers is not known to be right')
     keeps = bool(argument(args, kwargs, 5, 'include_self', default=True))
@@ -53,20 +56,12 @@ def _grouped(func: Any, args: Any, kwargs: Any) -> Any:
         groups = _GroupedValues(func, dim, _wide(at, own, dim) if is_flat else at, own)
         if isinstance(out, Rows):
             hint = index if isinstance(index, NodeIds) else None
-            made: Any = _into_rows(func, before, hint, groups, way, keeps)
+            content: Any = _into_rows(func, before, hint, groups, way, keeps)
         else:
-            made = groups.into(met(before), way, keeps)
+            content = groups.into(with_mean_gradient(before), way, keeps)
         if in_place:
-            return out.copy_(made)
-        return tag(made, out._dim, out._space) if isinstance(out, Rows) else made
-
-
-def _written(func: Any, out: Any, index: Any, values: Any) -> Any:
-    """``out[index] = values``, by the name of scatter."""
-    if isinstance(values, Tensor) and values.shape != index.shape:
-        refuse(func, 'with more values than ids is not known to be right')
-    out[index] = values
-    return out
+            return out.copy_(content)
+        return tag(content, out._dim, out._space) if isinstance(out, Rows) else content
 
 
 def _along_other(func: Any, out: Rows, index: Any, args: Any, kwargs: Any) -> Any:
@@ -91,8 +86,7 @@ def _into_rows(
     shard = None if ids is None else ids.shard
     is_far = shard is not None and shard.world_size > 1
     if ids is None or ids.of is not space or (is_far and way not in ('sum', 'mean')):
-        start = fetched(out, torch.arange(space.total)).movedim(0, dim)
-        whole = groups.into(start, way, keeps)
+        whole = groups.into(fetched(out, torch.arange(space.total)).movedim(0, dim), way, keeps)
         return whole.index_select(dim, space.ids(whole.device))
     places = ids.places
     if places.dim() == 1 and groups.index.dim() > 1:
@@ -127,24 +121,23 @@ class _GroupedValues:
             return out + self.added(self.values, out).to(out.dtype)
         count = self.added(torch.ones_like(self.values, dtype=self.counts), out)
         if way in ('sum', 'mean'):
-            made = self.added(self.values, out)
+            new = self.added(self.values, out)
             if way == 'mean':
-                made, per = made + out * int(keeps), (count + int(keeps)).clamp(min=1)
-                is_float = made.is_floating_point()
-                made = made / per if is_float else made.div(per, rounding_mode='floor')
+                new, per = new + out * int(keeps), (count + int(keeps)).clamp(min=1)
+                is_float = new.is_floating_point()
+                new = new / per if is_float else new.div(per, rounding_mode='floor')
         elif way in ('amax', 'amin'):
-            made = self._top(out, way)
+            new = self._top(out, way)
             if keeps:
-                made = (torch.minimum if way == 'amin' else torch.maximum)(made, out)
+                new = (torch.minimum if way == 'amin' else torch.maximum)(new, out)
         else:
             refuse(self.func, f'of kind {way!r} over all ranks is not known to be right')
-        return torch.where(count > 0, made.to(out.dtype), out)
+        return torch.where(count > 0, new.to(out.dtype), out)
 
     def _top(self, out: Tensor, way: str) -> Tensor:
         """The largest or least value of every group; equal ones share a gradient evenly."""
         values = self.values.detach()
-        none = largest_here(values.reshape(-1)[:0], [0], least=way == 'amin')
-        start = self.zeros(out) + none
+        start = self.zeros(out) + largest_here(values.reshape(-1)[:0], [0], least=way == 'amin')
         local = start.scatter_reduce(self.dim, self.index, values, way)
         top = largest_of_ranks(local.unsqueeze(0), [0], keepdim=False, least=way == 'amin')
         if not (values.is_floating_point() and torch.is_grad_enabled()):
@@ -184,25 +177,24 @@ def _wide(index: Tensor, values: Tensor, dim: int) -> Tensor:
 def _added_up(func: Any, out: Tensor, args: Any, kwargs: Any) -> Tensor:
     """``table.index_put_((y, pred), ones, accumulate=True)``: what rows add to a table."""
     index, values = argument(args, kwargs, 1, 'indices'), argument(args, kwargs, 2, 'values')
-    rows = found((*index, values))
-    if isinstance(out, Rows) or any(each._dim or dim_of(each) > 1 for each in rows):
+    rows = rows_in((*index, values))
+    if isinstance(out, Rows) or any(tensor._dim or dim_of(tensor) > 1 for tensor in rows):
         refuse(func, 'with accumulate is known for vectors of rows into a plain tensor')
     space = rows[0]._space
 
     def own(value: Tensor) -> Tensor:
-        return own_rows(func, value, 0, space) if dim_of(value) else met(value)
+        return own_rows(func, value, 0, space) if dim_of(value) else with_mean_gradient(value)
 
     with plainly():
         zeros = torch.zeros_like(out, requires_grad=False)
-        made = zeros.index_put(tuple(own(each) for each in index), own(values), accumulate=True)
-        return out.add_(sum_of_ranks(made))
+        sums = zeros.index_put(tuple(own(ids) for ids in index), own(values), accumulate=True)
+        return out.add_(sum_of_ranks(sums))
 
 
 @rule('index_copy index_fill index_put')
 def _put(func: Any, args: Any, kwargs: Any) -> Any:
     """Computed as ``out[index] = values``."""
-    name = name_of(func)
-    out = args[0] if name.endswith('_') else args[0].clone()
+    out = args[0] if name_of(func).endswith('_') else args[0].clone()
     if bare_name(func) == 'index_put':
         if argument(args, kwargs, 3, 'accumulate', default=False):
             return _added_up(func, out, args, kwargs)

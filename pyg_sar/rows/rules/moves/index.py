@@ -1,4 +1,4 @@
-"""What an index says: its items, the one that stands for the rows, and those beside it."""
+"""The items of an index: the one for the rows, and those for other dimensions."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ import torch
 from torch import Tensor
 
 from pyg_sar.rows.align import dim_of
-from pyg_sar.rows.replicated import met
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 
 
 def as_items(func: Any, index: Any, num_dims: int) -> list[Any]:
     """An index as a list with one item for every dimension, None for new ones; no ``...``."""
-    items = [as_item(func, each) for each in (index if isinstance(index, tuple) else [index])]
+    items = [as_item(func, item) for item in (index if isinstance(index, tuple) else [index])]
     fill = [slice(None)] * (num_dims - sum(map(dims_used, items)))
-    dots = next((i for i, each in enumerate(items) if each is Ellipsis), len(items))
+    dots = next((i for i, item in enumerate(items) if item is Ellipsis), len(items))
     items[dots : dots + 1] = fill
     return items
 
@@ -42,12 +41,12 @@ def dims_used(item: Any) -> int:
     return dim_of(item) if isinstance(item, Tensor) and item.dtype == torch.bool else 1
 
 
-def item_of_rows(items: list[Any], dim: int) -> int:
-    """Which item stands for the rows."""
+def position_of_rows(items: list[Any], dim: int) -> int:
+    """The position of the item for the rows."""
     ends = list(accumulate(map(dims_used, items)))
     if dim >= ends[-1]:
         raise IndexError('too many indices')
-    return next(place for place, end in enumerate(ends) if dim < end)
+    return next(position for position, end in enumerate(ends) if dim < end)
 
 
 def _is_one(item: Any) -> bool:
@@ -56,18 +55,18 @@ def _is_one(item: Any) -> bool:
     return is_number or type(item) is int
 
 
-def beside_rows(func: Any, values: Rows, items: list[Any], place: int) -> Any:
-    """All rows, and what is asked for of other dimensions."""
-    if any(isinstance(each, Rows) for each in items):
+def index_other_dims(func: Any, values: Rows, items: list[Any], position: int) -> Any:
+    """All rows, indexed in their other dimensions."""
+    if any(isinstance(item, Rows) for item in items):
         refuse(func, 'by rows in another dimension would pair every row with every row')
-    place -= sum(map(_is_one, items[:place]))
-    many = [each for each in items if not _is_one(each)]
-    dim = sum(not isinstance(each, Tensor) for each in many[:place])
-    tensors = [i for i, each in enumerate(many) if isinstance(each, Tensor)]
+    position -= sum(map(_is_one, items[:position]))
+    many = [item for item in items if not _is_one(item)]
+    dim = sum(not isinstance(item, Tensor) for item in many[:position])
+    tensors = [i for i, item in enumerate(many) if isinstance(item, Tensor)]
     if tensors:
         wide = max(1 if many[i].dtype == torch.bool else many[i].dim() for i in tensors)
         is_run = tensors == list(range(tensors[0], tensors[-1] + 1))
-        dim += wide if not is_run or tensors[0] < place else 0  # those that are apart come first
+        # Dimensions of tensors that are apart come first.
+        dim += wide if not is_run or tensors[0] < position else 0
     with plainly():
-        out = plain(values)[tuple(met(e) if isinstance(e, Tensor) else e for e in items)]
-    return tag(out, dim, values._space)
+        return tag(plain(values)[tuple(items)], dim, values._space)

@@ -12,7 +12,7 @@ from pyg_sar.rows.align import align, argument, as_rows, dim_of
 from pyg_sar.rows.edges import EdgeIndex, edge_index
 from pyg_sar.rows.made_edges import edges_of, is_in, whole_ids
 from pyg_sar.rows.registry import rule
-from pyg_sar.rows.replicated import check_whole, met
+from pyg_sar.rows.replicated import check_whole, with_mean_gradient
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.space import Space
 
@@ -25,8 +25,8 @@ def _cat(func: Any, args: Any, kwargs: Any) -> Any:
     dim = argument(args, kwargs, 1, 'dim', 'axis', default=0)
     if name not in ('cat', 'concat', 'concatenate'):
         parts, dim = _stacked_parts(func, name, parts)
-    parts = [each for each in parts if dim_of(each) != 1 or isinstance(each, Rows) or each.numel()]
-    first = next(each for each in parts if isinstance(each, Rows))
+    parts = [part for part in parts if dim_of(part) != 1 or isinstance(part, Rows) or part.numel()]
+    first = next(part for part in parts if isinstance(part, Rows))
     dim %= dim_of(first)
     if isinstance(first, EdgeIndex):
         return _more_edges(func, parts, dim)
@@ -34,7 +34,7 @@ def _cat(func: Any, args: Any, kwargs: Any) -> Any:
         (parts,), _, right, space = align(func, (parts,), {})
         parts = [_widened(part, right, space) for part in parts]
         with plainly():
-            return as_rows(torch.cat([plain(each) for each in parts], dim), right, space)
+            return as_rows(torch.cat([plain(part) for part in parts], dim), right, space)
     spaces, own = [], []
     for part in parts:
         if isinstance(part, Rows):
@@ -46,7 +46,7 @@ def _cat(func: Any, args: Any, kwargs: Any) -> Any:
         space = first._space.dealt(part.size(dim))
         check_whole(func, part)
         with plainly():
-            own.append(met(part).index_select(dim, space.ids(part.device)))
+            own.append(with_mean_gradient(part).index_select(dim, space.ids(part.device)))
         spaces.append(space)
     with plainly():
         return tag(torch.cat(own, dim), dim, spaces[0].joined(tuple(spaces[1:])))
@@ -68,9 +68,9 @@ def _stacked_parts(func: Any, name: str, parts: list[Tensor]) -> tuple[list[Tens
     if name == 'hstack':
         return parts, 0 if num_dims == 1 else 1
     if name == 'column_stack':
-        if any(dim_of(each) == 0 for each in parts):
+        if any(dim_of(part) == 0 for part in parts):
             refuse(func, 'of single numbers is not known to be right')
-        return [each.unsqueeze(1) if dim_of(each) == 1 else each for each in parts], 1
+        return [part.unsqueeze(1) if dim_of(part) == 1 else part for part in parts], 1
     if name in ('vstack', 'row_stack') and num_dims > 1:
         return parts, 0
     if name == 'dstack' and num_dims > 2:
@@ -80,25 +80,25 @@ def _stacked_parts(func: Any, name: str, parts: list[Tensor]) -> tuple[list[Tens
 
 def _more_edges(func: Any, parts: list[Any], dim: int) -> Any:
     """Edges and more edges: of the same nodes, self loops, or any ids of nodes."""
-    first = next(each for each in parts if isinstance(each, EdgeIndex))
+    first = next(part for part in parts if isinstance(part, EdgeIndex))
     # Negative edges stay on the ranks that drew them: pairs of ids, and no edges.
-    rows = [each for each in parts if isinstance(each, Rows) and not isinstance(each, EdgeIndex)]
-    is_drawn = any(not each._space.has_ids() for each in rows)
+    rows = [part for part in parts if isinstance(part, Rows) and not isinstance(part, EdgeIndex)]
+    is_drawn = any(not tensor._space.has_ids() for tensor in rows)
     if dim != 1 or (is_drawn and not isinstance(parts[-1], EdgeIndex)):
         return torch.cat(
-            [each.whole_ids if isinstance(each, EdgeIndex) else each for each in parts], dim
+            [part.whole_ids if isinstance(part, EdgeIndex) else part for part in parts], dim
         )
-    found = [_beside(func, part, first) if parts[0] is first else None for part in parts]
-    known = [each for each in found if each is not None]
-    if len(known) < len(parts):
+    pairs = [_local(func, part, first) for part in parts if parts[0] is first]
+    local = [pair for pair in pairs if pair is not None]
+    if len(local) < len(parts):
         return _between_any_nodes(func, parts, first)
-    joined = first.handle.with_ids(torch.cat([ids for ids, _ in known], dim=1))
-    spaces = [space for _, space in known]
-    return edge_index(joined, spaces[0].joined(tuple(spaces[1:])), first.ends)
+    ids, spaces = zip(*local, strict=True)
+    joined = first.handle.with_ids(torch.cat(ids, dim=1))
+    return edge_index(joined, spaces[0].joined(spaces[1:]), first.ends)
 
 
-def _beside(func: Any, part: Any, first: EdgeIndex) -> tuple[Tensor, Space] | None:
-    """Edges in ids of the rank, if their ends are where those of the first ones are."""
+def _local(func: Any, part: Any, first: EdgeIndex) -> tuple[Tensor, Space] | None:
+    """Edges in ids of the rank, if it owns their ends as it owns those of the first edges."""
     ends, flipped = first.ends, first.handle.is_flipped
     if isinstance(part, EdgeIndex):
         is_like = part.ends is ends and part.handle.is_flipped == flipped

@@ -1,4 +1,4 @@
-"""What is read of rows without computing: shapes are those of the whole."""
+"""Functions and attributes that read rows without computing: shapes are those of the whole."""
 
 from __future__ import annotations
 
@@ -136,27 +136,27 @@ def _size(func: Any, args: Any, kwargs: Any) -> Any:
     return torch.Size(shape) if dim is None else shape[dim]
 
 
-@rule('stride storage_offset')
+@rule('stride storage_offset as_strided as_strided_ resize resize_as set')
 def _of_memory(func: Any, args: Any, kwargs: Any) -> Any:
     refuse(func, 'is that of the memory of this rank')
 
 
 @rule('backward')
 def _backward(func: Any, args: Any, kwargs: Any) -> Any:
-    """``out.backward(gradient)``: what every rank starts with is its own rows' share."""
+    """``out.backward(gradient)``: every rank starts with the gradient of its own rows."""
     outs = args[0]
     is_one = isinstance(outs, Tensor)
     many = (outs,) if is_one else outs
     grads = argument(args, kwargs, 1, 'gradient', 'grad_tensors')
     grads = grads if isinstance(grads, (tuple, list)) else (grads,) * len(many)
-    shares = [_share(func, *each) for each in zip(many, grads, strict=True)]
+    shares = [_share(func, *pair) for pair in zip(many, grads, strict=True)]
     kwargs = {k: v for k, v in kwargs.items() if k not in ('gradient', 'grad_tensors')}
     with plainly():
         func(outs, shares[0] if is_one else shares, *args[2:], **kwargs)
 
 
 def _share(func: Any, out: Tensor, grad: Any) -> Any:
-    """What this rank starts with, for a gradient that one process starts with."""
+    """The gradient that this rank starts with, of the one that one process starts with."""
     if not isinstance(out, Rows):
         if isinstance(grad, Rows):
             refuse(func, 'starts from a plain tensor')
@@ -176,8 +176,8 @@ def _hook(func: Any, args: Any, kwargs: Any) -> Any:
     rows, hook = args
     dim, space = rows._dim, rows._space
     with plainly():
-        modules = (getattr(each, '__module__', '') or '' for each in (hook, type(hook)))
-        if any(each.startswith('pyg_sar.') for each in modules):  # one of ours
+        modules = (getattr(owner, '__module__', '') or '' for owner in (hook, type(hook)))
+        if any(module.startswith('pyg_sar.') for module in modules):  # one of ours
             return func(rows, hook)
 
         count = 1 if is_divided(rows) else world_size()  # by a hook before this one
@@ -195,15 +195,15 @@ def _autograd_grad(func: Any, args: Any, kwargs: Any) -> Any:
     inputs = argument(args, kwargs, 1, 'inputs')
     many = inputs if isinstance(inputs, (tuple, list)) else (inputs,)
     outputs = argument(args, kwargs, 0, 'outputs')
-    for each in outputs if isinstance(outputs, (tuple, list)) else (outputs,):
-        if isinstance(each, Rows):
+    for output in outputs if isinstance(outputs, (tuple, list)) else (outputs,):
+        if isinstance(output, Rows):
             refuse(func, 'starts from a plain tensor')
     with plainly():
         grads = list(func(*args, **kwargs))
-        for i, (grad, each) in enumerate(zip(grads, many, strict=True)):
-            if isinstance(each, Rows) and grad is not None:
-                grad = grad if is_divided(each) else grad / world_size()
-                grads[i] = tag(grad, each._dim, each._space)
+        for i, (grad, tensor) in enumerate(zip(grads, many, strict=True)):
+            if isinstance(tensor, Rows) and grad is not None:
+                grad = grad if is_divided(tensor) else grad / world_size()
+                grads[i] = tag(grad, tensor._dim, tensor._space)
         return tuple(grads)
 
 

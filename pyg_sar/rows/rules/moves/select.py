@@ -14,14 +14,14 @@ from pyg_sar.rows.align import argument, brought, check_range, dim_of, own_rows,
 from pyg_sar.rows.edges import NodeIds, node_ids
 from pyg_sar.rows.over_ranks import fetched
 from pyg_sar.rows.registry import rule
-from pyg_sar.rows.replicated import all_of_plain, met
+from pyg_sar.rows.replicated import with_mean_gradient
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, remember, tag
 from pyg_sar.rows.rules.moves.index import (
     as_item,
     as_items,
-    beside_rows,
     dims_used,
-    item_of_rows,
+    index_other_dims,
+    position_of_rows,
 )
 from pyg_sar.rows.rules.numbers.pointwise import pointwise
 from pyg_sar.rows.space import Space
@@ -31,27 +31,27 @@ from pyg_sar.rows.space import Space
 def _getitem(func: Any, args: Any, kwargs: Any) -> Any:
     values, index = args
     if isinstance(values, Rows) and isinstance(index, Rows) and values._dim == 0:
-        return rows_at(func, values, as_item(func, index), 0)
+        return select_rows(func, values, as_item(func, index), 0)
     items = as_items(func, index, dim_of(values))
     if not isinstance(values, Rows):
         return _of_plain(func, values, items)
-    place = item_of_rows(items, values._dim)
-    at = items[place]
+    position = position_of_rows(items, values._dim)
+    at = items[position]
     if isinstance(at, slice) and at == slice(None):
-        return beside_rows(func, values, items, place)
-    if any(isinstance(each, Tensor) for i, each in enumerate(items) if i != place):
-        return _number_in_each_row(func, values, items, place)
-    # First what is beside the rows, then the rows.
-    items[place] = slice(None)
-    if any(each is None or each != slice(None) for each in items):
-        values = beside_rows(func, values, items, place)
-    out = rows_at(func, values, at, values._dim)
+        return index_other_dims(func, values, items, position)
+    if any(isinstance(item, Tensor) for i, item in enumerate(items) if i != position):
+        return _number_in_each_row(func, values, items, position)
+    # First the other dimensions, then the rows.
+    items[position] = slice(None)
+    if any(item is None or item != slice(None) for item in items):
+        values = index_other_dims(func, values, items, position)
+    out = select_rows(func, values, at, values._dim)
     if isinstance(at, (int, slice)) and out is not values:
         remember(out, values, index)
     return out
 
 
-def rows_at(func: Any, values: Rows, at: Any, dim: int) -> Any:
+def select_rows(func: Any, values: Rows, at: Any, dim: int) -> Any:
     """Some of the rows, in dimension `dim`."""
     space = values._space
     if isinstance(at, Tensor) and at.dtype == torch.bool:
@@ -77,7 +77,7 @@ def rows_at(func: Any, values: Rows, at: Any, dim: int) -> Any:
 
 
 def _in_place_of(out: Tensor, ids: Tensor, dim: int) -> Tensor:
-    """What was picked by `ids`, with their dimensions where dimension `dim` was."""
+    """Rows that `ids` have picked, with the dimensions of `ids` where dimension `dim` was."""
     num = ids.dim()
     return out.movedim(tuple(range(num)), tuple(range(dim, dim + num))).contiguous() if dim else out
 
@@ -99,30 +99,24 @@ def _masked(func: Any, values: Rows, mask: Tensor, dim: int) -> Any:
             chosen = plain(mask).reshape(-1)
         many = tag(flat, 0, space.times(width))
         return _masked(func, many, tag(chosen, 0, space.times(width)), 0)
-    if isinstance(mask, Rows):
-        selected = space.selected(brought(func, mask, space))
-    else:
-        selected = space.selected(own_rows(func, mask, 0, space))
+    key = brought(func, mask, space) if isinstance(mask, Rows) else own_rows(func, mask, 0, space)
+    selected = space.selected(key)
     with plainly():
-        kept = plain(values).index_select(dim, selected.chosen(values.device))
-        return tag(kept, dim, selected)
+        return tag(plain(values).index_select(dim, selected.chosen(values.device)), dim, selected)
 
 
 def _unpadded(func: Any, values: Rows, mask: Tensor, dim: int) -> Any:
     """The rows of a dense batch of one graph, ``[1, N, ...]``, by its mask ``[1, N]``."""
     rows: Any = values.view(values.shape[dim:])
-    flat = (
-        mask.view(-1)
-        if isinstance(mask, Rows)
-        else own_rows(func, mask[(0,) * dim], 0, rows._space)
-    )
+    own = None if isinstance(mask, Rows) else own_rows(func, mask[(0,) * dim], 0, rows._space)
+    flat = mask.view(-1) if own is None else own
     with plainly():
         is_full = all(agree(bool(plain(flat).all())))
     return rows if is_full else _masked(func, rows, flat, 0)
 
 
 def numbers_of(mask: Rows, space: Space) -> Space:
-    """What a mask of several dimensions selects: numbers out of rows, one after another."""
+    """The numbers that a mask of several dimensions selects out of rows, one after another."""
     many = space.times(math.prod(mask.shape[1:]))
     with plainly():
         chosen = plain(mask).reshape(-1)
@@ -150,20 +144,17 @@ def _are_places(ids: Rows) -> bool:
     return own.dim() == 1 and ids._space.has_ids() and torch.equal(own, ids._space.ids(own.device))
 
 
-def _number_in_each_row(func: Any, values: Rows, items: list[Any], place: int) -> Any:
+def _number_in_each_row(func: Any, values: Rows, items: list[Any], position: int) -> Any:
     """``p[torch.arange(n), y]``: of every row one number."""
-    at, others = items[place], [each for i, each in enumerate(items) if i != place]
-    if isinstance(at, slice):  # ``x[:5, ids]``
-        items[place] = slice(None)
-        return rows_at(func, values, at, values._dim)[tuple(items)]
-    if type(at) is int:  # ``x[3, ids]``
-        del items[place]
-        return rows_at(func, values, at, values._dim)[tuple(items)]
-    if not any(isinstance(each, Rows) for each in items) and at.dtype != torch.bool:
-        few = rows_at(func, values, at.reshape(-1), values._dim)
-        items[place] = torch.arange(at.numel(), device=few.device).view_as(at)
-        return few[tuple(all_of_plain(each) for each in items)]
-    if values._dim or place or len(others) != 1 or not isinstance(others[0], Tensor):
+    at, others = items[position], [item for i, item in enumerate(items) if i != position]
+    if isinstance(at, (slice, int)):  # ``x[:5, ids]``, ``x[3, ids]``
+        items[position : position + 1] = [slice(None)] if isinstance(at, slice) else []
+        return select_rows(func, values, at, values._dim)[tuple(items)]
+    if not any(isinstance(item, Rows) for item in items) and at.dtype != torch.bool:
+        few = select_rows(func, values, at.reshape(-1), values._dim)
+        items[position] = torch.arange(at.numel(), device=few.device).view_as(at)
+        return few[tuple(items)]
+    if values._dim or position or len(others) != 1 or not isinstance(others[0], Tensor):
         refuse(func, 'in two dimensions at once is not known to be right')
     other: Any = others[0]
     if at.dtype == torch.bool:
@@ -187,27 +178,25 @@ def _of_plain(func: Any, values: Tensor, items: list[Any]) -> Any:
     """A plain tensor by rows: one of the whole by a mask, or a table by numbers in rows."""
     masks = [i for i, e in enumerate(items) if isinstance(e, Rows) and e.dtype == torch.bool]
     if masks:
-        place = masks[0]
-        if len(masks) > 1 or any(dims_used(each) != 1 for each in items[:place]):
+        position = masks[0]
+        if len(masks) > 1 or any(dims_used(item) != 1 for item in items[:position]):
             refuse(func, 'by several masks is not known to be right')
-        space = items[place]._space
-        rows = tag(own_rows(func, values, place, space), place, space)
-        return rows[tuple(items)]
-    numbers = [each for each in items if isinstance(each, Rows)]
+        space = items[position]._space
+        return tag(own_rows(func, values, position, space), position, space)[tuple(items)]
+    numbers = [item for item in items if isinstance(item, Rows)]
     right, space = dim_of(numbers[0]) - numbers[0]._dim, numbers[0]._space
-    if any(dim_of(each) - each._dim != right for each in numbers[1:]):
+    if any(dim_of(tensor) - tensor._dim != right for tensor in numbers[1:]):
         refuse(func, 'by rows of different spaces')
-    tensors = [i for i, each in enumerate(items) if isinstance(each, Tensor) or type(each) is int]
+    tensors = [i for i, item in enumerate(items) if isinstance(item, Tensor) or type(item) is int]
     if tensors != list(range(tensors[0], tensors[-1] + 1)) or None in items[: tensors[-1]]:
         refuse(func, 'by rows in several places is not known to be right')
 
-    def own(each: Any) -> Any:
-        if isinstance(each, Tensor) and not isinstance(each, Rows) and each.dim() >= right:
-            return own_rows(func, each, each.dim() - right, space)
-        return plain(brought(func, each, space) if isinstance(each, Rows) else each)
+    def own(item: Any) -> Any:
+        is_wide = isinstance(item, Tensor) and item.dim() >= right
+        return own_rows(func, item, item.dim() - right, space) if is_wide else item
 
     with plainly():
-        out = met(values)[tuple(own(each) for each in items)]
+        out = with_mean_gradient(values)[tuple(own(item) for item in items)]
         widest = max(dim_of(items[i]) for i in tensors if isinstance(items[i], Tensor))
         return tag(out, tensors[0] + widest - right, space)
 
@@ -239,8 +228,7 @@ def _masked_select(func: Any, args: Any, kwargs: Any) -> Any:
 def _where(func: Any, args: Any, kwargs: Any) -> Any:
     """Number by number; of a condition alone the places where it holds."""
     if len(args) + len(kwargs) == 1:
-        condition = argument(args, kwargs, 0, 'condition')
-        return nonzero(func, (condition,), {'as_tuple': True})
+        return nonzero(func, (argument(args, kwargs, 0, 'condition'),), {'as_tuple': True})
     return pointwise(func, args, kwargs)
 
 
@@ -255,15 +243,11 @@ def nonzero(func: Any, args: Any, kwargs: Any) -> Any:
     with plainly():
         own = plain(rows) != 0
         if rows.dim() == 1:
-            key = rows if rows.dtype == torch.bool else own
-            selected = space.selected(key)
-            places = own.nonzero()
-            places = places.view(-1) if as_tuple else places
+            selected = space.selected(rows if rows.dtype == torch.bool else own)
+            places = own.nonzero().view(-1) if as_tuple else own.nonzero()
             ids = node_ids(space.ids(rows.device)[places], 0, selected, space, places, None)
             return (ids,) if as_tuple else ids
-        width = rows.size(1)
-        selected = space.times(width).selected(own.reshape(-1))
-        found = own.nonzero()
-        ids = torch.stack([space.ids(rows.device)[found[:, 0]], found[:, 1]], dim=1)
-        both = tag(ids, 0, selected)
+        selected = space.times(rows.size(1)).selected(own.reshape(-1))
+        row, column = own.nonzero().unbind(1)
+        both = tag(torch.stack([space.ids(rows.device)[row], column], dim=1), 0, selected)
     return both.unbind(1) if as_tuple else both

@@ -14,9 +14,9 @@ from pyg_sar.rows.align import (
     argument,
     as_rows,
     dim_of,
-    found,
     from_right,
     named_rule,
+    rows_in,
     sizes_in,
     whole_shape,
 )
@@ -55,14 +55,14 @@ def _sizes(name: str, rows: Tensor, args: Any, kwargs: Any) -> list[Any]:
     if name == 'flatten':
         first = argument(args, kwargs, 1, 'start_dim', default=0)
         last = argument(args, kwargs, 2, 'end_dim', default=-1)
-        first, last = (_wrapped(each, len(shape)) for each in (first, last))
+        first, last = (_wrapped(dim, len(shape)) for dim in (first, last))
         if first > last:
             raise RuntimeError('flatten() has invalid args: start_dim cannot come after end_dim')
         return [*shape[:first], math.prod(shape[first : last + 1]), *shape[last + 1 :]]
     dim = _wrapped(argument(args, kwargs, 1, 'dim'), len(shape))
     parts = list(argument(args, kwargs, 2, 'sizes'))
-    rest = math.prod(each for each in parts if each != -1)
-    parts = [shape[dim] // max(rest, 1) if each == -1 else each for each in parts]
+    rest = math.prod(part for part in parts if part != -1)
+    parts = [shape[dim] // max(rest, 1) if part == -1 else part for part in parts]
     if math.prod(parts) != shape[dim]:
         raise RuntimeError(f"unflatten: {parts} don't multiply up to {shape[dim]}")
     return [*shape[:dim], *parts, *shape[dim + 1 :]]
@@ -114,15 +114,15 @@ def reshaped(func: Any, rows: Rows, sizes: Sequence[Any]) -> tuple[list[int], in
     if not fits:
         refuse(func, f'from {old} to {new} would split rows, or mix them with what is before them')
     _, count, _, dim = min(fits)  # of a whole of one row several fit
-    made = base if count == 1 else base.times(count)
-    new[dim] = made.own
-    return new, dim, made
+    new_space = base if count == 1 else base.times(count)
+    new[dim] = new_space.own
+    return new, dim, new_space
 
 
 def inferred(sizes: Sequence[Any], old: Sequence[int]) -> list[int]:
     """Sizes of the whole, without -1; a RuntimeError as torch has it if they do not fit."""
-    new, total = [int(each) for each in sizes], math.prod(old)
-    rest = math.prod(each for each in new if each != -1)
+    new, total = [int(size) for size in sizes], math.prod(old)
+    rest = math.prod(size for size in new if size != -1)
     if new.count(-1) == 1 and rest and total % rest == 0:
         new[new.index(-1)] = total // rest
     if -1 in new or math.prod(new) != total:
@@ -139,8 +139,8 @@ def _expand(func: Any, args: Any, kwargs: Any) -> Any:
         (own, like), _, right, space = align(func, (x, other), {})
         with plainly():
             return as_rows(own.expand_as(like), right, space)
-    given = {key: value for key, value in kwargs.items() if key != 'implicit'}
-    sizes = sizes_in(args[1:], given, 'size') if other is None else whole_shape(other)
+    named = {key: value for key, value in kwargs.items() if key != 'implicit'}
+    sizes = sizes_in(args[1:], named, 'size') if other is None else whole_shape(other)
     dim = len(sizes) - from_right(x)
     if dim < 0:
         raise RuntimeError(f"expand: {sizes} has fewer dimensions than the tensor's {dim_of(x)}")
@@ -180,18 +180,13 @@ def _repeat_interleave(func: Any, input: Rows, repeats: Any, dim: int | None = N
         return tag(torch.repeat_interleave(plain(input), repeats, dim), input._dim, space)
 
 
-@rule('as_strided as_strided_ resize resize_as set')
-def _of_memory(func: Any, args: Any, kwargs: Any) -> Any:
-    refuse(func, 'is that of the memory of this rank')
-
-
 def space_of_size(rows: Rows, size: Sequence[int]) -> Space | None:
     """The only known space with as many rows as a new tensor of a size; None without one."""
     if not size:
         return None
     near = (rows._space, *rows._space.neighbours)
-    found = [each for each in near if each.known_total == size[0]]
-    return found[0] if found and all(each is found[0] for each in found) else None
+    fitting = {space for space in near if space.known_total == size[0]}
+    return fitting.pop() if len(fitting) == 1 else None
 
 
 @rule('new_zeros new_ones new_full new_empty')
@@ -219,7 +214,7 @@ def _new(func: Any, args: Any, kwargs: Any) -> Any:
 @rule('new_tensor')
 def _new_tensor(func: Any, args: Any, kwargs: Any) -> Any:
     rows, *rest = args
-    if found(rest, kwargs):
+    if rows_in(rest, kwargs):
         refuse(func, 'would copy them as those of the whole')
     with plainly():
         return func(plain(rows), *rest, **kwargs)

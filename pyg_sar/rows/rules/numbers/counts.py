@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pyg_sar.comm import agree, rank
-from pyg_sar.rows.align import align, argument, dim_of, found, named_rule
+from pyg_sar.rows.align import align, argument, dim_of, named_rule, rows_in
 from pyg_sar.rows.over_ranks import largest_of_ranks, sum_of_ranks
 from pyg_sar.rows.registry import bare_name, is_in_place, name_of, rule
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
@@ -21,9 +21,9 @@ def _looked_up(func: Any, args: Any, kwargs: Any) -> Any:
     """Rows among values that are the same for all of them."""
     name = name_of(func)
     asks = argument(args, kwargs, int(name == 'searchsorted'), 'input', 'elements', 'self')
-    given = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
-    is_a_list = name == 'isin' or all(dim_of(each) <= 1 for each in given if each is not asks)
-    if not isinstance(asks, Rows) or len(found(given)) > 1 or not is_a_list:
+    tensors = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, Tensor)]
+    is_a_list = name == 'isin' or all(dim_of(arg) <= 1 for arg in tensors if arg is not asks)
+    if not isinstance(asks, Rows) or len(rows_in(tensors)) > 1 or not is_a_list:
         refuse(func, 'takes rows and one list of values')
     with plainly():
         return tag(func(*args, **kwargs), asks._dim, asks._space)
@@ -69,8 +69,8 @@ def _one_hot(func: Any, input: Rows, num_classes: int = -1) -> Any:
 def _unique(func: Any, args: Any, kwargs: Any) -> Any:
     """The values of all ranks, sorted; where each of the own ones is; how many there are."""
     names = ('input', 'sorted', 'return_inverse', 'return_counts', 'dim')
-    given = dict(zip(names, args, strict=False)) | kwargs
-    rows, dim = given['input'], given.get('dim')
+    named = dict(zip(names, args, strict=False)) | kwargs
+    rows, dim = named['input'], named.get('dim')
     if not isinstance(rows, Rows) or bare_name(func) != 'unique':
         refuse(func, 'along a dimension needs all rows in one place')
     if dim is not None and (dim % dim_of(rows) != rows._dim or rows._dim):
@@ -79,24 +79,22 @@ def _unique(func: Any, args: Any, kwargs: Any) -> Any:
         own, places, counts = torch.unique(
             plain(rows).detach(), return_inverse=True, return_counts=True, dim=dim
         )
-        every = [each.to(own.device) for each in agree(own)]
-        first = sum(each.size(0) for each in every[: rank()])
+        every = [tensor.to(own.device) for tensor in agree(own)]
+        first = sum(part.size(0) for part in every[: rank()])
         values, at = torch.unique(torch.cat(every), return_inverse=True, dim=dim)
         at = at[first : first + own.size(0)]  # those of the own values
         out = [values]
-        if given.get('return_inverse'):
-            inverse = at[places] if own.numel() else places
-            out.append(tag(inverse, rows._dim, rows._space))
-        if given.get('return_counts'):
-            total = counts.new_zeros(values.size(0)).index_add(0, at, counts)
-            out.append(sum_of_ranks(total))
+        if named.get('return_inverse'):
+            out.append(tag(at[places] if own.numel() else places, rows._dim, rows._space))
+        if named.get('return_counts'):
+            out.append(sum_of_ranks(counts.new_zeros(values.size(0)).index_add(0, at, counts)))
         return out[0] if len(out) == 1 else tuple(out)
 
 
 @rule('equal allclose')
 def _equal(func: Any, args: Any, kwargs: Any) -> Any:
-    tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
-    if len({dim_of(each) for each in tensors}) > 1:
+    tensors = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, Tensor)]
+    if len({dim_of(tensor) for tensor in tensors}) > 1:
         refuse(func, 'and tensors of other dimensions is not known to be right')
     args, kwargs, _, _ = align(func, args, kwargs)
     with plainly():
@@ -104,7 +102,7 @@ def _equal(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _triangle(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
-    """A row knows its place in the whole."""
+    """By the places of the rows in the whole."""
     diagonal = argument(args, kwargs, 1, 'diagonal', default=0)
     dim, space, num_dims, values = rows._dim, rows._space, rows.dim(), plain(rows)
     if not space.has_ids():
@@ -130,12 +128,12 @@ def _gathered(func: Any, args: Any, kwargs: Any) -> Any:
     if dim is None:
         refuse(func, 'of all numbers as one')
     num_dims = dim_of(values)
-    places = {each._dim for each in found((values, index))}
+    places = {tensor._dim for tensor in rows_in((values, index))}
     if dim_of(index) != num_dims or dim % num_dims in places:
         refuse(func, 'over the rows is not known to be right: use x[index]')
     if is_gather and any(
-        not isinstance(each, Rows) and each.size(at) == 1
-        for each in (values, index)
+        not isinstance(tensor, Rows) and tensor.size(at) == 1
+        for tensor in (values, index)
         for at in places
     ):
         refuse(func, 'of one row alone is not known to be right')
@@ -144,7 +142,7 @@ def _gathered(func: Any, args: Any, kwargs: Any) -> Any:
 
 @rule('pad constant_pad_nd')
 def _pad(func: Any, args: Any, kwargs: Any) -> Any:
-    """Beside the rows."""
+    """In other dimensions than that of the rows."""
     num_dims = dim_of(argument(args, kwargs, 0, 'input'))
     first = num_dims - len(argument(args, kwargs, 1, 'pad')) // 2
     return rowwise(func, args, kwargs, range(first, num_dims))

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from pyg_sar.comm import all_gather_alike
-from pyg_sar.rows.align import align, as_rows, found
+from pyg_sar.rows.align import align, as_rows, rows_in
 from pyg_sar.rows.registry import bare_name, is_in_place, is_pointwise, name_of, rule
-from pyg_sar.rows.replicated import all_of_plain
+from pyg_sar.rows.replicated import mean_gradient_if_plain
 from pyg_sar.rows.rows import plainly, refuse, tag
 from pyg_sar.rows.space import Space
 
@@ -21,21 +21,21 @@ _BY_NUMBER = [f'foreach_{n}' for n in _OF_ONE if is_pointwise(n) or n in ('clone
 @rule(' '.join([*_BY_NUMBER, 'fused_adam', 'fused_adamw', 'fused_sgd', 'fused_adagrad']))
 def _by_number(func: Any, args: Any, kwargs: Any) -> Any:
     """Runs on the own rows."""
-    given = [*args, *kwargs.values()]
-    columns = list(zip(*(each for each in given if _is_list(each)), strict=True))
-    own = [align(func, each, {}) if found(each) else (each, {}, 0, None) for each in columns]
+    values = [*args, *kwargs.values()]
+    columns = list(zip(*(arg for arg in values if _is_list(arg)), strict=True))
+    own = [align(func, c, {}) if rows_in(c) else (c, {}, 0, None) for c in columns]
     for old, (new, *_) in zip(columns, own, strict=True) if is_in_place(name_of(func)) else ():
         if any(a is not b for a, b in zip(old, new, strict=True)):  # it would write to a copy
             refuse(func, 'in place, and a plain tensor of the whole or other rows')
-    lists = iter([list(each) for each in zip(*(new for new, *_ in own), strict=True)])
-    given = [next(lists) if _is_list(each) else all_of_plain(each) for each in given]
+    lists = iter([list(column) for column in zip(*(new for new, *_ in own), strict=True)])
+    values = [next(lists) if _is_list(arg) else mean_gradient_if_plain(arg) for arg in values]
     with plainly():
-        made = func(*given[: len(args)], **dict(zip(kwargs, given[len(args) :], strict=True)))
+        results = func(*values[: len(args)], **dict(zip(kwargs, values[len(args) :], strict=True)))
     places = [(right, space) for *_, right, space in own]
-    for each, (right, space) in zip(made or (), places, strict=False):
+    for result, (right, space) in zip(results or (), places, strict=False):
         if space is not None:
-            as_rows(each, right, space)
-    return made
+            as_rows(result, right, space)
+    return results
 
 
 def _is_list(value: Any) -> bool:
@@ -45,7 +45,7 @@ def _is_list(value: Any) -> bool:
 @rule('foreach_norm foreach_max')
 def _of_all(func: Any, args: Any, kwargs: Any) -> tuple[Tensor, ...]:
     of_one = getattr(torch, bare_name(func).removeprefix('foreach_'))
-    return tuple(of_one(each, *args[1:], **kwargs) for each in args[0])
+    return tuple(of_one(arg, *args[1:], **kwargs) for arg in args[0])
 
 
 @rule('amp_foreach_non_finite_check_and_unscale')
@@ -58,10 +58,10 @@ def _unscale(func: Any, args: Any, kwargs: Any) -> None:
 
 @rule('values')
 def _values(func: Any, args: Any, kwargs: Any) -> Any:
-    """Rows that a sparse tensor has; every rank those that it has looked up."""
+    """The rows of a sparse tensor: on every rank those that it has looked up."""
     (rows,) = args
     with plainly():
         if rows._dim or rows.sparse_dim() != 1:
             refuse(func)
-        made = func(rows)
-        return tag(made, 0, Space(made.size(0), what='rows that were looked up'))
+        values = func(rows)
+        return tag(values, 0, Space(values.size(0), what='rows that were looked up'))

@@ -1,4 +1,4 @@
-"""Which row is the largest of all ranks', and others that tell places in the whole.
+"""Functions that give places in the whole, such as that of the largest row of all ranks.
 
 Of equal numbers the first in the order of the whole is taken, as one process on a CPU does.
 """
@@ -49,8 +49,7 @@ def _places(func: Any, rows: Rows, dims: list[int]) -> Tensor:
             continue
         shape = [1] * dim_of(rows)
         shape[dim] = plain(rows).size(dim)
-        steps = torch.arange(shape[dim], device=rows.device).view(shape)
-        places = places * shape[dim] + steps
+        places = places * shape[dim] + torch.arange(shape[dim], device=rows.device).view(shape)
     return places
 
 
@@ -75,7 +74,7 @@ def _max_and_place(over: Reduction) -> Any:
     picked = torch.where(is_first, over.values, 0).sum(over.dims, keepdim=True)
     both = [sum_of_ranks(picked).to(over.values.dtype), first]
     if not over.keepdim:
-        both = [each.squeeze(over.dims) for each in both]
+        both = [tensor.squeeze(over.dims) for tensor in both]
     return getattr(torch.return_types, over.name)(both)
 
 
@@ -91,7 +90,7 @@ def _prod(over: Reduction) -> Tensor:
 def _of_all_rows(over: Reduction) -> Any:
     """Runs a reduction that needs numbers in order on all rows, gathered on every rank."""
     everything = all_rows(over.rows)
-    args, kwargs = in_nested(over.given, lambda each: everything if each is over.rows else each)
+    args, kwargs = in_nested(over.arguments, lambda arg: everything if arg is over.rows else arg)
     return over.func(*args, **kwargs)
 
 
@@ -109,8 +108,8 @@ def _topk(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
     missing[dim] = k - num_own
     best = torch.cat([best, best.new_zeros(missing)], dim)
     ids = torch.cat([ids, ids.new_full(missing, total)], dim)
-    # All ranks' candidates side by side; first by place, then by number, those that are none last.
-    best, ids = (torch.cat(list(_gathered(each)), dim) for each in (best, ids))
+    # All ranks' candidates side by side: sorted by place, then by number, then padding last.
+    best, ids = (torch.cat(list(_gathered(tensor)), dim) for tensor in (best, ids))
     for by, descending in ((0, False), (1, largest), (2, False)):
         key = (ids, best, (ids == total).byte())[by]
         order = torch.argsort(key, dim=dim, descending=descending, stable=True)
@@ -119,8 +118,7 @@ def _topk(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
     own = rows._space.places(ids)
     there = not_empty(plain(rows), dim)
     picked = torch.where(own >= 0, there.gather(dim, own.clamp(min=0)), 0)
-    found = sum_of_ranks(picked).to(there.dtype)
-    return torch.return_types.topk((found, ids))
+    return torch.return_types.topk((sum_of_ranks(picked).to(there.dtype), ids))
 
 
 def _in_other_order(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
@@ -129,12 +127,10 @@ def _in_other_order(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
     if [*dims_acted_on(func, dim_of(rows), args, kwargs)] != [dim]:
         needs_all_rows(func)
     places = torch.arange(space.total, device=rows.device)
-    shift = argument(args, kwargs, 1, 'shifts')
-    moved = places.roll(shift) if name == 'roll' else places.flip(0)
+    moved = places.roll(argument(args, kwargs, 1, 'shifts')) if name == 'roll' else places.flip(0)
     if not space.has_ids():
         refuse(func, f'is not known where the rows lie ({space!r})')
-    ids = moved[space.ids(rows.device)]
-    return tag(fetched(rows, ids).movedim(0, dim), dim, space)
+    return tag(fetched(rows, moved[space.ids(rows.device)]).movedim(0, dim), dim, space)
 
 
 def _sorted(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
@@ -152,8 +148,8 @@ def _sorted(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
 def _are_equal(rows: Rows) -> bool:
     own = plain(rows)
     first = own[:1].tolist() if bool((own == own[:1]).all()) else [None, None]
-    known = [each for each in agree(first) if each]
-    return all(each == known[0] and len(each) == 1 for each in known)
+    firsts = [number for number in agree(first) if number]
+    return all(number == firsts[0] and len(number) == 1 for number in firsts)
 
 
 _IN_ORDER = ('median', 'nanmedian', 'quantile', 'nanquantile', 'kthvalue', 'mode')

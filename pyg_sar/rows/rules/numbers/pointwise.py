@@ -13,7 +13,7 @@ from pyg_sar.ground.nested import in_nested
 from pyg_sar.rows.align import align, argument, as_rows, whole_shape
 from pyg_sar.rows.over_ranks import whole
 from pyg_sar.rows.registry import is_in_place, name_of, names, rule
-from pyg_sar.rows.replicated import PLAIN, met, own_draws
+from pyg_sar.rows.replicated import PLAIN, mean_gradient_if_plain, own_draws
 from pyg_sar.rows.rows import Rows, plainly, tag
 
 _DRAWS = names(
@@ -26,14 +26,14 @@ _DRAWS_ALIKE = names(
     'rand_like randn_like randint_like normal_ uniform_ exponential_ random_ cauchy_ log_normal_ '
     'geometric_'
 )
-"""Those of them whose numbers do not depend on the rows."""
+"""Those of these functions whose numbers do not depend on the rows."""
 
 _MOST_DRAWN_ALIKE = 2**22
 """Up to so many numbers of the whole graph are drawn on every rank, as one process draws them."""
 
 
 @rule(
-    # What torch does not tag as pointwise.
+    # Functions that torch does not tag as pointwise.
     'pointwise broadcast_tensors cpu cuda clone detach contiguous float double half '
     'bfloat16 long int bool short char byte zeros_like ones_like empty_like full_like '
     'zero fill copy relu leaky_relu elu gelu silu selu celu relu6 softplus softsign '
@@ -59,19 +59,18 @@ def pointwise(func: Any, args: Any, kwargs: Any) -> Any:
         space = rows._space
         with plainly():
             right = rows.dim() - rows._dim
-            for each in (*args[1:], *kwargs.values()):
-                if isinstance(each, Rows):
-                    if each._space is not space or each.dim() - each._dim != right:
+            for arg in (*args[1:], *kwargs.values()):
+                if isinstance(arg, Rows):
+                    if arg._space is not space or arg.dim() - arg._dim != right:
                         break
-                elif type(each) in PLAIN:
-                    if each.dim() >= right and (each.size(-right) != 1 or space.known_total == 1):
+                elif type(arg) in PLAIN:
+                    if arg.dim() >= right and (arg.size(-right) != 1 or space.known_total == 1):
                         break
-                elif isinstance(each, (Tensor, list, tuple)):
+                elif isinstance(arg, (Tensor, list, tuple)):
                     break
             else:  # rows of one space, and what is the same for every row
-                args = [met(each) if type(each) in PLAIN else each for each in args]
-                kwargs = {k: met(v) if type(v) in PLAIN else v for k, v in kwargs.items()}
-                out = func(*args, **kwargs)
+                named = {name: mean_gradient_if_plain(value) for name, value in kwargs.items()}
+                out = func(*map(mean_gradient_if_plain, args), **named)
                 if isinstance(out, Tensor):
                     return tag(out, out.dim() - right, space)
                 return as_rows(out, right, space)
@@ -84,11 +83,11 @@ def pointwise(func: Any, args: Any, kwargs: Any) -> Any:
 
 @rule('to type_as')
 def _cast(func: Any, args: Any, kwargs: Any) -> Any:
-    """What is cast stays what it is; of the other tensor the type and the device are asked."""
-    given = args[0]
+    """Rows stay rows, plain tensors stay plain; the other tensor tells a type and a device only."""
+    tensor = args[0]
     with plainly():
         out = func(*args, **kwargs)
-        return tag(out, given._dim, given._space) if isinstance(given, Rows) else out
+        return tag(out, tensor._dim, tensor._space) if isinstance(tensor, Rows) else out
 
 
 @rule(' '.join(_DRAWS))
@@ -98,12 +97,12 @@ def _drawn(func: Any, args: Any, kwargs: Any) -> Any:
     if _is_off(name, args, kwargs) or (is_in_place(name) and not isinstance(rows, Rows)):
         return pointwise(func, args, kwargs)
     args, kwargs, right, space = align(func, args, kwargs)
-    given = (*args, *kwargs.values())
+    values = (*args, *kwargs.values())
     with plainly():
         if name in _DRAWS_ALIKE and is_drawn_alike(rows):
             return _drawn_alike(func, name, rows, args, kwargs)
-        generator = next((each for each in given if isinstance(each, torch.Generator)), None)
-        device = next(each.device for each in given if isinstance(each, Rows))
+        generator = next((v for v in values if isinstance(v, torch.Generator)), None)
+        device = next(arg.device for arg in values if isinstance(arg, Rows))
         with own_draws(device, generator):
             return as_rows(func(*args, **kwargs), right, space)
 
@@ -132,8 +131,8 @@ def _like_whole(rows: Rows, in_place: bool) -> Tensor:
         strides = rows.stride()
         order = sorted(range(len(shape)), key=lambda dim: -strides[dim])
         own = order, in_place and not rows.is_contiguous()
-    known = agree(own) if in_place or len(shape) > 1 else []
-    order, has_gaps = next((each for each in known if each), ([*range(len(shape))], False))
+    layouts = agree(own) if in_place or len(shape) > 1 else []
+    order, has_gaps = next((layout for layout in layouts if layout), ([*range(len(shape))], False))
     sizes = [shape[dim] for dim in order]
     sizes[-1] *= 1 + has_gaps
     like = torch.empty(sizes, dtype=rows.dtype, device=rows.device)

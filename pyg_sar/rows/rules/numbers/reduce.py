@@ -14,7 +14,7 @@ from pyg_sar.ground.nested import in_nested
 from pyg_sar.rows.align import dims_of
 from pyg_sar.rows.over_ranks import largest_of_ranks, sum_of_ranks, widened
 from pyg_sar.rows.registry import bare_name, rule
-from pyg_sar.rows.replicated import all_of_plain
+from pyg_sar.rows.replicated import mean_gradient_if_plain
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse
 from pyg_sar.rows.rules.numbers.pointwise import pointwise
 from pyg_sar.rows.rules.rowwise import not_empty, own_results
@@ -25,7 +25,7 @@ _POSITIONS = {
     **dict.fromkeys(['quantile', 'nanquantile'], ('q', 'dim', 'keepdim')),
     'kthvalue': ('k', 'dim', 'keepdim'),
 }
-"""What stands behind the rows among the arguments, if not dim and keepdim."""
+"""Names of the arguments after the rows, where these are not dim and keepdim."""
 
 
 @rule(
@@ -37,13 +37,12 @@ def _reduction(func: Any, args: Any, kwargs: Any) -> Any:
     name = bare_name(func).removeprefix('special_')
     name = {'is_all_true': 'all', 'is_any_true': 'any'}.get(name, name)
     rows = args[0] if args else kwargs.get('input')
-    positions = _POSITIONS.get(name, ('dim', 'keepdim'))
-    named = dict(zip(positions, args[1:], strict=False)) | kwargs
+    named = dict(zip(_POSITIONS.get(name, ('dim', 'keepdim')), args[1:], strict=False)) | kwargs
     if name in ('max', 'min') and any(isinstance(named.get(n), Tensor) for n in ('dim', 'other')):
         return pointwise(func, args, kwargs)
     if not isinstance(rows, Rows):
         refuse(func)
-    if any(isinstance(each, Rows) and each is not rows for each in (*args, *kwargs.values())):
+    if any(isinstance(arg, Rows) and arg is not rows for arg in (*args, *kwargs.values())):
         refuse(func, 'by other rows is not known to be right')
     if isinstance(named.get('dim'), bool):  # x.std(False)
         named['unbiased'] = named.pop('dim')
@@ -54,27 +53,27 @@ def _reduction(func: Any, args: Any, kwargs: Any) -> Any:
             dim = rows._dim - (0 if keepdim else sum(i < rows._dim for i in dims))
             dim += isinstance(named.get('q'), Tensor) and named['q'].dim() > 0
             own: Tensor = rows if rows._space.own else not_empty(plain(rows), rows._dim)
-            results = func(own, *map(all_of_plain, args[1:]), **kwargs)
+            results = func(own, *map(mean_gradient_if_plain, args[1:]), **kwargs)
             if isinstance(results, Tensor):
                 return own_results(results, dim, rows._space)
-            return in_nested(results, lambda each: own_results(each, dim, rows._space))
+            return in_nested(results, lambda result: own_results(result, dim, rows._space))
         by = by_place if name in ('max', 'min') and dims is not None else _OVER_ROWS
         over = by.get(name) or by_place[name]
         values = plain(rows).to(named['dtype']) if named.get('dtype') else plain(rows)
         every = list(range(num_dims)) if dims is None else dims
         call = Reduction(func, name, rows, values, every, keepdim, named, (args, kwargs))
-        made = over(call)
+        total = over(call)
         if values.dtype == widened(values.dtype):
-            return made
+            return total
         few = values.new_zeros([2] * num_dims)
-        args, kwargs = in_nested((args, kwargs), lambda each: few if each is rows else each)
-        return _rounded(made, func(*args, **kwargs))  # to what torch gives, also by autocast
+        args, kwargs = in_nested((args, kwargs), lambda arg: few if arg is rows else arg)
+        return _rounded(total, func(*args, **kwargs))  # to what torch gives, also by autocast
 
 
-def _rounded(made: Any, like: Any) -> Any:
-    if isinstance(made, Tensor):
-        return made.to(like.dtype)
-    return type(made)([_rounded(*each) for each in zip(made, like, strict=True)])
+def _rounded(result: Any, like: Any) -> Any:
+    if isinstance(result, Tensor):
+        return result.to(like.dtype)
+    return type(result)([_rounded(*pair) for pair in zip(result, like, strict=True)])
 
 
 @dataclass
@@ -87,8 +86,8 @@ class Reduction:
     values: Tensor  # the own ones
     dims: list[int]
     keepdim: bool
-    named: dict[str, Any]  # what is given beside the rows
-    given: tuple[Any, Any]  # args and kwargs as they are
+    named: dict[str, Any]  # the arguments after the rows, by name
+    arguments: tuple[Any, Any]  # args and kwargs as they are
 
     @property
     def count(self) -> int:
@@ -202,4 +201,4 @@ _OVER_ROWS: dict[str, Callable[[Reduction], Any]] = {
 """Reductions over the rows of all ranks."""
 
 by_place: dict[str, Callable[[Reduction], Any]] = {}
-"""Those that tell places in the whole, or need all rows in one; see :mod:`.places`."""
+"""Reductions that give places in the whole, or need all rows; :mod:`.places` fills it."""

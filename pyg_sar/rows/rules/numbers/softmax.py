@@ -18,18 +18,18 @@ from pyg_sar.rows.rules.rowwise import over_rows
 
 def _softmax(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
     name = bare_name(func).removeprefix('special_')
-    place = 3 if getattr(func, '__module__', '') == 'torch.nn.functional' else 2
-    dtype = argument(args, kwargs, place, 'dtype')
+    position = 3 if getattr(func, '__module__', '') == 'torch.nn.functional' else 2
+    dtype = argument(args, kwargs, position, 'dtype')
     values = plain(rows) if dtype is None else plain(rows).to(dtype)
     if name == 'softmin':
         values = -values
     logs = log_softmax_over_rows(values, rows._dim)
-    made = logs if name == 'log_softmax' else logs.exp()
-    if made.dtype != values.dtype:  # autocast has a say
+    result = logs if name == 'log_softmax' else logs.exp()
+    if result.dtype != values.dtype:  # autocast has a say
         none = plain(rows)[:0]
-        args, kwargs = in_nested((args, kwargs), lambda each: none if each is rows else each)
-        made = made.to(func(*args, **kwargs).dtype)
-    return tag(made, rows._dim, rows._space)
+        args, kwargs = in_nested((args, kwargs), lambda arg: none if arg is rows else arg)
+        result = result.to(func(*args, **kwargs).dtype)
+    return tag(result, rows._dim, rows._space)
 
 
 def log_softmax_over_rows(values: Tensor, dim: int) -> Tensor:
@@ -71,14 +71,14 @@ def _cosine_similarity(func: Any, x1: Any, x2: Any, dim: int = 1, eps: float = 1
             out = torch.cosine_similarity(x, y, dim, eps)
             return as_rows(out, right - (from_right < right), space)
         few = torch.cosine_similarity(x.new_zeros([1]), y.new_zeros([1]), 0, eps)
-        x, y = (plain(each).to(widened(each.dtype)) for each in (x, y))
+        x, y = (plain(tensor).to(widened(tensor.dtype)) for tensor in (x, y))
         products = x * y
-        x, y = (each.expand_as(products) for each in (x, y))
+        x, y = (tensor.expand_as(products) for tensor in (x, y))
         sums = torch.stack([products, x * x, y * y]).sum(dim % num_dims + 1)
         dot, *squares = sum_of_ranks(sums)
         floor = eps * eps
-        made: Tensor = dot / (squares[0].clamp_min(floor) * squares[1].clamp_min(floor)).sqrt()
-        return made.to(few.dtype)
+        cosine: Tensor = dot / (squares[0].clamp_min(floor) * squares[1].clamp_min(floor)).sqrt()
+        return cosine.to(few.dtype)
 
 
 @named_rule('pairwise_distance')
@@ -98,8 +98,8 @@ def _renorm(func: Any, input: Rows, p: float, dim: int, maxnorm: float) -> Any:
     in_place = is_in_place(name_of(func))
     values = input.clone() if in_place else input  # what was there is kept for backward
     size = torch.linalg.vector_norm(values, p, others, keepdim=True)
-    made = values * torch.where(size > maxnorm, maxnorm / (size + 1e-7), 1.0)
-    return input.copy_(made) if in_place else made
+    result = values * torch.where(size > maxnorm, maxnorm / (size + 1e-7), 1.0)
+    return input.copy_(result) if in_place else result
 
 
 @named_rule('dist')
