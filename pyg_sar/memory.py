@@ -8,7 +8,7 @@ torch_geometric.
 
 glibc takes tensors of up to 32 MiB from the heap once a large block was freed, and the holes of the
 heap stay with the process: a rank of 8 held twice the memory that its tensors need (measured).
-tcmalloc, preloaded, has neither trouble (docs/speed.md).
+Another allocator, preloaded, has neither trouble (docs/speed.md).
 """
 
 from __future__ import annotations

@@ -25,13 +25,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Becomes the program, or torchrun; returns the exit code of a wrong command line."""
     words = list(sys.argv[1:] if argv is None else argv)
     parser = Parser('pyg_sar.run', _DESCRIPTION)
-    parser.usage = 'pyg-sar run [options of torchrun] SCRIPT ...'
+    parser.usage = '%(prog)s [options of torchrun] SCRIPT ...'
+    of_torchrun = get_args_parser()
+    of_torchrun.error = parser.error  # type: ignore[method-assign]
     if not words or words[0] in ('-h', '--help'):
         parser.print_help()
         return 0 if words else 2
     num_ranks, command = 1, [sys.executable, *words]
     if words[0].startswith('-'):
-        options = get_args_parser().parse_args(words)
+        options = of_torchrun.parse_args(words)
         try:
             num_ranks = determine_local_world_size(options.nproc_per_node)
         except ValueError as error:

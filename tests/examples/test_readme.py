@@ -34,8 +34,8 @@ def test_the_ten_lines(tmp_path: Path) -> None:
     assert words[:2] == ['python', '-m']
     run(*words[1:], folder=tmp_path)
     words = shlex.split(launch)
-    assert words[0] == 'torchrun'
-    run('-m', 'torch.distributed.run', '--standalone', *words[1:], folder=tmp_path)
+    assert words[:2] == ['pyg-sar', 'run']
+    run('-m', 'pyg_sar', 'run', '--standalone', *words[2:], folder=tmp_path)
     losses = [path.read_text() for path in tmp_path.glob('loss-*')]
     assert len(losses) == 4
     assert len(set(losses)) == 1

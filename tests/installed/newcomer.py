@@ -18,12 +18,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def install_lines() -> list[str]:
-    """The commands of the README's section "Install", those within sentences last."""
+    """The commands of the README's section "Install"."""
     readme = (ROOT / 'README.md').read_text(encoding='utf-8')
     section = readme.split('\n## Install\n')[1].split('\n## ')[0]
     block = re.findall(r'```bash\n(.*?)```', section, re.DOTALL)
-    lines = [line for each in block for line in each.splitlines() if line]
-    return lines + re.findall(r"`(pip install '\.\[fast\]')`", section)
+    return [line for commands in block for line in commands.splitlines() if line]
 
 
 def copied(target: Path) -> Path:

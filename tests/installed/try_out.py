@@ -105,8 +105,8 @@ def _ten_lines(folder: Path) -> None:
     found = re.search(r'<!-- readme-example -->\n```python\n(.*?)```', readme, re.DOTALL)
     assert found is not None
     (folder / 'train.py').write_text(found[1])
-    torchrun = ['-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', 2]
-    _run(folder, sys.executable, *torchrun, 'train.py')
+    command = Path(sys.executable).with_name('pyg-sar')
+    _run(folder, command, 'run', '--standalone', '--nproc-per-node', 2, 'train.py')
 
 
 def _run(folder: Path, *command: object, fails: bool = False) -> str:
