@@ -104,45 +104,46 @@ class Space:
         Of a selection they are places among all that are selected, in the order of the whole; they
         are found at the first time (collective: one all-reduce of a number per row of the parent).
         """
-        if self._ids is not None:
-            pass
-        elif self.base is not None:
+        if self._ids is None or self._ids.device != device:
+            self._ids = (self._find_ids(device) if self._ids is None else self._ids).to(device)
+        return self._ids
+
+    @torch.inference_mode(False)  # they outlive the caller's mode
+    def _find_ids(self, device: torch.device) -> Tensor:
+        if self.base is not None:
             steps = torch.arange(self.count, device=device)
-            self._ids = (self.base.ids(device).unsqueeze(1) * self.count + steps).view(-1)
-        elif self.pieces and self.has_ids():
+            return (self.base.ids(device).unsqueeze(1) * self.count + steps).view(-1)
+        if self.pieces and self.has_ids():
             firsts = accumulate([space.total for space in self.pieces], initial=0)
             pairs = zip(self.pieces, firsts, strict=False)
-            self._ids = torch.cat([piece.ids(device) + first for piece, first in pairs])
-        elif self.parent is not None and self.mask is not None:
+            return torch.cat([piece.ids(device) + first for piece, first in pairs])
+        if self.parent is not None and self.mask is not None:
             of_parent = self.parent.ids(self.mask.device)[self.mask]
             is_in = torch.zeros(self.parent.total, dtype=torch.uint8, device=of_parent.device)
             is_in[of_parent] = 1
             if world_size() > 1:
                 all_reduce_sum(is_in)
-            self._ids = (is_in.cumsum(0) - 1)[of_parent]
-        else:
-            raise ValueError(
-                'it is not known which rows of those that are spread over the ranks the own ones '
-                f'are (got {self!r})'
-            )
-        self._ids = self._ids.to(device)
-        return self._ids
+            return (is_in.cumsum(0) - 1)[of_parent]
+        raise ValueError(
+            'it is not known which rows of those that are spread over the ranks the own ones '
+            f'are (got {self!r})'
+        )
 
     def places(self, ids: Tensor) -> Tensor:
         """Where rows of the whole are among the own ones, -1 for those of other ranks."""
         if self._order is None or self._order.device != ids.device:
-            own = self.ids(ids.device)
-            order = torch.full((self.total,), -1, dtype=torch.int64, device=ids.device)
-            order[own] = torch.arange(self.own, device=ids.device)
-            self._order = order
+            with torch.inference_mode(False):
+                own = self.ids(ids.device)
+                self._order = torch.full((self.total,), -1, dtype=torch.int64, device=ids.device)
+                self._order[own] = torch.arange(self.own, device=ids.device)
         return self._order[ids]
 
     def chosen(self, device: torch.device) -> Tensor:
         """Of a selection, which own rows of `parent` it has, int64 ``[own]``."""
-        if self._chosen is None:
+        if self._chosen is None or self._chosen.device != device:
             assert self.mask is not None
-            self._chosen = self.mask.nonzero().view(-1)
-        self._chosen = self._chosen.to(device)
+            with torch.inference_mode(False):
+                self._chosen = self.mask.to(device).nonzero().view(-1)
         return self._chosen
 
     def times(self, count: int) -> Space:
@@ -164,7 +165,8 @@ class Space:
         for old_mask, then, space in self._selections:
             if old_mask is mask and then == version:
                 return space
-        with torch._C.DisableTorchFunctionSubclass():  # it may be one of rows
+        # The mask may be one of rows; what is kept outlives the caller's mode.
+        with torch._C.DisableTorchFunctionSubclass(), torch.inference_mode(False):
             own = mask.detach().as_subclass(Tensor).clone()  # it may be written to
         count = int(own.sum())
         in_worker = torch.utils.data.get_worker_info() is not None
@@ -202,6 +204,7 @@ class Space:
             if space.total == count:
                 return space
 
+        @torch.inference_mode(False)
         def make() -> Space:
             if fitting and fitting[0].has_ids():
                 ids = fitting[0].ids(self._device())
