@@ -26,17 +26,19 @@ def name_beside(path: Path) -> Path:
     return path.with_name(f'.{path.name}.{uuid.uuid4().hex[:12]}.tmp')
 
 
-def put(new: Path, path: Path) -> None:
+def put(new: Path, path: Path, *, syncs: bool = True) -> None:
     """Renames `new`, a file or a folder beside `path`, to `path`; what was there is deleted.
 
     A process that is killed in between leaves the old or the new one at `path`. Only a folder on a
-    file system that exchanges no names (NFS) is missing for a moment.
+    file system that exchanges no names (NFS) is missing for a moment. With `syncs` that holds for a
+    machine that loses power, too; it takes some milliseconds for every file.
     """
-    for part in (*new.rglob('*'), new):
+    for part in (*new.rglob('*'), new) if syncs else ():
         _sync(part)
     if not path.is_dir() or not new.is_dir():
         new.replace(path)
-        _sync(path.parent)
+        if syncs:
+            _sync(path.parent)
         return
     if not _exchange(new, path):
         old = new.with_suffix('.old')
@@ -47,7 +49,8 @@ def put(new: Path, path: Path) -> None:
             old.rename(path)
             raise
         new = old
-    _sync(path.parent)
+    if syncs:
+        _sync(path.parent)
     shutil.rmtree(new, ignore_errors=True)
 
 
