@@ -21,11 +21,11 @@ def _functions() -> dict[str, Callable[..., Any]]:
 
 
 def _name_in_errors(function: Any) -> str | None:
-    """What :func:`pyg_sar.comm.in_call` was given, where it decorates the function itself."""
+    """What :func:`pyg_sar.comm.collective` was given, where it decorates the function itself."""
     while hasattr(function, '__wrapped__'):
-        named = inspect.getclosurevars(function).nonlocals.get('named')
-        if named is not None:
-            return str(named[0])
+        name = inspect.getclosurevars(function).nonlocals.get('name')
+        if name is not None:
+            return str(name)
         function = function.__wrapped__
     return None
 

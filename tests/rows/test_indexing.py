@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -228,19 +230,22 @@ def test_backward_hooks_of_modules(cut: tuple[int, str]) -> None:
         torch.testing.assert_close(got, want)
 
 
-def _deprecated_hook(data: Any) -> str:
+def _deprecated_hook(data: Any, *, has_default_device: bool) -> str:
     layer = torch.nn.Linear(6, 4).double()
     layer.register_backward_hook(lambda *_: None)
-    return attempt(layer, data.x)
+    with torch.device('cpu') if has_default_device else nullcontext():
+        return attempt(layer, data.x)
 
 
 @pytest.mark.filterwarnings('ignore:Using a non-full backward hook')
-def test_a_deprecated_backward_hook_is_refused(cut: tuple[int, str]) -> None:
+@pytest.mark.parametrize('has_default_device', [False, True])
+def test_a_deprecated_backward_hook_is_refused(
+    cut: tuple[int, str], has_default_device: bool
+) -> None:
     """It would get the gradient of own rows."""
+    program = partial(_deprecated_hook, has_default_device=has_default_device)
     assert_all_raise(
-        run_ranks(_on_ranks, cut[0], cut[1], _deprecated_hook),
-        'ValueError',
-        'register_full_backward_hook',
+        run_ranks(_on_ranks, cut[0], cut[1], program), 'ValueError', 'register_full_backward_hook'
     )
 
 

@@ -32,7 +32,10 @@ rule(
 
 @rule('.grad_fn')
 def _grad_fn(func: Any, args: Any, kwargs: Any) -> Any:
-    code = sys._getframe(2).f_code
+    frame: Any = sys._getframe(2)
+    while frame.f_code.co_name == '__torch_function__':  # a mode's, as of torch.set_default_device
+        frame = frame.f_back
+    code = frame.f_code
     is_of_module = code.co_filename == torch.nn.modules.module.__file__
     hangs_hooks = code.co_name not in ('register_parameter', 'zero_grad')
     if is_of_module and hangs_hooks:

@@ -13,7 +13,7 @@ from pyg_sar.ground.nested import in_nested
 from pyg_sar.rows.align import align, argument, as_rows, whole_shape
 from pyg_sar.rows.over_ranks import whole
 from pyg_sar.rows.registry import is_in_place, name_of, names, rule
-from pyg_sar.rows.replicated import PLAIN, mean_gradient_if_plain, own_draws
+from pyg_sar.rows.replicated import PLAIN, own_draws, with_mean_gradient
 from pyg_sar.rows.rows import Rows, plainly, tag
 
 _DRAWS = names(
@@ -69,8 +69,11 @@ def pointwise(func: Any, args: Any, kwargs: Any) -> Any:
                 elif isinstance(arg, (Tensor, list, tuple)):
                     break
             else:  # rows of one space, and what is the same for every row
-                named = {name: mean_gradient_if_plain(value) for name, value in kwargs.items()}
-                out = func(*map(mean_gradient_if_plain, args), **named)
+                args = [with_mean_gradient(v) if type(v) in PLAIN else v for v in args]
+                kwargs = {
+                    k: with_mean_gradient(v) if type(v) in PLAIN else v for k, v in kwargs.items()
+                }
+                out = func(*args, **kwargs)
                 if isinstance(out, Tensor):
                     return tag(out, out.dim() - right, space)
                 return as_rows(out, right, space)
