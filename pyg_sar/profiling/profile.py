@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from pyg_sar.comm import agree, check_equal
-from pyg_sar.commands.command_line import aligned
+from pyg_sar.commands.command_line import text_table
 from pyg_sar.monitor import bytes_text
 from pyg_sar.profiling.recording import Recording
 from pyg_sar.profiling.records import Summary, from_dict
@@ -76,10 +76,10 @@ class Profile(Recording):
         Raises:
             ValueError: On all ranks, if their models do not have the same number of layers.
         """
-        found = [from_dict(of_rank) for of_rank in agree(asdict(self.summary))]
-        num_layers = [len(of_rank.layers) for of_rank in found]
+        summaries = [from_dict(of_rank) for of_rank in agree(asdict(self.summary))]
+        num_layers = [len(of_rank.layers) for of_rank in summaries]
         check_equal('number of profiled layers', num_layers)
-        return found
+        return summaries
 
     def table(self, *, all_ranks: bool = False) -> str:
         """The counts as a table: two lines for each layer, then what is outside of layers.
@@ -156,11 +156,11 @@ def _table(summaries: Sequence[Summary], *, of_all: bool) -> str:
     lines = [
         f'{whose}: {seconds:.3f} s, of which {share:.0%} outside of layers; peak: {first.memory} '
         f'memory{remark}',
-        *aligned(rows, len(rows[0]) - len(_COUNTS)),
+        text_table(rows, len(rows[0]) - len(_COUNTS)),
     ]
-    read, found = sum(s.cache_reads for s in summaries), sum(s.cache_hits for s in summaries)
+    read, hits = sum(s.cache_reads for s in summaries), sum(s.cache_hits for s in summaries)
     if read:
-        rate = f'{found:,} of {read:,} rows of other ranks, {found / read:.0%}'
+        rate = f'{hits:,} of {read:,} rows of other ranks, {hits / read:.0%}'
         lines.append(f'cache of batches: {rate}')
     return '\n'.join(lines)
 
