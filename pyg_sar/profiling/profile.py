@@ -131,7 +131,7 @@ _COUNTS: dict[str, Callable[[float], str]] = {
 
 
 def _table(summaries: Sequence[Summary], *, of_all: bool) -> str:
-    """One rank's counts, or the least, the mean and the most over the ranks, of each by itself."""
+    """One rank's counts, or the least, the mean and the most of each count over the ranks."""
     first = summaries[0]
     reductions: dict[str, Any] = {'': fmean}
     whose, remark = f'rank {first.rank} of {first.world_size}', ''
@@ -146,7 +146,7 @@ def _table(summaries: Sequence[Summary], *, of_all: bool) -> str:
         columns = list(zip(*(counts for _, counts in of_ranks), strict=True))
         for name, reduce in reductions.items():
             cells = [
-                form(reduce(known)) if (known := [n for n in column if n is not None]) else ''
+                form(reduce(present)) if (present := [n for n in column if n is not None]) else ''
                 for form, column in zip(_COUNTS.values(), columns, strict=True)
             ]
             rows.append([*names, *([name] if of_all else []), *cells])
@@ -166,7 +166,7 @@ def _table(summaries: Sequence[Summary], *, of_all: bool) -> str:
 
 
 def _lines(summary: Summary) -> Iterator[tuple[list[str], tuple[float | None, ...]]]:
-    """What a line is of, and its counts; None where there is nothing to tell."""
+    """The names and the counts of each line; None is a count that the line does not have."""
     for layer in summary.layers:
         names = [layer.path or '(model)', layer.conv, '+'.join(layer.paths) or '-', layer.mode]
         yield [*names, 'forward'], astuple(layer.forward)
