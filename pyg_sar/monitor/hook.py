@@ -1,7 +1,7 @@
 """Other rooms report layers, operations and transfers here; watchers receive the reports.
 
 The log and every profile are watchers. Without watchers a report costs a look at an empty tuple.
-While torch.profiler records, layers and operations are also named ranges of it:
+With a watcher, layers and operations are also named ranges of torch.profiler:
 ``pyg_sar::layer 'convs.0' (SAGEConv), forward`` and in it
 ``pyg_sar::wait: receiving the rows of part 2``. A range costs 12 microseconds.
 
