@@ -1,4 +1,4 @@
-"""The command ``pyg-sar``, also ``python -m pyg_sar``: its programs, and what is installed."""
+"""The command ``pyg-sar``, also ``python -m pyg_sar``: its programs, and the installed packages."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _PROGRAMS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a program by its name; without a name shows the programs and what is installed."""
+    """Runs a program by its name; without a name shows the programs and the installed packages."""
     name, *rest = (sys.argv[1:] if argv is None else argv) or ['']
     if name in _PROGRAMS:
         before, sys.argv = sys.argv, [name, *rest]

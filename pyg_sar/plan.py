@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pyg_sar.commands.command_line import Parser, checked, run_command, text_table
-from pyg_sar.commands.users_model import load_model, load_object, run_model
+from pyg_sar.commands.users_model import FORWARD, MODEL, load_model, load_object, run_model
 from pyg_sar.monitor import bytes_text, memory_size
 from pyg_sar.monitor.process_memory import resident
 from pyg_sar.planner import Prediction, plan
@@ -80,10 +80,8 @@ def _parser() -> Parser:
     parser = Parser('pyg_sar.plan', description)
     add = parser.add_argument
     add('parts', metavar='PARTS', help='a folder of python -m pyg_sar.partition')
-    model = 'FILE.py:NAME of a function without arguments that makes the model, or of a model'
-    add('model', metavar='MODEL', help=model)
-    forward = 'FILE.py:NAME of forward(model, data); default: model(data.x, data.edge_index)'
-    add('--forward', metavar='FUNCTION', help=forward)
+    add('model', metavar='MODEL', help=MODEL)
+    add('--forward', metavar='FUNCTION', help=FORWARD)
     add('--mode', choices=MODES, default='sequential', help='default: %(default)s')
     add('--ranks', type=checked(_ranks), metavar='R,R,...', help='default: all that are possible')
     memory = 'find the least number of ranks with so much, e.g. 64GB'

@@ -43,7 +43,7 @@ class Outcome:
 
 
 def run_once(step: Callable[[Any, Any], Any], model: Any, data: Any) -> Outcome:
-    """Runs the step, and the backward of what it returns if the step has made no gradients."""
+    """Runs the step, and the backward of its losses if it has computed no gradients."""
     lines: list[tuple[str, int] | None] = []
     with _SameDraws(), lines_of_local.set(lines):
         if any(is_lazy(p) for p in model.parameters()):

@@ -1,4 +1,4 @@
-"""A small part of a graph, and of what a model has for every node."""
+"""Cuts a small part out of a graph, and out of a model's tables of nodes."""
 
 from __future__ import annotations
 

@@ -10,6 +10,9 @@ from typing import Any
 import torch
 from torch_geometric.data import Data, HeteroData
 
+MODEL = 'FILE.py:NAME of a function without arguments that makes the model, or of a model'
+FORWARD = 'FILE.py:NAME of forward(model, data); default: model(data.x, data.edge_index)'
+
 
 def load_object(text: str) -> Any:
     """The object that ``FILE.py:NAME`` names."""

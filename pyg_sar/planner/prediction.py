@@ -17,7 +17,7 @@ from pyg_sar.planner.rehearsal import Job, Rehearsal, rehearse
 from pyg_sar.shard.format.meta import read_meta
 
 _MAX_NODES, _MAX_EDGES, _MAX_BLOCKS = 1 << 13, 3 << 15, 32
-_ALIKE = 0.97  # a rank whose counts all reach this share of another's is not rehearsed too
+_ALIKE = 0.97  # a rank is not rehearsed if another one has this share of each of its counts
 # Code that runs first in training, and freed memory that glibc keeps: measured 20 to 80 MiB.
 _OVERHEAD_BYTES = 48 << 20
 

@@ -37,14 +37,13 @@ class Recording(Meter):
         self._outside, self._cache_reads, self._cache_hits = Counts(), 0, 0
         super().__init__(self._outside)
         self._model = model
-        named = self._model.named_modules()
-        convs = {m: n for n, m in named if isinstance(m, SARConv)}
-        self._convs = {m: n for m, n in convs.items() if not m._sar.is_inside}
+        convs = ((n, m) for n, m in model.named_modules() if isinstance(m, SARConv))
+        self._convs = {conv: path for path, conv in convs if not conv._sar.is_inside}
         if not self._convs:
-            name = type(self._model).__name__
+            name = type(model).__name__
             raise ValueError(f'expected a model that is wrapped (got {name} without any SARConv)')
-        self._layers = [LayerProfile(n, name_of(m)) for m, n in self._convs.items()]
-        tensors = [*self._model.parameters(), *self._model.buffers()]
+        self._layers = [LayerProfile(path, name_of(conv)) for conv, path in self._convs.items()]
+        tensors = [*model.parameters(), *model.buffers()]
         self._device = tensors[0].device if tensors else torch.device('cpu')
         self._memory = HighWater(self._device)
         self._is_on = False
