@@ -46,7 +46,7 @@ class Job(NamedTuple):
 class Rehearsal(NamedTuple):
     """What one rank needed."""
 
-    peak_bytes: int  # of tensors alive at once, without features and edges
+    peak_bytes: int  # of tensors alive at once, without the shard's
     bytes_received: int  # in the last epoch
     rows_received: int
     cpu_seconds: float  # of the fastest epoch after the first one
