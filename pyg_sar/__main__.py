@@ -1,4 +1,4 @@
-"""The command ``pyg-sar``, also ``python -m pyg_sar``: its programs, and what is installed."""
+"""The command ``pyg-sar``, also ``python -m pyg_sar``: its programs, and the installed packages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 import pyg_sar
-from pyg_sar.commands.command_line import aligned
+from pyg_sar.commands.command_line import text_table
 from pyg_sar.ground.versions import installed
 from pyg_sar.launching.fast_start import allocator
 from pyg_sar.memory import has_huge_pages
@@ -26,7 +26,7 @@ _EXTRAS = {
     'ogb': ('ogb', 'datasets of OGB'),
     'parquet': ('pyarrow', 'tables of edges to partition'),
 }
-"""Of every extra what it installs, and what that gives."""
+"""By extra, the package that it installs and what it is for."""
 
 
 _PROGRAMS = {
@@ -40,7 +40,7 @@ _PROGRAMS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the program that is named; without a name shows them all, and what is installed."""
+    """Runs a program by its name; without a name shows the programs and the installed packages."""
     name, *rest = (sys.argv[1:] if argv is None else argv) or ['']
     if name in _PROGRAMS:
         before, sys.argv = sys.argv, [name, *rest]
@@ -58,14 +58,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     _show_installed()
     print()
-    print('\n'.join(aligned([(f'pyg-sar {name}', does) for name, does in _PROGRAMS.items()], 2)))
+    print(text_table([(f'pyg-sar {name}', text) for name, text in _PROGRAMS.items()], 2))
     print('pyg-sar PROGRAM --help shows the options of a program')
     return 0
 
 
 def _show_installed() -> None:
     packages = ('torch', 'torch_geometric', 'numpy', 'pymetis')
-    found = ', '.join(f'{name} {installed(name)}' for name in packages)
+    versions = ', '.join(f'{name} {installed(name)}' for name in packages)
     has_devices = torch.cuda.is_available()
     backends = {
         'gloo': dist.is_gloo_available(),
@@ -73,16 +73,16 @@ def _show_installed() -> None:
         'mpi': dist.is_mpi_available(),
     }
     print(f'pyg_sar {pyg_sar.__version__}')
-    print(f'Python {platform.python_version()}, {found}')
+    print(f'Python {platform.python_version()}, {versions}')
     print(f'backends  {", ".join(name for name, is_there in backends.items() if is_there)}')
     print(f'devices   cpu{f", {torch.cuda.device_count()} x cuda" if has_devices else ""}')
     pages = 'yes' if has_huge_pages() else 'no'
     print(f'memory    huge pages: {pages}; allocator: {allocator()}')
     rows = [
-        (extra, (installed(package) or '?') if find_spec(package) else 'not installed', gives)
-        for extra, (package, gives) in _EXTRAS.items()
+        (extra, (installed(package) or '?') if find_spec(package) else 'not installed', use)
+        for extra, (package, use) in _EXTRAS.items()
     ]
-    print('\n'.join(aligned([('extra', 'version', 'gives'), *rows], 3)))
+    print(text_table([('extra', 'version', 'gives'), *rows], 3))
     print("install an extra with pip install 'pyg_sar[EXTRA]'")
 
 

@@ -1,4 +1,4 @@
-"""How tensors take memory from the operating system, and give it back.
+"""Settings of how tensors take memory from the operating system and give it back.
 
 New memory for large tensors costs a page fault for every page of 4 KiB: 890,000 in an epoch of
 GraphSAGE on an arxiv-size graph. With huge pages there are 15,000 faults, and the epoch takes 0.68
@@ -34,7 +34,7 @@ def has_huge_pages() -> bool:
 
     Not collective.
     """
-    # Blocks from 2 MiB on begin at a page then; those of malloc begin behind its header.
+    # With huge pages, blocks from 2 MiB on begin at a page; those of malloc follow its header.
     blocks = [torch.empty(2 << 20, dtype=torch.uint8) for _ in range(3)]
     return all(block.data_ptr() % 4096 == 0 for block in blocks)
 
@@ -59,7 +59,7 @@ def return_freed_memory(threshold: int = 4 << 20) -> bool:
         raise ValueError(f"'threshold' must be positive (got {threshold})")
     if 'MALLOC_MMAP_THRESHOLD_' in os.environ:
         return False
-    is_set = _has_set(_M_MMAP_THRESHOLD, threshold)
+    is_set = _set_option(_M_MMAP_THRESHOLD, threshold)
     if is_set and not has_huge_pages():
         say(
             _logger,
@@ -71,28 +71,28 @@ def return_freed_memory(threshold: int = 4 << 20) -> bool:
 
 
 def _share_heap() -> bool:
-    """Makes all threads allocate small blocks in one heap, where only one of them runs at a time.
+    """Makes all threads share one heap for small blocks; returns whether the setting was made.
 
-    Otherwise holes of each thread's heap stay with it. Returns whether the setting was made.
+    For threads that run one at a time: the holes of a heap of its own would stay with a thread.
     """
-    return _has_set(_M_ARENA_MAX, 1)
+    return _set_option(_M_ARENA_MAX, 1)
 
 
 def _keep_freed_memory() -> None:
-    """Makes glibc keep blocks of up to 32 MiB that are freed, for what is taken next."""
-    _has_set(_M_TRIM_THRESHOLD, 2**31 - 1)
-    _has_set(_M_MMAP_THRESHOLD, _LARGEST_IN_HEAP)
+    """Makes glibc keep freed blocks of up to 32 MiB for later tensors."""
+    _set_option(_M_TRIM_THRESHOLD, 2**31 - 1)
+    _set_option(_M_MMAP_THRESHOLD, _LARGEST_IN_HEAP)
 
 
 def _give_back_kept_memory(threshold: int) -> None:
-    """Makes glibc give back what is free now, and blocks of `threshold` bytes from now on."""
-    _has_set(_M_MMAP_THRESHOLD, threshold)
-    if _has_set(_M_TRIM_THRESHOLD, 128 << 10):
+    """Makes glibc give back all free memory now, and later freed blocks from `threshold` bytes."""
+    _set_option(_M_MMAP_THRESHOLD, threshold)
+    if _set_option(_M_TRIM_THRESHOLD, 128 << 10):
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _has_set(option: int, value: int) -> bool:
-    """Whether the C library is glibc and has taken a setting."""
+def _set_option(option: int, value: int) -> bool:
+    """Sets an option of malloc; returns whether the C library is glibc and has accepted it."""
     libc = ctypes.CDLL(None) if sys.platform.startswith('linux') else None
     if libc is None or not hasattr(libc, 'gnu_get_libc_version'):
         return False

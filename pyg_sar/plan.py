@@ -14,8 +14,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pyg_sar.commands.command_line import Parser, aligned, checked, run_command
-from pyg_sar.commands.users_model import made_model, named, run_model
+from pyg_sar.commands.command_line import Parser, checked, run_command, text_table
+from pyg_sar.commands.users_model import FORWARD, MODEL, load_model, load_object, run_model
 from pyg_sar.monitor import bytes_text, memory_size
 from pyg_sar.monitor.process_memory import resident
 from pyg_sar.planner import Prediction, plan
@@ -38,8 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     base = resident()  # just after the imports
-    forward = run_model if args.forward is None else named(args.forward)
-    model = made_model(args.model)
+    forward = run_model if args.forward is None else load_object(args.forward)
+    model = load_model(args.model)
     predictions = plan(
         args.parts, model, ranks=args.ranks, mode=args.mode, forward=forward, timed=args.timed
     )
@@ -47,9 +47,9 @@ def _run(args: argparse.Namespace) -> int:
     report: dict[str, Any] = {'base_bytes': base, 'predictions': figures}
     texts = [f'{type(model).__name__}, {args.mode}', _table(predictions, base)]
     if args.memory is not None:
-        enough = [p.num_ranks for p in predictions if p.memory_bytes + base <= args.memory]
-        report['least_ranks'] = min(enough, default=None)
-        least = min(enough, default='none of these; cut the graph into more parts')
+        fitting = [p.num_ranks for p in predictions if p.memory_bytes + base <= args.memory]
+        report['least_ranks'] = min(fitting, default=None)
+        least = min(fitting, default='none of these; cut the graph into more parts')
         texts.append(f'least number of ranks with {bytes_text(args.memory)} each: {least}')
     texts.append(_NOTE.format(base=bytes_text(base)))
     print('\n\n'.join([*texts, _CPU_NOTE] if args.timed else texts))
@@ -66,7 +66,7 @@ def _table(predictions: Sequence[Prediction], base: int) -> str:
         counts = f'{p.num_nodes:,}', f'{p.halo_rows:,}', bytes_text(p.bytes_per_epoch)
         seconds = '-' if p.cpu_seconds is None else f'{p.cpu_seconds:,.3g}'
         rows.append([f'{p.num_ranks:,}', memory, shard, *counts, seconds])
-    return '\n'.join(aligned(rows))
+    return text_table(rows)
 
 
 def _ranks(text: str) -> list[int]:
@@ -80,10 +80,8 @@ def _parser() -> Parser:
     parser = Parser('pyg_sar.plan', description)
     add = parser.add_argument
     add('parts', metavar='PARTS', help='a folder of python -m pyg_sar.partition')
-    made = 'FILE.py:NAME of a function without arguments that makes the model, or of a model'
-    add('model', metavar='MODEL', help=made)
-    forward = 'FILE.py:NAME of forward(model, data); default: model(data.x, data.edge_index)'
-    add('--forward', metavar='FUNCTION', help=forward)
+    add('model', metavar='MODEL', help=MODEL)
+    add('--forward', metavar='FUNCTION', help=FORWARD)
     add('--mode', choices=MODES, default='sequential', help='default: %(default)s')
     add('--ranks', type=checked(_ranks), metavar='R,R,...', help='default: all that are possible')
     memory = 'find the least number of ranks with so much, e.g. 64GB'

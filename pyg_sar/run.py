@@ -16,9 +16,8 @@ from pyg_sar.launching.fast_start import allocator_library, fast_environment
 
 _DESCRIPTION = """Runs a program as torchrun does, with the same options, and sets what makes it
 fast: an allocator that keeps freed memory (where the extra 'fast' is installed), huge pages, and
-the threads of a rank. What the environment has already, stands. Without options the program runs
-as one process. For ranks in turn there is pyg-sar run-in-turns, whose budget needs freed memory
-to be given back."""
+the threads of a rank. Variables that you have set stay. Without options the program runs as one
+process. For ranks in turn use pyg-sar run-in-turns, which needs freed memory to be given back."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,7 +1,7 @@
 """``check``: a training step on a small part of a graph, by plain PyG and on three ranks.
 
-Every run is a forked process, so whatever the step does to the model, to a generator or to a list
-of the caller is done to a copy. The ranks are real ones, which talk through gloo.
+Every run is a forked process. So the step changes only copies of the caller's model, generators and
+lists. The ranks are real ones and talk through gloo.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pyg_sar.checking.differences import differences
 from pyg_sar.checking.forked import Failure, run_forked
 from pyg_sar.checking.one_run import Outcome, run_once
 from pyg_sar.checking.plain_model import plain_model
-from pyg_sar.checking.small_part import part_of_tables, small_part
+from pyg_sar.checking.small_part import small_part
 from pyg_sar.comm import is_distributed
 from pyg_sar.ddp import DistributedDataParallel
 from pyg_sar.load import load_shard
@@ -30,7 +30,7 @@ from pyg_sar.rows.rows import Rows
 Step = Callable[[Any, Any], Any]
 
 _NUM_RANKS = 3
-_SHARES = torch.tensor([0, 0, 0, 0, 1, 1, 2])  # the ranks of seven nodes
+_SHARES = torch.tensor([0, 0, 0, 0, 1, 1, 2])  # the ranks of every seven nodes
 
 
 def check(
@@ -73,8 +73,7 @@ def check(
         raise ValueError(f"'check' must be forked from another process (got {what}): run it on CPU")
     if any(isinstance(value, Rows) for store in data.stores for value in store.values()):
         raise ValueError("'data' must be the plain graph (got rows of pyg_sar.load_shard)")
-    dtypes = torch.float64, torch.get_default_dtype()  # the first if the step runs in it
-    for dtype in dtypes:
+    for dtype in (torch.float64, torch.get_default_dtype()):  # the first if the step runs in it
         run = functools.partial(_on_whole, step, model, data, dtype)
         (whole,) = run_forked([run], step, timeout)
         if isinstance(whole, Outcome) or not whole.is_raised:
@@ -86,33 +85,32 @@ def check(
     with tempfile.TemporaryDirectory(prefix='pyg_sar-') as folder:
         run = functools.partial(_on_rank, step, model, data, dtype, folder)
         ranks = [functools.partial(run, rank) for rank in range(_NUM_RANKS)]
-        found = run_forked(ranks, step, timeout)
-    failures = [each for each in found if isinstance(each, Failure)]
+        outcomes = run_forked(ranks, step, timeout)
+    failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
     if failures:
         first = min(failures, key=lambda failure: failure.is_of_another)
         raise ValueError(f'the step runs on plain PyG, and not on ranks: {first.text}')
-    for each in found:
-        texts = differences(whole, each, 1e-6 if dtype == torch.float64 else 1e-3)
+    for outcome in outcomes:
+        texts = differences(whole, outcome, 1e-6 if dtype == torch.float64 else 1e-3)
+        if len(texts) > 5:
+            texts[5:] = [f'{len(texts) - 5} more']
         if texts:
-            more = [f'{len(texts) - 5} more'] if len(texts) > 5 else []
-            more += [
+            texts += [
                 f'pyg_sar.local at {Path(file).name}:{line} gives the rows of one rank alone: '
                 'compute with rows of the whole graph'
-                for file, line in each.lines_of_local[:1]
+                for file, line in outcome.lines_of_local[:1]
             ]
-            raise ValueError(f'the step differs on ranks: {"; ".join(texts[:5] + more)}')
+            raise ValueError(f'the step differs on ranks: {"; ".join(texts)}')
 
 
 def _on_whole(step: Step, model: Any, data: Any, dtype: torch.dtype) -> Outcome:
     small, chosen = small_part(data, dtype)
-    for store in small.node_stores:  # as load_shard has it
+    for store in small.node_stores:  # the ids and counts that load_shard adds
         store.num_nodes_total = store.num_nodes
         store.n_id, store.num_nodes = torch.arange(store.num_nodes), store.num_nodes
     for store in small.edge_stores:
         store.e_id = torch.arange(store.num_edges)
-    model = plain_model(model, dtype)
-    part_of_tables(model, data, chosen)
-    return run_once(step, model, small)
+    return run_once(step, plain_model(model, data, dtype, chosen, small), small)
 
 
 def _on_rank(
@@ -125,9 +123,6 @@ def _on_rank(
     dist.init_process_group(
         'gloo', init_method=f'file://{folder}/store', rank=rank, world_size=_NUM_RANKS
     )
-    typed = load_shard(f'{folder}/{rank}')
-    model = plain_model(model, dtype)
-    part_of_tables(model, data, chosen, typed)
-    for name in ('module', 'no_sync'):
-        vars(model).pop(name, None)
-    return run_once(step, DistributedDataParallel(model, debug=True, return_memory=False), typed)
+    small = load_shard(f'{folder}/{rank}')
+    model = plain_model(model, data, dtype, chosen, small)
+    return run_once(step, DistributedDataParallel(model, debug=True, return_memory=False), small)

@@ -1,4 +1,4 @@
-"""What differs between a run on plain PyG and one on ranks, in words."""
+"""Describes what differs between a run on plain PyG and one on ranks."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import numpy as np
 
 from pyg_sar.checking.one_run import Outcome
 
-_LEAST = 1e-3  # numbers whose largest is less are compared with this
-_HALF = 3e-2
+_LEAST = 1e-3  # the scale of arrays whose largest value is less
+_HALF = 3e-2  # the least tolerance of float16 and bfloat16
 
 
 def differences(whole: Outcome, cut: Outcome, tolerance: float) -> list[str]:
-    """Every result, gradient, parameter and buffer that differs, with by how much."""
-    largest = [_largest(each[1]) for each in whole.gradients.values() if each is not None]
-    # One that is zero but for rounding, of a bias before a norm, has no scale of its own.
+    """A text for every result, gradient, parameter and buffer that differs."""
+    largest = [_largest(grad[1]) for grad in whole.gradients.values() if grad is not None]
+    # The gradient of a bias before a norm is rounding errors: it has no scale of its own.
     least = _LEAST * max(largest, default=0.0) or _LEAST
     kinds = (
         ('{}', whole.results, cut.results, _LEAST),
@@ -33,18 +33,18 @@ def differences(whole: Outcome, cut: Outcome, tolerance: float) -> list[str]:
 
 
 class _Missing:
-    """Stands where there is nothing."""
+    """Stands for a value that only one run has."""
 
 
 def _difference(want: Any, got: Any, tolerance: float, least: float) -> str:
-    told = f'is {_told(want)} on plain PyG, and {_told(got)} on ranks'
+    both = f'is {_text(want)} on plain PyG, and {_text(got)} on ranks'
     if type(want) is not type(got) or not isinstance(want, (float, complex, tuple)):
-        return told if type(want) is not type(got) or want != got else ''
+        return both if type(want) is not type(got) or want != got else ''
     (dtype, a), (other, b) = (
         value if isinstance(value, tuple) else ('', np.asarray(value)) for value in (want, got)
     )
     if dtype != other or a.shape != b.shape:
-        return told
+        return both
     if not np.issubdtype(a.dtype, np.inexact):
         count = int((a != b).sum())
         return f'differs in {count} of {a.size} numbers' if count else ''
@@ -55,10 +55,10 @@ def _difference(want: Any, got: Any, tolerance: float, least: float) -> str:
         return ''
     with np.errstate(invalid='ignore'):
         distance = _largest(np.abs(b - a)[differs])
-    return told if not dtype else f'differs by {distance / scale:.1g} of its largest value'
+    return both if not dtype else f'differs by {distance / scale:.1g} of its largest value'
 
 
-def _told(value: Any) -> str:
+def _text(value: Any) -> str:
     if isinstance(value, tuple):
         return f'{value[0]} {list(value[1].shape)}'
     return 'missing' if value is _Missing else repr(value)

@@ -1,4 +1,4 @@
-"""Functions in processes that are forked: whatever they change is changed in a copy."""
+"""Runs functions in forked processes, which change only copies of the caller's variables."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import random
 import sys
-import threading
 import time
 import traceback
 import warnings
@@ -21,26 +20,27 @@ import numpy as np
 import torch
 
 from pyg_sar.comm import ExchangeError
+from pyg_sar.launching.launch import in_new_thread
 
-_GRACE = 5.0  # seconds that the others have after one of them has failed
+_GRACE = 5.0  # seconds that the other processes have after a failure
 
 
 @dataclass(frozen=True)
 class Failure:
-    """What a function raised, or how its process ended."""
+    """The error of a function, or how its process ended."""
 
     text: str
-    is_of_another: bool = False  # it only tells that another rank has failed
-    is_raised: bool = False  # and not how its process ended
+    is_of_another: bool = False  # it only reports that another rank has failed
+    is_raised: bool = False  # the function raised it
 
 
 def run_forked(functions: Sequence[Callable[[], Any]], step: Any, timeout: float) -> list[Any]:
-    """What every function returns in a process of its own, at the same time, or its Failure.
+    """Runs functions at once, each in a forked process; returns their results or Failures.
 
-    A failure names the innermost line of the file that `step` is in.
+    A Failure names the innermost line of the file of `step`.
     """
     context = multiprocessing.get_context('fork')
-    started: dict[Any, Any] = {}
+    processes: dict[Any, Any] = {}
     with warnings.catch_warnings():
         # Python 3.12: other threads may hold locks. Those of notebooks and of torch do not.
         warnings.filterwarnings('ignore', '.*multi-threaded, use of fork', DeprecationWarning)
@@ -49,24 +49,24 @@ def run_forked(functions: Sequence[Callable[[], Any]], step: Any, timeout: float
             process = context.Process(target=_serve, args=(function, _file_of(step), theirs))
             process.start()
             theirs.close()
-            started[ours] = process
+            processes[ours] = process
     results: dict[Any, Any] = {}
     end = time.monotonic() + timeout
     try:
-        while pending := [each for each in started if each not in results]:
+        while pending := [ours for ours in processes if ours not in results]:
             ready = wait(pending, max(end - time.monotonic(), 0))
             for connection in ready:
-                results[connection] = _received(connection, started[connection])
+                results[connection] = _received(connection, processes[connection])
                 if isinstance(results[connection], Failure):
                     end = min(end, time.monotonic() + _GRACE)
             if not ready:
                 late = Failure(f'it has not ended after {timeout:g} s', bool(results))
                 results |= dict.fromkeys(pending, late)
     finally:
-        for process in started.values():
+        for process in processes.values():
             process.kill()
             process.join()
-    return [results[each] for each in started]
+    return [results[ours] for ours in processes]
 
 
 def _received(connection: Any, process: Any) -> Any:
@@ -78,32 +78,30 @@ def _received(connection: Any, process: Any) -> Any:
 
 
 def _serve(function: Callable[[], Any], file: str | None, connection: Connection) -> None:
-    """The life of a process: OpenMP waits for the threads of the caller's, but in a new thread."""
-    gc.freeze()  # what waits for threads that are not here when it goes
+    """Sends the result of a function; a new thread calls it, as OpenMP may hang in this one."""
+    gc.freeze()  # garbage of the caller may wait for threads that a fork does not have
     sys.stdout = open(os.devnull, 'w')  # noqa: SIM115 (open until the end)
     warnings.simplefilter('ignore')
     os.environ['NUMBA_DISABLE_JIT'] = '1'  # to compile loops takes longer than such a graph
     os.environ.setdefault('GLOO_SOCKET_IFNAME', 'lo0' if sys.platform == 'darwin' else 'lo')
-    thread = threading.Thread(target=_call, args=(function, file, connection), daemon=True)
-    thread.start()
-    thread.join()
-    connection.close()
-    os._exit(0)  # groups of ranks wait for each other when they go
-
-
-def _call(function: Callable[[], Any], file: str | None, connection: Connection) -> None:
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    np.random.seed(0)  # noqa: NPY002 (what PyG draws from)
-    random.seed(0)  # of negative_sampling
     try:
-        connection.send(function())
+        connection.send(in_new_thread(_seeded, function))
     except BaseException as error:  # also an exit
         text = f'{type(error).__name__}: {error}'
         frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
         if frames:
             text += f' ({file}, line {frames[-1].lineno}: {frames[-1].line})'
         connection.send(Failure(text, isinstance(error, ExchangeError), is_raised=True))
+    connection.close()
+    os._exit(0)  # ranks would wait for each other at the end of their groups
+
+
+def _seeded(function: Callable[[], Any]) -> Any:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    np.random.seed(0)  # noqa: NPY002 (what PyG draws from)
+    random.seed(0)  # of negative_sampling
+    return function()
 
 
 def _file_of(step: Any) -> str | None:

@@ -1,7 +1,7 @@
-"""One run of a step: what it returns and the gradients, as arrays that can be sent.
+"""Runs a step once, and returns its results and gradients as arrays.
 
-Dropout is off. Numbers that are drawn like rows are drawn for all rows, and each rank takes its
-own: so they are those of one process.
+Dropout is off. Functions such as ``randn_like(rows)`` draw for all rows, and each rank takes its
+own. So all ranks together draw the numbers of one process.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ _DRAWS = {
     *(torch.rand_like, torch.randn_like, torch.randint_like, torch.bernoulli, Tensor.bernoulli),
     *(Tensor.normal_, Tensor.uniform_, Tensor.exponential_, Tensor.bernoulli_, Tensor.random_),
 }
-_TOLD = (type(None), bool, int, float, complex, str, bytes)
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run gave: arrays with their dtypes, and other values, by path or name."""
+    """The values of a run by path or name: arrays with their dtypes, or numbers and texts."""
 
     results: dict[str, Any]
     gradients: dict[str, Any]
     states: dict[str, Any]  # parameters and buffers afterwards
-    lines_of_local: list[tuple[str, int]]  # where the step has called pyg_sar.local
+    lines_of_local: list[tuple[str, int]]  # where the step called pyg_sar.local
 
 
 def run_once(step: Callable[[Any, Any], Any], model: Any, data: Any) -> Outcome:
-    """Runs the step, and the backward of what it returns if the step has made no gradients."""
+    """Runs the step, and the backward of its losses if it has computed no gradients."""
     lines: list[tuple[str, int] | None] = []
     with _SameDraws(), lines_of_local.set(lines):
         if any(is_lazy(p) for p in model.parameters()):
-            step(model, data)  # parameters get their shapes
+            step(model, data)  # gives parameters their shapes
             model.zero_grad()
         returned = dict(_leaves(step(model, data), '', ()))
-    results = {path: _told(value) for path, value in returned.items()}
+    results = {path: _sendable(value) for path, value in returned.items()}
     losses = [v for v in returned.values() if isinstance(v, Tensor) and v.requires_grad]
     losses = [loss for loss in losses if loss.dim() == 0]
     if losses and all(p.grad is None for p in model.parameters()):
@@ -60,16 +60,16 @@ def run_once(step: Callable[[Any, Any], Any], model: Any, data: Any) -> Outcome:
             if 'second time' not in str(error):  # of a step that has set gradients to None
                 raise
     named = [*model.named_parameters(), *model.named_buffers()]
-    gradients = {name: _told(value.grad) for name, value in named if value.is_leaf}
-    states = {name: _told(value) for name, value in named}
+    gradients = {name: _sendable(value.grad) for name, value in named if value.is_leaf}
+    states = {name: _sendable(value) for name, value in named}
     return Outcome(results, gradients, states, [line for line in lines if line])
 
 
 def _leaves(value: Any, path: str, outer: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
-    """What is in containers, data and objects, each with its path."""
+    """The values in containers, data and objects, with their paths."""
     if isinstance(value, BaseData):
         value = {k: v for k, v in value.to_dict().items() if k != 'label_range'}  # of a shard
-    if isinstance(value, (*_TOLD, Tensor, np.ndarray, np.generic)):
+    if isinstance(value, (*_PLAIN, Tensor, np.ndarray, np.generic)):
         yield path, value
         return
     if id(value) in outer or isinstance(value, torch.nn.Module):
@@ -77,19 +77,19 @@ def _leaves(value: Any, path: str, outer: tuple[int, ...]) -> Iterator[tuple[str
     slots = [name for cls in type(value).__mro__ for name in getattr(cls, '__slots__', ())]
     names = getattr(value, '_fields', None) or [*getattr(value, '__dict__', ()), *slots]
     if isinstance(value, Mapping):
-        items = [(f'[{key!r}]', each) for key, each in value.items()]
+        items = [(f'[{key!r}]', item) for key, item in value.items()]
     elif isinstance(value, (list, tuple)) and not hasattr(value, '_fields'):
-        items = [(f'[{i}]', each) for i, each in enumerate(value)]
+        items = [(f'[{i}]', item) for i, item in enumerate(value)]
     elif names:
         items = [(f'.{name}', getattr(value, name)) for name in names if hasattr(value, name)]
     else:
         items = [('', repr(value))]
-    for name, each in items:
-        yield from _leaves(each, path + name, (*outer, id(value)))
+    for name, item in items:
+        yield from _leaves(item, path + name, (*outer, id(value)))
 
 
-def _told(value: Any) -> Any:
-    """A leaf as it is sent (collective for rows)."""
+def _sendable(value: Any) -> Any:
+    """A leaf as an array with its dtype, if it is a tensor or array (collective for rows)."""
     if isinstance(value, (np.ndarray, np.generic)):
         return str(value.dtype), np.asarray(value)
     if not isinstance(value, Tensor):

@@ -1,6 +1,6 @@
-"""A model with nothing of pyg_sar in it. The process is a fork: it is changed in place.
+"""Removes pyg_sar from a model in place, in a forked process.
 
-So a step may hold the model, its convs or its parameters by other ways than its argument.
+In place, as a step may hold the model, its convs or its parameters outside of its argument.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from typing import Any
 
 import torch
 
+from pyg_sar.checking.small_part import Chosen, part_of_tables
+from pyg_sar.comm import is_distributed
 from pyg_sar.conv.sar_conv import SARConv
 from pyg_sar.ddp import DistributedDataParallel
 from pyg_sar.ground.class_swap import plain_class
 
 _HOOKS = ('_forward_pre_hooks', '_forward_hooks', '_backward_pre_hooks', '_backward_hooks')
-_DROPOUTS = (
-    *(torch.nn.Dropout, torch.nn.Dropout1d, torch.nn.Dropout2d, torch.nn.Dropout3d),
-    *(torch.nn.AlphaDropout, torch.nn.FeatureAlphaDropout),
-)
-_MADE = ('_sar', '_own_updates', '_gradients')
+_OURS = ('_sar', '_own_updates', '_gradients')
 
 
-def plain_model(model: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
-    """The model with its plain classes again, without gradients, caches and dropout."""
+def plain_model(
+    model: torch.nn.Module, data: Any, dtype: torch.dtype, chosen: Chosen, small: Any
+) -> torch.nn.Module:
+    """The model with its plain classes, without gradients, caches and dropout, for `small`."""
     torch.set_default_dtype(dtype)
     is_parallel = isinstance(model, DistributedDataParallel)
     if isinstance(model, torch.nn.parallel.DistributedDataParallel):
@@ -31,17 +31,21 @@ def plain_model(model: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
     for module in model.modules():
         _make_plain(module)
         clear_caches(module)
+        is_dropout = any(c.__module__ == 'torch.nn.modules.dropout' for c in type(module).__mro__)
         for name, value in list(vars(module).items()):
-            is_dropout = isinstance(module, _DROPOUTS) and name == 'p'
-            if type(value) is float and ('dropout' in name or is_dropout):
+            if type(value) is float and ('dropout' in name or (is_dropout and name == 'p')):
                 setattr(module, name, 0.0)
     for p in model.parameters():
         p.grad = None
         _without_ours(p._backward_hooks)
-    for name, value in {'module': model, 'no_sync': nullcontext}.items() if is_parallel else ():
-        if not hasattr(model, name):  # for steps that write ``model.module``
-            vars(model)[name] = value
-    return model.double() if dtype == torch.float64 else model
+    if is_parallel and not is_distributed():
+        for name, value in (('module', model), ('no_sync', nullcontext)):
+            if not hasattr(model, name):  # for steps that write ``model.module``
+                vars(model)[name] = value
+    if dtype == torch.float64:
+        model.double()
+    part_of_tables(model, data, chosen, small)
+    return model
 
 
 def _make_plain(module: torch.nn.Module) -> None:
@@ -53,18 +57,14 @@ def _make_plain(module: torch.nn.Module) -> None:
     elif cls is torch.nn.SyncBatchNorm:  # needs a GPU
         module.__class__ = torch.nn.BatchNorm1d
     if type(module) is not cls:
-        for name in _MADE:
+        for name in _OURS:
             vars(module).pop(name, None)
     for name in _HOOKS:
         _without_ours(vars(module)[name])
 
 
 def clear_caches(module: torch.nn.Module) -> None:
-    """Forgets what a conv of PyG has kept with ``cached=True``.
-
-    Raises:
-        ValueError: If it is not known where.
-    """
+    """Empties the caches of a conv of PyG with ``cached=True``; a ValueError if it has none."""
     cls = type(module)
     if cls.__module__.startswith('torch_geometric.') and getattr(module, 'cached', False):
         caches = [name for name in vars(module) if name.startswith('_cached_')]

@@ -1,4 +1,4 @@
-"""A small part of a graph, and of what a model has for every node."""
+"""Cuts a small part out of a graph, and out of a model's tables of nodes."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ Chosen = dict[str | None, Tensor]
 
 
 def small_part(data: Any, dtype: torch.dtype) -> tuple[Any, Chosen]:
-    """Some nodes, those that they have edges from, and all edges between them; and which they are.
+    """The subgraph of some nodes and of sources of their edges, and the ids of these nodes by type.
 
-    Of every class a node is there, and some of every mask. Numbers are of `dtype`.
+    It has nodes of every class and of every mask. Floating-point attributes get `dtype`.
     """
     generator = torch.Generator().manual_seed(0)
     chosen = {store._key: _seeds(store, generator) for store in data.node_stores}
     limits = {key: max(_NUM_NODES + 2 * i, len(chosen[key])) for i, key in enumerate(chosen)}
 
-    def add(key: Any, more: Tensor) -> None:
-        more = torch.unique(more[~torch.isin(more, chosen[key])])
-        chosen[key] = torch.cat([chosen[key], more])[: limits[key]]
+    def add(key: Any, nodes: Tensor) -> None:
+        new = torch.unique(nodes[~torch.isin(nodes, chosen[key])])
+        chosen[key] = torch.cat([chosen[key], new])[: limits[key]]
 
     for store in [*data.edge_stores] * 3:
         src, dst = store.edge_index
@@ -42,23 +42,23 @@ def small_part(data: Any, dtype: torch.dtype) -> tuple[Any, Chosen]:
 
 
 def _seeds(store: Any, generator: torch.Generator) -> Tensor:
-    """Nodes at random, and one of every class, and some of every mask."""
-    found = [torch.randperm(store.num_nodes, generator=generator)[:_NUM_SEEDS]]
+    """Random nodes, one of every class, and some of every mask."""
+    seeds = [torch.randperm(store.num_nodes, generator=generator)[:_NUM_SEEDS]]
     for name, value in store.items():
         if isinstance(value, Tensor) and value.shape == (store.num_nodes,):
             if value.dtype == torch.bool:
-                found.append(value.nonzero().view(-1)[:5])
+                seeds.append(value.nonzero().view(-1)[:5])
             elif name == 'y' and not value.is_floating_point():
                 classes, of_node = torch.unique(value, return_inverse=True)
                 last = torch.zeros(len(classes), dtype=torch.int64)
-                found.append(last.scatter_(0, of_node, torch.arange(len(value)))[-40:])
-    return torch.unique(torch.cat(found))
+                seeds.append(last.scatter_(0, of_node, torch.arange(len(value)))[-40:])
+    return torch.unique(torch.cat(seeds))
 
 
-def part_of_tables(model: torch.nn.Module, data: Any, chosen: Chosen, shard: Any = None) -> None:
-    """Leaves the rows of the chosen nodes in tables that have a row for every node (in place).
+def part_of_tables(model: torch.nn.Module, data: Any, chosen: Chosen, small: Any) -> None:
+    """Keeps only the rows of the chosen nodes in tables with a row for every node (in place).
 
-    Of learned rows a rank has its own, those of `shard`.
+    A NodeEmbedding keeps those of this rank's nodes, which are in `small`.
     """
     of_size = {int(store.num_nodes): store._key for store in data.node_stores}
     for module in model.modules():
@@ -67,7 +67,6 @@ def part_of_tables(model: torch.nn.Module, data: Any, chosen: Chosen, shard: Any
             module.weight.data, module.num_embeddings = module.weight.data[nodes], len(nodes)
         if isinstance(module, NodeEmbedding):
             nodes, key = chosen[module.node_type], module.node_type
-            store = shard if key is None or shard is None else shard[key]
-            module._space = None if store is None else space_of_nodes(store)
-            n_id = torch.arange(len(nodes)) if store is None else local(store.n_id)
+            store = small if key is None else small[key]
+            module._space, n_id = space_of_nodes(store), local(store.n_id)
             module._hold(module.weight.detach()[nodes[n_id]], n_id, len(nodes))

@@ -1,1 +1,1 @@
-"""What programs of the command line have in common: their options, and models of the user."""
+"""Shared by the command-line programs: options, errors, tables, and models of the user."""

@@ -1,4 +1,4 @@
-"""What a terminal shows of all programs alike: options, progress, errors in one line, tables.
+"""What all command-line programs share: options, errors in one line, progress and tables.
 
 A program is a :class:`Parser` of its options and a function that runs with them;
 :func:`run_command` puts the two together.
@@ -49,7 +49,7 @@ def run_command(
 
 
 def checked(check: Callable[[str], T]) -> Callable[[str], T]:
-    """The type of an option: what `check` makes of the text, or the words of its ValueError."""
+    """The type of an option whose value is ``check(text)``, and whose error is its ValueError."""
 
     def convert(text: str) -> T:
         try:
@@ -61,7 +61,7 @@ def checked(check: Callable[[str], T]) -> Callable[[str], T]:
 
 
 def positive(text: str) -> int:
-    """The whole number, from 1 on, that a text says; a ValueError for others."""
+    """The number of a text, at least 1; a ValueError for other texts."""
     if not text.isdecimal() or int(text) < 1:
         raise ValueError(f'expected a positive int (got {text!r})')
     return int(text)
@@ -70,8 +70,8 @@ def positive(text: str) -> int:
 def progress_bar(name: str, total: int, *, quiet: bool = False, delay: float = 0.5) -> Any:
     """Progress on stderr, for a ``with`` statement: ``bar.update()`` after every step.
 
-    A bar in a terminal or a notebook, `delay` seconds after its start. Elsewhere, as in a log file,
-    a line for every 10 %. Nothing on ranks of torchrun but rank 0, nor if it is `quiet`.
+    In a terminal or a notebook it is a bar, which appears after `delay` seconds. Elsewhere, as in a
+    log file, it is a line for every 10 %. Ranks of torchrun other than 0 show nothing.
     """
     quiet = quiet or os.environ.get('RANK', '0') != '0'
     if quiet or sys.stderr.isatty() or 'ipykernel' in sys.modules:
@@ -98,10 +98,10 @@ class _Lines:
             print(f'{self._name}: {now}0 % after {seconds:.0f} s', file=sys.stderr, flush=True)
 
 
-def aligned(rows: Iterable[Iterable[str]], num_left: int = 0) -> list[str]:
-    """The lines of a table, its first `num_left` columns flush left and the others right."""
+def text_table(rows: Iterable[Iterable[str]], num_left: int = 0) -> str:
+    """A table of lines, its first `num_left` columns flush left and the others right."""
     rows = [list(row) for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     sides = ['<' if i < num_left else '>' for i in range(len(widths))]
     form = '  '.join(f'{{:{s}{w}}}' for s, w in zip(sides, widths, strict=True))
-    return [form.format(*row).rstrip() for row in rows]
+    return '\n'.join(form.format(*row).rstrip() for row in rows)

@@ -1,4 +1,4 @@
-"""What a user names in a Python file: a model, or a function that runs one."""
+"""Models and functions of a user's Python file."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from typing import Any
 import torch
 from torch_geometric.data import Data, HeteroData
 
+MODEL = 'FILE.py:NAME of a function without arguments that makes the model, or of a model'
+FORWARD = 'FILE.py:NAME of forward(model, data); default: model(data.x, data.edge_index)'
 
-def named(text: str) -> Any:
-    """What ``FILE.py:NAME`` names."""
+
+def load_object(text: str) -> Any:
+    """The object that ``FILE.py:NAME`` names."""
     file, _, name = text.rpartition(':')
     path = Path(file)
     if path.suffix != '.py' or not name:
@@ -20,8 +23,8 @@ def named(text: str) -> Any:
     if not path.is_file():
         raise FileNotFoundError(f'no such file: {path}')
     module = sys.modules.get(path.stem)
-    known = None if module is None else getattr(module, '__file__', None)
-    if known is None or Path(known).resolve() != path.resolve():
+    loaded_file = None if module is None else getattr(module, '__file__', None)
+    if loaded_file is None or Path(loaded_file).resolve() != path.resolve():
         spec = importlib.util.spec_from_file_location(path.stem, path)
         assert spec is not None
         assert spec.loader is not None
@@ -34,19 +37,18 @@ def named(text: str) -> Any:
     return getattr(module, name)
 
 
-def made_model(text: str) -> torch.nn.Module:
-    """The model that ``FILE.py:NAME`` names, or that a function or a class of that name gives."""
-    value = named(text)
-    model = value if isinstance(value, torch.nn.Module) else None
-    if model is None and callable(value):
-        model = value()
+def load_model(text: str) -> torch.nn.Module:
+    """The model that ``FILE.py:NAME`` names, or the result of a function or class of that name."""
+    model = load_object(text)
+    if not isinstance(model, torch.nn.Module) and callable(model):
+        model = model()
     if not isinstance(model, torch.nn.Module):
         raise ValueError(f"expected a model, or what makes one, in '{text}' (got {type(model)})")
     return model
 
 
 def run_model(model: torch.nn.Module, data: Data | HeteroData) -> Any:
-    """What a model gives for the features and edges of data."""
+    """The result of a model for the features and edges of data."""
     if isinstance(data, HeteroData):
         return model(data.x_dict, data.edge_index_dict)
     return model(data.x, data.edge_index)

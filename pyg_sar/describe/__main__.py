@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 
-from pyg_sar.commands.command_line import Parser, aligned, checked, run_command
+from pyg_sar.commands.command_line import Parser, checked, run_command, text_table
 from pyg_sar.describe.verify import wrong_files
 from pyg_sar.partitioner.write.summary import PartitionSummary, summarize
 from pyg_sar.shard.format.file_names import type_name
 from pyg_sar.shard.format.meta import Meta, read_meta
 
 _UNEVEN = 1.25
-"""Edges of the largest part over the mean, from which on it is worth a word."""
+"""From this ratio of the largest part's edges to the mean on, the report gives advice."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,7 +59,7 @@ def _report(meta: Meta) -> str:
 
 
 def _advice(meta: Meta, summary: PartitionSummary) -> list[str]:
-    """What evens edges, where one part has many more than the others and nobody asked for it."""
+    """How to balance the edges, if one part has many more than the others."""
     balance = str(meta.notes['partition'].get('balance') or '').split(',')
     if summary.edge_imbalance < _UNEVEN or 'edges' in balance:
         return []
@@ -85,14 +85,14 @@ def _attributes(meta: Meta) -> list[str]:
     }
     for kind, (count, infos) in kinds.items():
         for key, info in infos.items():
-            of = kind if key is None else f'{kind} of {type_name(key)}'
+            owner = kind if key is None else f'{kind} of {type_name(key)}'
             for name, row in info.attrs.items():
                 row_bytes = getattr(torch, row['dtype']).itemsize * math.prod(row['shape'])
                 size = f'{getattr(info, count) * row_bytes / 1e6:,.1f}'
-                rows.append((f'{name} ({of})', row['dtype'], str(row['shape']), size))
+                rows.append((f'{name} ({owner})', row['dtype'], str(row['shape']), size))
             if key is not None:
                 graph += [f'{name} of {type_name(key)}' for name in info.extra]
-    return [*aligned(rows, 3), *([f'of the graph: {", ".join(graph)}'] if graph else [])]
+    return [text_table(rows, 3), *([f'of the graph: {", ".join(graph)}'] if graph else [])]
 
 
 def _draw(summary: PartitionSummary, path: Path) -> None:

@@ -11,7 +11,7 @@ from pyg_sar.shard.format.meta import Meta
 
 
 def wrong_files(root: Path, meta: Meta) -> list[str]:
-    """What is changed, missing or foreign in a partition folder, a sentence for each file."""
+    """A sentence for each file of a partition folder that is changed, missing or foreign."""
     problems = []
     if not meta.is_unchanged:
         problems.append(f"'{root / META_FILE}' was changed after it was written")

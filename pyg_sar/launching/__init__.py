@@ -1,4 +1,4 @@
-"""How the processes of a training find each other, whoever has started them."""
+"""Starts the processes of a training, and joins them under every launcher."""
 
 from pyg_sar.launching.environment import launched
 from pyg_sar.launching.init import Process, init

@@ -1,8 +1,8 @@
-"""What launchers tell a process in its environment: which rank it is, of how many, and where 0 is.
+"""Reads a process's rank, the number of ranks and the address of rank 0 from its environment.
 
 Launchers start each other: torchrun may run inside a step of Slurm, and ``mpirun`` starts its own
-daemons by ``srun``, whose variables the ranks inherit. So they are asked from the inside out. Which
-rank shares a machine with which is not asked here: the ranks tell each other.
+daemons by ``srun``, whose variables the ranks inherit. So the innermost launcher is read first.
+Which ranks share a machine, they find out from each other.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class _Launcher:
     name: str  # for messages
     rank: str  # the variable with the rank
     size: str  # that with the number of ranks
-    local_size: str  # one that equals the number of ranks if all run on one machine
-    jobs: tuple[str, ...]  # those that all ranks have in common, and no other job has
-    hosts: str  # a list of machines, the first with rank 0
+    local_size: str  # equals the number of ranks if all run on one machine
+    jobs: tuple[str, ...]  # the same on all ranks of a job, and different in other jobs
+    hosts: str  # the list of machines; the first has rank 0
     pass_on: str  # how a user gives all ranks a variable
 
 
@@ -68,7 +68,7 @@ _MPICH = _Launcher(  # and Intel MPI
 
 
 def launched(environ: Mapping[str, str]) -> Launched:
-    """Who started this process, and as which rank; one by itself where nobody says otherwise.
+    """The launcher of this process, and its rank; a process alone where no launcher is.
 
     Raises ValueError if variables of the environment are missing, wrong or contradict each other.
     """
@@ -83,22 +83,21 @@ def launched(environ: Mapping[str, str]) -> Launched:
 
 
 def _by_launcher(environ: Mapping[str, str]) -> tuple[_Launcher | None, int, int]:
-    """The innermost launcher but torchrun, and the rank and the size that it tells."""
+    """The innermost launcher, except torchrun; its rank and its number of ranks."""
     slurm = _rank_and_size(environ, _SLURM)
     for launcher in (_OPEN_MPI, _MPICH):
-        found = _rank_and_size(environ, launcher)
-        if found is not None and not (launcher is _MPICH and found == slurm):  # srun --mpi=pmi2
-            return launcher, *found
+        numbers = _rank_and_size(environ, launcher)
+        if numbers is not None and not (launcher is _MPICH and numbers == slurm):  # srun --mpi=pmi2
+            return launcher, *numbers
     return (None, 0, 1) if slurm is None else (_SLURM, *slurm)
 
 
 def _rank_and_size(environ: Mapping[str, str], launcher: _Launcher) -> tuple[int, int] | None:
-    names = launcher.rank, launcher.size
-    there = [name for name in names if environ.get(name)]
+    num_set = sum(bool(environ.get(name)) for name in (launcher.rank, launcher.size))
     # Slurm gives a batch script a rank, though it is one process.
-    if not there or (launcher is _SLURM and (len(there) == 1 or _is_batch(environ))):
+    if not num_set or (launcher is _SLURM and (num_set == 1 or _is_batch(environ))):
         return None
-    return _checked(environ, *names)
+    return _checked(environ, launcher.rank, launcher.size)
 
 
 def _is_batch(environ: Mapping[str, str]) -> bool:
@@ -135,15 +134,15 @@ def _by_torch(
     environ: Mapping[str, str], launcher: _Launcher | None, rank: int, size: int
 ) -> Launched | None:
     """What torch's own variables say; None where the launcher says it."""
-    there = [name for name in ('RANK', 'WORLD_SIZE') if environ.get(name)]
-    if not there or (launcher is None and there == ['WORLD_SIZE'] and environ[there[0]] == '1'):
+    names = [name for name in ('RANK', 'WORLD_SIZE') if environ.get(name)]
+    if not names or (launcher is None and names == ['WORLD_SIZE'] and environ[names[0]] == '1'):
         return None
     is_torchrun = bool(environ.get('TORCHELASTIC_RUN_ID'))
     if launcher is not None and not is_torchrun:
         says = {'RANK': (rank, launcher.rank), 'WORLD_SIZE': (size, launcher.size)}
-        numbers = {name: _number(environ, name) for name in there}
-        # Of a step whose tasks start ranks of their own there are more ranks than tasks.
-        if len(there) == 1 or numbers['WORLD_SIZE'] <= size:
+        numbers = {name: _number(environ, name) for name in names}
+        # If the tasks of a step start ranks of their own, there are more ranks than tasks.
+        if len(names) == 1 or numbers['WORLD_SIZE'] <= size:
             for name, number in numbers.items():
                 if number != says[name][0]:
                     raise ValueError(
@@ -161,7 +160,7 @@ def _by_torch(
                 f'expected {needed} beside RANK={rank} and WORLD_SIZE={size} (got none; give all '
                 'ranks the machine of rank 0 and a free port there)'
             )
-    return Launched(name, rank, size, environ['MASTER_ADDR'], _given_port(environ))
+    return Launched(name, rank, size, environ['MASTER_ADDR'], _master_port(environ))
 
 
 def _address(environ: Mapping[str, str], launcher: _Launcher, rank: int, size: int) -> str:
@@ -185,17 +184,17 @@ def first_host(hosts: str) -> str:
 
 
 def _port(environ: Mapping[str, str], launcher: _Launcher) -> int:
-    """MASTER_PORT, or one of the job: jobs that share a machine have different ones, nearly always.
+    """MASTER_PORT, or a port of the job: jobs on one machine nearly always have different ports.
 
     It lies below the ports that Linux gives to connections (32768 to 60999).
     """
     if environ.get('MASTER_PORT'):
-        return _given_port(environ)
+        return _master_port(environ)
     job = '.'.join(environ[name] for name in launcher.jobs if environ.get(name))
     return 20000 + zlib.crc32(job.encode()) % 10000 if job else DEFAULT_PORT
 
 
-def _given_port(environ: Mapping[str, str]) -> int:
+def _master_port(environ: Mapping[str, str]) -> int:
     port = _number(environ, 'MASTER_PORT')
     if not 0 < port < 2**16:
         raise ValueError(f"'MASTER_PORT' must lie in [1, 65535] (got {port})")

@@ -1,7 +1,7 @@
-"""How a process starts fast: the environment that it has to begin with.
+"""The environment variables that make a training fast.
 
-An allocator that keeps freed memory saves the page faults of every epoch. It has to be there before
-the process begins: ``pyg-sar run`` preloads it.
+An allocator that keeps freed memory saves the page faults of every epoch. It has to be loaded
+before the process begins: ``pyg-sar run`` preloads it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _THREADS = ('OMP_NUM_THREADS', 'MKL_NUM_THREADS')
 
 
 def fast_environment(num_ranks: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that ranks on this machine should have beside those that are set in `environ`.
+    """The variables that ranks on this machine need besides those in `environ`.
 
-    What the user has set stands. What importing pyg_sar has set for this process is named again.
+    A variable that the user has set stays. Those that importing pyg_sar has set are included.
     """
     variables = dict(openmp.SET)
     if not any(environ.get(name) for name in _THREADS):
@@ -30,7 +30,7 @@ def fast_environment(num_ranks: int, environ: Mapping[str, str]) -> dict[str, st
         variables['OMP_NUM_THREADS'] = str(max(1, cores // num_ranks))
     library = allocator_library()
     if library is not None and not environ.get('LD_PRELOAD'):
-        # Memory is kept for the next tensor, and never given back.
+        # The allocator keeps memory for the next tensor, and never gives it back.
         variables |= {'LD_PRELOAD': library} | (
             {} if 'MIMALLOC_PURGE_DELAY' in environ else {'MIMALLOC_PURGE_DELAY': '-1'}
         )

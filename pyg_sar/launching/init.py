@@ -22,7 +22,7 @@ import torch.distributed as dist
 from pyg_sar.comm import agree, as_timedelta, current, end_in_a_line, is_distributed
 from pyg_sar.launching.environment import Launched, launched
 from pyg_sar.launching.fast_start import has_allocator
-from pyg_sar.launching.machines import Place, Sight, have_own_gpus, own_sight, places
+from pyg_sar.launching.machines import Share, Sight, have_own_gpus, own_sight, shares
 from pyg_sar.monitor import say
 
 _logger = logging.getLogger(__name__)
@@ -121,15 +121,15 @@ def _current_device() -> torch.device:
 def _join(start: Launched, interface: str | None, limit: timedelta | None) -> None:
     try:
         store, ranks = _meet(start, limit)
-        dealt = places(ranks)
-        place = dealt[start.rank]
+        all_shares = shares(ranks)
+        share = all_shares[start.rank]
         _name_interface(interface, ranks)
         backend = 'gloo'
-        if place.gpu is not None:
-            torch.cuda.set_device(place.gpu)
-            backend = 'cpu:gloo,cuda:nccl' if have_own_gpus(ranks, dealt) else 'gloo'
+        if share.gpu is not None:
+            torch.cuda.set_device(share.gpu)
+            backend = 'cpu:gloo,cuda:nccl' if have_own_gpus(ranks, all_shares) else 'gloo'
         if not any(os.environ.get(name) for name in _THREADS):
-            torch.set_num_threads(place.num_threads)
+            torch.set_num_threads(share.num_threads)
         dist.init_process_group(
             backend,
             store=dist.PrefixStore('default_pg', store),
@@ -150,11 +150,11 @@ def _join(start: Launched, interface: str | None, limit: timedelta | None) -> No
         ) from error
     atexit.register(_leave)
     end_in_a_line()
-    _tell(start, place, backend)
+    _log_start(start, share, backend)
 
 
 def _seed_alike() -> None:
-    """Gives all ranks the states of rank 0 that no rank has set or drawn from since the import.
+    """Gives all ranks the random states of rank 0, of generators that no rank has used or seeded.
 
     Python, NumPy and torch begin with a seed of their own in every process.
     """
@@ -171,7 +171,7 @@ def _seed_alike() -> None:
 
 
 def _states() -> tuple[Any, Any, Any]:
-    """The states of the generators of Python and NumPy, by which PyG draws, and of torch's."""
+    """The states of the random generators of Python, NumPy and torch; PyG draws from all three."""
     kind, keys, *rest = np.random.get_state()  # noqa: NPY002
     of_numpy = kind, np.asarray(keys).tolist(), *rest
     return random.getstate(), of_numpy, torch.get_rng_state().tolist()
@@ -205,22 +205,22 @@ def _meet(start: Launched, limit: timedelta | None) -> tuple[dist.Store, list[Si
     store.set(names[start.rank], json.dumps(own_sight()))
     if start.rank == 0:
         store.set('all ranks', json.dumps([json.loads(store.get(name)) for name in names]))
-    found = json.loads(store.get('all ranks'))
-    return store, [Sight(m, n, *map(tuple, seen)) for m, n, *seen in found]
+    sights = json.loads(store.get('all ranks'))
+    return store, [Sight(machine, network, *map(tuple, r)) for machine, network, *r in sights]
 
 
-def _tell(start: Launched, place: Place, backend: str) -> None:
+def _log_start(start: Launched, share: Share, backend: str) -> None:
     interface = os.environ.get(_INTERFACES[0], 'the one of the name of the machine')
     say(
         _logger,
         logging.INFO,
-        f'by {start.launcher}, {place.local_rank + 1} of {place.num_local} ranks on '
+        f'by {start.launcher}, {share.local_rank + 1} of {share.num_local} ranks on '
         f'{socket.gethostname()}, rank 0 at {start.address}:{start.port}, {backend}, '
         f'{_current_device()}, {torch.get_num_threads()} threads, interface: {interface}',
     )
 
 
 def _leave() -> None:
-    """NCCL asks for it; a rank that ends by an error must not wait for others here."""
+    """Ends the group, as NCCL requires; not after an error, where a rank would wait for others."""
     if dist.is_initialized() and getattr(sys, 'last_value', None) is None:
         dist.destroy_process_group()

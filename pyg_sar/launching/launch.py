@@ -1,8 +1,9 @@
 """``launch``: ranks as processes of this machine, from a notebook or a script.
 
-A forked process has the functions of a notebook; one that starts anew imports them, which cannot be
-done with those. Once CUDA was asked for its devices a fork cannot use it, and imported libraries
-ask. Once OpenMP has threads a fork waits for them forever, but only in the thread that had them.
+A forked process has the functions of a notebook. A process that starts anew has to import its
+function, and cannot import those of a notebook. CUDA does not work in a fork once the parent has
+asked it for devices, and imported libraries ask. OpenMP waits forever in a fork of a parent with
+OpenMP threads, but only in the thread that had started them.
 """
 
 from __future__ import annotations
@@ -82,10 +83,10 @@ def launch(function: Callable[..., Any], num_ranks: int, *args: Any) -> list[Any
         # Python 3.12: other threads may hold locks. Those of notebooks and of torch do not.
         warnings.filterwarnings('ignore', '.*multi-threaded, use of fork', DeprecationWarning)
         port = listener.getsockname()[1]
-        gc.collect()  # while threads are there that what nobody refers to may wait for
-        todo = (function, args, num_ranks, port, folder)
+        gc.collect()  # garbage may wait for threads, which a fork does not have
+        arguments = (function, args, num_ranks, port, folder)
         context = start_processes(  # type: ignore[no-untyped-call]
-            _run, todo, num_ranks, join=False, start_method=method
+            _run, arguments, num_ranks, join=False, start_method=method
         )
         try:
             store = dist.TCPStore(
@@ -102,13 +103,13 @@ def launch(function: Callable[..., Any], num_ranks: int, *args: Any) -> list[Any
             for process in context.processes:
                 process.kill()
                 process.join()
-        results = [Path(folder) / str(rank) for rank in range(num_ranks)]
-        for rank, path in enumerate(results):
+        paths = [Path(folder) / str(rank) for rank in range(num_ranks)]
+        for rank, path in enumerate(paths):
             if not path.exists():
                 raise RuntimeError(
                     f'expected a result of rank {rank} (it ended by an exit or interrupt)'
                 )
-        return [torch.load(path, weights_only=False) for path in results]  # of this user's ranks
+        return [torch.load(path, weights_only=False) for path in paths]  # of this user's ranks
 
 
 def _start_method(function: Callable[..., Any]) -> str:
@@ -133,7 +134,7 @@ def _run(
     folder: str,
 ) -> None:
     """A rank, with the variables that torchrun would give it; the store is the caller's."""
-    gc.freeze()  # stores and groups of the caller's wait for threads that are not here when they go
+    gc.freeze()  # the caller's stores and groups would wait for threads that a fork does not have
     os.environ |= {
         'RANK': str(rank),
         'LOCAL_RANK': str(rank),
@@ -144,7 +145,7 @@ def _run(
         'TORCHELASTIC_USE_AGENT_STORE': 'True',
     }
     try:
-        result = _in_new_thread(function, args)
+        result = in_new_thread(function, *args)
     except ExchangeError:
         time.sleep(1)  # the rank that failed by itself is to end first, as it has more to say
         raise
@@ -153,8 +154,8 @@ def _run(
         dist.destroy_process_group()
 
 
-def _in_new_thread(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """A daemon, unlike a thread of a pool: a process that is interrupted does not wait for it."""
+def in_new_thread(function: Callable[..., Any], *args: Any) -> Any:
+    """Calls a function in a daemon thread: an interrupted process does not wait for such a one."""
     future: Future[Any] = Future()
 
     def call() -> None:

@@ -1,7 +1,7 @@
-"""What the ranks have to share: cores and GPUs of the machines that they run on.
+"""Deals the cores and GPUs of the machines out to the ranks.
 
-The ranks tell each other what they see. So it does not matter how a launcher deals out a machine:
-ranks may be bound to cores and GPUs of their own, or all see all of them.
+The ranks tell each other which cores and GPUs they see. So it does not matter how a launcher deals
+out a machine: it may bind ranks to cores and GPUs of their own, or let all ranks see all of them.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ class Sight(NamedTuple):
     """What a rank sees."""
 
     machine: str  # a name that no other machine has
-    network: str  # the same of its network, which a container may have for itself
+    network: str  # a name that no other network has; a container may have its own network
     cores: tuple[int, ...]  # the cores that it may run on
     gpus: tuple[str, ...]  # names of the GPUs, which no other GPU has
     interfaces: tuple[str, ...]  # names of the network's interfaces
 
 
-class Place(NamedTuple):
-    """What a rank gets."""
+class Share(NamedTuple):
+    """The cores and the GPU that a rank gets."""
 
     local_rank: int  # its number among the ranks of its machine
-    num_local: int  # how many these are
+    num_local: int  # number of ranks on its machine
     num_threads: int  # its share of the cores
-    gpu: int | None  # the index of its GPU among those that it sees, or None
+    gpu: int | None  # the index of its GPU among those that it sees
 
 
 def own_sight() -> Sight:
@@ -54,7 +54,7 @@ def own_sight() -> Sight:
     return Sight(machine, network, tuple(sorted(cores)), tuple(gpus), interfaces)
 
 
-def places(ranks: Sequence[Sight]) -> list[Place]:
+def shares(ranks: Sequence[Sight]) -> list[Share]:
     """Deals out cores and GPUs: ranks that see the same ones share them, in the order of ranks."""
     blind = [rank for rank, sight in enumerate(ranks) if not sight.gpus]
     if blind and len(blind) < len(ranks):
@@ -62,18 +62,18 @@ def places(ranks: Sequence[Sight]) -> list[Place]:
             f'expected GPUs for all {len(ranks)} ranks or for none (got none for ranks {blind}; '
             'CUDA_VISIBLE_DEVICES= hides those of the others)'
         )
-    found = []
+    dealt = []
     for rank, sight in enumerate(ranks):
         local = [r for r, other in enumerate(ranks) if other.machine == sight.machine]
         of_cores = [r for r in local if ranks[r].cores == sight.cores]
         of_gpus = [r for r in local if ranks[r].gpus == sight.gpus]
         num_threads = max(1, len(sight.cores) // len(of_cores))
         gpu = of_gpus.index(rank) % len(sight.gpus) if sight.gpus else None
-        found.append(Place(local.index(rank), len(local), num_threads, gpu))
-    return found
+        dealt.append(Share(local.index(rank), len(local), num_threads, gpu))
+    return dealt
 
 
-def have_own_gpus(ranks: Sequence[Sight], dealt: Sequence[Place]) -> bool:
+def have_own_gpus(ranks: Sequence[Sight], dealt: Sequence[Share]) -> bool:
     """Whether every rank has a GPU, and none has another's: NCCL takes no others."""
     gpus = [s.gpus[p.gpu] for s, p in zip(ranks, dealt, strict=True) if p.gpu is not None]
     return len(set(gpus)) == len(ranks)

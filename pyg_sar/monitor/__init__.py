@@ -1,4 +1,4 @@
-"""What happens between ranks and in layers, told to the log and to profiles."""
+"""Reports layers, operations between ranks and moved rows to the log and to profiles."""
 
 from pyg_sar.monitor.live_bytes import LiveBytes
 from pyg_sar.monitor.log import LogLevel, check_log, say, set_log, set_log_by_environment

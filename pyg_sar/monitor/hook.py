@@ -1,13 +1,12 @@
-"""Where other packages say what happens, and who listens.
+"""Other rooms report layers, operations and transfers here; watchers receive the reports.
 
-Nobody listens by default: then a layer, an operation or a transfer costs a look at an empty tuple.
-The log and every profile are watchers. While there is one, layers and operations are also named
-ranges of torch.profiler, ``pyg_sar::layer 'convs.0' (SAGEConv), forward`` and in it
-``pyg_sar::wait: receiving the rows of part 2``: a range costs 12 microseconds, a good part of a
-small message.
+The log and every profile are watchers. Without watchers a report costs a look at an empty tuple.
+With a watcher, layers and operations are also named ranges of torch.profiler:
+``pyg_sar::layer 'convs.0' (SAGEConv), forward`` and in it
+``pyg_sar::wait: receiving the rows of part 2``. A range costs 12 microseconds.
 
-Where ranks are threads of one process, a profile listens to the rank that it was added on, and the
-log to all of them.
+If ranks are threads of one process, a profile watches the rank that added it, and the log watches
+all ranks.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ OUTSIDE = 'outside of layers'
 
 @dataclass(frozen=True)
 class Transfer:
-    """Rows that have come from other ranks and gone to them, together, and their bytes."""
+    """Rows that this rank received from others and sent to them at once, with their bytes."""
 
     what: str  # ``'part 2'``, or ``'all ranks'`` of an exchange with all at once
     kind: str  # ``'rows'`` or ``'gradients'``; of all ranks at once always rows
@@ -46,84 +45,84 @@ class ThreadRank:
 
 
 thread_rank: Scoped[ThreadRank | None] = Scoped(None)
-"""The rank that this thread is; None where the process is one, or none."""
+"""The rank of this thread; None if ranks are not threads."""
 
 
 class Watcher:
-    """Is told what this process does, in the thread that does it.
+    """Receives reports of what this process does, in the thread that does it.
 
-    What it is told may nest, and what begins always ends, perhaps by an exception.
+    Layers and operations may nest. Each one that begins also ends, also after an exception.
 
     Attributes:
-        hears_all: Whether it listens to all ranks that are threads.
-        hears: The only one that it listens to otherwise; None for what is none of them.
+        watches_all: Whether it watches all ranks that are threads.
+        watched_rank: Otherwise the only rank that it watches; None if ranks are not threads.
     """
 
-    hears_all = False
-    hears: ThreadRank | None = None
+    watches_all = False
+    watched_rank: ThreadRank | None = None
 
     def enter_layer(self, layer: str, phase: str) -> None:
-        """A layer's ``'forward'``, or the ``'backward'`` of a step of it that communicates, begins.
+        """A layer's ``'forward'`` begins, or the ``'backward'`` of a step of it that communicates.
 
         `layer` is ``"layer 'convs.0' (SAGEConv)"``; empty outside of convs and norms, as in a loss.
         """
 
     def leave_layer(self) -> None:
-        """It ends."""
+        """The layer's pass ends."""
 
     def enter_operation(self, operation: str, peer: int | None) -> None:
-        """An operation (``'receiving the rows of part 2'``) with a rank, or with all, begins.
+        """An operation (``'receiving the rows of part 2'``) with rank `peer`, or with all, begins.
 
-        Or the wait for the end of one that began before.
+        Or the wait for the end of an operation that began before.
         """
 
     def leave_operation(self) -> None:
-        """It ends."""
+        """The operation ends."""
 
     def moved(self, transfer: Transfer) -> None:
-        """Rows have been exchanged; within the operation that did so, or after several."""
+        """Rows have been exchanged, by the operation under way or by several before."""
 
-    def looked_up(self, num_rows: int, num_found: int) -> None:
-        """Sampled batches have read rows of other ranks, some of which were in their cache."""
+    def looked_up(self, num_rows: int, num_hits: int) -> None:
+        """Sampled batches have read rows of other ranks; `num_hits` of them were in the cache."""
 
 
 watchers: tuple[Watcher, ...] = ()
-"""Who listens now. The end of an operation is told to those who were told of its beginning."""
+"""The active watchers. Those that see an operation begin also see its end."""
 
 
 def add(watcher: Watcher) -> None:
-    """Has `watcher` listen from now on, after the others."""
+    """Adds a watcher, after the others."""
     global watchers
-    watcher.hears = thread_rank.value
+    watcher.watched_rank = thread_rank.value
     watchers = (*watchers, watcher)
 
 
 def remove(watcher: Watcher) -> None:
-    """Has it listen no more."""
+    """Removes a watcher."""
     global watchers
     watchers = tuple(w for w in watchers if w is not watcher)
 
 
 def listening() -> list[Watcher]:
-    """Those who listen to this thread."""
-    return [w for w in watchers if w.hears_all or w.hears is thread_rank.value]
+    """The watchers of this thread."""
+    return [w for w in watchers if w.watches_all or w.watched_rank is thread_rank.value]
 
 
 def moved(transfer: Transfer) -> None:
-    """Tells everybody of rows that were exchanged."""
+    """Reports exchanged rows."""
     for watcher in listening():
         watcher.moved(transfer)
 
 
-def looked_up(num_rows: int, num_found: int) -> None:
-    """Tells everybody of rows that a cache was asked for."""
+def looked_up(num_rows: int, num_hits: int) -> None:
+    """Reports rows that were looked up in a cache."""
     for watcher in listening():
-        watcher.looked_up(num_rows, num_found)
+        watcher.looked_up(num_rows, num_hits)
 
 
 @contextmanager
 def in_layer(layer: str, phase: str) -> Iterator[None]:
-    """A layer, told to those who listened when it began."""
+    """Reports the begin and the end of a layer's pass."""
     with ExitStack() as stack:
         stack.enter_context(_named(f'{layer or OUTSIDE}, {phase}'))
         for watcher in listening():
@@ -134,7 +133,7 @@ def in_layer(layer: str, phase: str) -> Iterator[None]:
 
 @contextmanager
 def in_operation(operation: str, peer: int | None, is_wait: bool) -> Iterator[None]:
-    """An operation with other ranks, told to those who listened when it began."""
+    """Reports the begin and the end of an operation with other ranks."""
     with ExitStack() as stack:
         stack.enter_context(_named(f'wait: {operation}' if is_wait else operation))
         for watcher in listening():
@@ -144,5 +143,5 @@ def in_operation(operation: str, peer: int | None, is_wait: bool) -> Iterator[No
 
 
 def _named(name: str) -> AbstractContextManager[Any]:
-    """A range where torch's profiler records."""
+    """A range of torch.profiler while it records."""
     return record_function(f'pyg_sar::{name}') if _profiler_enabled() else nullcontext()

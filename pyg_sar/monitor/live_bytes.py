@@ -1,4 +1,4 @@
-"""How many bytes of tensors are alive, at most."""
+"""Counts the bytes of tensors that are alive at once."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ _LAZY_CLONE = find_or_none('torch.ops.aten._lazy_clone.default')
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of all tensors that are made while it is on, and drops those freed.
 
-    It sees every operation below autograd, in forward and backward, so whatever a model and its
-    convs keep or make in passing is counted, not computed from a formula. Scratch memory inside one
-    operation is not seen. What is `known`, as it was there before, and its views do not count.
+    It sees every operation below autograd, in forward and backward. So it counts all tensors of a
+    model and its convs, without a formula. It does not see scratch memory inside one operation. The
+    `uncounted` tensors, which were there before, and their views do not count.
 
     Attributes:
         live: Bytes alive now.
         peak: The most that has been alive at once.
     """
 
-    def __init__(self, known: Iterable[Tensor]) -> None:
+    def __init__(self, uncounted: Iterable[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.live = self.peak = 0
-        self._known = [t.untyped_storage() for t in known]
-        self._seen = {storage._cdata for storage in self._known}
+        self._uncounted = [t.untyped_storage() for t in uncounted]
+        self._seen = {storage._cdata for storage in self._uncounted}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunctionSubclass():  # torch 2.5 asks them again
             out = func(*args, **(kwargs or {}))
         if func is _LAZY_CLONE:
-            # A copy takes no memory of its own while nobody writes to it: what there is, is there
-            # as long as one of them is.
+            # A lazy copy shares the original's memory while nobody writes to it; the memory stays
+            # as long as one of the two.
             copy, original = out.untyped_storage(), args[0].untyped_storage()
             self._seen.add(copy._cdata)
             weakref.finalize(copy, self._free, copy._cdata, 0, original).atexit = False

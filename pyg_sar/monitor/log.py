@@ -1,8 +1,8 @@
-"""Lines for people: what each layer exchanges, how long it waits and how long it computes.
+"""Log lines: what each layer exchanges, how long it waits and how long it computes.
 
 The loggers are those of the modules, below ``pyg_sar``. :func:`set_log` or the environment variable
 PYG_SAR_LOG turns them on, to stderr unless the program has handlers of its own. A program that
-merely sets a level sees what is told at construction and at load: times need a watcher.
+only sets a level gets the lines of wrapping and loading; those of layers need a watcher.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ def say(logger: logging.Logger, level: int, text: str) -> None:
 
 
 def check_log(level: str | None, name: str = "'log'") -> None:
-    """Raises a ValueError for what is no level."""
+    """Raises a ValueError if `level` is no level."""
     if level is not None and level not in get_args(LogLevel):
         raise ValueError(f'{name} must be one of {get_args(LogLevel)} (got {level!r})')
 
 
 def set_log(level: LogLevel | None) -> None:
-    """What this process tells from now on.
+    """Sets what this process logs from now on.
 
     Args:
         level: ``'info'``: a line when a model is wrapped, a shard is loaded, and for the first
@@ -75,14 +75,14 @@ def set_log(level: LogLevel | None) -> None:
 
 
 def set_log_by_environment() -> None:
-    """Does what PYG_SAR_LOG asks for, if it is there; raises ValueError if it is no level."""
+    """Sets the level of PYG_SAR_LOG, if it is set; raises ValueError if it is no level."""
     level = os.environ.get('PYG_SAR_LOG', '').lower() or None
     check_log(level, 'PYG_SAR_LOG')
     set_log(level)  # type: ignore[arg-type]
 
 
 class _Stderr(logging.StreamHandler):  # type: ignore[type-arg]
-    """Writes to what ``sys.stderr`` is at the time."""
+    """Writes to the present ``sys.stderr``."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
@@ -97,12 +97,12 @@ _stderr = _Stderr()
 
 
 class Log(Meter):
-    """Tells of layers (the first time at level info), and at level debug of blocks and operations.
+    """Logs layers (the first time at level info), and at level debug blocks and operations.
 
-    A line of a block has the seconds of its pass so far.
+    The line of a block has the seconds of its pass so far.
     """
 
-    hears_all = True
+    watches_all = True
 
     def __init__(self, level: LogLevel) -> None:
         super().__init__(Counts())
@@ -114,38 +114,38 @@ class Log(Meter):
         self.begin(f'{layer}, {phase}' if layer else OUTSIDE, Counts())
 
     def leave_layer(self) -> None:
-        """Tells what the pass took, all together."""
-        place, counts = self.end()
-        if place == OUTSIDE:  # a loss: its operations have their own lines
+        """Logs the traffic and the seconds of the whole pass."""
+        name, counts = self.end()
+        if name == OUTSIDE:  # a loss: its operations have their own lines
             return
-        key = hook.thread_rank.value, place
+        key = hook.thread_rank.value, name
         level, what = (
             (logging.DEBUG, 'all') if key in self._seen else (logging.INFO, 'the first time')
         )
         self._seen.add(key)
-        say(_logger, level, f'{place}, {what}: {_traffic(counts)}, {_seconds(counts)}')
+        say(_logger, level, f'{name}, {what}: {_traffic(counts)}, {_seconds(counts)}')
 
     def leave_operation(self) -> None:
-        """Tells of the wait where all ranks took part."""
+        """Logs the wait of an operation of all ranks."""
         seconds = self.count('waiting')
         if self.here.operation:
             text = f'{self.here.passes[-1][0]}: {self.here.operation}, waited {seconds:.6f} s'
             say(_logger, logging.DEBUG, text)
 
     def moved(self, transfer: Transfer) -> None:
-        """Tells of a block."""
+        """Logs a block."""
         super().moved(transfer)
         if _logger.isEnabledFor(logging.DEBUG):
-            place, counts = self.here.passes[-1]
-            so_far = '' if place == OUTSIDE else f', so far {_seconds(counts)}'
-            text = f'{place}, {transfer.kind} of {transfer.what}: {_traffic(transfer)}{so_far}'
+            name, counts = self.here.passes[-1]
+            so_far = '' if name == OUTSIDE else f', so far {_seconds(counts)}'
+            text = f'{name}, {transfer.kind} of {transfer.what}: {_traffic(transfer)}{so_far}'
             say(_logger, logging.DEBUG, text)
 
 
-def _traffic(of: Counts | Transfer) -> str:
+def _traffic(counts: Counts | Transfer) -> str:
     return (
-        f'received {of.rows_received} rows ({bytes_text(of.bytes_received)}), '
-        f'sent {of.rows_sent} rows ({bytes_text(of.bytes_sent)})'
+        f'received {counts.rows_received} rows ({bytes_text(counts.bytes_received)}), '
+        f'sent {counts.rows_sent} rows ({bytes_text(counts.bytes_sent)})'
     )
 
 

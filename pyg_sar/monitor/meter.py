@@ -1,4 +1,4 @@
-"""Seconds and rows, counted for the innermost pass that is under way in a thread."""
+"""Counts seconds and rows for the innermost pass under way in a thread."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Counts:
 
 
 class _UnderWay:
-    """The passes of a thread, until when its time has been told, the last operation."""
+    """The passes of a thread, the time up to which its seconds are counted, the last operation."""
 
     def __init__(self, outside: Counts) -> None:
         self.passes = [(OUTSIDE, outside)]
@@ -48,7 +48,7 @@ class _UnderWay:
 
 
 class Meter(Watcher):
-    """Tells seconds and rows to the innermost pass; where there is none, to `outside`."""
+    """Adds seconds and rows to the innermost pass, or to `outside` if there is none."""
 
     def __init__(self, outside: Counts) -> None:
         self._outside = outside
@@ -56,20 +56,20 @@ class Meter(Watcher):
 
     @property
     def here(self) -> _UnderWay:
-        """What is under way in this thread."""
-        found = self._under_way.value
-        if found is None:
-            found = self._under_way.value = _UnderWay(self._outside)
-        return found
+        """The passes of this thread."""
+        under_way = self._under_way.value
+        if under_way is None:
+            under_way = self._under_way.value = _UnderWay(self._outside)
+        return under_way
 
     def clock(self) -> float:
         """Seconds."""
         return time.perf_counter()
 
-    def begin(self, place: str, counts: Counts) -> None:
+    def begin(self, name: str, counts: Counts) -> None:
         """A pass begins."""
         self.count('computing')
-        self.here.passes.append((place, counts))
+        self.here.passes.append((name, counts))
 
     def end(self) -> tuple[str, Counts]:
         """The innermost pass ends."""
@@ -77,7 +77,7 @@ class Meter(Watcher):
         return self.here.passes.pop()
 
     def count(self, kind: str) -> float:
-        """Tells the seconds since the last call, which were of this kind, and returns them."""
+        """Counts the seconds since the last call as `kind`, and returns them."""
         here, now = self.here, self.clock()
         counts, seconds = here.passes[-1][1], now - here.mark
         setattr(counts, kind, getattr(counts, kind) + seconds)
@@ -85,12 +85,12 @@ class Meter(Watcher):
         return seconds
 
     def enter_operation(self, operation: str, peer: int | None) -> None:
-        """What was until now is computing."""
+        """Counts the time until now as computing."""
         self.count('computing')
         self.here.operation = operation if peer is None else ''
 
     def leave_operation(self) -> None:
-        """What was until now is waiting."""
+        """Counts the time until now as waiting."""
         self.count('waiting')
 
     def moved(self, transfer: Transfer) -> None:
@@ -111,9 +111,9 @@ def bytes_text(num_bytes: float) -> str:
 
 def parse_bytes(text: str) -> int:
     """``'64GB'``, ``'64 GiB'`` or plain bytes; a ValueError for all but positive sizes."""
-    found = re.fullmatch(rf'\s*({_SIZE})\s*(?:([KMGT])(i?))?B?\s*', text)
-    unit = (1024 if found[3] else 1000) ** _POWERS[found[2] or ''] if found else 0
-    size = round(float(found[1]) * unit) if found else 0
+    match = re.fullmatch(rf'\s*({_SIZE})\s*(?:([KMGT])(i?))?B?\s*', text)
+    unit = (1024 if match[3] else 1000) ** _POWERS[match[2] or ''] if match else 0
+    size = round(float(match[1]) * unit) if match else 0
     if size < 1:
         raise ValueError(f"expected a size such as 64GB or 500MiB (got '{text}')")
     return size

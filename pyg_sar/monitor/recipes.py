@@ -1,4 +1,4 @@
-"""What a result follows from, told to the recorder that computes activations again in backward."""
+"""Notes how results were computed, for a recorder that recomputes activations in backward."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Recorder(Protocol):
 
 
 recorder = Scoped[Recorder | None](None)
-"""Who is told; None while activations are kept as they are."""
+"""The active recorder; None while activations are kept."""
 
 
 def remember(out: Tensor, step: Step, *inputs: Tensor | None) -> None:
-    """Notes that `out`, which autograd saves, is the bits of ``step(*inputs)``."""
-    told = recorder.value
-    if told is not None and torch.is_grad_enabled() and out.requires_grad:
-        told.remember(out, step, inputs)
+    """Notes that `out`, which autograd saves, has the bits of ``step(*inputs)``."""
+    recipes = recorder.value
+    if recipes is not None and torch.is_grad_enabled() and out.requires_grad:
+        recipes.remember(out, step, inputs)

@@ -1,4 +1,4 @@
-"""Where in the user's program this library has been called."""
+"""The line of the user's program that called this library."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OTHERS = (
 
 
 def users_line() -> tuple[str, int] | None:
-    """The file and the line; None in a thread that the program has not begun."""
+    """The file and the line; None in a thread that the program has not started."""
     for frame, line in walk_stack(sys._getframe()):
         file = frame.f_code.co_filename
         if not file.startswith((*_OTHERS, '<')) and os.sep in file and 'threading' not in file:
@@ -30,6 +30,6 @@ def users_line() -> tuple[str, int] | None:
 
 
 def warn(text: str) -> None:
-    """Warns, naming that line."""
+    """Warns, and names that line."""
     file, line = users_line() or (__file__, 0)
     warnings.warn_explicit(text, UserWarning, file, line)

@@ -1,3 +1,3 @@
-"""Memory, traffic and time of training, by a rehearsal on made-up shards of a folder's counts."""
+"""Predicts memory, traffic and time of training by a rehearsal on small made-up shards."""
 
 from pyg_sar.planner.prediction import Prediction, plan

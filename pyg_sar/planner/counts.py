@@ -1,4 +1,4 @@
-"""What a rank holds, in counts, as META.json of a partition folder tells it."""
+"""The counts of nodes, edges and halo rows of each rank, from META.json of a folder."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class RelationSizes(NamedTuple):
     """The edges of one relation into the own nodes of a rank."""
 
     own_edges: tuple[int, ...]  # from every own part
-    # Rows read from every remote part, in the order of the exchange, and the edges from there.
-    halo: tuple[int, ...] = ()
-    halo_edges: tuple[int, ...] = ()
+    # By remote part, in the order of the exchange:
+    halo: tuple[int, ...] = ()  # rows read from it
+    halo_edges: tuple[int, ...] = ()  # edges from these rows
     boundary: int = 0  # rows sent in one exchange, summed over the readers
 
     @property
@@ -29,7 +29,7 @@ class RelationSizes(NamedTuple):
         return sum(self.own_edges) + sum(self.halo_edges)
 
     def changed(self, remote: _Change, own: _Change) -> RelationSizes:
-        """With changed counts of remote parts and of own parts, without a boundary."""
+        """The sizes with `remote` and `own` applied to their counts, and no boundary."""
         return RelationSizes(own(self.own_edges), remote(self.halo), remote(self.halo_edges))
 
 
@@ -38,7 +38,7 @@ class RankSizes(NamedTuple):
 
     nodes: dict[NodeKey, tuple[int, ...]]  # own nodes of every own part
     relations: dict[EdgeKey, RelationSizes]
-    cover_share: float = 1.0  # of the halo rows of all ranks, what travels where sums may
+    cover_share: float = 1.0  # rows that travel with partial sums, as a share of all halo rows
 
     @property
     def per_rank(self) -> int:
@@ -47,8 +47,8 @@ class RankSizes(NamedTuple):
 
     @property
     def num_ranks(self) -> int:
-        """This one and those it reads from."""
-        return 1 + max(len(of.halo) for of in self.relations.values()) // self.per_rank
+        """This rank and those that it reads from."""
+        return 1 + max(len(relation.halo) for relation in self.relations.values()) // self.per_rank
 
     @property
     def num_own(self) -> int:
@@ -58,27 +58,27 @@ class RankSizes(NamedTuple):
     @property
     def num_halo(self) -> int:
         """Rows received in one exchange of every relation."""
-        return sum(sum(of.halo) for of in self.relations.values())
+        return sum(sum(relation.halo) for relation in self.relations.values())
 
     @property
     def totals(self) -> tuple[int, int, int, int]:
         """Own nodes, edges, halo rows, and rows of the largest remote block."""
-        blocks = (rows for of in self.relations.values() for rows in of.halo)
-        num_edges = sum(of.num_edges for of in self.relations.values())
+        blocks = (rows for relation in self.relations.values() for rows in relation.halo)
+        num_edges = sum(relation.num_edges for relation in self.relations.values())
         return self.num_own, num_edges, self.num_halo, max(blocks, default=0)
 
     def scaled(self, factor: float) -> RankSizes:
-        """Rows and edges times a factor; what is not empty keeps at least one."""
+        """Rows and edges times a factor; a count above 0 stays at least 1."""
 
         def shrink(counts: Sequence[int]) -> tuple[int, ...]:
             return tuple(max(round(n * factor), 1) if n else 0 for n in counts)
 
         nodes = {key: shrink(counts) for key, counts in self.nodes.items()}
-        relations = {key: of.changed(shrink, shrink) for key, of in self.relations.items()}
+        relations = {key: r.changed(shrink, shrink) for key, r in self.relations.items()}
         return RankSizes(nodes, relations, self.cover_share)
 
     def with_fewer_blocks(self, most: int) -> RankSizes:
-        """As many rows and edges in at most `most` remote blocks; the largest block stays."""
+        """The same rows and edges in at most `most` remote blocks; the largest block stays."""
         if self.num_ranks - 1 <= most or self.per_rank > 1:
             return self
 
@@ -87,12 +87,12 @@ class RankSizes(NamedTuple):
             rest, ones = divmod(sum(counts) - largest, most - 1)
             return (largest, *(rest + (i < ones) for i in range(most - 1)))
 
-        changed = {key: of.changed(fewer, tuple) for key, of in self.relations.items()}
+        changed = {key: r.changed(fewer, tuple) for key, r in self.relations.items()}
         return self._replace(relations=changed)
 
 
 def sizes_of(meta: Meta, num_ranks: int) -> tuple[RankSizes, ...]:
-    """Every rank, with a contiguous run of parts each; the number of ranks divides the parts."""
+    """The sizes of every rank, which holds a contiguous run of parts."""
     k = meta.num_parts // num_ranks
     runs = [range(r * k, r * k + k) for r in range(num_ranks)]
     rows = sum(sum(map(sum, info.halo_rows)) for info in meta.edges.values())
@@ -122,11 +122,11 @@ def _relation(meta: Meta, info: EdgeInfo, rank: int, runs: Sequence[range]) -> R
 
 
 def _rows(info: EdgeInfo, sources: Sequence[int], readers: Sequence[int], owner: int) -> int:
-    """Rows that any of some parts reads; which of them several read is not known."""
+    """Rows of `owner` that at least one reader reads; an estimate if there are several readers."""
     rows = sources[owner]
     if len(readers) == 1 or rows == 0:
         return info.halo_rows[readers[0]][owner]
-    # As if every part chose its rows independently of the others.
+    # As if every part chose its rows independently.
     unread = math.prod(1 - min(info.halo_rows[p][owner] / rows, 1) for p in readers)
     return round(rows * (1 - unread))
 
@@ -137,8 +137,8 @@ def shard_bytes(meta: Meta, sizes: RankSizes) -> int:
         sum(parts) * (_row_bytes(meta.nodes[key].attrs) + 8) for key, parts in sizes.nodes.items()
     )
     edges = sum(
-        of.num_edges * (_row_bytes(meta.edges[key].attrs) + 3 * 8) + 8 * of.boundary
-        for key, of in sizes.relations.items()
+        relation.num_edges * (_row_bytes(meta.edges[key].attrs) + 3 * 8) + 8 * relation.boundary
+        for key, relation in sizes.relations.items()
     )
     return nodes + edges
 

@@ -1,4 +1,4 @@
-"""A shard of counts that are known, of rank 0, with edges at random."""
+"""A made-up shard of rank 0, with given counts and random edges."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LABELS = {'y': {'dtype': 'int64', 'shape': []}, 'train_mask': {'dtype': 'bool',
 def made_up_shard(sizes: RankSizes, meta: Meta) -> Any:
     """A shard with the attributes of a folder, and with labels for all nodes.
 
-    Numbers are at random between 0 and 1, ids and labels 0.
+    Floating-point values are random between 0 and 1; others are 0.
     """
     data: Any = HeteroData() if meta.is_hetero else Data()
     nodes = {key: replace(n, attrs={**n.attrs, **_LABELS}) for key, n in meta.nodes.items()}
@@ -50,28 +50,28 @@ def _attributes(attrs: dict[str, Any], num_rows: int) -> dict[str, Tensor]:
     values = {}
     for name, row in attrs.items():
         dtype, shape = getattr(torch, row['dtype']), (num_rows, *row['shape'])
-        at_random = torch.rand(shape) if dtype.is_floating_point else torch.zeros(shape)
-        values[name] = at_random.to(dtype)
+        draw = torch.rand if dtype.is_floating_point else torch.zeros
+        values[name] = draw(shape).to(dtype)
     return values
 
 
 def _edges(sizes: RankSizes, key: EdgeKey, info: EdgeInfo) -> ShardEdges:
-    own, ends, of = sizes.nodes[info.src], sizes.nodes[info.dst], sizes.relations[key]
+    own, ends, relation = sizes.nodes[info.src], sizes.nodes[info.dst], sizes.relations[key]
     is_bipartite = info.src != info.dst
     per_rank, world_size, num_own = sizes.per_rank, sizes.num_ranks, sum(own)
     num_parts = per_rank * world_size
     # Step (s, i) reads part i of rank -s and serves rank s; in file order remote parts ascend.
     halo, halo_edges = [0] * num_parts, [0] * num_parts
-    halo_edges[:per_rank] = of.own_edges
+    halo_edges[:per_rank] = relation.own_edges
     own_ptr = (0, *accumulate(own))
-    for place, rows in enumerate(of.halo):
-        part = (world_size - place // per_rank - 1) * per_rank + place % per_rank
+    for block, rows in enumerate(relation.halo):
+        part = (world_size - block // per_rank - 1) * per_rank + block % per_rank
         halo[part] = rows
-        halo_edges[part] = of.halo_edges[place] if rows else 0
+        halo_edges[part] = relation.halo_edges[block] if rows else 0
     halo_ptr = (0, *accumulate(halo))
 
     def sent(reader: int, i: int) -> Tensor:
-        rows = torch.arange(of.halo[(reader - 1) * per_rank + i])
+        rows = torch.arange(relation.halo[(reader - 1) * per_rank + i])
         return own_ptr[i] + rows % max(own[i], 1)
 
     shard = Shard(
@@ -98,10 +98,10 @@ def _edges(sizes: RankSizes, key: EdgeKey, info: EdgeInfo) -> ShardEdges:
 
 
 def _block(start: int, end: int, num_dst: int, num_edges: int, cover_share: float) -> Tensor:
-    """Edges of one block, sorted by destination and source, of which a cover has the given share.
+    """Edges of one block, sorted by destination and source; `cover_share` of its rows must travel.
 
-    A row that has to travel has an edge to a destination of its own. The edges of the others end in
-    one destination, whose sum travels in their place.
+    Each row that must travel has an edge to a destination of its own. The edges of the other rows
+    end in one destination, whose sum travels in their place.
     """
     num_rows = max(end - start, 1)
     row = torch.arange(num_edges) % num_rows  # every row is read

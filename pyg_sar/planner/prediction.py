@@ -1,4 +1,4 @@
-"""Memory, traffic and time of every rank of a folder, from rehearsals of few of them."""
+"""Predicts memory, traffic and time of all ranks of a folder, from rehearsals of a few."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from pyg_sar.planner.rehearsal import Job, Rehearsal, rehearse
 from pyg_sar.shard.format.meta import read_meta
 
 _MAX_NODES, _MAX_EDGES, _MAX_BLOCKS = 1 << 13, 3 << 15, 32
-_ALIKE = 0.97  # a rank this near in every count need not be rehearsed too
-# Code first run in training, and what glibc keeps: 20 to 80 MiB as measured.
+_ALIKE = 0.97  # a rank is not rehearsed if another one has this share of each of its counts
+# Code that runs first in training, and freed memory that glibc keeps: measured 20 to 80 MiB.
 _OVERHEAD_BYTES = 48 << 20
 
 
@@ -105,22 +105,22 @@ def predict_cut(job: Job, cut: Sequence[RankSizes], *, timed: bool) -> Predictio
     """Predicts the largest rank from the counts of all."""
     halo_rows = max(sizes.num_halo for sizes in cut)
     largest = [(shard_bytes(job.meta, s), _needs(job, s, halo_rows, timed)) for s in _extremes(cut)]
-    needs = [of_rank for _, of_rank in largest]
+    needs = [rehearsal for _, rehearsal in largest]
     return Prediction(
         num_ranks=cut[0].num_ranks,
         num_nodes=max(sizes.num_own for sizes in cut),
         halo_rows=halo_rows,
         shard_bytes=max(shard for shard, _ in largest),
-        peak_bytes=max(of.peak_bytes for of in needs),
-        memory_bytes=max(shard + of.peak_bytes for shard, of in largest),
-        rows_per_epoch=max(of.rows_received for of in needs),
-        bytes_per_epoch=max(of.bytes_received for of in needs),
-        cpu_seconds=max(of.cpu_seconds for of in needs) if timed else None,
+        peak_bytes=max(rehearsal.peak_bytes for rehearsal in needs),
+        memory_bytes=max(shard + rehearsal.peak_bytes for shard, rehearsal in largest),
+        rows_per_epoch=max(rehearsal.rows_received for rehearsal in needs),
+        bytes_per_epoch=max(rehearsal.bytes_received for rehearsal in needs),
+        cpu_seconds=max(rehearsal.cpu_seconds for rehearsal in needs) if timed else None,
     )
 
 
 def _needs(job: Job, sizes: RankSizes, halo_rows: int, timed: bool) -> Rehearsal:
-    """What a rank needs, by two rehearsals of half and full measure, and the line through them."""
+    """What a rank needs: two rehearsals, one half as large, and the line through their peaks."""
     few, factor = _small_enough(sizes)
     scaled = few.scaled(factor)
     large = rehearse(job, scaled)
@@ -137,7 +137,7 @@ def _needs(job: Job, sizes: RankSizes, halo_rows: int, timed: bool) -> Rehearsal
 
 
 def _small_enough(sizes: RankSizes, times: int = 1) -> tuple[RankSizes, float]:
-    """The rank in few blocks, and the factor that makes it small enough to rehearse."""
+    """The rank in fewer blocks, and the factor that makes it small enough to rehearse."""
     num_own, num_edges, *_ = sizes.totals
     most = times * min(_MAX_NODES / max(num_own, 1), _MAX_EDGES / max(num_edges, 1))
     return sizes.with_fewer_blocks(_MAX_BLOCKS), min(1.0, most)
@@ -149,6 +149,6 @@ def _extremes(ranks: Sequence[RankSizes]) -> list[RankSizes]:
     for key in range(4):
         most = max(ranks, key=lambda rank: rank.totals[key])
         pairs = [zip(rank.totals, most.totals, strict=True) for rank in chosen]
-        if all(any(a < _ALIKE * b for a, b in of) for of in pairs):
+        if all(any(a < _ALIKE * b for a, b in pair) for pair in pairs):
             chosen.append(most)
     return chosen

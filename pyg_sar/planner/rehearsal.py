@@ -1,9 +1,9 @@
-"""A training step of one rank, rehearsed by the real code on a small graph of its proportions.
+"""Rehearses a training step of one rank by the real code, on a small graph of its proportions.
 
-So whatever a conv keeps per node, per edge or per row of a block is found by measuring it, for any
-model. The process is rank 0 of P while every other rank is thought to hold an equal shard, shifted:
-what rank r sends to rank 0 is what rank 0 itself sends to rank -r. That answers every exchange with
-tensors of the right sizes and sensible values, without a process group.
+So for any model the memory per node, per edge and per row of a block is measured. The process is
+rank 0 of P. Every other rank is assumed to hold an equal shard, shifted: rank r sends to rank 0
+what rank 0 sends to rank -r. So every exchange gets tensors of the right sizes and sensible values,
+without a process group.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from pyg_sar.shard.format.meta import Meta
 
 
 class Job(NamedTuple):
-    """What is rehearsed, with arguments of :func:`pyg_sar.planner.plan`."""
+    """A training to rehearse: arguments of :func:`pyg_sar.planner.plan`."""
 
     model: torch.nn.Module
     meta: Meta
@@ -44,9 +44,9 @@ class Job(NamedTuple):
 
 
 class Rehearsal(NamedTuple):
-    """What one rank did."""
+    """What one rank needed."""
 
-    peak_bytes: int  # of tensors alive at once, beyond features and edges
+    peak_bytes: int  # of tensors alive at once, without the shard's
     bytes_received: int  # in the last epoch
     rows_received: int
     cpu_seconds: float  # of the fastest epoch after the first one
@@ -55,14 +55,14 @@ class Rehearsal(NamedTuple):
 def rehearse(job: Job, sizes: RankSizes, *, count: bool = True, epochs: int = 2) -> Rehearsal:
     """Trains a copy of the model on a made-up shard, with Adam.
 
-    The first of the `epochs` also makes plans and optimizer states. Without `count` no bytes are
-    counted, and the CPU seconds are those of one thread.
+    The first of the `epochs` also makes plans and optimizer states. Without `count` bytes are not
+    counted, and one thread computes.
     """
     with random_states_kept(torch.device('cpu')), equal_ranks(sizes.num_ranks) as traffic:
         torch.manual_seed(0)
         model = copy.deepcopy(job.model).to('cpu').train()
         for module in model.modules():
-            if isinstance(module, MessagePassing):  # turned edges are as many, between as many rows
+            if isinstance(module, MessagePassing):  # reversed edges would be as many
                 module.flow = 'source_to_target'
         pays: Any = {'partial_sums': covers_pay(sizes.cover_share, 1)}
         model = wrap(model, mode=job.mode, **({} if job.mode == 'one_shot' else pays))
@@ -77,13 +77,13 @@ def rehearse(job: Job, sizes: RankSizes, *, count: bool = True, epochs: int = 2)
         with ExitStack() as stack:
             if count:
                 stack.enter_context(live)
-            else:  # threads that wait for each other take CPU seconds, too
+            else:  # threads that wait for each other would take CPU seconds, too
                 stack.callback(torch.set_num_threads, torch.get_num_threads())
                 torch.set_num_threads(1)
             for _ in range(epochs):
                 before = traffic.bytes_received, traffic.rows_received
                 start = time.process_time()
-                out = job.forward(model, data)  # as long as in a program
+                out = job.forward(model, data)  # alive until the step, as in a program
                 loss = _loss(out, data)
                 optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
@@ -127,7 +127,7 @@ def _is_row_of(logits: Any, store: Any) -> bool:
 
 @contextmanager
 def equal_ranks(num_ranks: int) -> Iterator[Counts]:
-    """While it lasts, this thread is rank 0 of equal ones; gives what it has received."""
+    """Makes this thread rank 0 of equal ranks, and yields the counts of its traffic."""
     counts = Counts()
     meter = Meter(counts)
     with ExitStack() as stack:
@@ -157,18 +157,18 @@ class _EqualRanks(Comm):
         send_rank: int,
         words: str,
     ) -> list[Any]:
-        """In one step as many rows come from rank -s as go to rank +s."""
-        for come, to in zip(received, sent, strict=True):
-            come.copy_(to)
+        """In one step the rows from rank -s are those that go to rank +s."""
+        for target, source in zip(received, sent, strict=True):
+            target.copy_(source)
         return []
 
     def all_to_all(
         self, received: Tensor, sent: Tensor, recv_sizes: list[int], send_sizes: list[int]
     ) -> None:
-        """What comes from rank r is what goes to rank -r."""
+        """The rows from rank r are those that go to rank -r."""
         parts = torch.split(sent, send_sizes)
-        for rank, place in enumerate(torch.split(received, recv_sizes)):
-            place.copy_(parts[-rank % self.size])
+        for rank, part in enumerate(torch.split(received, recv_sizes)):
+            part.copy_(parts[-rank % self.size])
 
     def all_reduce(self, tensor: Tensor, group: object = None) -> None:
         tensor *= self.size

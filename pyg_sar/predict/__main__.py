@@ -19,7 +19,7 @@ from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.checkpoint import save_rows
 from pyg_sar.commands.command_line import Parser, checked, run_command
-from pyg_sar.commands.users_model import made_model, named, run_model
+from pyg_sar.commands.users_model import FORWARD, MODEL, load_model, load_object, run_model
 from pyg_sar.ddp.wrap import wrap
 from pyg_sar.in_turns.run import play
 from pyg_sar.load import load_shard
@@ -41,8 +41,8 @@ def _run(args: argparse.Namespace) -> int:
         )
     _check_out(args.out)
     num_parts = read_meta(args.parts).num_parts
-    forward = run_model if args.forward is None else named(args.forward)
-    model = made_model(args.model)
+    forward = run_model if args.forward is None else load_object(args.forward)
+    model = load_model(args.model)
     set_weights(model, args.weights)
     parameters = {id(parameter): parameter for parameter in model.parameters()}
 
@@ -55,7 +55,7 @@ def _run(args: argparse.Namespace) -> int:
     figures = play(
         on_rank,
         num_parts,
-        memory=args.memory * 3 // 4,  # a quarter is for what a turn makes before others' tensors go
+        memory=args.memory * 3 // 4,  # the rest is for new tensors, until others are evicted
         spill=args.spill or args.parts.resolve().parent,
         limit=args.memory,
     ).figures
@@ -101,8 +101,7 @@ def _parser() -> Parser:
     add = parser.add_argument
     parts = 'a folder of python -m pyg_sar.partition; more parts need less memory'
     add('parts', type=Path, metavar='PARTS', help=parts)
-    made = 'FILE.py:NAME of a function without arguments that makes the model, or of a model'
-    add('model', metavar='MODEL', help=made)
+    add('model', metavar='MODEL', help=MODEL)
     weights = 'a file of its state_dict, or a folder of pyg_sar.save_checkpoint'
     add('weights', type=Path, metavar='WEIGHTS', help=weights)
     out = 'NAME.npy; NAME-TYPE.npy for each type of nodes that the model gives'
@@ -111,8 +110,7 @@ def _parser() -> Parser:
     add('--memory', type=checked(memory_size), required=True, metavar='SIZE', help=memory)
     spill = 'a folder on a disk for what is evicted; default: the one that PARTS lies in'
     add('--spill', type=Path, metavar='FOLDER', help=spill)
-    forward = 'FILE.py:NAME of forward(model, data); default: model(data.x, data.edge_index)'
-    add('--forward', metavar='FUNCTION', help=forward)
+    add('--forward', metavar='FUNCTION', help=FORWARD)
     nodes = 'type of the nodes, where the model of a HeteroData gives one tensor'
     add('--nodes', metavar='TYPE', help=nodes)
     add('--quiet', action='store_true', help='show no figures')

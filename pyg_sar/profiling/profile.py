@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from pyg_sar.comm import agree, check_equal
-from pyg_sar.commands.command_line import aligned
+from pyg_sar.commands.command_line import text_table
 from pyg_sar.monitor import bytes_text
 from pyg_sar.profiling.recording import Recording
 from pyg_sar.profiling.records import Summary, from_dict
@@ -76,10 +76,10 @@ class Profile(Recording):
         Raises:
             ValueError: On all ranks, if their models do not have the same number of layers.
         """
-        found = [from_dict(of_rank) for of_rank in agree(asdict(self.summary))]
-        num_layers = [len(of_rank.layers) for of_rank in found]
+        summaries = [from_dict(of_rank) for of_rank in agree(asdict(self.summary))]
+        num_layers = [len(of_rank.layers) for of_rank in summaries]
         check_equal('number of profiled layers', num_layers)
-        return found
+        return summaries
 
     def table(self, *, all_ranks: bool = False) -> str:
         """The counts as a table: two lines for each layer, then what is outside of layers.
@@ -131,7 +131,7 @@ _COUNTS: dict[str, Callable[[float], str]] = {
 
 
 def _table(summaries: Sequence[Summary], *, of_all: bool) -> str:
-    """One rank's counts, or the least, the mean and the most over the ranks, of each by itself."""
+    """One rank's counts, or the least, the mean and the most of each count over the ranks."""
     first = summaries[0]
     reductions: dict[str, Any] = {'': fmean}
     whose, remark = f'rank {first.rank} of {first.world_size}', ''
@@ -146,7 +146,7 @@ def _table(summaries: Sequence[Summary], *, of_all: bool) -> str:
         columns = list(zip(*(counts for _, counts in of_ranks), strict=True))
         for name, reduce in reductions.items():
             cells = [
-                form(reduce(known)) if (known := [n for n in column if n is not None]) else ''
+                form(reduce(present)) if (present := [n for n in column if n is not None]) else ''
                 for form, column in zip(_COUNTS.values(), columns, strict=True)
             ]
             rows.append([*names, *([name] if of_all else []), *cells])
@@ -156,17 +156,17 @@ def _table(summaries: Sequence[Summary], *, of_all: bool) -> str:
     lines = [
         f'{whose}: {seconds:.3f} s, of which {share:.0%} outside of layers; peak: {first.memory} '
         f'memory{remark}',
-        *aligned(rows, len(rows[0]) - len(_COUNTS)),
+        text_table(rows, len(rows[0]) - len(_COUNTS)),
     ]
-    read, found = sum(s.cache_reads for s in summaries), sum(s.cache_hits for s in summaries)
+    read, hits = sum(s.cache_reads for s in summaries), sum(s.cache_hits for s in summaries)
     if read:
-        rate = f'{found:,} of {read:,} rows of other ranks, {found / read:.0%}'
+        rate = f'{hits:,} of {read:,} rows of other ranks, {hits / read:.0%}'
         lines.append(f'cache of batches: {rate}')
     return '\n'.join(lines)
 
 
 def _lines(summary: Summary) -> Iterator[tuple[list[str], tuple[float | None, ...]]]:
-    """What a line is of, and its counts; None where there is nothing to tell."""
+    """The names and the counts of each line; None is a count that the line does not have."""
     for layer in summary.layers:
         names = [layer.path or '(model)', layer.conv, '+'.join(layer.paths) or '-', layer.mode]
         yield [*names, 'forward'], astuple(layer.forward)

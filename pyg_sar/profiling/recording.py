@@ -1,9 +1,10 @@
-"""Notes which layer of a model is running, and what happens meanwhile.
+"""Records which layer of a model is running, and its seconds, rows and memory.
 
-Forward passes begin and end with hooks of torch on the layers. Backward has no such moments: the
-steps of autograd run in an order of their own. So when a forward ends, the steps that it has made
-are looked up, from its outputs back to its inputs, and each is timed by itself: a layer's backward
-is the sum of its steps, linear layers included. All hooks go when the profile ends.
+Hooks of torch on a layer mark the begin and the end of its forward. Its backward has no such marks:
+autograd runs its steps in an order of its own. So after a forward, its steps are collected from its
+outputs back to its inputs, and each is timed by itself. A layer's backward is the sum of its steps,
+linear layers included. The hooks on layers are removed when the profile ends; those on steps stay
+with the graph, and do nothing then.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ T = TypeVar('T', bound='Recording')
 
 
 class Recording(Meter):
-    """Records one model while a ``with`` block lasts; `recorded` is there once it has ended."""
+    """Records one model in a ``with`` block; `recorded` is set when it ends."""
 
     recorded: Summary | None = None
 
@@ -36,14 +37,13 @@ class Recording(Meter):
         self._outside, self._cache_reads, self._cache_hits = Counts(), 0, 0
         super().__init__(self._outside)
         self._model = model
-        named = self._model.named_modules()
-        convs = {m: n for n, m in named if isinstance(m, SARConv)}
-        self._convs = {m: n for m, n in convs.items() if not m._sar.is_inside}
+        convs = ((n, m) for n, m in model.named_modules() if isinstance(m, SARConv))
+        self._convs = {conv: path for path, conv in convs if not conv._sar.is_inside}
         if not self._convs:
-            name = type(self._model).__name__
+            name = type(model).__name__
             raise ValueError(f'expected a model that is wrapped (got {name} without any SARConv)')
-        self._layers = [LayerProfile(n, name_of(m)) for m, n in self._convs.items()]
-        tensors = [*self._model.parameters(), *self._model.buffers()]
+        self._layers = [LayerProfile(path, name_of(conv)) for conv, path in self._convs.items()]
+        tensors = [*model.parameters(), *model.buffers()]
         self._device = tensors[0].device if tensors else torch.device('cpu')
         self._memory = HighWater(self._device)
         self._is_on = False
@@ -90,13 +90,13 @@ class Recording(Meter):
             cache_hits=self._cache_hits,
         )
 
-    def looked_up(self, num_rows: int, num_found: int) -> None:
-        """Counts rows that a cache was asked for."""
+    def looked_up(self, num_rows: int, num_hits: int) -> None:
+        """Counts rows that were looked up in a cache."""
         self._cache_reads += num_rows
-        self._cache_hits += num_found
+        self._cache_hits += num_hits
 
     def clock(self) -> float:
-        """Seconds; on a GPU when all that was started is done."""
+        """Seconds; on a GPU after its work is done."""
         if self._device.type == 'cuda':
             torch.cuda.synchronize(self._device)
         return super().clock()
@@ -104,7 +104,7 @@ class Recording(Meter):
     def _hooks(self) -> Iterator[Any]:
         # Functions, not methods: a deep copy of the model would copy the profile with a method.
         def drop(*_: Any) -> None:
-            del self.here.passes[1:]  # of a backward that failed
+            del self.here.passes[1:]  # they remain after a backward that failed
 
         yield self._model.register_forward_pre_hook(drop)
         for conv, layer in zip(self._convs, self._layers, strict=True):
@@ -146,10 +146,10 @@ class Recording(Meter):
             step.register_prehook(before)
             step.register_hook(after)
 
-    def begin(self, place: str, counts: Counts) -> None:
+    def begin(self, name: str, counts: Counts) -> None:
         """Notes the peak and begins another."""
         self._note_peak()
-        super().begin(place, counts)
+        super().begin(name, counts)
         self._memory.reset()
 
     def end(self) -> tuple[str, Counts]:
@@ -158,19 +158,19 @@ class Recording(Meter):
         return super().end()
 
     def enter_operation(self, operation: str, peer: int | None) -> None:
-        """Notes the peak before others' turns, which may set the mark back."""
+        """Notes the peak before the turns of other ranks, which may reset the mark."""
         super().enter_operation(operation, peer)
         if takes_turns():
             self._note_peak()
 
     def leave_operation(self) -> None:
-        """Forgets what others held meanwhile."""
+        """Forgets the memory of other ranks' turns."""
         super().leave_operation()
         if takes_turns():
             self._memory.reset()
 
     def _note_peak(self) -> None:
-        """Every pass under way has seen at least what is the peak since the last one began."""
+        """Raises the peak of all passes under way to the peak since the last mark."""
         passes = self.here.passes[1:]
         peak = self._memory.peak() if passes else None
         if peak is not None:
@@ -183,17 +183,17 @@ def _tensors(values: Any) -> list[Tensor]:
 
 
 def _steps(roots: list[Node], inputs: list[Any]) -> list[Node]:
-    """The steps of autograd from `roots` back to those that made the inputs, without these.
+    """The steps of autograd from `roots` back to the `inputs`, which are left out.
 
-    Without the leaves, too: what hooks on gradients of parameters do is not the layer's.
+    Leaves are left out, too: hooks on gradients of parameters are not the layer's work.
     """
     ends = {id(node) for node in inputs if node is not None}
-    found: dict[int, Node] = {}
+    steps: dict[int, Node] = {}
     waiting = list(roots)
     while waiting:
         node = waiting.pop()
-        if id(node) in ends or id(node) in found or hasattr(node, 'variable'):
+        if id(node) in ends or id(node) in steps or hasattr(node, 'variable'):
             continue
-        found[id(node)] = node
+        steps[id(node)] = node
         waiting.extend(next_node for next_node, _ in node.next_functions if next_node is not None)
-    return list(found.values())
+    return list(steps.values())

@@ -1,4 +1,4 @@
-"""What a profile has counted."""
+"""The counts of a profile."""
 
 from __future__ import annotations
 

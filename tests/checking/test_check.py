@@ -23,7 +23,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import GAT, GCN, GCNConv, GraphNorm, HeteroConv, SAGEConv
 
 import pyg_sar
-from pyg_sar.checking.one_run import _leaves, _told
+from pyg_sar.checking.one_run import _leaves, _sendable
 
 Pair = namedtuple('Pair', 'loss acc')
 
@@ -77,9 +77,9 @@ def _named_tuple(model: nn.Module, data: Data) -> Pair:
 
 
 def _object(model: nn.Module, data: Data) -> SimpleNamespace:
-    found = SimpleNamespace(loss=_loss(model, data), x=np.float64(2), data=data, model=model)
-    found.itself = found
-    return found
+    result = SimpleNamespace(loss=_loss(model, data), x=np.float64(2), data=data, model=model)
+    result.itself = result
+    return result
 
 
 def _class_weights(model: nn.Module, data: Data) -> Tensor:
@@ -395,7 +395,8 @@ def test_inert(data: Data) -> None:
             [str(torch.get_default_dtype()), calls, seen, model.training, warnings.filters],
             [data.to_dict(), dict(os.environ)],
         ]
-        return {path: _told(value) for path, value in _leaves(copy.deepcopy(everything), '', ())}
+        leaves = _leaves(copy.deepcopy(everything), '', ())
+        return {path: _sendable(leaf) for path, leaf in leaves}
 
     before, objects = state(), [id(p) for p in model.parameters()]
     pyg_sar.check(step, model, data)

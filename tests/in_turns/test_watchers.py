@@ -101,7 +101,7 @@ def test_whoever_waits_for_turns_is_told_to_wait(
     within: dict[int, int] = {}
 
     class Depth(hook.Watcher):
-        hears_all = True
+        watches_all = True
 
         def enter_operation(self, operation: str, peer: int | None) -> None:
             within[threading.get_ident()] = within.get(threading.get_ident(), 0) + 1

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pyg_sar.commands.command_line import aligned
+from pyg_sar.commands.command_line import text_table
 from pyg_sar.shard.cover import covers_pay
 from pyg_sar.shard.format.file_names import EdgeKey, NodeKey, type_name
 from pyg_sar.shard.format.meta import Meta
@@ -88,7 +88,7 @@ class PartitionSummary:
             [
                 f'{self.num_nodes:,} nodes and {self.num_edges:,} edges in {self.num_parts} '
                 f'parts ({self.method})',
-                *aligned([header, *rows]),
+                text_table([header, *rows]),
                 f'edge cut              {self.edge_cut:,} ({cut:.1%} of the edges)',
                 f'communication volume  {self.communication_volume:,} rows per layer '
                 f'({rows_per_node:.2f} per node)',
