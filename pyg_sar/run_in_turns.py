@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pyg_sar.commands.command_line import Parser, checked, positive
 from pyg_sar.in_turns import run_in_turns
-from pyg_sar.in_turns.run import check_places
+from pyg_sar.in_turns.run import check_options
 from pyg_sar.monitor import memory_size
 from pyg_sar.shard.format.file_names import META_FILE
 
@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if path is not None and not path.exists():
             parser.error(f'no such file: {path}')
     try:
-        check_places(args.host_memory, args.spill, args.reserve)
+        check_options(args.host_memory, args.spill, args.reserve)
     except ValueError as error:
         parser.error(str(error))
     sys.argv[:] = [str(args.script), *args.arguments]
@@ -46,10 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = {name: getattr(args, name) for name in names}
     main_module = sys.modules['__main__']
     try:
-        found = run_in_turns(run, args.parts, **options).figures
+        figures = run_in_turns(run, args.parts, **options).figures
     finally:
         sys.modules['__main__'] = main_module  # ranks put it back in any order
-    print(found, file=sys.stderr)
+    print(figures, file=sys.stderr)
     return 0
 
 

@@ -1,6 +1,6 @@
-"""What stands in the place of some functions of Python and torch while ranks take turns.
+"""Replaces some functions of Python and torch while ranks take turns.
 
-A program calls them past torch's operations, or takes its process for one rank.
+Programs use them to reach memory past torch's operations, or as if their process were one rank.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _are_all_disabled = find_or_none('torch._C._is_torch_function_all_disabled')
 
 @contextmanager
 def replaced() -> Iterator[None]:
-    """Puts these functions in their place, while it lasts."""
+    """Replaces these functions while it lasts."""
     with ExitStack() as stack:
 
         def replace(owner: Any, name: str, function: Any) -> None:
@@ -49,14 +49,14 @@ def replaced() -> Iterator[None]:
 
 
 def _start_thread(start: Any) -> Any:
-    """Threads that a rank starts run beside all turns, so what they touch stays here."""
+    """Threads that a rank starts run during all turns, so memory that they touch stays here."""
 
     def start_seen(thread: threading.Thread) -> None:
         watch, run = watcher.value, thread.run
         if isinstance(watch, Watch):
 
             def run_seen() -> None:
-                with watch.beside(stays=True):
+                with watch.in_thread(stays=True):
                     run()
 
             thread.run = run_seen  # type: ignore[method-assign]

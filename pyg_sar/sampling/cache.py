@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.evictable import place_of
+from pyg_sar.evictable import start_of
 from pyg_sar.monitor import hook
 from pyg_sar.sampling.arguments import Fans
 from pyg_sar.sampling.ask import ask_for_rows
@@ -78,7 +78,7 @@ class Cache:
 
 def _state(attributes: AttributeRows) -> list[Any]:
     return [
-        None if value.is_inference() else (key, name, place_of(value), value._version)
+        None if value.is_inference() else (key, name, start_of(value), value._version)
         for key, values in attributes.nodes.items()
         for name, value in values.items()
     ]
