@@ -33,7 +33,7 @@ _ABOUT = 'checkpoint.json'
 
 @dataclass(frozen=True)
 class About:
-    """What ``checkpoint.json`` holds."""
+    """The content of ``checkpoint.json``."""
 
     epoch: int
     num_ranks: int  # that wrote it
@@ -113,7 +113,7 @@ def read_table(folder: Path, root: Path, key: str, dtype: str) -> Tensor:
 
 
 def _load(source: Path | io.BytesIO) -> Any:
-    """What ``torch.save`` has written: tensors and plain values; a ValueError for anything else."""
+    """Reads tensors and plain values of ``torch.save``; a ValueError for anything else."""
     try:
         state = load_plain(source)
         check_tensors(state, are_ordinary=False)

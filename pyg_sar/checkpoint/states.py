@@ -46,7 +46,7 @@ def model_state(model: torch.nn.Module) -> State:
 
 
 def optimizer_state(optimizer: Optimizer) -> State:
-    """Its ``state_dict()`` and class; its tensors of a node embedding must have all its rows."""
+    """The ``state_dict()`` and class; tensors of a node embedding must have all its rows."""
     state, tables, kind = optimizer.state_dict(), dict[str, Table](), type(optimizer).__name__
     for index, weight in embeddings_of(optimizer).items():
         values = state['state'].get(index, {})
@@ -126,7 +126,7 @@ def set_optimizer_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:
 
 
 def random_states() -> dict[str, Any]:
-    """Of torch (CPU, and the current CUDA device if CUDA is used), NumPy and Python."""
+    """States of torch (CPU, and the current CUDA device if in use), NumPy and Python."""
     name, key, *rest = np.random.get_state()  # noqa: NPY002 (what PyG draws from)
     version, internal, gauss = random.getstate()
     uses_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]

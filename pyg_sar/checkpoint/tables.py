@@ -36,13 +36,13 @@ class Table:
 
     @classmethod
     def of(cls, weight: Rows, values: Tensor) -> Table:
-        """Of own rows of a node embedding, or of an optimizer's state of them."""
+        """The table of a node embedding, `values` its own rows or an optimizer's state of them."""
         space = weight._space
         return cls(plain(values).detach(), space.ids(weight.device), space.total)
 
     @property
     def shape(self) -> list[int]:
-        """Of the rows of all nodes."""
+        """The shape of the rows of all nodes."""
         return [self.num_nodes, *self.values.shape[1:]]
 
     def run(self) -> tuple[Array, int]:

@@ -1,4 +1,4 @@
-"""What moves between ranks: the only package that sends features."""
+"""Communication between ranks: no other package sends features."""
 
 from pyg_sar.comm.agreed import Agreed
 from pyg_sar.comm.buffers import Rows

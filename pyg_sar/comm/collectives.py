@@ -26,10 +26,10 @@ _KINDS = {k.__name__: k for k in (FileNotFoundError, OSError, TypeError, ValueEr
 
 
 def together(step: Callable[[], T]) -> T:
-    """What `step` gives on this rank, unless it raised on any (collective: see :func:`agree`).
+    """Takes a step on every rank and returns its result (collective: see :func:`agree`).
 
-    Then all ranks raise: this rank its own error, or else that of the first other rank, with its
-    rank. A step has no collectives.
+    If it raises on any rank, all raise: a rank its own error, or else that of the first other rank,
+    with its rank. A step has no collectives.
     """
     result: Any = None
     error = None
@@ -42,7 +42,7 @@ def together(step: Callable[[], T]) -> T:
 
 
 def on_rank_0(step: Callable[[], T]) -> T:
-    """What `step` gives on rank 0, which alone takes it: plain values; raises as `together`."""
+    """Takes `step` on rank 0 alone; all get its plain values; raises as `together`."""
     own = together(lambda: step() if current().rank == 0 else None)
     return agree(own)[0]
 

@@ -19,7 +19,7 @@ from pyg_sar.comm.ranks import current
 Function = TypeVar('Function', bound=type)
 
 torch_apply: Any = vars(torch.autograd.Function)['apply']
-"""What calls a Function, as it was before that of users' Functions was replaced."""
+"""torch's own, before the one of users' Functions was replaced."""
 
 
 def communicates(function: Function) -> Function:

@@ -86,7 +86,7 @@ class _Debugging:
 
 
 debugging = _Debugging()
-"""Whether a rank of this process has been told to compare programs."""
+"""Whether a rank of this process compares programs."""
 
 
 def set_debug(debug: bool | None) -> None:

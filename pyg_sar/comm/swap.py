@@ -75,5 +75,5 @@ def tell_moved(part: int, kind: str, came: Rows, num_sent: int) -> None:
 
 
 def forms_of(rows: Rows) -> str:
-    """What rows are, in words that are equal on all ranks."""
+    """Dtypes and widths of rows, in words that are equal on all ranks."""
     return ' and '.join(f'rows of {t.dtype} {tuple(t.shape[1:])}' for t in rows)

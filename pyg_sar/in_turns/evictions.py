@@ -1,4 +1,4 @@
-"""All storages of a run that may be evicted: which one is whose, and who may touch it."""
+"""All storages of a run that may be evicted, with the ranks that own and use them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pyg_sar.in_turns.spill_file import SpillFile
 from pyg_sar.in_turns.tiers import Away, Clock, Held, OverMemory, Tier
 
 LEAST_BYTES = 64 << 10
-"""Of storages that are evicted."""
+"""Smaller storages are not evicted."""
 
 
 class Evictions:

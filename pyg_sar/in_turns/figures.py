@@ -37,7 +37,7 @@ class Figures:
     disk: int = 0
 
     def __str__(self) -> str:
-        """As a person reads it."""
+        """The figures in words."""
         phrases = [f'{bytes_text(self.peak)} of large tensors at most']
         if self.device_peak:
             phrases = [f'{bytes_text(self.device_peak)} of large tensors on a GPU at most']

@@ -18,7 +18,7 @@ _HEAD = re.compile(r'^([0-9a-f]+)-([0-9a-f]+) (\S+) \S+ \S+ \d+ +(/.*)$', re.MUL
 
 
 class MappedFiles:
-    """Where files are mapped that nobody has written to in memory."""
+    """Address ranges of mapped files that nobody has written to in memory."""
 
     def __init__(self) -> None:
         # A storage in it keeps the range mapped.
@@ -26,7 +26,7 @@ class MappedFiles:
 
     @property
     def num_bytes(self) -> int:
-        """What they take if all their pages are here."""
+        """Bytes of the ranges, if all their pages are here."""
         return sum(end - start for start, end in self._ranges)
 
     def note(self, folder: Path, storages: Iterable[torch.UntypedStorage]) -> None:

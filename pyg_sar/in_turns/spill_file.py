@@ -131,7 +131,7 @@ def _rounded(num_bytes: int) -> int:
 
 
 def _parts(address: int, num_bytes: int) -> list[tuple[int, memoryview]]:
-    """Memory in parts that one call can move, each with where it starts."""
+    """Memory in parts that one call can move, with the starts of these."""
     sizes = [
         (start, min(_CALL_BYTES, num_bytes - start)) for start in range(0, num_bytes, _CALL_BYTES)
     ]

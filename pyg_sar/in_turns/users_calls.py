@@ -84,9 +84,9 @@ def _give_away(give_away: Any) -> Any:
 
 
 def _read(read: Any, is_written: bool = False) -> Any:
-    """As :func:`_give_away`, of one that reads memory at once, or gives Python its storage.
+    """As :func:`_give_away`, of a function that reads memory at once, or gives Python a storage.
 
-    What Python has of a storage itself stays here for that time.
+    A storage that Python has stays here for that time.
     """
 
     @wraps(read)

@@ -48,7 +48,7 @@ _DEFAULTS = {
     'pin_memory_device': '',
     'in_order': True,
 }
-"""What PyG and torch have where these are not given; None for all others."""
+"""Defaults of PyG and torch; None for all others."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Fans:
 
     @property
     def num_hops(self) -> int:
-        """How far from the seeds nodes are drawn."""
+        """The number of hops from the seeds."""
         return len(next(iter(self.num_neighbors.values())))
 
 

@@ -34,7 +34,7 @@ class Parcel(NamedTuple):
 
 
 class Traffic:
-    """How much goes to every rank, and comes from every rank (collective: an all-to-all).
+    """The numbers of rows that go to and come from every rank (collective: an all-to-all).
 
     `sent` has by key a number for every rank.
     """
@@ -57,7 +57,7 @@ class Question(NamedTuple):
     """Nodes whose in-edges are to be drawn."""
 
     node: Tensor  # int64 ``[N]``: positions, or own rows where they are drawn
-    state: Tensor  # what their draws follow from beside their id, int64 ``[N]``
+    state: Tensor  # hashes from which their draws follow, int64 ``[N]``
     until: Tensor | None  # the time that edges may have, ``[N]``; None for any
 
 
@@ -133,7 +133,7 @@ def ask_for_rows(
 
 
 def _by_rank(names: Iterable[str], pieces: Iterator[list[Tensor]]) -> list[Values]:
-    """Of every rank its rows of each attribute."""
+    """By rank, its rows of all attributes."""
     named = [[(name, piece) for piece in next(pieces)] for name in names]
     return [dict(of_rank) for of_rank in zip(*named, strict=True)]
 
@@ -153,7 +153,7 @@ def _rows_there(graph: LocalGraph, key: NodeKey, position: Tensor) -> Tensor:
 
 
 def send(parcels: Sequence[Parcel]) -> Iterator[Tensor]:
-    """Of each parcel what comes, by the rank it comes from, on the CPU (collective).
+    """The rows that come of each parcel, by the rank that sends them, on the CPU (collective).
 
     The first rows go to rank 0, the next ones to rank 1 ... All ranks have as many parcels, each of
     one dtype and width on all.
@@ -162,7 +162,7 @@ def send(parcels: Sequence[Parcel]) -> Iterator[Tensor]:
 
 
 def send_in_pieces(parcels: Sequence[Parcel]) -> Iterator[list[Tensor]]:
-    """What :func:`send` does; of each parcel the rows of every rank, not yet joined."""
+    """As :func:`send`; of each parcel the rows of every rank, not yet joined."""
     parcels = [_on_host(p) for p in parcels]
     ranks = range(len(parcels[0].to))
     if len(ranks) == 1:
@@ -202,7 +202,7 @@ def _sizes(parcels: Sequence[Parcel], counts: list[list[int]]) -> list[int]:
 
 
 def _room(parcels: Sequence[Parcel], counts: list[list[int]]) -> tuple[Tensor, list[list[Tensor]]]:
-    """Bytes for so many rows of each parcel to or from every rank, and where these rows lie."""
+    """Memory for `counts` rows of each parcel by rank, and views of these rows in it."""
     room, start = torch.empty(sum(_sizes(parcels, counts)), dtype=torch.uint8), 0
     pieces: list[list[Tensor]] = [[] for _ in parcels]
     for of_rank in zip(*counts, strict=True):

@@ -32,7 +32,7 @@ ROUND = 12
 
 
 class Epoch(NamedTuple):
-    """What the batches of an epoch follow from."""
+    """The numbers from which all draws of an epoch follow."""
 
     number: int  # from 0 on
     draws: int  # of neighbours and negatives

@@ -57,11 +57,11 @@ class Nodes:
         self.wire = torch.int32 if self.total < 2**31 else torch.int64
 
     def by_position(self, values: Tensor) -> Tensor:
-        """What own rows are in the order of positions."""
+        """Values of own rows, in the order of positions."""
         return values if self._rows is None else values[self._rows]
 
     def positions(self, row: Tensor) -> Tensor:
-        """Where own rows are."""
+        """The positions of own rows."""
         return self.first + row if self._positions is None else self._positions[row]
 
     def rows(self, position: Tensor) -> Tensor:

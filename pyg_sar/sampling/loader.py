@@ -1,4 +1,4 @@
-"""What all loaders of mini-batches share: batches, epochs, their state, and threads.
+"""The base of all loaders of mini-batches: batches, epochs, their state, and threads.
 
 All ranks have one list of seeds, and every epoch one order of it, as on one machine. A rank takes
 its own seeds of a batch. What is drawn follows from ids of the whole graph, and from a number of
@@ -220,7 +220,7 @@ class Loader:
 
     @property
     def hit_rate(self) -> float:
-        """Of the rows of other ranks that batches have read, the share that was in the cache."""
+        """The share of rows from the cache, among rows of other ranks that batches have read."""
         cache = self._sampler.cache
         return 0.0 if cache is None else cache.num_found / max(cache.num_read, 1)
 

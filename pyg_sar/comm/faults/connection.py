@@ -1,4 +1,4 @@
-"""How exchanges end when a rank fails.
+"""Ends exchanges when a rank fails.
 
 A rank that fails closes its own connections, after it has written why into the store. So operations
 of the others fail at once, and the reports tell them which rank failed first. gloo's ``abort`` and
@@ -169,7 +169,7 @@ class Connection(Comm):
         """Ends the group because of an exception of this rank's own, and reports it."""
         if self.error is not None or self.group is None:
             return
-        if isinstance(error, ExchangeError):  # of a lane, which has told why
+        if isinstance(error, ExchangeError):  # of a lane, which has reported why
             self.end(error)
             return
         cause = cause or _failure(error)

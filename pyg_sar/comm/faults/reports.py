@@ -125,7 +125,7 @@ def _until(holds: Callable[[], bool], seconds: float) -> bool:
 
 
 def _bounded(fn: Callable[[], Value], seconds: float) -> Value | None:
-    """What `fn` returns, or None if it fails or takes longer."""
+    """The result of `fn`, or None if it fails or takes longer."""
     results: list[Value] = []
 
     def run() -> None:

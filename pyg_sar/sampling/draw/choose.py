@@ -1,4 +1,4 @@
-"""Which of their in-edges nodes draw: pure functions of hashes.
+"""Draws in-edges of nodes: pure functions of hashes.
 
 Edges have numbers in an order that no partition changes; the in-edges of a node are ``start .. end
 - 1``. Draws follow from the hash of the node alone, so every owner draws the same.

@@ -44,11 +44,11 @@ class _Links(NamedTuple):
     row: Tensor  # own rows of the destinations
     sources: Callable[[LocalGraph], Tensor]  # their positions (collective)
     space: Space  # as rows of which they count
-    same: str  # what must be equal on all ranks
+    same: str  # words that must be equal on all ranks
 
 
 def read_links(data: Data | HeteroData, args: Mapping[str, Any]) -> Asked:
-    """What `edge_label_index` and the arguments that belong to it say (collective)."""
+    """Reads `edge_label_index` and the arguments that belong to it (collective)."""
     has_time = args['edge_label_time'] is not None
     if has_time != (args['time_attr'] is not None):
         raise ValueError(
@@ -155,7 +155,7 @@ def _of_pairs(graph: LocalGraph, key: EdgeKey, n_id: Tensor, src: Tensor) -> Ten
 
 
 def _relation_of(data: Data | HeteroData, value: Any) -> tuple[EdgeKey, Any]:
-    """The relation of links, and what says which they are."""
+    """The relation of links, and their pairs; None for all."""
     key: EdgeKey = None
     if isinstance(data, HeteroData):
         is_relation = isinstance(value, (tuple, list)) and all(isinstance(v, str) for v in value)

@@ -28,9 +28,9 @@ _MOST = 500  # tries
 
 
 def read_neg_sampling(value: Any, ends: Sequence[Any]) -> NegativeSampling | None:
-    """What `neg_sampling` says; of weights those of own nodes, float64 on the CPU.
+    """Reads `neg_sampling`; its weights become those of own nodes, float64 on the CPU.
 
-    `ends` is where the attributes of sources and destinations are.
+    `ends` are the stores of sources and destinations.
     """
     wrong = f"'neg_sampling' must be 'binary', 'triplet' or a NegativeSampling (got {value!r}"
     try:
@@ -142,7 +142,7 @@ class Negatives:
 
 
 def _last(nodes: Population | None, tried: Tensor) -> Tensor:
-    """What links get for which no pair was found: of nodes with times the earliest, as in PyG.
+    """Nodes for links without a pair: of nodes with times the earliest, as in PyG.
 
     Mostly these links are so early that no other nodes are there.
     """

@@ -23,7 +23,7 @@ _CPU = torch.device('cpu')
 
 
 def read_nodes(data: Data | HeteroData, args: Mapping[str, Any]) -> Asked:
-    """What `input_nodes` and `input_time` say (collective where they are rows)."""
+    """Reads `input_nodes` and `input_time` (collective where they are rows)."""
     if args['input_time'] is not None and args['time_attr'] is None:
         raise ValueError("'input_time' needs a 'time_attr' (got None)")
     key, nodes = _type_of(data, args['input_nodes'])
@@ -51,7 +51,7 @@ def read_nodes(data: Data | HeteroData, args: Mapping[str, Any]) -> Asked:
 
 
 def _type_of(data: Data | HeteroData, value: Any) -> tuple[NodeKey, Any]:
-    """The type of the seeds, and what says which nodes they are."""
+    """The type of the seeds, and their mask or ids; None for all."""
     if not isinstance(data, HeteroData):
         return None, value
     key, nodes = value, None
@@ -66,7 +66,7 @@ def _type_of(data: Data | HeteroData, value: Any) -> tuple[NodeKey, Any]:
 
 
 def _own_seeds(store: Any, value: Any) -> tuple[Tensor, Space, str]:
-    """Own rows of the seeds, as rows of which space, and what must be equal on all ranks."""
+    """Own rows of the seeds, their space, and words that must be equal on all ranks."""
     n_id, space = nodes_of(store)
     count = space.total
     if value is None:

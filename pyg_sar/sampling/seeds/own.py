@@ -39,7 +39,7 @@ def check_ids(name: str, ids: Tensor, count: int) -> None:
 
 
 def of_all_ranks(ids: Tensor) -> str:
-    """What differs where ranks hold other lists."""
+    """Words that differ where ranks hold different lists."""
     count = ids.size(-1)
     hashes = hashed(0, torch.arange(count), *(ids if ids.dim() > 1 else [ids]))
     return f'{count} of the whole graph, hash {int(hashes.sum()) % 2**32:x}'

@@ -1,4 +1,4 @@
-"""Nodes of all ranks, to draw from: alike likely, or by weight, or only those there by a time.
+"""Draws from the nodes of all ranks: equally likely, or by weight, or only those up to a time.
 
 A rank knows how much each part has, and draws a part; the owner draws in it. So no rank holds
 weights or times of other ranks' nodes.
@@ -21,7 +21,7 @@ from pyg_sar.sampling.graph import LocalGraph
 from pyg_sar.shard.format.file_names import NodeKey
 
 Refuses = Callable[[Tensor, Tensor], Tensor]
-"""Of own rows and positions of sources: which pairs are refused, bool."""
+"""Takes own rows and positions of sources, and tells which pairs are refused, bool."""
 
 
 class Population:

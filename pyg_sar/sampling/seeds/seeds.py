@@ -1,4 +1,4 @@
-"""What batches begin with: nodes or links, cut into batches.
+"""The seeds of batches: nodes or links.
 
 A node is a seed with one end, a link one with two. All ranks have one list of seeds, and batch i
 has those from ``i * batch_size`` on, as on one machine. A rank takes the ones that it owns; a link
@@ -25,12 +25,12 @@ from pyg_sar.sampling.seeds.excluded import Excluded
 from pyg_sar.sampling.seeds.negatives import Negatives
 from pyg_sar.shard.format.file_names import EdgeKey, NodeKey
 
-EDGES, NEGATIVES = range(2)  # what hashes are for
+EDGES, NEGATIVES = range(2)  # purposes of hashes
 
 Asked = tuple[dict[str, Any], Callable[[LocalGraph, bool], 'Seeds']]
-"""What has to be equal on all ranks; and what makes the seeds, with `disjoint` trees or not.
+"""Values that must be equal on all ranks; and a function that makes seeds, `disjoint` or not.
 
-It raises a ValueError on all ranks if they are wrong on one (collective).
+The function raises a ValueError on all ranks if seeds are wrong on one (collective).
 """
 
 
@@ -64,7 +64,7 @@ class SeedBatches:
     cuts: list[int]  # K + 1 offsets of the batches' seeds
     first: dict[NodeKey, First]  # their nodes, by type
     group_ptr: Tensor  # first group of every batch, and how many there are, int64 ``[K + 1]``
-    state: Tensor  # what the draws of a group follow from beside nodes, int64 ``[num_groups]``
+    state: Tensor  # hashes from which the draws of a group follow, int64 ``[num_groups]``
     until: Tensor | None  # the time that a group's edges may have, ``[num_groups]``
     tree: Tensor | None  # with disjoint trees the seed of every group, counted in its batch
     links: Links | None  # None where seeds are nodes
@@ -72,7 +72,7 @@ class SeedBatches:
 
     @property
     def num_batches(self) -> int:
-        """How many batches these are of."""
+        """The number K of batches."""
         return len(self.cuts) - 1
 
     @property
@@ -111,7 +111,7 @@ class Seeds:
         return ends_of(self.type) if len(self.ends) == 2 else (self.type,)
 
     def num_batches(self, drop_last: bool) -> int:
-        """How many batches an epoch has, on every rank."""
+        """The number of batches of an epoch, on every rank."""
         return (self.total + (0 if drop_last else self.batch_size - 1)) // self.batch_size
 
     def order(self, number: int | None) -> Order:
@@ -182,7 +182,7 @@ class Seeds:
         )
 
     def _states(self, purpose: int, number: int, batches: range) -> Tensor:
-        """What the draws of batches follow from, ``[len(batches)]``."""
+        """Hashes from which the draws of batches follow, ``[len(batches)]``."""
         return hashed(number, purpose, torch.tensor(batches))
 
     @property
