@@ -146,8 +146,8 @@ def is_read_by_rows(tensor: Tensor) -> bool:
 
 def select_rows(out: Tensor, tensor: Tensor, index: Tensor) -> None:
     """``torch.index_select(tensor, 0, index, out=out)`` of rows that may be away."""
-    seen = watcher.value
-    if seen is None or not seen.reads_rows(out, tensor, index):
+    watch = watcher.value
+    if watch is None or not watch.reads_rows(out, tensor, index):
         torch.index_select(tensor, 0, index, out=out)
 
 
@@ -160,6 +160,6 @@ def selected_rows(tensor: Tensor, index: Tensor) -> Tensor:
 
 def copy_run(out: Tensor, run: Tensor) -> None:
     """``out.copy_(run)`` of a contiguous tensor that may be away."""
-    seen = watcher.value
-    if seen is None or not seen.reads_run(out, run):
+    watch = watcher.value
+    if watch is None or not watch.reads_run(out, run):
         out.copy_(run)

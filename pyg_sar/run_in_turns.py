@@ -57,18 +57,9 @@ def _parser() -> Parser:
     description = 'Runs a program written for torchrun as all ranks, in turn, in one process.'
     parser, size = Parser('pyg_sar.run_in_turns', description), checked(memory_size)
     add = parser.add_argument
-    add(
-        'script',
-        type=Path,
-        metavar='SCRIPT',
-        help='the program',
-    )
-    add(
-        'arguments',
-        nargs=argparse.REMAINDER,
-        metavar='...',
-        help='what the program gets: all after SCRIPT',
-    )
+    add('script', type=Path, metavar='SCRIPT', help='the program')
+    rest = 'what the program gets: all after SCRIPT'
+    add('arguments', nargs=argparse.REMAINDER, metavar='...', help=rest)
     memory = 'that large tensors may take together, on a GPU and on the host, e.g. 4GB'
     add('--memory', type=size, metavar='SIZE', help=memory)
     spill = 'a folder on a disk for what is evicted; with a GPU, if the host is not to take all'

@@ -210,9 +210,7 @@ class Exchange:
         ]
         halo_ptr = shard.halo_ptr[:: shard.parts_per_rank]
         return Request(
-            torch.cat(rows),
-            [t.numel() for t in rows],
-            [b - a for a, b in pairwise(halo_ptr)],
+            torch.cat(rows), [t.numel() for t in rows], [b - a for a, b in pairwise(halo_ptr)]
         )
 
 

@@ -22,13 +22,7 @@ class Swap:
     """
 
     def __init__(
-        self,
-        received: Buffers,
-        recv_rank: int,
-        sent: Buffers,
-        send_rank: int,
-        part: int,
-        tag: int,
+        self, received: Buffers, recv_rank: int, sent: Buffers, send_rank: int, part: int, tag: int
     ) -> None:
         self.received, self.sent = received, sent
         self._comm, self._part = current(), part

@@ -91,9 +91,9 @@ def _read(read: Any, is_written: bool = False) -> Any:
 
     @wraps(read)
     def read_seen(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-        seen = watcher.value
-        if seen is not None and not _is_ours():
-            seen.needs(tensor, is_written=is_written)
+        watch = watcher.value
+        if watch is not None and not _is_ours():
+            watch.needs(tensor, is_written=is_written)
         return read(tensor, *args, **kwargs)
 
     return read_seen

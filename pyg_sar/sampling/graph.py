@@ -22,13 +22,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.comm import agree, exchange_of, rank, together
-from pyg_sar.sampling.attributes import (
-    AttributeRows,
-    Values,
-    edge_stores,
-    ends_of,
-    node_stores,
-)
+from pyg_sar.sampling.attributes import AttributeRows, Values, edge_stores, ends_of, node_stores
 from pyg_sar.sampling.draw.choose import cumulated
 from pyg_sar.shard.format.file_names import EdgeKey, NodeKey
 
@@ -131,9 +125,8 @@ def build(
             {} if weight_attr is None else _weights(attributes, weight_attr),
         )
     )
-    every = [*times.values(), *edge_times.values()]
-    is_real = any(t.is_floating_point() for t in every)
-    time_dtype = torch.float64 if is_real else torch.int64
+    every = (*times.values(), *edge_times.values())
+    time_dtype = torch.float64 if any(t.is_floating_point() for t in every) else torch.int64
     times = {key: time.to(time_dtype) for key, time in times.items()}
     edge_times = {key: time.to(time_dtype) for key, time in edge_times.items()}
     edges = {}
@@ -145,8 +138,7 @@ def build(
             # The halo lies on the device of the shard.
             halo = exchange_of(shard).fetch_all([t.to(shard.n_id.device) for t in columns])
             columns = [torch.cat([t, h.to(t.device)]) for t, h in zip(columns, halo, strict=True)]
-        at = data[key].edge_index if isinstance(data, HeteroData) else data.edge_index
-        src_row, dst_row = at.handle.ids.cpu()
+        src_row, dst_row = edge_stores(data)[key].edge_index.handle.ids.cpu()
         time = columns[1][src_row] if src in times else edge_times.get(key)
         dst_row = nodes[dst].positions(dst_row) - nodes[dst].first
         e_id = shard.e_id.cpu().numpy()

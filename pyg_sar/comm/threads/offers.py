@@ -29,8 +29,8 @@ class Offer:
         read: Sequence[Tensor],
     ) -> None:
         self._tensors, self._make, self._read = list(form), make, read
-        seen = evictable.watcher.value
-        if make is not None and (seen is None or not seen.offers(read, self)):
+        watch = evictable.watcher.value
+        if make is not None and (watch is None or not watch.offers(read, self)):
             self.settle()
 
     @property
@@ -43,10 +43,10 @@ class Offer:
         if self._make is not None:
             tensors = lend()
             self._make(tensors)
-            seen = evictable.watcher.value
-            if seen is not None:
+            watch = evictable.watcher.value
+            if watch is not None:
                 for tensor in self._read:
-                    seen.leaves(tensor)
+                    watch.leaves(tensor)
             self._tensors, self._make, self._read = tensors, None, ()
         return self._tensors
 
