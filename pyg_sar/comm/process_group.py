@@ -30,7 +30,7 @@ from pyg_sar.comm.faults.connection import Connection
 from pyg_sar.comm.faults.errors import at_location, location
 from pyg_sar.comm.faults.groups import meet, new_group, timeout_of
 from pyg_sar.comm.faults.reports import Cause, Reports, for_reports
-from pyg_sar.comm.faults.watch import Watch
+from pyg_sar.comm.faults.watch import TransferWatch
 
 _SHORT = 512
 """Bytes of a text that needs no further messages."""
@@ -53,7 +53,7 @@ class GroupComm(Connection):
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.timeout: timedelta | None = None if main is None else main.timeout
         self._devices: set[torch.device] = set()
-        self._watch: Watch | None = None
+        self._watch: TransferWatch | None = None
         if main is not None:
             self.reports, self.debug = main.reports, main.debug
             main.lanes.add(self)
@@ -78,7 +78,7 @@ class GroupComm(Connection):
         types: Sequence[torch.device] = self.group._device_types
         if types and self._small not in types:
             self._small = types[0]
-        self._watch = Watch(self._lost_on_device, self.seconds - for_reports(self.seconds))
+        self._watch = TransferWatch(self._lost_on_device, self.seconds - for_reports(self.seconds))
         self._devices = set()
 
     def set_timeout(self, timeout: timedelta | None) -> None:

@@ -28,7 +28,7 @@ class _Transfer(NamedTuple):
     operation: str
 
 
-class Watch:
+class TransferWatch:
     """The transfers of a comm's devices, and from the first one on a thread that looks.
 
     `tell` is called once, with the error and the operation of a transfer that fails or takes longer
