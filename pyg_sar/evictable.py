@@ -32,7 +32,7 @@ class Offered(Protocol):
 class Watcher(Protocol):
     """Sees what a thread reads and writes."""
 
-    def beside(self) -> AbstractContextManager[Any]:
+    def in_thread(self) -> AbstractContextManager[Any]:
         """A context for another thread that computes for this one."""
 
     def needs(self, tensor: Tensor, *, is_written: bool) -> None:
@@ -69,7 +69,7 @@ watcher: Scoped[Watcher | None] = Scoped(None)
 
 def helper_context() -> Callable[[], AbstractContextManager[Any]]:
     """A context for threads that compute for the calling thread."""
-    return nullcontext if watcher.value is None else watcher.value.beside
+    return nullcontext if watcher.value is None else watcher.value.in_thread
 
 
 _data_ptr = Tensor.data_ptr  # torch's own, which ranks in turns replace
@@ -133,7 +133,7 @@ def note_mapped(folder: Path, tensors: Sequence[Tensor]) -> None:
         watcher.value.maps(folder, tensors)
 
 
-def place_of(tensor: Tensor) -> tuple[int, int]:
+def start_of(tensor: Tensor) -> tuple[int, int]:
     """Where a tensor begins: its storage, whose address may change, and the offset in it."""
     with torch._C.DisableTorchFunction():
         return int(tensor.untyped_storage()._cdata), int(tensor.storage_offset())
@@ -146,8 +146,8 @@ def is_read_by_rows(tensor: Tensor) -> bool:
 
 def select_rows(out: Tensor, tensor: Tensor, index: Tensor) -> None:
     """``torch.index_select(tensor, 0, index, out=out)`` of rows that may be away."""
-    seen = watcher.value
-    if seen is None or not seen.reads_rows(out, tensor, index):
+    watch = watcher.value
+    if watch is None or not watch.reads_rows(out, tensor, index):
         torch.index_select(tensor, 0, index, out=out)
 
 
@@ -160,6 +160,6 @@ def selected_rows(tensor: Tensor, index: Tensor) -> Tensor:
 
 def copy_run(out: Tensor, run: Tensor) -> None:
     """``out.copy_(run)`` of a contiguous tensor that may be away."""
-    seen = watcher.value
-    if seen is None or not seen.reads_run(out, run):
+    watch = watcher.value
+    if watch is None or not watch.reads_run(out, run):
         out.copy_(run)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pyg_sar.commands.command_line import Parser, checked, positive
 from pyg_sar.in_turns import run_in_turns
-from pyg_sar.in_turns.run import check_places
+from pyg_sar.in_turns.run import check_options
 from pyg_sar.monitor import memory_size
 from pyg_sar.shard.format.file_names import META_FILE
 
@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if path is not None and not path.exists():
             parser.error(f'no such file: {path}')
     try:
-        check_places(args.host_memory, args.spill, args.reserve)
+        check_options(args.host_memory, args.spill, args.reserve)
     except ValueError as error:
         parser.error(str(error))
     sys.argv[:] = [str(args.script), *args.arguments]
@@ -46,10 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = {name: getattr(args, name) for name in names}
     main_module = sys.modules['__main__']
     try:
-        found = run_in_turns(run, args.parts, **options).figures
+        figures = run_in_turns(run, args.parts, **options).figures
     finally:
         sys.modules['__main__'] = main_module  # ranks put it back in any order
-    print(found, file=sys.stderr)
+    print(figures, file=sys.stderr)
     return 0
 
 
@@ -57,18 +57,9 @@ def _parser() -> Parser:
     description = 'Runs a program written for torchrun as all ranks, in turn, in one process.'
     parser, size = Parser('pyg_sar.run_in_turns', description), checked(memory_size)
     add = parser.add_argument
-    add(
-        'script',
-        type=Path,
-        metavar='SCRIPT',
-        help='the program',
-    )
-    add(
-        'arguments',
-        nargs=argparse.REMAINDER,
-        metavar='...',
-        help='what the program gets: all after SCRIPT',
-    )
+    add('script', type=Path, metavar='SCRIPT', help='the program')
+    rest = 'what the program gets: all after SCRIPT'
+    add('arguments', nargs=argparse.REMAINDER, metavar='...', help=rest)
     memory = 'that large tensors may take together, on a GPU and on the host, e.g. 4GB'
     add('--memory', type=size, metavar='SIZE', help=memory)
     spill = 'a folder on a disk for what is evicted; with a GPU, if the host is not to take all'

@@ -80,7 +80,7 @@ class Averager:
     def enter(self) -> None:
         """Notes that the running backward has come to a parameter."""
         backward = started()
-        if not backward.meets(self):
+        if not backward.entered(self):
             self._learning = [p for p in self.parameters() if p.requires_grad]
             backward.enter(self, self._learning)
 
@@ -88,7 +88,7 @@ class Averager:
         """Notes a gradient; returns one for the caller of torch.autograd.grad."""
         task, backward = torch._C._current_graph_task_id(), running()
         is_nested = backward is not None and task != backward.task
-        if backward is not None and backward.meets(self) and (is_nested or backward.is_checked):
+        if backward is not None and backward.entered(self) and (is_nested or backward.is_checked):
             if not is_nested:
                 self._accumulating = task
             return None

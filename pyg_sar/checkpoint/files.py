@@ -1,10 +1,10 @@
 """The files of a checkpoint.
 
-- ``checkpoint.json``: the format, who wrote it, the epoch, and what there is
+- ``checkpoint.json``: the format, who wrote it, the epoch, and the names of the other files
 - ``model.pt``: the plain model's ``state_dict()``, as ``torch.save`` writes it; beside it
   ``optimizer.pt``, ``scheduler.pt``, ``loader.pt``, ``extra.pt``, ``dropout.pt`` and ``random.pt``
-- ``model.embedding.weight.npy``: what has a row for every node, in the order of ids; so have
-  tensors of an optimizer's state, such as ``optimizer.0.exp_avg.npy``
+- ``model.embedding.weight.npy``: a row for every node, in the order of ids; so have tensors of an
+  optimizer's state, such as ``optimizer.0.exp_avg.npy``
 
 Apart from the random states of the ranks nothing depends on how many ranks there are. No class of
 torch describes the files: another version of torch reads them as well.
@@ -33,12 +33,12 @@ _ABOUT = 'checkpoint.json'
 
 @dataclass(frozen=True)
 class About:
-    """What ``checkpoint.json`` holds."""
+    """The content of ``checkpoint.json``."""
 
     epoch: int
     num_ranks: int  # that wrote it
     states: list[str]  # names of the .pt files
-    tables: dict[str, str]  # dtypes of what has a row for every node
+    tables: dict[str, str]  # dtypes of the tensors with a row for every node
     written_by: str  # version of pyg_sar
     format: int = _FORMAT
 
@@ -48,7 +48,7 @@ class About:
 
 
 def read_about(folder: Path, root: Path) -> About:
-    """What a checkpoint in `root` holds."""
+    """The ``checkpoint.json`` of a checkpoint in `root`."""
     path = folder / _ABOUT
     if not path.exists() and (folder / '.metadata').exists():
         raise ValueError(
@@ -59,11 +59,11 @@ def read_about(folder: Path, root: Path) -> About:
     if own_file(root, path).stat().st_size > _MOST_BYTES:
         raise ValueError(f'{path} cannot be read: expected less than {_MOST_BYTES} bytes')
     try:
-        found = json.loads(path.read_bytes())
-        number, version = int(found['format']), str(found['written_by'])
+        content = json.loads(path.read_bytes())
+        number, version = int(content['format']), str(content['written_by'])
         if number == _FORMAT:
-            epoch, num_ranks = int(found['epoch']), int(found['num_ranks'])
-            return About(epoch, num_ranks, [*found['states']], dict(found['tables']), version)
+            epoch, num_ranks = int(content['epoch']), int(content['num_ranks'])
+            return About(epoch, num_ranks, [*content['states']], dict(content['tables']), version)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f'{path} cannot be read: {error!r}') from error
     raise ValueError(
@@ -73,14 +73,14 @@ def read_about(folder: Path, root: Path) -> About:
 
 
 def table_file(folder: Path, key: str) -> Path:
-    """The file of what has a row for every node."""
+    """The file of a tensor with a row for every node."""
     return folder / f'{quote(key, safe="")}.npy'
 
 
 def write_state(folder: Path, name: str, value: object) -> None:
     """Writes tensors and plain values.
 
-    Raises ValueError for what could not be read again: that must not turn out when it is needed.
+    Raises ValueError for others, which could not be read again.
     """
     content = io.BytesIO()
     try:
@@ -92,9 +92,9 @@ def write_state(folder: Path, name: str, value: object) -> None:
 
 
 def read_state(folder: Path, root: Path, name: str) -> Any:
-    """What :func:`write_state` has written.
+    """Reads a file of :func:`write_state`.
 
-    Raises ValueError for what lies outside of `root`, is damaged, or holds anything else.
+    Raises ValueError if it lies outside of `root`, is damaged, or holds anything else.
     """
     path = own_file(root, folder / f'{name}.pt')
     try:
@@ -113,13 +113,13 @@ def read_table(folder: Path, root: Path, key: str, dtype: str) -> Tensor:
 
 
 def _load(source: Path | io.BytesIO) -> Any:
-    """What ``torch.save`` has written: tensors and plain values; a ValueError for anything else."""
+    """Reads tensors and plain values of ``torch.save``; a ValueError for anything else."""
     try:
-        found = load_plain(source)
-        check_tensors(found, are_ordinary=False)
+        state = load_plain(source)
+        check_tensors(state, are_ordinary=False)
     except Exception as error:
         if is_of_system(error):
             raise
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(f'expected tensors and plain values (got: {reason})') from error
-    return found
+    return state

@@ -24,7 +24,7 @@ def complete(root: Path) -> list[Path]:
 
 
 def folder_of(root: Path, epoch: int) -> Path:
-    """Where a complete checkpoint lies."""
+    """The folder of a complete checkpoint."""
     return root / f'epoch-{epoch:06d}'
 
 

@@ -90,27 +90,27 @@ def load_checkpoint(
     name = on_rank_0(lambda: _newest(root))
     if name is None:
         return None
-    folder, saved, found = root / name, dict[str, Any](), list[About]()
-    given = {'model': model, 'optimizer': optimizer, 'scheduler': scheduler, 'loader': loader}
+    folder, saved = root / name, dict[str, Any]()
+    holders = {'model': model, 'optimizer': optimizer, 'scheduler': scheduler, 'loader': loader}
 
-    def read() -> None:
+    def read() -> About:
         about = read_about(folder, root)
-        found.append(about)
-        wanted = [kind for kind, value in given.items() if value is not None]
+        wanted = [kind for kind, holder in holders.items() if holder is not None]
         for state in [*wanted, 'extra', *(['dropout', 'random'] if optimizer is not None else [])]:
             if state not in about.states:
                 raise ValueError(f"{folder} is not of this run: expected the state of '{state}'")
             saved[state] = read_state(folder, root, state)
         with _of_this_run(folder):
-            tables = {key: states.place_of(key, saved) for key in about.tables}
-            for key, (place, entry) in tables.items():
-                place[entry] = read_table(folder, root, key, about.tables[key])
+            tables = {key: states.entry_of(key, saved) for key in about.tables}
+            for key, (values, entry) in tables.items():
+                values[entry] = read_table(folder, root, key, about.tables[key])
             states.check_model(model, saved['model'])
             states.keep_own_rows(model, optimizer, saved)
-            for place, entry in tables.values():  # no file stays mapped
-                place[entry] = place[entry].clone()
-            # Copies refuse what they would, and what they set is only theirs.
+            for values, entry in tables.values():  # no file stays mapped
+                values[entry] = values[entry].clone()
+            # Copies raise as the originals would; what they set is only theirs.
             set_loader_and_optimizer(copy.copy(loader), copy.copy(optimizer))
+        return about
 
     def set_loader_and_optimizer(loader: Stateful | None, optimizer: Optimizer | None) -> None:
         if loader is not None:
@@ -126,14 +126,14 @@ def load_checkpoint(
             plain = states.plain_model(model)
             plain.load_state_dict(saved['model'])
             if optimizer is not None:
-                for path, each in of_model(plain).items():
-                    each.step = saved['dropout'].get(path, each.step)
-                if world_size() == found[0].num_ranks:
+                for path, dropout in of_model(plain).items():
+                    dropout.step = saved['dropout'].get(path, dropout.step)
+                if world_size() == about.num_ranks:
                     states.set_random_states(saved['random'][rank()])
 
-    together(read)
+    about = together(read)
     together(apply)
-    return Checkpoint(folder, found[0].epoch, saved['extra'], found[0].num_ranks)
+    return Checkpoint(folder, about.epoch, saved['extra'], about.num_ranks)
 
 
 @contextmanager

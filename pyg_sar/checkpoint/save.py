@@ -1,4 +1,4 @@
-"""Writes a checkpoint: rank 0 what is alike on all ranks, every rank its share of other rows."""
+"""Writes a checkpoint: rank 0 states that all ranks share, every rank its part of the tables."""
 
 from __future__ import annotations
 
@@ -84,10 +84,10 @@ def save_checkpoint(
             raise ValueError(f"'epoch' must not be negative (got {epoch})")
         if operator.index(keep) < 1:
             raise ValueError(f"'keep' must be at least 1 (got {keep})")
-        states['dropout'] = {path: each.step for path, each in of_model(plain).items()}
-        for name, given in {'scheduler': scheduler, 'loader': loader}.items():
-            if given is not None:
-                states[name] = given.state_dict()
+        states['dropout'] = {path: dropout.step for path, dropout in of_model(plain).items()}
+        for name, holder in {'scheduler': scheduler, 'loader': loader}.items():
+            if holder is not None:
+                states[name] = holder.state_dict()
         states['model'], of_weights = model_state(model)
         states['optimizer'], of_optimizer = optimizer_state(optimizer)
         tables.update(of_weights | of_optimizer)
@@ -109,7 +109,7 @@ def save_checkpoint(
             write_npy(table_file(new, key), run, first, tables[key].num_nodes)
 
     of_ranks = agree(together(collect))
-    epochs, batches, states['random'], sums = (list(each) for each in zip(*of_ranks, strict=True))
+    epochs, batches, states['random'], sums = map(list, zip(*of_ranks, strict=True))
     check_equal('epoch', epochs)
     check_equal("state of 'loader'", batches)
     check_values(sums, 'at save_checkpoint', PARTED)

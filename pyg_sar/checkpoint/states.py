@@ -1,4 +1,4 @@
-"""What of a training run is saved: tensors and plain values, and tables of all nodes."""
+"""The states of a training run: tensors and plain values, and tables of all nodes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def model_state(model: torch.nn.Module) -> State:
 
 
 def optimizer_state(optimizer: Optimizer) -> State:
-    """Its ``state_dict()`` and class; its tensors of a node embedding must have all its rows."""
+    """The ``state_dict()`` and class; tensors of a node embedding must have all its rows."""
     state, tables, kind = optimizer.state_dict(), dict[str, Table](), type(optimizer).__name__
     for index, weight in embeddings_of(optimizer).items():
         values = state['state'].get(index, {})
@@ -86,8 +86,8 @@ def _form(value: object) -> str:
     return f'{list(value.shape)} {value.dtype}' if isinstance(value, Tensor) else 'no tensor'
 
 
-def place_of(key: str, saved: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """Where in the states a table belongs: a dict, and its key there."""
+def entry_of(key: str, saved: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """The entry of the states that a table belongs to: a dict, and the key in it."""
     kind, entry = key.split('.', 1)
     if kind == 'model':
         return saved['model'], entry
@@ -99,7 +99,7 @@ def place_of(key: str, saved: dict[str, Any]) -> tuple[dict[str, Any], str]:
 def keep_own_rows(
     model: torch.nn.Module, optimizer: Optimizer | None, saved: dict[str, Any]
 ) -> None:
-    """Of what has a row for every node, leaves the rows of own nodes where only these are held."""
+    """Leaves own rows alone in tensors of all nodes, where the model has only own rows."""
     for name, weight in embeddings(model).items():
         saved['model'][name] = _own_rows(saved['model'][name], weight)
     for index, weight in ({} if optimizer is None else embeddings_of(optimizer)).items():
@@ -118,15 +118,15 @@ def _own_rows(values: Tensor, weight: Rows) -> Any:
 
 
 def set_optimizer_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:
-    """Loads what :func:`optimizer_state` has told; raises ValueError if it is of another class."""
+    """Loads an :func:`optimizer_state`; raises ValueError if it is of another class."""
     state, kind = dict(saved), type(optimizer).__name__
-    if (found := state.pop('class')) != kind:
-        raise ValueError(f'expected the state of {kind} (got {found})')
+    if (saved_kind := state.pop('class')) != kind:
+        raise ValueError(f'expected the state of {kind} (got {saved_kind})')
     optimizer.load_state_dict(state)
 
 
 def random_states() -> dict[str, Any]:
-    """Of torch (CPU, and the current CUDA device if CUDA is used), NumPy and Python."""
+    """States of torch (CPU, and the current CUDA device if in use), NumPy and Python."""
     name, key, *rest = np.random.get_state()  # noqa: NPY002 (what PyG draws from)
     version, internal, gauss = random.getstate()
     uses_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
@@ -142,7 +142,7 @@ def random_states() -> dict[str, Any]:
 
 
 def set_random_states(states: dict[str, Any]) -> None:
-    """Sets what :func:`random_states` has told."""
+    """Sets :func:`random_states`."""
     name, key, *rest = states['numpy']
     np.random.set_state((name, key.numpy().astype(np.uint32), *rest))  # noqa: NPY002
     version, internal, gauss = states['python']

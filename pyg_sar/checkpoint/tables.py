@@ -1,9 +1,9 @@
 """A row for every node of the whole graph in one ``.npy`` file, in the order of ids.
 
-What a rank has are rows of its own nodes, which lie anywhere among the ids. Ranks that wrote them
-there would write next to one another all over the file, which shared file systems do badly or,
-mapped into memory, wrongly. So each rank gets the rows of a run of ids from their owners, and
-writes those in one piece. No rank ever holds more than its own rows and its run.
+A rank has rows of its own nodes, whose ids lie anywhere. Ranks that wrote them there would write
+next to one another all over the file, which shared file systems do badly or, mapped into memory,
+wrongly. So each rank fetches the rows of a run of ids from their owners, and writes the run in one
+piece. No rank ever holds more than its own rows and its run.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Table:
 
     @classmethod
     def of(cls, weight: Rows, values: Tensor) -> Table:
-        """Of own rows of a node embedding, or of an optimizer's state of them."""
+        """The table of a node embedding, `values` its own rows or an optimizer's state of them."""
         space = weight._space
         return cls(plain(values).detach(), space.ids(weight.device), space.total)
 
     @property
     def shape(self) -> list[int]:
-        """Of the rows of all nodes."""
+        """The shape of the rows of all nodes."""
         return [self.num_nodes, *self.values.shape[1:]]
 
     def run(self) -> tuple[Array, int]:
@@ -50,9 +50,10 @@ class Table:
         first, end = (r * self.num_nodes // world_size() for r in (rank(), rank() + 1))
         with torch.no_grad():
             ids = torch.arange(first, end, device=self.values.device)
-            found = rows(self.values, ids, self.n_id).cpu().contiguous()
-        # NumPy has no bfloat16: the file has its bits.
-        return (found.view(torch.int16) if found.dtype == torch.bfloat16 else found).numpy(), first
+            values = rows(self.values, ids, self.n_id).cpu().contiguous()
+        if values.dtype == torch.bfloat16:  # NumPy has none: the file has the bits
+            values = values.view(torch.int16)
+        return values.numpy(), first
 
 
 def create_npy(path: Path, run: Array, num_nodes: int) -> None:
@@ -72,9 +73,9 @@ def write_npy(path: Path, run: Array, first: int, num_nodes: int) -> None:
 
 
 def map_npy(path: Path) -> Array:
-    """The rows of all nodes, mapped; what is written to them stays in memory.
+    """The rows of all nodes, mapped; writes to them stay in memory.
 
-    Raises ValueError for what is no array of numbers.
+    Raises ValueError for other files than arrays of numbers.
     """
     ordinary_file(path)
     try:

@@ -1,4 +1,4 @@
-"""What moves between ranks: the only package that sends features."""
+"""Communication between ranks: no other package sends features."""
 
 from pyg_sar.comm.agreed import Agreed
 from pyg_sar.comm.buffers import Rows
@@ -25,13 +25,7 @@ from pyg_sar.comm.collectives import (
     together,
 )
 from pyg_sar.comm.comm import Comm
-from pyg_sar.comm.exchange import (
-    Exchange,
-    Request,
-    exchange_of,
-    lent_to_another,
-    with_halo_ids,
-)
+from pyg_sar.comm.exchange import Exchange, Request, exchange_of, lent_to_another, with_halo_ids
 from pyg_sar.comm.faults.errors import ExchangeError, collective, end_in_a_line, in_call, in_layer
 from pyg_sar.comm.functions import communicates, once_differentiable, torch_apply
 from pyg_sar.comm.gradient_return import GradientReturn

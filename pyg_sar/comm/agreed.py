@@ -1,9 +1,9 @@
-"""What all ranks have made together, known by a number.
+"""Things that all ranks have made together, with a number in common.
 
-A rank finds what it made before by its own content, such as the edges of its nodes. The content of
-one rank may be equal in two calls and that of another may differ. Then "every rank has something"
-does not say that they have it of the same call. So all that is made together gets a number, which
-is equal on all ranks, and the ranks compare numbers.
+A rank finds a thing by a key of its own, such as the edges of its nodes. The key of one rank may be
+equal in two calls while that of another differs. Then "every rank has a thing" does not say that
+their things are of the same call. So all things of a call get one number, and the ranks compare
+numbers.
 """
 
 from __future__ import annotations
@@ -28,38 +28,38 @@ class Agreed(Generic[T]):
     def __init__(self, most: int = 8) -> None:
         self._most = most
         # By key and number, as a rank may have made things in several calls under one key.
-        self._made: dict[tuple[weakref.ref[Comm], Hashable, int], T] = {}
+        self._things: dict[tuple[weakref.ref[Comm], Hashable, int], T] = {}
 
     def find(self, key: Hashable, flag: bool = True) -> tuple[T | None, bool]:
-        """What all ranks made in one call, or None; and whether all have set a flag now.
+        """The thing that all ranks made in one call, or None; and whether all set a flag now.
 
-        Collective: an all-reduce of one number; where the ranks did not find the same at first,
+        Collective: an all-reduce of one number; where the newest things are not of one call,
         also two small all-gathers and an all-reduce.
         """
         comm = current()
-        own = [n for of, known, n in [*self._made] if of() is comm and known == key]
+        own = [n for of, k, n in [*self._things] if of() is comm and k == key]
         number = own[-1] if own else 0
         is_alike, all_set = are_alike(f'what was made as number {number}', flag)
         if not is_alike:
             answers = agree((own, flag))
             common = set(own).intersection(*(numbers for numbers, _ in answers))
-            number, all_set = max(common, default=0), all(each for _, each in answers)
+            number, all_set = max(common, default=0), all(is_set for _, is_set in answers)
         if not number:
             return None, all_set
-        place = weakref.ref(comm), key, number
-        thing = self._made[place] = self._made.pop(place)  # used last
+        entry = weakref.ref(comm), key, number
+        thing = self._things[entry] = self._things.pop(entry)  # used last
         return thing, all_set
 
     def keep(self, key: Hashable, thing: T) -> T:
-        """Keeps what all ranks have just made, each under its key."""
+        """Keeps a thing that all ranks have just made, under this rank's key."""
         comm = current()
         comm.num_made += 1
-        self._made[weakref.ref(comm), key, comm.num_made] = thing
-        while len(self._made) > self._most:
-            self._made.pop(next(iter(self._made)))
+        self._things[weakref.ref(comm), key, comm.num_made] = thing
+        while len(self._things) > self._most:
+            self._things.pop(next(iter(self._things)))
         return thing
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What all ranks have made, else what `make` gives now (collective: see :meth:`find`)."""
+        """As :meth:`find`; where there is none, the thing that `make` returns (collective)."""
         thing, _ = self.find(key)
         return self.keep(key, make()) if thing is None else thing

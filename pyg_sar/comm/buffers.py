@@ -1,7 +1,7 @@
 """Rows that travel: memory for them, used again in every step and layer, and their form.
 
-The C library keeps what is freed in pieces: buffers allocated and freed for every block take a
-third more memory than the buffers themselves (measured).
+The C library keeps freed memory in pieces: buffers allocated and freed for every block take a third
+more memory than the buffers themselves (measured).
 
 Rows travel as they are, or rounded to a narrower floating-point type. Rounding is the only
 approximation of this library, and off unless asked for. It happens where rows leave for another
@@ -39,7 +39,7 @@ class BufferPool:
             best = min(fitting, key=Tensor.numel)
             self.free = [t for t in self.free if t is not best]
             return best
-        # One that is too small will not be asked for again: sizes only grow from here.
+        # A buffer that is too small is of no more use: sizes only grow.
         small = next((t for t in self.free if t.device == device), None)
         self.free = [t for t in self.free if t is not small]
         del small
@@ -50,7 +50,7 @@ class BufferPool:
 
 
 class Buffers:
-    """One tensor of `num_rows` rows like each of `tensors`, from a pool or of their own: `rows`."""
+    """Tensors `rows` of `num_rows` rows like those of `tensors`, from a pool or in new memory."""
 
     def __init__(
         self, pool: BufferPool | None, most_rows: int, tensors: Sequence[Tensor], num_rows: int
@@ -109,7 +109,7 @@ class Wire:
         return copies
 
     def pack(self, out: Tensor, tensor: Tensor, index: Tensor) -> None:
-        """Puts rows of a tensor into `out`, as they travel."""
+        """Copies rows of a tensor into `out`, in the dtype in which they travel."""
         if out.dtype == tensor.dtype:
             select_rows(out, tensor, index)
             return
@@ -117,7 +117,7 @@ class Wire:
             out[chunk] = tensor.index_select(0, index[chunk])
 
     def add(self, out: Tensor, index: Tensor, rows: Tensor) -> None:
-        """Adds rows that came in to rows `index` of `out`, in the dtype of `out`."""
+        """Adds received rows to rows `index` of `out`, in the dtype of `out`."""
         if rows.dtype == out.dtype:
             out.index_add_(0, index, rows)
             return

@@ -26,10 +26,10 @@ _KINDS = {k.__name__: k for k in (FileNotFoundError, OSError, TypeError, ValueEr
 
 
 def together(step: Callable[[], T]) -> T:
-    """What `step` gives on this rank, unless it raised on any (collective: see :func:`agree`).
+    """Takes a step on every rank and returns its result (collective: see :func:`agree`).
 
-    Then all ranks raise: this rank its own error, or else that of the first other rank, with its
-    rank. A step has no collectives.
+    If it raises on any rank, all raise: a rank its own error, or else that of the first other rank,
+    with its rank. A step has no collectives.
     """
     result: Any = None
     error = None
@@ -42,7 +42,7 @@ def together(step: Callable[[], T]) -> T:
 
 
 def on_rank_0(step: Callable[[], T]) -> T:
-    """What `step` gives on rank 0, which alone takes it: plain values; raises as `together`."""
+    """Takes `step` on rank 0 alone; all get its plain values; raises as `together`."""
     own = together(lambda: step() if current().rank == 0 else None)
     return agree(own)[0]
 
@@ -71,14 +71,14 @@ def agree(value: Any) -> list[Any]:
     text, what = encode(value), 'a comparison of all ranks'
     with comm.guard(what):
         texts = comm.gather_texts(text, what)
-    return [decode(each) for each in texts]
+    return [decode(t) for t in texts]
 
 
 def odd_and_usual(values: Sequence[object]) -> tuple[int, int]:
     """Of values that are not all equal a rank with a rare one, and a rank with the commonest."""
-    counts = [values.count(each) for each in values]
+    counts = [values.count(value) for value in values]
     usual = counts.index(max(counts))
-    others = [rank for rank, each in enumerate(values) if each != values[usual]]
+    others = [rank for rank, value in enumerate(values) if value != values[usual]]
     return min(others, key=lambda rank: counts[rank]), usual
 
 
@@ -89,7 +89,7 @@ def differ(text: str, rank: int) -> ValueError:
 
 def check_equal(what: str, values: Sequence[object]) -> None:
     """Raises a ValueError if the ranks' `values` of something differ."""
-    if any(each != values[0] for each in values):
+    if any(value != values[0] for value in values):
         odd, usual = odd_and_usual(values)
         raise differ(
             f'expected the same {what} on all ranks: {values[odd]} on rank {odd} (got '
@@ -254,7 +254,7 @@ def exchange_bytes(
 
 
 def all_to_all_counts(counts: Tensor, *, is_compared: bool = False) -> Tensor:
-    """What every rank counts for this one: row r of ``[world_size, ...]`` goes to rank r."""
+    """The counts of all ranks for this one: row r of ``[world_size, ...]`` goes to rank r."""
     ones = [1] * counts.size(0)
     return all_to_all(counts, ones, ones, is_compared=is_compared)
 

@@ -1,4 +1,4 @@
-"""What a rank asks of the others, whoever carries the messages.
+"""Operations of a rank with the others, whoever carries the messages.
 
 There are three kinds: the process group of ``torch.distributed``
 (:mod:`pyg_sar.comm.process_group`), ranks that are threads of one process
@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pyg_sar.comm.faults.errors import placed
+from pyg_sar.comm.faults.errors import at_location
 from pyg_sar.monitor import hook
 
 if TYPE_CHECKING:
@@ -46,21 +46,21 @@ class Comm:
         group: The process group of the exchanges, if there is one.
         takes_turns: Whether the ranks are threads of one process.
         debug: Whether the ranks compare what they do before every operation.
-        beside: With `debug`, the numbers that a program has put beside rows so far, in words.
+        numbers_so_far: With `debug`, in words the numbers that a program has put beside rows.
         operation: The operation that this rank has come to last, in words.
         peer: The rank it is done with; None for all.
         travelling: Swaps that are under way.
-        backward: Gives the backward pass that runs, if it has met anything of this library.
+        backward: Gives the backward pass that runs, if it has come to anything of this library.
         awaiting: Models that have run on a batch, whose backward may come.
         num_made: How many things all ranks have made together; see :class:`Agreed`.
         pool: Memory for rows, where ranks have it in common.
-        exchange_kind: What its exchanges are, where they are not made of messages.
+        exchange_kind: The class of its exchanges, where they send no messages.
     """
 
     rank, size = 0, 1
     group: dist.ProcessGroup | None = None
     takes_turns = False
-    debug, beside = False, ''
+    debug, numbers_so_far = False, ''
     pool: BufferPool | None = None
     exchange_kind: type[Exchange] | None = None
 
@@ -84,7 +84,7 @@ class Comm:
         `alike` differs: the operation, with what it moves, in words that are equal on all ranks.
         `is_wait`: the end of one that began before; all ranks begin as many.
         """
-        self.operation = placed(operation)
+        self.operation = at_location(operation)
         return hook.in_operation(operation, peer, is_wait) if hook.watchers else nullcontext()
 
     def left_by(self, error: BaseException) -> None:

@@ -1,9 +1,9 @@
-"""The backward pass that runs: what is new in it, and what is done at its end.
+"""The backward pass that runs: its new gradients, and the work at its end.
 
 Gradients are averaged at the end of a whole backward, whatever it went through: several losses,
-several models, layers used twice, backwards inside of it (a reentrant checkpoint). Autograd calls
-what is queued when a pass is done, so the first thing of ours that a pass meets queues its
-:class:`Backward`. Nobody else holds it. When an exception ends the pass it is gone with it.
+several models, layers used twice, backwards inside of it (a reentrant checkpoint). Autograd runs a
+queue of callbacks at the end of a pass: the first hook of this library in a pass queues its
+:class:`Backward`. Only the queue holds it, so it goes when an exception ends the pass.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 class Backward:
     """One backward pass, the outermost.
 
-    Hooks that users have registered for accumulated gradients (an optimizer in backward) must see
-    whole ones: meanwhile they are taken off their parameters, and called at the end.
+    Hooks of users for accumulated gradients (an optimizer in backward) must see sums over all
+    ranks: during the pass they are off their parameters, and at its end they are called.
 
     Attributes:
         task: Autograd's number of it.
-        is_checked: Whether its gradients of parameters are known to be accumulated.
+        is_checked: Whether it was checked that it accumulates gradients of parameters.
     """
 
     def __init__(self, comm: Comm) -> None:
@@ -46,12 +46,12 @@ class Backward:
         self._hooks: dict[Tensor, Any] = {}
         self._new: list[Tensor] = []
 
-    def meets(self, model: Averager) -> bool:
-        """Whether it has come to this model before."""
+    def entered(self, model: Averager) -> bool:
+        """Whether :meth:`enter` was called for a model."""
         return model in self._models
 
     def enter(self, model: Averager, parameters: Iterable[Tensor]) -> None:
-        """Has gradients of a model made whole at the end."""
+        """Has the gradients of a model summed over the ranks at the end."""
         self._models.append(model)
         for p in parameters:
             if p not in self._hooks:
@@ -59,7 +59,7 @@ class Backward:
                 p._post_accumulate_grad_hooks = {0: self._new.append}
 
     def __call__(self) -> None:
-        """The pass has ended: gradients are made whole, and the hooks of users see them."""
+        """The end of the pass: sums gradients over the ranks, and calls the hooks of users."""
         whole: dict[Tensor, None] = {}
         try:
             if not self._models:
@@ -85,7 +85,7 @@ class Backward:
 
 
 def running() -> Backward | None:
-    """The outermost backward pass that runs, if it has met anything of ours.
+    """The outermost backward pass that runs, if it has come to a hook of this library.
 
     It is that of the rank, not of the thread: on a GPU hooks run in a thread of the device.
     """
@@ -93,7 +93,7 @@ def running() -> Backward | None:
 
 
 def started() -> Backward:
-    """The backward pass that runs, which is noted from now on: this is called in it."""
+    """The backward pass that runs, noted from its first such call on; called in a backward."""
     comm = current()
     backward = comm.backward()
     if backward is None:
@@ -104,7 +104,7 @@ def started() -> Backward:
 
 
 def note_backward_of(tensor: Tensor) -> None:
-    """Notes a backward that reaches `tensor`, as it returns gradients of all ranks' losses."""
+    """Notes a backward that reaches `tensor`: its gradients are those of all ranks' losses."""
     tensor.register_hook(_note)  # type: ignore[no-untyped-call]
 
 
@@ -119,7 +119,7 @@ def await_backward(model: Averager) -> None:
     of the loss takes part in the sum of the gradients all the same, as the other ranks do.
     """
     awaiting = current().awaiting
-    awaiting.pop(model, None)  # it is the last one now
+    awaiting.pop(model, None)  # it becomes the last one
     awaiting[model] = None
 
 
@@ -139,7 +139,7 @@ def is_accumulated(leaf: Tensor) -> bool:
 
 
 _OF_FUNCTIONS = {
-    each.__code__ for each in vars(BackwardCFunction).values() if isinstance(each, FunctionType)
+    f.__code__ for f in vars(BackwardCFunction).values() if isinstance(f, FunctionType)
 }
 if not isinstance(BackwardCFunction.apply, FunctionType):  # one of C has no frame
     raise missing('torch.autograd.function.BackwardCFunction.apply')

@@ -74,7 +74,7 @@ class Exchange:
         self.wire = Wire(dtype)
         pool = _POOL.put(shard, current().pool or _POOL.of(shard, BufferPool))
         most = max((max(s.recv_rows, s.send_rows) for s in shard.steps), default=0)
-        # Reused memory for as many rows like those of each of some tensors.
+        # Memory for rows like those of some tensors, which is used again.
         self.buffers: Lend = partial(Buffers, pool, most)
 
     def fetch(self, tensors: Sequence[Tensor], *, keep: bool = False) -> Iterator[Rows]:
@@ -114,7 +114,7 @@ class Exchange:
             rows.free()
 
     def _packed(self, step: Step, form: Rows, tensors: Rows) -> Buffers:
-        """What a step sends, in a buffer."""
+        """The rows that a step sends, in a buffer."""
         sent = self.buffers(form, step.send_rows)
         self.pack(step, tensors, sent.rows)
         return sent
@@ -128,7 +128,7 @@ class Exchange:
                 step.sums.put(rows[num_rows:], tensor)
 
     def add(self, step: Step, out: Rows, gradients: Rows) -> None:
-        """Adds gradients of what a step has sent to those of own rows."""
+        """Adds gradients of the rows that a step has sent to those of own rows."""
         num_rows = step.send_index.numel()
         for own, came in zip(out, gradients, strict=True):
             self.wire.add(own, step.send_index, came[:num_rows])
@@ -146,7 +146,7 @@ class Exchange:
     def request(self, halo: Sequence[Tensor]) -> list[Request]:
         """Tells the owners which halo rows will be fetched together (collective: two all-to-alls).
 
-        `halo` are for every fetch to come ascending halo rows, int64; as many fetches on all ranks.
+        `halo` has ascending halo rows for every fetch, int64; as many fetches on all ranks.
         """
         if self.shard.world_size == 1:
             return [self._everything for _ in halo]
@@ -156,7 +156,7 @@ class Exchange:
         starts, ends = halo_ptr[:-1], halo_ptr[1:]
         owners = [torch.bucketize(rows, ends, right=True) for rows in halo]
         counts = [torch.bincount(owner, minlength=world_size) for owner in owners]
-        # To every rank: for each fetch the number of its rows, and then which.
+        # To every rank: the number of rows of every fetch, and then their offsets.
         wanted = torch.stack(counts, dim=1)
         asked = all_to_all_counts(wanted)
         by_owner = torch.argsort(torch.cat(owners), stable=True)
@@ -210,9 +210,7 @@ class Exchange:
         ]
         halo_ptr = shard.halo_ptr[:: shard.parts_per_rank]
         return Request(
-            torch.cat(rows),
-            [t.numel() for t in rows],
-            [b - a for a, b in pairwise(halo_ptr)],
+            torch.cat(rows), [t.numel() for t in rows], [b - a for a, b in pairwise(halo_ptr)]
         )
 
 
@@ -222,15 +220,15 @@ def exchange_of(shard: Shard, depth: int = 1, dtype: torch.dtype | None = None) 
     A `dtype` rounds rows that messages read. Degrees and other numbers of the whole graph are never
     rounded.
     """
-    known, kind = _EXCHANGES.of(shard, dict), current().exchange_kind or Exchange
-    exchange = known.get((kind, depth, dtype))
+    exchanges, kind = _EXCHANGES.of(shard, dict), current().exchange_kind or Exchange
+    exchange = exchanges.get((kind, depth, dtype))
     if exchange is None:
-        exchange = known[kind, depth, dtype] = kind(shard, depth=depth, dtype=dtype)
+        exchange = exchanges[kind, depth, dtype] = kind(shard, depth=depth, dtype=dtype)
     return exchange
 
 
 def lent_to_another(shard: Shard) -> dict[Kept[Any], Any]:
-    """What a shard made from this one has from the start: exchanges of both share their buffers."""
+    """Entries for a shard that is derived from this one: exchanges of both share buffers."""
     return {_POOL: _POOL.of(shard, BufferPool)}
 
 

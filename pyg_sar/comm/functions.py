@@ -1,7 +1,7 @@
-"""What autograd Functions that communicate have in common.
+"""Decorators of autograd Functions that communicate.
 
 Their backward is in the layer of their forward. It has no derivative itself: second derivatives
-would take what backward computes again for constants, and be silently wrong.
+would take values that backward computes again for constants, and be silently wrong.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.faults.errors import in_layer, layer_and_phase, place
+from pyg_sar.comm.faults.errors import in_layer, layer_and_phase, location
 from pyg_sar.comm.ranks import current
 
 Function = TypeVar('Function', bound=type)
 
 torch_apply: Any = vars(torch.autograd.Function)['apply']
-"""What calls a Function, as it was before that of users' Functions was replaced."""
+"""torch's own, before the one of users' Functions was replaced."""
 
 
 def communicates(function: Function) -> Function:
@@ -60,12 +60,12 @@ def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
         if not torch.is_grad_enabled():  # no create_graph=True
             return backward(ctx, *grads)
         with torch.no_grad():
-            found = backward(ctx, *grads)
-        known = [*grads, *ctx.saved_tensors]
-        sources = [t for t in known if t is not None and t.requires_grad]
+            out = backward(ctx, *grads)
+        tensors = (*grads, *ctx.saved_tensors)
+        sources = [t for t in tensors if t is not None and t.requires_grad]
         if not sources:
-            return found
-        results = found if isinstance(found, tuple) else (found,)
+            return out
+        results = out if isinstance(out, tuple) else (out,)
         return tuple(only_once(r, *sources) if isinstance(r, Tensor) else r for r in results)
 
     return once
@@ -73,7 +73,7 @@ def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
 
 def only_once(result: Tensor, *sources: Tensor) -> Tensor:
     """A first derivative, computed from `sources`: a gradient of it raises a RuntimeError."""
-    out: Tensor = _Once.apply(place(), result, *sources)
+    out: Tensor = _Once.apply(location(), result, *sources)
     return out
 
 

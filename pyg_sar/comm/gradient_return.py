@@ -24,9 +24,9 @@ class GradientReturn:
     the order of the steps once the next have been sent, so sums do not depend on timing.
 
     Gradients of other ranks are added to `out`, ``[num_own, ...]`` of each tensor: zeros, or of any
-    content where all own blocks are written. `own` computes what the own blocks give, once the
-    first gradients are on their way. It takes the place of `out`, whose rows then tell only shapes
-    and dtypes; own blocks are skipped.
+    content where all own blocks are written. `own` computes the gradients of the own blocks, once
+    the first messages are on their way. These replace `out`, which then tells only shapes and
+    dtypes; own blocks are skipped.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class GradientReturn:
         self._travelling: deque[tuple[Swap, Step]] = deque()
 
     def rows(self) -> Rows:
-        """Where the gradients ``[num_rows, ...]`` of the next block's source rows are to be put.
+        """Memory for the gradients ``[num_rows, ...]`` of the next block's source rows.
 
         For an own block views into `out`; for a remote one a buffer of any content.
         """
@@ -55,17 +55,17 @@ class GradientReturn:
         return self._filled[1].rows
 
     def takes_over(self, make: Callable[[Rows], None], read: Rows) -> bool:
-        """Whether the next block's owner will make the gradients from `read`; else do it here."""
+        """Whether the next block's owner computes the gradients from `read`; else do it here."""
         return False
 
     def send(self) -> None:
-        """Sends what was put into :meth:`rows`."""
+        """Sends the gradients in :meth:`rows`."""
         if self._filled is not None:
             (step, filled), self._filled = self._filled, None
             self._start(step, self.exchange.wire.recast(filled, self._form, self._lend))
 
     def finish(self) -> Rows:
-        """Waits for the last gradients; returns what they were added to."""
+        """Waits for the last gradients; returns the sums, :attr:`out`."""
         self._add_own()  # on a rank that has sent nothing
         while self._travelling:
             self._add(*self._arrived())

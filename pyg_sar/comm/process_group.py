@@ -27,10 +27,10 @@ from torch import Tensor
 
 from pyg_sar.comm.comm import Work
 from pyg_sar.comm.faults.connection import Connection
-from pyg_sar.comm.faults.errors import place, placed
+from pyg_sar.comm.faults.errors import at_location, location
 from pyg_sar.comm.faults.groups import meet, new_group, timeout_of
 from pyg_sar.comm.faults.reports import Cause, Reports, for_reports
-from pyg_sar.comm.faults.watch import Watch
+from pyg_sar.comm.faults.watch import TransferWatch
 
 _SHORT = 512
 """Bytes of a text that needs no further messages."""
@@ -53,7 +53,7 @@ class GroupComm(Connection):
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.timeout: timedelta | None = None if main is None else main.timeout
         self._devices: set[torch.device] = set()
-        self._watch: Watch | None = None
+        self._watch: TransferWatch | None = None
         if main is not None:
             self.reports, self.debug = main.reports, main.debug
             main.lanes.add(self)
@@ -73,13 +73,12 @@ class GroupComm(Connection):
             meet(self.group)
         except RuntimeError as error:
             clear_frames(error.__traceback__)
-            found = self.lost(error.with_traceback(None), 'connecting the ranks', None)
-            raise found from error
+            raise self.lost(error.with_traceback(None), 'connecting the ranks', None) from error
         self._small = torch.device('cpu')
         types: Sequence[torch.device] = self.group._device_types
         if types and self._small not in types:
             self._small = types[0]
-        self._watch = Watch(self._lost_on_device, self.seconds - for_reports(self.seconds))
+        self._watch = TransferWatch(self._lost_on_device, self.seconds - for_reports(self.seconds))
         self._devices = set()
 
     def set_timeout(self, timeout: timedelta | None) -> None:
@@ -132,14 +131,14 @@ class GroupComm(Connection):
         next operation ends in the error of the others. The ranks are fewer than 4,096.
         """
         # Without the class of the layer: the comparison of forwards has it.
-        same = f'{alike} in {_CLASS.sub("", place())}'
+        same = f'{alike} in {_CLASS.sub("", location())}'
         code = zlib.crc32((same + state).encode()) >> (32 - _CODE_BITS)
         packed = torch.tensor([code << _NUMBER_BITS | number], device=self._small)
         self.all_reduce(packed)
         total = int(packed)
         if total >> _NUMBER_BITS == code * self.size:
             return total % (1 << _NUMBER_BITS)
-        own = f'{zlib.crc32(same.encode())} {placed(alike)}'
+        own = f'{zlib.crc32(same.encode())} {at_location(alike)}'
         texts = self._texts(own.encode(), _SHORT)
         codes, said = zip(*(t.decode(errors='replace').split(' ', 1) for t in texts), strict=True)
         rank = next((r for r, code in enumerate(codes) if code != codes[self.rank]), None)
@@ -149,7 +148,7 @@ class GroupComm(Connection):
         if not self.debug:
             reason += '; debug=True tells where they part'
         error = self._error(rank, self.operation, reason)
-        self.reports.write(Cause(rank, doing=placed(alike)))
+        self.reports.write(Cause(rank, doing=at_location(alike)))
         self.end(error)
         raise error
 
@@ -162,7 +161,7 @@ class GroupComm(Connection):
 
     def _texts(self, text: bytes, size: int) -> list[bytes]:
         own = torch.frombuffer(bytearray(text.ljust(size)[:size]), dtype=torch.uint8)
-        return [each.numpy().tobytes() for each in self.all_gather(own.to(self._small)).cpu()]
+        return [t.numpy().tobytes() for t in self.all_gather(own.to(self._small)).cpu()]
 
     def start_swap(
         self,
@@ -235,7 +234,7 @@ class GroupComm(Connection):
             self._watch.add(work, self.operation)
 
     def _carried(self, tensor: Tensor) -> Tensor:
-        """What the backend carries for a contiguous tensor of a device."""
+        """The tensor that the backend carries for a contiguous one of a device."""
         if self.goes_by_host(tensor.device):  # gloo takes every address for one of the host
             return torch.empty(tensor.shape, dtype=tensor.dtype, device='cpu', pin_memory=True)
         return tensor.view(-1).view(torch.uint8)  # NCCL does not know all dtypes
@@ -244,9 +243,9 @@ class GroupComm(Connection):
 class _Landing:
     """A transfer into memory of the host, from where it goes on to a device."""
 
-    def __init__(self, work: Work, host: Tensor, place: Tensor) -> None:
-        self._work, self._host, self._place = work, host, place
+    def __init__(self, work: Work, host: Tensor, target: Tensor) -> None:
+        self._work, self._host, self._target = work, host, target
 
     def wait(self) -> None:
         self._work.wait()
-        self._place.copy_(self._host, non_blocking=True)
+        self._target.copy_(self._host, non_blocking=True)

@@ -1,4 +1,4 @@
-"""Which :class:`~pyg_sar.comm.comm.Comm` a thread has: what everything above asks first."""
+"""The :class:`~pyg_sar.comm.comm.Comm` of a thread."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pyg_sar.comm.process_group import GroupComm
 from pyg_sar.ground.scoped import Scoped
 
 chosen: Scoped[Comm | None] = Scoped(None)
-"""The comm that a thread has been given: that of a rank which is a thread, or a lane."""
+"""The comm that is set for a thread: that of a rank which is a thread, or a lane."""
 
 _ALONE = Comm()
 _of_groups: WeakKeyDictionary[dist.ProcessGroup, GroupComm] = WeakKeyDictionary()
@@ -86,7 +86,7 @@ class _Debugging:
 
 
 debugging = _Debugging()
-"""Whether a rank of this process has been told to compare programs."""
+"""Whether a rank of this process compares programs."""
 
 
 def set_debug(debug: bool | None) -> None:
@@ -101,7 +101,8 @@ def note_numbers(function: str, numbers: list[Any]) -> None:
     comm = current()
     if comm.debug and numbers:
         said = f"'{function}' of rows with {', '.join(map(repr, numbers))}"
-        comm.beside = f' (after {said}; {zlib.crc32((comm.beside + said).encode()):x})'
+        hash_so_far = zlib.crc32((comm.numbers_so_far + said).encode())
+        comm.numbers_so_far = f' (after {said}; {hash_so_far:x})'
 
 
 def open_lane() -> GroupComm | None:
@@ -120,7 +121,7 @@ def open_lane() -> GroupComm | None:
 
 
 def _let_go() -> None:
-    """Says what exception the process ends with, if nobody has caught it, and lets gloo go.
+    """Reports the exception that ends the process, if nobody has caught it, and lets gloo go.
 
     A thread of gloo's that frees a tensor while the interpreter shuts down kills the process with
     "terminate called without an active exception" (torch 2.13, with or without

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from pyg_sar.comm.buffers import Buffers, Rows
-from pyg_sar.comm.faults.errors import placed
+from pyg_sar.comm.faults.errors import at_location
 from pyg_sar.comm.ranks import current
 from pyg_sar.monitor import hook
 
@@ -22,13 +22,7 @@ class Swap:
     """
 
     def __init__(
-        self,
-        received: Buffers,
-        recv_rank: int,
-        sent: Buffers,
-        send_rank: int,
-        part: int,
-        tag: int,
+        self, received: Buffers, recv_rank: int, sent: Buffers, send_rank: int, part: int, tag: int
     ) -> None:
         self.received, self.sent = received, sent
         self._comm, self._part = current(), part
@@ -44,7 +38,8 @@ class Swap:
         # Rows of another layer, or of another width, must not be taken for these.
         words = f'a step of {self._kind} ({forms_of(sent.rows)})'
         with self._comm.guard(*operations[not receives], alike=words):
-            self.works = self._comm.start_swap(receives, recv_rank, sends, send_rank, placed(words))
+            words = at_location(words)
+            self.works = self._comm.start_swap(receives, recv_rank, sends, send_rank, words)
         self._comm.travelling.add(self)
 
     def wait(self) -> None:
@@ -65,7 +60,7 @@ class Swap:
 
 
 def tell_moved(part: int, kind: str, came: Rows, num_sent: int) -> None:
-    """Tells those who watch of rows that came, and of as many rows like them as went."""
+    """Tells watchers of rows that came, and of `num_sent` rows of their kind that went."""
     if hook.watchers:
         widths = [math.prod(t.shape[1:]) * t.element_size() for t in came]
         num_came = sum(t.size(0) for t in came)
@@ -74,5 +69,5 @@ def tell_moved(part: int, kind: str, came: Rows, num_sent: int) -> None:
 
 
 def forms_of(rows: Rows) -> str:
-    """What rows are, in words that are equal on all ranks."""
+    """Dtypes and widths of rows, in words that are equal on all ranks."""
     return ' and '.join(f'rows of {t.dtype} {tuple(t.shape[1:])}' for t in rows)

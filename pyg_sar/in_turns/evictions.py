@@ -1,4 +1,4 @@
-"""All storages of a run that may be evicted: which one is whose, and who may touch it."""
+"""All storages of a run that may be evicted, with the ranks that own and use them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pyg_sar.in_turns.spill_file import SpillFile
 from pyg_sar.in_turns.tiers import Away, Clock, Held, OverMemory, Tier
 
 LEAST_BYTES = 64 << 10
-"""Of storages that are evicted."""
+"""Smaller storages are not evicted."""
 
 
 class Evictions:
@@ -60,7 +60,7 @@ class Evictions:
             for device in self._devices:  # nothing that others touched is under way
                 torch.cuda.synchronize(device)
             self._clock.begin(rank)
-            self._host.beside = self.files.num_bytes // self._num_ranks
+            self._host.mapped = self.files.num_bytes // self._num_ranks
             for tier in (*self._devices.values(), self._host):
                 tier.begin()
             if self._host.here + self.files.num_bytes > self._host.budget:
@@ -112,17 +112,17 @@ class Evictions:
             held.tier.leave(held)
 
     def keep(self, storage: torch.UntypedStorage) -> None:
-        """Leaves a storage here from now on."""
+        """Never evicts a storage from now on."""
         held = self._held.get(storage._cdata)
         if held is not None and not held.stays:
             with self._lock:
                 if held.is_away:
                     held.tier.bring(held, storage)
-                self._will_change(held)  # which is not seen from now on
+                self._will_change(held)  # changes are not seen from now on
                 held.stays = True
 
     def is_read_by_rows(self, storage: torch.UntypedStorage) -> bool:
-        """Whether a storage is away that another rank has made, or that there is no room for."""
+        """Whether a storage is away and is another rank's, or has no room here."""
         held = self._held.get(storage._cdata)
         if held is None or not held.is_away:
             return False
@@ -131,7 +131,7 @@ class Evictions:
 
     @contextmanager
     def reading(self, storage: torch.UntypedStorage) -> Iterator[Away]:
-        """Where the bytes of a storage wait that is away; they stay there for that time."""
+        """Where the bytes of a storage that is away wait; they stay there for that time."""
         held = self._held[storage._cdata]
         with self._lock, self._counting(held):
             assert held.away is not None
@@ -145,12 +145,12 @@ class Evictions:
         False where it would not be noticed.
         """
         held = [self._held.get(storage._cdata) for storage in storages]
-        known = [each for each in held if each is not None and not each.stays]
-        if len(known) < len(held):
+        seen = [entry for entry in held if entry is not None and not entry.stays]
+        if len(seen) < len(held):
             return False
-        for each in known:
-            each.offers = [pair for pair in each.offers if pair[0]() is not None]
-            each.offers.append((weakref.ref(offer), settle))
+        for entry in seen:
+            entry.offers = [pair for pair in entry.offers if pair[0]() is not None]
+            entry.offers.append((weakref.ref(offer), settle))
         return True
 
     def has_changed_size(self, storage: torch.UntypedStorage) -> None:
@@ -194,7 +194,7 @@ class Evictions:
     def counted(self) -> Figures:
         """The figures up to now."""
         host, devices, file = self._host, list(self._devices.values()), self.file
-        found = Figures(
+        figures = Figures(
             evictions=sum(tier.evictions for tier in (host, *devices)),
             peak=host.peak,
             device_peak=max((tier.peak for tier in devices), default=0),
@@ -203,9 +203,9 @@ class Evictions:
             largest=max(tier.largest for tier in (host, *devices)),
         )
         if file is not None:
-            found.written, found.read, found.disk = file.written, file.read, file.num_bytes
-            found.read_of_others = self._read_of_others
-        return found
+            figures.written, figures.read, figures.disk = file.written, file.read, file.num_bytes
+            figures.read_of_others = self._read_of_others
+        return figures
 
     @contextmanager
     def _counting(self, held: Held) -> Iterator[None]:

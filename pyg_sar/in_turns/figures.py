@@ -1,4 +1,4 @@
-"""What a run in turns has moved between memory and disk."""
+"""Bytes that a run in turns has moved between memory and disk."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pyg_sar.monitor import bytes_text
 
 @dataclass
 class Figures:
-    """What was moved, so far.
+    """Bytes that were moved so far.
 
     Attributes:
         evictions: How often the memory of a tensor was taken away.
@@ -37,12 +37,12 @@ class Figures:
     disk: int = 0
 
     def __str__(self) -> str:
-        """As a person reads it."""
-        told = [f'{bytes_text(self.peak)} of large tensors at most']
+        """The figures in words."""
+        phrases = [f'{bytes_text(self.peak)} of large tensors at most']
         if self.device_peak:
-            told = [f'{bytes_text(self.device_peak)} of large tensors on a GPU at most']
-            told.append(f'{bytes_text(self.peak)} in memory of the host')
-        told += [f'{bytes_text(self.written)} written', f'{bytes_text(self.read)} read']
+            phrases = [f'{bytes_text(self.device_peak)} of large tensors on a GPU at most']
+            phrases.append(f'{bytes_text(self.peak)} in memory of the host')
+        phrases += [f'{bytes_text(self.written)} written', f'{bytes_text(self.read)} read']
         if self.read_of_others:
-            told.append(f'of that {bytes_text(self.read_of_others)} of other parts')
-        return ', '.join(told)
+            phrases.append(f'of that {bytes_text(self.read_of_others)} of other parts')
+        return ', '.join(phrases)

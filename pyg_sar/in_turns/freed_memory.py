@@ -1,8 +1,8 @@
-"""Memory that tensors have freed: kept for the next ones while there is room for it.
+"""Memory that tensors have freed: kept for the next tensors while there is room for it.
 
 The C library gives large blocks back to the system, and every page that it takes again is cleared:
 1.3 million pages in an epoch of GraphSAGE on synthetic:arxiv in 8 parts, a quarter of its CPU time.
-What it keeps instead has holes, and takes as much again as the tensors.
+Memory that it keeps instead has holes, and takes as much again as the tensors.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pyg_sar.monitor.process_memory import available, resident_of_no_file
 
 
 class FreedMemory:
-    """Keeps what tensors have freed, or gives it back to the system.
+    """Keeps memory that tensors have freed, or gives it back to the system.
 
     Memory is kept until the process has taken half of `budget` bytes from now on, so the holes are
     within the budget, too. From then on blocks of `least` bytes are given back at once.
@@ -31,7 +31,7 @@ class FreedMemory:
             self.give_back()
 
     def give_back(self) -> None:
-        """Gives back what is free, and what is freed from now on."""
+        """Gives free memory back, now and from now on."""
         if self._is_ours:
             self._is_kept = False
             memory._give_back_kept_memory(self._least)

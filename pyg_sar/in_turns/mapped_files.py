@@ -18,7 +18,7 @@ _HEAD = re.compile(r'^([0-9a-f]+)-([0-9a-f]+) (\S+) \S+ \S+ \d+ +(/.*)$', re.MUL
 
 
 class MappedFiles:
-    """Where files are mapped that nobody has written to in memory."""
+    """Address ranges of mapped files that nobody has written to in memory."""
 
     def __init__(self) -> None:
         # A storage in it keeps the range mapped.
@@ -26,7 +26,7 @@ class MappedFiles:
 
     @property
     def num_bytes(self) -> int:
-        """What they take if all their pages are here."""
+        """Bytes of the ranges, if all their pages are here."""
         return sum(end - start for start, end in self._ranges)
 
     def note(self, folder: Path, storages: Iterable[torch.UntypedStorage]) -> None:
@@ -59,11 +59,11 @@ def _mapped_from(folder: Path) -> list[tuple[int, int]]:
         return []
     text, root = _MAPS.read_text(encoding='utf-8', errors='replace'), str(folder.resolve())
     heads = list(_HEAD.finditer(text))
-    found = []
+    ranges = []
     for head, after in zip(heads, [*heads[1:], None], strict=True):
         start, end, kind, name = head.groups()
         about = text[head.end() : None if after is None else after.start()]
         is_clean = re.search(r'^Anonymous: +0 kB', about, re.MULTILINE) is not None
         if name.startswith(f'{root}/') and kind.endswith('p') and is_clean:
-            found.append((int(start, 16), int(end, 16)))
-    return found
+            ranges.append((int(start, 16), int(end, 16)))
+    return ranges

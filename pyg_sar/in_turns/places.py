@@ -1,8 +1,8 @@
 """Where the bytes of a storage wait: on a disk, or in memory of the host if it is a GPU's.
 
 Memory of the host that holds bytes of a GPU is a storage like others, and goes to the disk as they
-do. It is pinned, so that a GPU reads and writes it itself. Copies between both are waited for: what
-they read or write may be given to others at once.
+do. It is pinned, so that a GPU reads and writes it itself. Copies between both are waited for: the
+memory that they read or write may be given to others at once.
 """
 
 from __future__ import annotations
@@ -18,40 +18,40 @@ from pyg_sar.in_turns.tiers import Held, Tier
 
 
 class OnDisk:
-    """A place in a file."""
+    """Bytes in a file."""
 
     def __init__(self, file: SpillFile, num_bytes: int) -> None:
         self._file, self._num_bytes = file, num_bytes
-        self._place = file.take(num_bytes)
+        self._offset = file.take(num_bytes)
         self.has_it = False
 
     def write(self, storage: torch.UntypedStorage) -> None:
         """See :class:`pyg_sar.in_turns.tiers.Away`, also below."""
-        self._file.write(storage.data_ptr(), self._num_bytes, self._place)
+        self._file.write(storage.data_ptr(), self._num_bytes, self._offset)
         self.has_it = True
 
     def read(self, storage: torch.UntypedStorage) -> None:  # noqa: D102
-        self._file.announce(self._num_bytes, self._place)
-        self._file.get(storage.data_ptr(), self._num_bytes, self._place)
+        self._file.announce(self._num_bytes, self._offset)
+        self._file.get(storage.data_ptr(), self._num_bytes, self._offset)
 
     def outdate(self) -> None:  # noqa: D102
         self.has_it = False
 
     def announce(self, num_bytes: int, start: int) -> None:  # noqa: D102
-        self._file.announce(num_bytes, self._place + start)
+        self._file.announce(num_bytes, self._offset + start)
 
     def read_part(self, address: int, num_bytes: int, start: int) -> None:  # noqa: D102
-        self._file.get(address, num_bytes, self._place + start)
+        self._file.get(address, num_bytes, self._offset + start)
 
     def in_host_memory(self) -> torch.UntypedStorage | None:  # noqa: D102
         return None
 
     def free(self) -> None:  # noqa: D102
-        self._file.give_back(self._place, self._num_bytes)
+        self._file.give_back(self._offset, self._num_bytes)
 
 
 class OnHost:
-    """A place in memory of the host, from where it may go on to a disk."""
+    """Bytes in memory of the host, from where they may go on to a disk."""
 
     def __init__(self, host: Tier, owner: Held, moved: list[int]) -> None:
         self._host, self._owner, self._moved = host, owner, moved
@@ -116,7 +116,7 @@ def _copy(to: torch.UntypedStorage, source: torch.UntypedStorage) -> None:
     """Returns when it is done."""
     with torch._C.DisableTorchFunction(), _disable_current_modes():
         to_bytes, from_bytes = (
-            torch.empty(0, dtype=torch.uint8, device=each.device).set_(each)
-            for each in (to, source)
+            torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+            for storage in (to, source)
         )
         to_bytes.copy_(from_bytes)

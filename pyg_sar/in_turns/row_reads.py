@@ -17,7 +17,7 @@ from pyg_sar.in_turns.tiers import Away
 
 _PAGE = 4096
 _SPAN_BYTES = 1 << 20
-"""What one read gets at most, if it gets more than is needed."""
+"""The most that one read gets, if some of it is not needed."""
 
 
 def read_run(out: Tensor, run: Tensor, away: Away) -> None:
@@ -46,10 +46,10 @@ def read_rows(out: Tensor, tensor: Tensor, rows: np.ndarray[Any, Any], away: Awa
         away.announce((high - low) * row_bytes, begin + low * row_bytes)
     for first, last, low, high in spans:
         is_run = high - low == last - first
-        place = into[first:last] if is_run else np.empty((high - low, row_bytes), np.uint8)
-        away.read_part(place.ctypes.data, (high - low) * row_bytes, begin + low * row_bytes)
+        span = into[first:last] if is_run else np.empty((high - low, row_bytes), np.uint8)
+        away.read_part(span.ctypes.data, (high - low) * row_bytes, begin + low * row_bytes)
         if not is_run:
-            np.take(place, rows[first:last] - low, axis=0, out=into[first:last], mode='clip')
+            np.take(span, rows[first:last] - low, axis=0, out=into[first:last], mode='clip')
 
 
 def _bytes_at(address: int, num_rows: int, row_bytes: int) -> np.ndarray[Any, Any]:
@@ -59,7 +59,7 @@ def _bytes_at(address: int, num_rows: int, row_bytes: int) -> np.ndarray[Any, An
 
 
 def _spans(rows: np.ndarray[Any, Any], row_bytes: int) -> Iterator[tuple[int, int]]:
-    """First and last place of rows that one read gets: in order, and no page between two.
+    """Ranges of `rows` that one read gets: ascending, with no page between two.
 
     A disk gives whole pages, and a call for every row takes longer than the rows between.
     """

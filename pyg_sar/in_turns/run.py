@@ -33,7 +33,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class InTurns:
-    """What a run in turns gave: what the program returned on rank 0, 1, ..., and what was moved."""
+    """The results of the program on rank 0, 1, ..., and the figures of the run."""
 
     results: list[Any]
     figures: Figures
@@ -89,8 +89,8 @@ def run_in_turns(
             data = pyg_sar.load_shard('parts/')
             return float(data.x.sum())  # here a model is trained
 
-        found = pyg_sar.run_in_turns(train, 'parts/', memory='4GB', spill='.')
-        found.results, found.figures.peak
+        run = pyg_sar.run_in_turns(train, 'parts/', memory='4GB', spill='.')
+        run.results, run.figures.peak
     """
     if is_distributed():
         raise ValueError(
@@ -125,7 +125,7 @@ def play(
     limit: int | None = None,
 ) -> InTurns:
     """As :func:`run_in_turns`, for so many ranks; `least` and `limit` are those of `Evictions`."""
-    check_places(host_memory, spill, reserve)
+    check_options(host_memory, spill, reserve)
     budget, reserved = _bytes('memory', memory), _bytes('reserve', reserve)
     host_budget = budget if host_memory is None else _bytes('host_memory', host_memory)
     if torch.cuda.is_available():
@@ -138,10 +138,10 @@ def play(
     try:
         with replaced():
             results = run_around(_Evicting(evictions, freed), function, num_ranks)
-        gc.collect()  # what only cycles hold need not be read
+        gc.collect()  # tensors that only cycles hold need not be read
         evictions.restore()
     except BaseException as error:
-        if evictions.over is not None:  # what only its frames hold would exceed the memory again
+        if evictions.over is not None:  # tensors that only its frames hold would exceed it again
             traceback.clear_frames(error.__traceback__)
             traceback.clear_frames(evictions.over.__traceback__)
         # The first error is the one to tell.
@@ -169,14 +169,14 @@ class _Evicting(Around):
         self._evictions, self._freed = evictions, freed
 
     def rank(self) -> AbstractContextManager[Any]:
-        return Watch(self._evictions).beside()
+        return Watch(self._evictions).in_thread()
 
     def switch(self, rank: int) -> None:
         self._evictions.begin(rank)
         self._freed.check()
 
 
-def check_places(
+def check_options(
     host_memory: str | int | None, spill: str | Path | None, reserve: str | int
 ) -> None:
     """Raises a ValueError for options of :func:`run_in_turns` that do not fit this machine."""
@@ -195,8 +195,8 @@ def check_places(
         )
 
 
-def _bytes(name: str, given: str | int) -> int:
-    found = parse_bytes(given) if isinstance(given, str) else given
-    if found < 0:
-        raise ValueError(f"'{name}' must be bytes, at least 0 (got {given})")
-    return found
+def _bytes(name: str, size: str | int) -> int:
+    num_bytes = parse_bytes(size) if isinstance(size, str) else size
+    if num_bytes < 0:
+        raise ValueError(f"'{name}' must be bytes, at least 0 (got {size})")
+    return num_bytes

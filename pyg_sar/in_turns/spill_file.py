@@ -1,11 +1,11 @@
-"""The file on disk that holds what is evicted.
+"""The file on disk that holds evicted storages.
 
-It has no name, so that a process that is killed leaves nothing. Places are multiples of a page.
-Their sizes are rounded up to one of eight in an octave, so that what is freed fits what comes
-later, and the file grows by at most an eighth.
+It has no name, so that a process that is killed leaves nothing. Offsets are multiples of a page.
+Sizes are rounded up to one of eight in an octave, so that freed bytes fit later storages, and the
+file grows by at most an eighth.
 
-The system reads nothing but what is asked: what it would guess to be next is another tensor. So it
-is told in front, and the disk gets many requests at once.
+The system does not read ahead: next in the file is another tensor. So reads are announced, and the
+disk gets many requests at once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _GROWTH = 64 << 20
 
 
 class SpillFile:
-    """Places for bytes in a file that nobody else sees.
+    """A file that nobody else sees, with offsets for storages.
 
     It takes `reserve` bytes on disk at once, and more when it needs more. `num_bytes` is how long
     it is; `written` and `read` count bytes so far.
@@ -49,37 +49,37 @@ class SpillFile:
             raise
 
     def take(self, num_bytes: int) -> int:
-        """A place for so many bytes; raises OSError if the disk is full."""
+        """The offset of so many free bytes; raises OSError if the disk is full."""
         size = _rounded(num_bytes)
         if self._free[size]:
             return self._free[size].pop()
         if self._used + size > self.num_bytes:
             self._grow(max(self._used + size, self.num_bytes + _GROWTH))
-        place, self._used = self._used, self._used + size
-        return place
+        offset, self._used = self._used, self._used + size
+        return offset
 
-    def give_back(self, place: int, num_bytes: int) -> None:
-        """Frees a place of so many bytes."""
-        self._free[_rounded(num_bytes)].append(place)
+    def give_back(self, offset: int, num_bytes: int) -> None:
+        """Frees so many bytes at an offset."""
+        self._free[_rounded(num_bytes)].append(offset)
 
-    def write(self, address: int, num_bytes: int, place: int) -> None:
-        """Writes memory to its place."""
+    def write(self, address: int, num_bytes: int, offset: int) -> None:
+        """Writes memory to its offset."""
         for start, part in _parts(address, num_bytes):
             done = 0
             while done < len(part):
                 try:
-                    count = os.pwrite(self._fd, part[done:], place + start + done)
+                    count = os.pwrite(self._fd, part[done:], offset + start + done)
                 except OSError as error:
                     raise self._named(error, 'writing') from error
                 done += count
         self.written += num_bytes
 
-    def announce(self, num_bytes: int, place: int) -> None:
-        """Has the disk begin to read what is asked for next."""
-        self._advise(num_bytes, place, 'POSIX_FADV_WILLNEED')
+    def announce(self, num_bytes: int, offset: int) -> None:
+        """Has the disk begin to read bytes that :meth:`get` reads next."""
+        self._advise(num_bytes, offset, 'POSIX_FADV_WILLNEED')
 
-    def get(self, address: int, num_bytes: int, place: int) -> None:
-        """Reads a place into memory."""
+    def get(self, address: int, num_bytes: int, offset: int) -> None:
+        """Reads bytes into memory."""
         if self.is_forked():
             raise RuntimeError(
                 "expected the process that called 'run_in_turns' (got a fork of it, which cannot "
@@ -90,7 +90,7 @@ class SpillFile:
             done = 0
             while done < len(part):
                 try:
-                    count = os.preadv(self._fd, [part[done:]], place + start + done)
+                    count = os.preadv(self._fd, [part[done:]], offset + start + done)
                 except OSError as error:
                     raise self._named(error, 'reading') from error
                 if count == 0:
@@ -99,18 +99,18 @@ class SpillFile:
         self.read += num_bytes
 
     def is_forked(self) -> bool:
-        """Whether this process is a fork of the one that has made it."""
+        """Whether this process is a fork of the one that opened the file."""
         return os.getpid() != self._process
 
     def close(self) -> None:
-        """Gives the disk space back; what a rank that was interrupted still moves is an error."""
+        """Gives the disk space back; a rank that still reads or writes gets an error."""
         fd, self._fd = self._fd, -1
         os.close(fd)
 
-    def _advise(self, num_bytes: int, place: int, what: str) -> None:
+    def _advise(self, num_bytes: int, offset: int, what: str) -> None:
         if hasattr(os, 'posix_fadvise'):  # not on macOS
             with suppress(OSError):  # the read says it
-                os.posix_fadvise(self._fd, place, num_bytes, getattr(os, what))
+                os.posix_fadvise(self._fd, offset, num_bytes, getattr(os, what))
 
     def _grow(self, num_bytes: int) -> None:
         try:
@@ -131,7 +131,7 @@ def _rounded(num_bytes: int) -> int:
 
 
 def _parts(address: int, num_bytes: int) -> list[tuple[int, memoryview]]:
-    """Memory in parts that one call can move, each with where it starts."""
+    """Memory in parts that one call can move, with the starts of these."""
     sizes = [
         (start, min(_CALL_BYTES, num_bytes - start)) for start in range(0, num_bytes, _CALL_BYTES)
     ]

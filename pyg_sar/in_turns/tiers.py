@@ -1,21 +1,22 @@
-"""Memory of one kind, of the host or of a GPU: its budget, and what has to go from it.
+"""Memory of one kind, of the host or of a GPU: its budget, and which storages leave it.
 
 A storage is emptied (``resize_(0)``) and filled again in the same object, so tensors, views and
-what autograd has saved stay valid. What a turn has touched stays until the turn ends: no operation,
-loop or thread of the rank that runs can lose what it works on. Where the budget is exceeded others'
-memory goes, that which is needed last first:
+what autograd has saved stay valid. A storage that a turn has touched stays until the turn ends: no
+operation, loop or thread of the rank that runs can lose what it works on. Where the budget is
+exceeded, storages of other ranks go, in this order:
 
-1. what a rank did not touch in the last turn in which it touched anything (it lies deep in the
-   autograd graph), least recently touched first;
-2. what it touched then, but had made before;
-3. what it made then: the next turn works on it;
-4. what others have still to read rows of, in their turns.
+1. those that their rank did not touch in the last turn in which it touched anything (they lie deep
+   in the autograd graph), least recently touched first;
+2. those that it touched then, but had made before;
+3. those that it made then: its next turn works on them;
+4. those of which others have still to read rows, in their turns.
 
-Of 2 and 3 that of the rank goes first whose turn comes last. Ranks take turns in a circle, so the
+Of 2 and 3 those of the rank go first whose turn comes last. Ranks take turns in a circle, so the
 least recently used would be the worst choice. Belady's choice, which knows the whole epoch, moves
 hardly less (docs/speed.md).
 
-What was written once and has not changed since is not written again. What dies is never written.
+A storage that was written once and has not changed since is not written again; one that dies is
+never written.
 """
 
 from __future__ import annotations
@@ -50,13 +51,13 @@ class Away(Protocol):
 
     @property
     def has_it(self) -> bool:
-        """Whether what the storage holds is there."""
+        """Whether it has the bytes of the storage as they are now."""
 
     def write(self, storage: torch.UntypedStorage) -> None:
-        """Takes what a storage holds."""
+        """Copies the bytes of a storage to there."""
 
     def read(self, storage: torch.UntypedStorage) -> None:
-        """Gives it back, and may keep it."""
+        """Copies them back, and may keep them."""
 
     def outdate(self) -> None:
         """Notes that the storage is about to change."""
@@ -68,10 +69,10 @@ class Away(Protocol):
         """Copies bytes, from `start` on, to an address of the host."""
 
     def in_host_memory(self) -> torch.UntypedStorage | None:
-        """The memory of the host that holds it; None if it is on a disk."""
+        """The memory of the host that holds them; None if they are on a disk."""
 
     def free(self) -> None:
-        """Forgets it."""
+        """Gives their place up."""
 
 
 @dataclass(eq=False, slots=True)
@@ -82,20 +83,20 @@ class Held:
     tier: Tier
     num_bytes: int
     taken: int  # bytes of memory, while it is here
-    rank: int  # which has made it
-    born: int  # the turn in which it did
-    own_turn: int  # the last one in which that rank touched it
-    turn: int  # the last one in which anybody did
+    rank: int  # whose it is
+    born: int  # the turn in which that rank made it
+    own_turn: int  # the last turn in which that rank touched it
+    turn: int  # the last turn in which any rank did
     away: Away | None = None
     is_away: bool = False
     stays: bool = False  # others may read and write it at any time
     owner: Held | None = None  # whose bytes it holds, if not its own
-    # What is made of it by others later, and how to have it made before.
+    # Offers that read it, and how to have one computed before it changes.
     offers: list[tuple[weakref.ref[Any], Callable[[Any], None]]] = field(default_factory=list)
 
     @property
     def is_spare(self) -> bool:
-        """Whether what it holds is with its owner as well."""
+        """Whether its owner has the same bytes."""
         return self.owner is not None and not self.owner.is_away
 
     @property
@@ -122,7 +123,7 @@ def _is_used(storage: weakref.ref[torch.UntypedStorage]) -> bool:
 
 
 class Clock:
-    """Which turn it is, whose, and whether its rank has touched anything of its own."""
+    """The number of the turn, its rank, and whether that has touched a storage of its own."""
 
     def __init__(self, num_ranks: int) -> None:
         self.turn = self.rank = 0
@@ -142,7 +143,7 @@ class Clock:
         self.rank, self.has_touched = rank, False
 
     def last_needed(self, held: Held) -> tuple[int, int, int]:
-        """A key to sort by: what is needed last comes first."""
+        """A key to sort by: the storage that is needed last comes first."""
         last_turn = self._last_turns[held.rank]
         if held.is_offered:
             return 3, 0, 0
@@ -158,17 +159,17 @@ class Tier:
     Args:
         budget: Bytes that may be here between operations, if turns need no more.
         clock: Of all tiers.
-        below: Where the bytes of a storage are to wait.
+        below: Gives a place where the bytes of a storage are to wait.
         limit: Bytes that nothing may exceed, else :class:`OverMemory` is raised; None for no limit.
 
     Attributes:
         over: The first OverMemory, whoever has caught it since.
         here: Bytes in memory.
-        beside: Bytes of files that the rank of a turn has mapped; their pages come as it reads.
+        mapped: Bytes of files that the rank of a turn has mapped; their pages come as it reads.
         peak: The most bytes in memory so far.
         largest: Bytes of the largest storage.
         evictions: How often memory was taken away.
-        held: What may be evicted, also what is away.
+        held: Storages that may be evicted or are away.
     """
 
     def __init__(
@@ -176,12 +177,12 @@ class Tier:
     ) -> None:
         self.budget, self.clock, self.below, self.limit = budget, clock, below, limit
         self.over: OverMemory | None = None
-        self.here = self.beside = self.peak = self.largest = self.evictions = 0
+        self.here = self.mapped = self.peak = self.largest = self.evictions = 0
         self.held: dict[Held, None] = {}
         self._queue: list[Held] | None = []
 
     def begin(self) -> None:
-        """Evicts what others hold over the budget when a turn begins."""
+        """Evicts storages of other ranks over the budget when a turn begins."""
         self._queue = None
         self.make_room(0)
 
@@ -196,7 +197,7 @@ class Tier:
         self.peak = max(self.peak, self.here)
         self.largest = max(self.largest, held.num_bytes)
         if self._queue is not None and held.turn != self.clock.turn:
-            insort(self._queue, held, key=self._place_in_queue)
+            insort(self._queue, held, key=self._order)
         if self.limit is not None and self.here > self.limit:
             self.over = self.over or OverMemory(self.here, self.limit)
             raise self.over
@@ -227,14 +228,14 @@ class Tier:
     def make_room(self, num_bytes: int) -> None:
         """Evicts until so many bytes more are within the budget, or nothing is left to evict.
 
-        What an operation makes is known when it is there: as much as the largest has room, too.
+        The size of a result is known only when it is there: so the largest storage has room, too.
         """
-        while self.here + self.beside + num_bytes + self.largest > self.budget:
+        while self.here + self.mapped + num_bytes + self.largest > self.budget:
             if self.clock.is_forked():  # it would write to places of the other process
                 return
             if self._queue is None:
                 able = [held for held in list(self.held) if self._may_go(held)]
-                self._queue = sorted(able, key=self._place_in_queue)
+                self._queue = sorted(able, key=self._order)
             if not self._queue:
                 return
             held = self._queue.pop()
@@ -251,7 +252,7 @@ class Tier:
         self.here -= held.taken
 
     def spare(self, held: Held, storage: torch.UntypedStorage) -> None:
-        """Keeps what has become spare, as long as there is room."""
+        """Keeps a storage that has become spare, as long as there is room."""
         if self.here > self.budget:
             self.empty(held, storage)
         elif self._queue is not None:
@@ -269,7 +270,7 @@ class Tier:
     def _may_go(self, held: Held) -> bool:
         return not (held.is_away or held.stays or held.turn == self.clock.turn)
 
-    def _place_in_queue(self, held: Held) -> tuple[int, int, int]:
+    def _order(self, held: Held) -> tuple[int, int, int]:
         if held.is_spare:
             return 1, 0, 0
         group, time, born = self.clock.last_needed(held)

@@ -1,6 +1,6 @@
-"""What stands in the place of some functions of Python and torch while ranks take turns.
+"""Replaces some functions of Python and torch while ranks take turns.
 
-A program calls them past torch's operations, or takes its process for one rank.
+Programs use them to reach memory past torch's operations, or as if their process were one rank.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _are_all_disabled = find_or_none('torch._C._is_torch_function_all_disabled')
 
 @contextmanager
 def replaced() -> Iterator[None]:
-    """Puts these functions in their place, while it lasts."""
+    """Replaces these functions while it lasts."""
     with ExitStack() as stack:
 
         def replace(owner: Any, name: str, function: Any) -> None:
@@ -49,14 +49,14 @@ def replaced() -> Iterator[None]:
 
 
 def _start_thread(start: Any) -> Any:
-    """Threads that a rank starts run beside all turns, so what they touch stays here."""
+    """Threads that a rank starts run during all turns, so memory that they touch stays here."""
 
     def start_seen(thread: threading.Thread) -> None:
         watch, run = watcher.value, thread.run
         if isinstance(watch, Watch):
 
             def run_seen() -> None:
-                with watch.beside(stays=True):
+                with watch.in_thread(stays=True):
                     run()
 
             thread.run = run_seen  # type: ignore[method-assign]
@@ -84,16 +84,16 @@ def _give_away(give_away: Any) -> Any:
 
 
 def _read(read: Any, is_written: bool = False) -> Any:
-    """As :func:`_give_away`, of one that reads memory at once, or gives Python its storage.
+    """As :func:`_give_away`, of a function that reads memory at once, or gives Python a storage.
 
-    What Python has of a storage itself stays here for that time.
+    A storage that Python has stays here for that time.
     """
 
     @wraps(read)
     def read_seen(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-        seen = watcher.value
-        if seen is not None and not _is_ours():
-            seen.needs(tensor, is_written=is_written)
+        watch = watcher.value
+        if watch is not None and not _is_ours():
+            watch.needs(tensor, is_written=is_written)
         return read(tensor, *args, **kwargs)
 
     return read_seen

@@ -1,8 +1,8 @@
-"""Sees what the thread of a rank computes, in forward and backward, and has its memory here.
+"""Sees what the thread of a rank computes, in forward and backward, and brings its memory here.
 
-Operations of torch are seen below autograd, so that what autograd adds up, saves and computes is
-seen, too, and what hides in a call (views, ``out=``, lists of parameters). Some functions get at
-memory without an operation, such as ``tolist`` and pickle: these are seen by name, above autograd.
+It sees operations of torch below autograd: also those of autograd itself, and tensors that hide in
+a call (views, ``out=``, lists of parameters). Some functions get at memory without an operation,
+such as ``tolist`` and pickle: these it sees by name, above autograd.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SPARSE = {
     torch.sparse_csc: (Tensor.ccol_indices, Tensor.row_indices, Tensor.values),
     torch.sparse_bsc: (Tensor.ccol_indices, Tensor.row_indices, Tensor.values),
 }
-"""What tensors of other layouts consist of."""
+"""The strided tensors that tensors of other layouts consist of."""
 
 _untyped_storage = Tensor.untyped_storage  # torch's own: in turns another is in its place
 
@@ -58,14 +58,14 @@ _GIVE_AWAY = {
 
 
 class Watch:
-    """What a rank's thread is in, and the threads that compute for it."""
+    """The watcher of a rank's thread, and of the threads that compute for it."""
 
     def __init__(self, evictions: Evictions) -> None:
         self._evictions = evictions
 
     @contextmanager
-    def beside(self, stays: bool = False) -> Iterator[None]:
-        """See :meth:`pyg_sar.evictable.Watcher.beside`; what a thread touches may have to stay."""
+    def in_thread(self, stays: bool = False) -> Iterator[None]:
+        """See :meth:`pyg_sar.evictable.Watcher.in_thread`; with `stays`, its memory stays."""
         with ExitStack() as stack:
             stack.enter_context(watcher.set(self))
             stack.enter_context(_Functions(self._evictions, stays))
@@ -97,31 +97,31 @@ class Watch:
         rows = array_of(index.cpu())
         if len(rows) and not 0 <= rows.min() <= rows.max() < tensor.size(0):
             raise IndexError(f'expected an index of {tensor.size(0)} rows (got another one)')
-        with self._on_host(out) as found, self._reading(tensor) as away:
-            read_rows(found, tensor, rows, away)
+        with self._on_host(out) as target, self._reading(tensor) as away:
+            read_rows(target, tensor, rows, away)
         return True
 
     def reads_run(self, out: Tensor, run: Tensor) -> bool:
         if not self.is_read_by_rows(run) or not out.is_contiguous():
             return False
-        with self._on_host(out) as found, self._reading(run) as away:
-            read_run(found, run, away)
+        with self._on_host(out) as target, self._reading(run) as away:
+            read_run(target, run, away)
         return True
 
     @contextmanager
     def _on_host(self, out: Tensor) -> Iterator[Tensor]:
-        """What is to be filled with the numbers of a tensor: itself, or one on the host."""
-        found = out
+        """A tensor on the host to fill for `out`: itself, or one that is copied to it then."""
+        target = out
         if out.device.type != 'cpu':
-            found = torch.empty(out.shape, dtype=out.dtype, device='cpu', pin_memory=True)
-        self.needs(found, is_written=True)
-        yield found
-        if found is not out:
-            out.copy_(found)
+            target = torch.empty(out.shape, dtype=out.dtype, device='cpu', pin_memory=True)
+        self.needs(target, is_written=True)
+        yield target
+        if target is not out:
+            out.copy_(target)
 
     @contextmanager
     def _reading(self, tensor: Tensor) -> Iterator[Away]:
-        """Where the memory of a tensor is that is away; nothing else moves meanwhile."""
+        """Where the bytes of a tensor that is away are; nothing else moves meanwhile."""
         with (
             torch._C.DisableTorchFunction(),
             _disable_current_modes(),
@@ -142,7 +142,7 @@ class Watch:
             storages = [storage for tensor in tensors for storage in _storages(tensor)]
 
         def settle(offer: Offered) -> None:
-            with self.beside():
+            with self.in_thread():
                 offer.settle()
 
         return self._evictions.before_writing(storages, offer, settle)
@@ -183,11 +183,11 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return func(*args, **kwargs)
         evictions, stays = self._evictions, self._stays
         with torch._C.DisableTorchFunction():
-            known, changed = set(), []
+            inputs, changed = set(), []
             for name, value in (*enumerate(args), *kwargs.items()):
                 is_written = name in writes
                 for storage in _storages(value):
-                    known.add(storage._cdata)
+                    inputs.add(storage._cdata)
                     if reads:
                         evictions.needs(storage, is_written=is_written)
                         if stays:
@@ -197,9 +197,9 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             out = func(*args, **kwargs)
             for storage in changed:
                 evictions.has_changed_size(storage)
-            if makes and not stays:  # what a user's thread makes is nobody's
+            if makes and not stays:  # results of a user's thread belong to no rank
                 for storage in _storages(out):
-                    if storage._cdata not in known:  # what was there before the ranks stays theirs
+                    if storage._cdata not in inputs:  # inputs are noted, or older than the ranks
                         evictions.note(storage)
         return out
 
@@ -210,12 +210,12 @@ _OF_TENSORS = Tensor.__torch_dispatch__
 @cache
 def _what_it_does(func: Any) -> tuple[bool, bool, frozenset[int | str]]:
     """Whether an operation reads memory, whether it makes any, and which arguments it writes to."""
-    written = [
-        (place, argument.name)
-        for place, argument in enumerate(func._schema.arguments)
+    writes = frozenset(
+        key
+        for index, argument in enumerate(func._schema.arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
-    ]
-    writes = frozenset(each for both in written for each in both)
+        for key in (index, argument.name)
+    )
     return func not in _READ_NOTHING, not func.is_view, writes
 
 
@@ -228,5 +228,5 @@ def _storages(value: Any) -> Sequence[torch.UntypedStorage]:
             return [_untyped_storage(value)]
         return [_untyped_storage(part(value)) for part in _SPARSE.get(value.layout, ())]
     if isinstance(value, (list, tuple)):
-        return [storage for each in value for storage in _storages(each)]
+        return [storage for item in value for storage in _storages(item)]
     return ()

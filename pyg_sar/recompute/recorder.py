@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from pyg_sar.comm import world_size
-from pyg_sar.evictable import place_of
+from pyg_sar.evictable import start_of
 from pyg_sar.ground.nested import in_nested, leaves
 from pyg_sar.ground.scoped import Scoped
 from pyg_sar.monitor.recipes import Step, recorder
@@ -213,7 +213,7 @@ class _Recorder(TorchFunctionMode):
                 if isinstance(saved.source, _Held) and _is_same(tensor, out):
                     saved.source = recipe
                     recipe.num_users += 1
-            self._recipes[place_of(out)] = weakref.ref(out), out._version, recipe
+            self._recipes[start_of(out)] = weakref.ref(out), out._version, recipe
 
     def pack(self, tensor: Tensor) -> _Saved:
         """Replaces a tensor that autograd saves."""
@@ -226,7 +226,7 @@ class _Recorder(TorchFunctionMode):
         return saved
 
     def _source(self, tensor: Tensor) -> _Held | _Recipe:
-        entry = self._recipes.get(place_of(tensor)) if tensor.numel() else None
+        entry = self._recipes.get(start_of(tensor)) if tensor.numel() else None
         if entry is not None:
             reference, version, recipe = entry
             out = reference()  # while it lives no other tensor has its memory
@@ -271,7 +271,7 @@ def _batch_norm_again(
 def _is_same(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors are the same numbers in the same memory."""
     return (
-        place_of(a) == place_of(b)
+        start_of(a) == start_of(b)
         and a.shape == b.shape
         and a.stride() == b.stride()
         and a.dtype == b.dtype

@@ -23,14 +23,13 @@ from pyg_sar.comm import Comm, chosen, current, in_call, left_by
 _PATIENCE = 2.0  # seconds in which other ranks may leave their loops when this program ends
 
 Make = Callable[[Callable[[], bool]], Iterator[Any]]
-"""Makes batches while it is asked whether they are still wanted."""
+"""Makes batches as long as its argument says that they are wanted."""
 
 
 class Ahead:
-    """Batches made by a thread, so many ahead at most; or without one, when they are asked for.
+    """Batches of a thread, at most `depth` ahead; with 0 there is no thread.
 
-    A `depth` of 0 is for no thread; `lane` is the connection of the thread. Messages call the
-    loader by `name`.
+    `lane` is the connection of the thread. Messages call the loader by `name`.
     """
 
     def __init__(self, make: Make, depth: int, lane: Comm | None, name: str) -> None:

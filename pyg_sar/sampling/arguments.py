@@ -1,4 +1,4 @@
-"""What a loader is given: read, or refused with a reason."""
+"""Reads the arguments of a loader, or refuses them with a reason."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _DEFAULTS = {
     'pin_memory_device': '',
     'in_order': True,
 }
-"""What PyG and torch have where these are not given; None for all others."""
+"""Defaults of PyG and torch; None for all others."""
 
 
 @dataclass(frozen=True)
@@ -63,22 +63,22 @@ class Fans:
 
     @property
     def num_hops(self) -> int:
-        """How far from the seeds nodes are drawn."""
+        """The number of hops from the seeds."""
         return len(next(iter(self.num_neighbors.values())))
 
 
-def read_others(loader: str, others: Mapping[str, Any], given: dict[str, Any]) -> None:
-    """Takes PyG's other arguments: what they say is put into `given`; defaults say nothing.
+def read_others(loader: str, others: Mapping[str, Any], args: dict[str, Any]) -> None:
+    """Puts what PyG's other arguments say into `args`; their defaults say nothing.
 
     Raises a TypeError for one that would have no effect, and for unknown names.
     """
     for name, value in others.items():
         if name == 'directed':  # of PyG before 2.4
-            given['subgraph_type'] = given['subgraph_type'] if value else 'induced'
-        elif name == 'neg_sampling_ratio' and 'neg_sampling' in given:
-            if value and given['neg_sampling'] is not None:
+            args['subgraph_type'] = args['subgraph_type'] if value else 'induced'
+        elif name == 'neg_sampling_ratio' and 'neg_sampling' in args:
+            if value and args['neg_sampling'] is not None:
                 raise TypeError(f"'{name}' and 'neg_sampling' cannot both be given (got {value})")
-            given['neg_sampling'] = given['neg_sampling'] or (
+            args['neg_sampling'] = args['neg_sampling'] or (
                 {'mode': 'binary', 'amount': value} if value else None
             )
         elif name not in MEANINGLESS:
@@ -98,12 +98,12 @@ def check_kinds(values: Mapping[str, Any]) -> None:
             continue
         if type(value) is not int or not least <= value < 2**63:
             raise ValueError(f"'{name}' must be an int of at least {least} (got {value!r})")
-    for name, known in (
+    for name, choices in (
         ('subgraph_type', tuple(kind.value for kind in SubgraphType)),
         ('temporal_strategy', ('uniform', 'last')),
     ):
-        if values[name] not in known:
-            raise ValueError(f"'{name}' must be one of {known} (got {values[name]!r})")
+        if values[name] not in choices:
+            raise ValueError(f"'{name}' must be one of {choices} (got {values[name]!r})")
     if values['transform'] is not None and not callable(values['transform']):
         raise ValueError(f"'transform' must be a function (got {values['transform']!r})")
     has_time, is_last = values['time_attr'] is not None, values['temporal_strategy'] == 'last'
@@ -129,7 +129,7 @@ def cache_bytes(cache: Any) -> int | None:
 
 
 def read_places(index: Any, count: int) -> Tensor:
-    """Places 0 .. `count` - 1, int64, from numbers or a mask."""
+    """Indices of seeds, each less than `count`, int64, from numbers or a mask."""
     try:
         places = torch.as_tensor(index).cpu()
     except (TypeError, RuntimeError) as error:
@@ -153,29 +153,29 @@ def fans_of(num_neighbors: Any, relations: list[EdgeKey]) -> dict[EdgeKey, tuple
         num_neighbors, default = num_neighbors.values, num_neighbors.default
     if isinstance(num_neighbors, Mapping):
         by_name = {type_name(key): key for key in relations if key is not None}
-        given = {type_name(key): fans for key, fans in num_neighbors.items()}
-        for name in given:
+        named = {type_name(key): hops for key, hops in num_neighbors.items()}
+        for name in named:
             if name not in by_name:
                 raise ValueError(
                     f"'num_neighbors' must be of relations of the graph, {list(by_name.values())} "
                     f"(got one of '{name}')"
                 )
-        fans: dict[EdgeKey, Any] = {k: given.get(name, default) for name, k in by_name.items()}
-        for key, each in fans.items():
-            if each is None:
+        fans: dict[EdgeKey, Any] = {k: named.get(name, default) for name, k in by_name.items()}
+        for key, hops in fans.items():
+            if hops is None:
                 raise ValueError(
                     f"'num_neighbors' must be given for every relation (none of {key})"
                 )
     else:
         fans = dict.fromkeys(relations, num_neighbors)
     out: dict[EdgeKey, tuple[int, ...]] = {}
-    for key, each in fans.items():
-        if not isinstance(each, (list, tuple)) or not all(type(k) is int and k >= -1 for k in each):
+    for key, hops in fans.items():
+        if not isinstance(hops, (list, tuple)) or not all(type(k) is int and k >= -1 for k in hops):
             raise ValueError(
-                f"'num_neighbors' must be a list of whole numbers, -1 for all (got {each!r})"
+                f"'num_neighbors' must be a list of whole numbers, -1 for all (got {hops!r})"
             )
-        out[key] = tuple(each)
-    if len({len(each) for each in out.values()}) > 1:
+        out[key] = tuple(hops)
+    if len({len(hops) for hops in out.values()}) > 1:
         raise ValueError(
             f"'num_neighbors' must have as many hops for every relation (got {list(out.values())})"
         )

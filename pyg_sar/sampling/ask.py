@@ -1,6 +1,6 @@
-"""What ranks ask each other: in-edges that owners draw, rows of attributes, nodes and links.
+"""Questions between ranks: in-edges that owners draw, rows of attributes, nodes and links.
 
-Every question travels alike: how much each rank asks of each, then what, then the answers. The
+All travel alike: first the counts of every pair of ranks, then the questions, then the answers. The
 tensors of a message have several dtypes and widths. They go as bytes, one after another, each from
 a multiple of 16 on as its dtype asks for: a message costs the same however many are in it.
 
@@ -34,9 +34,9 @@ class Parcel(NamedTuple):
 
 
 class Traffic:
-    """How much goes to every rank, and comes from every rank (collective: an all-to-all).
+    """The numbers of rows that go to and come from every rank (collective: an all-to-all).
 
-    `sent` has, by what it is, a number for every rank.
+    `sent` has by key a number for every rank.
     """
 
     def __init__(self, sent: dict[Any, list[int]]) -> None:
@@ -57,7 +57,7 @@ class Question(NamedTuple):
     """Nodes whose in-edges are to be drawn."""
 
     node: Tensor  # int64 ``[N]``: positions, or own rows where they are drawn
-    state: Tensor  # what their draws follow from beside their id, int64 ``[N]``
+    state: Tensor  # hashes from which their draws follow, int64 ``[N]``
     until: Tensor | None  # the time that edges may have, ``[N]``; None for any
 
 
@@ -80,24 +80,24 @@ def ask_for_edges(
     `wanted` are other ranks' nodes in the order of their owners. `draw` draws edges of own nodes,
     by relation; the same relations on all ranks.
     """
-    counts = _count(graph, {key: each.node for key, each in wanted.items()})
+    counts = _count(graph, {key: question.node for key, question in wanted.items()})
     came = send(
         [
             counts.question(key, tensor)
-            for key, each in wanted.items()
-            for tensor in (_rows_there(graph, key, each.node), each.state, each.until)
+            for key, question in wanted.items()
+            for tensor in (_rows_there(graph, key, question.node), question.state, question.until)
             if tensor is not None
         ]
     )
     asked = {
-        key: Question(next(came).long(), next(came), None if each.until is None else next(came))
-        for key, each in wanted.items()
+        key: Question(next(came).long(), next(came), None if own.until is None else next(came))
+        for key, own in wanted.items()
     }
     end = {key: graph.edges[key].dst for key in draw}
     answers = {key: of_relation(asked[end[key]]) for key, of_relation in draw.items()}
     edges = Traffic(
         {
-            key: [int(each.sum()) for each in torch.split(answer.num, counts.came[end[key]])]
+            key: [int(num.sum()) for num in torch.split(answer.num, counts.came[end[key]])]
             for key, answer in answers.items()
         }
     )
@@ -107,12 +107,12 @@ def ask_for_edges(
         parcels.append(edges.question(key, answer.source))
         for value in attributes.edges[key].values():
             parcels.append(edges.question(key, value, answer.row))
-    pieces, told = send_in_pieces(parcels), {}
+    pieces, answered = send_in_pieces(parcels), {}
     for key in draw:
         count, source = (torch.cat(next(pieces)).long() for _ in range(2))
         drawn = Drawn(count, source, -1 - torch.arange(source.numel()))
-        told[key] = drawn, _by_rank(attributes.edges[key], pieces)
-    return told
+        answered[key] = drawn, _by_rank(attributes.edges[key], pieces)
+    return answered
 
 
 def ask_for_rows(
@@ -133,7 +133,7 @@ def ask_for_rows(
 
 
 def _by_rank(names: Iterable[str], pieces: Iterator[list[Tensor]]) -> list[Values]:
-    """Of every rank its rows of each attribute."""
+    """By rank, its rows of all attributes."""
     named = [[(name, piece) for piece in next(pieces)] for name in names]
     return [dict(of_rank) for of_rank in zip(*named, strict=True)]
 
@@ -153,7 +153,7 @@ def _rows_there(graph: LocalGraph, key: NodeKey, position: Tensor) -> Tensor:
 
 
 def send(parcels: Sequence[Parcel]) -> Iterator[Tensor]:
-    """Of each parcel what comes, by the rank it comes from, on the CPU (collective).
+    """The rows that come of each parcel, by the rank that sends them, on the CPU (collective).
 
     The first rows go to rank 0, the next ones to rank 1 ... All ranks have as many parcels, each of
     one dtype and width on all.
@@ -162,20 +162,20 @@ def send(parcels: Sequence[Parcel]) -> Iterator[Tensor]:
 
 
 def send_in_pieces(parcels: Sequence[Parcel]) -> Iterator[list[Tensor]]:
-    """What :func:`send` does; of each parcel the rows of every rank, not yet joined."""
-    parcels = [_on_host(each) for each in parcels]
+    """As :func:`send`; of each parcel the rows of every rank, not yet joined."""
+    parcels = [_on_host(p) for p in parcels]
     ranks = range(len(parcels[0].to))
     if len(ranks) == 1:
         return iter([[p.rows if p.at is None else p.rows[p.at]] for p in parcels])
-    to, of = [each.to for each in parcels], [each.of for each in parcels]
+    to, of = [p.to for p in parcels], [p.of for p in parcels]
     sent, goes = _room(parcels, to)
     for parcel, pieces in zip(parcels, goes, strict=True):
-        rows = torch.split(parcel.rows if parcel.at is None else parcel.at, parcel.to)
-        for piece, each in zip(pieces, rows, strict=True):
+        parts = torch.split(parcel.rows if parcel.at is None else parcel.at, parcel.to)
+        for piece, part in zip(pieces, parts, strict=True):
             if parcel.at is None:
-                piece.copy_(each)
+                piece.copy_(part)
             else:
-                torch.index_select(parcel.rows, 0, each, out=piece)
+                torch.index_select(parcel.rows, 0, part, out=piece)
     received, comes = _room(parcels, of)
     came, went = ([sum(n[rank] for n in counts) for rank in ranks] for counts in (of, to))
     recv_sizes, send_sizes = _sizes(parcels, of), _sizes(parcels, to)
@@ -194,7 +194,7 @@ def _on_host(parcel: Parcel) -> Parcel:
 
 def _sizes(parcels: Sequence[Parcel], counts: list[list[int]]) -> list[int]:
     """Bytes by rank."""
-    row_bytes = [math.prod(each.rows.shape[1:]) * each.rows.element_size() for each in parcels]
+    row_bytes = [math.prod(p.rows.shape[1:]) * p.rows.element_size() for p in parcels]
     return [
         sum(_padded(n * row) for n, row in zip(of_rank, row_bytes, strict=True))
         for of_rank in zip(*counts, strict=True)
@@ -202,14 +202,14 @@ def _sizes(parcels: Sequence[Parcel], counts: list[list[int]]) -> list[int]:
 
 
 def _room(parcels: Sequence[Parcel], counts: list[list[int]]) -> tuple[Tensor, list[list[Tensor]]]:
-    """Bytes for so many rows of each parcel to or from every rank, and where these rows lie."""
+    """Memory for `counts` rows of each parcel by rank, and views of these rows in it."""
     room, start = torch.empty(sum(_sizes(parcels, counts)), dtype=torch.uint8), 0
     pieces: list[list[Tensor]] = [[] for _ in parcels]
     for of_rank in zip(*counts, strict=True):
-        for found, parcel, n in zip(pieces, parcels, of_rank, strict=True):
+        for parts, parcel, n in zip(pieces, parcels, of_rank, strict=True):
             shape = n, *parcel.rows.shape[1:]
             end = start + math.prod(shape) * parcel.rows.element_size()
-            found.append(room[start:end].view(parcel.rows.dtype).view(shape))
+            parts.append(room[start:end].view(parcel.rows.dtype).view(shape))
             start += _padded(end - start)
             room[end:start] = 0
     return room, pieces

@@ -1,4 +1,4 @@
-"""Which attributes nodes and edges have, on all ranks alike, and the rows of some of them.
+"""Which attributes nodes and edges have on all ranks, and rows of these.
 
 A tensor with a row for each own node may be an attribute of the nodes, or something else that
 happens to be as long here. So it is one if it is so on every rank.
@@ -68,10 +68,10 @@ def check_data(data: object, world_size: int, loader: str) -> None:
                 f'{edges.handle.shard.world_size})'
             )
     for stores_of, name in ((node_stores(data), 'n_id'), (stores, 'e_id')):
-        for each, store in stores_of.items():
+        for kind, store in stores_of.items():
             if name not in store:
                 raise ValueError(
-                    f"'data' must have '{name}'{_of(each)}, as load_shard gives it (got none)"
+                    f"'data' must have '{name}'{_of(kind)}, as load_shard gives it (got none)"
                 )
 
 
@@ -84,7 +84,7 @@ def _is_as_loaded(handle: ShardEdges) -> bool:
 class AttributeRows:
     """Tensors with a row for every own node, or every edge into own nodes, by type and name.
 
-    What PyG joins in another dimension (``__cat_dim__``) is moved so that rows come first.
+    Where PyG joins in another dimension (``__cat_dim__``), that dimension is moved to the front.
     """
 
     nodes: dict[NodeKey, Values]
@@ -106,8 +106,8 @@ def find(data: Data | HeteroData) -> AttributeRows:
                 form = value.dtype, tuple(value.shape[1:]), value.requires_grad
                 kinds[_words(is_edge, key, name)] = form
     answers = agree(kinds)
-    for words in sorted(set.intersection(*(set(each) for each in answers))):
-        check_equal(f'dtype, width and requires_grad of {words}', [each[words] for each in answers])
+    for words in sorted(set.intersection(*map(set, answers))):
+        check_equal(f'dtype, width and requires_grad of {words}', [form[words] for form in answers])
         if kinds[words][2]:
             raise ValueError(
                 f'expected {words} not to require gradients (got one that does): rows of other '
@@ -118,7 +118,7 @@ def find(data: Data | HeteroData) -> AttributeRows:
         return {
             name: value
             for name, value in seen[is_edge, key].items()
-            if all(_words(is_edge, key, name) in each for each in answers)
+            if all(_words(is_edge, key, name) in answer for answer in answers)
             and not (key is None and _is_other(is_edge, name, seen, answers))
         }
 
@@ -144,7 +144,7 @@ def _rows_of(data: Data | HeteroData, store: Any, is_edge: bool) -> Iterable[tup
 
 def _is_other(is_edge: bool, name: str, seen: Any, answers: list[dict[str, Any]]) -> bool:
     """Whether an attribute that fits nodes and edges on all ranks is the other's by its name."""
-    if any(_words(not is_edge, None, name) not in each for each in answers):
+    if any(_words(not is_edge, None, name) not in answer for answer in answers):
         return False
     return is_edge != ('edge' in name or name == 'e_id')
 
@@ -178,9 +178,9 @@ def take(own: Tensor, row: Tensor, came: Sequence[Tensor]) -> Tensor:
     else:
         out = own.new_empty(row.numel(), *own.shape[1:])
     for values in came:
-        place = -1 - row - first
-        at = ((place >= 0) & (place < values.size(0))).nonzero().view(-1)
-        rows = place.index_select(0, at).to(values.device)
+        index = -1 - row - first
+        at = ((index >= 0) & (index < values.size(0))).nonzero().view(-1)
+        rows = index.index_select(0, at).to(values.device)
         out.index_copy_(0, at, values.index_select(0, rows).to(own.device))
         first += values.size(0)
     return out

@@ -1,4 +1,4 @@
-"""Makes what PyG's loader gives of a batch: a ``Data`` or ``HeteroData`` on plain edges."""
+"""Makes batches as PyG's loaders do: a ``Data`` or ``HeteroData`` on plain edges."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ROUND = 12
 
 
 class Epoch(NamedTuple):
-    """What the batches of an epoch follow from."""
+    """The numbers from which all draws of an epoch follow."""
 
     number: int  # from 0 on
     draws: int  # of neighbours and negatives
@@ -53,9 +53,9 @@ class Sampler:
     def of_places(self, places: Tensor, number: int) -> Data | HeteroData:
         """One batch of seeds by their places among those of all ranks (collective)."""
         data = as_local(self.data)
-        seed, place = own_of(places, self.seeds.place)
+        seed, index = own_of(places, self.seeds.index)
         seeds = replace(self.seeds, batch_size=max(places.numel(), 1), total=places.numel())
-        chosen = seeds.of_batches(Order(seed, place), number, range(1))
+        chosen = seeds.of_batches(Order(seed, index), number, range(1))
         return make_batch(data, Round(self.graph, find(data), self.fans, chosen, None), 0)
 
     def batches(
@@ -63,7 +63,7 @@ class Sampler:
     ) -> Iterator[Data | HeteroData]:
         """Batches of an epoch from one on, while a rank wants them (collective in every round)."""
         order, cache = self.seeds.order(epoch.order), self.cache
-        nothing = Order(order.seed[:0], order.place[:0])
+        nothing = Order(order.seed[:0], order.in_epoch[:0])
         before = (0, 0) if cache is None else (cache.num_read, cache.num_found)
         of_round = ROUND if self.graph.world_size > 1 else 1
         for first in range(start, self.num_batches, of_round):
@@ -79,8 +79,8 @@ class Sampler:
                     yield make_batch(data, sampled, number)
             del sampled
         if cache is not None:
-            read, found = cache.num_read - before[0], cache.num_found - before[1]
-            text = f'epoch {epoch.number}: {found} of {read} rows of other ranks were in the cache'
+            read, hits = cache.num_read - before[0], cache.num_found - before[1]
+            text = f'epoch {epoch.number}: {hits} of {read} rows of other ranks were in the cache'
             say(_logger, logging.INFO, text)
 
 
@@ -95,7 +95,7 @@ class _Edges(NamedTuple):
 def make_batch(data: Data | HeteroData, sampled: Round, number: int) -> Data | HeteroData:
     """A batch of a round, by its number, as PyG's.
 
-    What the loader was given that is not of nodes or edges is in every batch as it is.
+    What `data` has beside attributes of nodes and edges is in every batch as it is.
     """
     kind, attributes, out = sampled.fans.subgraph_type, sampled.attributes, copy.copy(data)
 
@@ -107,14 +107,14 @@ def make_batch(data: Data | HeteroData, sampled: Round, number: int) -> Data | H
     for key, store in node_stores(out).items():
         grown = sampled.nodes[key]
         cuts = [cut[number : number + 2] for cut in grown.cuts]
-        found = torch.cat([torch.arange(start, end) for start, end in cuts])
-        grown.place[found] = torch.arange(found.numel())
-        store.num_nodes, row = found.numel(), grown.row.index_select(0, found)
+        index = torch.cat([torch.arange(start, end) for start, end in cuts])
+        grown.number_in_batch[index] = torch.arange(index.numel())
+        store.num_nodes, row = index.numel(), grown.row.index_select(0, index)
         for name, value in attributes.nodes[key].items():
             put(store, name, take(value, row, [values[name] for values in grown.came]))
         if sampled.seeds.tree is not None:
             total = max(sampled.graph.nodes[key].total, 1)
-            group = torch.div(grown.keys[found], total, rounding_mode='floor')
+            group = torch.div(grown.keys[index], total, rounding_mode='floor')
             store.batch = sampled.seeds.tree[group]
         if kind != 'bidirectional':
             store.num_sampled_nodes = [end - start for start, end in cuts]
@@ -122,21 +122,21 @@ def make_batch(data: Data | HeteroData, sampled: Round, number: int) -> Data | H
     if kind == 'bidirectional':
         edges = _both_ways(edges)
     for edge_key, store in edge_stores(out).items():
-        found_edges, came = edges[edge_key], sampled.edges[edge_key].came
-        edge_index = torch.stack([found_edges.src, found_edges.dst])
+        sampled_edges, came = edges[edge_key], sampled.edges[edge_key].came
+        edge_index = torch.stack([sampled_edges.src, sampled_edges.dst])
         store.edge_index = edge_index.to(store.edge_index.device)
         for name, value in attributes.edges[edge_key].items():
-            if found_edges.row is None:
+            if sampled_edges.row is None:
                 store.pop(name, None)
             else:
-                put(store, name, take(value, found_edges.row, [values[name] for values in came]))
+                put(store, name, take(value, sampled_edges.row, [values[name] for values in came]))
         if kind == 'directional':
-            store.num_sampled_edges = found_edges.per_hop
-    _tell(out, sampled.seeds, number)
+            store.num_sampled_edges = sampled_edges.per_hop
+    _add_seeds(out, sampled.seeds, number)
     return out
 
 
-def _tell(out: Data | HeteroData, seeds: SeedBatches, number: int) -> None:
+def _add_seeds(out: Data | HeteroData, seeds: SeedBatches, number: int) -> None:
     nodes, edges = node_stores(out), edge_stores(out)
     cut, links = slice(*seeds.cuts[number : number + 2]), seeds.links
     if links is None:
@@ -158,9 +158,9 @@ def _tell(out: Data | HeteroData, seeds: SeedBatches, number: int) -> None:
     if links.per_link is None:
         ends = torch.cat([src, src_neg]), torch.cat([dst, dst_neg])
         store.edge_label_index = torch.stack(ends)
-        for name, each in (('edge_label', links.label), ('edge_label_time', links.time)):
-            if each is not None:
-                store[name] = torch.cat([each[0][cut], each[1][of_negatives]])
+        for name, pair in (('edge_label', links.label), ('edge_label_time', links.time)):
+            if pair is not None:
+                store[name] = torch.cat([pair[0][cut], pair[1][of_negatives]])
         return
     nodes[src_type].src_index, nodes[dst_type].dst_pos_index = src, dst
     nodes[dst_type].dst_neg_index = dst_neg.view(-1, links.per_link).squeeze(1)
@@ -170,31 +170,31 @@ def _tell(out: Data | HeteroData, seeds: SeedBatches, number: int) -> None:
 
 def _edges(sampled: Round, key: EdgeKey, number: int) -> _Edges:
     linked = sampled.edges[key]
-    src_place, dst_place = (sampled.nodes[end].place for end in ends_of(key))
+    src_number, dst_number = (sampled.nodes[end].number_in_batch for end in ends_of(key))
     cuts = [slice(*cut[number : number + 2]) for cut in linked.cuts]
 
     def cat(hops: list[Tensor]) -> Tensor:
-        return torch.cat([src_place[:0], *(hop[cut] for hop, cut in zip(hops, cuts, strict=True))])
+        return torch.cat([src_number[:0], *(hop[cut] for hop, cut in zip(hops, cuts, strict=True))])
 
     src, dst = (
-        place.index_select(0, cat(hops))
-        for place, hops in ((src_place, linked.src), (dst_place, linked.dst))
+        numbers.index_select(0, cat(hops))
+        for numbers, hops in ((src_number, linked.src), (dst_number, linked.dst))
     )
     return _Edges(src, dst, cat(linked.row), [cut.stop - cut.start for cut in cuts])
 
 
 def _both_ways(edges: dict[EdgeKey, _Edges]) -> dict[EdgeKey, _Edges]:
-    row = {key: each.src for key, each in edges.items()}
-    col = {key: each.dst for key, each in edges.items()}
-    edge = {key: torch.arange(each.src.numel()) for key, each in edges.items()}
+    row = {key: one_way.src for key, one_way in edges.items()}
+    col = {key: one_way.dst for key, one_way in edges.items()}
+    edge = {key: torch.arange(src.numel()) for key, src in row.items()}
     if None in edges:
-        made = SamplerOutput(row[None][:0], row[None], col[None], edge[None]).to_bidirectional()
-        row, col, edge = {None: made.row}, {None: made.col}, {None: made.edge}
+        plain = SamplerOutput(row[None][:0], row[None], col[None], edge[None]).to_bidirectional()
+        row, col, edge = {None: plain.row}, {None: plain.col}, {None: plain.edge}
     else:
         both = HeteroSamplerOutput({}, row, col, edge).to_bidirectional()
         row, col, edge = both.row, both.col, both.edge
     out = {}
-    for key, each in edges.items():
-        kept = None if edge[key] is None or each.row is None else each.row[edge[key]]
-        out[key] = _Edges(row[key], col[key], kept, [])
+    for key, one_way in edges.items():
+        rows = None if edge[key] is None or one_way.row is None else one_way.row[edge[key]]
+        out[key] = _Edges(row[key], col[key], rows, [])
     return out

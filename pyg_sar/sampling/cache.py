@@ -1,7 +1,7 @@
 """Rows of other ranks' nodes that are kept, so that batches need not fetch them again.
 
 Which ones is decided once, from the edges into own nodes: how often a batch is expected to reach
-each source of them. What is kept changes no batch, it only travels less. The rows are fetched again
+each source of them. A cache changes no batch, rows only travel less. The rows are fetched again
 before an epoch when an attribute of any rank is another tensor or was written to.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.evictable import place_of
+from pyg_sar.evictable import start_of
 from pyg_sar.monitor import hook
 from pyg_sar.sampling.arguments import Fans
 from pyg_sar.sampling.ask import ask_for_rows
@@ -41,25 +41,25 @@ class Cache:
         self.num_read = self.num_found = 0
         self._graph = graph
         self._filled_from: tuple[Any, Any] = None, None
-        found, worth, sizes = {}, [], []
+        positions, worth, sizes = {}, [], []
         for key, (position, count) in _expected_visits(graph, fans, seeds).items():
             values = attributes.nodes[key].values()
             row_bytes = sum(math.prod(v.shape[1:]) * v.element_size() for v in values)
-            found[key] = position
+            positions[key] = position
             worth.append(count / max(row_bytes, 1))
             sizes.append(torch.full(position.shape, row_bytes))
         order = torch.argsort(torch.cat(worth), descending=True, stable=True)
         size = torch.cat(sizes)[order]
         is_kept = torch.zeros(order.numel(), dtype=torch.bool)
         is_kept[order] = (size.cumsum(0) <= num_bytes) & (torch.cat(worth)[order] > 0)
-        parts = torch.split(is_kept, [position.numel() for position in found.values()])
-        self.position = {key: found[key][k] for key, k in zip(found, parts, strict=True)}
+        parts = torch.split(is_kept, [position.numel() for position in positions.values()])
+        self.position = {key: positions[key][k] for key, k in zip(positions, parts, strict=True)}
 
     def is_fresh(self, attributes: AttributeRows) -> bool:
         """Whether the attributes of own nodes are the tensors of the last :meth:`fill`, unchanged.
 
-        They are held until then, so that no other tensor has their place in memory. What is written
-        by ``x.data`` is not seen, as torch does not count it.
+        The cache holds them, so that no other tensor takes their memory. Writes by ``x.data`` are
+        not seen, as torch does not count them.
         """
         own = _state(attributes)
         return None not in own and own == self._filled_from[1]
@@ -78,7 +78,7 @@ class Cache:
 
 def _state(attributes: AttributeRows) -> list[Any]:
     return [
-        None if value.is_inference() else (key, name, place_of(value), value._version)
+        None if value.is_inference() else (key, name, start_of(value), value._version)
         for key, values in attributes.nodes.items()
         for name, value in values.items()
     ]
@@ -90,41 +90,41 @@ def _expected_visits(
     """Positions of the halo by type, and how often a batch of this rank is expected to reach each.
 
     A node that is reached l times on average is there with probability ``1 - exp(-l)``, and then
-    draws each of its d edges with probability ``min(k / d, 1)``. What is reached through nodes of
-    other ranks is not known here.
+    draws each of its d edges with probability ``min(k / d, 1)``. Visits by way of nodes of
+    other ranks are not counted.
     """
     own = {key: nodes.num_own for key, nodes in graph.nodes.items()}
     halo = {key: torch.empty(0, dtype=torch.int64) for key in graph.nodes}
-    place = {}
+    sources = {}
     for key, edges in graph.edges.items():
         nodes, source = graph.nodes[edges.src], edges.source.long()
         is_far = ~nodes.is_own(source)
-        new, found = number(halo[edges.src], source[is_far])
+        new, index = number(halo[edges.src], source[is_far])
         halo[edges.src] = torch.cat([halo[edges.src], new])
-        place[key] = source - nodes.first
-        place[key][is_far] = own[edges.src] + found
+        sources[key] = source - nodes.first
+        sources[key][is_far] = own[edges.src] + index
     size = {key: own[key] + halo[key].numel() for key in own}
     reached = {key: torch.zeros(num, dtype=torch.float64) for key, num in size.items()}
     share = min(seeds.batch_size / max(seeds.total, 1), 1.0)
     for end, position in zip(seeds.types, seeds.ends, strict=True):
         row = position - graph.nodes[end].first
         is_far = ~graph.nodes[end].is_own(position)
-        _, found = number(halo[end], position[is_far])
-        row[is_far] = own[end] + found
+        _, index = number(halo[end], position[is_far])
+        row[is_far] = own[end] + index
         seen = row[row < size[end]]
         reached[end].index_add_(0, seen, torch.full(seen.shape, share, dtype=torch.float64))
     total = {key: count.clone() for key, count in reached.items()}
     for hop in range(fans.num_hops):
-        following = {key: torch.zeros_like(each) for key, each in reached.items()}
+        following = {key: torch.zeros_like(count) for key, count in reached.items()}
         for key, edges in graph.edges.items():
             k, degree = fans.num_neighbors[key][hop], edges.ptr.diff()
             chance = torch.ones_like(degree, dtype=torch.float64)
             if k >= 0:
                 chance = (k / degree.clamp(min=1)).clamp(max=1.0)
             there = -torch.expm1(-reached[edges.dst][: own[edges.dst]])
-            each = torch.repeat_interleave(there * chance, degree)
-            following[edges.src].index_add_(0, place[key], each)
+            visits = torch.repeat_interleave(there * chance, degree)
+            following[edges.src].index_add_(0, sources[key], visits)
         reached = following
         total = {key: total[key] + count for key, count in reached.items()}
-    order = {key: torch.argsort(found) for key, found in halo.items()}
+    order = {key: torch.argsort(position) for key, position in halo.items()}
     return {key: (halo[key][at], total[key][own[key] :][at]) for key, at in order.items()}

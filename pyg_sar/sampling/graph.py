@@ -1,10 +1,10 @@
-"""What a rank knows of the graph while it samples: its own nodes, and all edges into them.
+"""The graph of a rank that samples: its own nodes, and all edges into them.
 
 A node is known by its *position*: nodes are numbered part after part, so those of a rank follow one
-another and a node's owner is found among ``world_size + 1`` numbers. The sources of edges are such
-positions: of own nodes they are known, of the halo their owners tell them once. So no rank holds
-anything of the size of the graph, and any node can be asked for. A position takes 4 bytes where a
-type has fewer than 2^31 nodes.
+another, and ``world_size + 1`` numbers tell the owner of every node. The sources of edges are
+positions, too; owners send those of the halo once. So no rank holds anything of the size of the
+graph, and any node can be asked for. A position takes 4 bytes where a type has fewer than 2^31
+nodes.
 
 The edges into a node lie in an order that no partition changes: by time, if there is one, and then
 by original id.
@@ -22,13 +22,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.comm import agree, exchange_of, rank, together
-from pyg_sar.sampling.attributes import (
-    AttributeRows,
-    Values,
-    edge_stores,
-    ends_of,
-    node_stores,
-)
+from pyg_sar.sampling.attributes import AttributeRows, Values, edge_stores, ends_of, node_stores
 from pyg_sar.sampling.draw.choose import cumulated
 from pyg_sar.shard.format.file_names import EdgeKey, NodeKey
 
@@ -57,11 +51,11 @@ class Nodes:
         self.wire = torch.int32 if self.total < 2**31 else torch.int64
 
     def by_position(self, values: Tensor) -> Tensor:
-        """What own rows are in the order of positions."""
+        """Values of own rows, in the order of positions."""
         return values if self._rows is None else values[self._rows]
 
     def positions(self, row: Tensor) -> Tensor:
-        """Where own rows are."""
+        """The positions of own rows."""
         return self.first + row if self._positions is None else self._positions[row]
 
     def rows(self, position: Tensor) -> Tensor:
@@ -70,8 +64,8 @@ class Nodes:
 
     def owner(self, position: Tensor) -> Tensor:
         """The ranks that own nodes, int64."""
-        found = np.searchsorted(np.asarray(self.rank_ptr[1:]), position.numpy(), side='right')
-        return torch.from_numpy(found.astype(np.int64, copy=False))
+        owners = np.searchsorted(np.asarray(self.rank_ptr[1:]), position.numpy(), side='right')
+        return torch.from_numpy(owners.astype(np.int64, copy=False))
 
     def is_own(self, position: Tensor) -> Tensor:
         """Which nodes are own ones, bool."""
@@ -84,7 +78,7 @@ class InEdges:
 
     src: NodeKey  # the type of their sources
     dst: NodeKey
-    ptr: Tensor  # places of each own node's first edge, and how many edges there are, int64
+    ptr: Tensor  # numbers of every own node's first edge, and how many edges there are, int64
     source: Tensor  # positions of their sources, int32 or int64 ``[num_edges]``
     row: Tensor  # where their attributes are among those of the shard, int64 ``[num_edges]``
     time: Tensor | None  # when they begin to be, or their sources do; None for always
@@ -119,7 +113,7 @@ def build(
     *,
     replace: bool,
 ) -> LocalGraph:
-    """Sorts the edges into own nodes, and has the positions of the halo told (collective).
+    """Sorts the edges into own nodes, and fetches the positions of the halo (collective).
 
     Raises ValueError on all ranks, if times or weights are missing or wrong on one.
     """
@@ -131,24 +125,21 @@ def build(
             {} if weight_attr is None else _weights(attributes, weight_attr),
         )
     )
-    every = [*times.values(), *edge_times.values()]
-    is_real = any(t.is_floating_point() for t in every)
-    time_dtype = torch.float64 if is_real else torch.int64
+    every = (*times.values(), *edge_times.values())
+    time_dtype = torch.float64 if any(t.is_floating_point() for t in every) else torch.int64
     times = {key: time.to(time_dtype) for key, time in times.items()}
     edge_times = {key: time.to(time_dtype) for key, time in edge_times.items()}
     edges = {}
     for key, shard in shards.items():
         src, dst = ends_of(key)
         own = nodes[src].positions(torch.arange(shard.num_own))
-        told = [own] if src not in times else [own, times[src]]
+        columns = [own] if src not in times else [own, times[src]]
         if shard.world_size > 1:
             # The halo lies on the device of the shard.
-            there = [t.to(shard.n_id.device) for t in told]
-            halo = exchange_of(shard).fetch_all(there)
-            told = [torch.cat([t, h.to(t.device)]) for t, h in zip(told, halo, strict=True)]
-        at = data[key].edge_index if isinstance(data, HeteroData) else data.edge_index
-        src_row, dst_row = at.handle.ids.cpu()
-        time = told[1][src_row] if src in times else edge_times.get(key)
+            halo = exchange_of(shard).fetch_all([t.to(shard.n_id.device) for t in columns])
+            columns = [torch.cat([t, h.to(t.device)]) for t, h in zip(columns, halo, strict=True)]
+        src_row, dst_row = edge_stores(data)[key].edge_index.handle.ids.cpu()
+        time = columns[1][src_row] if src in times else edge_times.get(key)
         dst_row = nodes[dst].positions(dst_row) - nodes[dst].first
         e_id = shard.e_id.cpu().numpy()
         by = (e_id, dst_row.numpy()) if time is None else (e_id, time.numpy(), dst_row.numpy())
@@ -160,7 +151,7 @@ def build(
             src,
             dst,
             ptr,
-            told[0].to(nodes[src].wire)[src_row[row]],
+            columns[0].to(nodes[src].wire)[src_row[row]],
             row,
             None if time is None else time[row],
             weight,
@@ -223,9 +214,9 @@ def _weights(attributes: AttributeRows, name: str) -> dict[EdgeKey, Tensor]:
 def _numbers(values: dict[Any, Values], name: str, argument: str) -> dict[Any, Tensor]:
     """One number for every node or edge that has the attribute, int64 or float64, on the CPU."""
     out = {}
-    for key, each in values.items():
-        if name in each:
-            value = each[name].cpu()
+    for key, attributes in values.items():
+        if name in attributes:
+            value = attributes[name].cpu()
             if value.dim() != 1 or value.is_complex() or bool(value.isnan().any()):
                 raise ValueError(
                     f"'{argument}' must have one number for each node or edge, not NaN (got "

@@ -110,5 +110,5 @@ class LinkNeighborLoader(Loader):
         prefetch: int = 2,
         **others: Any,
     ) -> None:
-        given = {k: v for k, v in locals().items() if k not in ('self', 'others', '__class__')}
-        super().__init__(given, others)
+        args = {k: v for k, v in locals().items() if k not in ('self', 'others', '__class__')}
+        super().__init__(args, others)

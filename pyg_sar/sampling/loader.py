@@ -1,4 +1,4 @@
-"""What all loaders of mini-batches share: batches, epochs, their state, and threads.
+"""The base of all loaders of mini-batches: batches, epochs, their state, and threads.
 
 All ranks have one list of seeds, and every epoch one order of it, as on one machine. A rank takes
 its own seeds of a batch. What is drawn follows from ids of the whole graph, and from a number of
@@ -15,15 +15,7 @@ import torch
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler.base import SubgraphType
 
-from pyg_sar.comm import (
-    agree,
-    check_equal,
-    in_call,
-    open_lane,
-    takes_turns,
-    together,
-    world_size,
-)
+from pyg_sar.comm import agree, check_equal, in_call, open_lane, takes_turns, together, world_size
 from pyg_sar.draws import hashed
 from pyg_sar.rows.attach import as_local, check_not_local, gather
 from pyg_sar.sampling.ahead import Ahead
@@ -66,69 +58,67 @@ _OF_SEEDS = ('input_nodes', 'input_time', 'edge_label_index', 'edge_label', 'edg
 class Loader:
     """Mini-batches of a cut graph: an iterable.
 
-    A subclass names its arguments, and tells how those of seeds are read.
+    A subclass names its arguments, and reads those of seeds in ``_read``.
 
     Attributes:
-        data: What was given.
-        transform: What was given.
+        data: The argument of this name.
+        transform: The argument of this name.
         batch_size: Seeds of all ranks in a batch.
-        drop_last: What was given.
+        drop_last: The argument of this name.
     """
 
     _read: Callable[[Data | HeteroData, Mapping[str, Any]], Asked]
 
-    def __init__(self, given: dict[str, Any], others: dict[str, Any]) -> None:
+    def __init__(self, args: dict[str, Any], others: dict[str, Any]) -> None:
         self._name = type(self).__name__
         with in_call(self._name), torch.inference_mode(False), torch.device('cpu'):
-            self._make(given, others)
+            self._make(args, others)
 
-    def _make(self, given: dict[str, Any], others: dict[str, Any]) -> None:
-        if isinstance(given['subgraph_type'], SubgraphType):
-            given['subgraph_type'] = given['subgraph_type'].value
-        typed = given['data']
+    def _make(self, args: dict[str, Any], others: dict[str, Any]) -> None:
+        if isinstance(args['subgraph_type'], SubgraphType):
+            args['subgraph_type'] = args['subgraph_type'].value
+        typed = args['data']
 
         def read() -> tuple[Any, dict[EdgeKey, tuple[int, ...]]]:
             check_not_local(self._name, typed)
             data = as_local(typed)
-            read_others(self._name, others, given)
+            read_others(self._name, others, args)
             check_data(data, world_size(), self._name)
-            check_kinds(given)
-            given['cache'] = cache_bytes(given['cache'])
-            return data, fans_of(given['num_neighbors'], list(edge_stores(data)))
+            check_kinds(args)
+            args['cache'] = cache_bytes(args['cache'])
+            return data, fans_of(args['num_neighbors'], list(edge_stores(data)))
 
         data, num_neighbors = together(read)
-        same = {name: given[name] for name in _ALIKE}
+        same = {name: args[name] for name in _ALIKE}
         same['num_neighbors'] = list(num_neighbors.items())
-        kinds = {name: _kind_of(given[name]) for name in _OF_SEEDS if name in given}
+        kinds = {name: _kind_of(args[name]) for name in _OF_SEEDS if name in args}
         _check_alike({**same, **kinds})
-        same_seeds, make_seeds = together(lambda: self._read(typed, given))
+        same_seeds, make_seeds = together(lambda: self._read(typed, args))
         _check_alike(same_seeds)
         same |= same_seeds
-        disjoint = given['disjoint'] or given['time_attr'] is not None
-        is_last = given['temporal_strategy'] == 'last'
-        found = find(data)
-        graph = build(
-            data, found, given['time_attr'], given['weight_attr'], replace=given['replace']
-        )
+        disjoint = args['disjoint'] or args['time_attr'] is not None
+        is_last = args['temporal_strategy'] == 'last'
+        rows = find(data)
+        graph = build(data, rows, args['time_attr'], args['weight_attr'], replace=args['replace'])
         seeds = make_seeds(graph, disjoint)
-        self._num_batches = seeds.num_batches(given['drop_last'])
+        self._num_batches = seeds.num_batches(args['drop_last'])
         if not self._num_batches:
             raise ValueError(
-                f"'{next(iter(same_seeds))}' must give a batch of {given['batch_size']} seeds (got "
-                f'{seeds.total} seeds, with drop_last={given["drop_last"]})'
+                f"'{next(iter(same_seeds))}' must give a batch of {args['batch_size']} seeds (got "
+                f'{seeds.total} seeds, with drop_last={args["drop_last"]})'
             )
         of_speed = ('cache', 'prefetch')  # the batches are the same
         self._identity = {k: v for k, v in same.items() if k not in of_speed}
         self._identity['num_batches'] = self._num_batches
-        fans = Fans(num_neighbors, given['replace'], is_last, given['subgraph_type'], disjoint)
+        fans = Fans(num_neighbors, args['replace'], is_last, args['subgraph_type'], disjoint)
         cache = None
-        if given['cache'] is not None and graph.world_size > 1:
-            cache = Cache(graph, found, fans, seeds, given['cache'])
+        if args['cache'] is not None and graph.world_size > 1:
+            cache = Cache(graph, rows, fans, seeds, args['cache'])
         self._sampler = Sampler(typed, graph, fans, seeds, cache, self._num_batches)
-        self._seed, self._shuffle = given['seed'], given['shuffle']
-        self.data, self.transform = typed, given['transform']
-        self.batch_size, self.drop_last = given['batch_size'], given['drop_last']
-        self._prefetch = 0 if takes_turns() else given['prefetch']
+        self._seed, self._shuffle = args['seed'], args['shuffle']
+        self.data, self.transform = typed, args['transform']
+        self.batch_size, self.drop_last = args['batch_size'], args['drop_last']
+        self._prefetch = 0 if takes_turns() else args['prefetch']
         self._lane = open_lane() if self._prefetch else None
         if self._lane is not None:
             weakref.finalize(self._sampler, self._lane.close).atexit = False
@@ -151,7 +141,7 @@ class Loader:
             sampler, attributes = self._sampler, find(as_local(self._sampler.data))
             is_fresh = sampler.cache is None or sampler.cache.is_fresh(attributes)
             answers = agree(((epoch.number, at), tuple(epoch), is_fresh))
-            check_equal('epoch and batch', [place for place, _, _ in answers])
+            check_equal('epoch and batch', [start for start, _, _ in answers])
             epoch = Epoch(*answers[0][1])  # a rank may have drawn other numbers
             if sampler.cache is not None and not all(fresh for _, _, fresh in answers):
                 sampler.cache.fill(attributes)
@@ -222,7 +212,7 @@ class Loader:
 
     @property
     def hit_rate(self) -> float:
-        """Of the rows of other ranks that batches have read, the share that was in the cache."""
+        """The share of rows from the cache, among rows of other ranks that batches have read."""
         cache = self._sampler.cache
         return 0.0 if cache is None else cache.num_found / max(cache.num_read, 1)
 
@@ -266,7 +256,7 @@ def _check_alike(values: dict[str, Any]) -> None:
     """Raises a ValueError on all ranks, if one has others (collective)."""
     answers = agree(values)
     for name in values:
-        check_equal(f"'{name}'", [each[name] for each in answers])
+        check_equal(f"'{name}'", [answer[name] for answer in answers])
 
 
 def _drawn() -> int:

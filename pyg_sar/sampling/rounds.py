@@ -29,13 +29,13 @@ from pyg_sar.shard.format.file_names import EdgeKey, NodeKey
 
 @dataclass(eq=False)
 class Grown:
-    """The nodes of one type in a round, in the order in which they were found."""
+    """The nodes of one type in a round, in the order in which they were reached."""
 
     keys: Tensor  # int64 ``[N]``; see the module
     cuts: list[list[int]]  # of every hop, where each batch's nodes begin, and where the last ends
     # Where their attributes are; see :func:`pyg_sar.sampling.attributes.take`.
     row: Tensor = field(init=False)
-    place: Tensor = field(init=False)  # of each in its batch, once this is made
+    number_in_batch: Tensor = field(init=False)  # of each node, once its batch is built
     # Attributes of other ranks' rows: those that are kept, and then those that were fetched.
     came: list[Values] = field(default_factory=list)
 
@@ -62,11 +62,11 @@ class Frontier(NamedTuple):
 
 
 class Round:
-    """Samples the batches of some seeds (making it is collective: ``4 * hops`` calls).
+    """Samples the batches of some seeds (collective to construct: ``4 * hops`` calls).
 
     Attributes:
-        nodes: What was found, by type.
-        edges: By relation.
+        nodes: The nodes of the batches, by type.
+        edges: The edges of the batches, by relation.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Round:
             keys = first.group * graph.nodes[key].total + first.position
             self.nodes[key] = Grown(keys, [first.cuts])
         for hop in range(fans.num_hops):
-            fan = {key: each[hop] for key, each in fans.num_neighbors.items() if each[hop]}
+            fan = {key: hops[hop] for key, hops in fans.num_neighbors.items() if hops[hop]}
             # Where seeds are own nodes the first hop asks nobody.
             self._expand(hop, fan, may_ask=hop > 0 or not seeds.are_own)
         if fans.subgraph_type == 'induced':
@@ -98,21 +98,21 @@ class Round:
         frontiers = {key: self._frontier(key, is_link) for key in self.nodes}
         draw = {key: partial(self._draw, hop, key, k) for key, k in fan.items()}
         other: dict[NodeKey, Tensor] = {}
-        told: dict[EdgeKey, tuple[Drawn, list[Values]]] = {}
+        answers: dict[EdgeKey, tuple[Drawn, list[Values]]] = {}
         if may_ask and fan and self.graph.world_size > 1:
             for end, frontier in frontiers.items():
                 nodes = self.graph.nodes[end]
                 at = (~nodes.is_own(frontier.position)).nonzero().view(-1)
                 other[end] = at[torch.argsort(nodes.owner(frontier.position[at]), stable=True)]
             wanted = {end: self._question(frontiers[end], at) for end, at in other.items()}
-            told = ask_for_edges(self.graph, self.attributes, wanted, draw)
-        found: dict[NodeKey, list[tuple[EdgeKey, Tensor]]] = {key: [] for key in self.nodes}
+            answers = ask_for_edges(self.graph, self.attributes, wanted, draw)
+        sources: dict[NodeKey, list[tuple[EdgeKey, Tensor]]] = {key: [] for key in self.nodes}
         for key, linked in self.edges.items():
             edges = self.graph.edges[key]
             frontier = frontiers[edges.dst]
             count, source, row = torch.zeros_like(frontier.group), *[frontier.group[:0]] * 2
-            if key in told:
-                drawn, values = told[key]
+            if key in answers:
+                drawn, values = answers[key]
                 linked.came += values
                 drawn = drawn._replace(row=drawn.row - linked.num_came)
                 linked.num_came += drawn.row.numel()
@@ -130,8 +130,8 @@ class Round:
             linked.cuts.append(offsets(count)[frontier.cuts].tolist())
             group = torch.repeat_interleave(frontier.group, count)
             keys = group.mul_(self.graph.nodes[edges.src].total).add_(source)
-            found[edges.src].append((key, keys))
-        for src, of_relations in found.items():
+            sources[edges.src].append((key, keys))
+        for src, of_relations in sources.items():
             self._number(src, of_relations, is_link)
 
     def _frontier(self, key: NodeKey, is_link: bool) -> Frontier:
@@ -167,29 +167,26 @@ class Round:
         if k >= 0 and self.fans.is_last:
             start, num = end - num.clamp(max=k), num.clamp(max=k)
         if k < 0 or self.fans.is_last:
-            place, count = choose.ranges(start, num), num
+            edge, count = choose.ranges(start, num), num
         else:
             relations = list(self.graph.edges)
             code = hop * len(relations) + relations.index(key)
             n_id = self.graph.nodes[edges.dst].n_id.index_select(0, asked.node)
             state = hashed_on(asked.state, n_id * (self.fans.num_hops * len(relations)) + code)
             if edges.cdf is not None:
-                place, count = choose.weighted_repeated(state, start, num, k, edges.cdf)
+                edge, count = choose.weighted_repeated(state, start, num, k, edges.cdf)
             elif edges.weight is not None:
-                place, count = choose.weighted(state, start, num, k, edges.weight)
+                edge, count = choose.weighted(state, start, num, k, edges.weight)
             else:
                 way = choose.repeated if self.fans.replace else choose.uniform
-                place, count = way(state, start, num, k)
-        return Drawn(count, edges.source.index_select(0, place), edges.row.index_select(0, place))
+                edge, count = way(state, start, num, k)
+        return Drawn(count, edges.source.index_select(0, edge), edges.row.index_select(0, edge))
 
     def _own(
         self, key: EdgeKey, frontier: Frontier, draw: partial[Drawn], at: Tensor | None
     ) -> Drawn:
-        asked, first = (
-            self._question(frontier, at),
-            self.graph.nodes[self.graph.edges[key].dst].first,
-        )
-        drawn = draw(asked._replace(node=asked.node - first))
+        asked, end = self._question(frontier, at), self.graph.edges[key].dst
+        drawn = draw(asked._replace(node=asked.node - self.graph.nodes[end].first))
         return drawn._replace(source=drawn.source.long())
 
     def _merge(
@@ -198,7 +195,7 @@ class Round:
         frontier: Frontier,
         draw: partial[Drawn],
         other: Tensor,
-        told: Drawn,
+        of_others: Drawn,
     ) -> Drawn:
         """The edges of all nodes of a frontier, some of which other ranks have drawn."""
         is_own = torch.ones_like(frontier.group, dtype=torch.bool)
@@ -206,29 +203,29 @@ class Round:
         own = is_own.nonzero().view(-1)
         drawn = self._own(key, frontier, draw, own)
         count = torch.empty_like(frontier.group)
-        count[own], count[other] = drawn.num, told.num
+        count[own], count[other] = drawn.num, of_others.num
         first = count.cumsum(0) - count
         source, row = (first.new_empty(int(count.sum())) for _ in range(2))
-        for at, each in ((own, drawn), (other, told)):
-            place = choose.ranges(first[at], each.num)
-            source[place], row[place] = each.source, each.row
+        for at, part in ((own, drawn), (other, of_others)):
+            edge = choose.ranges(first[at], part.num)
+            source[edge], row[edge] = part.source, part.row
         return Drawn(count, source, row)
 
-    def _number(self, src: NodeKey, found: list[tuple[EdgeKey, Tensor]], is_link: bool) -> None:
-        """Numbers the sources of edges, and what is new among them."""
+    def _number(self, src: NodeKey, keys_of: list[tuple[EdgeKey, Tensor]], is_link: bool) -> None:
+        """Numbers the sources of edges, with new nodes among them."""
         grown = self.nodes[src]
         before = grown.keys.numel()
-        new, places = number(grown.keys, torch.cat([grown.keys[:0], *(k for _, k in found)]))
-        split = torch.split(places, [keys.numel() for _, keys in found])
-        for (key, _), place in zip(found, split, strict=True):
+        new, numbers = number(grown.keys, torch.cat([grown.keys[:0], *(k for _, k in keys_of)]))
+        split = torch.split(numbers, [keys.numel() for _, keys in keys_of])
+        for (key, _), index in zip(keys_of, split, strict=True):
             linked = self.edges[key]
-            if is_link:  # edges from what is no node of the batch go again
-                kept = place < before
-                place, linked.dst[-1], linked.row[-1] = (
-                    t[kept] for t in (place, linked.dst[-1], linked.row[-1])
+            if is_link:  # edges from nodes outside of the batch go again
+                kept = index < before
+                index, linked.dst[-1], linked.row[-1] = (
+                    t[kept] for t in (index, linked.dst[-1], linked.row[-1])
                 )
                 linked.cuts[-1] = offsets(kept.long())[linked.cuts[-1]].tolist()
-            linked.src.append(place)
+            linked.src.append(index)
         if is_link:
             return
         grown.keys = torch.cat([grown.keys, new])
@@ -241,16 +238,16 @@ class Round:
         for key, grown in self.nodes.items():
             nodes = self.graph.nodes[key]
             position = grown.keys % max(nodes.total, 1)
-            grown.place = torch.empty_like(position)
+            grown.number_in_batch = torch.empty_like(position)
             grown.row = nodes.rows(position)
             if self.graph.world_size > 1:
                 remote = (~nodes.is_own(position)).nonzero().view(-1)
                 kept = position[:0] if cache is None else cache.position[key]
-                wanted[key], place = number(kept, position[remote])
-                grown.row[remote] = -1 - place
+                wanted[key], index = number(kept, position[remote])
+                grown.row[remote] = -1 - index
                 if cache is not None:
                     grown.came += cache.values[key]
-                    cache.count(place.numel(), int((place < kept.numel()).sum()))
+                    cache.count(index.numel(), int((index < kept.numel()).sum()))
         if self.graph.world_size > 1:
             came = ask_for_rows(self.graph, self.attributes, wanted)
             for key, grown in self.nodes.items():

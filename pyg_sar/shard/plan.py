@@ -17,7 +17,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from pyg_sar.evictable import place_of
+from pyg_sar.evictable import start_of
 from pyg_sar.shard.bags import MAX_EDGES, Bags, compacted, make_bags
 from pyg_sar.shard.edges import ShardEdges
 from pyg_sar.shard.kept import Kept
@@ -226,7 +226,7 @@ def _is_of(plan: Plan, ids: Tensor) -> bool:
         return False
     if plan.version != own._version:  # changed in place since
         return False
-    if place_of(own) == place_of(ids) and own.stride() == ids.stride():
+    if start_of(own) == start_of(ids) and own.stride() == ids.stride():
         return True
     if ids.device.type == 'cpu' or ids.is_inference():
         return torch.equal(own, ids)

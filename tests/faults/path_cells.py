@@ -24,7 +24,7 @@ from path_programs import place_of, program
 
 import pyg_sar
 from pyg_sar.comm import process_group, set_timeout
-from pyg_sar.comm.faults.errors import place
+from pyg_sar.comm.faults.errors import location
 from pyg_sar.comm.process_group import GroupComm
 from pyg_sar.conv.options import Mode
 
@@ -158,7 +158,7 @@ def _count_and_fail(cell: PathCell, step: Callable[[int], object], folder: Path)
     def guarding(self: GroupComm, operation: str, *args: Any, **kwargs: Any) -> Iterator[None]:
         with guard(self, operation, *args, **kwargs):
             is_sum = operation.startswith('the sum of the gradients of parameters')
-            if is_sum if cell.phase == SUM else not is_sum and place() == wanted:
+            if is_sum if cell.phase == SUM else not is_sum and location() == wanted:
                 come()
             yield
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from torch.futures import Future
 
-from pyg_sar.comm.faults.watch import Watch
+from pyg_sar.comm.faults.watch import TransferWatch
 
 OPERATION = 'receiving the rows of part 2'
 
@@ -57,7 +57,7 @@ FAILED = 'the transfer between the devices failed'
 )
 def test_it_is_told_once(work: Any, seconds: float, words: str) -> None:
     connection = _Connection()
-    watch = Watch(connection.lost, seconds)
+    watch = TransferWatch(connection.lost, seconds)
     before = [_work(0), _work(None), _of_torch_2_5(None), _of_a_backend_that_cannot_tell()]
     for each in (*before, work, work):
         watch.add(each, OPERATION)

@@ -1,12 +1,12 @@
-"""How exchanges end when a rank fails.
+"""Ends exchanges when a rank fails.
 
 A rank that fails closes its own connections, after it has written why into the store. So operations
 of the others fail at once, and the reports tell them which rank failed first. gloo's ``abort`` and
 ``shutdown`` close nothing: connections close when the last reference to the group goes, so only
 the comm holds one.
 
-What all ranks raise at the same point within GRACE seconds, with nothing under way, leaves the
-group as it was. As long as no rank fails, no message is sent for all this.
+An exception that all ranks raise at the same point within GRACE seconds, with nothing under way,
+leaves the group as it was. As long as no rank fails, no message is sent for all this.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch.utils.checkpoint import _StopRecomputationError
 
 from pyg_sar.comm.comm import Comm
-from pyg_sar.comm.faults.errors import ExchangeError, place, placed
+from pyg_sar.comm.faults.errors import ExchangeError, at_location, location
 from pyg_sar.comm.faults.reports import PATIENCE, Cause, Reports, for_reports
 from pyg_sar.monitor import hook
 
@@ -38,7 +38,7 @@ class Connection(Comm):
         error: Why it has ended, or None.
         main: Of a lane the connection that it ends with; else None.
         lanes: Connections of other threads of this process, which end with this one.
-        reports: What the ranks tell each other when they end.
+        reports: The reports of the ranks that have ended.
         seconds: How long a silent rank is waited for.
     """
 
@@ -82,9 +82,9 @@ class Connection(Comm):
         # so ranks would take two layers in different orders. Messages of NCCL, and collectives,
         # have no tags that could tell them apart. In one thread the last layer always comes first.
         torch.autograd.set_multithreading_enabled(False)
-        # What a lane waits for, the program does not.
-        is_told = hook.watchers and self.main is None
-        with hook.in_operation(operation, peer, is_wait) if is_told else nullcontext():
+        # The program does not wait for operations of a lane.
+        is_noted = hook.watchers and self.main is None
+        with hook.in_operation(operation, peer, is_wait) if is_noted else nullcontext():
             if self.group is None or self._verdict is not None:
                 self.check(operation)
             self.operation, self.peer = operation, peer
@@ -92,7 +92,7 @@ class Connection(Comm):
                 if not is_wait:
                     self._num_operations += 1
                     if self.debug:
-                        self.sum_alike(f'{alike or operation}{self.beside}')
+                        self.sum_alike(f'{alike or operation}{self.numbers_so_far}')
                 yield
             except ExchangeError:
                 raise
@@ -104,8 +104,8 @@ class Connection(Comm):
                     ) from None
                 # Frames that hold the group would keep its connections.
                 traceback.clear_frames(error.__traceback__)
-                found = self.lost(error.with_traceback(None), self.operation, self.peer)
-                raise found from None  # it has the words of the backend
+                # The error that comes has the words of the backend.
+                raise self.lost(error.with_traceback(None), self.operation, self.peer) from None
             except BaseException as error:  # interrupted
                 self.fail(error)
                 raise
@@ -125,7 +125,7 @@ class Connection(Comm):
         if isinstance(error, dist.DistBackendError):
             peer = None  # NCCL tells of the group, not of the rank that was lost
         text = str(error)
-        own = Cause(peer, None, 'imed out' in text or 'timeout' in text, placed(operation))
+        own = Cause(peer, None, 'imed out' in text or 'timeout' in text, at_location(operation))
         # In a collective the others tell which of them was not lost; that ends the wait.
         patience = (
             for_reports(self.seconds) if own.silent else PATIENCE * (6 if peer is None else 1)
@@ -166,10 +166,10 @@ class Connection(Comm):
         self._verdict.start()
 
     def fail(self, error: BaseException, cause: Cause | None = None) -> None:
-        """Ends the group because of an exception of this rank's own, and tells it as last words."""
+        """Ends the group because of an exception of this rank's own, and reports it."""
         if self.error is not None or self.group is None:
             return
-        if isinstance(error, ExchangeError):  # of a lane, which has told why
+        if isinstance(error, ExchangeError):  # of a lane, which has reported why
             self.end(error)
             return
         cause = cause or _failure(error)
@@ -177,13 +177,13 @@ class Connection(Comm):
         self.end(ExchangeError(self.rank, self.rank, 'an exception', '', cause.failure or ''))
 
     def end(self, error: ExchangeError) -> None:
-        """Closes the connections of this thread and of all lanes, once it has been said why."""
-        for each in (self, *self.lanes):
-            each.error = each.error or error
-            for swap in each.travelling:
+        """Closes the connections of this thread and of all lanes, after the report."""
+        for connection in (self, *self.lanes):
+            connection.error = connection.error or error
+            for swap in connection.travelling:
                 swap.works = []  # they keep connections open
-            each.travelling.clear()
-            each.close()
+            connection.travelling.clear()
+            connection.close()
 
     def close(self) -> None:
         """Closes the connections; an operation of another thread holds them until it is done."""
@@ -198,12 +198,12 @@ class Connection(Comm):
             dist.destroy_process_group(group)
 
     def _error(self, peer: int | None, operation: str, reason: str) -> ExchangeError:
-        return ExchangeError(self.rank, peer, operation, place(), reason)
+        return ExchangeError(self.rank, peer, operation, location(), reason)
 
 
 def _failure(error: BaseException) -> Cause:
     text = f'{type(error).__name__}: {error}'
-    return Cause(None, placed(text if len(text) <= 300 else f'{text[:300]} ...'))
+    return Cause(None, at_location(text if len(text) <= 300 else f'{text[:300]} ...'))
 
 
 def _reason(cause: Cause, own: Cause, error: Exception) -> str:

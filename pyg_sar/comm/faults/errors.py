@@ -1,4 +1,4 @@
-"""The error of a lost rank, and the place in the model that it names."""
+"""The error of a lost rank, and the layer of the model that it names."""
 
 from __future__ import annotations
 
@@ -85,14 +85,14 @@ layer_and_phase: Scoped[tuple[str, str]] = Scoped(('', ''))
 """The layer or function that a thread is in; of a layer the phase, forward or backward."""
 
 
-def place() -> str:
+def location() -> str:
     """The layer and phase, or the function, that this thread is in; empty outside of them."""
     return ', '.join(filter(None, layer_and_phase.value))
 
 
-def placed(operation: str) -> str:
-    """An operation with the place where it is done."""
-    where = ', '.join(filter(None, layer_and_phase.value))
+def at_location(operation: str) -> str:
+    """An operation, with the layer and phase that it is done in."""
+    where = location()
     return f'{operation} in {where}' if where else operation
 
 

@@ -1,4 +1,4 @@
-"""The process group of the exchanges, made beside the default group."""
+"""The process group of the exchanges, which is not the default group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks that have ended tell the others, through the store that they met by.
+"""Reports of ranks that have ended, in the store by which all ranks met.
 
 A rank says why it ends before it closes its connections. So whoever sees them closed finds the
 reason in the store, and follows who lost whom. The store may be gone or silent too (a rank may have
@@ -38,9 +38,9 @@ class Cause(NamedTuple):
 
     Attributes:
         peer: The rank that it lost, or None.
-        failure: What it failed by itself with, or None.
+        failure: Its own exception in words, or None.
         silent: Whether it lost that rank at a timeout; else the connection was closed.
-        doing: What it did, in words.
+        doing: The operation at which it ended, in words.
     """
 
     peer: int | None
@@ -72,10 +72,10 @@ class Reports:
         return bool(_bounded(ask, seconds + PATIENCE))
 
     def first_cause(self, own: Cause, seconds: float) -> Cause:
-        """The rank that was lost first, and what it failed with, how it was lost, or what it did.
+        """The rank that was lost first, with its exception, how it was lost, or its operation.
 
-        The `peer` of what this rank knows and has reported is None if that is not known. The others
-        have `seconds` to report.
+        `own` is what this rank has reported; its `peer` is None if it is not known. The others have
+        `seconds` to report.
         """
         said = dict[int, Cause]()
 
@@ -94,20 +94,20 @@ class Reports:
 
 
 def first_of(rank: int, own: Cause, said: dict[int, Cause], others: list[int]) -> Cause:
-    """The first cause, of what the others have said to a rank; see :meth:`Reports.first_cause`."""
+    """The first cause, from the reports that a rank has read; see :meth:`Reports.first_cause`."""
     for other, cause in said.items():
         if cause.failure:
             return Cause(other, cause.failure)
-    found, seen = own, {rank}
-    while found.peer in said:
-        seen.add(found.peer)
-        found = said[found.peer]
-        if found.peer in seen and own.peer is not None:  # a circle: the nearest link
+    link, seen = own, {rank}
+    while link.peer in said:
+        seen.add(link.peer)
+        link = said[link.peer]
+        if link.peer in seen and own.peer is not None:  # a circle: the nearest link
             nearest = said[own.peer]
             # Whichever came to its timeout first and closed its connections, both were silent.
             return own._replace(doing=nearest.doing, silent=own.silent or nearest.silent)
-    if found.peer is not None:
-        return Cause(found.peer, None, found.silent)
+    if link.peer is not None:
+        return Cause(link.peer, None, link.silent)
     # Not known from the connections: the one that says nothing.
     named = {c.peer for c in said.values()} - {None, rank}
     missing = set(others) - said.keys()
@@ -119,22 +119,22 @@ def first_of(rank: int, own: Cause, said: dict[int, Cause], others: list[int]) -
 def _until(holds: Callable[[], bool], seconds: float) -> bool:
     """Whether something comes to hold in time; asks at least once."""
     end = time.monotonic() + seconds
-    while not (found := holds()) and time.monotonic() < end:
+    while not (result := holds()) and time.monotonic() < end:
         time.sleep(0.01)
-    return found
+    return result
 
 
 def _bounded(fn: Callable[[], Value], seconds: float) -> Value | None:
-    """What `fn` returns, or None if it fails or takes longer."""
-    found: list[Value] = []
+    """The result of `fn`, or None if it fails or takes longer."""
+    results: list[Value] = []
 
     def run() -> None:
         try:
-            found.append(fn())
+            results.append(fn())
         except Exception:  # the store is gone: nothing is known
             return
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(seconds)
-    return found[0] if found else None
+    return results[0] if results else None

@@ -24,15 +24,15 @@ INTERVAL = 0.05  # seconds between two looks
 class _Transfer(NamedTuple):
     work: Any
     end: float  # when it counts as lost
-    place: tuple[str, str]
+    layer: tuple[str, str]  # and phase
     operation: str
 
 
-class Watch:
+class TransferWatch:
     """The transfers of a comm's devices, and from the first one on a thread that looks.
 
-    `tell` is told once of a transfer that fails or takes longer than `seconds`: an error and the
-    operation. It is a method, whose object is not kept alive.
+    `tell` is called once, with the error and the operation of a transfer that fails or takes longer
+    than `seconds`. It is a method, whose object is not kept alive.
     """
 
     def __init__(self, tell: Callable[[Exception, str], None], seconds: float) -> None:
@@ -58,7 +58,7 @@ class Watch:
             lost, words = self._lost()
             tell = self._tell()
             if lost is not None and tell is not None and not self._is_closed.is_set():
-                with layer_and_phase.set(lost.place):
+                with layer_and_phase.set(lost.layer):
                     tell(RuntimeError(words), lost.operation)
                 return
 

@@ -1,1 +1,1 @@
-"""Shards made from other shards: derived and reversed edges."""
+"""Shards from other shards: derived and reversed edges."""

@@ -1,7 +1,7 @@
-"""A shard made from another one: other edges between the nodes of the same ranks.
+"""Derives a shard from another one: other edges between the nodes of the same ranks.
 
-While it is made, rows go by their *place*: the rows of part 0, then those of part 1, and so on, one
-numbering for all ranks. So a place tells the part, and ascending places are the order of a halo.
+Meanwhile rows have *positions*: the rows of part 0, then those of part 1, and so on, one numbering
+for all ranks. So a position tells the part, and a halo is in the order of positions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pyg_sar.shard.shard import Shard, Step, make_steps
 
 
 def all_part_ptr(shard: Shard, own_ptr: Sequence[int]) -> list[int]:
-    """The place of every part's first row, ``num_parts + 1`` (collective: one small all-gather).
+    """The position of every part's first row, ``num_parts + 1`` (collective: one small all-gather).
 
     `own_ptr` are ``parts_per_rank + 1`` offsets of the own parts' rows.
     """
@@ -30,8 +30,8 @@ def all_part_ptr(shard: Shard, own_ptr: Sequence[int]) -> list[int]:
     return part_ptr
 
 
-def places(shard: Shard, part_ptr: Sequence[int], device: torch.device) -> Tensor:
-    """The place of every local source id, int64 ``[num_own + num_halo]`` (one all-to-all)."""
+def positions(shard: Shard, part_ptr: Sequence[int], device: torch.device) -> Tensor:
+    """The position of every local source id, int64 ``[num_own + num_halo]`` (one all-to-all)."""
     first = part_ptr[shard.parts.start]
     own = torch.arange(first, first + shard.num_own, device=device)
     (halo,) = exchange_of(shard).fetch_all([own])
@@ -48,15 +48,15 @@ def derive_shard(
     name: str,
     dst_rows: int | None = None,
 ) -> tuple[ShardEdges, Tensor]:
-    """Makes a shard for given edges into own nodes (collective: two all-to-alls).
+    """A shard for other edges into own nodes (collective: two all-to-alls).
 
-    Ranks and number of parts are those of `base`. `part_ptr` are ``num_parts + 1`` places of every
-    part's first row, `name` is added to the fingerprint; both are equal on all ranks. Edges have
-    the place of their source and their own destination, int64 ``[num_edges]``; `dst_rows` is the
-    number of own destinations if the shard is to be bipartite.
+    Ranks and number of parts are those of `base`. `part_ptr` are ``num_parts + 1`` positions of
+    every part's first row, `name` is added to the fingerprint; both are equal on all ranks. `src`
+    are positions, `dst` own rows, int64 ``[num_edges]``; `dst_rows` is the number of own
+    destinations if the shard is to be bipartite.
 
-    Gives the edges in local ids and block order, with their shard; and the place of each of them
-    among the given ones, int64 ``[num_edges]``.
+    Gives the edges in local ids and block order, with their shard; and the index of every one in
+    `src` and `dst`, int64 ``[num_edges]``.
     """
     own = base.parts
     first, end = part_ptr[own.start], part_ptr[own.stop]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pyg_sar.comm.collectives import all_to_all, all_to_all_counts, together
 from pyg_sar.comm.functions import communicates, once_differentiable
-from pyg_sar.comm.reshard.derive_shard import all_part_ptr, derive_shard, places
+from pyg_sar.comm.reshard.derive_shard import all_part_ptr, derive_shard, positions
 from pyg_sar.shard.edges import ShardEdges
 from pyg_sar.shard.plan import check_ids
 from pyg_sar.shard.shard import Shard
@@ -30,7 +30,7 @@ class EdgeMove:
         send_perm: The edges by the rank that they go to, int64 ``[E]``.
         send_counts: Edges that go to each rank.
         recv_counts: Edges that come from each rank.
-        recv_perm: Of every reversed edge its place among those that came, int64 ``[E_rev]``.
+        recv_perm: The index of every reversed edge among the received ones, int64 ``[E_rev]``.
     """
 
     send_perm: Tensor
@@ -91,10 +91,10 @@ def reverse(ids: Tensor, shard: Shard, e_id: Tensor | None = None) -> Reversed:
     together(check) if shard.world_size > 1 else check()
     src, dst = ids.unbind()
     part_ptr = all_part_ptr(shard, shard.own_ptr)
-    src = places(shard, part_ptr, src.device)[src]
+    src = positions(shard, part_ptr, src.device)[src]
     base, dst_ptr, dst_rows = shard, part_ptr, None
     if shard.is_bipartite:
-        # Where the destinations of each part start is not known: a rank counts as one part.
+        # Nothing tells where the destinations of a part start: a rank counts as one part.
         base = replace(shard, num_parts=shard.world_size, own_ptr=(0, shard.num_dst))
         dst_ptr, dst_rows = all_part_ptr(base, base.own_ptr), shard.num_own
     dst = dst + dst_ptr[base.parts.start]

@@ -1,4 +1,4 @@
-"""Exchanges of ranks that take turns: the reader makes the rows that it reads.
+"""Exchanges of ranks that take turns: the reader packs the rows that it reads.
 
 All wait once for an exchange, before the first block: then it is one turn of each rank.
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pyg_sar.comm.buffers import Buffers, Lend, Rows
 from pyg_sar.comm.exchange import Exchange
-from pyg_sar.comm.faults.errors import placed
+from pyg_sar.comm.faults.errors import at_location
 from pyg_sar.comm.gradient_return import GradientReturn
 from pyg_sar.comm.ranks import current
 from pyg_sar.comm.swap import forms_of, tell_moved
@@ -30,7 +30,7 @@ class OfferedGradients(GradientReturn):
     def __init__(self, exchange: Exchange, out: Sequence[Tensor], **kwargs: Any) -> None:
         super().__init__(exchange, out, **kwargs)
         self._lend = partial(Buffers, None, 0)
-        self._words = placed(f'a return of {forms_of(self._form)}')
+        self._words = at_location(f'a return of {forms_of(self._form)}')
 
     def takes_over(self, make: Callable[[Rows], None], read: Rows) -> bool:  # noqa: D102
         step = next(self._steps)
@@ -73,7 +73,7 @@ class OfferedRows(Exchange):
         tensors, steps = [t.contiguous() for t in tensors], self.shard.steps
         form = self.wire.like(tensors)
         lend: Lend = partial(Buffers, None, 0) if keep else self.buffers
-        words = placed(f'an exchange of {forms_of(form)}')
+        words = at_location(f'an exchange of {forms_of(form)}')
         with _comm().guard('receiving rows', alike=words):
             for step in steps:
                 make, like = partial(self.pack, step, tensors), _like(form, step.send_rows)
@@ -100,14 +100,14 @@ def _like(form: Rows, num_rows: int) -> Rows:
 
 
 def _taken(rank: int, words: str, form: Rows, num_rows: int, lend: Lend) -> Buffers:
-    """What a rank has offered: made in a buffer, or in memory of its own already."""
+    """Rows that a rank has offered: computed into a buffer, or in memory of their own already."""
     lent: list[Buffers] = []
 
-    def place() -> Rows:
+    def lend_rows() -> Rows:
         lent.append(lend(form, num_rows))
         return lent[0].rows
 
-    rows = _comm().take(rank, words, place)
+    rows = _comm().take(rank, words, lend_rows)
     if not lent:
         lent.append(Buffers(None, 0, (), 0))
         lent[0].rows = rows

@@ -1,7 +1,7 @@
-"""Tensors that one thread hands to another, which makes them when it takes them.
+"""Tensors that one thread offers to another, which computes them when it takes them.
 
-So rows are not copied on the way to the rank that reads them. They have the values that they had
-when they were offered: if what they are made of is about to change, they are made before.
+So rows are not copied on the way to the rank that reads them. They have the values of the time of
+the offer: if tensors that they are computed from are about to change, they are computed before.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pyg_sar import evictable
 
 
 class Offer:
-    """Tensors that are handed over.
+    """Tensors for another thread.
 
-    `form` are the tensors, which nobody else uses; with `make` some of their shapes and dtypes,
-    which it fills in the other rank's turn. Where a change of what that reads, `read`, would not be
-    noticed, it runs at once.
+    `form` are the tensors, which nobody else uses. With `make`, they have only their shapes and
+    dtypes: `make` fills such tensors in the other rank's turn. It reads `read`; where a change of
+    these would not be noticed, it runs at once.
     """
 
     def __init__(
@@ -29,28 +29,28 @@ class Offer:
         read: Sequence[Tensor],
     ) -> None:
         self._tensors, self._make, self._read = list(form), make, read
-        seen = evictable.watcher.value
-        if make is not None and (seen is None or not seen.offers(read, self)):
+        watch = evictable.watcher.value
+        if make is not None and (watch is None or not watch.offers(read, self)):
             self.settle()
 
     @property
     def is_open(self) -> bool:
-        """Whether they are still to be made."""
+        """Whether they are still to be computed."""
         return self._make is not None
 
-    def take(self, place: Callable[[], list[Tensor]]) -> list[Tensor]:
-        """The tensors, in memory from `place` or of their own; once."""
+    def take(self, lend: Callable[[], list[Tensor]]) -> list[Tensor]:
+        """The tensors, in memory from `lend` or of their own; once."""
         if self._make is not None:
-            tensors = place()
+            tensors = lend()
             self._make(tensors)
-            seen = evictable.watcher.value
-            if seen is not None:
+            watch = evictable.watcher.value
+            if watch is not None:
                 for tensor in self._read:
-                    seen.leaves(tensor)
+                    watch.leaves(tensor)
             self._tensors, self._make, self._read = tensors, None, ()
         return self._tensors
 
     @torch.no_grad()
     def settle(self) -> None:
-        """Makes them now, if they are to be made."""
+        """Computes them now, if they are still to be."""
         self.take(lambda: [t.new_empty(t.shape) for t in self._tensors])

@@ -1,9 +1,8 @@
 """Ranks as threads of one process, which take turns (:mod:`pyg_sar.comm.threads.turns`).
 
-What one rank sends to another is offered to it, and made when it is taken
-(:mod:`pyg_sar.comm.threads.offers`). All the rest is the code that ranks run in
-processes of their own, and the results have the same bits: sums over the ranks are added up in
-gloo's order.
+One rank offers rows to another, which computes them when it takes them
+(:mod:`pyg_sar.comm.threads.offers`). All other code is that of ranks in processes of their own. The
+results have the same bits: sums over the ranks are added up in gloo's order.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from torch import Tensor
 from pyg_sar import evictable
 from pyg_sar.comm.buffers import BufferPool
 from pyg_sar.comm.comm import Comm
-from pyg_sar.comm.faults.errors import placed
+from pyg_sar.comm.faults.errors import at_location
 from pyg_sar.comm.ranks import chosen
 from pyg_sar.comm.threads.exchange import OfferedRows
 from pyg_sar.comm.threads.offers import Offer
@@ -34,7 +33,7 @@ Result = TypeVar('Result')
 
 
 class Around:
-    """What is done around turns; this base class does nothing."""
+    """Hooks around turns; those of this base class do nothing."""
 
     def rank(self) -> AbstractContextManager[Any]:
         """Around the program of a rank, in its thread."""
@@ -111,7 +110,7 @@ def _forget_generated(loaded: set[str]) -> None:
 
 
 class _Meeting:
-    """An operation of all ranks: its words and what every rank brings, and what comes of it."""
+    """An operation of all ranks: words and value of every rank, and the result."""
 
     def __init__(self) -> None:
         self.brought: dict[int, tuple[str, Any]] = {}
@@ -119,7 +118,7 @@ class _Meeting:
 
 
 class _Boxes:
-    """What is on its way: offers by sender, receiver and words; meetings of all by number."""
+    """Offers under way, by sender, receiver and words; meetings of all ranks by number."""
 
     def __init__(self) -> None:
         self.offers: defaultdict[tuple[int, int, str], deque[Offer]] = defaultdict(deque)
@@ -143,7 +142,7 @@ class ThreadComm(Comm):
     def guard(
         self, operation: str, peer: int | None = None, *, alike: str = '', is_wait: bool = False
     ) -> AbstractContextManager[None]:
-        self._alike = placed(alike or operation)
+        self._alike = at_location(alike or operation)
         return super().guard(operation, peer, alike=alike, is_wait=is_wait)
 
     def goes_by_host(self, device: torch.device, group: object = None) -> bool:
@@ -151,7 +150,7 @@ class ThreadComm(Comm):
         return False
 
     def meet(self, words: str, own: Any, combine: Callable[[list[Any]], Any]) -> Any:
-        """What `combine` makes of what all ranks bring, once the last rank is here."""
+        """The result of `combine` on the values of all ranks, once the last rank is here."""
         number = self._num_meetings
         self._num_meetings += 1
         meeting = self.boxes.meetings[number]
@@ -177,7 +176,7 @@ class ThreadComm(Comm):
         def combine(all_of: list[tuple[str, int]]) -> int | None:
             return sum(n for _, n in all_of) if len({s for s, _ in all_of}) == 1 else None
 
-        total: int | None = self.meet(placed(alike), (state, number), combine)
+        total: int | None = self.meet(at_location(alike), (state, number), combine)
         return total
 
     def gather_texts(self, text: bytes, what: str) -> list[bytes]:
@@ -194,18 +193,18 @@ class ThreadComm(Comm):
     ) -> None:
         """Hands tensors to another rank; see :class:`Offer`.
 
-        Offers are taken under the words under which they were made, in their order.
+        Offers are taken under the same words, in their order.
         """
         self.boxes.offers[self.rank, rank, words].append(Offer(form, make, read))
 
     def await_offers(self, counts: Mapping[int, int], words: str) -> None:
-        """Returns once each of some ranks has made so many offers to this one."""
+        """Returns once every rank of `counts` has made so many offers to this one."""
         boxes = [(self.boxes.offers[rank, self.rank, words], n) for rank, n in counts.items()]
         self.turns.wait(self.rank, lambda: all(len(box) >= n for box, n in boxes))
 
-    def take(self, rank: int, words: str, place: Callable[[], list[Tensor]]) -> list[Tensor]:
-        """What another rank has offered, in memory from `place` or of its own."""
-        return self.boxes.offers[rank, self.rank, words].popleft().take(place)
+    def take(self, rank: int, words: str, lend: Callable[[], list[Tensor]]) -> list[Tensor]:
+        """Tensors that another rank has offered, in memory from `lend` or of their own."""
+        return self.boxes.offers[rank, self.rank, words].popleft().take(lend)
 
     def all_to_all(
         self, received: Tensor, sent: Tensor, recv_sizes: list[int], send_sizes: list[int]
@@ -214,10 +213,10 @@ class ThreadComm(Comm):
         for rank, run in enumerate(torch.split(sent, send_sizes)):
             self.offer(rank, words, [run], partial(_copy_run, run), [sent])
         self.meet(words, None, lambda all_of: None)
-        for rank, place in enumerate(torch.split(received, recv_sizes)):
-            (run,) = self.take(rank, words, lambda place=place: [place])  # type: ignore[misc]
-            if run is not place:
-                place.copy_(run)
+        for rank, target in enumerate(torch.split(received, recv_sizes)):
+            (run,) = self.take(rank, words, lambda target=target: [target])  # type: ignore[misc]
+            if run is not target:
+                target.copy_(run)
 
     def all_reduce(self, tensor: Tensor, group: object = None) -> None:
         tensor.copy_(self._meet_with(tensor, _sum_as_gloo_does))

@@ -1,12 +1,11 @@
-"""Whose turn it is among threads of one process, and what the process has set in between.
+"""Turns of threads of one process, each with its own settings of the process.
 
-One thread runs at a time. It runs until it needs something of another rank that is not there yet;
-then the next rank goes on that can. So the order is always the same, and when no rank can go on the
-world has ended in a deadlock, which is found at once.
+One thread runs at a time, until it needs something of another rank that is not there yet; then the
+next rank that can goes on. So the order is always the same. If no rank can go on, an error says at
+once that they wait for each other.
 
-What a rank sets for the whole process must not be seen by the others, so it is put away when its
-turn ends and comes back when its next turn begins: the states of the random generators, and the
-default dtype.
+Settings of the whole process must not be seen by other ranks: the states of the random generators,
+and the default dtype. They are saved when a turn ends, and set again when its rank's next begins.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from pyg_sar.ground.random_states import states_of_process
 
 
 def _states_of_process() -> Callable[[], None]:
-    """What sets random generators and the default dtype back to what they are now."""
+    """A function that sets random generators and the default dtype back to their state now."""
     put_back_generators, dtype = states_of_process(), torch.get_default_dtype()
 
     def put_back() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
 from pyg_sar.comm import exchange_of
-from pyg_sar.comm.faults.errors import place
+from pyg_sar.comm.faults.errors import location
 from pyg_sar.conv.call.agreement import agree_on_plan
 from pyg_sar.conv.call.layer_plan import Forward, running
 from pyg_sar.conv.call.plans import TracedPlan
@@ -120,7 +120,7 @@ def _computed(
         with not_saved():
             samples = None if draws is None else EdgeDraws()
             plan = layer.calls[key] = agree_on_plan(call, samples)
-        text = f'{place()}: {plan.function}, path {plan.path}, mode {plan.mode!r}'
+        text = f'{location()}: {plan.function}, path {plan.path}, mode {plan.mode!r}'
         say(_logger, logging.INFO, text)
     call.bind()
     if draws is not None:

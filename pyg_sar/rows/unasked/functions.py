@@ -21,7 +21,7 @@ from torch.optim import _functional
 from torch.utils.hooks import BackwardHook
 
 from pyg_sar.comm import world_size
-from pyg_sar.evictable import place_of
+from pyg_sar.evictable import start_of
 from pyg_sar.ground.nested import leaves
 from pyg_sar.ground.private_names import find, missing
 from pyg_sar.rows.replicated import mean_of_ranks
@@ -46,14 +46,14 @@ def _apply_to_rows(cls: Any, *args: Any, **kwargs: Any) -> Any:
     with plainly():
         for tensor in outs:
             for rows in inputs if type(tensor) is Tensor else ():
-                if _is_at(tensor, rows.shape, place_of(rows)):  # forward has returned its argument
+                if _is_at(tensor, rows.shape, start_of(rows)):  # forward has returned its argument
                     tag(tensor, rows._dim, rows._space)
         nodes = (t.grad_fn for t in outs if isinstance(t, Tensor))
         node: Any = next(filter(None, nodes), None)
         if node is not None:
             type(node).saved_tensors = property(_saved)
             node._inputs, node._outs = [*map(_spec, args)], [*map(_spec, outs)]
-            node._addresses = [(t.shape, place_of(t), _spec(t)) for t in outs if _spec(t)]
+            node._addresses = [(t.shape, start_of(t), _spec(t)) for t in outs if _spec(t)]
     return out
 
 
@@ -62,7 +62,7 @@ def _spec(value: Any) -> _Spec:
 
 
 def _is_at(tensor: Tensor, shape: Any, address: tuple[int, int]) -> bool:
-    return tensor.shape == shape and place_of(tensor) == address
+    return tensor.shape == shape and start_of(tensor) == address
 
 
 @cache

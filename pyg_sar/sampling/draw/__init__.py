@@ -1,1 +1,1 @@
-"""Which edges are drawn, and which numbers nodes get: pure functions of tensors."""
+"""Draws of edges, and numbers of nodes: pure functions of tensors."""

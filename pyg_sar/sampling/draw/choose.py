@@ -1,11 +1,11 @@
-"""Which of their in-edges nodes draw: pure functions of hashes.
+"""Draws in-edges of nodes: pure functions of hashes.
 
-The in-edges of a node are places ``start .. end - 1`` of an order that no partition changes. What
-is drawn follows from the hash of the node alone, so every owner draws the same.
+Edges have numbers in an order that no partition changes; the in-edges of a node are ``start .. end
+- 1``. Draws follow from the hash of the node alone, so every owner draws the same.
 
-N nodes are given by their hashes `state`, the places `start` of their first edges, and `num`, how
-many edges they have: int64 ``[N]`` each. What comes back are the places of the edges that were
-drawn, node after node, and how many each node gets.
+N nodes are their hashes `state`, the numbers `start` of their first edges, and `num`, how many
+edges they have: int64 ``[N]`` each. The functions return the numbers of the edges that they draw,
+node after node, and how many each node gets.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ def distinct(state: Tensor, num: Tensor, k: int) -> Tensor:
 def uniform(state: Tensor, start: Tensor, num: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """K edges of every node without replacement, or all it has."""
     count = num.clamp(max=k)
-    place = ranges(start, count)
+    edge = ranges(start, count)
     many = (num > k).nonzero().view(-1)
     if many.numel() and k:
         drawn = distinct(state[many], num[many], k).add_(start[many])
         first = (count.cumsum(0) - count)[many]
-        place[first + torch.arange(k).unsqueeze(1)] = drawn
-    return place, count
+        edge[first + torch.arange(k).unsqueeze(1)] = drawn
+    return edge, count
 
 
 def repeated(state: Tensor, start: Tensor, num: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -66,17 +66,17 @@ def weighted(
     """K edges of every node, one after another by weight among those left; never one of weight 0.
 
     Every edge waits an exponential time with its weight as rate; the k first are drawn (Efraimidis
-    and Spirakis 2006, in logarithms). `weight` is that of all edges by place, float64 ``[E]``.
+    and Spirakis 2006, in logarithms). `weight` is that of all edges, float64 ``[E]``.
     """
-    node, place = torch.repeat_interleave(num), ranges(start, num)
-    hashes = hashed_on(state[node], place - start[node])
-    time = unit(hashes).log_().neg_() / weight[place]
+    node, edge = torch.repeat_interleave(num), ranges(start, num)
+    hashes = hashed_on(state[node], edge - start[node])
+    time = unit(hashes).log_().neg_() / weight[edge]
     kept = time.isfinite().nonzero().view(-1)
     order = kept[torch.argsort(time[kept])]
     order = order[torch.argsort(node[order], stable=True)]
-    found = torch.bincount(node[order], minlength=num.numel())
-    rank = torch.arange(order.numel()) - (found.cumsum(0) - found)[node[order]]
-    return place[order[rank < k]], found.clamp(max=k)
+    count = torch.bincount(node[order], minlength=num.numel())
+    rank = torch.arange(order.numel()) - (count.cumsum(0) - count)[node[order]]
+    return edge[order[rank < k]], count.clamp(max=k)
 
 
 def weighted_repeated(
@@ -84,13 +84,13 @@ def weighted_repeated(
 ) -> tuple[Tensor, Tensor]:
     """K edges of every node by weight, with replacement; none where all weights are 0.
 
-    `cdf` is what :func:`cumulated` makes of the weights.
+    `cdf` is what :func:`cumulated` returns for the weights.
     """
     last = (start + num - 1).clamp(min=0)
     total = torch.where(num > 0, cdf[last], 0) if cdf.numel() else torch.zeros_like(num)
     some = (total > 0).nonzero().view(-1)
     hashes = hashed_on(state[some].unsqueeze(1), torch.arange(k))
-    low, end, top = (each[some].unsqueeze(1) for each in (start, start + num, total))
+    low, end, top = (value[some].unsqueeze(1) for value in (start, start + num, total))
     target = torch.minimum((unit(hashes) * top).long(), top - 1)
     return first_above(cdf, low, end, target).view(-1), (total > 0).long() * k
 
@@ -112,7 +112,7 @@ def cumulated(weight: Tensor, ptr: Tensor) -> Tensor:
 
 
 def first_above(values: Tensor, start: Tensor, end: Tensor, target: Tensor) -> Tensor:
-    """The first place in ``[start, end)`` with a value above `target`; `end` where there is none.
+    """The first index in ``[start, end)`` with a value above `target`; `end` where there is none.
 
     `values` ``[E]`` ascend from every `start` to its `end`, int64, which broadcast to the shape of
     `target`.

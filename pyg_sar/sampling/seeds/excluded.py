@@ -1,4 +1,4 @@
-"""Edges that a batch must not have, as it is asked for them."""
+"""Edges that a batch must not have, because its links are asked for them."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Excluded:
         batch, src, dst = pairs
         self._num_src, self._num_dst = totals
         self._batch_of_group = batch_of_group
-        # Batches and destinations in one number, and places in these and sources, both ascending.
-        self._dst, place = number(dst[:0], batch * self._num_dst + dst)
-        self._pair = torch.unique(place * self._num_src + src)
+        # Keys of batches and destinations; keys of their indices and sources. Both ascend.
+        self._dst, index = number(dst[:0], batch * self._num_dst + dst)
+        self._pair = torch.unique(index * self._num_src + src)
 
     def among(self, frontier: Any, count: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
-        """Which edges are between such pairs: the places of their destinations, and their own.
+        """Which edges are between such pairs: indices of their destinations, and of the edges.
 
         Each of the destinations in `frontier` has `count` edges; `source` are positions, int64
         ``[E]``.
@@ -41,15 +41,15 @@ class Excluded:
             return batch[:0], batch[:0]
         if self._batch_of_group is not None:
             batch = self._batch_of_group[batch]
-        place, is_listed = _find(self._dst, batch * self._num_dst + frontier.position)
+        index, is_listed = _find(self._dst, batch * self._num_dst + frontier.position)
         listed = is_listed.nonzero().view(-1)
         node = torch.repeat_interleave(listed, count[listed])
         edge = ranges((count.cumsum(0) - count)[listed], count[listed])
-        _, is_pair = _find(self._pair, place[node] * self._num_src + source[edge])
+        _, is_pair = _find(self._pair, index[node] * self._num_src + source[edge])
         return node[is_pair], edge[is_pair]
 
 
 def _find(values: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-    """Places in ascending values, and whether what is wanted is there."""
-    place = torch.searchsorted(values, wanted).clamp_(max=values.numel() - 1)
-    return place, values[place] == wanted
+    """Indices of the wanted in ascending values, and whether they are there."""
+    index = torch.searchsorted(values, wanted).clamp_(max=values.numel() - 1)
+    return index, values[index] == wanted

@@ -1,4 +1,4 @@
-"""What a loader is asked for as links: those whose destination this rank owns.
+"""Arguments of a loader of links: the links whose destination this rank owns.
 
 Pairs in a plain tensor are ids of the whole graph, equal on all ranks, as everywhere
 (docs/porting.md). Edges that are selected from a shard's own edge_index are there already.
@@ -44,22 +44,22 @@ class _Links(NamedTuple):
     row: Tensor  # own rows of the destinations
     sources: Callable[[LocalGraph], Tensor]  # their positions (collective)
     space: Space  # as rows of which they count
-    same: str  # what must be equal on all ranks
+    same: str  # words that must be equal on all ranks
 
 
-def read_links(data: Data | HeteroData, given: Mapping[str, Any]) -> Asked:
-    """What `edge_label_index` and the arguments that belong to it say (collective)."""
-    has_time = given['edge_label_time'] is not None
-    if has_time != (given['time_attr'] is not None):
+def read_links(data: Data | HeteroData, args: Mapping[str, Any]) -> Asked:
+    """Reads `edge_label_index` and the arguments that belong to it (collective)."""
+    has_time = args['edge_label_time'] is not None
+    if has_time != (args['time_attr'] is not None):
         raise ValueError(
             "'edge_label_time' and 'time_attr' must be given together (got "
-            f'{"a tensor" if has_time else None} and {given["time_attr"]!r})'
+            f'{"a tensor" if has_time else None} and {args["time_attr"]!r})'
         )
-    key, chosen = _relation_of(data, given['edge_label_index'])
+    key, chosen = _relation_of(data, args['edge_label_index'])
     links = _own_links(data, key, chosen)
     ends = [node_stores(data)[end] for end in ends_of(key)]
-    negatives = read_neg_sampling(given['neg_sampling'], ends)
-    label, times = given['edge_label'], given['edge_label_time']
+    negatives = read_neg_sampling(args['neg_sampling'], ends)
+    label, times = args['edge_label'], args['edge_label_time']
     label = None if label is None else own_values('edge_label', label, links.space)
     times = None if times is None else own_times('edge_label_time', times, links.space)
     if label is not None and negatives is not None and negatives.is_triplet():
@@ -76,9 +76,9 @@ def read_links(data: Data | HeteroData, given: Mapping[str, Any]) -> Asked:
             negatives.src_weight is not None,
             negatives.dst_weight is not None,
         ),
-        'exclude_edges': given['exclude_edges'],
+        'exclude_edges': args['exclude_edges'],
     }
-    excluded = _excluded(data, key, given)
+    excluded = _excluded(data, key, args)
 
     def seeds(graph: LocalGraph, disjoint: bool) -> Seeds:
         counted = label
@@ -93,7 +93,7 @@ def read_links(data: Data | HeteroData, given: Mapping[str, Any]) -> Asked:
             links.space.ids(_CPU),
             links.space.total,
             None if times is None else graph.as_times(times),
-            given['batch_size'],
+            args['batch_size'],
             disjoint,
             counted,
             None if negatives is None else Negatives(graph, key, negatives),
@@ -103,25 +103,25 @@ def read_links(data: Data | HeteroData, given: Mapping[str, Any]) -> Asked:
     return same, seeds
 
 
-def _own_links(data: Data | HeteroData, key: EdgeKey, given: Any) -> _Links:
+def _own_links(data: Data | HeteroData, key: EdgeKey, value: Any) -> _Links:
     edges = edge_stores(data)[key].edge_index
-    given = edges if given is None else given
-    if isinstance(given, LocalEdges):
+    value = edges if value is None else value
+    if isinstance(value, LocalEdges):
         refuse_local('edge_label_index')
-    if isinstance(given, EdgeIndex):
-        handle = given.handle
+    if isinstance(value, EdgeIndex):
+        handle = value.handle
         if handle.is_flipped or handle.shard is not edges.handle.shard:
             raise ValueError(
                 "'edge_label_index' must be ids of the whole graph, or edges selected from "
-                f"'edge_index' of this shard and relation (got a {type(given).__name__} of others)"
+                f"'edge_index' of this shard and relation (got a {type(value).__name__} of others)"
             )
         src, dst = handle.ids.cpu()
         sources = partial(_of_edges, key=key, edges=edges, src=src)
-        return _Links(dst, sources, given._space, f'{given._space.total} edges')
+        return _Links(dst, sources, value._space, f'{value._space.total} edges')
     try:
-        pairs = torch.as_tensor(gather(given)).detach().cpu()
+        pairs = torch.as_tensor(gather(value)).detach().cpu()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"'edge_label_index' must be a tensor (got {given!r})") from error
+        raise ValueError(f"'edge_label_index' must be a tensor (got {value!r})") from error
     if pairs.dim() != 2 or pairs.size(0) != 2 or pairs.dtype != torch.int64:
         raise ValueError(
             f"'edge_label_index' must be int64 [2, num_links], ids of the whole graph (got "
@@ -130,14 +130,14 @@ def _own_links(data: Data | HeteroData, key: EdgeKey, given: Any) -> _Links:
     src, dst = (nodes_of(node_stores(data)[end]) for end in ends_of(key))
     for ids, (_, nodes) in zip(pairs, (src, dst), strict=True):
         check_ids('edge_label_index', ids, nodes.total)
-    row, place = own_of(pairs[1], dst[0])
-    space = Space(place.numel(), what='links', ids=place, total=pairs.size(1))
-    sources = partial(_of_pairs, key=key, n_id=src[0], src=pairs[0, place])
+    row, index = own_of(pairs[1], dst[0])
+    space = Space(index.numel(), what='links', ids=index, total=pairs.size(1))
+    sources = partial(_of_pairs, key=key, n_id=src[0], src=pairs[0, index])
     return _Links(row, sources, space, of_all_ranks(pairs))
 
 
 def _of_edges(graph: LocalGraph, key: EdgeKey, edges: EdgeIndex, src: Tensor) -> Tensor:
-    """Positions of sources of a shard's edges, which are given as these have them."""
+    """Positions of sources of a shard's edges, by the shard's ids of them."""
     of_shard = edges.handle.ids[0].cpu()
     num_local = int(of_shard.max()) + 1 if of_shard.numel() else 0
     position = torch.empty(num_local, dtype=torch.int64)
@@ -154,12 +154,12 @@ def _of_pairs(graph: LocalGraph, key: EdgeKey, n_id: Tensor, src: Tensor) -> Ten
     )
 
 
-def _relation_of(data: Data | HeteroData, given: Any) -> tuple[EdgeKey, Any]:
-    """The relation of links, and what says which they are."""
+def _relation_of(data: Data | HeteroData, value: Any) -> tuple[EdgeKey, Any]:
+    """The relation of links, and their pairs; None for all."""
     key: EdgeKey = None
     if isinstance(data, HeteroData):
-        is_relation = isinstance(given, (tuple, list)) and all(isinstance(g, str) for g in given)
-        relation, given = (given, None) if is_relation or given is None else _two(given)
+        is_relation = isinstance(value, (tuple, list)) and all(isinstance(v, str) for v in value)
+        relation, value = (value, None) if is_relation or value is None else _two(value)
         words = tuple(relation or ())
         fits = [k for k in data.edge_types if words in (k, (k[0], k[2]), (k[1],))]
         if len(fits) > 1:  # as PyG chooses
@@ -170,21 +170,21 @@ def _relation_of(data: Data | HeteroData, given: Any) -> tuple[EdgeKey, Any]:
                 f"'edge_label_index' must be a relation, or (relation, pairs), of "
                 f'{data.edge_types} (got {relation!r})'
             )
-    return key, given
+    return key, value
 
 
-def _two(given: Any) -> tuple[Any, Any]:
-    if isinstance(given, (tuple, list)) and len(given) == 2:
-        relation, pairs = given
+def _two(value: Any) -> tuple[Any, Any]:
+    if isinstance(value, (tuple, list)) and len(value) == 2:
+        relation, pairs = value
         return ((relation,) if isinstance(relation, str) else relation), pairs
-    return type(given).__name__, None
+    return type(value).__name__, None
 
 
 def _excluded(
-    data: Data | HeteroData, key: EdgeKey, given: Mapping[str, Any]
+    data: Data | HeteroData, key: EdgeKey, args: Mapping[str, Any]
 ) -> dict[EdgeKey, tuple[bool, ...]]:
     """Relations without edges between the ends of links: there (False), and back (True)."""
-    asked = given['exclude_edges']
+    asked = args['exclude_edges']
     src, dst = ends_of(key)
     if isinstance(asked, (tuple, list)) and isinstance(data, HeteroData):
         named = tuple(asked)
@@ -206,7 +206,7 @@ def _excluded(
             "'exclude_edges' must be False, True, 'reverse' or a relation that is the reverse "
             f'(got {asked!r})'
         )
-    if asked is True and given['subgraph_type'] == 'bidirectional':
+    if asked is True and args['subgraph_type'] == 'bidirectional':
         raise ValueError(
             "exclude_edges=True leaves the reverse of links, which subgraph_type='bidirectional' "
             "turns round: say exclude_edges='reverse', or name the reverse relation (got True)"

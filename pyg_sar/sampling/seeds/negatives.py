@@ -1,8 +1,8 @@
 """Pairs of nodes without an edge, for the links of a batch.
 
 The owner of a destination has all edges into it. So it draws the node and tells whether the pair is
-an edge, in one answer. What is drawn for a pair follows from its place among the negatives of its
-batch and from a counter of tries: it is the same on any number of ranks.
+an edge, in one answer. The draw follows from the pair's index among the negatives of its batch and
+from a counter of tries: it is the same on any number of ranks.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from pyg_sar.shard.format.file_names import EdgeKey
 _MOST = 500  # tries
 
 
-def read_neg_sampling(given: Any, ends: Sequence[Any]) -> NegativeSampling | None:
-    """What `neg_sampling` says; of weights those of own nodes, float64 on the CPU.
+def read_neg_sampling(value: Any, ends: Sequence[Any]) -> NegativeSampling | None:
+    """Reads `neg_sampling`; its weights become those of own nodes, float64 on the CPU.
 
-    `ends` is where the attributes of sources and destinations are.
+    `ends` are the stores of sources and destinations.
     """
-    wrong = f"'neg_sampling' must be 'binary', 'triplet' or a NegativeSampling (got {given!r}"
+    wrong = f"'neg_sampling' must be 'binary', 'triplet' or a NegativeSampling (got {value!r}"
     try:
-        asked = NegativeSampling.cast({'mode': given} if isinstance(given, str) else given)
+        asked = NegativeSampling.cast({'mode': value} if isinstance(value, str) else value)
     except (TypeError, ValueError) as error:
         raise ValueError(f'{wrong}: {error})') from None
     if asked is None:
@@ -60,7 +60,7 @@ def read_neg_sampling(given: Any, ends: Sequence[Any]) -> NegativeSampling | Non
 
 
 class Negatives:
-    """Draws pairs that are no edges (making it is collective: two small all-gathers)."""
+    """Draws pairs that are no edges (collective to construct: two small all-gathers)."""
 
     def __init__(self, graph: LocalGraph, key: EdgeKey, asked: NegativeSampling) -> None:
         edges = graph.edges[key]
@@ -72,11 +72,11 @@ class Negatives:
         self._is_one_type = edges.src == edges.dst
         weights = zip((edges.src, edges.dst), (asked.src_weight, asked.dst_weight), strict=True)
         self._src, self._dst = (
-            Population(graph, key, None if each is None else graph.nodes[key].by_position(each))
-            for key, each in weights
+            Population(graph, key, None if weight is None else graph.nodes[key].by_position(weight))
+            for key, weight in weights
         )
-        for name, each in (('src_weight', self._src), ('dst_weight', self._dst)):
-            if not each.total > 0:
+        for name, nodes in (('src_weight', self._src), ('dst_weight', self._dst)):
+            if not nodes.total > 0:
                 raise ValueError(f"'{name}' must be above 0 for some node (got 0 for all)")
         self._is_timed = any(end in graph.times for end in (edges.src, edges.dst))
 
@@ -99,11 +99,11 @@ class Negatives:
             tried = src[left].repeat_interleave(num)
             if source is None:
                 tried = self._src.find(hashed_on(hashes, 0), by)
-            found = self._dst.ask(hashed_on(hashes, 1), by, tried, self._refuses)
-            is_found = ((found >= 0) & (tried >= 0)).view(-1, num)
+            answers = self._dst.ask(hashed_on(hashes, 1), by, tried, self._refuses)
+            is_found = ((answers >= 0) & (tried >= 0)).view(-1, num)
             some = is_found.any(1).nonzero().view(-1)
             at = some * num + is_found[some].byte().argmax(1)
-            src[left[some]], dst[left[some]] = tried[at], found[at]
+            src[left[some]], dst[left[some]] = tried[at], answers[at]
             is_left = ~is_found.any(1)
             left = left[is_left]
             if not count_ranks('negative links', left.numel() > 0):
@@ -111,7 +111,7 @@ class Negatives:
             if start + num > _MOST:
                 drawn = self._src if source is None else None
                 src[left] = _last(drawn, tried.view(-1, num)[is_left])
-                dst[left] = _last(self._dst, found.view(-1, num)[is_left])
+                dst[left] = _last(self._dst, answers.view(-1, num)[is_left])
                 self._check(dst[left])
                 return src, dst
             start, num = start + num, min(8 * num, _MOST)
@@ -119,19 +119,19 @@ class Negatives:
     def _refuses(self, row: Tensor, source: Tensor) -> Tensor:
         start, end = self._ptr[row], self._ptr[row + 1]
         wanted = source.to(self._source.dtype)
-        place = first_above(self._source, start, end, wanted - 1)
-        refused = torch.zeros_like(place, dtype=torch.bool)
+        edge = first_above(self._source, start, end, wanted - 1)
+        refused = torch.zeros_like(edge, dtype=torch.bool)
         if self._is_one_type:
             refused = source == self._first + row
-        at = (place < end).nonzero().view(-1)
-        refused[at] |= self._source[place[at]] == wanted[at]
+        at = (edge < end).nonzero().view(-1)
+        refused[at] |= self._source[edge[at]] == wanted[at]
         return refused
 
-    def _check(self, found: Tensor) -> None:
-        """Ends all ranks where nothing was found (collective)."""
+    def _check(self, drawn: Tensor) -> None:
+        """Raises on all ranks where a draw is -1, no pair (collective)."""
 
         def check() -> None:
-            missing = int((found < 0).sum())
+            missing = int((drawn < 0).sum())
             if missing:
                 raise ValueError(
                     "'neg_sampling' must find two nodes without an edge for each link (got none in "
@@ -142,7 +142,7 @@ class Negatives:
 
 
 def _last(nodes: Population | None, tried: Tensor) -> Tensor:
-    """What links get for which no pair was found: of nodes with times the earliest, as in PyG.
+    """Nodes for links without a pair: of nodes with times the earliest, as in PyG.
 
     Mostly these links are so early that no other nodes are there.
     """

@@ -1,4 +1,4 @@
-"""What a loader of nodes is given as seeds: those of this rank, and their times."""
+"""Arguments of a loader of nodes: its seeds on this rank, and their times."""
 
 from __future__ import annotations
 
@@ -22,41 +22,41 @@ from pyg_sar.shard.format.file_names import NodeKey
 _CPU = torch.device('cpu')
 
 
-def read_nodes(data: Data | HeteroData, given: Mapping[str, Any]) -> Asked:
-    """What `input_nodes` and `input_time` say (collective where they are rows)."""
-    if given['input_time'] is not None and given['time_attr'] is None:
+def read_nodes(data: Data | HeteroData, args: Mapping[str, Any]) -> Asked:
+    """Reads `input_nodes` and `input_time` (collective where they are rows)."""
+    if args['input_time'] is not None and args['time_attr'] is None:
         raise ValueError("'input_time' needs a 'time_attr' (got None)")
-    key, nodes = _type_of(data, given['input_nodes'])
+    key, nodes = _type_of(data, args['input_nodes'])
     row, space, same = _own_seeds(node_stores(data)[key], nodes)
-    has_time = given['input_time'] is not None
-    given_time = own_times('input_time', given['input_time'], space) if has_time else None
+    has_time = args['input_time'] is not None
+    input_time = own_times('input_time', args['input_time'], space) if has_time else None
 
     def seeds(graph: LocalGraph, disjoint: bool) -> Seeds:
         nodes, time = graph.nodes[key], None
         if not nodes.own_ptr:
             raise ValueError(f"'input_nodes' must be of a type with edges (got '{key}')")
         position = nodes.positions(row)
-        if given_time is not None:
-            time = graph.as_times(given_time)
+        if input_time is not None:
+            time = graph.as_times(input_time)
         elif key in graph.times:
             time = graph.times[key][position - nodes.first]
-        elif given['time_attr'] is not None:  # by edges, or by other nodes
+        elif args['time_attr'] is not None:  # by edges, or by other nodes
             raise ValueError(
                 "'input_time' must be given where seeds have no 'time_attr' of their own (got None)"
             )
-        places, size = space.ids(_CPU), given['batch_size']
-        return Seeds(graph, key, (position,), places, space.total, time, size, disjoint)
+        index, size = space.ids(_CPU), args['batch_size']
+        return Seeds(graph, key, (position,), index, space.total, time, size, disjoint)
 
     return {'input_nodes': (key, same), 'input_time': has_time}, seeds
 
 
-def _type_of(data: Data | HeteroData, given: Any) -> tuple[NodeKey, Any]:
-    """The type of the seeds, and what says which nodes they are."""
+def _type_of(data: Data | HeteroData, value: Any) -> tuple[NodeKey, Any]:
+    """The type of the seeds, and their mask or ids; None for all."""
     if not isinstance(data, HeteroData):
-        return None, given
-    key, nodes = given, None
-    if isinstance(given, (tuple, list)) and len(given) == 2:
-        key, nodes = given
+        return None, value
+    key, nodes = value, None
+    if isinstance(value, (tuple, list)) and len(value) == 2:
+        key, nodes = value
     if key not in data.node_types:
         raise ValueError(
             f"'input_nodes' must be a type of nodes, or (type, nodes), of {data.node_types} "
@@ -65,16 +65,16 @@ def _type_of(data: Data | HeteroData, given: Any) -> tuple[NodeKey, Any]:
     return key, nodes
 
 
-def _own_seeds(store: Any, given: Any) -> tuple[Tensor, Space, str]:
-    """Own rows of the seeds, as rows of which space, and what must be equal on all ranks."""
+def _own_seeds(store: Any, value: Any) -> tuple[Tensor, Space, str]:
+    """Own rows of the seeds, their space, and words that must be equal on all ranks."""
     n_id, space = nodes_of(store)
     count = space.total
-    if given is None:
+    if value is None:
         return torch.arange(space.own), space, 'all'
     try:
-        nodes = given if isinstance(given, Rows) else torch.as_tensor(given).cpu()
+        nodes = value if isinstance(value, Rows) else torch.as_tensor(value).cpu()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"'input_nodes' must be a mask or ids (got {given!r})") from error
+        raise ValueError(f"'input_nodes' must be a mask or ids (got {value!r})") from error
     if nodes.dtype == torch.bool and nodes.shape == (count,):
         mask = space.selected(own_rows('input_nodes', nodes, 0, space))
         return mask.chosen(_CPU), mask, f'a mask of {mask.total}'
@@ -86,6 +86,6 @@ def _own_seeds(store: Any, given: Any) -> tuple[Tensor, Space, str]:
         )
     ids = ids.long()
     check_ids('input_nodes', ids, count)
-    row, place = own_of(ids, n_id)
-    listed = Space(place.numel(), what='seeds', ids=place, total=ids.numel())
+    row, index = own_of(ids, n_id)
+    listed = Space(index.numel(), what='seeds', ids=index, total=ids.numel())
     return row, listed, of_all_ranks(ids)

@@ -1,4 +1,4 @@
-"""What belongs to this rank of lists and tensors of the whole, which all ranks hold."""
+"""This rank's share of lists and tensors that all ranks hold."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def nodes_of(store: Any) -> tuple[Tensor, Space]:
 
 
 def own_of(ids: Tensor, n_id: Tensor) -> tuple[Tensor, Tensor]:
-    """Own rows of the nodes in a list that are own ones, and their places there, ascending.
+    """Own rows of the own nodes in a list, and their indices in the list, ascending.
 
     `n_id` are the ids of the own nodes.
     """
     own, order = n_id.sort()
     at = torch.searchsorted(own, ids.contiguous()).clamp(max=max(own.numel() - 1, 0))
-    place = (own[at] == ids).nonzero().view(-1) if own.numel() else ids[:0]
-    return order[at[place]], place
+    index = (own[at] == ids).nonzero().view(-1) if own.numel() else ids[:0]
+    return order[at[index]], index
 
 
 def check_ids(name: str, ids: Tensor, count: int) -> None:
@@ -39,18 +39,18 @@ def check_ids(name: str, ids: Tensor, count: int) -> None:
 
 
 def of_all_ranks(ids: Tensor) -> str:
-    """What differs where ranks hold other lists."""
+    """Words that differ where ranks hold different lists."""
     count = ids.size(-1)
-    each = hashed(0, torch.arange(count), *(ids if ids.dim() > 1 else [ids]))
-    return f'{count} of the whole graph, hash {int(each.sum()) % 2**32:x}'
+    hashes = hashed(0, torch.arange(count), *(ids if ids.dim() > 1 else [ids]))
+    return f'{count} of the whole graph, hash {int(hashes.sum()) % 2**32:x}'
 
 
-def own_values(name: str, given: Any, space: Space) -> Tensor:
-    """Of a tensor with a row for each of some seeds the own rows, on the CPU (collective).
+def own_values(name: str, value: Any, space: Space) -> Tensor:
+    """The own rows of an argument with a row for every seed, on the CPU (collective).
 
     Raises ValueError, if it has not as many.
     """
-    values = torch.as_tensor(given)
+    values = torch.as_tensor(value)
     if not values.dim() or values.size(0) == 1 != space.total:
         raise ValueError(
             f"'{name}' must have a row for each of {space.total} seeds (got shape "
@@ -59,9 +59,9 @@ def own_values(name: str, given: Any, space: Space) -> Tensor:
     return own_rows(name, values, 0, space).detach().cpu()
 
 
-def own_times(name: str, given: Any, space: Space) -> Tensor:
-    """The own ones of a number for each of some seeds, as :func:`own_values`."""
-    time = own_values(name, given, space)
+def own_times(name: str, value: Any, space: Space) -> Tensor:
+    """As :func:`own_values`, of an argument with a number for every seed."""
+    time = own_values(name, value, space)
     if time.dim() > 1 or time.is_complex() or bool(time.isnan().any()):
         raise ValueError(
             f"'{name}' must have a number for each of {space.total} seeds, not NaN (got "

@@ -1,4 +1,4 @@
-"""Nodes of all ranks, to draw from: alike likely, or by weight, or only those there by a time.
+"""Draws from the nodes of all ranks: equally likely, or by weight, or only those up to a time.
 
 A rank knows how much each part has, and draws a part; the owner draws in it. So no rank holds
 weights or times of other ranks' nodes.
@@ -21,11 +21,11 @@ from pyg_sar.sampling.graph import LocalGraph
 from pyg_sar.shard.format.file_names import NodeKey
 
 Refuses = Callable[[Tensor, Tensor], Tensor]
-"""Of own rows and positions of sources: which pairs are refused, bool."""
+"""Takes own rows and positions of sources, and tells which pairs are refused, bool."""
 
 
 class Population:
-    """The nodes of a type (making it is collective: a small all-gather).
+    """The nodes of a type (collective to construct: a small all-gather).
 
     With times, a part tells those of its 1st, 2nd, 4th, 8th ... node. So others know how many it
     has by a time up to a factor of 2, and at least half of what they draw is there.
@@ -57,7 +57,7 @@ class Population:
             levels = [t[[2**i - 1 for i in range(len(t).bit_length())]].tolist() for t in times]
         answers: list[Any] = agree((sizes, counts.tolist(), levels, self._first_ones()))
         sizes, counts_of, levels, first_ones = (
-            [v for each in a for v in each] for a in zip(*answers, strict=True)
+            [value for own in of_ranks for value in own] for of_ranks in zip(*answers, strict=True)
         )
         self.earliest: int | None = min(first_ones)[-1] if first_ones else None
         self._sizes = torch.tensor(sizes, dtype=torch.float64)
@@ -77,7 +77,7 @@ class Population:
         return float(self._sizes.sum())
 
     def find(self, state: Tensor, until: Tensor | None) -> Tensor:
-        """Positions of nodes, by hashes; -1 where the one drawn is not there by the time `until`.
+        """Positions of nodes, drawn by hashes; -1 where the node is not there by the time `until`.
 
         Collective as :meth:`ask`, with weights or times.
         """
@@ -102,16 +102,16 @@ class Population:
         order = torch.argsort(part, stable=True)
         of_ranks = torch.bincount(part // per_rank, minlength=self._graph.world_size).tolist()
         counts = Traffic({'nodes': of_ranks})
-        told = part % per_rank, state, until, source
-        came = send([counts.question('nodes', t[order]) for t in told if t is not None])
+        columns = part % per_rank, state, until, source
+        came = send([counts.question('nodes', t[order]) for t in columns if t is not None])
         own_part, hashes = next(came), next(came)
-        times, sources = (None if each is None else next(came) for each in (until, source))
-        found = self._draw(own_part, hashes, times)
+        times, sources = (None if t is None else next(came) for t in (until, source))
+        position = self._draw(own_part, hashes, times)
         if refuses is not None and sources is not None:
-            there = (found >= 0).nonzero().view(-1)
-            row = found[there] - self._nodes.first
-            found[there[refuses(row, sources[there])]] = -1
-        (answer,) = send([counts.answer('nodes', found)])
+            there = (position >= 0).nonzero().view(-1)
+            row = position[there] - self._nodes.first
+            position[there[refuses(row, sources[there])]] = -1
+        (answer,) = send([counts.answer('nodes', position)])
         return torch.empty_like(answer).index_copy_(0, order, answer)
 
     def _parts(self, state: Tensor, until: Tensor | None) -> Tensor:
@@ -141,7 +141,7 @@ class Population:
             for own in range(self._graph.parts_per_rank):
                 at = (part == own).nonzero().view(-1)
                 count[at] = self._bound(first + own, until[at])
-        found = torch.full_like(part, -1)
+        position = torch.full_like(part, -1)
         some = (count > 0).nonzero().view(-1)
         drawn, start = _scaled(state[some], count[some]), start[some]
         if self._weight is not None:
@@ -153,8 +153,8 @@ class Population:
         if self._time is not None and until is not None:
             is_there = self._time[row] <= until[some]
             some, row = some[is_there], row[is_there]
-        found[some] = self._nodes.first + row
-        return found
+        position[some] = self._nodes.first + row
+        return position
 
 
 def _scaled(state: Tensor, count: Tensor) -> Tensor:

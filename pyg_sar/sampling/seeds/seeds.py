@@ -1,4 +1,4 @@
-"""What batches begin with: nodes or links, cut into batches.
+"""The seeds of batches: nodes or links.
 
 A node is a seed with one end, a link one with two. All ranks have one list of seeds, and batch i
 has those from ``i * batch_size`` on, as on one machine. A rank takes the ones that it owns; a link
@@ -25,12 +25,12 @@ from pyg_sar.sampling.seeds.excluded import Excluded
 from pyg_sar.sampling.seeds.negatives import Negatives
 from pyg_sar.shard.format.file_names import EdgeKey, NodeKey
 
-EDGES, NEGATIVES = range(2)  # what hashes are for
+EDGES, NEGATIVES = range(2)  # purposes of hashes
 
 Asked = tuple[dict[str, Any], Callable[[LocalGraph, bool], 'Seeds']]
-"""What has to be equal on all ranks; and what makes the seeds, with `disjoint` trees or not.
+"""Values that must be equal on all ranks; and a function that makes seeds, `disjoint` or not.
 
-It raises a ValueError on all ranks if they are wrong on one (collective).
+The function raises a ValueError on all ranks if seeds are wrong on one (collective).
 """
 
 
@@ -60,11 +60,11 @@ class SeedBatches:
     """The seeds of K batches."""
 
     type: Any  # of the nodes, or the relation of the links
-    input_id: Tensor  # places of the seeds among those of all ranks, int64 ``[S]``
+    input_id: Tensor  # indices of the seeds among those of all ranks, int64 ``[S]``
     cuts: list[int]  # K + 1 offsets of the batches' seeds
     first: dict[NodeKey, First]  # their nodes, by type
     group_ptr: Tensor  # first group of every batch, and how many there are, int64 ``[K + 1]``
-    state: Tensor  # what the draws of a group follow from beside nodes, int64 ``[num_groups]``
+    state: Tensor  # hashes from which the draws of a group follow, int64 ``[num_groups]``
     until: Tensor | None  # the time that a group's edges may have, ``[num_groups]``
     tree: Tensor | None  # with disjoint trees the seed of every group, counted in its batch
     links: Links | None  # None where seeds are nodes
@@ -72,7 +72,7 @@ class SeedBatches:
 
     @property
     def num_batches(self) -> int:
-        """How many batches these are of."""
+        """The number K of batches."""
         return len(self.cuts) - 1
 
     @property
@@ -85,7 +85,7 @@ class Order(NamedTuple):
     """The seeds of a rank in the order of an epoch, int64 ``[N]`` each."""
 
     seed: Tensor  # which of the own ones
-    place: Tensor  # in the epoch, among the seeds of all ranks, ascending
+    in_epoch: Tensor  # their indices in the epoch, among the seeds of all ranks, ascending
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +95,7 @@ class Seeds:
     graph: LocalGraph
     type: Any  # of the nodes, or the relation of the links
     ends: tuple[Tensor, ...]  # positions of nodes, or of sources and destinations, int64 ``[N]``
-    place: Tensor  # among the seeds of all ranks, int64 ``[N]``
+    index: Tensor  # among the seeds of all ranks, int64 ``[N]``
     total: int  # how many these are
     time: Tensor | None  # int64 or float64 ``[N]``
     batch_size: int  # seeds of all ranks in a batch
@@ -111,18 +111,18 @@ class Seeds:
         return ends_of(self.type) if len(self.ends) == 2 else (self.type,)
 
     def num_batches(self, drop_last: bool) -> int:
-        """How many batches an epoch has, on every rank."""
+        """The number of batches of an epoch, on every rank."""
         return (self.total + (0 if drop_last else self.batch_size - 1)) // self.batch_size
 
     def order(self, number: int | None) -> Order:
         """The order of an epoch: as torch's RandomSampler draws it by a number; None for none."""
-        place = self.place
+        index = self.index
         if number is not None:
             generator = torch.Generator().manual_seed(number)
             drawn = torch.randperm(self.total, generator=generator)
-            place = torch.empty_like(drawn).index_copy_(0, drawn, torch.arange(self.total))[place]
-        place, seed = place.sort()
-        return Order(seed, place)
+            index = torch.empty_like(drawn).index_copy_(0, drawn, torch.arange(self.total))[index]
+        index, seed = index.sort()
+        return Order(seed, index)
 
     def of_batches(self, order: Order, number: int, batches: range) -> SeedBatches:
         """The seeds of batches that follow one another (collective, if they are links).
@@ -130,17 +130,17 @@ class Seeds:
         All draws follow from `number`.
         """
         cuts = torch.arange(batches.start, batches.stop + 1) * self.batch_size
-        cuts = torch.searchsorted(order.place, cuts)
+        cuts = torch.searchsorted(order.in_epoch, cuts)
         own, (lengths, cuts) = slice(int(cuts[0]), int(cuts[-1])), (cuts.diff(), cuts - cuts[0])
         at, link = order.seed[own], torch.arange(own.stop - own.start)
-        batch, place = torch.repeat_interleave(lengths), order.place[own] % self.batch_size
+        batch, slot = torch.repeat_interleave(lengths), order.in_epoch[own] % self.batch_size
         sizes = [min(self.batch_size, self.total - b * self.batch_size) for b in batches]
         time, ends = None if self.time is None else self.time[at], [p[at] for p in self.ends]
         state, until, tree, batch_of_group = self._states(EDGES, number, batches), None, None, None
-        drawn = self._negatives(number, batches, sizes, batch, place, ends[0], time)
+        drawn = self._negatives(number, batches, sizes, batch, slot, ends[0], time)
         excluded_pairs = self._of_all_ranks(batch, *ends) if self.excluded else []
         batch, link = torch.cat([batch, drawn.batch]), torch.cat([link, drawn.link])
-        place = torch.cat([place, drawn.place])
+        slot = torch.cat([slot, drawn.slot])
         ends = [torch.cat(both) for both in zip(ends, drawn.ends, strict=True)]
         # Triplets have no negative sources.
         group = torch.cat([batch[: end.numel()] for end in ends])
@@ -148,7 +148,7 @@ class Seeds:
         if self.disjoint:  # every end is a group of its own
             batch_of_group, order_of = torch.sort(group, stable=True)
             link_of_group = torch.cat([link[: end.numel()] for end in ends])[order_of]
-            salts = [place[: end.numel()] * len(ends) + i for i, end in enumerate(ends)]
+            salts = [slot[: end.numel()] * len(ends) + i for i, end in enumerate(ends)]
             state = hashed_on(state[batch_of_group], torch.cat(salts)[order_of])
             group_ptr = offsets(torch.bincount(group, minlength=len(batches)))
             group = torch.empty_like(group).index_copy_(0, order_of, torch.arange(group.numel()))
@@ -159,7 +159,7 @@ class Seeds:
             first_nodes = {self.type: First(group, ends[0], cuts.tolist())}
         else:
             first_nodes, numbers = self._first(group, ends, group_ptr)
-            src, dst = ((each[: at.numel()], each[at.numel() :]) for each in numbers)
+            src, dst = ((of_end[: at.numel()], of_end[at.numel() :]) for of_end in numbers)
             links = Links(
                 src,
                 dst,
@@ -170,7 +170,7 @@ class Seeds:
             )
         return SeedBatches(
             self.type,
-            self.place[at],
+            self.index[at],
             cuts.tolist(),
             first_nodes,
             group_ptr,
@@ -182,7 +182,7 @@ class Seeds:
         )
 
     def _states(self, purpose: int, number: int, batches: range) -> Tensor:
-        """What the draws of batches follow from, ``[len(batches)]``."""
+        """Hashes from which the draws of batches follow, ``[len(batches)]``."""
         return hashed(number, purpose, torch.tensor(batches))
 
     @property
@@ -197,41 +197,41 @@ class Seeds:
         batches: range,
         sizes: list[int],
         batch: Tensor,
-        place: Tensor,
+        slot: Tensor,
         src: Tensor,
         time: Tensor | None,
     ) -> _NegativePairs:
-        """Draws those of own links, by the links' batch and place there (collective)."""
-        negatives, none, each = self.negatives, src[:0], self._per_link
+        """Draws the negatives of own links, by the links' batch and slot in it (collective)."""
+        negatives, none, amount = self.negatives, src[:0], self._per_link
         if negatives is None:
             return _NegativePairs([none] * len(self.ends), none, none, none)
-        if each is not None:
-            count, first, step = torch.full_like(place, each), place * each, torch.ones_like(place)
+        if amount is not None:
+            count, first, step = torch.full_like(slot, amount), slot * amount, torch.ones_like(slot)
         else:  # negative j of a batch belongs to link j, counted round and round
             totals = torch.tensor([math.ceil(size * negatives.amount) for size in sizes])
-            first, step = place, torch.tensor(sizes)[batch]
+            first, step = slot, torch.tensor(sizes)[batch]
             count = (totals[batch] - first + step - 1).div(step, rounding_mode='floor')
         link = torch.repeat_interleave(count)
-        place = first[link] + step[link] * ranges(torch.zeros_like(count), count)
-        order = torch.argsort(place, stable=True)
+        slot = first[link] + step[link] * ranges(torch.zeros_like(count), count)
+        order = torch.argsort(slot, stable=True)
         order = order[torch.argsort(batch[link[order]], stable=True)]
-        link, place = link[order], place[order]
+        link, slot = link[order], slot[order]
         batch, until = batch[link], None if time is None else time[link]
-        state = hashed_on(self._states(NEGATIVES, number, batches)[batch], place)
-        drawn = negatives.draw(state, None if each is None else src[link], until)
-        ends = [*drawn] if each is None else [none, drawn[1]]
-        return _NegativePairs(ends, link, batch, torch.tensor(sizes)[batch] + place)
+        state = hashed_on(self._states(NEGATIVES, number, batches)[batch], slot)
+        drawn = negatives.draw(state, None if amount is None else src[link], until)
+        ends = [*drawn] if amount is None else [none, drawn[1]]
+        return _NegativePairs(ends, link, batch, torch.tensor(sizes)[batch] + slot)
 
     def _of_all_ranks(self, *columns: Tensor) -> list[Tensor]:
-        """What all ranks have (collective)."""
+        """The columns of all ranks, joined (collective)."""
         ranks = self.graph.world_size
         counts = Traffic({'links': [columns[0].numel()] * ranks})
-        return [*send([counts.question('links', each.repeat(ranks)) for each in columns])]
+        return [*send([counts.question('links', column.repeat(ranks)) for column in columns])]
 
     def _first(
         self, group: Tensor, ends: list[Tensor], group_ptr: Tensor
     ) -> tuple[dict[NodeKey, First], list[Tensor]]:
-        """The nodes of each type, each once in a group; and their numbers, end by end."""
+        """The nodes of every type, once in a group; and the numbers of the ends, end by end."""
         sizes = [end.numel() for end in ends]
         src_type, dst_type = self.types
         positions, groups, types = ends, list(torch.split(group, sizes)), [src_type, dst_type]
@@ -240,11 +240,11 @@ class Seeds:
         out, numbers = {}, []
         for key, of_end, position in zip(types, groups, positions, strict=True):
             total = max(self.graph.nodes[key].total, 1)
-            keys, found = number(of_end[:0], of_end * total + position)
+            keys, index = number(of_end[:0], of_end * total + position)
             first = torch.div(keys, total, rounding_mode='floor')
             cuts = torch.searchsorted(first, group_ptr).tolist()
             out[key] = First(first, keys - first * total, cuts)
-            numbers.append(found)
+            numbers.append(index)
         return out, list(torch.split(torch.cat(numbers), sizes))
 
     def _labels(self, at: Tensor, num_negatives: int) -> tuple[Tensor, Tensor] | None:
@@ -267,14 +267,14 @@ class Seeds:
 
 
 class _NegativePairs(NamedTuple):
-    """Pairs of nodes: their ends, the link that each belongs to, its batch, and a place there."""
+    """Pairs of nodes: their ends, the link of each, its batch, and its slot there."""
 
     ends: list[Tensor]
     link: Tensor
     batch: Tensor
-    place: Tensor  # links come first
+    slot: Tensor  # links come first
 
 
 def offsets(count: Tensor) -> Tensor:
-    """Where each of some runs begins, and where the last one ends, from their lengths."""
+    """Where every run begins, and where the last one ends, from their lengths."""
     return torch.cat([count.new_zeros(1), count.cumsum(0)])
