@@ -128,12 +128,14 @@ def _logged(data: Data | HeteroData) -> Data | HeteroData:
     """Logs what was loaded, and gives it back."""
     shards = [s.edge_index.handle.shard for s in data.edge_stores if 'edge_index' in s]
     if shards and _logger.isEnabledFor(logging.INFO):
-        first, parts = shards[0], shards[0].parts
+        first = shards[0]
+        num_parts = first.num_parts if first.cut is None else first.cut[0].num_parts
+        parts = first.parts if first.cut is None else range(num_parts)
         tensors = [v for s in data.stores for v in s.values() if isinstance(v, Tensor)]
         say(
             _logger,
             logging.INFO,
-            f'loaded parts {parts.start} to {parts.stop - 1} of {first.num_parts} from '
+            f'loaded parts {parts.start} to {parts.stop - 1} of {num_parts} from '
             f"'{first.root}': {data.num_nodes} own nodes, {sum(s.num_edges for s in shards)} "
             f'edges, {sum(s.num_halo for s in shards)} halo rows, '
             f'{bytes_text(sum(t.nbytes for t in tensors))}',

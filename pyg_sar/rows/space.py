@@ -235,10 +235,11 @@ class Space:
     def _is_alike_here(self, other: Space) -> bool:
         if self.own != other.own:
             return False
-        if self.parent is not None and self.parent is other.parent:
+        if self.parent is not None and other.parent is not None:
             assert self.mask is not None
             assert other.mask is not None
-            return torch.equal(self.mask, other.mask.to(self.mask.device))
+            is_alike = self.parent is other.parent or self.parent._is_alike_here(other.parent)
+            return is_alike and torch.equal(self.mask, other.mask.to(self.mask.device))
         if self.base is not None and other.base is not None and self.count == other.count:
             return self.base._is_alike_here(other.base)
         if self._ids is None or other._ids is None:

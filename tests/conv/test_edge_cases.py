@@ -161,6 +161,28 @@ def test_a_vector_of_nodes_or_of_edges(tmp_path: Path) -> None:
     assert_all_raise(outcomes, 'ValueError', 'GraphConv', 'may be of')
 
 
+def _selected_twice(data: Data) -> Tensor:
+    """Edges and their weights by equal masks, which are other tensors."""
+    torch.manual_seed(0)
+    conv = pyg_sar.SARConv(GraphConv(6, 3).double())
+    masks = [data.x.new_ones(9, dtype=torch.bool) for _ in range(4)]
+    weight = (data.edge_attr * 2)[masks[0]][masks[1]]
+    return conv(data.x, data.edge_index[:, masks[2]][:, masks[3]], weight).detach()
+
+
+def _selected_twice_on_rank(root: str) -> Tensor:
+    return pyg_sar.gather(_selected_twice(pyg_sar.load_shard(root)))
+
+
+def test_edges_and_weights_selected_apart(tmp_path: Path) -> None:
+    """In a graph with as many nodes as edges: they are of edges, as the edge_index is."""
+    data = _data(9, RING)
+    data.edge_attr = torch.arange(9, dtype=torch.float64)
+    pyg_sar.partition_graph(data, 3, tmp_path / 'parts', method=torch.tensor([0, 1, 2] * 3))
+    for got in run_ranks(_selected_twice_on_rank, 3, str(tmp_path / 'parts')):
+        assert_close(got, _selected_twice(data))
+
+
 @pytest.mark.parametrize('num_parts', [1, 3])
 def test_dropout_inside_messages_is_replayed(tmp_path: Path, num_parts: int) -> None:
     """Backward sees the masks of forward: the gradient is the derivative at a fixed seed."""

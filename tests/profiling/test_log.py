@@ -125,8 +125,10 @@ def test_handlers_of_the_program(root, caplog, capfd):
     finally:
         set_log('off')
     assert capfd.readouterr() == ('', '')
-    assert [record.levelname for record in caplog.records] == ['INFO'] * 3
-    assert all(record.name.startswith('pyg_sar.') for record in caplog.records)
+    # Which module was imported first decides about huge pages.
+    records = [record for record in caplog.records if 'huge pages' not in record.getMessage()]
+    assert [record.levelname for record in records] == ['INFO'] * 3
+    assert all(record.name.startswith('pyg_sar.') for record in records)
     assert all(text.startswith('[rank 0/1] ') for text in caplog.messages)
 
 
