@@ -3,20 +3,21 @@ r"""Softmax attention of own rows to the rows of all ranks.
 Keys and values go round: each rank passes the block that it has to the next rank. In backward they
 go round once more, and their gradients with them, until these are home. That is sequential
 aggregation and rematerialization on the graph of all pairs, and Ring Attention (Liu et al.,
-`arXiv 2310.01889 <https://arxiv.org/abs/2310.01889>`_). A rank holds one block and its own rows,
-and computes ``N / P`` rows by ``N`` keys.
+`arXiv 2310.01889 <https://arxiv.org/abs/2310.01889>`_). A rank holds two blocks and its own
+rows: the next block travels while one is used. It computes ``N / P`` rows by ``N`` keys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pyg_sar.attention.block import Attended, KeyBlock, gradients
-from pyg_sar.comm import all_to_all, communicates, once_differentiable, rank
+from pyg_sar.comm import communicates, once_differentiable, rank
+from pyg_sar.comm.swap import GRADIENTS_TAG, start_round
 
 
 def attend_to_all(
@@ -51,11 +52,8 @@ class _AttendToAll(torch.autograd.Function):
     ) -> Tensor:
         ctx.scale, ctx.counts = scale, counts
         attended = Attended(query, value.size(-1), scale)
-        block = KeyBlock(key, value, bias)
-        for turn in range(len(counts)):
+        for block in _round(KeyBlock(key, value, bias), counts):
             attended.add(block)
-            if turn + 1 < len(counts):
-                block = _block(_passed(_rows(*block), turn, counts), block)
         out, log_total = attended.finish()
         ctx.save_for_backward(query, key, value, bias, out, log_total)
         return out.to(value.dtype)
@@ -69,26 +67,31 @@ class _AttendToAll(torch.autograd.Function):
 
 def _gradients(ctx: Any, grad: Tensor) -> Any:
     query, key, value, bias, out, log_total = ctx.saved_tensors
-    grad, block = grad.to(out.dtype), KeyBlock(key, value, bias)
-    of_query = torch.zeros_like(query, dtype=out.dtype)
-    of_rows = torch.zeros_like(_rows(key, value), dtype=out.dtype)
-    for turn in range(len(ctx.counts)):
+    grad, of_query = grad.to(out.dtype), torch.zeros_like(query, dtype=out.dtype)
+    arriving: Callable[[], Tensor] | None = None
+    for turn, block in enumerate(_round(KeyBlock(key, value, bias), ctx.counts), 1):
         own, of_key, of_value = gradients(query, block, ctx.scale, grad, out, log_total)
         of_query += own
-        of_rows = _passed(of_rows + _rows(of_key, of_value), turn, ctx.counts)
-        if turn + 1 < len(ctx.counts):
-            block = _block(_passed(_rows(*block), turn, ctx.counts), block)
-    of_key, of_value, _ = _block(of_rows, KeyBlock(key, value, None))
+        of_rows = _rows(of_key, of_value)
+        if arriving is not None:
+            of_rows += arriving()
+        source = (rank() - turn) % len(ctx.counts)
+        arriving = start_round(of_rows, ctx.counts[source], source, GRADIENTS_TAG)
+    assert arriving is not None
+    of_key, of_value, _ = _block(arriving(), KeyBlock(key, value, None))
     return of_query.to(query.dtype), of_key, of_value, None, None, None
 
 
-def _passed(rows: Tensor, turn: int, counts: list[int]) -> Tensor:
-    """Sends this rank's block on, and returns that of the rank before; `turn` counts passes."""
-    here, size = rank(), len(counts)
-    going, coming = [0] * size, [0] * size
-    going[(here + 1) % size] = rows.size(0)
-    coming[(here - 1) % size] = counts[(here - turn - 1) % size]
-    return all_to_all(rows, going, coming)
+def _round(own: KeyBlock, counts: list[int]) -> Iterator[KeyBlock]:
+    """The blocks of all ranks, the own one first; the next one travels while one is used."""
+    rows, block = _rows(*own), own
+    for turn in range(1, len(counts)):
+        source = (rank() - turn) % len(counts)
+        arriving = start_round(rows, counts[source], source)
+        yield block
+        rows = arriving()
+        block = _block(rows, own)
+    yield block
 
 
 def _rows(key: Tensor, value: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
+
+from torch import Tensor
 
 from pyg_sar.comm.buffers import Buffers, Rows
+from pyg_sar.comm.collectives import all_to_all
 from pyg_sar.comm.faults.errors import at_location
 from pyg_sar.comm.ranks import current
 from pyg_sar.monitor import hook
@@ -57,6 +62,33 @@ class Swap:
         comm.travelling.discard(self)
         comm.check('the end of a transfer')  # nothing has arrived if the group has ended
         tell_moved(self._part, self._kind, self.received.rows, self.sent.rows[0].size(0))
+
+
+def start_round(
+    rows: Tensor, num_coming: int, part: int, tag: int = ROWS_TAG
+) -> Callable[[], Tensor]:
+    """Begins to send rows to the next rank; gives what waits for those of the rank before.
+
+    `part` is the rank that they come from at first, for messages; `num_coming` are the rows that
+    come. Ranks that are threads of one process wait at once.
+    """
+    comm = current()
+    before, after = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+    if comm.size == 1:
+        return lambda: rows
+    if comm.takes_turns:
+        going, coming = [0] * comm.size, [0] * comm.size
+        going[after], coming[before] = rows.size(0), num_coming
+        return partial(all_to_all, rows, going, coming)
+    sent, received = Buffers(None, 0, [], 0), Buffers(None, 0, [rows], num_coming)
+    sent.rows = [rows.contiguous()]
+    swap = Swap(received, before, sent, after, part, tag)
+
+    def wait() -> Tensor:
+        swap.wait()
+        return received.rows[0]
+
+    return wait
 
 
 def tell_moved(part: int, kind: str, came: Rows, num_sent: int) -> None:
