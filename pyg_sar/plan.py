@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pyg_sar.commands.command_line import Parser, checked, run_command, text_table
-from pyg_sar.commands.users_model import FORWARD, MODEL, load_model, load_object, run_model
+from pyg_sar.commands.users_model import FORWARD, MODEL, load_model, load_named, run_model
 from pyg_sar.monitor import bytes_text, memory_size
 from pyg_sar.monitor.process_memory import resident
 from pyg_sar.planner import Prediction, plan
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     base = resident()  # just after the imports
-    forward = run_model if args.forward is None else load_object(args.forward)
+    forward = run_model if args.forward is None else load_named(args.forward)
     model = load_model(args.model)
     predictions = plan(
         args.parts, model, ranks=args.ranks, mode=args.mode, forward=forward, timed=args.timed

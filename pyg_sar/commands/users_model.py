@@ -14,7 +14,7 @@ MODEL = 'FILE.py:NAME of a function without arguments that makes the model, or o
 FORWARD = 'FILE.py:NAME of forward(model, data); default: model(data.x, data.edge_index)'
 
 
-def load_object(text: str) -> Any:
+def load_named(text: str) -> Any:
     """The object that ``FILE.py:NAME`` names."""
     file, _, name = text.rpartition(':')
     path = Path(file)
@@ -39,7 +39,7 @@ def load_object(text: str) -> Any:
 
 def load_model(text: str) -> torch.nn.Module:
     """The model that ``FILE.py:NAME`` names, or the result of a function or class of that name."""
-    model = load_object(text)
+    model = load_named(text)
     if not isinstance(model, torch.nn.Module) and callable(model):
         model = model()
     if not isinstance(model, torch.nn.Module):

@@ -19,7 +19,7 @@ from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.checkpoint import save_rows
 from pyg_sar.commands.command_line import Parser, checked, run_command
-from pyg_sar.commands.users_model import FORWARD, MODEL, load_model, load_object, run_model
+from pyg_sar.commands.users_model import FORWARD, MODEL, load_model, load_named, run_model
 from pyg_sar.ddp.wrap import wrap
 from pyg_sar.in_turns.run import play
 from pyg_sar.load import load_shard
@@ -41,7 +41,7 @@ def _run(args: argparse.Namespace) -> int:
         )
     _check_out(args.out)
     num_parts = read_meta(args.parts).num_parts
-    forward = run_model if args.forward is None else load_object(args.forward)
+    forward = run_model if args.forward is None else load_named(args.forward)
     model = load_model(args.model)
     set_weights(model, args.weights)
     parameters = {id(parameter): parameter for parameter in model.parameters()}

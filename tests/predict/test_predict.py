@@ -14,7 +14,7 @@ from small_graphs import small_graph
 from torch_geometric import seed_everything
 
 import pyg_sar
-from pyg_sar.commands.users_model import load_object
+from pyg_sar.commands.users_model import load_named
 from pyg_sar.in_turns import Figures
 from pyg_sar.in_turns import run as in_turns_run
 from pyg_sar.predict import __main__ as command
@@ -69,7 +69,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def _plain(folder: Path, name: str) -> torch.nn.Module:
     """The model with trained-looking running statistics; its weights are saved."""
-    found = load_object(f'models_{folder.name}.py:{name}')
+    found = load_named(f'models_{folder.name}.py:{name}')
     model: torch.nn.Module = found if isinstance(found, torch.nn.Module) else found()
     for buffer in model.buffers():
         if buffer.is_floating_point():

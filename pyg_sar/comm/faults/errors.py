@@ -92,7 +92,7 @@ def location() -> str:
 
 def at_location(operation: str) -> str:
     """An operation, with the layer and phase that it is done in."""
-    where = location()
+    where = ', '.join(filter(None, layer_and_phase.value))
     return f'{operation} in {where}' if where else operation
 
 
