@@ -14,7 +14,7 @@ from pyg_sar.comm import exchange_of
 from pyg_sar.comm.faults.errors import location
 from pyg_sar.conv.call.agreement import agree_on_plan
 from pyg_sar.conv.call.layer_plan import Forward, running
-from pyg_sar.conv.call.plans import TracedPlan
+from pyg_sar.conv.call.plans import CallPlan, TracedPlan
 from pyg_sar.conv.exchanges import edges_in, ids_of_edges, into_own
 from pyg_sar.conv.message.one_call import Call, after_step, arguments_of, before_step
 from pyg_sar.conv.message.sample_edges import not_saved
@@ -54,7 +54,9 @@ def propagate(conv: Any, /, edge_index: Any, size: Any = None, **kwargs: Any) ->
     dst = None if edges is None else _dst_space(conv, edges)
     outs = []
     for kwargs in [arguments[2]] if conv.decomposed_layers == 1 else _layers(conv, arguments[2]):
-        out, call = _computed(now, conv, 'message', (*arguments[:2], kwargs))
+        plan, call = _planned(now, conv, 'message', (*arguments[:2], kwargs))
+        with own_draws(call.plan.edge_index.device) if plan.uses_rng else nullcontext():
+            out = plan.result(call)
         outs.append(_updated(out, call, dst, arguments[2]))
     out = outs[0] if len(outs) == 1 else torch.cat(outs, dim=-1)
     if isinstance(out, NarrowSum) and dst is not None:
@@ -80,8 +82,9 @@ def edge_updater(conv: Any, /, edge_index: Any, size: Any = None, **kwargs: Any)
             kwargs['size'] = size
         return conv._plain_class.edge_updater(conv, edge_index, **kwargs)
     arguments = before_step(conv, 'edge_update', (edge_index, size, kwargs))
-    out, call = _computed(now, conv, 'edge_update', arguments)
-    out = call.in_given_order(out)
+    plan, call = _planned(now, conv, 'edge_update', arguments)
+    with own_draws(call.plan.edge_index.device) if plan.uses_rng else nullcontext():
+        out = call.in_given_order(plan.result(call))
     if call.edges is not None:
         out = tag(out, 0, call.edges._space)
     return after_step(conv, 'edge_update', arguments, out)
@@ -99,10 +102,10 @@ def _updated(out: Tensor, call: Call, dst: Space | None, kwargs: dict[str, Any])
     return out
 
 
-def _computed(
+def _planned(
     now: Forward, conv: MessagePassing, function: str, arguments: tuple[Any, ...]
-) -> tuple[Tensor, Call]:
-    """The result of a call, and the call, with its arguments sorted.
+) -> tuple[CallPlan, Call]:
+    """How a call is computed, and the call, with its arguments sorted.
 
     `arguments` are the program's: the edge_index, the size and the named ones. Collective.
     """
@@ -130,8 +133,7 @@ def _computed(
         call.drop_by_edge(draws, ids)
     if isinstance(plan, TracedPlan) and plan.learnable is None:
         plan = plan.traced(call)
-    with own_draws(call.plan.edge_index.device) if plan.uses_rng else nullcontext():
-        return plan.result(call), call
+    return plan, call
 
 
 def _call(
