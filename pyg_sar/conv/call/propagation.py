@@ -84,7 +84,8 @@ def edge_updater(conv: Any, /, edge_index: Any, size: Any = None, **kwargs: Any)
     arguments = before_step(conv, 'edge_update', (edge_index, size, kwargs))
     plan, call = _planned(now, conv, 'edge_update', arguments)
     with own_draws(call.plan.edge_index.device) if plan.uses_rng else nullcontext():
-        out = call.in_given_order(plan.result(call))
+        out = plan.result(call)
+    out = call.in_given_order(out)
     if call.edges is not None:
         out = tag(out, 0, call.edges._space)
     return after_step(conv, 'edge_update', arguments, out)
