@@ -64,6 +64,10 @@ class Swap:
         tell_moved(self._part, self._kind, self.received.rows, self.sent.rows[0].size(0))
 
 
+class _Round(Swap):
+    """A step in which whole blocks of rows go round; they are no halo."""
+
+
 def start_round(
     rows: Tensor, num_coming: int, part: int, tag: int = ROWS_TAG
 ) -> Callable[[], Tensor]:
@@ -82,7 +86,7 @@ def start_round(
         return partial(all_to_all, rows, going, coming)
     sent, received = Buffers(None, 0, [], 0), Buffers(None, 0, [rows], num_coming)
     sent.rows = [rows.contiguous()]
-    swap = Swap(received, before, sent, after, part, tag)
+    swap = _Round(received, before, sent, after, part, tag)
 
     def wait() -> Tensor:
         swap.wait()
