@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.attention.block import Attended, KeyBlock, gradients
-from pyg_sar.comm import communicates, once_differentiable, rank
+from pyg_sar.comm import communicates, once_differentiable
 from pyg_sar.comm.swap import GRADIENTS_TAG, start_round
 
 
@@ -75,8 +75,7 @@ def _gradients(ctx: Any, grad: Tensor) -> Any:
         of_rows = _rows(of_key, of_value)
         if arriving is not None:
             of_rows += arriving()
-        source = (rank() - turn) % len(ctx.counts)
-        arriving = start_round(of_rows, ctx.counts[source], source, GRADIENTS_TAG)
+        arriving = start_round(of_rows, turn, ctx.counts, GRADIENTS_TAG)
     assert arriving is not None
     of_key, of_value, _ = _block(arriving(), KeyBlock(key, value, None))
     return of_query.to(query.dtype), of_key, of_value, None, None, None
@@ -86,8 +85,7 @@ def _round(own: KeyBlock, counts: list[int]) -> Iterator[KeyBlock]:
     """The blocks of all ranks, the own one first; the next one travels while one is used."""
     rows, block = _rows(*own), own
     for turn in range(1, len(counts)):
-        source = (rank() - turn) % len(counts)
-        arriving = start_round(rows, counts[source], source)
+        arriving = start_round(rows, turn, counts)
         yield block
         rows = arriving()
         block = _block(rows, own)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from torch import Tensor
@@ -69,24 +69,25 @@ class _Round(Swap):
 
 
 def start_round(
-    rows: Tensor, num_coming: int, part: int, tag: int = ROWS_TAG
+    rows: Tensor, turn: int, counts: Sequence[int], tag: int = ROWS_TAG
 ) -> Callable[[], Tensor]:
-    """Begins to send rows to the next rank; gives what waits for those of the rank before.
+    """Begins to send rows to the next rank; returns a wait for those of the rank before.
 
-    `part` is the rank that they come from at first, for messages; `num_coming` are the rows that
-    come. Ranks that are threads of one process wait at once.
+    Every rank has begun with `counts` rows of its own, and this is turn 1, 2, ... of their round.
+    Ranks that are threads of one process send and receive in the wait.
     """
     comm = current()
     before, after = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+    source = (comm.rank - turn) % comm.size
     if comm.size == 1:
         return lambda: rows
     if comm.takes_turns:
         going, coming = [0] * comm.size, [0] * comm.size
-        going[after], coming[before] = rows.size(0), num_coming
+        going[after], coming[before] = rows.size(0), counts[source]
         return partial(all_to_all, rows, going, coming)
-    sent, received = Buffers(None, 0, [], 0), Buffers(None, 0, [rows], num_coming)
+    sent, received = Buffers(None, 0, [], 0), Buffers(None, 0, [rows], counts[source])
     sent.rows = [rows.contiguous()]
-    swap = _Round(received, before, sent, after, part, tag)
+    swap = _Round(received, before, sent, after, source, tag)
 
     def wait() -> Tensor:
         swap.wait()

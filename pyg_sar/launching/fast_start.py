@@ -16,7 +16,8 @@ ALLOCATOR = 'cmeel-mimalloc'
 """The package of the allocator, mimalloc; extra ``fast`` installs it."""
 
 _LIBRARY = 'libmimalloc.so'
-_THREADS = ('OMP_NUM_THREADS', 'MKL_NUM_THREADS')
+THREADS = ('OMP_NUM_THREADS', 'MKL_NUM_THREADS')
+"""Where one of these is set, it says how many threads a rank has."""
 
 
 def fast_environment(num_ranks: int, environ: Mapping[str, str]) -> dict[str, str]:
@@ -25,7 +26,7 @@ def fast_environment(num_ranks: int, environ: Mapping[str, str]) -> dict[str, st
     A variable that the user has set stays. Those that importing pyg_sar has set are included.
     """
     variables = dict(openmp.SET)
-    if not any(environ.get(name) for name in _THREADS):
+    if not any(environ.get(name) for name in THREADS):
         cores = len(os.sched_getaffinity(0))
         variables['OMP_NUM_THREADS'] = str(max(1, cores // num_ranks))
     library = allocator_library()

@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from pyg_sar.comm import agree, as_timedelta, current, end_in_a_line, is_distributed
 from pyg_sar.launching.environment import Launched, launched
-from pyg_sar.launching.fast_start import has_allocator
+from pyg_sar.launching.fast_start import THREADS, has_allocator
 from pyg_sar.launching.machines import Share, Sight, have_own_gpus, own_sight, shares
 from pyg_sar.monitor import say
 
@@ -29,7 +29,6 @@ _logger = logging.getLogger(__name__)
 
 _num_joins = itertools.count()
 _INTERFACES = ('GLOO_SOCKET_IFNAME', 'NCCL_SOCKET_IFNAME')
-_THREADS = ('OMP_NUM_THREADS', 'MKL_NUM_THREADS')
 
 
 @dataclass(frozen=True)
@@ -128,7 +127,7 @@ def _join(start: Launched, interface: str | None, limit: timedelta | None) -> No
         if share.gpu is not None:
             torch.cuda.set_device(share.gpu)
             backend = 'cpu:gloo,cuda:nccl' if have_own_gpus(ranks, all_shares) else 'gloo'
-        if not any(os.environ.get(name) for name in _THREADS):
+        if not any(os.environ.get(name) for name in THREADS):
             torch.set_num_threads(share.num_threads)
         dist.init_process_group(
             backend,
