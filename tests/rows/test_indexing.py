@@ -230,20 +230,20 @@ def test_backward_hooks_of_modules(cut: tuple[int, str]) -> None:
         torch.testing.assert_close(got, want)
 
 
-def _deprecated_hook(data: Any, *, has_default_device: bool) -> str:
+def _deprecated_hook(data: Any, *, before: str) -> str:
     layer = torch.nn.Linear(6, 4).double()
     layer.register_backward_hook(lambda *_: None)
-    with torch.device('cpu') if has_default_device else nullcontext():
+    if before == 'torch.compile':  # it replaces how rows are called, for the rest of the process
+        torch.compile(torch.sin, backend='eager')(data.x)
+    with torch.device('cpu') if before == 'torch.device' else nullcontext():
         return attempt(layer, data.x)
 
 
-@pytest.mark.filterwarnings('ignore:Using a non-full backward hook')
-@pytest.mark.parametrize('has_default_device', [False, True])
-def test_a_deprecated_backward_hook_is_refused(
-    cut: tuple[int, str], has_default_device: bool
-) -> None:
+@pytest.mark.filterwarnings('ignore:Using a non-full backward hook', 'ignore:torch.compile leaves')
+@pytest.mark.parametrize('before', ['nothing', 'torch.device', 'torch.compile'])
+def test_a_deprecated_backward_hook_is_refused(cut: tuple[int, str], before: str) -> None:
     """It would get the gradient of own rows."""
-    program = partial(_deprecated_hook, has_default_device=has_default_device)
+    program = partial(_deprecated_hook, before=before)
     assert_all_raise(
         run_ranks(_on_ranks, cut[0], cut[1], program), 'ValueError', 'register_full_backward_hook'
     )

@@ -30,12 +30,21 @@ rule(
 )(read)
 
 
+def _caller() -> Any:
+    """The frame that reads rows. A mode (torch.set_default_device), or a torch.compile before, adds
+    frames between."""
+    frame: Any = sys._getframe(2)
+    while (
+        frame.f_code.co_name == '__torch_function__'
+        or frame.f_globals.get('__name__') == 'torch._dynamo.eval_frame'
+    ):
+        frame = frame.f_back
+    return frame
+
+
 @rule('.grad_fn')
 def _grad_fn(func: Any, args: Any, kwargs: Any) -> Any:
-    frame: Any = sys._getframe(2)
-    while frame.f_code.co_name == '__torch_function__':  # a mode's, as of torch.set_default_device
-        frame = frame.f_back
-    code = frame.f_code
+    code = _caller().f_code
     is_of_module = code.co_filename == torch.nn.modules.module.__file__
     hangs_hooks = code.co_name not in ('register_parameter', 'zero_grad')
     if is_of_module and hangs_hooks:
