@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from pyg_sar.conv.reuse.narrow_exchange import GLOBAL_HOOKS
 from pyg_sar.ground.nested import PLAIN
 
 _METHODS = ('message', 'aggregate', 'update', 'edge_update', 'propagate', 'edge_updater')
@@ -15,7 +16,7 @@ _MESSAGE_HOOKS = ('_propagate', '_message', '_aggregate', '_edge_update')
 
 def state_of_modules(modules: Iterable[torch.nn.Module]) -> list[Any]:
     """Numbers, words, hooks, own methods and children of modules; equal while none has changed."""
-    state: list[Any] = []
+    state: list[Any] = [any(GLOBAL_HOOKS)]
     for module in modules:
         table = vars(module)
         state.append(type(module))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import ref
 
@@ -77,6 +77,10 @@ class TracedPlan(CallPlan):
 class RowSum(TracedPlan):
     """A sum or mean of x_j, or of weights times x_j; on path linear they take no gradient."""
 
+    # Whether it pays on all ranks to apply a narrower layer first, once they have told each other
+    # for the loaded edges.
+    pays: list[bool] = field(default_factory=list)
+
     def result(self, call: Call) -> Tensor:
         """Keeps sums of raw features, and may apply a narrower layer before the sum."""
         call.set_attributes(self.trace, ())
@@ -91,7 +95,8 @@ class RowSum(TracedPlan):
                 if raw is not None:
                     kept = raw.kept()
                     return raw.keep(self._sum(call, x, weight, hooked)) if kept is None else kept
-            layer = layer_after(conv, x, plan) if call.in_forward else None
+            pays = self.pays if call.edge_index.is_whole else []
+            layer = layer_after(conv, x, plan, pays) if call.in_forward else None
             if layer is not None:
                 rows = rows_through(layer, x)
                 return NarrowSum.of(self._sum(call, rows, weight, hooked), layer.weight)
@@ -111,7 +116,7 @@ class RowSum(TracedPlan):
             if not is_linear:
                 rows = _shaped(rows, x.size(0), heads, math.prod(x.shape[1:]) // heads)
         if is_linear and call.options.partial_sums and not one_shot:
-            plan, exchange = with_partial_sums(plan, exchange, weight)
+            plan, exchange = with_partial_sums(call.edge_index, plan, exchange, weight)
         total = weighted_sum(
             rows,
             weight,

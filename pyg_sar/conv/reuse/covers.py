@@ -1,8 +1,9 @@
 """Sums travel instead of rows, along edges and weights that stay as they are.
 
-A reader asks the owner of rows once for sums (:mod:`pyg_sar.aggregate.partial_sums`). So at every
-call all ranks decide together whether all have asked for these edges with these weights. Weights
-are compared by content.
+A reader asks the owner of rows once for sums (:mod:`pyg_sar.aggregate.partial_sums`). Along the
+loaded edges without weights all ranks ask at the first call, and keep the answer with the shard. In
+any other call they decide together whether all have asked for these edges with these weights.
+Weights are compared by content.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from torch import Tensor
 from pyg_sar.aggregate.partial_sums import covered
 from pyg_sar.comm import Agreed, Exchange, exchange_of
 from pyg_sar.ground.checksum import checksum
+from pyg_sar.shard.edges import ShardEdges
 from pyg_sar.shard.kept import Kept
 from pyg_sar.shard.plan import Plan
 
 _MAX_WEIGHTS = 4
 _COVERS: Kept[Agreed[_Answer]] = Kept()
+_ALL: Kept[_Answer] = Kept()  # of all edges without weights
 _IN_VAIN: Kept[int] = Kept()
 
 _MAX_IN_VAIN = 4
@@ -27,13 +30,13 @@ _MAX_IN_VAIN = 4
 
 
 def with_partial_sums(
-    plan: Plan, exchange: Exchange, weight: Tensor | None
+    edges: ShardEdges, plan: Plan, exchange: Exchange, weight: Tensor | None
 ) -> tuple[Plan, Exchange]:
     """The plan and exchange of a sum, by rows and sums where that spares rows, else unchanged.
 
-    `weight` are constant weights ``[num_edges]`` of the plan's edges, or None. Collective: an
-    all-reduce of one number, see :meth:`pyg_sar.comm.Agreed.find`; where the ranks ask, see
-    :func:`pyg_sar.aggregate.partial_sums.covered`.
+    `weight` are constant weights ``[num_edges]`` of the plan's `edges`, or None. Collective but for
+    all edges without weights: an all-reduce of one number, see :meth:`pyg_sar.comm.Agreed.find`;
+    where the ranks ask, see :func:`pyg_sar.aggregate.partial_sums.covered`.
 
     For edges or weights that a program makes anew in every forward ranks ask in vain: after a few
     of them rows travel.
@@ -45,25 +48,29 @@ def with_partial_sums(
         weight is not None and weight.device.type != 'cpu'
     ):  # reading its content would wait for the device
         return plan, exchange
+    if edges.is_whole and weight is None:
+        return _along(_ALL.of(shard, lambda: _Answer(covered(plan, None), 0)), plan, exchange)
     key = None if weight is None else (weight.dtype, *checksum(weight))
     answers = _COVERS.of(plan, lambda: Agreed(_MAX_WEIGHTS))
-    is_lasting = plan.is_whole and weight is None
-    in_vain = 0 if is_lasting else _IN_VAIN.of(shard, int)
+    in_vain = _IN_VAIN.of(shard, int)
     limit = _MAX_IN_VAIN * max(shard.num_edges, shard.num_own, shard.num_dst)
     # Without gradients the weights that a model computes look like constants.
     may_last = weight is None or torch.is_grad_enabled()
-    asks = may_last and (is_lasting or in_vain + plan.num_edges <= limit)
+    asks = may_last and in_vain + plan.num_edges <= limit
     answer, all_ask = answers.find(key, asks)
     if answer is not None:
         in_vain, answer.in_vain = in_vain - answer.in_vain, 0
     elif all_ask:
-        in_vain += 0 if is_lasting else plan.num_edges
-        answer = _Answer(covered(plan, weight), 0 if is_lasting else plan.num_edges)
+        in_vain += plan.num_edges
+        answer = _Answer(covered(plan, weight), plan.num_edges)
         answers.keep(key, answer)
     else:
         return plan, exchange
-    if not is_lasting:
-        _IN_VAIN.put(shard, in_vain)
+    _IN_VAIN.put(shard, in_vain)
+    return _along(answer, plan, exchange)
+
+
+def _along(answer: _Answer, plan: Plan, exchange: Exchange) -> tuple[Plan, Exchange]:
     if answer.plan is None:
         return plan, exchange
     return answer.plan, exchange_of(answer.plan.shard, exchange.depth, exchange.wire.dtype)

@@ -28,6 +28,12 @@ from pyg_sar.rows.rows import tag
 from pyg_sar.rows.space import Space
 from pyg_sar.shard.plan import Plan
 
+_KINDS_OF_HOOKS = ('forward', 'forward_pre', 'backward', 'backward_pre')
+GLOBAL_HOOKS = [
+    getattr(torch.nn.modules.module, f'_global_{kind}_hooks') for kind in _KINDS_OF_HOOKS
+]
+"""The hooks of all modules, by their kind."""
+
 _LAYERS = {
     SAGEConv.forward: 'lin_l',
     GraphConv.forward: 'lin_rel',
@@ -58,17 +64,20 @@ def is_hooked(conv: MessagePassing) -> bool:
     )
 
 
-def layer_after(conv: MessagePassing, x: Tensor, plan: Plan) -> Any:
+def layer_after(conv: MessagePassing, x: Tensor, plan: Plan, pays: list[bool]) -> Any:
     """The narrower linear layer that the conv's forward gives the sums to, or None.
 
-    Collective where there is one: an all-reduce of one number. No rank may have hooks, and each
-    must have as many edges as rows. The conv's aggregation is a sum; `x` are own rows.
+    No rank may have hooks, and each must have as many edges as rows: the ranks' answer is put into
+    an empty `pays` (collective, where there is such a layer: an all-reduce of one number). The
+    conv's aggregation is a sum; `x` are own rows.
     """
     layer = _narrower_layer(conv, x)
     if layer is None:
         return None
-    pays = plan.num_edges >= x.size(0) and not _is_watched(conv, layer, x.device)
-    return layer if all_ranks(pays, plan.shard.world_size) else None
+    if not pays:
+        own = plan.num_edges >= x.size(0) and not _is_watched(conv, layer, x.device)
+        pays.append(all_ranks(own, plan.shard.world_size))
+    return layer if pays[0] else None
 
 
 def rows_through(layer: Any, x: Tensor) -> Tensor:
@@ -136,12 +145,7 @@ def _is_watched(conv: MessagePassing, layer: torch.nn.Module, device: torch.devi
     return (
         is_hooked(conv)
         or bool(conv._propagate_forward_hooks)
-        or _has_hooks(torch.nn.modules.module, '_global_')
-        or _has_hooks(layer, '_')
+        or any(GLOBAL_HOOKS)
+        or any(getattr(layer, f'_{kind}_hooks') for kind in _KINDS_OF_HOOKS)
         or torch.is_autocast_enabled(device.type)
     )
-
-
-def _has_hooks(owner: Any, prefix: str) -> bool:
-    names = ('forward_hooks', 'forward_pre_hooks', 'backward_hooks', 'backward_pre_hooks')
-    return any(getattr(owner, prefix + name) for name in names)

@@ -31,9 +31,9 @@ rule(
 
 
 def _caller() -> Any:
-    """The frame that reads rows. A mode (torch.set_default_device), or a torch.compile before, adds
-    frames between."""
+    """The frame that reads rows."""
     frame: Any = sys._getframe(2)
+    # A mode (torch.set_default_device), or a torch.compile before, adds frames between.
     while (
         frame.f_code.co_name == '__torch_function__'
         or frame.f_globals.get('__name__') == 'torch._dynamo.eval_frame'
