@@ -185,9 +185,8 @@ def test_exchanges_of_a_layer(data, name, mode):
     num_sent = len(forward.sends) // rows_forward
     assert len(backward.receives) == rows_backward * num_steps + gradients * num_sent
     assert len(backward.sends) == rows_backward * num_sent + gradients * num_steps
-    # All ranks run the same layer; for sums they know which rows travel; for SAGE, none has
-    # hooks that look on at a narrower layer.
-    others = {'SAGE': 3, 'GCN': 2}.get(name, 1)
+    # All ranks run the same layer; for sums with weights they know which rows travel.
+    others = 2 if name == 'GCN' else 1
     assert (forward.all_to_alls, forward.others) == (0, others)
     # All ranks are at the gradients of parameters, and their sum.
     assert (backward.all_to_alls, backward.others) == (0, 2)

@@ -220,11 +220,23 @@ def _hooked_on_rank_1(conv: torch.nn.Module, *args: Any) -> Tensor:
     return out
 
 
+def _all_hooked_on_rank_1(conv: torch.nn.Module, *args: Any) -> Tensor:
+    seen: list[type] = []
+    if dist.get_rank() == 1:
+        register = torch.nn.modules.module.register_module_forward_pre_hook
+        handle = register(lambda module, _: seen.append(type(module)))
+    out = conv(*args)
+    if dist.get_rank() == 1:
+        handle.remove()
+        assert type(conv.lin_l) in seen
+    return out
+
+
 def _copied(conv: torch.nn.Module, *args: Any) -> Tensor:
     return copy.deepcopy(conv)(*args) * 0 + conv(*args)
 
 
-WAYS = [_checkpointed, _hooked_on_rank_1, _changed_afterwards, _copied]
+WAYS = [_checkpointed, _hooked_on_rank_1, _all_hooked_on_rank_1, _changed_afterwards, _copied]
 
 
 @on_ranks()

@@ -15,7 +15,6 @@ from pyg_sar.rows.registry import names
 NUM_PARTS = 64
 OF_A_MODE = 256
 
-OLD = 'an old name of a type is a class of C, which asks no class and cannot be replaced'
 ASKED = 'asks for another class by name, as pyg_sar itself does'
 TIES = 'torch does not say which of equal numbers it takes'
 LENIENT = 'has a result where torch refuses the arguments or the dtype'
@@ -29,37 +28,13 @@ _KNOWN: dict[str, tuple[str, tuple[str, ...]]] = {
     '_is_all_true': (LENIENT, ('edge_index', 'x', 'x[:, 0]')),
     '_is_any_true': (LENIENT, ('edge_index', 'x', 'x[:, 0]')),
     'topk': (TIES, ('edge_index', 'edge_index[0]', 'y')),
-    'torch.BoolTensor': (OLD, ('mask',)),
-    'torch.DoubleTensor': (OLD, ('edge_attr', 'x[:, 0]')),
-    'torch.FloatTensor': (OLD, ('x',)),
-    'torch.LongTensor': (OLD, ('edge_index', 'edge_index[0]', 'n_id', 'y')),
     'torch.Tensor.as_subclass': (
         ASKED,
         ('edge_attr', 'edge_index', 'edge_index[0]', 'mask', 'n_id', 'x', 'x[:, 0]', 'y'),
     ),
-    'torch.sparse.BFloat16Tensor': (OLD, ('edge_index',)),
-    'torch.sparse.ByteTensor': (OLD, ('edge_index',)),
-    'torch.sparse.DoubleTensor': (OLD, ('edge_index',)),
-    'torch.sparse.HalfTensor': (OLD, ('edge_index',)),
-    'torch.sparse.LongTensor': (OLD, ('edge_index',)),
-    'torch.sparse.CharTensor': (OLD, ('edge_index',)),
-    'torch.sparse.FloatTensor': (OLD, ('edge_index',)),
-    'torch.sparse.IntTensor': (OLD, ('edge_index',)),
-    'torch.sparse.ShortTensor': (OLD, ('edge_index',)),
     'unique': (LENIENT, ('edge_index', 'x', 'x[:, 0]')),
 }
-LOSES = names(
-    'data new set_ real imag grad_fn grad_fn._saved_self grad_fn.register_hook torch.Tensor '
-    'grad_fn.register_prehook register_multi_grad_hook plain.new plain.set_ torch.to_dlpack '
-    'torch.utils.dlpack.to_dlpack torch.jit.script torch.jit.trace torch.vmap torch.func.grad '
-    'torch.func.grad_and_value torch.func.vjp torch.func.functionalize torch.nested.nested_tensor '
-    'torch.tensor torch.tensor(data=)'
-) | {
-    *('plain.data =', 'plain.set_(source=)', 'torch.jit.script module', 'torch.jit.script sum'),
-    *('torch.nested.nested_tensor jagged', 'torch.nested.nested_tensor rows', 'torch.vmap chunks'),
-    *('torch.autograd.Variable', 'torch.func.vmap in_dims', 'torch.nested.to_padded_tensor'),
-    *('torch.tensor dtype', 'torch.tensor [t]', 'torch.tensor list', 'torch.tensor [t[0]]'),
-}
+LOSES = names('grad_fn grad_fn._saved_self grad_fn.register_hook grad_fn.register_prehook')
 """Calls that lose the class, as docs/rows.md has them."""
 
 KNOWN = {(name, kind): why for name, (why, kinds) in _KNOWN.items() for kind in kinds}

@@ -1,17 +1,11 @@
-"""What Python and torch do with a tensor beside computing: it stays rows, or is refused, or listed.
-
-Where nobody asks a tensor for its class it comes out as a plain tensor of the own rows. These ways
-are listed in docs/rows.md, and each is shown here.
-"""
+"""What Python and torch do with a tensor beside computing: it stays rows, or is refused."""
 
 from __future__ import annotations
 
 import copy
 import io
 import pickle
-import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -28,7 +22,7 @@ import pyg_sar
 from pyg_sar.rows.rows import Rows
 from pyg_sar.rows.unasked import ask_for_rows
 
-PAGE = Path(__file__).parents[2] / 'docs' / 'rows.md'
+ask_for_rows()  # as load_shard does
 
 
 class Holder(torch.nn.Module):
@@ -45,9 +39,25 @@ def _data_of(x: Any) -> Any:
     return x
 
 
+def _set_data(x: Any) -> Any:
+    plain = torch.zeros(N, 4, dtype=x.dtype)
+    plain.data = x
+    return plain
+
+
+def double(x: Tensor) -> Tensor:
+    return 2 * x
+
+
 KEEPS: dict[str, Callable[[Any], Any]] = {
     'torch.as_tensor': torch.as_tensor,
     'torch.asarray': torch.asarray,
+    'torch.tensor': torch.tensor,
+    'torch.Tensor': torch.Tensor,
+    'torch.DoubleTensor': torch.DoubleTensor,
+    'torch.autograd.Variable': torch.autograd.Variable,
+    'plain.new': lambda x: torch.zeros(1, dtype=x.dtype).new(x),
+    'x.new': lambda x: x.new(x),
     'plain.new_tensor': lambda x: torch.zeros(1, dtype=x.dtype).new_tensor(x),
     'x.data': lambda x: x.data,
     'x.data = y': _data_of,
@@ -79,7 +89,11 @@ WHOLE: dict[str, Callable[[Any], Any]] = {
     'vjp': lambda x: torch.autograd.functional.vjp(lambda a: a.square().sum(0), x, X[0])[1],
     'type': lambda x: torch.tensor(x.type() == 'torch.DoubleTensor'),
     'a number of NumPy': lambda x: (np.float64(2) * x).sum(0),
+    'plain.data = x': _set_data,
     'plain += rows': lambda x: torch.zeros(N, 4, dtype=x.dtype).add_(x),
+    'torch.sparse.DoubleTensor': lambda x: torch.sparse.DoubleTensor(
+        torch.arange(N).repeat(2, 1), x[:, 0], torch.Size([N, N])
+    ).to_dense(),
     'torch.sparse_coo_tensor': lambda x: torch.sparse_coo_tensor(
         torch.arange(N).repeat(2, 1), x[:, 0], (N, N), check_invariants=True
     ).to_dense(),
@@ -105,6 +119,16 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
     'share_memory_': lambda x: x.share_memory_(),
     'as_subclass': lambda x: x.as_subclass(Tensor),
     'set_': lambda x: x.set_(X),
+    'plain.set_': lambda x: torch.zeros(1, dtype=x.dtype).set_(x),
+    'nested_tensor': lambda x: torch.nested.nested_tensor([x]),
+    'to_dlpack': torch.utils.dlpack.to_dlpack,
+    'a script function': lambda x: torch.jit.script(double)(x),
+    'vmap': lambda x: torch.vmap(double)(x),
+    'torch.func.grad': lambda x: torch.func.grad(lambda a: a.square().sum())(x),
+    'register_multi_grad_hook': lambda x: torch.autograd.graph.register_multi_grad_hook(
+        [2 * x.requires_grad_()], print
+    ),
+    'torch.func.vjp': lambda x: torch.func.vjp(double, x),
     'torch.from_dlpack': torch.from_dlpack,
     'np.from_dlpack': np.from_dlpack,
     'np.asarray': np.asarray,
@@ -120,7 +144,6 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
     'float of rows': lambda x: float(x[:, 0]),
     'bool of rows': lambda x: bool((x > 0).all(1)),
     'x.new_tensor': lambda x: x.new_tensor(x),
-    'x.new': lambda x: x.new(x),
     'torch.tensor of a list of rows': lambda x: torch.tensor([x, x]),
     'a script module': lambda x: torch.jit.script(torch.nn.Linear(4, 2).double())(x),
     'torch.jit.trace': lambda x: torch.jit.trace(lambda a: (2 * a).sum(0), (x,)),
@@ -142,42 +165,10 @@ REFUSED_BY_TORCH: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def _set_data(x: Any) -> Any:
-    plain = torch.zeros(N, 4, dtype=x.dtype)
-    plain.data = x
-    return plain
-
-
-def _scripted(x: Any) -> Any:
-    @torch.jit.script
-    def double(a: Tensor) -> Tensor:
-        return 2 * a
-
-    return double(x)
-
-
-LISTED: dict[str, Callable[[Any], Any]] = {
-    'torch.tensor(x)': torch.tensor,
-    'torch.Tensor(x)': torch.DoubleTensor,
-    'plain.new(x)': lambda x: torch.zeros(1, dtype=x.dtype).new(x),
-    'plain.set_(x)': lambda x: torch.zeros(1, dtype=x.dtype).set_(x),
-    'plain.data = x': _set_data,
-    'torch.nested.nested_tensor([x])': lambda x: torch.nested.nested_tensor([x])[0],
-    'torch.utils.dlpack.to_dlpack(x)': lambda x: torch.from_dlpack(
-        torch.utils.dlpack.to_dlpack(x)
-    ),
-    'torch.jit.script(function)(x)': _scripted,
-    'torch.vmap(function)(x)': torch.vmap(lambda a: 2 * a),
-    'torch.func.grad(function)(x)': torch.func.grad(lambda a: a.square().sum()),
-}  # fmt: skip
-"""Nobody asks the class: what comes is a plain tensor of the own rows."""
-
-
 @pytest.mark.filterwarnings('ignore:To copy construct')
 @pytest.mark.parametrize('name', KEEPS)
 @on_threads(3)
 def test_stays_rows(name: str) -> None:
-    ask_for_rows()  # as load_shard does
     x = rows()
     out = KEEPS[name](x)
     assert type(out) is Rows or isinstance(out, torch.nn.Parameter)
@@ -185,11 +176,11 @@ def test_stays_rows(name: str) -> None:
     assert out._space is x._space
 
 
+@pytest.mark.filterwarnings('ignore:torch.sparse.SparseTensor')
 @pytest.mark.parametrize('name', WHOLE)
 @pytest.mark.parametrize('world_size', [1, 3])
 @on_threads(3)
 def test_is_that_of_the_whole(name: str, world_size: int) -> None:
-    ask_for_rows()  # as load_shard does
     out = pyg_sar.gather(WHOLE[name](rows()))
     assert type(out) is Tensor
     torch.testing.assert_close(out, pyg_sar.gather(WHOLE[name](X)), rtol=1e-12, atol=1e-12)
@@ -208,20 +199,6 @@ def test_is_refused(name: str) -> None:
 def test_is_refused_by_torch_or_python(name: str) -> None:
     with pytest.raises((ValueError, TypeError, RuntimeError)):
         REFUSED_BY_TORCH[name](rows())
-
-
-@pytest.mark.parametrize('name', LISTED)
-@on_threads(3)
-def test_the_list_of_the_page_is_of_what_sees_own_rows(name: str) -> None:
-    x = rows()
-    with warnings.catch_warnings():
-        warnings.simplefilter('ignore')
-        out = LISTED[name](x)
-    assert type(out) is Tensor
-    assert out.shape[:1] == pyg_sar.local(x).shape[:1]
-    with pytest.raises(ValueError, match='all 10 rows'):
-        x[(slice(None), 0)[: out.dim() % 2 + 1]] + out
-    assert f'`{name}`' in PAGE.read_text(encoding='utf-8')
 
 
 @on_threads(3)

@@ -2,7 +2,7 @@
 
 from functools import cache
 
-from pyg_sar.rows.unasked import constructors, functions
+from pyg_sar.rows.unasked import constructors, functions, memory
 
 
 @cache
@@ -10,3 +10,4 @@ def ask_for_rows() -> None:
     """Puts functions that ask in place of the others, once in a process."""
     constructors.ask()
     functions.ask()
+    memory.ask()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import random
-import warnings
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -23,10 +22,10 @@ from torch_geometric.utils import _negative_sampling, to_dense_batch
 
 from pyg_sar.comm import agree, world_size
 from pyg_sar.ground.nested import in_nested, leaves
-from pyg_sar.ground.private_names import find
 from pyg_sar.ground.scoped import Scoped
 from pyg_sar.rows.over_ranks import whole
 from pyg_sar.rows.rows import Rows
+from pyg_sar.rows.unasked.memory import tell_torchscript
 from pyg_sar.shard.edges import LocalEdges
 
 _SAMPLERS: dict[type, str] = {
@@ -53,9 +52,8 @@ def ask() -> None:
         for name in names:
             function = getattr(torch, name)
             asking = replace(function)
-            _tell_torchscript(asking, function)
+            tell_torchscript(asking, function)
             setattr(torch, name, asking)
-    Tensor.new_tensor = _copying_like(Tensor.new_tensor)  # type: ignore[method-assign]
     to_vector = _negative_sampling.edge_index_to_vector
     _negative_sampling.edge_index_to_vector = _of_all_rows(to_vector, draws=True)
     for name in ('forward', 'inverse'):
@@ -84,16 +82,6 @@ def _of_all_rows(function: Callable[..., Any], *, draws: bool = False) -> Callab
         return function(*args, **kwargs)
 
     return call
-
-
-def _tell_torchscript(replacement: Any, function: Any) -> None:
-    """TorchScript takes what stands for a function of torch for that function."""
-    try:
-        operator = find('torch.jit._builtins._find_builtin')(function)
-        if operator is not None:
-            find('torch.jit._builtins._register_builtin')(replacement, operator)
-    except ImportError as error:
-        warnings.warn(f'{error}; TorchScript of {function.__name__} will fail', stacklevel=2)
 
 
 def _reversible(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -171,19 +159,6 @@ def _of_whole_graphs(cls: type, instead: str) -> Callable[..., None]:
     return call
 
 
-def _copying_like(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``plain.new_tensor``."""
-
-    @wraps(function)
-    def new_tensor(self: Any, *args: Any, **kwargs: Any) -> Any:
-        data = args[0] if args else kwargs.get('data')
-        if isinstance(self, Rows) or not isinstance(data, Rows):
-            return function(self, *args, **kwargs)
-        return _copy(data, self, **{k: v for k, v in kwargs.items() if k != 'data'})
-
-    return new_tensor
-
-
 def _converting(function: Callable[..., Any]) -> Callable[..., Any]:
     """``torch.as_tensor`` and ``torch.asarray``, which copy for another type or device."""
 
@@ -204,17 +179,3 @@ def _converting(function: Callable[..., Any]) -> Callable[..., Any]:
         return out.requires_grad_() if requires_grad else out
 
     return convert
-
-
-def _copy(
-    rows: Any,
-    like: Tensor,
-    *,
-    dtype: Any = None,
-    device: Any = None,
-    requires_grad: Any = False,
-    pin_memory: Any = False,
-) -> Any:
-    out = rows.detach().clone().to(device=device or like.device, dtype=dtype or like.dtype)
-    out = out.pin_memory() if pin_memory else out
-    return out.requires_grad_() if requires_grad else out
