@@ -117,4 +117,8 @@ def test_checks_can_fail(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize('found', ['random'], indirect=True)
 def test_table_is_current(found: dict[str, Outcome]) -> None:
-    assert table.PATH.read_text(encoding='utf-8') == table.render(found), 'run: make convs'
+    page = table.PATH.read_text(encoding='utf-8')
+    assert page == table.render(found), 'run: make convs'
+    num_exact = page.count('| exact |')
+    readme = (table.PATH.parents[1] / 'README.md').read_text(encoding='utf-8')
+    assert f'{num_exact} of {len(CASES)} configurations of all convs' in ' '.join(readme.split())
