@@ -45,8 +45,8 @@ def ask() -> None:
     Tensor.new_tensor = _copying_like(Tensor.new_tensor)  # type: ignore[method-assign]
     Tensor.__new__ = _aliasing(Tensor.__new__)  # type: ignore[method-assign]
     Tensor.new = _aliasing(Tensor.new)  # type: ignore[method-assign]
-    data: Any = Tensor.data
-    Tensor.data = property(data.__get__, _setting(data.__set__), doc=data.__doc__)  # type: ignore[assignment]
+    for name, setting in {'data': _all_rows, 'real': _no_rows, 'imag': _no_rows}.items():
+        setattr(Tensor, name, _attribute(name, getattr(Tensor, name), setting))
     type(Variable).__call__ = _variable  # type: ignore[method-assign,assignment]
     for owner, names in _DIRECT.items():
         for name in names:
@@ -157,7 +157,15 @@ def _variable(cls: Any, *args: Any, **kwargs: Any) -> Any:
     return data.detach().requires_grad_(bool(requires_grad))
 
 
-def _setting(function: Callable[..., Any]) -> Callable[..., None]:
+def _attribute(name: str, of_c: Any, setting: Callable[..., Any]) -> property:
+    def get(tensor: Any) -> Any:
+        return of_c.__get__(tensor)
+
+    get.__name__ = name  # torch tells __torch_function__ of it
+    return property(get, setting(of_c.__set__), doc=of_c.__doc__)
+
+
+def _all_rows(function: Callable[..., Any]) -> Callable[..., None]:
     """``plain.data = rows`` sets all rows, as on one process."""
 
     def set_data(tensor: Any, value: Any) -> None:
@@ -165,6 +173,17 @@ def _setting(function: Callable[..., Any]) -> Callable[..., None]:
         function(tensor, whole(value) if takes_all else value)
 
     return set_data
+
+
+def _no_rows(function: Callable[..., Any]) -> Callable[..., None]:
+    """``rows.real = values``, which torch writes into the own rows."""
+
+    def set_part(tensor: Any, value: Any) -> None:
+        if _are_rows(tensor, value):
+            refuse('real or imag', 'as a target would write the rows of this rank alone')
+        function(tensor, value)
+
+    return set_part
 
 
 def _copying(function: Callable[..., Any]) -> Any:
