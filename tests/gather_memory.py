@@ -42,7 +42,7 @@ def main(folder: str, aggr: str, max_rows: str, rank: str, world_size: str, stor
             'gloo', init_method=f'file://{store}', rank=int(rank), world_size=int(world_size)
         )
     torch.manual_seed(0)
-    data = pyg_sar.local(pyg_sar.load_shard(folder))
+    data = pyg_sar.load_shard(folder)
     conv = pyg_sar.SARConv(CONVS[aggr](), max_rows=int(max_rows))
     x = data.x.requires_grad_()
     # Libraries load their code when they are first used.

@@ -419,7 +419,8 @@ class Landmarks(Projected):
         first = (q @ low_k.transpose(1, 2)).softmax(-1)
         middle = (low_q @ low_k.transpose(1, 2)).softmax(-1)
         last = (low_q @ k.transpose(1, 2)).softmax(-1)
-        return (first @ torch.linalg.pinv(middle) @ (last @ v)).transpose(0, 1).flatten(1)
+        near_one = middle + torch.eye(7, dtype=x.dtype)  # means of runs are much alike
+        return (first @ torch.linalg.pinv(near_one) @ (last @ v)).transpose(0, 1).flatten(1)
 
 
 class Hydra(Module):
