@@ -2,6 +2,8 @@
 
 from functools import cache
 
+from torch_geometric.typing import WITH_TORCH_SPARSE
+
 from pyg_sar.rows.unasked import constructors, functions
 
 
@@ -10,3 +12,7 @@ def ask_for_rows() -> None:
     """Puts functions that ask in place of the others, once in a process."""
     constructors.ask()
     functions.ask()
+    if WITH_TORCH_SPARSE:
+        from pyg_sar.rows import sparse_tensor
+
+        sparse_tensor.ask()

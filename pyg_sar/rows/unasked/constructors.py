@@ -1,7 +1,8 @@
 """Functions of torch and PyG that do not look for ``__torch_function__``, replaced for rows.
 
 The first load of a graph puts them in. Without rows among its arguments each calls the original.
-Sparse matrices are made of all entries, which every rank then holds. Copies of rows are rows.
+Sparse matrices are made of all entries, and dealt to the ranks where it is known which rows they
+run between. Copies of rows are rows.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pyg_sar.comm import agree, world_size
 from pyg_sar.ground.nested import in_nested, leaves
 from pyg_sar.ground.private_names import find
 from pyg_sar.ground.scoped import Scoped
+from pyg_sar.rows.adjacency import dealt_between, spaces_in
 from pyg_sar.rows.over_ranks import whole
 from pyg_sar.rows.rows import Rows
 from pyg_sar.shard.edges import LocalEdges
@@ -80,7 +82,9 @@ def _of_all_rows(function: Callable[..., Any], *, draws: bool = False) -> Callab
             # PyG draws pairs by Python's generator, which programs seldom seed: take rank 0's.
             random.setstate(agree(random.getstate())[0])
         if has_rows:
+            spaces = spaces_in(leaves((args, kwargs)))
             args, kwargs = in_nested((args, kwargs), whole)
+            return dealt_between(function(*args, **kwargs), spaces)
         return function(*args, **kwargs)
 
     return call
