@@ -12,8 +12,8 @@ from torch_geometric import EdgeIndex as PyGEdgeIndex
 from pyg_sar.comm import Agreed, EdgeMove, Reversed, agree, reverse
 from pyg_sar.dropout import edge_ids, has_ids
 from pyg_sar.ground.nested import PLAIN, leaves_of
-from pyg_sar.rows.adjacency import Adjacency
 from pyg_sar.rows.edges import EdgeIndex
+from pyg_sar.rows.matrices.adjacency import Adjacency
 from pyg_sar.shard.edges import LocalEdges, ShardEdges, refuse_local
 from pyg_sar.shard.kept import Kept
 from pyg_sar.shard.plan import Plan

@@ -29,8 +29,8 @@ from pyg_sar.ground.checksum import digest
 from pyg_sar.ground.class_swap import name_of
 from pyg_sar.ground.inert import is_hidden
 from pyg_sar.ground.scoped import Scoped
-from pyg_sar.rows.adjacency import Adjacency
 from pyg_sar.rows.edges import EdgeIndex
+from pyg_sar.rows.matrices.adjacency import Adjacency
 from pyg_sar.rows.rows import plainly
 
 

@@ -22,9 +22,9 @@ from pyg_sar.conv.reuse.narrow_exchange import NarrowSum
 from pyg_sar.dropout import EdgeDraws, edge_draws
 from pyg_sar.ground.class_swap import name_of, plain_class
 from pyg_sar.monitor import say
-from pyg_sar.rows.adjacency import Adjacency
 from pyg_sar.rows.attach import conv_arguments
 from pyg_sar.rows.edges import EdgeIndex
+from pyg_sar.rows.matrices.adjacency import Adjacency
 from pyg_sar.rows.replicated import own_draws
 from pyg_sar.rows.rows import Rows, plainly, same_plain, tag
 from pyg_sar.rows.space import Space
@@ -44,7 +44,8 @@ def propagate(conv: Any, /, edge_index: Any, size: Any = None, **kwargs: Any) ->
     if now is None and (cut_edges := edges_in([edge_index])):
         with conv._on_cut_graph(cut_edges, (), {}, in_forward=False):
             return conv.propagate(edge_index, size, **kwargs)
-    if now is not None and isinstance(edge_index, Adjacency) and not conv.fuse:
+    is_fused = conv.fuse or conv.flow != 'source_to_target'  # or refused by PyG's own
+    if now is not None and isinstance(edge_index, Adjacency) and not is_fused:
         kwargs = with_values(conv, 'message', edge_index, kwargs)
         edge_index = edge_index.edges
     if now is None or not isinstance(edge_index, (EdgeIndex, ShardEdges)):
@@ -81,7 +82,8 @@ def edge_updater(conv: Any, /, edge_index: Any, size: Any = None, **kwargs: Any)
     if now is None and (cut_edges := edges_in([edge_index])):
         with conv._on_cut_graph(cut_edges, (), {}, in_forward=False):
             return conv.edge_updater(edge_index, size, **kwargs)
-    if now is not None and isinstance(edge_index, Adjacency):
+    is_refused = conv.flow != 'source_to_target'  # by PyG's own
+    if now is not None and isinstance(edge_index, Adjacency) and not is_refused:
         kwargs = with_values(conv, 'edge_update', edge_index, kwargs)
         edge_index = edge_index.edges
     if now is None or not isinstance(edge_index, (EdgeIndex, ShardEdges)):
@@ -254,8 +256,6 @@ def with_values(
 
     So ``MessagePassing._collect`` has it; the methods that PyG generates fill one name.
     """
-    if conv.flow != 'source_to_target':
-        conv._check_input(torch.eye(1).to_sparse(), None)  # which says why not
     value, is_generated = matrix.value, _is_generated(conv, function)
     read = arguments_of(conv, function)
     names = [name for name in ('edge_weight', 'edge_attr', 'edge_type') if name in read]

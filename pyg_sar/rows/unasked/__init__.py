@@ -13,6 +13,6 @@ def ask_for_rows() -> None:
     constructors.ask()
     functions.ask()
     if WITH_TORCH_SPARSE:
-        from pyg_sar.rows import sparse_tensor
+        from pyg_sar.rows.matrices import sparse_tensor
 
         sparse_tensor.ask()

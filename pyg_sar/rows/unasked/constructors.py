@@ -26,7 +26,7 @@ from pyg_sar.comm import agree, world_size
 from pyg_sar.ground.nested import in_nested, leaves
 from pyg_sar.ground.private_names import find
 from pyg_sar.ground.scoped import Scoped
-from pyg_sar.rows.adjacency import dealt_between, spaces_in
+from pyg_sar.rows.matrices.adjacency import dealt_between, spaces_in
 from pyg_sar.rows.over_ranks import whole
 from pyg_sar.rows.rows import Rows
 from pyg_sar.shard.edges import LocalEdges

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.rows.adjacency import dealt, product
 from pyg_sar.rows.align import dim_of, named_rule, whole_shape
+from pyg_sar.rows.matrices.adjacency import dealt, product
 from pyg_sar.rows.registry import bare_name, is_in_place, name_of, rule
 from pyg_sar.rows.replicated import with_mean_gradient
 from pyg_sar.rows.rows import Rows, plainly, refuse, tag

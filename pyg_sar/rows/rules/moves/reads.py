@@ -32,7 +32,8 @@ rule(
 
 def _caller() -> Any:
     """The frame that reads rows. A mode (torch.set_default_device), or a torch.compile before, adds
-    frames between."""
+    frames between.
+    """
     frame: Any = sys._getframe(2)
     while (
         frame.f_code.co_name == '__torch_function__'

@@ -17,9 +17,18 @@ from torch import Tensor
 from torch_geometric.typing import SparseTensor, torch_sparse
 
 from pyg_sar.ground.nested import in_nested, leaves
-from pyg_sar.rows import adjacency
-from pyg_sar.rows.adjacency import Adjacency, AdjacencyTensor, by_whole, dealt_between, product
 from pyg_sar.rows.edges import EdgeIndex
+from pyg_sar.rows.matrices.adjacency import (
+    Adjacency,
+    by_whole,
+    dealt_between,
+    pointers,
+    product,
+    reader,
+    refuse_change,
+    spaces_in,
+)
+from pyg_sar.rows.matrices.tensors import AdjacencyTensor, tensor_of
 from pyg_sar.rows.over_ranks import whole
 from pyg_sar.rows.registry import is_in_place, names
 from pyg_sar.rows.rows import Rows, plain
@@ -48,6 +57,9 @@ class _Storage:
     def value(self) -> Any:
         return self._matrix.value
 
+    def rowptr(self) -> Any:
+        return self._matrix.csr()[0]
+
     def has_value(self) -> bool:
         return self._matrix.value is not None
 
@@ -56,12 +68,12 @@ class _Storage:
 
     def __getattr__(self, name: str) -> Any:
         if name.endswith('_') and not name.startswith('_'):
-            adjacency.refuse_change(name)
+            refuse_change(name)
         found = getattr(self._matrix.whole().storage, name)
         return found
 
     def __setattr__(self, name: str, value: Any) -> NoReturn:
-        adjacency.refuse_change(f'storage.{name} = ...')
+        refuse_change(f'storage.{name} = ...')
 
 
 class AdjacencySparseTensor(Adjacency, SparseTensor):
@@ -77,7 +89,7 @@ class AdjacencySparseTensor(Adjacency, SparseTensor):
 
     @storage.setter
     def storage(self, value: Any) -> None:
-        adjacency.refuse_change('storage = ...')
+        refuse_change('storage = ...')
 
     def of_entries(self, row: Tensor, col: Tensor, value: Tensor | None) -> Any:  # noqa: D102
         return SparseTensor(
@@ -113,7 +125,7 @@ class AdjacencySparseTensor(Adjacency, SparseTensor):
         return self.edges[1], self.edges[0], self.value
 
     def csr(self) -> tuple[Any, Any, Any]:  # noqa: D102
-        rowptr = torch._convert_indices_from_coo_to_csr(self.edges[1], self.sparse_sizes()[0])
+        rowptr = pointers(whole(self.edges[1]), self.sparse_sizes()[0])
         return rowptr, self.edges[0], self.value
 
     def copy(self) -> Any:  # noqa: D102
@@ -127,7 +139,7 @@ class AdjacencySparseTensor(Adjacency, SparseTensor):
 
     def requires_grad_(self, requires_grad: bool = True, dtype: Any = None) -> Any:  # noqa: D102
         if self.value is None:
-            adjacency.refuse_change('requires_grad_')
+            refuse_change('requires_grad_')
         self.value.requires_grad_(requires_grad)
         return self
 
@@ -154,7 +166,7 @@ class AdjacencySparseTensor(Adjacency, SparseTensor):
 
     def to_torch_sparse_csr_tensor(self, dtype: Any = None) -> Any:  # noqa: D102
         value = self.fill_value(1, dtype).value if self.value is None else self.value
-        return adjacency._tensor(self.edges, value, torch.sparse_csr, is_unique=True)
+        return tensor_of(self.edges, value, torch.sparse_csr, is_unique=True)
 
     def __repr__(self) -> str:
         return f'AdjacencySparseTensor({self.edges._space!r}, size={tuple(self.sizes())})'
@@ -172,7 +184,7 @@ def _make(edges: EdgeIndex, value: Any) -> Any:
     return out
 
 
-@adjacency.reader
+@reader
 def _of_torch_sparse(matrix: Any) -> Any:
     if not isinstance(matrix, SparseTensor) or isinstance(matrix, Adjacency):
         return None
@@ -187,7 +199,7 @@ def _run(function: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any
     if matrix is None and rows is None:
         return function(*args, **kwargs)
     if is_in_place(name) and isinstance(args[0], Adjacency):
-        adjacency.refuse_change(name)
+        refuse_change(name)
     if name in _PRODUCTS and isinstance(args[0], SparseTensor) and len(args) > 1:
         values: list[Any] = [*args, *kwargs.values()]
         src, x, *options = values
@@ -198,7 +210,7 @@ def _run(function: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any
     if matrix is not None:
         return by_whole(function, *args, **kwargs)
     out = function(*in_nested(args, whole), **in_nested(kwargs, whole))
-    return in_nested(out, lambda made: dealt_between(made, adjacency.spaces_in(every)))
+    return in_nested(out, lambda made: dealt_between(made, spaces_in(every)))
 
 
 def _asking(function: Callable[..., Any]) -> Any:
@@ -262,4 +274,4 @@ def _new(cls: Any, *args: Any, **kwargs: Any) -> Any:
     if cls is not SparseTensor or not any(isinstance(arg, Rows) for arg in every):
         return out
     out.__init__(*args, **kwargs)
-    return dealt_between(out, adjacency.spaces_in(every))
+    return dealt_between(out, spaces_in(every))
