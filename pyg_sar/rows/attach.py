@@ -20,6 +20,8 @@ from pyg_sar.ground.scoped import Scoped
 from pyg_sar.monitor.users_line import users_line
 from pyg_sar.rows.align import brought, own_rows
 from pyg_sar.rows.edges import EdgeIndex, Ends, edge_index, node_ids
+from pyg_sar.rows.matrices.adjacency import Adjacency
+from pyg_sar.rows.matrices.stored import restore_adj_t
 from pyg_sar.rows.over_ranks import all_rows
 from pyg_sar.rows.replicated import PLAIN, with_mean_gradient
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, same_plain, tag
@@ -48,6 +50,8 @@ def as_rows_of_graph(data: Any) -> Any:
         places = torch.arange(space.own, device=n_id.device)
         store['n_id'] = node_ids(n_id, 0, space, space, places, None)
         store['num_nodes'] = space.total
+    for store in data.edge_stores:
+        restore_adj_t(store)
     return data
 
 
@@ -77,6 +81,11 @@ def as_local(value: Any) -> Any:
 
 
 def _local(data: Any) -> Any:
+    if isinstance(data, Adjacency):
+        raise ValueError(
+            'expected rows, edges or data (got the adjacency matrix of a cut graph): the whole '
+            "one is pyg_sar.gather(adj_t); the edges of a rank are in 'edge_index'"
+        )
     if isinstance(data, EdgeIndex):
         return LocalEdges.of(data.handle)
     if isinstance(data, Rows):
@@ -90,6 +99,9 @@ def _local(data: Any) -> Any:
         n_id = store.get('n_id')
         spaces = [v._space for v in (n_id, store.get('edge_index')) if isinstance(v, Rows)]
         for name, value in list(store.items()):
+            if isinstance(value, Adjacency):
+                del store[name]
+                continue
             store[name] = _local_attribute(data, store, name, value, spaces)
         if isinstance(n_id, Rows):
             store['num_nodes'] = n_id._space.own
@@ -273,7 +285,7 @@ def gather(x: Any) -> Any:
     Every rank then holds all rows.
 
     Args:
-        x: Rows ``[num_total, ...]``; a plain tensor is given back as it is.
+        x: Rows ``[num_total, ...]``, or an ``adj_t``; a plain tensor is given back as it is.
 
     Returns:
         ``[num_total, ...]``, with its history.
@@ -282,6 +294,8 @@ def gather(x: Any) -> Any:
         ValueError: If it is not known where the rows lie, as of numbers that a mask of several
             dimensions selects.
     """
+    if isinstance(x, Adjacency):
+        return x.whole()
     if not isinstance(x, Rows):
         return x
     with plainly():

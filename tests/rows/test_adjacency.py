@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ import torch
 from ranks import run_ranks
 from small_graphs import cut, small_graph
 from torch import Tensor
+from torch.nn import functional as F
 from torch_geometric import transforms as T
 from torch_geometric.data import Data
 from torch_geometric.nn import (
@@ -20,6 +22,7 @@ from torch_geometric.nn import (
     ARMAConv,
     ChebConv,
     ClusterGCNConv,
+    CorrectAndSmooth,
     EGConv,
     FAConv,
     GATConv,
@@ -28,6 +31,7 @@ from torch_geometric.nn import (
     GCNConv,
     GINConv,
     GraphConv,
+    LabelPropagation,
     LEConv,
     LGConv,
     MixHopConv,
@@ -39,9 +43,19 @@ from torch_geometric.nn import (
     TAGConv,
     TransformerConv,
 )
-from torch_geometric.typing import WITH_TORCH_SPARSE
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
+from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor, torch_sparse
+from torch_geometric.utils import (
+    add_self_loops,
+    is_sparse,
+    remove_self_loops,
+    spmm,
+    to_edge_index,
+)
 
 import pyg_sar
+
+matmul = torch_sparse.matmul  # imported by its name before a graph is loaded
 
 CONVS: dict[str, Callable[[], Any]] = {
     'GCNConv': lambda: GCNConv(6, 5),
@@ -156,6 +170,152 @@ def _check(got: Any, want: Any) -> None:
             _check(*pair)
     else:
         assert got == want
+
+
+def _of_product(run: Callable[[Any, Tensor], Any]) -> Callable[[Any], Any]:
+    """A product with x, and its gradient."""
+
+    def function(data: Any) -> Any:
+        x = data.x.clone().requires_grad_()
+        out = run(data.adj_t, x)
+        out.square().sum().backward()
+        return out, x.grad
+
+    return function
+
+
+def _degrees(adj: Any) -> Any:
+    deg = adj.sum(dim=1).to(torch.float64)
+    deg = deg.to_dense() if deg.layout != torch.strided else deg
+    return deg.clamp(min=1).pow(-0.5)
+
+
+def _hops(adj: Any, x: Any) -> Any:
+    xs = [x]
+    for _ in range(3):
+        xs.append(adj @ xs[-1])
+    return torch.cat(xs, dim=-1)
+
+
+def _learned(data: Any) -> Any:
+    """A gradient of the values."""
+    weight = data.adj_t.detach().clone().requires_grad_()
+    x = data.x.clone().requires_grad_()
+    (weight @ x).square().sum().backward()
+    return x.grad
+
+
+FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    '@': _of_product(lambda a, x: a @ x),
+    '@ a vector': _of_product(lambda a, x: a @ x[:, :1]),
+    'hops': _of_product(_hops),
+    'spmm': _of_product(spmm),
+    'spmm, mean': _of_product(lambda a, x: spmm(a, x, reduce='mean')),
+    'spmm, max': _of_product(lambda a, x: spmm(a, x, reduce='max')),
+    'spmm, min': _of_product(lambda a, x: spmm(a, x, 'min')),
+    't': lambda d: d.adj_t.t(),
+    't @': _of_product(lambda a, x: a.t() @ x),
+    'sum': lambda d: [d.adj_t.sum(), d.adj_t.sum(dim=1), d.adj_t.sum(dim=0)],
+    'to_edge_index': lambda d: to_edge_index(d.adj_t),
+    'gcn_norm': lambda d: gcn_norm(d.adj_t, num_nodes=N, dtype=torch.float64)[0],
+    'to': lambda d: d.adj_t.to('cpu').to(torch.float64),
+    'times a number': lambda d: d.adj_t * 2 if isinstance(d.adj_t, Tensor) else None,
+    'to_dense': lambda d: d.adj_t.to_dense(),
+    'copies': lambda d: copy.deepcopy(copy.copy(d)).adj_t,
+    'sizes': lambda d: [d.adj_t.size(0), d.adj_t.size(-1), d.num_nodes, d.num_edges],
+    'label propagation': lambda d: LabelPropagation(3, 0.9)(d.y, d.adj_t, d.train_mask),
+    'correct and smooth': lambda d: CorrectAndSmooth(3, 0.8, 3, 0.8, autoscale=False).smooth(
+        F.softmax(d.x, -1), d.y[d.train_mask], d.train_mask, d.adj_t
+    ),
+    'learned values': _learned,
+}
+OF_TORCH: dict[str, Callable[[Any], Any]] = {
+    'torch.sparse.mm': _of_product(torch.sparse.mm),
+    'torch.sparse.mm, reduced': _of_product(lambda a, x: torch.sparse.mm(a, x, 'mean')),
+    'torch.mm': _of_product(torch.mm),
+    'values': lambda d: d.adj_t.values(),
+    'sizes': lambda d: [*d.adj_t.shape, d.adj_t.dim(), str(d.adj_t.layout), d.adj_t._nnz()],
+    'is_sparse': lambda d: [d.adj_t.is_sparse, d.adj_t.is_sparse_csr, is_sparse(d.adj_t)],
+    'to_sparse_csr': lambda d: d.adj_t.to_sparse_csr(),
+    'to_sparse': lambda d: d.adj_t.to_sparse(),
+    'add loops': lambda d: add_self_loops(d.adj_t)[0],
+    'remove loops': lambda d: remove_self_loops(d.adj_t)[0],
+    'times itself': lambda d: (d.adj_t @ d.adj_t).to_dense(),
+    'addmm': _of_product(lambda a, x: torch.addmm(x, a, x)),
+    'from the left': _of_product(lambda a, x: x.t() @ a),
+    'of all edges': lambda d: torch.sparse_coo_tensor(
+        torch.stack([*to_edge_index(d.adj_t)[0]]), torch.ones(d.adj_t._nnz()), (N, N)
+    ).coalesce(),
+}
+OF_TORCH_SPARSE: dict[str, Callable[[Any], Any]] = {
+    'coo': lambda d: d.adj_t.coo(),
+    'csr': lambda d: d.adj_t.csr(),
+    'csc': lambda d: d.adj_t.csc(),
+    'sizes': lambda d: [d.adj_t.sizes(), d.adj_t.sparse_sizes(), d.adj_t.sparse_size(1)],
+    'numbers': lambda d: [d.adj_t.nnz(), d.adj_t.density(), d.adj_t.dim(), d.adj_t.has_value()],
+    'matmul, max': _of_product(lambda a, x: matmul(a, x, reduce='max')),
+    'torch_sparse.matmul': _of_product(lambda a, x: torch_sparse.matmul(a, x, reduce='mean')),
+    'matmul, min': _of_product(lambda a, x: a.matmul(x, 'min')),
+    'to_symmetric': lambda d: d.adj_t.to_symmetric(),
+    'set_diag': lambda d: d.adj_t.set_diag(),
+    'fill_diag': lambda d: torch_sparse.fill_diag(d.adj_t, 2.0),
+    'remove_diag': lambda d: d.adj_t.remove_diag(),
+    'get_diag': lambda d: d.adj_t.get_diag(),
+    'by degrees': lambda d: (
+        _degrees(d.adj_t).view(-1, 1) * d.adj_t.set_diag() * _degrees(d.adj_t).view(1, -1)
+    ),
+    'by rows of nodes': lambda d: torch_sparse.mul(d.adj_t, d.x[:, :1]),
+    'of it': lambda d: torch_sparse.sum(d.adj_t, dim=1),
+    'mean': lambda d: torch_sparse.mean(d.adj_t, dim=1),
+    'storage': lambda d: [d.adj_t.storage.row(), d.adj_t.storage.rowcount()],
+    'set_value': lambda d: d.adj_t.set_value(None, layout=None),
+    'set_value of rows': lambda d: d.adj_t.set_value(torch.ones_like(d.adj_t.coo()[0]) * 2.0),
+    'set_value of plain': lambda d: d.adj_t.set_value(torch.arange(float(d.adj_t.nnz()))),
+    'fill_value': lambda d: d.adj_t.fill_value(3.0),
+    'to_torch_sparse_csr_tensor': lambda d: d.adj_t.to_torch_sparse_csr_tensor(),
+    'to_torch_sparse_coo_tensor': lambda d: d.adj_t.to_torch_sparse_coo_tensor(),
+    'selected': lambda d: [d.adj_t[:5], d.adj_t[torch.tensor([3, 1])], d.adj_t[3:7, :4]],
+    'made anew': lambda d: SparseTensor(
+        row=d.adj_t.coo()[1], col=d.adj_t.coo()[0], sparse_sizes=(N, N)
+    ),
+    'of edges': lambda d: SparseTensor.from_edge_index(
+        torch.stack(d.adj_t.coo()[:2]), sparse_sizes=(N, N)
+    ),
+    'made anew @': _of_product(
+        lambda a, x: SparseTensor(row=a.coo()[0], col=a.coo()[1], sparse_sizes=(N, N)) @ x
+    ),
+    'times itself': lambda d: (d.adj_t @ d.adj_t).to_dense(),
+    'equal': lambda d: [d.adj_t == d.adj_t, d.adj_t.is_symmetric()],
+    'double': lambda d: d.adj_t.double().detach().clone().cpu(),
+}
+
+
+def _functions(kind: str) -> dict[str, Callable[[Any], Any]]:
+    return FUNCTIONS | (OF_TORCH_SPARSE if kind == 'SparseTensor' else OF_TORCH)
+
+
+def _function_results(data: Any, kind: str, attr: str | None) -> Any:
+    results: dict[str, Any] = {}
+    with _of_float64():
+        data = _with_adj_t(data, kind, attr)
+        for name, function in _functions(kind).items():
+            try:
+                results[name] = _whole(function(data))
+            except Exception as error:
+                results[name] = f'{type(error).__name__}: {error}'
+    return results
+
+
+@pytest.mark.parametrize('attr', ['edge_weight', None])
+@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('world_size', [3, 1])
+def test_functions(roots: dict[int, str], world_size: int, kind: str, attr: str | None) -> None:
+    want = _function_results(small_graph(), kind, attr)
+    for got in run_ranks(_loaded, world_size, roots[3], _function_results, kind, attr):
+        for name, values in want.items():
+            if not isinstance(values, str):
+                assert not isinstance(got[name], str), (name, got[name])
+                _check(got[name], values)
 
 
 @pytest.mark.parametrize('attr', ['edge_weight', None])

@@ -26,7 +26,7 @@ from pyg_sar.rows.edges import EdgeIndex, NodeIds
 from pyg_sar.rows.made_edges import edges_of, whole_ids
 from pyg_sar.rows.over_ranks import whole
 from pyg_sar.rows.registry import name_of
-from pyg_sar.rows.rows import Rows, plainly, tag
+from pyg_sar.rows.rows import Rows, plain, plainly, tag
 from pyg_sar.rows.space import Space
 from pyg_sar.shard.edges import kept_on
 
@@ -67,10 +67,7 @@ class Adjacency:
         raise NotImplementedError
 
     def compressed(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The order of own edges in compressed rows, the pointers of rows, and local columns.
-
-        Without own rows it is of one that is empty: torch_sparse divides by their number.
-        """
+        """The order of own edges in compressed rows, the pointers of rows, and local columns."""
         handle, space = self.edges.handle, self.edges._space
 
         def make() -> tuple[Tensor, Tensor, Tensor]:
@@ -78,7 +75,7 @@ class Adjacency:
             order = space.ids(device).argsort()
             order = order[handle.ids[1, order].argsort(stable=True)]
             col, row = handle.ids[:, order]
-            return order, pointers(row, max(self.edges.ends.dst.own, 1)), col
+            return order, pointers(row, self.edges.ends.dst.own), col
 
         with plainly():
             made: tuple[Tensor, Tensor, Tensor] = kept_on(handle, 'compressed', make, space)
@@ -101,12 +98,15 @@ def product(func: Callable[..., Any], matrix: Adjacency, x: Tensor, *options: An
         raise RuntimeError(f'{sizes}: the sizes do not fit')
     own = own_rows(func, x, dim, ends.src).movedim(dim, 0)
     with plainly():
-        sources = with_halo(own, exchange_of(ends.shard))
-        if not sources.size(0):
-            sources = torch.cat([sources, sources.new_zeros(1, *sources.shape[1:])])
-        sources = sources.movedim(0, dim)
-        out = func(matrix.local(sources.size(dim)), sources, *options)
-        return tag(out.narrow(dim, 0, ends.dst.own), dim, ends.dst)
+        sources = with_halo(own, exchange_of(ends.shard)).movedim(0, dim)
+        if matrix.edges.handle.num_edges:
+            out = func(matrix.local(sources.size(dim)), sources, *options)
+        else:  # zeros; this rank, too, has to enter the backward of what they are made of
+            out = sources.narrow(dim, 0, 0).sum(dim, keepdim=True)
+            if matrix.value is not None and matrix.value.requires_grad:
+                out = out + plain(matrix.value).sum()
+            out = out.expand(*x.shape[:dim], ends.dst.own, *x.shape[dim + 1 :])
+        return tag(out, dim, ends.dst)
 
 
 def by_whole(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -120,7 +120,7 @@ def by_whole(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     is_kept = not any(isinstance(arg, (Tensor, Adjacency)) for arg in every if arg is not first)
     is_kept &= value is None or not (value.requires_grad or value.is_inference())
     others = in_nested((args, kwargs), lambda arg: None if arg is first else arg)
-    key = name_of(func), torch.get_default_dtype(), str(others) if is_kept else ''
+    key = func, torch.get_default_dtype(), str(others) if is_kept else ''
     state = None if value is None else (id(value), version_of(value))
     if is_kept and key in first.results and first.results[key][0] == state:
         out, versions = first.results[key][1:]

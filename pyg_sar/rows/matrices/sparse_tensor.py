@@ -80,7 +80,7 @@ class AdjacencySparseTensor(Adjacency, SparseTensor):
     """A ``torch_sparse.SparseTensor`` of a cut graph; its constructor makes it of rows."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        """Nothing: it was made by `_make`."""
+        """Nothing: it was made by `sparse_tensor_of`."""
 
     @property
     def storage(self) -> Any:
@@ -102,7 +102,7 @@ class AdjacencySparseTensor(Adjacency, SparseTensor):
         )
 
     def with_value(self, value: Any, edges: EdgeIndex | None = None) -> Any:  # noqa: D102
-        return _make(edges or self.edges, value)
+        return sparse_tensor_of(edges or self.edges, value)
 
     def local(self, num_sources: int) -> Any:  # noqa: D102
         order, ptr, col = self.compressed()
@@ -138,15 +138,16 @@ class AdjacencySparseTensor(Adjacency, SparseTensor):
         return self
 
     def requires_grad_(self, requires_grad: bool = True, dtype: Any = None) -> Any:  # noqa: D102
-        if self.value is None:
-            refuse_change('requires_grad_')
-        self.value.requires_grad_(requires_grad)
+        if requires_grad and self.value is None:
+            self.value = self.fill_value(1.0, dtype).value
+        if self.value is not None:
+            self.value.requires_grad_(requires_grad)
         return self
 
     def set_value(self, value: Any, layout: Any = None) -> Any:  # noqa: D102
         is_rows = isinstance(value, Rows) and value._space.is_same(self.edges._space)
         if value is None or (is_rows and layout != 'csc'):
-            return _make(self.edges, value)
+            return sparse_tensor_of(self.edges, value)
         return by_whole(SparseTensor.set_value, self, value, layout)
 
     def fill_value(self, fill_value: float, dtype: Any = None) -> Any:  # noqa: D102
@@ -178,7 +179,8 @@ class AdjacencySparseTensor(Adjacency, SparseTensor):
     __reduce_ex__ = AdjacencyTensor.__reduce_ex__
 
 
-def _make(edges: EdgeIndex, value: Any) -> Any:
+def sparse_tensor_of(edges: EdgeIndex, value: Any) -> Any:
+    """The matrix of edges from its columns to its rows, with a value for each, or None."""
     out: Any = object.__new__(AdjacencySparseTensor)
     out.edges, out.value, out.results = edges, value, {}
     return out
@@ -188,7 +190,7 @@ def _make(edges: EdgeIndex, value: Any) -> Any:
 def _of_torch_sparse(matrix: Any) -> Any:
     if not isinstance(matrix, SparseTensor) or isinstance(matrix, Adjacency):
         return None
-    return matrix.sparse_sizes(), matrix.coo, matrix.storage, _make
+    return matrix.sparse_sizes(), matrix.coo, matrix.storage, sparse_tensor_of
 
 
 def _run(function: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:

@@ -41,6 +41,7 @@ class AdjacencyTensor(Adjacency, Tensor):
     """
 
     is_unique: bool
+    is_matrix = True
     _layout: torch.layout
 
     @classmethod
@@ -57,6 +58,9 @@ class AdjacencyTensor(Adjacency, Tensor):
                     return func(*args, **kwargs)
             if name == 'requires_grad_':
                 matrix.value.requires_grad_(*args[1:], **kwargs)
+                return matrix
+            if name == '_coalesced_':  # PyG's word for it
+                matrix.is_unique = bool(args[1])
                 return matrix
             if is_in_place(name):
                 refuse_change(func)
@@ -89,7 +93,7 @@ class AdjacencyTensor(Adjacency, Tensor):
         return tensor_of(edges or self.edges, value, self.layout, is_unique=self.is_unique)
 
     def of_entries(self, row: Tensor, col: Tensor, value: Tensor | None) -> Any:  # noqa: D102
-        return _of_layout(self.layout, row, col, value, self.shape, self.is_unique)
+        return torch_matrix(self.layout, row, col, value, self.shape, is_unique=self.is_unique)
 
     def local(self, num_sources: int) -> Any:  # noqa: D102
         order, ptr, col = self.compressed()
@@ -125,7 +129,9 @@ def tensor_of(edges: EdgeIndex, value: Any, layout: Any, *, is_unique: bool) -> 
     return out
 
 
-def _of_layout(layout: Any, row: Any, col: Any, value: Any, size: Any, is_unique: bool) -> Tensor:
+def torch_matrix(
+    layout: Any, row: Any, col: Any, value: Any, size: Any, *, is_unique: bool
+) -> Tensor:
     """A plain matrix of entries in its order."""
     if layout == torch.sparse_coo:
         ids = torch.stack([row, col])
