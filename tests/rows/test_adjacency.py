@@ -6,6 +6,7 @@ import copy
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,6 +48,7 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor, torch_sparse
 from torch_geometric.utils import (
     add_self_loops,
+    coalesce,
     is_sparse,
     remove_self_loops,
     spmm,
@@ -318,18 +320,51 @@ def test_functions(roots: dict[int, str], world_size: int, kind: str, attr: str 
                 _check(got[name], values)
 
 
-@pytest.mark.parametrize('attr', ['edge_weight', None])
-@pytest.mark.parametrize('kind', KINDS)
-@pytest.mark.parametrize(('world_size', 'parts'), [(3, 3), (1, 3), (1, 1)])
-def test_convs(
-    roots: dict[int, str], world_size: int, parts: int, kind: str, attr: str | None
+def _check_convs(
+    root: str, world_size: int, graph: Data, kind: str, attr: str | None, names: list[str]
 ) -> None:
-    want = _conv_results(small_graph(), kind, attr, [*CONVS])
-    right = [name for name in CONVS if not isinstance(want[name], str)]
-    assert len(right) >= 20
-    for got in run_ranks(
-        _loaded, world_size, roots[parts], _conv_results, kind, attr, right, timeout=120
-    ):
+    want = _conv_results(graph, kind, attr, names)
+    right = [name for name in names if not isinstance(want[name], str)]
+    assert len(right) >= 0.8 * len(names)
+    for got in run_ranks(_loaded, world_size, root, _conv_results, kind, attr, right):
         for name in right:
             assert not isinstance(got[name], str), (name, got[name])
             _check(got[name], want[name])
+
+
+@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('world_size', [3, 1])
+def test_convs(roots: dict[int, str], world_size: int, kind: str) -> None:
+    _check_convs(roots[3], world_size, small_graph(), kind, 'edge_weight', [*CONVS])
+
+
+SOME = ['GCNConv', 'SAGEConv', 'SAGEConv of maxima', 'GATConv', 'GraphConv of means', 'GINConv']
+
+
+@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('world_size', [3, 1])
+def test_without_values(roots: dict[int, str], world_size: int, kind: str) -> None:
+    _check_convs(roots[3], world_size, small_graph(), kind, None, SOME)
+
+
+@pytest.mark.parametrize(('attr', 'keeps_edges'), [('edge_weight', False), (None, True)])
+@pytest.mark.parametrize('kind', KINDS)
+def test_made_before_the_cut(
+    tmp_path: Path, kind: str, attr: str | None, keeps_edges: bool
+) -> None:
+    graph = small_graph()
+    with _of_float64():
+        edges, weight = coalesce(graph.edge_index, graph.edge_weight)
+        transform = T.ToSparseTensor(attr, not keeps_edges, layout=LAYOUTS[kind])
+        graph = transform(Data(x=graph.x, pos=graph.pos, edge_index=edges, edge_weight=weight))
+    root = str(cut(graph, 3, tmp_path / 'parts'))
+    for world_size in (3, 1):
+        _check_convs(root, world_size, graph, kind, attr, SOME)
+        for got in run_ranks(_loaded, world_size, root, _what_it_has):
+            _check(got, _what_it_has(graph))
+
+
+def _what_it_has(data: Any) -> Any:
+    sizes = [data.num_nodes, data.num_edges, 'edge_index' in data, data.adj_t.size(0)]
+    layout = str(data.adj_t.layout) if isinstance(data.adj_t, Tensor) else 'SparseTensor'
+    return [*sizes, layout, *_whole(to_edge_index(data.adj_t))]

@@ -66,19 +66,25 @@ class Adjacency:
         """The matrix of own rows, by columns in local ids, for products."""
         raise NotImplementedError
 
-    def compressed(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The order of own edges in compressed rows, the pointers of rows, and local columns."""
+    def compressed(self, *, by_column: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        """The order of own edges in compressed rows, the pointers of rows, and local columns.
+
+        In a row they are in the order of the matrix, or by their local columns.
+        """
         handle, space = self.edges.handle, self.edges._space
 
         def make() -> tuple[Tensor, Tensor, Tensor]:
             device = handle.ids.device
-            order = space.ids(device).argsort()
+            keys = handle.ids[0] if by_column else space.ids(device)
+            order = keys.argsort(stable=True)
             order = order[handle.ids[1, order].argsort(stable=True)]
             col, row = handle.ids[:, order]
             return order, pointers(row, self.edges.ends.dst.own), col
 
         with plainly():
-            made: tuple[Tensor, Tensor, Tensor] = kept_on(handle, 'compressed', make, space)
+            made: tuple[Tensor, Tensor, Tensor] = kept_on(
+                handle, ('compressed', by_column), make, space
+            )
         return made
 
 

@@ -7,7 +7,6 @@ with rows.
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any, NoReturn
@@ -215,37 +214,35 @@ def _run(function: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any
     return in_nested(out, lambda made: dealt_between(made, spaces_in(every)))
 
 
-def _asking(function: Callable[..., Any]) -> Any:
-    """A function of torch_sparse that asks for the classes of its arguments."""
-    run, name = _run, function.__name__
+def _call(*args: Any, _run: Any, **kwargs: Any) -> Any:
+    return _run(args, kwargs)
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return run(function, name, args, kwargs)
 
-    # TorchScript takes the source of the function with the globals of this.
-    made = FunctionType(call.__code__, function.__globals__, name, None, call.__closure__)
-    functools.update_wrapper(made, function)
-    made._jit_override_qualname = f'{function.__module__}.{name}'  # type: ignore[attr-defined]
-    return made
+def _let_ask(function: Any) -> None:
+    """Lets a function of torch_sparse ask for the classes of its arguments, however imported.
+
+    TorchScript and ``inspect`` see what it was.
+    """
+    form = FunctionType(function.__code__, function.__globals__, function.__name__)
+    form.__defaults__, form.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+    form.__annotations__ = function.__annotations__
+    name = function.__name__
+    function.__wrapped__ = form
+    function.__kwdefaults__ = {'_run': lambda args, kwargs: _run(form, name, args, kwargs)}
+    function.__defaults__, function.__code__ = None, _call.__code__
 
 
 def ask() -> None:
-    """Puts functions that ask in place of those of torch_sparse, wherever they were imported."""
+    """Lets the functions of torch_sparse, and its constructor, ask."""
     own = vars(AdjacencySparseTensor)
     for name, method in [*vars(SparseTensor).items()]:
         if name in own or name in _OF_NUMBERS:
             continue
         if isinstance(method, FunctionType) and (name[:2] != '__' or name in _OPERATORS):
             setattr(AdjacencySparseTensor, name, _method(method, name))
-    functions = {
-        id(value): _asking(value)
-        for name, value in vars(torch_sparse).items()
-        if isinstance(value, FunctionType) and name in torch_sparse.__all__
-    }
-    for module in [*sys.modules.values()]:
-        for name, value in [*getattr(module, '__dict__', {}).items()]:
-            if id(value) in functions and isinstance(value, FunctionType):
-                setattr(module, name, functions[id(value)])
+    for name, function in vars(torch_sparse).items():
+        if isinstance(function, FunctionType) and name in torch_sparse.__all__:
+            _let_ask(function)
     SparseTensor.__new__ = staticmethod(_new)
     SparseTensor.__init__ = _of_all_rows(SparseTensor.__init__)
 

@@ -96,7 +96,8 @@ class AdjacencyTensor(Adjacency, Tensor):
         return torch_matrix(self.layout, row, col, value, self.shape, is_unique=self.is_unique)
 
     def local(self, num_sources: int) -> Any:  # noqa: D102
-        order, ptr, col = self.compressed()
+        # The gradient of the values that torch gives is by their columns.
+        order, ptr, col = self.compressed(by_column=self.requires_grad)
         size = ptr.numel() - 1, num_sources
         return torch.sparse_csr_tensor(ptr, col, plain(self.value)[order], size)
 
