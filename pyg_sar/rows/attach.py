@@ -20,7 +20,7 @@ from pyg_sar.ground.scoped import Scoped
 from pyg_sar.monitor.users_line import users_line
 from pyg_sar.rows.align import brought, own_rows
 from pyg_sar.rows.edges import EdgeIndex, Ends, edge_index, node_ids
-from pyg_sar.rows.matrices.adjacency import Adjacency
+from pyg_sar.rows.matrices.adjacency import Adjacency, refuse_matrices
 from pyg_sar.rows.matrices.stored import restore_adj_t
 from pyg_sar.rows.over_ranks import all_rows
 from pyg_sar.rows.replicated import PLAIN, with_mean_gradient
@@ -81,11 +81,7 @@ def as_local(value: Any) -> Any:
 
 
 def _local(data: Any) -> Any:
-    if isinstance(data, Adjacency):
-        raise ValueError(
-            'expected rows, edges or data (got the adjacency matrix of a cut graph): the whole '
-            "one is pyg_sar.gather(adj_t); the edges of a rank are in 'edge_index'"
-        )
+    refuse_matrices('pyg_sar.local', data)
     if isinstance(data, EdgeIndex):
         return LocalEdges.of(data.handle)
     if isinstance(data, Rows):
@@ -170,6 +166,11 @@ def conv_arguments(values: Any, edges: list[EdgeIndex], what: str) -> Any:
 
     A plain tensor with a row for every node, or every edge, of the whole stands for these.
     """
+    if any(isinstance(leaf, Adjacency) for leaf in leaves(values)):
+        raise ValueError(
+            f'expected edges for {what} on a cut graph (got an adjacency matrix): give it '
+            "'edge_index', which T.ToSparseTensor(remove_edge_index=False) keeps"
+        )
     of_edges = list(dict.fromkeys(index._space for index in edges))
     if of_edges[0].is_whole:
         return in_nested(values, lambda v: v.handle if isinstance(v, EdgeIndex) else v)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from ranks import run_ranks
-from small_graphs import cut, small_graph
+from small_graphs import attempt, cut, small_graph
 from torch import Tensor
 from torch.nn import functional as F
 from torch_geometric import transforms as T
@@ -32,9 +33,11 @@ from torch_geometric.nn import (
     GCNConv,
     GINConv,
     GraphConv,
+    HGTConv,
     LabelPropagation,
     LEConv,
     LGConv,
+    MessagePassing,
     MixHopConv,
     PNAConv,
     ResGatedGraphConv,
@@ -368,3 +371,80 @@ def _what_it_has(data: Any) -> Any:
     sizes = [data.num_nodes, data.num_edges, 'edge_index' in data, data.adj_t.size(0)]
     layout = str(data.adj_t.layout) if isinstance(data.adj_t, Tensor) else 'SparseTensor'
     return [*sizes, layout, *_whole(to_edge_index(data.adj_t))]
+
+
+class _Edges(MessagePassing):
+    """A conv of a user: values come to its messages and to its edge_update."""
+
+    def __init__(self) -> None:
+        super().__init__(aggr='add')
+        self.lin = torch.nn.Linear(6, 4)
+
+    def forward(self, x: Any, adj_t: Any) -> Any:
+        x = self.lin(x)
+        gate = self.edge_updater(adj_t, x=x, edge_attr=None)
+        return self.propagate(adj_t, x=x, gate=gate, edge_weight=None)
+
+    def edge_update(self, x_j: Tensor, x_i: Tensor, edge_attr: Any) -> Tensor:
+        gate = (x_j * x_i).sum(-1).tanh()
+        return gate if edge_attr is None else gate * edge_attr.view(-1)
+
+    def message(self, x_j: Tensor, gate: Tensor, edge_weight: Any) -> Tensor:
+        out = x_j * gate.view(-1, 1)
+        return out if edge_weight is None else out * edge_weight.view(-1, 1)
+
+
+class _Fused(_Edges):
+    def forward(self, x: Any, adj_t: Any) -> Any:
+        return self.propagate(adj_t, x=self.lin(x))
+
+    def message_and_aggregate(self, adj_t: Any, x: Tensor) -> Tensor:
+        return spmm(adj_t, x, reduce=self.aggr)
+
+
+def _learned_values(data: Any, kind: str) -> Any:
+    """Gradients of weights of edges that became values, and of convs along them."""
+    is_cut, found = 'n_id' in data, []
+    for make in (_Edges, _Fused, lambda: GCNConv(6, 4), lambda: GraphConv(6, 4)):
+        with _of_float64():
+            torch.manual_seed(0)
+            conv = make()
+            conv = pyg_sar.DistributedDataParallel(conv) if is_cut else conv
+            weighted, weight = copy.copy(data), data.edge_weight.clone().requires_grad_()
+            weighted.edge_weight = weight
+            adj_t = _with_adj_t(weighted, kind, 'edge_weight').adj_t
+            out = conv(data.x, adj_t)
+            out.square().sum().backward()
+            found += [out, weight.grad, *[p.grad for p in conv.parameters()]]
+    return _whole(found)
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_learned_values_and_convs_of_users(roots: dict[int, str], kind: str) -> None:
+    want = _learned_values(small_graph(), kind)
+    for got in run_ranks(_loaded, 3, roots[3], _learned_values, kind):
+        _check(got, want)
+
+
+def _refused(data: Any) -> list[str]:
+    data = T.ToSparseTensor(attr='edge_weight', layout=torch.sparse_csr)(data)
+    against = pyg_sar.SARConv(GCNConv(6, 4, flow='target_to_source').double())
+    hgt = pyg_sar.SARConv(HGTConv(6, 4, (['v'], [('v', 'to', 'v')])).double())
+    return [
+        attempt(data.adj_t.mul_, 2),
+        attempt(setattr, data.adj_t, 'data', data.adj_t),
+        attempt(against, data.x, data.adj_t),
+        attempt(hgt, {'v': data.x}, {('v', 'to', 'v'): data.adj_t}),
+        attempt(pyg_sar.local, data.adj_t),
+        attempt(pickle.dumps, data.adj_t),
+        attempt(pyg_sar.NeighborLoader, data, [2], batch_size=4),
+        attempt(lambda: data.adj_t @ data.x[:5]),
+    ]
+
+
+def test_refused(roots: dict[int, str]) -> None:
+    words = ("'mul_' cannot", "'data = ...' cannot", 'Flow direction', "give it 'edge_index'")
+    words += ('pyg_sar.gather', 'cannot be pickled', 'edge_index', 'do not fit')
+    for found in run_ranks(_loaded, 3, roots[3], _refused):
+        for text, word in zip(found, words, strict=True):
+            assert word in text

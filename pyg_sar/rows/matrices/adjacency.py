@@ -240,6 +240,16 @@ def refuse_change(func: Any) -> NoReturn:
     )
 
 
+def refuse_matrices(what: str, values: Any) -> None:
+    """Raises a ValueError if an Adjacency is among values."""
+    if any(isinstance(leaf, Adjacency) for leaf in leaves(values)):
+        raise ValueError(
+            f'expected edges for {what} (got the adjacency matrix of a cut graph): give it '
+            "'edge_index', which T.ToSparseTensor(remove_edge_index=False) keeps; "
+            'pyg_sar.gather(adj_t) is the whole matrix'
+        )
+
+
 def adjacencies(args: Any, kwargs: Any) -> tuple[Any, Any]:
     """Arguments of a conv, with plain sparse matrices between its rows as Adjacencies."""
     every = [*args, *kwargs.values()]
