@@ -166,11 +166,7 @@ def conv_arguments(values: Any, edges: list[EdgeIndex], what: str) -> Any:
 
     A plain tensor with a row for every node, or every edge, of the whole stands for these.
     """
-    if any(isinstance(leaf, Adjacency) for leaf in leaves(values)):
-        raise ValueError(
-            f'expected edges for {what} on a cut graph (got an adjacency matrix): give it '
-            "'edge_index', which T.ToSparseTensor(remove_edge_index=False) keeps"
-        )
+    refuse_matrices(what, values)
     of_edges = list(dict.fromkeys(index._space for index in edges))
     if of_edges[0].is_whole:
         return in_nested(values, lambda v: v.handle if isinstance(v, EdgeIndex) else v)

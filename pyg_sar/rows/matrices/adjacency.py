@@ -222,7 +222,8 @@ def _edges_of_entries(
     func: Any, row: Tensor, col: Tensor, rows: Space, cols: Space, key: Any
 ) -> EdgeIndex:
     kept: Any = _dealt[not isinstance(key, Tensor)]
-    state = version_of(row), version_of(col), rows, cols
+    versions = [version_of(each) for each in (row, col, key) if isinstance(each, Tensor)]
+    state = versions, rows, cols
     old_state, edges = kept.get(key, (None, None))
     if old_state != state:
         edges = edges_of(func, torch.stack([col, row]), cols, rows)
