@@ -32,7 +32,7 @@ FLOORS = (
 """A room may import itself and the rooms of later floors."""
 
 FOLDERS = {
-    'rows': ('unasked', 'rules'),
+    'rows': ('unasked', 'rules', 'matrices'),
     'conv': ('call', 'inspect', 'message', 'around', 'reuse'),
     'comm': ('reshard', 'threads', 'faults'),
     'shard': ('read', 'format'),

@@ -13,6 +13,7 @@ from pyg_sar.comm import Agreed, EdgeMove, Reversed, agree, reverse
 from pyg_sar.dropout import edge_ids, has_ids
 from pyg_sar.ground.nested import PLAIN, leaves_of
 from pyg_sar.rows.edges import EdgeIndex
+from pyg_sar.rows.matrices.adjacency import Adjacency
 from pyg_sar.shard.edges import LocalEdges, ShardEdges, refuse_local
 from pyg_sar.shard.kept import Kept
 from pyg_sar.shard.plan import Plan
@@ -81,6 +82,8 @@ def edges_in(values: Iterable[Any]) -> list[EdgeIndex]:
     edges: list[EdgeIndex] = []
     for value in values:
         for leaf in (value,) if isinstance(value, (Tensor, *PLAIN)) else leaves_of(value):
+            if isinstance(leaf, Adjacency):
+                leaf = leaf.edges
             if isinstance(leaf, EdgeIndex):
                 edges.append(leaf)
                 continue

@@ -20,6 +20,8 @@ from pyg_sar.ground.scoped import Scoped
 from pyg_sar.monitor.users_line import users_line
 from pyg_sar.rows.align import brought, own_rows
 from pyg_sar.rows.edges import EdgeIndex, Ends, edge_index, node_ids
+from pyg_sar.rows.matrices.adjacency import Adjacency, refuse_matrices
+from pyg_sar.rows.matrices.stored import restore_adj_t
 from pyg_sar.rows.over_ranks import all_rows
 from pyg_sar.rows.replicated import PLAIN, with_mean_gradient
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, same_plain, tag
@@ -48,6 +50,8 @@ def as_rows_of_graph(data: Any) -> Any:
         places = torch.arange(space.own, device=n_id.device)
         store['n_id'] = node_ids(n_id, 0, space, space, places, None)
         store['num_nodes'] = space.total
+    for store in data.edge_stores:
+        restore_adj_t(store)
     return data
 
 
@@ -77,6 +81,7 @@ def as_local(value: Any) -> Any:
 
 
 def _local(data: Any) -> Any:
+    refuse_matrices('pyg_sar.local', data)
     if isinstance(data, EdgeIndex):
         return LocalEdges.of(data.handle)
     if isinstance(data, Rows):
@@ -90,6 +95,9 @@ def _local(data: Any) -> Any:
         n_id = store.get('n_id')
         spaces = [v._space for v in (n_id, store.get('edge_index')) if isinstance(v, Rows)]
         for name, value in list(store.items()):
+            if isinstance(value, Adjacency):
+                del store[name]
+                continue
             store[name] = _local_attribute(data, store, name, value, spaces)
         if isinstance(n_id, Rows):
             store['num_nodes'] = n_id._space.own
@@ -158,6 +166,7 @@ def conv_arguments(values: Any, edges: list[EdgeIndex], what: str) -> Any:
 
     A plain tensor with a row for every node, or every edge, of the whole stands for these.
     """
+    refuse_matrices(what, values)
     of_edges = list(dict.fromkeys(index._space for index in edges))
     if of_edges[0].is_whole:
         return in_nested(values, lambda v: v.handle if isinstance(v, EdgeIndex) else v)
@@ -273,7 +282,7 @@ def gather(x: Any) -> Any:
     Every rank then holds all rows.
 
     Args:
-        x: Rows ``[num_total, ...]``; a plain tensor is given back as it is.
+        x: Rows ``[num_total, ...]``, or an ``adj_t``; a plain tensor is given back as it is.
 
     Returns:
         ``[num_total, ...]``, with its history.
@@ -282,6 +291,8 @@ def gather(x: Any) -> Any:
         ValueError: If it is not known where the rows lie, as of numbers that a mask of several
             dimensions selects.
     """
+    if isinstance(x, Adjacency):
+        return x.whole()
     if not isinstance(x, Rows):
         return x
     with plainly():

@@ -53,6 +53,8 @@ class Rows(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if len(types) > 1 and any(hasattr(kind, 'is_matrix') for kind in types):
+            return NotImplemented  # a sparse matrix knows what it is with rows
         if slices_read.value:
             _check_slices(func, args)
         if debugging.is_on:

@@ -196,9 +196,6 @@ IN_STEP: dict[str, Mistake] = {
     'T.RandomLinkSplit of own rows': Mistake(
         only_own_rows_split, 'T.RandomLinkSplit means nothing', 'the data of pyg_sar.load_shard'
     ),
-    'T.ToSparseTensor': Mistake(
-        lambda data, rank: T.ToSparseTensor()(data), 'T.ToSparseTensor', 'leave it out'
-    ),
     'T.SIGN': Mistake(
         lambda data, rank: T.SIGN(2)(data), 'T.SIGN means nothing', "--transform 'SIGN'"
     ),

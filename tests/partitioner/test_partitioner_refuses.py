@@ -71,7 +71,7 @@ CASES: list[tuple[Any, str]] = [
     (_edges(lambda: torch.nested.nested_tensor([*EDGES])), '(got a nested tensor)'),
     (_data(edge_index=EDGES.to(torch.uint32)), 'torch.uint32; convert it with .long()'),
     ({'data': Data(x=torch.ones(4, 1))}, "expected a tensor 'edge_index'"),
-    ({'data': Data(adj_t=torch.eye(4).to_sparse())}, 'sparse adjacency matrix; convert it'),
+    ({'data': Data(adj=torch.eye(4).to_sparse())}, 'sparse adjacency matrix; convert it'),
     ({'data': {'edge_index': EDGES}}, '(got dict'),
     (
         {'data': HyperGraphData(x=torch.rand(4, 2), edge_index=EDGES)},

@@ -27,6 +27,7 @@ from torch import Tensor
 
 import pyg_sar
 from pyg_sar.comm import agree
+from pyg_sar.rows.matrices.adjacency import Adjacency
 from pyg_sar.rows.registry import names as words
 from pyg_sar.rows.rows import Rows, plainly, slices_read
 
@@ -219,7 +220,7 @@ def _difference(call: Call, out: list[Any], want: list[Any], mode: str) -> str:
 
 
 def _gathered(value: Any) -> Any:
-    if isinstance(value, Rows):
+    if isinstance(value, (Rows, Adjacency)):
         requires_grad, is_parameter = value.requires_grad, isinstance(value, torch.nn.Parameter)
         made = pyg_sar.gather(value).detach()
         return _Seen(made, requires_grad, is_parameter)

@@ -17,12 +17,16 @@ from pyg_sar.conv.around.patching import AnyFn, Forms
 from pyg_sar.rows.attach import conv_arguments
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.edges import edge_index as make_edge_index
+from pyg_sar.rows.matrices.adjacency import Adjacency, by_whole
 from pyg_sar.rows.rows import tag
 from pyg_sar.shard.edges import kept_on
 
 
 def removed(edge_index: Any, edge_attr: Any = None) -> tuple[Any, Any]:
     """``remove_self_loops``."""
+    if isinstance(edge_index, Adjacency):
+        without: tuple[Any, Any] = by_whole(remove_self_loops, edge_index, edge_attr)
+        return without
     if not _is_of_one_set(edge_index):
         return remove_self_loops(edge_index, edge_attr)
     edges, is_kept = kept_on(
@@ -35,6 +39,11 @@ def _added(
     edge_index: Any, edge_attr: Any = None, fill_value: Any = None, num_nodes: Any = None
 ) -> tuple[Any, Any]:
     """``add_self_loops``."""
+    if isinstance(edge_index, Adjacency):
+        with_loops: tuple[Any, Any] = by_whole(
+            add_self_loops, edge_index, edge_attr, fill_value, num_nodes
+        )
+        return with_loops
     count = min(num_nodes) if isinstance(num_nodes, (tuple, list)) else num_nodes
     if not _is_known_here(edge_index, edge_attr, fill_value, count):
         return add_self_loops(edge_index, edge_attr, fill_value, num_nodes)

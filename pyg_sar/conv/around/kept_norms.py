@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
-from torch_geometric.utils import get_laplacian
+from torch_geometric.utils import get_laplacian, to_edge_index
 
 from pyg_sar.comm import Agreed
 from pyg_sar.conv.around.kept_loops import LOOPS, all_added, removed
@@ -24,6 +24,7 @@ from pyg_sar.ground.changes import version_of
 from pyg_sar.ground.checksum import checksum
 from pyg_sar.rows.attach import conv_arguments, derived
 from pyg_sar.rows.edges import EdgeIndex, edge_index
+from pyg_sar.rows.matrices.adjacency import Adjacency, by_whole
 from pyg_sar.rows.rows import plain, tag
 from pyg_sar.shard.edges import kept_on
 
@@ -83,6 +84,8 @@ def _kept(function: AnyFn, on_rows: Callable[..., Result]) -> AnyFn:
     """
 
     def normalized(edges: Any, edge_weight: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(edges, Adjacency):
+            return by_whole(function, edges, edge_weight, *args, **kwargs)
         if not isinstance(edges, EdgeIndex):
             return function(edges, edge_weight, *args, **kwargs)
         handle, key = edges.handle, (function.__name__, args, tuple(kwargs.items()))
@@ -118,6 +121,14 @@ def _kept(function: AnyFn, on_rows: Callable[..., Result]) -> AnyFn:
     return normalized
 
 
+def _entries(matrix: Any) -> tuple[Any, Any]:
+    """``to_edge_index``."""
+    if not isinstance(matrix, Adjacency) or matrix.value is None:
+        entries: tuple[Any, Any] = to_edge_index(matrix)
+        return entries
+    return matrix.edges.flip(0), matrix.value
+
+
 def _is_written_to(result: _Versioned) -> bool:
     """Whether a program has changed the weights that it got, in place."""
     return version_of(result[1]) != result[2]
@@ -125,6 +136,7 @@ def _is_written_to(result: _Versioned) -> bool:
 
 FORMS: Forms = {
     **LOOPS,
+    to_edge_index: _entries,
     gcn_norm: _kept(gcn_norm, _gcn_norm),
     get_laplacian: _kept(get_laplacian, _laplacian),
 }

@@ -27,7 +27,7 @@ Forms = Mapping[AnyFn, AnyFn]
 _FUNCTIONS = {
     'torch_geometric.utils.laplacian': 'get_laplacian',
     'torch_geometric.utils': 'softmax scatter degree to_dense_batch '
-    'remove_self_loops add_self_loops add_remaining_self_loops',
+    'remove_self_loops add_self_loops add_remaining_self_loops to_edge_index',
     'torch_geometric.nn.conv.gcn_conv': 'gcn_norm',
     'torch_geometric.nn.conv.hgt_conv': 'construct_bipartite_edge_index',
 }

@@ -30,6 +30,7 @@ from pyg_sar.ground.class_swap import name_of
 from pyg_sar.ground.inert import is_hidden
 from pyg_sar.ground.scoped import Scoped
 from pyg_sar.rows.edges import EdgeIndex
+from pyg_sar.rows.matrices.adjacency import Adjacency
 from pyg_sar.rows.rows import plainly
 
 
@@ -153,7 +154,10 @@ def _input_kinds(values: Iterable[Any]) -> list[Any]:
     """Kind, dtype and need of a gradient of every tensor among a forward's arguments."""
     kinds: list[Any] = []
     for value in values:
-        if isinstance(value, EdgeIndex):
+        if isinstance(value, Adjacency):
+            needs_grad = value.value is not None and value.value.requires_grad
+            kinds.append('an adjacency matrix' + ', with gradient' * needs_grad)
+        elif isinstance(value, EdgeIndex):
             kinds.append('edges')
         elif isinstance(value, Tensor):
             needs_grad = value.requires_grad and torch.is_grad_enabled()

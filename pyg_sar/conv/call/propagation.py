@@ -24,6 +24,7 @@ from pyg_sar.ground.class_swap import name_of, plain_class
 from pyg_sar.monitor import say
 from pyg_sar.rows.attach import conv_arguments
 from pyg_sar.rows.edges import EdgeIndex
+from pyg_sar.rows.matrices.adjacency import Adjacency
 from pyg_sar.rows.replicated import own_draws
 from pyg_sar.rows.rows import Rows, plainly, same_plain, tag
 from pyg_sar.rows.space import Space
@@ -43,6 +44,10 @@ def propagate(conv: Any, /, edge_index: Any, size: Any = None, **kwargs: Any) ->
     if now is None and (cut_edges := edges_in([edge_index])):
         with conv._on_cut_graph(cut_edges, (), {}, in_forward=False):
             return conv.propagate(edge_index, size, **kwargs)
+    is_fused = conv.fuse or conv.flow != 'source_to_target'  # or refused by PyG's own
+    if now is not None and isinstance(edge_index, Adjacency) and not is_fused:
+        kwargs = with_values(conv, 'message', edge_index, kwargs)
+        edge_index = edge_index.edges
     if now is None or not isinstance(edge_index, (EdgeIndex, ShardEdges)):
         if size is not None:  # PyG's method is without it where the conv never gives one
             kwargs['size'] = size
@@ -77,6 +82,10 @@ def edge_updater(conv: Any, /, edge_index: Any, size: Any = None, **kwargs: Any)
     if now is None and (cut_edges := edges_in([edge_index])):
         with conv._on_cut_graph(cut_edges, (), {}, in_forward=False):
             return conv.edge_updater(edge_index, size, **kwargs)
+    is_refused = conv.flow != 'source_to_target'  # by PyG's own
+    if now is not None and isinstance(edge_index, Adjacency) and not is_refused:
+        kwargs = with_values(conv, 'edge_update', edge_index, kwargs)
+        edge_index = edge_index.edges
     if now is None or not isinstance(edge_index, (EdgeIndex, ShardEdges)):
         if size is not None:
             kwargs['size'] = size
@@ -243,6 +252,25 @@ def _kinds_in(kwargs: dict[str, Any], node_dim: int) -> list[Any]:
                 needs_grad = tensor.requires_grad and with_gradients
                 kinds.append((name, *shape, tensor.dtype, needs_grad))
     return kinds
+
+
+def with_values(
+    conv: MessagePassing, function: str, matrix: Adjacency, kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """Arguments of a call along the edges of a matrix: its values are what the conv reads first.
+
+    So ``MessagePassing._collect`` has it; the methods that PyG generates fill one name.
+    """
+    value, is_generated = matrix.value, _is_generated(conv, function)
+    read = arguments_of(conv, function)
+    names = [name for name in ('edge_weight', 'edge_attr', 'edge_type') if name in read]
+    filled = dict(kwargs)
+    for name in names[:1] if is_generated else names:
+        is_vector = value is not None and value.dim() == 1
+        of_torch = is_generated or isinstance(matrix, Tensor)
+        if name in kwargs and kwargs[name] is None:
+            filled[name] = None if name == 'edge_attr' and is_vector and of_torch else value
+    return filled
 
 
 def _is_generated(conv: MessagePassing, function: str) -> bool:

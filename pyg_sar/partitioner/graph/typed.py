@@ -14,6 +14,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.hypergraph_data import HyperGraphData
 
+from pyg_sar.partitioner.graph.adjacency import with_edges_of_adj_t
 from pyg_sar.partitioner.graph.attributes import count_rows, label_facts, sort_attributes
 from pyg_sar.partitioner.graph.checks import check_ids, checked_edge_index
 from pyg_sar.partitioner.on_disk.mapped import MEMORY, Scratch
@@ -115,6 +116,7 @@ def typed_graph(data: Data | HeteroData, scratch: Scratch = MEMORY) -> TypedGrap
             "'data' must have edges between nodes (got a HyperGraphData; give its incidence as a "
             "relation of a HeteroData: hetero['node', 'in', 'hyperedge'].edge_index)"
         )
+    data = with_edges_of_adj_t(data)
     edge_index = checked_edge_index(data)
     num_nodes = count_rows(data, edge_index)
     check_ids(edge_index, (num_nodes, num_nodes))

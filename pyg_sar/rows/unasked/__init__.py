@@ -2,6 +2,8 @@
 
 from functools import cache
 
+from torch_geometric.typing import WITH_TORCH_SPARSE
+
 from pyg_sar.rows.unasked import constructors, functions, memory
 
 
@@ -11,3 +13,7 @@ def ask_for_rows() -> None:
     constructors.ask()
     functions.ask()
     memory.ask()
+    if WITH_TORCH_SPARSE:
+        from pyg_sar.rows.matrices import sparse_tensor
+
+        sparse_tensor.ask()

@@ -1,7 +1,8 @@
 """Functions of torch and PyG that do not look for ``__torch_function__``, replaced for rows.
 
 The first load of a graph puts them in. Without rows among its arguments each calls the original.
-Sparse matrices are made of all entries, which every rank then holds. Copies of rows are rows.
+Sparse matrices are made of all entries, and dealt to the ranks where it is known which rows they
+run between. Copies of rows are rows.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torch_geometric.utils import _negative_sampling, to_dense_batch
 from pyg_sar.comm import agree, world_size
 from pyg_sar.ground.nested import in_nested, leaves
 from pyg_sar.ground.scoped import Scoped
+from pyg_sar.rows.matrices.adjacency import dealt_between, spaces_in
 from pyg_sar.rows.over_ranks import whole
 from pyg_sar.rows.rows import Rows
 from pyg_sar.rows.unasked.memory import tell_torchscript
@@ -78,7 +80,9 @@ def _of_all_rows(function: Callable[..., Any], *, draws: bool = False) -> Callab
             # PyG draws pairs by Python's generator, which programs seldom seed: take rank 0's.
             random.setstate(agree(random.getstate())[0])
         if has_rows:
+            spaces = spaces_in(leaves((args, kwargs)))
             args, kwargs = in_nested((args, kwargs), whole)
+            return dealt_between(function(*args, **kwargs), spaces)
         return function(*args, **kwargs)
 
     return call

@@ -15,13 +15,12 @@ from pyg_sar.shard.edges import LocalEdges
 _BY_ROW = {
     *('Compose', 'ComposeFilters', 'Constant', 'ToDevice'),
     *('AddRemainingSelfLoops', 'AddSelfLoops', 'LinearTransformation', 'RemoveSelfLoops'),
-    'RemoveTrainingClasses',
+    *('RemoveTrainingClasses', 'ToSparseTensor'),
 }
 """Transforms of PyG that change a part as they change the whole graph."""
 
 _INSTEAD = {
     'RandomLinkSplit': 'apply it to the data of pyg_sar.load_shard, before pyg_sar.local',
-    'ToSparseTensor': 'leave it out, convs take data.edge_index',
 }
 
 

@@ -9,13 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.aggregate.halo import with_halo
-from pyg_sar.comm import exchange_of
-from pyg_sar.rows.align import dim_of, named_rule, own_rows, whole_shape
-from pyg_sar.rows.made_edges import edges_of
+from pyg_sar.rows.align import dim_of, named_rule, whole_shape
+from pyg_sar.rows.matrices.adjacency import dealt, product
 from pyg_sar.rows.registry import bare_name, is_in_place, name_of, rule
 from pyg_sar.rows.replicated import with_mean_gradient
-from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
+from pyg_sar.rows.rows import Rows, plainly, refuse, tag
 from pyg_sar.rows.rules.layers.contract import EVERY_PAIR, contract, rows_letter
 from pyg_sar.rows.rules.rowwise import needs_all_rows, rowwise
 
@@ -35,14 +33,15 @@ def _operands(func: Any, args: Any, kwargs: Any) -> Any:
 @rule('matmul rmatmul mm bmm mv dot vdot linalg_matmul sparse_mm spmm')
 def _matmul(func: Any, args: Any, kwargs: Any) -> Any:
     """``[..., i, k] @ [..., k, j]``, or vectors ``[k]``."""
-    a, b = _operands(func, args, kwargs)
+    is_reduced = bare_name(func) == 'sparse_mm' and len(args) == 3 and not kwargs
+    a, b = args[:2] if is_reduced else _operands(func, args, kwargs)
     run: Callable[..., Any] = func
     if name_of(func) == '__rmatmul__':
         if not isinstance(args[1], Tensor):
             return NotImplemented
         a, b, run = b, a, torch.matmul
     if not isinstance(a, Rows) and a.layout != torch.strided:
-        return _of_sparse(func, a, b)
+        return _of_sparse(func, a, b, *args[2:])
     of_a, of_b = _with_batch(dim_of(a), 'ik', 'k'), _with_batch(dim_of(b), 'kj', 'k')
     batch = list(range(-max(dim_of(a), dim_of(b), 2), -2))
     out = [*batch, *of_a[-2:-1], *([of_b[-1]] if len(of_b) > 1 else [])]
@@ -50,7 +49,7 @@ def _matmul(func: Any, args: Any, kwargs: Any) -> Any:
     return contract(func, (a, b), (of_a, of_b), out, run, broadcasting=broadcasting)
 
 
-def _of_sparse(func: Any, matrix: Tensor, rows: Rows) -> Any:
+def _of_sparse(func: Any, matrix: Tensor, rows: Rows, *options: Any) -> Any:
     """A plain sparse matrix of the whole by rows: its entries are edges between them."""
     space = rows._space
     if rows._dim or matrix.dim() != 2 or dim_of(rows) > 2:
@@ -59,15 +58,7 @@ def _of_sparse(func: Any, matrix: Tensor, rows: Rows) -> Any:
         raise RuntimeError(f'{tuple(matrix.shape)} @ {tuple(rows.shape)}: the sizes do not fit')
     if matrix.size(0) != matrix.size(1):
         refuse(func, 'and a sparse matrix that is not square is not known to be right')
-    with plainly():
-        entries = matrix.to_sparse().coalesce()
-        edges = edges_of(func, entries.indices().flip(0), space, space, matrix)
-        values = own_rows(func, entries.values(), 0, edges._space)
-        x, (src, dst) = plain(rows), edges.handle.ids
-        sources = with_halo(x, exchange_of(edges.ends.shard)).index_select(0, src)
-        terms = sources * values.view(-1, *[1] * (x.dim() - 1))
-        zeros = torch.zeros_like(x, dtype=terms.dtype, requires_grad=False)
-        return tag(zeros.index_add(0, dst, terms), 0, space)
+    return product(func, dealt(func, matrix, space, space), rows, *options)
 
 
 def _with_batch(num_dims: int, matrix: str, vector: str) -> list[Hashable]:

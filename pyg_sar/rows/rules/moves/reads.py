@@ -14,7 +14,7 @@ from torch import Tensor
 from pyg_sar.comm import world_size
 from pyg_sar.ground.private_names import find
 from pyg_sar.rows.align import argument, dim_of, named_rule, own_rows, whole_shape
-from pyg_sar.rows.over_ranks import all_rows
+from pyg_sar.rows.over_ranks import all_rows, whole
 from pyg_sar.rows.registry import bare_name, name_of, rule
 from pyg_sar.rows.replicated import PLAIN, divide_gradient, is_divided
 from pyg_sar.rows.rows import Rows, plain, plainly, read, refuse, tag
@@ -258,12 +258,9 @@ def _one_number(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 @rule('convert_indices_from_coo_to_csr')
-def _matrix(func: Any, args: Any, kwargs: Any) -> Any:
-    refuse(
-        func,
-        'makes a sparse matrix of them: give data.edge_index to convs, and torch.sparse_coo_tensor '
-        'to a product',
-    )
+def _pointers(func: Any, args: Any, kwargs: Any) -> Any:
+    """Where each row of a matrix begins, of all rows."""
+    return func(whole(args[0]), *args[1:], **kwargs)
 
 
 @named_rule('tolist')

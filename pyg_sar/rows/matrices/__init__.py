@@ -1,0 +1,1 @@
+"""Sparse matrices between rows of a cut graph, as ``adj_t``."""
