@@ -14,7 +14,7 @@ from torch import Tensor
 
 import pyg_sar
 
-SIZE = 52
+SIZE = 120
 _CASES = [
     ('nbfnet', 'sum', 'distmult', 1),
     ('nbfnet', 'sum', 'distmult', 2),

@@ -78,8 +78,9 @@ def _set_entries(func: Any, values: Rows, items: list[Any], position: int, new: 
     if not is_list or isinstance(new, Tensor):
         refuse(func, 'in two dimensions at once takes lists of ids, and one number')
     with plainly():
-        lists = torch.broadcast_tensors(*(whole(item).to(values.device) for item in items))
-        lists = [each.reshape(-1) for each in lists]
+        lists = [whole(item).to(values.device) for item in items]
+        shape = torch.broadcast_shapes(*(each.shape for each in lists))
+        lists = [each.expand(shape).reshape(-1) for each in lists]
         chosen, places = listed(func, lists[position], values._space)
         mine = chosen.ids(values.device)
         plain(values)[tuple(places if i == position else e[mine] for i, e in enumerate(lists))] = (
