@@ -17,6 +17,7 @@ from torch import Tensor
 from pyg_sar.comm.faults.errors import because_of
 from pyg_sar.comm.functions import communicates
 from pyg_sar.comm.ranks import current
+from pyg_sar.ground.checksum import as_bytes
 from pyg_sar.ground.json_values import decode, encode
 from pyg_sar.monitor import hook
 
@@ -221,9 +222,8 @@ def all_to_all(
     row_bytes = math.prod(rows.shape[1:]) * rows.element_size()
     sizes = [n * row_bytes for n in recv_counts], [n * row_bytes for n in send_counts]
     words = form_of(rows, is_rows=True)
-    sent = rows.contiguous().view(-1).view(torch.uint8)
     counts = recv_counts, send_counts
-    exchange_bytes(received.view(-1).view(torch.uint8), sent, *sizes, counts, words, is_compared)
+    exchange_bytes(as_bytes(received), as_bytes(rows), *sizes, counts, words, is_compared)
     return received
 
 

@@ -31,6 +31,7 @@ from pyg_sar.comm.faults.errors import at_location, location
 from pyg_sar.comm.faults.groups import meet, new_group, timeout_of
 from pyg_sar.comm.faults.reports import Cause, Reports, for_reports
 from pyg_sar.comm.faults.watch import TransferWatch
+from pyg_sar.ground.checksum import as_bytes
 
 _SHORT = 512
 """Bytes of a text that needs no further messages."""
@@ -237,7 +238,7 @@ class GroupComm(Connection):
         """The tensor that the backend carries for a contiguous one of a device."""
         if self.goes_by_host(tensor.device):  # gloo takes every address for one of the host
             return torch.empty(tensor.shape, dtype=tensor.dtype, device='cpu', pin_memory=True)
-        return tensor.view(-1).view(torch.uint8)  # NCCL does not know all dtypes
+        return as_bytes(tensor)  # NCCL does not know all dtypes
 
 
 class _Landing:

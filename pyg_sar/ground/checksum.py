@@ -37,14 +37,25 @@ def checksum(tensor: Tensor) -> tuple[int, ...]:
     return tuple(_numbers(tensor).tolist())  # one wait for a device
 
 
+def as_bytes(tensor: Tensor) -> Tensor:
+    """All numbers as bytes in one row, without history; a view of a contiguous tensor."""
+    return _flat(tensor).view(torch.uint8)
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """All numbers in one row; a contiguous tensor of one number may have any stride."""
+    values = tensor.detach().contiguous().view(-1)
+    return values.as_strided(values.shape, (1,))
+
+
 def _numbers(tensor: Tensor) -> Tensor:
-    flat = tensor.detach().contiguous().view(-1)
-    size = flat.element_size()
-    if flat.storage_offset() * size % 8:
-        flat = flat.clone()
-    num_words = flat.numel() * size // 8
-    words = flat[: num_words * 8 // size].view(torch.int64)
-    rest = flat[num_words * 8 // size :].view(torch.uint8)
+    values = _flat(tensor)
+    size = values.element_size()
+    if values.storage_offset() * size % 8:
+        values = values.clone()
+    num_words = values.numel() * size // 8
+    words = values[: num_words * 8 // size].view(torch.int64)
+    rest = values[num_words * 8 // size :].view(torch.uint8)
     width = max(int(num_words / _ROWS) | 1, _FEWEST)
     num_whole = num_words // width * width
     sums = words[:num_whole].view(-1, width).sum(0)

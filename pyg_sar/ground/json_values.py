@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_sar.ground.checksum import as_bytes
+
 _SCALARS = (str, int, float, bool, type(None))
 _SEQUENCES: dict[str, Any] = {'list': list, 'tuple': tuple, 'set': set, 'frozenset': frozenset}
 
@@ -47,7 +49,7 @@ def _tagged(value: Any) -> Any:
     if isinstance(value, torch.dtype):
         return {'dtype': str(value).removeprefix('torch.')}
     if type(value) is Tensor:
-        content = value.detach().cpu().contiguous().view(-1).view(torch.uint8)
+        content = as_bytes(value.cpu())
         return {'tensor': [_tagged(value.dtype), [*value.shape], content.tolist()]}
     if isinstance(value, (numbers.Integral, numbers.Real)):  # of NumPy
         return int(value) if isinstance(value, numbers.Integral) else float(value)

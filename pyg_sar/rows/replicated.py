@@ -20,6 +20,7 @@ from pyg_sar.comm import all_reduce_sum, are_alike, communicates, once_different
 from pyg_sar.comm import world_size as num_ranks
 from pyg_sar.evictable import array_of
 from pyg_sar.ground.changes import version_of
+from pyg_sar.ground.checksum import as_bytes
 from pyg_sar.monitor.users_line import warn
 
 LARGE = 2**24
@@ -114,8 +115,7 @@ def check_whole(func: Any, tensor: Tensor) -> None:
             f'a plain tensor of shape {tuple(tensor.shape)} meets rows: it is held whole on every '
             'rank; torch.zeros_like(x) and x.new_zeros(n) are not'
         )
-    values = tensor.detach().cpu().contiguous().view(-1)
-    digest = zlib.crc32(array_of(values.view(torch.uint8)).data) if values.numel() else 0
+    digest = zlib.crc32(array_of(as_bytes(tensor.cpu())).data) if tensor.numel() else 0
     if not are_alike(f'a plain tensor {tuple(tensor.shape)} that meets rows: {digest}', True)[0]:
         name = getattr(func, '__name__', str(func))
         raise ValueError(

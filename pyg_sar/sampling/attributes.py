@@ -19,6 +19,7 @@ from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.comm import agree, check_equal
 from pyg_sar.compiled.installed import loops
+from pyg_sar.ground.checksum import as_bytes
 from pyg_sar.shard.edges import LocalEdges, ShardEdges
 from pyg_sar.shard.format.file_names import EdgeKey, NodeKey
 from pyg_sar.shard.read.read_shard import of_whole
@@ -197,6 +198,4 @@ def _seen_as_words(*tensors: Tensor) -> list[npt.NDArray[Any]]:
     sizes = [math.prod(tensors[0].shape[1:]) * tensors[0].element_size()]
     sizes += [values.data_ptr() for values in tensors]
     word = math.gcd(8, *sizes)
-    return [
-        values.detach().view(-1).view(torch.uint8).numpy().view(f'i{word}') for values in tensors
-    ]
+    return [as_bytes(values).numpy().view(f'i{word}') for values in tensors]

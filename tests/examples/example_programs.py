@@ -6,6 +6,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +38,13 @@ def started(*command: object, folder: Path | None = None) -> subprocess.Complete
     )
 
 
+@cache
 def example(name: str) -> Any:
     """The module of an example."""
     spec = importlib.util.spec_from_file_location(name, EXAMPLES / f'{name}.py')
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # PyG looks for the module of a conv
     spec.loader.exec_module(module)
     return module

@@ -110,6 +110,22 @@ class BothIndices(Conv):
         return x_j * (level[edge_index_i] - level[edge_index_j]).tanh().view(-1, 1)
 
 
+class ReadsTables(Conv):
+    """Tables by kinds of edges, which have by chance as many rows as there are nodes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.level = Parameter(torch.randn(91, 3)), Parameter(torch.randn(91))
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        kind = (edge_attr[:, 0] > 0).long() + 80 * (edge_attr[:, 1] > 1).long()
+        tables = {'table': self.table.tanh(), 'level': self.level}
+        return self.propagate(edge_index, x=self.lin(x), kind=kind, **tables)
+
+    def message(self, x_j: Tensor, kind: Tensor, table: Tensor, level: Tensor) -> Tensor:
+        return x_j * table[kind] + level[kind].view(-1, 1)
+
+
 class ReadsEdges(Conv):
     """Weights by the ids of both ends, and by the size that PyG gives."""
 
@@ -241,6 +257,7 @@ CONVS: list[type[Module]] = [
     Centred,
     NormedUpdater,
     BothIndices,
+    ReadsTables,
     ReadsEdges,
     OwnAggregate,
     AggregateOfAll,

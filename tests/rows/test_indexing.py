@@ -23,8 +23,10 @@ N = 60
 IDS = torch.tensor([3, 0, N - 1, 5])
 COLS = torch.tensor([0, 2])
 TWO = torch.tensor(2)
+TRIPLE = torch.tensor([[3, 1, 2]])  # a column of it has one number and stride 3
 
 READ = """
+x[TRIPLE[:, 0]]; x[TRIPLE[:, 0], TRIPLE[:, 1]]
 x[:5, [0, 2]]; x[3, [0, 2]]; x[-1, COLS]; x[3:9, COLS]; x[::7, COLS]; x[::2, ::2]; x[1:-1, 1:-1]
 x[3]; x[3, 1]; x[:5, 1]; x[-5:]; x[0:0]; x[()]; x[None]; x[:, None]; x[None, :5]; x[..., None, :2]
 x[IDS, 1]; x[IDS, TWO]; x[IDS, [0, 2, 1, 3]]; x[IDS, 1:3]; x[IDS, ...]; x[None, IDS]; x[IDS[0]]
@@ -54,6 +56,8 @@ x[IDS.view(2, 2)] = 7; x[np.array([3, 0])] = 1; x[np.int64(3)] = 1; x[np.arange(
 x[y > 1] = 0; x[y > 1, 0] = 0; x[y > 1, 1:3] = 1; x[y > 1] = x[y > 1] * 2; x[y > 1] = row
 x[y > 1, 0] = x[y > 1, 1]; x[x > 0] = 0; x[x > 0] = x[x > 0] * 2; x[y.argmax()] = 1
 x[:, 0] = 1; x[:, COLS] = x[:, [1, 3]]; x[:, 1:3] = x[:, 3:5]; x[..., 0] = y.double(); x[:] = row
+x[IDS, y[IDS]] = 1; x[IDS, [0, 2, 1, 3]] = 0; z[IDS, [0, 1, 0, 1], [2, 1, 0, 0]] = 3
+x[IDS[:, None], COLS] = 5; x[torch.arange(N), y] = 4; x[y, y] = 2; x[TRIPLE[:, 0], TRIPLE[:, 1]] = 8
 x[torch.where(y > 1)[0]] = 2; x[torch.where(y > 1)] = 2; x[x[:, 0].topk(5).indices] = 1
 z[:, 0, [1, 2]] = row[:2]; z[:, [0, 1], [1, 2]] = 1; z[IDS, 0, 1] = row[:4]; z[y > 1, ..., 1] = 2
 z[:5, 0] = z[5:10, 1]; z[:, 0] = z[:, 1]; z[:, :, 0] = x[:, :3]; z[IDS, :, 1] = table[:, :3]
@@ -96,7 +100,15 @@ def _names(data: Any) -> dict[str, Any]:
         'y': data.y,
         'row': numbers[:6],
         'table': numbers.view(4, 6),
-        **{'np': np, 'torch': torch, 'N': N, 'IDS': IDS, 'COLS': COLS, 'TWO': TWO},
+        **{
+            'np': np,
+            'torch': torch,
+            'N': N,
+            'IDS': IDS,
+            'COLS': COLS,
+            'TWO': TWO,
+            'TRIPLE': TRIPLE,
+        },
     }
 
 

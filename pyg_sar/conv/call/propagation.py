@@ -25,7 +25,7 @@ from pyg_sar.monitor import say
 from pyg_sar.rows.attach import conv_arguments
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.matrices.adjacency import Adjacency
-from pyg_sar.rows.replicated import own_draws
+from pyg_sar.rows.replicated import PLAIN, own_draws
 from pyg_sar.rows.rows import Rows, plainly, same_plain, tag
 from pyg_sar.rows.space import Space
 from pyg_sar.shard.edges import ShardEdges
@@ -170,7 +170,7 @@ def _call(
         edges, handle = edge_index, edge_index.handle
         ends = edges.ends.src, edges.ends.dst
         for name in per_edge:
-            if isinstance(kwargs[name], Rows) and kwargs[name]._space in ends:
+            if _is_of_nodes(kwargs[name], edges):
                 at_nodes[name] = kwargs[name]
         if size is not None:
             along = ends[::-1] if handle.is_flipped else ends
@@ -218,6 +218,16 @@ def _call(
         options=options,
         in_forward=now.in_forward,
     )
+
+
+def _is_of_nodes(value: Any, edges: EdgeIndex) -> bool:
+    """Whether a value has a row for every node; it may also be a table of as many other things."""
+    ends = edges.ends.src, edges.ends.dst
+    if isinstance(value, Rows):
+        return value._space in ends
+    if edges._space.is_whole or type(value) not in PLAIN or not value.dim():
+        return False
+    return value.size(0) in [end.total for end in ends]
 
 
 def _own(kwargs: dict[str, Any], edges: EdgeIndex, conv: MessagePassing) -> dict[str, Any]:

@@ -35,7 +35,8 @@ def _setitem(func: Any, args: Any, kwargs: Any) -> None:
         _write(func, values, items, new, behind, values._space)
         return
     if any(isinstance(item, Tensor) for i, item in enumerate(items) if i != position):
-        refuse(func, 'in two dimensions at once is not known to be right')
+        _set_entries(func, values, items, position, new)
+        return
     _set_rows(func, values, items, position, new)
 
 
@@ -69,6 +70,22 @@ def _set_rows(func: Any, values: Rows, items: list[Any], position: int, new: Any
     behind = items[position + 1 :]
     right = 1 + sum(map(dims_used, behind)) - sum(type(item) is int for item in behind)
     _write(func, values, items, new, right, chosen)
+
+
+def _set_entries(func: Any, values: Rows, items: list[Any], position: int, new: Any) -> None:
+    """One number into single entries, ``x[ids, columns] = 0``."""
+    is_list = all(isinstance(item, Tensor) and item.dtype == torch.int64 for item in items)
+    if not is_list or isinstance(new, Tensor):
+        refuse(func, 'in two dimensions at once takes lists of ids, and one number')
+    with plainly():
+        lists = [whole(item).to(values.device) for item in items]
+        shape = torch.broadcast_shapes(*(each.shape for each in lists))
+        lists = [each.expand(shape).reshape(-1) for each in lists]
+        chosen, places = listed(func, lists[position], values._space)
+        mine = chosen.ids(values.device)
+        plain(values)[tuple(places if i == position else e[mine] for i, e in enumerate(lists))] = (
+            new
+        )
 
 
 def _set_numbers(func: Any, values: Rows, mask: Tensor, new: Any) -> None:
