@@ -211,6 +211,15 @@ def _new(func: Any, args: Any, kwargs: Any) -> Any:
         return tag(func(plain(rows), size, *rest, **named), 0, space)
 
 
+@rule('new')
+def _new_of_a_size(func: Any, args: Any, kwargs: Any) -> Any:
+    """``x.new(size)``, the old form of ``x.new_empty(size)``."""
+    rows, *size = args
+    if kwargs or not all(isinstance(n, (int, torch.Size)) for n in size):
+        refuse(func, 'takes a size alone', 'write x.new_tensor(values)')
+    return rows.new_empty(*size)
+
+
 @rule('new_tensor')
 def _new_tensor(func: Any, args: Any, kwargs: Any) -> Any:
     rows, *rest = args
