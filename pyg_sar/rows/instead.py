@@ -7,14 +7,18 @@ ALL_ROWS = (
     'tensor of the own rows'
 )
 
-EVERY_PAIR = (
-    'write q @ pyg_sar.gather(k).t(), all pairs of the own rows; F.scaled_dot_product_attention('
-    'q, k, v) of torch.nn.functional, or linear attention q @ (k.t() @ v)'
+BROADCAST = (
+    'in two dimensions would pair every row with every row',
+    'write x.view(-1) for the column of an [N, 1], or give pyg_sar.gather(y) as one side for all '
+    'pairs',
 )
+"""Why rows do not broadcast against rows, and what to write."""
 
 _INSTEAD = {
-    'write pyg_sar.gather(x).numpy(force=True), all rows on every rank, for NumPy, SciPy and '
-    'scikit-learn': 'numpy array array_wrap',
+    'write pyg_sar.gather(x).numpy(force=True), all rows on every rank, or give pyg_sar.gather(x) '
+    'to what makes arrays (NumPy, SciPy, scikit-learn, some functions of PyG)': (
+        'numpy array array_wrap'
+    ),
     'write pyg_sar.gather(x).tolist()': 'tolist',
     'write x[3, 0].item() for one number, or x.sum().item() for one of all rows': (
         'item float int index complex'
@@ -39,8 +43,20 @@ _INSTEAD = {
     'write x.unsqueeze(1) and batch_first=True, a sequence for every row': (
         'lstm gru rnn_tanh rnn_relu'
     ),
-    'write torch.cdist(x, pyg_sar.gather(x)), the pairs of the own rows': 'cdist pdist',
-    'call the model itself, without torch.jit.script or torch.jit.trace': 'torchscript',
+    'write q @ pyg_sar.gather(k).t(), all pairs of the own rows, F.scaled_dot_product_attention('
+    'q, k, v), or linear attention q @ (k.t() @ v)': (
+        'matmul rmatmul mm bmm linalg_matmul addmm addbmm baddbmm einsum inner tensordot bilinear'
+    ),
+    'write x[:, None] * pyg_sar.gather(y), all pairs of the own rows': 'outer ger',
+    'write torch.cdist(x, pyg_sar.gather(y)), all pairs of the own rows': 'cdist pdist',
+    'write torch.nn.Linear for a kernel of 1, or give it pyg_sar.gather(x)': (
+        'conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d'
+    ),
+    'write loss.backward() or torch.autograd.grad(loss, x), of a loss that is one number': (
+        'grad vjp jvp linearize torch.func.vmap torch.func.grad torch.func.grad_and_value '
+        'torch.func.jacrev torch.func.jacfwd torch.func.hessian torch.func.functionalize'
+    ),
+    'call the model itself, without torch.jit.script or torch.jit.trace': 'TorchScript',
 }
 
 BY_NAME = {name: text for text, names in _INSTEAD.items() for name in names.split()}

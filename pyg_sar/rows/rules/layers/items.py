@@ -58,7 +58,7 @@ def by_items(
             return mean_gradient_if_plain(value)
         dim, num_dims = at or Items(-1)
         if getattr(value, '_dim', dim) != dim or num_dims not in (None, dim_of(value)):
-            refuse(func, 'is known where the rows are the items of a batch')
+            refuse(func, 'would mix them: it is known where they are the items of a batch')
         value = own_rows(func, value, dim, space)
         return value if space.own else not_empty(value, dim)
 

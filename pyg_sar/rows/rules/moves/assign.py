@@ -14,7 +14,13 @@ from pyg_sar.rows.over_ranks import whole
 from pyg_sar.rows.registry import rule
 from pyg_sar.rows.replicated import mean_gradient_if_plain, with_mean_gradient
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse
-from pyg_sar.rows.rules.moves.index import as_items, dims_used, index_other_dims, position_of_rows
+from pyg_sar.rows.rules.moves.index import (
+    TWO_DIMENSIONS,
+    as_items,
+    dims_used,
+    index_other_dims,
+    position_of_rows,
+)
 from pyg_sar.rows.rules.moves.select import numbers_of
 from pyg_sar.rows.space import Space
 
@@ -35,7 +41,7 @@ def _setitem(func: Any, args: Any, kwargs: Any) -> None:
         _write(func, values, items, new, behind, values._space)
         return
     if any(isinstance(item, Tensor) for i, item in enumerate(items) if i != position):
-        refuse(func, 'in two dimensions at once is not known to be right')
+        refuse(func, *TWO_DIMENSIONS)
     _set_rows(func, values, items, position, new)
 
 

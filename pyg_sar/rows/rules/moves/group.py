@@ -12,6 +12,7 @@ from pyg_sar.comm import exchange_of
 from pyg_sar.ground.nested import in_nested
 from pyg_sar.rows.align import argument, dim_of, named_rule, own_rows, rows_in, whole_shape
 from pyg_sar.rows.edges import NodeIds
+from pyg_sar.rows.instead import BY_NAME
 from pyg_sar.rows.over_ranks import fetched, largest_here, largest_of_ranks, sum_of_ranks, whole
 from pyg_sar.rows.registry import bare_name, name_of, rule
 from pyg_sar.rows.replicated import PLAIN, mean_gradient_if_plain, with_mean_gradient
@@ -20,6 +21,8 @@ from pyg_sar.rows.rules.numbers.pointwise import into_plain, pointwise
 from pyg_sar.shard.shard import Shard
 
 _WAYS = {'add': 'sum', 'sum': 'sum', 'mean': 'mean', 'amax': 'amax', 'amin': 'amin', 'prod': 'prod'}
+
+_GATHER = BY_NAME['scatter_mul']
 
 
 @rule('scatter_add index_add scatter_reduce index_reduce scatter')
@@ -42,7 +45,7 @@ def _grouped(func: Any, args: Any, kwargs: Any) -> Any:
         return target
     way = _WAYS.get(reduce or '', '')
     if not way or kwargs.get('alpha', 1) != 1:
-        refuse(func, 'over the rows of all ranks is known for sums, means and extrema')
+        refuse(func, 'over the rows of all ranks is known for sums, means and extrema', _GATHER)
     rows = rows_in((index, values))
     if isinstance(out, Rows) and (not rows or out._dim != dim):
         return _plain_into_rows(func, args, kwargs, dim)
@@ -149,7 +152,7 @@ class _GroupedValues:
             if keeps:
                 new = (torch.minimum if way == 'amin' else torch.maximum)(new, out)
         else:
-            refuse(self.func, f'of kind {way!r} over all ranks is not known to be right')
+            refuse(self.func, f'of kind {way!r} over all ranks is not known to be right', _GATHER)
         return torch.where(count > 0, new.to(out.dtype), out)
 
     def _top(self, out: Tensor, way: str) -> Tensor:
