@@ -28,8 +28,8 @@ def messages(path: Path) -> Iterator[str]:
         if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args:
             found = _text(node.exc.args[0])
         elif isinstance(node, ast.Call) and getattr(node.func, 'id', '') == 'refuse':
-            why = [_text(argument) for argument in node.args[1:2]]
-            found = f"'…' of rows that are spread over the ranks {''.join(why)}"
+            why = ': '.join(_text(argument) for argument in node.args[1:])
+            found = f"'…' of rows that are spread over the ranks {why}"
         else:
             continue
         if found.strip(" …':;,"):

@@ -185,7 +185,8 @@ class DistributedDataParallel(torch.nn.Module, metaclass=ClassSwap):
                 module,
                 'when the model is wrapped',
                 'make the model after torch.manual_seed(0) on every rank, or load one file on all; '
-                'what a module leaves uninitialised (torch.empty) has to be filled',
+                'what a module leaves uninitialised (torch.empty) has to be filled, as by '
+                'torch.nn.init.zeros_(parameter)',
             )
         set_timeout(limit)  # last: until here ranks may be slow
         if not isinstance(module, DistributedDataParallel):
@@ -245,7 +246,7 @@ def _check(
     if isinstance(module, (torch.jit.ScriptModule, torch.jit.TopLevelTracedModule)):
         raise ValueError(
             "expected the module itself in 'module' (got one of TorchScript, whose code is fixed): "
-            'give it before torch.jit.script or torch.jit.trace'
+            'write pyg_sar.DistributedDataParallel(model), without torch.jit.script or trace'
         )
     if broadcast_buffers:
         raise ValueError(

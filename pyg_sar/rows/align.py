@@ -11,11 +11,14 @@ import torch
 from torch import Tensor
 
 from pyg_sar.ground.nested import leaves
+from pyg_sar.rows.instead import BROADCAST
 from pyg_sar.rows.over_ranks import fetched
 from pyg_sar.rows.registry import Rule, name_of, rule, signature_of
 from pyg_sar.rows.replicated import check_whole, with_mean_gradient
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.space import Space
+
+_ALIKE = 'select alike in both, as in x[mask] and y[mask]'
 
 
 def named_rule(names: str) -> Callable[[Callable[..., Any]], Rule]:
@@ -77,7 +80,7 @@ def own_rows(func: Any, tensor: Tensor, dim: int, space: Space) -> Tensor:
     """
     if isinstance(tensor, Rows):
         if tensor._dim != dim:
-            refuse(func, 'in two dimensions would pair every row with every row')
+            refuse(func, *BROADCAST)
         return plain(brought(func, tensor, space))
     with plainly():
         size = tensor.size(dim)
@@ -89,13 +92,15 @@ def own_rows(func: Any, tensor: Tensor, dim: int, space: Space) -> Tensor:
     if size == space.total:
         refuse(
             func,
-            f'and a plain tensor with {size} rows: these are {space!r} without an order over all '
-            'ranks, so write torch.ones_like(x), or another tensor made from the rows',
+            f'and a plain tensor with {size} rows, as these are {space!r} without an order over '
+            'all ranks',
+            'write torch.ones_like(x), or another tensor made from the rows',
         )
     refuse(
         func,
         f'and a plain tensor with {size} rows: a plain tensor has all {space.total} rows of the '
         f'whole graph, in its order, or one (these are {space!r})',
+        f'{_ALIKE}, or write pyg_sar.gather(x)',
     )
 
 
@@ -105,7 +110,7 @@ def brought(func: Any, rows: Rows, space: Space) -> Any:
         return rows
     other = rows._space
     if other.total != space.total or not (other.has_ids() and space.has_ids()):
-        refuse(func, f'({space!r}) and of others ({other!r}) has no meaning: select alike in both')
+        refuse(func, f'({space!r}) and of others ({other!r}) has no meaning', _ALIKE)
     with plainly():
         return tag(fetched(rows, space.ids(rows.device)).movedim(0, rows._dim), rows._dim, space)
 
@@ -120,7 +125,7 @@ def align(
     rows = rows_in(args, kwargs)
     right, space = from_right(rows[0]), rows[0]._space
     if any(from_right(other) != right for other in rows[1:]):
-        refuse(func, 'in two dimensions would pair every row with every row')
+        refuse(func, *BROADCAST)
 
     own = tuple(_aligned(func, arg, right, space) for arg in args)
     named = {name: _aligned(func, value, right, space) for name, value in kwargs.items()}
@@ -161,7 +166,8 @@ def argument(
 def bound(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """All arguments of a function of torch.nn.functional by name, with the defaults."""
     if func is not getattr(torch.nn.functional, name_of(func), None):
-        refuse(func, 'is known as a function of torch.nn.functional only')
+        name = name_of(func)
+        refuse(func, 'is known by its public name', f'write torch.nn.functional.{name}(...)')
     call = signature_of(func).bind(*args, **kwargs)
     call.apply_defaults()
     return call.arguments

@@ -37,6 +37,8 @@ _READS = names(
 )
 _MOVES = names('T mT H mH real')
 _JOINS = names('cat concat concatenate hstack')
+_NEW_EDGES = 'write edge_index[:, mask], or torch.stack([row, col]) of new ids'
+_IN_PLACE = "cannot change a graph's edges in place"
 _MOVED: Kept[Ends] = Kept()
 
 
@@ -82,7 +84,7 @@ class NodeIds(Rows):
             return EdgeIndex.__torch_function__(func, types, args, kwargs)
         if isinstance(ids, NodeIds) and is_in_place(name):
             if ids.is_view:
-                refuse(func, "cannot change a graph's edges in place (clone() changes no edges)")
+                refuse(func, _IN_PLACE, 'write edge_index[0].clone(), which changes no edges')
             ids.__class__ = Rows  # type: ignore[assignment]  # what it remembers is no longer so
         out = super().__torch_function__(func, types, args, kwargs)
         is_moved = isinstance(ids, NodeIds) and name in _KEEPS_IDS
@@ -131,11 +133,11 @@ class EdgeIndex(Rows):
             return edges
         if getattr(func, '__name__', '') in ('__set__', '__delete__'):
             if (name, *args[1:]) not in (('grad', None), ('requires_grad', False)):
-                refuse(func, "cannot change a graph's edges in place")
+                refuse(func, _IN_PLACE, _NEW_EDGES)
             return None  # no gradient, as ever
         if isinstance(edges, EdgeIndex) and not is_read:
             if is_in_place(name):
-                refuse(func, "cannot change a graph's edges in place")
+                refuse(func, _IN_PLACE, _NEW_EDGES)
             out = _kept(edges, func, args[1:], kwargs)
             if out is not None:
                 return out

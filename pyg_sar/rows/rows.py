@@ -27,6 +27,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from pyg_sar.comm.ranks import debugging, note_numbers
 from pyg_sar.ground.nested import leaves_of
 from pyg_sar.ground.scoped import Scoped
+from pyg_sar.rows.instead import ALL_ROWS, BY_NAME
 from pyg_sar.rows.registry import bare_name, is_in_place, name_of, rule_of, rules_by_function
 from pyg_sar.rows.space import Space
 
@@ -125,7 +126,9 @@ class Rows(Tensor):
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         with plainly():
-            return f'Rows({self._space!r}, dim={self._dim}, own={self.as_subclass(Tensor)!r})'
+            own = self.as_subclass(Tensor)
+            where = f'{self._space!r}, dim={self._dim}'
+            return f'Rows({where}, all are in pyg_sar.gather(x), own={own!r})'
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.unbind(0))
@@ -256,12 +259,12 @@ def _check_slices(func: Any, args: Any) -> None:
             )
 
 
-def refuse(func: Any, why: str = 'would see the rows of this rank alone') -> NoReturn:
-    """Raises a ValueError that names a function and says what to do instead."""
+def refuse(
+    func: Any, why: str = 'would see the rows of this rank alone', instead: str = ''
+) -> NoReturn:
+    """Raises a ValueError that names a function and says what to write instead."""
     name = (func if isinstance(func, str) else name_of(func)).strip('_')
     if inside.value:
         raise ValueError(f"{inside.value} ('{name}' of rows that are spread over the ranks {why})")
-    raise ValueError(
-        f"'{name}' of rows that are spread over the ranks {why}: pyg_sar.gather(x) has all rows in "
-        'the order of the whole graph, pyg_sar.local(x) is the plain tensor of the own rows'
-    )
+    instead = instead or BY_NAME.get(name, ALL_ROWS)
+    raise ValueError(f"'{name}' of rows that are spread over the ranks {why}: {instead}")

@@ -1,4 +1,4 @@
-"""Forty mistakes of people who met the project for the first time, as programs.
+"""Mistakes of people who met the project for the first time, as programs.
 
 Each is made by one rank of three or by all; what they see says what is wrong and what to do.
 """
@@ -16,10 +16,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 import torch_geometric.transforms as T
+from scipy.sparse import csr_matrix as csr_matrix_of_scipy
+from sklearn.metrics import f1_score
 from torch import Tensor
+from torch_geometric.explain import Explainer, GNNExplainer, ModelConfig
 from torch_geometric.loader import NeighborLoader
-from torch_geometric.nn import GCN, GCNConv, HypergraphConv, SAGEConv
-from torch_geometric.utils import to_torch_csr_tensor
+from torch_geometric.nn import GCN, GCNConv, GraphUNet, HypergraphConv, SAGEConv
+from torch_geometric.utils import scatter, to_torch_csr_tensor
 
 import pyg_sar
 
@@ -119,6 +122,40 @@ def csr_matrix(data: Any, rank: int) -> None:
     to_torch_csr_tensor(data.edge_index)
 
 
+def if_of_rows(data: Any, rank: int) -> None:
+    if data.x > 0:
+        data.x.zero_()
+
+
+def dense_adjacency(data: Any, rank: int) -> None:
+    adjacency = data.x.new_zeros(data.num_nodes, data.num_nodes)
+    adjacency[data.edge_index[0], data.edge_index[1]] = 1
+
+
+def edges_in_place(data: Any, rank: int) -> None:
+    data.edge_index += 1
+
+
+def scripted() -> Any:
+    return torch.jit.script(torch.nn.Linear(6, 3).double())
+
+
+def graph_unet(data: Any, rank: int) -> None:
+    GraphUNet(6, 8, 3, 2).double()(data.x, data.edge_index)
+
+
+def explained(data: Any, rank: int) -> None:
+    config = ModelConfig('multiclass_classification', 'node', 'raw')
+    masks = {'node_mask_type': 'attributes', 'edge_mask_type': 'object'}
+    explainer = Explainer(net(), GNNExplainer(epochs=1), 'model', config, **masks)
+    explainer(data.x, data.edge_index, index=3)
+
+
+def few_labels(data: Any, rank: int) -> None:
+    pairs, labels = torch.arange(40).view(2, 20), torch.ones(7)
+    pyg_sar.LinkNeighborLoader(data, [2], pairs, edge_label=labels)
+
+
 def hypergraph_without_a_number(data: Any, rank: int) -> None:
     net(lambda: HypergraphConv(6, 3))(data.x, data.edge_index)
 
@@ -183,7 +220,7 @@ IN_STEP: dict[str, Mistake] = {
     'another width on rank 0': Mistake(
         another_width, 'out_channels=4 on rank 0', 'by the same lines on every rank', 0
     ),
-    'torch.func.grad': Mistake(gradient_of_torch_func, 'torch.func (grad', 'use backward()'),
+    'torch.func.grad': Mistake(gradient_of_torch_func, "'torch.func.grad'", 'loss.backward()'),
     'torch.func.jacrev': Mistake(jacobian, 'torch.func (grad, vmap, jacrev', 'use backward()'),
     'a conv on local edges': Mistake(
         conv_on_local_edges, 'as pyg_sar.local gives them', 'the edge_index and rows of load_shard'
@@ -203,6 +240,82 @@ IN_STEP: dict[str, Mistake] = {
         lambda data, rank: T.LargestConnectedComponents()(data),
         'T.LargestConnectedComponents',
         "--transform 'Largest",
+    ),
+    'float of rows': Mistake(
+        lambda data, rank: float(data.x), "'float' of rows", 'write x[3, 0].item()'
+    ),
+    'if of rows': Mistake(if_of_rows, "'bool' of rows", 'write (x > 0).all()'),
+    'in rows': Mistake(lambda data, rank: 1 in data.y, "'contains' of rows", '(x == value).any()'),
+    'for row in rows': Mistake(
+        lambda data, rank: [*data.x], "'unbind' of rows", 'for row in pyg_sar.gather(x)'
+    ),
+    'scikit-learn of rows': Mistake(
+        lambda data, rank: f1_score(data.y, data.y, average='micro'),
+        "'array' of rows",
+        'pyg_sar.gather(x).numpy(force=True)',
+    ),
+    'a SciPy matrix of rows': Mistake(
+        lambda data, rank: csr_matrix_of_scipy(data.x), 'nodes, dim=0', 'pyg_sar.gather(x)'
+    ),
+    'N x N by matmul': Mistake(
+        lambda data, rank: data.x @ data.x.t(), 'every row with every row', 'q @ pyg_sar.gather(k)'
+    ),
+    '[N] minus [N, 1]': Mistake(
+        lambda data, rank: data.y - data.y.view(-1, 1), 'every row with every row', 'x.view(-1)'
+    ),
+    'N x N by cdist': Mistake(
+        lambda data, rank: torch.cdist(data.x, data.x),
+        'every row with every row',
+        'torch.cdist(x, pyg_sar.gather(y))',
+    ),
+    'a diagonal matrix': Mistake(
+        lambda data, rank: torch.diag(data.y), "'diag' of rows", 'torch.diag(pyg_sar.gather(x))'
+    ),
+    'x[i, j] = 1': Mistake(dense_adjacency, 'in two dimensions at once', 'sparse_coo_tensor'),
+    'a convolution over nodes': Mistake(
+        lambda data, rank: F.conv1d(data.x.t(), torch.ones(1, 6, 3).double()),
+        "'conv1d' of rows",
+        'pyg_sar.gather(x)',
+    ),
+    'an LSTM over nodes': Mistake(
+        lambda data, rank: torch.nn.LSTM(6, 3).double()(data.x), "'lstm' of rows", 'x.unsqueeze(1)'
+    ),
+    'a product of groups': Mistake(
+        lambda data, rank: scatter(data.x, data.y, reduce='mul'),
+        "of kind 'prod'",
+        'torch_geometric.utils.scatter(*map(pyg_sar.gather',
+    ),
+    'a table of other rows': Mistake(
+        lambda data, rank: data.x + torch.ones(7, 6), 'a plain tensor with 7 rows', 'of the whole'
+    ),
+    'edges in place': Mistake(edges_in_place, 'edges in place', 'write edge_index[:, mask]'),
+    'repeated rows': Mistake(
+        lambda data, rank: data.x.repeat(2, 1), 'another order', 'x.repeat_interleave(n, 0)'
+    ),
+    'TorchScript wrapped': Mistake(
+        lambda data, rank: pyg_sar.DistributedDataParallel(scripted()),
+        'got one of TorchScript',
+        'without torch.jit.script',
+    ),
+    'TorchScript of rows': Mistake(
+        lambda data, rank: scripted()(data.x), "'TorchScript' of rows", 'call the model itself'
+    ),
+    'torch.jit.trace of rows': Mistake(
+        lambda data, rank: torch.jit.trace(torch.nn.Linear(6, 3).double(), data.x),
+        'inside of torch.func or torch.jit',
+        'give it plain tensors and the plain model',
+    ),
+    'torch.export of rows': Mistake(
+        lambda data, rank: torch.export.export(net(), (data.x, data.edge_index)),
+        "'torch.export' of rows",
+        'give it plain tensors and the plain model',
+    ),
+    'GraphUNet': Mistake(graph_unet, 'makes a sparse matrix', 'torch.sparse_coo_tensor('),
+    'an explainer': Mistake(
+        explained, 'cannot be explained', 'plain.load_state_dict(model.state_dict())'
+    ),
+    'too few labels of links': Mistake(
+        few_labels, "'edge_label' must have a row for each of 20", 'write edge_label=values[ids]'
     ),
     'CSR': Mistake(csr_matrix, 'makes a sparse matrix', 'data.edge_index to convs'),
     'HypergraphConv without num_edges': Mistake(
@@ -324,6 +437,12 @@ def local_accuracy(model: Any, data: Any) -> Any:
 def checked(graph: Any) -> None:
     graph.x = graph.x.float()
     pyg_sar.check(local_accuracy, GCN(6, 8, 2, 3), graph)
+
+
+def reads_one_by_one(data: Any) -> None:
+    row = data.edge_index[0].repeat_interleave(5)
+    for edge in range(1100):
+        row[edge].item()
 
 
 def labels_of_minus_one(data: Any, model: Any) -> Tensor:

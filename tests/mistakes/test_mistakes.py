@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import mistakes
@@ -51,10 +52,6 @@ def test_on_ranks(root: Path) -> None:
     for of_rank in run_once(_messages, NUM_RANKS, str(root)):
         for name, mistake in IN_STEP.items():
             _check(mistake, of_rank[name])
-
-
-def test_there_are_forty() -> None:
-    assert len({*IN_STEP, *LAUNCHED}) + len(COMMANDS) + 1 == 40
 
 
 @pytest.mark.slow
@@ -136,6 +133,23 @@ def test_a_step_with_the_accuracy_of_one_part() -> None:
     assert 'the step differs on ranks: [1]' in message[:FIRST]
     assert f'pyg_sar.local at mistakes.py:{line} gives the rows of one rank' in message[:FIRST]
     assert 'compute with rows of the whole graph' in message
+
+
+def _warned(root: str) -> list[tuple[str, int, str]]:
+    data = pyg_sar.load_shard(root)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        mistakes.reads_one_by_one(data)
+    told = [(Path(each.filename).name, each.lineno, str(each.message)) for each in caught]
+    return [each for each in told if 'one by one' in each[2]]
+
+
+def test_rows_that_are_read_one_by_one(root: Path) -> None:
+    line = mistakes.reads_one_by_one.__code__.co_firstlineno + 3
+    for told in run_once(_warned, NUM_RANKS, str(root)):
+        ((file, at, text),) = told
+        assert (file, at) == ('mistakes.py', line)
+        assert 'pyg_sar.gather(x) once before the loop' in text[:FIRST]
 
 
 def _losses(root: str) -> list[float]:

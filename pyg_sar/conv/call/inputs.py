@@ -22,9 +22,9 @@ def check_not_explained(conv: MessagePassing) -> None:
     for module in conv.modules():
         if isinstance(module, MessagePassing) and module.explain:
             raise ValueError(
-                f'{name_of(module)} cannot be explained on a cut graph: explain the model on a '
-                'plain graph, such as the neighbourhood of a node (k_hop_subgraph), with its '
-                'weights or on one process'
+                f'{name_of(module)} of a wrapped model cannot be explained on a cut graph, as an '
+                'explainer masks all edges at once: write plain.load_state_dict(model.state_dict())'
+                ' and explain that model, which pyg_sar.DistributedDataParallel does not know'
             )
 
 

@@ -176,7 +176,10 @@ def _check_names(keys: list[Any]) -> None:
     for key in keys:
         name = type_name(key)
         if any(char in name for char in '/\\\0') or name in ('', '.', '..') or _is_long(name):
-            raise ValueError(f'expected names of types that a file may have (got {key!r})')
+            raise ValueError(
+                f'expected names of types that a file may have (got {key!r}): a folder of the cut '
+                "has that name, so write 'to_from' for 'to/from', and at most 250 bytes"
+            )
         if isinstance(key, tuple) and relations.setdefault(name, key) != key:
             raise ValueError(
                 f'expected names of relations that differ (got {relations[name]} and {key}, both '

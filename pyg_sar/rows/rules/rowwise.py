@@ -87,7 +87,8 @@ _TABLE: dict[str, _Acts] = {
     **_of('pixel_shuffle pixel_unshuffle', slice(-3, None)),
     **_of('fold', slice(-2, None)),
     **_of('tril triu', slice(-2, None), pads=False),
-    **_of('multinomial', slice(-1, None), draws=True),
+    **_of('multinomial sample_dirichlet', slice(-1, None), draws=True),
+    **_of('dirichlet_grad', slice(-1, None)),
 }
 for _end, _dims in (('', _LAST), ('2', (-2, -1)), ('n', _ALL)):
     _ffts = [f'fft_{kind}fft{_end}' for kind in ('', 'i', 'r', 'ir', 'h', 'ih')]

@@ -80,7 +80,7 @@ def _refusing(function: Callable[..., Any], name: str) -> Any:
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         if _are_rows(*leaves((args, kwargs))):
-            refuse(name)
+            refuse('TorchScript' if name == '__call__' else name)
         return function(*args, **kwargs)
 
     return call
@@ -91,7 +91,7 @@ def _transforming(transform: Callable[..., Any], name: str) -> Any:
 
     @wraps(transform)
     def call(*args: Any, **kwargs: Any) -> Any:
-        return _refusing(transform(*args, **kwargs), name)
+        return _refusing(transform(*args, **kwargs), f'torch.func.{name}')
 
     return call
 

@@ -51,10 +51,10 @@ def own_values(name: str, value: Any, space: Space) -> Tensor:
     Raises ValueError, if it has not as many.
     """
     values = torch.as_tensor(value)
-    if not values.dim() or values.size(0) == 1 != space.total:
+    if not values.dim() or values.size(0) != space.total:
         raise ValueError(
-            f"'{name}' must have a row for each of {space.total} seeds (got shape "
-            f'{tuple(values.shape)})'
+            f"'{name}' must have a row for each of {space.total} seeds, in their order (got shape "
+            f'{tuple(values.shape)}): write {name}=values[ids] for the seeds that ids select'
         )
     return own_rows(name, values, 0, space).detach().cpu()
 

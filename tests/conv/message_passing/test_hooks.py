@@ -30,7 +30,7 @@ def test_explaining(root):
     plain = SAGEConv(6, 4).double()
     conv = SARConv(plain)
     plain.explain = True
-    with pytest.raises(ValueError, match='SAGEConv cannot be explained'):
+    with pytest.raises(ValueError, match='SAGEConv of a wrapped model cannot be explained'):
         conv(data.x, data.edge_index)
 
 

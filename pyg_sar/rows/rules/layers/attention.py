@@ -33,6 +33,7 @@ from pyg_sar.rows.align import (
     rows_in,
     whole_shape,
 )
+from pyg_sar.rows.instead import BROADCAST
 from pyg_sar.rows.over_ranks import all_rows
 from pyg_sar.rows.registry import rule
 from pyg_sar.rows.replicated import own_draws, with_mean_gradient
@@ -62,7 +63,7 @@ def _attention(
     asks, *asked = (isinstance(x, Rows) and x._dim == dim_of(x) - 2 for x in (query, key, value))
     if all(asked):
         if dropout_p > 0:
-            refuse(func, 'would drop a number for every pair of rows: give a dropout of 0')
+            refuse(func, 'would drop a number for every pair of rows', 'give a dropout of 0')
         if is_causal:
             refuse(func, f"to all rows with 'is_causal' {_PAIRS}")
         scale = 1 / math.sqrt(query.size(-1)) if scale is None else scale
@@ -73,7 +74,7 @@ def _attention(
         if asks:
             return _of_all_to_all(func, query, key, value, attn_mask, scale)
         if isinstance(query, Rows):
-            refuse(func, 'in two dimensions would pair every row with every row')
+            refuse(func, *BROADCAST)
         return _weights(query, key, attn_mask, scale) @ value
 
     def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Any:
@@ -176,7 +177,7 @@ def _between_rows(func: Any, named: dict[str, Any]) -> tuple[Any, Any]:
     """Queries, keys and values ``[N, B, C]`` or ``[N, C]``: torch's function, by rules of rows."""
     inputs = [named[name] for name in ('query', 'key', 'value')]
     if named['need_weights'] and all(isinstance(tensor, Rows) for tensor in inputs[:2]):
-        refuse(func, "gives a weight for every pair of rows: call it with 'need_weights=False'")
+        refuse(func, 'gives a weight for every pair of rows', 'write need_weights=False')
     if named['attn_mask'] is not None or named['is_causal']:
         refuse(func, f"with 'attn_mask' or 'is_causal' {_PAIRS} to scaled_dot_product_attention")
     for name in ('bias_k', 'bias_v'):
@@ -201,7 +202,7 @@ def _between_rows(func: Any, named: dict[str, Any]) -> tuple[Any, Any]:
     shares: Any = None
     if named['need_weights']:
         if drops > 0:
-            refuse(func, 'would drop weights that it gives: give a dropout of 0')
+            refuse(func, 'would drop weights that it gives', 'give a dropout of 0')
         shares = _weights(query, key, mask, 1 / math.sqrt(query.size(-1)))
         out = shares @ value
         shares = shares.mean(-3) if named['average_attn_weights'] else shares
@@ -219,5 +220,7 @@ def _left_aligned(func: Any, args: Any, kwargs: Any) -> bool:
         whole = all_rows(mask) if isinstance(mask, Rows) else mask
         is_aligned = bool(func(whole.unsqueeze(-1).float(), whole))
     if is_aligned:
-        refuse(func, 'would cut off padding: TransformerEncoder(..., enable_nested_tensor=False)')
+        refuse(
+            func, 'would cut off padding', 'write enable_nested_tensor=False of TransformerEncoder'
+        )
     return False

@@ -20,11 +20,7 @@ from pyg_sar.rows.rows import Rows, plainly, refuse, tag
 
 Letters = Sequence[Hashable]
 
-EVERY_PAIR = (
-    'would pair every row with every row; attention over all rows is '
-    'torch.nn.functional.scaled_dot_product_attention(q, k, v), and linear attention is '
-    'q @ (k.t() @ v)'
-)
+EVERY_PAIR = 'would pair every row with every row'
 
 
 def contract(

@@ -58,7 +58,7 @@ def by_items(
             return mean_gradient_if_plain(value)
         dim, num_dims = at or Items(-1)
         if getattr(value, '_dim', dim) != dim or num_dims not in (None, dim_of(value)):
-            refuse(func, 'is known where the rows are the items of a batch')
+            refuse(func, 'would mix them: it is known where they are the items of a batch')
         value = own_rows(func, value, dim, space)
         return value if space.own else not_empty(value, dim)
 
@@ -80,7 +80,30 @@ _BY_BATCH: dict[str, Where] = {
 
 @rule(' '.join(_BY_BATCH))
 def _by_batch(func: Any, args: Any, kwargs: Any) -> Any:
-    return by_items(func, args, kwargs, _BY_BATCH[name_of(func)])
+    where = _BY_BATCH[name_of(func)]
+    dim = _place_of_a_point(func, args, kwargs)
+    if dim is not None:
+        return by_items(func, args, kwargs, {'input': Items(dim)}, dim)
+    return by_items(func, args, kwargs, where)
+
+
+def _place_of_a_point(func: Any, args: Any, kwargs: Any) -> int | None:
+    """The dimension of the rows where a convolution looks at one of them at a time; else None."""
+    values, weight = argument(args, kwargs, 0, 'input'), argument(args, kwargs, 1, 'weight')
+    if not name_of(func).startswith('conv') or not isinstance(values, Rows):
+        return None
+    names = {3: 'stride', 4: 'padding'}
+    if 'transpose' in name_of(func):
+        names[5] = 'output_padding'
+    from_end = values._dim - dim_of(values)
+    if values._dim < dim_of(values) - dim_of(weight) + 2 or weight.size(from_end) != 1:
+        return None
+    for position, name in names.items():
+        at = argument(args, kwargs, position, name, default=int(name == 'stride'))
+        at = at[from_end if len(at) > 1 else 0] if isinstance(at, (tuple, list)) else at
+        if at not in (int(name == 'stride'), 'valid', 'same'):
+            return None
+    return values._dim
 
 
 @rule('lstm gru rnn_tanh rnn_relu')

@@ -143,7 +143,7 @@ def _of_linear(func: Any, args: Any, kwargs: Any) -> Any:
     weight, bias = named.pop('linear_weight'), named.pop('linear_bias')
     options, target = named.pop('options', None), named.pop('target')
     if options is not None or dim_of(weight) != 2 or dim_of(named['input']) != 2:
-        refuse(func, 'in this form is not known to be right: use linear and cross_entropy')
+        refuse(func, 'in this form is not known to be right', 'use linear and cross_entropy')
     scores = F.linear(named.pop('input'), weight, bias)
     if named['ignore_index'] is None:
         named.pop('ignore_index')

@@ -51,7 +51,7 @@ def _solve(func: Any, args: Any, kwargs: Any) -> Any:
                     return tag(result, b._dim, b._space)
                 return type(result)((tag(result[0], b._dim, b._space), *result[1:]))
     if len(dims) > 1 and name_of(func) in ('linalg_solve', 'linalg_solve_ex'):
-        refuse(func, 'and vectors is not known to be right: make them matrices of one column')
+        refuse(func, 'and vectors is not known to be right', 'write x.unsqueeze(1)')
     return rowwise(func, args, kwargs, _LAST_TWO, pads=False)
 
 

@@ -264,7 +264,7 @@ def _diagonal(func: Any, args: Any, kwargs: Any) -> Any:
 
 @rule('kron block_diag cartesian_prod combinations meshgrid')
 def _pairs(func: Any, args: Any, kwargs: Any) -> Any:
-    refuse(func, EVERY_PAIR.partition(';')[0])
+    refuse(func, EVERY_PAIR)
 
 
 rule('trace diag diagflat')(needs_all_rows)

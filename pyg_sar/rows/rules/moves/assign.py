@@ -14,7 +14,13 @@ from pyg_sar.rows.over_ranks import whole
 from pyg_sar.rows.registry import rule
 from pyg_sar.rows.replicated import mean_gradient_if_plain, with_mean_gradient
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse
-from pyg_sar.rows.rules.moves.index import as_items, dims_used, index_other_dims, position_of_rows
+from pyg_sar.rows.rules.moves.index import (
+    TWO_DIMENSIONS,
+    as_items,
+    dims_used,
+    index_other_dims,
+    position_of_rows,
+)
 from pyg_sar.rows.rules.moves.select import numbers_of
 from pyg_sar.rows.space import Space
 
@@ -76,10 +82,10 @@ def _set_entries(func: Any, values: Rows, items: list[Any], position: int, new: 
     """One number into single entries, ``x[ids, columns] = 0``."""
     is_list = all(isinstance(item, Tensor) and item.dtype == torch.int64 for item in items)
     if not is_list or isinstance(new, Tensor):
-        refuse(func, 'in two dimensions at once takes lists of ids, and one number')
+        refuse(func, *TWO_DIMENSIONS)
     with plainly():
         lists = [whole(item).to(values.device) for item in items]
-        shape = torch.broadcast_shapes(*(each.shape for each in lists))
+        shape = torch.broadcast_shapes(*(each.shape for each in lists))  # type: ignore[no-untyped-call]
         lists = [each.expand(shape).reshape(-1) for each in lists]
         chosen, places = listed(func, lists[position], values._space)
         mine = chosen.ids(values.device)

@@ -20,6 +20,7 @@ from pyg_sar.rows.align import (
     rows_in,
     whole_shape,
 )
+from pyg_sar.rows.over_ranks import all_rows
 from pyg_sar.rows.registry import name_of, rule
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.rules.rowwise import rowwise
@@ -120,6 +121,9 @@ def _pieces(func: Any, args: Any, kwargs: Any) -> Any:
         right = from_right(rows) - (unbinds and dim > rows._dim)
         with plainly():
             return as_rows(func(*args, **kwargs), right, rows._space)
+    if unbinds and num_dims == 1:  # numbers, as with tolist
+        with plainly():
+            return all_rows(rows).unbind(0)
     if unbinds:
         refuse(func, 'along the rows would give each of them to every rank')
     # Along the rows, as slices of all of them.

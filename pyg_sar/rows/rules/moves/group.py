@@ -10,16 +10,19 @@ from torch import Tensor
 from pyg_sar.aggregate.halo import from_halo
 from pyg_sar.comm import exchange_of
 from pyg_sar.ground.nested import in_nested
-from pyg_sar.rows.align import argument, dim_of, own_rows, rows_in
+from pyg_sar.rows.align import argument, dim_of, named_rule, own_rows, rows_in, whole_shape
 from pyg_sar.rows.edges import NodeIds
+from pyg_sar.rows.instead import BY_NAME
 from pyg_sar.rows.over_ranks import fetched, largest_here, largest_of_ranks, sum_of_ranks, whole
 from pyg_sar.rows.registry import bare_name, name_of, rule
-from pyg_sar.rows.replicated import PLAIN, with_mean_gradient
+from pyg_sar.rows.replicated import PLAIN, mean_gradient_if_plain, with_mean_gradient
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.rules.numbers.pointwise import into_plain, pointwise
 from pyg_sar.shard.shard import Shard
 
 _WAYS = {'add': 'sum', 'sum': 'sum', 'mean': 'mean', 'amax': 'amax', 'amin': 'amin', 'prod': 'prod'}
+
+_GATHER = BY_NAME['scatter_mul']
 
 
 @rule('scatter_add index_add scatter_reduce index_reduce scatter')
@@ -42,10 +45,10 @@ def _grouped(func: Any, args: Any, kwargs: Any) -> Any:
         return target
     way = _WAYS.get(reduce or '', '')
     if not way or kwargs.get('alpha', 1) != 1:
-        refuse(func, 'over the rows of all ranks is known for sums, means and extrema')
+        refuse(func, 'over the rows of all ranks is known for sums, means and extrema', _GATHER)
     rows = rows_in((index, values))
-    if not rows or (isinstance(out, Rows) and out._dim != dim):
-        refuse(func, 'into rows by plain numbers is not known to be right')
+    if isinstance(out, Rows) and (not rows or out._dim != dim):
+        return _plain_into_rows(func, args, kwargs, dim)
     keeps = bool(argument(args, kwargs, 5, 'include_self', default=True))
     before = out.clone() if in_place else out  # what was there is kept for backward
     space, is_flat = rows[0]._space, 'index' in name
@@ -76,6 +79,24 @@ def _along_other(func: Any, out: Rows, index: Any, args: Any, kwargs: Any) -> An
     with plainly():
         args, kwargs = in_nested((args, kwargs), own)
         return tag(func(*args, **kwargs), out._dim, out._space)
+
+
+def _plain_into_rows(func: Any, args: Any, kwargs: Any, dim: int) -> Any:
+    """Plain numbers into rows: every rank has all of these, and keeps its own rows."""
+    out: Rows = args[0]
+    if out._dim != dim or not out._space.has_ids():
+        refuse(func, f'into {out._space!r} by plain numbers is not known to be right')
+    ids = out._space.ids(out.device)
+
+    def of_all(value: Any) -> Any:
+        if value is not out:
+            return mean_gradient_if_plain(value)
+        shape = whole_shape(out)
+        return plain(out).new_zeros(shape).index_copy(dim, ids, plain(out))
+
+    with plainly():
+        new = func(*in_nested(args, of_all), **in_nested(kwargs, of_all)).index_select(dim, ids)
+        return out.copy_(new) if name_of(func).endswith('_') else tag(new, dim, out._space)
 
 
 def _into_rows(
@@ -131,7 +152,7 @@ class _GroupedValues:
             if keeps:
                 new = (torch.minimum if way == 'amin' else torch.maximum)(new, out)
         else:
-            refuse(self.func, f'of kind {way!r} over all ranks is not known to be right')
+            refuse(self.func, f'of kind {way!r} over all ranks is not known to be right', _GATHER)
         return torch.where(count > 0, new.to(out.dtype), out)
 
     def _top(self, out: Tensor, way: str) -> Tensor:
@@ -165,6 +186,55 @@ class _AtSources(_GroupedValues):
     def added(self, values: Tensor, out: Tensor) -> Tensor:
         local = self.zeros(out).scatter_add(self.dim, self.index, values).movedim(self.dim, 0)
         return from_halo(local, self.exchange).movedim(0, self.dim)
+
+
+@named_rule('scatter_max scatter_min')
+def _firsts(
+    func: Any, src: Any, index: Any, dim: int = -1, out: Any = None, dim_size: int | None = None
+) -> tuple[Any, Any]:
+    """As torch_scatter has it: the extreme of each group, and the place of the first one.
+
+    Groups without a number are 0, of place ``src.size(dim)``.
+    """
+    dim %= dim_of(src)
+    if out is not None:
+        refuse(func, "with 'out' is not known to be right")
+    size = int(index.max()) + 1 if dim_size is None else dim_size
+    if isinstance(src, Rows) and src._dim != dim and type(index) in PLAIN and index.dim() == 1:
+        with plainly():
+            values, places = func(plain(src), index, dim, None, size)
+            return tag(values, src._dim, src._space), tag(places, src._dim, src._space)
+    space = rows_in((src, index))[0]._space
+    if not space.has_ids():
+        refuse(func, f'needs places in the whole, which are not known ({space!r})')
+    if not isinstance(src, Rows):
+        src = tag(own_rows(func, src, dim, space), dim, space)
+    if not isinstance(index, Rows):
+        at = min(dim, dim_of(index) - 1)
+        index = tag(own_rows(func, index, at, space), at, space)
+    if dim_of(index) == 1:
+        index = index.view([1] * dim + [-1])
+    while dim_of(index) < dim_of(src):
+        index = index.unsqueeze(-1)
+    index = index.expand_as(src)
+    shape = whole_shape(src)
+    none, shape[dim] = shape[dim], size
+    range_of = torch.finfo if src.is_floating_point() else torch.iinfo
+    is_max = name_of(func) == 'scatter_max'
+    worst = range_of(src.dtype).min if is_max else range_of(src.dtype).max
+    values = src.detach()
+    counts = values > worst if is_max else values < worst  # not NaN
+    start = torch.full(shape, worst, dtype=src.dtype, device=src.device)
+    way = 'amax' if is_max else 'amin'
+    tops = start.scatter_reduce(dim, index, torch.where(counts, values, worst), way)
+    is_top = counts & (values == tops.gather(dim, index))
+    ids = space.ids(src.device).view([-1] + [1] * (dim_of(src) - dim - 1))
+    place = tag(ids, 0, space)
+    start = torch.full(shape, none, device=src.device)
+    firsts = start.scatter_reduce(dim, index, torch.where(is_top, place, none), 'amin')
+    is_first = place == firsts.gather(dim, index)
+    zeros = torch.zeros(shape, dtype=src.dtype, device=src.device)
+    return zeros.scatter_add(dim, index, torch.where(is_first, src, 0)), firsts
 
 
 def _wide(index: Tensor, values: Tensor, dim: int) -> Tensor:

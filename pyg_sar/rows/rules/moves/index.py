@@ -12,6 +12,13 @@ from torch import Tensor
 from pyg_sar.rows.align import dim_of
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 
+TWO_DIMENSIONS = (
+    'in two dimensions at once is not known to be right',
+    'write torch.sparse_coo_tensor(edge_index, values, (n, n)) for an adjacency matrix, or '
+    'torch.where(mask, value, x) with a mask of rows, [N, F]',
+)
+"""Why ``x[i, j]`` with numbers for both is refused, and what to write."""
+
 
 def as_items(func: Any, index: Any, num_dims: int) -> list[Any]:
     """An index as a list with one item for every dimension, None for new ones; no ``...``."""
@@ -58,7 +65,11 @@ def _is_one(item: Any) -> bool:
 def index_other_dims(func: Any, values: Rows, items: list[Any], position: int) -> Any:
     """All rows, indexed in their other dimensions."""
     if any(isinstance(item, Rows) for item in items):
-        refuse(func, 'by rows in another dimension would pair every row with every row')
+        refuse(
+            func,
+            'by rows in another dimension would pair every row with every row',
+            'write x[:, pyg_sar.gather(ids)]',
+        )
     position -= sum(map(_is_one, items[:position]))
     many = [item for item in items if not _is_one(item)]
     dim = sum(not isinstance(item, Tensor) for item in many[:position])

@@ -10,6 +10,7 @@ from torch import Tensor
 from pyg_sar.comm import agree
 from pyg_sar.rows.align import align, argument, as_rows, dim_of
 from pyg_sar.rows.edges import EdgeIndex, edge_index
+from pyg_sar.rows.instead import BROADCAST
 from pyg_sar.rows.made_edges import edges_of, is_in, whole_ids
 from pyg_sar.rows.registry import rule
 from pyg_sar.rows.replicated import check_whole, with_mean_gradient
@@ -39,7 +40,7 @@ def _cat(func: Any, args: Any, kwargs: Any) -> Any:
     for part in parts:
         if isinstance(part, Rows):
             if part._dim != dim:
-                refuse(func, 'in two dimensions would pair every row with every row')
+                refuse(func, *BROADCAST)
             spaces.append(part._space)
             own.append(plain(part))
             continue
@@ -75,7 +76,7 @@ def _stacked_parts(func: Any, name: str, parts: list[Tensor]) -> tuple[list[Tens
         return parts, 0
     if name == 'dstack' and num_dims > 2:
         return parts, 2
-    refuse(func, 'of so few dimensions is not known to be right: use stack or cat')
+    refuse(func, 'of so few dimensions is not known to be right', 'use stack or cat')
 
 
 def _more_edges(func: Any, parts: list[Any], dim: int) -> Any:

@@ -50,8 +50,8 @@ def _grad_fn(func: Any, args: Any, kwargs: Any) -> Any:
     if is_of_module and hangs_hooks:
         refuse(
             torch.nn.Module.register_backward_hook,
-            'would get the gradient of the own rows, times the number of ranks: '
-            'register_full_backward_hook gets that of the whole graph',
+            'would get the gradient of the own rows, times the number of ranks',
+            'write register_full_backward_hook, which gets that of the whole graph',
         )
     return read(func, args, kwargs)
 
@@ -219,11 +219,17 @@ def _autograd_grad(func: Any, args: Any, kwargs: Any) -> Any:
         return tuple(grads)
 
 
+_NO_PLAN = 'would not see the other ranks'
+_PLAIN_MODEL = (
+    'give it plain tensors and the plain model, which takes model.state_dict(), on one process'
+)
+
+
 @rule('is_view')
 def _is_view(func: Any, args: Any, kwargs: Any) -> Any:
     """torch.compile asks this first of a tensor: with rows a function then runs uncompiled."""
     if find('torch._guards.TracingContext.try_get')() is None:
-        refuse(func)
+        refuse('torch.export', _NO_PLAN, _PLAIN_MODEL)
     _leave_to_python()
     raise find('torch._dynamo.exc.SkipFrame')('rows that are spread over the ranks')
 
@@ -241,11 +247,13 @@ def _leave_to_python() -> None:
 
 @rule('transformed')
 def _transformed(func: Any, args: Any, kwargs: Any) -> Any:
-    refuse(func, 'inside of torch.func or torch.jit is not known to be right')
+    refuse(func, f'inside of torch.func or torch.jit {_NO_PLAN}', _PLAIN_MODEL)
 
 
 @rule('unknown')
 def _unknown(func: Any, args: Any, kwargs: Any) -> Any:
+    if isinstance(func, torch._C.ScriptMethod):
+        refuse('TorchScript', _NO_PLAN)
     refuse(func, 'is not known to be right')
 
 

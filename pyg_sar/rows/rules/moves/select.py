@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pyg_sar.aggregate.halo import with_halo
 from pyg_sar.comm import agree, exchange_of
+from pyg_sar.monitor.users_line import users_line, warn
 from pyg_sar.rows.align import argument, brought, check_range, dim_of, own_rows, whole_shape
 from pyg_sar.rows.edges import NodeIds, node_ids
 from pyg_sar.rows.over_ranks import fetched
@@ -17,6 +18,7 @@ from pyg_sar.rows.registry import rule
 from pyg_sar.rows.replicated import with_mean_gradient
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, remember, tag
 from pyg_sar.rows.rules.moves.index import (
+    TWO_DIMENSIONS,
     as_item,
     as_items,
     dims_used,
@@ -25,6 +27,9 @@ from pyg_sar.rows.rules.moves.index import (
 )
 from pyg_sar.rows.rules.numbers.pointwise import pointwise
 from pyg_sar.rows.space import Space
+
+_MANY_READS = 1000
+_read_at: dict[tuple[str, int] | None, set[int]] = {}
 
 
 @rule('__getitem__')
@@ -65,6 +70,7 @@ def select_rows(func: Any, values: Rows, at: Any, dim: int) -> Any:
     if isinstance(at, int):
         if not -space.total <= at < space.total:
             raise IndexError(f'index {at} is out of bounds for {space.total} rows')
+        _watch_loop(at)
         with plainly():
             out = fetched(values, torch.tensor([at], device=values.device))
             return out.movedim(0, dim).select(dim, 0)
@@ -74,6 +80,20 @@ def select_rows(func: Any, values: Rows, at: Any, dim: int) -> Any:
     check_range(func, ids, space)
     with plainly():
         return _in_place_of(fetched(values, ids), ids, dim)
+
+
+def _watch_loop(at: int) -> None:
+    """Warns of a line that reads row after row, each from the rank that has it."""
+    read = _read_at.setdefault(users_line(), set())
+    if at in read or len(read) == _MANY_READS:
+        return
+    read.add(at)
+    if len(read) == _MANY_READS:
+        warn(
+            f'{_MANY_READS} rows were read one by one, each sent by the rank that has it: write '
+            'x = pyg_sar.gather(x) once before the loop, as in row, col = pyg_sar.gather('
+            'edge_index).tolist()'
+        )
 
 
 def _in_place_of(out: Tensor, ids: Tensor, dim: int) -> Tensor:
@@ -155,7 +175,7 @@ def _number_in_each_row(func: Any, values: Rows, items: list[Any], position: int
         items[position] = torch.arange(at.numel(), device=few.device).view_as(at)
         return few[tuple(items)]
     if values._dim or position or len(others) != 1 or not isinstance(others[0], Tensor):
-        refuse(func, 'in two dimensions at once is not known to be right')
+        refuse(func, *TWO_DIMENSIONS)
     other: Any = others[0]
     if at.dtype == torch.bool:
         refuse(func, 'by a mask and by numbers at once is not known to be right')

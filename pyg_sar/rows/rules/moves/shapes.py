@@ -112,7 +112,11 @@ def reshaped(func: Any, rows: Rows, sizes: Sequence[Any]) -> tuple[list[int], in
         if size == base.total * count and count * after == per_base:
             fits.append((count != space.count, count, abs(dim - rows._dim), dim))
     if not fits:
-        refuse(func, f'from {old} to {new} would split rows, or mix them with what is before them')
+        refuse(
+            func,
+            f'from {old} to {new} would split rows, or mix them with what is before them',
+            'bring the rows to the front before, as in x.t().reshape(-1, 4)',
+        )
     _, count, _, dim = min(fits)  # of a whole of one row several fit
     new_space = base if count == 1 else base.times(count)
     new[dim] = new_space.own
@@ -163,7 +167,11 @@ def _repeat(func: Any, args: Any, kwargs: Any) -> Any:
         counts = [1] * (num_dims - len(counts)) + counts
     dim = len(counts) - from_right(rows)
     if dim >= 0 and counts[dim] != 1:
-        refuse(func, 'along the rows would give them another order')
+        refuse(
+            func,
+            'along the rows would give them another order',
+            'write x.repeat_interleave(n, 0), each row n times, or pyg_sar.gather(x).repeat(n, 1)',
+        )
     with plainly():
         return tag(plain(rows).repeat(counts), dim, rows._space)
 
@@ -209,6 +217,15 @@ def _new(func: Any, args: Any, kwargs: Any) -> Any:
             return func(plain(rows), size, *rest, **named)
         size[0] = space.own
         return tag(func(plain(rows), size, *rest, **named), 0, space)
+
+
+@rule('new')
+def _new_of_a_size(func: Any, args: Any, kwargs: Any) -> Any:
+    """``x.new(size)``, the old form of ``x.new_empty(size)``."""
+    rows, *size = args
+    if kwargs or not all(isinstance(n, (int, torch.Size)) for n in size):
+        refuse(func, 'takes a size alone', 'write x.new_tensor(values)')
+    return rows.new_empty(*size)
 
 
 @rule('new_tensor')

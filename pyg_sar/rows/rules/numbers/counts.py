@@ -12,6 +12,7 @@ from pyg_sar.comm import agree, rank
 from pyg_sar.rows.align import align, argument, dim_of, named_rule, rows_in
 from pyg_sar.rows.over_ranks import largest_of_ranks, sum_of_ranks
 from pyg_sar.rows.registry import bare_name, is_in_place, name_of, rule
+from pyg_sar.rows.replicated import with_mean_gradient
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.rules.rowwise import over_rows, rowwise
 
@@ -130,7 +131,9 @@ def _gathered(func: Any, args: Any, kwargs: Any) -> Any:
     num_dims = dim_of(values)
     places = {tensor._dim for tensor in rows_in((values, index))}
     if dim_of(index) != num_dims or dim % num_dims in places:
-        refuse(func, 'over the rows is not known to be right: use x[index]')
+        if is_gather and dim_of(index) == num_dims and places == {dim % num_dims}:
+            return _by_places(func, values, index, dim % num_dims)
+        refuse(func, _BY_PLACES, _ONE_PLACE)
     if is_gather and any(
         not isinstance(tensor, Rows) and tensor.size(at) == 1
         for tensor in (values, index)
@@ -138,6 +141,25 @@ def _gathered(func: Any, args: Any, kwargs: Any) -> Any:
     ):
         refuse(func, 'of one row alone is not known to be right')
     return rowwise(func, args, kwargs, [dim % num_dims], pads=False)
+
+
+_BY_PLACES = 'over the rows by several places in a row is not known to be right'
+_ONE_PLACE = 'write x[index], with one place for a row'
+
+
+def _by_places(func: Any, values: Any, index: Any, dim: int) -> Any:
+    """``table.gather(0, ids)`` of a plain table, or of rows by one place for a whole row."""
+    with plainly():
+        if not isinstance(values, Rows):
+            out = with_mean_gradient(values).gather(dim, plain(index))
+            return tag(out, dim, index._space)
+        others = [i for i in range(index.dim()) if i != dim]
+        if any(index.stride(i) and index.size(i) != 1 for i in others):
+            refuse(func, _BY_PLACES, _ONE_PLACE)
+        if any(index.size(i) != values.size(i) for i in others):
+            refuse(func, _BY_PLACES, _ONE_PLACE)
+    place = index[tuple(0 if i in others else slice(None) for i in range(dim_of(index)))]
+    return values[(slice(None),) * dim + (place,)]
 
 
 @rule('pad constant_pad_nd')

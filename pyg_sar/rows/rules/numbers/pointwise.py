@@ -18,7 +18,8 @@ from pyg_sar.rows.rows import Rows, plainly, tag
 
 _DRAWS = names(
     'rand_like randn_like randint_like bernoulli normal uniform exponential random geometric '
-    'cauchy log_normal poisson dropout alpha_dropout rrelu binomial rrelu_with_noise'
+    'cauchy log_normal poisson dropout alpha_dropout rrelu binomial rrelu_with_noise '
+    'standard_gamma'
 )
 """Functions that draw random numbers."""
 
