@@ -29,7 +29,7 @@ from pyg_sar.ground.class_swap import ClassSwap, become, name_of, plain_class
 from pyg_sar.rows.attach import conv_arguments, rows_by_type
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.made_edges import with_edges_of_ids
-from pyg_sar.rows.matrices.adjacency import adjacencies
+from pyg_sar.rows.matrices.adjacency import NO_MATRICES, adjacencies
 from pyg_sar.rows.registry import signature_of
 from pyg_sar.rows.unasked.constructors import alike_draws
 
@@ -110,7 +110,8 @@ class SARConv(MessagePassing, metaclass=ClassSwap):
         ):
             return super().forward(*args, **kwargs)
         names = [*signature_of(self._plain_class.forward).parameters][1:]
-        args, kwargs = adjacencies(args, kwargs)
+        if not {*map(type, args), *map(type, kwargs.values())} <= NO_MATRICES:
+            args, kwargs = adjacencies(args, kwargs)
         args, kwargs = with_edges_of_ids(self._plain_class.__name__, names, args, kwargs)
         edges = edges_in((*args, *kwargs.values()))
         if not edges:

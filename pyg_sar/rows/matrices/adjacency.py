@@ -251,8 +251,14 @@ def refuse_matrices(what: str, values: Any) -> None:
         )
 
 
+NO_MATRICES = {Rows, EdgeIndex, NodeIds, type(None), bool, int, float, str}
+"""Types of arguments that :func:`adjacencies` leaves as they are."""
+
+
 def adjacencies(args: Any, kwargs: Any) -> tuple[Any, Any]:
     """Arguments of a conv, with plain sparse matrices between its rows as Adjacencies."""
+    if world_size() == 1:
+        return args, kwargs
     every = [*args, *kwargs.values()]
     if all(sizes_of(arg) is None for arg in every):
         return args, kwargs

@@ -192,7 +192,7 @@ def _copying(function: Callable[..., Any]) -> Any:
     @wraps(function)
     def tensor(*args: Any, **kwargs: Any) -> Any:
         data: Any = args[0] if args else kwargs.get('data')
-        if not _are_rows(data):
+        if not isinstance(data, Rows) or not _are_rows(data):
             return function(*args, **kwargs)
         return _copy(data, data, **{k: v for k, v in kwargs.items() if k != 'data'})
 
