@@ -31,8 +31,9 @@ rule(
 
 
 def _caller() -> Any:
-    """The frame that reads rows. A mode (torch.set_default_device), or a torch.compile before, adds
-    frames between.
+    """The frame that reads rows.
+
+    A mode (torch.set_default_device), or a torch.compile before, adds frames between.
     """
     frame: Any = sys._getframe(2)
     while (
