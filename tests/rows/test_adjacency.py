@@ -311,9 +311,10 @@ def _function_results(data: Any, kind: str, attr: str | None) -> Any:
     return results
 
 
-@pytest.mark.parametrize('attr', ['edge_weight', None])
 @pytest.mark.parametrize('kind', KINDS)
-@pytest.mark.parametrize('world_size', [3, 1])
+@pytest.mark.parametrize(
+    ('world_size', 'attr'), [(3, 'edge_weight'), (3, None), (1, 'edge_weight')]
+)
 def test_functions(roots: dict[int, str], world_size: int, kind: str, attr: str | None) -> None:
     want = _function_results(small_graph(), kind, attr)
     for got in run_ranks(_loaded, world_size, roots[3], _function_results, kind, attr):

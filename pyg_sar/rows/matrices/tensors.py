@@ -59,7 +59,7 @@ class AdjacencyTensor(Adjacency, Tensor):
             if name == 'requires_grad_':
                 matrix.value.requires_grad_(*args[1:], **kwargs)
                 return matrix
-            if name == '_coalesced_':  # PyG's word for it
+            if bare == 'coalesced':  # a private method by which PyG says that it is
                 matrix.is_unique = bool(args[1])
                 return matrix
             if is_in_place(name):
