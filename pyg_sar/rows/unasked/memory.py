@@ -45,8 +45,13 @@ def ask() -> None:
     Tensor.new_tensor = _copying_like(Tensor.new_tensor)  # type: ignore[method-assign]
     Tensor.__new__ = _aliasing(Tensor.__new__)  # type: ignore[method-assign]
     Tensor.new = _aliasing(Tensor.new)  # type: ignore[method-assign]
-    data: Any = Tensor.data
-    Tensor.data = property(data.__get__, _setting(data.__set__), doc=data.__doc__)  # type: ignore[assignment]
+    plain_data: Any = Tensor.data
+
+    def data(tensor: Tensor) -> Any:  # its name is that of the attribute, for rules
+        return plain_data.__get__(tensor)
+
+    setter = _setting(plain_data.__set__)
+    Tensor.data = property(data, setter, doc=plain_data.__doc__)  # type: ignore[assignment]
     type(Variable).__call__ = _variable  # type: ignore[method-assign,assignment]
     for owner, names in _DIRECT.items():
         for name in names:
