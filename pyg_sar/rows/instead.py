@@ -43,8 +43,8 @@ _INSTEAD = {
     'write x.unsqueeze(1) and batch_first=True, a sequence for every row': (
         'lstm gru rnn_tanh rnn_relu'
     ),
-    'write q @ pyg_sar.gather(k).t(), all pairs of the own rows, F.scaled_dot_product_attention('
-    'q, k, v), or linear attention q @ (k.t() @ v)': (
+    'write q @ pyg_sar.gather(k).t(), all pairs of the own rows, linear attention q @ (k.t() @ v), '
+    'or torch.nn.functional.scaled_dot_product_attention(q, k, v)': (
         'matmul rmatmul mm bmm linalg_matmul addmm addbmm baddbmm einsum inner tensordot bilinear'
     ),
     'write x[:, None] * pyg_sar.gather(y), all pairs of the own rows': 'outer ger',

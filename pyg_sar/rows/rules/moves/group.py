@@ -91,8 +91,8 @@ def _plain_into_rows(func: Any, args: Any, kwargs: Any, dim: int) -> Any:
     def of_all(value: Any) -> Any:
         if value is not out:
             return mean_gradient_if_plain(value)
-        shape = whole_shape(out)
-        return plain(out).new_zeros(shape).index_copy(dim, ids, plain(out))
+        before = plain(out).clone()  # kept for backward
+        return before.new_zeros(whole_shape(out)).index_copy(dim, ids, before)
 
     with plainly():
         new = func(*in_nested(args, of_all), **in_nested(kwargs, of_all)).index_select(dim, ids)
