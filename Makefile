@@ -21,7 +21,7 @@ endif
 endif
 
 .DEFAULT_GOAL := help
-BENCHMARKS := attention kernels layers limit epoch scaling accuracy sampling ogbn partition network one_machine
+BENCHMARKS := attention kernels convs limit epoch scaling accuracy sampling ogbn partition network one_machine
 
 .PHONY: help demo test test-slow test-oldest test-newest test-cuda-sim test-benchmarks docs lint format convs ops faults errors private-names golden fuzz fuzz-sequences bench bench-memory $(BENCHMARKS:%=bench-%) clean
 
@@ -94,7 +94,7 @@ fuzz-sequences: $(INSTALLED)  ## draw sequences of calls for an hour, or ARGS='-
 bench: $(INSTALLED)  ## the short form of all benchmarks of speed, and the tables of their READMEs
 	@for name in $(BENCHMARKS); do echo "benchmarks/$$name"; $(BIN)/python benchmarks/$$name/main.py --quick $(ARGS) || exit 1; done
 
-# bench-kernels, bench-layers ...: one of them in full; see the README.md in its folder
+# bench-kernels, bench-convs ...: one of them in full; see the README.md in its folder
 $(BENCHMARKS:%=bench-%): bench-%: $(INSTALLED)
 	@$(BIN)/python benchmarks/$*/main.py $(ARGS)
 

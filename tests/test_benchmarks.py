@@ -13,6 +13,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from conv_cases import CASES, EXACT
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric.nn.models import GraphSAGE
@@ -21,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 BENCHMARKS = ROOT / 'benchmarks'
 NAMES = (
     'kernels',
-    'layers',
+    'convs',
     'attention',
     'limit',
     'epoch',
@@ -88,6 +89,12 @@ def test_runs_and_fills_its_readme(name: str, tmp_path: Path) -> None:
     if name == 'ogbn':
         assert len(rows) == 5
         assert all(row['processes'] == row['epochs'] == len(row['loss']) == 2 for row in rows)
+
+
+def test_every_conv_is_measured_or_left_out_with_a_reason(load) -> None:
+    convs = load('convs', 'convs')
+    named = {name.split(',')[0] for name in convs.CONVS} | set(convs.WITHOUT_KERNELS)
+    assert named == {CASES[name].conv for name in EXACT} - {'MessagePassing'}
 
 
 @pytest.mark.bench

@@ -14,7 +14,7 @@ from pyg_sar.aggregate.program import Arguments, MessageReduction, SoftmaxFn, gr
 from pyg_sar.aggregate.run import Run
 from pyg_sar.comm import torch_apply
 from pyg_sar.kernels.merge import SoftmaxStats, State
-from pyg_sar.shard.rows_at import add_rows_at, rows_at
+from pyg_sar.shard.rows_at import add_rows_at, add_runs_at, rows_at
 
 
 class ReplayBackward:
@@ -153,7 +153,7 @@ def _add(
         if i < num_src:
             add_rows_at(target, src, gradient)
         elif i < num_src + num_dst:
-            add_rows_at(target[chunk.rows], dst, gradient)
+            add_runs_at(target[chunk.rows], dst, gradient)
         elif i < num_src + num_dst + num_edge:
             chunk.block.put(target, gradient)
         else:

@@ -134,7 +134,7 @@ class GroupComm(Connection):
         # Without the class of the layer: the comparison of forwards has it.
         same = f'{alike} in {_CLASS.sub("", location())}'
         code = zlib.crc32((same + state).encode()) >> (32 - _CODE_BITS)
-        packed = torch.tensor([code << _NUMBER_BITS | number], device=self._small)
+        packed = torch.full((1,), code << _NUMBER_BITS | number, device=self._small)
         self.all_reduce(packed)
         total = int(packed)
         if total >> _NUMBER_BITS == code * self.size:

@@ -30,7 +30,7 @@ class Options:
             gradients travel back beside it (not in mode one_shot).
         max_rows: In-edges of a chunk of destinations at most (one destination may have more), where
             an aggregation is computed by chunks; None for so many that the largest tensor takes
-            4 MiB on a CPU, 256 MiB on a GPU.
+            2 MiB on a CPU, 256 MiB on a GPU.
         memory_budget: With mode auto, what one call of message passing may hold on a rank in
             one_shot, in bytes: halo rows and messages, with what is kept for backward. It is
             estimated from the shapes at the first call, and the largest estimate of all ranks

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from pyg_sar.shard.rows_at import add_rows_at, rows_at
+from pyg_sar.shard.rows_at import add_rows_at, add_runs_at, rows_at
 
 State = tuple[Tensor, ...]
 """One or more tensors with one row per destination."""
@@ -27,7 +27,7 @@ class Merge(Protocol):
         """The empty state; `messages` of any block give shape and dtype."""
 
     def step(self, state: State, messages: Tensor, dst: Tensor, dim: int) -> None:
-        """Merges one block's messages into the state, in place."""
+        """Merges one block's messages into the state, in place; `dst` ascends."""
 
     def grad(
         self, grad_state: Tensor, state: State, messages: Tensor, dst: Tensor, dim: int
@@ -47,7 +47,10 @@ class Sum:
 
     def step(self, state: State, messages: Tensor, dst: Tensor, dim: int) -> None:
         """Adds every message to its destination's row."""
-        state[0].index_add_(dim, dst, messages)
+        if dim % messages.dim():
+            state[0].index_add_(dim, dst, messages)
+        else:
+            add_runs_at(state[0], dst, messages)
 
     def grad(
         self, grad_state: Tensor, state: State, messages: Tensor, dst: Tensor, dim: int

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding_bag
 
 from pyg_sar.compiled.installed import loops
 from pyg_sar.evictable import arrays_of
@@ -61,6 +62,27 @@ def add_rows_at(target: Tensor, index: Tensor, rows: Tensor) -> None:
                 column.index_add_(0, index, of_rows)
             return
     target.index_add_(0, index, rows)
+
+
+def add_runs_at(target: Tensor, index: Tensor, rows: Tensor) -> None:
+    """:func:`add_rows_at` of an index that ascends."""
+    num_rows, num_edges = target.size(0), index.numel()
+    is_wide = target[:1].numel() * target.element_size() > _NARROW_BYTES
+    is_alike = rows.dtype == target.dtype in _LOOP_DTYPES and target.is_contiguous()
+    if not (is_wide and is_alike and target.device.type == 'cpu' and num_rows <= num_edges):
+        add_rows_at(target, index, rows)
+        return
+    # Every run is a bag of rows that follow each other: index_add_ would sort them first.
+    ptr = index.new_zeros(num_rows + 1)
+    torch.cumsum(torch.bincount(index, minlength=num_rows), 0, out=ptr[1:])
+    sums = embedding_bag(
+        torch.arange(num_edges),
+        rows.detach().reshape(num_edges, -1),
+        ptr,
+        mode='sum',
+        include_last_offset=True,
+    )
+    target.add_(sums.view(target.shape))
 
 
 def write_rows_at(target: Tensor, index: Tensor, rows: Tensor) -> None:

@@ -1,10 +1,13 @@
 """Writes docs/convs.md: what pyg_sar does with every conv of PyG, from a run of all cases.
 
-python tests/conformance/table.py
+python tests/conformance/table.py            # half an hour
+python tests/conformance/table.py --costs    # only the costs again, from benchmarks/convs
 """
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 import tempfile
 import warnings
@@ -19,6 +22,7 @@ from conv_cases import CASES
 from outcome import CUTS, WORLD_SIZE, Outcome, outcomes
 
 PATH = Path(__file__).parents[2] / 'docs' / 'convs.md'
+COSTS = Path(__file__).parents[2] / 'benchmarks' / 'convs' / 'results.json'
 
 _INTRO = """\
 # Every conv of PyTorch Geometric
@@ -42,6 +46,11 @@ all tensors. *degrees*: one number of every halo node came, as `gcn_norm` needs 
 **result**: *refused* comes with the reason, at construction or at the first forward. *not yet*: the
 graph cannot be partitioned so far. *fails* and *wrong* are defects.
 
+**1 process**, **4 processes**: CPU seconds of forward and backward, of all processes together,
+divided by those of plain PyG on one process. They are of one configuration of every conv, 64 to 64
+channels, on 60,000 nodes and 700,000 edges ([benchmark](../benchmarks/convs/README.md)), and stand
+beside the first row of the conv.
+
 """
 
 
@@ -55,13 +64,30 @@ def render(found: dict[str, Outcome]) -> str:
         num_cases=len(found),
         num_parts=CUTS['random'],
     )
-    lines = ['| conv | configuration | path | tensors | rows held | result |', '|---' * 6 + '|']
+    header = (
+        '| conv | configuration | path | tensors | rows held | result | 1 process | 4 processes |'
+    )
+    lines = [header, '|---' * 8 + '|']
     for name in sorted(found, key=lambda n: (CASES[n].conv == 'MessagePassing', CASES[n].conv)):
         case = CASES[name]
         lines.append(f'| {case.conv} | {case.config} | {_row(found[name])} |')
     own = next(i for i, line in enumerate(lines) if line.startswith('| MessagePassing'))
     parts = [*lines[:own], '', '## Convs of your own', '', *lines[:2], *lines[own:]]
-    return intro + '\n'.join(parts) + '\n'
+    return with_costs(intro + '\n'.join(parts) + '\n')
+
+
+def with_costs(page: str) -> str:
+    """The page with what the benchmark of convs has measured."""
+    costs = {}
+    for row in json.loads(COSTS.read_text())['rows']:
+        shares = [v['cpu_of_plain']['median'] for v in row.get('variants', ())[1:]]
+        costs[row['conv']] = ' |'.join(f' {share:.2f}' for share in shares)
+
+    def cost(found: re.Match[str]) -> str:
+        share = costs.pop(found[2], '')
+        return f'{found[1]} exact |{share}{" |" * bool(share)}'
+
+    return re.sub(r'^(\| (\w+) \|.*\|) exact \|.*$', cost, page, flags=re.MULTILINE)
 
 
 def _row(outcome: Outcome) -> str:
@@ -96,6 +122,9 @@ def _rows_held(outcome: Outcome) -> str:
 
 def main() -> None:
     """Runs all cases and writes the page."""
+    if '--costs' in sys.argv:
+        PATH.write_text(with_costs(PATH.read_text(encoding='utf-8')), encoding='utf-8')
+        return
     # As in the tests.
     warnings.simplefilter('error')
     with tempfile.TemporaryDirectory() as folder:

@@ -20,6 +20,7 @@ from torch_geometric.nn import MessagePassing
 
 import pyg_sar
 from pyg_sar.aggregate import chunks
+from pyg_sar.shard import rows_at
 
 ROW_BYTES = 64  # of x: 8 float64
 
@@ -67,6 +68,18 @@ def test_chunks_of_few_edges(root: Path, name: str, mode: str) -> None:
 @pytest.mark.parametrize('name', [NAMES[0], NAMES[-1], OTHERS[2]])
 def test_chunks_of_one_edge(root: Path, name: str) -> None:
     assert_exact(name, [_in_chunks(1, name, str(root), 'sequential')])
+
+
+def _of_wide_rows(*args: str) -> Result:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rows_at, '_NARROW_BYTES', 0)
+        return _in_chunks(40, *args)
+
+
+@pytest.mark.parametrize('name', [*NAMES[:2], NAMES[3], NAMES[5]])
+def test_chunks_of_wide_rows(root: Path, name: str) -> None:
+    """More edges than destinations, as their sums over bags of rows ask for."""
+    assert_exact(name, run_ranks(_of_wide_rows, 3, name, str(root), 'sequential'))
 
 
 # Not of the conv: what a message keeps there is that of all edges at once.

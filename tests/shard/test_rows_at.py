@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pyg_sar.shard.rows_at import add_rows_at, rows_at, write_rows_at
+from pyg_sar.shard.rows_at import add_rows_at, add_runs_at, rows_at, write_rows_at
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64]
 SHAPES = [(), (1,), (2,), (3,), (4,), (2, 2), (4, 1), (5,), (8,), (0,)]
@@ -37,6 +37,18 @@ def test_rows(dtype, shape, offset, num_rows):
     write_rows_at(values, places, rows[: places.numel()])
     assert torch.equal(values, want)
     write_rows_at(values, places[:0], rows[:0])
+    assert torch.equal(values, want)
+
+
+@pytest.mark.parametrize('dtype', DTYPES, ids=str)
+@pytest.mark.parametrize('shape', [(), (4,), (3, 8), (0,)], ids=str)
+@pytest.mark.parametrize('index', [[], [1], [0, 0, 2, 2, 2, 5, 5], [0, 1, 2, 3, 4, 5]], ids=str)
+def test_runs(dtype, shape, index):
+    """More and fewer edges than rows, rows without an edge, wide rows and narrow ones."""
+    values, index = _values(6, shape, dtype, 0), torch.tensor(index, dtype=torch.int64)
+    rows = _values(index.numel(), shape, dtype, 1)
+    want = values.index_add(0, index, rows)
+    add_runs_at(values, index, rows)
     assert torch.equal(values, want)
 
 

@@ -170,7 +170,7 @@ def _call(
         edges, handle = edge_index, edge_index.handle
         ends = edges.ends.src, edges.ends.dst
         for name in per_edge:
-            if _is_of_nodes(kwargs[name], edges):
+            if isinstance(kwargs[name], Tensor) and _is_of_nodes(kwargs[name], edges):
                 at_nodes[name] = kwargs[name]
         if size is not None:
             along = ends[::-1] if handle.is_flipped else ends
@@ -220,8 +220,8 @@ def _call(
     )
 
 
-def _is_of_nodes(value: Any, edges: EdgeIndex) -> bool:
-    """Whether a value has a row for every node; it may also be a table of as many other things."""
+def _is_of_nodes(value: Tensor, edges: EdgeIndex) -> bool:
+    """Whether a tensor has a row for every node; it may also be a table of as many other things."""
     ends = edges.ends.src, edges.ends.dst
     if isinstance(value, Rows):
         return value._space in ends
