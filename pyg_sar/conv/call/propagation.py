@@ -127,12 +127,7 @@ def _planned(
     shard = call.exchange.shard
     device = call.edge_index.ids.device.type
     key = path, function, shard.fingerprint, torch.is_autocast_enabled(device), draws is not None
-    key += (
-        call.edge_index.is_whole,
-        *call.at_nodes,
-        *sorted(call.edge_names),
-        *_kinds_in(call.kwargs, int(conv.node_dim)),
-    )
+    key += (*call.at_nodes, *sorted(call.edge_names), *_kinds_in(call.kwargs, int(conv.node_dim)))
     plan = layer.calls.get(key)
     if plan is None:
         with not_saved():
