@@ -270,6 +270,10 @@ _MADE |= {
         lambda: M.AttentiveFP(F, H, C, NUM_EDGE_FEATURES, 2, 2),
         lambda model, data: model(data.x, data.edge_index, data.edge_attr, data.y),
     ),
+    'GraphUNet': _of(
+        lambda: M.GraphUNet(F, H, C, 2).eval(),  # in training it drops edges
+        lambda model, data: model.eval()(data.x, data.edge_index),
+    ),
     'NeuralFingerprint': _of(lambda: M.NeuralFingerprint(F, H, C, 2), _graphs),
     'Polynormer': _of(lambda: M.Polynormer(F, H, C, in_dropout=0, dropout=0), _one_graph),
     'SGFormer': _of(lambda: M.SGFormer(F, H, C, trans_dropout=0, gnn_dropout=0), _one_graph),
@@ -287,9 +291,6 @@ CASES = {
 
 OF_MOLECULES = {'DimeNet', 'DimeNetPlusPlus', 'GNNFF', 'GPSE', 'SchNet', 'ViSNet'}
 """Of many small graphs: left to the rules of what they call; GPSE is a plain program, too."""
-
-AT_FORWARD = {'GraphUNet': Case('models', 'GraphUNet', lambda: M.GraphUNet(F, H, C, 2))}
-"""Refused where a rule is missing: the product of two sparse matrices."""
 
 ROWWISE = {'MLP', 'HeteroJumpingKnowledge', 'GPSENodeEncoder'}
 """No conv and no look at other nodes: right inside any model as they are."""

@@ -87,9 +87,6 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     'undirected with attributes': lambda x, e: to_undirected(e, x[e[0]])[1],
 }
 
-REFUSED = {'to_torch_csr_tensor'}
-"""What a rule refuses; all others are exact."""
-
 
 class _Summed(_Conv):
     """Adds a number that is made of all that the function gives."""
@@ -104,12 +101,8 @@ class _Summed(_Conv):
 @pytest.mark.filterwarnings('ignore:Sparse')
 @pytest.mark.parametrize('name', FUNCTIONS)
 @on_ranks()
-def test_exact_or_refused_by_name(data, name):
+def test_exact(data, name):
     conv = SARConv(_Summed(FUNCTIONS[name]))
-    if name in REFUSED:
-        with pytest.raises(ValueError, match='of rows that are spread over the ranks'):
-            conv(data.x, data.edge_index)
-        return
     want = _Summed(FUNCTIONS[name])(GRAPH.x, GRAPH.edge_index)
     assert_close(pyg_sar.gather(conv(data.x, data.edge_index)), want)
 

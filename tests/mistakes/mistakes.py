@@ -21,8 +21,8 @@ from sklearn.metrics import f1_score
 from torch import Tensor
 from torch_geometric.explain import Explainer, GNNExplainer, ModelConfig
 from torch_geometric.loader import NeighborLoader
-from torch_geometric.nn import GCN, GCNConv, GraphUNet, HypergraphConv, SAGEConv
-from torch_geometric.utils import scatter, to_torch_csr_tensor
+from torch_geometric.nn import GCN, GCNConv, HypergraphConv, SAGEConv
+from torch_geometric.utils import scatter
 
 import pyg_sar
 
@@ -118,18 +118,9 @@ def loader_of_pyg(data: Any, rank: int) -> None:
     NeighborLoader(data, [2, 2], batch_size=4)
 
 
-def csr_matrix(data: Any, rank: int) -> None:
-    to_torch_csr_tensor(data.edge_index)
-
-
 def if_of_rows(data: Any, rank: int) -> None:
     if data.x > 0:
         data.x.zero_()
-
-
-def dense_adjacency(data: Any, rank: int) -> None:
-    adjacency = data.x.new_zeros(data.num_nodes, data.num_nodes)
-    adjacency[data.edge_index[0], data.edge_index[1]] = 1
 
 
 def edges_in_place(data: Any, rank: int) -> None:
@@ -138,10 +129,6 @@ def edges_in_place(data: Any, rank: int) -> None:
 
 def scripted() -> Any:
     return torch.jit.script(torch.nn.Linear(6, 3).double())
-
-
-def graph_unet(data: Any, rank: int) -> None:
-    GraphUNet(6, 8, 3, 2).double()(data.x, data.edge_index)
 
 
 def explained(data: Any, rank: int) -> None:
@@ -271,7 +258,6 @@ IN_STEP: dict[str, Mistake] = {
     'a diagonal matrix': Mistake(
         lambda data, rank: torch.diag(data.y), "'diag' of rows", 'torch.diag(pyg_sar.gather(x))'
     ),
-    'x[i, j] = 1': Mistake(dense_adjacency, 'in two dimensions at once', 'sparse_coo_tensor'),
     'a convolution over nodes': Mistake(
         lambda data, rank: F.conv1d(data.x.t(), torch.ones(1, 6, 3).double()),
         "'conv1d' of rows",
@@ -310,14 +296,12 @@ IN_STEP: dict[str, Mistake] = {
         "'torch.export' of rows",
         'give it plain tensors and the plain model',
     ),
-    'GraphUNet': Mistake(graph_unet, 'makes a sparse matrix', 'torch.sparse_coo_tensor('),
     'an explainer': Mistake(
         explained, 'cannot be explained', 'plain.load_state_dict(model.state_dict())'
     ),
     'too few labels of links': Mistake(
         few_labels, "'edge_label' must have a row for each of 20", 'write edge_label=values[ids]'
     ),
-    'CSR': Mistake(csr_matrix, 'makes a sparse matrix', 'data.edge_index to convs'),
     'HypergraphConv without num_edges': Mistake(
         hypergraph_without_a_number, "'size' of HypergraphConv", 'num_edges=data.num_nodes'
     ),

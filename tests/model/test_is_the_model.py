@@ -334,7 +334,7 @@ def test_the_object_and_its_class() -> None:
 def test_a_model_of_torchscript_is_refused() -> None:
     with pytest.warns((DeprecationWarning, FutureWarning)):  # of torch 2.13, and later ones
         script = torch.jit.script(torch.nn.Linear(2, 2))
-    with pytest.raises(ValueError, match=r'give it before torch\.jit'):
+    with pytest.raises(ValueError, match=r'without torch\.jit'):
         DistributedDataParallel(script)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from conv_case import Inputs, make
+from conv_case import make
 from conv_graphs import GRAPHS
 from exact import Result, reference, run_case, step
 from few import few
@@ -17,7 +17,6 @@ from hetero_graphs import assignment
 from hetero_models import CASES as HETERO_CASES
 from model_cases import (
     _CONV,
-    AT_FORWARD,
     FUNCTIONS,
     NUM_NODES,
     OF_MOLECULES,
@@ -29,7 +28,6 @@ from model_cases import CASES as MODEL_CASES
 from norm_models import CASES as NORM_CASES
 from outcome import assert_exact
 from ranks import run_as_threads, run_ranks
-from small_graphs import assert_all_raise, attempt
 from torch import Tensor, nn
 from torch_geometric.nn import GCNConv, MessagePassing
 from torch_geometric.nn import models as M
@@ -41,9 +39,7 @@ import pyg_sar
 def test_every_class_is_decided_on() -> None:
     tested = {name.split('-')[0] for name in MODEL_CASES} | {'JumpingKnowledge', 'CorrectAndSmooth'}
     tested.add('MetaLayer')  # a plain program: tests/programs/mesh_programs.py
-    decided = (
-        tested | set(REFUSED) | set(AT_FORWARD) | ROWWISE | FUNCTIONS | UNSUPERVISED | OF_MOLECULES
-    )
+    decided = tested | set(REFUSED) | ROWWISE | FUNCTIONS | UNSUPERVISED | OF_MOLECULES
     assert set(M.classes) - decided == set()
 
 
@@ -136,18 +132,6 @@ def test_refused_by_name(name: str) -> None:
     with pytest.raises(ValueError, match=f"^{name} at '1'"):
         pyg_sar.DistributedDataParallel(inside)
     assert type(inside[0]) is GCNConv
-
-
-def _at_forward(root: str, name: str) -> str:
-    case = AT_FORWARD[name]
-    model = pyg_sar.DistributedDataParallel(case.make().double())
-    return attempt(case.call, model, Inputs(pyg_sar.load_shard(root)))
-
-
-@pytest.mark.parametrize('name', AT_FORWARD)
-def test_refused_at_the_forward(roots: Roots, name: str) -> None:
-    outcomes = run_as_threads(_at_forward, 3, roots['metis']['plain'], name)
-    assert_all_raise(outcomes, 'ValueError', 'rows')
 
 
 @pytest.mark.parametrize('name', sorted(FUNCTIONS))

@@ -252,7 +252,7 @@ def _transformed(func: Any, args: Any, kwargs: Any) -> Any:
 
 @rule('unknown')
 def _unknown(func: Any, args: Any, kwargs: Any) -> Any:
-    if isinstance(func, torch._C.ScriptMethod):
+    if type(func).__name__ == 'ScriptMethod':
         refuse('TorchScript', _NO_PLAN)
     refuse(func, 'is not known to be right')
 
