@@ -44,10 +44,8 @@ def propagate(conv: Any, /, edge_index: Any, size: Any = None, **kwargs: Any) ->
     if now is None and (cut_edges := edges_in([edge_index])):
         with conv._on_cut_graph(cut_edges, (), {}, in_forward=False):
             return conv.propagate(edge_index, size, **kwargs)
-    is_fused = conv.fuse or conv.flow != 'source_to_target'  # or refused by PyG's own
-    if now is not None and isinstance(edge_index, Adjacency) and not is_fused:
-        kwargs = with_values(conv, 'message', edge_index, kwargs)
-        edge_index = edge_index.edges
+    if now is not None and isinstance(edge_index, Adjacency) and not conv.fuse:
+        edge_index, kwargs = _along_edges(conv, 'message', edge_index, kwargs)
     if now is None or not isinstance(edge_index, (EdgeIndex, ShardEdges)):
         if size is not None:  # PyG's method is without it where the conv never gives one
             kwargs['size'] = size
@@ -82,10 +80,8 @@ def edge_updater(conv: Any, /, edge_index: Any, size: Any = None, **kwargs: Any)
     if now is None and (cut_edges := edges_in([edge_index])):
         with conv._on_cut_graph(cut_edges, (), {}, in_forward=False):
             return conv.edge_updater(edge_index, size, **kwargs)
-    is_refused = conv.flow != 'source_to_target'  # by PyG's own
-    if now is not None and isinstance(edge_index, Adjacency) and not is_refused:
-        kwargs = with_values(conv, 'edge_update', edge_index, kwargs)
-        edge_index = edge_index.edges
+    if now is not None and isinstance(edge_index, Adjacency):
+        edge_index, kwargs = _along_edges(conv, 'edge_update', edge_index, kwargs)
     if now is None or not isinstance(edge_index, (EdgeIndex, ShardEdges)):
         if size is not None:
             kwargs['size'] = size
@@ -259,23 +255,24 @@ def _kinds_in(kwargs: dict[str, Any], node_dim: int) -> list[Any]:
     return kinds
 
 
-def with_values(
+def _along_edges(
     conv: MessagePassing, function: str, matrix: Adjacency, kwargs: dict[str, Any]
-) -> dict[str, Any]:
-    """Arguments of a call along the edges of a matrix: its values are what the conv reads first.
+) -> tuple[Any, dict[str, Any]]:
+    """Edges of a matrix, and arguments with its values, as ``MessagePassing._collect`` has them.
 
-    So ``MessagePassing._collect`` has it; the methods that PyG generates fill one name.
+    Against the flow the matrix stays, which PyG refuses. PyG's generated methods fill one name.
     """
+    if conv.flow != 'source_to_target':
+        return matrix, kwargs
     value, is_generated = matrix.value, _is_generated(conv, function)
     read = arguments_of(conv, function)
-    names = [name for name in ('edge_weight', 'edge_attr', 'edge_type') if name in read]
-    filled = dict(kwargs)
+    names = [n for n in ('edge_weight', 'edge_attr', 'edge_type') if n in read]
+    filled, is_of_torch = dict(kwargs), is_generated or isinstance(matrix, Tensor)
+    is_none = is_of_torch and value is not None and value.dim() == 1
     for name in names[:1] if is_generated else names:
-        is_vector = value is not None and value.dim() == 1
-        of_torch = is_generated or isinstance(matrix, Tensor)
         if name in kwargs and kwargs[name] is None:
-            filled[name] = None if name == 'edge_attr' and is_vector and of_torch else value
-    return filled
+            filled[name] = None if name == 'edge_attr' and is_none else value
+    return matrix.edges, filled
 
 
 def _is_generated(conv: MessagePassing, function: str) -> bool:
