@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import runpy
 import subprocess
 import sys
@@ -57,6 +58,7 @@ def test_a_script_runs_as_all_ranks(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, '-m', MODULE, *options, 'train.py', *own],
         cwd=tmp_path,
+        env={**os.environ, 'PYTHONPATH': os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
         timeout=300,
