@@ -43,6 +43,7 @@ class Ahead:
         )
         if depth:
             _running.add(self)
+            _threads.add(self._thread)
             self._thread.start()
 
     def _run(self, make: Make, lane: Comm | None, name: str) -> None:
@@ -101,14 +102,18 @@ class Ahead:
 
 
 _running: WeakSet[Ahead] = WeakSet()
+_threads: WeakSet[threading.Thread] = WeakSet()  # one outlives its Ahead while it drops tensors
 
 
 def _leave_all() -> None:
-    """A thread that waits while the interpreter goes would keep connections open."""
+    """A thread that outlives the interpreter keeps connections open.
+
+    One that drops a tensor then ends the process by an abort.
+    """
     for ahead in tuple(_running):
         ahead.leave()
-    for ahead in tuple(_running):
-        ahead.join(_PATIENCE)
+    for thread in tuple(_threads):
+        thread.join(_PATIENCE)
 
 
 atexit.register(_leave_all)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ from on_ranks import on_ranks
 from ranks import run_as_threads, run_once, run_ranks
 
 import pyg_sar
+from pyg_sar.sampling import ahead
 
 
 def _loader(root: str, **options: Any) -> pyg_sar.NeighborLoader:
@@ -206,3 +210,33 @@ def test_programs_end_with_a_loop_left(folder: str, tmp_path: Path, how: str) ->
     codes = [program.returncode for program in programs]
     assert codes == [0, 3 if how == 'raises' else 0], said
     assert not any('terminate called' in text for text in said)
+
+
+class _Slow:
+    """What takes its time when it is dropped."""
+
+    def __del__(self) -> None:
+        time.sleep(0.5)
+
+
+def _no_batches(
+    begun: threading.Event, held: _Slow, is_wanted: Callable[[], bool]
+) -> Iterator[Any]:
+    begun.wait()
+    return iter(())
+
+
+def test_the_end_of_a_program_waits_for_what_a_thread_drops() -> None:
+    """A thread that drops a tensor after the interpreter ended ends the process by an abort."""
+    begun = threading.Event()
+
+    def loop() -> None:
+        source = ahead.Ahead(functools.partial(_no_batches, begun, _Slow()), 1, None, 'Loader')
+        begun.set()
+        with suppress(StopIteration):
+            source.next()
+
+    loop()
+    time.sleep(0.1)  # the thread has begun to drop what it held
+    ahead._leave_all()
+    assert _threads() == 0
