@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -127,11 +127,9 @@ class _Fake(InMemoryDataset):
     make: Callable[..., Any] = staticmethod(planetoid)
 
     def __init__(self, *args: Any, transform: Any = None, pre_transform: Any = None, **kwargs: Any) -> None:
-        for each in args[1:]:
-            if callable(each) and transform is None:
-                transform = each
+        transform = transform or next((each for each in args if callable(each)), None)
         super().__init__(None, transform)
-        made = self.make(*args[1:], **kwargs)
+        made = self.make(*args, **kwargs)
         graphs = made if isinstance(made, list) else [made]
         if pre_transform is not None:
             graphs = [pre_transform(graph) for graph in graphs]
@@ -156,9 +154,80 @@ def _dataset(make: Callable[..., Any], base: type = _Fake) -> type:
     return type('Fake', (base,), {'make': staticmethod(lambda *args, **kwargs: make())})
 
 
-def _arxiv() -> Data:
+def _ogb(name: str, *args: Any, **kwargs: Any) -> Data:
     data = planetoid(directed=True)
-    return Data(x=data.x, edge_index=data.edge_index, y=data.y.view(-1, 1), num_nodes=NUM_NODES)
+    if name != 'ogbn-proteins':
+        return Data(x=data.x, edge_index=data.edge_index, y=data.y.view(-1, 1), num_nodes=NUM_NODES)
+    draw, num_edges = Draw(4), data.edge_index.size(1)
+    return Data(
+        edge_index=data.edge_index,
+        edge_attr=draw.normal(num_edges, 8),
+        y=draw.ids(2, NUM_NODES, 112),
+        node_species=draw.ids(3, NUM_NODES, 1),
+        num_nodes=NUM_NODES,
+    )
+
+
+def _movielens() -> HeteroData:
+    data = _hetero({'user': 60, 'movie': 50}, [('user', 'rates', 'movie')], {'movie': 12})
+    store = data['user', 'rates', 'movie']
+    store.edge_label = Draw(5).ids(6, store.edge_index.size(1))
+    store.time = Draw(6).ids(1000, store.edge_index.size(1))
+    return data
+
+
+def _books() -> HeteroData:
+    data = _hetero(
+        {'user': 60, 'book': 50}, [('user', 'rates', 'book'), ('book', 'rated_by', 'user')], {}
+    )
+    forth = data['user', 'rates', 'book']
+    data['book', 'rated_by', 'user'].edge_index = forth.edge_index.flip(0)
+    forth.edge_label_index = Draw(5).pairs(60, 50, 80)
+    return data
+
+
+def _knowledge(*args: Any, split: str = 'train') -> Data:
+    draw = Draw(len(split))
+    edge_index = draw.pairs(60, 60, 200 if split == 'train' else 20)
+    edge_type = draw.ids(4, edge_index.size(1))
+    edge_type[:4] = torch.arange(4)
+    return Data(edge_index=edge_index, edge_type=edge_type, num_nodes=60)
+
+
+def _relations() -> Data:
+    train, valid, test = (_knowledge(split=split) for split in ('train', 'val', 'test!'))
+    back = torch.cat([train.edge_index, train.edge_index.flip(0)], dim=1)
+    return Data(
+        num_nodes=60,
+        edge_index=back,
+        edge_type=torch.cat([train.edge_type, train.edge_type + 4]),
+        train_edge_index=train.edge_index,
+        train_edge_type=train.edge_type,
+        valid_edge_index=valid.edge_index,
+        valid_edge_type=valid.edge_type,
+        test_edge_index=test.edge_index,
+        test_edge_type=test.edge_type,
+    )
+
+
+def _trust() -> list[Data]:
+    graphs = []
+    for seed in range(4):
+        draw = Draw(seed)
+        edge_index = draw.pairs(80, 80, 90)
+        edge_attr = draw.ids(20, edge_index.size(1)) - 10
+        graphs.append(Data(edge_index=edge_index, edge_attr=edge_attr, num_nodes=80))
+    return graphs
+
+
+def _molecules() -> list[Data]:
+    graphs = []
+    for seed in range(24):
+        draw = Draw(seed)
+        x = torch.nn.functional.one_hot(draw.ids(3, 10), 3).double()
+        edge_index = to_undirected(draw.pairs(10, 10, 14))
+        graphs.append(Data(x=x, edge_index=edge_index, y=torch.tensor([seed % 2])))
+    return graphs
 
 
 DATASETS: dict[str, dict[str, type]] = {
@@ -172,15 +241,21 @@ DATASETS: dict[str, dict[str, type]] = {
         'Entities': _dataset(entities),
         'IMDB': _dataset(imdb),
         'DBLP': _dataset(dblp),
+        'MovieLens': _dataset(_movielens),
+        'AmazonBook': _dataset(_books),
+        'FB15k_237': type('Fake', (_Fake,), {'make': staticmethod(_knowledge)}),
+        'RelLinkPredDataset': _dataset(_relations),
+        'BitcoinOTC': _dataset(_trust),
+        'TUDataset': _dataset(_molecules),
     },
-    'ogb.nodeproppred': {'PygNodePropPredDataset': _dataset(_arxiv, _Ogb)},
+    'ogb.nodeproppred': {'PygNodePropPredDataset': type('Fake', (_Ogb,), {'make': staticmethod(_ogb)})},
 }
 
 
 def install() -> None:
     """Puts the small graphs in the place of datasets, in this process."""
     for module, datasets in DATASETS.items():
-        if module.split('.')[0] == 'ogb' and 'ogb' not in sys.modules:
+        if find_spec(module.split('.')[0]) is None:
             continue
         for name, dataset in datasets.items():
             setattr(importlib.import_module(module), name, dataset)

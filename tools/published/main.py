@@ -47,7 +47,7 @@ def outcome_of(script: Script, checkout: Path, folder: Path) -> Outcome:
     words = shlex.split(script.options)
     try:
         texts = texts_of(script, checkout)
-        program = _write(with_saved_graphs(texts, script), script, checkout, folder / 'plain')
+        program = _write(with_saved_graphs(texts, script), script, folder / 'plain')
     except ChangedError as error:
         return Outcome(script, f'changed: {error}')
     plain = runs.run_plain(folder, program, words, LIMIT)[0]
@@ -65,7 +65,7 @@ def outcome_of(script: Script, checkout: Path, folder: Path) -> Outcome:
         except ChangedError as error:
             return Outcome(script, f'changed: {error}')
         lines = new_lines(texts, port)
-        program = _write(port, script, checkout, folder / f'port{int(is_more)}')
+        program = _write(port, script, folder / f'port{int(is_more)}')
         verdict = _verdict(script, plain, folder, program, words)
         if verdict == 'exact' or verdict.startswith('WRONG'):
             break
@@ -77,11 +77,10 @@ def outcome_of(script: Script, checkout: Path, folder: Path) -> Outcome:
     return Outcome(script, verdict, lines, more, told)
 
 
-def _write(texts: Texts, script: Script, checkout: Path, folder: Path) -> Path:
+def _write(texts: Texts, script: Script, folder: Path) -> Path:
     """Writes the program beside what it imports."""
+    folder = folder / Path(script.path).parent.name  # which may be a package
     folder.mkdir(parents=True)
-    for path in (checkout / script.path).parent.glob('*.py'):
-        shutil.copy(path, folder)
     for name, text in texts.items():
         (folder / name).write_text(text, encoding='utf-8')
     return folder / Path(script.path).name

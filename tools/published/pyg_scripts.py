@@ -2,18 +2,174 @@
 
 from __future__ import annotations
 
-from scripts import Script
+from scripts import Edit, Script
 
-_TO = "optimizer = torch.optim"
+_GATHER = 'scikit-learn takes gathered rows'
 
-SCRIPTS = [
-    Script('examples/agnn.py', loop='range(1, 201)'),
-    Script('examples/arma.py', loop='range(1, 401)'),
+
+def _gathered(*texts: str) -> tuple[Edit, ...]:
+    """Expressions that are gathered before NumPy takes them."""
+    return tuple((text, f'pyg_sar.gather({text})') for text in texts)
+
+
+def _planetoid(name: str, end: int, **more: object) -> Script:
+    return Script(f'examples/{name}.py', loop=f'range(1, {end})', **more)  # type: ignore[arg-type]
+
+
+FULL_BATCH = [
+    _planetoid('agnn', 201),
+    _planetoid('arma', 401),
     Script('examples/gat.py', '--epochs 3'),
     Script('examples/gcn.py', '--epochs 3'),
+    Script('examples/gcn.py', '--epochs 3 --use_gdc'),
+    _planetoid('tagcn', 201),
+    _planetoid('mixhop', 101),
+    _planetoid('sgc', 101),
+    _planetoid('pmlp', 201),
+    _planetoid('linkx', 201),
+    _planetoid('super_gat', 501),
+    Script('examples/dir_gnn.py', '--epochs 3'),
+    Script('examples/dir_gnn.py', '--epochs 3 --alpha 0.5 --conv sage'),
+    _planetoid('gcn2_cora', 1001),
     Script(
-        'examples/gcn.py', '--epochs 3 --use_gdc',
+        'examples/label_prop.py',
+        wraps=(),
+        more=(
+            ("'y_true': data.y[split_idx['valid']],", "'y_true': pyg_sar.gather(data.y[split_idx['valid']]),"),
+            ("'y_pred': y_pred[split_idx['valid']],", "'y_pred': pyg_sar.gather(y_pred[split_idx['valid']]),"),
+            ("'y_true': data.y[split_idx['test']],", "'y_true': pyg_sar.gather(data.y[split_idx['test']]),"),
+            ("'y_pred': y_pred[split_idx['test']],", "'y_pred': pyg_sar.gather(y_pred[split_idx['test']]),"),
+        ),
+        why='the evaluator of OGB takes gathered rows',
     ),
-    Script('examples/tagcn.py', loop='range(1, 201)'),
-    Script('examples/hetero/han_imdb.py', loop='range(1, 200)'),
+    Script(
+        'examples/correct_and_smooth.py',
+        loop='range(1, 301)',
+        plain=(('if not WITH_TORCH_SPARSE:', 'if False:'),),
+        note='without torch_sparse',
+    ),
+    _planetoid('unimp_arxiv', 501),
+    Script(
+        'examples/glnn.py',
+        plain=(('range(1, 201)', 'range(1, 4)'), ('range(1, 501)', 'range(1, 4)'), ('epoch % 20', 'epoch % 1', 2)),
+        wraps=(('gnn', 'gnn_optimizer = '), ('mlp', 'mlp_optimizer = ')),
+    ),
+    _planetoid(
+        'dna', 201,
+        more=(('skf.split(data.y, data.y)', 'skf.split(pyg_sar.gather(data.y), pyg_sar.gather(data.y))'),),
+        why=_GATHER,
+    ),
+    _planetoid(
+        'infomax_transductive', 301,
+        more=(
+            ('model.test(z[data.train_mask], data.y[data.train_mask],', 'model.test(*map(pyg_sar.gather, (z[data.train_mask], data.y[data.train_mask],'),
+            ('z[data.test_mask], data.y[data.test_mask], max_iter=150)', 'z[data.test_mask], data.y[data.test_mask])), max_iter=150)'),
+        ),
+        why=_GATHER,
+    ),
+    _planetoid(
+        'rect', 201,
+        plain=(('RECT_L(200, 200,', 'RECT_L(16, 16,'),),
+        wraps=(('model', 'criterion = '),),
+        more=(
+            ('reg.fit(h[data.train_mask].numpy(), data.y[data.train_mask].numpy())', 'reg.fit(*map(pyg_sar.gather, (h[data.train_mask], data.y[data.train_mask])))'),
+            ('reg.score(h[data.test_mask].numpy(), data.y[data.test_mask].numpy())', 'reg.score(*map(pyg_sar.gather, (h[data.test_mask], data.y[data.test_mask])))'),
+        ),
+        why=_GATHER,
+    ),
+    _planetoid('graph_unet', 201, plain=(('2000 / data', '60 / data'),)),
+    Script('examples/ogc.py', loop='range(1, 65)', wraps=(('model', 'def update_U'),)),
+    _planetoid('sign', 201),
 ]
+
+
+LINKS = [
+    *(
+        Script('examples/autoencoder.py', f'--epochs 3 {more}'.strip(), graphs=3)
+        for more in ('', '--variational', '--linear', '--variational --linear')
+    ),
+    _planetoid(
+        'link_pred', 101, graphs=3,
+        more=(('z @ z.t()', 'z @ pyg_sar.gather(z).t()'),),
+        why='all pairs of nodes',
+    ),
+    _planetoid(
+        'argva_node_clustering', 151, graphs=3,
+        wraps=(('model', 'encoder_optimizer = '),),
+        more=(
+            ('kmeans_input = z.cpu().numpy()', 'kmeans_input = pyg_sar.gather(z).cpu().numpy()'),
+            ('labels = data.y.cpu().numpy()', 'labels = pyg_sar.gather(data.y).cpu().numpy()'),
+            ('fit_transform(z.cpu().numpy())', 'fit_transform(pyg_sar.gather(z).cpu().numpy())'),
+            ('y = data.y.cpu().numpy()\n\n    plt', 'y = pyg_sar.gather(data.y).cpu().numpy()\n\n    plt'),
+        ),
+        why=_GATHER,
+    ),
+    *(
+        Script(
+            'examples/ar_link_pred.py', f'--epochs 3 {more}'.strip(),
+            plain=(('epoch % 10', 'epoch % 1'),),
+            wraps=(('encoder', 'optimizer = '),),
+        )
+        for more in ('', '--use_ar')
+    ),
+    Script(
+        'examples/rgcn_link_pred.py', loop='range(1, 10001)',
+        plain=(('RGCNEncoder(data.num_nodes, 500,', 'RGCNEncoder(data.num_nodes, 20,'), ('num_relations // 2, 500)', 'num_relations // 2, 20)'), ('epoch % 500', 'epoch % 3')),
+    ),
+    Script(
+        'examples/lightgcn.py', loop='range(1, 101)',
+        plain=(('batch_size = 8192', 'batch_size = 64'),),
+        loads=('data.to_homogeneous()',),
+    ),
+    *(
+        Script(
+            'examples/kge_fb15k_237.py', f'--model {model}',
+            loop='range(1, 501)',
+            plain=(('epoch % 25', 'epoch % 3'), ('batch_size=1000', 'batch_size=50')),
+            loads=("FB15k_237(path, split='train')[0]",),
+            wraps=(('model', 'loader = '),),
+        )
+        for model in ('transe', 'complex', 'distmult', 'rotate')
+    ),
+]
+
+HETERO = [
+    Script('examples/hetero/han_imdb.py', loop='range(1, 200)'),
+    Script('examples/hetero/hetero_conv_dblp.py', loop='range(1, 101)'),
+    Script('examples/hetero/hgt_dblp.py', loop='range(1, 101)'),
+    Script('examples/hetero/hetero_link_pred.py', loop='range(1, 301)'),
+    Script('examples/hetero/hetero_link_pred.py', '--use_weighted_loss', loop='range(1, 301)'),
+    Script('examples/hetero/bipartite_sage.py', loop='range(1, 701)'),
+    Script(
+        'examples/hetero/dmgi_unsup.py', loop='range(1, 1001)',
+        plain=(('epoch % 50', 'epoch % 1'),),
+        more=(
+            ('.fit(train_emb, train_y)', '.fit(*map(pyg_sar.gather, (train_emb, train_y)))'),
+            ('return clf.score(val_emb, val_y), clf.score(test_emb, test_y)', 'val_emb, val_y, test_emb, test_y = map(pyg_sar.gather, (val_emb, val_y, test_emb, test_y))\n    return clf.score(val_emb, val_y), clf.score(test_emb, test_y)'),
+        ),
+        why=_GATHER,
+    ),
+]
+
+_SMALL_SPLITS: tuple[Edit, ...] = (
+    ('[i[:20] for', '[i[:8] for'),
+    ('[i[20:] for', '[i[8:] for'),
+    ('rest_index[:500]', 'rest_index[:40]'),
+    ('rest_index[500:1500]', 'rest_index[40:]'),
+)
+
+CITATION = [
+    Script(
+        f'benchmark/citation/{name}.py', f'--dataset Cora --runs 2 --epochs 3 {more}{splits}'.strip(),
+        beside=('__init__.py', 'train_eval.py', 'datasets.py'),
+        plain=_SMALL_SPLITS,
+        loads=('        data = dataset[0]',),
+        wraps=(('model', 'for run in range(runs):'),),
+    )
+    for name, more in (
+        ('gcn', ''), ('gat', ''), ('arma', ''), ('cheb', '--num_hops 3 '), ('appnp', ''), ('sgc', ''),
+    )
+    for splits in ('', '--random_splits')
+]
+
+SCRIPTS = FULL_BATCH + LINKS + HETERO + CITATION

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import itertools
 import multiprocessing
 import os
 import re
@@ -66,7 +65,7 @@ def run_port(
 
 def _run(context: Any, num_ranks: int, what: tuple[Path, Path, list[str]], limit: float) -> list[Record]:
     folder, program, _ = what
-    results = [folder / f'{program.parent.name}.{num_ranks}.{rank}.pt' for rank in range(num_ranks)]
+    results = [folder / f'{program.parents[1].name}.{num_ranks}.{rank}.pt' for rank in range(num_ranks)]
     for result in results:
         result.unlink(missing_ok=True)
     is_port = context is _ports
@@ -201,7 +200,7 @@ def _execute(program: Path, *, is_port: bool) -> None:
 
         builtins.saved = _saved  # type: ignore[attr-defined]
     sys.modules['__main__'] = main
-    sys.path[:0] = [str(program.parent)]
+    sys.path[:0] = [str(program.parent), str(program.parents[1])]
     exec(compile(ast.fix_missing_locations(tree), program, 'exec'), main.__dict__)
 
 
@@ -225,9 +224,12 @@ class _Precise(ast.NodeTransformer):
 
 
 def _saved(graph: Any, number: int) -> Any:
-    path = Path(f'graph{number}.pt')
-    if not path.exists():
-        torch.save(graph, path)
+    graphs = graph if isinstance(graph, (tuple, list)) else [graph]
+    for place, each in enumerate(graphs):
+        end = f'{number}.{place}' if len(graphs) > 1 else f'{number}'
+        path = Path(f'graph{end}.pt')
+        if not path.exists():
+            torch.save(each, path)
     return graph
 
 
@@ -249,17 +251,14 @@ def _cut(folder: Path) -> None:
     log = os.open('cut.log', os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(log, 2)
     torch.set_default_dtype(torch.float64)
-    for number in itertools.count():
-        path = Path(f'graph{number}.pt')
-        if not path.exists():
-            return
+    for number, path in enumerate(sorted(Path().glob('graph*.pt'))):
         graph = torch.load(path, weights_only=False)
         draw = torch.Generator().manual_seed(number)
         order = torch.rand(graph.num_nodes, generator=draw).argsort()
         ends = torch.tensor(SHARES).cumsum(0)[:-1].mul(graph.num_nodes).long()
         parts = torch.bucketize(order, ends, right=True)
         try:
-            pyg_sar.partition_graph(graph, NUM_PARTS, f'parts{number}', method=parts)
+            pyg_sar.partition_graph(graph, NUM_PARTS, path.stem.replace('graph', 'parts'), method=parts)
         except Exception as error:
             Path('cut.txt').write_text(f'{error}', encoding='utf-8')
 

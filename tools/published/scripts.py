@@ -8,7 +8,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-Edit = tuple[str, str]  # an old text, which must be there once, and the new one
+# An old text, the new one, and at how many places the old one must be: one, if nothing is said.
+Edit = tuple[str, str] | tuple[str, str, int]
 NUM_EPOCHS = 3
 INIT = 'import pyg_sar; pyg_sar.init()'
 
@@ -27,12 +28,12 @@ class Script:
     loop: str = ''  # the range of its epochs, which become three
     plain: tuple[Edit, ...] = ()  # changes of all runs, such as smaller sizes
     loads: tuple[str, ...] = ('dataset[0]',)  # expressions that give graphs
-    wraps: tuple[Edit, ...] = (('model', 'optimizer = '),)  # a model, and the line that follows
+    graphs: int = 1  # how many graphs each of them gives
+    wraps: tuple[tuple[str, str], ...] = (('model', 'optimizer = '),)  # and the line that follows
     more: tuple[Edit, ...] = ()  # what the porting page or an error says beyond the promised lines
     moved: bool = False  # whether `more` also takes the place of the promised lines of `wraps`
     why: str = ''  # what these lines are
-    paths: tuple[str, ...] = ()  # folders that Python finds modules in
-    cannot_compare: str = ''  # why numbers cannot be those of plain PyG
+    note: str = ''  # what is not as published
 
     @property
     def name(self) -> str:
@@ -58,15 +59,23 @@ def texts_of(script: Script, checkout: Path) -> Texts:
 
 def with_saved_graphs(texts: Texts, script: Script) -> Texts:
     """Saves the graphs that are to be cut; ``saved`` is a function that the run gives."""
-    edits = [(load, f'saved({load}, {number})') for number, load in enumerate(script.loads)]
+    edits: list[Edit] = []
+    for number, load in enumerate(script.loads):
+        left, equals, expression = load.rpartition('= ')
+        edits.append((load, f'{left}{equals}saved({expression}, {number})'))
     return edited(texts, edits)
 
 
 def ported(texts: Texts, script: Script, *, is_more: bool) -> Texts:
     """The program with the promised lines, and perhaps with more."""
-    edits = [
-        (load, f"pyg_sar.load_shard('parts{number}')") for number, load in enumerate(script.loads)
-    ]
+    edits: list[Edit] = []
+    for number, load in enumerate(script.loads):
+        left, equals, _ = load.rpartition('= ')
+        new = f"pyg_sar.load_shard('parts{number}')"
+        if script.graphs > 1:
+            folders = ', '.join(f"'parts{number}.{graph}'" for graph in range(script.graphs))
+            new = f'map(pyg_sar.load_shard, [{folders}])'
+        edits.append((load, left + equals + new))
     first, *others = texts
     if not (is_more and script.moved):
         edits += [_wrap(texts, *wrap) for wrap in script.wraps]
@@ -79,11 +88,12 @@ def ported(texts: Texts, script: Script, *, is_more: bool) -> Texts:
 
 def edited(texts: Texts, edits: list[Edit]) -> Texts:
     """The texts with all edits, each of which fits at one place."""
-    for old, new in edits:
-        places = [name for name, text in texts.items() for _ in range(text.count(old))]
-        if len(places) != 1:
-            raise ChangedError(f'{old!r} is there {len(places)} times, not once')
-        texts = {**texts, places[0]: texts[places[0]].replace(old, new)}
+    for old, new, *numbers in edits:
+        expected = numbers[0] if numbers else 1
+        count = sum(text.count(old) for text in texts.values())
+        if count != expected:
+            raise ChangedError(f'{old!r} is at {count} places (expected {expected})')
+        texts = {name: text.replace(old, new) for name, text in texts.items()}
     return texts
 
 
