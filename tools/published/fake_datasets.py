@@ -135,6 +135,14 @@ class _Fake(InMemoryDataset):
             graphs = [pre_transform(graph) for graph in graphs]
         self._data, self.slices = self.collate(graphs)
 
+    def __getitem__(self, index: Any) -> Any:
+        """A graph in double precision, or the graphs that a transform makes of it."""
+        found = super().__getitem__(index)
+        for each in found if isinstance(found, (tuple, list)) else [found]:
+            if isinstance(each, (Data, HeteroData)):
+                each.apply(lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)
+        return found
+
     @property
     def num_relations(self) -> int:
         """Twice, as PyG's datasets count the way back."""

@@ -16,6 +16,16 @@ def _planetoid(name: str, end: int, **more: object) -> Script:
     return Script(f'examples/{name}.py', loop=f'range(1, {end})', **more)  # type: ignore[arg-type]
 
 
+def _entities(name: str) -> Script:
+    return Script(
+        'examples/rgcn.py', f'--dataset {name}', loop='range(1, 51)',
+        more=(
+            ("load_shard('parts0')", "load_shard('parts0').update(torch.load('lists0.pt'))"),
+        ),
+        why='lists of labels, which lie beside the parts',
+    )
+
+
 FULL_BATCH = [
     _planetoid('agnn', 201),
     _planetoid('arma', 401),
@@ -45,8 +55,17 @@ FULL_BATCH = [
     Script(
         'examples/correct_and_smooth.py',
         loop='range(1, 301)',
-        plain=(('if not WITH_TORCH_SPARSE:', 'if False:'),),
-        note='without torch_sparse',
+        plain=(
+            ('if not WITH_TORCH_SPARSE:', 'if False:'),
+            ('transform=T.ToSparseTensor())', 'transform=T.ToUndirected())'),
+            ('adj_t = data.adj_t.to(device)', 'row, col = edge_index = data.edge_index'),
+            ('adj_t.sum(dim=1).to(torch.float)', 'torch.ones_like(x[:, 0]).index_add(0, col, torch.ones_like(x[:, 0])[col])'),
+            ('view(-1, 1) * adj_t * deg_inv_sqrt.view(1, -1)', 'view(-1)[row] * deg_inv_sqrt[col]'),
+            ('deg_inv_sqrt.view(-1, 1) * deg_inv_sqrt.view(-1, 1) * adj_t', 'deg_inv_sqrt[col] * deg_inv_sqrt[col]'),
+            ('train_idx, DAD)', 'train_idx, edge_index, DAD)'),
+            ('train_idx, DA)', 'train_idx, edge_index, DA)'),
+        ),
+        note='`edge_index` in place of a matrix of torch_sparse',
     ),
     _planetoid('unimp_arxiv', 501),
     Script(
@@ -78,7 +97,11 @@ FULL_BATCH = [
         why=_GATHER,
     ),
     _planetoid('graph_unet', 201, plain=(('2000 / data', '60 / data'),)),
-    Script('examples/ogc.py', loop='range(1, 65)', wraps=(('model', 'def update_U'),)),
+    Script(
+        'examples/ogc.py', loop='range(1, 65)', wraps=(('model', 'def update_U'),),
+        more=_gathered('data.train_mask)')[:0] + (('torch.diag(data.train_mask)', 'torch.diag(pyg_sar.gather(data.train_mask))'),),
+        why='a diagonal matrix is made whole',
+    ),
     _planetoid('sign', 201),
 ]
 
@@ -139,10 +162,20 @@ HETERO = [
     Script('examples/hetero/hgt_dblp.py', loop='range(1, 101)'),
     Script('examples/hetero/hetero_link_pred.py', loop='range(1, 301)'),
     Script('examples/hetero/hetero_link_pred.py', '--use_weighted_loss', loop='range(1, 301)'),
-    Script('examples/hetero/bipartite_sage.py', loop='range(1, 701)'),
+    Script(
+        'examples/hetero/bipartite_sage.py', loop='range(1, 701)',
+        plain=((
+            "test_data['movie', 'metapath_0', 'movie'].edge_index = edge_index",
+            "test_data['movie', 'metapath_0', 'movie'].edge_index = edge_index\n"
+            'train_data, val_data, test_data = (train_data, val_data, test_data)',
+        ),),
+        loads=('= (train_data, val_data, test_data)',),
+        graphs=3,
+    ),
     Script(
         'examples/hetero/dmgi_unsup.py', loop='range(1, 1001)',
         plain=(('epoch % 50', 'epoch % 1'),),
+        loads=('T.AddMetaPaths(metapaths, drop_orig_edge_types=True)(dataset[0])',),
         more=(
             ('.fit(train_emb, train_y)', '.fit(*map(pyg_sar.gather, (train_emb, train_y)))'),
             ('return clf.score(val_emb, val_y), clf.score(test_emb, test_y)', 'val_emb, val_y, test_emb, test_y = map(pyg_sar.gather, (val_emb, val_y, test_emb, test_y))\n    return clf.score(val_emb, val_y), clf.score(test_emb, test_y)'),
@@ -158,6 +191,68 @@ _SMALL_SPLITS: tuple[Edit, ...] = (
     ('rest_index[500:1500]', 'rest_index[40:]'),
 )
 
+_LISTS = (("load_shard('parts0')", "load_shard('parts0').update(torch.load('lists0.pt'))"),)
+
+OTHERS = [
+    *(
+        _entities(name)
+        for name in ('AIFB', 'BGS')
+    ),
+    _planetoid('rgat', 51, more=_LISTS, why='lists of labels, which lie beside the parts'),
+    Script(
+        'examples/wl_kernel.py', '--runs 1', loads=('Batch.from_data_list(dataset)',), wraps=(),
+        more=_LISTS + (('data.num_graphs', 'data.y.size(0)'),),
+    ),
+    Script('examples/signed_gcn.py', loop='range(101)'),
+    Script(
+        'examples/ogbn_proteins_deepgcn.py', loop='range(1, 1001)',
+        plain=(
+            ('RandomNodeLoader(data, num_parts=40, shuffle=True,', '[data]; dict('),
+            ('RandomNodeLoader(data, num_parts=5,', '[data]; dict('),
+            ('num_layers=28)', 'num_layers=6)'),
+        ),
+        more=tuple(
+            (f"torch.cat({kind}['{split}'], dim=0)", f"pyg_sar.gather(torch.cat({kind}['{split}'], dim=0))")
+            for split in ('train', 'valid', 'test') for kind in ('y_true', 'y_pred')
+        ),
+        why='the evaluator of OGB takes gathered rows',
+        note='full batch in place of `RandomNodeLoader`',
+    ),
+    Script(
+        'examples/rev_gnn.py', loop='range(1, 1001)',
+        plain=(
+            ('RandomNodeLoader(data, num_parts=10, shuffle=True,', '[data]; dict('),
+            ('RandomNodeLoader(data, num_parts=1,', '[data]; dict('),
+        ),
+        note='full batch in place of `RandomNodeLoader`',
+    ),
+    _planetoid(
+        'tensorboard_logging', 201,
+        plain=(('from torch.utils.tensorboard import SummaryWriter', 'from unittest.mock import MagicMock as SummaryWriter'),),
+        note='with a writer that does nothing',
+    ),
+    Script(
+        'examples/compile/gcn.py', loop='range(1, 201)',
+        plain=(('dynamic=False)', 'dynamic=False, backend="eager")'),),
+        note="backend `'eager'`",
+    ),
+    Script('examples/jit/gcn.py', loop='range(1, 201)', more=(('torch.jit.script(model)', 'model'),), why='without `torch.jit.script`'),
+    Script('examples/jit/gat.py', loop='range(1, 201)'),
+    Script(
+        'examples/multi_gpu/model_parallel.py', loop='range(1, 201)',
+        plain=(('torch.cuda.device_count() < 2', 'False'), ("'cuda:0'", "'cpu'", 4), ("'cuda:1'", "'cpu'")),
+        note='on the CPU',
+    ),
+    *(
+        Script(
+            f'examples/explain/{name}.py', plain=((loop, 'range(1, 4)', count),),
+        )
+        for name, loop, count in (
+            ('gnn_explainer', 'range(1, 201)', 1), ('captum_explainer', 'range(1, 201)', 1), ('graphmask_explainer', 'range(1, 201)', 3),
+        )
+    ),
+]
+
 CITATION = [
     Script(
         f'benchmark/citation/{name}.py', f'--dataset Cora --runs 2 --epochs 3 {more}{splits}'.strip(),
@@ -172,4 +267,4 @@ CITATION = [
     for splits in ('', '--random_splits')
 ]
 
-SCRIPTS = FULL_BATCH + LINKS + HETERO + CITATION
+SCRIPTS = FULL_BATCH + LINKS + HETERO + CITATION + OTHERS

@@ -7,6 +7,7 @@ of a server that has imported it.
 from __future__ import annotations
 
 import ast
+import builtins
 import contextlib
 import multiprocessing
 import os
@@ -149,7 +150,7 @@ def _prepare(record: Record) -> None:
     register_optimizer_step_post_hook(
         lambda optimizer, args, kwargs: record.steps.append(_state(optimizer))
     )
-    torch_geometric.seed_everything(1)
+    _seed()
 
 
 def _without_dropout() -> None:
@@ -194,10 +195,9 @@ def _execute(program: Path, *, is_port: bool) -> None:
     tree = _Precise().visit(ast.parse(program.read_text(encoding='utf-8')))
     main = types.ModuleType('__main__')
     main.__file__ = str(program)
-    if not is_port:
-        main.saved = _saved  # type: ignore[attr-defined]
-        import builtins
-
+    if is_port:
+        _seed_after_loading()
+    else:
         builtins.saved = _saved  # type: ignore[attr-defined]
     sys.modules['__main__'] = main
     sys.path[:0] = [str(program.parent), str(program.parents[1])]
@@ -230,7 +230,28 @@ def _saved(graph: Any, number: int) -> Any:
         path = Path(f'graph{end}.pt')
         if not path.exists():
             torch.save(each, path)
+            lists = {key: each[key] for key in ('train_idx', 'test_idx', 'train_y', 'test_y', 'y') if key in each}
+            torch.save(lists, f'lists{end}.pt')
+    _seed()
     return graph
+
+
+def _seed() -> None:
+    """Where a graph has been loaded: the draws that made it are no part of the training."""
+    torch_geometric.seed_everything(1)
+
+
+def _seed_after_loading() -> None:
+    import pyg_sar
+
+    load = pyg_sar.load_shard
+
+    def load_shard(*args: Any, **kwargs: Any) -> Any:
+        graph = load(*args, **kwargs)
+        _seed()
+        return graph
+
+    pyg_sar.load_shard = load_shard
 
 
 def cut(folder: Path, limit: float) -> str:
