@@ -11,7 +11,7 @@ from torch import Tensor
 RELATIVE = 1e-9  # of a tensor's largest entry
 ABSOLUTE = 1e-15  # below which a gradient is rounding
 _NUMBER = re.compile(r'[-+]?\d+\.?\d*(?:e[-+]?\d+)?')
-_TIME = re.compile(r'\b(time|duration|took|elapsed)\b[^,]*', re.IGNORECASE)
+_TIME = re.compile(r'\b(time|duration|took|elapsed|throughput|latency)\b[^,]*', re.IGNORECASE)
 
 
 def difference(plain: Record, port: Record) -> str:

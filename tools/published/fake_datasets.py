@@ -144,6 +144,13 @@ class _Fake(InMemoryDataset):
         return found
 
     @property
+    def num_classes(self) -> int:
+        """As the labels say, which may be those of a list."""
+        if 'train_y' in self._data:
+            return int(max(self._data.train_y.max(), self._data.test_y.max())) + 1
+        return super().num_classes
+
+    @property
     def num_relations(self) -> int:
         """Twice, as PyG's datasets count the way back."""
         return int(self._data.edge_type.max()) + 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import os
 import re
 import runpy
 import shlex
@@ -23,7 +24,7 @@ import pyg_scripts
 import runs
 import torch
 from compare import difference, is_comparable
-from runs import Record
+from runs import Program, Record
 from scripts import ChangedError, Script, Texts, new_lines, ported, texts_of, with_saved_graphs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,13 +45,17 @@ class Outcome:
 
 def outcome_of(script: Script, checkout: Path, folder: Path) -> Outcome:
     """Runs a script as it is and as ported, on one process and on ranks."""
-    words = shlex.split(script.options)
+
+    def program(texts: Texts, name: str) -> Program:
+        file = _write(texts, script, folder / name)
+        return Program(folder, file, shlex.split(script.options), checkout)
+
     try:
         texts = texts_of(script, checkout)
-        program = _write(with_saved_graphs(texts, script), script, folder / 'plain')
+        original = program(with_saved_graphs(texts, script), 'plain')
     except ChangedError as error:
         return Outcome(script, f'changed: {error}')
-    plain = runs.run_plain(folder, program, words, LIMIT)[0]
+    plain = runs.run_plain(original, LIMIT)[0]
     if plain.error:
         return Outcome(script, f'plain fails: {_first_sentence(plain.error)}')
     if not is_comparable(plain):
@@ -65,8 +70,7 @@ def outcome_of(script: Script, checkout: Path, folder: Path) -> Outcome:
         except ChangedError as error:
             return Outcome(script, f'changed: {error}')
         lines = new_lines(texts, port)
-        program = _write(port, script, folder / f'port{int(is_more)}')
-        verdict = _verdict(script, plain, folder, program, words)
+        verdict = _verdict(plain, program(port, 'more' if is_more else 'port'))
         if verdict == 'exact' or verdict.startswith('WRONG'):
             break
         if script.more and not is_more:
@@ -86,10 +90,10 @@ def _write(texts: Texts, script: Script, folder: Path) -> Path:
     return folder / Path(script.path).name
 
 
-def _verdict(script: Script, plain: Record, folder: Path, program: Path, words: list[str]) -> str:
+def _verdict(plain: Record, program: Program) -> str:
     found = {}
     for num_ranks in RANKS:
-        records = runs.run_port(folder, program, words, LIMIT, num_ranks=num_ranks)
+        records = runs.run_port(program, LIMIT, num_ranks=num_ranks)
         found[num_ranks] = _verdict_of(plain, records)
     one, ranks = found.values()
     if one == ranks:
@@ -153,4 +157,7 @@ def main() -> None:
 
 
 if __name__ == '__main__':
+    if os.environ.get('PYTHONHASHSEED') != '0':  # sets have one order in all processes
+        os.environ['PYTHONHASHSEED'] = '0'
+        os.execv(sys.executable, [sys.executable, *sys.argv])
     main()

@@ -16,12 +16,15 @@ def _planetoid(name: str, end: int, **more: object) -> Script:
     return Script(f'examples/{name}.py', loop=f'range(1, {end})', **more)  # type: ignore[arg-type]
 
 
+_LISTS: tuple[Edit, ...] = (
+    ("load_shard('parts0')", "load_shard('parts0')\ndata.update(torch.load('lists0.pt'))"),
+)
+
+
 def _entities(name: str) -> Script:
     return Script(
         'examples/rgcn.py', f'--dataset {name}', loop='range(1, 51)',
-        more=(
-            ("load_shard('parts0')", "load_shard('parts0').update(torch.load('lists0.pt'))"),
-        ),
+        more=_LISTS,
         why='lists of labels, which lie beside the parts',
     )
 
@@ -44,13 +47,6 @@ FULL_BATCH = [
     Script(
         'examples/label_prop.py',
         wraps=(),
-        more=(
-            ("'y_true': data.y[split_idx['valid']],", "'y_true': pyg_sar.gather(data.y[split_idx['valid']]),"),
-            ("'y_pred': y_pred[split_idx['valid']],", "'y_pred': pyg_sar.gather(y_pred[split_idx['valid']]),"),
-            ("'y_true': data.y[split_idx['test']],", "'y_true': pyg_sar.gather(data.y[split_idx['test']]),"),
-            ("'y_pred': y_pred[split_idx['test']],", "'y_pred': pyg_sar.gather(y_pred[split_idx['test']]),"),
-        ),
-        why='the evaluator of OGB takes gathered rows',
     ),
     Script(
         'examples/correct_and_smooth.py',
@@ -159,7 +155,7 @@ LINKS = [
 HETERO = [
     Script('examples/hetero/han_imdb.py', loop='range(1, 200)'),
     Script('examples/hetero/hetero_conv_dblp.py', loop='range(1, 101)'),
-    Script('examples/hetero/hgt_dblp.py', loop='range(1, 101)'),
+    Script('examples/hetero/hgt_dblp.py', loop='range(1, 101)', wraps=(('model', 'if torch.cuda.is_available():'),)),
     Script('examples/hetero/hetero_link_pred.py', loop='range(1, 301)'),
     Script('examples/hetero/hetero_link_pred.py', '--use_weighted_loss', loop='range(1, 301)'),
     Script(
@@ -191,19 +187,47 @@ _SMALL_SPLITS: tuple[Edit, ...] = (
     ('rest_index[500:1500]', 'rest_index[40:]'),
 )
 
-_LISTS = (("load_shard('parts0')", "load_shard('parts0').update(torch.load('lists0.pt'))"),)
+
+_OGB = 'the evaluator of OGB takes gathered rows'
+_EVALUATED = _gathered(
+    *(
+        f"torch.cat({kind}['{split}'], dim=0)"
+        for split in ('train', 'valid', 'test')
+        for kind in ('y_true', 'y_pred')
+    )
+)
+_EXPLAINED: tuple[Edit, ...] = (
+    ('explainer = Explainer(', 'with torch.random.fork_rng():\n    plain = GCN()\nplain.load_state_dict(model.state_dict())\nexplainer = Explainer('),
+    ('    model=model,', '    model=plain,'),
+    ('explainer(data.x, data.edge_index,', 'explainer(dataset[0].x, dataset[0].edge_index,'),
+)
 
 OTHERS = [
     *(
         _entities(name)
         for name in ('AIFB', 'BGS')
     ),
-    _planetoid('rgat', 51, more=_LISTS, why='lists of labels, which lie beside the parts'),
+    _planetoid(
+        'rgat', 51,
+        plain=(('optimizer = ', 'model.conv1.l2.data.fill_(0.1); model.conv2.l2.data.fill_(0.1)\noptimizer = '),),
+        note='`l2`, which RGATConv leaves unset, is filled in all runs',
+        more=_LISTS, why='lists of labels, which lie beside the parts'),
     Script(
         'examples/wl_kernel.py', '--runs 1', loads=('Batch.from_data_list(dataset)',), wraps=(),
-        more=_LISTS + (('data.num_graphs', 'data.y.size(0)'),),
+        more=_LISTS, why='numbers of graphs, which lie beside the parts',
     ),
-    Script('examples/signed_gcn.py', loop='range(101)'),
+    Script(
+        'examples/signed_gcn.py', loop='range(101)',
+        plain=(('for data in dataset:', 'for data in [dataset[0]]:'), ('model(x, ', 'model(x.double(), ', 2)),
+        wraps=(('model', 'optimizer = '),),
+        more=(
+            ('model.create_spectral_features(train_pos_edge_index, train_neg_edge_index)', 'model.create_spectral_features(*map(pyg_sar.gather, (train_pos_edge_index, train_neg_edge_index)))'),
+            ('model.loss(z, train_pos_edge_index, train_neg_edge_index)', 'model.loss(z, *map(pyg_sar.gather, (train_pos_edge_index, train_neg_edge_index)))'),
+            ('model.test(z, test_pos_edge_index, test_neg_edge_index)', 'model.test(*map(pyg_sar.gather, (z, test_pos_edge_index, test_neg_edge_index)))'),
+        ),
+        why='edges that SciPy and negative sampling read, and rows for scikit-learn, are gathered',
+        note='one window of time',
+    ),
     Script(
         'examples/ogbn_proteins_deepgcn.py', loop='range(1, 1001)',
         plain=(
@@ -211,11 +235,8 @@ OTHERS = [
             ('RandomNodeLoader(data, num_parts=5,', '[data]; dict('),
             ('num_layers=28)', 'num_layers=6)'),
         ),
-        more=tuple(
-            (f"torch.cat({kind}['{split}'], dim=0)", f"pyg_sar.gather(torch.cat({kind}['{split}'], dim=0))")
-            for split in ('train', 'valid', 'test') for kind in ('y_true', 'y_pred')
-        ),
-        why='the evaluator of OGB takes gathered rows',
+        more=_EVALUATED,
+        why=_OGB,
         note='full batch in place of `RandomNodeLoader`',
     ),
     Script(
@@ -224,6 +245,8 @@ OTHERS = [
             ('RandomNodeLoader(data, num_parts=10, shuffle=True,', '[data]; dict('),
             ('RandomNodeLoader(data, num_parts=1,', '[data]; dict('),
         ),
+        more=_EVALUATED,
+        why=_OGB,
         note='full batch in place of `RandomNodeLoader`',
     ),
     _planetoid(
@@ -243,13 +266,10 @@ OTHERS = [
         plain=(('torch.cuda.device_count() < 2', 'False'), ("'cuda:0'", "'cpu'", 4), ("'cuda:1'", "'cpu'")),
         note='on the CPU',
     ),
-    *(
-        Script(
-            f'examples/explain/{name}.py', plain=((loop, 'range(1, 4)', count),),
-        )
-        for name, loop, count in (
-            ('gnn_explainer', 'range(1, 201)', 1), ('captum_explainer', 'range(1, 201)', 1), ('graphmask_explainer', 'range(1, 201)', 3),
-        )
+    Script(
+        'examples/explain/gnn_explainer.py', loop='range(1, 201)',
+        plain=(('epochs=200', 'epochs=5'),), more=_EXPLAINED,
+        why='a plain model is explained on the plain graph',
     ),
 ]
 
@@ -267,4 +287,19 @@ CITATION = [
     for splits in ('', '--random_splits')
 ]
 
-SCRIPTS = FULL_BATCH + LINKS + HETERO + CITATION + OTHERS
+INFERENCE = [
+    Script(
+        'benchmark/inference/inference_benchmark.py',
+        f'--datasets Reddit --models {model} --full-batch --evaluate --num-layers 2 '
+        '--num-hidden-channels 16 --eval-batch-sizes 512',
+        plain=(
+            ('y = full_batch_inference(model, data)', 'y = full_batch_inference(model, data); print(float(y.square().sum()))'),
+        ),
+        loads=('dataset.to(device)',),
+        wraps=(('model', '                        model.eval()'),),
+        note='prints the sum of squares of the outputs, too',
+    )
+    for model in ('edge_cnn', 'gat', 'gcn', 'sage')
+]
+
+SCRIPTS = FULL_BATCH + LINKS + HETERO + OTHERS + CITATION + INFERENCE

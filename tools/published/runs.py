@@ -17,7 +17,6 @@ import sys
 import time
 import traceback
 import types
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ import torch_geometric.loader
 import torch_geometric.logging
 import torch_geometric.nn
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 NUM_PARTS = 3
@@ -52,27 +52,35 @@ class Record:
     trace: str = ''
 
 
-def run_plain(folder: Path, program: Path, words: list[str], limit: float) -> list[Record]:
+@dataclass(frozen=True)
+class Program:
+    """What runs."""
+
+    folder: Path  # with the graphs and their parts
+    file: Path
+    words: list[str]  # of the command line
+    checkout: Path  # where Python finds the modules of the script
+
+
+def run_plain(program: Program, limit: float) -> list[Record]:
     """Runs plain PyG, and saves the graphs that it trains on."""
-    return _run(_forks, 1, (folder, program, words), limit)
+    return _run(_forks, 1, program, limit)
 
 
-def run_port(
-    folder: Path, program: Path, words: list[str], limit: float, *, num_ranks: int
-) -> list[Record]:
+def run_port(program: Program, limit: float, *, num_ranks: int) -> list[Record]:
     """Runs a port on ranks, or on one process that holds all parts."""
-    return _run(_ports, num_ranks, (folder, program, words), limit)
+    return _run(_ports, num_ranks, program, limit)
 
 
-def _run(context: Any, num_ranks: int, what: tuple[Path, Path, list[str]], limit: float) -> list[Record]:
-    folder, program, _ = what
-    results = [folder / f'{program.parents[1].name}.{num_ranks}.{rank}.pt' for rank in range(num_ranks)]
+def _run(context: Any, num_ranks: int, program: Program, limit: float) -> list[Record]:
+    name = program.file.parents[1].name
+    results = [program.folder / f'{name}.{num_ranks}.{rank}.pt' for rank in range(num_ranks)]
     for result in results:
         result.unlink(missing_ok=True)
     is_port = context is _ports
     port = _free_port()
     processes = [
-        context.Process(target=_process, args=(*what, rank, num_ranks, port, is_port, results[rank]))
+        context.Process(target=_process, args=(program, rank, num_ranks, port, is_port, results[rank]))
         for rank in range(num_ranks)
     ]
     for process in processes:
@@ -96,16 +104,9 @@ def _read(result: Path, limit: float) -> Record:
 
 
 def _process(
-    folder: Path,
-    program: Path,
-    words: list[str],
-    rank: int,
-    num_ranks: int,
-    port: int,
-    is_port: bool,
-    result: Path,
+    program: Program, rank: int, num_ranks: int, port: int, is_port: bool, result: Path
 ) -> None:
-    os.chdir(folder)
+    os.chdir(program.folder)
     log = os.open(result.with_suffix('.log'), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(log, 2)
     os.dup2(log, 1)
@@ -114,7 +115,7 @@ def _process(
         os.environ.update({name: str(value) for name, value in names.items()})
         os.environ.update(MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port))
     record = Record()
-    sys.argv = [str(program), *words]
+    sys.argv = [str(program.file), *program.words]
     _prepare(record)
     text = result.with_suffix('.txt')
     try:
@@ -156,7 +157,7 @@ def _prepare(record: Record) -> None:
 def _without_dropout() -> None:
     """No function and no layer drops anything, nor draws a number for it."""
     functional = torch.nn.functional
-    functional.dropout = lambda input, p=0.5, training=True, inplace=False: input
+    functional.dropout = _identity
     functional.dropout1d = functional.dropout2d = functional.alpha_dropout = functional.dropout
     set_attribute = torch.nn.Module.__setattr__
 
@@ -169,6 +170,10 @@ def _without_dropout() -> None:
     torch.nn.Module.__setattr__ = set_  # type: ignore[method-assign]
 
 
+def _identity(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    return input
+
+
 def _log(*args: Any, **kwargs: Any) -> None:
     print(', '.join(f'{key}: {value}' for key, value in kwargs.items()))
 
@@ -176,7 +181,7 @@ def _log(*args: Any, **kwargs: Any) -> None:
 def _state(optimizer: torch.optim.Optimizer) -> list[Tensor | None]:
     parameters = [p for group in optimizer.param_groups for p in group['params']]
     return [
-        None if each is None else _plain(each)
+        None if each is None or is_lazy(each) else _plain(each)
         for parameter in parameters
         for each in (parameter, parameter.grad)
     ]
@@ -190,18 +195,18 @@ def _plain(tensor: Tensor) -> Tensor:
     return (tensor.to_dense() if tensor.is_sparse else tensor).clone()
 
 
-def _execute(program: Path, *, is_port: bool) -> None:
+def _execute(program: Program, *, is_port: bool) -> None:
     """Runs the program as Python would."""
-    tree = _Precise().visit(ast.parse(program.read_text(encoding='utf-8')))
+    tree = _Precise().visit(ast.parse(program.file.read_text(encoding='utf-8')))
     main = types.ModuleType('__main__')
-    main.__file__ = str(program)
+    main.__file__ = str(program.file)
     if is_port:
         _seed_after_loading()
     else:
         builtins.saved = _saved  # type: ignore[attr-defined]
     sys.modules['__main__'] = main
-    sys.path[:0] = [str(program.parent), str(program.parents[1])]
-    exec(compile(ast.fix_missing_locations(tree), program, 'exec'), main.__dict__)
+    sys.path[:0] = [*map(str, program.file.parents[:2]), str(program.checkout)]
+    exec(compile(ast.fix_missing_locations(tree), program.file, 'exec'), main.__dict__)
 
 
 class _Precise(ast.NodeTransformer):
@@ -230,10 +235,17 @@ def _saved(graph: Any, number: int) -> Any:
         path = Path(f'graph{end}.pt')
         if not path.exists():
             torch.save(each, path)
-            lists = {key: each[key] for key in ('train_idx', 'test_idx', 'train_y', 'test_y', 'y') if key in each}
-            torch.save(lists, f'lists{end}.pt')
+            torch.save(_lists(each), f'lists{end}.pt')
     _seed()
     return graph
+
+
+def _lists(graph: Any) -> dict[str, Any]:
+    """What belongs neither to nodes nor to edges, and so is not cut."""
+    names = ['train_idx', 'test_idx', 'train_y', 'test_y', 'num_graphs', 'y']
+    lists = {name: getattr(graph, name) for name in names if hasattr(graph, name)}
+    y = lists.pop('y', None)
+    return lists if y is None or len(y) == graph.num_nodes else {**lists, 'y': y}
 
 
 def _seed() -> None:
@@ -288,6 +300,3 @@ def _free_port() -> int:
     with socket.socket() as server:
         server.bind(('127.0.0.1', 0))
         return int(server.getsockname()[1])
-
-
-Run = Callable[..., list[Record]]

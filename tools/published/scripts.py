@@ -51,7 +51,7 @@ def texts_of(script: Script, checkout: Path) -> Texts:
     texts = {name: (folder / name).read_text(encoding='utf-8') for name in names}
     edits = list(script.plain)
     if script.loop:
-        start = re.match(r'range\((\d+), ', script.loop)
+        start = re.search(r'\((\d+), ', script.loop)
         first = int(start[1]) if start else 0
         edits.append((script.loop, f'range({first}, {first + NUM_EPOCHS})'))
     return edited(texts, edits)
