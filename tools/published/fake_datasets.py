@@ -47,7 +47,11 @@ class Draw:
 
 
 def planetoid(
-    *, num_features: int = 16, num_classes: int = 4, splits: tuple[int, ...] = (), directed: bool = False
+    *,
+    num_features: int = 16,
+    num_classes: int = 4,
+    splits: tuple[int, ...] = (),
+    directed: bool = False,
 ) -> Data:
     """A graph of documents; `splits` is the number of its splits, if there are several."""
     draw = Draw()
@@ -78,7 +82,10 @@ def entities() -> Data:
 
 
 def _hetero(
-    sizes: dict[str, int], edges: list[tuple[str, str, str]], features: dict[str, int], seed: int = 0
+    sizes: dict[str, int],
+    edges: list[tuple[str, str, str]],
+    features: dict[str, int],
+    seed: int = 0,
 ) -> HeteroData:
     draw, data = Draw(seed), HeteroData()
     for kind, size in sizes.items():
@@ -126,7 +133,9 @@ def dblp() -> HeteroData:
 class _Fake(InMemoryDataset):
     make: Callable[..., Any] = staticmethod(planetoid)
 
-    def __init__(self, *args: Any, transform: Any = None, pre_transform: Any = None, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, transform: Any = None, pre_transform: Any = None, **kwargs: Any
+    ) -> None:
         transform = transform or next((each for each in args if callable(each)), None)
         super().__init__(None, transform)
         made = self.make(*args, **kwargs)
@@ -159,10 +168,10 @@ class _Fake(InMemoryDataset):
 class _Ogb(_Fake):
     def get_idx_split(self) -> dict[str, Tensor]:
         """Lists of nodes."""
-        masks = Draw(3).masks(self._data.num_nodes)
-        return {
-            name: mask.nonzero().view(-1) for name, mask in zip(('train', 'valid', 'test'), masks)
-        }
+        train, valid, test = (
+            mask.nonzero().view(-1) for mask in Draw(3).masks(self._data.num_nodes)
+        )
+        return {'train': train, 'valid': valid, 'test': test}
 
 
 def _dataset(make: Callable[..., Any], base: type = _Fake) -> type:
@@ -225,6 +234,17 @@ def _relations() -> Data:
     )
 
 
+def _tissues(*args: Any, split: str = 'train', **kwargs: Any) -> list[Data]:
+    graphs = []
+    for seed in range(2):
+        draw = Draw(10 * len(split) + seed)
+        edge_index = to_undirected(draw.pairs(60, 60, 150))
+        graphs.append(
+            Data(x=draw.normal(60, 12), edge_index=edge_index, y=draw.ids(2, 60, 5) * 1.0)
+        )
+    return graphs
+
+
 def _trust() -> list[Data]:
     graphs = []
     for seed in range(4):
@@ -261,9 +281,12 @@ DATASETS: dict[str, dict[str, type]] = {
         'FB15k_237': type('Fake', (_Fake,), {'make': staticmethod(_knowledge)}),
         'RelLinkPredDataset': _dataset(_relations),
         'BitcoinOTC': _dataset(_trust),
+        'PPI': type('Fake', (_Fake,), {'make': staticmethod(_tissues)}),
         'TUDataset': _dataset(_molecules),
     },
-    'ogb.nodeproppred': {'PygNodePropPredDataset': type('Fake', (_Ogb,), {'make': staticmethod(_ogb)})},
+    'ogb.nodeproppred': {
+        'PygNodePropPredDataset': type('Fake', (_Ogb,), {'make': staticmethod(_ogb)})
+    },
 }
 
 

@@ -14,6 +14,7 @@ import re
 import runpy
 import shlex
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -32,6 +33,46 @@ LIMIT = 120.0  # seconds for a run
 RANKS = (1, 3)
 
 
+_HEAD = """\
+# Published programs
+
+What PyG's own examples and benchmarks do on pyg_sar. `make published CHECKOUT=FOLDER` writes this
+page. It takes the scripts from a checkout of PyG, changes the lines that [porting](porting.md)
+names, and nothing else. Each script runs three times: with plain PyG, with pyg_sar on one process
+that holds 3 parts, and with pyg_sar on 3 ranks (gloo).
+
+After every step of every optimizer each parameter and each gradient is compared with those of plain
+PyG, on all ranks, and at the end every printed number, with 12 digits, except times. They must be
+equal to 1e-9 of the largest entry of a tensor. A parameter whose gradient is zero but for rounding,
+below 1e-13, must be equal to 1e-9 of the largest entry of all parameters. Versions: PyG {pyg} with
+its scripts of {revision}, torch {torch}.
+
+In all three runs:
+
+- The graph is a small synthetic one, 45 to 345 nodes, under the name of the dataset that the script
+  downloads. Parts hold 55, 30 and 15 % of its nodes, drawn at random.
+- There are 3 epochs, in double precision and without dropout. One seed is set where the graph has
+  been loaded. A large width or batch size is made smaller.
+- The script runs as published but for that. What else had to change is named in the table.
+
+**steps** and **prints** count the steps of optimizers and the printed lines that were compared.
+**lines** counts the lines that are new or changed: `import pyg_sar; pyg_sar.init()` is one,
+`load_shard` and `DistributedDataParallel` are one for each graph and model.
+
+"""
+
+_MEANINGS = {
+    'exact': 'with the promised lines alone',
+    'exact with more lines': 'which the message, or a page of the documentation, names',
+    'refused': 'an error says why, and what to do instead',
+    'WRONG': 'other numbers, without an error',
+    'not comparable': 'exact on one process; on ranks other numbers, as the documentation says',
+    'stopped': 'an error that pyg_sar did not mean, or no end within two minutes',
+    'plain fails': 'with plain PyG of today',
+    'changed': 'the script is not the one that the table of edits was made for',
+}
+
+
 @dataclass
 class Outcome:
     """What became of a script."""
@@ -40,6 +81,8 @@ class Outcome:
     verdict: str
     lines: int = 0  # that are new or changed
     more: int = 0  # of them, those beyond the promised ones
+    steps: int = 0  # of optimizers, that were compared
+    printed: int = 0  # lines, that were compared
     told: str = ''  # by the promised lines alone, where more are needed
 
 
@@ -70,7 +113,7 @@ def outcome_of(script: Script, checkout: Path, folder: Path) -> Outcome:
         except ChangedError as error:
             return Outcome(script, f'changed: {error}')
         lines = new_lines(texts, port)
-        verdict = _verdict(plain, program(port, 'more' if is_more else 'port'))
+        verdict = _verdict(plain, program(port, 'more' if is_more else 'port'), script.differs)
         if verdict == 'exact' or verdict.startswith('WRONG'):
             break
         if script.more and not is_more:
@@ -78,7 +121,7 @@ def outcome_of(script: Script, checkout: Path, folder: Path) -> Outcome:
     more = lines - promised if is_more else 0
     if verdict == 'exact' and is_more:
         verdict = f'exact with {more} more {"line" if more == 1 else "lines"}'
-    return Outcome(script, verdict, lines, more, told)
+    return Outcome(script, verdict, lines, more, len(plain.steps), len(plain.lines), told)
 
 
 def _write(texts: Texts, script: Script, folder: Path) -> Path:
@@ -90,12 +133,14 @@ def _write(texts: Texts, script: Script, folder: Path) -> Path:
     return folder / Path(script.path).name
 
 
-def _verdict(plain: Record, program: Program) -> str:
+def _verdict(plain: Record, program: Program, differs: str) -> str:
     found = {}
     for num_ranks in RANKS:
         records = runs.run_port(program, LIMIT, num_ranks=num_ranks)
         found[num_ranks] = _verdict_of(plain, records)
     one, ranks = found.values()
+    if differs and one == 'exact' and ranks.startswith('WRONG'):
+        return f'not comparable: {differs}'
     if one == ranks:
         return one
     for kind in ('WRONG', 'stopped', 'refused'):
@@ -123,9 +168,43 @@ def _first_sentence(text: str) -> str:
     return re.split(r'(?<=\w)\. ', line)[0][:300]
 
 
-def page(outcomes: list[Outcome]) -> str:
+def page(outcomes: list[Outcome], revision: str) -> str:
     """All outcomes, as Markdown."""
-    return ''
+    kinds = [_kind(outcome) for outcome in outcomes]
+    counts = Counter(kinds)
+    lines = [
+        _HEAD.format(
+            revision=revision,
+            torch=torch.__version__.split('+')[0],
+            pyg=importlib.metadata.version('torch_geometric'),
+        ),
+        '| | programs | meaning |',
+        '|---|---|---|',
+        *(f'| *{kind}* | {counts[kind]} | {meaning} |' for kind, meaning in _MEANINGS.items()),
+        '',
+        '| program | steps | prints | lines | result | beyond the promised lines |',
+        '|---|---|---|---|---|---|',
+    ]
+    for outcome in outcomes:
+        script, is_more = outcome.script, outcome.more or not outcome.verdict.startswith('exact')
+        told = '; '.join(text for text in (script.why if is_more else '', script.note) if text)
+        numbers = [outcome.steps, outcome.printed, outcome.lines]
+        cells = [f'`{script.name}`', *map(str, numbers), outcome.verdict, told]
+        lines.append('| ' + ' | '.join(cell.replace('|', '\\|') for cell in cells) + ' |')
+    return '\n'.join(lines) + '\n'
+
+
+def _kind(outcome: Outcome) -> str:
+    if outcome.verdict.startswith('exact with'):
+        return 'exact with more lines'
+    return outcome.verdict.split(':')[0]
+
+
+def _revision(checkout: Path) -> str:
+    """The commit of a checkout, if git knows it."""
+    words = ['git', '-C', str(checkout), 'log', '-1', '--format=%h of %cs']
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    return f'commit {done.stdout.strip()}' if done.returncode == 0 else 'a checkout'
 
 
 def main() -> None:
@@ -146,11 +225,14 @@ def main() -> None:
             shutil.rmtree(folder, ignore_errors=True)
             outcome = outcome_of(script, args.checkout.resolve(), folder.resolve())
             outcomes.append(outcome)
-            print(f'{script.name}: {outcome.verdict} ({outcome.lines} lines)', flush=True)
+            print(
+                f'{script.name}: {outcome.verdict} ({outcome.lines} lines, {outcome.steps} steps)',
+                flush=True,
+            )
             if outcome.told:
                 print(f'    promised lines alone: {outcome.told}', flush=True)
     if args.out:
-        args.out.write_text(page(outcomes), encoding='utf-8')
+        args.out.write_text(page(outcomes, _revision(args.checkout)), encoding='utf-8')
     if not args.keep:
         shutil.rmtree(root, ignore_errors=True)
     print(Counter(outcome.verdict.split(':')[0] for outcome in outcomes))

@@ -27,7 +27,9 @@ import torch_geometric
 import torch_geometric.loader
 import torch_geometric.logging
 import torch_geometric.nn
+from full_neighbours import NeighborLoader
 from torch import Tensor
+from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -80,7 +82,9 @@ def _run(context: Any, num_ranks: int, program: Program, limit: float) -> list[R
     is_port = context is _ports
     port = _free_port()
     processes = [
-        context.Process(target=_process, args=(program, rank, num_ranks, port, is_port, results[rank]))
+        context.Process(
+            target=_process, args=(program, rank, num_ranks, port, is_port, results[rank])
+        )
         for rank in range(num_ranks)
     ]
     for process in processes:
@@ -111,7 +115,12 @@ def _process(
     os.dup2(log, 2)
     os.dup2(log, 1)
     if num_ranks > 1:
-        names = {'RANK': rank, 'LOCAL_RANK': rank, 'WORLD_SIZE': num_ranks, 'LOCAL_WORLD_SIZE': num_ranks}
+        names = {
+            'RANK': rank,
+            'LOCAL_RANK': rank,
+            'WORLD_SIZE': num_ranks,
+            'LOCAL_WORLD_SIZE': num_ranks,
+        }
         os.environ.update({name: str(value) for name, value in names.items()})
         os.environ.update(MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port))
     record = Record()
@@ -159,18 +168,19 @@ def _without_dropout() -> None:
     functional = torch.nn.functional
     functional.dropout = _identity
     functional.dropout1d = functional.dropout2d = functional.alpha_dropout = functional.dropout
-    set_attribute = torch.nn.Module.__setattr__
+    module = torch.nn.Module
+    set_attribute: Any = module.__setattr__
 
-    def set_(module: torch.nn.Module, name: str, value: Any) -> None:
-        is_rate = isinstance(value, float) and (
-            'dropout' in name or (name == 'p' and isinstance(module, torch.nn.modules.dropout._DropoutNd))
-        )
-        set_attribute(module, name, 0.0 if is_rate else value)
+    def set_(layer: Any, name: str, value: Any) -> None:
+        is_rate = 'dropout' in name or (name == 'p' and isinstance(layer, _DropoutNd))
+        set_attribute(layer, name, 0.0 if is_rate and isinstance(value, float) else value)
 
-    torch.nn.Module.__setattr__ = set_  # type: ignore[method-assign]
+    module.__setattr__ = set_  # type: ignore
 
 
-def _identity(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+def _identity(
+    input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> Tensor:
     return input
 
 
@@ -203,6 +213,7 @@ def _execute(program: Program, *, is_port: bool) -> None:
     if is_port:
         _seed_after_loading()
     else:
+        torch_geometric.loader.NeighborLoader = NeighborLoader
         builtins.saved = _saved  # type: ignore[attr-defined]
     sys.modules['__main__'] = main
     sys.path[:0] = [*map(str, program.file.parents[:2]), str(program.checkout)]
@@ -212,24 +223,25 @@ def _execute(program: Program, *, is_port: bool) -> None:
 class _Precise(ast.NodeTransformer):
     """Twelve digits where a script prints 4, and double precision where it names single."""
 
-    def visit_Attribute(self, node: ast.Attribute) -> ast.Attribute:  # noqa: N802
+    def visit_Attribute(self, node: ast.Attribute) -> ast.Attribute:
         """``torch.float`` and ``x.float``."""
         self.generic_visit(node)
         if node.attr in ('float', 'float32'):
             node.attr = 'double'
         return node
 
-    def visit_FormattedValue(self, node: ast.FormattedValue) -> ast.FormattedValue:  # noqa: N802
+    def visit_FormattedValue(self, node: ast.FormattedValue) -> ast.FormattedValue:
         """What stands in the braces of an f-string."""
         self.generic_visit(node)
         for part in getattr(node.format_spec, 'values', []):
-            if isinstance(part, ast.Constant) and re.fullmatch(r'\.\df', part.value):
+            if isinstance(part, ast.Constant) and re.fullmatch(r'\.\df', str(part.value)):
                 part.value = '.12g'
         return node
 
 
 def _saved(graph: Any, number: int) -> Any:
-    graphs = graph if isinstance(graph, (tuple, list)) else [graph]
+    is_loader = isinstance(graph, torch.utils.data.DataLoader)
+    graphs = list(graph) if is_loader or isinstance(graph, (tuple, list)) else [graph]
     for place, each in enumerate(graphs):
         end = f'{number}.{place}' if len(graphs) > 1 else f'{number}'
         path = Path(f'graph{end}.pt')
@@ -291,7 +303,9 @@ def _cut(folder: Path) -> None:
         ends = torch.tensor(SHARES).cumsum(0)[:-1].mul(graph.num_nodes).long()
         parts = torch.bucketize(order, ends, right=True)
         try:
-            pyg_sar.partition_graph(graph, NUM_PARTS, path.stem.replace('graph', 'parts'), method=parts)
+            pyg_sar.partition_graph(
+                graph, NUM_PARTS, path.stem.replace('graph', 'parts'), method=parts
+            )
         except Exception as error:
             Path('cut.txt').write_text(f'{error}', encoding='utf-8')
 

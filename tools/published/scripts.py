@@ -34,11 +34,13 @@ class Script:
     moved: bool = False  # whether `more` also takes the place of the promised lines of `wraps`
     why: str = ''  # what these lines are
     note: str = ''  # what is not as published
+    differs: str = ''  # why the numbers of ranks are others, as the documentation says
+    label: str | None = None  # how the page calls the options
 
     @property
     def name(self) -> str:
-        """How the table calls it."""
-        return f'{self.path} {self.options}'.strip()
+        """How the page calls it."""
+        return f'{self.path} {self.options if self.label is None else self.label}'.strip()
 
 
 Texts = dict[str, str]  # by the file's name
@@ -75,6 +77,8 @@ def ported(texts: Texts, script: Script, *, is_more: bool) -> Texts:
         if script.graphs > 1:
             folders = ', '.join(f"'parts{number}.{graph}'" for graph in range(script.graphs))
             new = f'map(pyg_sar.load_shard, [{folders}])'
+        if load.startswith('DataLoader('):
+            new = f'[{new}]'
         edits.append((load, left + equals + new))
     first, *others = texts
     if not (is_more and script.moved):
