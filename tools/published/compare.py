@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import torch
-from runs import Record
+from record import Record
 from torch import Tensor
 
 RELATIVE = 1e-9  # of a tensor's largest entry

@@ -17,7 +17,7 @@ import sys
 import time
 import traceback
 import types
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ import torch_geometric.loader
 import torch_geometric.logging
 import torch_geometric.nn
 from full_neighbours import NeighborLoader
+from record import Record
 from torch import Tensor
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parameter import is_lazy
@@ -40,18 +41,6 @@ GRACE = 15.0  # seconds for the other ranks, after one has ended with an error
 _forks = multiprocessing.get_context('fork')
 _ports = multiprocessing.get_context('forkserver')
 _ports.set_forkserver_preload(['torch_geometric.nn', 'torch_geometric.loader', 'pyg_sar'])
-
-
-@dataclass
-class Record:
-    """What a process of a program did."""
-
-    steps: list[list[Tensor | None]] = field(default_factory=list)  # parameters and gradients
-    lines: list[str] = field(default_factory=list)  # that it printed
-    error: str = ''  # its message
-    kind: str = ''  # its class
-    is_refusal: bool = False  # whether pyg_sar raised it on purpose
-    trace: str = ''
 
 
 @dataclass(frozen=True)
@@ -137,9 +126,8 @@ def _process(
         record.error = str(error) or repr(error)
         record.kind = type(error).__name__
         last = traceback.extract_tb(error.__traceback__)[-1]
-        record.is_refusal = '/pyg_sar/' in last.filename and isinstance(
-            error, (ValueError, TypeError, NotImplementedError, AttributeError)
-        )
+        is_raised = (last.line or '').startswith('raise')
+        record.is_refusal = '/pyg_sar/' in last.filename and is_raised
         record.trace = traceback.format_exc()
         print(record.trace, file=sys.stderr)
     record.lines = text.read_text(encoding='utf-8').splitlines()
