@@ -213,6 +213,7 @@ HETERO = [
         'examples/hetero/hgt_dblp.py',
         loop='range(1, 101)',
         wraps=(('model', 'if torch.cuda.is_available():'),),
+        note='wrapped before the dry run of its lazy layers',
     ),
     Script('examples/hetero/hetero_link_pred.py', loop='range(1, 301)'),
     Script('examples/hetero/hetero_link_pred.py', '--use_weighted_loss', loop='range(1, 301)'),
