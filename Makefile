@@ -23,7 +23,7 @@ endif
 .DEFAULT_GOAL := help
 BENCHMARKS := attention kernels convs limit epoch scaling accuracy sampling ogbn partition network one_machine
 
-.PHONY: help demo test test-slow test-oldest test-newest test-cuda-sim test-benchmarks docs lint format convs ops faults errors private-names golden fuzz fuzz-sequences bench bench-memory $(BENCHMARKS:%=bench-%) clean
+.PHONY: help demo test test-slow test-oldest test-newest test-cuda-sim test-benchmarks docs lint format convs ops published faults errors private-names golden fuzz fuzz-sequences bench bench-memory $(BENCHMARKS:%=bench-%) clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -72,6 +72,9 @@ convs: $(INSTALLED)  ## run every conv of PyG on ranks and write docs/convs.md
 
 ops: $(INSTALLED)  ## run every function of torch on rows and write docs/ops.md
 	@$(BIN)/python tests/rows/ops_table.py
+
+published: $(INSTALLED)  ## run the scripts of a checkout of PyG, CHECKOUT=FOLDER, and write docs/published.md
+	@$(BIN)/python tools/published/main.py $(CHECKOUT) --out docs/published.md $(ARGS)
 
 faults: $(INSTALLED)  ## end ranks in every way and phase, and write docs/faults.md
 	@$(BIN)/python tests/faults/table.py

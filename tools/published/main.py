@@ -1,0 +1,249 @@
+"""Runs published scripts on pyg_sar, compares every step with plain PyG, and writes a page.
+
+python tools/published/main.py CHECKOUT                     # every script of the table
+python tools/published/main.py CHECKOUT --only gat gcn      # those whose name has one of the words
+python tools/published/main.py CHECKOUT --table FILE.py     # another table: a list SCRIPTS
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import os
+import re
+import runpy
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyg_scripts
+import runs
+import torch
+from compare import difference, is_comparable
+from record import Record
+from runs import Program
+from scripts import ChangedError, Script, Texts, new_lines, ported, texts_of, with_saved_graphs
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT = 120.0  # seconds for a run
+RANKS = (1, 3)
+
+
+_HEAD = """\
+# Published programs
+
+What PyG's own examples and benchmarks do on pyg_sar. `make published CHECKOUT=FOLDER` writes this
+page: it takes the scripts from a checkout of PyG and changes the lines that [porting](porting.md)
+names. Each script runs three times: with plain PyG, with pyg_sar on one process that holds 3 parts,
+and with pyg_sar on 3 ranks (gloo). If the promised lines are refused, it runs again with the lines
+that the message asks for.
+
+After every step of every optimizer each parameter and each gradient is compared with those of plain
+PyG, on all ranks, and at the end every printed number, with 12 digits, except times. They must be
+equal to 1e-9 of the largest entry of a tensor. A parameter whose gradient is zero but for rounding,
+below 1e-13, must be equal to 1e-9 of the largest entry of all parameters. Versions: PyG {pyg} with
+its scripts of {revision}, torch {torch}.
+
+In all three runs:
+
+- The graph is a small synthetic one, 60 to 240 nodes, under the name of the dataset that the script
+  downloads. Parts hold 55, 30 and 15 % of its nodes, drawn at random.
+- There are few epochs, in double precision and without dropout. One seed is set where the graph has
+  been loaded. A large width, batch size or number of layers is made small.
+- What else is not as published stands in the last column.
+
+**steps** and **prints** count the steps of optimizers and the printed lines that were compared.
+**lines** counts the lines that are new or changed: `import pyg_sar; pyg_sar.init()` is one,
+`load_shard` and `DistributedDataParallel` are one for each graph and model.
+"""
+
+_MEANINGS = {
+    'exact': 'with the promised lines alone',
+    'exact with more lines': 'which the message or the documentation names, or the table',
+    'refused': 'an error says why, and what to do instead',
+    'WRONG': 'other numbers, without an error',
+    'not comparable': 'exact on one process; other numbers on ranks, for the reason that is named',
+    'stopped': 'an error that pyg_sar did not mean, or no end within two minutes',
+    'plain fails': 'with plain PyG of today',
+    'changed': 'the script is not the one that the table of edits was made for',
+}
+
+
+@dataclass
+class Outcome:
+    """What became of a script."""
+
+    script: Script
+    verdict: str
+    lines: int = 0  # that are new or changed
+    more: int = 0  # of them, those beyond the promised ones
+    steps: int = 0  # of optimizers, that were compared
+    printed: int = 0  # lines, that were compared
+    told: str = ''  # by the promised lines alone, where more are needed
+
+
+def outcome_of(script: Script, checkout: Path, folder: Path) -> Outcome:
+    """Runs a script as it is and as ported, on one process and on ranks."""
+
+    def program(texts: Texts, name: str) -> Program:
+        file = _write(texts, script, folder / name)
+        return Program(folder, file, shlex.split(script.options), checkout)
+
+    try:
+        texts = texts_of(script, checkout)
+        original = program(with_saved_graphs(texts, script), 'plain')
+    except ChangedError as error:
+        return Outcome(script, f'changed: {error}')
+    plain = runs.run_plain(original, LIMIT)[0]
+    if plain.error:
+        return Outcome(script, f'plain fails: {_first_sentence(plain.error)}')
+    if not is_comparable(plain):
+        return Outcome(script, 'plain fails: it has nothing to compare, or NaN')
+    wrong = runs.cut(folder, LIMIT)
+    if wrong:
+        return Outcome(script, f'stopped: {_first_sentence(wrong)}')
+    told, promised = '', 0
+    for is_more in (False, True)[: 2 if script.more else 1]:
+        try:
+            port = ported(texts, script, is_more=is_more)
+        except ChangedError as error:
+            return Outcome(script, f'changed: {error}')
+        lines = new_lines(texts, port)
+        verdict = _verdict(plain, program(port, 'more' if is_more else 'port'), script.differs)
+        if verdict == 'exact' or verdict.startswith('WRONG'):
+            break
+        if script.more and not is_more:
+            told, promised = verdict, lines
+    more = lines - promised if is_more else 0
+    if verdict == 'exact' and is_more:
+        verdict = f'exact with {more} more {"line" if more == 1 else "lines"}'
+    return Outcome(script, verdict, lines, more, len(plain.steps), len(plain.lines), told)
+
+
+def _write(texts: Texts, script: Script, folder: Path) -> Path:
+    """Writes the program beside what it imports."""
+    folder = folder / Path(script.path).parent.name  # which may be a package
+    folder.mkdir(parents=True)
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding='utf-8')
+    return folder / Path(script.path).name
+
+
+def _verdict(plain: Record, program: Program, differs: str) -> str:
+    found = {}
+    for num_ranks in RANKS:
+        records = runs.run_port(program, LIMIT, num_ranks=num_ranks)
+        found[num_ranks] = _verdict_of(plain, records)
+    one, ranks = found.values()
+    if differs and one == 'exact' and ranks.startswith('WRONG'):
+        return f'not comparable: {differs}'
+    if one == ranks:
+        return one
+    for kind in ('WRONG', 'stopped', 'refused'):
+        named = {1: 'one process', 3: '3 ranks'}
+        bad = [(named[key], said) for key, said in found.items() if said.startswith(kind)]
+        if bad:
+            return f'{bad[0][1]} ({bad[0][0]})' if len(bad) == 1 else bad[1][1]
+    return ranks
+
+
+def _verdict_of(plain: Record, records: list[Record]) -> str:
+    for rank, record in enumerate(records):
+        said = difference(plain, record)
+        if said:
+            return f'WRONG: {said}' + (f' on rank {rank}' if len(records) > 1 else '')
+    for record in sorted(records, key=lambda record: not record.is_refusal):
+        if record.error:
+            kind = 'refused' if record.is_refusal else f'stopped: {record.kind}'
+            return f'{kind}: {_first_sentence(record.error)}'
+    return 'exact'
+
+
+def _first_sentence(text: str) -> str:
+    line = ' '.join(text.split()).split(': File "')[0]
+    return re.split(r'(?<=\w)\. ', line)[0][:300]
+
+
+def page(outcomes: list[Outcome], revision: str) -> str:
+    """All outcomes, as Markdown."""
+    kinds = [_kind(outcome) for outcome in outcomes]
+    counts = Counter(kinds)
+    lines = [
+        _HEAD.format(
+            revision=revision,
+            torch=torch.__version__.split('+')[0],
+            pyg=importlib.metadata.version('torch_geometric'),
+        ),
+        '| | programs | meaning |',
+        '|---|---|---|',
+        *(f'| *{kind}* | {counts[kind]} | {meaning} |' for kind, meaning in _MEANINGS.items()),
+        '',
+        '| program | steps | prints | lines | result | other lines; what is not as published |',
+        '|---|---|---|---|---|---|',
+    ]
+    for outcome in outcomes:
+        script, is_more = outcome.script, outcome.more or not outcome.verdict.startswith('exact')
+        without = outcome.told if outcome.told.startswith('stopped') else ''
+        without = without and f'without them {without}'
+        texts = (script.why if is_more else '', without, script.note)
+        told = '; '.join(text for text in texts if text)
+        numbers = [outcome.steps, outcome.printed, outcome.lines]
+        cells = [f'`{script.name}`', *map(str, numbers), outcome.verdict, told]
+        lines.append('| ' + ' | '.join(cell.replace('|', '\\|') for cell in cells) + ' |')
+    return '\n'.join(lines) + '\n'
+
+
+def _kind(outcome: Outcome) -> str:
+    if outcome.verdict.startswith('exact with'):
+        return 'exact with more lines'
+    return outcome.verdict.split(':')[0]
+
+
+def _revision(checkout: Path) -> str:
+    """The commit of a checkout, if git knows it."""
+    words = ['git', '-C', str(checkout), 'log', '-1', '--format=%h of %cs']
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    return f'commit {done.stdout.strip()}' if done.returncode == 0 else 'a checkout'
+
+
+def main() -> None:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('checkout', type=Path, help='folder with the published scripts')
+    parser.add_argument('--only', nargs='*', default=[''], help='words of names')
+    parser.add_argument('--table', type=Path, help='a file of Python with a list SCRIPTS')
+    parser.add_argument('--out', type=Path, help='the page to write, such as docs/published.md')
+    parser.add_argument('--keep', type=Path, help='folder that keeps programs and logs')
+    args = parser.parse_args()
+    scripts = runpy.run_path(str(args.table))['SCRIPTS'] if args.table else pyg_scripts.SCRIPTS
+    root = args.keep or Path(tempfile.mkdtemp(prefix='published-'))
+    outcomes = []
+    for script in scripts:
+        if any(word in script.name for word in args.only):
+            folder = root / re.sub(r'\W+', '_', script.name)
+            shutil.rmtree(folder, ignore_errors=True)
+            outcome = outcome_of(script, args.checkout.resolve(), folder.resolve())
+            outcomes.append(outcome)
+            print(
+                f'{script.name}: {outcome.verdict} ({outcome.lines} lines, {outcome.steps} steps)',
+                flush=True,
+            )
+            if outcome.told:
+                print(f'    promised lines alone: {outcome.told}', flush=True)
+    if args.out:
+        args.out.write_text(page(outcomes, _revision(args.checkout)), encoding='utf-8')
+    if not args.keep:
+        shutil.rmtree(root, ignore_errors=True)
+    print(Counter(outcome.verdict.split(':')[0] for outcome in outcomes))
+
+
+if __name__ == '__main__':
+    if os.environ.get('PYTHONHASHSEED') != '0':  # sets have one order in all processes
+        os.environ['PYTHONHASHSEED'] = '0'
+        os.execv(sys.executable, [sys.executable, *sys.argv])
+    main()
