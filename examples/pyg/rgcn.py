@@ -22,7 +22,7 @@ EPOCHS = 50
 # plain: x, train_idx, test_idx = None, data.train_idx, data.test_idx
 pyg_sar.init()  # sar
 data = pyg_sar.load_shard('parts/')  # sar
-x, train_idx, test_idx = data.n_id, data.train_mask, data.test_mask  # sar
+x, train_idx, test_idx = data.n_id, data.train_idx, data.test_idx  # sar
 torch.manual_seed(0)
 
 

@@ -16,7 +16,7 @@ from partition_files import meta_of
 from ranks import run_as_threads
 from torch import Tensor
 from torch_geometric import EdgeIndex
-from torch_geometric.data import Data
+from torch_geometric.data import Batch, Data
 from whole_partition import verify_partition
 
 import pyg_sar
@@ -298,7 +298,15 @@ def test_facts_of_every_type(tmp_path):
         assert part['author'].num_features == 4
 
 
-def test_lists_of_nodes_become_masks(tmp_path):
+def test_a_batch_keeps_how_many_graphs_it_has(tmp_path):
+    batch = Batch.from_data_list([_data(), _data(), _data()])
+    partition_graph(batch, 2, tmp_path / 'parts')
+    found = pyg_sar.load_shard(tmp_path / 'parts')
+    assert found.num_graphs == 3
+    assert torch.equal(found.ptr, batch.ptr)
+
+
+def test_lists_of_nodes_stay_and_give_masks(tmp_path):
     data = _data(
         train_idx=torch.tensor([3, 0]),
         valid_idx=torch.tensor([], dtype=torch.int32),
@@ -309,7 +317,8 @@ def test_lists_of_nodes_become_masks(tmp_path):
     assert sorted(found.n_id[found.train_mask].tolist()) == [0, 3]
     assert not found.val_mask.any()
     assert torch.equal(found.test_mask, found.n_id == 2)
-    assert not {'train_idx', 'valid_idx', 'test_idx'} & {*found.keys()}
+    for name in ('train_idx', 'valid_idx', 'test_idx'):  # ids of the whole graph, in their order
+        assert torch.equal(found[name], data[name])
     # A list of all nodes, and one as long as the edges.
     found = _loaded(_data(train_idx=torch.randperm(4), val_idx=torch.arange(5) % 4), tmp_path / 'b')
     assert found.train_mask.all()

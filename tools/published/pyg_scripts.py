@@ -18,18 +18,11 @@ def _planetoid(name: str, end: int, **more: object) -> Script:
     return Script(f'examples/{name}.py', loop=f'range(1, {end})', **more)  # type: ignore[arg-type]
 
 
-_LISTS: tuple[Edit, ...] = (
-    ("load_shard('parts0')", "load_shard('parts0')\ndata.update(torch.load('lists0.pt'))"),
-)
-
-
 def _entities(name: str) -> Script:
     return Script(
         'examples/rgcn.py',
         f'--dataset {name}',
         loop='range(1, 51)',
-        more=_LISTS,
-        why='lists of labels, which lie beside the parts',
     )
 
 
@@ -286,16 +279,12 @@ OTHERS = [
             ),
         ),
         note='`l2`, which RGATConv leaves unset, is filled in all runs',
-        more=_LISTS,
-        why='lists of labels, which lie beside the parts',
     ),
     Script(
         'examples/wl_kernel.py',
         '--runs 1',
         loads=('Batch.from_data_list(dataset)',),
         wraps=(),
-        more=_LISTS,
-        why='numbers of graphs, which lie beside the parts',
     ),
     Script(
         'examples/signed_gcn.py',
@@ -444,10 +433,10 @@ def _proteins(name: str, options: str = '', **more: Any) -> Script:
         loads=tuple(loads),
         plain=edits,
         more=(
-            *more.pop('more', (('data.num_graphs', '2'), ('len(train_loader.dataset)', '2'))),
+            *more.pop('more', (('len(train_loader.dataset)', '2'),)),
             (read, '(pyg_sar.gather(torch.cat(each)).numpy() for each in (ys, preds))'),
         ),
-        why='numbers of graphs are written out; ' + _GATHER,
+        why='the number of graphs is written out; ' + _GATHER,
         note='one batch of two graphs',
         **more,
     )

@@ -235,17 +235,8 @@ def _saved(graph: Any, number: int) -> Any:
         path = Path(f'graph{end}.pt')
         if not path.exists():
             torch.save(each, path)
-            torch.save(_lists(each), f'lists{end}.pt')
     _seed()
     return graph
-
-
-def _lists(graph: Any) -> dict[str, Any]:
-    """What belongs neither to nodes nor to edges, and so is not cut."""
-    names = ['train_idx', 'test_idx', 'train_y', 'test_y', 'num_graphs', 'y']
-    lists = {name: getattr(graph, name) for name in names if hasattr(graph, name)}
-    y = lists.pop('y', None)
-    return lists if y is None or len(y) == graph.num_nodes else {**lists, 'y': y}
 
 
 def _seed() -> None:

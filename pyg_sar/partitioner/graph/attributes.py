@@ -48,8 +48,8 @@ def sort_attributes(
     ``edge`` in it belongs to the edges, any other to the nodes. Tensors of two or more dimensions
     with ``index`` in their names hold ids, not rows (``edge_label_index``), and ``face`` does
     too; what goes with such ids (``edge_label``) has their rows. A list of nodes by a well-known
-    name (``train_idx``) becomes the mask (``train_mask``). A tensor that belongs to neither is kept
-    whole. What is no tensor, scalar, string or list is dropped with a warning, and so is a sparse
+    name (``train_idx``) also gives the mask (``train_mask``). A tensor that belongs to neither, such
+    as that list, is kept whole. What is no tensor, scalar, string or list is dropped with a warning, and so is a sparse
     tensor, unless its name is `y` or a well-known one: then it is stored dense.
 
     `data` is a graph, or what a HeteroData holds of one type: then one of the numbers is None.
@@ -74,6 +74,7 @@ def sort_attributes(
             raise ValueError(f"'{name}'{where} must be a tensor (got {_describe(value)})")
         if tensor is not None and num_nodes is not None and _is_index(name, tensor, num_nodes):
             indices[name] = mask_of_index(tensor, num_nodes, name, where)
+            attributes.whole[name] = tensor
             continue
         owner, is_of_ids = None, name != 'edge' and data.get(f'{name}_index') is not None
         if tensor is not None and not is_of_ids:

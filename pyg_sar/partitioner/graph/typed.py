@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.data.hypergraph_data import HyperGraphData
 
 from pyg_sar.partitioner.graph.adjacency import with_edges_of_adj_t
@@ -124,7 +124,7 @@ def typed_graph(data: Data | HeteroData, scratch: Scratch = MEMORY) -> TypedGrap
     return TypedGraph(
         nodes={None: NodeSet(num_nodes, attributes.node, {})},
         relations={None: Relation(None, None, edge_index, attributes.edge, {})},
-        attrs=attributes.graph | label_facts(attributes.node, data),
+        attrs=_num_graphs(data) | attributes.graph | label_facts(attributes.node, data),
         whole={'': attributes.whole},
         is_hetero=False,
         scratch=scratch,
@@ -168,7 +168,13 @@ def _hetero_graph(data: HeteroData, scratch: Scratch) -> TypedGraph:
         tensors[type_name(key)] = attributes.whole
     attributes = sort_attributes(whole, None, None, where=' of the whole graph')
     tensors[''] = attributes.whole
-    return TypedGraph(nodes, relations, attributes.graph, tensors, is_hetero=True, scratch=scratch)
+    attrs = _num_graphs(data) | attributes.graph
+    return TypedGraph(nodes, relations, attrs, tensors, is_hetero=True, scratch=scratch)
+
+
+def _num_graphs(data: Data | HeteroData) -> dict[str, int]:
+    """Of a batch of graphs what it knows beside its attributes."""
+    return {'num_graphs': data.num_graphs} if isinstance(data, Batch) else {}
 
 
 def _check_names(keys: list[Any]) -> None:

@@ -59,8 +59,9 @@ def load_ogb(name: str, root: Path, scratch: Scratch) -> Data | HeteroData:
 
     ``x``, ``edge_index``, ``edge_attr``, ``y`` and the further node attribute are as ogb's own
     PygNodePropPredDataset gives them, except that one label per node is int64 [N], -1 where there
-    is none; beside them the masks of the dataset's split, and ``num_classes``. Edges are as the
-    dataset has them: arxiv, papers100M and mag are directed.
+    is none; beside them the dataset's split, as masks and as lists (``train_idx``, ``valid_idx``,
+    ``test_idx``), and ``num_classes``. Edges are as the dataset has them: arxiv, papers100M and mag
+    are directed.
     """
     dataset = OGB[name]
     folder = _folder(name, dataset, root)
@@ -154,14 +155,15 @@ def _tensor(values: Any) -> Tensor:
 
 
 def _add_task(store: Any, labels: Any, split: list[Any], dataset: OgbDataset) -> None:
-    """Labels, int64 [N] and -1 where there is none, or several per node; masks; classes."""
+    """Labels, int64 [N] and -1 where there is none, or several per node; split; classes."""
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.dtype.kind == 'f' and labels.ndim == 1:
         labels = np.where(np.isnan(labels), np.float32(-1), labels)
     store.y = _tensor(labels).long()
-    for name, ids in zip(MASKS, split, strict=True):
-        store[name] = mask_of(_tensor(ids), store.num_nodes)
+    for name, mask, ids in zip(('train', 'valid', 'test'), MASKS, split, strict=True):
+        store[f'{name}_idx'] = _tensor(ids)
+        store[mask] = mask_of(store[f'{name}_idx'], store.num_nodes)
     store.num_classes = dataset.num_classes
 
 
