@@ -142,6 +142,7 @@ def without(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ROWS)
 def test_a_name_that_is_gone_is_told(name: str, without: dict[str, str]) -> None:
     told, sentence, kind = without[name], str(missing(name)), ROWS[name].without

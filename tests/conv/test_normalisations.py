@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from few import few
 from ranks import run_as_threads
 from small_graphs import assert_close, cut, small_graph
 from torch import Tensor, nn
@@ -94,7 +95,7 @@ def _on_rank(name: str, root: str) -> None:
             assert_close(pyg_sar.gather(a), b)
 
 
-@pytest.mark.parametrize('name', CONVS)
+@pytest.mark.parametrize('name', few(CONVS, every=2))
 def test_is_that_of_one_process(tmp_path: Path, name: str) -> None:
     for world_size, kind in ((3, 'uneven'), (3, 'empty part'), (1, 'uneven')):
         root = tmp_path / f'{world_size} {kind}'

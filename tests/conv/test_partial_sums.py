@@ -136,7 +136,7 @@ LAYOUTS = [
 
 
 @pytest.mark.parametrize('name', CONVS)
-@pytest.mark.parametrize(('world_size', 'num_parts', 'how'), few(LAYOUTS, 2))
+@pytest.mark.parametrize(('world_size', 'num_parts', 'how'), few(LAYOUTS, 4))
 def test_the_numbers_are_those_of_plain_pyg(
     tmp_path: Path, name: str, world_size: int, num_parts: int, how: str
 ) -> None:

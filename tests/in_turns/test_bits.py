@@ -35,7 +35,7 @@ def _check_equal(ours: list[Any], theirs: list[Any]) -> None:
             assert all(map(torch.equal, own, others))
 
 
-@pytest.mark.parametrize('kind', few(KINDS))
+@pytest.mark.parametrize('kind', few(KINDS, every=6))
 def test_bits_of_processes(folder: Path, kind: str) -> None:
     expected = run_ranks(train, NUM_RANKS, str(folder), kind)
     whole = _in_turns(folder, kind, 1 << 40)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from few import few
 from torch import Tensor
 
 from pyg_sar import comm, evictable
@@ -58,7 +59,7 @@ READS: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize('way', READS)
+@pytest.mark.parametrize('way', few(READS, every=2))
 def test_every_way_to_read(tmp_path: Path, way: str) -> None:
     def program() -> tuple[Any, Any, Tensor, Tensor]:
         generator = torch.Generator().manual_seed(comm.rank())
@@ -136,7 +137,7 @@ WRITES: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize('way', WRITES)
+@pytest.mark.parametrize('way', few(WRITES, every=2))
 def test_what_is_written_after_it_was_away_is_written_again(tmp_path: Path, way: str) -> None:
     def program() -> tuple[Tensor, Tensor]:
         held, there = torch.ones(SIZE), torch.ones(SIZE)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from few import few
 from in_turns.faults import Calls, are_equal, fails, nothing_is_left, places, small_program
 from in_turns.programs import NUM_RANKS, train, write_parts
 from in_turns.test_user_programs import saved
@@ -49,7 +50,7 @@ def _play(folder: Path, program: Callable[[], Any], memory: int = 0, **options: 
     return play(program, memory=memory, spill=folder, **options)
 
 
-@pytest.mark.parametrize('name', FAULTS)
+@pytest.mark.parametrize('name', few(FAULTS))
 @pytest.mark.parametrize(('kind', 'number'), CASES)
 def test_errors_of_the_disk(
     tmp_path: Path, monkeypatch: Any, program: Callable[[], Any], name: str, kind: str, number: int
@@ -196,7 +197,7 @@ def test_a_folder_that_may_not_be_written(tmp_path: Path) -> None:
     assert (found.value.filename, ran) == (str(spill), [])
 
 
-@pytest.mark.parametrize('memory', [0, 80000])
+@pytest.mark.parametrize('memory', few([80000, 0]))
 def test_forks(tmp_path: Path, memory: int) -> None:
     """A child reads what is here, or is refused; whatever it makes, and when, harms nobody."""
     reference = _play(tmp_path, partial(_forking, -1), memory).results

@@ -158,7 +158,7 @@ PROGRAMS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize('name', few(PROGRAMS, every=2))
+@pytest.mark.parametrize('name', few(PROGRAMS))
 def test_bits_of_processes(folder: str, name: str) -> None:
     program, *args = PROGRAMS[name]
     expected = run_ranks(program, NUM_RANKS, folder, *args)

@@ -135,7 +135,7 @@ def _check(
                     assert torch.equal(found[i][key], results[0][name][i][key]), place
 
 
-@pytest.mark.parametrize('counts', few(LAYOUTS, every=2), ids=str)
+@pytest.mark.parametrize('counts', few(LAYOUTS, every=4), ids=str)
 def test_is_the_norm_of_all_rows(counts):
     """Output, all gradients and buffers over three training steps, then evaluation."""
     _check(counts, torch.float64, 1e-10)

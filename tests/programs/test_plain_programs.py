@@ -23,7 +23,7 @@ OVER_ALL_NODES = [n for n in all_programs() if n.startswith(('attention.', 'mesh
 """Programs that run on the other cuts, too."""
 
 RUNS = [
-    *few(product(all_programs(), ['three ranks']), every=2),
+    *few(product(all_programs(), ['three ranks']), every=4),
     *few(product(OVER_ALL_NODES, ['four ranks', 'one without nodes', 'two parts each'])),
     *(
         pytest.param(*run, marks=pytest.mark.slow)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from few import few
 from graphs import awkward_graph
 from ranks import run_ranks
 from small_graphs import assert_all_raise, attempt
@@ -140,7 +141,7 @@ def _on_ranks(root: str, what: Any) -> Any:
     return what(pyg_sar.load_shard(root))
 
 
-@pytest.fixture(params=[2, 3])
+@pytest.fixture(params=few([3, 2]))
 def cut(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[int, str]:
     root = tmp_path / 'parts'
     part = torch.arange(N) * 7 % request.param

@@ -16,7 +16,7 @@ TOLD = told(PAGE)
 IS_OF_THIS_TORCH = f'torch {torch.__version__.partition("+")[0]},' in PAGE
 
 
-@pytest.mark.parametrize('part', few(range(NUM_PARTS), every=8))
+@pytest.mark.parametrize('part', few(range(NUM_PARTS), every=16))
 def test_functions_are_right_or_refused_as_the_page_says(part: int) -> None:
     found = [outcome_of(name) for name in NAMES[part::NUM_PARTS]]
     assert not [f'{each.name}: {failure}' for each in found for failure in each.failures]

@@ -119,7 +119,7 @@ def _taken(kind: str, size: int, root: str, epochs: int = 1, **options: Any) -> 
 
 
 CASES = [
-    *few([('nodes', 'one', each) for each in NODES], every=2),
+    *few([('nodes', 'one', each) for each in NODES], every=4),
     *few([('nodes', 'typed', each) for each in NODES_BY_TYPE], every=4),
     *few([('links', 'one', each) for each in LINKS], every=3),
     *few([('links', 'typed', each) for each in LINKS_BY_TYPE], every=4),

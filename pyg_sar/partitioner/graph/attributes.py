@@ -47,10 +47,10 @@ def sort_attributes(
     node, to the edges if it has one row per edge. Where both numbers are the same, a name with
     ``edge`` in it belongs to the edges, any other to the nodes. Tensors of two or more dimensions
     with ``index`` in their names hold ids, not rows (``edge_label_index``), and ``face`` does
-    too; what goes with such ids (``edge_label``) has their rows. A list of nodes by a well-known
-    name (``train_idx``) also gives the mask (``train_mask``). A tensor that belongs to neither, such
-    as that list, is kept whole. What is no tensor, scalar, string or list is dropped with a warning, and so is a sparse
-    tensor, unless its name is `y` or a well-known one: then it is stored dense.
+    too; what goes with such ids (``edge_label``) has their rows. A tensor that belongs to neither
+    is kept whole. So is a list of nodes by a well-known name (``train_idx``), which also gives the
+    mask (``train_mask``). What is no tensor, scalar, string or list is dropped with a warning, and
+    so is a sparse tensor, unless its name is `y` or a well-known one: then it is stored dense.
 
     `data` is a graph, or what a HeteroData holds of one type: then one of the numbers is None.
     Raises ValueError if an attribute with a well-known name has another number of rows, or a name
