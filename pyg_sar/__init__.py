@@ -29,6 +29,7 @@ from pyg_sar.rows.over_all_nodes import (
     mean_of_batches,
     negative_sampling,
 )
+from pyg_sar.rows.unasked.inference import refuse_inference
 from pyg_sar.rows.unasked.transforms import refuse_on_parts
 from pyg_sar.sampling import LinkNeighborLoader, NeighborLoader
 
@@ -36,6 +37,7 @@ __version__ = '0.1.0'
 
 set_log_by_environment()
 refuse_on_parts()
+refuse_inference()
 
 __all__ = [
     'DistributedDataParallel',

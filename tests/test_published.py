@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import pytest
@@ -83,3 +84,15 @@ def test_what_differs_is_told(port: Record, said: str) -> None:
 def test_the_steps_before_an_error_are_compared() -> None:
     assert 'off by' in difference(_record(), Record(_record(2.0).steps, [], error='refused'))
     assert difference(_record(), Record([], [], error='refused')) == ''
+
+
+def test_the_readme_has_the_counts_of_the_page() -> None:
+    page = (ROOT / 'docs' / 'published.md').read_text(encoding='utf-8')
+    counts = {what: int(n) for what, n in re.findall(r'^\| \*([\w ]+)\* \| (\d+) \|', page, re.M)}
+    exact, more = counts['exact'], counts['exact with more lines']
+    readme = ' '.join((ROOT / 'README.md').read_text(encoding='utf-8').split())
+    words = (
+        f'Of {sum(counts.values())} scripts of PyG {exact} are exact with the lines below alone,'
+    )
+    assert f'{words} {more} with a few more' in readme
+    assert counts['WRONG'] == 0

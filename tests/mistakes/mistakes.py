@@ -21,7 +21,7 @@ from sklearn.metrics import f1_score
 from torch import Tensor
 from torch_geometric.explain import Explainer, GNNExplainer, ModelConfig
 from torch_geometric.loader import NeighborLoader
-from torch_geometric.nn import GCN, GCNConv, HypergraphConv, SAGEConv
+from torch_geometric.nn import GCN, GCNConv, GraphSAGE, HypergraphConv, SAGEConv
 from torch_geometric.utils import scatter
 
 import pyg_sar
@@ -116,6 +116,12 @@ def numpy_of_rows(data: Any, rank: int) -> None:
 
 def loader_of_pyg(data: Any, rank: int) -> None:
     NeighborLoader(data, [2, 2], batch_size=4)
+
+
+def inference_by_a_loader(data: Any, rank: int) -> None:
+    model = GraphSAGE(data.num_features, 8, 2, 3).to(data.x.dtype).eval()
+    loader = pyg_sar.NeighborLoader(data, [-1], batch_size=16)
+    pyg_sar.DistributedDataParallel(model).inference(loader)
 
 
 def if_of_rows(data: Any, rank: int) -> None:
@@ -216,6 +222,9 @@ IN_STEP: dict[str, Mistake] = {
     'numpy of rows': Mistake(numpy_of_rows, "'numpy' of rows", 'pyg_sar.gather(x)'),
     "PyG's NeighborLoader": Mistake(
         loader_of_pyg, "PyG's NeighborSampler samples", 'use pyg_sar.NeighborLoader'
+    ),
+    'inference by a loader': Mistake(
+        inference_by_a_loader, "'inference' of GraphSAGE", 'write model(data.x, data.edge_index)'
     ),
     'T.RandomLinkSplit of own rows': Mistake(
         only_own_rows_split, 'T.RandomLinkSplit means nothing', 'the data of pyg_sar.load_shard'
@@ -400,9 +409,9 @@ LAUNCHED: dict[str, Mistake] = {
     'rank 2 stops early': Mistake(
         stops_early, 'rank 2 has ended or is cut off', 'all ranks must make the same calls', 2
     ),
-    'a skipped backward': Mistake(skips_a_backward, 'is at a ', 'run the same lines on every rank'),
+    'a skipped backward': Mistake(skips_a_backward, 'is at ', 'run the same lines on every rank'),
     'a forward in a thread of rank 0': Mistake(
-        runs_in_a_thread, 'is at a ', 'run the same lines on every rank'
+        runs_in_a_thread, 'is at ', 'run the same lines on every rank'
     ),
     'rank 1 is killed': Mistake(
         is_killed, 'rank 1 has ended or is cut off', 'see the end of its log', 1
