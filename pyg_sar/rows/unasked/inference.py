@@ -14,8 +14,6 @@ def refuse_inference() -> None:
     They end in an assertion without words.
     """
     inference = BasicGNN.inference
-    if hasattr(inference, 'refuses_loaders'):
-        return
 
     @functools.wraps(inference)
     def refusing(self: BasicGNN, loader: Any, *args: Any, **options: Any) -> Any:
@@ -27,5 +25,4 @@ def refuse_inference() -> None:
             )
         return inference(self, loader, *args, **options)
 
-    refusing.refuses_loaders = True
     BasicGNN.inference = refusing
