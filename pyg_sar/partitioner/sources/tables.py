@@ -113,8 +113,8 @@ def _dtype(type_: Any, name: str, path: Path) -> np.dtype[Any]:
     dtype = np.dtype(type_.to_pandas_dtype())
     if dtype.kind not in 'biuf':
         raise ValueError(
-            f"expected numbers in '{name}' of '{path}' (got {type_}): names of nodes become numbers "
-            "by ids, names = pandas.factorize(table[['src', 'dst']].to_numpy().ravel()), "
+            f"expected numbers in '{name}' of '{path}' (got {type_}): names become numbers by "
+            "ids, names = pandas.factorize(table[['src', 'dst']].to_numpy().ravel()), "
             'src, dst = ids[::2], ids[1::2]'
         )
     return dtype
