@@ -117,8 +117,9 @@ class SARConv(MessagePassing, metaclass=ClassSwap):
         if not edges:
             if getattr(self, 'cached', False) and world_size() > 1:
                 raise ValueError(
-                    f"'cached' of {name_of(self)} must be False on batches (got True): it keeps "
-                    "the edges of its first forward, and those of a batch are not another's"
+                    f"'cached' of {name_of(self)} must be False on batches and on gathered edges "
+                    '(got True): it keeps the edges of its first forward, and those of a batch are '
+                    "not another's"
                 )
             return super().forward(*args, **kwargs)
         if torch.jit.is_tracing():  # type: ignore[no-untyped-call]

@@ -31,6 +31,7 @@ from pyg_sar.conv.options import Path
 from pyg_sar.conv.support import has_hooks_inside, reads_edges
 from pyg_sar.dropout import EdgeDraws
 from pyg_sar.ground.class_swap import name_of
+from pyg_sar.rows.rows import Rows
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def _decision(call: Call) -> tuple[Decision, Trace | None]:
     """The cheapest path that is exact for a function, and its trace, if it has one."""
     conv, mode = call.conv, call.options.mode
     own = Decision(_kinds_of(call.arguments), across_edges=True)
-    if call.at_nodes or reads_edges(conv, call.function) or has_hooks_inside(conv):
+    if call.as_they_are or reads_edges(conv, call.function) or has_hooks_inside(conv):
         return own, None
     traced: Trace | None = None
     with redirect_stdout(io.StringIO()) as printed:
@@ -112,6 +113,10 @@ def _decision(call: Call) -> tuple[Decision, Trace | None]:
                 uses_rng, traced = observe(call).uses_rng, None
             check_destinations_are_independent(call)
         except MessageError:
+            return own, None
+        except (RuntimeError, ValueError):
+            if not _holds_edges(call):
+                raise
             return own, None
     if printed.getvalue():  # it must print once, for all edges
         return own, None
@@ -131,6 +136,17 @@ def _decision(call: Call) -> tuple[Decision, Trace | None]:
         is_sum = own.path in ('linear', 'weighted')
         own = replace(own, one_shot_bytes=one_shot_bytes(call, is_linear=is_sum))
     return own, traced
+
+
+def _holds_edges(call: Call) -> bool:
+    """Whether forward has put a tensor of all edges on the conv, which no sample fits."""
+    if call.edges is None:
+        return False
+    total = call.edges._space.total
+    tensors = [value for value in vars(call.conv).values() if isinstance(value, Tensor)]
+    return any(
+        total == t._space.total if isinstance(t, Rows) else total in t.shape for t in tensors
+    )
 
 
 def _homes(

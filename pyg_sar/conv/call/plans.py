@@ -238,7 +238,7 @@ class OneShot(CallPlan):
             'size_i': num_dst,
             'dim_size': num_dst,
             **rows,
-            **call.at_nodes,
+            **call.as_they_are,
         }
 
 

@@ -123,7 +123,11 @@ def _planned(
     shard = call.exchange.shard
     device = call.edge_index.ids.device.type
     key = path, function, shard.fingerprint, torch.is_autocast_enabled(device), draws is not None
-    key += (*call.at_nodes, *sorted(call.edge_names), *_kinds_in(call.kwargs, int(conv.node_dim)))
+    key += (
+        *call.as_they_are,
+        *sorted(call.edge_names),
+        *_kinds_in(call.kwargs, int(conv.node_dim)),
+    )
     plan = layer.calls.get(key)
     if plan is None:
         with not_saved():
@@ -155,14 +159,14 @@ def _call(
     """
     edge_index, size, kwargs = arguments
     per_edge = [n for n in names if n in kwargs and n[-2:] not in ('_i', '_j')]
-    edges, handle, at_nodes = None, edge_index, dict[str, Any]()
+    edges, handle, as_they_are = None, edge_index, dict[str, Any]()
     against = conv.flow != 'source_to_target'
     if isinstance(edge_index, EdgeIndex):
         edges, handle = edge_index, edge_index.handle
         ends = edges.ends.src, edges.ends.dst
         for name in per_edge:
-            if isinstance(kwargs[name], Tensor) and _is_of_nodes(kwargs[name], edges):
-                at_nodes[name] = kwargs[name]
+            if isinstance(kwargs[name], Tensor) and _is_read_as_it_is(kwargs[name], edges):
+                as_they_are[name] = kwargs[name]
         if size is not None:
             along = ends[::-1] if handle.is_flipped else ends
             own = zip(size, along, strict=True)
@@ -176,7 +180,7 @@ def _call(
         num_nodes = handle.shard.num_own, handle.shard.num_dst
     edge_names = set()
     for name in per_edge:
-        value: Any = None if name in at_nodes else whole[name]
+        value: Any = None if name in as_they_are else whole[name]
         if isinstance(value, Rows):
             if value._dim == 0 and value._space.total == num_edges:
                 edge_names.add(name)
@@ -202,7 +206,7 @@ def _call(
         kwargs=kwargs,
         edge_names=frozenset(edge_names),
         num_nodes=num_nodes,
-        at_nodes=at_nodes,
+        as_they_are=as_they_are,
         move=move,
         edges=edges,
         exchange=exchange_of(oriented.shard, options.prefetch, options.exchange_dtype),
@@ -211,14 +215,20 @@ def _call(
     )
 
 
-def _is_of_nodes(value: Tensor, edges: EdgeIndex) -> bool:
-    """Whether a tensor has a row for every node; it may also be a table of as many other things."""
+def _is_read_as_it_is(value: Tensor, edges: EdgeIndex) -> bool:
+    """Whether a tensor has a row for every node, or edges in another dimension than the first.
+
+    It may also be a table of as many other things.
+    """
     ends = edges.ends.src, edges.ends.dst
     if isinstance(value, Rows):
-        return value._space in ends
-    if edges._space.is_whole or type(value) not in PLAIN or not value.dim():
+        is_of_edges = value._dim > 0 and value._space.total == edges._space.total
+        return value._space in ends or is_of_edges
+    if type(value) not in PLAIN or not value.dim():
         return False
-    return value.size(0) in [end.total for end in ends]
+    if value.size(0) != edges._space.total and edges._space.total in value.shape[1:]:
+        return True
+    return not edges._space.is_whole and value.size(0) in [end.total for end in ends]
 
 
 def _own(kwargs: dict[str, Any], edges: EdgeIndex, conv: MessagePassing) -> dict[str, Any]:

@@ -57,7 +57,7 @@ class Call:
     kwargs: dict[str, Any]  # own rows, and rows in the order of `edge_index`
     edge_names: frozenset[str]  # which of them have a row for every edge
     num_nodes: tuple[int, int]  # sources and destinations, as a program sees them
-    at_nodes: dict[str, Any]  # rows of nodes of the whole graph that it reads as they are
+    as_they_are: dict[str, Any]  # tensors of the whole graph that are no rows of its edges
     move: EdgeMove | None  # of tensors of edges, if the edges were turned round
     edges: EdgeIndex | None  # of the program, if it called with rows of the whole graph
     exchange: Exchange
@@ -80,7 +80,7 @@ class Call:
         for name in self.names:
             suffix = name[-2:] if name.endswith(('_i', '_j')) else ''
             base = name[:-2] if suffix else name
-            if base not in self.kwargs or name in self.at_nodes:
+            if base not in self.kwargs or name in self.as_they_are:
                 continue  # `collect_param_data` knows the default, or complains as PyG does
             value = self.kwargs[base]
             if suffix and isinstance(value, (tuple, list)):

@@ -1,0 +1,88 @@
+"""Tensors of edges in another dimension than the first, or on the conv instead of in a message."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from ranks import run_as_threads
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.nn import MessagePassing
+
+import pyg_sar
+
+N, WIDTH = 30, 4
+
+
+class Batched(MessagePassing):
+    """Weights ``[B, E]`` beside features ``[B, N, F]``, as in ASTGCN."""
+
+    def forward(self, x: Any, edge_index: Any, weight: Any) -> Any:
+        return self.propagate(edge_index, x=torch.stack([x, 2 * x]), weight=weight)
+
+    def message(self, x_j: Any, weight: Any) -> Any:
+        return weight.unsqueeze(-1) * x_j
+
+
+class Reduced(MessagePassing):
+    """A number of all edges from ``[B, E]``: where parts have as many edges, no size tells."""
+
+    def forward(self, x: Any, edge_index: Any, weight: Any) -> Any:
+        return self.propagate(edge_index, x=x, weight=weight)
+
+    def message(self, x_j: Any, weight: Any) -> Any:
+        return weight.mean() * x_j
+
+
+class Kept(MessagePassing):
+    """Weights that ``forward`` puts on the conv."""
+
+    def forward(self, x: Any, edge_index: Any, weight: Any) -> Any:
+        self.kept = weight[0].view(-1, 1)
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_j: Any) -> Any:
+        return self.kept * x_j
+
+
+def _graph() -> Data:
+    """Every node has four edges into it, so parts of as many nodes have as many edges."""
+    draw = torch.Generator().manual_seed(0)
+    src = torch.randint(N, (4 * N,), generator=draw)
+    return Data(
+        x=torch.randn(N, WIDTH, dtype=torch.float64, generator=draw),
+        edge_index=torch.stack([src, torch.arange(N).repeat_interleave(4)]),
+        edge_weight=torch.rand(4 * N, dtype=torch.float64, generator=draw),
+    )
+
+
+def _step(data: Data, make: Callable[[], Any], wrap: Callable[[Any], Any]) -> list[Tensor]:
+    x, weight = (t.clone().requires_grad_() for t in (data.x, data.edge_weight))
+    found = []
+    conv = wrap(make())
+    for factor in (1, 2):
+        out = conv(x, data.edge_index, torch.stack([weight, factor * weight]))
+        out.square().sum().backward()
+        found += [out.detach(), x.grad.clone(), weight.grad.clone()]
+    return found
+
+
+def _on_ranks(root: str, make: Callable[[], Any]) -> list[Tensor]:
+    found = _step(pyg_sar.load_shard(root), make, pyg_sar.SARConv)
+    return [pyg_sar.gather(each) for each in found]
+
+
+@pytest.mark.parametrize('parts', ['equal', 'unequal'])
+@pytest.mark.parametrize('world_size', [1, 3])
+@pytest.mark.parametrize('make', [Batched, Reduced, Kept], ids=lambda make: make.__name__)
+def test_as_plain_pyg(make: Any, world_size: int, parts: str, tmp_path: Any) -> None:
+    data = _graph()
+    method = torch.arange(N) // 10 if parts == 'equal' else (torch.arange(N) % 7).clamp(max=2)
+    pyg_sar.partition_graph(data, 3, tmp_path, method=method)
+    want = _step(data, make, lambda conv: conv)
+    for got in run_as_threads(_on_ranks, world_size, str(tmp_path), make):
+        for pair in zip(got, want, strict=True):
+            torch.testing.assert_close(*pair, rtol=1e-12, atol=1e-12)
