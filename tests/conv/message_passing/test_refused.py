@@ -102,14 +102,8 @@ def _conv(name: str) -> MessagePassing:
 GRAPH = small_graph()
 
 
-@on_ranks()
-def test_a_kept_edge_tensor(data):
-    with pytest.raises((ValueError, RuntimeError)):
-        SARConv(_conv('KeepsEdgeTensor'))(data.x, data.edge_index)
-
-
 @pytest.mark.parametrize('mode', few(['sequential', 'sequential_no_remat', 'one_shot']))
-@pytest.mark.parametrize('name', [*EXACT, *OF_ALL_EDGES, 'SoftmaxOverOtherGroups', 'KeepsTensor'])
+@pytest.mark.parametrize('name', [*EXACT, *OF_ALL_EDGES, *CLASSES])
 @on_ranks()
 def test_messages_that_see_other_edges(data, name, mode):
     want = _conv(name)(GRAPH.x, GRAPH.edge_index)[data.n_id]

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from few import few
 from on_ranks import on_ranks, parts_of
-from small_graphs import assert_all_raise, attempt
+from small_graphs import assert_all_raise, assert_close, attempt
 from sum_conv import SumConv
 from torch import Tensor
 from torch_geometric.data import Data
@@ -163,13 +163,28 @@ class EdgesTwice(SumConv):
         return self.propagate(edge_index, x=x, edges=edge_index)
 
     def message(self, x_j: Tensor, edges: Tensor) -> Tensor:
-        return x_j * edges.max()
+        return x_j * edges.max() + (edges[0] - edges[1]).view(-1, 1)
+
+
+class EndsOfEdges(SumConv):
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x, edges=edge_index)
+
+    def message(self, x_j: Tensor, edges_j: Tensor) -> Tensor:
+        return x_j * edges_j
 
 
 @on_ranks(1, 3)
 def test_edges_as_another_argument(data):
-    with pytest.raises(ValueError, match=r"'edge_index' of EdgesTwice alone .*as 'edges', too"):
-        SARConv(EdgesTwice())(data.x, data.edge_index)
+    edges, x = (pyg_sar.gather(each) for each in (data.edge_index, data.x))
+    got = pyg_sar.gather(SARConv(EdgesTwice())(data.x, data.edge_index))
+    assert_close(got, EdgesTwice()(x, edges))
+
+
+@on_ranks(3)
+def test_edges_as_rows_of_nodes(data):
+    with pytest.raises(ValueError, match=r"'edge_index' of EndsOfEdges alone .*as 'edges', too"):
+        SARConv(EndsOfEdges())(data.x, data.edge_index)
 
 
 class TwoGraphs(SumConv):
