@@ -16,7 +16,8 @@ BROADCAST = (
 
 _INSTEAD = {
     'write pyg_sar.gather(x).numpy(force=True), all rows on every rank, or give pyg_sar.gather(x) '
-    'to what makes arrays (NumPy, SciPy, scikit-learn, some functions of PyG)': (
+    'to what makes arrays (NumPy, SciPy, scikit-learn, some functions of PyG); in place of '
+    'structured_negative_sampling pyg_sar.negative_sampling(edge_index, paired=True)': (
         'numpy array array_wrap'
     ),
     'write pyg_sar.gather(x).tolist()': 'tolist',
@@ -31,7 +32,10 @@ _INSTEAD = {
         'scatter_sum scatter_mean segment_sum_csr segment_mean_csr segment_min_csr segment_max_csr '
         'segment_sum_coo segment_mean_coo segment_min_coo segment_max_coo segment_reduce'
     ),
-    "write torch_geometric.utils.scatter(x, index, dim=0, reduce='max')": 'scatter_max scatter_min',
+    "write top = torch_geometric.utils.scatter(x, index, dim=0, reduce='max'); a logsumexp is "
+    'top + scatter((x - top[index]).exp(), index, dim=0).log()': 'scatter_max scatter_min',
+    'write pyg_sar.gather(x).sort(dim=0); a median in a conv is aggr=MedianAggregation() of its '
+    'constructor': 'sort argsort msort',
     "write torch_geometric.utils.scatter(*map(pyg_sar.gather, (x, index)), reduce='mul')": (
         'scatter_mul'
     ),

@@ -232,6 +232,14 @@ IN_STEP: dict[str, Mistake] = {
     'T.SIGN': Mistake(
         lambda data, rank: T.SIGN(2)(data), 'T.SIGN means nothing', "--transform 'SIGN'"
     ),
+    'T.LaplacianLambdaMax in a forward': Mistake(
+        lambda data, rank: T.LaplacianLambdaMax()(data),
+        'T.LaplacianLambdaMax means nothing',
+        'Data(edge_index=pyg_sar.gather(edge_index)',
+    ),
+    'rows in order': Mistake(
+        lambda data, rank: data.x.sort(dim=0), "'sort' of rows", 'pyg_sar.gather(x).sort(dim=0)'
+    ),
     'T.LargestConnectedComponents': Mistake(
         lambda data, rank: T.LargestConnectedComponents()(data),
         'T.LargestConnectedComponents',
