@@ -1,7 +1,8 @@
-"""Tensors of edges in another dimension than the first, or on the conv instead of in a message."""
+"""Tensors of edges in another dimension than the first, in containers, or on the conv."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -48,6 +49,41 @@ class Kept(MessagePassing):
         return self.kept * x_j
 
 
+class Held(MessagePassing):
+    """Weights in a tuple, a list, a dict or a function."""
+
+    def __init__(self, hold: Callable[[Any], Any], take: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.hold, self.take = hold, take
+
+    def forward(self, x: Any, edge_index: Any, weight: Any) -> Any:
+        return self.propagate(edge_index, x=x, held=self.hold(weight[0]))
+
+    def message(self, x_j: Any, held: Any) -> Any:
+        weight = self.take(held)
+        return (weight.mean() + weight.view(-1, 1)) * x_j
+
+
+class Mean(Held):
+    """Of these the mean alone, which fits any number of edges."""
+
+    def message(self, x_j: Any, held: Any) -> Any:
+        return self.take(held).mean() * x_j
+
+
+HOLDERS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    'tuple': (lambda w: (w, None), lambda held: held[0]),
+    'list': (lambda w: [2.0, [w]], lambda held: held[1][0]),
+    'dict': (lambda w: {'w': w}, lambda held: held['w']),
+    'function': (lambda w: lambda: w, lambda held: held()),
+}
+KINDS: dict[str, Callable[[], MessagePassing]] = {
+    **{kind.__name__: kind for kind in (Batched, Reduced, Kept)},
+    **{f'Held, {name}': functools.partial(Held, *each) for name, each in HOLDERS.items()},
+    **{f'Mean, {name}': functools.partial(Mean, *each) for name, each in HOLDERS.items()},
+}
+
+
 def _graph() -> Data:
     """Every node has four edges into it, so parts of as many nodes have as many edges."""
     draw = torch.Generator().manual_seed(0)
@@ -70,19 +106,19 @@ def _step(data: Data, make: Callable[[], Any], wrap: Callable[[Any], Any]) -> li
     return found
 
 
-def _on_ranks(root: str, make: Callable[[], Any]) -> list[Tensor]:
-    found = _step(pyg_sar.load_shard(root), make, pyg_sar.SARConv)
+def _on_ranks(root: str, kind: str) -> list[Tensor]:
+    found = _step(pyg_sar.load_shard(root), KINDS[kind], pyg_sar.SARConv)
     return [pyg_sar.gather(each) for each in found]
 
 
 @pytest.mark.parametrize('parts', ['equal', 'unequal'])
 @pytest.mark.parametrize('world_size', [1, 3])
-@pytest.mark.parametrize('make', [Batched, Reduced, Kept], ids=lambda make: make.__name__)
-def test_as_plain_pyg(make: Any, world_size: int, parts: str, tmp_path: Any) -> None:
+@pytest.mark.parametrize('kind', KINDS)
+def test_as_plain_pyg(kind: str, world_size: int, parts: str, tmp_path: Any) -> None:
     data = _graph()
     method = torch.arange(N) // 10 if parts == 'equal' else (torch.arange(N) % 7).clamp(max=2)
     pyg_sar.partition_graph(data, 3, tmp_path, method=method)
-    want = _step(data, make, lambda conv: conv)
-    for got in run_as_threads(_on_ranks, world_size, str(tmp_path), make):
+    want = _step(data, KINDS[kind], lambda conv: conv)
+    for got in run_as_threads(_on_ranks, world_size, str(tmp_path), kind):
         for pair in zip(got, want, strict=True):
             torch.testing.assert_close(*pair, rtol=1e-12, atol=1e-12)

@@ -31,7 +31,6 @@ from pyg_sar.conv.options import Path
 from pyg_sar.conv.support import has_hooks_inside, reads_edges
 from pyg_sar.dropout import EdgeDraws
 from pyg_sar.ground.class_swap import name_of
-from pyg_sar.rows.rows import Rows
 
 
 @dataclass(frozen=True)
@@ -115,9 +114,9 @@ def _decision(call: Call) -> tuple[Decision, Trace | None]:
         except MessageError:
             return own, None
         except (RuntimeError, ValueError):
-            if not _holds_edges(call):
+            if call.edges is None:
                 raise
-            return own, None
+            return own, None  # it may read a tensor of all edges by itself; what else, fails again
     if printed.getvalue():  # it must print once, for all edges
         return own, None
     own = replace(own, across_edges=False, uses_rng=uses_rng)
@@ -136,17 +135,6 @@ def _decision(call: Call) -> tuple[Decision, Trace | None]:
         is_sum = own.path in ('linear', 'weighted')
         own = replace(own, one_shot_bytes=one_shot_bytes(call, is_linear=is_sum))
     return own, traced
-
-
-def _holds_edges(call: Call) -> bool:
-    """Whether forward has put a tensor of all edges on the conv, which no sample fits."""
-    if call.edges is None:
-        return False
-    total = call.edges._space.total
-    tensors = [value for value in vars(call.conv).values() if isinstance(value, Tensor)]
-    return any(
-        total == t._space.total if isinstance(t, Rows) else total in t.shape for t in tensors
-    )
 
 
 def _homes(

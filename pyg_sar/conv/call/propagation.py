@@ -21,6 +21,7 @@ from pyg_sar.conv.message.sample_edges import not_saved
 from pyg_sar.conv.reuse.narrow_exchange import NarrowSum
 from pyg_sar.dropout import EdgeDraws, edge_draws
 from pyg_sar.ground.class_swap import name_of, plain_class
+from pyg_sar.ground.nested import leaves
 from pyg_sar.monitor import say
 from pyg_sar.rows.attach import conv_arguments
 from pyg_sar.rows.edges import EdgeIndex
@@ -165,7 +166,7 @@ def _call(
         edges, handle = edge_index, edge_index.handle
         ends = edges.ends.src, edges.ends.dst
         for name in per_edge:
-            if isinstance(kwargs[name], Tensor) and _is_read_as_it_is(kwargs[name], edges):
+            if kwargs[name] is not None and _is_read_as_it_is(kwargs[name], edges):
                 as_they_are[name] = kwargs[name]
         if size is not None:
             along = ends[::-1] if handle.is_flipped else ends
@@ -215,11 +216,16 @@ def _call(
     )
 
 
-def _is_read_as_it_is(value: Tensor, edges: EdgeIndex) -> bool:
+def _is_read_as_it_is(value: Any, edges: EdgeIndex) -> bool:
     """Whether a tensor has a row for every node, or edges in another dimension than the first.
 
-    It may also be a table of as many other things.
+    It may also be a table of as many other things. Of tuples, lists and dicts: whether they hold
+    rows, or tensors of all edges.
     """
+    if not isinstance(value, Tensor):
+        total = edges._space.total
+        tensors = [each for each in leaves(value) if isinstance(each, Tensor)]
+        return any(isinstance(t, (Rows, EdgeIndex)) or total in t.shape for t in tensors)
     ends = edges.ends.src, edges.ends.dst
     if isinstance(value, Rows):
         is_of_edges = value._dim > 0 and value._space.total == edges._space.total

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from pyg_sar.aggregate.program import Arguments, no_autocast_cache
 from pyg_sar.conv.inspect.products import ProductRecorder
@@ -38,6 +39,8 @@ from pyg_sar.conv.message.sample_edges import (
 from pyg_sar.conv.message.whole_reads import run_aggregation, run_message
 from pyg_sar.conv.support import takes_statistics
 from pyg_sar.kernels.merge import Sum
+from pyg_sar.rows.registry import name_of
+from pyg_sar.rows.rows import Rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +124,7 @@ def trace(call: Call) -> Trace:
     aggregate = None
     # A gradient inside the function is taken in this thread, which alone numbers the history.
     here = torch.autograd.set_multithreading_enabled(False)
-    with here, Undone(conv, call.arguments) as undone, _refusing_statistics(conv):
+    with here, Undone(conv, call.arguments) as undone, _refusing_statistics(conv), _NoRows():
         with in_message, recorder, use:
             out = run_message(call, values, samples)
         if call.function == 'message':
@@ -150,6 +153,15 @@ def trace(call: Call) -> Trace:
         edge_bytes=recorder.edge_bytes,
         weights=_linear_weights(use, outputs, aggregate),
     )
+
+
+class _NoRows(TorchFunctionMode):
+    """Ends a run on samples that reads rows of the whole graph, as of a closure or of the conv."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, Rows) for kind in types):
+            raise MessageError(f"'{name_of(func)}' of rows, where a message sees some edges")
+        return func(*args, **(kwargs or {}))
 
 
 def left_behind(
