@@ -113,7 +113,7 @@ def _decision(call: Call) -> tuple[Decision, Trace | None]:
             check_destinations_are_independent(call)
         except MessageError:
             return own, None
-        except (RuntimeError, ValueError):
+        except RuntimeError:
             if call.edges is None:
                 raise
             return own, None  # it may read a tensor of all edges by itself; what else, fails again
