@@ -12,6 +12,7 @@ from pyg_sar.conv.options import options_of
 from pyg_sar.conv.sar_conv import SARConv, name_layers
 from pyg_sar.conv.support import why_refused
 from pyg_sar.dropout import SameDropout, of_model
+from pyg_sar.kernels.linear import compute_by_onednn
 from pyg_sar.monitor import LogLevel, check_log, say, set_log
 from pyg_sar.norm import watch_norms
 from pyg_sar.recompute import recompute_activations_of
@@ -56,6 +57,7 @@ def wrap(
     watch_norms(model)
     for conv in convs:
         SARConv(conv, **vars(checked))
+    compute_by_onednn(model)
     name_layers(model)
     if checkpoint_activations:
         recompute_activations_of(model)

@@ -66,6 +66,11 @@ NAMES = (
         'as if: products and exponentials of torch',
     ),
     Private(
+        'torch.ops.mkldnn._linear_pointwise.default',
+        'linear layers on AMD processors, in half the time',
+        'as if: products of torch',
+    ),
+    Private(
         'torch.ops.aten._to_copy.default torch.ops.aten._unsafe_view.default',
         'operations that leave a message linear',
         'as if: such a message is computed again in backward',

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import operator
+import pickle
 import re
 import warnings
 from pathlib import Path
@@ -20,7 +23,7 @@ from torch_geometric.data import Batch, Data
 from whole_partition import verify_partition
 
 import pyg_sar
-from pyg_sar import partition_graph
+from pyg_sar import load_shard, partition_graph
 from pyg_sar.partitioner.graph.attributes import count_rows, sort_attributes
 
 EDGES = torch.tensor([[0, 1, 2, 3, 0], [1, 2, 3, 0, 2]])
@@ -167,6 +170,14 @@ def test_dropped_attributes_are_named_to_the_caller(tmp_path, name):
         partition_graph(data, 2, tmp_path / 'out')
     assert warned[-1].filename == __file__
     assert meta_of(tmp_path / 'out')['node_attrs'] == {}
+    loaded = copy.copy(load_shard(tmp_path / 'out'))
+    for read in (getattr, operator.getitem):
+        with pytest.raises((AttributeError, KeyError), match=rf"'{name}', .*data.{name} = "):
+            read(loaded, name)
+    assert name not in loaded
+    assert not hasattr(loaded, name)
+    loaded[name] = 5
+    assert loaded[name] == getattr(pickle.loads(pickle.dumps(loaded)), name) == 5
 
 
 @pytest.mark.parametrize(('key', 'where'), [('paper', "'paper'"), (None, 'the whole graph')])
@@ -176,6 +187,12 @@ def test_dropped_of_a_type(tmp_path, key, where):
     with pytest.warns(UserWarning, match=rf'of {where} .*table') as caught:
         partition_graph(data, 2, tmp_path / 'out')
     assert [warning.filename for warning in caught] == [__file__]
+    loaded = load_shard(tmp_path / 'out')
+    store = loaded if key is None else loaded[key]
+    with pytest.raises(AttributeError, match=r"'table', sparse torch.float32 \[5, 2\], .*dropped"):
+        _ = store.table
+    with pytest.raises(AttributeError, match='has no attribute'):
+        _ = store.other
 
 
 SAME = {

@@ -22,6 +22,7 @@ from torch_geometric.nn import ClusterGCNConv, GraphConv, Linear, MessagePassing
 from pyg_sar.comm import all_ranks
 from pyg_sar.conv.reuse.copies import kept_copy
 from pyg_sar.ground.inert import lazy_draws
+from pyg_sar.kernels.linear import linear
 from pyg_sar.monitor.recipes import recorder
 from pyg_sar.rows.replicated import with_mean_gradient
 from pyg_sar.rows.rows import tag
@@ -85,7 +86,7 @@ def rows_through(layer: Any, x: Tensor) -> Tensor:
     # Unlike a sum, a layer keeps its rows for backward: a program may change them in place now.
     # Recomputed activations are found by their memory, so these take no copy.
     rows = kept_copy(x) if recorder.value is None else x
-    return F.linear(rows, with_mean_gradient(layer.weight))
+    return linear(rows, with_mean_gradient(layer.weight))
 
 
 class NarrowSum(Tensor):

@@ -30,12 +30,16 @@ _SPARSE_TYPES = (
 
 
 class SortedAttributes(NamedTuple):
-    """By name: tensors [N, ...] of nodes, [E, ...] of edges, values for JSON, and other tensors."""
+    """By name: tensors [N, ...] of nodes, [E, ...] of edges, values for JSON, and other tensors.
+
+    `dropped` tells of each attribute that is none of these what it was.
+    """
 
     node: dict[str, Tensor]
     edge: dict[str, Tensor]
     graph: dict[str, Any]
     whole: dict[str, Tensor]
+    dropped: dict[str, str]
 
 
 def sort_attributes(
@@ -56,9 +60,8 @@ def sort_attributes(
     Raises ValueError if an attribute with a well-known name has another number of rows, or a name
     is taken.
     """
-    attributes = SortedAttributes({}, {}, {}, {})
+    attributes = SortedAttributes({}, {}, {}, {}, {})
     indices: dict[str, Tensor] = {}
-    dropped = []
     for name, value in data.items():
         if name in ('edge_index', 'num_nodes') or value is None:
             continue
@@ -90,17 +93,18 @@ def sort_attributes(
         elif tensor is not None:
             attributes.whole[name] = tensor
         else:
-            dropped.append(f'{name} ({_describe(value)})')
+            attributes.dropped[name] = _describe(value)
     for name, mask in indices.items():
         stored = attributes.node.setdefault(INDICES[name], mask)
         if stored.shape != mask.shape or not torch.equal(stored.bool(), mask):
             raise ValueError(
                 f"expected one of '{name}' and '{INDICES[name]}'{where} (got both, and they differ)"
             )
-    if dropped:
+    if attributes.dropped:
+        names = ', '.join(f'{name} ({what})' for name, what in attributes.dropped.items())
         warnings.warn(
             f'dropped attributes{where} that are no dense tensor, scalar, string or list: '
-            f'{", ".join(dropped)}; save them to a file of their own, which every rank loads',
+            f'{names}; save them to a file of their own, which every rank loads',
             stacklevel=5 if where else 4,  # the caller of partition_graph
         )
     return attributes

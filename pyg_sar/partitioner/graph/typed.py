@@ -53,7 +53,8 @@ class Relation:
 class TypedGraph:
     """A graph by types, and values that belong to the whole graph.
 
-    `whole` are tensors that every rank has whole, by the name of the type, '' for the graph.
+    `whole` are tensors that every rank has whole, and `dropped` tells what attributes were that no
+    folder can hold, each by the name of the type, '' for the graph.
     `scratch` is where temporary arrays with a row per edge lie, in memory by default.
     """
 
@@ -61,6 +62,7 @@ class TypedGraph:
     relations: dict[EdgeKey, Relation]
     attrs: dict[str, Any]
     whole: dict[str, dict[str, Tensor]]
+    dropped: dict[str, dict[str, str]]
     is_hetero: bool
     scratch: Scratch
 
@@ -126,6 +128,7 @@ def typed_graph(data: Data | HeteroData, scratch: Scratch = MEMORY) -> TypedGrap
         relations={None: Relation(None, None, edge_index, attributes.edge, {})},
         attrs=_num_graphs(data) | attributes.graph | label_facts(attributes.node, data),
         whole={'': attributes.whole},
+        dropped={'': attributes.dropped},
         is_hetero=False,
         scratch=scratch,
     )
@@ -152,24 +155,25 @@ def _hetero_graph(data: HeteroData, scratch: Scratch) -> TypedGraph:
 
     nodes: dict[NodeKey, NodeSet] = {}
     tensors: dict[str, dict[str, Tensor]] = {}
+    dropped: dict[str, dict[str, str]] = {}
     for name, store in node_stores.items():
         ids = [e[i] for k, e in edge_indices.items() for i in (0, 1) if k[2 * i] == name]
         num_nodes = count_rows(store, ids, f" of '{name}'")
         attributes = sort_attributes(store, num_nodes, None, where=f" of '{name}'")
         extra = attributes.graph | label_facts(attributes.node, store)
         nodes[name] = NodeSet(num_nodes, attributes.node, extra)
-        tensors[name] = attributes.whole
+        tensors[name], dropped[name] = attributes.whole, attributes.dropped
     relations: dict[EdgeKey, Relation] = {}
     for key, store in edge_stores.items():
         edge_index = edge_indices[key]
         check_ids(edge_index, (nodes[key[0]].num_nodes, nodes[key[2]].num_nodes), f'{key}')
         attributes = sort_attributes(store, None, edge_index.size(1), where=f' of {key}')
         relations[key] = Relation(key[0], key[2], edge_index, attributes.edge, attributes.graph)
-        tensors[type_name(key)] = attributes.whole
+        tensors[type_name(key)], dropped[type_name(key)] = attributes.whole, attributes.dropped
     attributes = sort_attributes(whole, None, None, where=' of the whole graph')
-    tensors[''] = attributes.whole
+    tensors[''], dropped[''] = attributes.whole, attributes.dropped
     attrs = _num_graphs(data) | attributes.graph
-    return TypedGraph(nodes, relations, attrs, tensors, is_hetero=True, scratch=scratch)
+    return TypedGraph(nodes, relations, attrs, tensors, dropped, is_hetero=True, scratch=scratch)
 
 
 def _num_graphs(data: Data | HeteroData) -> dict[str, int]:

@@ -112,6 +112,7 @@ def write_partition(
             'partition': {**provenance, 'cover_rows': cover_rows},
             'command': command,
             'versions': versions,
+            'dropped': {name: what for name, what in graph.dropped.items() if what},
         },
         checksums=folder_checksums(folder),
     )

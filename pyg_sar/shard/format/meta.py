@@ -57,7 +57,7 @@ class Meta:
     nodes: dict[NodeKey, NodeInfo]
     edges: dict[EdgeKey, EdgeInfo]
     graph_attrs: dict[str, Any]  # values that belong to the graph, by name
-    # For people: how the partition came about, command line and versions.
+    # For people: how the partition came about, command line, versions, and what was dropped.
     notes: dict[str, Any] = field(default_factory=dict)
     # SHA-256 of every other file, by its path in the folder.
     checksums: dict[str, str] = field(default_factory=dict)
@@ -178,7 +178,7 @@ def read_meta(root: str | Path) -> Meta:
         nodes=nodes,
         edges=edges,
         graph_attrs=ours['graph_attrs'],
-        notes={name: ours.get(name) for name in ('partition', 'command', 'versions')},
+        notes={name: ours.get(name) for name in ('partition', 'command', 'versions', 'dropped')},
         checksums=ours['checksums'],
         is_unchanged=ours.get('checksum') == _checksum(content),
     )
@@ -259,6 +259,12 @@ def _rules(meta: Meta, types: dict[str, Any]) -> Iterator[tuple[bool, str, Any]]
         yield not {'/', '\0'} & {*type_name(type_key)}, 'types that can name files', type_key
     hidden = meta.graph_attrs.keys() & meta.nodes.keys()
     yield not hidden, "no type's name in 'graph_attrs'", hidden
+    dropped = meta.notes.get('dropped') or {}
+    are_texts = type(dropped) is dict and all(
+        type(texts) is dict and all(type(text) is str for text in texts.values())
+        for texts in dropped.values()
+    )
+    yield are_texts, "texts in dicts for 'dropped'", dropped
     groups = [[*info.attrs, *info.extra] for info in meta.nodes.values()]
     groups += [[*info.attrs, *info.extra] for info in meta.edges.values()]
     groups.append([*meta.graph_attrs])

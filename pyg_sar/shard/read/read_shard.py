@@ -17,6 +17,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.storage import AttrType
 
 from pyg_sar.ground.private_names import missing
+from pyg_sar.shard.read.dropped import tell_of_dropped
 from pyg_sar.shard.bags import check_block_edges
 from pyg_sar.shard.edges import LocalEdges, ShardEdges
 from pyg_sar.shard.format.checksums import check_files
@@ -113,6 +114,7 @@ def read_shard(
         _put(store, {'edge_index': LocalEdges.of(handle), **values, **edges.extra})
     _put(data, meta.graph_attrs)
     _put_whole(data, root, meta, verify=verify)
+    tell_of_dropped(data, meta.notes['dropped'] or {})
     if isinstance(data, Data):
         note_kinds(data, meta)
     return data

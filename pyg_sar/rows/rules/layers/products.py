@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_sar.kernels.linear import linear
 from pyg_sar.rows.align import dim_of, named_rule, whole_shape
 from pyg_sar.rows.matrices.adjacency import dealt, product
 from pyg_sar.rows.registry import bare_name, is_in_place, name_of, rule
@@ -92,7 +93,7 @@ def _linear(func: Any, args: Any, kwargs: Any) -> Any:
             if is_usual and weight.dim() == 2 and (bias is None or bias.dim() == 1):
                 bias = bias if bias is None else with_mean_gradient(bias)
                 own = Tensor.as_subclass(x, Tensor)  # a saved tensor has no rows
-                return tag(func(own, with_mean_gradient(weight), bias), x._dim, x._space)
+                return tag(linear(own, with_mean_gradient(weight), bias), x._dim, x._space)
     return _of_any_linear(func, args, kwargs)
 
 
