@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.evictable import keep_here, select_rows
+from pyg_sar.shard.rows_at import add_rows_at
 
 _CHUNK_BYTES = 1 << 20
 
@@ -119,10 +120,10 @@ class Wire:
     def add(self, out: Tensor, index: Tensor, rows: Tensor) -> None:
         """Adds received rows to rows `index` of `out`, in the dtype of `out`."""
         if rows.dtype == out.dtype:
-            out.index_add_(0, index, rows)
+            add_rows_at(out, index, rows)
             return
         for chunk in _chunks(rows.size(0), out):
-            out.index_add_(0, index[chunk], rows[chunk].to(out.dtype))
+            add_rows_at(out, index[chunk], rows[chunk].to(out.dtype))
 
 
 def _chunks(num_rows: int, like: Tensor) -> Iterator[slice]:

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 
 Mode = Literal['sequential', 'sequential_no_remat', 'one_shot', 'auto']
-Path = Literal['linear', 'weighted', 'replay', 'gather', 'one_shot']
+Path = Literal['linear', 'weighted', 'factored', 'replay', 'gather', 'one_shot']
 EXCHANGE_DTYPES = (torch.bfloat16, torch.float16)
 
 

@@ -98,7 +98,7 @@ def write_rows_at(target: Tensor, index: Tensor, rows: Tensor) -> None:
 
 
 def _by_loop(name: str, values: Tensor, index: Tensor, rows: Tensor | None = None) -> Tensor | None:
-    """Reads narrow rows of `values`, or adds `rows` to them, by a compiled loop.
+    """Reads narrow rows of `values`, or adds `rows` of any width to them, by a compiled loop.
 
     Returns the rows read, or `values`; None where there is no loop for them.
     """
@@ -106,7 +106,8 @@ def _by_loop(name: str, values: Tensor, index: Tensor, rows: Tensor | None = Non
     fits = (
         values.device.type == 'cpu'
         and values.dtype in _LOOP_DTYPES
-        and 1 < width <= _NARROW_BYTES // values.element_size()
+        and width > 1
+        and (rows is not None or width <= _NARROW_BYTES // values.element_size())
         and values.is_contiguous()
         and index.dim() == 1
     )

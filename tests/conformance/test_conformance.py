@@ -19,7 +19,7 @@ from conv_cases import (
 from exact import reference
 from outcome import CUTS, NO_NODES, Outcome, outcomes
 
-IN_BLOCKS = {'linear', 'weighted', 'softmax', 'replay'}
+IN_BLOCKS = {'linear', 'weighted', 'factored', 'softmax', 'replay'}
 """Paths that hold one block while the next one is on its way."""
 
 

@@ -17,7 +17,8 @@ from torch import Tensor
 from pyg_sar.aggregate.program import Arguments
 from pyg_sar.comm import agree, check_equal, differ
 from pyg_sar.conv.call.by_destination import observe
-from pyg_sar.conv.call.plans import CallPlan, Gather, OneShot, Replay, RowSum, program_of
+from pyg_sar.conv.call.plans import PLANS, CallPlan, Gather, OneShot, program_of
+from pyg_sar.conv.inspect.factor import with_factor
 from pyg_sar.conv.inspect.independence import (
     check_destinations_are_independent,
     check_edges_are_independent,
@@ -72,7 +73,7 @@ def agree_on_plan(call: Call, draws: EdgeDraws | None) -> CallPlan:
         assert call.options.memory_budget is not None
         fits = agreed.one_shot_bytes <= call.options.memory_budget
         mode = 'one_shot' if fits else 'sequential'
-        path = 'one_shot' if fits and path == 'replay' else path
+        path = 'one_shot' if fits and path in ('replay', 'factored') else path
     is_seen = traced is not None or path == 'gather'  # a function across edges is not, to its end
     values: dict[str, Any] = {
         'function': name,
@@ -89,10 +90,9 @@ def agree_on_plan(call: Call, draws: EdgeDraws | None) -> CallPlan:
         return Gather(**values)
     assert traced is not None
     # A number that it sets may be another one at every call.
-    learnable = None if traced.numbers else _homes(call.conv, traced.learnable)
-    traced = traced if agreed.one_pass else replace(traced, weights=None)
-    kind = Replay if path == 'replay' else RowSum
-    return kind(**values, trace=traced, learnable=learnable)
+    learnable = None if traced.numbers else _homes(call.conv, traced.computed.learnable)
+    traced = traced if agreed.one_pass else traced.in_passes()
+    return PLANS[path](**values, trace=traced, learnable=learnable)
 
 
 def _decision(call: Call) -> tuple[Decision, Trace | None]:
@@ -128,9 +128,13 @@ def _decision(call: Call) -> tuple[Decision, Trace | None]:
         takes_gradient = any(map(_needs_grad, call.arguments.edge))
         own = replace(own, path='weighted', takes_gradient=takes_gradient)
     elif mode != 'one_shot':
-        one_pass = traced.weights is not None
-        one_pass = one_pass and has_gradient_of_use(call, program_of(call, traced, num_dst=1))
-        own = replace(own, path='replay', one_pass=one_pass)
+        traced = with_factor(call, traced)
+        of_edges = call if traced.factor is None else call.of_factor(traced.source)
+        one_pass = traced.computed.weights is not None and has_gradient_of_use(
+            of_edges, program_of(of_edges, traced.computed, num_dst=1)
+        )
+        path: Path = 'replay' if traced.factor is None else 'factored'
+        own = replace(own, path=path, one_pass=one_pass)
     if mode == 'auto':
         is_sum = own.path in ('linear', 'weighted')
         own = replace(own, one_shot_bytes=one_shot_bytes(call, is_linear=is_sum))

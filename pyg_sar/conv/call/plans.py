@@ -67,43 +67,27 @@ class TracedPlan(CallPlan):
 
     def traced(self, call: Call) -> TracedPlan:
         """With a trace of this call."""
-        traced = trace(call)
-        if self.trace.weights is None:  # on some rank
-            traced = replace(traced, weights=None)
+        traced, source = trace(call), self.trace.source
+        if source:
+            traced = replace(traced, source=source, factor=trace(call.of_factor(source)))
+        if self.trace.computed.weights is None:  # on some rank
+            traced = traced.in_passes()
         return replace(self, trace=traced)
 
+    def on_edges(self, call: Call) -> tuple[list[State], tuple[Tensor, ...]]:
+        """The states of the reductions, and the edge outputs, of what runs on every edge."""
+        computed = self.trace.computed
+        learnable = computed.learnable
+        if self.learnable is not None:  # a program may have replaced the parameters since
+            learnable = tuple([getattr(module(), name) for module, name in self.learnable])
+        program = program_of(call, computed, call.plan.shard.num_dst)
+        arguments = replace(call.arguments, learnable=learnable)
+        keep_rows = self.mode == 'sequential_no_remat'
+        run = Run.of(program, arguments, call.plan, call.exchange, keep_rows=keep_rows)
+        return (replay if program.weights is None else online)(run)
 
-@dataclass(frozen=True, kw_only=True)
-class RowSum(TracedPlan):
-    """A sum or mean of x_j, or of weights times x_j; on path linear they take no gradient."""
-
-    # Whether it pays on all ranks to apply a narrower layer first, once they have told each other
-    # for the loaded edges.
-    pays: list[bool] = field(default_factory=list)
-
-    def result(self, call: Call) -> Tensor:
-        """Keeps sums of raw features, and may apply a narrower layer before the sum."""
-        call.set_attributes(self.trace, ())
-        conv, plan, index = call.conv, call.plan, self.trace.weight
-        x = call.arguments.src[0]
-        weight = None if index is None else call.arguments.edge[index]
-        is_alone = is_sum(conv)
-        hooked = is_alone and is_hooked(conv)
-        if self.path == 'linear' and is_alone:
-            if not (x.requires_grad and torch.is_grad_enabled()):  # the same on all ranks
-                raw = raw_sum(conv, x, weight, plan, call.exchange.wire.dtype, is_hooked=hooked)
-                if raw is not None:
-                    kept = raw.kept()
-                    return raw.keep(self._sum(call, x, weight, hooked)) if kept is None else kept
-            pays = self.pays if call.edge_index.is_whole else []
-            layer = layer_after(conv, x, plan, pays) if call.in_forward else None
-            if layer is not None:
-                rows = rows_through(layer, x)
-                return NarrowSum.of(self._sum(call, rows, weight, hooked), layer.weight)
-        return self._sum(call, x, weight, hooked or not is_alone)
-
-    def _sum(self, call: Call, x: Tensor, weight: Tensor | None, finishes: bool) -> Tensor:
-        """Own sums; `finishes` says that the conv's aggregation has to run on them."""
+    def row_sum(self, call: Call, x: Tensor, weight: Tensor | None, finishes: bool) -> Tensor:
+        """Own sums of `x`; `finishes` says that the conv's aggregation has to run on them."""
         aggregate, out = self.trace.aggregate, self.trace.out
         assert aggregate is not None
         is_linear, one_shot = self.path == 'linear', self.mode == 'one_shot'
@@ -137,24 +121,60 @@ class RowSum(TracedPlan):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RowSum(TracedPlan):
+    """A sum or mean of x_j, or of weights times x_j; on path linear they take no gradient."""
+
+    # Whether it pays on all ranks to apply a narrower layer first, once they have told each other
+    # for the loaded edges.
+    pays: list[bool] = field(default_factory=list)
+
+    def result(self, call: Call) -> Tensor:
+        """Keeps sums of raw features, and may apply a narrower layer before the sum."""
+        call.set_attributes(self.trace, ())
+        conv, plan, index = call.conv, call.plan, self.trace.weight
+        x = call.arguments.src[0]
+        weight = None if index is None else call.arguments.edge[index]
+        is_alone = is_sum(conv)
+        hooked = is_alone and is_hooked(conv)
+        if self.path == 'linear' and is_alone:
+            if not (x.requires_grad and torch.is_grad_enabled()):  # the same on all ranks
+                raw = raw_sum(conv, x, weight, plan, call.exchange.wire.dtype, is_hooked=hooked)
+                if raw is not None:
+                    kept = raw.kept()
+                    return raw.keep(self.row_sum(call, x, weight, hooked)) if kept is None else kept
+            pays = self.pays if call.edge_index.is_whole else []
+            layer = layer_after(conv, x, plan, pays) if call.in_forward else None
+            if layer is not None:
+                rows = rows_through(layer, x)
+                return NarrowSum.of(self.row_sum(call, rows, weight, hooked), layer.weight)
+        return self.row_sum(call, x, weight, hooked or not is_alone)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Replay(TracedPlan):
     """Any message, block by block, computed again in backward."""
 
     def result(self, call: Call) -> Tensor:  # noqa: D102
-        traced, plan = self.trace, call.plan
-        learnable = traced.learnable
-        if self.learnable is not None:  # a program may have replaced the parameters since
-            learnable = tuple([getattr(module(), name) for module, name in self.learnable])
-        program = program_of(call, traced, plan.shard.num_dst)
-        arguments = replace(call.arguments, learnable=learnable)
-        keep_rows = self.mode == 'sequential_no_remat'
-        run = Run.of(program, arguments, plan, call.exchange, keep_rows=keep_rows)
-        states, outputs = (replay if program.weights is None else online)(run)
+        traced = self.trace
+        states, outputs = self.on_edges(call)
         if traced.aggregate is None:
             call.set_attributes(traced, outputs[1:])
             return outputs[0]
         call.set_attributes(traced, outputs)
-        return finish(call, traced.aggregate, states, traced.out, plan)
+        return finish(call, traced.aggregate, states, traced.out, call.plan)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Factored(TracedPlan):
+    """A sum or mean of x_j times a factor: that of every edge first, block by block."""
+
+    def result(self, call: Call) -> Tensor:  # noqa: D102
+        source = self.trace.source
+        _, (factor, *others) = self.on_edges(call.of_factor(source))
+        call.set_attributes(self.trace.computed, others)
+        index = next(slot.index for slot in call.slots if slot.name == source)
+        is_watched = not is_sum(call.conv) or is_hooked(call.conv)
+        return self.row_sum(call, call.arguments.src[index], factor, is_watched)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,7 +262,14 @@ class OneShot(CallPlan):
         }
 
 
-PLANS: tuple[type[CallPlan], ...] = (RowSum, Replay, Gather, OneShot)
+PLANS: dict[Path, type[CallPlan]] = {
+    'linear': RowSum,
+    'weighted': RowSum,
+    'factored': Factored,
+    'replay': Replay,
+    'gather': Gather,
+    'one_shot': OneShot,
+}
 
 
 def program_of(call: Call, traced: Trace, num_dst: int) -> Program:

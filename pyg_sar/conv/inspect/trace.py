@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -75,6 +75,10 @@ class Trace(Seen):
     edge_bytes: int = 0  # what the largest tensor that it computes takes per edge
     # The result of its only softmax for the samples, if all it gives is linear in it.
     weights: Tensor | None = None
+    # If it is x_j times a factor that it computes without x_j: the name of x_j, and what it does up
+    # to that product.
+    source: str = ''
+    factor: Trace | None = None
 
     @property
     def is_linear(self) -> bool:
@@ -84,8 +88,26 @@ class Trace(Seen):
     @property
     def is_weighted(self) -> bool:
         """Whether it sums a weight times x_j, in a precision that does not round the products."""
-        is_exact = self.out.dtype in (torch.float32, torch.float64) and self.out.numel() > 0
-        return self._sums_message and self.weight is not None and is_exact
+        return self._sums_message and self.weight is not None and self._is_exact
+
+    @property
+    def computed(self) -> Trace:
+        """What runs on every edge: the factor, or all of it."""
+        return self if self.factor is None else self.factor
+
+    def in_passes(self) -> Trace:
+        """The trace of one that takes a pass for every softmax."""
+        factor = None if self.factor is None else replace(self.factor, weights=None)
+        return replace(self, weights=None, factor=factor)
+
+    @property
+    def may_have_factor(self) -> bool:
+        """Whether it sums its messages and leaves nothing behind but a row per edge."""
+        return self._sums_message and self._is_exact and not (self.numbers or self.written)
+
+    @property
+    def _is_exact(self) -> bool:
+        return self.out.dtype in (torch.float32, torch.float64) and self.out.numel() > 0
 
     @property
     def _sums_message(self) -> bool:

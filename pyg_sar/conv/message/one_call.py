@@ -7,6 +7,7 @@ block, and everything else is passed as it is.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,8 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_sar.aggregate.program import Arguments
 from pyg_sar.comm import EdgeMove, Exchange
-from pyg_sar.conv.message.intercept import SourceIndex
+from pyg_sar.conv.message.intercept import MessageError, SourceIndex
+from pyg_sar.conv.message.source_rows import SourceRows
 from pyg_sar.conv.options import Options
 from pyg_sar.dropout import EdgeDraws
 from pyg_sar.ground.class_swap import name_of
@@ -37,7 +39,7 @@ _IDS = 'edge ids'
 @dataclass(frozen=True)
 class _Slot:
     name: str
-    role: str  # 'src' | 'dst' | 'edge' | 'whole' | 'constant'
+    role: str  # 'src' | 'dst' | 'edge' | 'whole' | 'constant' | 'stand-in'
     index: int = 0  # among the arguments of its role
     value: Any = None
 
@@ -50,7 +52,8 @@ class Call:
     """
 
     conv: MessagePassing
-    function: str  # ``'message'`` or ``'edge_update'``
+    # ``'message'``, ``'edge_update'``, or ``'factor'``: a message up to what it multiplies x_j by.
+    function: str
     names: tuple[str, ...]  # of its arguments; see :func:`arguments_of`
     edge_index: ShardEdges  # as messages pass along it, into own nodes
     size: tuple[int | None, ...] | None
@@ -133,6 +136,25 @@ class Call:
             self.slots += (_Slot(_IDS, 'edge', len(edge)),)
             self.arguments = replace(self.arguments, edge=(*edge, ids))
 
+    def of_factor(self, name: str) -> Call:
+        """The call that computes, for every edge, what the message multiplies argument `name` by.
+
+        It reads all else that the message reads.
+        """
+        call, src = copy.copy(self), list[Tensor]()
+        call.function, slots = 'factor', list[_Slot]()
+        for slot in self.slots:
+            value = self.arguments.src[slot.index] if slot.role == 'src' else None
+            if slot.name == name:
+                slots.append(_Slot(name, 'stand-in', value=value))
+            elif value is None:
+                slots.append(slot)
+            else:
+                slots.append(_Slot(slot.name, 'src', _index_of(value, src)))
+                src += [value] if slots[-1].index == len(src) else []
+        call.slots, call.arguments = tuple(slots), replace(self.arguments, src=tuple(src))
+        return call
+
     def in_given_order(self, values: Tensor) -> Tensor:
         """One row per edge, in the order of the caller's edges."""
         return values if self.move is None else self.move.to_forward(values)
@@ -175,6 +197,9 @@ class Call:
             if slot.role == 'constant':
                 values[slot.name] = slot.value
                 continue
+            if slot.role == 'stand-in':
+                values[slot.name] = SourceRows.like(slot.value, edge_index.size(1))
+                continue
             value = getattr(arguments, slot.role)[slot.index]
             if slot.role in ('src', 'dst'):
                 if not arguments.at_edges:
@@ -201,6 +226,8 @@ class Call:
         """Runs the function on :meth:`inputs`."""
         conv, draws = self.conv, self.draws
         with nullcontext() if draws is None else draws.of_message(values.get(_IDS)):
+            if self.function == 'factor':
+                return _factor(conv.message(**conv.inspector.collect_param_data('message', values)))
             kwargs = conv.inspector.collect_param_data(self.function, values)
             if self.function != 'message':  # edge_updater has called its hooks
                 out: Tensor = getattr(conv, self.function)(**kwargs)
@@ -239,6 +266,13 @@ def after_step(conv: MessagePassing, step: str, inputs: tuple[Any, ...], out: Te
         result = hook(conv, inputs, out)
         out = out if result is None else result
     return out
+
+
+def _factor(message: Any) -> Tensor:
+    factor = message.factor if isinstance(message, SourceRows) else None
+    if factor is None:
+        raise MessageError('it is not x_j times a factor')
+    return factor
 
 
 def _index_of(value: Tensor, group: list[Tensor]) -> int:

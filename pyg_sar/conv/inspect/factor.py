@@ -1,0 +1,59 @@
+"""Finds out whether a message is x_j times a factor that it computes without x_j."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from pyg_sar.conv.call.plans import program_of
+from pyg_sar.conv.inspect.trace import Trace, trace
+from pyg_sar.conv.message.intercept import MessageError
+from pyg_sar.conv.message.one_call import Call
+from pyg_sar.conv.message.sample_edges import NUM_SAMPLES, Undone, samples_of
+
+
+def with_factor(call: Call, traced: Trace) -> Trace:
+    """The trace of a message that is summed, with its factor and the name of x_j, if it has one."""
+    conv, node_dim = call.conv, call.conv.node_dim
+    is_watched = conv._message_forward_pre_hooks or conv._message_forward_hooks
+    if is_watched or not traced.may_have_factor:
+        return traced
+    for slot in call.slots:
+        x = call.arguments.src[slot.index] if slot.role == 'src' else None
+        if x is None or x.dtype != traced.out.dtype or node_dim not in (0, -x.dim()):
+            continue
+        with suppress(MessageError, RuntimeError):  # it uses x_j otherwise, or in another shape
+            of_factor = call.of_factor(slot.name)
+            factor = trace(of_factor)
+            found = replace(traced, source=slot.name, factor=factor)
+            if _is_product(call, of_factor, found, slot.index):
+                return found
+    return traced
+
+
+def _is_product(call: Call, of_factor: Call, traced: Trace, source: int) -> bool:
+    """Whether factor times x_j is the message on samples, also in what takes a gradient."""
+    assert traced.factor is not None
+    samples, edge_index = samples_of(call)
+    edge_index[1] = 0
+    rows = samples.src[source]
+    with Undone(call.conv, call.arguments):
+        (message,), _ = program_of(call, traced, 1).run(samples, edge_index, _softmax)
+        _, (factor, *_) = program_of(of_factor, traced.factor, 1).run(
+            samples_of(of_factor)[0], edge_index, _softmax
+        )
+    takes_gradient = torch.is_grad_enabled() and (factor.requires_grad or rows.requires_grad)
+    if message.requires_grad != takes_gradient:
+        return False
+    if traced.uses_rng:
+        return True
+    factor, flat = (t.detach().reshape(NUM_SAMPLES, -1) for t in (factor, rows))
+    product = flat.view(*factor.shape, -1) * factor.unsqueeze(-1)
+    return torch.equal(product.flatten(), message.detach().flatten())
+
+
+def _softmax(logits: Tensor, dst: Tensor) -> Tensor:
+    return torch.softmax(logits, 0)
