@@ -202,7 +202,9 @@ class OneShot(CallPlan):
         values = call.inputs(replace(call.arguments, src=src), edges, edges[1], num_dst)
         if self.across_edges:
             values = self._of_all_edges(call, values)
+        before = dict(vars(call.conv))
         out = call.run(values)
+        _tag_what_is_kept(call, before)
         if call.function == 'message':
             out = call.aggregate(values, out)
         if isinstance(out, tuple):  # of nodes and of edges: rows of the whole graph
@@ -260,6 +262,15 @@ class OneShot(CallPlan):
             **rows,
             **call.as_they_are,
         }
+
+
+def _tag_what_is_kept(call: Call, before: dict[str, Any]) -> None:
+    """Makes rows of what a message over all own edges has set on the conv, a row for each."""
+    conv, num_edges = call.conv, call.plan.num_edges
+    for name, value in list(vars(conv).items()):
+        is_new = type(value) is Tensor and before.get(name) is not value
+        if is_new and call.edges is not None and value.shape[:1] == (num_edges,):
+            setattr(conv, name, tag(call.in_given_order(value), 0, call.edges._space))
 
 
 PLANS: dict[Path, type[CallPlan]] = {

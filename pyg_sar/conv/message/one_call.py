@@ -227,7 +227,9 @@ class Call:
         conv, draws = self.conv, self.draws
         with nullcontext() if draws is None else draws.of_message(values.get(_IDS)):
             if self.function == 'factor':
-                return _factor(conv.message(**conv.inspector.collect_param_data('message', values)))
+                kwargs = conv.inspector.collect_param_data('message', values)
+                with torch._C._EnableTorchFunction():  # type: ignore[attr-defined]
+                    return _factor(conv.message(**kwargs))
             kwargs = conv.inspector.collect_param_data(self.function, values)
             if self.function != 'message':  # edge_updater has called its hooks
                 out: Tensor = getattr(conv, self.function)(**kwargs)

@@ -1,0 +1,203 @@
+"""Messages that are x_j times a factor that they compute of other tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from on_ranks import on_ranks
+from small_graphs import assert_close, small_graph
+from torch import Tensor
+from torch_geometric.nn import AGNNConv, FAConv, MessagePassing, TransformerConv
+from torch_geometric.utils import softmax
+
+from pyg_sar import DistributedDataParallel, SARConv, gather
+
+MODES = ('sequential', 'sequential_no_remat', 'one_shot')
+HEADS, CHANNELS = 2, 5
+
+
+class Attends(MessagePassing):
+    """Attention whose scores the message computes, in the form that is asked for."""
+
+    def __init__(self, form: str, aggr: str = 'sum') -> None:
+        super().__init__(aggr=aggr, node_dim=0)
+        self.form, self.kept = form, None
+        self.lin = torch.nn.Linear(6, HEADS * CHANNELS)
+        self.scores = torch.nn.Linear(6, HEADS)
+        self.of_edges = torch.nn.Linear(4, HEADS)
+        self.scale = torch.nn.Parameter(torch.tensor(0.7))
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        rows = self.lin(x).view(-1, HEADS, CHANNELS)
+        out = self.propagate(edge_index, x=rows, score=self.scores(x), edge_attr=edge_attr)
+        return out.reshape(-1, HEADS * CHANNELS)
+
+    def message(self, x_j: Tensor, score_i: Any, score_j: Any, edge_attr: Any, index: Any) -> Tensor:
+        logits = score_i + self.scale * score_j + self.of_edges(edge_attr)
+        if self.form == 'gates':
+            return logits.tanh().unsqueeze(-1) * x_j
+        if self.form == 'one head':
+            return logits.sum(-1).sigmoid().view(-1, 1, 1) * x_j
+        if self.form == 'of itself':
+            logits = logits + x_j.sum(-1)
+        if self.form == 'a gate for every channel':
+            return x_j * (logits.unsqueeze(-1) + torch.arange(1.0, 1 + CHANNELS).to(logits)).sin()
+        alpha = softmax(logits, index)
+        if self.form == 'twice a softmax':
+            alpha = softmax(alpha * logits, index)
+        if self.form == 'keeps its weights':
+            self.kept = alpha
+        if self.form == 'without gradient':
+            with torch.no_grad():
+                return x_j * alpha.unsqueeze(-1)
+        if self.form == 'detached rows':
+            return x_j.detach() * alpha.unsqueeze(-1)
+        if self.form == 'detached weights':
+            return x_j * alpha.detach().unsqueeze(-1)
+        if self.form == 'and more':
+            return x_j * alpha.unsqueeze(-1) + 1
+        if self.form == 'flat':
+            return torch.mul(x_j, alpha[:, :, None]).view(-1, HEADS * CHANNELS)
+        return x_j * alpha.view(-1, HEADS, 1)
+
+
+FACTORED = (
+    *('softmax', 'gates', 'one head', 'twice a softmax', 'keeps its weights', 'detached weights'),
+    'flat',
+)
+OTHERS = (
+    *('of itself', 'a gate for every channel', 'without gradient', 'detached rows'),
+    'and more',
+)
+
+
+def _run(model: torch.nn.Module, data: Any) -> tuple[Tensor, list[Tensor]]:
+    x, edge_attr = (data[name].detach().requires_grad_() for name in ('x', 'edge_attr'))
+    return model(x, data.edge_index, edge_attr), [x, edge_attr, *model.parameters()]
+
+
+def _check(data: Any, form: str, mode: str = 'sequential', aggr: str = 'sum') -> set[str]:
+    """Compares output and all gradients with plain PyG; returns the paths of the messages."""
+    torch.manual_seed(5)
+    plain = Attends(form, aggr).double()
+    torch.manual_seed(5)
+    model = DistributedDataParallel(Attends(form, aggr).double(), mode=mode)
+    (want, leaves), (out, own) = _run(plain, small_graph()), _run(model, data)
+    if want.requires_grad:
+        torch.manual_seed(6)
+        grad = torch.randn_like(want)
+        want.backward(grad)
+        out.backward(grad[data.n_id])
+    assert_close(gather(out.detach()), want.detach(), tolerance=1e-10)
+    for a, b in zip(own, leaves, strict=True):
+        assert_close(gather(_grad(a)), _grad(b), tolerance=1e-10)
+    if plain.kept is not None:
+        assert_close(gather(model.kept.detach()), plain.kept.detach(), tolerance=1e-10)
+    return _paths(model)
+
+
+def _grad(tensor: Tensor) -> Tensor:
+    return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+
+
+def _paths(model: torch.nn.Module) -> set[str]:
+    convs = [module for module in model.modules() if isinstance(module, SARConv)]
+    plans = [each for conv in convs for each in conv._sar.call_plans()]
+    return {each.path for each in plans if each.function.endswith('.message')}
+
+
+@pytest.mark.parametrize('mode', MODES)
+@pytest.mark.parametrize('world_size', [1, 3])
+@pytest.mark.parametrize('form', FACTORED)
+@on_ranks(by='threads')
+def test_sums_of_rows_times_a_factor(data, form, world_size, mode):
+    assert _check(data, form, mode) == {'one_shot' if mode == 'one_shot' else 'factored'}
+
+
+@on_ranks(by='threads')
+def test_mean(data):
+    assert _check(data, 'softmax', aggr='mean') == {'factored'}
+
+
+@pytest.mark.parametrize('world_size', [1, 3])
+@pytest.mark.parametrize('form', OTHERS)
+@on_ranks(by='threads')
+def test_others_are_replayed(data, form, world_size):
+    """x_j is read elsewhere, too, or a part takes no gradient, or the factor is as large."""
+    assert _check(data, form) == {'replay'}
+
+
+@on_ranks(by='threads')
+def test_maxima_and_hooks_are_replayed(data):
+    assert _check(data, 'gates', aggr='max') == {'replay'}
+    model = DistributedDataParallel(Attends('gates').double())
+    seen = []
+    model.register_message_forward_hook(lambda conv, inputs, out: seen.append(out.shape))
+    _run(model, data)
+    assert _paths(model) != {'factored'}
+    assert all(shape[1:] == (HEADS, CHANNELS) for shape in seen)
+
+
+CONVS = {
+    'AGNN': lambda: AGNNConv(),
+    'FA': lambda: FAConv(6),
+    'Transformer': lambda: TransformerConv(6, 5, 2),
+}
+
+
+class Calls(torch.nn.Module):
+    def __init__(self, conv: torch.nn.Module) -> None:
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.conv(x, x, edge_index) if isinstance(self.conv, FAConv) else self.conv(
+            x, edge_index
+        )
+
+
+@pytest.mark.parametrize('name', CONVS)
+@on_ranks(by='threads')
+def test_convs(data, name):
+    torch.manual_seed(0)
+    plain = Calls(CONVS[name]()).double()
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Calls(CONVS[name]()).double())
+    graph = small_graph()
+    x, own = (each.x.detach().requires_grad_() for each in (graph, data))
+    want, out = plain(x, graph.edge_index), model(own, data.edge_index)
+    want.sin().sum().backward()
+    out.sin().sum().backward()
+    assert_close(gather(out.detach()), want.detach(), tolerance=1e-10)
+    assert_close(gather(own.grad), x.grad, tolerance=1e-10)
+    for a, b in zip(model.parameters(), plain.parameters(), strict=True):
+        assert_close(a.grad, b.grad, tolerance=1e-10)
+    assert _paths(model) == {'factored'}
+
+
+class Drops(Attends):
+    def message(self, x_j: Tensor, score_i: Any, score_j: Any, edge_attr: Any, index: Any) -> Tensor:
+        alpha = softmax(score_i + score_j + self.of_edges(edge_attr), index)
+        return x_j * F.dropout(alpha, 0.5, self.training).unsqueeze(-1)
+
+
+@on_ranks(by='threads')
+def test_masks_of_dropout_are_those_of_forward(data):
+    """The gradient of x is linear in it: backward saw the mask of forward."""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Drops('').double(), dropout_seed=3)
+    torch.manual_seed(0)
+    again = DistributedDataParallel(Drops('').double(), dropout_seed=3, mode='one_shot')
+    for name, parameter in again.named_parameters():
+        parameter.data.copy_(model.get_parameter(name).data)
+    (a, of_a), (b, of_b) = _run(model, data), _run(again, data)
+    a.sin().sum().backward()
+    b.sin().sum().backward()
+    assert _paths(model) == {'factored'}
+    assert_close(gather(a.detach()), gather(b.detach()), tolerance=1e-10)
+    for own, other in zip(of_a, of_b, strict=True):
+        if other.grad is not None:
+            assert_close(gather(own.grad), gather(other.grad), tolerance=1e-10)
