@@ -198,7 +198,7 @@ def test_x_without_gradient(data, name):
 @on_ranks(by='threads')
 def test_other_products_are_replayed(data, name):
     """Two products; a weight cut off from its gradient; weights along the channels."""
-    assert _check(data, name) == {'factored' if name == 'detached' else 'replay'}
+    assert _check(data, name) == {'replay'}
 
 
 @on_ranks(2)
