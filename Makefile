@@ -21,7 +21,7 @@ endif
 endif
 
 .DEFAULT_GOAL := help
-BENCHMARKS := attention kernels convs limit epoch scaling accuracy sampling ogbn partition network one_machine
+BENCHMARKS := attention kernels convs limit epoch start scaling accuracy sampling ogbn partition network one_machine
 
 .PHONY: help demo test test-slow test-oldest test-newest test-cuda-sim test-benchmarks docs lint format convs ops published faults errors private-names golden fuzz fuzz-sequences bench bench-memory $(BENCHMARKS:%=bench-%) clean
 

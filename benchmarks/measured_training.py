@@ -38,10 +38,17 @@ import pyg_sar
 MODELS = {'sage': GraphSAGE, 'gcn': GCN, 'gat': GAT}
 
 
-def make_model(name: str, num_features: int, hidden: int, num_layers: int, num_classes: int) -> Any:
+def make_model(
+    name: str,
+    num_features: int,
+    hidden: int,
+    num_layers: int,
+    num_classes: int,
+    dropout: float = 0.0,
+) -> Any:
     options = {'heads': 4} if name == 'gat' else {}
     return MODELS[name](
-        num_features, hidden, num_layers, num_classes, norm='batch_norm', dropout=0.0, **options
+        num_features, hidden, num_layers, num_classes, norm='batch_norm', dropout=dropout, **options
     )
 
 

@@ -21,6 +21,11 @@ class PeakMemory:
         return _status('VmHWM') - self.before
 
 
+def resident_peak() -> int:
+    """The most that this process has ever held, in bytes."""
+    return _status('VmHWM')
+
+
 def _status(key: str) -> int:
     for line in Path('/proc/self/status').read_text().splitlines():
         if line.startswith(f'{key}:'):

@@ -37,9 +37,11 @@ def train(
     seed: int = 0,
     has_accuracy: bool = False,
     autocast: bool = False,
+    dropout: float = 0.0,
+    dropout_seed: int | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Yields seconds, loss, peak memory and minor page faults of one epoch after another; first
-    what was loaded.
+    """Yields seconds, CPU seconds, loss, peak memory and minor page faults of one epoch after
+    another; first what was loaded.
 
     Args:
         source: A .pt file for the plain variants, otherwise a partition folder.
@@ -51,6 +53,8 @@ def train(
         seed: Of the initial weights.
         has_accuracy: Whether to evaluate after every epoch: not part of its seconds.
         autocast: Whether forward runs under autocast to bfloat16.
+        dropout: Share of the numbers that are dropped after every hidden layer.
+        dropout_seed: Of masks by id; None for those of torch's generator.
     """
     is_plain = variant in (PLAIN, PLAIN_CSR)
     if is_plain:
@@ -61,9 +65,10 @@ def train(
         data = pyg_sar.load_shard(source)
         read_all(data)
     torch.manual_seed(seed)
-    network = make_model(model, data.num_features, hidden, layers, data.num_classes)
+    network = make_model(model, data.num_features, hidden, layers, data.num_classes, dropout)
     if not is_plain:
-        network = pyg_sar.DistributedDataParallel(network, mode=variant)
+        options = {'mode': variant, 'dropout_seed': dropout_seed}
+        network = pyg_sar.DistributedDataParallel(network, **options)
     optimizer = torch.optim.Adam(network.parameters(), lr=lr)
 
     mask = data.train_mask
@@ -74,7 +79,7 @@ def train(
         if has_accuracy:
             memory.restart()
         faults = _page_faults()
-        start = time.perf_counter()
+        start, cpu_start = time.perf_counter(), time.process_time()
         network.train()
         with torch.autocast('cpu', torch.bfloat16, enabled=autocast):
             out = network(data.x, data.edge_index)
@@ -83,6 +88,7 @@ def train(
         loss.backward()
         optimizer.step()
         result = {'loss': loss.item(), 'seconds': time.perf_counter() - start}
+        result['cpu_seconds'] = time.process_time() - cpu_start
         result['peak_bytes'] = memory.bytes()
         result['page_faults'] = _page_faults() - faults
         del out, loss

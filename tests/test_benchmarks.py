@@ -26,6 +26,7 @@ NAMES = (
     'attention',
     'limit',
     'epoch',
+    'start',
     'scaling',
     'accuracy',
     'sampling',

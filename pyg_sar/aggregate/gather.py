@@ -53,7 +53,7 @@ def chunks_of(
     """The chunks of a plan in one size, remembered.
 
     A chunk has `max_rows` in-edges at most, unless one destination has more, and `max_dst`
-    destinations at most. Collective: an all-reduce of one number; to make the chunks, one small
+    destinations at most. Collective: one small all-gather; to make the chunks, one small
     all-gather and two all-to-alls.
     """
 

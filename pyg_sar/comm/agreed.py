@@ -33,7 +33,7 @@ class Agreed(Generic[T]):
     def find(self, key: Hashable, flag: bool = True) -> tuple[T | None, bool]:
         """The thing that all ranks made in one call, or None; and whether all set a flag now.
 
-        Collective: an all-reduce of one number; where the newest things are not of one call,
+        Collective: one small all-gather; where the newest things are not of one call,
         also two small all-gathers and an all-reduce.
         """
         comm = current()

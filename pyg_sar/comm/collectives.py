@@ -1,6 +1,6 @@
 """The few collectives beside the exchanges.
 
-Each begins with one number that the ranks have in common, so that they meet only if they are at the
+Each begins with a message that has the same form in all, so that they meet only if they are at the
 same operation (:mod:`pyg_sar.comm.process_group`).
 """
 
@@ -105,7 +105,7 @@ def all_ranks(value: bool, world_size: int) -> bool:
 
 
 def least_of_ranks(value: int, world_size: int) -> int:
-    """The smallest of the ranks' values 0, 1 or 2 (collective: an all-reduce of one number)."""
+    """The smallest of the ranks' values 0, 1 or 2 (collective: one small all-gather)."""
     assert 0 <= value <= 2
     if world_size == 1:
         return value
@@ -118,14 +118,14 @@ def least_of_ranks(value: int, world_size: int) -> int:
 def are_alike(words: str, flag: bool) -> tuple[bool, bool]:
     """Whether words are the same on all ranks and, if so, whether a flag is set on all.
 
-    Collective: an all-reduce of one number.
+    Collective: one small all-gather.
     """
     unset = _sum('a comparison of forwards', number=not flag, state=words)
     return unset is not None, unset == 0
 
 
 def count_ranks(words: str, flag: bool) -> int:
-    """How many ranks have set a flag (collective: an all-reduce of one number).
+    """How many ranks have set a flag (collective: one small all-gather).
 
     All raise ExchangeError where `words`, the operation that a rank is at, differ.
     """
@@ -161,6 +161,10 @@ def all_reduce_sum(
         alike = f'{what} ({form_of(tensor)})'
         with comm.guard(what, alike=alike):
             if comm.goes_by_host(tensor.device, group):  # others: gloo has no part in it
+                is_small = tensor.device.type == 'cpu' and tensor.nbytes <= comm.summed_bytes
+                if is_small and group is None and tensor.numel():
+                    comm.sum_alike(alike, summed=tensor)
+                    return tensor
                 comm.sum_alike(alike)
             comm.all_reduce(tensor, group)
     return tensor

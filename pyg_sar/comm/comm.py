@@ -55,6 +55,7 @@ class Comm:
         num_made: How many things all ranks have made together; see :class:`Agreed`.
         pool: Memory for rows, where ranks have it in common.
         exchange_kind: The class of its exchanges, where they send no messages.
+        summed_bytes: What is summed over the ranks at no cost, by :meth:`sum_alike`.
     """
 
     rank, size = 0, 1
@@ -63,6 +64,7 @@ class Comm:
     debug, numbers_so_far = False, ''
     pool: BufferPool | None = None
     exchange_kind: type[Exchange] | None = None
+    summed_bytes = 0
 
     def __init__(self) -> None:
         self.operation = ''
@@ -109,11 +111,14 @@ class Comm:
         """
         return True
 
-    def sum_alike(self, alike: str, *, number: int = 0, state: str = '') -> int | None:
+    def sum_alike(
+        self, alike: str, *, number: int = 0, state: str = '', summed: Tensor | None = None
+    ) -> int | None:
         """The sum of the ranks' numbers, less than ``2**24``, or None if their states differ.
 
         `alike` is the operation at which all must be, in words that are equal on all ranks; else
         all raise. `state` is what the ranks ask whether they have it in common, in words.
+        `summed`, of :attr:`summed_bytes` at most, is summed over the ranks in place.
         """
         return number
 

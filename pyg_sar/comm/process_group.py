@@ -3,11 +3,11 @@
 Exchanges use a group of their own, so they never meet the collectives of the user.
 
 Messages of different sizes must not meet: gloo ends the process then. So every collective begins
-with one number of 8 bytes, which all ranks have in common: a code of what the operation is, where
-it is done and what it moves, beside a small number of the operation's own. Their sum tells every
-rank whether all codes are equal. The decision of a layer is this number and nothing else. Messages
-between two ranks carry the code as their tag, so those of different layers never meet; when ranks
-debug, they have such a number before these as well.
+with a gather of 64 bytes of every rank: a code of what the operation is, where it is done and what
+it moves, a small number of the operation's own, and up to 56 bytes to be summed. A decision of a
+layer, and the sum of a loss, are this message and nothing else. Messages between two ranks carry
+the code as their tag, so those of different layers never meet; when ranks debug, they have such a
+gather before these as well.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SHORT = 512
 
 _CLASS = re.compile(r' ?\(\w+\)')
 _NUMBER_BITS = 24
-_CODE_BITS = 27  # with the number's, and 12 for the sum over up to 4,095 ranks: 63
+_WORDS = 8  # of 8 bytes: code and number, and what is summed
 _numbers = itertools.count()
 
 
@@ -48,6 +48,8 @@ class GroupComm(Connection):
     A lane has `main`, the comm of the program: operations of a lane, which belong to one more
     thread of every rank, never meet those of the program.
     """
+
+    summed_bytes = 8 * (_WORDS - 1)
 
     def __init__(self, main: GroupComm | None = None) -> None:
         super().__init__(main)
@@ -124,21 +126,25 @@ class GroupComm(Connection):
             return True
         return bool((group or self.group or self._opened())._get_backend(device).name() == 'gloo')
 
-    def sum_alike(self, alike: str, *, number: int = 0, state: str = '') -> int | None:
-        """See :meth:`Comm.sum_alike`; one message of 8 bytes.
-
-        A rank with code c takes all codes for equal if their sum over the P ranks is P c. Unequal
-        codes have that sum only if c is their mean, which random codes hardly ever are; then its
-        next operation ends in the error of the others. The ranks are fewer than 4,096.
-        """
+    def sum_alike(
+        self, alike: str, *, number: int = 0, state: str = '', summed: Tensor | None = None
+    ) -> int | None:
+        """See :meth:`Comm.sum_alike`; one message of 64 bytes."""
         # Without the class of the layer: the comparison of forwards has it.
         same = f'{alike} in {_CLASS.sub("", location())}'
-        code = zlib.crc32((same + state).encode()) >> (32 - _CODE_BITS)
-        packed = torch.full((1,), code << _NUMBER_BITS | number, device=self._small)
-        self.all_reduce(packed)
-        total = int(packed)
-        if total >> _NUMBER_BITS == code * self.size:
-            return total % (1 << _NUMBER_BITS)
+        code = zlib.crc32((same + state).encode())
+        record = torch.zeros(_WORDS, dtype=torch.int64)
+        record[0] = code << _NUMBER_BITS | number
+        if summed is not None:
+            record[1:].view(torch.uint8)[: summed.nbytes] = as_bytes(summed)
+        records = self.all_gather(record.to(self._small)).cpu()
+        heads = records[:, 0].tolist()
+        if all(head >> _NUMBER_BITS == code for head in heads):
+            if summed is not None:
+                rows = records[:, 1:].contiguous().view(torch.uint8)[:, : summed.nbytes]
+                numbers = [row.clone().view(summed.dtype) for row in rows]
+                summed.copy_(sum_as_gloo_does(numbers).view(summed.shape))
+            return sum(head % (1 << _NUMBER_BITS) for head in heads)
         own = f'{zlib.crc32(same.encode())} {at_location(alike)}'
         texts = self._texts(own.encode(), _SHORT)
         codes, said = zip(*(t.decode(errors='replace').split(' ', 1) for t in texts), strict=True)
@@ -250,3 +256,29 @@ class _Landing:
     def wait(self) -> None:
         self._work.wait()
         self._target.copy_(self._host, non_blocking=True)
+
+
+_SEGMENT_BYTES = 2**20  # gloo's largest segment of a ring all-reduce
+
+
+def sum_as_gloo_does(tensors: list[Tensor]) -> Tensor:
+    """Adds up the tensors of all ranks, in the order of gloo's ring.
+
+    gloo (allreduce.cc) cuts the vector into one chunk per rank. Chunk k starts at rank k - 1 and
+    goes down from rank to rank, ``((x[k-1] + x[k-2]) + ...) + x[k]``.
+    """
+    size, rows = len(tensors), [tensor.reshape(-1) for tensor in tensors]
+    width = rows[0].element_size()
+    num_bytes = rows[0].numel() * width
+    segments = max(-(-num_bytes // _SEGMENT_BYTES), 2 * size)
+    segments = -(-segments // size) * size
+    of_segment = -(-num_bytes // segments)
+    chunk = max(-(-of_segment // width) * segments // size, 1)
+    chunks = [torch.split(row, chunk) for row in rows]
+    sums = []
+    for k in range(len(chunks[0])):
+        total = chunks[(k - 1) % size][k].clone()
+        for i in range(2, size + 1):
+            total += chunks[(k - i) % size][k]
+        sums.append(total)
+    return torch.cat(sums).view(tensors[0].shape) if sums else tensors[0].clone()

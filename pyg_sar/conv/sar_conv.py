@@ -65,7 +65,7 @@ class SARConv(MessagePassing, metaclass=ClassSwap):
         - **output**: rows ``[N_dst, F_out]``
 
     Forward and backward are collective: every rank calls them the same number of times, even if it
-    has no nodes. Every forward begins with an all-reduce of one number: it tells whether all ranks
+    has no nodes. Every forward begins with one small all-gather: it tells whether all ranks
     run the same layer in the same state. The first forward compares the ranks' inputs (one small
     all-gather). A copy (``deepcopy``, ``pickle``, ``torch.save``) is a SARConv with the same
     options.

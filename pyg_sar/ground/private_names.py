@@ -42,13 +42,15 @@ NAMES = (
         'torch._C.DisableTorchFunction torch.utils._python_dispatch._disable_current_modes',
         'small operations of ours that nobody counts',
     ),
-    Private('torch._C._is_torch_function_enabled', 'whether rows are asked'),
+    Private(
+        'torch._C._is_torch_function_enabled torch._C._are_functorch_transforms_active',
+        'whether rows are asked, or torch.func',
+    ),
     Private(
         'torch._C._is_torch_function_all_disabled',
         'whether a call is ours, while ranks take turns',
         'as if: inside of rules of rows, too',
     ),
-    Private('torch._C._are_functorch_transforms_active', 'refuses torch.func'),
     Private('torch._C._current_graph_task_id', 'which backward runs'),
     Private('torch._C._will_engine_execute_node', "'backward()' or 'autograd.grad'"),
     Private('torch.autograd.Variable._execution_engine.queue_callback', 'the end of a backward'),

@@ -33,13 +33,12 @@ _BY_ONEDNN = '_pyg_sar_by_onednn'
 """An attribute of the layers of a model that are computed by oneDNN."""
 
 _product: Any = find_or_none('torch.ops.mkldnn._linear_pointwise.default')
-_level_of_duals: Any = functools.partial(getattr, forward_ad, '_current_level', -1)
 
 
 @functools.cache
 def is_faster() -> bool:
     """Whether oneDNN is faster than torch's choice on this machine."""
-    if _product is None or not (mkldnn.is_available() and torch.backends.mkl.is_available()):
+    if _product is None or not torch.backends.mkl.is_available():
         return False
     processor = Path('/proc/cpuinfo')
     is_amd = processor.exists() and 'AuthenticAMD' in processor.read_text(errors='replace')
@@ -60,7 +59,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
     ``x`` is ``[..., K]``, `weight` ``[M, K]`` and `bias` ``[M]``; the result is ``[..., M]``.
     """
-    if torch.compiler.is_compiling() or not (is_faster() and _suits(x, weight)):
+    if torch.compiler.is_compiling() or not is_faster():
+        return F.linear(x, weight, bias)
+    with torch._C.DisableTorchFunction():  # who watches what a program asks, watches not this
+        is_fit = x.numel() * weight.size(0) >= _LEAST_PRODUCTS and _suits(x, weight)
+    if not is_fit:
         return F.linear(x, weight, bias)
     rows = x if x.dim() == 2 else x.view(-1, x.size(-1))
     out: Tensor = _Linear.apply(rows, weight, bias)
@@ -73,18 +76,21 @@ def _suits(x: Tensor, weight: Tensor) -> bool:
         and x.dtype == weight.dtype == torch.float32
         and weight.numel() >= _LEAST_WEIGHTS
         and weight.dim() == 2
-        and x.numel() * weight.size(0) >= _LEAST_PRODUCTS
         and x.dim() > 1
         and x.device.type == weight.device.type == 'cpu'
         and x.is_contiguous()
         and weight.is_contiguous()
         and x.size(-1) == weight.size(1)
-        and mkldnn.enabled
+        and bool(mkldnn.enabled)
         and not torch.is_autocast_enabled('cpu')
         and not torch.jit.is_tracing()  # type: ignore[no-untyped-call]
         and not torch._C._are_functorch_transforms_active()
-        and _level_of_duals() < 0
+        and not any(map(_has_tangent, (x, weight)))
     )
+
+
+def _has_tangent(tensor: Tensor) -> bool:
+    return forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
 
 
 class _Linear(torch.autograd.Function):
@@ -138,10 +144,10 @@ def _watch_forwards() -> None:
 
 
 def _watch_forward(cls: Any) -> None:
-    forward, name, by_onednn = cls.forward, _BY_ONEDNN, linear
+    forward, name, by_onednn, plain = cls.forward, _BY_ONEDNN, linear, Tensor
 
     def dispatch(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if name in self.__dict__ and len(args) == 1 and not kwargs:
+        if name in self.__dict__ and len(args) == 1 and type(args[0]) is plain and not kwargs:
             return by_onednn(args[0], self.weight, self.bias)
         return forward(self, *args, **kwargs)
 

@@ -143,7 +143,9 @@ class _EqualRanks(Comm):
         super().__init__()
         self.size = size
 
-    def sum_alike(self, alike: str, *, number: int = 0, state: str = '') -> int | None:
+    def sum_alike(
+        self, alike: str, *, number: int = 0, state: str = '', summed: Tensor | None = None
+    ) -> int | None:
         return number * self.size
 
     def gather_texts(self, text: bytes, what: str) -> list[bytes]:

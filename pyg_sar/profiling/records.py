@@ -16,7 +16,8 @@ class LayerProfile:
         path: Where it is in the model: ``'convs.0'``.
         conv: The class of the conv.
         paths: How its calls of message passing are computed: ``'linear'``, ``'weighted'``,
-            ``'replay'``, ``'gather'`` or ``'one_shot'``; none if it only ran on plain edges.
+            ``'factored'``, ``'replay'``, ``'gather'`` or ``'one_shot'``; none if it only ran on
+            plain edges.
         mode: The mode it ran in.
         forward: Its forward passes.
         backward: Its backward passes, with those of its linear layers.

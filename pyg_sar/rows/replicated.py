@@ -103,7 +103,7 @@ def divide_gradient(leaf: Tensor) -> None:
 def check_whole(func: Any, tensor: Tensor) -> None:
     """Raises a ValueError if a plain tensor with the rows of the whole differs between the ranks.
 
-    Collective: an all-reduce of one number, once for a tensor that is not written to.
+    Collective: one small all-gather, once for a tensor that is not written to.
     """
     if num_ranks() == 1:
         return

@@ -270,7 +270,7 @@ class Space:
 
 
 def rows_of_ranks(own: int) -> int:
-    """How many rows all ranks have (collective: an all-reduce of one number)."""
+    """How many rows all ranks have (collective: one small all-gather)."""
     if world_size() == 1:
         return own
     return int(all_reduce_sum(torch.tensor([own]), 'the number of rows that are selected'))

@@ -35,7 +35,9 @@ class Attends(MessagePassing):
         out = self.propagate(edge_index, x=rows, score=self.scores(x), edge_attr=edge_attr)
         return out.reshape(-1, HEADS * CHANNELS)
 
-    def message(self, x_j: Tensor, score_i: Any, score_j: Any, edge_attr: Any, index: Any) -> Tensor:
+    def message(
+        self, x_j: Tensor, score_i: Any, score_j: Any, edge_attr: Any, index: Any
+    ) -> Tensor:
         logits = score_i + self.scale * score_j + self.of_edges(edge_attr)
         if self.form == 'gates':
             return logits.tanh().unsqueeze(-1) * x_j
@@ -154,8 +156,10 @@ class Calls(torch.nn.Module):
         self.conv = conv
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return self.conv(x, x, edge_index) if isinstance(self.conv, FAConv) else self.conv(
-            x, edge_index
+        return (
+            self.conv(x, x, edge_index)
+            if isinstance(self.conv, FAConv)
+            else self.conv(x, edge_index)
         )
 
 
@@ -179,7 +183,9 @@ def test_convs(data, name):
 
 
 class Drops(Attends):
-    def message(self, x_j: Tensor, score_i: Any, score_j: Any, edge_attr: Any, index: Any) -> Tensor:
+    def message(
+        self, x_j: Tensor, score_i: Any, score_j: Any, edge_attr: Any, index: Any
+    ) -> Tensor:
         alpha = softmax(score_i + score_j + self.of_edges(edge_attr), index)
         return x_j * F.dropout(alpha, 0.5, self.training).unsqueeze(-1)
 

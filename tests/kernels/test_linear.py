@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -21,12 +20,11 @@ NUM_ROWS, IN, OUT = 6003, 96, 40  # not a multiple of the images of a weight's g
 
 
 @pytest.fixture(autouse=True)
-def on_any_machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def on_any_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine where it is faster."""
     if by_onednn._product is None:
         pytest.skip('this torch is without oneDNN')
     monkeypatch.setattr(by_onednn, 'is_faster', lambda: True)
-    yield
 
 
 def _made() -> tuple[torch.Tensor, ...]:
@@ -58,7 +56,9 @@ def test_numbers_are_those_of_float64(needs, has_bias):
         assert (own.grad is None) == (other.grad is None)
         if own.grad is not None:
             scale = other.grad.abs().max()
-            torch.testing.assert_close(own.grad.double() / scale, other.grad / scale, rtol=0, atol=2e-6)
+            torch.testing.assert_close(
+                own.grad.double() / scale, other.grad / scale, rtol=0, atol=2e-6
+            )
 
 
 def test_more_dimensions_and_gradients_that_are_no_rows_in_memory():
@@ -89,9 +89,7 @@ def test_second_derivatives():
         (grad,) = torch.autograd.grad(out.sum(), x, create_graph=True)
         return torch.autograd.grad(grad.square().sum(), weight)[0]
 
-    torch.testing.assert_close(
-        penalty(by_onednn.linear), penalty(F.linear), rtol=1e-3, atol=1e-3
-    )
+    torch.testing.assert_close(penalty(by_onednn.linear), penalty(F.linear), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.filterwarnings('ignore:TF32 acceleration')

@@ -24,7 +24,7 @@ from torch_geometric.nn import GATConv, SAGEConv
 
 import pyg_sar
 
-CEILINGS = {'SAGE': (158, 160), 'GAT': (340, 412)}
+CEILINGS = {'SAGE': (162, 160), 'GAT': (347, 416)}
 """Calls of a layer, forward and backward, a little above what they are.
 
 Comprehensions and lambdas do not count.
@@ -33,7 +33,7 @@ Comprehensions and lambdas do not count.
 COLLECTIVES = {'SAGE': (2, 5), 'GAT': (3, 8)}
 """Calls of torch.distributed that send something."""
 
-DEPTH = 15
+DEPTH = 16
 """Own functions on the stack at once."""
 
 LAYERS: dict[str, Callable[[], torch.nn.Module]] = {

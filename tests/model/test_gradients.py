@@ -117,17 +117,22 @@ def test_a_backward_that_failed_leaves_nothing_behind(graph: Data, roots: dict[i
             assert_close(found, p.grad, tolerance=1e-10)
 
 
+_SENDING = 'all_reduce', 'all_gather'
+
+
 def _counted(root: str) -> list[int]:
-    """All-reduces of a forward without norms and a loss, of their backward, and inside no_sync."""
+    """Messages of a loss, of backward inside no_sync, and of backward."""
     data = pyg_sar.load_shard(root)
     model = DistributedDataParallel(make_model())
     counts = []
-    with mock.patch.object(dist, 'all_reduce', wraps=dist.all_reduce) as all_reduce:
+    sum_, gather = (mock.patch.object(dist, n, wraps=getattr(dist, n)) for n in _SENDING)
+    with sum_ as all_reduce, gather as all_gather:
 
         def count() -> None:
-            counts.append(all_reduce.call_count - sum(counts))
+            counts.append(all_reduce.call_count + all_gather.call_count - sum(counts))
 
         out = model.module.second(model.module.first(data.x, data.edge_index), data.edge_index)
+        counts.append(all_reduce.call_count + all_gather.call_count)
         loss = out.square().mean()
         count()
         with model.no_sync():
@@ -140,10 +145,10 @@ def _counted(root: str) -> list[int]:
 
 def test_one_reduction_per_backward(roots: dict[int, str]) -> None:
     """And one by the mean in forward, one in backward."""
-    for counts in run_ranks(_counted, 3, roots[3]):
-        without, with_sum = counts[1:]
-        assert with_sum == without + 2  # and the number that collectives begin with
-    assert run_ranks(_counted, 1, roots[1])[0][2] == run_ranks(_counted, 1, roots[1])[0][1]
+    for _, loss, without, with_sum in run_ranks(_counted, 3, roots[3]):
+        assert loss == 1
+        assert with_sum == without + 2  # and the one that collectives begin with
+    assert run_ranks(_counted, 1, roots[1])[0][1:] == [0, 0, 0]
 
 
 def _drawn(root: str) -> tuple[Tensor, Tensor, Tensor]:

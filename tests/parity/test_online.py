@@ -65,11 +65,12 @@ class _Counts:
 
 
 ONE_PASS = {
-    **dict.fromkeys(['TransformerConv: 2 heads', 'AGNNConv: learnable beta'], 1),
     **dict.fromkeys(['RGATConv: additive', 'PointTransformerConv: default'], 1),
     **dict.fromkeys(['GENConv: softmax, learnable t', 'GeneralConv: additive attention'], 1),
     'SimpleConv: aggr=Attentional with net': 1,
-    **{'GATv2Conv: 3 heads': 2, 'GATConv: edge features': 2},  # for the weights, for the messages
+    # For the weights, for the messages:
+    **dict.fromkeys(['TransformerConv: 2 heads', 'AGNNConv: learnable beta'], 2),
+    **{'GATv2Conv: 3 heads': 2, 'GATConv: edge features': 2},
 }
 
 

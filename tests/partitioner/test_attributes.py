@@ -188,7 +188,7 @@ def test_dropped_of_a_type(tmp_path, key, where):
         partition_graph(data, 2, tmp_path / 'out')
     assert [warning.filename for warning in caught] == [__file__]
     loaded = load_shard(tmp_path / 'out')
-    store = loaded if key is None else loaded[key]
+    store = loaded.stores[0] if key is None else loaded[key]
     with pytest.raises(AttributeError, match=r"'table', sparse torch.float32 \[5, 2\], .*dropped"):
         _ = store.table
     with pytest.raises(AttributeError, match='has no attribute'):

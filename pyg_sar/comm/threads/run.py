@@ -23,6 +23,7 @@ from pyg_sar import evictable
 from pyg_sar.comm.buffers import BufferPool
 from pyg_sar.comm.comm import Comm
 from pyg_sar.comm.faults.errors import at_location
+from pyg_sar.comm.process_group import sum_as_gloo_does
 from pyg_sar.comm.ranks import chosen
 from pyg_sar.comm.threads.exchange import OfferedRows
 from pyg_sar.comm.threads.offers import Offer
@@ -172,7 +173,9 @@ class ThreadComm(Comm):
         result: Tensor = self.meet(words, tensor, combine)
         return result
 
-    def sum_alike(self, alike: str, *, number: int = 0, state: str = '') -> int | None:
+    def sum_alike(
+        self, alike: str, *, number: int = 0, state: str = '', summed: Tensor | None = None
+    ) -> int | None:
         def combine(all_of: list[tuple[str, int]]) -> int | None:
             return sum(n for _, n in all_of) if len({s for s, _ in all_of}) == 1 else None
 
@@ -219,7 +222,7 @@ class ThreadComm(Comm):
                 target.copy_(run)
 
     def all_reduce(self, tensor: Tensor, group: object = None) -> None:
-        tensor.copy_(self._meet_with(tensor, _sum_as_gloo_does))
+        tensor.copy_(self._meet_with(tensor, sum_as_gloo_does))
 
     def all_gather(self, own: Tensor) -> Tensor:
         return self._meet_with(own, torch.stack).clone()
@@ -230,29 +233,3 @@ class ThreadComm(Comm):
 
 def _copy_run(run: Tensor, out: list[Tensor]) -> None:
     evictable.copy_run(out[0], run)
-
-
-_SEGMENT_BYTES = 2**20  # gloo's largest segment of a ring all-reduce
-
-
-def _sum_as_gloo_does(tensors: list[Tensor]) -> Tensor:
-    """Adds up the tensors of all ranks, in the order of gloo's ring.
-
-    gloo (allreduce.cc) cuts the vector into one chunk per rank. Chunk k starts at rank k - 1 and
-    goes down from rank to rank, ``((x[k-1] + x[k-2]) + ...) + x[k]``.
-    """
-    size, rows = len(tensors), [tensor.reshape(-1) for tensor in tensors]
-    width = rows[0].element_size()
-    num_bytes = rows[0].numel() * width
-    segments = max(-(-num_bytes // _SEGMENT_BYTES), 2 * size)
-    segments = -(-segments // size) * size
-    of_segment = -(-num_bytes // segments)
-    chunk = max(-(-of_segment // width) * segments // size, 1)
-    chunks = [torch.split(row, chunk) for row in rows]
-    sums = []
-    for k in range(len(chunks[0])):
-        total = chunks[(k - 1) % size][k].clone()
-        for i in range(2, size + 1):
-            total += chunks[(k - i) % size][k]
-        sums.append(total)
-    return torch.cat(sums).view(tensors[0].shape) if sums else tensors[0].clone()

@@ -80,7 +80,7 @@ def _ones(edges: EdgeIndex, dtype: torch.dtype | None) -> Any:
 def _kept(function: AnyFn, on_rows: Callable[..., Result]) -> AnyFn:
     """A normalisation of the edges of a cut graph, computed again only where it changes.
 
-    Collective with weights: an all-reduce of one number.
+    Collective with weights: one small all-gather.
     """
 
     def normalized(edges: Any, edge_weight: Any = None, *args: Any, **kwargs: Any) -> Any:

@@ -17,8 +17,8 @@ from torch import Tensor
 from pyg_sar.aggregate.program import Arguments
 from pyg_sar.comm import agree, check_equal, differ
 from pyg_sar.conv.call.by_destination import observe
+from pyg_sar.conv.call.factor import with_factor
 from pyg_sar.conv.call.plans import PLANS, CallPlan, Gather, OneShot, program_of
-from pyg_sar.conv.inspect.factor import with_factor
 from pyg_sar.conv.inspect.independence import (
     check_destinations_are_independent,
     check_edges_are_independent,

@@ -102,7 +102,7 @@ def run_gather(call: Call, max_rows: int | None) -> tuple[Tensor | None, tuple[T
 def _whole_graph(plan: Plan) -> tuple[int, int]:
     """The largest in-degree and the number of destinations of all ranks.
 
-    Collective: an all-reduce of one number, and a small all-gather at the first time.
+    Collective: one small all-gather, two at the first time.
     """
 
     def make() -> tuple[int, int]:

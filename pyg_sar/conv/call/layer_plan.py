@@ -2,9 +2,9 @@
 
 Ranks agree once on how a call of message passing is computed. That holds for one state of the conv:
 its hooks, its training mode, its numbers and the kinds of its inputs. If one rank alone registered
-a hook, it would decide anew while the others wait for its rows. So every forward begins with an
-all-reduce of one number. It tells whether the ranks' states are alike, and whether one of them has
-to decide anew.
+a hook, it would decide anew while the others wait for its rows. So every forward begins with one
+small all-gather. It tells whether the ranks' states are alike, and whether one of them has to
+decide anew.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def plan_for(
 ) -> LayerPlan:
     """What the ranks have agreed on for a forward like this one of a SARConv in a state.
 
-    Collective: an all-reduce of one number; where a rank has not seen such a forward, or the conv
+    Collective: one small all-gather; where a rank has not seen such a forward, or the conv
     has changed since, an all-gather. Raises ValueError if a shard is not this rank's, and on all
     ranks if the forwards differ or the inputs of one are wrong.
     """

@@ -32,6 +32,7 @@ from pyg_sar.conv.reuse.narrow_exchange import (
 )
 from pyg_sar.conv.reuse.raw_feature_sums import raw_sum
 from pyg_sar.ground.class_swap import name_of
+from pyg_sar.kernels.merge import State
 from pyg_sar.rows.align import own_rows
 from pyg_sar.rows.rows import Rows, plain, tag
 
@@ -273,7 +274,7 @@ def _tag_what_is_kept(call: Call, before: dict[str, Any]) -> None:
             setattr(conv, name, tag(call.in_given_order(value), 0, call.edges._space))
 
 
-PLANS: dict[Path, type[CallPlan]] = {
+PLANS: dict[Path, Any] = {
     'linear': RowSum,
     'weighted': RowSum,
     'factored': Factored,
@@ -281,6 +282,7 @@ PLANS: dict[Path, type[CallPlan]] = {
     'gather': Gather,
     'one_shot': OneShot,
 }
+"""The kind of plan of every path."""
 
 
 def program_of(call: Call, traced: Trace, num_dst: int) -> Program:

@@ -228,7 +228,7 @@ class Call:
         with nullcontext() if draws is None else draws.of_message(values.get(_IDS)):
             if self.function == 'factor':
                 kwargs = conv.inspector.collect_param_data('message', values)
-                with torch._C._EnableTorchFunction():  # type: ignore[attr-defined]
+                with torch._C._EnableTorchFunction():
                     return _factor(conv.message(**kwargs))
             kwargs = conv.inspector.collect_param_data(self.function, values)
             if self.function != 'message':  # edge_updater has called its hooks

@@ -35,7 +35,7 @@ def with_partial_sums(
     """The plan and exchange of a sum, by rows and sums where that spares rows, else unchanged.
 
     `weight` are constant weights ``[num_edges]`` of the plan's `edges`, or None. Collective but for
-    all edges without weights: an all-reduce of one number, see :meth:`pyg_sar.comm.Agreed.find`;
+    all edges without weights: one small all-gather, see :meth:`pyg_sar.comm.Agreed.find`;
     where the ranks ask, see :func:`pyg_sar.aggregate.partial_sums.covered`.
 
     For edges or weights that a program makes anew in every forward ranks ask in vain: after a few

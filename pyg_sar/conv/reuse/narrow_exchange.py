@@ -69,7 +69,7 @@ def layer_after(conv: MessagePassing, x: Tensor, plan: Plan, pays: list[bool]) -
     """The narrower linear layer that the conv's forward gives the sums to, or None.
 
     No rank may have hooks, and each must have as many edges as rows: the ranks' answer is put into
-    an empty `pays` (collective, where there is such a layer: an all-reduce of one number). The
+    an empty `pays` (collective, where there is such a layer: one small all-gather). The
     conv's aggregation is a sum; `x` are own rows.
     """
     layer = _narrower_layer(conv, x)

@@ -75,7 +75,7 @@ def raw_sum(
     its own, which takes memory once it is written to.
 
     The conv's aggregation is a sum. `weight` are those of the edges. With `is_hooked` the
-    aggregation has to run, for its hooks. Collective: an all-reduce of one number.
+    aggregation has to run, for its hooks. Collective: one small all-gather.
     """
     by_tensor = SUMS.of(plan, WeakIdKeyDictionary)
     raw = RawSum(x, weight, by_tensor.get(x, {}), (type(conv.aggr_module), dtype))
