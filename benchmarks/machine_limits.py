@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_sar.kernels import linear
+
 Run = Callable[[], Tensor]
 
 PRODUCTS = ('forward', 'weight', 'input')
@@ -31,9 +33,19 @@ class Stream:
 
 
 def product_runs(num_rows: int, width: int, num_columns: int) -> dict[str, Run]:
-    """The ``PRODUCTS`` of a linear layer from `width` to `num_columns`, into memory there is."""
+    """The ``PRODUCTS`` of a linear layer from `width` to `num_columns`.
+
+    By oneDNN where it is faster, else by MKL into memory there is.
+    """
     x, gradient = torch.randn(num_rows, width), torch.randn(num_rows, num_columns)
     weight = torch.randn(num_columns, width)
+    if linear.is_faster():
+        runs = (
+            partial(linear.linear, x, weight),
+            partial(linear.gradient_of_weight, gradient, x),
+            partial(linear.linear, gradient, weight.t().contiguous()),
+        )
+        return dict(zip(PRODUCTS, runs, strict=True))
     outs = torch.empty_like(gradient), torch.empty_like(weight), torch.empty_like(x)
     factors = (x, weight.t()), (gradient.t(), x), (gradient, weight)
     return {

@@ -15,8 +15,8 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
-# A thread that spins while it waits for a core uses CPU seconds; read when torch is loaded.
-os.environ.setdefault('OMP_WAIT_POLICY', 'passive')
+# As `pyg-sar run` starts programs, but for the allocator: memory is measured here. Read by torch.
+os.environ.setdefault('GOMP_SPINCOUNT', '10000')
 
 import torch  # noqa: E402
 from cached_graphs import TINY, read_all  # noqa: E402

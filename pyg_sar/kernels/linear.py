@@ -38,7 +38,8 @@ _product: Any = find_or_none('torch.ops.mkldnn._linear_pointwise.default')
 @functools.cache
 def is_faster() -> bool:
     """Whether oneDNN is faster than torch's choice on this machine."""
-    if _product is None or not torch.backends.mkl.is_available():
+    has_mkl = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
+    if _product is None or not has_mkl:
         return False
     processor = Path('/proc/cpuinfo')
     is_amd = processor.exists() and 'AuthenticAMD' in processor.read_text(errors='replace')
