@@ -117,6 +117,11 @@ def _counted(name: str, root: str) -> tuple[list[int], list[int], int]:
     return forward, [n for n in sizes if n > 2], largest.numel
 
 
+def _all_reduced(sizes: list[int]) -> list[int]:
+    """Without sums of up to 56 bytes, which go with the message that all sums begin with."""
+    return [size for size in sizes if 4 * size > 56]
+
+
 class _Largest(TorchDispatchMode):
     """Notes how many numbers the largest tensor has."""
 
@@ -142,8 +147,8 @@ def test_all_reduces_of_a_layer(name: str, tmp_path: Path) -> None:
     pyg_sar.partition_graph(graph, 2, tmp_path, method='random')
     for forward, backward, largest in run_ranks(_counted, 2, name, str(tmp_path)):
         with_flag = [n + 1 for n in SUMS[name]]  # whether a rank needs its gradient
-        assert forward == with_flag
+        assert forward == _all_reduced(with_flag)
         *of_sums, of_parameters = backward
-        assert sorted(of_sums) == sorted([*SUMS[name], *with_flag])
+        assert sorted(of_sums) == sorted(_all_reduced([*SUMS[name], *with_flag]))
         assert of_parameters > max(of_sums, default=0)
         assert largest < count // 2 * WIDTH * WIDTH

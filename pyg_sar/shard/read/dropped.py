@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch_geometric.data.storage import EdgeStorage, GlobalStorage, NodeStorage
+from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
 
 from pyg_sar.shard.format.file_names import type_name
 
@@ -13,7 +13,8 @@ def tell_of_dropped(data: Any, dropped: dict[str, dict[str, str]]) -> None:
     """Makes ``data.name`` and ``data['name']`` of a dropped attribute say what to do.
 
     `dropped` has what each was, by type and name. ``'name' in data``, ``hasattr`` and ``get`` are
-    as for any name that is not there. Of a HeteroData only stores of a type tell.
+    as for any name that is not there. What belongs to a HeteroData as a whole is told by
+    ``data.stores[0]``.
     """
     for store in data.stores:
         texts = dropped.get('' if store._key is None else type_name(store._key))
@@ -21,22 +22,6 @@ def tell_of_dropped(data: Any, dropped: dict[str, dict[str, str]]) -> None:
         if texts and told is not None:
             object.__setattr__(store, '__class__', told)  # PyG's own takes it for an attribute
             vars(store)['_dropped'] = texts
-
-
-class _Told:
-    """A store of PyG that knows what was dropped."""
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)  # type: ignore[misc]
-        except AttributeError as error:
-            raise _explained(error, self, name) from None
-
-    def __getitem__(self, name: str) -> Any:
-        try:
-            return super().__getitem__(name)  # type: ignore[misc]
-        except KeyError as error:
-            raise _explained(error, self, name) from None
 
 
 def _explained(error: Exception, store: Any, name: str) -> Exception:
@@ -50,16 +35,40 @@ def _explained(error: Exception, store: Any, name: str) -> Exception:
     )
 
 
-class _Graph(_Told, GlobalStorage):
-    pass
+def _attribute(store: Any, name: str) -> Any:
+    try:
+        return BaseStorage.__getattr__(store, name)
+    except AttributeError as error:
+        raise _explained(error, store, name) from None
 
 
-class _Nodes(_Told, NodeStorage):
-    pass
+def _item(store: Any, name: str) -> Any:
+    try:
+        return BaseStorage.__getitem__(store, name)
+    except KeyError as error:
+        raise _explained(error, store, name) from None
 
 
-class _Edges(_Told, EdgeStorage):
-    pass
+# A common base of ours would have another layout than PyG's, and no store could become one.
+class _Whole(BaseStorage):
+    __getattr__, __getitem__ = _attribute, _item
 
 
-_TOLD = {GlobalStorage: _Graph, NodeStorage: _Nodes, EdgeStorage: _Edges}
+class _Graph(GlobalStorage):
+    __getattr__, __getitem__ = _attribute, _item
+
+
+class _Nodes(NodeStorage):
+    __getattr__, __getitem__ = _attribute, _item
+
+
+class _Edges(EdgeStorage):
+    __getattr__, __getitem__ = _attribute, _item
+
+
+_TOLD: dict[type[BaseStorage], type[BaseStorage]] = {
+    BaseStorage: _Whole,
+    GlobalStorage: _Graph,
+    NodeStorage: _Nodes,
+    EdgeStorage: _Edges,
+}
