@@ -74,6 +74,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def _suits(x: Tensor, weight: Tensor) -> bool:
     return (
         type(x) is Tensor
+        and type(weight) in (Tensor, torch.nn.Parameter)
         and x.dtype == weight.dtype == torch.float32
         and weight.numel() >= _LEAST_WEIGHTS
         and weight.dim() == 2

@@ -59,6 +59,9 @@ class Attends(MessagePassing):
             return x_j.detach() * alpha.unsqueeze(-1)
         if self.form == 'detached weights':
             return x_j * alpha.detach().unsqueeze(-1)
+        if self.form == 'a row for every head':
+            rows = x_j.view(-1, CHANNELS) * alpha.view(-1, 1)
+            return rows.view(-1, HEADS, CHANNELS)
         if self.form == 'and more':
             return x_j * alpha.unsqueeze(-1) + 1
         if self.form == 'flat':
@@ -72,7 +75,7 @@ FACTORED = (
 )
 OTHERS = (
     *('of itself', 'a gate for every channel', 'without gradient', 'detached rows'),
-    'and more',
+    *('and more', 'a row for every head'),
 )
 
 

@@ -29,7 +29,8 @@ def with_factor(call: Call, traced: Trace) -> Trace:
             of_factor = call.of_factor(slot.name)
             factor = trace(of_factor)
             found = replace(traced, source=slot.name, factor=factor)
-            if _is_product(call, of_factor, found, slot.index):
+            has_row_per_edge = factor.out.shape[:1] == (NUM_SAMPLES,)
+            if has_row_per_edge and _is_product(call, of_factor, found, slot.index):
                 return found
     return traced
 
