@@ -15,14 +15,17 @@ of rows is equal on all ranks; so what a user sees of them is divided by the num
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
+from traceback import walk_stack
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch_geometric.nn import MessagePassing
 
 from pyg_sar.comm.ranks import debugging, note_numbers
 from pyg_sar.ground.nested import leaves_of
@@ -267,4 +270,19 @@ def refuse(
     if inside.value:
         raise ValueError(f"{inside.value} ('{name}' of rows that are spread over the ranks {why})")
     instead = instead or BY_NAME.get(name, ALL_ROWS)
+    conv = _plain_conv()
+    if conv is not None:
+        instead = (
+            f'{conv} is not wrapped: call pyg_sar.DistributedDataParallel(model) before, of it or '
+            'of its model'
+        )
     raise ValueError(f"'{name}' of rows that are spread over the ranks {why}: {instead}")
+
+
+def _plain_conv() -> str | None:
+    """The class of the conv whose forward runs, if it is not wrapped."""
+    for frame, _ in walk_stack(sys._getframe()):
+        module = frame.f_locals.get('self')
+        if isinstance(module, MessagePassing):
+            return None if hasattr(module, 'sar_options') else type(module).__name__
+    return None

@@ -21,12 +21,26 @@ from sklearn.metrics import f1_score
 from torch import Tensor
 from torch_geometric.explain import Explainer, GNNExplainer, ModelConfig
 from torch_geometric.loader import NeighborLoader
-from torch_geometric.nn import GCN, GCNConv, GraphSAGE, HypergraphConv, SAGEConv
+from torch_geometric.nn import (
+    GCN,
+    GCNConv,
+    GraphSAGE,
+    HypergraphConv,
+    MessagePassing,
+    SAGEConv,
+)
 from torch_geometric.utils import scatter
 
 import pyg_sar
 
 NUM_RANKS = 3
+
+
+class Sorts(MessagePassing):
+    """A conv that asks for the order of all rows."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x.sort(dim=0).values)
 
 
 @dataclass(frozen=True)
@@ -236,6 +250,16 @@ IN_STEP: dict[str, Mistake] = {
         lambda data, rank: T.LaplacianLambdaMax()(data),
         'T.LaplacianLambdaMax means nothing',
         'Data(edge_index=pyg_sar.gather(edge_index)',
+    ),
+    'a conv that is not wrapped': Mistake(
+        lambda data, rank: Sorts()(data.x, data.edge_index),
+        "'sort' of rows",
+        'Sorts is not wrapped: call pyg_sar.DistributedDataParallel(model)',
+    ),
+    'nodes as channels': Mistake(
+        lambda data, rank: torch.nn.BatchNorm1d(data.num_nodes)(data.x.t()),
+        "'batch_norm' of rows",
+        'put nodes first',
     ),
     'rows in order': Mistake(
         lambda data, rank: data.x.sort(dim=0), "'sort' of rows", 'pyg_sar.gather(x).sort(dim=0)'

@@ -18,6 +18,11 @@ from pyg_sar.rows.replicated import mean_gradient_if_plain
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.rules.rowwise import not_empty, own_results
 
+_NODES_FIRST = (
+    'put nodes first, where they are samples and no channels: norm(x.transpose(0, 1)); a number '
+    'for every node is (x - x.mean(dim, keepdim=True)) / x.std(dim, keepdim=True)'
+)
+
 
 def _bound(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     """Arguments by name; refuses if the first is not rows or another one is."""
@@ -42,7 +47,7 @@ def _batch_norm(func: Any, args: Any, kwargs: Any) -> Any:
     named = _bound(func, args, kwargs)
     rows = named['input']
     if rows._dim == 1:
-        refuse(func, 'would have the channels of this rank alone')
+        refuse(func, 'would have the channels of this rank alone', _NODES_FIRST)
     if not named['training'] or world_size() == 1:
         return _on_own_rows(func, named)
     dim, space = rows._dim, rows._space
@@ -76,7 +81,7 @@ def _instance_norm(func: Any, args: Any, kwargs: Any) -> Any:
     named = _bound(func, args, kwargs)
     rows = named['input']
     if rows._dim == 1:
-        refuse(func, 'would have the channels of this rank alone')
+        refuse(func, 'would have the channels of this rank alone', _NODES_FIRST)
     if not named['use_input_stats']:
         return _on_own_rows(func, named)
     statistics = 'running_mean', 'running_var'
