@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pyg_sar.comm import GradientReturn
 from pyg_sar.comm.buffers import Wire
+from pyg_sar.comm.process_group import GroupComm
 from pyg_sar.comm.swap import ROWS_TAG, Swap
 
 
@@ -29,6 +30,11 @@ class Traffic:
     point_to_point: int = 0
     all_to_alls: int = 0
     bytes_sent: int = 0
+
+
+def apart() -> AbstractContextManager[Any]:
+    """While it lasts, rows go by messages, as between machines."""
+    return mock.patch.object(GroupComm, 'reads', return_value=False)
 
 
 @contextmanager
@@ -52,6 +58,7 @@ def counted() -> Iterator[Traffic]:
         return all_to_all(received, sent, recv_sizes, send_sizes, **kwargs)
 
     with (
+        apart(),
         mock.patch.object(dist, 'batch_isend_irecv', count_batch),
         mock.patch.object(dist, 'all_to_all_single', count_all_to_all),
     ):
@@ -110,6 +117,7 @@ def recorded() -> Iterator[Order]:
         add(self, *args)
 
     with (
+        apart(),
         mock.patch.object(dist, 'batch_isend_irecv', note_batch),
         mock.patch.object(Swap, '__init__', note_start),
         mock.patch.object(Swap, 'wait', note_wait),

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from pyg_sar.comm.ranks import current
+from pyg_sar.comm.shared_memory import is_sent
 from pyg_sar.evictable import keep_here, select_rows
 from pyg_sar.shard.rows_at import add_rows_at
 
@@ -35,17 +37,18 @@ class BufferPool:
 
     def take(self, num_bytes: int, device: torch.device) -> Tensor:
         """A uint8 vector of at least `num_bytes`."""
-        fitting = [t for t in self.free if t.numel() >= num_bytes and t.device == device]
+        here = [t for t in self.free if t.device == device and not is_sent(t)]
+        fitting = [t for t in here if t.numel() >= num_bytes]
         if fitting:
             best = min(fitting, key=Tensor.numel)
             self.free = [t for t in self.free if t is not best]
             return best
         # A buffer that is too small is of no more use: sizes only grow.
-        small = next((t for t in self.free if t.device == device), None)
+        small = next(iter(here), None)
         self.free = [t for t in self.free if t is not small]
-        del small
+        del small, here
         with torch.inference_mode(False):  # it outlives the caller's mode
-            buffer = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+            buffer = current().allocate(num_bytes, device)
             keep_here(buffer)
             return buffer
 

@@ -126,6 +126,10 @@ class Comm:
         """The texts of all ranks, perhaps with spaces at the end; `what` is the operation."""
         return [text]
 
+    def allocate(self, num_bytes: int, device: torch.device) -> Tensor:
+        """Memory for rows that travel: a uint8 vector, of any content."""
+        return torch.empty(num_bytes, dtype=torch.uint8, device=device)
+
     def start_swap(
         self,
         received: Sequence[Tensor],
@@ -133,10 +137,11 @@ class Comm:
         sent: Sequence[Tensor],
         send_rank: int,
         words: str,
-    ) -> list[Work]:
+    ) -> tuple[list[Work], list[Work]]:
         """Begins to receive contiguous tensors from one rank and to send others to another rank.
 
-        Messages meet if their words are equal, where the backend knows tags (gloo).
+        Gives the transfers that come in, and those that go out. Messages meet if their words are
+        equal, where the backend knows tags (gloo).
         """
         raise NotImplementedError
 

@@ -16,8 +16,9 @@ import itertools
 import re
 import threading
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from traceback import clear_frames
 from typing import Any
 
@@ -31,6 +32,13 @@ from pyg_sar.comm.faults.errors import at_location, location
 from pyg_sar.comm.faults.groups import meet, new_group, timeout_of
 from pyg_sar.comm.faults.reports import Cause, Reports, for_reports
 from pyg_sar.comm.faults.watch import TransferWatch
+from pyg_sar.comm.shared_memory import (
+    SharedMemory,
+    allocated,
+    compute_first,
+    find_shared,
+    new_message,
+)
 from pyg_sar.ground.checksum import as_bytes
 
 _SHORT = 512
@@ -57,6 +65,8 @@ class GroupComm(Connection):
         self.timeout: timedelta | None = None if main is None else main.timeout
         self._devices: set[torch.device] = set()
         self._watch: TransferWatch | None = None
+        shared = SharedMemory() if main is None else main._shared.of_lane()
+        self._shared: SharedMemory = shared
         if main is not None:
             self.reports, self.debug = main.reports, main.debug
             main.lanes.add(self)
@@ -74,13 +84,17 @@ class GroupComm(Connection):
             self.group = new_group(limit)
             # A rank that closed it now would end those that are still connecting.
             meet(self.group)
+            self._small = torch.device('cpu')
+            types: Sequence[torch.device] = self.group._device_types
+            if types and self._small not in types:
+                self._small = types[0]
+            if main is self:
+                self._shared = find_shared(self.rank, self._gather_small, self.seconds)
+            if self._shared:
+                compute_first()
         except RuntimeError as error:
             clear_frames(error.__traceback__)
             raise self.lost(error.with_traceback(None), 'connecting the ranks', None) from error
-        self._small = torch.device('cpu')
-        types: Sequence[torch.device] = self.group._device_types
-        if types and self._small not in types:
-            self._small = types[0]
         self._watch = TransferWatch(self._lost_on_device, self.seconds - for_reports(self.seconds))
         self._devices = set()
 
@@ -119,6 +133,8 @@ class GroupComm(Connection):
     def close(self) -> None:
         if self._watch is not None:
             self._watch.close()
+        if self.error is not None:
+            self._shared.forget()
         super().close()
 
     def goes_by_host(self, device: torch.device, group: dist.ProcessGroup | None = None) -> bool:
@@ -137,7 +153,7 @@ class GroupComm(Connection):
         record[0] = code << _NUMBER_BITS | number
         if summed is not None:
             record[1:].view(torch.uint8)[: summed.nbytes] = as_bytes(summed)
-        records = self.all_gather(record.to(self._small)).cpu()
+        records = self._gather_small(record)
         heads = records[:, 0].tolist()
         if all(head >> _NUMBER_BITS == code for head in heads):
             if summed is not None:
@@ -168,7 +184,19 @@ class GroupComm(Connection):
 
     def _texts(self, text: bytes, size: int) -> list[bytes]:
         own = torch.frombuffer(bytearray(text.ljust(size)[:size]), dtype=torch.uint8)
-        return [t.numpy().tobytes() for t in self.all_gather(own.to(self._small)).cpu()]
+        return [t.numpy().tobytes() for t in self._gather_small(own)]
+
+    def _gather_small(self, own: Tensor) -> Tensor:
+        """What all ranks have of a few bytes on the host, ``[size, ...]``."""
+        return self.all_gather(own.to(self._small)).cpu()
+
+    def allocate(self, num_bytes: int, device: torch.device) -> Tensor:
+        is_read = device.type == 'cpu' and self._shared
+        return allocated(num_bytes) if is_read else super().allocate(num_bytes, device)
+
+    def reads(self, rank: int, device: torch.device) -> bool:
+        """Whether rows of a rank are read out of its memory, and own rows by it."""
+        return device.type == 'cpu' and rank in self._shared
 
     def start_swap(
         self,
@@ -177,29 +205,33 @@ class GroupComm(Connection):
         sent: Sequence[Tensor],
         send_rank: int,
         words: str,
-    ) -> list[Work]:
+    ) -> tuple[list[Work], list[Work]]:
         """See :meth:`Comm.start_swap`.
 
         Receives come first: a send completes early only if its receive is posted already.
         """
-        if not received and not sent:
-            return []
-        come = [t if t.device.type == 'cpu' else self._carried(t) for t in received]
-        go = [t if t.device.type == 'cpu' else self._carried(t) for t in sent]
-        for message, tensor in zip(go, sent, strict=True):
-            if message.device != tensor.device:
-                message.copy_(tensor)
+        is_read = bool(received) and self.reads(recv_rank, received[0].device)
+        is_lent = bool(sent) and self.reads(send_rank, sent[0].device)
+        come = [new_message(len(received))] if is_read else [self._carried(t) for t in received]
+        go = [self._shared.send(sent, send_rank)] if is_lent else [self._filled(t) for t in sent]
+        if not come and not go:
+            return [], []
         group, tag = self.group or self._opened(), zlib.crc32(words.encode()) >> 1
         ops = [dist.P2POp(dist.irecv, t, recv_rank, group, tag) for t in come]
         ops += [dist.P2POp(dist.isend, t, send_rank, group, tag) for t in go]
+        # NCCL gives one for all.
         works: list[Work] = [*dist.batch_isend_irecv(ops)]
         device = ops[0].tensor.device
         for work in works if device.type != 'cpu' else ():
             self._see(work, device)
+        coming, going = works[: len(come)], works[len(come) :]
+        if is_read:
+            read = partial(self._shared.receive, come[0], recv_rank, received)
+            return [_Reading(coming[0], read)], going
         for i, (message, tensor) in enumerate(zip(come, received, strict=True)):
             if message.device != tensor.device:
-                works[i] = _Landing(works[i], message, tensor)
-        return works
+                coming[i] = _Landing(coming[i], message, tensor)
+        return coming, going
 
     def all_to_all(
         self, received: Tensor, sent: Tensor, recv_sizes: list[int], send_sizes: list[int]
@@ -241,10 +273,28 @@ class GroupComm(Connection):
             self._watch.add(work, self.operation)
 
     def _carried(self, tensor: Tensor) -> Tensor:
-        """The tensor that the backend carries for a contiguous one of a device."""
+        """The tensor that the backend carries for a contiguous one."""
+        if tensor.device.type == 'cpu':
+            return tensor
         if self.goes_by_host(tensor.device):  # gloo takes every address for one of the host
             return torch.empty(tensor.shape, dtype=tensor.dtype, device='cpu', pin_memory=True)
         return as_bytes(tensor)  # NCCL does not know all dtypes
+
+    def _filled(self, tensor: Tensor) -> Tensor:
+        """What the backend sends for a contiguous tensor."""
+        carried = self._carried(tensor)
+        return carried if carried.device == tensor.device else carried.copy_(tensor)
+
+
+class _Reading:
+    """A message after which rows are read out of another rank's memory."""
+
+    def __init__(self, work: Work, read: Callable[[], None]) -> None:
+        self._work, self._read = work, read
+
+    def wait(self) -> None:
+        self._work.wait()
+        self._read()
 
 
 class _Landing:

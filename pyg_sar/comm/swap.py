@@ -39,12 +39,13 @@ class Swap:
         receives = [t for t in received.rows if t.numel()]
         sends = [t for t in sent.rows if t.numel()]
         operations = (comes, recv_rank), (goes, send_rank)
-        self._operations = [operations[0]] * len(receives) + [operations[1]] * len(sends)
         # Rows of another layer, or of another width, must not be taken for these.
         words = f'a step of {self._kind} ({forms_of(sent.rows)})'
         with self._comm.guard(*operations[not receives], alike=words):
             words = at_location(words)
-            self.works = self._comm.start_swap(receives, recv_rank, sends, send_rank, words)
+            come, go = self._comm.start_swap(receives, recv_rank, sends, send_rank, words)
+        self.works = [*come, *go]
+        self._operations = [operations[0]] * len(come) + [operations[1]] * len(go)
         self._comm.travelling.add(self)
 
     def wait(self) -> None:

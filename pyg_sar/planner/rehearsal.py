@@ -158,11 +158,11 @@ class _EqualRanks(Comm):
         sent: Sequence[Tensor],
         send_rank: int,
         words: str,
-    ) -> list[Any]:
+    ) -> tuple[list[Any], list[Any]]:
         """In one step the rows from rank -s are those that go to rank +s."""
         for target, source in zip(received, sent, strict=True):
             target.copy_(source)
-        return []
+        return [], []
 
     def all_to_all(
         self, received: Tensor, sent: Tensor, recv_sizes: list[int], send_sizes: list[int]

@@ -17,7 +17,7 @@ from small_graphs import ASSIGNMENTS, small_graph
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv, TransformerConv
-from traffic import put
+from traffic import apart, put
 
 from pyg_sar import SARConv
 from pyg_sar.comm import Exchange, GradientReturn
@@ -69,7 +69,8 @@ def _counted() -> Iterator[Traffic]:
     for name in counted:
         setattr(dist, name, count(name))
     try:
-        yield traffic
+        with apart():
+            yield traffic
     finally:
         dist.batch_isend_irecv = batch
         dist.all_to_all_single = all_to_all

@@ -1,0 +1,247 @@
+"""Ranks of one machine read rows in each other's memory, and nobody writes to them too early."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from on_ranks import on_ranks
+from torch import Tensor
+from traffic import apart
+
+from pyg_sar.comm import Exchange, GradientReturn, current
+from pyg_sar.comm.buffers import BufferPool
+from pyg_sar.comm.shared_memory import (
+    SharedMemory,
+    allocated,
+    find_shared,
+    is_sent,
+    new_message,
+)
+from pyg_sar.comm.swap import start_round
+
+CPU = torch.device('cpu')
+OWN = {1: os.getpid()}
+"""This process stands for rank 1 as well: what it sends it can read."""
+
+
+def _there_and_back(data: Any, dtype: torch.dtype | None, keep: bool) -> list[Tensor]:
+    """Two tensors fetched of all ranks, and sums of gradients that came back."""
+    shard = data.edge_index.handle.shard
+    exchange = Exchange(shard, dtype=dtype)
+    own = data.x[: shard.num_own].double(), data.n_id[: shard.num_own, None]
+    found = []
+    for _ in range(3):  # memory is used again
+        for number, rows in enumerate(exchange.fetch(own, keep=keep)):
+            found += [t * (number + 1) for t in rows]
+        back = GradientReturn(exchange, [torch.zeros_like(own[0])])
+        for number in range(len(shard.parts) + len(shard.steps)):
+            back.rows()[0].fill_(number + 1 + dist.get_rank())
+            back.send()
+        found += back.finish()
+    return found
+
+
+@pytest.mark.parametrize('keep', [False, True])
+@pytest.mark.parametrize('dtype', [None, torch.bfloat16])
+@on_ranks(3, is_local=True)
+def test_bits_are_those_of_messages(data, dtype, keep):
+    assert all(current().reads(other, CPU) for other in range(3) if other != dist.get_rank())
+    found = _there_and_back(data, dtype, keep)
+    with apart():
+        expected = _there_and_back(data, dtype, keep)
+    assert len(found) == len(expected) > 10
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def _bytes_sent(work: Callable[[], Any]) -> int:
+    batch, sent = dist.batch_isend_irecv, []
+
+    def noted(ops: list[dist.P2POp]) -> Any:
+        sent.extend(op.tensor.nbytes for op in ops if op.op is dist.isend)
+        return batch(ops)
+
+    with mock.patch.object(dist, 'batch_isend_irecv', noted):
+        work()
+    return sum(sent)
+
+
+@on_ranks(3, is_local=True)
+def test_messages_tell_only_where_rows_are(data):
+    shard = data.edge_index.handle.shard
+    own = data.x[: shard.num_own].double().repeat(1, 50)
+    exchange = Exchange(shard)
+
+    def fetch() -> None:
+        for _ in exchange.fetch([own]):
+            pass
+
+    steps = sum(step.send_rows > 0 for step in shard.steps)
+    rows = sum(step.send_rows for step in shard.steps)
+    assert _bytes_sent(fetch) == 24 * steps
+    with apart():
+        assert _bytes_sent(fetch) == rows * own[0].nbytes > 24 * steps
+
+
+@on_ranks(3, num_parts=0)
+def test_whole_blocks_go_round():
+    rank = dist.get_rank()
+    rows = torch.arange(6.0).view(2, 3) + 10 * rank
+    for turn in (1, 2):
+        rows = start_round(rows, turn, [2, 2, 2])()
+        assert torch.equal(rows, torch.arange(6.0).view(2, 3) + 10 * ((rank - turn) % 3))
+
+
+def test_memory_is_filled_again_once_it_is_read():
+    memory, pool = SharedMemory(OWN), BufferPool()
+    with mock.patch.object(type(current()), 'allocate', lambda _, size, device: allocated(size)):
+        first = pool.take(64, CPU)
+        first.fill_(1)
+        message = memory.send([first[:64]], 1)
+        pool.free.append(first)
+        assert is_sent(first)
+        second = pool.take(64, CPU)
+        assert second.data_ptr() != first.data_ptr()
+        second.fill_(2)
+        came = torch.zeros(64, dtype=torch.uint8)
+        memory.receive(message, 1, [came])
+        assert came.tolist() == [1] * 64
+        assert not is_sent(first)
+        pool.free.append(second)
+        assert pool.take(64, CPU).data_ptr() in (first.data_ptr(), second.data_ptr())
+
+
+def test_what_is_no_segment_or_is_being_read_is_copied():
+    memory = SharedMemory(OWN)
+    plain, segment = torch.arange(5.0), allocated(20).view(torch.float32)
+    segment.copy_(plain)
+    messages = [memory.send([plain], 1), memory.send([segment], 1), memory.send([segment], 1)]
+    plain.zero_()
+    for message in messages:
+        came = torch.zeros(5)
+        memory.receive(message, 1, [came])
+        assert torch.equal(came, torch.arange(5.0))
+    assert not is_sent(segment)
+
+
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.bool, torch.complex64, torch.int16])
+def test_rows_of_any_dtype_are_read_piece_by_piece(dtype):
+    memory = SharedMemory(OWN)
+    sent = torch.arange(3000).view(30, 100).to(dtype)
+    came, read = torch.zeros_like(sent), os.preadv
+    with mock.patch.object(
+        os, 'preadv', lambda file, buffers, at: read(file, [buffers[0][:777]], at)
+    ):
+        memory.receive(memory.send([sent, sent[:1]], 1), 1, [came, came[:1].clone()])
+    assert torch.equal(came, sent)
+
+
+def test_memory_that_is_sent_stays_until_it_is_read():
+    memory = SharedMemory(OWN)
+    rows = allocated(4096).fill_(7)
+    message = memory.send([rows], 1)
+    del rows
+    gc.collect()
+    came = torch.zeros(4096, dtype=torch.uint8)
+    memory.receive(message, 1, [came])
+    assert came.eq(7).all()
+
+
+@pytest.mark.parametrize('what', ['file', 'secret', 'process'])
+def test_memory_that_is_gone_is_an_error(what):
+    memory = SharedMemory(OWN if what != 'process' else {1: 2**22 + 1})
+    message = SharedMemory(OWN).send([torch.zeros(3)], 1)
+    message[0, 0] += 1000 * (what == 'file')
+    message[0, 1] += what == 'secret'
+    with pytest.raises(RuntimeError, match='its memory is gone'):
+        memory.receive(message, 1, [torch.zeros(3)])
+
+
+def _with_itself(own: Tensor) -> Tensor:
+    return torch.stack([own, own])
+
+
+def test_only_ranks_of_one_network_that_can_open_memory_share_it():
+    assert 1 in find_shared(0, _with_itself, 1.0)
+
+    def elsewhere(own: Tensor) -> Tensor:
+        other = own.clone()
+        if own.numel() == 4:
+            other[3] += 1
+        return torch.stack([own, other])
+
+    def one_way(own: Tensor) -> Tensor:
+        other = own if own.numel() == 4 else torch.zeros_like(own)
+        return torch.stack([own, other])
+
+    assert not find_shared(0, elsewhere, 1.0)
+    assert not find_shared(0, one_way, 1.0)
+    with mock.patch.object(os, 'memfd_create', side_effect=OSError):
+        assert not find_shared(0, _with_itself, 1.0)
+    assert new_message(2).shape == (2, 3)
+
+
+PROGRAM = """
+import os, sys, time
+import torch, torch.distributed as dist
+from pyg_sar.comm import current
+rank = int(sys.argv[1])
+dist.init_process_group('gloo', init_method='file://' + sys.argv[2], rank=rank, world_size=2)
+comm = current()
+with comm.guard('rows'):
+    if rank == 0:
+        for work in comm.start_swap([], 1, [torch.full((9,), 3.0)], 1, 'rows')[1]:
+            work.wait()
+        print('sent', flush=True)
+        if sys.argv[3] == 'dies':
+            os._exit(1)
+    else:
+        came = torch.zeros(9)
+        works = comm.start_swap([came], 0, [], 0, 'rows')[0]
+        time.sleep(1.5)
+        for work in works:
+            work.wait()
+        print(came.tolist(), flush=True)
+"""
+
+
+@pytest.mark.parametrize('how', ['ends', 'dies'])
+def test_a_process_that_ends_waits_for_its_readers(tmp_path, how):
+    ranks = [
+        subprocess.Popen(
+            [
+                sys.executable,
+                '-W',
+                'ignore',
+                '-c',
+                PROGRAM,
+                str(rank),
+                str(tmp_path / 'store'),
+                how,
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, 'GLOO_SOCKET_IFNAME': 'lo'},
+        )
+        for rank in range(2)
+    ]
+    begin = time.monotonic()
+    (_, _), (out, error) = (process.communicate(timeout=60) for process in ranks)
+    if how == 'ends':
+        assert [process.returncode for process in ranks] == [0, 0], error
+        assert out.strip() == str([3.0] * 9)
+    else:
+        assert ranks[1].returncode == 1
+        assert 'ExchangeError' in error
+        assert 'rank 0 has ended or is cut off' in error
+        assert time.monotonic() - begin < 30
