@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.comm.ranks import current
-from pyg_sar.comm.shared_memory import is_sent
+from pyg_sar.comm.shared_memory import writable
 from pyg_sar.evictable import keep_here, select_rows
 from pyg_sar.shard.rows_at import add_rows_at
 
@@ -37,7 +37,7 @@ class BufferPool:
 
     def take(self, num_bytes: int, device: torch.device) -> Tensor:
         """A uint8 vector of at least `num_bytes`."""
-        here = [t for t in self.free if t.device == device and not is_sent(t)]
+        here = writable(t for t in self.free if t.device == device)
         fitting = [t for t in here if t.numel() >= num_bytes]
         if fitting:
             best = min(fitting, key=Tensor.numel)

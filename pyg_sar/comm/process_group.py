@@ -37,7 +37,6 @@ from pyg_sar.comm.shared_memory import (
     allocated,
     compute_first,
     find_shared,
-    new_message,
 )
 from pyg_sar.ground.checksum import as_bytes
 
@@ -89,8 +88,9 @@ class GroupComm(Connection):
             if types and self._small not in types:
                 self._small = types[0]
             if main is self:
-                self._shared = find_shared(self.rank, self._gather_small, self.seconds)
-            if self._shared:
+                gather = lambda own: self.all_gather(own.to(self._small)).cpu()  # noqa: E731
+                self._shared = find_shared(self.rank, gather, self.seconds)
+            if self._shared.pids:
                 compute_first()
         except RuntimeError as error:
             clear_frames(error.__traceback__)
@@ -153,7 +153,7 @@ class GroupComm(Connection):
         record[0] = code << _NUMBER_BITS | number
         if summed is not None:
             record[1:].view(torch.uint8)[: summed.nbytes] = as_bytes(summed)
-        records = self._gather_small(record)
+        records = self.all_gather(record.to(self._small)).cpu()
         heads = records[:, 0].tolist()
         if all(head >> _NUMBER_BITS == code for head in heads):
             if summed is not None:
@@ -184,19 +184,11 @@ class GroupComm(Connection):
 
     def _texts(self, text: bytes, size: int) -> list[bytes]:
         own = torch.frombuffer(bytearray(text.ljust(size)[:size]), dtype=torch.uint8)
-        return [t.numpy().tobytes() for t in self._gather_small(own)]
-
-    def _gather_small(self, own: Tensor) -> Tensor:
-        """What all ranks have of a few bytes on the host, ``[size, ...]``."""
-        return self.all_gather(own.to(self._small)).cpu()
+        return [t.numpy().tobytes() for t in self.all_gather(own.to(self._small)).cpu()]
 
     def allocate(self, num_bytes: int, device: torch.device) -> Tensor:
-        is_read = device.type == 'cpu' and self._shared
+        is_read = device.type == 'cpu' and self._shared.pids
         return allocated(num_bytes) if is_read else super().allocate(num_bytes, device)
-
-    def reads(self, rank: int, device: torch.device) -> bool:
-        """Whether rows of a rank are read out of its memory, and own rows by it."""
-        return device.type == 'cpu' and rank in self._shared
 
     def start_swap(
         self,
@@ -210,9 +202,13 @@ class GroupComm(Connection):
 
         Receives come first: a send completes early only if its receive is posted already.
         """
-        is_read = bool(received) and self.reads(recv_rank, received[0].device)
-        is_lent = bool(sent) and self.reads(send_rank, sent[0].device)
-        come = [new_message(len(received))] if is_read else [self._carried(t) for t in received]
+        shared = self._shared.pids
+        is_read = recv_rank in shared and bool(received) and received[0].device.type == 'cpu'
+        is_lent = send_rank in shared and bool(sent) and sent[0].device.type == 'cpu'
+        if is_read:
+            come = [torch.empty(len(received), 3, dtype=torch.int64)]
+        else:
+            come = [self._carried(t) for t in received]
         go = [self._shared.send(sent, send_rank)] if is_lent else [self._filled(t) for t in sent]
         if not come and not go:
             return [], []

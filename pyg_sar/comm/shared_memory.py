@@ -12,8 +12,8 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_sar.ground.checksum import as_bytes
-
 _PAGE = mmap.PAGESIZE
+_MANY = 16  # memory that is noted as sent; then what is read is struck off
 _IS_SENT, _SECRET = 0, 1  # the numbers, int64, at the start of a segment
 
 _segments: WeakValueDictionary[int, Segment] = WeakValueDictionary()  # by their address
@@ -35,7 +34,8 @@ class Segment(mmap.mmap):
     """Memory of this process that others can open: a page with two numbers, then bytes."""
 
     fd: int
-    secret: int
+    numbers: Any
+    reader = 0  # its process
 
     @classmethod
     def new(cls, num_bytes: int) -> Segment:
@@ -49,8 +49,9 @@ class Segment(mmap.mmap):
             raise
         # At the end of the process readers may still be about to open it.
         finalize(segment, os.close, fd).atexit = False
-        segment.fd, segment.secret = fd, secrets.randbits(62)
-        _numbers(segment)[_SECRET] = segment.secret
+        # Of a mapping of their own: a view of this one would keep it.
+        segment.fd, segment.numbers = fd, np.frombuffer(mmap.mmap(fd, _PAGE), np.int64, 2)
+        segment.numbers[_SECRET] = secrets.randbits(62)
         return segment
 
 
@@ -63,10 +64,10 @@ def allocated(num_bytes: int) -> Tensor:
     return vector[_PAGE:]
 
 
-def is_sent(memory: Tensor) -> bool:
-    """Whether memory was sent, and its reader has not marked it as read."""
-    segment = _segment_of(memory)
-    return segment is not None and bool(_numbers(segment)[_IS_SENT])
+def writable(memories: Iterable[Tensor]) -> list[Tensor]:
+    """Those of some memories that no other process is to read."""
+    found = ((memory, _segments.get(memory.untyped_storage().data_ptr())) for memory in memories)
+    return [memory for memory, segment in found if segment is None or not segment.numbers[_IS_SENT]]
 
 
 class SharedMemory:
@@ -80,39 +81,36 @@ class SharedMemory:
     """
 
     def __init__(self, pids: dict[int, int] | None = None, seconds: float = 0.0) -> None:
-        self._pids, self._seconds = pids or {}, seconds
-        # They stay while they are read, whoever has made them.
-        self._sent: list[tuple[Tensor, int]] = []
+        self.pids, self._seconds = pids or {}, seconds
+        # They stay until they are read, whoever has made them.
+        self._sent: list[Segment] = []
         self._spare: list[Tensor] = []
-        if self._pids:
+        if self.pids:
             Finalize(None, _await_readers, (self._sent, seconds), exitpriority=0)
-
-    def __contains__(self, rank: int) -> bool:
-        return rank in self._pids
-
-    def __bool__(self) -> bool:
-        return bool(self._pids)
 
     def of_lane(self) -> SharedMemory:
         """That of one more thread of this rank."""
-        return SharedMemory(self._pids, self._seconds)
+        return SharedMemory(self.pids, self._seconds)
 
     def send(self, tensors: Sequence[Tensor], rank: int) -> Tensor:
-        """Lets a rank read contiguous tensors; returns the :func:`new_message` for it.
+        """Lets a rank read contiguous tensors; returns the message for it, int64 ``[count, 3]``.
 
         Those that are :func:`allocated` stay where they are, and nobody may write to them before
-        they are read (:func:`is_sent`). Others are copied.
+        they are read (:func:`writable`). Others are copied.
         """
-        self._sent[:] = [(memory, pid) for memory, pid in self._sent if is_sent(memory)]
+        if len(self._sent) > _MANY:
+            self._sent[:] = [segment for segment in self._sent if segment.numbers[_IS_SENT]]
         message = []
         for tensor in tensors:
-            is_free = _segment_of(tensor) is not None and not is_sent(tensor)
-            memory = tensor if is_free else self._copied(tensor)
-            segment = _segments[memory.untyped_storage().data_ptr()]
+            memory, segment = tensor, _segments.get(tensor.untyped_storage().data_ptr())
+            if segment is None or segment.numbers[_IS_SENT]:
+                memory = self._copied(tensor)
+                segment = _segments[memory.untyped_storage().data_ptr()]
             start = memory.data_ptr() - memory.untyped_storage().data_ptr()
-            message.append([segment.fd, segment.secret, start])
-            _numbers(segment)[_IS_SENT] = 1
-            self._sent.append((memory, self._pids[rank]))
+            message.append([segment.fd, segment.numbers[_SECRET], start])
+            segment.numbers[_IS_SENT] = 1
+            segment.reader = self.pids[rank]
+            self._sent.append(segment)
         return torch.tensor(message)
 
     def forget(self) -> None:
@@ -120,10 +118,10 @@ class SharedMemory:
         self._sent.clear()
 
     def _copied(self, tensor: Tensor) -> Tensor:
-        free = [memory for memory in self._spare if not is_sent(memory)]
+        free = writable(self._spare)
         memory = next((memory for memory in free if memory.numel() >= tensor.nbytes), None)
         if memory is None:
-            self._spare = [memory for memory in self._spare if is_sent(memory)]
+            self._spare = [memory for memory in self._spare if all(memory is not t for t in free)]
             memory = allocated(tensor.nbytes)
             self._spare.append(memory)
         return memory[: tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
@@ -135,18 +133,14 @@ class SharedMemory:
             RuntimeError: If the rank has ended.
         """
         for (fd, secret, start), target in zip(message.tolist(), targets, strict=True):
-            with _opened(self._pids[rank], fd, secret) as file:
-                if file is None:
-                    raise RuntimeError('Connection closed by peer: its memory is gone')
-                left = as_bytes(target).numpy().data
-                while left:  # at most 2 GiB at a time
-                    left = left[os.preadv(file, [left], start + target.nbytes - len(left)) :]
-                os.pwrite(file, bytes(8), 8 * _IS_SENT)
-
-
-def new_message(count: int) -> Tensor:
-    """Memory for a message that tells where so many tensors are, int64 ``[count, 3]``."""
-    return torch.empty(count, 3, dtype=torch.int64)
+            file = _opened(self.pids[rank], fd, secret)
+            if file is None:
+                raise RuntimeError('Connection closed by peer: its memory is gone')
+            left = target.view(-1).view(torch.uint8).numpy().data
+            while left:  # at most 2 GiB at a time
+                left = left[os.preadv(file, [left], start + target.nbytes - len(left)) :]
+            os.pwrite(file, bytes(8), 8 * _IS_SENT)
+            os.close(file)
 
 
 def find_shared(rank: int, gather: Callable[[Tensor], Tensor], seconds: float) -> SharedMemory:
@@ -164,24 +158,28 @@ def find_shared(rank: int, gather: Callable[[Tensor], Tensor], seconds: float) -
         if hasattr(os, 'memfd_create'):
             network = Path('/proc/self/ns/net').stat().st_ino
             probe = Segment.new(0)
-    own = [0] * 4 if probe is None else [os.getpid(), probe.fd, probe.secret, network]
+    own = [0] * 4
+    if probe is not None:
+        own = [os.getpid(), probe.fd, int(probe.numbers[_SECRET]), network]
     ranks = gather(torch.tensor(own)).tolist()
     opens = []
     for pid, fd, secret, where in ranks:
-        with _opened(pid, fd, secret) as file:
-            opens.append(probe is not None and where == network and file is not None)
+        file = _opened(pid, fd, secret) if where == network and probe is not None else None
+        opens.append(file is not None)
+        if file is not None:
+            os.close(file)
     table = gather(torch.tensor(opens, dtype=torch.int64))
     both = (table * table.t())[rank].tolist()
     others = (other for other in range(len(ranks)) if both[other] and other != rank)
     return SharedMemory({other: ranks[other][0] for other in others}, seconds)
 
 
-def _await_readers(sent: list[tuple[Tensor, int]], seconds: float) -> None:
+def _await_readers(sent: list[Segment], seconds: float) -> None:
     """Waits until sent rows are read, by processes that still run."""
     end = time.monotonic() + seconds
     has_failed = getattr(sys, 'last_value', None) is not None
     while not has_failed and time.monotonic() < end:
-        if not any(is_sent(memory) and _runs(pid) for memory, pid in sent):
+        if not any(segment.numbers[_IS_SENT] and _runs(segment.reader) for segment in sent):
             break
         time.sleep(0.001)
 
@@ -194,19 +192,16 @@ def _runs(pid: int) -> bool:
     return state not in 'ZX'
 
 
-@contextmanager
-def _opened(pid: int, fd: int, secret: int) -> Iterator[int | None]:
+def _opened(pid: int, fd: int, secret: int) -> int | None:
     """A segment of a process as a file; None if there is no such process, or it may not be read."""
     try:
         file = os.open(f'/proc/{pid}/fd/{fd}', os.O_RDWR)
     except OSError:
-        yield None
-        return
-    try:
-        found = int.from_bytes(os.pread(file, 8, 8 * _SECRET), sys.byteorder)
-        yield file if found == secret else None
-    finally:
-        os.close(file)
+        return None
+    if int.from_bytes(os.pread(file, 8, 8 * _SECRET), sys.byteorder) == secret:
+        return file
+    os.close(file)
+    return None
 
 
 def compute_first() -> None:
@@ -220,12 +215,3 @@ def compute_first() -> None:
         for thread in Path('/proc/self/task').iterdir():
             if (thread / 'comm').read_text().startswith('gloo_tcp_loop'):
                 os.sched_setscheduler(int(thread.name), os.SCHED_BATCH, os.sched_param(0))
-
-
-def _segment_of(tensor: Tensor) -> Segment | None:
-    return _segments.get(tensor.untyped_storage().data_ptr())
-
-
-def _numbers(memory: mmap.mmap) -> Any:
-    # A view that stayed would keep the memory.
-    return np.frombuffer(memory, np.int64, 2)

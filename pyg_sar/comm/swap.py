@@ -62,7 +62,8 @@ class Swap:
                     self.works[i].wait()  # a work that this frame held would keep connections open
         comm.travelling.discard(self)
         comm.check('the end of a transfer')  # nothing has arrived if the group has ended
-        tell_moved(self._part, self._kind, self.received.rows, self.sent.rows[0].size(0))
+        if hook.watchers:
+            tell_moved(self._part, self._kind, self.received.rows, self.sent.rows[0].size(0))
 
 
 class _Round(Swap):
@@ -99,11 +100,10 @@ def start_round(
 
 def tell_moved(part: int, kind: str, came: Rows, num_sent: int) -> None:
     """Tells watchers of rows that came, and of `num_sent` rows of their kind that went."""
-    if hook.watchers:
-        widths = [math.prod(t.shape[1:]) * t.element_size() for t in came]
-        num_came = sum(t.size(0) for t in came)
-        moved = num_came, num_sent * len(came), sum(t.nbytes for t in came), num_sent * sum(widths)
-        hook.moved(hook.Transfer(f'part {part}', kind, *moved))
+    widths = [math.prod(t.shape[1:]) * t.element_size() for t in came]
+    num_came = sum(t.size(0) for t in came)
+    moved = num_came, num_sent * len(came), sum(t.nbytes for t in came), num_sent * sum(widths)
+    hook.moved(hook.Transfer(f'part {part}', kind, *moved))
 
 
 def forms_of(rows: Rows) -> str:

@@ -18,6 +18,7 @@ from pyg_sar.comm.faults.errors import at_location
 from pyg_sar.comm.gradient_return import GradientReturn
 from pyg_sar.comm.ranks import current
 from pyg_sar.comm.swap import forms_of, tell_moved
+from pyg_sar.monitor import hook
 from pyg_sar.shard.shard import Step
 
 if TYPE_CHECKING:
@@ -56,7 +57,8 @@ class OfferedGradients(GradientReturn):
         for step in steps:
             lend = self.exchange.buffers
             came = _taken(step.send_rank, self._words, self._form, step.send_rows, lend)
-            tell_moved(step.part, 'gradients', came.rows, step.recv_rows)
+            if hook.watchers:
+                tell_moved(step.part, 'gradients', came.rows, step.recv_rows)
             self._add(step, came)
         return self.out
 
@@ -84,7 +86,8 @@ class OfferedRows(Exchange):
             yield [t[first:end] for t in tensors]
         for step in steps:
             came = _taken(step.recv_rank, words, form, step.recv_rows, lend)
-            tell_moved(step.part, 'rows', came.rows, step.send_rows)
+            if hook.watchers:
+                tell_moved(step.part, 'rows', came.rows, step.send_rows)
             rows = self.wire.recast(came, tensors, lend)
             yield rows.rows
             rows.free()
