@@ -13,8 +13,8 @@ from torch import Tensor
 
 from pyg_sar.comm import GradientReturn
 from pyg_sar.comm.buffers import Wire
+from pyg_sar.comm.processes.shared_memory import SharedMemory
 from pyg_sar.comm.ranks import current
-from pyg_sar.comm.shared_memory import SharedMemory
 from pyg_sar.comm.swap import ROWS_TAG, Swap
 
 
@@ -35,7 +35,7 @@ class Traffic:
 
 def apart() -> AbstractContextManager[Any]:
     """While it lasts, rows go by messages, as between machines."""
-    return mock.patch.object(current(), '_shared', SharedMemory())
+    return mock.patch.object(current(), '_shared', SharedMemory(), create=True)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """The few collectives beside the exchanges.
 
 Each begins with a message that has the same form in all, so that they meet only if they are at the
-same operation (:mod:`pyg_sar.comm.process_group`).
+same operation (:mod:`pyg_sar.comm.processes.group`).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import torch.distributed as dist
 
 from pyg_sar.comm.comm import Comm
-from pyg_sar.comm.process_group import GroupComm
+from pyg_sar.comm.processes.group import GroupComm
 from pyg_sar.ground.scoped import Scoped
 
 chosen: Scoped[Comm | None] = Scoped(None)

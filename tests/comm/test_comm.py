@@ -283,7 +283,7 @@ def test_no_rank_leaves_a_group_that_another_still_connects():
             store.set('all are connected', '')
         return group
 
-    with mock.patch('pyg_sar.comm.process_group.new_group', slow):
+    with mock.patch('pyg_sar.comm.processes.group.new_group', slow):
         lane = open_lane()
     assert store.check(['all are connected'])
     lane.close()

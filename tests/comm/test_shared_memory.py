@@ -20,7 +20,7 @@ from traffic import apart
 
 from pyg_sar.comm import Exchange, GradientReturn, current
 from pyg_sar.comm.buffers import BufferPool
-from pyg_sar.comm.shared_memory import (
+from pyg_sar.comm.processes.shared_memory import (
     SharedMemory,
     allocated,
     find_shared,

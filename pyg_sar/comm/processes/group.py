@@ -32,7 +32,7 @@ from pyg_sar.comm.faults.errors import at_location, location
 from pyg_sar.comm.faults.groups import meet, new_group, timeout_of
 from pyg_sar.comm.faults.reports import Cause, Reports, for_reports
 from pyg_sar.comm.faults.watch import TransferWatch
-from pyg_sar.comm.shared_memory import (
+from pyg_sar.comm.processes.shared_memory import (
     SharedMemory,
     allocated,
     compute_first,

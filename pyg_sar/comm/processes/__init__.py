@@ -1,0 +1,1 @@
+"""Ranks as processes, joined by ``torch.distributed``."""
