@@ -34,7 +34,7 @@ FLOORS = (
 FOLDERS = {
     'rows': ('unasked', 'rules', 'matrices'),
     'conv': ('call', 'inspect', 'message', 'around', 'reuse'),
-    'comm': ('reshard', 'threads', 'faults'),
+    'comm': ('reshard', 'threads', 'processes', 'faults'),
     'shard': ('read', 'format'),
     'sampling': ('seeds', 'draw'),
     'partitioner': ('sources', 'write', 'methods', 'graph', 'on_disk'),
