@@ -3,8 +3,8 @@
 Rows of a few numbers, such as one for every head, are slow in torch. On a CPU it copies every row
 by a call, and sorts the index before it adds them. So a row is read and written as one wide number,
 and added as complex numbers. On a GPU a block of threads copies each row of a multiple of 16 bytes,
-at a tenth of its bandwidth. So such rows are read column by column. Compiled loops, where numba is
-installed, prefetch rows. Times: docs/speed.md.
+at a tenth of its bandwidth. So such rows are read column by column. Other narrow rows are read by
+compiled loops, where numba is installed. Times: docs/speed.md.
 """
 
 from __future__ import annotations
@@ -30,16 +30,17 @@ _PAIRS = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 
 def rows_at(values: Tensor, index: Tensor) -> Tensor:
     """``values.index_select(0, index)``, without a gradient."""
-    row_bytes = values[:1].numel() * values.element_size()
-    looped = _by_loop('read_rows', values, index)
-    if looped is not None:
-        return looped
+    width = values[:1].numel()
+    row_bytes = width * values.element_size()
     if values.device.type == 'cpu':
-        number = _NUMBERS.get(row_bytes) if values[:1].numel() > 1 else None
+        number = values.dtype if width == 1 else _NUMBERS.get(row_bytes)
         wide = None if number is None else _seen_as(values, number)
         if wide is not None:
             rows = wide.view(-1).index_select(0, index)
             return rows.view(values.dtype).view(-1, *values.shape[1:])
+        looped = _by_loop('read_rows', values, index)
+        if looped is not None:
+            return looped
     elif values.dim() > 1 and 0 < row_bytes <= _NARROW_BYTES and row_bytes % 16 == 0:
         columns = values.reshape(values.size(0), -1).unbind(1)
         out = torch.stack([column.index_select(0, index) for column in columns], 1)
