@@ -86,9 +86,9 @@ def test_messages_tell_only_where_rows_are(data):
 
     steps = sum(step.send_rows > 0 for step in shard.steps)
     rows = sum(step.send_rows for step in shard.steps)
-    assert _bytes_sent(fetch) == 24 * steps
+    assert _bytes_sent(fetch) == 32 * steps
     with apart():
-        assert _bytes_sent(fetch) == rows * own[0].nbytes > 24 * steps
+        assert _bytes_sent(fetch) == rows * own[0].nbytes > 32 * steps
 
 
 @on_ranks(3, num_parts=0)
@@ -163,6 +163,13 @@ def test_memory_that_is_gone_is_an_error(what):
     message[0, 1] += what == 'secret'
     with pytest.raises(RuntimeError, match='its memory is gone'):
         memory.receive(message, 1, [torch.zeros(3)])
+
+
+def test_other_rows_are_an_error():
+    memory = SharedMemory(OWN)
+    message = memory.send([torch.zeros(3)], 1)
+    with pytest.raises(RuntimeError, match='12 bytes of rows came instead of 16'):
+        memory.receive(message, 1, [torch.zeros(4)])
 
 
 def _with_itself(own: Tensor) -> Tensor:

@@ -206,7 +206,7 @@ class GroupComm(Connection):
         is_read = recv_rank in shared and bool(received) and received[0].device.type == 'cpu'
         is_lent = send_rank in shared and bool(sent) and sent[0].device.type == 'cpu'
         if is_read:
-            come = [torch.empty(len(received), 3, dtype=torch.int64)]
+            come = [torch.empty(len(received), 4, dtype=torch.int64)]
         else:
             come = [self._carried(t) for t in received]
         go = [self._shared.send(sent, send_rank)] if is_lent else [self._filled(t) for t in sent]

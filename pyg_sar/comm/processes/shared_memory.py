@@ -93,7 +93,7 @@ class SharedMemory:
         return SharedMemory(self.pids, self._seconds)
 
     def send(self, tensors: Sequence[Tensor], rank: int) -> Tensor:
-        """Lets a rank read contiguous tensors; returns the message for it, int64 ``[count, 3]``.
+        """Lets a rank read contiguous tensors; returns the message for it, int64 ``[count, 4]``.
 
         Those that are :func:`allocated` stay where they are, and nobody may write to them before
         they are read (:func:`writable`). Others are copied.
@@ -107,7 +107,7 @@ class SharedMemory:
                 memory = self._copied(tensor)
                 segment = _segments[memory.untyped_storage().data_ptr()]
             start = memory.data_ptr() - memory.untyped_storage().data_ptr()
-            message.append([segment.fd, segment.numbers[_SECRET], start])
+            message.append([segment.fd, segment.numbers[_SECRET], start, tensor.nbytes])
             segment.numbers[_IS_SENT] = 1
             segment.reader = self.pids[rank]
             self._sent.append(segment)
@@ -130,15 +130,17 @@ class SharedMemory:
         """Copies the rows that a rank has sent into contiguous tensors.
 
         Raises:
-            RuntimeError: If the rank has ended.
+            RuntimeError: If the rank has ended, or has sent other rows.
         """
-        for (fd, secret, start), target in zip(message.tolist(), targets, strict=True):
+        for (fd, secret, start, num_bytes), target in zip(message.tolist(), targets, strict=True):
+            if num_bytes != target.nbytes:
+                raise RuntimeError(f'{num_bytes} bytes of rows came instead of {target.nbytes}')
             file = _opened(self.pids[rank], fd, secret)
             if file is None:
                 raise RuntimeError('Connection closed by peer: its memory is gone')
             left = target.view(-1).view(torch.uint8).numpy().data
             while left:  # at most 2 GiB at a time
-                left = left[os.preadv(file, [left], start + target.nbytes - len(left)) :]
+                left = left[os.preadv(file, [left], start + num_bytes - len(left)) :]
             os.pwrite(file, bytes(8), 8 * _IS_SENT)
             os.close(file)
 
