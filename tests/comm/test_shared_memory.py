@@ -172,6 +172,19 @@ def test_other_rows_are_an_error():
         memory.receive(message, 1, [torch.zeros(4)])
 
 
+def test_files_of_other_programs_stay_closed(tmp_path):
+    """The process of a rank on another machine may be any process here."""
+    opened, names = os.open, list[Any]()
+    with (tmp_path / 'file').open('w+b') as file:
+        message = torch.tensor([[file.fileno(), 0, 0, 12]])
+        with (
+            mock.patch.object(os, 'open', lambda *args: names.append(args) or opened(*args)),
+            pytest.raises(RuntimeError, match='its memory is gone'),
+        ):
+            SharedMemory(OWN).receive(message, 1, [torch.zeros(3)])
+    assert not names
+
+
 def _with_itself(own: Tensor) -> Tensor:
     return torch.stack([own, own])
 

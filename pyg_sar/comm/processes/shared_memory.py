@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+_NAME = 'pyg_sar'
 _PAGE = mmap.PAGESIZE
 _MANY = 16  # memory that is noted as sent; then what is read is struck off
 _IS_SENT, _SECRET = 0, 1  # the numbers, int64, at the start of a segment
@@ -40,7 +41,7 @@ class Segment(mmap.mmap):
     @classmethod
     def new(cls, num_bytes: int) -> Segment:
         """A segment for so many bytes."""
-        fd, size = os.memfd_create('pyg_sar'), _PAGE + num_bytes
+        fd, size = os.memfd_create(_NAME), _PAGE + num_bytes
         try:
             os.ftruncate(fd, size)
             segment = cls(fd, size)
@@ -196,8 +197,12 @@ def _runs(pid: int) -> bool:
 
 def _opened(pid: int, fd: int, secret: int) -> int | None:
     """A segment of a process as a file; None if there is no such process, or it may not be read."""
+    path = f'/proc/{pid}/fd/{fd}'
     try:
-        file = os.open(f'/proc/{pid}/fd/{fd}', os.O_RDWR)
+        # On another machine the number is that of any process, and of any of its files.
+        if not os.readlink(path).startswith(f'/memfd:{_NAME} '):
+            return None
+        file = os.open(path, os.O_RDWR)
     except OSError:
         return None
     if int.from_bytes(os.pread(file, 8, 8 * _SECRET), sys.byteorder) == secret:
