@@ -28,6 +28,8 @@ from pyg_sar.comm.processes.shared_memory import (
 )
 from pyg_sar.comm.swap import start_round
 
+pytestmark = pytest.mark.skipif(not hasattr(os, 'memfd_create'), reason='needs Linux')
+
 CPU = torch.device('cpu')
 OWN = {1: os.getpid()}
 """This process stands for rank 1 as well: what it sends it can read."""
