@@ -26,6 +26,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from cached_graphs import read_all
 from process_memory import PeakMemory
 from torch import Tensor
 from torch_geometric.data import Data
@@ -142,9 +143,7 @@ def as_csr(data: Data) -> Tensor:
 
 def _train(model: torch.nn.Module, data: Data, args: argparse.Namespace) -> dict[str, Any]:
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
-    for _, tensor in pyg_sar.local(data):  # shards are mapped files: loaded means read
-        if isinstance(tensor, Tensor) and tensor.layout == torch.strided:
-            tensor.as_subclass(Tensor).sum()
+    read_all(data)
     losses, seconds = [], []
     accuracies: dict[str, list[float]] = {'train': [], 'val': [], 'test': []}
     quiet = not args.progress or int(os.environ.get('RANK', '0')) > 0

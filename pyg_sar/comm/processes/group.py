@@ -16,7 +16,7 @@ import itertools
 import re
 import threading
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
 from traceback import clear_frames
@@ -32,7 +32,9 @@ from pyg_sar.comm.faults.errors import at_location, location
 from pyg_sar.comm.faults.groups import meet, new_group, timeout_of
 from pyg_sar.comm.faults.reports import Cause, Reports, for_reports
 from pyg_sar.comm.faults.watch import TransferWatch
+from pyg_sar.comm.processes.ring_sum import sum_as_gloo_does
 from pyg_sar.comm.processes.shared_memory import (
+    Reading,
     SharedMemory,
     allocated,
     compute_first,
@@ -64,8 +66,7 @@ class GroupComm(Connection):
         self.timeout: timedelta | None = None if main is None else main.timeout
         self._devices: set[torch.device] = set()
         self._watch: TransferWatch | None = None
-        shared = SharedMemory() if main is None else main._shared.of_lane()
-        self._shared: SharedMemory = shared
+        self._shared: SharedMemory = SharedMemory() if main is None else main._shared.of_lane()
         if main is not None:
             self.reports, self.debug = main.reports, main.debug
             main.lanes.add(self)
@@ -88,8 +89,9 @@ class GroupComm(Connection):
             if types and self._small not in types:
                 self._small = types[0]
             if main is self:
-                gather = lambda own: self.all_gather(own.to(self._small)).cpu()  # noqa: E731
-                self._shared = find_shared(self.rank, gather, self.seconds)
+                self._shared = find_shared(
+                    self.rank, lambda own: self.all_gather(own.to(self._small)).cpu(), self.seconds
+                )
             if self._shared.pids:
                 compute_first()
         except RuntimeError as error:
@@ -223,7 +225,7 @@ class GroupComm(Connection):
         coming, going = works[: len(come)], works[len(come) :]
         if is_read:
             read = partial(self._shared.receive, come[0], recv_rank, received)
-            return [_Reading(coming[0], read)], going
+            return [Reading(coming[0], read)], going
         for i, (message, tensor) in enumerate(zip(come, received, strict=True)):
             if message.device != tensor.device:
                 coming[i] = _Landing(coming[i], message, tensor)
@@ -282,17 +284,6 @@ class GroupComm(Connection):
         return carried if carried.device == tensor.device else carried.copy_(tensor)
 
 
-class _Reading:
-    """A message after which rows are read out of another rank's memory."""
-
-    def __init__(self, work: Work, read: Callable[[], None]) -> None:
-        self._work, self._read = work, read
-
-    def wait(self) -> None:
-        self._work.wait()
-        self._read()
-
-
 class _Landing:
     """A transfer into memory of the host, from where it goes on to a device."""
 
@@ -302,29 +293,3 @@ class _Landing:
     def wait(self) -> None:
         self._work.wait()
         self._target.copy_(self._host, non_blocking=True)
-
-
-_SEGMENT_BYTES = 2**20  # gloo's largest segment of a ring all-reduce
-
-
-def sum_as_gloo_does(tensors: list[Tensor]) -> Tensor:
-    """Adds up the tensors of all ranks, in the order of gloo's ring.
-
-    gloo (allreduce.cc) cuts the vector into one chunk per rank. Chunk k starts at rank k - 1 and
-    goes down from rank to rank, ``((x[k-1] + x[k-2]) + ...) + x[k]``.
-    """
-    size, rows = len(tensors), [tensor.reshape(-1) for tensor in tensors]
-    width = rows[0].element_size()
-    num_bytes = rows[0].numel() * width
-    segments = max(-(-num_bytes // _SEGMENT_BYTES), 2 * size)
-    segments = -(-segments // size) * size
-    of_segment = -(-num_bytes // segments)
-    chunk = max(-(-of_segment // width) * segments // size, 1)
-    chunks = [torch.split(row, chunk) for row in rows]
-    sums = []
-    for k in range(len(chunks[0])):
-        total = chunks[(k - 1) % size][k].clone()
-        for i in range(2, size + 1):
-            total += chunks[(k - i) % size][k]
-        sums.append(total)
-    return torch.cat(sums).view(tensors[0].shape) if sums else tensors[0].clone()

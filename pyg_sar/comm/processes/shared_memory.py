@@ -23,6 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyg_sar.comm.comm import Work
+
 _NAME = 'pyg_sar'
 _PAGE = mmap.PAGESIZE
 _MANY = 16  # memory that is noted as sent; then what is read is struck off
@@ -144,6 +146,18 @@ class SharedMemory:
                 left = left[os.preadv(file, [left], start + num_bytes - len(left)) :]
             os.pwrite(file, bytes(8), 8 * _IS_SENT)
             os.close(file)
+
+
+class Reading:
+    """A message after which rows are read out of another rank's memory."""
+
+    def __init__(self, work: Work, read: Callable[[], None]) -> None:
+        self._work, self._read = work, read
+
+    def wait(self) -> None:
+        """Returns once they are read."""
+        self._work.wait()
+        self._read()
 
 
 def find_shared(rank: int, gather: Callable[[Tensor], Tensor], seconds: float) -> SharedMemory:

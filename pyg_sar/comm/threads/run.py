@@ -23,7 +23,7 @@ from pyg_sar import evictable
 from pyg_sar.comm.buffers import BufferPool
 from pyg_sar.comm.comm import Comm
 from pyg_sar.comm.faults.errors import at_location
-from pyg_sar.comm.processes.group import sum_as_gloo_does
+from pyg_sar.comm.processes.ring_sum import sum_as_gloo_does
 from pyg_sar.comm.ranks import chosen
 from pyg_sar.comm.threads.exchange import OfferedRows
 from pyg_sar.comm.threads.offers import Offer

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -112,7 +113,6 @@ class _Groups:
         - **label**, **community** int64 [N]: of every node
         - **order** int64 [N]: the node at every position
         - **weight_ptr** float64 [N + 1]: running sum of the weights, 1 or more, by position
-        - **at_number** int64: the position at every whole number of that sum
         - **class_ptr**, **community_ptr** int64: first position of every class or community
     """
 
@@ -120,7 +120,6 @@ class _Groups:
     community: Int64Array
     order: Int64Array
     weight_ptr: npt.NDArray[np.float64]
-    at_number: Int64Array
     class_ptr: Int64Array
     community_ptr: Int64Array
 
@@ -139,14 +138,11 @@ class _Groups:
         pareto = (1.0 - rng.random(num_nodes)) ** (-1.0 / shape.tail)
         order = np.lexsort((community, label))
         weight = np.minimum(pareto, shape.max_weight)[order]
-        weight_ptr = np.concatenate([[0.0], np.cumsum(weight)])
-        numbers = np.arange(int(weight_ptr[-1]) + 1)
         return cls(
             label,
             community,
             order,
-            weight_ptr,
-            at_number=np.searchsorted(weight_ptr, numbers, side='right') - 1,
+            weight_ptr=np.concatenate([[0.0], np.cumsum(weight)]),
             class_ptr=_ptr(class_size),
             community_ptr=_ptr(np.bincount(community, minlength=int(first[-1]))),
         )
@@ -158,11 +154,21 @@ class _Groups:
         low, high = self.weight_ptr[first], self.weight_ptr[last]
         at = low + rng.random(first.shape[0]) * (high - low)
         # A search would take ten times as long: few nodes begin between a number and the next.
-        position = self.at_number[at.astype(np.int64)]
-        ends = np.append(self.weight_ptr[1:], np.inf)
-        while (is_later := ends[position] <= at).any():
+        position = self._at_number[at.astype(np.int64)]
+        while (is_later := self._end[position] <= at).any():
             position += is_later
         return self.order[np.clip(position, first, last - 1)]
+
+    @cached_property
+    def _at_number(self) -> Int64Array:
+        """The position at every whole number of the running sum."""
+        numbers = np.arange(int(self.weight_ptr[-1]) + 1)
+        return np.searchsorted(self.weight_ptr, numbers, side='right') - 1
+
+    @cached_property
+    def _end(self) -> npt.NDArray[np.float64]:
+        """Where every position ends; nothing begins after the last."""
+        return np.append(self.weight_ptr[1:], np.inf)
 
 
 def _draw_edges(shape: GraphShape, groups: _Groups, rng: np.random.Generator) -> Int64Array:
