@@ -161,9 +161,11 @@ def all_reduce_sum(
         alike = f'{what} ({form_of(tensor)})'
         with comm.guard(what, alike=alike):
             if comm.goes_by_host(tensor.device, group):  # others: gloo has no part in it
-                is_small = tensor.device.type == 'cpu' and tensor.nbytes <= comm.summed_bytes
-                if is_small and group is None and tensor.numel():
-                    comm.sum_alike(alike, summed=tensor)
+                if tensor.device.type == 'cpu' and group is None and tensor.numel():
+                    if tensor.nbytes <= comm.summed_bytes:
+                        comm.sum_alike(alike, summed=tensor)
+                    else:
+                        comm.sum_large(alike, tensor)
                     return tensor
                 comm.sum_alike(alike)
             comm.all_reduce(tensor, group)

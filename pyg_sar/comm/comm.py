@@ -122,6 +122,11 @@ class Comm:
         """
         return number
 
+    def sum_large(self, alike: str, tensor: Tensor) -> None:
+        """Sums a tensor of the host over the ranks in place; `alike` is that of `sum_alike`."""
+        self.sum_alike(alike)
+        self.all_reduce(tensor)
+
     def gather_texts(self, text: bytes, what: str) -> list[bytes]:
         """The texts of all ranks, perhaps with spaces at the end; `what` is the operation."""
         return [text]

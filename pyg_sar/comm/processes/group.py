@@ -5,9 +5,11 @@ Exchanges use a group of their own, so they never meet the collectives of the us
 Messages of different sizes must not meet: gloo ends the process then. So every collective begins
 with a gather of 64 bytes of every rank: a code of what the operation is, where it is done and what
 it moves, a small number of the operation's own, and up to 56 bytes to be summed. A decision of a
-layer, and the sum of a loss, are this message and nothing else. Messages between two ranks carry
-the code as their tag, so those of different layers never meet; when ranks debug, they have such a
-gather before these as well.
+layer, and the sum of a loss, are this message and nothing else. A larger sum that follows in every
+step, as that of gradients does, is announced by the message before it
+(:mod:`pyg_sar.comm.processes.announced`). Messages between two ranks carry the code as their tag,
+so those of different layers never meet; when ranks debug, they have such a gather before these as
+well.
 """
 
 from __future__ import annotations
@@ -32,9 +34,10 @@ from pyg_sar.comm.faults.errors import at_location, location
 from pyg_sar.comm.faults.groups import meet, new_group, timeout_of
 from pyg_sar.comm.faults.reports import Cause, Reports, for_reports
 from pyg_sar.comm.faults.watch import TransferWatch
+from pyg_sar.comm.processes.announced import Announced
 from pyg_sar.comm.processes.ring_sum import sum_as_gloo_does
 from pyg_sar.comm.processes.shared_memory import (
-    Reading,
+    Landing,
     SharedMemory,
     allocated,
     compute_first,
@@ -66,6 +69,7 @@ class GroupComm(Connection):
         self.timeout: timedelta | None = None if main is None else main.timeout
         self._devices: set[torch.device] = set()
         self._watch: TransferWatch | None = None
+        self._announced = Announced()
         self._shared: SharedMemory = SharedMemory() if main is None else main._shared.of_lane()
         if main is not None:
             self.reports, self.debug = main.reports, main.debug
@@ -150,6 +154,9 @@ class GroupComm(Connection):
         """See :meth:`Comm.sum_alike`; one message of 64 bytes."""
         # Without the class of the layer: the comparison of forwards has it.
         same = f'{alike} in {_CLASS.sub("", location())}'
+        if self._announced.coming:
+            self._announced.leave_out(self)
+        same += self._announced.by(same)
         code = zlib.crc32((same + state).encode())
         record = torch.zeros(_WORDS, dtype=torch.int64)
         record[0] = code << _NUMBER_BITS | number
@@ -176,6 +183,10 @@ class GroupComm(Connection):
         self.reports.write(Cause(rank, doing=at_location(alike)))
         self.end(error)
         raise error
+
+    def sum_large(self, alike: str, tensor: Tensor) -> None:
+        """See :meth:`Comm.sum_large`; one message if it is announced, else two."""
+        self._announced.sum_by(self, alike, tensor)
 
     def gather_texts(self, text: bytes, what: str) -> list[bytes]:
         """See :meth:`Comm.gather_texts`: a number and one all-gather, two if one is not short."""
@@ -225,10 +236,11 @@ class GroupComm(Connection):
         coming, going = works[: len(come)], works[len(come) :]
         if is_read:
             read = partial(self._shared.receive, come[0], recv_rank, received)
-            return [Reading(coming[0], read)], going
+            return [Landing(coming[0], read)], going
         for i, (message, tensor) in enumerate(zip(come, received, strict=True)):
             if message.device != tensor.device:
-                coming[i] = _Landing(coming[i], message, tensor)
+                to_device = partial(tensor.copy_, message, non_blocking=True)
+                coming[i] = Landing(coming[i], to_device)
         return coming, going
 
     def all_to_all(
@@ -249,6 +261,8 @@ class GroupComm(Connection):
         return out
 
     def broadcast(self, tensor: Tensor) -> None:
+        if self._announced.coming:
+            self._announced.leave_out(self)
         group = self.group or self._opened()
         sent = tensor if self.goes_by_host(tensor.device) else self._carried(tensor)
         self._await(dist.broadcast(sent, src=0, group=group, async_op=True), tensor)
@@ -282,14 +296,3 @@ class GroupComm(Connection):
         """What the backend sends for a contiguous tensor."""
         carried = self._carried(tensor)
         return carried if carried.device == tensor.device else carried.copy_(tensor)
-
-
-class _Landing:
-    """A transfer into memory of the host, from where it goes on to a device."""
-
-    def __init__(self, work: Work, host: Tensor, target: Tensor) -> None:
-        self._work, self._host, self._target = work, host, target
-
-    def wait(self) -> None:
-        self._work.wait()
-        self._target.copy_(self._host, non_blocking=True)

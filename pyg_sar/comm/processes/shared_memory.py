@@ -148,16 +148,16 @@ class SharedMemory:
             os.close(file)
 
 
-class Reading:
-    """A message after which rows are read out of another rank's memory."""
+class Landing:
+    """A message on its way, and what is done once it is here."""
 
-    def __init__(self, work: Work, read: Callable[[], None]) -> None:
-        self._work, self._read = work, read
+    def __init__(self, work: Work, then: Callable[[], object]) -> None:
+        self._work, self._then = work, then
 
     def wait(self) -> None:
-        """Returns once they are read."""
+        """Returns once that is done."""
         self._work.wait()
-        self._read()
+        self._then()
 
 
 def find_shared(rank: int, gather: Callable[[Tensor], Tensor], seconds: float) -> SharedMemory:
