@@ -56,13 +56,13 @@ class ReplayBackward:
 
     def gradients(self, needs: Sequence[bool]) -> list[Tensor | None]:
         """One pass for the gradients of all arguments that need one, in their order."""
-        total = self.run.arguments.zeros(needs)
+        total = self.run.arguments.gradients(needs)
         targets = list(total)
         num_src = len(self.run.arguments.src)
         needs_src = [i for i in range(num_src) if needs[i]]
         for of_src, chunks in self.run.give_back([t for t in total[:num_src] if t is not None]):
             for i, rows in zip(needs_src, of_src, strict=True):
-                targets[i] = rows.zero_()
+                targets[i] = rows.zero_()  # block by block, so all own rows, too
             for chunk, edge_index, arguments in chunks:
                 leaves = arguments.as_leaves(needs)
                 outputs, grads = self._outputs(chunk, edge_index, leaves, self._softmax(chunk.rows))

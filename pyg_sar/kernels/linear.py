@@ -60,15 +60,27 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
     ``x`` is ``[..., K]``, `weight` ``[M, K]`` and `bias` ``[M]``; the result is ``[..., M]``.
     """
-    if torch.compiler.is_compiling() or not is_faster():
-        return F.linear(x, weight, bias)
-    with torch._C.DisableTorchFunction():  # who watches what a program asks, watches not this
-        is_fit = x.numel() * weight.size(0) >= _LEAST_PRODUCTS and _suits(x, weight)
-    if not is_fit:
-        return F.linear(x, weight, bias)
+    return _by_onednn(x, weight, bias) if _is_fit(x, weight) else F.linear(x, weight, bias)
+
+
+def matmul(x: Tensor, weight: Tensor) -> Tensor:
+    """``x @ weight`` of plain tensors ``[..., K]`` and ``[K, M]``, by oneDNN where it is faster."""
+    if is_faster() and weight.dim() == 2 and _is_fit(x, weight.t()):
+        return _by_onednn(x, weight.t(), None)
+    return torch.matmul(x, weight)
+
+
+def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     rows = x if x.dim() == 2 else x.view(-1, x.size(-1))
     out: Tensor = _Linear.apply(rows, weight, bias)
     return out if x.dim() == 2 else out.view(*x.shape[:-1], -1)
+
+
+def _is_fit(x: Tensor, weight: Tensor) -> bool:
+    if torch.compiler.is_compiling() or not is_faster():
+        return False
+    with torch._C.DisableTorchFunction():  # who watches what a program asks, watches not this
+        return x.numel() * weight.size(0) >= _LEAST_PRODUCTS and _suits(x, weight)
 
 
 def _suits(x: Tensor, weight: Tensor) -> bool:
@@ -81,7 +93,7 @@ def _suits(x: Tensor, weight: Tensor) -> bool:
         and x.dim() > 1
         and x.device.type == weight.device.type == 'cpu'
         and x.is_contiguous()
-        and weight.is_contiguous()
+        and (weight.is_contiguous() or weight.t().is_contiguous())
         and x.size(-1) == weight.size(1)
         and bool(mkldnn.enabled)
         and not torch.is_autocast_enabled('cpu')
@@ -119,6 +131,8 @@ class _Linear(torch.autograd.Function):
 def gradient_of_weight(grad: Tensor, x: Tensor) -> Tensor:
     """``grad.t() @ x`` of ``[N, M]`` and ``[N, K]``, contiguous, as that of a convolution."""
     num_columns = x.size(0) // _NUM_IMAGES
+    if not num_columns:
+        return grad.t() @ x
     kernel = x.new_empty(grad.size(1), x.size(1), 1, 1)  # its numbers are not read
     images = (_images(rows, num_columns) for rows in (grad, x))
     options: Any = None, (1, 1), (0, 0), (1, 1), False, (0, 0), 1, (False, True, False)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from on_ranks import on_ranks
 from small_graphs import assert_close, small_graph
 from torch import Tensor
-from torch_geometric.nn import AGNNConv, FAConv, MessagePassing, TransformerConv
+from torch_geometric.nn import AGNNConv, FAConv, GMMConv, MessagePassing, TransformerConv
 from torch_geometric.utils import softmax
 
 from pyg_sar import DistributedDataParallel, SARConv, gather
@@ -33,7 +33,7 @@ class Attends(MessagePassing):
     def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
         rows = self.lin(x).view(-1, HEADS, CHANNELS)
         out = self.propagate(edge_index, x=rows, score=self.scores(x), edge_attr=edge_attr)
-        return out.reshape(-1, HEADS * CHANNELS)
+        return out.reshape(x.size(0), -1)
 
     def message(
         self, x_j: Tensor, score_i: Any, score_j: Any, edge_attr: Any, index: Any
@@ -66,16 +66,25 @@ class Attends(MessagePassing):
             return x_j * alpha.unsqueeze(-1) + 1
         if self.form == 'flat':
             return torch.mul(x_j, alpha[:, :, None]).view(-1, HEADS * CHANNELS)
-        return x_j * alpha.view(-1, HEADS, 1)
+        product = x_j * alpha.view(-1, HEADS, 1)
+        if self.form == 'sum of heads':
+            return product.sum(dim=-2)
+        if self.form == 'sum of channels':
+            return torch.sum(product.view(-1, 1, HEADS, CHANNELS), 3).flatten(1)
+        if self.form == 'sum of both':
+            return product.sum(1).sum(1, keepdim=True)
+        if self.form == 'rows that are summed before':
+            return x_j.sum(1, keepdim=True) * alpha.view(-1, HEADS, 1)
+        return product
 
 
 FACTORED = (
     *('softmax', 'gates', 'one head', 'twice a softmax', 'keeps its weights', 'detached weights'),
-    'flat',
+    *('flat', 'sum of heads', 'sum of channels'),
 )
 OTHERS = (
     *('of itself', 'a gate for every channel', 'without gradient', 'detached rows'),
-    *('and more', 'a row for every head'),
+    *('and more', 'a row for every head', 'sum of both', 'rows that are summed before'),
 )
 
 
@@ -125,6 +134,7 @@ def test_sums_of_rows_times_a_factor(data, form, world_size, mode):
 @on_ranks(by='threads')
 def test_mean(data):
     assert _check(data, 'softmax', aggr='mean') == {'factored'}
+    assert _check(data, 'sum of heads', aggr='mean') == {'factored'}
 
 
 @pytest.mark.parametrize('world_size', [1, 3])
@@ -149,6 +159,7 @@ def test_maxima_and_hooks_are_replayed(data):
 CONVS = {
     'AGNN': lambda: AGNNConv(),
     'FA': lambda: FAConv(6),
+    'GMM': lambda: GMMConv(6, 5, 4, 3),
     'Transformer': lambda: TransformerConv(6, 5, 2),
 }
 
@@ -158,12 +169,12 @@ class Calls(torch.nn.Module):
         super().__init__()
         self.conv = conv
 
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return (
-            self.conv(x, x, edge_index)
-            if isinstance(self.conv, FAConv)
-            else self.conv(x, edge_index)
-        )
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        if isinstance(self.conv, FAConv):
+            return self.conv(x, x, edge_index)
+        if isinstance(self.conv, GMMConv):
+            return self.conv(x, edge_index, edge_attr)
+        return self.conv(x, edge_index)
 
 
 @pytest.mark.parametrize('name', CONVS)
@@ -175,7 +186,8 @@ def test_convs(data, name):
     model = DistributedDataParallel(Calls(CONVS[name]()).double())
     graph = small_graph()
     x, own = (each.x.detach().requires_grad_() for each in (graph, data))
-    want, out = plain(x, graph.edge_index), model(own, data.edge_index)
+    want = plain(x, graph.edge_index, graph.edge_attr)
+    out = model(own, data.edge_index, data.edge_attr)
     want.sin().sum().backward()
     out.sin().sum().backward()
     assert_close(gather(out.detach()), want.detach(), tolerance=1e-10)

@@ -153,6 +153,28 @@ def test_compilers_take_the_plain_layer():
     torch.testing.assert_close(compiled(x), model.first(x), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize('num_dims', [2, 3])
+def test_products_with_a_matrix(num_dims):
+    x, weight, _ = _made()
+    x = x.detach()[: NUM_ROWS // 2 * 2].view(-1, *[2] * (num_dims - 2), IN).requires_grad_()
+    matrix = weight.detach().t().contiguous().requires_grad_()
+    out = by_onednn.matmul(x, matrix)
+    assert _is_used(out if num_dims == 2 else out._base)
+    exact = [t.detach().double().requires_grad_() for t in (x, matrix)]
+    want = exact[0] @ exact[1]
+    torch.testing.assert_close(out.double(), want, rtol=1e-5, atol=1e-5)
+    (out / NUM_ROWS).square().sum().backward()
+    (want / NUM_ROWS).square().sum().backward()
+    for own, other in zip((x, matrix), exact, strict=True):
+        assert own.grad.shape == own.shape
+        scale = other.grad.abs().max()
+        torch.testing.assert_close(
+            own.grad / scale, (other.grad / scale).float(), rtol=0, atol=2e-6
+        )
+    stacked = torch.stack([matrix] * 2)
+    assert not _is_used(by_onednn.matmul(x.view(-1, IN), stacked))
+
+
 @on_ranks(2, by='threads')
 def test_rows(data):
 
@@ -161,4 +183,11 @@ def test_rows(data):
     weight = torch.randn(600, wide.size(1), requires_grad=True)
     out = F.linear(wide, weight)
     assert '_LinearBackward' in str(plain(out).grad_fn.next_functions) + str(plain(out).grad_fn)
-    torch.testing.assert_close(plain(out), plain(wide @ weight.t()), rtol=1e-4, atol=1e-2)
+    product = wide @ weight.t()
+    for other in (product, wide.matmul(weight.t()), torch.matmul(wide, weight.t())):
+        history = plain(other).grad_fn
+        assert '_LinearBackward' in f'{history} {history.next_functions}'
+        torch.testing.assert_close(plain(out), plain(other), rtol=1e-4, atol=1e-2)
+    (grad,) = torch.autograd.grad(product.square().mean(), weight)
+    (want,) = torch.autograd.grad(out.square().mean(), weight)
+    torch.testing.assert_close(grad, want, rtol=1e-4, atol=1e-4)

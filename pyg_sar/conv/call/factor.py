@@ -1,4 +1,7 @@
-"""Finds out whether a message is x_j times a factor that it computes without x_j."""
+"""Finds out whether a message is x_j times a factor that it computes without x_j.
+
+It may be summed over heads, too.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ def with_factor(call: Call, traced: Trace) -> Trace:
         with suppress(MessageError, RuntimeError):  # it uses x_j otherwise, or in another shape
             of_factor = call.of_factor(slot.name)
             factor = trace(of_factor)
-            found = replace(traced, source=slot.name, factor=factor)
+            found = replace(traced, source=slot.name, factor=factor, summed=of_factor.summed)
             has_row_per_edge = factor.out.shape[:1] == (NUM_SAMPLES,)
             if has_row_per_edge and _is_product(call, of_factor, found, slot.index):
                 return found
@@ -53,6 +56,9 @@ def _is_product(call: Call, of_factor: Call, traced: Trace, source: int) -> bool
         return True
     factor, flat = (t.detach().reshape(NUM_SAMPLES, -1) for t in (factor, rows))
     product = flat.view(*factor.shape, -1) * factor.unsqueeze(-1)
+    if traced.summed is not None:
+        shape, dim = traced.summed
+        product = product.view(NUM_SAMPLES, *shape).sum(dim + 1)
     return torch.equal(product.flatten(), message.detach().flatten())
 
 

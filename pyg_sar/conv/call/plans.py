@@ -70,7 +70,9 @@ class TracedPlan(CallPlan):
         """With a trace of this call."""
         traced, source = trace(call), self.trace.source
         if source:
-            traced = replace(traced, source=source, factor=trace(call.of_factor(source)))
+            of_factor = call.of_factor(source)
+            factor = trace(of_factor)
+            traced = replace(traced, source=source, factor=factor, summed=of_factor.summed)
         if self.trace.computed.weights is None:  # on some rank
             traced = traced.in_passes()
         return replace(self, trace=traced)
@@ -114,6 +116,9 @@ class TracedPlan(CallPlan):
         if not is_linear:
             dim = aggregate.reductions[0].dim % out.dim()
             row_shape = [size for i, size in enumerate(out.shape) if i != dim]
+            if self.trace.summed is not None:
+                shape, heads_dim = self.trace.summed
+                total = total.view(plan.shard.num_dst, *shape).sum(heads_dim + 1)
             total = total.view(plan.shard.num_dst, *row_shape).movedim(0, dim)
             finishes = finishes or mean
         if not finishes:

@@ -36,6 +36,7 @@ from pyg_sar.conv.message.sample_edges import (
     states_of,
     written_among,
 )
+from pyg_sar.conv.message.source_rows import RowSum
 from pyg_sar.conv.message.whole_reads import run_aggregation, run_message
 from pyg_sar.conv.support import takes_statistics
 from pyg_sar.kernels.merge import Sum
@@ -79,6 +80,7 @@ class Trace(Seen):
     # to that product.
     source: str = ''
     factor: Trace | None = None
+    summed: RowSum | None = None  # which of the product's heads are summed
 
     @property
     def is_linear(self) -> bool:

@@ -20,7 +20,7 @@ from torch_geometric.nn import MessagePassing
 from pyg_sar.aggregate.program import Arguments
 from pyg_sar.comm import EdgeMove, Exchange
 from pyg_sar.conv.message.intercept import MessageError, SourceIndex
-from pyg_sar.conv.message.source_rows import SourceRows
+from pyg_sar.conv.message.source_rows import RowSum, SourceRows
 from pyg_sar.conv.options import Options
 from pyg_sar.dropout import EdgeDraws
 from pyg_sar.ground.class_swap import name_of
@@ -71,6 +71,7 @@ class Call:
     arguments: Arguments = field(init=False)  # with nodes or edges in their first dimension
     slots: tuple[_Slot, ...] = field(init=False)
     draws: EdgeDraws | None = field(init=False)  # of its masks of dropout, where drawn by edge
+    summed: RowSum | None = field(init=False)  # of one that computes a factor, once it has run
 
     def bind(self) -> None:
         """Checks the arguments and sorts them into their roles."""
@@ -229,7 +230,9 @@ class Call:
             if self.function == 'factor':
                 kwargs = conv.inspector.collect_param_data('message', values)
                 with torch._C._EnableTorchFunction():
-                    return _factor(conv.message(**kwargs))
+                    message = conv.message(**kwargs)
+                self.summed = getattr(message, 'summed', None)
+                return _factor(message)
             kwargs = conv.inspector.collect_param_data(self.function, values)
             if self.function != 'message':  # edge_updater has called its hooks
                 out: Tensor = getattr(conv, self.function)(**kwargs)

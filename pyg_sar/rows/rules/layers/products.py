@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.kernels.linear import linear
+from pyg_sar.kernels.linear import linear, matmul
 from pyg_sar.rows.align import dim_of, named_rule, whole_shape
 from pyg_sar.rows.matrices.adjacency import dealt, product
 from pyg_sar.rows.registry import bare_name, is_in_place, name_of, rule
@@ -36,6 +36,10 @@ def _matmul(func: Any, args: Any, kwargs: Any) -> Any:
     """``[..., i, k] @ [..., k, j]``, or vectors ``[k]``."""
     is_reduced = bare_name(func) == 'sparse_mm' and len(args) == 3 and not kwargs
     a, b = args[:2] if is_reduced else _operands(func, args, kwargs)
+    if bare_name(func) == 'matmul' and _are_by_weights(a, b):
+        with plainly():  # a saved tensor has no rows
+            out = matmul(Tensor.as_subclass(a, Tensor), with_mean_gradient(b))
+            return tag(out, a._dim, a._space)
     run: Callable[..., Any] = func
     if name_of(func) == '__rmatmul__':
         if not isinstance(args[1], Tensor):
@@ -48,6 +52,12 @@ def _matmul(func: Any, args: Any, kwargs: Any) -> Any:
     out = [*batch, *of_a[-2:-1], *([of_b[-1]] if len(of_b) > 1 else [])]
     broadcasting = batch if bare_name(func).endswith('matmul') else []
     return contract(func, (a, b), (of_a, of_b), out, run, broadcasting=broadcasting)
+
+
+def _are_by_weights(a: Any, b: Any) -> bool:
+    """Whether rows are multiplied by a plain matrix, the same for all of them."""
+    is_plain = isinstance(b, Tensor) and not isinstance(b, Rows) and b.layout == torch.strided
+    return is_plain and isinstance(a, Rows) and b.dim() == 2 and a._dim < dim_of(a) - 1
 
 
 def _of_sparse(func: Any, matrix: Tensor, rows: Rows, *options: Any) -> Any:
