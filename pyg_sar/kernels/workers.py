@@ -43,11 +43,12 @@ def side_by_side(pieces: Iterable[Callable[[], object]], device: torch.device) -
 def _pool(num_threads: int) -> ThreadPoolExecutor:
     with _lock:
         if num_threads not in _pools:
-            # A thread takes the number of threads that was last set for torch, whoever set it.
             start = threading.Barrier(num_threads + 1)
 
             def begin() -> None:
                 torch.set_num_threads(1)
+                # A thread that is asked first takes the number that was last set, whoever set it.
+                torch.get_num_threads()
                 start.wait()
 
             pool = ThreadPoolExecutor(num_threads, 'pyg_sar', begin)

@@ -33,6 +33,14 @@ def test_every_piece_once(num_threads: int) -> None:
     assert torch.get_num_threads() == num_threads
 
 
+def test_a_piece_computes_on_one_thread(num_threads: int) -> None:
+    """Threads of every piece would be more than there are cores, and none would wait awake."""
+    found: list[int] = []
+    side_by_side([lambda: found.append(torch.get_num_threads())] * 20, CPU)
+    assert found == [1] * 20
+    assert torch.get_num_threads() == num_threads
+
+
 def test_an_error_comes_out(num_threads: int) -> None:
     def wrong() -> None:
         raise ArithmeticError('of a piece')
