@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from itertools import chain, islice, repeat
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -56,12 +56,16 @@ class Arguments:
         )
         return Arguments(src, dst, edge, whole, self.learnable, at_edges=self.at_edges)
 
-    def gradients(self, needs: Sequence[bool]) -> list[Tensor | None]:
-        """Memory for the gradients of those that need one: of any content for `src`, else zeros."""
-        kinds = chain(repeat(torch.empty_like, len(self.src)), repeat(torch.zeros_like))
+    def zeros(self, needs: Sequence[bool], *, but_src: bool = False) -> list[Tensor | None]:
+        """Zeros like those tensors that need a gradient; of any content for `src` if `but_src`."""
+        num_any = len(self.src) if but_src else 0
         return [
-            like(t, memory_format=torch.contiguous_format) if need else None
-            for like, t, need in zip(kinds, self, needs, strict=False)
+            (torch.empty_like if i < num_any else torch.zeros_like)(
+                t, memory_format=torch.contiguous_format
+            )
+            if need
+            else None
+            for i, (t, need) in enumerate(zip(self, needs, strict=True))
         ]
 
     @staticmethod

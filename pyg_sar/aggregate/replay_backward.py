@@ -56,7 +56,7 @@ class ReplayBackward:
 
     def gradients(self, needs: Sequence[bool]) -> list[Tensor | None]:
         """One pass for the gradients of all arguments that need one, in their order."""
-        total = self.run.arguments.gradients(needs)
+        total = self.run.arguments.zeros(needs, but_src=True)
         targets = list(total)
         num_src = len(self.run.arguments.src)
         needs_src = [i for i in range(num_src) if needs[i]]

@@ -1,4 +1,4 @@
-"""Large sums that the message before them announces: one message, equal bits, no rank that waits."""
+"""Large sums that the message before them announces: one message, and no rank that waits."""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 Attention weights rows by numbers that it makes of other tensors. Such a message is the sum of
 :mod:`pyg_sar.aggregate.weighted_sum` once its factor is known: nothing with a row of x_j for every
-edge is made. A sum over heads comes after the sum over edges then. So the message runs with a stand-in for x_j, which notes what it is multiplied by.
+edge is made. So the message runs with a stand-in for x_j, which notes what it is multiplied by. A
+sum over heads comes after the sum over edges then.
 """
 
 from __future__ import annotations
