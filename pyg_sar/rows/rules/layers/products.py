@@ -38,8 +38,8 @@ def _matmul(func: Any, args: Any, kwargs: Any) -> Any:
     a, b = args[:2] if is_reduced else _operands(func, args, kwargs)
     if bare_name(func) == 'matmul' and _are_by_weights(a, b):
         with plainly():  # a saved tensor has no rows
-            out = matmul(Tensor.as_subclass(a, Tensor), with_mean_gradient(b))
-            return tag(out, a._dim, a._space)
+            product_of_own = matmul(Tensor.as_subclass(a, Tensor), with_mean_gradient(b))
+            return tag(product_of_own, a._dim, a._space)
     run: Callable[..., Any] = func
     if name_of(func) == '__rmatmul__':
         if not isinstance(args[1], Tensor):
