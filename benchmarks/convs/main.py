@@ -154,7 +154,8 @@ def _variants(steps: dict[str, list[list[Row]]]) -> list[Row]:
             'seconds': summary(wall[name]),
             'of_plain': ratios(wall[name], wall[PLAIN]),
             'peak_bytes': peaks[name],
-            'peak_of_plain': max(peaks[name]) / max(peaks[PLAIN]),
+            # Where an allocator keeps memory, plain PyG may have no peak.
+            'peak_of_plain': max(peaks[name]) / max(peaks[PLAIN]) if any(peaks[PLAIN]) else None,
         }
         for name in steps
     ]
@@ -176,7 +177,7 @@ def render(report: dict[str, Any]) -> dict[str, str]:
                     show(r['seconds']),
                     show(r['of_plain']),
                     show_mib(r['peak_bytes']),
-                    f'{r["peak_of_plain"]:.2f}',
+                    f'{r["peak_of_plain"]:.2f}' if r['peak_of_plain'] is not None else '',
                 ]
             )
     header = ['conv', 'variant', 'CPU seconds', 'of plain', 'seconds', 'of plain', 'peak MiB']

@@ -27,6 +27,7 @@ from pyg_sar.comm import (
     set_timeout,
     takes_turns,
     together,
+    world_size,
 )
 from pyg_sar.compiled.installed import loops
 from pyg_sar.conv.support import refuse_tracing
@@ -106,7 +107,8 @@ class DistributedDataParallel(torch.nn.Module, metaclass=ClassSwap):
             of the rows before every exchange. Then a rank that skips a layer is an error at once,
             and not at the timeout. Slow. It holds for all models of the process; None changes
             nothing (the first value is False).
-        return_memory: Have glibc give large freed tensors back to the system at once.
+        return_memory: Have glibc give freed tensors of 4 MiB or more back to the system at once.
+            None does so where there are several ranks: on one, tensors below 32 MiB are kept.
         process_group: A group of all ranks for the gradients; None for that of the exchanges.
         bucket_cap_mb: Gradients are averaged in pieces of this many MiB, or of one larger gradient.
         broadcast_buffers: False, as norms keep their buffers equal by themselves.
@@ -148,7 +150,7 @@ class DistributedDataParallel(torch.nn.Module, metaclass=ClassSwap):
         *,
         timeout: float | timedelta | None = None,
         debug: bool | None = None,
-        return_memory: bool = True,
+        return_memory: bool | None = None,
         process_group: dist.ProcessGroup | None = None,
         bucket_cap_mb: float = 25,
         broadcast_buffers: bool = False,
@@ -177,7 +179,8 @@ class DistributedDataParallel(torch.nn.Module, metaclass=ClassSwap):
             module, {'timeout': timeout, 'debug': debug, 'bucket_cap_mb': bucket_cap_mb}
         )
         set_debug(debug)
-        if return_memory and not takes_turns():  # threads share that setting
+        returns = world_size() > 1 if return_memory is None else return_memory
+        if returns and not takes_turns():  # threads share that setting
             return_freed_memory()
         _compile_loops(module)
         if not any(map(is_lazy, (*module.parameters(), *module.buffers()))):
