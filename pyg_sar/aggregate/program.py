@@ -59,14 +59,11 @@ class Arguments:
     def zeros(self, needs: Sequence[bool], *, but_src: bool = False) -> list[Tensor | None]:
         """Zeros like those tensors that need a gradient; of any content for `src` if `but_src`."""
         num_any = len(self.src) if but_src else 0
-        return [
-            (torch.empty_like if i < num_any else torch.zeros_like)(
-                t, memory_format=torch.contiguous_format
-            )
-            if need
-            else None
-            for i, (t, need) in enumerate(zip(self, needs, strict=True))
-        ]
+        found: list[Tensor | None] = []
+        for i, (t, need) in enumerate(zip(self, needs, strict=True)):
+            like = torch.empty_like if i < num_any else torch.zeros_like
+            found.append(like(t, memory_format=torch.contiguous_format) if need else None)
+        return found
 
     @staticmethod
     def of(counts: Sequence[int], tensors: Sequence[Tensor]) -> Arguments:
