@@ -16,7 +16,7 @@ from torch import Tensor
 from torch_geometric.nn import GraphSAGE
 
 import pyg_sar
-from pyg_sar.comm import agree, all_ranks, all_reduce_sum, set_timeout
+from pyg_sar.comm import agree, all_ranks, all_reduce_sum, in_layer, set_timeout
 from pyg_sar.comm.comm import Comm
 from pyg_sar.comm.processes.announced import Announced
 
@@ -137,10 +137,16 @@ def test_sums_that_are_no_numbers() -> None:
         assert str(found) == '[3.0, 3.0, nan, inf, 3.0]'
 
 
+def _sum_of_another_layer() -> Tensor:
+    with in_layer("layer 'other'"):
+        return _sum()
+
+
 OTHERS: dict[str, Callable[[], object]] = {
     'a decision': _decide,
     'a short sum': lambda: _sum(3),
     'another long sum': lambda: _sum(90),
+    'the sum of another layer': _sum_of_another_layer,
     'values': lambda: agree(['abc' * 1000]),
 }
 

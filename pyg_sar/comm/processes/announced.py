@@ -16,8 +16,11 @@ import torch
 from torch import Tensor
 
 from pyg_sar.comm.comm import Comm
+from pyg_sar.comm.faults.errors import location
 
 _Sum = tuple[str, torch.dtype, tuple[int, ...]]
+"""What is summed, and where; with its form."""
+
 _MOST = 1000
 
 
@@ -43,7 +46,8 @@ class Announced:
 
     def sum_by(self, comm: Comm, alike: str, tensor: Tensor) -> None:
         """See :meth:`Comm.sum_large`; one message if the sum is announced, else two."""
-        is_announced = self.coming[:1] == [_form(alike, tensor)]
+        form = _form(alike, tensor)
+        is_announced = self.coming[:1] == [form]
         if is_announced:
             del self.coming[0]
         else:
@@ -54,7 +58,7 @@ class Announced:
         comm.all_reduce(tensor)
         self._seen = 0
         if not is_announced:
-            self._learn(before, alike, tensor)
+            self._learn(before, form)
         elif tensor.view(-1)[-1].isnan():  # perhaps not all ranks are here
             comm.sum_alike(alike)
 
@@ -66,12 +70,12 @@ class Announced:
         self._left_out.add(self.message)
         comm.all_reduce(torch.full(shape, torch.nan, dtype=dtype))
 
-    def _learn(self, message: int, alike: str, tensor: Tensor) -> None:
+    def _learn(self, message: int, form: _Sum) -> None:
         """Notes a sum that came after a message, and after those that this one announced."""
-        has_nan = tensor.is_floating_point() or tensor.is_complex()
+        has_nan = form[1].is_floating_point or form[1].is_complex
         if has_nan and message not in self._left_out and len(self._known) < _MOST:
-            self._known.setdefault(message, []).append(_form(alike, tensor))
+            self._known.setdefault(message, []).append(form)
 
 
 def _form(alike: str, tensor: Tensor) -> _Sum:
-    return alike, tensor.dtype, tuple(tensor.shape)
+    return f'{alike} in {location()}', tensor.dtype, tuple(tensor.shape)
