@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
+from ranks import run_once, run_ranks
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric.data import Data
@@ -145,7 +145,7 @@ def test_all_reduces_of_a_layer(name: str, tmp_path: Path) -> None:
         edge_index=torch.randint(count, (2, count), generator=generator),
     )
     pyg_sar.partition_graph(graph, 2, tmp_path, method='random')
-    for forward, backward, largest in run_ranks(_counted, 2, name, str(tmp_path)):
+    for forward, backward, largest in run_once(_counted, 2, name, str(tmp_path)):
         with_flag = [n + 1 for n in SUMS[name]]  # whether a rank needs its gradient
         assert forward == _all_reduced(with_flag)
         *of_sums, of_parameters = backward

@@ -147,7 +147,8 @@ def test_one_reduction_per_backward(roots: dict[int, str]) -> None:
     """And one by the mean in forward, one in backward."""
     for _, loss, without, with_sum in run_ranks(_counted, 3, roots[3]):
         assert loss == 1
-        assert with_sum == without + 2  # and the one that collectives begin with
+        # The sum of gradients, and a message before it if nothing has announced it.
+        assert with_sum - without in (1, 2)
     assert run_ranks(_counted, 1, roots[1])[0][1:] == [0, 0, 0]
 
 
