@@ -44,7 +44,7 @@ def return_freed_memory(threshold: int = 4 << 20) -> bool:
 
     Larger allocations then cost a page fault per page each time. Only glibc has such a setting;
     elsewhere, or if the environment variable ``MALLOC_MMAP_THRESHOLD_`` is set, nothing is changed.
-    :class:`pyg_sar.DistributedDataParallel` calls it. Not collective.
+    :class:`pyg_sar.DistributedDataParallel` calls it where there are several ranks. Not collective.
 
     Args:
         threshold: Size in bytes from which a block is given back.

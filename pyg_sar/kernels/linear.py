@@ -60,27 +60,15 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
     ``x`` is ``[..., K]``, `weight` ``[M, K]`` and `bias` ``[M]``; the result is ``[..., M]``.
     """
-    return _by_onednn(x, weight, bias) if _is_fit(x, weight) else F.linear(x, weight, bias)
-
-
-def matmul(x: Tensor, weight: Tensor) -> Tensor:
-    """``x @ weight`` of plain tensors ``[..., K]`` and ``[K, M]``, by oneDNN where it is faster."""
-    if is_faster() and weight.dim() == 2 and _is_fit(x, weight.t()):
-        return _by_onednn(x, weight.t(), None)
-    return torch.matmul(x, weight)
-
-
-def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if torch.compiler.is_compiling() or not is_faster():
+        return F.linear(x, weight, bias)
+    with torch._C.DisableTorchFunction():  # who watches what a program asks, watches not this
+        is_fit = x.numel() * weight.size(0) >= _LEAST_PRODUCTS and _suits(x, weight)
+    if not is_fit:
+        return F.linear(x, weight, bias)
     rows = x if x.dim() == 2 else x.view(-1, x.size(-1))
     out: Tensor = _Linear.apply(rows, weight, bias)
     return out if x.dim() == 2 else out.view(*x.shape[:-1], -1)
-
-
-def _is_fit(x: Tensor, weight: Tensor) -> bool:
-    if torch.compiler.is_compiling() or not is_faster():
-        return False
-    with torch._C.DisableTorchFunction():  # who watches what a program asks, watches not this
-        return x.numel() * weight.size(0) >= _LEAST_PRODUCTS and _suits(x, weight)
 
 
 def _suits(x: Tensor, weight: Tensor) -> bool:

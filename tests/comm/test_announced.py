@@ -193,6 +193,6 @@ def test_what_is_known_has_an_end() -> None:
     """A program whose every step is another one fills no memory."""
     announced, comm = Announced(), Comm()
     for step in range(2000):
-        announced.by(f'{step}')
+        announced.by(comm, f'{step}')
         announced.sum_by(comm, 'a sum', torch.ones(1))
     assert len(announced._known) == 1000

@@ -22,6 +22,7 @@ _Sum = tuple[str, torch.dtype, tuple[int, ...]]
 """What is summed, and where; with its form."""
 
 _MOST = 1000
+"""Messages of which it knows the sums."""
 
 
 class Announced:
@@ -38,8 +39,10 @@ class Announced:
         self._known: dict[int, list[_Sum]] = {}  # those that follow a message
         self._left_out: set[int] = set()  # messages that one of their sums did not follow
 
-    def by(self, message: str) -> str:
+    def by(self, comm: Comm, message: str) -> str:
         """The sums that a message announces, in words; it is the next one on all ranks."""
+        if self.coming:
+            self.leave_out(comm)
         self.message = self._seen = zlib.crc32(message.encode(), self._seen)
         self.coming = [*self._known.get(self.message, ())]
         return str(self.coming or '')
@@ -51,8 +54,6 @@ class Announced:
         if is_announced:
             del self.coming[0]
         else:
-            if self.coming:
-                self.leave_out(comm)
             before = self.message
             comm.sum_alike(alike)
         comm.all_reduce(tensor)

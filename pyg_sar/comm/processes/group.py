@@ -154,9 +154,7 @@ class GroupComm(Connection):
         """See :meth:`Comm.sum_alike`; one message of 64 bytes."""
         # Without the class of the layer: the comparison of forwards has it.
         same = f'{alike} in {_CLASS.sub("", location())}'
-        if self._announced.coming:
-            self._announced.leave_out(self)
-        same += self._announced.by(same)
+        same += self._announced.by(self, same)
         code = zlib.crc32((same + state).encode())
         record = torch.zeros(_WORDS, dtype=torch.int64)
         record[0] = code << _NUMBER_BITS | number

@@ -43,7 +43,7 @@ class SourceRows(Tensor):
     @staticmethod
     def like(rows: Tensor, num_edges: int) -> SourceRows:
         """A stand-in for a row of `rows` for every edge."""
-        return _noted(rows.new_zeros(1).expand(num_edges, *rows.shape[1:]), None, None)
+        return _noted(rows.new_zeros(1).expand(num_edges, *rows.shape[1:]), None)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -62,11 +62,11 @@ class SourceRows(Tensor):
                 rows, factor = args if isinstance(args[0], SourceRows) else args[::-1]
                 is_known = type(factor) is Tensor and rows.factor is None
                 if is_known and factor.dtype == rows.dtype and _is_by_head(factor, rows):
-                    return _noted(rows.view(rows.shape), factor, None)
+                    return _noted(rows.view(rows.shape), factor)
         raise MessageError(f"it uses x_j in '{getattr(func, '__name__', func)}'")
 
 
-def _noted(values: Tensor, factor: Tensor | None, summed: RowSum | None) -> SourceRows:
+def _noted(values: Tensor, factor: Tensor | None, summed: RowSum | None = None) -> SourceRows:
     out = values.as_subclass(SourceRows)
     out.factor, out.summed = factor, summed
     return out

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.kernels.linear import linear, matmul
+from pyg_sar.kernels.linear import linear
 from pyg_sar.rows.align import dim_of, named_rule, whole_shape
 from pyg_sar.rows.matrices.adjacency import dealt, product
 from pyg_sar.rows.registry import bare_name, is_in_place, name_of, rule
@@ -37,9 +37,7 @@ def _matmul(func: Any, args: Any, kwargs: Any) -> Any:
     is_reduced = bare_name(func) == 'sparse_mm' and len(args) == 3 and not kwargs
     a, b = args[:2] if is_reduced else _operands(func, args, kwargs)
     if bare_name(func) == 'matmul' and _are_by_weights(a, b):
-        with plainly():  # a saved tensor has no rows
-            product_of_own = matmul(Tensor.as_subclass(a, Tensor), with_mean_gradient(b))
-            return tag(product_of_own, a._dim, a._space)
+        return _linear_of_rows(a, b.t())
     run: Callable[..., Any] = func
     if name_of(func) == '__rmatmul__':
         if not isinstance(args[1], Tensor):
@@ -58,6 +56,13 @@ def _are_by_weights(a: Any, b: Any) -> bool:
     """Whether rows are multiplied by a plain matrix, the same for all of them."""
     is_plain = isinstance(b, Tensor) and not isinstance(b, Rows) and b.layout == torch.strided
     return is_plain and isinstance(a, Rows) and b.dim() == 2 and a._dim < dim_of(a) - 1
+
+
+def _linear_of_rows(x: Rows, weight: Tensor, bias: Tensor | None = None) -> Any:
+    with plainly():
+        bias = bias if bias is None else with_mean_gradient(bias)
+        own = Tensor.as_subclass(x, Tensor)  # a saved tensor has no rows
+        return tag(linear(own, with_mean_gradient(weight), bias), x._dim, x._space)
 
 
 def _of_sparse(func: Any, matrix: Tensor, rows: Rows, *options: Any) -> Any:
@@ -101,9 +106,7 @@ def _linear(func: Any, args: Any, kwargs: Any) -> Any:
             weight, bias = args[1], args[2] if len(args) > 2 else None
             is_usual = weight.layout == torch.strided and x._dim < x.dim() - 1
             if is_usual and weight.dim() == 2 and (bias is None or bias.dim() == 1):
-                bias = bias if bias is None else with_mean_gradient(bias)
-                own = Tensor.as_subclass(x, Tensor)  # a saved tensor has no rows
-                return tag(linear(own, with_mean_gradient(weight), bias), x._dim, x._space)
+                return _linear_of_rows(x, weight, bias)
     return _of_any_linear(func, args, kwargs)
 
 
