@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pyg_sar.comm.faults.errors import at_location
+from pyg_sar.comm.met import Met
 from pyg_sar.monitor import hook
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Comm:
         group: The process group of the exchanges, if there is one.
         takes_turns: Whether the ranks are threads of one process.
         debug: Whether the ranks compare what they do before every operation.
-        numbers_so_far: With `debug`, in words the numbers that a program has put beside rows.
+        met: The plain values that have met rows since the last message.
         operation: The operation that this rank has come to last, in words.
         peer: The rank it is done with; None for all.
         travelling: Swaps that are under way.
@@ -61,13 +62,13 @@ class Comm:
     rank, size = 0, 1
     group: dist.ProcessGroup | None = None
     takes_turns = False
-    debug, numbers_so_far = False, ''
+    debug = False
     pool: BufferPool | None = None
     exchange_kind: type[Exchange] | None = None
     summed_bytes = 0
 
     def __init__(self) -> None:
-        self.operation = ''
+        self.operation, self.met = '', Met()
         self.peer: int | None = None
         self.travelling: set[Any] = set()
         self.backward: Callable[[], Backward | None] = lambda: None

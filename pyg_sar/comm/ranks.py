@@ -5,9 +5,7 @@ from __future__ import annotations
 import atexit
 import sys
 import time
-import zlib
 from datetime import timedelta
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
@@ -81,28 +79,10 @@ def set_timeout(timeout: timedelta | None) -> None:
     current().set_timeout(timeout)
 
 
-class _Debugging:
-    is_on = False
-
-
-debugging = _Debugging()
-"""Whether a rank of this process compares programs."""
-
-
 def set_debug(debug: bool | None) -> None:
     """Whether ranks compare their programs before every operation from now on; None: as it is."""
     if debug is not None and is_distributed():
         current().debug = debug
-        debugging.is_on = debugging.is_on or debug
-
-
-def note_numbers(function: str, numbers: list[Any]) -> None:
-    """Has ranks compare numbers that a program has put beside rows, at their next operation."""
-    comm = current()
-    if comm.debug and numbers:
-        said = f"'{function}' of rows with {', '.join(map(repr, numbers))}"
-        hash_so_far = zlib.crc32((comm.numbers_so_far + said).encode())
-        comm.numbers_so_far = f' (after {said}; {hash_so_far:x})'
 
 
 def open_lane() -> GroupComm | None:

@@ -6,7 +6,7 @@ what torch writes into it, but not what is written through ``.data`` or NumPy.
 The checksum is one pass over the memory: 10 ms for 169,343 rows of 128 floats with one thread,
 where an epoch of GraphSAGE takes 2.4 s. The tensor is read as 64-bit words in rows of m, and
 
-| ``sum over the columns j < m of mix(j + sum over the rows i of word_ij)``  (mod 2^64)
+| ``sum over the columns j < m of mix(j * ODD + sum over the rows i of word_ij)``  (mod 2^64)
 
 changes with any change of one word, as ``mix`` is one-to-one. Any other change goes unseen by
 chance only: rows of features are much shorter than m and no simple part of it, so rows or features
@@ -60,7 +60,8 @@ def _numbers(tensor: Tensor) -> Tensor:
     num_whole = num_words // width * width
     sums = words[:num_whole].view(-1, width).sum(0)
     sums[: num_words - num_whole] += words[num_whole:]
-    other = torch.arange(width, device=sums.device)
+    # Far apart: with j alone [5, 9] would meet [10, 4].
+    other = torch.arange(width, device=sums.device).mul_(_ODD)
     sums += other
     for _ in range(2):
         torch.bitwise_right_shift(sums, 32, out=other)

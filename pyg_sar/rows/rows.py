@@ -27,11 +27,11 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch_geometric.nn import MessagePassing
 
-from pyg_sar.comm.ranks import debugging, note_numbers
-from pyg_sar.ground.nested import leaves_of
+from pyg_sar.comm.ranks import current
 from pyg_sar.ground.scoped import Scoped
 from pyg_sar.rows.instead import ALL_ROWS, BY_NAME
-from pyg_sar.rows.registry import bare_name, is_in_place, name_of, rule_of, rules_by_function
+from pyg_sar.rows.met import note
+from pyg_sar.rows.registry import is_in_place, name_of, rule_of, rules_by_function
 from pyg_sar.rows.space import Space
 
 inside: Scoped[str] = Scoped('')
@@ -61,15 +61,13 @@ class Rows(Tensor):
             return NotImplemented  # a sparse matrix knows what it is with rows
         if slices_read.value:
             _check_slices(func, args)
-        if debugging.is_on:
-            values = leaves_of((args, kwargs or {}))
-            note_numbers(bare_name(func), [v for v in values if isinstance(v, _NUMBERS)])
         rule = rules_by_function.get(func)
         if rule is None or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active():  # type: ignore[no-untyped-call]
             rule = rule_of(func)
         if rule is read:
             with plainly():
                 return func(*args, **kwargs or {})
+        note(current(), func, args, kwargs)
         if not kwargs:
             return rule(func, args, {})
         kwargs = {_NAMES_OF_NUMPY.get(name, name): value for name, value in kwargs.items()}
@@ -144,7 +142,6 @@ def read(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 _NAMES_OF_NUMPY = {'axis': 'dim', 'keepdims': 'keepdim'}
-_NUMBERS = int, float, complex
 
 
 def tag(tensor: Tensor, dim: int, space: Space) -> Any:

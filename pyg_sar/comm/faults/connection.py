@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch.utils.checkpoint import _StopRecomputationError
 
 from pyg_sar.comm.comm import Comm
-from pyg_sar.comm.faults.errors import ExchangeError, at_location, location
+from pyg_sar.comm.faults.errors import ExchangeError, PartedError, at_location, location
 from pyg_sar.comm.faults.reports import PATIENCE, Cause, Reports, for_reports
 from pyg_sar.monitor import hook
 
@@ -92,9 +92,9 @@ class Connection(Comm):
                 if not is_wait:
                     self._num_operations += 1
                     if self.debug:
-                        self.sum_alike(f'{alike or operation}{self.numbers_so_far}')
+                        self.sum_alike(alike or operation)
                 yield
-            except ExchangeError:
+            except (ExchangeError, PartedError):
                 raise
             except RuntimeError as error:
                 if torch._C._are_functorch_transforms_active():

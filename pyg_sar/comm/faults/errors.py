@@ -49,6 +49,10 @@ class ExchangeError(RuntimeError):
         return f'{self.reason}; rank {self.rank} stopped at {self.operation}{where}{line}'
 
 
+class PartedError(ValueError):
+    """Ranks have had different values. All raise it at one operation: their exchanges go on."""
+
+
 _OWN_RANK = '_pyg_sar_rank'
 
 

@@ -3,13 +3,13 @@
 Exchanges use a group of their own, so they never meet the collectives of the user.
 
 Messages of different sizes must not meet: gloo ends the process then. So every collective begins
-with a gather of 64 bytes of every rank: a code of what the operation is, where it is done and what
-it moves, a small number of the operation's own, and up to 56 bytes to be summed. A decision of a
-layer, and the sum of a loss, are this message and nothing else. A larger sum that follows in every
-step, as that of gradients does, is announced by the message before it
-(:mod:`pyg_sar.comm.processes.announced`). Messages between two ranks carry the code as their tag,
-so those of different layers never meet; when ranks debug, they have such a gather before these as
-well.
+with a gather of 72 bytes of every rank: a code of what the operation is, where it is done and what
+it moves, a small number of the operation's own, up to 56 bytes to be summed, and a checksum of the
+plain values that have met rows (:mod:`pyg_sar.comm.met`). A decision of a layer, and the sum of a
+loss, are this message and nothing else. A larger sum that follows in every step, as that of
+gradients does, is announced by the message before it (:mod:`pyg_sar.comm.processes.announced`).
+Messages between two ranks carry the code as their tag, so those of different layers never meet;
+when ranks debug, they have such a gather before these as well.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _SHORT = 512
 
 _CLASS = re.compile(r' ?\(\w+\)')
 _NUMBER_BITS = 24
-_WORDS = 8  # of 8 bytes: code and number, and what is summed
+_WORDS = 9  # of 8 bytes: code and number, what is summed, and a checksum
 _numbers = itertools.count()
 
 
@@ -61,7 +61,7 @@ class GroupComm(Connection):
     thread of every rank, never meet those of the program.
     """
 
-    summed_bytes = 8 * (_WORDS - 1)
+    summed_bytes = 8 * (_WORDS - 2)
 
     def __init__(self, main: GroupComm | None = None) -> None:
         super().__init__(main)
@@ -151,7 +151,7 @@ class GroupComm(Connection):
     def sum_alike(
         self, alike: str, *, number: int = 0, state: str = '', summed: Tensor | None = None
     ) -> int | None:
-        """See :meth:`Comm.sum_alike`; one message of 64 bytes."""
+        """See :meth:`Comm.sum_alike`; one message of 72 bytes."""
         # Without the class of the layer: the comparison of forwards has it.
         same = f'{alike} in {_CLASS.sub("", location())}'
         same += self._announced.by(self, same)
@@ -160,9 +160,11 @@ class GroupComm(Connection):
         record[0] = code << _NUMBER_BITS | number
         if summed is not None:
             record[1:].view(torch.uint8)[: summed.nbytes] = as_bytes(summed)
+        record[-1] = self.met.checksum
         records = self.all_gather(record.to(self._small)).cpu()
         heads = records[:, 0].tolist()
         if all(head >> _NUMBER_BITS == code for head in heads):
+            self._compare_met(records[:, -1].tolist())
             if summed is not None:
                 rows = records[:, 1:].contiguous().view(torch.uint8)[:, : summed.nbytes]
                 numbers = [row.clone().view(summed.dtype) for row in rows]
@@ -173,6 +175,7 @@ class GroupComm(Connection):
         codes, said = zip(*(t.decode(errors='replace').split(' ', 1) for t in texts), strict=True)
         rank = next((r for r, code in enumerate(codes) if code != codes[self.rank]), None)
         if rank is None:
+            self._compare_met(records[:, -1].tolist())
             return None
         reason = f'rank {rank} is at {said[rank].strip()}: run the same lines on every rank'
         if not self.debug:
@@ -182,16 +185,26 @@ class GroupComm(Connection):
         self.end(error)
         raise error
 
+    def _compare_met(self, checksums: list[int]) -> None:
+        """Raises if plain values that have met rows differ; two messages if checksums do."""
+        if len({*checksums}) == 1:
+            self.met.clear()
+            return
+        self.met.compare(self._long_texts(self.met.encoded()), self.rank)
+
     def sum_large(self, alike: str, tensor: Tensor) -> None:
         """See :meth:`Comm.sum_large`; one message if it is announced, else two."""
         self._announced.sum_by(self, alike, tensor)
 
     def gather_texts(self, text: bytes, what: str) -> list[bytes]:
         """See :meth:`Comm.gather_texts`: a number and one all-gather, two if one is not short."""
-        size = _SHORT
         if self.sum_alike(what, number=len(text) > _SHORT):
-            size = int(self.all_gather(torch.tensor(len(text), device=self._small)).max())
-        return self._texts(text, size)
+            return self._long_texts(text)
+        return self._texts(text, _SHORT)
+
+    def _long_texts(self, text: bytes) -> list[bytes]:
+        lengths = self.all_gather(torch.tensor(len(text), device=self._small))
+        return self._texts(text, int(lengths.max()))
 
     def _texts(self, text: bytes, size: int) -> list[bytes]:
         own = torch.frombuffer(bytearray(text.ljust(size)[:size]), dtype=torch.uint8)

@@ -19,7 +19,15 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_sar.averaging.averager import PARTED
 from pyg_sar.averaging.buckets import common
-from pyg_sar.comm import agree, are_alike, differ, exchange_of, odd_and_usual, raise_together
+from pyg_sar.comm import (
+    agree,
+    are_alike,
+    current,
+    differ,
+    exchange_of,
+    odd_and_usual,
+    raise_together,
+)
 from pyg_sar.conv.around.state import words_of_modules
 from pyg_sar.conv.call.inputs import check_inputs, check_not_explained
 from pyg_sar.conv.call.plans import CallPlan
@@ -31,6 +39,7 @@ from pyg_sar.ground.inert import is_hidden
 from pyg_sar.ground.scoped import Scoped
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.matrices.adjacency import Adjacency
+from pyg_sar.rows.met import note
 from pyg_sar.rows.rows import plainly
 
 
@@ -132,6 +141,7 @@ def plan_for(
     words = _words(conv, options, kind) if plan is None else plan.words
     is_known = plan is not None and error is None
     if shards[0].world_size > 1:
+        note(current(), type(conv).__name__, args, kwargs)
         compared = words
         if not (torch.is_grad_enabled() or is_hidden.value):  # with gradients the backward tells
             model = conv if evaluated.value is None else evaluated.value

@@ -1,0 +1,126 @@
+"""Plain values that have met rows since the last message: all ranks must have had the same.
+
+A plain tensor is one of the whole graph, equal on all ranks. With another one on each rank (columns
+in the order of a set, a threshold of its own) results belong to no graph. A comparison of each is a
+message. So a rank keeps a checksum of these values, which the next message carries. Where checksums
+differ, the ranks send the values, and the first that differs is an error with its line.
+
+A line that only some ranks have run is no error: one rank may look at rows that others do not.
+Processors of two kinds may round differently. Floating point numbers that differ by so little are
+taken for equal, and are compared no more.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from typing import Any
+from zlib import crc32
+
+import torch
+from torch import Tensor
+
+from pyg_sar.comm.faults.errors import PartedError, because_of
+from pyg_sar.evictable import array_of
+from pyg_sar.ground.checksum import as_bytes, checksum
+from pyg_sar.ground.json_values import decode, encode
+from pyg_sar.monitor.users_line import users_line, warn
+
+_ROOM = 2**18
+"""Bytes of tensors that are kept until the next message; of others only the checksum."""
+
+Place = tuple[str, str, int]
+"""The line that a value was met at, the function, and how many this line had met before."""
+
+
+class Met:
+    """The values of one rank.
+
+    Attributes:
+        checksum: Of all values since the last message, 32 bits.
+    """
+
+    def __init__(self) -> None:
+        self._rounds_alike = True
+        self.clear()
+
+    def clear(self) -> None:
+        """Begins anew, after a message."""
+        self.checksum = self._kept_bytes = 0
+        self._values: list[tuple[str, str, Any]] = []
+
+    def note(self, function: str, value: Any) -> None:
+        """Takes note of a number, a word or a tensor of the host that a function of rows takes."""
+        is_float = value.is_floating_point() if isinstance(value, Tensor) else type(value) is float
+        if is_float and not self._rounds_alike:
+            return
+        if isinstance(value, Tensor):
+            content = array_of(as_bytes(value)).tobytes()
+            form = f'{value.dtype}{tuple(value.shape)}'
+            self.checksum = crc32(content, crc32(form.encode(), self.checksum))
+            self._kept_bytes += len(content)
+            value = value.detach().clone() if self._kept_bytes <= _ROOM else form
+        else:
+            self.checksum = crc32(repr(value).encode(), self.checksum)
+        file, line = users_line() or ('', 0)
+        self._values.append((f'{os.path.basename(file)}:{line}', function, value))
+
+    def encoded(self) -> bytes:
+        """The values as a text for other ranks."""
+        return encode(self._values)
+
+    def compare(self, texts: list[bytes], own_rank: int) -> None:
+        """Begins anew; raises PartedError if the values of all ranks, in rank order, differ."""
+        self.clear()
+        of_ranks = [_by_place(decode(text)) for text in texts]
+        for place in dict.fromkeys(place for of_rank in of_ranks for place in of_rank):
+            found = [(rank, of[place]) for rank, of in enumerate(of_ranks) if place in of]
+            first, value = found[0]
+            others = [(rank, other) for rank, other in found if not _is_same(value, other)]
+            if others and all(_is_close(value, other) for _, other in others):
+                self._rounds_alike = False
+            elif others:
+                line, function, _ = place
+                rank, other = others[0]
+                error = PartedError(
+                    f"expected one value on all ranks in '{function}' of rows at {line}: "
+                    f'{_said(value)} on rank {first} (got {_said(other)} on rank {rank}): numbers '
+                    'and plain tensors beside rows are those of the whole graph'
+                )
+                raise because_of(rank, own_rank, error)
+        if not self._rounds_alike:
+            warn('ranks round differently: numbers beside rows are no longer compared')
+
+
+def _by_place(values: list[tuple[str, str, Any]]) -> dict[Place, Any]:
+    before: Counter[tuple[str, str]] = Counter()
+    places = {}
+    for line, function, value in values:
+        places[line, function, before[line, function]] = value
+        before[line, function] += 1
+    return places
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    if isinstance(value, Tensor) and isinstance(other, Tensor):
+        return checksum(value) == checksum(other) and value.shape == other.shape
+    return repr(value) == repr(other)
+
+
+def _is_close(value: Any, other: Any) -> bool:
+    """Whether floating point numbers have the first half of their digits in common."""
+    if type(value) is float and type(other) is float:
+        value, other = torch.tensor(value), torch.tensor(other)
+    if not (isinstance(value, Tensor) and isinstance(other, Tensor) and value.is_floating_point()):
+        return False
+    if value.dtype != other.dtype or value.shape != other.shape:
+        return False
+    limit = torch.finfo(value.dtype).eps ** 0.5 * value.double().abs().nan_to_num().max()
+    return torch.allclose(value.double(), other.double(), rtol=0, atol=limit, equal_nan=True)
+
+
+def _said(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return str(value)
+    numbers = ', '.join(f'{number:.6g}' for number in value.reshape(-1)[:6].tolist())
+    return f'a tensor of shape {tuple(value.shape)} [{numbers}{", ..." * (value.numel() > 6)}]'
