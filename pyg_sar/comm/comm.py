@@ -45,6 +45,7 @@ class Comm:
         rank: The rank.
         size: The number of ranks.
         group: The process group of the exchanges, if there is one.
+        world: Gives the default process group that it belongs to, while that lives.
         takes_turns: Whether the ranks are threads of one process.
         debug: Whether the ranks compare what they do before every operation.
         met: The plain values that have met rows since the last message.
@@ -69,6 +70,7 @@ class Comm:
 
     def __init__(self) -> None:
         self.operation, self.met = '', Met()
+        self.world: Callable[[], dist.ProcessGroup | None] = lambda: None
         self.peer: int | None = None
         self.travelling: set[Any] = set()
         self.backward: Callable[[], Backward | None] = lambda: None

@@ -121,6 +121,6 @@ def _is_close(value: Any, other: Any) -> bool:
 
 def _said(value: Any) -> str:
     if not isinstance(value, Tensor):
-        return str(value)
+        return str(value)[:80]
     numbers = ', '.join(f'{number:.6g}' for number in value.reshape(-1)[:6].tolist())
     return f'a tensor of shape {tuple(value.shape)} [{numbers}{", ..." * (value.numel() > 6)}]'

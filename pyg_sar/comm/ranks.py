@@ -56,6 +56,20 @@ def world_size() -> int:
     return current().size
 
 
+def check_lives(comm: Comm | None) -> None:
+    """Raises RuntimeError if a rank's process group, or its thread, has ended."""
+    if comm is None:
+        return
+    world = comm.world()
+    lives = chosen.value is comm if comm.takes_turns else world and world is dist.group.WORLD
+    if comm.size > 1 and not lives:
+        raise RuntimeError(
+            'expected the ranks that have these rows (got rows of ranks that have ended, as by '
+            'torch.distributed.destroy_process_group()): compute with them before, or call '
+            'pyg_sar.init() and pyg_sar.load_shard() again'
+        )
+
+
 def left_by(error: BaseException) -> None:
     """See :meth:`Comm.left_by`."""
     current().left_by(error)

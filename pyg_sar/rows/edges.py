@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.comm import with_halo_ids
+from pyg_sar.comm.ranks import check_lives
 from pyg_sar.ground.nested import in_nested, leaves
 from pyg_sar.rows.align import argument, brought, dim_of, listed, own_rows, sizes_in
 from pyg_sar.rows.over_ranks import all_rows, whole
@@ -136,6 +137,7 @@ class EdgeIndex(Rows):
                 refuse(func, _IN_PLACE, _NEW_EDGES)
             return None  # no gradient, as ever
         if isinstance(edges, EdgeIndex) and not is_read:
+            check_lives(edges._space.comm)
             if is_in_place(name):
                 refuse(func, _IN_PLACE, _NEW_EDGES)
             out = _kept(edges, func, args[1:], kwargs)
@@ -157,6 +159,7 @@ class EdgeIndex(Rows):
         """The ids of the whole graph as ordinary rows."""
         if self._space.is_whole:
             return plain(self)
+        check_lives(self._space.comm)
         if self._whole_ids is None:
             rows = [plain(self._row(i)) for i in (0, 1)]
             self._whole_ids = tag(torch.stack(rows), 1, self._space)

@@ -53,6 +53,8 @@ _INSTEAD = {
     ),
     'write x[:, None] * pyg_sar.gather(y), all pairs of the own rows': 'outer ger',
     'write torch.cdist(x, pyg_sar.gather(y)), all pairs of the own rows': 'cdist pdist',
+    'add the node to the graph before the cut, as by torch_geometric.transforms.VirtualNode; pad '
+    'other dimensions by F.pad': 'pad constant_pad_nd',
     'write torch.nn.Linear for a kernel of 1, or give it pyg_sar.gather(x)': (
         'conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d'
     ),

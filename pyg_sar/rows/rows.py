@@ -27,7 +27,6 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch_geometric.nn import MessagePassing
 
-from pyg_sar.comm.ranks import current
 from pyg_sar.ground.scoped import Scoped
 from pyg_sar.rows.instead import ALL_ROWS, BY_NAME
 from pyg_sar.rows.met import note
@@ -67,7 +66,7 @@ class Rows(Tensor):
         if rule is read:
             with plainly():
                 return func(*args, **kwargs or {})
-        note(current(), func, args, kwargs)
+        note(func, args, kwargs)
         if not kwargs:
             return rule(func, args, {})
         kwargs = {_NAMES_OF_NUMPY.get(name, name): value for name, value in kwargs.items()}

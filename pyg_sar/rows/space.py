@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from pyg_sar.comm import agree, all_reduce_sum, rank, world_size
+from pyg_sar.comm import agree, all_reduce_sum, current, rank, world_size
+from pyg_sar.comm.comm import Comm
 from pyg_sar.ground.changes import version_of
 
 T = TypeVar('T')
@@ -27,6 +28,7 @@ class Space:
 
     Attributes:
         own: Number of own rows.
+        comm: The ranks that have them; None of a space that comes from another process.
         is_whole: Whether one process holds all rows, in the order of the whole.
         what: What the rows are, for messages: ``'nodes'``, ``"edges of 'cites'"`` ...
         parent: Of a selection the space that it was selected from.
@@ -56,7 +58,8 @@ class Space:
         pieces: tuple[Space, ...] = (),
         neighbours: tuple[Space, ...] = (),
     ) -> None:
-        self.is_whole = world_size() == 1
+        self.comm: Comm | None = current()
+        self.is_whole = self.comm.size == 1
         self.own, self.what, self.parent, self.mask = own, what, parent, mask
         self.base, self.count, self.pieces, self.neighbours = base, count, pieces, neighbours
         self._ids = ids
@@ -258,7 +261,8 @@ class Space:
 
     def __getstate__(self) -> dict[str, Any]:
         derived = ['_selections', '_multiples', '_alike', '_order', '_chosen', '_unions']
-        return {name: value for name, value in vars(self).items() if name not in derived}
+        kept = {name: value for name, value in vars(self).items() if name not in derived}
+        return kept | {'comm': None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)

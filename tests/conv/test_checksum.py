@@ -74,6 +74,13 @@ def test_every_element_counts(dtype: torch.dtype, shape: tuple[int, ...]) -> Non
         assert checksum(changed) != before
 
 
+@pytest.mark.parametrize('shape', [(1,), (2,), (3,)])
+def test_small_tensors_do_not_meet(shape: tuple[int, ...]) -> None:
+    """All pairs of them: (a, b) once had the checksum of (b + 1, a - 1)."""
+    tensors = torch.cartesian_prod(*[torch.arange(-6, 7)] * shape[0]).view(-1, *shape)
+    assert len({checksum(tensor) for tensor in tensors}) == len(tensors)
+
+
 def test_views_are_read_as_they_are() -> None:
     x = torch.randn(40, 6)
     assert checksum(x[1:, 1:4]) == checksum(x[1:, 1:4].clone())

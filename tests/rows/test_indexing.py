@@ -69,6 +69,9 @@ x[2:9:3] += 1; x[-4:] -= x[:4]; x[: y.argmax() + 2] *= 2; x[np.int64(2) : np.int
 x[:5, :2] += 1; x[2:5, 1:3] *= 2; x[(slice(2, 5), 0)] -= 1; z[:5, 0, :2] -= 1; z[1:4, ..., 1] += 1
 t[:, 2:9] -= 1; t[0, 2:9, :2] += t[1, 2:9, :2]; x[:] += row; x[:5] -= x[:5] * 2
 x[:, 0].zero_(); x[:5].clone().zero_(); (x * 2)[:5].add_(1); z[:, 0][3] += 1; x.t()[:, 3] = 1
+x[IDS.view(2, 2)] = x[IDS.view(2, 2)] * 2; x[IDS.view(2, 2)] = row; x[TRIPLE] = table[:3]
+x[IDS.view(2, 2), 1:3] = table[:2, None, 2:4]; x[IDS.view(2, 2), 1] = table[:2, :2]
+t[:, IDS.view(2, 2)] = t[:, IDS.view(2, 2)] + 1; t[0, IDS.view(2, 2)] = table[:2, None, :4]
 x[:, 0] = torch.zeros(N).double().scatter_(0, torch.arange(N - 1, -1, -1), x[:, 1])
 """
 

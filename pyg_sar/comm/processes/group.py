@@ -17,6 +17,7 @@ from __future__ import annotations
 import itertools
 import re
 import threading
+import weakref
 import zlib
 from collections.abc import Sequence
 from datetime import timedelta
@@ -66,6 +67,7 @@ class GroupComm(Connection):
     def __init__(self, main: GroupComm | None = None) -> None:
         super().__init__(main)
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.world = weakref.ref(dist.group.WORLD)
         self.timeout: timedelta | None = None if main is None else main.timeout
         self._devices: set[torch.device] = set()
         self._watch: TransferWatch | None = None

@@ -22,7 +22,6 @@ from pyg_sar.averaging.buckets import common
 from pyg_sar.comm import (
     agree,
     are_alike,
-    current,
     differ,
     exchange_of,
     odd_and_usual,
@@ -141,7 +140,7 @@ def plan_for(
     words = _words(conv, options, kind) if plan is None else plan.words
     is_known = plan is not None and error is None
     if shards[0].world_size > 1:
-        note(current(), type(conv).__name__, args, kwargs)
+        note(type(conv).__name__, args, kwargs)
         compared = words
         if not (torch.is_grad_enabled() or is_hidden.value):  # with gradients the backward tells
             model = conv if evaluated.value is None else evaluated.value

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch_geometric import EdgeIndex as edges_of_pyg
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import ClusterData, GraphSAINTSampler, ShaDowKHopSampler
 from torch_geometric.nn import GroupAddRev
@@ -24,6 +25,7 @@ from torch_geometric.utils import _negative_sampling, to_dense_batch
 from pyg_sar.comm import agree, world_size
 from pyg_sar.ground.nested import in_nested, leaves
 from pyg_sar.ground.scoped import Scoped
+from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.matrices.adjacency import dealt_between, spaces_in
 from pyg_sar.rows.over_ranks import whole
 from pyg_sar.rows.rows import Rows
@@ -65,6 +67,7 @@ def ask() -> None:
     for cell in to_dense_batch.__closure__ or ():
         if inner is not None and cell.cell_contents is inner:
             cell.cell_contents = _dense_of_one_graph(inner)
+    edges_of_pyg.__new__ = _edges_as_they_are(edges_of_pyg.__new__)
     for kind in (Data, HeteroData):
         if hasattr(kind, 'concat'):
             kind.concat = _of_plain_graphs(kind.concat)
@@ -84,6 +87,16 @@ def _of_all_rows(function: Callable[..., Any], *, draws: bool = False) -> Callab
             args, kwargs = in_nested((args, kwargs), whole)
             return dealt_between(function(*args, **kwargs), spaces)
         return function(*args, **kwargs)
+
+    return call
+
+
+def _edges_as_they_are(make: Callable[..., Any]) -> Callable[..., Any]:
+    """PyG's EdgeIndex of the edges of a cut graph: these edges, which convs take as well."""
+
+    @wraps(make)
+    def call(cls: type, data: Any, *args: Any, **kwargs: Any) -> Any:
+        return data if isinstance(data, EdgeIndex) else make(cls, data, *args, **kwargs)
 
     return call
 

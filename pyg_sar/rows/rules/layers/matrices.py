@@ -10,10 +10,10 @@ from torch import Tensor
 from pyg_sar.ground.nested import in_nested
 from pyg_sar.rows.align import argument, dim_of, named_rule, rows_in
 from pyg_sar.rows.over_ranks import sum_of_ranks, widened
-from pyg_sar.rows.registry import bare_name, is_in_place, name_of, rule
+from pyg_sar.rows.registry import bare_name, is_in_place, name_of, rule, rule_of
 from pyg_sar.rows.replicated import mean_gradient_if_plain
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
-from pyg_sar.rows.rules.rowwise import rowwise
+from pyg_sar.rows.rules.rowwise import needs_all_rows, over_rows, rowwise
 
 _LAST_TWO = slice(-2, None)
 
@@ -104,3 +104,16 @@ def _norm_of_any(func: Any, args: Any, kwargs: Any) -> Any:
     if num_dims == 1 or kind is None:
         return torch.linalg.vector_norm(rows, 2 if kind is None else kind, dim, **named)
     return torch.linalg.matrix_norm(rows, kind, (0, 1) if dim is None else dim, **named)
+
+
+def _over_matrices(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
+    """Over both dimensions; the Frobenius norm is that of one vector of all numbers."""
+    if argument(args, kwargs, 1, 'ord', default='fro') != 'fro':
+        needs_all_rows(func)
+    dims = argument(args, kwargs, 2, 'dim', default=(-2, -1))
+    keepdim = argument(args, kwargs, 3, 'keepdim', default=False)
+    norm, dtype = torch.linalg.vector_norm, kwargs.get('dtype')
+    return rule_of(norm)(norm, (rows, 2, dims, keepdim), {'dtype': dtype} if dtype else {})
+
+
+over_rows['linalg_matrix_norm'] = _over_matrices

@@ -71,11 +71,25 @@ def _set_rows(func: Any, values: Rows, items: list[Any], position: int, new: Any
             at = whole(at)
             if isinstance(at, slice):
                 at = torch.arange(space.total, device=values.device)[at]
-            ids = torch.as_tensor(at, device=values.device).reshape(-1)
-            chosen, items[position] = listed(func, ids, space)
+            ids = torch.as_tensor(at, device=values.device)
+            chosen, items[position] = listed(func, ids.reshape(-1), space)
     behind = items[position + 1 :]
     right = 1 + sum(map(dims_used, behind)) - sum(type(item) is int for item in behind)
+    if isinstance(at, Tensor) and dim_of(at) > 1 and isinstance(new, Tensor):
+        new = _in_a_list(func, new, at, right)
     _write(func, values, items, new, right, chosen)
+
+
+def _in_a_list(func: Any, new: Tensor, ids: Tensor, right: int) -> Tensor:
+    """What is written by a table of ids, as what is written by their list: ids in one dimension."""
+    if isinstance(new, Rows):
+        refuse(func, 'by a table of ids', 'write x[ids.flatten()] = values.flatten(0, 1)')
+    if new.dim() < right:
+        return new
+    behind = new.shape[new.dim() - right + 1 :]
+    first = new.dim() - right + 1 - ids.dim()
+    shape = (*new.shape[: max(first, 0)], *ids.shape, *behind)
+    return new.expand(shape).flatten(max(first, 0), len(shape) - right)
 
 
 def _set_entries(func: Any, values: Rows, items: list[Any], position: int, new: Any) -> None:
