@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.comm import all_gather_alike, all_to_all, collective, world_size
+from pyg_sar.comm.ranks import check_lives
 from pyg_sar.over_all_nodes import negative_sampling as negative_pairs
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.over_ranks import sum_of_ranks
@@ -102,6 +103,7 @@ def negative_sampling(edge_index: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         refuse_local('negative_sampling')
     if not isinstance(edge_index, EdgeIndex):
         return negative_pairs(edge_index, *args, **kwargs)
+    check_lives(edge_index._space.comm)
     pairs = negative_pairs(edge_index.handle, *args, **kwargs)
     count = pairs.size(1)
     return tag(pairs, 1, Space(count, what='negative edges', total=rows_of_ranks(count)))

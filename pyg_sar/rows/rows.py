@@ -28,9 +28,15 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch_geometric.nn import MessagePassing
 
 from pyg_sar.ground.scoped import Scoped
-from pyg_sar.rows.instead import ALL_ROWS, BY_NAME
 from pyg_sar.rows.met import note
-from pyg_sar.rows.registry import is_in_place, name_of, rule_of, rules_by_function
+from pyg_sar.rows.registry import (
+    ALL_ROWS,
+    BY_NAME,
+    is_in_place,
+    name_of,
+    rule_of,
+    rules_by_function,
+)
 from pyg_sar.rows.space import Space
 
 inside: Scoped[str] = Scoped('')

@@ -33,9 +33,8 @@ from pyg_sar.rows.align import (
     rows_in,
     whole_shape,
 )
-from pyg_sar.rows.instead import BROADCAST
 from pyg_sar.rows.over_ranks import all_rows
-from pyg_sar.rows.registry import rule
+from pyg_sar.rows.registry import BROADCAST, rule
 from pyg_sar.rows.replicated import own_draws, with_mean_gradient
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.rules.layers.items import Items, by_items

@@ -12,9 +12,8 @@ from pyg_sar.comm import exchange_of
 from pyg_sar.ground.nested import in_nested
 from pyg_sar.rows.align import argument, dim_of, named_rule, own_rows, rows_in, whole_shape
 from pyg_sar.rows.edges import NodeIds
-from pyg_sar.rows.instead import BY_NAME
 from pyg_sar.rows.over_ranks import fetched, largest_here, largest_of_ranks, sum_of_ranks, whole
-from pyg_sar.rows.registry import bare_name, name_of, rule
+from pyg_sar.rows.registry import BY_NAME, bare_name, name_of, rule
 from pyg_sar.rows.replicated import PLAIN, mean_gradient_if_plain, with_mean_gradient
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.rules.numbers.pointwise import into_plain, pointwise

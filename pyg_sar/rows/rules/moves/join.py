@@ -10,9 +10,8 @@ from torch import Tensor
 from pyg_sar.comm import agree
 from pyg_sar.rows.align import align, argument, as_rows, dim_of
 from pyg_sar.rows.edges import EdgeIndex, edge_index
-from pyg_sar.rows.instead import BROADCAST
 from pyg_sar.rows.made_edges import edges_of, is_in, whole_ids
-from pyg_sar.rows.registry import rule
+from pyg_sar.rows.registry import BROADCAST, rule
 from pyg_sar.rows.replicated import check_whole, with_mean_gradient
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.space import Space
