@@ -29,6 +29,8 @@ from pyg_sar.monitor.users_line import users_line, warn
 _ROOM = 2**18
 """Bytes of tensors that are kept until the next message; of others only the checksum."""
 
+_FEW = 64
+
 Place = tuple[str, str, int]
 """The line that a value was met at, the function, and how many this line had met before."""
 
@@ -47,27 +49,31 @@ class Met:
     def clear(self) -> None:
         """Begins anew, after a message."""
         self.checksum = self._kept_bytes = 0
-        self._values: list[tuple[str, str, Any]] = []
+        self._values: list[tuple[str, int, str, Any]] = []
 
-    def note(self, function: str, value: Any) -> None:
-        """Takes note of a number, a word or a tensor of the host that a function of rows takes."""
-        is_float = value.is_floating_point() if isinstance(value, Tensor) else type(value) is float
-        if is_float and not self._rounds_alike:
-            return
-        if isinstance(value, Tensor):
-            content = array_of(as_bytes(value)).tobytes()
-            form = f'{value.dtype}{tuple(value.shape)}'
-            self.checksum = crc32(content, crc32(form.encode(), self.checksum))
-            self._kept_bytes += len(content)
-            value = value.detach().clone() if self._kept_bytes <= _ROOM else form
-        else:
-            self.checksum = crc32(repr(value).encode(), self.checksum)
+    def note(self, function: str, values: list[Any]) -> None:
+        """Takes note of numbers, words and tensors of the host that a function of rows takes."""
         file, line = users_line() or ('', 0)
-        self._values.append((f'{os.path.basename(file)}:{line}', function, value))
+        for value in values:
+            is_tensor = isinstance(value, Tensor)
+            is_float = value.is_floating_point() if is_tensor else type(value) is float
+            if is_float and not self._rounds_alike:
+                continue
+            if is_tensor and value.numel() <= _FEW and not value.is_complex():
+                numbers = value.reshape(-1).tolist()  # faster than bytes of so few
+                value = (value.dtype, tuple(value.shape), numbers)
+            elif is_tensor:
+                content = array_of(as_bytes(value)).tobytes()
+                self.checksum = crc32(content, self.checksum)
+                self._kept_bytes += len(content)
+                value = value.detach().clone() if self._kept_bytes <= _ROOM else str(value.shape)
+            if not isinstance(value, Tensor):
+                self.checksum = crc32(repr(value).encode(), self.checksum)
+            self._values.append((file, line, function, value))
 
     def encoded(self) -> bytes:
         """The values as a text for other ranks."""
-        return encode(self._values)
+        return encode([(f'{os.path.basename(f)}:{line}', *rest) for f, line, *rest in self._values])
 
     def compare(self, texts: list[bytes], own_rank: int) -> None:
         """Begins anew; raises PartedError if the values of all ranks, in rank order, differ."""
@@ -96,6 +102,9 @@ def _by_place(values: list[tuple[str, str, Any]]) -> dict[Place, Any]:
     before: Counter[tuple[str, str]] = Counter()
     places = {}
     for line, function, value in values:
+        if isinstance(value, tuple):
+            dtype, shape, numbers = value
+            value = torch.tensor(numbers, dtype=dtype).view(shape)
         places[line, function, before[line, function]] = value
         before[line, function] += 1
     return places

@@ -37,7 +37,7 @@ def note(func: Any, args: Any, kwargs: Any) -> None:
     Raises:
         RuntimeError: If the ranks that have the rows are no more.
     """
-    values, found = [*args, *(kwargs or {}).values()], []
+    values, found, lives = [*args, *(kwargs or {}).values()], [], False
     for value in values:  # grows
         kind = type(value)
         if kind is Tensor or (kind is torch.nn.Parameter and not value.requires_grad):
@@ -48,37 +48,36 @@ def note(func: Any, args: Any, kwargs: Any) -> None:
             values.extend((value.start, value.stop, value.step))
         elif isinstance(value, _NUMBERS):
             found.append(value)
-        elif (space := getattr(value, '_space', None)) is not None and name_of(func) != 'shape':
-            check_lives(space.comm)
+        elif not lives and hasattr(value, '_space'):
+            if value._space.comm is not None and name_of(func) != 'shape':
+                check_lives(value._space.comm)
+            lives = True
     if not found or is_hidden.value or torch._C._are_functorch_transforms_active():
         return
     name = bare_name(func)
     if values[0] is found[0] and (name in _BY_IDS or is_in_place(name_of(func))):
         del found[0]
-    if name in _OF_THIS_RANK:
-        return
-    met = current().met
-    for value in found:
-        if isinstance(value, Tensor):
-            if _is_compared(value):
-                met.note(name, value.detach().cpu())
-        elif isinstance(value, (np.ndarray, np.generic)):
-            if value.size <= _MOST:
-                met.note(name, str(value.tolist()))
-        else:
-            met.note(name, value)
+    found = [value for value in map(_compared, found) if value is not None]
+    if found and name not in _OF_THIS_RANK:
+        current().met.note(name, found)
 
 
-def _is_compared(tensor: Tensor) -> bool:
-    count = tensor.numel()
-    if not 0 < count <= _MOST or tensor.layout != torch.strided or tensor.is_meta:
-        return False
-    if tensor.device.type != 'cpu':
-        if tensor.requires_grad and not tensor.is_leaf:
-            return False  # to read it would wait for the device
-    elif count <= _AT_ONCE:
-        return True
-    version = version_of(tensor)
-    is_new: bool = _seen.get(tensor) != version  # type: ignore[no-untyped-call]
-    _seen[tensor] = version
-    return is_new
+def _compared(value: Any) -> Any:
+    """What of a value ranks compare; None of a tensor that they do not, or have before."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return str(value.tolist()) if value.size <= _MOST else None
+    if not isinstance(value, Tensor):
+        return value
+    count = value.numel()
+    if not 0 < count <= _MOST or value.layout != torch.strided or value.is_meta:
+        return None
+    if value.device.type == 'cpu':
+        if count <= _AT_ONCE:
+            return value
+    elif value.requires_grad and not value.is_leaf:
+        return None  # to read it would wait for the device
+    version = version_of(value)
+    if _seen.get(value) == version:  # type: ignore[no-untyped-call]
+        return None
+    _seen[value] = version
+    return value.detach().cpu()
