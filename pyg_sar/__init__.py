@@ -10,7 +10,6 @@ from pyg_sar.kernels import openmp  # noqa: F401 - before anything imports torch
 from pyg_sar.ground import private_names  # noqa: F401 - before anything needs one
 
 # isort: split
-from pyg_sar.checking import check
 from pyg_sar.checkpoint import load_checkpoint, load_rows, save_checkpoint, save_rows
 from pyg_sar.comm import ExchangeError
 from pyg_sar.conv.sar_conv import SARConv
@@ -47,7 +46,6 @@ __all__ = [
     'NodeEmbedding',
     'Process',
     'SARConv',
-    'check',
     'gather',
     'gather_batches',
     'init',

@@ -19,7 +19,6 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import GCNConv, SAGEConv
 
 import pyg_sar
-from pyg_sar.checking.plain_model import clear_caches
 from pyg_sar.ground.private_names import NAMES, find, missing
 
 ROOT = Path(__file__).parents[1]
@@ -164,16 +163,6 @@ def test_a_name_that_is_gone_is_told(name: str, without: dict[str, str]) -> None
         assert kind.startswith('told by a warning: ')
         assert told.split(' | ')[0] == without[''].split(' | ')[0]
         assert ('_builtin' not in name) or sentence in told
-
-
-def test_check_refuses_a_cache_that_it_does_not_know() -> None:
-    conv = GCNConv(1, 1, cached=True)
-    conv._cached_edge_index = (torch.ones(2, 1), None)
-    clear_caches(conv)
-    assert conv._cached_edge_index is None
-    del conv._cached_edge_index, conv._cached_adj_t
-    with pytest.raises(ValueError, match='PyG'):
-        clear_caches(conv)
 
 
 def test_attributes_of_edges_that_pyg_takes_for_those_of_nodes(

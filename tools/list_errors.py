@@ -18,7 +18,7 @@ TOPICS = {
     'Cutting a graph': ('partitioner', 'partition', 'transforms', 'commands'),
     'Will it fit': ('plan', 'planner'),
     'Checkpoints': ('checkpoint',),
-    'Checks and profiles': ('checking', 'profiling', 'monitor', 'memory', 'describe'),
+    'Profiles': ('profiling', 'monitor', 'memory', 'describe'),
 }
 
 

@@ -22,7 +22,6 @@ from torch import Tensor
 from torch_geometric.explain import Explainer, GNNExplainer, ModelConfig
 from torch_geometric.loader import NeighborLoader
 from torch_geometric.nn import (
-    GCN,
     GCNConv,
     GraphSAGE,
     HypergraphConv,
@@ -451,17 +450,6 @@ LAUNCHED: dict[str, Mistake] = {
     'evaluates on rank 0': IN_STEP['evaluates on rank 0'],
 }
 """Those that end processes, as a terminal shows them."""
-
-
-def local_accuracy(model: Any, data: Any) -> Any:
-    out = model(data.x, data.edge_index)
-    is_right = pyg_sar.local(out.argmax(1)) == pyg_sar.local(data.y)
-    return F.cross_entropy(out, data.y), is_right.float().mean()
-
-
-def checked(graph: Any) -> None:
-    graph.x = graph.x.float()
-    pyg_sar.check(local_accuracy, GCN(6, 8, 2, 3), graph)
 
 
 def reads_one_by_one(data: Any) -> None:

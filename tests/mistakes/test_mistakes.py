@@ -127,14 +127,6 @@ def test_of_a_command(
     assert told in err[:FIRST]
 
 
-def test_a_step_with_the_accuracy_of_one_part() -> None:
-    message = attempt(mistakes.checked, small_graph(300, 1500))
-    line = mistakes.local_accuracy.__code__.co_firstlineno + 2
-    assert 'the step differs on ranks: [1]' in message[:FIRST]
-    assert f'pyg_sar.local at mistakes.py:{line} gives the rows of one rank' in message[:FIRST]
-    assert 'compute with rows of the whole graph' in message
-
-
 def _warned(root: str) -> list[tuple[str, int, str]]:
     data = pyg_sar.load_shard(root)
     with warnings.catch_warnings(record=True) as caught:

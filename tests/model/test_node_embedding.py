@@ -699,23 +699,6 @@ def test_what_is_no_part_of_a_graph(tmp_path: Path) -> None:
 # The check
 
 
-def test_the_check_of_a_step() -> None:
-    graph = small_graph(90, 400)
-    model = Net(NodeEmbedding(graph, DIM)).double()
-
-    def step(model: nn.Module, data: Any) -> Tensor:
-        mask = data.train_mask
-        loss = F.cross_entropy(model(data)[mask], data.y[mask])
-        return loss + 0.1 * model.table().square().sum()
-
-    def wrong(model: nn.Module, data: Any) -> Tensor:
-        return step(model, data) + pyg_sar.local(model.table()).square().sum()
-
-    pyg_sar.check(step, model, graph)
-    with pytest.raises(ValueError, match='result'):
-        pyg_sar.check(wrong, model, graph)
-
-
 # Processes
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,8 +12,7 @@ from graphs import awkward_graph
 from ranks import run_as_threads
 from small_graphs import assert_close, cut
 from torch import Tensor
-from torch_geometric.nn import models as M
-from unsupervised_cases import CASES, Encoder, given_of
+from unsupervised_cases import CASES, given_of
 
 import pyg_sar
 
@@ -87,19 +85,3 @@ def test_negative_edges_by_itself(tmp_path: Path) -> None:
         root = str(cut(awkward_graph(), ranks, tmp_path / f'parts{ranks}'))
         for loss in run_as_threads(_negatives_by_itself, ranks, root):
             assert_close(loss, want)
-
-
-def _step(model: Any, data: Any) -> Tensor:
-    return model.recon_loss(model.encode(data.x, data.edge_index), data.edge_index)
-
-
-def _wrong_step(model: Any, data: Any) -> Tensor:
-    z = model.encode(data.x, data.edge_index)
-    return model.recon_loss(z, data.edge_index) + pyg_sar.local(z).square().mean()
-
-
-def test_the_check_of_a_step() -> None:
-    pyg_sar.check(_step, M.GAE(Encoder()), awkward_graph(200, 900))
-    pyg_sar.check(_step, M.VGAE(Encoder(2)), awkward_graph(200, 900))
-    with pytest.raises(ValueError, match='the result differs'):
-        pyg_sar.check(_wrong_step, M.GAE(Encoder()), awkward_graph(200, 900))
