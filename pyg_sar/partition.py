@@ -82,7 +82,7 @@ def _run(arguments: list[str], args: argparse.Namespace) -> int:
     method, num_parts = _parts(args)
     check_positive('num_parts', num_parts)
     check_seed(args.seed)
-    target = target_folder(args.out, force=args.force)
+    target, _ = target_folder(args.out, force=args.force)
     if args.split is not None:
         parse_split(args.split)
     of_source, of_cut = (

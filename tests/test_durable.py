@@ -147,5 +147,5 @@ def test_names_are_exchanged(
         (tmp_path / name).mkdir()
         (tmp_path / name / 'file').write_text(text)
     durable.put(tmp_path / 'new.tmp', tmp_path / 'at')
-    assert (tmp_path / 'at' / 'file').read_text() == 'new'
-    assert [path.name for path in tmp_path.iterdir()] == ['at']
+    texts = {path.name: (path / 'file').read_text() for path in tmp_path.iterdir()}
+    assert texts == {'at': 'new', 'new.tmp': 'old'}

@@ -12,7 +12,6 @@ torch describes the files: another version of torch reads them as well.
 
 from __future__ import annotations
 
-import io
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -39,6 +38,7 @@ class About:
     num_ranks: int  # that wrote it
     states: list[str]  # names of the .pt files
     tables: dict[str, str]  # dtypes of the tensors with a row for every node
+    graphs: dict[str, str]  # names of the graphs of node embeddings
     written_by: str  # version of pyg_sar
     format: int = _FORMAT
 
@@ -63,7 +63,8 @@ def read_about(folder: Path, root: Path) -> About:
         number, version = int(content['format']), str(content['written_by'])
         if number == _FORMAT:
             epoch, num_ranks = int(content['epoch']), int(content['num_ranks'])
-            return About(epoch, num_ranks, [*content['states']], dict(content['tables']), version)
+            tables, graphs = dict(content['tables']), dict(content['graphs'])
+            return About(epoch, num_ranks, [*content['states']], tables, graphs, version)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f'{path} cannot be read: {error!r}') from error
     raise ValueError(
@@ -82,13 +83,16 @@ def write_state(folder: Path, name: str, value: object) -> None:
 
     Raises ValueError for others, which could not be read again.
     """
-    content = io.BytesIO()
+    path = folder / f'{name}.pt'
     try:
-        torch.save(value, content)
-        _load(content)
+        with path.open('wb') as file:
+            torch.save(value, file)
+        _load(path, is_mapped=True)
     except Exception as error:
+        first: Any = error.__context__ or error  # on a full disk torch raises more as it closes
+        if is_of_system(first):
+            raise first from None
         raise ValueError(f"'{name}' cannot be saved: {error}") from error
-    (folder / f'{name}.pt').write_bytes(content.getvalue())
 
 
 def read_state(folder: Path, root: Path, name: str) -> Any:
@@ -112,10 +116,10 @@ def read_table(folder: Path, root: Path, key: str, dtype: str) -> Tensor:
         raise ValueError(f'{path} cannot be read: {error}') from error
 
 
-def _load(source: Path | io.BytesIO) -> Any:
+def _load(source: Path, *, is_mapped: bool = False) -> Any:
     """Reads tensors and plain values of ``torch.save``; a ValueError for anything else."""
     try:
-        state = load_plain(source)
+        state = load_plain(source, is_mapped=is_mapped)
         check_tensors(state, are_ordinary=False)
     except Exception as error:
         if is_of_system(error):

@@ -7,12 +7,14 @@ a name is complete, wherever a run was killed.
 from __future__ import annotations
 
 import re
-import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from pyg_sar.ground import durable
 
 _NAME = re.compile(r'epoch-\d{6,}')
+_LOCK = '.writing'
 
 
 def complete(root: Path) -> list[Path]:
@@ -28,27 +30,30 @@ def folder_of(root: Path, epoch: int) -> Path:
     return root / f'epoch-{epoch:06d}'
 
 
-def begin(root: Path, epoch: int) -> Path:
-    """Makes the folder that a checkpoint is written into, and removes what killed runs left."""
+@contextmanager
+def begun(root: Path, epoch: int) -> Iterator[Path]:
+    """A folder to write a checkpoint into; what killed runs left is removed.
+
+    Nobody else writes to `root` meanwhile: raises RuntimeError, who does.
+    """
     root.mkdir(parents=True, exist_ok=True)
-    existing = complete(root)
-    if existing and epoch <= _epoch_of(existing[-1]):
-        raise ValueError(
-            f"expected an 'epoch' after {_epoch_of(existing[-1])}, the newest checkpoint in {root} "
-            f'(got {epoch}): load that one first, or use another folder'
-        )
-    for path in root.glob('.epoch-*.tmp'):
-        shutil.rmtree(path)
-    new = durable.name_beside(folder_of(root, epoch))
-    new.mkdir()
-    return new
+    with durable.locked(root / _LOCK):
+        existing = complete(root)
+        if existing and epoch <= _epoch_of(existing[-1]):
+            raise ValueError(
+                f"expected an 'epoch' after {_epoch_of(existing[-1])}, the newest checkpoint in "
+                f'{root} (got {epoch}): load that one first, or use another folder'
+            )
+        durable.remove_left(root, _NAME.pattern)
+        with durable.workshop(folder_of(root, epoch)) as new:
+            yield new
 
 
 def publish(new: Path, folder: Path, *, keep: int) -> None:
     """Gives a written checkpoint its name, durably; then removes all but the `keep` newest ones."""
     durable.put(new, folder)
     for old in complete(folder.parent)[:-keep]:
-        durable.remove(old)
+        old.rename(new.parent / old.name)  # at no time half there under its own name
 
 
 def _epoch_of(folder: Path) -> int:

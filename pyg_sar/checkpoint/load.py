@@ -78,10 +78,11 @@ def load_checkpoint(
         The rest of the checkpoint, such as its epoch; None on all ranks if there is none.
 
     Raises:
-        ValueError: On all ranks, if the checkpoint is of another model or optimizer (with the first
-            difference; nothing has been changed then), has no state of a scheduler or of a loader
-            that is given, holds other than tensors and plain values, or is of another format (with
-            the version that wrote it).
+        ValueError: On all ranks, if the checkpoint is of another model or optimizer, or of another
+            graph whose nodes a :class:`pyg_sar.NodeEmbedding` has (with the first difference;
+            nothing has been changed then), has no state of a scheduler or of a loader that is
+            given, holds other than tensors and plain values, or is of another format (with the
+            version that wrote it).
         OSError: On all ranks, if one of them cannot read it.
     """
     if scheduler is not None and optimizer is None:
@@ -104,7 +105,7 @@ def load_checkpoint(
             tables = {key: states.entry_of(key, saved) for key in about.tables}
             for key, (values, entry) in tables.items():
                 values[entry] = read_table(folder, root, key, about.tables[key])
-            states.check_model(model, saved['model'])
+            states.check_model(model, saved['model'], about.graphs)
             states.keep_own_rows(model, optimizer, saved)
             for values, entry in tables.values():  # no file stays mapped
                 values[entry] = values[entry].clone()

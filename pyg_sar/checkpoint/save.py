@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,12 @@ import pyg_sar
 from pyg_sar.averaging.averager import PARTED
 from pyg_sar.averaging.buckets import common
 from pyg_sar.checkpoint.files import About, table_file, write_state
-from pyg_sar.checkpoint.folders import begin, folder_of, publish
+from pyg_sar.checkpoint.folders import begun, folder_of, publish
 from pyg_sar.checkpoint.states import model_state, optimizer_state, plain_model, random_states
-from pyg_sar.checkpoint.tables import Table, create_npy, write_npy
-from pyg_sar.comm import agree, check_equal, collective, on_rank_0, rank, together, world_size
+from pyg_sar.checkpoint.tables import Table, create_npy, graphs, write_npy
+from pyg_sar.comm import agree, check_equal, collective, on_rank_0, together, world_size
 from pyg_sar.ddp.same_model import check_values, sums_of
 from pyg_sar.dropout import of_model
-from pyg_sar.ground.durable import discard
 
 
 @collective('save_checkpoint', 'ranks write their rows, and meet when all is on the disk')
@@ -73,6 +73,7 @@ def save_checkpoint(
         ValueError: On all ranks, if `epoch` is not larger than the newest one's, if it, parameters
             or the batch that `loader` is at differ between ranks, if `keep` is less than 1, or if
             `extra` or a state holds other than plain values.
+        RuntimeError: On all ranks, if another run, which the message tells, is writing to `root`.
         OSError: On all ranks, if one of them cannot write.
     """
     root, plain = Path(root), plain_model(model)
@@ -98,7 +99,8 @@ def save_checkpoint(
         for name, state in states.items():
             write_state(new, name, state)
         dtypes = {key: str(t.values.dtype).removeprefix('torch.') for key, t in tables.items()}
-        About(epoch, world_size(), [*states], dtypes, pyg_sar.__version__).write(new)
+        about = epoch, world_size(), [*states], dtypes, graphs(plain), pyg_sar.__version__
+        About(*about).write(new)
         for key, table in tables.items():
             create_npy(table_file(new, key), runs[key][0], table.num_nodes)
 
@@ -111,16 +113,15 @@ def save_checkpoint(
     of_ranks = agree(together(collect))
     epochs, batches, states['random'], sums = map(list, zip(*of_ranks, strict=True))
     check_equal('epoch', epochs)
+    epoch = epochs[0]  # NumPy's may not be in a file
     check_equal("state of 'loader'", batches)
     check_values(sums, 'at save_checkpoint', PARTED)
     runs = {key: table.run() for key, table in tables.items()}
-    new, folder = root / on_rank_0(lambda: begin(root, epoch).name), folder_of(root, epoch)
-    try:
+    folder = folder_of(root, epoch)
+    with ExitStack() as stack:
+        begin = stack.enter_context
+        new = root / on_rank_0(lambda: str(begin(begun(root, epoch)).relative_to(root)))
         on_rank_0(write_states)
         together(write_runs)
         on_rank_0(lambda: publish(new, folder, keep=keep))
-    except Exception:
-        if rank() == 0:
-            discard(new)  # The disk may be full.
-        raise
     return folder

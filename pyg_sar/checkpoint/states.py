@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from pyg_sar.checkpoint.tables import Table
+from pyg_sar.checkpoint.tables import Table, graphs
 from pyg_sar.ground.random_states import random_states as states_of_torch
 from pyg_sar.ground.random_states import set_random_states as set_states_of_torch
 from pyg_sar.rows.rows import Rows, plain, tag
@@ -63,8 +63,8 @@ def optimizer_state(optimizer: Optimizer) -> State:
     return {'class': kind, **state}, tables
 
 
-def check_model(model: torch.nn.Module, saved: dict[str, Any]) -> None:
-    """Raises ValueError with the first difference in names, shapes and dtypes."""
+def check_model(model: torch.nn.Module, saved: dict[str, Any], of_graphs: dict[str, str]) -> None:
+    """Raises ValueError with the first difference in names, shapes, dtypes and graphs."""
     state, tables = model_state(model)
     kind, left = type(plain_model(model)).__name__, dict(saved)
     for name, value in (state | {k.removeprefix('model.'): v for k, v in tables.items()}).items():
@@ -78,6 +78,12 @@ def check_model(model: torch.nn.Module, saved: dict[str, Any]) -> None:
     if left:
         extra = next(iter(left))
         raise ValueError(f"expected only what the model, a {kind}, has (got '{extra}', too)")
+    for name, graph in graphs(plain_model(model)).items():
+        if of_graphs.get(name, graph) != graph:
+            raise ValueError(
+                f"expected rows of the graph {graph} for '{name}' (got some of {of_graphs[name]}, "
+                "as 'graph' in META.json names it)"
+            )
 
 
 def _form(value: object) -> str:

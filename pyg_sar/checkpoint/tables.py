@@ -20,6 +20,7 @@ from torch import Tensor
 
 from pyg_sar.comm import rank, world_size
 from pyg_sar.over_all_nodes import rows
+from pyg_sar.own_rows.node_embedding import NodeEmbedding
 from pyg_sar.rows.rows import Rows, plain
 from pyg_sar.shard.format.files import is_of_system, ordinary_file
 
@@ -54,6 +55,12 @@ class Table:
         if values.dtype == torch.bfloat16:  # NumPy has none: the file has the bits
             values = values.view(torch.int16)
         return values.numpy(), first
+
+
+def graphs(model: torch.nn.Module) -> dict[str, str]:
+    """The graph whose nodes each node embedding of a model has, if it was loaded, by its name."""
+    named = model.named_modules(remove_duplicate=False)
+    return {k: m.graph for k, m in named if isinstance(m, NodeEmbedding) and m.graph is not None}
 
 
 def create_npy(path: Path, run: Array, num_nodes: int) -> None:

@@ -93,6 +93,7 @@ class NodeEmbedding(torch.nn.Module):
             )
         self.embedding_dim, self.sparse, self.seed = embedding_dim, sparse, seed
         self.node_type = data._key if isinstance(data, NodeStorage) else None
+        self.graph = vars(data if self.node_type else data.stores[0]).get('_graph')
         self._hold(torch.empty(n_id.numel(), embedding_dim), n_id, num_nodes)
         self.register_state_dict_post_hook(_note_nodes)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(_check_nodes)  # type: ignore[no-untyped-call]

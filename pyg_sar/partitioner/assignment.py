@@ -67,10 +67,10 @@ def choose(
     applies(f'objective={asked.objective!r}', lambda method: asked.objective in method.objectives)
     if asked.passes is not None:
         applies("'passes'", lambda method: method.takes_passes)
-        check_positive('passes', asked.passes)
+        asked = replace(asked, passes=check_positive('passes', asked.passes))
     if asked.threads is not None:
         applies("'threads'", lambda method: method.takes_threads)
-        check_positive('threads', asked.threads)
+        asked = replace(asked, threads=check_positive('threads', asked.threads))
 
     metis, order = METHODS['metis'], asked.order
     if order is None:

@@ -121,7 +121,7 @@ def partition_graph(
         ValueError: If the graph or an option is not as described; nothing is written.
     """
     num_parts, seed = check_positive('num_parts', num_parts), check_seed(seed)
-    target = target_folder(root, force=force)
+    target, before = target_folder(root, force=force)
     with _one_thread():
         scratch = scratch or Scratch(existing_parent(target))
         if isinstance(data, (str, os.PathLike)):
@@ -146,7 +146,7 @@ def partition_graph(
                 sub_parts = find_sub_parts(graph, assignment, num_parts, seed)
             bar.update()
         bar = progress_bar('writing parts', num_parts, quiet=not progress)
-        with bar, replace_folder(target) as folder:
+        with bar, replace_folder(target, before) as folder:
             return write_partition(
                 folder,
                 graph,

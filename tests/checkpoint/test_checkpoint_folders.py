@@ -168,15 +168,20 @@ def test_what_is_half_written_is_never_chosen_and_goes(tmp_path, monkeypatch):
     left = tmp_path / '.epoch-000009.0123456789ab.tmp'
     left.mkdir()
     (left / 'model.pt').write_bytes(b'half')
+    (left / 'made_by_pyg_sar').touch()
+    for name in ('.epoch-best.tmp', '.epoch-000009.123456789abc.tmp'):  # not ours
+        (tmp_path / name).mkdir()
+        (tmp_path / name / 'model.pt').write_bytes(b'weeks of work')
+    others = {name for name in os.listdir(tmp_path) if name[0] == '.'} - {left.name}
     (tmp_path / 'notes').mkdir()
     assert load_checkpoint(tmp_path, model, optimizer).path == folder
     with monkeypatch.context() as context:
         context.setattr(os, 'fsync', _full)
         with pytest.raises(OSError, match='No space left'):
             save_checkpoint(tmp_path, model, optimizer, epoch=2)
-    assert sorted(os.listdir(tmp_path)) == ['epoch-000001', 'notes']
+    assert {*os.listdir(tmp_path)} == {'epoch-000001', 'notes', left.name, *others}
     save_checkpoint(tmp_path, model, optimizer, epoch=2)
-    assert sorted(os.listdir(tmp_path)) == ['epoch-000001', 'epoch-000002', 'notes']
+    assert {*os.listdir(tmp_path)} == {'epoch-000001', 'epoch-000002', 'notes', *others}
 
 
 def _disk_full_on_rank_1(root: str) -> list[str]:

@@ -260,7 +260,7 @@ def test_what_a_killed_run_left_is_removed(tmp_path, graph):
         partition_graph(graph, 2, tmp_path / 'other')
         (left,) = tmp_path.glob('.out.*.tmp')
         partition_graph(graph, 2, tmp_path / 'out')  # does not touch that of a living process
-        assert (left / 'half').exists()
+        assert (left / 'new.tmp' / 'half').exists()
         process.kill()
     partition_graph(graph, 3, tmp_path / 'out', force=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ['other', 'out']

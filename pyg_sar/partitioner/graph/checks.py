@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
@@ -17,16 +18,16 @@ _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # torch hardly computes 
 
 def check_positive(name: str, value: object) -> int:
     """Raises ValueError unless the argument of this name is an int >= 1."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
         raise ValueError(f"'{name}' must be an int >= 1 (got {value!r})")
-    return value
+    return int(value)
 
 
 def check_seed(seed: object) -> int:
     """Raises ValueError unless `seed` is an int in [0, 2**31)."""
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**31:
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= seed < 2**31:
         raise ValueError(f"'seed' must be an int in [0, 2**31) (got {seed!r})")
-    return seed
+    return int(seed)
 
 
 def odd_kind(value: Tensor) -> str | None:

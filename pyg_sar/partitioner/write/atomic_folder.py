@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import fcntl
-import glob
 import os
-import shutil
+import re
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-from pyg_sar.ground.durable import discard, name_beside, put
+from pyg_sar.ground.durable import put, remove_left, workshop
 from pyg_sar.shard.format import file_names
-from pyg_sar.shard.format.checksums import folder_files
 from pyg_sar.shard.format.meta import listed_files
 
+Content = dict[str, tuple[int, ...]]
+"""Of every file and folder in a folder what tells it from a later one, by its relative path."""
 
-def target_folder(root: str | os.PathLike[str], *, force: bool) -> Path:
-    """`root` without symbolic links, so that its parent is on the same file system.
+
+def target_folder(root: str | os.PathLike[str], *, force: bool) -> tuple[Path, Content]:
+    """`root` without symbolic links, so that its parent is on the same file system; what is in it.
 
     It may not exist yet, or be empty, or with `force` hold an earlier partition. Raises ValueError
     if `root` holds anything and `force` is not given, holds anything but a partition, or cannot be
@@ -25,13 +26,13 @@ def target_folder(root: str | os.PathLike[str], *, force: bool) -> Path:
     """
     path = Path(os.path.realpath(root))
     if not path.exists():
-        return path
+        return path, {}
     if not path.is_dir():
         raise ValueError(f"'root' must be a folder (got the file '{root}')")
     if path.is_mount():
         raise ValueError(f"'root' must not be a mount point, but a folder in one (got '{root}')")
     if not any(path.iterdir()):
-        return path
+        return path, {}
     if not force:
         raise ValueError(
             f"'root' must not exist yet or be empty (got '{root}', which is not empty; "
@@ -42,14 +43,28 @@ def target_folder(root: str | os.PathLike[str], *, force: bool) -> Path:
             f"expected a partition to replace in '{root}' (got a folder without "
             f'{file_names.META_FILE}; delete it by hand if nothing in it is needed)'
         )
-    written = listed_files(path)
-    others = [name for name in folder_files(path) if name not in written]
+    content = _content(path)
+    written = {file_names.META_FILE, *listed_files(path)}
+    own = written | {str(folder) for name in written for folder in PurePosixPath(name).parents}
+    others = [name for name in content if name not in own]
     if others:
         raise ValueError(
-            f"expected a partition and nothing else in '{root}' (got {len(others)} more files, "
-            f"such as '{others[0]}'): move them out, they would be deleted"
+            f"expected a partition and nothing else in '{root}' (got {len(others)} more files and "
+            f"folders, such as '{others[-1]}'): move them out, they would be deleted"
         )
-    return path
+    return path, content
+
+
+def _content(root: Path) -> Content:
+    """All that lies in a folder; of anything else, itself."""
+    content: Content = {}
+    is_folder = root.is_dir() and not root.is_symlink()
+    for path in sorted(root.rglob('*')) if is_folder else [root]:
+        with suppress(FileNotFoundError):
+            of, name = path.lstat(), path.relative_to(root).as_posix()
+            is_file = not stat.S_ISDIR(of.st_mode)
+            content[name] = (of.st_mode, of.st_size, of.st_mtime_ns) if is_file else ()
+    return content
 
 
 def existing_parent(root: Path) -> Path:
@@ -58,53 +73,43 @@ def existing_parent(root: Path) -> Path:
 
 
 @contextmanager
-def replace_folder(root: Path) -> Iterator[Path]:
+def replace_folder(root: Path, before: Content | None = None) -> Iterator[Path]:
     """Gives a temporary folder beside `root` that takes its place when the block ends well.
 
     On any exception, KeyboardInterrupt too, the temporary folder is removed and `root` is as it
     was. A process that is killed leaves its temporary folder, which nothing reads; the next one
-    that writes to `root` removes it.
+    that writes to `root` removes it. If at the end `root` is not as it was `before`, by default
+    now, it stays, and a ValueError tells under which name the new folder is kept.
     """
-    # Beside the target, since only a rename within one file system is atomic.
-    new = name_beside(root)
-    created = [parent for parent in new.parents if not parent.exists()]
+    before = _content(root) if before is None else before
+    created = [parent for parent in root.parents if not parent.exists()]
     try:
-        for left in _siblings(root, 'tmp'):
-            with _lock(left) as is_ours:
-                if is_ours:  # Its process has ended: the system has given up its lock.
-                    shutil.rmtree(left, ignore_errors=True)
-        new.mkdir(parents=True)
-        with _lock(new):
+        with workshop(root) as new:
+            remove_left(root.parent, re.escape(root.name))
             yield new
-            put(new, root, syncs=False)  # checksums tell at loading whether it is whole
-        for left in _siblings(root, 'old'):  # of one that was killed without exchanging names
-            shutil.rmtree(left, ignore_errors=True)
+            _put(new, root, before)
     except BaseException:
-        discard(new)
         for parent in created:
             with suppress(OSError):
                 parent.rmdir()
         raise
 
 
-def _siblings(root: Path, suffix: str) -> list[Path]:
-    """Folders with this suffix beside `root`, of runs that wrote to it."""
-    return list(root.parent.glob(f'.{glob.escape(root.name)}.*.{suffix}'))
+def _put(new: Path, root: Path, before: Content) -> None:
+    """Exchanges the folders, unless something has come to `root` or changed there meanwhile."""
 
+    def came(folder: Path) -> list[str]:
+        return [name for name, state in _content(folder).items() if before.get(name) != state]
 
-@contextmanager
-def _lock(folder: Path) -> Iterator[bool]:
-    """Whether the folder could be locked, for as long as the block lasts."""
-    try:
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except OSError:
-        yield False
-        return
-    is_ours = False
-    try:
-        with suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            is_ours = True
-        yield is_ours
-    finally:
-        os.close(handle)
+    changed = came(root)
+    if not changed:
+        put(new, root, syncs=bool(before))  # of a first one checksums tell whether it is whole
+        if changed := came(new):  # written a moment ago
+            put(new, root)
+    if changed:
+        kept = root.with_name(new.parent.stem.removeprefix('.'))
+        put(new, kept)
+        raise ValueError(
+            f"expected '{root}' as it was when the cut began (got '{changed[-1]}', written there "
+            f"meanwhile): nothing was replaced, and the new partition is in '{kept}'"
+        )

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_sar.draws import hashed
 from pyg_sar.ground.versions import installed
 from pyg_sar.partitioner.graph.typed import TypedGraph
 from pyg_sar.partitioner.on_disk.mapped import trim
-from pyg_sar.partitioner.on_disk.rows import RowStream, chunks
+from pyg_sar.partitioner.on_disk.rows import RowStream, chunks, edge_chunks
 from pyg_sar.partitioner.on_disk.torch_archive import save_rows
 from pyg_sar.partitioner.write import layout
 from pyg_sar.partitioner.write.groups import EdgeGroups, NodeGroups, group_edges, group_nodes
@@ -85,6 +86,7 @@ def write_partition(
     meta = Meta(
         num_parts=num_parts,
         fingerprint=_fingerprint(graph, assignment, sub_parts),
+        graph=_name_of(graph),
         nodes={
             key: NodeInfo(
                 num_nodes=groups.num_nodes,
@@ -184,6 +186,15 @@ def _fingerprint(
         for part in chunks(tensor):
             digest.update(part.to(torch.int64).numpy().data)
     return digest.hexdigest()
+
+
+def _name_of(graph: TypedGraph) -> str:
+    """Names a graph by the ids of its nodes and edges, in any order of edges and types."""
+    facts = [f'{key!r} {nodes.num_nodes}' for key, nodes in graph.nodes.items()]
+    for key, r in graph.relations.items():
+        hashes = (hashed(0, src, dst).sum() for _, src, dst in edge_chunks(r.edge_index))
+        facts.append(f'{key!r} {r.edge_index.size(1)} {sum(map(int, hashes)) % 2**64}')
+    return hashlib.sha256('\n'.join(sorted(facts)).encode()).hexdigest()[:16]
 
 
 _VERSIONED = ('pyg_sar', 'torch', 'torch_geometric', 'pymetis', 'kaminpar')

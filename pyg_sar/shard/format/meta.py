@@ -63,6 +63,7 @@ class Meta:
     checksums: dict[str, str] = field(default_factory=dict)
     # Whether META.json has the checksum of its own that was written into it.
     is_unchanged: bool = True
+    graph: str = ''  # names the graph, however it is cut
 
     @property
     def is_hetero(self) -> bool:
@@ -91,6 +92,7 @@ def meta_text(meta: Meta) -> str:
         **types,
         'format_version': FORMAT_VERSION,
         'fingerprint': meta.fingerprint,
+        'graph': meta.graph,
         'graph_attrs': meta.graph_attrs,
         'checksums': meta.checksums,
     }
@@ -181,6 +183,7 @@ def read_meta(root: str | Path) -> Meta:
         notes={name: ours.get(name) for name in ('partition', 'command', 'versions', 'dropped')},
         checksums=ours['checksums'],
         is_unchanged=ours.get('checksum') == _checksum(content),
+        graph=ours['graph'],
     )
     for holds, rule, got in _rules(meta, types):
         if not holds:
@@ -191,7 +194,7 @@ def read_meta(root: str | Path) -> Meta:
 _COUNT, _RELATION = 'a count', 'three names'
 _ROWS = {'dtype': str, 'shape': [_COUNT]}
 
-_KEYS = {'fingerprint': str} | dict.fromkeys(
+_KEYS = {'fingerprint': str, 'graph': str} | dict.fromkeys(
     ('graph_attrs', 'checksums', 'partition', 'versions'), dict
 )
 _NODE_KEYS = {

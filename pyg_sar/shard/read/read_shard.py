@@ -90,6 +90,7 @@ def read_shard(
         store = data if node_key is None else data[node_key]
         _put(store, {'num_nodes_total': nodes.num_nodes, **attrs})
         _put(store, {'n_id': n_id, 'num_nodes': n_id.numel(), **nodes.extra})
+        vars(data.stores[0] if node_key is None else store)['_graph'] = meta.graph
     for edge_key, edges in meta.edges.items():
         shard, edge_index, runs = _join(parts, edge_key, meta, root, rank, world_size)
         ids = [part.index[edge_key]['e_id'] for part in parts]
