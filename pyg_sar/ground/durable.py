@@ -78,7 +78,7 @@ def workshop(path: Path) -> Iterator[Path]:
         while not is_ours:
             folder = name_beside(path)
             folder.mkdir(parents=True)
-            with suppress(FileNotFoundError):  # while it was empty another process removed it
+            with suppress(FileNotFoundError, RuntimeError):  # another process removes it as empty
                 stack.enter_context(locked(folder / _MARKER))
                 is_ours = True
         stack.callback(_remove, folder)

@@ -7,6 +7,10 @@ import os
 import pickle
 import random
 import re
+import resource
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +23,8 @@ from torch_geometric.data import Data
 
 import pyg_sar
 from pyg_sar import load_checkpoint, save_checkpoint
+from pyg_sar.checkpoint import save
+from pyg_sar.ground import durable
 
 
 def _net() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
@@ -182,6 +188,76 @@ def test_what_is_half_written_is_never_chosen_and_goes(tmp_path, monkeypatch):
     assert {*os.listdir(tmp_path)} == {'epoch-000001', 'notes', left.name, *others}
     save_checkpoint(tmp_path, model, optimizer, epoch=2)
     assert {*os.listdir(tmp_path)} == {'epoch-000001', 'epoch-000002', 'notes', *others}
+
+
+def test_a_second_run_in_the_midst_of_the_first_is_refused(tmp_path, monkeypatch):
+    """In one process: who tries to save while another one writes is told who that is."""
+    told: list[str] = []
+    write = save.write_state
+
+    def write_slowly(*args: Any) -> None:
+        if not told:
+            told.append('')
+            told[0] = attempt(save_checkpoint, tmp_path, *_net(), epoch=1)
+        write(*args)
+
+    monkeypatch.setattr(save, 'write_state', write_slowly)
+    model, optimizer = _net()
+    save_checkpoint(tmp_path, model, optimizer, epoch=1)
+    here = f"RuntimeError: '{tmp_path}' must have one writer at a time .*process {os.getpid()} on "
+    assert re.match(here, told[0])
+    assert os.listdir(tmp_path) == ['epoch-000001']
+    assert load_checkpoint(tmp_path, model, optimizer).epoch == 1
+
+
+def _save(root: str) -> str:
+    return attempt(save_checkpoint, root, *_net(), epoch=1)
+
+
+def test_all_ranks_hear_that_another_run_writes(tmp_path):
+    with durable.locked(tmp_path / '.writing'):
+        texts = run_ranks(_save, 3, str(tmp_path))
+        assert_all_raise(texts, 'RuntimeError', f'process {os.getpid()} on', '.writing')
+    assert run_ranks(_save, 3, str(tmp_path)) == ['no error'] * 3
+    assert os.listdir(tmp_path) == ['epoch-000001']
+
+
+def test_a_run_that_died_does_not_hold_up_the_next(tmp_path):
+    (tmp_path / '.writing').write_text('process 1 on a machine that is gone')
+    save_checkpoint(tmp_path, *_net(), epoch=1)
+    assert os.listdir(tmp_path) == ['epoch-000001']
+
+
+def test_a_state_is_held_once_while_it_is_saved(tmp_path):
+    """Beside the model itself: what is written is neither collected nor read back as a whole."""
+    program = (
+        'import resource, sys, torch\n'
+        'from pathlib import Path\n'
+        'from pyg_sar.checkpoint.files import write_state\n'
+        'state = {"weight": torch.ones(1 << 25)}\n'
+        'peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10\n'
+        'before = peak()\n'
+        'write_state(Path(sys.argv[1]), "model", state)\n'
+        'print((peak() - before) / state["weight"].nbytes)\n'
+    )
+    command = [sys.executable, '-W', 'ignore', '-c', program, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 0.5
+    assert torch.load(tmp_path / 'model.pt')['weight'].sum() == 1 << 25
+
+
+def test_a_full_disk_is_an_error_of_the_system(tmp_path):
+    limit, action = resource.getrlimit(resource.RLIMIT_FSIZE), signal.getsignal(signal.SIGXFSZ)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limit[1]))
+    model = torch.nn.Linear(400, 400)
+    try:
+        with pytest.raises(OSError, match='File too large'):
+            save_checkpoint(tmp_path, model, torch.optim.SGD(model.parameters()), epoch=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        signal.signal(signal.SIGXFSZ, action)
+    assert os.listdir(tmp_path) == []
 
 
 def _disk_full_on_rank_1(root: str) -> list[str]:
