@@ -50,12 +50,6 @@ class About:
 def read_about(folder: Path, root: Path) -> About:
     """The ``checkpoint.json`` of a checkpoint in `root`."""
     path = folder / _ABOUT
-    if not path.exists() and (folder / '.metadata').exists():
-        raise ValueError(
-            f'{folder} was written by a pyg_sar 0.1.0 before its release, in the format of '
-            'torch.distributed.checkpoint: load it with that version, and save the weights by '
-            'torch.save(model.state_dict(), ...)'
-        )
     if own_file(root, path).stat().st_size > _MOST_BYTES:
         raise ValueError(f'{path} cannot be read: expected less than {_MOST_BYTES} bytes')
     try:

@@ -44,8 +44,7 @@ def locked(path: Path, *, make: bool = True) -> Iterator[None]:
     """
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | (os.O_CREAT if make else 0)
     with ExitStack() as stack:
-        is_held = False
-        while not is_held:
+        while True:
             file = os.open(path, flags, 0o666)
             stack.callback(os.close, file)
             try:
@@ -60,7 +59,8 @@ def locked(path: Path, *, make: bool = True) -> Iterator[None]:
                 if not make:
                     raise
             with suppress(FileNotFoundError):  # who held it has removed it
-                is_held = os.path.samestat(os.fstat(file), path.stat())
+                if os.path.samestat(os.fstat(file), path.stat()):
+                    break
         stack.callback(path.unlink, missing_ok=True)
         if make:
             since = datetime.now().astimezone().isoformat(' ', 'seconds')
@@ -74,13 +74,12 @@ def locked(path: Path, *, make: bool = True) -> Iterator[None]:
 def workshop(path: Path) -> Iterator[Path]:
     """A new folder, in one beside `path`, for what shall take that place; both go at the end."""
     with ExitStack() as stack:
-        is_ours = False
-        while not is_ours:
+        while True:
             folder = name_beside(path)
             folder.mkdir(parents=True)
             with suppress(FileNotFoundError, RuntimeError):  # another process removes it as empty
                 stack.enter_context(locked(folder / _MARKER))
-                is_ours = True
+                break
         stack.callback(_remove, folder)
         new = folder / 'new.tmp'
         new.mkdir()
@@ -92,11 +91,9 @@ def remove_left(folder: Path, names: str) -> None:
 
     Only folders of that form go that are empty, or have the marker, which no process holds.
     """
+    form = re.compile(rf'\.(?:{names})\.[0-9a-f]{{12}}\.tmp')
     for left in folder.iterdir():
-        if (
-            re.fullmatch(rf'\.(?:{names})\.[0-9a-f]{{12}}\.tmp', left.name)
-            and not left.is_symlink()
-        ):
+        if form.fullmatch(left.name) and not left.is_symlink():
             with suppress(OSError):
                 left.rmdir()
             with suppress(OSError, RuntimeError), locked(left / _MARKER, make=False):

@@ -192,7 +192,9 @@ def _name_of(graph: TypedGraph) -> str:
     """Names a graph by the ids of its nodes and edges, in any order of edges and types."""
     facts = [f'{key!r} {nodes.num_nodes}' for key, nodes in graph.nodes.items()]
     for key, r in graph.relations.items():
-        pairs = (src * graph.nodes[r.dst].num_nodes + dst for _, src, dst in edge_chunks(r.edge_index))
+        pairs = (
+            src * graph.nodes[r.dst].num_nodes + dst for _, src, dst in edge_chunks(r.edge_index)
+        )
         total = sum(int(hashed(0, of_chunk).sum()) for of_chunk in pairs)
         facts.append(f'{key!r} {r.edge_index.size(1)} {total % 2**64}')
     return hashlib.sha256('\n'.join(sorted(facts)).encode()).hexdigest()[:16]
