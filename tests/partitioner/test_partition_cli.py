@@ -90,7 +90,7 @@ def test_ctrl_c_leaves_nothing(tmp_path):
         preexec_fn=heed_interrupts,
     )
     end = time.monotonic() + 600
-    while not list(tmp_path.glob('.out.*.tmp/part_3')):
+    while not list(tmp_path.glob('.out.*.tmp/new.tmp/part_3')):
         assert process.poll() is None, 'finished before it could be interrupted'
         assert time.monotonic() < end
         time.sleep(0.002)
