@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.typing import SparseTensor
-from torch_geometric.utils import to_edge_index
+from torch_geometric.utils import to_edge_index, to_torch_sparse_tensor
 
 from pyg_sar.shard.format.adjacency_names import LAYOUT, VALUE, Kind
 
 _LAYOUTS = {torch.sparse_coo: 'coo', torch.sparse_csr: 'csr', torch.sparse_csc: 'csc'}
+_OF_NAME = {name: layout for layout, name in _LAYOUTS.items()}
 
 
 def with_edges_of_adj_t(data: Data) -> Data:
@@ -43,3 +44,23 @@ def with_edges_of_adj_t(data: Data) -> Data:
         out[VALUE] = value.detach()
     out[LAYOUT] = Kind(name, has_edge_index=given is not None).text
     return out
+
+
+def with_symmetric_adj_t(data: Data, size: int) -> Data:
+    """What :func:`with_edges_of_adj_t` gave, as a matrix of `size` again, of edges both ways.
+
+    A tensor of torch has a value for every edge. Where all were ones, the edges had no weights, and
+    ones they stay. `data` is changed; its edges are sorted by source and destination.
+    """
+    kind, value = Kind.of(data[LAYOUT]), data.get(VALUE)
+    edges: Any = data.edge_index  # as it is the same both ways: the entries, by rows or by columns
+    if kind.name == 'SparseTensor':
+        data.adj_t = SparseTensor.from_edge_index(edges, value, (size, size))
+    else:
+        data.adj_t = to_torch_sparse_tensor(edges, value, size, layout=_OF_NAME[kind.name])
+    for name in (LAYOUT, VALUE, *([] if kind.has_edge_index else ['edge_index'])):
+        if name in data:
+            del data[name]
+    if kind.has_edge_index and kind.name != 'csc':
+        data.edge_index = edges.flip(0)
+    return data

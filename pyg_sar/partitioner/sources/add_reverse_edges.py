@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
+from pyg_sar.partitioner.graph.adjacency import with_edges_of_adj_t, with_symmetric_adj_t
 from pyg_sar.partitioner.graph.checks import check_ids, checked_edge_index
 from pyg_sar.partitioner.on_disk.mapped import MEMORY, Scratch, release, tensor_of, trim
 from pyg_sar.partitioner.on_disk.neighbours import both_ways
@@ -19,26 +20,34 @@ from pyg_sar.partitioner.on_disk.rows import (
     join_edges,
     smallest_and_largest,
 )
+from pyg_sar.shard.format.adjacency_names import LAYOUT, VALUE
 
 
 def add_reverse_edges(data: Data | HeteroData, scratch: Scratch = MEMORY) -> Data | HeteroData:
     """The graph with every edge in both directions.
 
     Edges come sorted by (source, destination); duplicates are merged and their attributes added up,
-    in the order of the edges. A relation between two types of nodes gets a relation of its own for
-    the way back, ``rev_...``, and stays as it is. `data` is not changed; what is new lies in
-    `scratch`, or in memory. Raises ValueError if edges are not as they must be, or what belongs to
-    them is no tensor.
+    in the order of the edges; so are the entries of ``adj_t``, but for
+    ones of a tensor of torch. A relation between two types of nodes gets a relation of its
+    own for the way back, ``rev_...``, and stays as it is. `data` is not changed; what is new lies
+    in `scratch`, or in memory. Raises ValueError if edges are not as they must be, what belongs to
+    them is no tensor, or there is such a relation.
     """
-    data = copy.copy(data)
+    given, data = data, copy.copy(data)
+    if isinstance(data, Data):
+        data = with_edges_of_adj_t(data)
     types: Any = data.edge_types if isinstance(data, HeteroData) else ['']
     for type_, store in zip(types, data.edge_stores, strict=True):
-        if 'edge_index' not in store:
-            continue
         edge_index = checked_edge_index(store, f'{type_}')
         if isinstance(data, HeteroData) and store.is_bipartite():
             src, relation, dst = type_
-            back = data[dst, f'rev_{relation}', src]
+            way_back = dst, f'rev_{relation}', src
+            if way_back in types:
+                raise ValueError(
+                    f'expected no relation {way_back}, as the reverse edges of {type_} get that '
+                    'name: rename it, or leave --undirected out where both ways are there'
+                )
+            back = data[way_back]
             turned = ((dst, src) for _, src, dst in edge_chunks(edge_index))
             back.edge_index = join_edges(turned, edge_index.size(1), scratch, edge_index.dtype)
             for key, value in store.items():
@@ -51,7 +60,13 @@ def add_reverse_edges(data: Data | HeteroData, scratch: Scratch = MEMORY) -> Dat
                 for key, value in store.items()
                 if key != 'edge_index' and store.is_edge_attr(key)
             }
+            of_torch = VALUE in attrs and 'SparseTensor' not in data[LAYOUT]
+            are_ones = of_torch and bool((attrs[VALUE] == 1).all())
             store.update(_merged(edge_index, attrs, scratch, f'{type_}'))
+            if are_ones:
+                store[VALUE].fill_(1)
+    if isinstance(data, Data) and LAYOUT in data:
+        return with_symmetric_adj_t(data, given.adj_t.size(0))
     return data
 
 
