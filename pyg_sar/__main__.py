@@ -49,7 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 f'pyg_sar.{name.replace("-", "_")}', run_name='__main__', alter_sys=True
             )
         except SystemExit as end:
-            return end.code if isinstance(end.code, int) else int(end.code is not None)
+            if end.code is not None and not isinstance(end.code, int):
+                raise  # Python prints its text
+            return end.code or 0
         finally:
             sys.argv = before
         return 0

@@ -72,6 +72,34 @@ def test_a_script_runs_as_all_ranks(tmp_path: Path) -> None:
     assert 'written' in done.stderr
 
 
+@pytest.mark.parametrize(
+    ('ending', 'code', 'text'),
+    [
+        ("sys.exit('error: no labels')", 1, 'error: no labels\n'),
+        ('sys.exit(7)', 7, ''),
+        ('sys.exit(None)', 0, ''),
+        ("raise ValueError('no labels')", 1, 'ValueError: no labels\n'),
+    ],
+)
+def test_how_a_script_ends(folder: Path, ending: str, code: int, text: str) -> None:
+    """By the one command for all programs, as by itself."""
+    (folder / 'one' / 'META.json').unlink()
+    (folder / 'one').rmdir()
+    write_parts(folder)
+    (folder / 'train.py').write_text(f'import sys\n{ending}\n')
+    options = ['--memory', '1MB', '--spill', '.', '--parts', 'one']
+    done = subprocess.run(
+        [sys.executable, '-m', 'pyg_sar', 'run-in-turns', *options, 'train.py'],
+        env={**os.environ, 'PYTHONPATH': os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == code, done.stderr
+    assert text in done.stderr
+    assert ('Traceback' in done.stderr) == ('raise' in ending)
+
+
 @pytest.mark.parametrize('missing', ['none.py', '--parts=none', '--spill=none'])
 def test_what_is_missing_is_one_line(
     folder: Path, missing: str, capsys: Any, monkeypatch: pytest.MonkeyPatch
