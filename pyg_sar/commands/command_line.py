@@ -26,7 +26,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Exits with code 2."""
-        self.exit(2, f'error: {message}\n')
+        self.exit(2, f'error: {printable(message)}\n')
 
 
 def run_command(
@@ -41,11 +41,16 @@ def run_command(
     try:
         return run(args)
     except (ValueError, OSError) as error:
-        print(f'error: {" ".join(str(error).split())}', file=sys.stderr)
+        print(f'error: {printable(" ".join(str(error).split()))}', file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f'error: {interrupted}', file=sys.stderr)
         return 130
+
+
+def printable(text: str) -> str:
+    """A text of a stranger without what a terminal would obey: escapes as Python writes them."""
+    return ''.join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def checked(check: Callable[[str], T]) -> Callable[[str], T]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 
 import torch
 
-from pyg_sar.commands.command_line import Parser, checked, run_command, text_table
+from pyg_sar.commands.command_line import Parser, checked, printable, run_command, text_table
 from pyg_sar.describe.verify import wrong_files
 from pyg_sar.partitioner.write.summary import PartitionSummary, summarize
 from pyg_sar.shard.format.file_names import type_name
@@ -35,7 +34,7 @@ def _run(args: argparse.Namespace) -> int:
     problems = wrong_files(Path(args.parts), meta) if args.verify else []
     print(_report(meta))
     for problem in problems:
-        print(f'wrong: {problem}', file=sys.stderr)
+        print(f'wrong: {printable(problem)}', file=sys.stderr)
     if args.verify and not problems:
         print('verified: every file is as it was written')
     if args.plot is not None:  # last: it may lack a package
@@ -48,12 +47,12 @@ def _report(meta: Meta) -> str:
     notes, summary = meta.notes, summarize(meta)
     in_summary = 'method', 'edge_cut', 'communication_volume', 'cover_rows'
     how = notes['partition'].items()
-    options = [f'{k} {v}' for k, v in how if v is not None and k not in in_summary]
-    versions = [f'{name} {v}' for name, v in notes['versions'].items() if v]
+    options = [printable(f'{k} {v}') for k, v in how if v is not None and k not in in_summary]
+    versions = [printable(f'{name} {v}') for name, v in notes['versions'].items() if v]
     lines = [str(summary), *_advice(meta, summary), '', *_attributes(meta)]
     lines += ['', f'made with   {", ".join(options) or "unknown options"}']
     if notes['command']:
-        lines.append(f'command     {" ".join(notes["command"])}')
+        lines.append(f'command     {notes["command"]!r}')
     lines += [f'versions    {", ".join(versions) or "unknown"}', f'partition   {meta.fingerprint}']
     return '\n'.join(lines)
 
@@ -65,15 +64,11 @@ def _advice(meta: Meta, summary: PartitionSummary) -> list[str]:
         return []
     wanted = f'{"types" if meta.is_hetero else "nodes"},edges'
     cut = summary.edge_cut / max(summary.num_edges, 1)
-    lines = [
+    return [
         f'advice                all wait for the part with {summary.edge_imbalance:.2f} times the '
         f'mean edges: --balance {wanted} evens them, but for single nodes with very many, and '
         f'mostly cuts more than these {cut:.1%}'
     ]
-    if meta.notes['command'] and '--balance' not in meta.notes['command']:
-        command = shlex.join([*meta.notes['command'], '--balance', wanted, '--force'])
-        lines.append(f'                      {command}')
-    return lines
 
 
 def _attributes(meta: Meta) -> list[str]:

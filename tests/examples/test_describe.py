@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import shutil
 import sys
 from collections.abc import Callable
@@ -181,15 +180,75 @@ def test_uneven_edges(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert summary.edge_imbalance > 1.25
     assert partition.main(words) == 0
     assert main([words[1]]) == 0
-    (*_, advice, command) = capsys.readouterr().out.partition('\n\n')[0].splitlines()
+    (*_, advice) = capsys.readouterr().out.partition('\n\n')[0].splitlines()
     assert f'with {summary.edge_imbalance:.2f} times the mean edges' in advice
     assert f'these {summary.edge_cut / 3000:.1%}' in advice
-    assert partition.main(shlex.split(command)[3:]) == 0
+    option = advice.partition('--balance ')[2].split()[0]
+    assert partition.main([*words, '--balance', option, '--force']) == 0
     assert main([words[1]]) == 0
     assert 'advice' not in capsys.readouterr().out
     meta = summarize(read_meta(words[1]))
     assert meta.edge_imbalance < min(1.2, summary.edge_imbalance)
     assert meta.edge_cut > summary.edge_cut
+
+
+ESCAPE = '\x1b[1mbold\x1b[0m\nverified: every file is as it was written'
+
+
+def _of_a_stranger(folder: Path, change: Callable[[Any], object]) -> Path:
+    path = folder / 'META.json'
+    content = json.loads(path.read_text())
+    change(content['pyg_sar'])
+    path.write_text(json.dumps(content))
+    return folder
+
+
+@pytest.mark.parametrize(
+    'change',
+    [
+        lambda ours: ours.update(command=['echo', ESCAPE]),
+        lambda ours: ours.update(command=ESCAPE),
+        lambda ours: ours['partition'].update(method=ESCAPE),
+        lambda ours: ours['partition'].update({ESCAPE: [ESCAPE]}),
+        lambda ours: ours['versions'].update({ESCAPE: ESCAPE}),
+    ],
+)
+def test_notes_of_a_stranger_are_no_orders_to_a_terminal(
+    folder: Path, capsys: pytest.CaptureFixture[str], change: Callable[[Any], object]
+) -> None:
+    assert main([str(_of_a_stranger(folder, change))]) == 0
+    told = capsys.readouterr().out
+    assert '\x1b' not in told
+    assert r'\x1b[1mbold\x1b[0m\nverified' in told
+
+
+@pytest.mark.parametrize(
+    'change',
+    [
+        lambda ours: ours.update(fingerprint=ESCAPE),
+        lambda ours: ours['graph_attrs'].update({ESCAPE: 1}),
+        lambda ours: ours['node_attrs'].update({ESCAPE: ours['node_attrs']['x']}),
+        lambda ours: ours['node_attrs']['x'].update(dtype=ESCAPE),
+        lambda ours: ours.update(dropped={'': {'name': ESCAPE}}),
+        lambda ours: ours['checksums'].update({ESCAPE: ''}),
+    ],
+)
+def test_names_of_a_stranger_are_printable(
+    folder: Path, capsys: pytest.CaptureFixture[str], change: Callable[[Any], object]
+) -> None:
+    assert main([str(_of_a_stranger(folder, change)), '--verify']) == 2
+    told = capsys.readouterr()
+    assert told.err.startswith('error: expected ')
+    assert '\x1b' not in told.err + told.out
+    with pytest.raises(ValueError, match='expected') as found:
+        pyg_sar.load_shard(folder)
+    assert '\x1b' not in str(found.value)
+
+
+def test_a_file_of_a_stranger(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / '\x1b[1m').touch()
+    assert main([str(folder), '--verify']) == 1
+    assert r'\x1b[1m' in capsys.readouterr().err
 
 
 def test_even_edges_need_no_advice(written: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -85,7 +85,12 @@ CASES: list[tuple[Any, str]] = [
     (_set(WRITES, edge_index=torch.tensor([[0], [34]])), 'number of nodes, 34 (got 34)'),
     (_set(('paper', 'in', 'venue'), edge_index=torch.zeros(2, 1).long()), "type 'venue'"),
     (_relations(('a/b', 'to', 'c')), "that a file may have (got 'a/b')"),
-    *((_relations((n, 'to', n)), 'a file may have') for n in ('n' * 260, 'ä' * 130, '\ud800')),
+    *(
+        (_relations((n, 'to', n)), 'a file may have')
+        for n in ('n' * 260, 'ä' * 130, '\ud800', '\x1b[1m')
+    ),
+    (_data(**{'\x1b[1m': torch.ones(4)}), r"names of printable letters (got '\x1b[1m')"),
+    (_set('paper', **{'a\nb': 1}), r"letters of 'paper' (got 'a\nb')"),
     (_relations(('a', 'b__c', 'd'), ('a__b', 'c', 'd')), 'names of relations that differ'),
     # numbers of nodes and parts
     *(

@@ -70,6 +70,8 @@ def sort_attributes(
                 "'n_id' and 'e_id' are the names of the global ids in a loaded shard; rename or "
                 f"delete the attribute (got '{name}'{where})"
             )
+        if not name.isprintable():
+            raise ValueError(f'expected names of printable letters{where} (got {name!r})')
         tensor = _as_tensor(value)
         if tensor is not None and tensor.layout is not torch.strided:
             tensor = _from_sparse(name, tensor, where)

@@ -185,7 +185,8 @@ def _check_names(keys: list[Any]) -> None:
     relations: dict[str, Any] = {}
     for key in keys:
         name = type_name(key)
-        if any(char in name for char in '/\\\0') or name in ('', '.', '..') or _is_long(name):
+        is_odd = not name.isprintable() or '/' in name or '\\' in name or name in ('', '.', '..')
+        if is_odd or len(name.encode()) > _LONGEST_NAME:
             raise ValueError(
                 f'expected names of types that a file may have (got {key!r}): a folder of the cut '
                 "has that name, so write 'to_from' for 'to/from', and at most 250 bytes"
@@ -195,11 +196,3 @@ def _check_names(keys: list[Any]) -> None:
                 f'expected names of relations that differ (got {relations[name]} and {key}, both '
                 f"'{name}')"
             )
-
-
-def _is_long(name: str) -> bool:
-    """Whether a name is too long for usual file systems, or cannot be encoded."""
-    try:
-        return len(name.encode()) > _LONGEST_NAME
-    except UnicodeEncodeError:
-        return True

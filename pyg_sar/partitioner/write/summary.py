@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pyg_sar.commands.command_line import text_table
+from pyg_sar.commands.command_line import printable, text_table
 from pyg_sar.shard.cover import covers_pay
 from pyg_sar.shard.format.file_names import EdgeKey, NodeKey, type_name
 from pyg_sar.shard.format.meta import Meta
@@ -123,7 +123,7 @@ def summarize(meta: Meta) -> PartitionSummary:
     cover_rows = meta.notes['partition'].get('cover_rows')
     own_edges = sum(info.block_edges[p][p] for info in relations for p in parts)
     return PartitionSummary(
-        method=meta.notes['partition'].get('method', 'unknown'),
+        method=printable(str(meta.notes['partition'].get('method', 'unknown'))),
         num_nodes=sum(part_num_nodes),
         num_edges=sum(part_num_edges),
         num_parts=meta.num_parts,

@@ -15,6 +15,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from pyg_sar.shard.format.file_names import FORMAT_VERSION, META_FILE, EdgeKey, NodeKey, type_name
@@ -246,6 +247,22 @@ def _rules(meta: Meta, types: dict[str, Any]) -> Iterator[tuple[bool, str, Any]]
     yield meta.num_parts > 0, "a positive 'num_parts'", meta.num_parts
     yield len(meta.nodes) == len(types['nodes']), 'every type of nodes once', types['nodes']
     yield len(meta.edges) == len(types['edges']), 'every relation once', types['edges']
+    dropped = meta.notes.get('dropped') or {}
+    are_texts = type(dropped) is dict and all(
+        type(texts) is dict and all(type(text) is str for text in texts.values())
+        for texts in dropped.values()
+    )
+    yield are_texts, "texts in dicts for 'dropped'", dropped
+    infos: list[NodeInfo | EdgeInfo] = [*meta.nodes.values(), *meta.edges.values()]
+    groups = [[*info.attrs, *info.extra] for info in infos] + [[*meta.graph_attrs]]
+    # What is printed of a stranger's folder, in errors too, shall not move the cursor.
+    words = [meta.fingerprint, *map(type_name, (*meta.nodes, *meta.edges)), *meta.checksums]
+    words += [word for names in (*groups, *map(dict.values, dropped.values())) for word in names]
+    for word in words:
+        yield word.isprintable(), 'names of printable letters', word
+    for row in [row for info in infos for row in info.attrs.values()]:
+        is_dtype = isinstance(getattr(torch, row['dtype'], None), torch.dtype)
+        yield is_dtype, 'a dtype of torch', row['dtype']
     for key, nodes in meta.nodes.items():
         total = sum(nodes.part_num_nodes)
         yield total == nodes.num_nodes, f"all nodes of {key} in 'part_num_nodes'", total
@@ -262,15 +279,6 @@ def _rules(meta: Meta, types: dict[str, Any]) -> Iterator[tuple[bool, str, Any]]
         yield not {'/', '\0'} & {*type_name(type_key)}, 'types that can name files', type_key
     hidden = meta.graph_attrs.keys() & meta.nodes.keys()
     yield not hidden, "no type's name in 'graph_attrs'", hidden
-    dropped = meta.notes.get('dropped') or {}
-    are_texts = type(dropped) is dict and all(
-        type(texts) is dict and all(type(text) is str for text in texts.values())
-        for texts in dropped.values()
-    )
-    yield are_texts, "texts in dicts for 'dropped'", dropped
-    groups = [[*info.attrs, *info.extra] for info in meta.nodes.values()]
-    groups += [[*info.attrs, *info.extra] for info in meta.edges.values()]
-    groups.append([*meta.graph_attrs])
     if not meta.is_hetero:  # all are those of one Data
         groups = [[name for group in groups for name in group]]
     for group in groups:
