@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from pyg_sar.commands.command_line import Parser, progress_bar, run_command
+from pyg_sar.commands.command_line import Parser, printable, progress_bar, run_command
 from pyg_sar.partitioner import partition_graph
 from pyg_sar.partitioner.assignment import backend_names
 from pyg_sar.partitioner.graph.checks import check_positive, check_seed
@@ -71,10 +71,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Warnings are news for the user here, not for a developer: always shown, and without
         # file name and source line.
         warnings.simplefilter('default', UserWarning)
-        warnings.showwarning = lambda message, *_, **__: print(f'note: {message}', file=sys.stderr)
+        warnings.showwarning = _show
         interrupted = 'interrupted, nothing was written'
         run = functools.partial(_run, arguments)
+        sys.path.append(os.getcwd())  # has modules of the user, and is not on that of `pyg-sar`
         return run_command(_parser(), run, arguments, interrupted=interrupted)
+
+
+def _show(message: Warning | str, *_: object, **__: object) -> None:
+    print(f'note: {printable(str(message))}', file=sys.stderr)
 
 
 def _run(arguments: list[str], args: argparse.Namespace) -> int:

@@ -123,6 +123,31 @@ def test_options_arrive(graph, tmp_path, check_partition, capfd):
     assert f'({method})' in capfd.readouterr().out
 
 
+def test_a_transform_beside_the_user(tmp_path, graph, monkeypatch):
+    """By the command, whose path lacks the working directory."""
+    torch.save(graph, tmp_path / 'data.pt')
+    (tmp_path / 'mine.py').write_text(
+        'from torch_geometric.transforms import BaseTransform\n'
+        'class Twice(BaseTransform):\n'
+        '    def forward(self, data):\n'
+        '        data.x = 2 * data.x\n'
+        '        return data\n'
+    )
+    command = [sys.executable, '-P'] if sys.version_info >= (3, 11) else [sys.executable]
+    start = 'import sys; from pyg_sar.__main__ import main; sys.exit(main())'
+    words = ['partition', 'data.pt', 'out', '--num-parts', '1', '--quiet']
+    path = os.pathsep.join(entry for entry in sys.path if Path(entry) != tmp_path)
+    subprocess.run(
+        [*command, '-c', start, *words, '--transform', 'mine.Twice'],
+        cwd=tmp_path,
+        env={**os.environ, 'PYTHONPATH': path},
+        check=True,
+        timeout=600,
+    )
+    feats = torch.load(tmp_path / 'out' / 'part_0' / 'node_feats.pt')
+    assert torch.equal(feats['feats']['x'], 2 * graph.x[feats['global_id']])
+
+
 def test_dropped_arrays_are_noted(tmp_path, capfd):
     torch.save(
         {'edge_index': torch.tensor([[0], [1]]), 'z': torch.eye(7).to_sparse()}, tmp_path / 'a.pt'
