@@ -141,13 +141,14 @@ def _cut(graph: TypedGraph, num_parts: int, method: Method, options: CutOptions)
     near = neighbours(edge_index, graph.num_nodes, graph.scratch, keep_duplicates=keep)
     indptr, index = near.csr(dtype=dtype)
     del near
-    problem = Problem(indptr, index, balance, num_parts, options)
+    problem = Problem(indptr, index, balance, num_parts, options, graph.scratch.folder)
     # Without edges there is nothing to cut.
     attempts = method.cut(problem) if index.size else [_deal(balance.weights.sum(1), num_parts)]
+    # No part above its caps, then as few cut edges as single moves within them can reach.
+    even = [rebalance(problem, parts.numpy()) for parts in attempts]
     if keep or not balance.is_single:
-        # No part above its caps, then as few cut edges as single moves within them can reach.
-        even = [refine(problem, rebalance(problem, parts.numpy())) for parts in attempts]
-        attempts = [torch.from_numpy(parts) for parts in even]
+        even = [refine(problem, parts) for parts in even]
+    attempts = [torch.from_numpy(parts) for parts in even]
     parts = _least(attempts, graph, options.objective)
     for key, start in graph.offsets.items():
         nodes = slice(start, start + graph.nodes[key].num_nodes)

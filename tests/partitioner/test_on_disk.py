@@ -20,12 +20,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from partition_files import tree
 from torch_geometric.data import Data, HeteroData
-from torch_geometric.transforms import ToUndirected
+from torch_geometric.transforms import ToSparseTensor, ToUndirected
+from torch_geometric.typing import WITH_TORCH_SPARSE
+from torch_geometric.utils import coalesce, to_edge_index, to_torch_csc_tensor
 from whole_partition import verify_partition
 
+from pyg_sar import load_shard
 from pyg_sar.partition import main
 from pyg_sar.partitioner import partition_graph, sub_parts
-from pyg_sar.partitioner.on_disk import rows
+from pyg_sar.partitioner.on_disk import mapped, rows
 from pyg_sar.partitioner.on_disk.buckets import stable_order
 from pyg_sar.partitioner.on_disk.mapped import Scratch, is_mapped, map_array, release
 from pyg_sar.partitioner.on_disk.neighbours import neighbours
@@ -41,6 +44,20 @@ from pyg_sar.partitioner.write import groups, layout
 def _resident() -> int:
     status = Path('/proc/self/status').read_text()
     return int(re.search(r'VmRSS:\s+(\d+)', status)[1]) // 1024
+
+
+class _Collected(dict):
+    """Maps of which one goes while they are looked through, as when Python collects garbage."""
+
+    def items(self):
+        for item in super().items():
+            self.popitem()
+            yield item
+
+
+def test_maps_may_go_at_any_time(monkeypatch):
+    monkeypatch.setattr(mapped, '_MAPS', _Collected({address: address + 1 for address in range(9)}))
+    assert not is_mapped(torch.ones(3))
 
 
 def test_memory_is_given_back(tmp_path):
@@ -324,6 +341,39 @@ def test_reverse_edges_as_to_undirected(tmp_path, kind, on_disk):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.filterwarnings('ignore:.*(CSR|CSC) tensor support|.*invariant checks')
+@pytest.mark.parametrize('attr', [None, 'edge_weight'])
+@pytest.mark.parametrize('keeps_edges', [False, True])
+@pytest.mark.parametrize('layout', ['sparse_csr', 'sparse_coo', 'sparse_csc', 'SparseTensor'])
+def test_adj_t_both_ways(tmp_path, layout, keeps_edges, attr):
+    """The matrix of what ToUndirected makes of its edges; without weights it stays one of ones."""
+    if layout == 'SparseTensor' and not WITH_TORCH_SPARSE:
+        pytest.skip('no torch_sparse')
+    data = Data(num_nodes=9, **_edges(9, 9, 30, 0))
+    edges, data.edge_index, data.edge_attr = data.edge_index, None, None
+    data.edge_index, (data.edge_weight, data.edge_type) = coalesce(
+        edges, [data.edge_weight, data.edge_type]
+    )
+    if attr is None:
+        del data.edge_weight
+    wanted = ToUndirected()(data.clone())
+    if layout == 'sparse_csc':  # of which PyG has no transform: by source, as edges are here
+        data.adj_t = to_torch_csc_tensor(data.edge_index.flip(0), attr and data[attr], 9)
+        for name in {attr, None if keeps_edges else 'edge_index'} - {None}:
+            del data[name]
+    else:
+        data = ToSparseTensor(attr, not keeps_edges, layout=getattr(torch, layout, None))(data)
+    partition_graph(add_reverse_edges(data), 1, tmp_path / 'parts')
+    found = load_shard(tmp_path / 'parts')
+    (row, col), value = to_edge_index(found.adj_t)
+    order = (9 * col + row).argsort()
+    assert torch.equal(torch.stack([col, row])[:, order], wanted.edge_index)
+    assert torch.equal(found.edge_type[order], wanted.edge_type)
+    assert torch.equal(value[order], wanted.get('edge_weight', torch.ones(order.numel())))
+    assert ('edge_index' in found) == keeps_edges
+    assert wanted.num_edges < 2 * data.num_edges
+
+
 def test_sums_are_in_the_order_of_the_edges():
     """Five copies of an edge whose weights do not add up the same in any other order."""
     weight = torch.tensor([1e8, 3.0, -1e8, 7.0, 1e-3], dtype=torch.float32)
@@ -356,6 +406,19 @@ def test_undirected_of_the_command_line(tmp_path):
         (
             Data(edge_index=torch.tensor([[0, 1, 1], [1, 0, 1]]), edge_name=['a', 'b', 'c']),
             "expected a dense tensor in 'edge_name'",
+        ),
+        (
+            HeteroData(
+                {
+                    ('a', 'to', 'b'): {'edge_index': torch.tensor([[0], [1]])},
+                    ('b', 'rev_to', 'a'): {'edge_index': torch.tensor([[2], [1]])},
+                }
+            ),
+            r"no relation \('b', 'rev_to', 'a'\), as the reverse edges of \('a', 'to', 'b'\)",
+        ),
+        (
+            HeteroData({('a', 'to', 'a'): {'adj_t': torch.eye(3).to_sparse_csr()}}),
+            r"\('a', 'to', 'a'\) \(got a sparse adjacency matrix; convert it",
         ),
     ],
 )

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_sar.partitioner.assignment import choose
+from pyg_sar.partitioner.methods import rebalance as module
 from pyg_sar.partitioner.methods import streaming
 from pyg_sar.partitioner.methods.balance import Balance, batch_size
 from pyg_sar.partitioner.methods.method import CutOptions, Problem
@@ -102,6 +103,21 @@ def test_rebalance_moves_what_costs_least():
     moved = rebalance(problem, np.array([0] * 8 + [1] * 4))
     assert moved.tolist() == [0] * 6 + [1] * 6
     assert rebalance(problem, moved) is moved
+
+
+def test_rebalance_looks_at_few_nodes_at_a_time(monkeypatch, power_law):
+    """And moves those that it would move of all."""
+    weights = np.ones(3000), np.random.default_rng(0).integers(0, 9, 3000)
+    problem = _problem(_csr(power_law.edge_index, 3000), _balance(*weights), 5)
+    parts = np.where(np.arange(3000) < 2000, 0, np.arange(3000) % 5)
+    at_once, sizes = rebalance(problem, parts), []
+    look = module.neighbours_by_part
+    monkeypatch.setattr(module, '_MOST_CELLS', 500)
+    monkeypatch.setattr(
+        module, 'neighbours_by_part', lambda *args: sizes.append(len(args[3])) or look(*args)
+    )
+    assert rebalance(problem, parts).tolist() == at_once.tolist()
+    assert max(sizes) == 100
 
 
 @pytest.mark.parametrize('seed', range(3))

@@ -23,7 +23,7 @@ def _kaminpar(problem: Problem) -> list[Tensor]:
     """One thread gives the same parts for the same seed, several do not."""
     kaminpar = import_module('kaminpar')
     # The package reads graphs from files alone. This one has no name: nothing is left of it.
-    with tempfile.TemporaryFile() as file:
+    with tempfile.TemporaryFile(dir=problem.folder) as file:
         _write(file, problem)
         path = f'/proc/self/fd/{file.fileno()}'
         graph = kaminpar.load_graph(path, kaminpar.GraphFileFormat.PARHIP)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,7 @@ class Problem:
     balance: Balance
     num_parts: int  # number of parts P, at least 2
     options: CutOptions
+    folder: Path | None = None  # for temporary files
 
     @cached_property
     def caps(self) -> FloatArray:

@@ -1,9 +1,9 @@
 """Graph partitioning with METIS, through pymetis, pyg-lib or torch-sparse.
 
 Recursive bisection balances to 0.1 % where k-way leaves 3 %. On power-law graphs it cuts 2 to 7 %
-less from 16 parts on; on WordNet with words up to 3 % more. So pymetis bisects. From 9 parts on it
-tries k-way as well, and k-way is taken if it cuts over 2 % less. pyg-lib and torch-sparse always
-bisect, and take no seed.
+less from 16 parts on; on WordNet with words up to 3 % more, and on a grid 12 %. So pymetis does
+both, and k-way is taken if it cuts over 2 % less. pyg-lib and torch-sparse always bisect, and take
+no seed.
 
 Several weights per node are those of Karypis and Kumar, Multilevel algorithms for multi-constraint
 graph partitioning, SC 1998. pymetis passes one weight on; the METIS inside it takes any number.
@@ -25,9 +25,6 @@ from pyg_sar.ground.private_names import find
 from pyg_sar.partitioner.methods.method import OBJECTIVES, Method, Problem
 from pyg_sar.partitioner.on_disk.mapped import Int64Array
 
-_KWAY_FROM = 9
-"""Parts from which METIS's k-way is tried beside recursive bisection, as pymetis does."""
-
 _SEED = 4321
 """METIS's own default: seed 0 gives what METIS gives when nobody asks for a seed."""
 
@@ -39,7 +36,7 @@ def _pymetis(problem: Problem) -> list[Tensor]:
     attempts = [metis_assignment(problem, recursive=True)]
     # METIS's volume objective is at times worse in volume than its cut objective.
     is_volume = problem.options.objective == 'volume'
-    if is_volume or (problem.num_parts >= _KWAY_FROM and problem.balance.is_single):
+    if is_volume or problem.balance.is_single:
         attempts.append(metis_assignment(problem, recursive=False, volume=is_volume))
     return attempts
 

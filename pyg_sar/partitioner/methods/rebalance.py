@@ -16,6 +16,9 @@ from pyg_sar.partitioner.on_disk.neighbours import neighbours_by_part
 
 _ROUNDS = 3
 
+_MOST_CELLS = 1 << 20
+"""Pairs of a node and a part that are looked at together, at most about."""
+
 
 def rebalance(problem: Problem, parts: Int64Array) -> Int64Array:
     """Moves nodes until no part exceeds its caps, where that can be.
@@ -64,7 +67,9 @@ def _move(problem: Problem, parts: Int64Array, loads: FloatArray, constraint: in
     nodes = np.flatnonzero(too_full[parts] & (weights[:, constraint] > 0))
     if nodes.size == 0:
         return False
-    target, gain = _best_moves(problem, parts, nodes, loads)
+    pieces = np.array_split(nodes, -(-nodes.size * len(loads) // _MOST_CELLS))
+    moves = [_best_moves(problem, parts, piece, loads) for piece in pieces]
+    target, gain = map(np.concatenate, zip(*moves, strict=True))
     moved = False
     for row in np.argsort(-gain / weights[nodes, constraint], kind='stable'):
         if np.isneginf(gain[row]):

@@ -203,7 +203,8 @@ def tensor_of(array: Array) -> Tensor | None:
 
 def _map_of(address: int) -> tuple[int, int] | None:
     """The map that an address is in; None of 0, that of tensors without numbers."""
-    return next((bounds for bounds in _MAPS.items() if bounds[0] <= address < bounds[1]), None)
+    maps = _MAPS.copy()  # as one may go whenever Python collects garbage
+    return next((bounds for bounds in maps.items() if bounds[0] <= address < bounds[1]), None)
 
 
 _LIBC = ctypes.CDLL(None)
