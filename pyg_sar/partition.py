@@ -71,15 +71,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Warnings are news for the user here, not for a developer: always shown, and without
         # file name and source line.
         warnings.simplefilter('default', UserWarning)
-        warnings.showwarning = _show
+        warnings.showwarning = lambda message, *_, **__: print(
+            f'note: {printable(str(message))}', file=sys.stderr
+        )
         interrupted = 'interrupted, nothing was written'
         run = functools.partial(_run, arguments)
         sys.path.append(os.getcwd())  # has modules of the user, and is not on that of `pyg-sar`
         return run_command(_parser(), run, arguments, interrupted=interrupted)
-
-
-def _show(message: Warning | str, *_: object, **__: object) -> None:
-    print(f'note: {printable(str(message))}', file=sys.stderr)
 
 
 def _run(arguments: list[str], args: argparse.Namespace) -> int:

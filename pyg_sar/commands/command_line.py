@@ -10,12 +10,16 @@ import argparse
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from tqdm import tqdm
 
 T = TypeVar('T')
+
+users_files: set[str] = set()
+"""Those with a user's model or function, of which an error is told with its traceback."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -41,6 +45,9 @@ def run_command(
     try:
         return run(args)
     except (ValueError, OSError) as error:
+        frames = traceback.walk_tb(error.__traceback__)
+        if any(frame.f_code.co_filename in users_files for frame, _ in frames):
+            raise
         print(f'error: {printable(" ".join(str(error).split()))}', file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch_geometric.data import Data, HeteroData
 
+from pyg_sar.commands.command_line import users_files
+
 MODEL = 'FILE.py:NAME of a function without arguments that makes the model, or of a model'
 FORWARD = 'FILE.py:NAME of forward(model, data); default: model(data.x, data.edge_index)'
 
@@ -29,6 +31,7 @@ def load_named(text: str) -> Any:
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
+        users_files.add(str(module.__file__))
         sys.modules[path.stem] = module  # PyG looks for a conv's module by its name
         sys.path.insert(0, str(path.parent.resolve()))
         spec.loader.exec_module(module)

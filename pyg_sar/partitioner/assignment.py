@@ -92,8 +92,8 @@ def choose(
         backend=chosen.name if bindings else None,
         objective=asked.objective if chosen.cut is not None else None,
         balance=names if chosen.cut is not None else None,
-        passes=asked.passes or _PASSES if chosen.takes_passes else None,
-        threads=asked.threads or 1 if chosen.takes_threads else None,
+        passes=int(asked.passes or _PASSES) if chosen.takes_passes else None,
+        threads=int(asked.threads or 1) if chosen.takes_threads else None,
         order=order,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib
 import os
 import pickle
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from hetero_graphs import hetero_graph
+from partition_files import load_shard_files
 from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric import transforms as T
@@ -320,6 +322,202 @@ def test_bad_tables(tmp_path, text, message):
         load_source(tmp_path / 'a.csv')
 
 
+@pytest.mark.parametrize(
+    ('text', 'message'),
+    [
+        ('', "header in the first line of .*a.csv', such as src,dst .got ''"),
+        ('src,dst\n', "expected numbers in 'src' of .*a.csv' .got null.: no row has a value"),
+        ('src,dst,z\n0,1,\n', "expected numbers in 'z' of .*a.csv' .got null.: no row has a value"),
+        ('src,dst,z\n0,1,2024-01-02\n', r"numbers in 'z' .*date32.*'z'\]\.astype\('int64'\)"),
+    ],
+)
+def test_poor_tables(tmp_path, text, message):
+    test_bad_tables(tmp_path, text, message)
+
+
+LISTS = {
+    'comments': '# Directed graph: a.txt\n# FromNodeId\tToNodeId\n7\t1\n1\t2\n',
+    'one comment': '#\n7,1\n1,2\n',
+    'a comma in a comment': '# nodes, edges\n7,1\n1,2\n',
+    'tabs': '7\t1\n1\t2\n',
+    'weights': '7 1 0.5\n1 2 0.25\n',
+    'commas': '7,1\n1,2\n',
+    'header and tabs': 'src\tdst\tweight\n7\t1\t3\n1\t2\t4\n',
+    'header and semicolons': 'src;dst\n7;1\n1;2\n',
+    'header and spaces': 'src dst\n7 1\n1 2\n',
+}
+
+
+@pytest.mark.filterwarnings('ignore:Falling back to the')
+@pytest.mark.parametrize('suffix', ['.csv', '.CSV', '.txt', '.tsv', '.edges', '.txt.gz'])
+@pytest.mark.parametrize('kind', LISTS)
+def test_what_a_list_of_edges_is_told_works(tmp_path, monkeypatch, kind, suffix):
+    pandas = pytest.importorskip('pandas')
+    pytest.importorskip('pyarrow')
+    monkeypatch.chdir(tmp_path)
+    path = Path(f'a{suffix}')
+    with gzip.open(path, 'wt') if suffix.endswith('gz') else path.open('w') as file:
+        file.write(LISTS[kind])
+    with pytest.raises(ValueError, match=r'with the header src,dst|a header in the first') as told:
+        load_source(path)
+    line = re.search(r'pandas\.read_csv.*index=False\)', str(told.value))[0]
+    names = "names=['src', 'dst']"
+    assert names in line
+    line = line.replace(names, 'names=None') if 'header' in kind else line
+    eval(line, {'pandas': pandas})
+    assert load_source('edges.csv').edge_index.tolist() == [[7, 1], [1, 2]]
+
+
+@pytest.mark.parametrize('name', ['a.mtx', 'a.graph', 'a.mtx.gz', 'a.mat', 'a'])
+def test_files_of_other_kinds(tmp_path, name):
+    (tmp_path / name).write_text('%%MatrixMarket\n3 3 1\n2 1\n')
+    with pytest.raises(ValueError, match=r'as a \.csv file with the header src,dst$'):
+        load_source(tmp_path / name)
+
+
+def _columns() -> dict[str, tuple[Any, str]]:
+    """By name a column of six, and what is told of it."""
+    pa = pytest.importorskip('pyarrow')
+    ids, names, times = np.arange(6), list('ababab'), r"\['z'\]\.astype\('int64'\)"
+    out, factorize = 'leave the column out', r'pandas\.factorize'
+    return {
+        'fixed lists': (pa.FixedSizeListArray.from_arrays(pa.array(np.arange(12.0)), 2), out),
+        'lists': (pa.array([[1, 2]] * 6), out),
+        'large lists': (pa.array([[1.0]] * 6, pa.large_list(pa.float64())), out),
+        'struct': (pa.array([{'a': 1}] * 6), out),
+        'map': (pa.array([[('a', 1)]] * 6, pa.map_(pa.string(), pa.int64())), out),
+        'texts': (pa.array(names), factorize),
+        'large texts': (pa.array(names, pa.large_string()), factorize),
+        'bytes': (pa.array([b'a'] * 6), factorize),
+        'categories': (pa.array(names).dictionary_encode(), factorize),
+        'time of day': (pa.array(ids, pa.time64('us')), times),
+        'zone': (pa.array(ids, pa.timestamp('us', 'UTC')), times),
+        'day': (pa.array(ids.astype(np.int32), pa.date32()), times),
+        'duration': (pa.array(ids, pa.duration('s')), times),
+        'decimal': (pa.array(ids).cast(pa.decimal128(22, 2)), r"\['z'\]\.astype\('float64'\)"),
+        'nothing': (pa.nulls(6), 'no row has a value'),
+    }
+
+
+def test_columns_of_every_type(tmp_path):
+    pa, parquet = pytest.importorskip('pyarrow'), pytest.importorskip('pyarrow.parquet')
+    ids, path = np.arange(6), tmp_path / 'a.parquet'
+    for column, told in _columns().values():
+        parquet.write_table(pa.table({'src': ids, 'dst': ids, 'z': column}), path)
+        with pytest.raises(ValueError, match=f"numbers in 'z' of '{path}' .got .*{told}"):
+            load_source(path)
+        parquet.write_table(pa.table({'src': ids, 'dst': column}), path)
+        with pytest.raises(ValueError, match=f"numbers in 'dst' of '{path}'"):
+            load_source(path)
+    for dtype in ('bool', 'float16', 'uint8', 'uint16', 'uint32', 'uint64', 'int8', 'float32'):
+        values = np.array([0, 1, 1, 0, 1, 0], dtype)
+        parquet.write_table(pa.table({'src': ids, 'dst': ids, 'z': values}), path)
+        assert torch.equal(load_source(path).z, torch.from_numpy(values)), dtype
+
+
+@pytest.mark.parametrize('suffix', ['.parquet', '.csv'])
+def test_a_folder_of_parts_is_one_table(tmp_path, suffix):
+    pa, folder = pytest.importorskip('pyarrow'), tmp_path / f'edges{suffix}'
+    writer = importlib.import_module(f'pyarrow.{"csv" if suffix == ".csv" else "parquet"}')
+    write = writer.write_csv if suffix == '.csv' else writer.write_table
+    folder.mkdir()
+    (folder / '_SUCCESS').touch()
+    (folder / f'.part-0{suffix}.crc').touch()
+    (folder / f'._part-0{suffix}').touch()
+    for i in range(3):
+        columns = {'src': np.arange(4), 'dst': np.full(4, i), 'w': np.full(4, i + 0.5)}
+        write(pa.table(columns), folder / f'part-{i}{suffix}')
+    for path in (folder, tmp_path):  # as such, and as the edges of a folder of arrays
+        data = load_source(path)
+        assert data.edge_index.tolist() == [[0, 1, 2, 3] * 3, [0] * 4 + [1] * 4 + [2] * 4]
+        assert data.w.tolist() == [0.5] * 4 + [1.5] * 4 + [2.5] * 4
+        np.save(tmp_path / 'x.npy', np.ones((4, 2)))
+    assert data.x.shape == (4, 2)
+    write(pa.table({'src': np.arange(4), 'dst': np.arange(4)}), folder / f'part-3{suffix}')
+    with pytest.raises(ValueError, match=f"the same columns in all of .* .got '.*part-3{suffix}'"):
+        load_source(folder)
+
+
+# Numbers that torch or NumPy hardly have
+
+
+@pytest.mark.parametrize('dtype', ['uint16', 'uint32', 'uint64'])
+@pytest.mark.parametrize('on_disk', [False, True])
+def test_ids_without_a_sign(tmp_path, tiny, dtype, on_disk):
+    """In arrays, tables and tensors: the same parts as of ids of 64 bits."""
+    edges = torch.randint(200, (2, 600), generator=torch.Generator().manual_seed(0))
+    edges[0, 0] = 40_000 if dtype == 'uint16' else 199
+    seeds, num_nodes = torch.tensor([3, 1, 2]), int(edges.max()) + 1
+    want = Data(edge_index=edges, train_idx=seeds)
+    partition_graph(want, 3, tmp_path / 'want', method='ldg')
+    typed = {
+        k: v.numpy().astype(dtype) for k, v in {'edge_index': edges, 'train_idx': seeds}.items()
+    }
+    (tmp_path / 'folder').mkdir()
+    for name, array in typed.items():
+        np.save(tmp_path / 'folder' / f'{name}.npy', array)
+    tensors = {name: torch.from_numpy(array) for name, array in typed.items()}
+    torch.save(tensors, tmp_path / 'a.pt')
+    sources = [Data(**tensors), tmp_path / 'folder', tmp_path / 'a.pt']
+    for at, source in enumerate(sources):
+        if not isinstance(source, Data):
+            source = load_source(source, scratch=Scratch(tmp_path) if on_disk else None)
+        partition_graph(source, 3, tmp_path / f'{at}', method='ldg')
+        for part in range(3):
+            found, wanted = (load_shard_files(tmp_path / name, part) for name in (f'{at}', 'want'))
+            assert all(torch.equal(found[key], wanted[key]) for key in wanted)
+            feats = torch.load(tmp_path / f'{at}' / f'part_{part}' / 'node_feats.pt')
+            ids, mask = feats['global_id'], feats['feats']['train_mask']
+            assert torch.equal(mask, torch.isin(ids, seeds))
+    assert num_nodes == pyg_sar.load_shard(tmp_path / '0').num_nodes
+
+
+def test_ids_of_a_table_without_a_sign(tmp_path):
+    pa, parquet = pytest.importorskip('pyarrow'), pytest.importorskip('pyarrow.parquet')
+    for dtype in ('uint8', 'uint16', 'uint32', 'uint64'):
+        ids = np.array([0, 200, 7], dtype)
+        table = pa.table({'src': ids, 'dst': ids[::-1].astype('uint64')})
+        parquet.write_table(table, tmp_path / 'a.parquet')
+        partition_graph(tmp_path / 'a.parquet', 2, tmp_path / dtype, method='range')
+        data = pyg_sar.load_shard(tmp_path / dtype)
+        assert data.edge_index.tolist() == [[0, 200, 7], [7, 200, 0]]
+    edges = np.array([[0, 1], [2**64 - 1, 0]], np.uint64)
+    with pytest.raises(ValueError, match='must hold ids >= 0'):
+        partition_graph(Data(edge_index=torch.from_numpy(edges)), 1, tmp_path / 'none')
+
+
+@pytest.mark.parametrize(
+    ('content', 'message'),
+    [
+        (b'\0' * 48, r"header of a .npy file in '.*x\.npy' .got the magic .* np\.save\("),
+        (b'', r"header of a .npy file in '.*x\.npy' .got EOF"),
+        (np.zeros((4, 3), 'V2'), r"numbers in 'x' of '.*' .got \|V2, as of bfloat16: save it as"),
+    ],
+)
+@pytest.mark.parametrize('on_disk', [False, True])
+def test_arrays_without_numbers(tmp_path, content, message, on_disk):
+    """Numbers without a header, as np.memmap writes them, an empty file, bfloat16."""
+    np.save(tmp_path / 'edge_index.npy', EDGES)
+    if isinstance(content, bytes):
+        (tmp_path / 'x.npy').write_bytes(content)
+    else:
+        np.save(tmp_path / 'x.npy', content)
+    with pytest.raises(ValueError, match=message):
+        load_source(tmp_path, scratch=Scratch(tmp_path) if on_disk else None)
+
+
+@pytest.mark.parametrize('value', [np.ones(3), np.array(['a', 'b']), np.float32(2), [np.ones(2)]])
+def test_numpy_in_a_saved_graph_is_named(tmp_path, graph, value):
+    graph.extra = value
+    hetero = hetero_graph()
+    hetero['paper'].other, hetero['author'].other = torch.ones(2), value
+    for name, data in {'extra': graph, 'other': hetero}.items():
+        for content in (data, data.to_dict()):
+            torch.save(content, tmp_path / 'a.pt')
+            with pytest.raises(ValueError, match=rf"numpy\S+' in '{name}': torch\.from_numpy"):
+                load_source(tmp_path / 'a.pt')
+
+
 # Names
 
 
@@ -422,7 +620,9 @@ def test_root(tmp_path, monkeypatch):
         ('cora', "(got 'cora', no such file)"),
         ('no/graph.csv', "(got 'no/graph.csv', no such file)"),
         ('.', "(got '.', a folder)"),
-        ('a.txt', "(got 'a.txt', a file)"),
+        ('a.txt', "(got 'a.txt', a file): its edges as a .csv file with the header src,dst"),
+        ('ogbn-arxiv.pt', "(got 'ogbn-arxiv.pt', no such file)"),
+        ('synthetic:a.csv', "(got 'synthetic:a.csv', no such file)"),
         ('no.such.Class', "a subclass of Dataset in 'no.such.Class' (got No module"),
         (f'{MODULE}.Nothing', 'got nothing of that name'),
         ('torch_geometric.data.Data', 'a subclass of Dataset'),

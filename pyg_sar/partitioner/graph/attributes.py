@@ -12,7 +12,7 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
-from pyg_sar.partitioner.graph.checks import INTEGERS, odd_kind
+from pyg_sar.partitioner.graph.checks import INTEGERS, UNSIGNED, odd_kind
 from pyg_sar.partitioner.graph.split import INDICES, mask_of_index
 from pyg_sar.partitioner.on_disk.mapped import tensor_of
 from pyg_sar.partitioner.on_disk.rows import smallest_and_largest
@@ -77,6 +77,8 @@ def sort_attributes(
             tensor = _from_sparse(name, tensor, where)
         if tensor is None and name in _NODE_NAMES | _EDGE_NAMES:
             raise ValueError(f"'{name}'{where} must be a tensor (got {_describe(value)})")
+        if tensor is not None and name in INDICES and tensor.dtype in UNSIGNED:
+            tensor = tensor.long()
         if tensor is not None and num_nodes is not None and _is_index(name, tensor, num_nodes):
             indices[name] = mask_of_index(tensor, num_nodes, name, where)
             attributes.whole[name] = tensor

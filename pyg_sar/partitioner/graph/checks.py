@@ -13,7 +13,7 @@ from torch_geometric.data import Data
 from pyg_sar.partitioner.on_disk.rows import chunks, smallest_and_largest
 
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # torch hardly computes with these
+UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # torch hardly computes with these
 
 
 def check_positive(name: str, value: object) -> int:
@@ -65,9 +65,8 @@ def checked_edge_index(data: Data | Mapping[str, Any], relation: str = '') -> Te
     if kind or edge_index.dim() != 2 or edge_index.size(0) != 2:
         raise ValueError(f"'edge_index'{of} must be a dense tensor of shape [2, E] (got {got})")
     edge_index = edge_index.detach().as_subclass(Tensor)
-    if edge_index.dtype not in INTEGERS:
-        hint = '; convert it with .long()' if edge_index.dtype in _UNSIGNED else ''
-        raise ValueError(f"'edge_index'{of} must hold integers (got {edge_index.dtype}{hint})")
+    if edge_index.dtype not in (*INTEGERS, *UNSIGNED):
+        raise ValueError(f"'edge_index'{of} must hold integers (got {edge_index.dtype})")
     return edge_index.cpu()
 
 

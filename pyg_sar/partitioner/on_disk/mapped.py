@@ -175,7 +175,14 @@ def _npy_header(
     file: IO[bytes], path: str | os.PathLike[str], size: int
 ) -> tuple[Any, Any, np.dtype[Any]]:
     """Shape, order and type of an array that a file of `size` bytes may hold."""
-    lib, version = np.lib.format, np.lib.format.read_magic(file)
+    lib = np.lib.format
+    try:
+        version = lib.read_magic(file)
+    except ValueError as error:
+        raise ValueError(
+            f"expected the header of a .npy file in '{path}' (got {error}): numbers alone, as "
+            "np.memmap writes them, get one by np.save(path, np.memmap(path, dtype, 'r', 0, shape))"
+        ) from error
     if version not in ((1, 0), (2, 0)):
         raise ValueError(f"expected numpy's format 1.0 or 2.0 in '{path}' (got {version})")
     read = lib.read_array_header_1_0 if version == (1, 0) else lib.read_array_header_2_0

@@ -76,7 +76,8 @@ def chunks(values: Tensor) -> Iterator[Tensor]:
 
 def smallest_and_largest(ids: Tensor) -> tuple[int, int]:
     """The smallest and the largest of integers [N], at least one."""
-    bounds = [part.aminmax() for part in chunks(ids)]
+    parts = (p.to(torch.int64) if p.dtype in _AS_SIGNED else p for p in chunks(ids))
+    bounds = [part.aminmax() for part in parts]
     return min(int(low) for low, _ in bounds), max(int(high) for _, high in bounds)
 
 

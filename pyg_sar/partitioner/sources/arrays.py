@@ -130,8 +130,9 @@ def _value(array: Any, key: str, name: str) -> Any:
     if array.ndim == 0 and array.dtype.kind in 'biufc':
         return array.item()
     tensor = tensor_of(array)
-    if tensor is None and key in _FIRST:
-        raise ValueError(f"expected numbers in '{key}' of '{name}' (got {array.dtype})")
+    if tensor is None and (key in _FIRST or array.dtype.kind == 'V'):
+        hint = ', as of bfloat16: save it as float32' if array.dtype.kind == 'V' else ''
+        raise ValueError(f"expected numbers in '{key}' of '{name}' (got {array.dtype}{hint})")
     return array if tensor is None else tensor
 
 

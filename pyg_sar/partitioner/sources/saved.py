@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import pickletools
 import re
 import zipfile
 from pathlib import Path
@@ -54,6 +55,8 @@ def load_saved(path: Path, *, is_mapped: bool = False) -> Any:
     except pickle.UnpicklingError as error:
         match = re.search(r'GLOBAL (\S+)', str(error))
         reason = f"a pickle that needs '{match[1]}'" if match else 'a pickle that is not plain data'
+        if match and match[1].startswith('numpy') and zipfile.is_zipfile(path):
+            reason += f" in '{_before_numpy(path)}': torch.from_numpy makes arrays tensors"
         raise ValueError(_EXPECTED.format(path, reason)) from error
     except Exception as error:  # The unpickler meets damaged files with errors of any kind.
         if is_of_system(error):
@@ -61,6 +64,24 @@ def load_saved(path: Path, *, is_mapped: bool = False) -> Any:
         first_line = (str(error) or type(error).__name__).splitlines()[0]
         reason = f'no file written by torch.save: {first_line}'
         raise ValueError(_EXPECTED.format(path, reason)) from error
+
+
+def _before_numpy(path: Path) -> str:
+    """The last text in a zip archive of torch before an array of NumPy: the attribute's name."""
+    with zipfile.ZipFile(path) as archive:
+        pickled = archive.read(next(n for n in archive.namelist() if n.endswith('data.pkl')))
+    codes: Any = pickletools.genops(pickled)
+    text, kept = '', {}
+    for code, value, _ in codes:
+        if code.name == 'GLOBAL' and value.startswith('numpy'):
+            break
+        if 'UNICODE' in code.name:
+            text = value
+        elif 'PUT' in code.name:
+            kept[value] = text
+        elif 'GET' in code.name:
+            text = kept[value]
+    return text
 
 
 def read_saved(path: Path, *, is_mapped: bool = False) -> Data | HeteroData:

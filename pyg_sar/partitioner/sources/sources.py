@@ -23,7 +23,7 @@ from pyg_sar.partitioner.sources.named_class import is_class, load_class
 from pyg_sar.partitioner.sources.ogb import OGB, load_ogb
 from pyg_sar.partitioner.sources.saved import read_saved
 from pyg_sar.partitioner.sources.synthetic import SHAPES, shape_of, synthetic_graph
-from pyg_sar.partitioner.sources.tables import TABLES, read_table
+from pyg_sar.partitioner.sources.tables import TABLES, as_csv, read_table, table_files
 
 BUILT_IN = {'wordnet-hetero': 'wordnet_hetero.npz', 'wordnet-noun': 'wordnet_noun.npz'}
 """Graphs that are shipped, by name: all synsets and words of WordNet 3.0 and 19 relations, one way;
@@ -91,7 +91,7 @@ def load_source(
             arguments, ``'torch_geometric.datasets.Planetoid(name=Cora)'``; a .pt file (a PyG Data
             or HeteroData, or a dict of tensors), an .npz file (plain arrays), a folder of .npy
             files (such arrays, a file each; or a file ``edges.parquet`` or ``edges.csv`` in place
-            of ``edge_index.npy``), or a .parquet or .csv file (a row per edge).
+            of ``edge_index.npy``), or a .parquet or .csv file (a row per edge) or a folder of such.
         seed: Seed of a synthetic graph.
         root: The folder with datasets, or else ``$PYG_SAR_DATA``, or else ``dataset`` as for ogb.
         scratch: Where tables and compressed arrays are unpacked. With it tensors are mapped into
@@ -106,16 +106,21 @@ def load_source(
         return _FILES[path.suffix](source)
     if _edge_files(path):
         return _folder(source)
+    if table_files(path):
+        return source.graph(read_table(path, source.space))
     for start, read in _NAMES.items():
-        if source.name.startswith(start):
+        if source.name.startswith(start) and path.suffix not in _FILES:
             return read(source)
-    if is_class(source.name):
+    if is_class(source.name) and not path.exists():
         return load_class(source.name, source.datasets)
     what = 'a folder' if path.is_dir() else 'a file' if path.exists() else 'no such file'
-    raise ValueError(
-        f"expected a graph to read (got '{source.name}', {what}): a .pt, .npz, .parquet or .csv "
-        f'file, a folder with edge_index.npy, or one of {", ".join(NAMES)}'
+    expected = (
+        'a .pt, .npz, .parquet or .csv file, a folder with edge_index.npy or with parts of a '
+        f'table, or one of {", ".join(NAMES)}'
     )
+    if what == 'a file':
+        expected = f'its edges as a .csv file with the header src,dst{as_csv(path)}'
+    raise ValueError(f"expected a graph to read (got '{source.name}', {what}): {expected}")
 
 
 def _built_in(source: Source) -> Data | HeteroData:
@@ -135,7 +140,7 @@ def _built_in(source: Source) -> Data | HeteroData:
 def _edge_files(folder: Path) -> list[Path]:
     """The files of edges in a folder of arrays."""
     names = ('edge_index.npy', *(f'edges{suffix}' for suffix in TABLES))
-    files = [folder / name for name in names if (folder / name).is_file()]
+    files = [f for f in map(folder.joinpath, names) if f.is_file() or table_files(f)]
     return files or [f for n, f in array_files(folder).items() if n.startswith('edge|')][:1]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,22 @@ TABLES = ('.parquet', '.csv')
 _ENDS = ('src', 'source', 'from'), ('dst', 'target', 'to', 'destination')
 """Names of the columns of sources and of destinations."""
 
+_NO_HEADER = re.compile(r'$|# |[^,]*[#\t; |][^,]*$|(.*,)?\s*"?[-+]?\d[\d.]*(e[-+]?\d+)?"?\s*(,|$)')
+"""An empty line, a comment, other signs than commas, or numbers, which may be an edge."""
+
+
+def table_files(path: Path) -> list[Path]:
+    """The files of a table: itself, or its parts in a folder, by name; none of anything else."""
+    files = [path] if path.is_file() else sorted(path.glob('[!._]*'))
+    return [file for file in files if file.suffix in TABLES and file.is_file()]
+
 
 def read_table(path: Path, scratch: Scratch, *, batch_rows: int = 1 << 17) -> dict[str, Tensor]:
     """Reads a table with a row per edge, .parquet or .csv with a header, into scratch space.
 
     Gives ``edge_index`` integer [2, E], and every other column [E]. Sources and destinations are
     the columns that are called so (``src`` and ``dst``, ``source`` and ``target``, ``from`` and
-    ``to``), or those of a table of two.
+    ``to``), or those of a table of two. `path` may be a folder with the parts of a table.
     """
     try:
         pyarrow, dataset = import_module('pyarrow'), import_module('pyarrow.dataset')
@@ -33,22 +43,38 @@ def read_table(path: Path, scratch: Scratch, *, batch_rows: int = 1 << 17) -> di
             f"expected pyarrow to be installed to read '{path}' (got: {error}); install it with "
             "pip install 'pyg_sar[parquet]'"
         ) from error
-    if path.suffix == '.csv' and path.is_file():
-        with path.open(errors='replace') as file:
-            names = file.readline().strip().split(',')
-        if any(_is_number(name.strip('"')) for name in names):
+    files = table_files(path)
+    for file in files:
+        with file.open(errors='replace') as text:
+            line = text.readline().strip() if file.suffix == '.csv' else 'src,dst'
+        if _NO_HEADER.match(line):
             raise ValueError(
-                f"expected a header in the first line of '{path}', such as src,dst (got {names}, "
-                'which may be an edge)'
+                f"expected a header in the first line of '{file}', such as src,dst (got {line!r})"
+                + as_csv(file)
             )
     try:
-        return _read(dataset.dataset(path, format=path.suffix[1:]), path, scratch, batch_rows)
+        table = dataset.dataset([*map(str, files)], format=files[0].suffix[1:])
+        return _read(table, path, scratch, batch_rows)
     except pyarrow.ArrowInvalid as error:
         first_line = str(error).splitlines()[0]
         raise ValueError(f"expected a table of numbers in '{path}' (got: {first_line})") from error
 
 
+def as_csv(path: Path) -> str:
+    """How a list of edges, as text, becomes a table; nothing of what may be no such list."""
+    if not re.search(r'\.(csv|txt|tsv|edges|el)(\.\w+)?$', path.name.lower()):
+        return ''
+    return (
+        f", as pandas.read_csv('{path}', sep=r'[\\s,;|]+', comment='#', usecols=[0, 1], "
+        "names=['src', 'dst']).to_csv('edges.csv', index=False) writes it; names=None if it has a "
+        'header'
+    )
+
+
 def _read(table: Any, path: Path, scratch: Scratch, batch_rows: int) -> dict[str, Tensor]:
+    for part in table.get_fragments():  # of which missing columns would be empty, others left out
+        if not part.physical_schema.equals(table.schema):
+            raise ValueError(f"expected the same columns in all of '{path}' (got '{part.path}')")
     names: list[str] = table.schema.names
     if len(names) < 2 or len(set(names)) < len(names):
         raise ValueError(
@@ -61,11 +87,12 @@ def _read(table: Any, path: Path, scratch: Scratch, batch_rows: int) -> dict[str
         )
     ends = _ends(names, path)
     dtypes = {name: _dtype(table.schema.field(name).type, name, path) for name in names}
-    of_ends = np.result_type(*(dtypes[name] for name in ends))
-    if of_ends.kind not in 'iu':
+    # float64 of uint64, which int64 then has to do for.
+    of_ends = np.result_type(np.int8, *(dtypes[name] for name in ends))
+    if any(dtypes[name].kind not in 'iu' for name in ends):
         raise ValueError(f"expected integers in {ends} of '{path}' (got {of_ends})")
     num_edges = table.count_rows()
-    edge_index = scratch.empty((2, num_edges), _of_torch(of_ends))
+    edge_index = scratch.empty((2, num_edges), _of_torch(min(of_ends, np.dtype(np.int64))))
     columns = {
         name: scratch.empty((num_edges,), _of_torch(dtypes[name]))
         for name in names
@@ -101,23 +128,26 @@ def _ends(names: list[str], path: Path) -> list[str]:
     return [*src, *dst]
 
 
-def _is_number(name: str) -> bool:
-    try:
-        float(name)
-    except ValueError:
-        return False
-    return True
+_REMEDIES = {
+    '(large_)?(string|binary)|dictionary': 'names become numbers by ids, names = pandas.factorize('
+    "table[['src', 'dst']].to_numpy().ravel()), src, dst = ids[::2], ids[1::2]",
+    'timestamp|date|time|duration': "table['{0}'].astype('int64') of pandas makes numbers of times",
+    'decimal': "table['{0}'].astype('float64') of pandas makes other numbers",
+    'null': 'no row has a value; leave the column out, or fill it',
+    '': 'leave the column out, or write what it holds as columns of numbers',
+}
+"""By how the name of a type begins, what to do."""
 
 
 def _dtype(type_: Any, name: str, path: Path) -> np.dtype[Any]:
-    dtype = np.dtype(type_.to_pandas_dtype())
-    if dtype.kind not in 'biuf':
-        raise ValueError(
-            f"expected numbers in '{name}' of '{path}' (got {type_}): names become numbers by "
-            "ids, names = pandas.factorize(table[['src', 'dst']].to_numpy().ravel()), "
-            'src, dst = ids[::2], ids[1::2]'
-        )
-    return dtype
+    types = import_module('pyarrow').types
+    if types.is_integer(type_) or types.is_floating(type_) or types.is_boolean(type_):
+        return np.dtype(type_.to_pandas_dtype())
+    kind = str(type_)
+    remedy = next(text for words, text in _REMEDIES.items() if re.match(words, kind))
+    raise ValueError(
+        f"expected numbers in '{name}' of '{path}' (got {kind}): {remedy.format(name)}"
+    )
 
 
 def _of_torch(dtype: np.dtype[Any]) -> torch.dtype:
