@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import sysconfig
@@ -57,6 +58,17 @@ def test_the_extras_that_are_told_are_those_that_there_are() -> None:
 def test_a_newcomer_runs_the_lines_of_the_readme() -> None:
     commands = [line.partition('#')[0].strip() for line in install_lines()]
     assert commands == ["pip install '.[fast]'", 'make demo']
+
+
+def test_what_a_release_runs_cannot_move() -> None:
+    """Actions by the hash of a commit, and the torch that the tests have."""
+    files = [*(ROOT / '.github' / 'workflows').glob('*.yml')]
+    uses = re.findall(r'uses: (.*)', ''.join(file.read_text() for file in files))
+    assert len(uses) > 9
+    assert [each for each in uses if not re.fullmatch(r'\S+@[0-9a-f]{40}  # v\S+', each)] == []
+    assert (
+        'install build torch -c requirements.lock' in (files[0].parent / 'release.yml').read_text()
+    )
 
 
 def test_the_version_is_the_same_everywhere() -> None:
