@@ -105,3 +105,22 @@ def test_errors_are_one_line(
     assert text.startswith('error: ')
     assert text.count('\n') == 1
     assert message in text
+
+
+@pytest.mark.parametrize('error', ["ValueError('mine')", "OSError('mine')"])
+@pytest.mark.parametrize('where', ['forward', 'make'])
+def test_an_error_of_the_users_has_its_traceback(
+    parts: Path, tmp_path: Path, error: str, where: str
+) -> None:
+    path = tmp_path / f'broken_{where}_{error[0]}.py'
+    path.write_text(
+        'from torch_geometric.nn import GCNConv\n'
+        'class Model(GCNConv):\n'
+        '    def forward(self, x, edge_index):\n'
+        f'        raise {error}\n'
+        'def make():\n'
+        f'    {"return Model(6, 2)" if where == "forward" else f"raise {error}"}\n'
+    )
+    with pytest.raises((ValueError, OSError), match='mine') as found:
+        plan.main([str(parts), f'{path}:make', '--no-time'])
+    assert any(str(entry.path) == str(path) for entry in found.traceback)
