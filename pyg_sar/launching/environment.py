@@ -7,10 +7,13 @@ Which ranks share a machine, they find out from each other.
 
 from __future__ import annotations
 
+import os
 import re
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 DEFAULT_PORT = 29500
 
@@ -34,7 +37,7 @@ class _Launcher:
     size: str  # that with the number of ranks
     local_size: str  # equals the number of ranks if all run on one machine
     jobs: tuple[str, ...]  # the same on all ranks of a job, and different in other jobs
-    hosts: str  # the list of machines; the first has rank 0
+    hosts: str  # the list of machines
     pass_on: str  # how a user gives all ranks a variable
 
 
@@ -65,6 +68,10 @@ _MPICH = _Launcher(  # and Intel MPI
     'SLURM_JOB_NODELIST',
     'mpiexec -genv MASTER_ADDR HOST',
 )
+_RANKS_WITHOUT_SIZE = (  # prterun, mpiexec -pmi-port, MVAPICH, Flux, PALS, ALPS, jsrun
+    *('PMIX_RANK', 'PMI_ID', 'MV2_COMM_WORLD_RANK', 'FLUX_TASK_RANK', 'PALS_RANKID'),
+    *('ALPS_APP_PE', 'JSM_NAMESPACE_RANK'),
+)
 
 
 def launched(environ: Mapping[str, str]) -> Launched:
@@ -76,10 +83,12 @@ def launched(environ: Mapping[str, str]) -> Launched:
     by_torch = _by_torch(environ, launcher, rank, size)
     if by_torch is not None:
         return by_torch
+    if launcher in (None, _SLURM):
+        _check_sizes(environ)
     if launcher is None or size == 1:
         return Launched('' if launcher is None else launcher.name)
     address = environ.get('MASTER_ADDR') or _address(environ, launcher, rank, size)
-    return Launched(launcher.name, rank, size, address, _port(environ, launcher))
+    return Launched(launcher.name, rank, size, address, _port(environ, launcher, size))
 
 
 def _by_launcher(environ: Mapping[str, str]) -> tuple[_Launcher | None, int, int]:
@@ -108,6 +117,18 @@ def _is_batch(environ: Mapping[str, str]) -> bool:
     """
     counts = re.sub(r'\(x\d+\)', '', environ.get('SLURM_STEP_TASKS_PER_NODE', '1')).split(',')
     return environ.get('SLURM_GTIDS') == '0' and '1' not in counts
+
+
+def _check_sizes(environ: Mapping[str, str]) -> None:
+    """Raises a ValueError for a rank without a size: all of them would train alone."""
+    is_of_slurm = environ.get('PMIX_NAMESPACE', '').startswith('slurm')
+    for name in _RANKS_WITHOUT_SIZE[is_of_slurm:]:
+        if environ.get(name):
+            _checked(environ, name, 'the number of ranks')
+    rank, size = environ.get(_SLURM.rank), environ.get(_SLURM.size)
+    # A batch script is rank 0, without a size.
+    if bool(rank) != bool(size) and (rank or '0', size or '1') != ('0', '1'):
+        _checked(environ, _SLURM.rank, _SLURM.size)
 
 
 def _checked(environ: Mapping[str, str], rank_name: str, size_name: str) -> tuple[int, int]:
@@ -167,8 +188,13 @@ def _address(environ: Mapping[str, str], launcher: _Launcher, rank: int, size: i
     if environ.get(launcher.local_size) == str(size):
         return '127.0.0.1'
     hosts = environ.get(launcher.hosts, '')
-    if hosts:
-        return first_host(hosts)
+    # A list is sorted by name: as ranks are, unless the user or a heterogeneous job orders them.
+    parts = [value for name, value in environ.items() if name.startswith('SLURM_JOB_NODELIST_')]
+    is_ordered = environ.get('SLURM_DISTRIBUTION') != 'arbitrary'
+    if hosts and is_ordered and (not environ.get('SLURM_HET_SIZE') or hosts in parts):
+        machine = first_host(hosts)
+        if rank or environ.get('SLURMD_NODENAME', machine) == machine:
+            return machine
     raise ValueError(
         f'expected MASTER_ADDR for rank {rank} of {size} by {launcher.name} (got none; give all '
         f"ranks the machine of rank 0, as in '{launcher.pass_on}')"
@@ -183,7 +209,7 @@ def first_host(hosts: str) -> str:
     return host
 
 
-def _port(environ: Mapping[str, str], launcher: _Launcher) -> int:
+def _port(environ: Mapping[str, str], launcher: _Launcher, size: int) -> int:
     """MASTER_PORT, or a port of the job: jobs on one machine nearly always have different ports.
 
     It lies below the ports that Linux gives to connections (32768 to 60999).
@@ -191,7 +217,21 @@ def _port(environ: Mapping[str, str], launcher: _Launcher) -> int:
     if environ.get('MASTER_PORT'):
         return _master_port(environ)
     job = '.'.join(environ[name] for name in launcher.jobs if environ.get(name))
+    if launcher is _MPICH and environ.get(launcher.local_size) == str(size):
+        job = _starter(launcher.rank)
     return 20000 + zlib.crc32(job.encode()) % 10000 if job else DEFAULT_PORT
+
+
+def _starter(rank_name: str) -> str:
+    """The next process above this one without a rank: it has started all ranks of the machine.
+
+    Between them may be shells.
+    """
+    pid = str(os.getppid())
+    with suppress(OSError):  # it is another user's
+        while f'\0{rank_name}=' in '\0' + Path('/proc', pid, 'environ').read_text(errors='replace'):
+            pid = Path('/proc', pid, 'stat').read_text().rpartition(')')[2].split()[1]
+    return pid
 
 
 def _master_port(environ: Mapping[str, str]) -> int:

@@ -141,11 +141,14 @@ def _join(start: Launched, interface: str | None, limit: timedelta | None) -> No
             store.set('all joined', '')
         store.wait(['all joined'])
     except RuntimeError as error:
+        if not isinstance(error, dist.DistError) and 'gloo' not in str(error):
+            raise  # of the device
+        got = next(iter(str(error).splitlines()), 'no reason')
         raise ConnectionError(
             f'expected all {start.world_size} ranks at MASTER_ADDR={start.address}, '
-            f'MASTER_PORT={start.port}, as rank {start.rank} by {start.launcher} (got '
-            f'{str(error).splitlines()[0]}; is this the machine of rank 0, is the port free and '
-            'open, is the interface right, do all ranks run?)'
+            f'MASTER_PORT={start.port}, as rank {start.rank} by {start.launcher} (got {got}; is '
+            'this the machine of rank 0, is the port free and open, is the interface right, do all '
+            'ranks run?)'
         ) from error
     atexit.register(_leave)
     end_in_a_line()
@@ -201,6 +204,8 @@ def _meet(start: Launched, limit: timedelta | None) -> tuple[dist.Store, list[Si
     store, _, _ = next(dist.rendezvous(where, start.rank, start.world_size, **options))
     store = dist.PrefixStore(f'pyg_sar/{next(_num_joins)}', store)  # torchrun keeps its store
     names = [f'rank {rank}' for rank in range(start.world_size)]
+    if store.add(f'{names[start.rank]} is here', 1) > 1:
+        raise dist.DistStoreError(f'another {names[start.rank]} there')
     store.set(names[start.rank], json.dumps(own_sight()))
     if start.rank == 0:
         store.set('all ranks', json.dumps([json.loads(store.get(name)) for name in names]))

@@ -9,7 +9,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ports import free_port
@@ -21,13 +21,12 @@ ClusterName=one
 SlurmctldHost={host}(127.0.0.1)
 SlurmUser=root
 SlurmctldPort={ports[0]}
-SlurmdPort={ports[1]}
 AuthType=auth/munge
 AuthInfo=socket={folder}/munge.socket
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
+SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
@@ -36,8 +35,10 @@ SchedulerType=sched/builtin
 ReturnToService=2
 MpiDefault=none
 SlurmdParameters=config_overrides
-NodeName={host} NodeAddr=127.0.0.1 CPUs=8 RealMemory=100 State=UNKNOWN
 PartitionName=all Nodes=ALL Default=YES State=UP
+"""
+_NODE = """
+NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=8 RealMemory=100
 """
 
 
@@ -54,29 +55,35 @@ def _program(name: str) -> str | None:
 
 
 @contextlib.contextmanager
-def slurm(folder: Path) -> Iterator[dict[str, str]]:
-    """Gives the variables that srun and sbatch need; ends the cluster afterwards."""
-    for name in ('state', 'spool'):
+def slurm(folder: Path, names: Sequence[str] = ()) -> Iterator[dict[str, str]]:
+    """Gives the variables that srun and sbatch need; ends the cluster afterwards.
+
+    With `names` this machine is several, which have these names.
+    """
+    host = socket.gethostname().split('.')[0]
+    names = names or [host]
+    for name in ('state', *(f'spool-{name}' for name in names)):
         (folder / name).mkdir()
     key, conf = folder / 'munge.key', folder / 'slurm.conf'
     key.write_bytes(secrets.token_bytes(64))
     key.chmod(0o400)
-    host = socket.gethostname().split('.')[0]
-    conf.write_text(_CONF.format(host=host, ports=[free_port(), free_port()], folder=folder))
+    nodes = [_NODE.format(name=name, host=host, port=free_port()) for name in names]
+    text = _CONF.format(host=host, ports=[free_port()], folder=folder)
+    conf.write_text(text.replace('PartitionName', ''.join(nodes) + 'PartitionName'))
     (folder / 'cgroup.conf').write_text('CgroupAutomount=no\n')
     variables = {'SLURM_CONF': str(conf)}
     files = [f'--{what}-file={folder}/munge.{what}' for what in ('key', 'pid', 'log', 'seed')]
     commands = [
         ['munged', '--foreground', '--force', f'--socket={folder}/munge.socket', *files],
         ['slurmctld', '-D', '-f', str(conf)],
-        ['slurmd', '-D', '-f', str(conf)],
+        *(['slurmd', '-D', '-N', name, '-f', str(conf)] for name in names),
     ]
     daemons: list[subprocess.Popen[bytes]] = []
     try:
         for command in commands:
             program = [str(_program(command[0])), *command[1:]]
             environ = {**os.environ, **variables}
-            with (folder / f'{command[0]}.out').open('wb') as log:
+            with (folder / f'{command[0]}.out').open('ab') as log:
                 daemons.append(
                     subprocess.Popen(program, env=environ, stdout=log, stderr=subprocess.STDOUT)
                 )

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from pyg_sar.launching.environment import Launched, first_host, launched
@@ -27,6 +32,24 @@ SLURM = {
     'SLURM_STEP_NODELIST': 'node7',
     'SLURM_JOB_NODELIST': 'node[6-9]',
 }
+ARBITRARY = {
+    **SLURM,
+    'SLURM_STEP_TASKS_PER_NODE': '1(x3)',
+    'SLURM_STEP_NODELIST': 'big1,cpu-a03,r1n10',
+    'SLURM_DISTRIBUTION': 'arbitrary',
+    'SLURMD_NODENAME': 'cpu-a03',
+    'MASTER_PORT': '1234',
+}
+"""A task of ``srun -m arbitrary -w r1n10,cpu-a03,big1`` (Slurm 22.05): the list is sorted."""
+HETEROGENEOUS = {
+    **ARBITRARY,
+    'SLURM_DISTRIBUTION': 'cyclic',
+    'SLURM_HET_SIZE': '2',
+    'SLURM_JOB_NODELIST_PACK_GROUP_0': 'r1n10',
+    'SLURM_JOB_NODELIST_PACK_GROUP_1': 'big1,cpu-a03',
+}
+"""A task of ``srun -n1 -w r1n10 a : -n2 -w big1,cpu-a03 b``."""
+PRTERUN = {'PMIX_RANK': '1', 'PMIX_NAMESPACE': 'prterun-vm-8609@1', 'PRTE_LAUNCHED': '1'}
 TWO_NODES = {'SLURM_STEP_TASKS_PER_NODE': '2,1', 'SLURM_STEP_NODELIST': 'node[07-08]'}
 BATCH = {
     'SLURM_JOB_ID': '77',
@@ -63,7 +86,8 @@ CASES: list[tuple[dict[str, str], Launched]] = [
         ALONE,
     ),
     ({'SLURM_NTASKS': '3', 'SLURM_JOB_ID': '77'}, ALONE),  # the shell of salloc
-    ({'SLURM_STEP_NUM_TASKS': '3'}, ALONE),
+    ({'SLURM_STEP_NUM_TASKS': '1'}, ALONE),
+    ({'SLURM_PROCID': '0', 'PMIX_RANK': '0', 'PMIX_NAMESPACE': 'slurm.pmix.7.0'}, ALONE),
     # An interactive step of one.
     ({**SLURM, 'SLURM_PROCID': '0', 'SLURM_STEP_NUM_TASKS': '1'}, Launched('Slurm', 0, 1)),
     (TORCHRUN, OF_TORCHRUN),
@@ -85,6 +109,37 @@ CASES: list[tuple[dict[str, str], Launched]] = [
     ),
     # On two nodes.
     ({**SLURM, **TWO_NODES, 'MASTER_PORT': '1234'}, Launched('Slurm', 1, 3, 'node07', 1234)),
+    # With tasks in an order of the user's own, or in two parts of a job.
+    *(
+        ({**environ, 'MASTER_ADDR': 'r1n10'}, Launched('Slurm', 1, 3, 'r1n10', 1234))
+        for environ in (ARBITRARY, HETEROGENEOUS)
+    ),
+    *(
+        ({**environ, 'SLURM_STEP_TASKS_PER_NODE': '3'}, Launched('Slurm', 1, 3, '127.0.0.1', 1234))
+        for environ in (ARBITRARY, HETEROGENEOUS)
+    ),
+    *(  # in other orders, and in one part of a job, the first machine has rank 0
+        (
+            {
+                **ARBITRARY,
+                'SLURM_DISTRIBUTION': how,
+                'SLURM_PROCID': '0',
+                'SLURMD_NODENAME': 'big1',
+            },
+            Launched('Slurm', 0, 3, 'big1', 1234),
+        )
+        for how in ('', 'block', 'cyclic', 'plane')
+    ),
+    (
+        {**HETEROGENEOUS, 'SLURM_STEP_NODELIST': 'big1,cpu-a03'},
+        Launched('Slurm', 1, 3, 'big1', 1234),
+    ),
+    # Slurm by PMIx, and torchrun inside of prterun.
+    (
+        {**SLURM, 'PMIX_RANK': '1', 'PMIX_NAMESPACE': 'slurm.pmix.77.0', 'MASTER_PORT': '1234'},
+        Launched('Slurm', 1, 3, '127.0.0.1', 1234),
+    ),
+    ({**PRTERUN, **TORCHRUN}, OF_TORCHRUN),
     # With WORLD_SIZE exported, as scripts for srun do, and the rank from SLURM_PROCID.
     *(
         ({**SLURM, **GIVEN, 'WORLD_SIZE': '3', **more}, Launched('Slurm', 1, 3, 'host', 1234))
@@ -117,7 +172,39 @@ def test_the_port_is_that_of_the_job() -> None:
     assert all(20000 <= port < 30000 for port in ports)
     other_rank = {**SLURM, 'SLURM_PROCID': '0', 'SLURM_LOCALID': '0'}
     assert launched(other_rank).port == ports[0]
-    assert launched(MPICH).port == 29500  # there is no name of the job
+    apart = {**MPICH, 'MPI_LOCALNRANKS': '1', 'MASTER_ADDR': 'host'}
+    assert launched(apart).port == 29500  # there is no name of the job
+
+
+_PORT = 'import os, runpy; print(runpy.run_path(os.environ["FILE"])["launched"](os.environ).port)'
+_MPIEXEC = """
+import os, subprocess, sys
+ranks = [
+    subprocess.Popen(command, env={**os.environ, 'PMI_RANK': str(rank)})
+    for rank, command in enumerate([sys.argv[1:], ['sh', '-c', '"$@"; true', 'sh', *sys.argv[1:]]])
+]
+sys.exit(any(rank.wait() for rank in ranks))
+"""
+"""Starts two ranks as mpiexec of MPICH does: one of them below a shell."""
+
+
+def test_two_jobs_of_mpich_on_one_machine_have_ports_of_their_own() -> None:
+    file = Path(sys.modules[launched.__module__].__file__ or '')
+    variables = {'PMI_SIZE': '2', 'MPI_LOCALNRANKS': '2', 'FILE': str(file)}
+    command = [sys.executable, '-c', _MPIEXEC, sys.executable, '-c', _PORT]
+    jobs = [
+        subprocess.Popen(
+            command,
+            env={'PATH': os.environ['PATH'], **variables},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    ports = [set(job.communicate(timeout=100)[0].split()) for job in jobs]
+    assert [len(each) for each in ports] == [1, 1]
+    assert ports[0] != ports[1]
+    assert all(20000 <= int(port) < 30000 for each in ports for port in each)
 
 
 def test_slurm_with_one_task_on_the_first_machine() -> None:
@@ -150,6 +237,31 @@ def test_slurm_with_one_task_on_the_first_machine() -> None:
             'expected MASTER_ADDR for rank 1 of 3 by Open MPI .*mpirun -x MASTER_ADDR=HOST',
         ),
         ({'PMI_RANK': '1', 'PMI_SIZE': '3'}, 'mpiexec -genv MASTER_ADDR HOST'),
+        # Each of them would train alone.
+        (PRTERUN, 'expected the number of ranks beside PMIX_RANK .got PMIX_RANK=1 alone; .*mpirun'),
+        ({**PRTERUN, 'PMIX_RANK': '0'}, 'got PMIX_RANK=0 alone'),
+        ({**PRTERUN, 'SLURM_PROCID': '0', 'SLURM_STEP_NUM_TASKS': '1'}, 'got PMIX_RANK=1 alone'),
+        ({'PMI_ID': '0', 'MPI_LOCALNRANKS': '2'}, 'expected the number of ranks beside PMI_ID'),
+        *(
+            ({name: '1'}, f'got {name}=1 alone')
+            for name in ('FLUX_TASK_RANK', 'PALS_RANKID', 'MV2_COMM_WORLD_RANK', 'ALPS_APP_PE')
+        ),
+        ({'SLURM_PROCID': '1', 'SLURM_NTASKS': '3'}, 'expected SLURM_STEP_NUM_TASKS beside'),
+        ({'SLURM_STEP_NUM_TASKS': '3'}, 'expected SLURM_PROCID beside SLURM_STEP_NUM_TASKS'),
+        ({'OMPI_COMM_WORLD_SIZE': '3'}, 'expected OMPI_COMM_WORLD_RANK beside'),
+        ({'PMI_RANK': '1'}, 'expected PMI_SIZE beside PMI_RANK'),
+        # Nothing tells which machine has rank 0.
+        (ARBITRARY, 'expected MASTER_ADDR for rank 1 of 3 by Slurm .*export MASTER_ADDR=HOST'),
+        ({**ARBITRARY, 'SLURM_PROCID': '0', 'SLURMD_NODENAME': 'r1n10'}, 'expected MASTER_ADDR'),
+        (HETEROGENEOUS, 'expected MASTER_ADDR for rank 1 of 3 by Slurm'),
+        (
+            {**SLURM, **TWO_NODES, 'SLURM_PROCID': '0', 'SLURMD_NODENAME': 'node08'},
+            'expected MASTER_ADDR for rank 0 of 3 by Slurm',
+        ),
+        (
+            {**BATCH, **OPEN_MPI, **APART, 'SLURMD_NODENAME': 'n7', 'OMPI_COMM_WORLD_RANK': '0'},
+            'expected MASTER_ADDR for rank 0 of 3 by Open MPI',
+        ),
         ({**SLURM, **TWO_NODES, 'SLURM_STEP_NODELIST': ''}, 'expected MASTER_ADDR.*by Slurm'),
         ({**SLURM, **TWO_NODES, 'SLURM_STEP_NODELIST': 'a[1'}, 'expected a list of machines'),
         # What is left over from a notebook would make every rank a training of its own.

@@ -236,6 +236,39 @@ def test_a_port_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not dist.is_initialized()
 
 
+def _one_of_two_jobs() -> str:
+    """Ranks 1 of two jobs of two ranks have one rank 0."""
+    os.environ.update(WORLD_SIZE='2', RANK=str(min(int(os.environ['RANK']), 1)))
+    return attempt(pyg_sar.init, timeout=5)
+
+
+def test_ranks_of_two_jobs_at_one_port() -> None:
+    told = pyg_sar.launch(_one_of_two_jobs, 3)
+    assert sum('got another rank 1 there; is this the machine' in text for text in told) == 1
+
+
+def _failing(error: RuntimeError) -> str:
+    def fail(*args: Any, **options: Any) -> None:
+        raise error
+
+    module.shares = fail  # type: ignore[attr-defined]
+    return attempt(pyg_sar.init)
+
+
+@pytest.mark.parametrize(
+    ('error', 'told'),
+    [
+        (RuntimeError('CUDA error: out of memory'), 'RuntimeError: CUDA error: out of memory'),
+        (RuntimeError(), 'RuntimeError: '),
+        (dist.DistStoreError(), 'ConnectionError: expected all 2 ranks at MASTER_ADDR=127.0.0.1'),
+        (RuntimeError('[gloo/transport/tcp/pair.cc:1] lost'), 'ConnectionError: expected all 2'),
+    ],
+)
+def test_errors_that_are_not_of_the_network_stay(error: RuntimeError, told: str) -> None:
+    for found in pyg_sar.launch(_failing, 2, error):
+        assert found.startswith(told)
+
+
 def _drawn(has_seeds: bool) -> tuple[float, float, float]:
     place = int(os.environ['RANK'])
     random.seed(100 + place)

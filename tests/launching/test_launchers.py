@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +188,41 @@ def test_the_variables_of_slurm(tmp_path: Path, cluster: dict[str, str]) -> None
         ]
         assert len({(s.address, s.port) for s in starts}) == 1
         assert starts[0].port != 29500
+
+
+@pytest.mark.skipif(bool(why_no_slurm()), reason=why_no_slurm() or 'there is one')
+def test_slurm_on_three_machines(tmp_path: Path) -> None:
+    names = ['r1n10', 'cpu-a03', 'big1']  # not in the order of letters
+    (tmp_path / 'hosts').write_text('\n'.join(names))
+    with slurm(tmp_path, names) as variables:
+        for number, how in enumerate(('block', 'cyclic', 'plane=1', 'arbitrary')):
+            (tmp_path / str(number)).mkdir()
+            machines = tmp_path / 'hosts' if how == 'arbitrary' else ','.join(names)
+            command = ['srun', '-N', 3, '-n', 3, '-m', how, '-w', machines]
+            found = _environments(command, tmp_path / str(number), **variables)
+            assert sorted(environ['SLURM_PROCID'] for environ in found) == ['0', '1', '2']
+            (rank_0,) = [each for each in found if each['SLURM_PROCID'] == '0']
+            assert rank_0['SLURMD_NODENAME'] == ('r1n10' if how == 'arbitrary' else 'big1')
+            for environ in found:
+                if how == 'arbitrary':
+                    with pytest.raises(ValueError, match='expected MASTER_ADDR for rank'):
+                        launched(environ)
+                    environ['MASTER_ADDR'] = rank_0['SLURMD_NODENAME']
+                assert launched(environ).address == rank_0['SLURMD_NODENAME']
+
+
+_MPIEXEC = shutil.which('mpiexec.hydra')
+
+
+@pytest.mark.skipif(_MPIEXEC is None, reason='mpiexec.hydra not installed (Debian: mpich)')
+def test_two_jobs_of_mpich_at_once(program: list[object], expected: torch.Tensor) -> None:
+    job: list[object] = [_MPIEXEC, '-n', 3, sys.executable, *program]
+    with ThreadPoolExecutor() as pool:
+        jobs = list(pool.map(lambda _: run(job, PYG_SAR_LOG='info'), range(2)))
+    for done in jobs:
+        assert done.returncode == 0, done.stderr
+        _assert_same(done.stdout, expected)
+        assert _log(done.stderr) == [f'MPI, {i} of 3 ranks on' for i in (1, 2, 3)]
 
 
 def test_a_batch_script_is_one_process(tmp_path: Path, cluster: dict[str, str]) -> None:
