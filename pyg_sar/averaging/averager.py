@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from pyg_sar.averaging.buckets import SUM, buckets_of
-from pyg_sar.comm import all_reduce_sum, differ, world_size
+from pyg_sar.comm import all_reduce_sum, check_own, differ, world_size
 from pyg_sar.comm.comm import Comm
 from pyg_sar.comm.end_of_backward import is_accumulated, is_inside_a_function, running, started
 from pyg_sar.comm.functions import only_once
@@ -209,6 +209,7 @@ class Arrival:
         averager, p = self.averager(), self._parameter()
         if averager is None or not averager.is_alive or p is None:
             return None
+        check_own(p)
         if averager._accumulating != torch._C._current_graph_task_id():
             if world_size() == 1:
                 return None

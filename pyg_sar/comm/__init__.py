@@ -31,6 +31,8 @@ from pyg_sar.comm.functions import communicates, once_differentiable, torch_appl
 from pyg_sar.comm.gradient_return import GradientReturn
 from pyg_sar.comm.ranks import (
     as_timedelta,
+    cache_of,
+    check_own,
     chosen,
     current,
     is_distributed,

@@ -54,6 +54,7 @@ class Comm:
         travelling: Swaps that are under way.
         backward: Gives the backward pass that runs, if it has come to anything of this library.
         awaiting: Models that have run on a batch, whose backward may come.
+        caches: What :func:`pyg_sar.comm.cache_of` gives, by name.
         num_made: How many things all ranks have made together; see :class:`Agreed`.
         pool: Memory for rows, where ranks have it in common.
         exchange_kind: The class of its exchanges, where they send no messages.
@@ -75,6 +76,7 @@ class Comm:
         self.travelling: set[Any] = set()
         self.backward: Callable[[], Backward | None] = lambda: None
         self.awaiting: WeakKeyDictionary[Averager, None] = WeakKeyDictionary()
+        self.caches: dict[Any, Any] = {}
         self.num_made = 0
 
     def check(self, operation: str) -> None:

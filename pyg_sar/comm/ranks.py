@@ -6,9 +6,12 @@ import atexit
 import sys
 import time
 from datetime import timedelta
-from weakref import WeakKeyDictionary
+from typing import Any
+from weakref import WeakKeyDictionary, ref
 
 import torch.distributed as dist
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 
 from pyg_sar.comm.comm import Comm
 from pyg_sar.comm.processes.group import GroupComm
@@ -18,6 +21,7 @@ chosen: Scoped[Comm | None] = Scoped(None)
 """The comm that is set for a thread: that of a rank which is a thread, or a lane."""
 
 _ALONE = Comm()
+_owners: Any = WeakIdKeyDictionary()
 _of_groups: WeakKeyDictionary[dist.ProcessGroup, GroupComm] = WeakKeyDictionary()
 
 
@@ -34,6 +38,28 @@ def _of_group(default: dist.ProcessGroup) -> GroupComm:
     atexit.unregister(_let_go)
     atexit.register(_let_go)
     return _of_groups[default]
+
+
+def cache_of(what: str, kind: Any = WeakTensorKeyDictionary) -> Any:
+    """What this rank keeps by tensors, which ranks that are threads may have in common."""
+    caches = current().caches
+    if (what, kind) not in caches:
+        caches[what, kind] = kind()
+    return caches[what, kind]
+
+
+def check_own(thing: Any) -> None:
+    """Raises a ValueError for a module or a leaf of another rank, where ranks are threads."""
+    comm = current()
+    if comm.takes_turns:
+        owner = _owners.get(thing, lambda: None)() or comm
+        if owner is not comm and owner.pool is comm.pool:  # of this run
+            raise ValueError(
+                f"expected a {'tensor' if isinstance(thing, Tensor) else 'model'} of this rank's "
+                f'own (got that of rank {owner.rank}: make what learns inside of the function that '
+                'every rank runs)'
+            )
+        _owners[thing] = ref(comm)
 
 
 def is_distributed() -> bool:

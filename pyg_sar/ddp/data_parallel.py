@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -16,11 +14,10 @@ from torch.nn.parameter import is_lazy
 
 from pyg_sar.averaging.averager import MIB
 from pyg_sar.comm import (
-    Comm,
     as_timedelta,
     broadcast,
+    check_own,
     collective,
-    current,
     is_distributed,
     left_by,
     set_debug,
@@ -235,10 +232,6 @@ class DistributedDataParallel(torch.nn.Module, metaclass=ClassSwap):
             gradients.accumulates = before
 
 
-_owners: WeakKeyDictionary[torch.nn.Module, Callable[[], Comm | None]] = WeakKeyDictionary()
-"""The rank that a model belongs to, of ranks that are threads."""
-
-
 def _check(
     module: torch.nn.Module,
     process_group: dist.ProcessGroup | None,
@@ -255,14 +248,8 @@ def _check(
         raise ValueError(
             "'broadcast_buffers' must be False (got True): norms keep their buffers equal"
         )
-    if takes_turns():
-        owner = _owners.get(module, lambda: None)()
-        if owner is not None and owner is not current():
-            raise ValueError(
-                f"expected a model of this rank's own (got that of rank {owner.rank}: make the "
-                'model inside of the function that every rank runs)'
-            )
-        _owners[module] = weakref.ref(current())
+    for part in module.modules():
+        check_own(part)
     for name, p in module.named_parameters():
         if isinstance(p, Rows) and not p._space.is_learned:
             raise ValueError(

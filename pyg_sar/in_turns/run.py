@@ -62,7 +62,8 @@ def run_in_turns(
     Args:
         function: What every rank runs.
         root: The folder that ``python -m pyg_sar.partition`` wrote; its parts are the ranks.
-        *args: Passed on, the same objects to every rank. Their tensors are never evicted.
+        *args: Passed on, the same objects to every rank, none of which learns. Their tensors are
+            never evicted.
         memory: Bytes, or a text such as ``'4GB'``, that large tensors of all ranks may take
             together: on a GPU if they compute on one, and in memory of the host. Python, its
             libraries and small tensors come on top. The turn of one rank may need more; then the

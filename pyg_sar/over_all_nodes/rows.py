@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from pyg_sar.comm import (
     Agreed,
     agree,
     all_to_all,
     all_to_all_counts,
+    cache_of,
     collective,
     communicates,
     once_differentiable,
@@ -70,10 +70,6 @@ class _Home:
     row: Tensor
 
 
-_homes = WeakTensorKeyDictionary()
-_plans = WeakTensorKeyDictionary()
-
-
 def _plan(x: Any, ids: Tensor, n_id: Tensor) -> _Plan:
     error = None
     if ids.dtype != torch.int64:
@@ -90,7 +86,7 @@ def _plan(x: Any, ids: Tensor, n_id: Tensor) -> _Plan:
             f"expected one row of 'x' for each of {tuple(n_id.shape)} ids in 'n_id' "
             f'(got shape {tuple(x.shape)})'
         )
-    cache: Agreed[tuple[Tensor, _Plan]] = _plans.setdefault(ids, Agreed())  # type: ignore[no-untyped-call]
+    cache: Agreed[tuple[Tensor, _Plan]] = cache_of('plans').setdefault(ids, Agreed())
     key = version_of(ids), id(n_id)
     pair, are_right = cache.find(key, error is None)
     if not are_right:
@@ -103,7 +99,7 @@ def _plan(x: Any, ids: Tensor, n_id: Tensor) -> _Plan:
 
 def _home(n_id: Tensor) -> _Home:
     """Makes this rank the home of its share of all ids (collective)."""
-    cache: Agreed[_Home] = _homes.setdefault(n_id, Agreed())  # type: ignore[no-untyped-call]
+    cache: Agreed[_Home] = cache_of('homes').setdefault(n_id, Agreed())
     return cache.get(version_of(n_id), lambda: _new_home(n_id))
 
 

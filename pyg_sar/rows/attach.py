@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.storage import BaseStorage
 
-from pyg_sar.comm import agree, collective
+from pyg_sar.comm import agree, cache_of, collective
 from pyg_sar.ground.changes import version_of
 from pyg_sar.ground.nested import in_nested
 from pyg_sar.ground.scoped import Scoped
@@ -130,17 +129,15 @@ def _local_attribute(data: Any, store: Any, name: str, value: Any, spaces: list[
     return value
 
 
-_own_rows = WeakTensorKeyDictionary()
-
-
 def _own_of_whole(value: Tensor, dim: int, space: Space) -> Any:
     """Own rows of a plain tensor of the whole, kept until the program writes to it."""
     key = version_of(value), dim, space
-    old_key, own = _own_rows.get(value, (None, None))  # type: ignore[no-untyped-call]
+    cache = cache_of('own rows')
+    old_key, own = cache.get(value, (None, None))
     if old_key != key:
         with torch.inference_mode(False):
             own = value.index_select(dim, space.ids(value.device))
-        _own_rows[value] = key, own
+        cache[value] = key, own
     return own
 
 

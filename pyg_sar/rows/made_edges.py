@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
-from pyg_sar.comm import agree, all_reduce_sum, rank, world_size
+from pyg_sar.comm import agree, all_reduce_sum, cache_of, rank, world_size
 from pyg_sar.comm.reshard.derive_shard import derive_shard
 from pyg_sar.ground.changes import version_of
 from pyg_sar.rows.edges import EdgeIndex, Ends, edge_index
@@ -22,8 +21,6 @@ from pyg_sar.rows.replicated import check_whole
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse
 from pyg_sar.rows.space import Space
 from pyg_sar.shard.shard import Shard
-
-_edges = WeakTensorKeyDictionary()
 
 
 def edges_of(func: Any, ids: Tensor, src: Space, dst: Space, key: Tensor | None = None) -> Any:
@@ -35,12 +32,13 @@ def edges_of(func: Any, ids: Tensor, src: Space, dst: Space, key: Tensor | None 
     if not (src.has_ids() and dst.has_ids()):
         refuse(func, f'is not known where the nodes lie ({src!r}, {dst!r})')
     state = version_of(key), src, dst
-    old_state, edges = _edges.get(key, (None, None))  # type: ignore[no-untyped-call]
+    cache = cache_of('edges')
+    old_state, edges = cache.get(key, (None, None))
     if old_state != state:
         check_whole(func, ids)
         with plainly():
             edges = _dealt(ids.detach(), src, dst)
-        _edges[key] = state, edges
+        cache[key] = state, edges
     return edges
 
 

@@ -14,9 +14,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
-from pyg_sar.comm import all_reduce_sum, are_alike, communicates, once_differentiable, rank
+from pyg_sar.comm import (
+    all_reduce_sum,
+    are_alike,
+    cache_of,
+    check_own,
+    communicates,
+    once_differentiable,
+    rank,
+)
 from pyg_sar.comm import world_size as num_ranks
 from pyg_sar.evictable import array_of
 from pyg_sar.ground.changes import version_of
@@ -28,15 +35,15 @@ LARGE = 2**24
 
 PLAIN = (Tensor, torch.nn.Parameter)
 
-_checked = WeakTensorKeyDictionary()
-
 
 def with_mean_gradient(tensor: Tensor) -> Tensor:
     """A plain tensor for a function with rows: the same numbers, a gradient equal on all ranks."""
     if not tensor.requires_grad or not torch.is_grad_enabled():
         return tensor
-    if tensor.is_leaf and is_averaged(tensor):
-        return tensor
+    if tensor.is_leaf:
+        check_own(tensor)
+        if is_averaged(tensor):
+            return tensor
     out: Tensor = tensor if num_ranks() == 1 else _Mean.apply(tensor)
     return out
 
@@ -107,8 +114,8 @@ def check_whole(func: Any, tensor: Tensor) -> None:
     """
     if num_ranks() == 1:
         return
-    version = version_of(tensor)
-    if _checked.get(tensor) == version:  # type: ignore[no-untyped-call]
+    version, checked = version_of(tensor), cache_of('checked')
+    if checked.get(tensor) == version:
         return
     if tensor.numel() >= LARGE:
         warn(
@@ -124,7 +131,7 @@ def check_whole(func: Any, tensor: Tensor) -> None:
             'it with one seed on all of them; in place of a loop over the batches of a loader '
             'write model(data.x, data.edge_index)'
         )
-    _checked[tensor] = version
+    checked[tensor] = version
 
 
 @contextmanager

@@ -15,10 +15,9 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from pyg_sar.aggregate.halo import with_halo
-from pyg_sar.comm import exchange_of, world_size
+from pyg_sar.comm import cache_of, exchange_of, world_size
 from pyg_sar.ground.changes import version_of
 from pyg_sar.ground.nested import in_nested, leaves
 from pyg_sar.rows.align import own_rows
@@ -215,13 +214,11 @@ def dealt(func: Any, matrix: Any, rows: Space, cols: Space) -> Any:
     return out
 
 
-_dealt = WeakTensorKeyDictionary(), weakref.WeakKeyDictionary[Any, Any]()
-
-
 def _edges_of_entries(
     func: Any, row: Tensor, col: Tensor, rows: Space, cols: Space, key: Any
 ) -> EdgeIndex:
-    kept: Any = _dealt[not isinstance(key, Tensor)]
+    is_tensor = isinstance(key, Tensor)
+    kept = cache_of('matrices') if is_tensor else cache_of('matrices', weakref.WeakKeyDictionary)
     versions = [version_of(each) for each in (row, col, key) if isinstance(each, Tensor)]
     state = versions, rows, cols
     old_state, edges = kept.get(key, (None, None))
