@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pyg_sar.comm import agree, rank
+from pyg_sar.comm import agree, all_to_all, rank
 from pyg_sar.rows.align import align, argument, dim_of, named_rule, rows_in
 from pyg_sar.rows.over_ranks import largest_of_ranks, sum_of_ranks
 from pyg_sar.rows.registry import bare_name, is_in_place, name_of, rule
@@ -80,9 +80,10 @@ def _unique(func: Any, args: Any, kwargs: Any) -> Any:
         own, places, counts = torch.unique(
             plain(rows).detach(), return_inverse=True, return_counts=True, dim=dim
         )
-        every = [tensor.to(own.device) for tensor in agree(own)]
-        first = sum(part.size(0) for part in every[: rank()])
-        values, at = torch.unique(torch.cat(every), return_inverse=True, dim=dim)
+        sizes = agree(own.size(0))
+        every = all_to_all(torch.cat([own] * len(sizes)), [own.size(0)] * len(sizes), sizes)
+        first = sum(sizes[: rank()])
+        values, at = torch.unique(every, return_inverse=True, dim=dim)
         at = at[first : first + own.size(0)]  # those of the own values
         out = [values]
         if named.get('return_inverse'):
