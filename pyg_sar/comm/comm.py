@@ -7,6 +7,7 @@ There are three kinds: the process group of ``torch.distributed``
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
@@ -72,6 +73,7 @@ class Comm:
     def __init__(self) -> None:
         self.operation, self.met = '', Met()
         self.world: Callable[[], dist.ProcessGroup | None] = lambda: None
+        self._process = os.getpid()
         self.peer: int | None = None
         self.travelling: set[Any] = set()
         self.backward: Callable[[], Backward | None] = lambda: None
@@ -91,8 +93,23 @@ class Comm:
         `alike` differs: the operation, with what it moves, in words that are equal on all ranks.
         `is_wait`: the end of one that began before; all ranks begin as many.
         """
+        self.check_process(operation)
         self.operation = at_location(operation)
         return hook.in_operation(operation, peer, is_wait) if hook.watchers else nullcontext()
+
+    def is_here(self) -> bool:
+        """Whether this is the process of the rank, or it needs no others."""
+        is_forked = self._process != os.getpid()
+        return self.size == 1 or not (is_forked or torch.utils.data.get_worker_info())
+
+    def check_process(self, operation: str) -> None:
+        """Raises a ValueError in a process that a rank has forked, which other ranks do not see."""
+        if not self.is_here():
+            raise ValueError(
+                f'{operation} in a worker of a DataLoader, or another process that a rank has '
+                'forked, asks ranks elsewhere: write num_workers=0, or give it plain tensors of '
+                'pyg_sar.local or pyg_sar.gather'
+            )
 
     def left_by(self, error: BaseException) -> None:
         """Takes note of an exception that leaves a layer, a model or the backward of a layer.

@@ -116,10 +116,6 @@ def fetched(rows: Rows, ids: Tensor) -> Tensor:
     space = rows._space
     if not space.has_ids():
         refuse('indexing', f'by numbers is not known where the rows lie ({space!r})')
-    if torch.utils.data.get_worker_info() is not None:
-        refuse(
-            'indexing', 'in a worker of a DataLoader asks ranks elsewhere', 'write num_workers=0'
-        )
     with plainly():
         x = plain(rows).movedim(rows._dim, 0)
         ids = torch.where(ids < 0, ids + space.total, ids)

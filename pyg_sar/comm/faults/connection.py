@@ -82,6 +82,7 @@ class Connection(Comm):
         # so ranks would take two layers in different orders. Messages of NCCL, and collectives,
         # have no tags that could tell them apart. In one thread the last layer always comes first.
         torch.autograd.set_multithreading_enabled(False)
+        self.check_process(operation)
         # The program does not wait for operations of a lane.
         is_noted = hook.watchers and self.main is None
         with hook.in_operation(operation, peer, is_wait) if is_noted else nullcontext():
@@ -143,7 +144,7 @@ class Connection(Comm):
         Else it ends once the others had GRACE seconds to raise as well.
         """
         # torch.utils.checkpoint ends what it computes again by an exception, on all ranks alike.
-        is_stop = isinstance(error, _StopRecomputationError)
+        is_stop = isinstance(error, _StopRecomputationError) or not self.is_here()
         if is_stop or isinstance(error, ExchangeError) or '_pyg_sar_left' in vars(error):
             return
         vars(error)['_pyg_sar_left'] = True  # layers inside others see it, too
