@@ -23,9 +23,6 @@ from pyg_sar.monitor import hook
 
 T = TypeVar('T')
 
-_MANY = 1 << 20
-"""More than there are ranks, and less than a number that goes with a message."""
-
 _KINDS = {k.__name__: k for k in (FileNotFoundError, OSError, TypeError, ValueError, RuntimeError)}
 
 
@@ -112,9 +109,9 @@ def least_of_ranks(value: int, world_size: int) -> int:
     assert 0 <= value <= 2
     if world_size == 1:
         return value
-    counts = _sum('a decision of all ranks', number=(1, _MANY, 0)[value])
+    counts = _sum('a decision of all ranks', number=(1, 1 << 20, 0)[value])
     assert counts is not None
-    ones, zeros = divmod(counts, _MANY)
+    ones, zeros = divmod(counts, 1 << 20)  # more than there are ranks
     return 0 if zeros else 1 if ones else 2
 
 

@@ -15,16 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm import (
-    all_reduce_sum,
-    are_alike,
-    cache_of,
-    check_own,
-    communicates,
-    once_differentiable,
-    rank,
-)
+from pyg_sar.comm import all_reduce_sum, are_alike, communicates, once_differentiable, rank
 from pyg_sar.comm import world_size as num_ranks
+from pyg_sar.comm.ranks import cache_of, check_own
 from pyg_sar.evictable import array_of
 from pyg_sar.ground.changes import version_of
 from pyg_sar.ground.checksum import as_bytes
