@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
-from pyg_sar.comm.ranks import check_lives, current
+from pyg_sar.comm.ranks import cache_of, check_lives, current
 from pyg_sar.ground.changes import version_of
 from pyg_sar.ground.inert import is_hidden
 from pyg_sar.rows.registry import bare_name, is_in_place, name_of
@@ -27,8 +26,6 @@ _OF_THIS_RANK = ('requires_grad', 'retain_grad', 'grad')
 
 _BY_IDS = ('getitem', 'index_select', 'take', 'gather', 'take_along_dim')
 """Functions that read places of a table. Others may hold anything, as where a function writes."""
-
-_seen = WeakTensorKeyDictionary()
 
 
 def note(func: Any, args: Any, kwargs: Any) -> None:
@@ -76,8 +73,8 @@ def _compared(value: Any) -> Any:
             return value
     elif value.requires_grad and not value.is_leaf:
         return None  # to read it would wait for the device
-    version = version_of(value)
-    if _seen.get(value) == version:  # type: ignore[no-untyped-call]
+    version, seen = version_of(value), cache_of('met')
+    if seen.get(value) == version:
         return None
-    _seen[value] = version
+    seen[value] = version
     return value.detach().cpu()
