@@ -99,8 +99,8 @@ class Comm:
 
     def is_here(self) -> bool:
         """Whether this is the process of the rank, or it needs no others."""
-        is_forked = self._process != os.getpid()
-        return self.size == 1 or not (is_forked or torch.utils.data.get_worker_info())
+        is_own = self.size == 1 or self._process == os.getpid()
+        return is_own and not (self.size > 1 and torch.utils.data.get_worker_info())
 
     def check_process(self, operation: str) -> None:
         """Raises a ValueError in a process that a rank has forked, which other ranks do not see."""
