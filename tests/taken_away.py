@@ -241,7 +241,6 @@ def _metis(folder: str) -> str:
 
 CORNERS: dict[str, Callable[[str], str]] = {
     'torch._C._is_torch_function_all_disabled': _in_turns,
-    'torch._lazy_clone': train,
     'torch.ops.aten._scaled_dot_product_flash_attention_for_cpu': train,
     'torch.ops.mkldnn._linear_pointwise.default': train,
     'torch.ops.aten._to_copy.default': train,

@@ -1,14 +1,25 @@
-"""Whether a tensor was changed in place, and copies until it is."""
+"""Whether a tensor was changed in place, what changes one, and how it is set back."""
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
+import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from pyg_sar.ground.private_names import find_or_none
+from pyg_sar.ground.nested import leaves
 
-_lazy_clone = find_or_none('torch._lazy_clone')
+GIVE_AWAY = {
+    *(Tensor.numpy, Tensor.__array__, Tensor.data_ptr, Tensor.__dlpack__, Tensor.share_memory_),
+    *(Tensor.storage, Tensor.untyped_storage, Tensor.__cuda_array_interface__.__get__),
+}
+"""Functions after which others may write to the memory of a tensor, without an operation."""
 
 
 def version_of(tensor: Tensor) -> object:
@@ -19,16 +30,116 @@ def version_of(tensor: Tensor) -> object:
     return object() if tensor.is_inference() else tensor._version
 
 
-def copy_on_write(tensor: Tensor) -> Tensor:
-    """A copy whose memory is the original's until one of them is changed in place."""
-    copy = lazy_copy(tensor)
-    return tensor.clone() if copy is None else copy
+@cache
+def written_by(func: Any) -> frozenset[int | str]:
+    """Which arguments an operation of torch writes to, by place and by name."""
+    return frozenset(
+        key
+        for index, argument in enumerate(func._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+        for key in (index, argument.name)
+    )
 
 
-def lazy_copy(tensor: Tensor) -> Tensor | None:
-    """As :func:`copy_on_write`, or None where that would take memory at once."""
-    if _lazy_clone is not None:
-        with suppress(RuntimeError):  # memory that torch did not allocate
-            copy: Tensor = _lazy_clone(tensor)
-            return copy
-    return None
+@dataclass(eq=False)
+class HeldTensor:
+    """A tensor, to be set back; `before` has its numbers once somebody may write to them."""
+
+    name: str  # of the attribute that it is in
+    value: Tensor
+    memory: Tensor  # an alias of the tensor as it was
+    version: object
+    grad: Tensor | None
+    before: Tensor | None = None
+
+    @classmethod
+    def of(cls, name: str, tensor: Tensor) -> HeldTensor | None:
+        """What to hold of a tensor; None where nothing can be written to it."""
+        with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+            if tensor.is_inference() and not torch.is_inference_mode_enabled():
+                return None
+            grad = tensor.grad if tensor.is_leaf else None
+            return cls(name, tensor, tensor.detach(), version_of(tensor), grad)
+
+    def names(self) -> list[str]:
+        """As of all that is held."""
+        return [self.name]
+
+    def is_changed(self) -> bool:
+        """Whether numbers, memory or gradient are others now."""
+        with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+            if self.value.is_leaf and self.value.grad is not self.grad:
+                return True
+            if storage_of(self.memory) is None:
+                return self.version != version_of(self.value)
+            is_there = self.value.data.is_set_to(self.memory)
+            return not (is_there and _is_equal(self.memory, self.before))
+
+    def put_back(self) -> None:
+        """Sets it back; raises a ValueError where that cannot be."""
+        with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+            if storage_of(self.memory) is not None:
+                self.value.data = self.memory
+            elif self.version != version_of(self.value):
+                raise ValueError(
+                    'expected a forward that changes no such tensor in place (got one of shape '
+                    f'{tuple(self.value.shape)}, {self.value.layout}): write to a clone of it'
+                )
+            if self.value.is_leaf:
+                self.value.grad = self.grad
+            if self.before is not None and not _is_equal(self.memory, self.before):
+                self.memory.copy_(self.before)  # else it may be mapped for reading alone
+
+
+def _is_equal(a: Tensor, b: Tensor | None) -> bool:
+    """Whether numbers are equal, nan included; without others they are."""
+    return b is None or torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+def storage_of(tensor: Tensor) -> int | None:
+    """The storage of a tensor's numbers; None where they are in several, or in none."""
+    if tensor.layout != torch.strided or tensor.device.type == 'meta':
+        return None
+    return tensor.untyped_storage()._cdata
+
+
+class Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Copies held tensors before an operation writes to their memory, by whatever tensor."""
+
+    def __init__(self, tensors: Iterable[HeldTensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._held: defaultdict[int | None, list[HeldTensor]] = defaultdict(list)
+        for held in tensors:
+            self._held[storage_of(held.memory)].append(held)
+
+    def keep(self, value: Any) -> None:
+        """Copies what is held of the memory of a tensor, or of those in a list."""
+        for key in {storage_of(leaf) for leaf in leaves(value) if isinstance(leaf, Tensor)} - {
+            None
+        }:
+            for held in self._held.pop(key, ()):
+                held.before = held.memory.detach().clone()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(kind.__torch_dispatch__ is not Tensor.__torch_dispatch__ for kind in types):
+            return NotImplemented  # a tensor that is made of others: its own operations come here
+        kwargs = kwargs or {}
+        with torch._C.DisableTorchFunction():
+            for key, value in (*enumerate(args), *kwargs.items()):
+                if key in written_by(func):
+                    self.keep(value)
+            return func(*args, **kwargs)
+
+
+class GivenAway(TorchFunctionMode):
+    """Copies held tensors before their memory goes to what writes without an operation."""
+
+    def __init__(self, writes: Writes) -> None:
+        super().__init__()
+        self._writes = writes
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in GIVE_AWAY:
+            with torch._C.DisableTorchFunction():
+                self._writes.keep(args[0])
+        return func(*args, **(kwargs or {}))

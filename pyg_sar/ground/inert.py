@@ -24,7 +24,7 @@ from torch.nn.parameter import is_lazy
 from torch_geometric.data.data import BaseData
 from torch_geometric.data.storage import BaseStorage
 
-from pyg_sar.ground.changes import lazy_copy, version_of
+from pyg_sar.ground.changes import GivenAway, HeldTensor, Writes
 from pyg_sar.ground.random_states import states_of_process
 from pyg_sar.ground.scoped import Scoped
 
@@ -57,7 +57,8 @@ def inert(model: torch.nn.Module, arguments: Any = None) -> Iterator[None]:
         handles.append(module.register_forward_pre_hook(draws.__enter__, prepend=True))
         handles.append(module.register_forward_hook(draws.__exit__, always_call=True))
     try:
-        with without_users_hooks(model.modules()), lazy_draws.set(draws), is_hidden.set(True):
+        hidden = without_users_hooks(model.modules()), is_hidden.set(True)
+        with hidden[0], hidden[1], lazy_draws.set(draws), snapshot.copying():
             yield
     finally:
         for handle in handles:
@@ -131,7 +132,7 @@ class Snapshot:
     """
 
     def __init__(self, roots: Any, without: Iterable[torch.nn.Module] = ()) -> None:
-        self._held: list[_Held] = []
+        self._held: list[_Held | HeldTensor] = []
         self._seen: dict[int, Any] = {id(module): module for module in without}
         left = [('', roots)]
         left += [('', child) for module in without for child in module.children()]
@@ -145,9 +146,11 @@ class Snapshot:
             return []
         self._seen[id(value)] = value
         if isinstance(value, Tensor):
-            held = None if is_lazy(value) else _HeldTensor.of(name, value)
-            self._held += [] if held is None else [held]
-            return [] if held is None else [(name, held.grad)]
+            held = None if is_lazy(value) else HeldTensor.of(name, value)
+            if held is None:
+                return []
+            self._held.append(held)
+            return [(name, held.grad)]
         if isinstance(value, tuple(_GENERATORS)):
             self._held.append(_HeldGenerator(name, value, _HeldGenerator.state_of(value)))
             return []
@@ -175,6 +178,13 @@ class Snapshot:
             self._held.append(_HeldTable(name, vars(value), dict(vars(value))))
             return [(name, attribute) for attribute in vars(value).values()]
         return []
+
+    @contextmanager
+    def copying(self) -> Iterator[None]:
+        """In its ``with``, tensors are copied before somebody writes to them."""
+        writes = Writes(held for held in self._held if isinstance(held, HeldTensor))
+        with GivenAway(writes), writes:
+            yield
 
     def restore(self) -> list[str]:
         """Sets all back; gives the names of the attributes in which something was changed.
@@ -299,54 +309,3 @@ class _HeldGenerator(_Held):
         for kind, (_, write) in _GENERATORS.items():
             if isinstance(self.value, kind):
                 write(self.value, self.before)
-
-
-_SMALL = 1 << 20
-"""Bytes of a tensor that may be copied at once."""
-
-
-@dataclasses.dataclass(eq=False)
-class _HeldTensor(_Held):
-    """A tensor, with a copy that takes no memory until one of them is written to."""
-
-    version: object
-    grad: Tensor | None
-
-    @classmethod
-    def of(cls, name: str, tensor: Tensor) -> _HeldTensor | None:
-        with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
-            if tensor.is_inference() and not torch.is_inference_mode_enabled():
-                return None  # nothing can be written to it
-            before, grad = None, tensor.grad if tensor.is_leaf else None
-            if tensor.layout == torch.strided and tensor.device.type != 'meta':
-                before = lazy_copy(tensor.detach())
-                if before is None and tensor.numel() * tensor.element_size() <= _SMALL:
-                    before = tensor.detach().clone()
-            return cls(name, tensor, before, version_of(tensor), grad)
-
-    def is_changed(self) -> bool:
-        with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
-            if self.value.is_leaf and self.value.grad is not self.grad:
-                return True
-            if self.before is None:
-                return self.version != version_of(self.value)
-            return not _is_equal(self.value.detach(), self.before)
-
-    def put_back(self) -> None:
-        with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
-            if self.before is None or self.value.shape != self.before.shape:
-                raise ValueError(
-                    'expected a forward that changes no such tensor in place (got one of shape '
-                    f'{tuple(self.value.shape)}, {self.value.layout}): write to a clone of it'
-                )
-            if self.value.is_leaf and self.value.grad is not self.grad:
-                self.value.grad = self.grad
-            if not _is_equal(self.value.detach(), self.before):
-                self.value.detach().copy_(self.before)
-
-
-def _is_equal(a: Tensor, b: Tensor) -> bool:
-    """Whether numbers are equal, nan included."""
-    if a.shape != b.shape or torch.equal(a, b):
-        return a.shape == b.shape
-    return bool(((a == b) | ((a != a) & (b != b))).all())

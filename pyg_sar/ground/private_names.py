@@ -57,11 +57,6 @@ NAMES = (
     Private('torch._C._autograd._profiler_enabled', 'ranges only while a profiler runs'),
     Private('torch._C.PyTorchFileReader', 'reads the pickle of a file'),
     Private(
-        'torch._lazy_clone torch.ops.aten._lazy_clone.default',
-        'copies that are made where one is written to',
-        'as if: copies at once',
-    ),
-    Private(
         'torch.ops.aten._scaled_dot_product_flash_attention_for_cpu '
         'torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward',
         'softmax attention to one block, 3 times faster',

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from pyg_sar.evictable import Offered, array_of, watcher
-from pyg_sar.ground.private_names import find_or_none
+from pyg_sar.ground.changes import GIVE_AWAY, written_by
 from pyg_sar.in_turns.evictions import Evictions
 from pyg_sar.in_turns.row_reads import read_rows, read_run
 from pyg_sar.in_turns.tiers import Away
@@ -36,7 +35,6 @@ _SPARSE = {
 _untyped_storage = Tensor.untyped_storage  # torch's own: in turns another is in its place
 
 _aten = torch.ops.aten
-_LAZY_CLONE = find_or_none('torch.ops.aten._lazy_clone.default')
 _READ_NOTHING = {
     *(_aten.detach.default, _aten.alias.default, _aten.view.default, _aten.view.dtype),
     *(_aten.new_empty.default, _aten.new_empty_strided.default, _aten.empty_like.default),
@@ -49,12 +47,6 @@ _READ_PAST = {
     *(Tensor.tolist, Tensor.__deepcopy__, Tensor.__reduce_ex__, Tensor.__repr__, Tensor.__format__)
 }
 """Functions that read memory without an operation."""
-
-_GIVE_AWAY = {
-    *(Tensor.numpy, Tensor.__array__, Tensor.data_ptr, Tensor.__dlpack__, Tensor.share_memory_),
-    *(Tensor.storage, Tensor.untyped_storage, Tensor.__cuda_array_interface__.__get__),
-}
-"""Functions after which others may read and write memory at any time: it stays from then on."""
 
 
 class Watch:
@@ -154,7 +146,7 @@ class _Functions(TorchFunctionMode):
         self._evictions, self._stays = evictions, stays
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        gives_away = func in _GIVE_AWAY
+        gives_away = func in GIVE_AWAY  # others may use it at any time: it stays from then on
         if gives_away or func in _READ_PAST:
             with torch._C.DisableTorchFunction():
                 for storage in _storages(args[0]):
@@ -175,9 +167,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if kind.__torch_dispatch__ is not _OF_TENSORS:
                 return NotImplemented
         kwargs = kwargs or {}
-        if func is _LAZY_CLONE:  # its memory would be two storages'
-            func = _aten.clone.default
-        reads, makes, writes = _what_it_does(func)
+        reads, makes, writes = func not in _READ_NOTHING, not func.is_view, written_by(func)
         if not (reads or makes):
             with torch._C.DisableTorchFunction():
                 return func(*args, **kwargs)
@@ -205,18 +195,6 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 _OF_TENSORS = Tensor.__torch_dispatch__
-
-
-@cache
-def _what_it_does(func: Any) -> tuple[bool, bool, frozenset[int | str]]:
-    """Whether an operation reads memory, whether it makes any, and which arguments it writes to."""
-    writes = frozenset(
-        key
-        for index, argument in enumerate(func._schema.arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write
-        for key in (index, argument.name)
-    )
-    return func not in _READ_NOTHING, not func.is_view, writes
 
 
 def _storages(value: Any) -> Sequence[torch.UntypedStorage]:

@@ -11,9 +11,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyg_sar.ground.nested import leaves
-from pyg_sar.ground.private_names import find_or_none
-
-_LAZY_CLONE = find_or_none('torch.ops.aten._lazy_clone.default')
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -37,13 +34,6 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunctionSubclass():  # torch 2.5 asks them again
             out = func(*args, **(kwargs or {}))
-        if func is _LAZY_CLONE:
-            # A lazy copy shares the original's memory while nobody writes to it; the memory stays
-            # as long as one of the two.
-            copy, original = out.untyped_storage(), args[0].untyped_storage()
-            self._seen.add(copy._cdata)
-            weakref.finalize(copy, self._free, copy._cdata, 0, original).atexit = False
-            return out
         for value in leaves(out):
             if isinstance(value, Tensor) and value.layout == torch.strided:
                 self._count(value.untyped_storage())
@@ -58,6 +48,6 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.peak = max(self.peak, self.live)
         weakref.finalize(storage, self._free, key, size).atexit = False
 
-    def _free(self, key: int, size: int, _: torch.UntypedStorage | None = None) -> None:
+    def _free(self, key: int, size: int) -> None:
         self._seen.discard(key)
         self.live -= size

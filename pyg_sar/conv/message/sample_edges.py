@@ -51,9 +51,12 @@ class Undone:
         self._before = dict(vars(self.conv))
         self._snapshot = Snapshot((self.conv, self._whole))
         self._states = states_of_process()
+        self._copying = self._snapshot.copying()
+        self._copying.__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._copying.__exit__(None, None, None)
         self.changed = undo(self.conv, self._before)
         self.refilled = self._snapshot.restore()
         self._drew = self._states()

@@ -1,4 +1,4 @@
-"""Copies that take no memory until somebody writes to them or to the original."""
+"""Copies of what may be written to; in turns they take memory once that happens."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from pyg_sar import evictable
-from pyg_sar.ground.changes import copy_on_write
 
 
 def kept_copy(tensor: Tensor) -> Tensor:
-    """As :func:`copy_on_write`, of a copy that nobody changes: both are evicted as one."""
+    """A copy that nobody changes; in turns both are evicted as one."""
     if evictable.watcher.value is None:
-        return copy_on_write(tensor)
+        return tensor.clone()
     copy: Tensor = _KeptCopy.apply(tensor)
     offer = _Settles(copy)
     if not evictable.watcher.value.offers([tensor], offer):
@@ -25,9 +24,9 @@ def kept_copy(tensor: Tensor) -> Tensor:
 
 
 def lent_copy(kept: Tensor) -> Tensor:
-    """As :func:`copy_on_write`, of a constant that nobody else has: both are evicted as one."""
+    """A copy of a constant that nobody else has; in turns both are evicted as one."""
     if evictable.watcher.value is None:
-        return copy_on_write(kept)
+        return kept.clone()
     offer = kept._settles = _Settles(kept)  # type: ignore[attr-defined]  # lives as long
     return kept.data if evictable.watcher.value.offers([kept], offer) else kept.clone()
 
