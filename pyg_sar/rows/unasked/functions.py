@@ -89,7 +89,14 @@ def _of_one(grad: Tensor | None, spec: _Spec) -> Any:
     if grad is None:
         return None
     with plainly():
-        return mean_of_ranks(grad) if spec is None else tag(grad / world_size(), *spec)
+        if spec is not None:
+            return tag(grad / world_size() if _has_gradient(grad) else grad, *spec)
+        return mean_of_ranks(grad) if _has_gradient(grad) else grad
+
+
+def _has_gradient(tensor: Tensor) -> bool:
+    """Integers and masks have none: autograd gives zeros of their own type."""
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _summed(name: str, grad: Any, spec: _Spec) -> Any:
@@ -101,7 +108,7 @@ def _summed(name: str, grad: Any, spec: _Spec) -> Any:
     if not isinstance(grad, Rows):
         with plainly():
             grad = grad.index_select(spec[0], spec[1].ids(grad.device))
-    return plain(grad) * world_size()
+    return plain(grad) * world_size() if _has_gradient(grad) else plain(grad)
 
 
 def _saved(ctx: Any) -> tuple[Any, ...]:

@@ -1,0 +1,142 @@
+"""Full backward hooks of modules see gradients of the whole graph, whatever else a module takes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from ranks import run_ranks
+from small_graphs import small_graph
+from torch import Tensor
+from torch.nn.modules.module import (
+    register_module_full_backward_hook,
+    register_module_full_backward_pre_hook,
+)
+from torch_geometric.data import HeteroData
+from torch_geometric.nn import GATConv, GCNConv, HeteroConv, SAGEConv
+
+import pyg_sar
+
+
+class Net(torch.nn.Module):
+    """Two layers; the second gets features that take a gradient, and whole numbers."""
+
+    def __init__(self, conv: Any, form: str) -> None:
+        super().__init__()
+        self.first, self.second, self.form = conv(6, 8), conv(8, 3), form
+        self.own = Own()
+
+    def forward(self, x: Tensor, edge_index: Any, weight: Any, ids: Tensor, mask: Tensor) -> Tensor:
+        more = [] if weight is None else [weight]
+        x = self.first(x, edge_index, *more).relu()
+        x = self.own(x, ids, mask, 3) if self.form == 'own' else x
+        return self.second(x, edge_index, *more)
+
+
+class Own(torch.nn.Module):
+    def forward(self, x: Tensor, ids: Tensor, mask: Tensor, number: int) -> Tensor:
+        return torch.where(mask.view(-1, 1), x, x * number) + ids.view(-1, 1)
+
+
+class Hetero(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        relations = {('a', 'to', 'b'): SAGEConv((6, 6), 6), ('b', 'of', 'a'): SAGEConv((6, 6), 6)}
+        self.first, self.second = HeteroConv(dict(relations)), HeteroConv(dict(relations))
+
+    def forward(self, x_dict: Any, edges: Any) -> Any:
+        return self.second(self.first(x_dict, edges), edges)
+
+
+FORMS = ['plain', 'weight', 'own', 'model', 'hetero']
+KINDS = ['hook', 'pre hook', 'changes', 'global', 'global pre']
+
+
+def _numbers(grads: Any) -> list[Tensor | None]:
+    grads = grads if isinstance(grads, (tuple, list)) else (grads,)
+    return [None if g is None else pyg_sar.gather(g).detach().clone() for g in grads]
+
+
+def _program(data: Any, conv: Any, form: str, kind: str, wrap: Callable[[Any], Any]) -> Any:
+    torch.manual_seed(0)
+    model = wrap((Hetero() if form == 'hetero' else Net(conv, form)).double())
+    seen: list[Any] = []
+
+    # That no input of a first layer takes a gradient, and that a dict has no node.
+    warnings.simplefilter('ignore')
+
+    def hook(module: Any, taken: Any, given: Any) -> Any:
+        seen.append([_numbers(taken), _numbers(given)])
+        if kind == 'changes':
+            return tuple(g if g is None or not g.is_floating_point() else 2 * g for g in taken)
+        return None
+
+    def pre_hook(module: Any, given: Any) -> None:
+        seen.append(_numbers(given))
+
+    def of_all(module: Any, *grads: Any) -> None:
+        if isinstance(module, (GCNConv, SAGEConv, GATConv, Own)):
+            (pre_hook if kind == 'global pre' else hook)(module, *grads)
+
+    hooked = {'own': 'own', 'model': '', 'hetero': 'second.convs'}.get(form, 'second')
+    modules = [model.get_submodule(hooked)]
+    if form == 'hetero':
+        modules = [c for c in model.second.modules() if isinstance(c, SAGEConv)]
+    handles = []
+    if kind == 'global':
+        handles.append(register_module_full_backward_hook(of_all))
+    elif kind == 'global pre':
+        handles.append(register_module_full_backward_pre_hook(of_all))
+    for module in () if handles else modules:
+        way = module.register_full_backward_pre_hook
+        handles.append(
+            way(pre_hook) if kind == 'pre hook' else module.register_full_backward_hook(hook)
+        )
+    try:
+        if form == 'hetero':
+            x = {k: v.detach().clone().requires_grad_() for k, v in data.x_dict.items()}
+            out = model(x, data.edge_index_dict)
+            loss = sum(h.square().mean() for h in out.values())
+        else:
+            x = data.x.detach().clone().requires_grad_(form == 'model')
+            weight = data.edge_weight if form == 'weight' else None
+            out = model(x, data.edge_index, weight, data.y, data.train_mask)
+            loss = F.cross_entropy(out, data.y)
+        loss.backward()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return [loss.detach(), seen, [p.grad for p in model.parameters()]]
+
+
+def _data(form: str) -> Any:
+    data = small_graph()
+    if form == 'hetero':
+        out, draw = HeteroData(), torch.Generator().manual_seed(0)
+        for name, size in (('a', 17), ('b', 12)):
+            out[name].x = torch.randn(size, 6, generator=draw, dtype=torch.float64)
+        ends = torch.stack([torch.randint(n, (60,), generator=draw) for n in (17, 12)])
+        out['a', 'to', 'b'].edge_index, out['b', 'of', 'a'].edge_index = ends, ends.flip(0)
+        return out
+    return data
+
+
+def _on_rank(root: str, *args: Any) -> Any:
+    return _program(pyg_sar.load_shard(root), *args, pyg_sar.DistributedDataParallel)
+
+
+@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('form', FORMS)
+def test_they_see_what_one_process_sees(tmp_path: Path, form: str, kind: str) -> None:
+    convs = [GCNConv] if form in ('weight', 'hetero') else [GCNConv, SAGEConv, GATConv]
+    pyg_sar.partition_graph(_data(form), 3, tmp_path / 'parts', method='random')
+    for conv in convs:
+        want = _program(_data(form), conv, form, kind, lambda model: model)
+        for num_ranks in (1, 3):
+            for found in run_ranks(_on_rank, num_ranks, str(tmp_path / 'parts'), conv, form, kind):
+                torch.testing.assert_close(found, want, rtol=0, atol=1e-11)
