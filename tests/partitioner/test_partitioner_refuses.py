@@ -69,7 +69,6 @@ CASES: list[tuple[Any, str]] = [
     (_data(edge_index=EDGES.to_sparse()), '(got a sparse tensor)'),
     (_edges(lambda: EDGES.to('meta')), '(got a meta tensor)'),
     (_edges(lambda: torch.nested.nested_tensor([*EDGES])), '(got a nested tensor)'),
-    (_data(edge_index=EDGES.to(torch.uint32)), 'torch.uint32; convert it with .long()'),
     ({'data': Data(x=torch.ones(4, 1))}, "expected a tensor 'edge_index'"),
     ({'data': Data(adj=torch.eye(4).to_sparse())}, 'sparse adjacency matrix; convert it'),
     ({'data': {'edge_index': EDGES}}, '(got dict'),
