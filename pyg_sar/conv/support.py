@@ -37,7 +37,7 @@ _STATISTICS_MODULES = (
     norm.PairNorm,
 )
 
-_BLOCK_LOCAL_ARGS = ('adj_t', 'size_j', 'ptr_j')
+_BLOCK_LOCAL_ARGS = ('adj_t', 'ptr_j')
 _EDGES = ('edge_index', 'size')
 
 
@@ -100,6 +100,6 @@ def why_refused(module: torch.nn.Module) -> str | None:
             of_edges = arg in (*_EDGES, 'edge_index_j')
             if arg in _BLOCK_LOCAL_ARGS or (function == 'update' and of_edges):
                 return f"its '{function}' reads '{arg}', which is a block's own here"
-            if function == 'update' and arg[-2:] in ('_i', '_j'):
+            if function == 'update' and arg[-2:] in ('_i', '_j') and arg[:-2] != 'size':
                 return f"its 'update' reads '{arg}', one row per edge"
     return None

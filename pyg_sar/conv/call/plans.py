@@ -264,6 +264,7 @@ class OneShot(CallPlan):
             'edge_index_i': index,
             'edge_index_j': edges._row(int(edges.handle.is_flipped)),
             'size_i': num_dst,
+            'size_j': edges.ends.src.total,
             'dim_size': num_dst,
             **rows,
             **call.as_they_are,

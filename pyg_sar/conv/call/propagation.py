@@ -104,7 +104,7 @@ def _updated(out: Tensor, call: Call, dst: Space | None, kwargs: dict[str, Any])
     if dst is not None and type(conv).update is not MessagePassing.update:
         values, num_dst = values | kwargs, dst.total
         out = tag(out, int(conv.node_dim) % out.dim(), dst)
-    values = {'dim_size': num_dst, 'size_i': num_dst, **values}
+    values = {'dim_size': num_dst, 'size_i': num_dst, 'size_j': call.num_nodes[0], **values}
     out = conv.update(out, **conv.inspector.collect_param_data('update', values))
     return out
 
@@ -175,6 +175,9 @@ def _call(
         num_edges, whole = edges._space.total, kwargs
         num_nodes = ends[0].total, ends[1].total
         num_nodes = num_nodes[::-1] if handle.is_flipped != against else num_nodes
+        has_size = size is not None and size[not against] is not None
+        if function == 'message' and num_nodes[0] != num_nodes[1] and not has_size:
+            _check_tells_targets(conv, names, kwargs, not against or _is_generated(conv, function))
         kwargs = _own(kwargs, edges, conv)
     else:  # of HGTConv, which computes with own rows
         num_edges, whole = handle.num_edges, kwargs
@@ -213,6 +216,28 @@ def _call(
         exchange=exchange_of(oriented.shard, options.prefetch, options.exchange_dtype),
         options=options,
         in_forward=now.in_forward,
+    )
+
+
+def _check_tells_targets(
+    conv: MessagePassing, names: tuple[str, ...], kwargs: dict[str, Any], at: int
+) -> None:
+    """Raises a ValueError where PyG takes as many targets as there are sources.
+
+    That is so without a size and without a tensor with a row for each target, entry `at` of a pair.
+    """
+    for name in names:
+        value = kwargs.get(name[:-2])
+        if isinstance(value, (tuple, list)) and len(value) == 2:
+            value = value[at]
+        elif name[-2:] == '_j':
+            continue
+        if name[-2:] in ('_i', '_j') and isinstance(value, Tensor):
+            return
+    raise ValueError(
+        f"expected 'size' in propagate of {name_of(conv)}, as its edges run between two sets of "
+        'nodes and no argument has a row for each target (got None): give size=(number of '
+        'sources, number of targets)'
     )
 
 

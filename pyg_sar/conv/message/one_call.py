@@ -191,6 +191,7 @@ class Call:
             'edge_index_j': edge_index[0].as_subclass(SourceIndex),
             'ptr': None,
             'size_i': num_dst,
+            'size_j': self.num_nodes[0],
             'dim_size': num_dst,
         }
         node_dim = int(self.conv.node_dim)
