@@ -61,7 +61,7 @@ def raise_together(error: Exception | None) -> None:
 
 
 def agree(value: Any) -> list[Any]:
-    """The values of all ranks in rank order (collective: a small all-reduce and all-gather).
+    """The values of all ranks in rank order (collective: two small all-gathers).
 
     A value is plain: None, bool, int, float, str, torch.dtype, a dense tensor, or lists, tuples,
     sets and dicts of them. It comes back equal and of the same type.

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any, TypeVar
+from inspect import signature
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel as TorchsDistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from pyg_sar.averaging.averager import MIB
@@ -41,18 +43,40 @@ from pyg_sar.rows import Rows
 Model = TypeVar('Model', bound=torch.nn.Module)
 
 
-class _Itself:
-    """``model.module``, as of torch's wrapper: the model, unless it has a ``module`` of its own."""
+class _OfTorchs:
+    """What torch's wrapper has: ``model.module`` is the model, a method an error with what to do.
+
+    A model's own attribute of that name stays.
+    """
+
+    def __init__(self, instead: str | None = None) -> None:
+        self._instead = instead
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
 
     def __get__(self, model: Any, cls: Any = None) -> Any:
         if model is None:
             return self
         own: Any = super(DistributedDataParallel, model)
         with suppress(AttributeError):
-            return own.module
+            return getattr(own, self._name)
         with suppress(AttributeError):
-            return own.__getattr__('module')
-        return model
+            return own.__getattr__(self._name)
+        return model if self._instead is None else self._refuse
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise ValueError(
+            f"'{self._name}' of torch's DistributedDataParallel has no meaning here: "
+            f'{self._instead}'
+        )
+
+
+_HARMLESS = (
+    *('output_device', 'dim', 'check_reduction', 'init_sync', 'find_unused_parameters'),
+    *('static_graph', 'gradient_as_bucket_view'),
+)
+"""Options of torch's wrapper that change nothing here."""
 
 
 class DistributedDataParallel(torch.nn.Module, metaclass=ClassSwap):
@@ -110,11 +134,6 @@ class DistributedDataParallel(torch.nn.Module, metaclass=ClassSwap):
         bucket_cap_mb: Gradients are averaged in pieces of this many MiB, or of one larger gradient.
         broadcast_buffers: False, as norms keep their buffers equal by themselves.
         device_ids: As in torch: None, or the one device where the model is already.
-        find_unused_parameters: Accepted for programs written for torch, like `static_graph` and
-            `gradient_as_bucket_view`. These three change nothing: unused parameters are always
-            found, the graph may change, and no second copy of the gradients is kept.
-        static_graph: See `find_unused_parameters`.
-        gradient_as_bucket_view: See `find_unused_parameters`.
         checkpoint_activations: Whether norms, activations and dropouts are computed again in
             backward instead of kept: the same bits, less memory (:mod:`pyg_sar.recompute`).
         dropout_seed: Draws the masks of dropouts in the model's forward from this number, the step,
@@ -123,7 +142,8 @@ class DistributedDataParallel(torch.nn.Module, metaclass=ClassSwap):
         log: How much this process logs about layers, blocks and times (docs/profiling.md):
             ``'info'``, ``'debug'`` or ``'off'``. Lines go to stderr, or to handlers of the logger
             ``pyg_sar``. None leaves the level of PYG_SAR_LOG in the environment. Ranks may differ.
-        **options: How every conv is computed: :class:`pyg_sar.conv.options.Options`.
+        **options: How every conv is computed: :class:`pyg_sar.conv.options.Options`. Options of
+            torch's wrapper that change nothing (`output_device`, `static_graph`) are accepted.
 
     Raises:
         ValueError: On all ranks, if a module cannot be computed on a cut graph (the error names it,
@@ -135,7 +155,9 @@ class DistributedDataParallel(torch.nn.Module, metaclass=ClassSwap):
     """
 
     _gradients: Gradients
-    module = _Itself()
+    module = _OfTorchs()
+    join = _OfTorchs('leave it out, all ranks take as many steps, also with empty batches')
+    register_comm_hook = _OfTorchs("leave it out, exchange_dtype='bfloat16' sends less in layers")
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Skips the hook of a user's class for its subclasses: this class is not the user's."""
@@ -152,14 +174,18 @@ class DistributedDataParallel(torch.nn.Module, metaclass=ClassSwap):
         bucket_cap_mb: float = 25,
         broadcast_buffers: bool = False,
         device_ids: Sequence[int | torch.device] | None = None,
-        find_unused_parameters: bool = False,
-        static_graph: bool = False,
-        gradient_as_bucket_view: bool = False,
         checkpoint_activations: bool = False,
         dropout_seed: int | None = None,
         log: LogLevel | None = None,
         **options: Any,
     ) -> Model:
+        for name in sorted({*options} & {*signature(TorchsDistributedDataParallel).parameters}):
+            if name not in _HARMLESS:
+                raise TypeError(
+                    f"'{name}' of torch's DistributedDataParallel has no meaning here: leave it out"
+                )
+            del options[name]
+
         def wrapped() -> tuple[Model, timedelta | None]:
             _check(module, process_group, bucket_cap_mb, broadcast_buffers, device_ids)
             model = wrap(

@@ -41,7 +41,7 @@ def check_same_model(model: torch.nn.Module, options: dict[str, object]) -> None
 
 
 def check_same_values(model: torch.nn.Module, when: str, advice: str) -> None:
-    """Compares the ranks' parameters and buffers (collective: one small all-reduce).
+    """Compares the ranks' parameters and buffers (collective: one small all-gather).
 
     `when` and `advice` are for the message.
 

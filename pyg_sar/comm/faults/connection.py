@@ -51,6 +51,7 @@ class Connection(Comm):
         self.main = main
         self.lanes: WeakSet[Connection] = WeakSet()
         self._num_operations = self._num_raised = 0
+        self._inside: threading.Thread | None = None  # that is in an operation
         self._verdict: threading.Thread | None = None  # finds out whether and why this one ends
         self._ending = threading.RLock()
 
@@ -88,6 +89,15 @@ class Connection(Comm):
         with hook.in_operation(operation, peer, is_wait) if is_noted else nullcontext():
             if self.group is None or self._verdict is not None:
                 self.check(operation)
+            before, self._inside = self._inside, threading.current_thread()
+            if before not in (None, self._inside):
+                self._inside, doing = before, at_location(operation)
+                alone = RuntimeError(
+                    f'one thread of a rank computes on rows (got {doing} in a second one, while '
+                    f"'{before.name}' is at {self.operation}): run the models one after another"
+                )
+                self.fail(alone)
+                raise alone
             self.operation, self.peer = operation, peer
             try:
                 if not is_wait:
@@ -110,6 +120,8 @@ class Connection(Comm):
             except BaseException as error:  # interrupted
                 self.fail(error)
                 raise
+            finally:
+                self._inside = before
 
     def lost(self, error: Exception, operation: str, peer: int | None) -> ExchangeError:
         """Ends the group after an operation failed, and gives the error that says so.
