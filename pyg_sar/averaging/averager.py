@@ -25,7 +25,7 @@ from pyg_sar.comm import all_reduce_sum, check_own, differ, world_size
 from pyg_sar.comm.comm import Comm
 from pyg_sar.comm.end_of_backward import is_accumulated, is_inside_a_function, running, started
 from pyg_sar.comm.functions import only_once
-from pyg_sar.comm.ranks import current
+from pyg_sar.comm.ranks import chosen, current
 from pyg_sar.rows.replicated import is_averaged, is_divided, mean_of_ranks
 from pyg_sar.rows.rows import Rows
 
@@ -209,7 +209,8 @@ class Arrival:
         averager, p = self.averager(), self._parameter()
         if averager is None or not averager.is_alive or p is None:
             return None
-        check_own(p)
+        if chosen.value is not None:
+            check_own(p)
         if averager._accumulating != torch._C._current_graph_task_id():
             if world_size() == 1:
                 return None

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
@@ -46,7 +46,7 @@ class Comm:
         rank: The rank.
         size: The number of ranks.
         group: The process group of the exchanges, if there is one.
-        world: Gives the default process group that it belongs to, while that lives.
+        world: Gives the default process group that it belongs to, while that lives; else None.
         takes_turns: Whether the ranks are threads of one process.
         debug: Whether the ranks compare what they do before every operation.
         met: The plain values that have met rows since the last message.
@@ -93,23 +93,22 @@ class Comm:
         `alike` differs: the operation, with what it moves, in words that are equal on all ranks.
         `is_wait`: the end of one that began before; all ranks begin as many.
         """
-        self.check_process(operation)
+        if not self.is_here():
+            self.refuse_process(operation)
         self.operation = at_location(operation)
         return hook.in_operation(operation, peer, is_wait) if hook.watchers else nullcontext()
 
     def is_here(self) -> bool:
         """Whether this is the process of the rank, or it needs no others."""
-        is_own = self.size == 1 or self._process == os.getpid()
-        return is_own and not (self.size > 1 and torch.utils.data.get_worker_info())
+        return self.size == 1 or self._process == os.getpid()
 
-    def check_process(self, operation: str) -> None:
+    def refuse_process(self, operation: str) -> NoReturn:
         """Raises a ValueError in a process that a rank has forked, which other ranks do not see."""
-        if not self.is_here():
-            raise ValueError(
-                f'{operation} in a worker of a DataLoader, or another process that a rank has '
-                'forked, asks ranks elsewhere: write num_workers=0, or give it plain tensors of '
-                'pyg_sar.local or pyg_sar.gather'
-            )
+        raise ValueError(
+            f'{operation} in a worker of a DataLoader, or another process that a rank has forked, '
+            'asks ranks elsewhere: write num_workers=0, or give it plain tensors of pyg_sar.local '
+            'or pyg_sar.gather'
+        )
 
     def left_by(self, error: BaseException) -> None:
         """Takes note of an exception that leaves a layer, a model or the backward of a layer.

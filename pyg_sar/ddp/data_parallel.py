@@ -274,8 +274,9 @@ def _check(
         raise ValueError(
             "'broadcast_buffers' must be False (got True): norms keep their buffers equal"
         )
-    for part in module.modules():
-        check_own(part)
+    for part in module.modules():  # PyG's convs may have one torch.nn.ReLU() in common
+        if part is module or next(part.parameters(recurse=False), None) is not None:
+            check_own(part)
     for name, p in module.named_parameters():
         if isinstance(p, Rows) and not p._space.is_learned:
             raise ValueError(

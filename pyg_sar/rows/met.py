@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from pyg_sar.comm.ranks import cache_of, check_lives, current
@@ -46,9 +47,10 @@ def note(func: Any, args: Any, kwargs: Any) -> None:
         elif isinstance(value, _NUMBERS):
             found.append(value)
         elif not lives and hasattr(value, '_space'):
-            if value._space.comm is not None and name_of(func) != 'shape':
-                check_lives(value._space.comm)
-            lives = True
+            comm, lives = value._space.comm, True
+            is_group = comm is not None and not comm.takes_turns
+            if not (is_group and comm.world() is dist.group.WORLD) and name_of(func) != 'shape':
+                check_lives(comm)
     if not found or is_hidden.value or torch._C._are_functorch_transforms_active():
         return
     name = bare_name(func)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pyg_sar.comm import all_reduce_sum, are_alike, communicates, once_differentiable, rank
 from pyg_sar.comm import world_size as num_ranks
-from pyg_sar.comm.ranks import cache_of, check_own
+from pyg_sar.comm.ranks import cache_of, check_own, chosen
 from pyg_sar.evictable import array_of
 from pyg_sar.ground.changes import version_of
 from pyg_sar.ground.checksum import as_bytes
@@ -34,7 +34,8 @@ def with_mean_gradient(tensor: Tensor) -> Tensor:
     if not tensor.requires_grad or not torch.is_grad_enabled():
         return tensor
     if tensor.is_leaf:
-        check_own(tensor)
+        if chosen.value is not None:
+            check_own(tensor)
         if is_averaged(tensor):
             return tensor
     out: Tensor = tensor if num_ranks() == 1 else _Mean.apply(tensor)

@@ -11,6 +11,7 @@ leaves the group as it was. As long as no rank fails, no message is sent for all
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import time
@@ -83,7 +84,8 @@ class Connection(Comm):
         # so ranks would take two layers in different orders. Messages of NCCL, and collectives,
         # have no tags that could tell them apart. In one thread the last layer always comes first.
         torch.autograd.set_multithreading_enabled(False)
-        self.check_process(operation)
+        if self._process != os.getpid():
+            self.refuse_process(operation)
         # The program does not wait for operations of a lane.
         is_noted = hook.watchers and self.main is None
         with hook.in_operation(operation, peer, is_wait) if is_noted else nullcontext():
