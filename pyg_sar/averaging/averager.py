@@ -23,7 +23,14 @@ from torch.nn.parameter import is_lazy
 from pyg_sar.averaging.buckets import SUM, buckets_of
 from pyg_sar.comm import all_reduce_sum, check_own, differ, world_size
 from pyg_sar.comm.comm import Comm
-from pyg_sar.comm.end_of_backward import is_accumulated, is_inside_a_function, running, started
+from pyg_sar.comm.end_of_backward import (
+    in_hook,
+    is_accumulated,
+    is_inside_a_function,
+    is_ours,
+    running,
+    started,
+)
 from pyg_sar.comm.functions import only_once
 from pyg_sar.comm.ranks import chosen, current
 from pyg_sar.rows.replicated import is_averaged, is_divided, mean_of_ranks
@@ -77,12 +84,16 @@ class Averager:
         self._watched = [reference for reference in self._watched if reference() is not None]
         return [p for reference in self._watched if (p := reference()) is not None]
 
-    def enter(self) -> None:
-        """Notes that the running backward has come to a parameter."""
+    def enter(self, at: Tensor | None = None) -> None:
+        """Notes that the running backward has come to a parameter; `at` is one in its hooks."""
         backward = started()
         if not backward.entered(self):
             self._learning = [p for p in self.parameters() if p.requires_grad]
             backward.enter(self, self._learning)
+            if not (self.accumulates or self.is_of_batches()):
+                for p in self._learning:
+                    if p is not at and not isinstance(p, Rows):
+                        backward.set_aside(p)
 
     def note(self, p: Tensor, grad: Tensor) -> Tensor | None:
         """Notes a gradient; returns one for the caller of torch.autograd.grad."""
@@ -93,7 +104,7 @@ class Averager:
                 self._accumulating = task
             return None
         if is_accumulated(p):
-            self.enter()
+            self.enter(p)
             backward = started()
             backward.is_checked, self._accumulating = True, backward.task
             return None
@@ -101,7 +112,7 @@ class Averager:
             return None
         if grad.requires_grad and self.is_last:
             return only_once(mean_of_ranks(grad.detach()), grad)
-        self.enter()
+        self.enter(p)
         if self.accumulates or grad.requires_grad:
             raise RuntimeError(
                 'torch.autograd.grad would give the share of one rank of the gradient of a '
@@ -138,14 +149,18 @@ class Averager:
         """Averages gradients and, in place, the vectors `more` by dtype and device."""
         whole: list[Tensor] = []
         is_asked = False  # whether any rank has gradients for autograd.grad's caller
+        backward = running()
+        flags = [bool(self._asked), backward is not None and backward.is_hooked()]
         buckets, vectors = buckets_of(parameters, self.bucket_bytes), dict(more)
         for bucket in buckets:
             vector = vectors.pop(bucket.kind, None)
-            new, any_asked, mean = bucket.average(
-                self._gathered, bool(self._asked), vector, self.summed, self.parted
+            new, counts, mean = bucket.average(
+                self._gathered, flags, vector, self.summed, self.parted
             )
             whole += new
-            is_asked |= any_asked
+            is_asked |= counts[0] > 0
+            if backward is not None:
+                backward.are_hooked = max(backward.are_hooked, counts[1])
             if mean is not None:
                 more[bucket.kind] = mean
         for vector in vectors.values():  # of a dtype or device that no parameter has
@@ -220,7 +235,8 @@ class Arrival:
         is_last = all(isinstance(hook, Arrival) for hook in (p._backward_hooks or {}).values())
         if is_last or averager.is_of_batches() or isinstance(p, Rows) or not is_accumulated(p):
             return None
-        return mean_of_ranks(grad)  # for the user's hooks; the mean of that is itself
+        with in_hook(*(hook for hook in (p._backward_hooks or {}).values() if not is_ours(hook))):
+            return mean_of_ranks(grad)  # for the user's hooks; the mean of that is itself
 
 
 def _averages(averager: Averager, p: Tensor) -> bool:

@@ -47,22 +47,22 @@ class Bucket:
     def average(
         self,
         new: set[Tensor],
-        is_asked: bool,
+        more_flags: list[bool],
         more: Tensor | None,
         summed: SumOverRanks,
         parted: Callable[[], None],
-    ) -> tuple[list[Tensor], bool, Tensor | None]:
+    ) -> tuple[list[Tensor], list[int], Tensor | None]:
         """Sets ``.grad`` of parameters of which a rank has a new one to its mean (collective).
 
         Args:
             new: The parameters with a new gradient on this rank.
-            is_asked: Whether this rank has gradients for the caller of autograd.grad.
+            more_flags: What this rank tells the others.
             more: A vector that is averaged with the gradients.
             summed: Adds up a vector.
             parted: Raises, on all ranks, if the parameters differ between ranks.
 
         Returns:
-            These parameters, whether `is_asked` is set on any rank, and the mean of `more`.
+            These parameters, how many ranks have set each of `more_flags`, and the mean of `more`.
         """
         for p in self.parameters:
             if p.grad is not None and p.grad.requires_grad:
@@ -73,7 +73,7 @@ class Bucket:
             if p.grad is not None and p.grad.is_sparse and not isinstance(p, Rows):
                 p.grad = p.grad.to_dense()
         flags = [p in new and p.grad is not None for p in self.parameters]
-        message = _Message([*flags, is_asked], digest(self.common), self.kind[0])
+        message = _Message([*flags, *more_flags], digest(self.common), self.kind[0])
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.common]
         vectors = [*(grad.reshape(-1) for grad in gradients), *([] if more is None else [more])]
         sizes = [vector.numel() for vector in vectors]
@@ -85,17 +85,17 @@ class Bucket:
         summed(total)
         sizes.insert(len(self.common), numbers.numel())
         means = [*torch.split(total, sizes)]
-        *are_set, any_asked = message.read(means.pop(len(self.common)).real.tolist())
+        counts = message.read(means.pop(len(self.common)).real.tolist())
         check_arrived(SUM)  # before anyone's gradient changes
         if not message.is_alike:
             parted()
-        whole = {p: None for p, is_set in zip(self.parameters, are_set, strict=True) if is_set}
+        whole = {p: None for p, count in zip(self.parameters, counts, strict=False) if count}
         for p in whole:
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
         for p, mean in zip(self.common, means, strict=False):
             if p in whole and p.grad is not None:
                 p.grad.copy_(mean.view_as(p))
-        return list(whole), any_asked, None if more is None else means[-1]
+        return list(whole), counts[len(flags) :], None if more is None else means[-1]
 
     def average_asked(self, asked: dict[Tensor, Tensor], summed: SumOverRanks) -> None:
         """Sets gradients that autograd.grad gives to their mean, in place (collective)."""
@@ -132,15 +132,15 @@ class _Message:
             self.numbers = [float(flag) for flag in flags]
         self.is_alike = True
 
-    def read(self, shares: list[float]) -> list[bool]:
-        """Which flags any rank has set, by the ranks' mean; notes whether all have the number."""
+    def read(self, shares: list[float]) -> list[int]:
+        """How many ranks have set each flag, by their mean; notes whether all have the number."""
         if not self._base:
-            return [share > 0 for share in shares]
+            return [math.ceil(share * world_size() - 0.5) or int(share > 0) for share in shares]
         pairs = [divmod(round(share), self._base) for share in shares]
         size = world_size()
         own = [size * digit for digit in self._digits]
         self.is_alike = [digits for _, digits in pairs] == own
-        return [count > 0 for count, _ in pairs]
+        return [count for count, _ in pairs]
 
 
 def buckets_of(parameters: Iterable[Tensor], max_bytes: float) -> list[Bucket]:

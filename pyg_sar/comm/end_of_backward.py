@@ -9,7 +9,8 @@ queue of callbacks at the end of a pass: the first hook of this library in a pas
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from traceback import walk_stack
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
@@ -18,9 +19,14 @@ from weakref import ref
 import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from pyg_sar.comm.collectives import agree, differ
 from pyg_sar.comm.comm import Comm
+from pyg_sar.comm.faults.errors import in_call, location
 from pyg_sar.comm.ranks import current
+from pyg_sar.ground.checksum import digest
+from pyg_sar.ground.inert import described
 from pyg_sar.ground.private_names import missing
 
 if TYPE_CHECKING:
@@ -30,25 +36,43 @@ if TYPE_CHECKING:
 class Backward:
     """One backward pass, the outermost.
 
-    Hooks of users for accumulated gradients (an optimizer in backward) must see sums over all
-    ranks: during the pass they are off their parameters, and at its end they are called.
+    Users' hooks of gradients, also of accumulated ones (an optimizer in backward), must see sums
+    over all ranks: during the pass they are off their parameters, and at its end they are called.
+    Where some ranks alone have hooks, these may read, and nothing else.
 
     Attributes:
         task: Autograd's number of it.
         is_checked: Whether it was checked that it accumulates gradients of parameters.
+        is_over: Whether all gradients have come.
+        are_hooked: On how many ranks users have such hooks, as far as they have told.
     """
 
     def __init__(self, comm: Comm) -> None:
         self._comm = comm
         self.task = torch._C._current_graph_task_id()
-        self.is_checked = False
+        self.is_checked = self.is_over = False
+        self.are_hooked = 0
         self._models: list[Averager] = []
         self._hooks: dict[Tensor, Any] = {}
+        self._aside: dict[Tensor, tuple[dict[int, Any], Tensor | None]] = {}  # hooks, .grad before
         self._new: list[Tensor] = []
 
     def entered(self, model: Averager) -> bool:
         """Whether :meth:`enter` was called for a model."""
         return model in self._models
+
+    def is_hooked(self) -> bool:
+        """Whether users have hooks on this rank that are called at the end."""
+        return bool(self._aside) or any(self._hooks.values())
+
+    def set_aside(self, p: Tensor) -> None:
+        """Has users' hooks of a gradient that is yet to come called at the end."""
+        hooks = p._backward_hooks or {}
+        users = {key: hook for key, hook in hooks.items() if not is_ours(hook)}
+        if users and not self.is_over and is_accumulated(p):
+            self._aside[p] = users, None if p.grad is None else p.grad.clone()
+            for key in users:
+                del hooks[key]
 
     def enter(self, model: Averager, parameters: Iterable[Tensor]) -> None:
         """Has the gradients of a model summed over the ranks at the end."""
@@ -61,6 +85,7 @@ class Backward:
     def __call__(self) -> None:
         """The end of the pass: sums gradients over the ranks, and calls the hooks of users."""
         whole: dict[Tensor, None] = {}
+        self.is_over = True
         try:
             if not self._models:
                 for model in reversed([*self._comm.awaiting]):  # as a backward would come to them
@@ -69,10 +94,18 @@ class Backward:
                 whole |= dict.fromkeys(model.reduce(set(self._new)))
         finally:
             self._comm.backward = lambda: None
+            aside = self._aside
             self._give_hooks_back()
-        for p in whole:
-            for hook in tuple((p._post_accumulate_grad_hooks or {}).values()):
-                hook(p)
+        is_alone = 0 < self.are_hooked < self._comm.size
+        try:
+            silent: Any = _Silent() if is_alone else nullcontext()  # type: ignore[no-untyped-call]
+            with torch.no_grad(), silent:
+                called = [name for p in whole for name in _called(p, *aside.get(p, ({}, None)))]
+        except BaseException as error:
+            self._comm.left_by(error)
+            raise
+        if is_alone:
+            _check_alike([*whole], called)
 
     def __del__(self) -> None:
         self._give_hooks_back()
@@ -82,6 +115,62 @@ class Backward:
         while self._hooks:
             p, hooks = self._hooks.popitem()
             p._post_accumulate_grad_hooks = hooks
+        aside, self._aside = self._aside, {}
+        for p, (users, _) in aside.items():
+            p._backward_hooks.update(users)  # type: ignore[union-attr]
+
+
+def is_ours(hook: Any) -> bool:
+    """Whether a hook of a leaf is one of this library."""
+    return type(hook).__module__.startswith('pyg_sar.')
+
+
+def in_hook(*hooks: Any) -> AbstractContextManager[None]:
+    """Names users' hooks of a parameter in the place of a layer."""
+    return in_call(f'the hook {", ".join(map(described, hooks))} of a parameter')
+
+
+def _called(p: Tensor, users: dict[int, Any], before: Tensor | None) -> Iterator[str]:
+    """Calls users' hooks of a parameter, whose gradient is whole; gives their names."""
+    grad = new = p.grad if p.grad is None or before is None else p.grad - before
+    version = 0 if new is None else new._version
+    for hook in users.values():
+        with in_hook(hook):
+            result = hook(grad)
+        grad = grad if result is None else result
+        yield described(hook)
+    if new is not None and (grad is not new or new._version != version):
+        p.grad = grad if before is None or grad is None else before + grad
+    for hook in tuple((p._post_accumulate_grad_hooks or {}).values()):
+        with in_hook(hook):
+            hook(p)
+        yield described(hook)
+
+
+class _Silent(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Refuses messages of hooks that some ranks alone have: the others would not answer."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if 'c10d' in func.namespace:
+            raise ValueError(
+                f'{location()}, which other ranks do not have, communicates (got {func}): set it '
+                "on every rank, or have it read this rank's tensors alone"
+            )
+        return func(*args, **(kwargs or {}))
+
+
+def _check_alike(parameters: list[Tensor], called: list[str]) -> None:
+    """Raises a ValueError if hooks of some ranks have changed what they saw (collective)."""
+    states = [digest([t for t in (p, p.grad) if t is not None]) for p in parameters]
+    answers = agree((states, called))
+    if any(states != answers[0][0] for states, _ in answers):
+        odd = next(rank for rank, (_, names) in enumerate(answers) if names)
+        names = ', '.join(dict.fromkeys(answers[odd][1]))
+        raise differ(
+            f'expected hooks of parameters that only read, or are set on every rank (got {names} '
+            f'on rank {odd} alone, where they change a gradient or a parameter)',
+            odd,
+        )
 
 
 def running() -> Backward | None:

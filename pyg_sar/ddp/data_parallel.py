@@ -107,8 +107,9 @@ class DistributedDataParallel(torch.nn.Module, metaclass=ClassSwap):
     new options; one inside of another is averaged with that. ``model.module`` is the model, for
     programs written for torch's wrapper.
 
-    Hooks of parameters get the whole gradient, with one message for each such parameter. On
-    batches, hooks of ``register_hook`` get this rank's share, as in torch. ``torch.autograd.grad``
+    Hooks of parameters get the whole gradient, at the end of the backward; where some ranks alone
+    have hooks (``if rank == 0: wandb.watch(model)``), they may only read. On batches, hooks of
+    ``register_hook`` get this rank's share, as in torch, at once. ``torch.autograd.grad``
     returns the whole gradient; with ``create_graph=True`` or in ``no_sync()`` it raises an error.
     Without ``torch.distributed`` the model runs as it is.
 

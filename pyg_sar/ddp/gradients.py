@@ -217,5 +217,5 @@ class _Entry:
     def __call__(self, grad: Tensor) -> None:
         gradients = self.gradients()
         if gradients is not None and gradients.is_alive:
-            gradients.enter()
             gradients._passed.add(self.forward)
+            gradients.enter()

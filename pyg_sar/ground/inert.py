@@ -105,6 +105,13 @@ def is_of_user(hook: Any) -> bool:
     return home.split('.')[0] not in _LIBRARIES
 
 
+def described(hook: Any) -> str:
+    """A hook by its name and place, ``'log' (train.py:12)``."""
+    name = f"'{getattr(hook, '__qualname__', type(hook).__name__)}'"
+    code = getattr(getattr(hook, '__func__', hook), '__code__', None)
+    return f'{name} ({code.co_filename}:{code.co_firstlineno})' if code else name
+
+
 @contextmanager
 def without_users_hooks(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
     """While it lasts, users' hooks of these modules are not called."""

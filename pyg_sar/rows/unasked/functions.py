@@ -21,7 +21,9 @@ from torch.optim import _functional
 from torch.utils.hooks import BackwardHook
 
 from pyg_sar.comm import world_size
+from pyg_sar.comm.faults.errors import in_call
 from pyg_sar.evictable import start_of
+from pyg_sar.ground.inert import described
 from pyg_sar.ground.nested import leaves
 from pyg_sar.ground.private_names import find, missing
 from pyg_sar.rows.replicated import mean_of_ranks
@@ -90,13 +92,8 @@ def _of_one(grad: Tensor | None, spec: _Spec) -> Any:
         return None
     with plainly():
         if spec is not None:
-            return tag(grad / world_size() if _has_gradient(grad) else grad, *spec)
-        return mean_of_ranks(grad) if _has_gradient(grad) else grad
-
-
-def _has_gradient(tensor: Tensor) -> bool:
-    """Integers and masks have none: autograd gives zeros of their own type."""
-    return tensor.is_floating_point() or tensor.is_complex()
+            return tag((grad / world_size()).to(grad.dtype), *spec)  # zeros, of whole numbers
+        return mean_of_ranks(grad) if grad.is_floating_point() or grad.is_complex() else grad
 
 
 def _summed(name: str, grad: Any, spec: _Spec) -> Any:
@@ -108,7 +105,7 @@ def _summed(name: str, grad: Any, spec: _Spec) -> Any:
     if not isinstance(grad, Rows):
         with plainly():
             grad = grad.index_select(spec[0], spec[1].ids(grad.device))
-    return plain(grad) * world_size() if _has_gradient(grad) else plain(grad)
+    return (plain(grad) * world_size()).to(grad.dtype)
 
 
 def _saved(ctx: Any) -> tuple[Any, ...]:
@@ -125,18 +122,22 @@ def _saved(ctx: Any) -> tuple[Any, ...]:
 class _NodeOnRows:
     """A node of autograd that gives the hooks of a module rows, and takes rows from them."""
 
-    def __init__(self, node: Any) -> None:
-        self._node = node
+    def __init__(self, node: Any, of_module: BackwardHook) -> None:
+        self._node, self._of_module = node, of_module
 
     def register_hook(self, hook: Any) -> Any:
         """Calls it with gradients as one process has them."""
+        of = self._of_module
+        names = ', '.join(map(described, (*of.user_hooks, *of.user_pre_hooks)))
+        where = f'the backward hook {names} of {type(of.module).__name__}'
         inputs, outs = self._node._inputs, self._node._outs
 
         def on_rows(*grads: Any) -> Any:
             pairs = zip(grads, (inputs, outs), strict=True)
-            gradients = [tuple(map(_of_one, of, specs)) for of, specs in pairs]
-            with torch._C._EnableTorchFunction():
-                results = hook(*gradients)
+            with in_call(where):
+                gradients = [tuple(map(_of_one, of, specs)) for of, specs in pairs]
+                with torch._C._EnableTorchFunction():
+                    results = hook(*gradients)
             if results is None:
                 return None
             return tuple(map(_summed, repeat("a module's backward hook"), results, inputs))
@@ -148,10 +149,20 @@ def _on_nodes(apply: Any) -> Any:
     """How a module makes nodes for its backward hooks."""
 
     def apply_on_tensors(hook: BackwardHook, fn: Any, args: Any) -> Any:
-        def on_rows(node: Any) -> Any:
-            return fn(_NodeOnRows(node) if hasattr(node, '_inputs') else node)
+        specs = [_spec(arg) for arg in args if isinstance(arg, Tensor)]
+        if not any(specs):
+            return apply(hook, fn, args)
+        # Edges, ids and features are known by the tensor: those without gradient stay it.
+        stay = [isinstance(arg, Rows) and not arg.requires_grad for arg in args]
 
-        return apply(hook, on_rows, args)
+        def on_rows(node: Any) -> Any:
+            node._inputs = node._outs = specs
+            return fn(_NodeOnRows(node, hook))
+
+        given = [plain(arg) if stays else arg for arg, stays in zip(args, stay, strict=True)]
+        out, places = apply(hook, on_rows, tuple(given))
+        out = [arg if stays else new for arg, new, stays in zip(args, out, stay, strict=True)]
+        return tuple(out) if type(args) is tuple else type(args)(*out), places
 
     return apply_on_tensors
 
