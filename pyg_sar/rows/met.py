@@ -47,9 +47,9 @@ def note(func: Any, args: Any, kwargs: Any) -> None:
         elif isinstance(value, _NUMBERS):
             found.append(value)
         elif not lives and hasattr(value, '_space'):
-            comm, lives = value._space.comm, True
-            is_group = comm is not None and not comm.takes_turns
-            if not (is_group and comm.world() is dist.group.WORLD) and name_of(func) != 'shape':
+            comm, world, lives = value._space.comm, dist.group.WORLD, True
+            is_there = comm is not None and world is not None and comm.world() is world
+            if not is_there and name_of(func) != 'shape':
                 check_lives(comm)
     if not found or is_hidden.value or torch._C._are_functorch_transforms_active():
         return
