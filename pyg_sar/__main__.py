@@ -34,7 +34,6 @@ _PROGRAMS = {
     'partition': 'cuts a graph into one part per rank',
     'describe': 'says what lies in a folder of parts',
     'plan': 'predicts memory, traffic and CPU time of training',
-    'predict': 'writes what a trained model gives for every node',
     'run-in-turns': 'runs a program as all ranks, in turn, in one process',
 }
 

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / 'pyg_sar'
 
 FLOORS = (
-    {'__main__', 'partition', 'describe', 'plan', 'predict'} | {'run', 'run_in_turns'},
+    {'__main__', 'partition', 'describe', 'plan'} | {'run', 'run_in_turns'},
     {'load', 'in_turns', 'planner', 'profiling', 'checkpoint'},
     {'launching', 'partitioner', 'sampling', 'ddp'},
     {'own_rows', 'restricted_layers'},

@@ -15,7 +15,7 @@ from pyg_sar.in_turns.figures import Figures
 from pyg_sar.in_turns.mapped_files import MappedFiles
 from pyg_sar.in_turns.places import OnDisk, OnHost
 from pyg_sar.in_turns.spill_file import SpillFile
-from pyg_sar.in_turns.tiers import Away, Clock, Held, OverMemory, Tier
+from pyg_sar.in_turns.tiers import Away, Clock, Held, Tier
 
 LEAST_BYTES = 64 << 10
 """Smaller storages are not evicted."""
@@ -26,8 +26,6 @@ class Evictions:
 
     `budget` bytes may be on a GPU between operations, if turns need no more, and `host_budget` in
     memory of the host; `file` is where to evict to from there, None if that is never exceeded.
-    Nothing may exceed `limit` bytes of the host, else :class:`OverMemory` is raised; None for no
-    limit.
     """
 
     def __init__(
@@ -37,22 +35,16 @@ class Evictions:
         file: SpillFile | None,
         num_ranks: int,
         least: int = LEAST_BYTES,
-        limit: int | None = None,
     ) -> None:
         self.budget, self.file, self.least = budget, file, least
         self.files = MappedFiles()
         self._num_ranks, self._clock = num_ranks, Clock(num_ranks)
-        self._host = Tier(host_budget, self._clock, self._on_disk, limit)
+        self._host = Tier(host_budget, self._clock, self._on_disk)
         self._devices: dict[torch.device, Tier] = {}
         self._moved = [0, 0]
         self._read_of_others = 0
         self._held: dict[int, Held] = {}
         self._lock = threading.RLock()  # memory is freed, and noted as such, in any of the calls
-
-    @property
-    def over(self) -> OverMemory | None:
-        """The first OverMemory, whoever has caught it since."""
-        return self._host.over
 
     def begin(self, rank: int) -> None:
         """The turn of a rank begins."""
@@ -171,7 +163,7 @@ class Evictions:
         error = None
         with self._lock:
             for tier in (self._host, *self._devices.values()):
-                tier.budget, tier.limit = sys.maxsize, None
+                tier.budget = sys.maxsize
             for held in list(self._held.values()):
                 storage = held.storage()
                 if held.is_away and storage is not None:

@@ -6,7 +6,6 @@ import contextlib
 import gc
 import logging
 import sys
-import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -123,9 +122,8 @@ def play(
     host_memory: str | int | None = None,
     reserve: str | int = 0,
     least: int = LEAST_BYTES,
-    limit: int | None = None,
 ) -> InTurns:
-    """As :func:`run_in_turns`, for so many ranks; `least` and `limit` are those of `Evictions`."""
+    """As :func:`run_in_turns`, for so many ranks; `least` is that of `Evictions`."""
     check_options(host_memory, spill, reserve)
     budget, reserved = _bytes('memory', memory), _bytes('reserve', reserve)
     host_budget = budget if host_memory is None else _bytes('host_memory', host_memory)
@@ -133,7 +131,7 @@ def play(
         torch.cuda.init()  # type: ignore[no-untyped-call]  # ranks begin with its random state
     file = None if spill is None else SpillFile(spill, reserved)
     host_budget = sys.maxsize if file is None else host_budget
-    evictions = Evictions(budget, host_budget, file, num_ranks, least, limit)
+    evictions = Evictions(budget, host_budget, file, num_ranks, least)
     c_memory._share_heap()
     freed = FreedMemory(host_budget, LEAST_BYTES)
     try:
@@ -141,22 +139,15 @@ def play(
             results = run_around(_Evicting(evictions, freed), function, num_ranks)
         gc.collect()  # tensors that only cycles hold need not be read
         evictions.restore()
-    except BaseException as error:
-        if evictions.over is not None:  # tensors that only its frames hold would exceed it again
-            traceback.clear_frames(error.__traceback__)
-            traceback.clear_frames(evictions.over.__traceback__)
+    except BaseException:
         # The first error is the one to tell.
         with contextlib.suppress(OSError, torch.OutOfMemoryError):
             evictions.restore()
-        if evictions.over is not None:
-            raise evictions.over from None
         raise
     finally:
         figures = evictions.counted()
         evictions.close()
         freed.give_back()
-    if evictions.over is not None:  # the program has gone on in spite of it
-        raise evictions.over
     where = '' if file is None else f" in '{file.folder}'"
     text = f'{num_ranks} ranks in turn: {figures}, {figures.evictions} evictions{where}'
     say(_logger, logging.INFO, text)

@@ -32,19 +32,6 @@ from typing import Any, Protocol
 
 import torch
 
-from pyg_sar.monitor import bytes_text
-
-
-class OverMemory(ValueError):
-    """A turn needs more bytes than a run may take."""
-
-    def __init__(self, num_bytes: int, limit: int) -> None:
-        super().__init__(
-            f"expected 'memory' for the turn of one rank, {bytes_text(num_bytes)} or more (got "
-            f'{bytes_text(limit)}; with more parts a turn needs less)'
-        )
-        self.num_bytes = num_bytes
-
 
 class Away(Protocol):
     """Where a storage's bytes wait."""
@@ -160,10 +147,8 @@ class Tier:
         budget: Bytes that may be here between operations, if turns need no more.
         clock: Of all tiers.
         below: Gives a place where the bytes of a storage are to wait.
-        limit: Bytes that nothing may exceed, else :class:`OverMemory` is raised; None for no limit.
 
     Attributes:
-        over: The first OverMemory, whoever has caught it since.
         here: Bytes in memory.
         mapped: Bytes of files that the rank of a turn has mapped; their pages come as it reads.
         peak: The most bytes in memory so far.
@@ -172,11 +157,8 @@ class Tier:
         held: Storages that may be evicted or are away.
     """
 
-    def __init__(
-        self, budget: int, clock: Clock, below: Callable[[Held], Away], limit: int | None = None
-    ) -> None:
-        self.budget, self.clock, self.below, self.limit = budget, clock, below, limit
-        self.over: OverMemory | None = None
+    def __init__(self, budget: int, clock: Clock, below: Callable[[Held], Away]) -> None:
+        self.budget, self.clock, self.below = budget, clock, below
         self.here = self.mapped = self.peak = self.largest = self.evictions = 0
         self.held: dict[Held, None] = {}
         self._queue: list[Held] | None = []
@@ -198,9 +180,6 @@ class Tier:
         self.largest = max(self.largest, held.num_bytes)
         if self._queue is not None and held.turn != self.clock.turn:
             insort(self._queue, held, key=self._order)
-        if self.limit is not None and self.here > self.limit:
-            self.over = self.over or OverMemory(self.here, self.limit)
-            raise self.over
 
     def fill(
         self,
