@@ -96,8 +96,10 @@ class Product:
 class Extremum:
     """The largest (``'amax'``) or smallest message of every destination, and how many attain it.
 
-    As in PyG, those that do share the gradient evenly; they may lie in different blocks. A
-    destination without messages counts none, and its extremum means nothing.
+    As in PyG, those that do share the gradient evenly; they may lie in different blocks. torch's
+    ``scatter_reduce`` counts the zero that it starts from, too: at an extremum of 0 k messages get
+    1 / (k + 1) each. NaN, which none attains, gives them 0 / 0. A destination without messages
+    counts none, and its extremum means nothing.
     """
 
     num_tensors = 2
@@ -130,7 +132,7 @@ class Extremum:
     ) -> Tensor:
         """An even share for every message that attains the extremum."""
         extremum, count = state
-        share = grad_state / count.clamp(min=1)
+        share = grad_state / (count + (extremum == 0))
         attains = messages == extremum.index_select(dim, dst)
         return share.index_select(dim, dst).mul_(attains)
 

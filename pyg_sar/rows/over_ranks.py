@@ -57,9 +57,12 @@ def sum_of_ranks(local: Tensor) -> Tensor:
     return total[:-1].view(local.shape)
 
 
-def largest_of_ranks(values: Tensor, dims: list[int], *, keepdim: bool, least: bool) -> Tensor:
+def largest_of_ranks(
+    values: Tensor, dims: list[int], *, keepdim: bool, least: bool, nan_is_top: bool = False
+) -> Tensor:
     """The largest numbers along dimensions, or the least; equal ones share a gradient evenly.
 
+    So do all NaN with `nan_is_top`, as in torch's ``max()``; else they have 0 / 0, as in ``amax``.
     Collective: an all-gather; with a gradient two all-reduces.
     """
     part = largest_here(values.detach(), dims, least=least)
@@ -69,18 +72,23 @@ def largest_of_ranks(values: Tensor, dims: list[int], *, keepdim: bool, least: b
         top = (of_ranks.amin(0) if least else of_ranks.amax(0)).to(part.dtype)
     if values.is_floating_point() and torch.is_grad_enabled():
         is_top = values.detach() == top
-        # Of NaN, which is equal to nothing, it is 0 / 0, as torch has it.
+        if nan_is_top:
+            is_top |= values.detach().isnan() & top.isnan()
         share = sum_of_ranks(is_top.sum(dims, keepdim=True))
-        ties = _Zeros.apply(values) * is_top
+        ties = zeros_of(values) * is_top
         total = sum_of_ranks(ties.sum(dims, keepdim=True)) / share
         if total.requires_grad:
             top = top + total
     return top if keepdim else top.squeeze(dims)
 
 
-class _Zeros(torch.autograd.Function):
+def zeros_of(values: Tensor) -> Tensor:
     """Zeros that pass a gradient on as it is, also where the numbers are infinite."""
+    out: Tensor = _Zeros.apply(values)
+    return out
 
+
+class _Zeros(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor) -> Tensor:
         return torch.zeros_like(values)

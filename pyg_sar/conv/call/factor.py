@@ -46,20 +46,20 @@ def _is_product(call: Call, of_factor: Call, traced: Trace, source: int) -> bool
     rows = samples.src[source]
     with Undone(call.conv, call.arguments):
         (message,), _ = program_of(call, traced, 1).run(samples, edge_index, _softmax)
+    with Undone(call.conv, call.arguments):  # with the same draws
         _, (factor, *_) = program_of(of_factor, traced.factor, 1).run(
             samples_of(of_factor)[0], edge_index, _softmax
         )
     takes_gradient = torch.is_grad_enabled() and (factor.requires_grad or rows.requires_grad)
     if message.requires_grad != takes_gradient:
         return False
-    if traced.uses_rng:
-        return True
     factor, flat = (t.detach().reshape(NUM_SAMPLES, -1) for t in (factor, rows))
     product = flat.view(*factor.shape, -1) * factor.unsqueeze(-1)
     if traced.summed is not None:
         shape, dim = traced.summed
         product = product.view(NUM_SAMPLES, *shape).sum(dim + 1)
-    return torch.equal(product.flatten(), message.detach().flatten())
+    pair = product.flatten(), message.detach().flatten()
+    return torch.allclose(*pair, rtol=0, atol=0, equal_nan=True)
 
 
 def _softmax(logits: Tensor, dst: Tensor) -> Tensor:

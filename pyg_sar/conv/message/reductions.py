@@ -22,6 +22,7 @@ from pyg_sar.conv.message.intercept import BlockIndex, Intercept, UnsupportedMes
 from pyg_sar.conv.message.one_call import Call
 from pyg_sar.conv.message.sample_edges import edge_rows, undo
 from pyg_sar.kernels.merge import Extremum, Merge, Product, State, Sum
+from pyg_sar.rows.over_ranks import zeros_of
 from pyg_sar.shard.plan import Plan
 
 _MERGES: dict[str, Callable[[], Merge]] = {
@@ -181,17 +182,18 @@ class _Finisher(Intercept):
         index, expected = next(self.calls)
         assert reduce == expected
         state, dim = self.states[index], self.reductions[index].dim
+        shape = [1] * state[0].dim()
+        shape[dim] = -1
         if reduce == 'mean' and not self.is_mean:
-            shape = [1] * state[0].dim()
-            shape[dim] = -1
             count = self.plan.in_degree.clamp(min=1).to(state[0].dtype).view(shape)
             if self.may_overwrite and state[0].is_floating_point():
                 return state[0].div_(count)
             return state[0] / count if state[0].is_floating_point() else state[0] // count
         if reduce in ('max', 'min'):
-            return state[0].masked_fill(state[1] == 0, 0)
+            return state[0].masked_fill((self.plan.in_degree == 0).view(shape), 0)
         if reduce == 'mul':
-            return state[0].masked_fill(state[1] > 0, 0)
+            # One zero among the factors does not keep it from its gradient, that of the others.
+            return state[0].detach() * (state[1] == 0) + zeros_of(state[0])
         return state[0]
 
     def degree(self, dst: Tensor, dtype: torch.dtype | None) -> Tensor:

@@ -106,7 +106,7 @@ def written_among(call: Call, states: Mapping[str, tuple[Tensor, object]]) -> tu
     written = []
     for name, (tensor, before) in states.items():
         if isinstance(before, Tensor):
-            is_same = torch.equal(tensor, before)
+            is_same = torch.allclose(tensor, before, 0, 0, equal_nan=True)
         else:
             is_same = tensor._version == before
         if is_same or name not in roles:
@@ -161,8 +161,8 @@ def samples_of(call: Call) -> tuple[Arguments, Tensor]:
 
 
 def _sample(values: Tensor) -> Tensor:
-    """The first rows, and made-up ones where a rank has fewer."""
-    rows = values.detach()[:NUM_SAMPLES]
+    """The first rows, finite, and made-up ones where a rank has fewer."""
+    rows = values.detach()[:NUM_SAMPLES].nan_to_num(1, 1, -1)
     missing = NUM_SAMPLES - rows.size(0)
     rows = torch.cat([rows, made_up_row(rows).expand(missing, *rows.shape[1:])])
     return rows.requires_grad_(values.requires_grad)

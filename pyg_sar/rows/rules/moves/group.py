@@ -12,7 +12,14 @@ from pyg_sar.comm import exchange_of
 from pyg_sar.ground.nested import in_nested
 from pyg_sar.rows.align import argument, dim_of, named_rule, own_rows, rows_in, whole_shape
 from pyg_sar.rows.edges import NodeIds
-from pyg_sar.rows.over_ranks import fetched, largest_here, largest_of_ranks, sum_of_ranks, whole
+from pyg_sar.rows.over_ranks import (
+    fetched,
+    largest_here,
+    largest_of_ranks,
+    sum_of_ranks,
+    whole,
+    zeros_of,
+)
 from pyg_sar.rows.registry import BY_NAME, bare_name, name_of, rule
 from pyg_sar.rows.replicated import PLAIN, mean_gradient_if_plain, with_mean_gradient
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
@@ -147,25 +154,29 @@ class _GroupedValues:
                 is_float = new.is_floating_point()
                 new = new / per if is_float else new.div(per, rounding_mode='floor')
         elif way in ('amax', 'amin'):
-            new = self._top(out, way)
-            if keeps:
-                new = (torch.minimum if way == 'amin' else torch.maximum)(new, out)
+            new = self._top(out, way, keeps)
         else:
             refuse(self.func, f'of kind {way!r} over all ranks is not known to be right', _GATHER)
         return torch.where(count > 0, new.to(out.dtype), out)
 
-    def _top(self, out: Tensor, way: str) -> Tensor:
-        """The largest or least value of every group; equal ones share a gradient evenly."""
-        values = self.values.detach()
-        start = self.zeros(out) + largest_here(values.reshape(-1)[:0], [0], least=way == 'amin')
+    def _top(self, out: Tensor, way: str, keeps: bool) -> Tensor:
+        """The largest or least value of every group, which `out` may belong to.
+
+        Equal ones share a gradient evenly. As in torch `out` counts among them in any case, and the
+        share of NaN, which equals nothing, is 0 / 0.
+        """
+        values, before = self.values.detach(), out.detach()
+        worst = largest_here(values.reshape(-1)[:0], [0], least=way == 'amin')
+        start = before if keeps else self.zeros(out) + worst
         local = start.scatter_reduce(self.dim, self.index, values, way)
         top = largest_of_ranks(local.unsqueeze(0), [0], keepdim=False, least=way == 'amin')
         if not (values.is_floating_point() and torch.is_grad_enabled()):
             return top
-        is_top = values == top.gather(self.dim, self.index)
-        share = self.added(is_top.to(values.dtype), out).clamp(min=1)
-        total = self.added(torch.where(is_top, self.values, 0), out) / share
-        return top + (total - total.detach()) if total.requires_grad else top
+        is_top, is_before = values == top.gather(self.dim, self.index), before == top
+        share = self.added(is_top.to(values.dtype), out) + is_before
+        total = self.added(zeros_of(self.values) * is_top, out)
+        total = total + zeros_of(out) * is_before if keeps else total
+        return top + total / share if total.requires_grad else top
 
 
 class _AtSources(_GroupedValues):

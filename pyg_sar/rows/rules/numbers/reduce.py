@@ -105,7 +105,10 @@ class Reduction:
         """The largest of `values` over all ranks; an error where there are none, as in torch."""
         if self.count == 0:
             raise RuntimeError(f'{self.name}(): expected at least one row on all ranks together')
-        return largest_of_ranks(values, self.dims, keepdim=keepdim or self.keepdim, least=least)
+        keepdim, nan_is_top = keepdim or self.keepdim, self.name in ('max', 'min')
+        return largest_of_ranks(
+            values, self.dims, keepdim=keepdim, least=least, nan_is_top=nan_is_top
+        )
 
 
 def _check_is_of_fractions(over: Reduction) -> None:
