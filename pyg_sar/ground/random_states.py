@@ -37,6 +37,13 @@ def set_random_states(states: Sequence[Tensor], device: torch.device) -> None:
             torch.cuda.set_rng_state(states[1], device)
 
 
+def seed_random_states(seed: int, device: torch.device) -> None:
+    """Seeds the generator of the CPU, and that of a GPU if `device` is one."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == 'cuda':
+        torch.cuda.default_generators[device.index].manual_seed(seed)
+
+
 @contextmanager
 def random_states_kept(device: torch.device) -> Iterator[None]:
     """Sets all states back at the end of its ``with``."""

@@ -1,4 +1,4 @@
-"""Messages that draw random numbers leave the generators of all ranks alike."""
+"""Messages that draw random numbers: how they are judged, and that ranks' generators stay alike."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from on_ranks import on_ranks
+from small_graphs import small_graph
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, MessagePassing, TransformerConv
@@ -57,3 +58,112 @@ def test_every_rank_draws_other_numbers(data: Data) -> None:
     drawn = pyg_sar.gather(out).flatten()
     drawn = drawn[drawn != 0]  # a node without edges draws nothing
     assert drawn.unique().numel() == drawn.numel() > 0
+
+
+class _Drawing(MessagePassing):
+    """A message that a program may say."""
+
+    def __init__(self, say: Callable[[Tensor], Tensor], aggr: str) -> None:
+        super().__init__(aggr=aggr)
+        self.say = say
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return self.say(x_j)
+
+
+def _column(x: Tensor) -> Tensor:
+    return torch.rand(x.size(0), 1, dtype=x.dtype)
+
+
+def _centred(x: Tensor) -> Tensor:
+    return x - x.mean(0)
+
+
+def _gumbel(x: Tensor) -> Tensor:
+    return -torch.log(-torch.log(torch.rand_like(x)))
+
+
+def _kept(x: Tensor, p: float) -> Tensor:
+    mask = (_column(x) < p).to(x.dtype)
+    return x * mask / mask.mean()
+
+
+# Of all edges. What they draw has no effect, or is one number, so that plain PyG gives the same.
+ACROSS: dict[str, Callable[[Tensor], Tensor]] = {
+    'mean of dropped': lambda x: _centred(F.dropout(x, 0.0)),
+    'mean of drawn': lambda x: _centred(x * (_column(x) >= 0)),
+    'softmax of drawn': lambda x: x * torch.softmax(x[:, :1] * (_column(x) < 2), 0),
+    'noise by deviations': lambda x: x + x.std(0) * (torch.randn_like(x).abs() >= 0),
+    'no edge is dropped': lambda x: _kept(x, 2.0),
+    'bernoulli of a mean': lambda x: x + 0 * torch.bernoulli(_centred(x).sigmoid()),
+    'one number': lambda x: x * torch.rand(1, dtype=x.dtype),
+    'number without dimension': lambda x: x * torch.rand((), dtype=x.dtype),
+    'number by column': lambda x: x + torch.randn(x.size(1), dtype=x.dtype),
+    'order': lambda x: x + 0 * x[torch.randperm(x.size(0))],
+    'one more than edges': lambda x: x * (torch.rand(x.size(0) + 1, 1)[1:] >= 0),
+}
+
+# Also of all edges, and truly random: any sum of messages is that of ones.
+RANDOM: dict[str, Callable[[Tensor], Tensor]] = {
+    'noise without its mean': lambda x: x + _centred(_gumbel(x)),
+    'few edges are kept': lambda x: _kept(x, 0.1),
+    'half of the edges are kept': lambda x: _kept(x, 0.5),
+    'most edges are kept': lambda x: _kept(x, 0.9),
+    'softmax': lambda x: x.size(0) * torch.softmax(_gumbel(x), 0),
+}
+
+# Of single edges.
+BY_EDGE: dict[str, Callable[[Tensor], Tensor]] = {
+    'dropout': lambda x: F.dropout(x, 0.5),
+    'column': lambda x: x * _column(x),
+    'normal': lambda x: torch.normal(x, x.abs()),
+    'gumbel softmax': lambda x: F.gumbel_softmax(x, dim=-1),
+    'in place': lambda x: x * torch.empty_like(x).exponential_(),
+    'flat': lambda x: x * torch.rand(x.numel(), dtype=x.dtype).view(x.shape),
+    'choice': lambda x: x.gather(1, torch.multinomial(x.sigmoid(), 2)),
+}
+
+
+def _wrapped(say: Callable[[Tensor], Tensor], aggr: str) -> Any:
+    return pyg_sar.DistributedDataParallel(_Drawing(say, aggr))
+
+
+@pytest.mark.parametrize('aggr', ['add', 'max'])
+@pytest.mark.parametrize('world_size', [1, 3])
+@on_ranks()
+def test_draws_of_all_edges(data: Data, world_size: int, aggr: str) -> None:
+    plain = small_graph()
+    for name, say in ACROSS.items():
+        results = []
+        for graph, model in ((plain, _Drawing(say, aggr)), (data, _wrapped(say, aggr))):
+            torch.manual_seed(8)
+            x = graph.x.clone().requires_grad_()
+            out = model(x, graph.edge_index)
+            out.square().sum().backward()
+            results.append((out.detach(), x.grad))
+        for want, got in zip(*results, strict=True):
+            torch.testing.assert_close(pyg_sar.gather(got), want, rtol=1e-10, atol=1e-10, msg=name)
+
+
+@pytest.mark.parametrize('world_size', [1, 3])
+@on_ranks()
+def test_random_messages_of_all_edges(data: Data, world_size: int) -> None:
+    """Their sum over all edges is no matter of chance."""
+    for name, say in RANDOM.items():
+        total = _wrapped(say, 'add')(torch.ones_like(data.x), data.edge_index).sum(0)
+        want = torch.full_like(total, data.num_edges)
+        torch.testing.assert_close(pyg_sar.gather(total), want, msg=name)
+
+
+@pytest.mark.parametrize('aggr', ['add', 'median'])
+@on_ranks(3)
+def test_draws_of_single_edges(data: Data, aggr: str) -> None:
+    """They keep the path that such a message has without draws; in evaluation, too."""
+    for name, say in BY_EDGE.items():
+        model = _wrapped(say, aggr)
+        for is_training in (True, False):
+            model.train(is_training)(data.x, data.edge_index)
+            assert 'one_shot' not in model.chosen_paths(), name

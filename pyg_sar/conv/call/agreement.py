@@ -107,10 +107,12 @@ def _decision(call: Call) -> tuple[Decision, Trace | None]:
             try:
                 traced = trace(call)
                 uses_rng = traced.uses_rng
-                check_edges_are_independent(call, traced.num_calls)
+                check_edges_are_independent(call, traced.num_calls, 0 if uses_rng else None)
             except UnsupportedMessageError:
                 uses_rng, traced = observe(call).uses_rng, None
-            check_destinations_are_independent(call)
+            # One mask may keep none of a few rows.
+            for seed in range(3) if uses_rng else (None,):
+                check_destinations_are_independent(call, seed)
         except MessageError:
             return own, None
         except RuntimeError:

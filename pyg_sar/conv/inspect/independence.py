@@ -2,18 +2,21 @@
 
 A function may look at other edges in ways that no index shows, such as a mean over all rows. So it
 runs on a few edges, each into another destination, and then again with one edge left out or with
-the destinations numbered differently. The results of the other edges must not change.
+the destinations numbered differently. The results of the other edges must not change. A row draws
+the same random numbers in all of these runs, whatever rows there are beside it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyg_sar.aggregate.program import Arguments, no_autocast_cache
 from pyg_sar.conv.around.patching import overridden
@@ -30,38 +33,44 @@ from pyg_sar.conv.message.sample_edges import (
 )
 from pyg_sar.conv.message.whole_graph_sizes import WholeGraphSizes
 from pyg_sar.conv.support import takes_statistics
+from pyg_sar.ground.nested import leaves
+from pyg_sar.ground.random_states import random_states, seed_random_states
 
 _Values = list[tuple[Tensor, int]]
 """Tensors with their edge or node dimension."""
 
 
 @no_autocast_cache()
-def check_destinations_are_independent(call: Call) -> None:
-    """Checks that messages and their aggregation depend on in-edges of one destination only."""
+def check_destinations_are_independent(call: Call, seed: int | None) -> None:
+    """Checks that messages and their aggregation depend on in-edges of one destination only.
+
+    Numbers are drawn by the seed; None says that none are drawn.
+    """
     samples, edge_index = samples_of(call)
+    outputs = partial(_outputs, call, seed)
     with _on_samples(call):
-        everything, numbers = _outputs(call, samples, edge_index, NUM_SAMPLES)
+        everything, numbers = outputs(samples, edge_index, NUM_SAMPLES)
         if numbers:
-            _check_numbers(call, samples, edge_index, numbers)
-        fewer, _ = _outputs(call, *_without_last(samples, edge_index), NUM_SAMPLES)
+            _check_numbers(outputs, samples, edge_index, numbers)
+        fewer, _ = outputs(*_without_last(samples, edge_index), NUM_SAMPLES)
         _compare(everything, fewer)
         for sign in (1, -1):
-            other, _ = _outputs(call, _with_other_last(samples, sign), edge_index, NUM_SAMPLES)
+            other, _ = outputs(_with_other_last(samples, sign), edge_index, NUM_SAMPLES)
             _compare(everything, other)
-        more, _ = _outputs(call, *with_made_up_edges(samples, edge_index), NUM_SAMPLES + 1)
+        more, _ = outputs(*with_made_up_edges(samples, edge_index), NUM_SAMPLES + 1)
         _compare(everything, more, starts=(NUM_MADE_UP, 1))
         if not samples.edge:
             return
         # The same edge values on all edges: groups made from them would join the destinations.
         alike = replace(samples, edge=tuple(t[:1].expand_as(t) for t in samples.edge))
-        everything, _ = _outputs(call, alike, edge_index, NUM_SAMPLES)
+        everything, _ = outputs(alike, edge_index, NUM_SAMPLES)
         others = with_made_up_edges(*_without_last(alike, edge_index))
-        more, _ = _outputs(call, *others, NUM_SAMPLES + 1)
+        more, _ = outputs(*others, NUM_SAMPLES + 1)
         _compare(everything, more, starts=(NUM_MADE_UP, 1))
 
 
 def _check_numbers(
-    call: Call, arguments: Arguments, edge_index: Tensor, numbers: dict[str, Any]
+    outputs: Callable[..., Any], arguments: Arguments, edge_index: Tensor, numbers: dict[str, Any]
 ) -> None:
     """Checks that numbers left on the conv do not depend on the edges."""
     others = [
@@ -69,7 +78,7 @@ def _check_numbers(
         (with_other_values(arguments), edge_index),
         _without_last(arguments, edge_index),
     ]
-    results = [_outputs(call, *other, NUM_SAMPLES)[1] for other in others]
+    results = [outputs(*other, NUM_SAMPLES)[1] for other in others]
     for name, number in numbers.items():
         if any(result.get(name) != number for result in results):
             raise MessageError(
@@ -78,19 +87,20 @@ def _check_numbers(
 
 
 @no_autocast_cache()
-def check_edges_are_independent(call: Call, num_reductions: int) -> None:
-    """Checks that a message, up to that many reductions, depends on its own edge only."""
+def check_edges_are_independent(call: Call, num_reductions: int, seed: int | None) -> None:
+    """Checks that a message, up to that many reductions, depends on its own edge only.
+
+    `seed` is as above.
+    """
     samples, edge_index = samples_of(call)
     edge_index[1] = 0
 
-    def reduced(arguments: Arguments, edges: Tensor) -> _Values | None:
-        def run() -> _Values:
-            of_edges = BlockMessages(call, num_reductions, NUM_SAMPLES)
+    def reduced(arguments: Arguments, edges: Tensor) -> _Values:
+        of_edges = BlockMessages(call, num_reductions, NUM_SAMPLES)
+        with Undone(call.conv, call.arguments), _draws(seed, edges, NUM_SAMPLES):
             messages, outputs = of_edges.run(arguments, edges, _of_one_edge)
-            dim = call.conv.node_dim
-            return [(t, dim) for t in messages] + [(t, 0) for t in outputs]
-
-        return _without_trace(call, run)[0]
+        dim = call.conv.node_dim
+        return [(t, dim) for t in messages] + [(t, 0) for t in outputs]
 
     with _on_samples(call):
         everything = reduced(samples, edge_index)
@@ -126,22 +136,64 @@ def _of_one_edge(logits: Tensor, _: Tensor) -> Tensor:
 
 
 def _outputs(
-    call: Call, arguments: Arguments, edge_index: Tensor, num_dst: int
-) -> tuple[_Values | None, dict[str, Any]]:
-    """Messages and aggregation, or per-edge results, and the numbers that the function sets.
-
-    The results are None if it drew random numbers.
-    """
-
-    def run() -> _Values:
+    call: Call, seed: int | None, arguments: Arguments, edge_index: Tensor, num_dst: int
+) -> tuple[_Values, dict[str, Any]]:
+    """Messages and aggregation, or per-edge results, and the numbers that the function sets."""
+    with Undone(call.conv, call.arguments) as undone, _draws(seed, edge_index, num_dst):
         values = call.inputs(arguments, edge_index, edge_index[1], num_dst)
         out = call.run(values)
-        if call.function != 'message':
-            return [(out, 0)]
-        dim = call.conv.node_dim
-        return [(out, dim), (call.aggregate(values, out), dim)]
+        results = [(out, 0)]
+        if call.function == 'message':
+            dim = call.conv.node_dim
+            results = [(out, dim), (call.aggregate(values, out), dim)]
+    return results, undone.numbers
 
-    return _without_trace(call, run)
+
+def _draws(seed: int | None, edge_index: Tensor, num_dst: int) -> AbstractContextManager[Any]:
+    return nullcontext() if seed is None else _DrawsByRow(seed, edge_index, num_dst)
+
+
+class _DrawsByRow(TorchDispatchMode):
+    """Repeats every draw row by row, with numbers that depend on the seed and the row alone.
+
+    A draw without a row for every edge or destination is refused.
+    """
+
+    def __init__(self, seed: int, edge_index: Tensor, num_dst: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._seed, self._number, self._device = seed, 0, edge_index.device
+        has_more = num_dst > NUM_SAMPLES  # of them the first are made up
+        self._rows = (edge_index.size(1), NUM_MADE_UP * has_more), (num_dst, int(has_more))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        before, kwargs = random_states(self._device), kwargs or {}
+        with torch._C.DisableTorchFunctionSubclass():  # torch 2.5 asks them again
+            out = func(*args, **kwargs)
+        if all(map(torch.equal, before, random_states(self._device))):
+            return out
+        self._number += 1
+        shape = [*getattr(leaves(out)[0], 'shape', ())]
+        found = [
+            (dim, *rows) for dim, n in enumerate(shape) for rows in self._rows if n % rows[0] == 0
+        ]
+        if not found:
+            raise MessageError(f'it draws numbers of shape {shape}, not some for every edge')
+        dim, num_rows, first = found[0]
+        of_row = [*shape[:dim], shape[dim] // num_rows, *shape[dim + 1 :]]
+        for row in range(num_rows):
+            seed_random_states(hash((self._seed, self._number, row - first)), self._device)
+
+            def at_row(arg: Any, start: int = row * of_row[dim]) -> Any:
+                if isinstance(arg, Tensor) and arg.shape[dim : dim + 1] == (shape[dim],):
+                    return arg.narrow(dim, start, of_row[dim])
+                return of_row if isinstance(arg, (list, tuple)) and [*arg] == shape else arg
+
+            drawn = func(*map(at_row, args), **kwargs)
+            for whole, part in zip(leaves(out), leaves(drawn), strict=True):
+                if [*part.shape] != of_row:
+                    raise MessageError(f"it draws by '{func}' over rows")
+                at_row(whole).copy_(part)
+        return out
 
 
 @contextmanager
@@ -156,18 +208,8 @@ def _on_samples(call: Call) -> Iterator[None]:
         yield
 
 
-def _without_trace(call: Call, run: Callable[[], _Values]) -> tuple[_Values | None, dict[str, Any]]:
-    with Undone(call.conv, call.arguments) as undone:
-        out = run()
-    return None if undone.uses_rng else out, undone.numbers
-
-
-def _compare(
-    expected: _Values | None, actual: _Values | None, starts: Sequence[int] | None = None
-) -> None:
+def _compare(expected: _Values, actual: _Values, starts: Sequence[int] | None = None) -> None:
     """Compares the first rows of `expected` with those from `starts` of `actual`."""
-    if expected is None or actual is None:
-        return
     num_rows = NUM_SAMPLES - 1
     for i, ((a, dim), (b, _)) in enumerate(zip(expected, actual, strict=True)):
         start = 0 if starts is None else starts[i]
