@@ -101,3 +101,17 @@ def test_import_gives_no_warning() -> None:
     command = [sys.executable, '-W', 'error', '-c', 'import pyg_sar']
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert (done.returncode, done.stderr) == (0, '')
+
+
+@pytest.mark.parametrize('own', ['2.8.0.dev20261101', '2.9.0.dev20261127'])
+def test_a_nightly_pyg_is_told(monkeypatch: pytest.MonkeyPatch, own: str) -> None:
+    usual = versions.version
+
+    def version(name: str) -> str:
+        if name == 'torch_geometric':
+            raise versions.PackageNotFoundError
+        return own if name == 'pyg-nightly' else usual(name)
+
+    monkeypatch.setattr(versions, 'version', version)
+    with pytest.warns(UserWarning, match=rf'torch_geometric .* \(got {own} of pyg-nightly\)'):
+        versions.warn_of_untested()

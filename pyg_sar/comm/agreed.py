@@ -34,7 +34,7 @@ class Agreed(Generic[T]):
         """The thing that all ranks made in one call, or None; and whether all set a flag now.
 
         Collective: one small all-gather; where the newest things are not of one call,
-        also two small all-gathers and an all-reduce.
+        also two more.
         """
         comm = current()
         own = [n for of, k, n in [*self._things] if of() is comm and k == key]

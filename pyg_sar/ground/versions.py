@@ -9,6 +9,7 @@ from __future__ import annotations
 import platform
 import re
 import warnings
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 
 BOUNDS = {
@@ -25,11 +26,11 @@ PYTHON = '>=3.10,<3.14'
 
 
 def installed(package: str) -> str | None:
-    """The version of a package that is installed; None if it is not."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+    """The version of a package that is installed, of PyG also a nightly one; None if it is not."""
+    for name in (package, 'pyg-nightly') if package == 'torch_geometric' else (package,):
+        with suppress(PackageNotFoundError):
+            return version(name) if name == package else f'{version(name)} of {name}'
+    return None
 
 
 def pip_command(package: str) -> str:
@@ -51,7 +52,7 @@ def warn_of_untested() -> None:
 
 def _is_in(own: str, bounds: str) -> bool:
     least, end = re.findall(r'[\d.]+', bounds)
-    return _numbers(least) <= _numbers(own) < _numbers(end)
+    return not own.endswith('nightly') and _numbers(least) <= _numbers(own) < _numbers(end)
 
 
 def _numbers(text: str) -> tuple[int, ...]:
