@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
-from inspect import signature
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel as TorchsDistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from pyg_sar.averaging.averager import MIB
@@ -33,6 +31,7 @@ from pyg_sar.conv.support import refuse_tracing
 from pyg_sar.ddp.gradients import Gradients
 from pyg_sar.ddp.lazy_layers import LazyLayers
 from pyg_sar.ddp.same_model import check_same_model, check_same_values
+from pyg_sar.ddp.torchs_wrapper import OfTorchs, drop_harmless
 from pyg_sar.ddp.wrap import wrap
 from pyg_sar.ground.class_swap import ClassSwap, become
 from pyg_sar.ground.nested import leaves
@@ -41,42 +40,6 @@ from pyg_sar.monitor import LogLevel
 from pyg_sar.rows import Rows
 
 Model = TypeVar('Model', bound=torch.nn.Module)
-
-
-class _OfTorchs:
-    """What torch's wrapper has: ``model.module`` is the model, a method an error with what to do.
-
-    A model's own attribute of that name stays.
-    """
-
-    def __init__(self, instead: str | None = None) -> None:
-        self._instead = instead
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, model: Any, cls: Any = None) -> Any:
-        if model is None:
-            return self
-        own: Any = super(DistributedDataParallel, model)
-        with suppress(AttributeError):
-            return getattr(own, self._name)
-        with suppress(AttributeError):
-            return own.__getattr__(self._name)
-        return model if self._instead is None else self._refuse
-
-    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise ValueError(
-            f"'{self._name}' of torch's DistributedDataParallel has no meaning here: "
-            f'{self._instead}'
-        )
-
-
-_HARMLESS = (
-    *('output_device', 'dim', 'check_reduction', 'init_sync', 'find_unused_parameters'),
-    *('static_graph', 'gradient_as_bucket_view'),
-)
-"""Options of torch's wrapper that change nothing here."""
 
 
 class DistributedDataParallel(torch.nn.Module, metaclass=ClassSwap):
@@ -132,7 +95,8 @@ class DistributedDataParallel(torch.nn.Module, metaclass=ClassSwap):
         return_memory: Have glibc give freed tensors of 4 MiB or more back to the system at once.
             None does so where there are several ranks: on one, tensors below 32 MiB are kept.
         process_group: A group of all ranks for the gradients; None for that of the exchanges.
-        bucket_cap_mb: Gradients are averaged in pieces of this many MiB, or of one larger gradient.
+        bucket_cap_mb: Gradients are averaged in pieces of this many MiB, or of one larger gradient;
+            None: 25.
         broadcast_buffers: False, as norms keep their buffers equal by themselves.
         device_ids: As in torch: None, or the one device where the model is already.
         checkpoint_activations: Whether norms, activations and dropouts are computed again in
@@ -156,9 +120,11 @@ class DistributedDataParallel(torch.nn.Module, metaclass=ClassSwap):
     """
 
     _gradients: Gradients
-    module = _OfTorchs()
-    join = _OfTorchs('leave it out, all ranks take as many steps, also with empty batches')
-    register_comm_hook = _OfTorchs("leave it out, exchange_dtype='bfloat16' sends less in layers")
+    module = OfTorchs()
+    join = OfTorchs('leave it out, all ranks take as many steps, also with empty batches')
+    register_comm_hook = OfTorchs(
+        'leave it out, exchange_dtype=torch.bfloat16 sends less in layers'
+    )
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Skips the hook of a user's class for its subclasses: this class is not the user's."""
@@ -172,7 +138,7 @@ class DistributedDataParallel(torch.nn.Module, metaclass=ClassSwap):
         debug: bool | None = None,
         return_memory: bool | None = None,
         process_group: dist.ProcessGroup | None = None,
-        bucket_cap_mb: float = 25,
+        bucket_cap_mb: float | None = None,
         broadcast_buffers: bool = False,
         device_ids: Sequence[int | torch.device] | None = None,
         checkpoint_activations: bool = False,
@@ -180,12 +146,8 @@ class DistributedDataParallel(torch.nn.Module, metaclass=ClassSwap):
         log: LogLevel | None = None,
         **options: Any,
     ) -> Model:
-        for name in sorted({*options} & {*signature(TorchsDistributedDataParallel).parameters}):
-            if name not in _HARMLESS:
-                raise TypeError(
-                    f"'{name}' of torch's DistributedDataParallel has no meaning here: leave it out"
-                )
-            del options[name]
+        bucket_cap_mb = 25 if bucket_cap_mb is None else bucket_cap_mb
+        drop_harmless(options)
 
         def wrapped() -> tuple[Model, timedelta | None]:
             _check(module, process_group, bucket_cap_mb, broadcast_buffers, device_ids)

@@ -17,6 +17,7 @@ import pyg_sar
 
 HARMLESS: list[dict[str, Any]] = [
     {'output_device': None},
+    {'bucket_cap_mb': None, 'mixed_precision': None, 'device_mesh': None},
     {'output_device': 0, 'dim': 0, 'init_sync': True, 'check_reduction': False},
     {'find_unused_parameters': True, 'static_graph': True, 'gradient_as_bucket_view': True},
 ]
@@ -29,7 +30,9 @@ def test_harmless_options(options: dict[str, Any]) -> None:
 
 def test_others_are_named() -> None:
     with pytest.raises(TypeError, match=r"'mixed_precision' of torch's .* leave it out"):
-        pyg_sar.DistributedDataParallel(GCNConv(2, 2), mixed_precision=None)
+        pyg_sar.DistributedDataParallel(GCNConv(2, 2), mixed_precision=torch.float16)
+    with pytest.raises(TypeError, match="'dim' of torch's"):
+        pyg_sar.DistributedDataParallel(GCNConv(2, 2), dim=1)
     with pytest.raises(TypeError, match="no option 'mod'; do you mean mode"):
         pyg_sar.DistributedDataParallel(GCNConv(2, 2), mod='one_shot')
 
