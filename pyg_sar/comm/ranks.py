@@ -87,8 +87,8 @@ def check_lives(comm: Comm | None) -> None:
     if comm is None:
         return
     world = comm.world()
-    lives = chosen.value is comm if comm.takes_turns else world and world is dist.group.WORLD
-    if comm.size > 1 and not lives:
+    is_group = world is not None and world is dist.group.WORLD
+    if comm.size > 1 and not is_group and chosen.value is not comm:
         raise RuntimeError(
             'expected the ranks that have these rows (got rows of ranks that have ended, as by '
             'torch.distributed.destroy_process_group()): compute with them before, or call '
