@@ -100,6 +100,7 @@ def why_refused(module: torch.nn.Module) -> str | None:
             of_edges = arg in (*_EDGES, 'edge_index_j')
             if arg in _BLOCK_LOCAL_ARGS or (function == 'update' and of_edges):
                 return f"its '{function}' reads '{arg}', which is a block's own here"
-            if function == 'update' and arg[-2:] in ('_i', '_j') and arg[:-2] != 'size':
+            of_edges = arg == 'index' or (arg[-2:] in ('_i', '_j') and arg[:-2] != 'size')
+            if function == 'update' and of_edges:
                 return f"its 'update' reads '{arg}', one row per edge"
     return None

@@ -104,7 +104,8 @@ def test_targets_that_nothing_counts(tmp_path: Path, name: str, edges: str) -> N
         if edges == 'made':  # PyG itself runs along these
             torch.testing.assert_close(outcome, plain(*args).detach(), rtol=1e-12, atol=1e-12)
         else:
-            assert outcome.startswith("ValueError: expected 'size' in propagate of "), outcome
+            method = 'edge_updater' if name == 'GAT' else 'propagate'  # which comes first
+            assert outcome.startswith(f"ValueError: expected 'size' in {method} of "), outcome
             assert 'give size=(number of sources, number of targets)' in outcome
 
 
@@ -123,6 +124,57 @@ def test_numbers_of_sources(tmp_path: Path, scales: bool) -> None:
     want = Sized(scales)((data['paper'].x, data['venue'].x), data[OF].edge_index)
     for found in _on(_sized, tmp_path, scales, True):
         torch.testing.assert_close(found, want, rtol=1e-12, atol=1e-12)
+
+
+class Updated(MessagePassing):
+    """Numbers of one set of nodes, where only the other has rows."""
+
+    def __init__(self, of_sources: bool) -> None:
+        super().__init__('sum')
+        self.of_sources = of_sources
+
+    def forward(self, x: Any, edge_index: Tensor, size: Any = None) -> Tensor:
+        if self.of_sources:
+            return self.propagate(edge_index, x=(None, x[1]), size=size)
+        return self.edge_updater(edge_index, x=(x[0], None), size=size)
+
+    def message(self, x_i: Tensor, size_j: int) -> Tensor:
+        return x_i * size_j
+
+    def update(self, inputs: Tensor, ptr: Any, dim_size: int) -> Tensor:
+        return inputs / dim_size if ptr is None else 0 * inputs
+
+    def edge_update(self, x_j: Tensor, size_i: int) -> Tensor:
+        return x_j * size_i
+
+
+def _of_one_set(root: str, of_sources: bool) -> tuple[str, Tensor]:
+    data = pyg_sar.load_shard(root)
+    conv = pyg_sar.DistributedDataParallel(Updated(of_sources))
+    args = (data['paper'].x, data['venue'].x), data[OF].edge_index
+    return attempt(lambda: conv(*args)), pyg_sar.gather(conv(*args, size=(11, 6)))
+
+
+@pytest.mark.parametrize('of_sources', [False, True])
+def test_numbers_of_the_other_set(tmp_path: Path, of_sources: bool) -> None:
+    """Of sources in a message, of targets in an edge_update."""
+    data = graph()
+    args = (data['paper'].x, data['venue'].x), data[OF].edge_index
+    want = Updated(of_sources)(*args, size=(11, 6))
+    for outcome, found in _on(_of_one_set, tmp_path, of_sources):
+        torch.testing.assert_close(found, want, rtol=1e-12, atol=1e-12)
+        method, what = ('propagate', 'source') if of_sources else ('edge_updater', 'target')
+        assert outcome.startswith(f"ValueError: expected 'size' in {method} of Updated"), outcome
+        assert f'no argument has a row for each {what} (got None)' in outcome
+
+
+def test_an_update_by_edge_is_refused() -> None:
+    class ByEdge(FromSources):
+        def update(self, inputs: Tensor, index: Tensor) -> Tensor:
+            return inputs[index]
+
+    with pytest.raises(ValueError, match="its 'update' reads 'index', one row per edge"):
+        pyg_sar.DistributedDataParallel(ByEdge())
 
 
 def _against(root: str) -> str:

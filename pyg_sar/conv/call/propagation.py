@@ -104,7 +104,8 @@ def _updated(out: Tensor, call: Call, dst: Space | None, kwargs: dict[str, Any])
     if dst is not None and type(conv).update is not MessagePassing.update:
         values, num_dst = values | kwargs, dst.total
         out = tag(out, int(conv.node_dim) % out.dim(), dst)
-    values = {'dim_size': num_dst, 'size_i': num_dst, 'size_j': call.num_nodes[0], **values}
+    sizes = {'dim_size': num_dst, 'size_i': num_dst, 'size_j': call.num_nodes[0], 'ptr': None}
+    values = sizes | values
     out = conv.update(out, **conv.inspector.collect_param_data('update', values))
     return out
 
@@ -175,9 +176,10 @@ def _call(
         num_edges, whole = edges._space.total, kwargs
         num_nodes = ends[0].total, ends[1].total
         num_nodes = num_nodes[::-1] if handle.is_flipped != against else num_nodes
-        has_size = size is not None and size[not against] is not None
-        if function == 'message' and num_nodes[0] != num_nodes[1] and not has_size:
-            _check_tells_targets(conv, names, kwargs, not against or _is_generated(conv, function))
+        if num_nodes[0] != num_nodes[1]:
+            sizes = (None, None) if size is None else tuple(size)[:: -1 if against else 1]
+            at = not against or _is_generated(conv, function)
+            _check_tells_sizes(conv, function, sizes, names, kwargs, at)
         kwargs = _own(kwargs, edges, conv)
     else:  # of HGTConv, which computes with own rows
         num_edges, whole = handle.num_edges, kwargs
@@ -219,26 +221,40 @@ def _call(
     )
 
 
-def _check_tells_targets(
-    conv: MessagePassing, names: tuple[str, ...], kwargs: dict[str, Any], at: int
+def _check_tells_sizes(
+    conv: MessagePassing,
+    function: str,
+    size: tuple[int | None, ...],
+    names: tuple[str, ...],
+    kwargs: dict[str, Any],
+    at: int,
 ) -> None:
-    """Raises a ValueError where PyG takes as many targets as there are sources.
+    """Raises a ValueError where PyG takes the number of one set of nodes for that of the other.
 
-    That is so without a size and without a tensor with a row for each target, entry `at` of a pair.
+    That is so where a set has neither a `size`, of sources and targets, nor a tensor with a row for
+    each; entry `at` of a pair has those of targets. Results have a row for each target.
     """
+    told = {end for end, number in zip(('_j', '_i'), size, strict=True) if number is not None}
     for name in names:
-        value = kwargs.get(name[:-2])
-        if isinstance(value, (tuple, list)) and len(value) == 2:
-            value = value[at]
-        elif name[-2:] == '_j':
-            continue
-        if name[-2:] in ('_i', '_j') and isinstance(value, Tensor):
-            return
-    raise ValueError(
-        f"expected 'size' in propagate of {name_of(conv)}, as its edges run between two sets of "
-        'nodes and no argument has a row for each target (got None): give size=(number of '
-        'sources, number of targets)'
-    )
+        end, value = name[-2:], kwargs.get(name[:-2])
+        if end in ('_i', '_j') and isinstance(value, (tuple, list)) and len(value) == 2:
+            ends = zip(('_i', '_j'), (value[at], value[not at]), strict=True)
+            told |= {end for end, entry in ends if isinstance(entry, Tensor)}
+        elif isinstance(value, Tensor):
+            told.add(end)
+    if {'_i', '_j'} <= told:
+        return
+    steps = ('message', 'aggregate', 'update') if function == 'message' else (function,)
+    read = {name for step in steps for name in conv.inspector.get_param_names(step)}
+    needs_targets = function == 'message' or not read.isdisjoint(('size_i', 'dim_size'))
+    method = 'propagate' if function == 'message' else 'edge_updater'
+    for end, what, is_read in (('_i', 'target', needs_targets), ('_j', 'source', 'size_j' in read)):
+        if is_read and end not in told:
+            raise ValueError(
+                f"expected 'size' in {method} of {name_of(conv)}, as its edges run between two "
+                f'sets of nodes and no argument has a row for each {what} (got None): give size='
+                '(number of sources, number of targets)'
+            )
 
 
 def _is_read_as_it_is(value: Any, edges: EdgeIndex) -> bool:
