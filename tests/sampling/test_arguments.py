@@ -176,7 +176,7 @@ CHANGED: list[tuple[str, dict[str, Any], list[str]]] = [
     ('del data.n_id', {}, ['n_id']),
     ('data.x.requires_grad_()', {}, ["'x'", 'gradients']),
     ('data.x = data.x.float() if rank else data.x', {}, ["'x'", 'float32', 'float64']),
-    ('data.x = data.x[:, rank:]', {}, ["'x'", '(5,)']),
+    ('data.x = data.x[:, 1:] if rank else data.x', {}, ["'x'", '(5,)']),
     ('data.edge_weight[3] = -1', {'weight_attr': 'edge_weight'}, ['weight_attr', 'at least 0']),
     ('data.t = data.y / 0', {'time_attr': 't'}, ['time_attr', 'NaN']),
 ]
