@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch_geometric import EdgeIndex as edges_of_pyg
 
 from pyg_sar.comm import with_halo_ids
 from pyg_sar.comm.ranks import check_lives
@@ -175,6 +176,11 @@ class EdgeIndex(Rows):
         if isinstance(row_ids, NodeIds):
             row_ids.is_view = True
         return row_ids
+
+    def __getattr__(self, name: str) -> Any:
+        if name in vars(edges_of_pyg) and not name.startswith('_'):
+            refuse(name, 'is of edges in one process')
+        raise AttributeError(f"'EdgeIndex' object has no attribute '{name}'")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         handle = self.handle.with_ids(self.handle.ids.clone(), is_whole=self.handle.is_whole)

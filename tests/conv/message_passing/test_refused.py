@@ -110,11 +110,6 @@ def test_messages_that_see_other_edges(data, name, mode):
     assert_close(SARConv(_conv(name), mode=mode)(data.x, data.edge_index), want)
 
 
-class ReadsSize(SumConv):
-    def message(self, x_j: Tensor, size_j: int) -> Tensor:
-        return x_j / size_j
-
-
 class UpdatesFromEdges(SumConv):
     def update(self, inputs: Tensor, x_j: Tensor) -> Tensor:
         return inputs + x_j.sum()
@@ -136,7 +131,6 @@ class OwnAggregate(SumConv):
 
 
 REFUSED: dict[str, tuple[Callable[[], MessagePassing], str]] = {
-    'size': (ReadsSize, "its 'message' reads 'size_j'"),
     'update': (UpdatesFromEdges, "its 'update' reads 'x_j'"),
     'propagate': (OwnPropagate, "it overrides 'propagate'"),
     'edge_updater': (OwnEdgeUpdater, "it overrides 'edge_updater'"),
