@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import run_ranks
+from ranks import run_once, run_ranks
 from small_graphs import attempt, cut, small_graph
 from torch import Tensor
 from torch.nn import functional as F
@@ -330,7 +330,9 @@ def _check_convs(
     want = _conv_results(graph, kind, attr, names)
     right = [name for name in names if not isinstance(want[name], str)]
     assert len(right) >= 0.8 * len(names)
-    for got in run_ranks(_loaded, world_size, root, _conv_results, kind, attr, right):
+    # PyG generates propagate for a class once, without its way for matrices if the first conv of
+    # the class has an aggregation that this lacks. So ranks that ran other convs are not asked.
+    for got in run_once(_loaded, world_size, root, _conv_results, kind, attr, right):
         for name in right:
             assert not isinstance(got[name], str), (name, got[name])
             _check(got[name], want[name])
