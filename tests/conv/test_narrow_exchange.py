@@ -253,6 +253,40 @@ def test_called_in_other_ways(data):
             assert_close(a, b)
 
 
+def _written_to(conv: torch.nn.Module, data: Any, which: str) -> list[Tensor]:
+    """The gradient of the narrow layer, where sources, destinations or both are written to."""
+    # Not raw features, whose sums are kept.
+    needs = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+    src, dst = data.x + needs, data.x + needs
+    x = {'one tensor': src, 'a pair': (src, dst), 'a pair of one': (src, src)}[which]
+    out = conv(x, data.edge_index)
+    with torch.no_grad():
+        src.mul_(3)
+    out.square().sum().backward()
+    return [parameter.grad for parameter in conv.parameters()]
+
+
+@pytest.mark.parametrize('which', ['one tensor', 'a pair', 'a pair of one'])
+@pytest.mark.parametrize('learns', [True, False])
+@on_ranks(1, 3)
+def test_rows_that_are_written_to_before_backward(data, which, learns):
+    """An error where plain PyG has one, as the layer of own rows keeps them; else its gradients."""
+    torch.manual_seed(3)
+    plain = SAGEConv(6, 2).double()
+    plain.lin_r.requires_grad_(learns)
+    conv = wrap(copy.deepcopy(plain))
+    if which != 'a pair' and learns:
+        for each, graph in ((plain, small_graph()), (conv, data)):
+            with pytest.raises(RuntimeError, match='modified by an inplace operation'):
+                _written_to(each, graph, which)
+        return
+    want = _written_to(plain, small_graph(), which)
+    for a, b in zip(_written_to(conv, data, which), want, strict=True):
+        assert (a is None) == (b is None)
+        if b is not None:
+            assert_close(a, b, tolerance=1e-10)
+
+
 @on_ranks()
 def test_evaluations(data):
     """Raw features: sums that nothing learns from are not kept, so they may be narrow."""

@@ -28,6 +28,7 @@ from pyg_sar.conv.reuse.narrow_exchange import (
     is_hooked,
     is_sum,
     layer_after,
+    only_reads,
     rows_through,
 )
 from pyg_sar.conv.reuse.raw_feature_sums import raw_sum
@@ -146,12 +147,13 @@ class RowSum(TracedPlan):
             if not (x.requires_grad and torch.is_grad_enabled()):  # the same on all ranks
                 raw = raw_sum(conv, x, weight, plan, call.exchange.wire.dtype, is_hooked=hooked)
                 if raw is not None:
-                    kept = raw.kept()
-                    return raw.keep(self.row_sum(call, x, weight, hooked)) if kept is None else kept
+                    if not raw.is_kept:
+                        raw.keep(self.row_sum(call, x, weight, hooked))
+                    return raw.kept(copies=not (call.in_forward and only_reads(conv, x)))
             pays = self.pays if call.edge_index.is_whole else []
             layer = layer_after(conv, x, plan, pays) if call.in_forward else None
             if layer is not None:
-                rows = rows_through(layer, x)
+                rows = rows_through(conv, layer, call.kwargs.get('x'), x)
                 return NarrowSum.of(self.row_sum(call, rows, weight, hooked), layer.weight)
         return self.row_sum(call, x, weight, hooked or not is_alone)
 

@@ -21,6 +21,7 @@ from torch_geometric.nn import ClusterGCNConv, GraphConv, Linear, MessagePassing
 
 from pyg_sar.comm import all_ranks
 from pyg_sar.conv.reuse.copies import kept_copy
+from pyg_sar.ground.changes import storage_of
 from pyg_sar.ground.inert import lazy_draws
 from pyg_sar.kernels.linear import linear
 from pyg_sar.monitor.recipes import recorder
@@ -36,11 +37,11 @@ GLOBAL_HOOKS = [
 """The hooks of all modules, by their kind."""
 
 _LAYERS = {
-    SAGEConv.forward: 'lin_l',
-    GraphConv.forward: 'lin_rel',
-    ClusterGCNConv.forward: 'lin_out',
+    SAGEConv.forward: ('lin_l', 'lin_r'),
+    GraphConv.forward: ('lin_rel', 'lin_root'),
+    ClusterGCNConv.forward: ('lin_out', 'lin_root'),
 }
-"""The layer that alone gets the result of the only propagate of a forward.
+"""The layer that alone gets the result of the only propagate of a forward; that of own rows.
 
 An overridden forward is another one.
 """
@@ -81,12 +82,29 @@ def layer_after(conv: MessagePassing, x: Tensor, plan: Plan, pays: list[bool]) -
     return layer if pays[0] else None
 
 
-def rows_through(layer: Any, x: Tensor) -> Tensor:
-    """Own rows after the layer, without its bias."""
-    # Unlike a sum, a layer keeps its rows for backward: a program may change them in place now.
-    # Recomputed activations are found by their memory, so these take no copy.
-    rows = kept_copy(x) if recorder.value is None else x
-    return linear(rows, with_mean_gradient(layer.weight))
+def only_reads(conv: MessagePassing, x: Tensor) -> bool:
+    """Whether the conv gives the sums to a layer, and to nobody who might write to them."""
+    layer = _layer(conv)
+    return layer is not None and not _is_watched(conv, layer, x.device)
+
+
+def rows_through(conv: Any, layer: Any, pair: Any, x: Tensor) -> Tensor:
+    """The own rows `x` after the layer, without its bias; `pair` is what propagate got."""
+    # Unlike a sum, a layer keeps its rows for backward: a program may change them in place now,
+    # but if the layer of own rows keeps the same ones, as in plain PyG. Recomputed activations are
+    # found by their memory, so these take no copy.
+    root = getattr(conv, _LAYERS[_forward(conv)][1], None)
+    learns = torch.is_grad_enabled() and layer.weight.requires_grad
+    is_kept = root is not None and root.weight.requires_grad and _are_one(pair)
+    copies = learns and not is_kept and recorder.value is None
+    return linear(kept_copy(x) if copies else x, with_mean_gradient(layer.weight))
+
+
+def _are_one(pair: Any) -> bool:
+    if not isinstance(pair, (tuple, list)) or not all(isinstance(rows, Tensor) for rows in pair):
+        return False
+    src, dst = ((storage_of(rows), rows.storage_offset(), rows.shape) for rows in pair)
+    return src == dst
 
 
 class NarrowSum(Tensor):
@@ -119,20 +137,30 @@ class NarrowSum(Tensor):
             return out if args[0]._space is None else tag(out, 0, args[0]._space)
 
 
-def _narrower_layer(conv: MessagePassing, x: Tensor) -> Any:
-    """The linear layer that makes fewer columns of the sums of `x`, or None, as on all ranks."""
+def _forward(conv: MessagePassing) -> Any:
     classes = [c for c in type(conv).__mro__ if not c.__module__.startswith('pyg_sar.')]
-    forward = next(vars(c)['forward'] for c in classes if 'forward' in vars(c))
+    return next(vars(c)['forward'] for c in classes if 'forward' in vars(c))
+
+
+def _layer(conv: MessagePassing) -> Any:
+    """The linear layer that gets the result of propagate, or None, as on all ranks."""
+    forward = _forward(conv)
     is_known = (
         forward in _LAYERS
         and conv.decomposed_layers == 1
         and type(conv).update is MessagePassing.update
-        and x.dtype in (torch.float32, torch.float64)  # in others sums of products are rounded
         and not {'forward', 'update'} & set(vars(conv))
     )
-    layer: Any = getattr(conv, _LAYERS[forward]) if is_known else None
-    if type(layer) not in (Linear, torch.nn.Linear) or 'forward' in vars(layer):
-        return None
+    layer: Any = getattr(conv, _LAYERS[forward][0]) if is_known else None
+    is_plain = type(layer) in (Linear, torch.nn.Linear) and 'forward' not in vars(layer)
+    return layer if is_plain else None
+
+
+def _narrower_layer(conv: MessagePassing, x: Tensor) -> Any:
+    """The linear layer that makes fewer columns of the sums of `x`, or None, as on all ranks."""
+    layer = _layer(conv)
+    if layer is None or x.dtype not in (torch.float32, torch.float64):
+        return None  # in others sums of products are rounded
     if torch.nn.parameter.is_lazy(layer.weight):
         with lazy_draws.value:
             layer.initialize_parameters(layer, (x,))  # as its call would, with the same numbers

@@ -32,7 +32,7 @@ class RawSum:
 
     x: Tensor
     weight: Tensor | None
-    results: dict[Any, tuple[Any, list[Any], Tensor]]  # by kind: weight, states, result
+    results: dict[Any, tuple[Any, list[Any], Tensor, int]]  # by kind: weight, states, result
     kind: tuple[type, Any]  # the aggregation, and the dtype in which rows travel
     is_kept: bool = False
 
@@ -44,18 +44,20 @@ class RawSum:
         """Whether this rank has kept it, and nothing has changed since."""
         if self.kind not in self.results:
             return False
-        weight, states, _ = self.results[self.kind]
-        return self.weight is (None if weight is None else weight()) and states == self.states()
+        weight, states, out, version = self.results[self.kind]
+        if self.weight is not (None if weight is None else weight()) or out._version != version:
+            return False
+        return states == self.states()
 
-    def kept(self) -> Tensor | None:
-        """A copy of the result, if it is kept."""
-        return lent_copy(self.results[self.kind][2]) if self.is_kept else None
+    def kept(self, *, copies: bool) -> Tensor:
+        """The result, or a copy of it for who might write to it."""
+        out = self.results[self.kind][2]
+        return lent_copy(out) if copies else out
 
-    def keep(self, out: Tensor) -> Tensor:
-        """Keeps the result and returns a copy."""
+    def keep(self, out: Tensor) -> None:
+        """Keeps the result."""
         weight = None if self.weight is None else weakref.ref(self.weight)
-        self.results[self.kind] = weight, self.states(), out.detach()
-        return lent_copy(self.results[self.kind][2])
+        self.results[self.kind] = weight, self.states(), out.detach(), out._version
 
 
 def raw_sum(
@@ -71,8 +73,8 @@ def raw_sum(
 
     At most one result is kept for each tensor, aggregation and `dtype` of rows that travel. A
     tensor is known by identity, version and checksum, so features after a dropout, or that were
-    written to, are aggregated again; a result is freed with its tensor. Every caller has a copy of
-    its own, which takes memory once it is written to.
+    written to, are aggregated again; a result is freed with its tensor. Who might write to it has a
+    copy of its own.
 
     The conv's aggregation is a sum. `weight` are those of the edges. With `is_hooked` the
     aggregation has to run, for its hooks. Collective: one small all-gather.
