@@ -1,8 +1,7 @@
 """The exchange of boundary rows.
 
 Messages are point to point and follow the steps of the shard. The next rows are packed and travel
-while the current block is computed; on loopback that gains nothing, on a modelled link of 1 Gbit/s
-3 to 4 %. No rank waits for all others.
+while the current block is computed. No rank waits for all others.
 
 Exchanges use a process group of their own, so they never meet the collectives of the user.
 """

@@ -6,8 +6,7 @@ message. So a rank keeps a checksum of these values, which the next message carr
 differ, the ranks send the values, and the first that differs is an error with its line.
 
 A line that only some ranks have run is no error: one rank may look at rows that others do not.
-Processors of two kinds may round differently. Floating point numbers that differ by so little are
-taken for equal, and are compared no more.
+Processors of two kinds round differently: numbers that differ by so little are taken for equal.
 """
 
 from __future__ import annotations

@@ -31,6 +31,11 @@ def widened(dtype: torch.dtype) -> torch.dtype:
     return {torch.float16: torch.float32, torch.bfloat16: torch.float32}.get(dtype, dtype)
 
 
+def has_fractions(values: Tensor) -> bool:
+    """Whether numbers are not whole ones, which have no means and no gradients."""
+    return values.is_floating_point() or values.is_complex()
+
+
 def sum_of_ranks(local: Tensor) -> Tensor:
     """Sums a tensor of one shape over the ranks; booleans are counted (collective).
 
@@ -129,7 +134,7 @@ def fetched(rows: Rows, ids: Tensor) -> Tensor:
         ids = torch.where(ids < 0, ids + space.total, ids)
         if world_size() == 1:
             return x[space.places(ids)]
-        if x.dtype == torch.bool or not (x.is_floating_point() or x.is_complex()):
+        if not has_fractions(x):
             x = x.detach()
         return rows_by_id(x, ids, space.ids(x.device))
 

@@ -229,8 +229,7 @@ def compute_first() -> None:
     """Has gloo's threads wait for a core that computes; for ranks that share cores.
 
     Else a thread that wakes up takes the core. If the one that it stops holds a connection, gloo's
-    asks for this in a loop for as long as it may run: 8 % of the CPU time of four ranks on two
-    cores.
+    asks for this in a loop for as long as it may run.
     """
     with suppress(OSError):  # they are what they were
         for thread in Path('/proc/self/task').iterdir():

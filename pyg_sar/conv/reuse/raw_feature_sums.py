@@ -73,8 +73,7 @@ def raw_sum(
 
     At most one result is kept for each tensor, aggregation and `dtype` of rows that travel. A
     tensor is known by identity, version and checksum, so features after a dropout, or that were
-    written to, are aggregated again; a result is freed with its tensor. Who might write to it has a
-    copy of its own.
+    written to, are aggregated again; a result is freed with its tensor. Writers get a copy.
 
     The conv's aggregation is a sum. `weight` are those of the edges. With `is_hooked` the
     aggregation has to run, for its hooks. Collective: one small all-gather.

@@ -62,6 +62,12 @@ def _grouped(func: Any, args: Any, kwargs: Any) -> Any:
     shaped = values if isinstance(values, Tensor) else torch.full_like(at, values)
     own = own_rows(func, shaped, dim, space)
     with plainly():
+        if shaped.dtype != out.dtype:  # torch has an error for most of these
+            one = [1] * out.dim()
+            few = {id(v): v.new_zeros(one) for v in (out, values) if isinstance(v, Tensor)}
+            few[id(index)] = index.new_zeros([1] if is_flat else one)
+            few_args, few_kwargs = in_nested((args, kwargs), lambda arg: few.get(id(arg), arg))
+            func(*few_args, **few_kwargs)
         groups = _GroupedValues(func, dim, _wide(at, own, dim) if is_flat else at, own)
         if isinstance(out, Rows):
             hint = index if isinstance(index, NodeIds) else None

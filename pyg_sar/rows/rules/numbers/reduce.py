@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pyg_sar.ground.nested import in_nested
 from pyg_sar.rows.align import dims_of
-from pyg_sar.rows.over_ranks import largest_of_ranks, sum_of_ranks, widened
+from pyg_sar.rows.over_ranks import has_fractions, largest_of_ranks, sum_of_ranks, widened
 from pyg_sar.rows.registry import bare_name, rule
 from pyg_sar.rows.replicated import mean_gradient_if_plain
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse
@@ -62,12 +62,13 @@ def _reduction(func: Any, args: Any, kwargs: Any) -> Any:
         values = plain(rows).to(named['dtype']) if named.get('dtype') else plain(rows)
         every = list(range(num_dims)) if dims is None else dims
         call = Reduction(func, name, rows, values, every, keepdim, named, (args, kwargs))
-        total = over(call)
-        if values.dtype == widened(values.dtype):
-            return total
+        is_wide = values.dtype == widened(values.dtype)
+        if (is_wide and has_fractions(values)) or name == 'kthvalue':
+            return over(call)
         few = values.new_zeros([2] * num_dims)
         args, kwargs = in_nested((args, kwargs), lambda arg: few if arg is rows else arg)
-        return _rounded(total, func(*args, **kwargs))  # to what torch gives, also by autocast
+        of_torch = func(*args, **kwargs)  # or the error that it has for whole numbers
+        return over(call) if is_wide else _rounded(over(call), of_torch)  # also by autocast
 
 
 def _rounded(result: Any, like: Any) -> Any:
@@ -111,21 +112,11 @@ class Reduction:
         )
 
 
-def _check_is_of_fractions(over: Reduction) -> None:
-    if not (over.values.is_floating_point() or over.values.is_complex()):
-        raise RuntimeError(
-            f'{over.name}(): could not infer output dtype. Input dtype must be either a floating '
-            f'point or complex dtype. Got: {over.values.dtype}'
-        )
-
-
 def _mean(over: Reduction) -> Tensor:
-    _check_is_of_fractions(over)
     return over.sum(over.values) / over.count
 
 
 def _nanmean(over: Reduction) -> Tensor:
-    _check_is_of_fractions(over)
     return _nansum(over) / over.sum(~over.values.isnan())
 
 
@@ -139,7 +130,6 @@ def _aminmax(over: Reduction) -> Any:
 
 
 def _moments(over: Reduction) -> Any:
-    _check_is_of_fractions(over)
     correction = over.named.get('correction', 0 if over.named.get('unbiased') is False else 1)
     mean = over.sum(over.values, keepdim=True) / over.count
     squares = over.sum((over.values - mean).abs().square())
@@ -159,7 +149,6 @@ def _root(total: Tensor, p: float = 2) -> Tensor:
 
 
 def _norm(over: Reduction) -> Tensor:
-    _check_is_of_fractions(over)
     p = over.named.get('p', over.named.get('ord', 2))
     p = 2 if p in (None, 'fro') else p
     if not isinstance(p, (int, float)):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pyg_sar.ground.nested import in_nested
 from pyg_sar.rows.align import align, argument, as_rows, dim_of, named_rule
-from pyg_sar.rows.over_ranks import largest_of_ranks, sum_of_ranks, widened
+from pyg_sar.rows.over_ranks import has_fractions, largest_of_ranks, sum_of_ranks, widened
 from pyg_sar.rows.registry import bare_name, is_in_place, name_of
 from pyg_sar.rows.replicated import own_draws
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
@@ -21,6 +21,8 @@ def _softmax(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
     position = 3 if getattr(func, '__module__', '') == 'torch.nn.functional' else 2
     dtype = argument(args, kwargs, position, 'dtype')
     values = plain(rows) if dtype is None else plain(rows).to(dtype)
+    if not has_fractions(values):
+        func(values.new_zeros([1] * values.dim()), *args[1:], **kwargs)  # has an error for these
     if name == 'softmin':
         values = -values
     logs = log_softmax_over_rows(values, rows._dim)
