@@ -10,17 +10,20 @@ from pyg_sar.kernels import openmp  # noqa: F401 - before anything imports torch
 from pyg_sar.ground import private_names  # noqa: F401 - before anything needs one
 
 # isort: split
-from pyg_sar.checkpoint import load_checkpoint, load_rows, save_checkpoint, save_rows
-from pyg_sar.comm import ExchangeError
+from pyg_sar.checkpoint.load import load_checkpoint
+from pyg_sar.checkpoint.row_files import load_rows, save_rows
+from pyg_sar.checkpoint.save import save_checkpoint
+from pyg_sar.comm.faults.errors import ExchangeError
 from pyg_sar.conv.sar_conv import SARConv
-from pyg_sar.ddp import DistributedDataParallel
-from pyg_sar.in_turns import run_in_turns
-from pyg_sar.launching import Process, init, launch
+from pyg_sar.ddp.data_parallel import DistributedDataParallel
+from pyg_sar.in_turns.run import run_in_turns
+from pyg_sar.launching.init import Process, init
+from pyg_sar.launching.launch import launch
 from pyg_sar.load import load_shard
-from pyg_sar.monitor import set_log_by_environment
-from pyg_sar.own_rows import NodeEmbedding
-from pyg_sar.partitioner import partition_graph
-from pyg_sar.profiling import profile
+from pyg_sar.monitor.log import set_log_by_environment
+from pyg_sar.own_rows.node_embedding import NodeEmbedding
+from pyg_sar.partitioner.cut_graph import partition_graph
+from pyg_sar.profiling.profile import profile
 from pyg_sar.restricted_layers import restrict
 from pyg_sar.rows.attach import gather, local
 from pyg_sar.rows.over_all_nodes import (
@@ -30,7 +33,8 @@ from pyg_sar.rows.over_all_nodes import (
 )
 from pyg_sar.rows.unasked.inference import refuse_inference
 from pyg_sar.rows.unasked.transforms import refuse_on_parts
-from pyg_sar.sampling import LinkNeighborLoader, NeighborLoader
+from pyg_sar.sampling.link_neighbor_loader import LinkNeighborLoader
+from pyg_sar.sampling.neighbor_loader import NeighborLoader
 
 __version__ = '0.1.0'
 

@@ -11,18 +11,13 @@ from pathlib import Path
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from pyg_sar.comm import (
-    agree,
-    collective,
-    current,
-    differ,
-    is_distributed,
-    odd_and_usual,
-    together,
-)
+from pyg_sar.comm.collectives import agree, differ, odd_and_usual, together
+from pyg_sar.comm.faults.errors import collective
+from pyg_sar.comm.ranks import current, is_distributed
 from pyg_sar.evictable import note_mapped
-from pyg_sar.launching import launched
-from pyg_sar.monitor import bytes_text, say
+from pyg_sar.launching.environment import launched
+from pyg_sar.monitor.log import say
+from pyg_sar.monitor.meter import bytes_text
 from pyg_sar.rows.attach import as_rows_of_graph
 from pyg_sar.shard.format.meta import read_meta
 from pyg_sar.shard.read.read_shard import read_shard

@@ -20,7 +20,7 @@ import sys
 
 import torch
 
-from pyg_sar.monitor import say
+from pyg_sar.monitor.log import say
 
 _logger = logging.getLogger(__name__)
 

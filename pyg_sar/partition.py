@@ -16,8 +16,8 @@ from dataclasses import fields
 from typing import Any
 
 from pyg_sar.commands.command_line import Parser, printable, progress_bar, run_command
-from pyg_sar.partitioner import partition_graph
 from pyg_sar.partitioner.assignment import backend_names
+from pyg_sar.partitioner.cut_graph import partition_graph
 from pyg_sar.partitioner.graph.checks import check_positive, check_seed
 from pyg_sar.partitioner.graph.split import parse_split
 from pyg_sar.partitioner.methods.method import OBJECTIVES, ORDERS, CutOptions, MethodLike

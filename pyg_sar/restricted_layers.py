@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_sar.comm import Exchange, agree, check_equal, collective, exchange_of, together
+from pyg_sar.comm.collectives import agree, check_equal, together
+from pyg_sar.comm.exchange import Exchange, exchange_of
+from pyg_sar.comm.faults.errors import collective
 from pyg_sar.comm.reshard.derive_shard import all_part_ptr, derive_shard
 from pyg_sar.rows.align import brought, listed, own_rows
 from pyg_sar.rows.edges import EdgeIndex, Ends, NodeIds, edge_index, node_ids

@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pyg_sar.commands.command_line import Parser, checked, positive
-from pyg_sar.in_turns import run_in_turns
-from pyg_sar.in_turns.run import check_options
-from pyg_sar.monitor import memory_size
+from pyg_sar.in_turns.run import check_options, run_in_turns
+from pyg_sar.monitor.meter import memory_size
 from pyg_sar.shard.format.file_names import META_FILE
 
 

@@ -189,7 +189,7 @@ def _embedding(folder: str) -> str:
 
 
 def _optimizer(folder: str) -> str:
-    from pyg_sar.rows import Rows
+    from pyg_sar.rows.rows import Rows
 
     renamed = types.FunctionType((lambda rows: rows).__code__, {}, '_many_add_')
     return str(Rows.__torch_function__(renamed, ()))

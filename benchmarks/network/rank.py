@@ -29,7 +29,8 @@ from timeline import Timeline  # noqa: E402
 from training import default_hidden  # noqa: E402
 
 import pyg_sar  # noqa: E402
-from pyg_sar.comm import Comm, exchange, gradient_return  # noqa: E402
+from pyg_sar.comm import exchange, gradient_return  # noqa: E402
+from pyg_sar.comm.comm import Comm  # noqa: E402
 from pyg_sar.comm.processes.group import GroupComm  # noqa: E402
 from pyg_sar.comm.swap import Swap  # noqa: E402
 

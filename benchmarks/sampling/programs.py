@@ -15,7 +15,8 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 import pyg_sar
-from pyg_sar.comm import agree, rank
+from pyg_sar.comm.collectives import agree
+from pyg_sar.comm.ranks import rank
 from pyg_sar.monitor import hook
 from pyg_sar.monitor.hook import Transfer, Watcher
 

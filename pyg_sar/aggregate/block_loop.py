@@ -15,7 +15,8 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from pyg_sar.comm import Exchange, Rows
+from pyg_sar.comm.buffers import Rows
+from pyg_sar.comm.exchange import Exchange
 from pyg_sar.shard.plan import Block, Plan
 
 

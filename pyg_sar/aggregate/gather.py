@@ -18,7 +18,11 @@ from torch import Tensor
 
 from pyg_sar.aggregate.program import Arguments, gradients_of, no_autocast_cache
 from pyg_sar.aggregate.run import Surroundings
-from pyg_sar.comm import Agreed, Exchange, Request, Rows, agree, communicates, once_differentiable
+from pyg_sar.comm.agreed import Agreed
+from pyg_sar.comm.buffers import Rows
+from pyg_sar.comm.collectives import agree
+from pyg_sar.comm.exchange import Exchange, Request
+from pyg_sar.comm.functions import communicates, once_differentiable
 from pyg_sar.shard.destination_chunks import DestinationChunk, make_chunks, no_chunk
 from pyg_sar.shard.kept import Kept
 from pyg_sar.shard.plan import Plan

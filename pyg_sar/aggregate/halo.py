@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm import Exchange, communicates, once_differentiable
+from pyg_sar.comm.exchange import Exchange
+from pyg_sar.comm.functions import communicates, once_differentiable
 
 
 def with_halo(x: Tensor, exchange: Exchange) -> Tensor:

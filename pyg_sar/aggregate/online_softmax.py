@@ -26,7 +26,7 @@ from torch import Tensor
 from pyg_sar.aggregate.program import no_autocast_cache
 from pyg_sar.aggregate.replay_backward import ReplayBackward
 from pyg_sar.aggregate.run import Run
-from pyg_sar.comm import communicates, once_differentiable, torch_apply
+from pyg_sar.comm.functions import communicates, once_differentiable, torch_apply
 from pyg_sar.kernels.merge import SoftmaxStats, State
 from pyg_sar.shard.rows_at import add_rows_at, rows_at
 

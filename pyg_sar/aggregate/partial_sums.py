@@ -16,7 +16,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from pyg_sar.comm import all_reduce_sum, all_to_all, all_to_all_counts, lent_to_another
+from pyg_sar.comm.collectives import all_reduce_sum, all_to_all, all_to_all_counts
+from pyg_sar.comm.exchange import lent_to_another
 from pyg_sar.evictable import is_read_by_rows, selected_rows
 from pyg_sar.kernels.bag_sums import add_bag_sums
 from pyg_sar.shard.bags import Bags, compacted, make_bags

@@ -24,7 +24,7 @@ from torch import Tensor
 from pyg_sar.aggregate.program import SoftmaxFn, no_autocast_cache
 from pyg_sar.aggregate.replay_backward import ReplayBackward
 from pyg_sar.aggregate.run import Run
-from pyg_sar.comm import communicates, once_differentiable
+from pyg_sar.comm.functions import communicates, once_differentiable
 from pyg_sar.kernels.merge import SoftmaxStats, State
 
 

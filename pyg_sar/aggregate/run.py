@@ -17,7 +17,8 @@ from pyg_sar.aggregate import chunks
 from pyg_sar.aggregate.block_loop import BlockByBlock
 from pyg_sar.aggregate.chunks import Chunk
 from pyg_sar.aggregate.program import Arguments, Program, without_hooks
-from pyg_sar.comm import Exchange, Rows
+from pyg_sar.comm.buffers import Rows
+from pyg_sar.comm.exchange import Exchange
 from pyg_sar.ground.random_states import random_states_kept
 from pyg_sar.shard.plan import Plan
 from pyg_sar.shard.rows_at import rows_at

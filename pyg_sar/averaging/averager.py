@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from pyg_sar.averaging.buckets import SUM, buckets_of
-from pyg_sar.comm import all_reduce_sum, check_own, differ, world_size
+from pyg_sar.comm.collectives import all_reduce_sum, differ
 from pyg_sar.comm.comm import Comm
 from pyg_sar.comm.end_of_backward import (
     in_hook,
@@ -32,7 +32,7 @@ from pyg_sar.comm.end_of_backward import (
     started,
 )
 from pyg_sar.comm.functions import only_once
-from pyg_sar.comm.ranks import chosen, current
+from pyg_sar.comm.ranks import check_own, chosen, current, world_size
 from pyg_sar.rows.replicated import is_averaged, is_divided, mean_of_ranks
 from pyg_sar.rows.rows import Rows
 

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from pyg_sar.comm import check_arrived, world_size
+from pyg_sar.comm.collectives import check_arrived
+from pyg_sar.comm.ranks import world_size
 from pyg_sar.ground.checksum import digest
 from pyg_sar.rows.rows import Rows
 

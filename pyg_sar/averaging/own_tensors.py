@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
-from pyg_sar.comm import world_size
 from pyg_sar.comm.end_of_backward import running
-from pyg_sar.rows import Rows
+from pyg_sar.comm.ranks import world_size
+from pyg_sar.rows.rows import Rows
 
 
 def divide_gradients(leaves: Iterable[Tensor]) -> None:

@@ -18,8 +18,10 @@ from torch.optim.lr_scheduler import LRScheduler
 from pyg_sar.checkpoint import states
 from pyg_sar.checkpoint.files import About, read_about, read_state, read_table
 from pyg_sar.checkpoint.folders import complete
-from pyg_sar.comm import collective, on_rank_0, rank, together, world_size
-from pyg_sar.dropout import of_model
+from pyg_sar.comm.collectives import on_rank_0, together
+from pyg_sar.comm.faults.errors import collective
+from pyg_sar.comm.ranks import rank, world_size
+from pyg_sar.dropout.forward import of_model
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,11 @@ from pyg_sar.checkpoint.files import About, table_file, write_state
 from pyg_sar.checkpoint.folders import begun, folder_of, publish
 from pyg_sar.checkpoint.states import model_state, optimizer_state, plain_model, random_states
 from pyg_sar.checkpoint.tables import Table, create_npy, graphs, write_npy
-from pyg_sar.comm import agree, check_equal, collective, on_rank_0, together, world_size
+from pyg_sar.comm.collectives import agree, check_equal, on_rank_0, together
+from pyg_sar.comm.faults.errors import collective
+from pyg_sar.comm.ranks import world_size
 from pyg_sar.ddp.same_model import check_values, sums_of
-from pyg_sar.dropout import of_model
+from pyg_sar.dropout.forward import of_model
 
 
 @collective('save_checkpoint', 'ranks write their rows, and meet when all is on the disk')

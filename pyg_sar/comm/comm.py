@@ -23,7 +23,7 @@ from pyg_sar.comm.met import Met
 from pyg_sar.monitor import hook
 
 if TYPE_CHECKING:
-    from pyg_sar.averaging import Averager
+    from pyg_sar.averaging.averager import Averager
     from pyg_sar.comm.buffers import BufferPool
     from pyg_sar.comm.end_of_backward import Backward
     from pyg_sar.comm.exchange import Exchange

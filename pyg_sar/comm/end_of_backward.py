@@ -30,7 +30,7 @@ from pyg_sar.ground.inert import described
 from pyg_sar.ground.private_names import missing
 
 if TYPE_CHECKING:
-    from pyg_sar.averaging import Averager
+    from pyg_sar.averaging.averager import Averager
 
 
 class Backward:

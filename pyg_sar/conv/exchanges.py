@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex as PyGEdgeIndex
 
-from pyg_sar.comm import Agreed, EdgeMove, Reversed, agree, reverse
-from pyg_sar.dropout import edge_ids, has_ids
+from pyg_sar.comm.agreed import Agreed
+from pyg_sar.comm.collectives import agree
+from pyg_sar.comm.reshard.reverse_edges import EdgeMove, Reversed, reverse
+from pyg_sar.dropout.edge_ids import edge_ids, has_ids
 from pyg_sar.ground.nested import PLAIN, leaves_of
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.matrices.adjacency import Adjacency

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch_geometric.nn import MessagePassing
 
-from pyg_sar.averaging import average_gradients
-from pyg_sar.comm import in_layer, left_by, world_size
+from pyg_sar.averaging.averager import average_gradients
+from pyg_sar.comm.faults.errors import in_layer
+from pyg_sar.comm.ranks import left_by, world_size
 from pyg_sar.conv.around.kept_norms import FORMS
 from pyg_sar.conv.around.patching import bind_functions, forms
 from pyg_sar.conv.around.state import state_of_modules
@@ -24,7 +25,7 @@ from pyg_sar.conv.exchanges import edges_in
 from pyg_sar.conv.options import ChosenMode, Options, Path, options_of
 from pyg_sar.conv.row_by_row import ROW_BY_ROW, relations_joined
 from pyg_sar.conv.support import refuse_tracing, why_refused
-from pyg_sar.dropout import is_running
+from pyg_sar.dropout.forward import is_running
 from pyg_sar.ground.class_swap import ClassSwap, become, name_of, plain_class
 from pyg_sar.rows.attach import conv_arguments, rows_by_type
 from pyg_sar.rows.edges import EdgeIndex

@@ -8,5 +8,3 @@ itself: a penalty of the weights counts once, and so does a mean of rows, whose 
 what all ranks make of its value. A tensor of one rank's own has no copies: its gradient is only
 divided by P.
 """
-
-from pyg_sar.ddp.data_parallel import DistributedDataParallel

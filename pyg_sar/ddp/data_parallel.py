@@ -13,17 +13,16 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from pyg_sar.averaging.averager import MIB
-from pyg_sar.comm import (
+from pyg_sar.comm.collectives import broadcast, together
+from pyg_sar.comm.faults.errors import collective
+from pyg_sar.comm.ranks import (
     as_timedelta,
-    broadcast,
     check_own,
-    collective,
     is_distributed,
     left_by,
     set_debug,
     set_timeout,
     takes_turns,
-    together,
     world_size,
 )
 from pyg_sar.compiled.installed import loops
@@ -36,8 +35,8 @@ from pyg_sar.ddp.wrap import wrap
 from pyg_sar.ground.class_swap import ClassSwap, become
 from pyg_sar.ground.nested import leaves
 from pyg_sar.memory import return_freed_memory
-from pyg_sar.monitor import LogLevel
-from pyg_sar.rows import Rows
+from pyg_sar.monitor.log import LogLevel
+from pyg_sar.rows.rows import Rows
 
 Model = TypeVar('Model', bound=torch.nn.Module)
 

@@ -23,17 +23,17 @@ from torch.nn.modules.module import (
 from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
-from pyg_sar.averaging import Averager
-from pyg_sar.averaging.averager import MIB, PARTED
+from pyg_sar.averaging.averager import MIB, PARTED, Averager
 from pyg_sar.averaging.buckets import SUM
 from pyg_sar.averaging.own_tensors import divide_gradients, leaves_behind
-from pyg_sar.comm import all_reduce_sum, await_device, world_size
+from pyg_sar.comm.collectives import all_reduce_sum, await_device
 from pyg_sar.comm.end_of_backward import await_backward, has_come
+from pyg_sar.comm.ranks import world_size
 from pyg_sar.conv.call.layer_plan import evaluated
 from pyg_sar.conv.sar_conv import SARConv
 from pyg_sar.ddp.same_model import check_same_values
 from pyg_sar.ground.nested import leaves_of
-from pyg_sar.norm import RunningStatistics
+from pyg_sar.norm.running import RunningStatistics
 from pyg_sar.rows.replicated import is_averaged
 from pyg_sar.rows.rows import Rows
 

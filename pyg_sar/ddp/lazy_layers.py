@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from pyg_sar.comm import agree, check_equal
+from pyg_sar.comm.collectives import agree, check_equal
 from pyg_sar.ground.inert import inert
 
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from pyg_sar.averaging.buckets import common
-from pyg_sar.comm import agree, are_alike, differ, is_distributed, odd_and_usual
+from pyg_sar.comm.collectives import agree, are_alike, differ, odd_and_usual
+from pyg_sar.comm.ranks import is_distributed
 from pyg_sar.conv.sar_conv import SARConv
 from pyg_sar.ground.checksum import checksum, digest
 from pyg_sar.ground.class_swap import plain_class

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from pyg_sar.draws import LANES, hashed_on, kept_of
-from pyg_sar.recompute import Draw, dropout_arguments
+from pyg_sar.recompute.dropout import Draw, dropout_arguments
 
 DROPOUTS = {F.dropout, torch.dropout, torch.dropout_}
 """The functions whose masks are drawn by id."""

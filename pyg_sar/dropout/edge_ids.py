@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pyg_sar.comm import with_halo_ids
+from pyg_sar.comm.exchange import with_halo_ids
 from pyg_sar.draws import hashed, hashed_on
 from pyg_sar.shard.edges import ShardEdges
 from pyg_sar.shard.shard import Shard

@@ -21,14 +21,14 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
-from pyg_sar.comm import agree, check_equal
+from pyg_sar.comm.collectives import agree, check_equal
 from pyg_sar.draws import hashed, hashed_on
 from pyg_sar.dropout.draw import DROPOUTS, EdgeDraws, KeyedDraw, is_drawn
 from pyg_sar.ground.nested import leaves_of
 from pyg_sar.ground.random_states import random_states
 from pyg_sar.ground.scoped import Scoped
 from pyg_sar.monitor.recipes import remember
-from pyg_sar.recompute import Dropout, dropout_arguments
+from pyg_sar.recompute.dropout import Dropout, dropout_arguments
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.rows import Rows, plain, tag
 

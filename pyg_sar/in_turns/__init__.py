@@ -8,6 +8,3 @@ To map a file over the address of a tensor, the other way, needs no knowledge of
 torch. But a read error is then the end of the process (SIGBUS), pages are read at random, 3.3 times
 as many, and it runs on Linux with glibc alone, and on no GPU.
 """
-
-from pyg_sar.in_turns.figures import Figures
-from pyg_sar.in_turns.run import InTurns, run_in_turns

@@ -16,15 +16,16 @@ from typing import Any
 import torch
 
 from pyg_sar import memory as c_memory
-from pyg_sar.comm import current, is_distributed
-from pyg_sar.comm.threads import Around, run_around
+from pyg_sar.comm.ranks import current, is_distributed
+from pyg_sar.comm.threads.run import Around, run_around
 from pyg_sar.in_turns.evictions import LEAST_BYTES, Evictions
 from pyg_sar.in_turns.figures import Figures
 from pyg_sar.in_turns.freed_memory import FreedMemory
 from pyg_sar.in_turns.spill_file import SpillFile
 from pyg_sar.in_turns.users_calls import replaced
 from pyg_sar.in_turns.watch import Watch
-from pyg_sar.monitor import parse_bytes, say
+from pyg_sar.monitor.log import say
+from pyg_sar.monitor.meter import parse_bytes
 from pyg_sar.shard.format.meta import read_meta
 
 _logger = logging.getLogger(__name__)

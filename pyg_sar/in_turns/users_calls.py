@@ -15,7 +15,7 @@ import torch
 import torch.utils.dlpack
 from torch import Tensor
 
-from pyg_sar.comm import rank
+from pyg_sar.comm.ranks import rank
 from pyg_sar.evictable import keep_here, watcher
 from pyg_sar.ground.private_names import find_or_none
 from pyg_sar.in_turns.watch import Watch

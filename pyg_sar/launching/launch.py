@@ -25,7 +25,8 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import start_processes
 
-from pyg_sar.comm import ExchangeError, current, is_distributed
+from pyg_sar.comm.faults.errors import ExchangeError
+from pyg_sar.comm.ranks import current, is_distributed
 
 
 def launch(function: Callable[..., Any], num_ranks: int, *args: Any) -> list[Any]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import norm as pyg
 
-from pyg_sar.comm import world_size
+from pyg_sar.comm.ranks import world_size
 from pyg_sar.norm.running import make_equal, note_update
 from pyg_sar.rows.rows import Rows, plain, tag
 from pyg_sar.rows.space import Space

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from pyg_sar.comm import all_reduce_sum
+from pyg_sar.comm.collectives import all_reduce_sum
 
 Kind: TypeAlias = tuple[torch.dtype, torch.device]
 

@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pyg_sar.comm import agree, all_gather_alike, all_reduce_sum, communicates, once_differentiable
+from pyg_sar.comm.collectives import agree, all_gather_alike, all_reduce_sum
+from pyg_sar.comm.functions import communicates, once_differentiable
 
 
 def moments(rows: Tensor) -> tuple[Tensor, Tensor, int]:

@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm import agree, check_equal, collective, together, with_halo_ids
+from pyg_sar.comm.collectives import agree, check_equal, together
+from pyg_sar.comm.exchange import with_halo_ids
+from pyg_sar.comm.faults.errors import collective
 from pyg_sar.draws import uniform
 from pyg_sar.shard.edges import ShardEdges
 from pyg_sar.shard.shard import n_id_of

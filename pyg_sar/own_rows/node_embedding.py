@@ -12,7 +12,9 @@ from torch.nn.functional import embedding
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch_geometric.data.storage import NodeStorage
 
-from pyg_sar.comm import agree, collective, world_size
+from pyg_sar.comm.collectives import agree
+from pyg_sar.comm.faults.errors import collective
+from pyg_sar.comm.ranks import world_size
 from pyg_sar.draws import normal
 from pyg_sar.ground.private_names import find
 from pyg_sar.over_all_nodes.rows import rows as rows_by_id

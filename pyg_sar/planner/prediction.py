@@ -11,7 +11,7 @@ import torch
 
 from pyg_sar.commands.users_model import run_model
 from pyg_sar.conv.options import Mode
-from pyg_sar.ddp import DistributedDataParallel
+from pyg_sar.ddp.data_parallel import DistributedDataParallel
 from pyg_sar.planner.counts import RankSizes, shard_bytes, sizes_of
 from pyg_sar.planner.rehearsal import Job, Rehearsal, rehearse
 from pyg_sar.shard.format.meta import read_meta

@@ -20,12 +20,15 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch_geometric.nn import MessagePassing
 
-from pyg_sar.comm import Comm, chosen
+from pyg_sar.comm.comm import Comm
+from pyg_sar.comm.ranks import chosen
 from pyg_sar.commands.users_model import run_model
 from pyg_sar.conv.options import Mode
 from pyg_sar.ddp.wrap import wrap
 from pyg_sar.ground.random_states import random_states_kept
-from pyg_sar.monitor import Counts, LiveBytes, Meter, hook
+from pyg_sar.monitor import hook
+from pyg_sar.monitor.live_bytes import LiveBytes
+from pyg_sar.monitor.meter import Counts, Meter
 from pyg_sar.planner.counts import RankSizes
 from pyg_sar.planner.made_up import made_up_shard
 from pyg_sar.rows.attach import as_rows_of_graph, space_of_nodes

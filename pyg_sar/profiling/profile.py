@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from pyg_sar.comm import agree, check_equal
+from pyg_sar.comm.collectives import agree, check_equal
 from pyg_sar.commands.command_line import text_table
-from pyg_sar.monitor import bytes_text
+from pyg_sar.monitor.meter import bytes_text
 from pyg_sar.profiling.recording import Recording
 from pyg_sar.profiling.records import Summary, from_dict
 

@@ -22,7 +22,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from pyg_sar.comm import world_size
+from pyg_sar.comm.ranks import world_size
 from pyg_sar.evictable import start_of
 from pyg_sar.ground.nested import in_nested, leaves
 from pyg_sar.ground.scoped import Scoped

@@ -12,7 +12,9 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.storage import BaseStorage
 
-from pyg_sar.comm import agree, cache_of, collective
+from pyg_sar.comm.collectives import agree
+from pyg_sar.comm.faults.errors import collective
+from pyg_sar.comm.ranks import cache_of
 from pyg_sar.ground.changes import version_of
 from pyg_sar.ground.nested import in_nested
 from pyg_sar.ground.scoped import Scoped

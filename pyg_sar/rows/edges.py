@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex as edges_of_pyg
 
-from pyg_sar.comm import with_halo_ids
+from pyg_sar.comm.exchange import with_halo_ids
 from pyg_sar.comm.ranks import check_lives
 from pyg_sar.ground.nested import in_nested, leaves
 from pyg_sar.rows.align import argument, brought, dim_of, listed, own_rows, sizes_in

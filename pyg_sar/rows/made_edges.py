@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm import agree, all_reduce_sum, cache_of, rank, world_size
+from pyg_sar.comm.collectives import agree, all_reduce_sum
+from pyg_sar.comm.ranks import cache_of, rank, world_size
 from pyg_sar.comm.reshard.derive_shard import derive_shard
 from pyg_sar.ground.changes import version_of
 from pyg_sar.rows.edges import EdgeIndex, Ends, edge_index

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm import all_gather_alike, all_to_all, collective, world_size
-from pyg_sar.comm.ranks import check_lives
-from pyg_sar.over_all_nodes import negative_sampling as negative_pairs
+from pyg_sar.comm.collectives import all_gather_alike, all_to_all
+from pyg_sar.comm.faults.errors import collective
+from pyg_sar.comm.ranks import check_lives, world_size
+from pyg_sar.over_all_nodes.sampling import negative_sampling as negative_pairs
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.over_ranks import sum_of_ranks
 from pyg_sar.rows.rows import Rows, tag

@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm import all_reduce_sum, are_alike, communicates, once_differentiable, rank
-from pyg_sar.comm import world_size as num_ranks
-from pyg_sar.comm.ranks import cache_of, check_own, chosen
+from pyg_sar.comm.collectives import all_reduce_sum, are_alike
+from pyg_sar.comm.functions import communicates, once_differentiable
+from pyg_sar.comm.ranks import cache_of, check_own, chosen, rank
+from pyg_sar.comm.ranks import world_size as num_ranks
 from pyg_sar.evictable import array_of
 from pyg_sar.ground.changes import version_of
 from pyg_sar.ground.checksum import as_bytes

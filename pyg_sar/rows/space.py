@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from pyg_sar.comm import agree, all_reduce_sum, current, rank, world_size
+from pyg_sar.comm.collectives import agree, all_reduce_sum
 from pyg_sar.comm.comm import Comm
+from pyg_sar.comm.ranks import current, rank, world_size
 from pyg_sar.ground.changes import version_of
 
 T = TypeVar('T')

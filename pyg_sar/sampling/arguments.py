@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch_geometric.sampler.base import NumNeighbors, SubgraphType
 
-from pyg_sar.monitor import parse_bytes
+from pyg_sar.monitor.meter import parse_bytes
 from pyg_sar.shard.format.file_names import EdgeKey, type_name
 
 _THREAD = "batches are made by one thread of each rank (set 'prefetch' instead)"

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_sar.comm import all_to_all_counts, exchange_bytes
+from pyg_sar.comm.collectives import all_to_all_counts, exchange_bytes
 from pyg_sar.sampling.attributes import AttributeRows, Values
 from pyg_sar.sampling.graph import LocalGraph
 from pyg_sar.shard.format.file_names import EdgeKey, NodeKey

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from pyg_sar.comm import agree, check_equal
+from pyg_sar.comm.collectives import agree, check_equal
 from pyg_sar.compiled.installed import loops
 from pyg_sar.ground.checksum import as_bytes
 from pyg_sar.shard.edges import LocalEdges, ShardEdges

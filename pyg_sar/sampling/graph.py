@@ -21,7 +21,9 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from pyg_sar.comm import agree, exchange_of, rank, together
+from pyg_sar.comm.collectives import agree, together
+from pyg_sar.comm.exchange import exchange_of
+from pyg_sar.comm.ranks import rank
 from pyg_sar.sampling.attributes import AttributeRows, Values, edge_stores, ends_of, node_stores
 from pyg_sar.sampling.draw.choose import cumulated
 from pyg_sar.shard.format.file_names import EdgeKey, NodeKey

@@ -15,7 +15,9 @@ import torch
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler.base import SubgraphType
 
-from pyg_sar.comm import agree, check_equal, in_call, open_lane, takes_turns, together, world_size
+from pyg_sar.comm.collectives import agree, check_equal, together
+from pyg_sar.comm.faults.errors import in_call
+from pyg_sar.comm.ranks import open_lane, takes_turns, world_size
 from pyg_sar.draws import hashed
 from pyg_sar.rows.attach import as_local, check_not_local, gather
 from pyg_sar.sampling.ahead import Ahead

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch_geometric.nn import GPSConv
 
 import pyg_sar
-from pyg_sar.comm import world_size
+from pyg_sar.comm.ranks import world_size
 
 N, WIDTH = 15, 8
 COUNTS = {1: [N], 3: [9, 0, 6]}

@@ -22,8 +22,10 @@ from traffic import put
 import pyg_sar
 from pyg_sar import partition_graph
 from pyg_sar.aggregate.halo import from_halo, with_halo
-from pyg_sar.comm import Exchange, GradientReturn, agree, all_reduce_sum, raise_together
+from pyg_sar.comm.collectives import agree, all_reduce_sum, raise_together
+from pyg_sar.comm.exchange import Exchange
 from pyg_sar.comm.faults.groups import new_group
+from pyg_sar.comm.gradient_return import GradientReturn
 from pyg_sar.comm.ranks import open_lane
 from pyg_sar.shard.plan import plan_of
 from pyg_sar.shard.read.read_shard import read_shard

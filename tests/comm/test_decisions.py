@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import Tensor
 
-from pyg_sar.comm import least_of_ranks
+from pyg_sar.comm.collectives import least_of_ranks
 from pyg_sar.comm.comm import Comm
 from pyg_sar.comm.ranks import chosen
 

@@ -16,7 +16,9 @@ from torch_geometric.nn import ChebConv, GATConv, GCNConv, MessagePassing, SAGEC
 from traffic import counted, put
 
 from pyg_sar import SARConv
-from pyg_sar.comm import Exchange, GradientReturn, agree
+from pyg_sar.comm.collectives import agree
+from pyg_sar.comm.exchange import Exchange
+from pyg_sar.comm.gradient_return import GradientReturn
 
 DTYPES = [torch.bfloat16, torch.float16]
 LAYOUTS = [(2, 2), (2, 6), (3, 3), (4, 4)]

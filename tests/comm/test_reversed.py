@@ -10,7 +10,8 @@ from small_graphs import ASSIGNMENTS, assert_close, small_graph
 from torch import Tensor
 
 from pyg_sar.aggregate.weighted_sum import weighted_sum
-from pyg_sar.comm import all_reduce_sum, exchange_of
+from pyg_sar.comm.collectives import all_reduce_sum
+from pyg_sar.comm.exchange import exchange_of
 from pyg_sar.comm.reshard.reverse_edges import reverse
 from pyg_sar.shard.plan import plan_of
 

@@ -23,7 +23,7 @@ from traffic import Traffic, counted
 
 import pyg_sar
 from pyg_sar import DistributedDataParallel, SARConv
-from pyg_sar.comm import agree
+from pyg_sar.comm.collectives import agree
 
 TOLERANCE = 1e-10
 

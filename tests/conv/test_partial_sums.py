@@ -18,7 +18,7 @@ from torch_geometric.data import Data
 
 import pyg_sar
 from pyg_sar import gather
-from pyg_sar.comm import sum_over_ranks
+from pyg_sar.comm.collectives import sum_over_ranks
 from pyg_sar.monitor import hook
 
 TOLERANCE = 1e-12

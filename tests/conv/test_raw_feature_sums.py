@@ -19,7 +19,8 @@ from torch_geometric import nn as pyg
 from torch_geometric.nn import aggr
 
 import pyg_sar
-from pyg_sar.comm import Exchange, rank
+from pyg_sar.comm.exchange import Exchange
+from pyg_sar.comm.ranks import rank
 from pyg_sar.conv.reuse.raw_feature_sums import SUMS
 from pyg_sar.shard.plan import plan_of
 

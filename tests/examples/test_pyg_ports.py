@@ -23,7 +23,7 @@ from torch_geometric.data import Data
 
 import pyg_sar
 from pyg_sar import partition
-from pyg_sar.comm.threads import run_threads
+from pyg_sar.comm.threads.run import run_threads
 
 FOLDER = ROOT / 'examples' / 'pyg'
 PORTS = sorted(path.stem for path in FOLDER.glob('*.py') if path.stem != 'graphs')

@@ -16,7 +16,7 @@ from small_graphs import attempt
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
 from pyg_sar import DistributedDataParallel, ExchangeError, local
-from pyg_sar.comm import Exchange
+from pyg_sar.comm.exchange import Exchange
 from pyg_sar.comm.faults import connection
 
 

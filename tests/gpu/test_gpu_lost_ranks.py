@@ -13,7 +13,7 @@ from fault_program import FAULTY, PHASES
 from ranks import run_once
 
 import pyg_sar
-from pyg_sar.comm import current, rank, set_timeout
+from pyg_sar.comm.ranks import current, rank, set_timeout
 
 pytestmark = pytest.mark.cuda_sim
 BESIDE_GLOO, ALONE = 'cpu:gloo,cuda:nccl', 'nccl'

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch_geometric.nn import GraphSAGE
 
 import pyg_sar
-from pyg_sar.comm import rank
+from pyg_sar.comm.ranks import rank
 
 pytestmark = pytest.mark.cuda_sim
 BACKENDS = ['nccl', 'cpu:gloo,cuda:nccl']

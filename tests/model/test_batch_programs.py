@@ -23,7 +23,7 @@ from torch_geometric.utils import trim_to_layer
 
 import pyg_sar
 from pyg_sar import DistributedDataParallel, NodeEmbedding, gather, mean_of_batches
-from pyg_sar.comm import rank
+from pyg_sar.comm.ranks import rank
 
 
 class Net(nn.Module):

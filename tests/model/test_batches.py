@@ -21,7 +21,7 @@ from torch_geometric.nn.models import GraphSAGE
 
 import pyg_sar
 from pyg_sar import DistributedDataParallel, gather, mean_of_batches
-from pyg_sar.comm import rank
+from pyg_sar.comm.ranks import rank
 
 
 class Net(nn.Module):
@@ -267,7 +267,7 @@ def _counted(root: str, graph: Data) -> list[list[str]]:
     """The words of every all-reduce of a step on a batch, of an evaluation on one, and of both."""
     data, batch = pyg_sar.load_shard(root), batch_of(graph, torch.tensor([rank(), 7]))
     model = DistributedDataParallel(_model('SAGE, BatchNorm1d'))
-    from pyg_sar.comm import current  # of the rank's process
+    from pyg_sar.comm.ranks import current  # of the rank's process
 
     calls: list[list[str]] = []
     comm: Any = current()

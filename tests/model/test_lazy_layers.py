@@ -17,7 +17,7 @@ from torch import Tensor
 from torch_geometric.nn import BatchNorm, GATConv, SAGEConv
 
 import pyg_sar
-from pyg_sar.comm import rank
+from pyg_sar.comm.ranks import rank
 
 LR, EPOCHS = 0.05, 3
 

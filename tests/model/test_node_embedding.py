@@ -32,7 +32,7 @@ from torch_geometric.nn import GATConv, HGTConv, SAGEConv
 
 import pyg_sar
 from pyg_sar import NodeEmbedding
-from pyg_sar.comm import rank
+from pyg_sar.comm.ranks import rank
 
 DIM = 5
 

@@ -10,7 +10,7 @@ from small_graphs import assert_close
 from torch import Tensor
 
 import pyg_sar
-from pyg_sar.comm import rank
+from pyg_sar.comm.ranks import rank
 
 SIZES = 3, 0, 5
 

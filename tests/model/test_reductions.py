@@ -16,8 +16,8 @@ from torch_geometric.nn import SAGEConv, global_add_pool, global_max_pool, globa
 from torch_geometric.utils import softmax
 
 import pyg_sar
-from pyg_sar.comm import rank, world_size
-from pyg_sar.over_all_nodes import rows
+from pyg_sar.comm.ranks import rank, world_size
+from pyg_sar.over_all_nodes.rows import rows
 
 Program = Callable[[Tensor, Tensor, Tensor], Tensor]
 

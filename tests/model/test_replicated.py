@@ -15,7 +15,7 @@ from torch import Tensor
 from torch_geometric.nn import GATConv, GCNConv
 
 import pyg_sar
-from pyg_sar.comm import rank
+from pyg_sar.comm.ranks import rank
 from pyg_sar.ddp import gradients
 from pyg_sar.rows import replicated
 

@@ -15,7 +15,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.utils import to_undirected
 
 import pyg_sar
-from pyg_sar.comm import rank
+from pyg_sar.comm.ranks import rank
 
 NUM_NODES = 40
 

@@ -17,7 +17,8 @@ from torch_geometric.nn import EdgeConv, GATConv, GCNConv, SAGEConv, Transformer
 
 import pyg_sar
 from pyg_sar import SARConv
-from pyg_sar.comm import all_reduce_sum, current
+from pyg_sar.comm.collectives import all_reduce_sum
+from pyg_sar.comm.ranks import current
 from pyg_sar.conv.options import Mode
 
 

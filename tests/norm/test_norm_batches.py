@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from torch_geometric import nn as pyg
 
 from pyg_sar import DistributedDataParallel
-from pyg_sar.comm import rank
+from pyg_sar.comm.ranks import rank
 from pyg_sar.ddp.wrap import wrap
 
 NORMS = [

@@ -13,7 +13,7 @@ from rows_by_hand import as_rows, space_of
 from torch import Tensor
 
 import pyg_sar
-from pyg_sar.comm import world_size
+from pyg_sar.comm.ranks import world_size
 
 N = 90_000
 """More rows than the largest number of float16."""

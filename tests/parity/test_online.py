@@ -20,7 +20,8 @@ from torch_geometric.utils import softmax
 
 import pyg_sar
 from pyg_sar.aggregate import chunks
-from pyg_sar.comm import Exchange, GradientReturn
+from pyg_sar.comm.exchange import Exchange
+from pyg_sar.comm.gradient_return import GradientReturn
 
 TOLERANCE = 1e-10
 INF = float('inf')

@@ -27,7 +27,8 @@ from whole_partition import verify_partition
 
 from pyg_sar import load_shard
 from pyg_sar.partition import main
-from pyg_sar.partitioner import partition_graph, sub_parts
+from pyg_sar.partitioner import sub_parts
+from pyg_sar.partitioner.cut_graph import partition_graph
 from pyg_sar.partitioner.on_disk import mapped, rows
 from pyg_sar.partitioner.on_disk.buckets import stable_order
 from pyg_sar.partitioner.on_disk.mapped import Scratch, is_mapped, map_array, release

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from partition_files import tree
 
-from pyg_sar.partitioner import partition_graph
+from pyg_sar.partitioner.cut_graph import partition_graph
 from pyg_sar.partitioner.on_disk import torch_archive
 
 ERRORS = [KeyboardInterrupt, OSError, RuntimeError]

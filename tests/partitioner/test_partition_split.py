@@ -6,7 +6,7 @@ import pytest
 import torch
 from partition_files import load_part, meta_of
 
-from pyg_sar.partitioner import partition_graph
+from pyg_sar.partitioner.cut_graph import partition_graph
 from pyg_sar.partitioner.graph.split import random_split
 
 FRACTIONS = (0.6, 0.2, 0.2)

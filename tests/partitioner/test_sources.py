@@ -24,7 +24,7 @@ from torch_geometric.data import Data, HeteroData, InMemoryDataset, TemporalData
 from torch_geometric.datasets import FakeDataset, KarateClub
 
 import pyg_sar
-from pyg_sar.partitioner import partition_graph
+from pyg_sar.partitioner.cut_graph import partition_graph
 from pyg_sar.partitioner.on_disk.mapped import Scratch
 from pyg_sar.partitioner.sources.sources import load_source
 from pyg_sar.partitioner.sources.synthetic import (

@@ -17,9 +17,8 @@ from torch_geometric.nn.models import GraphSAGE
 
 import pyg_sar
 from pyg_sar.plan import MODES
-from pyg_sar.planner import plan
 from pyg_sar.planner.counts import shard_bytes, sizes_of
-from pyg_sar.planner.prediction import predict_cut
+from pyg_sar.planner.prediction import plan, predict_cut
 from pyg_sar.planner.rehearsal import Job
 from pyg_sar.shard.cover import cover_of
 from pyg_sar.shard.format.meta import read_meta

@@ -26,7 +26,7 @@ from torch_geometric.nn import GATConv, MedianAggregation, SAGEConv
 from traffic import counted
 
 import pyg_sar
-from pyg_sar.comm import agree, all_reduce_sum
+from pyg_sar.comm.collectives import agree, all_reduce_sum
 from pyg_sar.monitor import hook
 
 WIDTH = 6

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm import rank, world_size
+from pyg_sar.comm.ranks import rank, world_size
 from pyg_sar.rows.rows import tag
 from pyg_sar.rows.space import Space
 

@@ -12,7 +12,7 @@ from rows_by_hand import as_rows, space_of
 from torch import Tensor
 
 import pyg_sar
-from pyg_sar.comm import world_size
+from pyg_sar.comm.ranks import world_size
 
 N, WIDTH = 9, 3
 COUNTS = {1: [N], 3: [3, 0, 6]}

@@ -11,8 +11,9 @@ from on_ranks import on_threads
 from small_cases import Small, verdict
 from torch import Tensor
 
-from pyg_sar.comm import rank
-from pyg_sar.rows import Space, tag
+from pyg_sar.comm.ranks import rank
+from pyg_sar.rows.rows import tag
+from pyg_sar.rows.space import Space
 
 
 def _einsum(equation: str) -> Any:

@@ -15,7 +15,7 @@ from some_rows import N, X, rows
 from torch import Tensor
 
 import pyg_sar
-from pyg_sar.comm import rank
+from pyg_sar.comm.ranks import rank
 from pyg_sar.rows.rows import Rows, same_plain
 
 P = 3

@@ -11,10 +11,10 @@ from ranks import run_as_threads
 from small_cases import Small, verdict
 from torch import Tensor
 
-from pyg_sar.comm import rank
-from pyg_sar.rows import Space, tag
-from pyg_sar.rows.rows import Rows
+from pyg_sar.comm.ranks import rank
+from pyg_sar.rows.rows import Rows, tag
 from pyg_sar.rows.rules.moves.shapes import space_of_size
+from pyg_sar.rows.space import Space
 
 ROWS = [
     Small('view', lambda x: x.view(x.size(0), -1), '[7,2,3]@0'),

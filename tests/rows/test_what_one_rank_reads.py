@@ -12,7 +12,7 @@ from some_rows import N, X, rows
 from torch_geometric.utils import degree
 
 import pyg_sar
-from pyg_sar.comm import rank
+from pyg_sar.comm.ranks import rank
 
 
 @on_ranks(3, by='threads')

@@ -17,7 +17,7 @@ from torch_geometric.sampler import NegativeSampling
 from torch_geometric.sampler.base import NumNeighbors, SubgraphType
 
 import pyg_sar
-from pyg_sar.comm import rank
+from pyg_sar.comm.ranks import rank
 
 Wrong = list[tuple[dict[str, Any], list[str]]]
 LOADERS = {'nodes': pyg_sar.NeighborLoader, 'links': pyg_sar.LinkNeighborLoader}

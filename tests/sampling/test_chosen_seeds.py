@@ -15,7 +15,8 @@ from torch_geometric.loader import ClusterData, NeighborLoader
 from torch_geometric.nn import SAGEConv
 
 import pyg_sar
-from pyg_sar.comm import agree, rank
+from pyg_sar.comm.collectives import agree
+from pyg_sar.comm.ranks import rank
 
 
 @pytest.mark.parametrize(('world_size', 'num_parts'), [(3, 3), (2, 4)])

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 import pyg_sar
-from pyg_sar.comm import rank
+from pyg_sar.comm.ranks import rank
 from pyg_sar.monitor import hook
 
 

@@ -10,7 +10,8 @@ from torch import Tensor
 from pyg_sar.aggregate.chunks import edges_within
 from pyg_sar.aggregate.gather import ChunkProgram, chunks_of, gather
 from pyg_sar.aggregate.program import Arguments, no_autocast_cache
-from pyg_sar.comm import Agreed, agree
+from pyg_sar.comm.agreed import Agreed
+from pyg_sar.comm.collectives import agree
 from pyg_sar.conv.inspect.trace import Seen, left_behind, node_of_now
 from pyg_sar.conv.message.forward_state import state_of
 from pyg_sar.conv.message.one_call import Call

@@ -19,14 +19,8 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_sar.averaging.averager import PARTED
 from pyg_sar.averaging.buckets import common
-from pyg_sar.comm import (
-    agree,
-    are_alike,
-    differ,
-    exchange_of,
-    odd_and_usual,
-    raise_together,
-)
+from pyg_sar.comm.collectives import agree, are_alike, differ, odd_and_usual, raise_together
+from pyg_sar.comm.exchange import exchange_of
 from pyg_sar.conv.around.state import words_of_modules
 from pyg_sar.conv.call.inputs import check_inputs, check_not_explained
 from pyg_sar.conv.call.plans import CallPlan

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
-from pyg_sar.comm import exchange_of
+from pyg_sar.comm.exchange import exchange_of
 from pyg_sar.comm.faults.errors import location
 from pyg_sar.conv.call.agreement import agree_on_plan
 from pyg_sar.conv.call.layer_plan import Forward, running
@@ -19,10 +19,11 @@ from pyg_sar.conv.exchanges import edges_in, ids_of_edges, into_own
 from pyg_sar.conv.message.one_call import Call, after_step, arguments_of, before_step
 from pyg_sar.conv.message.sample_edges import not_saved
 from pyg_sar.conv.reuse.narrow_exchange import NarrowSum
-from pyg_sar.dropout import EdgeDraws, edge_draws
+from pyg_sar.dropout.draw import EdgeDraws
+from pyg_sar.dropout.forward import edge_draws
 from pyg_sar.ground.class_swap import name_of, plain_class
 from pyg_sar.ground.nested import leaves
-from pyg_sar.monitor import say
+from pyg_sar.monitor.log import say
 from pyg_sar.rows.attach import conv_arguments
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.matrices.adjacency import Adjacency

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from pyg_sar.aggregate.partial_sums import covered
-from pyg_sar.comm import Agreed, Exchange, exchange_of
+from pyg_sar.comm.agreed import Agreed
+from pyg_sar.comm.exchange import Exchange, exchange_of
 from pyg_sar.ground.checksum import checksum
 from pyg_sar.shard.edges import ShardEdges
 from pyg_sar.shard.kept import Kept

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn import ClusterGCNConv, GraphConv, Linear, MessagePassing, SAGEConv, aggr
 
-from pyg_sar.comm import all_ranks
+from pyg_sar.comm.collectives import all_ranks
 from pyg_sar.conv.reuse.copies import kept_copy
 from pyg_sar.ground.changes import storage_of
 from pyg_sar.ground.inert import lazy_draws

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from pyg_sar.aggregate.halo import with_halo
-from pyg_sar.comm import cache_of, exchange_of, world_size
+from pyg_sar.comm.exchange import exchange_of
+from pyg_sar.comm.ranks import cache_of, world_size
 from pyg_sar.ground.changes import version_of
 from pyg_sar.ground.nested import in_nested, leaves
 from pyg_sar.rows.align import own_rows

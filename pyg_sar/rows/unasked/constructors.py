@@ -22,7 +22,8 @@ from torch_geometric.nn import GroupAddRev
 from torch_geometric.sampler import HGTSampler, NeighborSampler
 from torch_geometric.utils import _negative_sampling, to_dense_batch
 
-from pyg_sar.comm import agree, world_size
+from pyg_sar.comm.collectives import agree
+from pyg_sar.comm.ranks import world_size
 from pyg_sar.ground.nested import in_nested, leaves
 from pyg_sar.ground.scoped import Scoped
 from pyg_sar.rows.edges import EdgeIndex

@@ -20,8 +20,8 @@ from torch.autograd import Function
 from torch.optim import _functional
 from torch.utils.hooks import BackwardHook
 
-from pyg_sar.comm import world_size
 from pyg_sar.comm.faults.errors import in_call
+from pyg_sar.comm.ranks import world_size
 from pyg_sar.evictable import start_of
 from pyg_sar.ground.inert import described
 from pyg_sar.ground.nested import leaves

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from pyg_sar.comm import agree
+from pyg_sar.comm.collectives import agree
 from pyg_sar.over_all_nodes.rows import owners_of
 from pyg_sar.rows.attach import gather
 from pyg_sar.rows.edges import EdgeIndex

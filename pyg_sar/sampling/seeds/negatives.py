@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch_geometric.sampler import NegativeSampling
 
-from pyg_sar.comm import count_ranks, together
+from pyg_sar.comm.collectives import count_ranks, together
 from pyg_sar.draws import hashed_on
 from pyg_sar.sampling.draw.choose import first_above
 from pyg_sar.sampling.graph import LocalGraph

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_sar.comm import agree
+from pyg_sar.comm.collectives import agree
 from pyg_sar.draws import hashed_on, unit
 from pyg_sar.sampling.ask import Traffic, send
 from pyg_sar.sampling.draw import choose

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from pyg_sar.comm import world_size
+from pyg_sar.comm.ranks import world_size
 from pyg_sar.ground.nested import in_nested
 from pyg_sar.rows.align import argument, bound, dim_of, own_rows, rows_in
 from pyg_sar.rows.registry import name_of, rule

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pyg_sar.comm import world_size
+from pyg_sar.comm.ranks import world_size
 from pyg_sar.rows.align import align, bound, dim_of, own_rows, rows_in
 from pyg_sar.rows.over_ranks import sum_of_ranks
 from pyg_sar.rows.registry import name_of, rule

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pyg_sar.comm import world_size
+from pyg_sar.comm.ranks import world_size
 from pyg_sar.monitor.recipes import remember
 from pyg_sar.over_all_nodes.batch_norm import BatchNorm, moments, normalized
 from pyg_sar.rows.align import bound, dim_of

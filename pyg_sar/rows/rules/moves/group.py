@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.aggregate.halo import from_halo
-from pyg_sar.comm import exchange_of
+from pyg_sar.comm.exchange import exchange_of
 from pyg_sar.ground.nested import in_nested
 from pyg_sar.rows.align import argument, dim_of, named_rule, own_rows, rows_in, whole_shape
 from pyg_sar.rows.edges import NodeIds

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm import world_size
+from pyg_sar.comm.ranks import world_size
 from pyg_sar.ground.private_names import find
 from pyg_sar.rows.align import argument, dim_of, named_rule, own_rows, whole_shape
 from pyg_sar.rows.over_ranks import all_rows, whole

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from pyg_sar.aggregate.halo import with_halo
-from pyg_sar.comm import agree, exchange_of
+from pyg_sar.comm.collectives import agree
+from pyg_sar.comm.exchange import exchange_of
 from pyg_sar.monitor.users_line import users_line, warn
 from pyg_sar.rows.align import argument, brought, check_range, dim_of, own_rows, whole_shape
 from pyg_sar.rows.edges import NodeIds, node_ids

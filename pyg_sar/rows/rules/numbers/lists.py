@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm import all_gather_alike
+from pyg_sar.comm.collectives import all_gather_alike
 from pyg_sar.rows.align import align, as_rows, rows_in
 from pyg_sar.rows.registry import bare_name, is_in_place, is_pointwise, name_of, rule
 from pyg_sar.rows.replicated import mean_gradient_if_plain

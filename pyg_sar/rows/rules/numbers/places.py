@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm import agree, all_gather_alike, rank, world_size
+from pyg_sar.comm.collectives import agree, all_gather_alike
+from pyg_sar.comm.ranks import rank, world_size
 from pyg_sar.ground.nested import in_nested
 from pyg_sar.rows.align import argument, dim_of
 from pyg_sar.rows.edges import node_ids

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm import agree
+from pyg_sar.comm.collectives import agree
 from pyg_sar.ground.nested import in_nested
 from pyg_sar.rows.align import align, argument, as_rows, whole_shape
 from pyg_sar.rows.over_ranks import whole
