@@ -4,10 +4,10 @@ What most programs need is here; what is used less is in :mod:`pyg_sar.partition
 :mod:`pyg_sar.planner`.
 """
 
-from pyg_sar.kernels import openmp  # noqa: F401 - before anything imports torch
+from pyg_sar.utils import openmp  # noqa: F401 - before anything imports torch
 
 # isort: split
-from pyg_sar.ground import private_names  # noqa: F401 - before anything needs one
+from pyg_sar.utils import private_names  # noqa: F401 - before anything needs one
 
 # isort: split
 from pyg_sar.checkpoint.load import load_checkpoint
@@ -20,7 +20,6 @@ from pyg_sar.in_turns.run import run_in_turns
 from pyg_sar.launching.init import Process, init
 from pyg_sar.launching.launch import launch
 from pyg_sar.load import load_shard
-from pyg_sar.monitor.log import set_log_by_environment
 from pyg_sar.own_rows.node_embedding import NodeEmbedding
 from pyg_sar.partitioner.cut_graph import partition_graph
 from pyg_sar.profiling.profile import profile
@@ -35,6 +34,7 @@ from pyg_sar.rows.unasked.inference import refuse_inference
 from pyg_sar.rows.unasked.transforms import refuse_on_parts
 from pyg_sar.sampling.link_neighbor_loader import LinkNeighborLoader
 from pyg_sar.sampling.neighbor_loader import NeighborLoader
+from pyg_sar.utils.log import set_log_by_environment
 
 __version__ = '0.1.0'
 

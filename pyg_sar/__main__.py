@@ -13,9 +13,9 @@ import torch.distributed as dist
 
 import pyg_sar
 from pyg_sar.commands.command_line import text_table
-from pyg_sar.ground.versions import installed
 from pyg_sar.launching.fast_start import allocator
-from pyg_sar.memory import has_huge_pages
+from pyg_sar.utils.memory import has_huge_pages
+from pyg_sar.utils.versions import installed
 
 _EXTRAS = {
     'kaminpar': ('kaminpar', '--method kaminpar'),

@@ -16,9 +16,9 @@ from typing import Any
 
 from pyg_sar.commands.command_line import Parser, checked, run_command, text_table
 from pyg_sar.commands.users_model import FORWARD, MODEL, load_model, load_named, run_model
-from pyg_sar.monitor.meter import bytes_text, memory_size
 from pyg_sar.monitor.process_memory import resident
 from pyg_sar.planner.prediction import Prediction, plan
+from pyg_sar.utils.meter import bytes_text, memory_size
 
 MODES = 'sequential', 'sequential_no_remat', 'one_shot'
 _NOTE = (

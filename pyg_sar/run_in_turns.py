@@ -14,8 +14,8 @@ from pathlib import Path
 
 from pyg_sar.commands.command_line import Parser, checked, positive
 from pyg_sar.in_turns.run import check_options, run_in_turns
-from pyg_sar.monitor.meter import memory_size
 from pyg_sar.shard.format.file_names import META_FILE
+from pyg_sar.utils.meter import memory_size
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -86,7 +86,7 @@ def outcome(name: str, folder: str) -> str:
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter('always')
             import pyg_sar  # noqa: F401
-            from pyg_sar.ground import private_names
+            from pyg_sar.utils import private_names
 
             if name in TAKEN_LATER:
                 find = private_names.find

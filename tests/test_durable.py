@@ -24,8 +24,8 @@ import torch
 from torch_geometric.data import Data
 
 import pyg_sar
-from pyg_sar.ground import durable
 from pyg_sar.partitioner.write.atomic_folder import replace_folder
+from pyg_sar.utils import durable
 
 _OF_SYSTEM = {
     'open',
@@ -214,7 +214,7 @@ def test_killed_where_no_names_are_exchanged(
 _HOLDS = """
 import sys, time
 from pathlib import Path
-from pyg_sar.ground.durable import locked
+from pyg_sar.utils.durable import locked
 with locked(Path(sys.argv[1])):
     print('ready', flush=True)
     time.sleep(600)

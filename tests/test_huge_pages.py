@@ -12,8 +12,8 @@ from few import few
 _PAGES = """
 import {first}
 import pyg_sar
-print(pyg_sar.memory.has_huge_pages())
-pyg_sar.memory.return_freed_memory()
+print(pyg_sar.utils.memory.has_huge_pages())
+pyg_sar.utils.memory.return_freed_memory()
 """
 
 

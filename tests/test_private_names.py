@@ -19,7 +19,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import GCNConv, SAGEConv
 
 import pyg_sar
-from pyg_sar.ground.private_names import NAMES, find, missing
+from pyg_sar.utils.private_names import NAMES, find, missing
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / 'pyg_sar'

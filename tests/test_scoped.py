@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from pyg_sar.ground.scoped import Scoped
+from pyg_sar.utils.scoped import Scoped
 
 
 def test_the_innermost_holds_and_an_error_ends_it() -> None:

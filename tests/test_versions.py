@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pyg_sar.ground import versions
+from pyg_sar.utils import versions
 
 ROOT = Path(__file__).parents[1]
 PROJECT = (ROOT / 'pyproject.toml').read_text(encoding='utf-8')

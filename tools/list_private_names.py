@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pyg_sar.ground.private_names import NAMES
+from pyg_sar.utils.private_names import NAMES
 
 PAGE = Path(__file__).resolve().parents[1] / 'CONTRIBUTING.md'
 BEGIN, END = '<!-- private names -->\n', '<!-- end of private names -->\n'

@@ -17,8 +17,8 @@ from torch_geometric.data import Data
 import pyg_sar
 from pyg_sar.comm.collectives import agree
 from pyg_sar.comm.ranks import rank
-from pyg_sar.monitor import hook
-from pyg_sar.monitor.hook import Transfer, Watcher
+from pyg_sar.utils import hook
+from pyg_sar.utils.hook import Transfer, Watcher
 
 
 def sample(

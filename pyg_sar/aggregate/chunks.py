@@ -19,8 +19,8 @@ from pyg_sar.shard.plan import Block, Plan
 CHUNK_BYTES = 2 << 20
 """Bytes that the largest tensor of a chunk may take on a CPU.
 
-Well below the size from which :func:`pyg_sar.memory.return_freed_memory` has blocks given back: the
-tensors of a chunk would cost a page fault for every page of every chunk.
+Well below the size from which :func:`pyg_sar.utils.memory.return_freed_memory` has blocks given
+back: the tensors of a chunk would cost a page fault for every page of every chunk.
 """
 
 CUDA_CHUNK_BYTES = 256 << 20

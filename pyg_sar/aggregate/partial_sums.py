@@ -18,12 +18,12 @@ from torch import Tensor
 
 from pyg_sar.comm.collectives import all_reduce_sum, all_to_all, all_to_all_counts
 from pyg_sar.comm.exchange import lent_to_another
-from pyg_sar.evictable import is_read_by_rows, selected_rows
 from pyg_sar.kernels.bag_sums import add_bag_sums
 from pyg_sar.shard.bags import Bags, compacted, make_bags
 from pyg_sar.shard.cover import BlockCover, cover_of, covers_pay
 from pyg_sar.shard.plan import Plan
 from pyg_sar.shard.shard import Step
+from pyg_sar.utils.offload import is_read_by_rows, selected_rows
 
 
 @dataclass(frozen=True, eq=False)

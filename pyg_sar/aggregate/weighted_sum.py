@@ -22,10 +22,10 @@ from pyg_sar.aggregate.block_loop import AllAtOnce, BlockByBlock, BlockLoop, Lat
 from pyg_sar.comm.buffers import Rows
 from pyg_sar.comm.exchange import Exchange
 from pyg_sar.comm.functions import communicates, once_differentiable
-from pyg_sar.evictable import is_read_by_rows, selected_rows
 from pyg_sar.kernels.bag_sums import add_bag_sums, bag_sums
 from pyg_sar.kernels.weighted_sums import edge_dots, weighted_sums_and_dots
 from pyg_sar.shard.plan import Block, Plan
+from pyg_sar.utils.offload import is_read_by_rows, selected_rows
 
 
 def weighted_sum(

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_sar.ground.private_names import find_or_none
+from pyg_sar.utils.private_names import find_or_none
 
 MOST_SCORES = 2**22
 

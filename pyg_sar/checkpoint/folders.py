@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pyg_sar.ground import durable
+from pyg_sar.utils import durable
 
 _NAME = re.compile(r'epoch-\d{6,}')
 _LOCK = '.writing'

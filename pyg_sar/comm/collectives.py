@@ -17,9 +17,9 @@ from torch import Tensor
 from pyg_sar.comm.faults.errors import because_of
 from pyg_sar.comm.functions import communicates
 from pyg_sar.comm.ranks import current
-from pyg_sar.ground.checksum import as_bytes
-from pyg_sar.ground.json_values import decode, encode
-from pyg_sar.monitor import hook
+from pyg_sar.utils import hook
+from pyg_sar.utils.checksum import as_bytes
+from pyg_sar.utils.json import decode, encode
 
 T = TypeVar('T')
 

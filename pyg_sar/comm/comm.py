@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pyg_sar.comm.faults.errors import at_location
 from pyg_sar.comm.met import Met
-from pyg_sar.monitor import hook
+from pyg_sar.utils import hook
 
 if TYPE_CHECKING:
     from pyg_sar.averaging.averager import Averager

@@ -25,9 +25,9 @@ from pyg_sar.comm.collectives import agree, differ
 from pyg_sar.comm.comm import Comm
 from pyg_sar.comm.faults.errors import in_call, location
 from pyg_sar.comm.ranks import current
-from pyg_sar.ground.checksum import digest
-from pyg_sar.ground.inert import described
-from pyg_sar.ground.private_names import missing
+from pyg_sar.utils.checksum import digest
+from pyg_sar.utils.dry_run import described
+from pyg_sar.utils.private_names import missing
 
 if TYPE_CHECKING:
     from pyg_sar.averaging.averager import Averager

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from pyg_sar.comm.faults.errors import PartedError, because_of
-from pyg_sar.evictable import array_of
-from pyg_sar.ground.checksum import as_bytes, checksum
-from pyg_sar.ground.json_values import decode, encode
-from pyg_sar.monitor.users_line import users_line, warn
+from pyg_sar.utils.checksum import as_bytes, checksum
+from pyg_sar.utils.json import decode, encode
+from pyg_sar.utils.offload import array_of
+from pyg_sar.utils.users_line import users_line, warn
 
 _ROOM = 2**18
 """Bytes of tensors that are kept until the next message; of others only the checksum."""

@@ -15,7 +15,7 @@ from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 
 from pyg_sar.comm.comm import Comm
 from pyg_sar.comm.processes.group import GroupComm
-from pyg_sar.ground.scoped import Scoped
+from pyg_sar.utils.scoped import Scoped
 
 chosen: Scoped[Comm | None] = Scoped(None)
 """The comm that is set for a thread: that of a rank which is a thread, or a lane."""

@@ -12,7 +12,7 @@ from pyg_sar.comm.buffers import Buffers, Rows
 from pyg_sar.comm.collectives import all_to_all
 from pyg_sar.comm.faults.errors import at_location
 from pyg_sar.comm.ranks import current
-from pyg_sar.monitor import hook
+from pyg_sar.utils import hook
 
 ROWS_TAG, GRADIENTS_TAG = 0, 1
 

@@ -7,8 +7,8 @@ from typing import NoReturn
 import torch
 from torch_geometric.nn import MessagePassing, norm
 
-from pyg_sar.ground.class_swap import name_of, plain_class
-from pyg_sar.ground.inert import is_of_user
+from pyg_sar.utils.class_swap import name_of, plain_class
+from pyg_sar.utils.dry_run import is_of_user
 
 _REASONS = {
     'its message runs inside a closed CUDA kernel': (

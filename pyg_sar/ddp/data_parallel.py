@@ -25,18 +25,18 @@ from pyg_sar.comm.ranks import (
     takes_turns,
     world_size,
 )
-from pyg_sar.compiled.installed import loops
 from pyg_sar.conv.support import refuse_tracing
 from pyg_sar.ddp.gradients import Gradients
 from pyg_sar.ddp.lazy_layers import LazyLayers
 from pyg_sar.ddp.same_model import check_same_model, check_same_values
 from pyg_sar.ddp.torchs_wrapper import OfTorchs, drop_harmless
 from pyg_sar.ddp.wrap import wrap
-from pyg_sar.ground.class_swap import ClassSwap, become
-from pyg_sar.ground.nested import leaves
-from pyg_sar.memory import return_freed_memory
-from pyg_sar.monitor.log import LogLevel
 from pyg_sar.rows.rows import Rows
+from pyg_sar.utils.class_swap import ClassSwap, become
+from pyg_sar.utils.installed import loops
+from pyg_sar.utils.log import LogLevel
+from pyg_sar.utils.memory import return_freed_memory
+from pyg_sar.utils.nested import leaves
 
 Model = TypeVar('Model', bound=torch.nn.Module)
 

@@ -32,10 +32,10 @@ from pyg_sar.comm.ranks import world_size
 from pyg_sar.conv.call.layer_plan import evaluated
 from pyg_sar.conv.sar_conv import SARConv
 from pyg_sar.ddp.same_model import check_same_values
-from pyg_sar.ground.nested import leaves_of
 from pyg_sar.norm.running import RunningStatistics
 from pyg_sar.rows.replicated import is_averaged
 from pyg_sar.rows.rows import Rows
+from pyg_sar.utils.nested import leaves_of
 
 STEPS_BETWEEN_CHECKS = 50
 """Complete backwards from one comparison of the ranks' buffers to the next."""

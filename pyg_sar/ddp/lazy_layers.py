@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from pyg_sar.comm.collectives import agree, check_equal
-from pyg_sar.ground.inert import inert
+from pyg_sar.utils.dry_run import inert
 
 
 class LazyLayers:

@@ -13,9 +13,9 @@ from pyg_sar.averaging.buckets import common
 from pyg_sar.comm.collectives import agree, are_alike, differ, odd_and_usual
 from pyg_sar.comm.ranks import is_distributed
 from pyg_sar.conv.sar_conv import SARConv
-from pyg_sar.ground.checksum import checksum, digest
-from pyg_sar.ground.class_swap import plain_class
-from pyg_sar.ground.nested import PLAIN
+from pyg_sar.utils.checksum import checksum, digest
+from pyg_sar.utils.class_swap import plain_class
+from pyg_sar.utils.nested import PLAIN
 
 _PLAIN = (*PLAIN, torch.dtype)
 

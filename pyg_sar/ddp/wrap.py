@@ -13,9 +13,9 @@ from pyg_sar.conv.sar_conv import SARConv, name_layers
 from pyg_sar.conv.support import why_refused
 from pyg_sar.dropout.forward import SameDropout, of_model
 from pyg_sar.kernels.linear import compute_by_onednn
-from pyg_sar.monitor.log import LogLevel, check_log, say, set_log
 from pyg_sar.norm.batches import watch_norms
 from pyg_sar.recompute.recorder import recompute_activations_of
+from pyg_sar.utils.log import LogLevel, check_log, say, set_log
 
 _logger = logging.getLogger(__name__)
 

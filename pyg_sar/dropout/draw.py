@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from pyg_sar.draws import LANES, hashed_on, kept_of
 from pyg_sar.recompute.dropout import Draw, dropout_arguments
+from pyg_sar.utils.draws import LANES, hashed_on, kept_of
 
 DROPOUTS = {F.dropout, torch.dropout, torch.dropout_}
 """The functions whose masks are drawn by id."""
@@ -29,7 +29,7 @@ class KeyedDraw(Draw):
     """The mask of one dropout of rows with ids, int64 ``[num_rows]``.
 
     The share `p` that is dropped is rounded to a multiple of ``2^-16``. `state` comes from
-    :func:`pyg_sar.draws.hashed_on`.
+    :func:`pyg_sar.utils.draws.hashed_on`.
     """
 
     def __init__(self, p: float, state: Tensor, ids: Tensor) -> None:

@@ -22,15 +22,15 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from pyg_sar.comm.collectives import agree, check_equal
-from pyg_sar.draws import hashed, hashed_on
 from pyg_sar.dropout.draw import DROPOUTS, EdgeDraws, KeyedDraw, is_drawn
-from pyg_sar.ground.nested import leaves_of
-from pyg_sar.ground.random_states import random_states
-from pyg_sar.ground.scoped import Scoped
 from pyg_sar.monitor.recipes import remember
 from pyg_sar.recompute.dropout import Dropout, dropout_arguments
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.rows import Rows, plain, tag
+from pyg_sar.utils.draws import hashed, hashed_on
+from pyg_sar.utils.nested import leaves_of
+from pyg_sar.utils.random_states import random_states
+from pyg_sar.utils.scoped import Scoped
 
 _OTHER = 'dropout_edge, alpha_dropout, torch.rand, the dropout of an LSTM or of MultiheadAttention'
 
@@ -189,8 +189,8 @@ class _Forward(TorchFunctionMode):
             raise ValueError(
                 f"'dropout_seed' needs a forward of {type(self.module).__name__} that draws random "
                 f'numbers by F.dropout or torch.nn.Dropout only (got others, as of {_OTHER}): draw '
-                'them by pyg_sar.draws and ids, or with a torch.Generator of your own, or give '
-                "negative_sampling a 'seed'"
+                'them by pyg_sar.utils.draws and ids, or with a torch.Generator of your own, or '
+                "give negative_sampling a 'seed'"
             )
 
 

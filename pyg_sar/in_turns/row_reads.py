@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_sar.evictable import address_of
 from pyg_sar.in_turns.tiers import Away
+from pyg_sar.utils.offload import address_of
 
 _PAGE = 4096
 _SPAN_BYTES = 1 << 20

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from pyg_sar import memory as c_memory
 from pyg_sar.comm.ranks import current, is_distributed
 from pyg_sar.comm.threads.run import Around, run_around
 from pyg_sar.in_turns.evictions import LEAST_BYTES, Evictions
@@ -24,9 +23,10 @@ from pyg_sar.in_turns.freed_memory import FreedMemory
 from pyg_sar.in_turns.spill_file import SpillFile
 from pyg_sar.in_turns.users_calls import replaced
 from pyg_sar.in_turns.watch import Watch
-from pyg_sar.monitor.log import say
-from pyg_sar.monitor.meter import parse_bytes
 from pyg_sar.shard.format.meta import read_meta
+from pyg_sar.utils import memory as c_memory
+from pyg_sar.utils.log import say
+from pyg_sar.utils.meter import parse_bytes
 
 _logger = logging.getLogger(__name__)
 

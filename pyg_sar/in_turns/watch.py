@@ -17,11 +17,11 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from pyg_sar.evictable import Offered, array_of, watcher
-from pyg_sar.ground.changes import GIVE_AWAY, written_by
 from pyg_sar.in_turns.evictions import Evictions
 from pyg_sar.in_turns.row_reads import read_rows, read_run
 from pyg_sar.in_turns.tiers import Away
+from pyg_sar.utils.offload import Offered, array_of, watcher
+from pyg_sar.utils.tensor_state import GIVE_AWAY, written_by
 
 _SPARSE = {
     torch.sparse_coo: (Tensor._indices, Tensor._values),
@@ -57,7 +57,7 @@ class Watch:
 
     @contextmanager
     def in_thread(self, stays: bool = False) -> Iterator[None]:
-        """See :meth:`pyg_sar.evictable.Watcher.in_thread`; with `stays`, its memory stays."""
+        """See :meth:`pyg_sar.utils.offload.Watcher.in_thread`; with `stays`, its memory stays."""
         with ExitStack() as stack:
             stack.enter_context(watcher.set(self))
             stack.enter_context(_Functions(self._evictions, stays))

@@ -22,7 +22,7 @@ from torch.autograd import forward_ad
 from torch.backends import mkldnn
 from torch_geometric.nn import Linear
 
-from pyg_sar.ground.private_names import find_or_none
+from pyg_sar.utils.private_names import find_or_none
 
 _LAYERS = (torch.nn.Linear, Linear)
 _LEAST_WEIGHTS, _LEAST_PRODUCTS = 2**10, 2**23

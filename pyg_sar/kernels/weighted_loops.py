@@ -8,10 +8,10 @@ from math import prod
 import torch
 from torch import Tensor
 
-from pyg_sar.compiled.installed import loops
-from pyg_sar.evictable import arrays_of
 from pyg_sar.kernels.workers import side_by_side
 from pyg_sar.shard.bags import Bags, chunks_of_bags
+from pyg_sar.utils.installed import loops
+from pyg_sar.utils.offload import arrays_of
 
 _DTYPES = (torch.float32, torch.float64)
 

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from pyg_sar.evictable import helper_context, watcher
+from pyg_sar.utils.offload import helper_context, watcher
 
 _lock = threading.Lock()
 _pools: dict[int, ThreadPoolExecutor] = {}

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, files, version
 
-from pyg_sar.kernels import openmp
+from pyg_sar.utils import openmp
 
 ALLOCATOR = 'cmeel-mimalloc'
 """The package of the allocator, mimalloc; extra ``fast`` installs it."""

@@ -25,7 +25,7 @@ from pyg_sar.comm.ranks import as_timedelta, current, is_distributed
 from pyg_sar.launching.environment import Launched, launched
 from pyg_sar.launching.fast_start import THREADS, has_allocator
 from pyg_sar.launching.machines import Share, Sight, have_own_gpus, own_sight, shares
-from pyg_sar.monitor.log import say
+from pyg_sar.utils.log import say
 
 _logger = logging.getLogger(__name__)
 

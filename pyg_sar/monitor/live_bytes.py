@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pyg_sar.ground.nested import leaves
+from pyg_sar.utils.nested import leaves
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]

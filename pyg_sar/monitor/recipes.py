@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from pyg_sar.ground.scoped import Scoped
+from pyg_sar.utils.scoped import Scoped
 
 Step = Callable[..., Tensor]
 

@@ -20,7 +20,7 @@ from pyg_sar.comm.end_of_backward import note_backward_of
 from pyg_sar.comm.faults.errors import collective
 from pyg_sar.comm.functions import communicates, once_differentiable
 from pyg_sar.comm.ranks import cache_of, rank, world_size
-from pyg_sar.ground.changes import version_of
+from pyg_sar.utils.tensor_state import version_of
 
 
 @collective('rows by id', 'one all-to-all in forward, one in backward; a few more for new ids')

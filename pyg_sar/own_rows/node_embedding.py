@@ -15,13 +15,13 @@ from torch_geometric.data.storage import NodeStorage
 from pyg_sar.comm.collectives import agree
 from pyg_sar.comm.faults.errors import collective
 from pyg_sar.comm.ranks import world_size
-from pyg_sar.draws import normal
-from pyg_sar.ground.private_names import find
 from pyg_sar.over_all_nodes.rows import rows as rows_by_id
 from pyg_sar.rows.attach import as_local, space_of_nodes
 from pyg_sar.rows.rows import Rows, plain, plainly, tag
 from pyg_sar.rows.space import Space
 from pyg_sar.rows.unasked import ask_for_rows
+from pyg_sar.utils.draws import normal
+from pyg_sar.utils.private_names import find
 
 _DRAWN_AT_ONCE = 2**12  # rows: what is computed on the way stays in the cache
 

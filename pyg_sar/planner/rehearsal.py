@@ -25,16 +25,16 @@ from pyg_sar.comm.ranks import chosen
 from pyg_sar.commands.users_model import run_model
 from pyg_sar.conv.options import Mode
 from pyg_sar.ddp.wrap import wrap
-from pyg_sar.ground.random_states import random_states_kept
-from pyg_sar.monitor import hook
 from pyg_sar.monitor.live_bytes import LiveBytes
-from pyg_sar.monitor.meter import Counts, Meter
 from pyg_sar.planner.counts import RankSizes
 from pyg_sar.planner.made_up import made_up_shard
 from pyg_sar.rows.attach import as_rows_of_graph, space_of_nodes
 from pyg_sar.rows.rows import Rows
 from pyg_sar.shard.cover import covers_pay
 from pyg_sar.shard.format.meta import Meta
+from pyg_sar.utils import hook
+from pyg_sar.utils.meter import Counts, Meter
+from pyg_sar.utils.random_states import random_states_kept
 
 
 class Job(NamedTuple):

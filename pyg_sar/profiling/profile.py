@@ -13,9 +13,9 @@ import torch
 
 from pyg_sar.comm.collectives import agree, check_equal
 from pyg_sar.commands.command_line import text_table
-from pyg_sar.monitor.meter import bytes_text
 from pyg_sar.profiling.recording import Recording
 from pyg_sar.profiling.records import Summary, from_dict
+from pyg_sar.utils.meter import bytes_text
 
 
 def profile(model: torch.nn.Module) -> Profile:

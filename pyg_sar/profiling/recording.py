@@ -19,12 +19,12 @@ from torch.autograd.graph import Node
 
 from pyg_sar.comm.ranks import rank, takes_turns, world_size
 from pyg_sar.conv.sar_conv import SARConv
-from pyg_sar.ground.class_swap import name_of
-from pyg_sar.ground.nested import leaves
-from pyg_sar.monitor import hook
-from pyg_sar.monitor.meter import Counts, Meter
 from pyg_sar.monitor.process_memory import HighWater
 from pyg_sar.profiling.records import LayerProfile, Summary
+from pyg_sar.utils import hook
+from pyg_sar.utils.class_swap import name_of
+from pyg_sar.utils.meter import Counts, Meter
+from pyg_sar.utils.nested import leaves
 
 T = TypeVar('T', bound='Recording')
 

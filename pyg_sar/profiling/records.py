@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from pyg_sar.monitor.meter import Counts
+from pyg_sar.utils.meter import Counts
 
 
 @dataclass

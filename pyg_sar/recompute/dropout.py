@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pyg_sar.ground.random_states import random_states, random_states_kept, set_random_states
+from pyg_sar.utils.random_states import random_states, random_states_kept, set_random_states
 
 
 class Draw:

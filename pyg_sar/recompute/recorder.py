@@ -23,13 +23,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from pyg_sar.comm.ranks import world_size
-from pyg_sar.evictable import start_of
-from pyg_sar.ground.nested import in_nested, leaves
-from pyg_sar.ground.scoped import Scoped
 from pyg_sar.monitor.recipes import Step, recorder
 from pyg_sar.recompute.dropout import Draw, Dropout, dropout_arguments
 from pyg_sar.rows.replicated import own_draws
 from pyg_sar.rows.rows import Rows, plain, plainly, tag
+from pyg_sar.utils.nested import in_nested, leaves
+from pyg_sar.utils.offload import start_of
+from pyg_sar.utils.scoped import Scoped
 
 _STEPS: set[Any] = {
     *(F.relu, torch.relu, Tensor.relu, F.relu6, F.leaky_relu, F.elu, F.selu, F.celu, F.gelu),

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.ground.nested import leaves
 from pyg_sar.rows.over_ranks import fetched
 from pyg_sar.rows.registry import BROADCAST, Rule, name_of, rule, signature_of
 from pyg_sar.rows.replicated import check_whole, with_mean_gradient
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.space import Space
+from pyg_sar.utils.nested import leaves
 
 _ALIKE = 'select alike in both, as in x[mask] and y[mask]'
 

@@ -15,10 +15,6 @@ from torch_geometric.data.storage import BaseStorage
 from pyg_sar.comm.collectives import agree
 from pyg_sar.comm.faults.errors import collective
 from pyg_sar.comm.ranks import cache_of
-from pyg_sar.ground.changes import version_of
-from pyg_sar.ground.nested import in_nested
-from pyg_sar.ground.scoped import Scoped
-from pyg_sar.monitor.users_line import users_line
 from pyg_sar.rows.align import brought, own_rows
 from pyg_sar.rows.edges import EdgeIndex, Ends, edge_index, node_ids
 from pyg_sar.rows.matrices.adjacency import Adjacency, refuse_matrices
@@ -30,6 +26,10 @@ from pyg_sar.rows.space import Space
 from pyg_sar.rows.unasked import ask_for_rows
 from pyg_sar.shard.edges import LocalEdges, ShardEdges, refuse_local
 from pyg_sar.shard.read.read_shard import of_whole
+from pyg_sar.utils.nested import in_nested
+from pyg_sar.utils.scoped import Scoped
+from pyg_sar.utils.tensor_state import version_of
+from pyg_sar.utils.users_line import users_line
 
 
 def as_rows_of_graph(data: Any) -> Any:

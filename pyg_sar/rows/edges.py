@@ -17,7 +17,6 @@ from torch_geometric import EdgeIndex as edges_of_pyg
 
 from pyg_sar.comm.exchange import with_halo_ids
 from pyg_sar.comm.ranks import check_lives
-from pyg_sar.ground.nested import in_nested, leaves
 from pyg_sar.rows.align import argument, brought, dim_of, listed, own_rows, sizes_in
 from pyg_sar.rows.over_ranks import all_rows, whole
 from pyg_sar.rows.registry import bare_name, is_in_place, name_of, names
@@ -26,6 +25,7 @@ from pyg_sar.rows.space import Space
 from pyg_sar.shard.edges import ShardEdges
 from pyg_sar.shard.kept import Kept
 from pyg_sar.shard.shard import Shard
+from pyg_sar.utils.nested import in_nested, leaves
 
 _KEEPS_EDGES = names('to cpu cuda clone detach contiguous pin_memory long type_as')
 _KEEPS_IDS = _KEEPS_EDGES | names(

@@ -15,13 +15,13 @@ from torch import Tensor
 from pyg_sar.comm.collectives import agree, all_reduce_sum
 from pyg_sar.comm.ranks import cache_of, rank, world_size
 from pyg_sar.comm.reshard.derive_shard import derive_shard
-from pyg_sar.ground.changes import version_of
 from pyg_sar.rows.edges import EdgeIndex, Ends, edge_index
 from pyg_sar.rows.over_ranks import all_rows
 from pyg_sar.rows.replicated import check_whole
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse
 from pyg_sar.rows.space import Space
 from pyg_sar.shard.shard import Shard
+from pyg_sar.utils.tensor_state import version_of
 
 
 def edges_of(func: Any, ids: Tensor, src: Space, dst: Space, key: Tensor | None = None) -> Any:

@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pyg_sar.comm.ranks import cache_of, check_lives, current
-from pyg_sar.ground.changes import version_of
-from pyg_sar.ground.inert import is_hidden
 from pyg_sar.rows.registry import bare_name, is_in_place, name_of
+from pyg_sar.utils.dry_run import is_hidden
+from pyg_sar.utils.tensor_state import version_of
 
 _MOST = 2**14
 """Numbers of a tensor that is compared; larger ones with the rows of the whole are, too."""

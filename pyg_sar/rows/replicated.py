@@ -19,10 +19,10 @@ from pyg_sar.comm.collectives import all_reduce_sum, are_alike
 from pyg_sar.comm.functions import communicates, once_differentiable
 from pyg_sar.comm.ranks import cache_of, check_own, chosen, rank
 from pyg_sar.comm.ranks import world_size as num_ranks
-from pyg_sar.evictable import array_of
-from pyg_sar.ground.changes import version_of
-from pyg_sar.ground.checksum import as_bytes
-from pyg_sar.monitor.users_line import warn
+from pyg_sar.utils.checksum import as_bytes
+from pyg_sar.utils.offload import array_of
+from pyg_sar.utils.tensor_state import version_of
+from pyg_sar.utils.users_line import warn
 
 LARGE = 2**24
 """A function of rows and a plain tensor with so many numbers warns."""

@@ -27,7 +27,6 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch_geometric.nn import MessagePassing
 
-from pyg_sar.ground.scoped import Scoped
 from pyg_sar.rows.met import note
 from pyg_sar.rows.registry import (
     ALL_ROWS,
@@ -38,6 +37,7 @@ from pyg_sar.rows.registry import (
     rules_by_function,
 )
 from pyg_sar.rows.space import Space
+from pyg_sar.utils.scoped import Scoped
 
 inside: Scoped[str] = Scoped('')
 """Begins the error for a function that is refused inside of a transform."""

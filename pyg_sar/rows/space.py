@@ -16,7 +16,7 @@ from torch import Tensor
 from pyg_sar.comm.collectives import agree, all_reduce_sum
 from pyg_sar.comm.comm import Comm
 from pyg_sar.comm.ranks import current, rank, world_size
-from pyg_sar.ground.changes import version_of
+from pyg_sar.utils.tensor_state import version_of
 
 T = TypeVar('T')
 

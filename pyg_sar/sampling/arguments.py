@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch_geometric.sampler.base import NumNeighbors, SubgraphType
 
-from pyg_sar.monitor.meter import parse_bytes
 from pyg_sar.shard.format.file_names import EdgeKey, type_name
+from pyg_sar.utils.meter import parse_bytes
 
 _THREAD = "batches are made by one thread of each rank (set 'prefetch' instead)"
 _SORTED = 'edges are sorted once, when the loader is made'

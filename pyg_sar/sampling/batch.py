@@ -14,7 +14,6 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
 from pyg_sar.comm.collectives import count_ranks
-from pyg_sar.monitor.log import say
 from pyg_sar.rows.attach import as_local
 from pyg_sar.sampling.arguments import Fans
 from pyg_sar.sampling.attributes import AttributeRows, edge_stores, ends_of, find, node_stores, take
@@ -24,6 +23,7 @@ from pyg_sar.sampling.rounds import Round
 from pyg_sar.sampling.seeds.own import own_of
 from pyg_sar.sampling.seeds.seeds import Order, SeedBatches, Seeds
 from pyg_sar.shard.format.file_names import EdgeKey
+from pyg_sar.utils.log import say
 
 _logger = logging.getLogger(__name__)
 

@@ -13,8 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.evictable import start_of
-from pyg_sar.monitor import hook
 from pyg_sar.sampling.arguments import Fans
 from pyg_sar.sampling.ask import ask_for_rows
 from pyg_sar.sampling.attributes import AttributeRows, Values
@@ -22,6 +20,8 @@ from pyg_sar.sampling.draw.numbering import number
 from pyg_sar.sampling.graph import LocalGraph
 from pyg_sar.sampling.seeds.seeds import Seeds
 from pyg_sar.shard.format.file_names import NodeKey
+from pyg_sar.utils import hook
+from pyg_sar.utils.offload import start_of
 
 
 class Cache:

@@ -18,7 +18,6 @@ from torch_geometric.sampler.base import SubgraphType
 from pyg_sar.comm.collectives import agree, check_equal, together
 from pyg_sar.comm.faults.errors import in_call
 from pyg_sar.comm.ranks import open_lane, takes_turns, world_size
-from pyg_sar.draws import hashed
 from pyg_sar.rows.attach import as_local, check_not_local, gather
 from pyg_sar.sampling.ahead import Ahead
 from pyg_sar.sampling.arguments import (
@@ -37,6 +36,7 @@ from pyg_sar.sampling.graph import build
 from pyg_sar.sampling.seeds.own import of_all_ranks
 from pyg_sar.sampling.seeds.seeds import Asked
 from pyg_sar.shard.format.file_names import EdgeKey
+from pyg_sar.utils.draws import hashed
 
 _ALIKE = (
     'replace',

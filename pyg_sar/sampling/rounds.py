@@ -15,7 +15,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_sar.draws import hashed_on
 from pyg_sar.sampling.arguments import Fans
 from pyg_sar.sampling.ask import Drawn, Question, ask_for_edges, ask_for_rows
 from pyg_sar.sampling.attributes import AttributeRows, Values
@@ -25,6 +24,7 @@ from pyg_sar.sampling.draw.numbering import number
 from pyg_sar.sampling.graph import LocalGraph
 from pyg_sar.sampling.seeds.seeds import SeedBatches, offsets
 from pyg_sar.shard.format.file_names import EdgeKey, NodeKey
+from pyg_sar.utils.draws import hashed_on
 
 
 @dataclass(eq=False)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from pyg_sar.compiled.installed import loops
-from pyg_sar.evictable import arrays_of
+from pyg_sar.utils.installed import loops
+from pyg_sar.utils.offload import arrays_of
 
 _NARROW_BYTES = 64
 _MAX_COLUMNS = 4

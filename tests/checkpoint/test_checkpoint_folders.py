@@ -24,7 +24,7 @@ from torch_geometric.data import Data
 import pyg_sar
 from pyg_sar import load_checkpoint, save_checkpoint
 from pyg_sar.checkpoint import save
-from pyg_sar.ground import durable
+from pyg_sar.utils import durable
 
 
 def _net() -> tuple[torch.nn.Module, torch.optim.Optimizer]:

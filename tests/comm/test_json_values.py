@@ -15,7 +15,7 @@ from ranks import run_ranks
 from torch import Tensor
 
 from pyg_sar.comm.collectives import agree
-from pyg_sar.ground.json_values import decode, encode
+from pyg_sar.utils.json import decode, encode
 
 PACKAGE = Path(__file__).parents[2] / 'pyg_sar'
 VALUES: list[Any] = [

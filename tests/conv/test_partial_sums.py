@@ -19,7 +19,7 @@ from torch_geometric.data import Data
 import pyg_sar
 from pyg_sar import gather
 from pyg_sar.comm.collectives import sum_over_ranks
-from pyg_sar.monitor import hook
+from pyg_sar.utils import hook
 
 TOLERANCE = 1e-12
 NUM_NODES = 120

@@ -28,7 +28,7 @@ from torch_geometric.nn import (
 from torch_geometric.utils import add_self_loops, dropout_edge, remove_self_loops
 
 import pyg_sar
-from pyg_sar import draws
+from pyg_sar.utils import draws
 
 SEED = 5
 PARTS = (1, 2, 4, 8)

@@ -14,9 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_sar import comm, evictable
+from pyg_sar import comm
 from pyg_sar.comm.ranks import chosen
-from pyg_sar.monitor import hook
+from pyg_sar.utils import hook
+from pyg_sar.utils import offload as evictable
 
 NUM_PLACES = 20
 

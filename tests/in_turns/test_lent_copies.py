@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyg_sar import comm, evictable
+from pyg_sar import comm
 from pyg_sar.conv.reuse.copies import lent_copy
 from pyg_sar.in_turns.run import play
+from pyg_sar.utils import offload as evictable
 
 SIZE = 1000
 

@@ -22,9 +22,9 @@ from torch_geometric.nn import GAT, GraphSAGE
 import pyg_sar
 from pyg_sar.comm.threads.turns import Turns
 from pyg_sar.in_turns.run import play
-from pyg_sar.monitor import hook
-from pyg_sar.monitor.log import set_log
 from pyg_sar.profiling.records import Summary
+from pyg_sar.utils import hook
+from pyg_sar.utils.log import set_log
 
 
 @pytest.fixture(scope='module')

@@ -146,7 +146,7 @@ def _run(tmp_path: Path, **environment: str) -> tuple[str, str]:
 
 SUM = """
 import torch
-from pyg_sar.compiled.installed import loops
+from pyg_sar.utils.installed import loops
 from pyg_sar.shard.rows_at import rows_at
 assert rows_at(torch.arange(6.0).view(3, 2), torch.tensor([2, 0])).tolist() == [[4, 5], [0, 1]]
 print('compiled' if loops() else 'torch')

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 import pyg_sar
-from pyg_sar.ground import json_values
+from pyg_sar.utils import json as json_values
 
 NUM_NODES = 31
 WHOLE = (torch.int64, torch.int32, torch.uint8, torch.bool)

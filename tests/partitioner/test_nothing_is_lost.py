@@ -16,11 +16,11 @@ from small_graphs import attempt
 from torch_geometric.data import Data
 
 import pyg_sar
-from pyg_sar.ground import durable
 from pyg_sar.partition import main
 from pyg_sar.partitioner import cut_graph
 from pyg_sar.partitioner.write import atomic_folder
 from pyg_sar.shard.format.files import read_json
+from pyg_sar.utils import durable
 
 NUM_NODES = 8000
 
@@ -199,7 +199,7 @@ def test_what_comes_into_the_place_while_a_graph_is_cut_stays(
     }[when]
     monkeypatch.setattr(module, name, wrote(getattr(module, name)))
     if not exchanges:
-        monkeypatch.setattr('pyg_sar.ground.durable._exchange', lambda a, b: False)
+        monkeypatch.setattr('pyg_sar.utils.durable._exchange', lambda a, b: False)
     with pytest.raises(ValueError, match='as it was when the cut began') as raised:
         pyg_sar.partition_graph(_small(), 2, parts, method='range', force=True)
     name, before = found

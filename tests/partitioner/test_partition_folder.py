@@ -50,7 +50,7 @@ def test_failed_swap_puts_the_old_partition_back(graph, tmp_path, monkeypatch):
             raise OSError('no')
         return rename(self, target)
 
-    monkeypatch.setattr('pyg_sar.ground.durable._exchange', lambda a, b: False)
+    monkeypatch.setattr('pyg_sar.utils.durable._exchange', lambda a, b: False)
     monkeypatch.setattr(Path, 'rename', fail_for_new)
     with pytest.raises(OSError, match='no'):
         partition_graph(graph, 3, tmp_path / 'out', force=True)

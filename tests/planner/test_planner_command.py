@@ -10,7 +10,7 @@ import pytest
 from planner_models import cut_small_graph
 
 from pyg_sar import plan
-from pyg_sar.monitor.meter import parse_bytes
+from pyg_sar.utils.meter import parse_bytes
 
 MODELS = """
 from torch_geometric.nn.models import GCN, GraphSAGE

@@ -21,9 +21,9 @@ from small_graphs import cut, small_graph
 from torch_geometric.nn import SAGEConv
 
 import pyg_sar
-from pyg_sar.monitor import hook
-from pyg_sar.monitor.log import set_log, set_log_by_environment
-from pyg_sar.monitor.meter import bytes_text
+from pyg_sar.utils import hook
+from pyg_sar.utils.log import set_log, set_log_by_environment
+from pyg_sar.utils.meter import bytes_text
 
 
 @pytest.fixture

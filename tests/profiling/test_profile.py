@@ -27,7 +27,7 @@ from traffic import counted
 
 import pyg_sar
 from pyg_sar.comm.collectives import agree, all_reduce_sum
-from pyg_sar.monitor import hook
+from pyg_sar.utils import hook
 
 WIDTH = 6
 of_rows = on_ranks(num_parts=3)

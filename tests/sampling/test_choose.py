@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyg_sar.draws import hashed
 from pyg_sar.sampling.draw import choose
 from pyg_sar.sampling.draw.numbering import number
+from pyg_sar.utils.draws import hashed
 
 COUNTS = [50_000, pytest.param(1_000_000, marks=pytest.mark.slow)]
 WEIGHTS = torch.tensor([0.5, 3.0, 0.0, 1.0, 2.0], dtype=torch.float64)

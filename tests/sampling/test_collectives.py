@@ -13,8 +13,8 @@ from torch_geometric.data import Data
 
 import pyg_sar
 from pyg_sar import partition_graph
-from pyg_sar.monitor import hook
 from pyg_sar.sampling.batch import ROUND
+from pyg_sar.utils import hook
 
 
 class _Operations(hook.Watcher):

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyg_sar.compiled import installed
 from pyg_sar.sampling import attributes
 from pyg_sar.sampling.draw import numbering
+from pyg_sar.utils import installed
 
 pytest.importorskip('numba')
 

@@ -17,7 +17,7 @@ from torch_geometric.data import Data
 
 import pyg_sar
 from pyg_sar.comm.ranks import rank
-from pyg_sar.monitor import hook
+from pyg_sar.utils import hook
 
 
 class _Bytes(hook.Watcher):

@@ -13,9 +13,9 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from pyg_sar.ground.scoped import Scoped
-from pyg_sar.monitor import hook
-from pyg_sar.monitor.users_line import users_line
+from pyg_sar.utils import hook
+from pyg_sar.utils.scoped import Scoped
+from pyg_sar.utils.users_line import users_line
 
 Function = TypeVar('Function', bound=Callable[..., Any])
 Error = TypeVar('Error', bound=Exception)

@@ -44,7 +44,7 @@ from pyg_sar.comm.processes.shared_memory import (
     compute_first,
     find_shared,
 )
-from pyg_sar.ground.checksum import as_bytes
+from pyg_sar.utils.checksum import as_bytes
 
 _SHORT = 512
 """Bytes of a text that needs no further messages."""

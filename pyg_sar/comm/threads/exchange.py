@@ -18,8 +18,8 @@ from pyg_sar.comm.faults.errors import at_location
 from pyg_sar.comm.gradient_return import GradientReturn
 from pyg_sar.comm.ranks import current
 from pyg_sar.comm.swap import forms_of, tell_moved
-from pyg_sar.monitor import hook
 from pyg_sar.shard.shard import Step
+from pyg_sar.utils import hook
 
 if TYPE_CHECKING:
     from pyg_sar.comm.threads.run import ThreadComm

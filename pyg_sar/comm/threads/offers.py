@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from pyg_sar import evictable
+from pyg_sar.utils import offload as evictable
 
 
 class Offer:

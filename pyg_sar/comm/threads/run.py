@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from pyg_sar import evictable
 from pyg_sar.comm.buffers import BufferPool
 from pyg_sar.comm.comm import Comm
 from pyg_sar.comm.faults.errors import at_location
@@ -28,7 +27,8 @@ from pyg_sar.comm.ranks import chosen
 from pyg_sar.comm.threads.exchange import OfferedRows
 from pyg_sar.comm.threads.offers import Offer
 from pyg_sar.comm.threads.turns import Turns
-from pyg_sar.monitor import hook
+from pyg_sar.utils import hook
+from pyg_sar.utils import offload as evictable
 
 Result = TypeVar('Result')
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 
 import torch
 
-from pyg_sar.ground.random_states import states_of_process
+from pyg_sar.utils.random_states import states_of_process
 
 
 def _states_of_process() -> Callable[[], None]:

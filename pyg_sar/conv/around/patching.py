@@ -16,8 +16,8 @@ from importlib import import_module
 from types import FunctionType
 from typing import Any
 
-from pyg_sar.ground.private_names import find_or_none
-from pyg_sar.ground.scoped import Scoped
+from pyg_sar.utils.private_names import find_or_none
+from pyg_sar.utils.scoped import Scoped
 
 _qualified_name = find_or_none('torch._jit_internal._qualified_name')
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from pyg_sar.conv.reuse.narrow_exchange import GLOBAL_HOOKS
-from pyg_sar.ground.nested import PLAIN
+from pyg_sar.utils.nested import PLAIN
 
 _METHODS = ('message', 'aggregate', 'update', 'edge_update', 'propagate', 'edge_updater')
 _MESSAGE_HOOKS = ('_propagate', '_message', '_aggregate', '_edge_update')

@@ -31,7 +31,7 @@ from pyg_sar.conv.message.one_call import Call
 from pyg_sar.conv.options import Path
 from pyg_sar.conv.support import has_hooks_inside, reads_edges
 from pyg_sar.dropout.draw import EdgeDraws
-from pyg_sar.ground.class_swap import name_of
+from pyg_sar.utils.class_swap import name_of
 
 
 @dataclass(frozen=True)

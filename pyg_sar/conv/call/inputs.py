@@ -12,9 +12,9 @@ from typing import Any
 from torch import Tensor
 from torch_geometric.nn import MessagePassing, RGCNConv
 
-from pyg_sar.ground.class_swap import name_of, plain_class
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.registry import signature_of
+from pyg_sar.utils.class_swap import name_of, plain_class
 
 
 def check_not_explained(conv: MessagePassing) -> None:

@@ -32,10 +32,10 @@ from pyg_sar.conv.reuse.narrow_exchange import (
     rows_through,
 )
 from pyg_sar.conv.reuse.raw_feature_sums import raw_sum
-from pyg_sar.ground.class_swap import name_of
 from pyg_sar.kernels.merge import State
 from pyg_sar.rows.align import own_rows
 from pyg_sar.rows.rows import Rows, plain, tag
+from pyg_sar.utils.class_swap import name_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,9 +21,6 @@ from pyg_sar.conv.message.sample_edges import not_saved
 from pyg_sar.conv.reuse.narrow_exchange import NarrowSum
 from pyg_sar.dropout.draw import EdgeDraws
 from pyg_sar.dropout.forward import edge_draws
-from pyg_sar.ground.class_swap import name_of, plain_class
-from pyg_sar.ground.nested import leaves
-from pyg_sar.monitor.log import say
 from pyg_sar.rows.attach import conv_arguments
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.matrices.adjacency import Adjacency
@@ -31,6 +28,9 @@ from pyg_sar.rows.replicated import PLAIN, own_draws
 from pyg_sar.rows.rows import Rows, plainly, same_plain, tag
 from pyg_sar.rows.space import Space
 from pyg_sar.shard.edges import ShardEdges
+from pyg_sar.utils.class_swap import name_of, plain_class
+from pyg_sar.utils.log import say
+from pyg_sar.utils.nested import leaves
 
 _logger = logging.getLogger(__name__)
 

@@ -33,8 +33,8 @@ from pyg_sar.conv.message.sample_edges import (
 )
 from pyg_sar.conv.message.whole_graph_sizes import WholeGraphSizes
 from pyg_sar.conv.support import takes_statistics
-from pyg_sar.ground.nested import leaves
-from pyg_sar.ground.random_states import random_states, seed_random_states
+from pyg_sar.utils.nested import leaves
+from pyg_sar.utils.random_states import random_states, seed_random_states
 
 _Values = list[tuple[Tensor, int]]
 """Tensors with their edge or node dimension."""

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from pyg_sar.ground.nested import PLAIN
-from pyg_sar.ground.private_names import missing
+from pyg_sar.utils.nested import PLAIN
+from pyg_sar.utils.private_names import missing
 
 
 def state_of(conv: torch.nn.Module) -> Callable[[], AbstractContextManager[None]]:

@@ -24,11 +24,11 @@ from pyg_sar.conv.message.intercept import MessageError, SourceIndex
 from pyg_sar.conv.message.source_rows import RowSum, SourceRows
 from pyg_sar.conv.options import Options
 from pyg_sar.dropout.draw import EdgeDraws
-from pyg_sar.ground.class_swap import name_of
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.rows import tag
 from pyg_sar.shard.edges import ShardEdges
 from pyg_sar.shard.plan import Plan, plan_of
+from pyg_sar.utils.class_swap import name_of
 
 if TYPE_CHECKING:
     from pyg_sar.conv.inspect.trace import Seen

@@ -15,10 +15,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 from pyg_sar.aggregate.program import Arguments
 from pyg_sar.conv.message.intercept import MessageError
 from pyg_sar.conv.message.one_call import Call
-from pyg_sar.ground.class_swap import name_of
-from pyg_sar.ground.inert import Snapshot
-from pyg_sar.ground.nested import PLAIN
-from pyg_sar.ground.random_states import states_of_process
+from pyg_sar.utils.class_swap import name_of
+from pyg_sar.utils.dry_run import Snapshot
+from pyg_sar.utils.nested import PLAIN
+from pyg_sar.utils.random_states import states_of_process
 
 NUM_SAMPLES = 13
 """Hardly a width of rows: sizes that are multiples of it count edges."""

@@ -8,7 +8,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from pyg_sar import evictable
+from pyg_sar.utils import offload as evictable
 
 
 def kept_copy(tensor: Tensor) -> Tensor:

@@ -16,10 +16,10 @@ from torch import Tensor
 from pyg_sar.aggregate.partial_sums import covered
 from pyg_sar.comm.agreed import Agreed
 from pyg_sar.comm.exchange import Exchange, exchange_of
-from pyg_sar.ground.checksum import checksum
 from pyg_sar.shard.edges import ShardEdges
 from pyg_sar.shard.kept import Kept
 from pyg_sar.shard.plan import Plan
+from pyg_sar.utils.checksum import checksum
 
 _MAX_WEIGHTS = 4
 _COVERS: Kept[Agreed[_Answer]] = Kept()

@@ -19,14 +19,14 @@ from torch_geometric.nn import ClusterGCNConv, GraphConv, Linear, MessagePassing
 
 from pyg_sar.comm.collectives import all_ranks
 from pyg_sar.conv.reuse.copies import kept_copy
-from pyg_sar.ground.changes import storage_of
-from pyg_sar.ground.inert import lazy_draws
 from pyg_sar.kernels.linear import linear
 from pyg_sar.monitor.recipes import recorder
 from pyg_sar.rows.replicated import with_mean_gradient
 from pyg_sar.rows.rows import tag
 from pyg_sar.rows.space import Space
 from pyg_sar.shard.plan import Plan
+from pyg_sar.utils.dry_run import lazy_draws
+from pyg_sar.utils.tensor_state import storage_of
 
 _KINDS_OF_HOOKS = ('forward', 'forward_pre', 'backward', 'backward_pre')
 GLOBAL_HOOKS = [

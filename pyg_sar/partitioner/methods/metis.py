@@ -21,9 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_sar.ground.private_names import find
 from pyg_sar.partitioner.methods.method import OBJECTIVES, Method, Problem
 from pyg_sar.partitioner.on_disk.mapped import Int64Array
+from pyg_sar.utils.private_names import find
 
 _SEED = 4321
 """METIS's own default: seed 0 gives what METIS gives when nobody asks for a seed."""

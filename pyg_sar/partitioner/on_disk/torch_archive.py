@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.ground.nested import in_nested, leaves
 from pyg_sar.partitioner.on_disk.mapped import register, release
 from pyg_sar.partitioner.on_disk.rows import RowStream
+from pyg_sar.utils.nested import in_nested, leaves
 
 
 def save_rows(content: object, path: Path) -> None:

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
-from pyg_sar.ground.durable import put, remove_left, workshop
 from pyg_sar.shard.format import file_names
 from pyg_sar.shard.format.meta import listed_files
+from pyg_sar.utils.durable import put, remove_left, workshop
 
 Content = dict[str, tuple[int, ...]]
 """Of every file and folder in a folder what tells it from a later one, by its relative path."""

@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.draws import hashed
-from pyg_sar.ground.versions import installed
 from pyg_sar.partitioner.graph.typed import TypedGraph
 from pyg_sar.partitioner.on_disk.mapped import trim
 from pyg_sar.partitioner.on_disk.rows import RowStream, chunks, edge_chunks
@@ -24,6 +22,8 @@ from pyg_sar.shard.format import file_names
 from pyg_sar.shard.format.checksums import folder_checksums
 from pyg_sar.shard.format.file_names import EdgeKey, NodeKey
 from pyg_sar.shard.format.meta import EdgeInfo, Meta, NodeInfo, meta_text, row_type
+from pyg_sar.utils.draws import hashed
+from pyg_sar.utils.versions import installed
 
 
 def write_partition(

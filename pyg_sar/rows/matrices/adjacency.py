@@ -19,8 +19,6 @@ from torch import Tensor
 from pyg_sar.aggregate.halo import with_halo
 from pyg_sar.comm.exchange import exchange_of
 from pyg_sar.comm.ranks import cache_of, world_size
-from pyg_sar.ground.changes import version_of
-from pyg_sar.ground.nested import in_nested, leaves
 from pyg_sar.rows.align import own_rows
 from pyg_sar.rows.edges import EdgeIndex, NodeIds
 from pyg_sar.rows.made_edges import edges_of, whole_ids
@@ -29,6 +27,8 @@ from pyg_sar.rows.registry import name_of
 from pyg_sar.rows.rows import Rows, plain, plainly, tag
 from pyg_sar.rows.space import Space
 from pyg_sar.shard.edges import kept_on
+from pyg_sar.utils.nested import in_nested, leaves
+from pyg_sar.utils.tensor_state import version_of
 
 _MOST_KEPT = 4
 

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch_geometric.typing import SparseTensor, torch_sparse
 
-from pyg_sar.ground.nested import in_nested, leaves
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.matrices.adjacency import (
     Adjacency,
@@ -31,6 +30,7 @@ from pyg_sar.rows.matrices.tensors import AdjacencyTensor, tensor_of
 from pyg_sar.rows.over_ranks import whole
 from pyg_sar.rows.registry import is_in_place, names
 from pyg_sar.rows.rows import Rows, plain
+from pyg_sar.utils.nested import in_nested, leaves
 
 _PRODUCTS = ('matmul', 'spmm', '__matmul__')
 _OF_NUMBERS = names(

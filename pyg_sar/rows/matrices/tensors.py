@@ -8,7 +8,6 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from pyg_sar.ground.nested import leaves
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.matrices.adjacency import (
     Adjacency,
@@ -21,6 +20,7 @@ from pyg_sar.rows.matrices.adjacency import (
 )
 from pyg_sar.rows.registry import bare_name, is_in_place, name_of, names
 from pyg_sar.rows.rows import plain, plainly
+from pyg_sar.utils.nested import leaves
 
 _READS = names(
     'size dim ndimension numel nelement is_floating_point is_complex element_size '

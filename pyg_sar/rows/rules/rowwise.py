@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_sar.ground.nested import in_nested
 from pyg_sar.rows.align import align, argument, dim_of, dims_of, rows_in
 from pyg_sar.rows.over_ranks import all_rows
 from pyg_sar.rows.registry import bare_name, is_in_place, name_of, rule
 from pyg_sar.rows.replicated import own_draws
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.space import Space
+from pyg_sar.utils.nested import in_nested
 
 OverRows = Callable[[Any, Rows, Any, Any], Any]
 """``f(func, rows, args, kwargs)`` computes over the rows of all ranks, where rows are plain."""

@@ -24,14 +24,14 @@ from torch_geometric.utils import _negative_sampling, to_dense_batch
 
 from pyg_sar.comm.collectives import agree
 from pyg_sar.comm.ranks import world_size
-from pyg_sar.ground.nested import in_nested, leaves
-from pyg_sar.ground.scoped import Scoped
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.matrices.adjacency import dealt_between, spaces_in
 from pyg_sar.rows.over_ranks import whole
 from pyg_sar.rows.rows import Rows
 from pyg_sar.rows.unasked.memory import tell_torchscript
 from pyg_sar.shard.edges import LocalEdges
+from pyg_sar.utils.nested import in_nested, leaves
+from pyg_sar.utils.scoped import Scoped
 
 _SAMPLERS: dict[type, str] = {
     NeighborSampler: 'pyg_sar.NeighborLoader or pyg_sar.LinkNeighborLoader',

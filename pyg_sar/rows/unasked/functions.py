@@ -22,13 +22,13 @@ from torch.utils.hooks import BackwardHook
 
 from pyg_sar.comm.faults.errors import in_call
 from pyg_sar.comm.ranks import world_size
-from pyg_sar.evictable import start_of
-from pyg_sar.ground.inert import described
-from pyg_sar.ground.nested import leaves
-from pyg_sar.ground.private_names import find, missing
 from pyg_sar.rows.replicated import mean_of_ranks
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.space import Space
+from pyg_sar.utils.dry_run import described
+from pyg_sar.utils.nested import leaves
+from pyg_sar.utils.offload import start_of
+from pyg_sar.utils.private_names import find, missing
 
 _APPLY_HOOK = 'torch.utils.hooks.BackwardHook._apply_on_tensors'
 

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from torch.autograd import Variable
 
-from pyg_sar.ground.nested import in_nested, leaves
-from pyg_sar.ground.private_names import find
 from pyg_sar.rows.over_ranks import whole
 from pyg_sar.rows.rows import Rows, refuse
+from pyg_sar.utils.nested import in_nested, leaves
+from pyg_sar.utils.private_names import find
 
 _DIRECT = {
     torch.nested: ('nested_tensor',),

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pyg_sar.compiled.installed import loops
+from pyg_sar.utils.installed import loops
 
 _Ints = npt.NDArray[np.int64]
 
@@ -27,7 +27,7 @@ def number(old: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _by_hashing(old: _Ints, keys: _Ints) -> tuple[_Ints, _Ints]:
-    from pyg_sar.compiled import numbers
+    from pyg_sar.utils import numbers
 
     of_keys = np.empty(keys.size, dtype=np.int64)
     distinct = np.concatenate([old, np.empty_like(keys)])

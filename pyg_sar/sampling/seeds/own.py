@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.draws import hashed
 from pyg_sar.rows.align import own_rows
 from pyg_sar.rows.attach import as_local, space_of_nodes
 from pyg_sar.rows.space import Space
+from pyg_sar.utils.draws import hashed
 
 
 def nodes_of(store: Any) -> tuple[Tensor, Space]:

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from pyg_sar.comm.collectives import agree
-from pyg_sar.draws import hashed_on, unit
 from pyg_sar.sampling.ask import Traffic, send
 from pyg_sar.sampling.draw import choose
 from pyg_sar.sampling.graph import LocalGraph
 from pyg_sar.shard.format.file_names import NodeKey
+from pyg_sar.utils.draws import hashed_on, unit
 
 Refuses = Callable[[Tensor, Tensor], Tensor]
 """Takes own rows and positions of sources, and tells which pairs are refused, bool."""

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_sar.draws import hashed, hashed_on
 from pyg_sar.sampling.ask import Traffic, send
 from pyg_sar.sampling.attributes import ends_of
 from pyg_sar.sampling.draw.choose import ranges
@@ -24,6 +23,7 @@ from pyg_sar.sampling.graph import LocalGraph
 from pyg_sar.sampling.seeds.excluded import Excluded
 from pyg_sar.sampling.seeds.negatives import Negatives
 from pyg_sar.shard.format.file_names import EdgeKey, NodeKey
+from pyg_sar.utils.draws import hashed, hashed_on
 
 EDGES, NEGATIVES = range(2)  # purposes of hashes
 

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from pyg_sar.comm.ranks import world_size
-from pyg_sar.ground.nested import in_nested
 from pyg_sar.rows.align import argument, bound, dim_of, own_rows, rows_in
 from pyg_sar.rows.registry import name_of, rule
 from pyg_sar.rows.replicated import is_averaged, mean_gradient_if_plain, own_draws
 from pyg_sar.rows.rows import Rows, plainly, refuse
 from pyg_sar.rows.rules.rowwise import not_empty, own_results
+from pyg_sar.utils.nested import in_nested
 
 
 class Items(NamedTuple):

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.ground.nested import in_nested
 from pyg_sar.rows.align import argument, dim_of, named_rule, rows_in
 from pyg_sar.rows.over_ranks import sum_of_ranks, widened
 from pyg_sar.rows.registry import bare_name, is_in_place, name_of, rule, rule_of
 from pyg_sar.rows.replicated import mean_gradient_if_plain
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.rules.rowwise import needs_all_rows, over_rows, rowwise
+from pyg_sar.utils.nested import in_nested
 
 _LAST_TWO = slice(-2, None)
 

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.ground.nested import in_nested
 from pyg_sar.rows.align import brought, dim_of, listed, own_rows
 from pyg_sar.rows.edges import NodeIds
 from pyg_sar.rows.over_ranks import whole
@@ -23,6 +22,7 @@ from pyg_sar.rows.rules.moves.index import (
 )
 from pyg_sar.rows.rules.moves.select import numbers_of
 from pyg_sar.rows.space import Space
+from pyg_sar.utils.nested import in_nested
 
 
 @rule('__setitem__')

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from pyg_sar.aggregate.halo import from_halo
 from pyg_sar.comm.exchange import exchange_of
-from pyg_sar.ground.nested import in_nested
 from pyg_sar.rows.align import argument, dim_of, named_rule, own_rows, rows_in, whole_shape
 from pyg_sar.rows.edges import NodeIds
 from pyg_sar.rows.over_ranks import (
@@ -25,6 +24,7 @@ from pyg_sar.rows.replicated import PLAIN, mean_gradient_if_plain, with_mean_gra
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.rules.numbers.pointwise import into_plain, pointwise
 from pyg_sar.shard.shard import Shard
+from pyg_sar.utils.nested import in_nested
 
 _WAYS = {'add': 'sum', 'sum': 'sum', 'mean': 'mean', 'amax': 'amax', 'amin': 'amin', 'prod': 'prod'}
 

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from pyg_sar.comm.ranks import world_size
-from pyg_sar.ground.private_names import find
 from pyg_sar.rows.align import argument, dim_of, named_rule, own_rows, whole_shape
 from pyg_sar.rows.over_ranks import all_rows, whole
 from pyg_sar.rows.registry import bare_name, name_of, rule
 from pyg_sar.rows.replicated import PLAIN, divide_gradient, is_divided
 from pyg_sar.rows.rows import Rows, plain, plainly, read, refuse, tag
 from pyg_sar.rows.rules.numbers.pointwise import pointwise
+from pyg_sar.utils.private_names import find
 
 rule(
     'is_floating_point is_complex element_size get_device is_contiguous dim ndimension retain_grad '

@@ -11,7 +11,6 @@ from torch import Tensor
 from pyg_sar.aggregate.halo import with_halo
 from pyg_sar.comm.collectives import agree
 from pyg_sar.comm.exchange import exchange_of
-from pyg_sar.monitor.users_line import users_line, warn
 from pyg_sar.rows.align import argument, brought, check_range, dim_of, own_rows, whole_shape
 from pyg_sar.rows.edges import NodeIds, node_ids
 from pyg_sar.rows.over_ranks import fetched
@@ -28,6 +27,7 @@ from pyg_sar.rows.rules.moves.index import (
 )
 from pyg_sar.rows.rules.numbers.pointwise import pointwise
 from pyg_sar.rows.space import Space
+from pyg_sar.utils.users_line import users_line, warn
 
 _MANY_READS = 1000
 _read_at: dict[tuple[str, int] | None, set[int]] = {}

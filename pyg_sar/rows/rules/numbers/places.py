@@ -12,7 +12,6 @@ from torch import Tensor
 
 from pyg_sar.comm.collectives import agree, all_gather_alike
 from pyg_sar.comm.ranks import rank, world_size
-from pyg_sar.ground.nested import in_nested
 from pyg_sar.rows.align import argument, dim_of
 from pyg_sar.rows.edges import node_ids
 from pyg_sar.rows.over_ranks import all_rows, fetched, largest_here, sum_of_ranks, widened
@@ -26,6 +25,7 @@ from pyg_sar.rows.rules.rowwise import (
     of_a_vector,
     over_rows,
 )
+from pyg_sar.utils.nested import in_nested
 
 
 def _gathered(values: Tensor) -> Tensor:

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from pyg_sar.comm.collectives import agree
-from pyg_sar.ground.nested import in_nested
 from pyg_sar.rows.align import align, argument, as_rows, whole_shape
 from pyg_sar.rows.over_ranks import whole
 from pyg_sar.rows.registry import is_in_place, name_of, names, rule
 from pyg_sar.rows.replicated import PLAIN, own_draws, with_mean_gradient
 from pyg_sar.rows.rows import Rows, plainly, tag
+from pyg_sar.utils.nested import in_nested
 
 _DRAWS = names(
     'rand_like randn_like randint_like bernoulli normal uniform exponential random geometric '

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.ground.nested import in_nested
 from pyg_sar.rows.align import dims_of
 from pyg_sar.rows.over_ranks import has_fractions, largest_of_ranks, sum_of_ranks, widened
 from pyg_sar.rows.registry import bare_name, rule
@@ -18,6 +17,7 @@ from pyg_sar.rows.replicated import mean_gradient_if_plain
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse
 from pyg_sar.rows.rules.numbers.pointwise import pointwise
 from pyg_sar.rows.rules.rowwise import not_empty, own_results
+from pyg_sar.utils.nested import in_nested
 
 _POSITIONS = {
     **dict.fromkeys(['norm', 'linalg_vector_norm'], ('p', 'dim', 'keepdim')),

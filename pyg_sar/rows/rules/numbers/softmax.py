@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.ground.nested import in_nested
 from pyg_sar.rows.align import align, argument, as_rows, dim_of, named_rule
 from pyg_sar.rows.over_ranks import has_fractions, largest_of_ranks, sum_of_ranks, widened
 from pyg_sar.rows.registry import bare_name, is_in_place, name_of
 from pyg_sar.rows.replicated import own_draws
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.rules.rowwise import over_rows
+from pyg_sar.utils.nested import in_nested
 
 
 def _softmax(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:

@@ -6,8 +6,8 @@ import re
 import time
 from dataclasses import dataclass
 
-from pyg_sar.ground.scoped import Scoped
-from pyg_sar.monitor.hook import OUTSIDE, Transfer, Watcher
+from pyg_sar.utils.hook import OUTSIDE, Transfer, Watcher
+from pyg_sar.utils.scoped import Scoped
 
 _SIZE = r'[0-9]+\.?[0-9]*|\.[0-9]+'
 _POWERS = {'': 0, 'K': 1, 'M': 2, 'G': 3, 'T': 4}

@@ -3,7 +3,7 @@
 New memory for large tensors costs a page fault for every page of 4 KiB: 890,000 in an epoch of
 GraphSAGE on an arxiv-size graph. With huge pages there are 15,000 faults, and the epoch takes 0.68
 of the time (measured). torch asks for huge pages if THP_MEM_ALLOC_ENABLE is 1 at its first tensor.
-So `import pyg_sar` sets it first of all (:mod:`pyg_sar.kernels.openmp`); import it before
+So `import pyg_sar` sets it first of all (:mod:`pyg_sar.utils.openmp`); import it before
 torch_geometric.
 
 glibc takes tensors of up to 32 MiB from the heap once a large block was freed, and the holes of the
@@ -20,7 +20,7 @@ import sys
 
 import torch
 
-from pyg_sar.monitor.log import say
+from pyg_sar.utils.log import say
 
 _logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 
-# The first is read at the first tensor of torch, which importing PyG makes (pyg_sar.memory).
+# The first is read at the first tensor of torch, which importing PyG makes (pyg_sar.utils.memory).
 SET = {'THP_MEM_ALLOC_ENABLE': '1', 'GOMP_SPINCOUNT': '10000'}
 """What is set in this process, as the user has not."""
 

@@ -12,7 +12,7 @@ import numpy as np
 
 @cache
 def loops(dtype: str = 'float32') -> ModuleType | None:
-    """:mod:`pyg_sar.compiled.loops`, or None without numba.
+    """:mod:`pyg_sar.utils.loops`, or None without numba.
 
     Also None where numba may not compile (its variable ``NUMBA_DISABLE_JIT``) or cannot, such as
     where it does not fit the installed numpy; then with a warning. The first call compiles the
@@ -22,7 +22,7 @@ def loops(dtype: str = 'float32') -> ModuleType | None:
     if os.environ.get('NUMBA_DISABLE_JIT', '0') not in ('', '0'):
         return None
     try:
-        from pyg_sar.compiled import loops
+        from pyg_sar.utils import loops
 
         rows, index, ptr = np.empty(0, dtype), np.empty(0, np.int64), np.zeros(1, np.int32)
         loops.read_rows(rows, rows, index, 1)

@@ -1,7 +1,7 @@
 """Which versions pyg_sar is tested with, and a warning where others are installed.
 
 pip keeps to these bounds. Who installs a newer version by force is warned once, at import: names of
-torch that are not public may have changed (:mod:`pyg_sar.ground.private_names`).
+torch that are not public may have changed (:mod:`pyg_sar.utils.private_names`).
 """
 
 from __future__ import annotations

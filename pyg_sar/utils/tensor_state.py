@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pyg_sar.ground.nested import leaves
+from pyg_sar.utils.nested import leaves
 
 GIVE_AWAY = {
     *(Tensor.numpy, Tensor.__array__, Tensor.data_ptr, Tensor.__dlpack__, Tensor.share_memory_),

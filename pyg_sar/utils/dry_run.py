@@ -24,9 +24,9 @@ from torch.nn.parameter import is_lazy
 from torch_geometric.data.data import BaseData
 from torch_geometric.data.storage import BaseStorage
 
-from pyg_sar.ground.changes import GivenAway, HeldTensor, Writes
-from pyg_sar.ground.random_states import states_of_process
-from pyg_sar.ground.scoped import Scoped
+from pyg_sar.utils.random_states import states_of_process
+from pyg_sar.utils.scoped import Scoped
+from pyg_sar.utils.tensor_state import GivenAway, HeldTensor, Writes
 
 _LIBRARIES = ('torch', 'torch_geometric', 'pyg_sar')
 _HOOKS = ('_forward_hooks', '_forward_pre_hooks', '_backward_hooks', '_backward_pre_hooks')

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_sar.ground.scoped import Scoped
+from pyg_sar.utils.scoped import Scoped
 
 
 class Offered(Protocol):

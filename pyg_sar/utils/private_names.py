@@ -14,7 +14,7 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
-from pyg_sar.ground.versions import BOUNDS, installed, pip_command, warn_of_untested
+from pyg_sar.utils.versions import BOUNDS, installed, pip_command, warn_of_untested
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from typing import Any
 from torch._C._autograd import _profiler_enabled
 from torch.profiler import record_function
 
-from pyg_sar.ground.scoped import Scoped
+from pyg_sar.utils.scoped import Scoped
 
 OUTSIDE = 'outside of layers'
 

@@ -14,9 +14,9 @@ from typing import Literal, get_args
 
 import torch.distributed as dist
 
-from pyg_sar.monitor import hook
-from pyg_sar.monitor.hook import OUTSIDE, Transfer
-from pyg_sar.monitor.meter import Counts, Meter, bytes_text
+from pyg_sar.utils import hook
+from pyg_sar.utils.hook import OUTSIDE, Transfer
+from pyg_sar.utils.meter import Counts, Meter, bytes_text
 
 LogLevel = Literal['off', 'info', 'debug']
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pyg_sar.compiled.jit import compiled, prefetch
+from pyg_sar.utils.jit import compiled, prefetch
 
 _U = np.uintp
 _LINE_BYTES = _U(64)

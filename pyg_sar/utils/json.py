@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.ground.checksum import as_bytes
+from pyg_sar.utils.checksum import as_bytes
 
 _SCALARS = (str, int, float, bool, type(None))
 _SEQUENCES: dict[str, Any] = {'list': list, 'tuple': tuple, 'set': set, 'frozenset': frozenset}
