@@ -16,8 +16,8 @@ from pyg_sar.comm.faults.errors import collective
 from pyg_sar.comm.ranks import current, is_distributed
 from pyg_sar.launching.environment import launched
 from pyg_sar.rows.attach import as_rows_of_graph
-from pyg_sar.shard.format.meta import read_meta
-from pyg_sar.shard.read.read_shard import read_shard
+from pyg_sar.shard.meta import read_meta
+from pyg_sar.shard.read_shard import read_shard
 from pyg_sar.utils.log import say
 from pyg_sar.utils.meter import bytes_text
 from pyg_sar.utils.offload import note_mapped

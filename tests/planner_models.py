@@ -14,7 +14,7 @@ from torch_geometric.nn import GATConv, GCNConv, MessagePassing, SAGEConv
 import pyg_sar
 from pyg_sar.planner.counts import RankSizes, RelationSizes
 from pyg_sar.planner.rehearsal import Job
-from pyg_sar.shard.format.meta import EdgeInfo, Meta, NodeInfo
+from pyg_sar.shard.meta import EdgeInfo, Meta, NodeInfo
 
 
 class UserModel(torch.nn.Module):

@@ -19,8 +19,8 @@ from machine_limits import Run, gather_bytes
 from torch import Tensor
 
 import pyg_sar.kernels
-from pyg_sar.shard.bags import Bags, make_bags
-from pyg_sar.shard.plan import Block
+from pyg_sar.shard.blocks import Block
+from pyg_sar.shard.csr import Bags, make_bags
 
 HEADS = 4
 

@@ -21,7 +21,7 @@ from tqdm import tqdm
 import pyg_sar
 from pyg_sar.partitioner.graph.split import random_split
 from pyg_sar.partitioner.sources.sources import load_source
-from pyg_sar.shard.format.meta import read_meta
+from pyg_sar.shard.meta import read_meta
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))

@@ -16,9 +16,9 @@ import pyg_sar
 from pyg_sar.planner.counts import sizes_of
 from pyg_sar.planner.prediction import predict_cut
 from pyg_sar.planner.rehearsal import Job
-from pyg_sar.shard.cover import cover_of
-from pyg_sar.shard.format.meta import read_meta
-from pyg_sar.shard.plan import plan_of
+from pyg_sar.shard.blocks import plan_of
+from pyg_sar.shard.meta import read_meta
+from pyg_sar.shard.vertex_cover import cover_of
 
 Share = Callable[[int, int], float]
 """What the way from one rank to another has of the bandwidth."""

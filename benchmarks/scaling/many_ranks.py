@@ -35,7 +35,7 @@ from report import table  # noqa: E402
 from pyg_sar.planner.counts import RankSizes, RelationSizes, sizes_of  # noqa: E402
 from pyg_sar.planner.prediction import predict_cut  # noqa: E402
 from pyg_sar.planner.rehearsal import Job, rehearse  # noqa: E402
-from pyg_sar.shard.format.meta import EdgeInfo, Meta, NodeInfo, read_meta  # noqa: E402
+from pyg_sar.shard.meta import EdgeInfo, Meta, NodeInfo, read_meta  # noqa: E402
 
 FILE = HERE / 'many_ranks.json'
 RANKS = 128

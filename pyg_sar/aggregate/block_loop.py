@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pyg_sar.comm.buffers import Rows
 from pyg_sar.comm.exchange import Exchange
-from pyg_sar.shard.plan import Block, Plan
+from pyg_sar.shard.blocks import Block, Plan
 
 
 @dataclass(frozen=True, eq=False)

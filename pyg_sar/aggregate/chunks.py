@@ -13,8 +13,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from pyg_sar.shard.blocks import Block, Plan
 from pyg_sar.shard.kept import Kept
-from pyg_sar.shard.plan import Block, Plan
 
 CHUNK_BYTES = 2 << 20
 """Bytes that the largest tensor of a chunk may take on a CPU.

@@ -23,9 +23,9 @@ from pyg_sar.comm.buffers import Rows
 from pyg_sar.comm.collectives import agree
 from pyg_sar.comm.exchange import Exchange, Request
 from pyg_sar.comm.functions import communicates, once_differentiable
-from pyg_sar.shard.destination_chunks import DestinationChunk, make_chunks, no_chunk
+from pyg_sar.shard.blocks import Plan
+from pyg_sar.shard.dst_chunks import DestinationChunk, make_chunks, no_chunk
 from pyg_sar.shard.kept import Kept
-from pyg_sar.shard.plan import Plan
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from pyg_sar.aggregate.replay_backward import ReplayBackward
 from pyg_sar.aggregate.run import Run
 from pyg_sar.comm.functions import communicates, once_differentiable, torch_apply
 from pyg_sar.kernels.merge import SoftmaxStats, State
-from pyg_sar.shard.rows_at import add_rows_at, rows_at
+from pyg_sar.shard.index_rows import add_rows_at, rows_at
 
 _STEP_BYTES = 2 << 20
 

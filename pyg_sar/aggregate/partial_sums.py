@@ -1,10 +1,10 @@
 """An exchange in which the owner of rows sends sums of them where fewer rows travel so.
 
-The reader chooses, for every remote block, a cover (:mod:`pyg_sar.shard.cover`), and tells the
-owner once: the rows that it wants, the edges whose sums it wants, and their constant weights. From
-then on a step carries these rows and, after them, the sums: to the reader both are rows, those of a
-block of its own. Backward is the adjoint: the gradient of a sum is that of its destination, and the
-owner adds it, times the weight, to its rows.
+The reader chooses, for every remote block, a cover (:mod:`pyg_sar.shard.vertex_cover`), and tells
+the owner once: the rows that it wants, the edges whose sums it wants, and their constant weights.
+From then on a step carries these rows and, after them, the sums: to the reader both are rows, those
+of a block of its own. Backward is the adjoint: the gradient of a sum is that of its destination,
+and the owner adds it, times the weight, to its rows.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from torch import Tensor
 from pyg_sar.comm.collectives import all_reduce_sum, all_to_all, all_to_all_counts
 from pyg_sar.comm.exchange import lent_to_another
 from pyg_sar.kernels.bag_sums import add_bag_sums
-from pyg_sar.shard.bags import Bags, compacted, make_bags
-from pyg_sar.shard.cover import BlockCover, cover_of, covers_pay
-from pyg_sar.shard.plan import Plan
+from pyg_sar.shard.blocks import Plan
+from pyg_sar.shard.csr import Bags, compacted, make_bags
 from pyg_sar.shard.shard import Step
+from pyg_sar.shard.vertex_cover import BlockCover, cover_of, covers_pay
 from pyg_sar.utils.offload import is_read_by_rows, selected_rows
 
 

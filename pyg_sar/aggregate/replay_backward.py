@@ -14,7 +14,7 @@ from pyg_sar.aggregate.program import Arguments, MessageReduction, SoftmaxFn, gr
 from pyg_sar.aggregate.run import Run
 from pyg_sar.comm.functions import torch_apply
 from pyg_sar.kernels.merge import SoftmaxStats, State
-from pyg_sar.shard.rows_at import add_rows_at, add_runs_at, rows_at
+from pyg_sar.shard.index_rows import add_rows_at, add_runs_at, rows_at
 
 
 class ReplayBackward:

@@ -19,8 +19,8 @@ from pyg_sar.aggregate.chunks import Chunk
 from pyg_sar.aggregate.program import Arguments, Program, without_hooks
 from pyg_sar.comm.buffers import Rows
 from pyg_sar.comm.exchange import Exchange
-from pyg_sar.shard.plan import Plan
-from pyg_sar.shard.rows_at import rows_at
+from pyg_sar.shard.blocks import Plan
+from pyg_sar.shard.index_rows import rows_at
 from pyg_sar.utils.random_states import random_states_kept
 
 Chunks = Iterator[tuple[Chunk, Tensor, Arguments]]

@@ -24,7 +24,7 @@ from pyg_sar.comm.exchange import Exchange
 from pyg_sar.comm.functions import communicates, once_differentiable
 from pyg_sar.kernels.bag_sums import add_bag_sums, bag_sums
 from pyg_sar.kernels.weighted_sums import edge_dots, weighted_sums_and_dots
-from pyg_sar.shard.plan import Block, Plan
+from pyg_sar.shard.blocks import Block, Plan
 from pyg_sar.utils.offload import is_read_by_rows, selected_rows
 
 

@@ -15,9 +15,9 @@ from pyg_sar.comm.reshard.reverse_edges import EdgeMove, Reversed, reverse
 from pyg_sar.dropout.edge_ids import edge_ids, has_ids
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.matrices.adjacency import Adjacency
+from pyg_sar.shard.blocks import Plan
 from pyg_sar.shard.edges import LocalEdges, ShardEdges, refuse_local
 from pyg_sar.shard.kept import Kept
-from pyg_sar.shard.plan import Plan
 from pyg_sar.shard.shard import Shard
 from pyg_sar.utils.nested import PLAIN, leaves_of
 

@@ -17,8 +17,8 @@ import torch
 from pyg_sar.commands.command_line import Parser, checked, printable, run_command, text_table
 from pyg_sar.describe.verify import wrong_files
 from pyg_sar.partitioner.write.summary import PartitionSummary, summarize
-from pyg_sar.shard.format.file_names import type_name
-from pyg_sar.shard.format.meta import Meta, read_meta
+from pyg_sar.shard.file_names import type_name
+from pyg_sar.shard.meta import Meta, read_meta
 
 _UNEVEN = 1.25
 """From this ratio of the largest part's edges to the mean on, the report gives advice."""

@@ -23,7 +23,7 @@ from pyg_sar.in_turns.freed_memory import FreedMemory
 from pyg_sar.in_turns.spill_file import SpillFile
 from pyg_sar.in_turns.users_calls import replaced
 from pyg_sar.in_turns.watch import Watch
-from pyg_sar.shard.format.meta import read_meta
+from pyg_sar.shard.meta import read_meta
 from pyg_sar.utils import memory as c_memory
 from pyg_sar.utils.log import say
 from pyg_sar.utils.meter import parse_bytes

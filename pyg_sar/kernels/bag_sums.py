@@ -15,7 +15,7 @@ from torch.nn.functional import embedding_bag
 
 from pyg_sar.kernels.weighted_sums import add_by_index_add, add_weighted_sums
 from pyg_sar.kernels.workers import side_by_side
-from pyg_sar.shard.bags import Bags
+from pyg_sar.shard.csr import Bags
 
 _CHUNK_BYTES = 2 << 20
 

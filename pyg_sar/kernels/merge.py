@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from pyg_sar.shard.rows_at import add_rows_at, add_runs_at, rows_at
+from pyg_sar.shard.index_rows import add_rows_at, add_runs_at, rows_at
 
 State = tuple[Tensor, ...]
 """One or more tensors with one row per destination."""

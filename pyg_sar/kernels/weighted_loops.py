@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.kernels.workers import side_by_side
-from pyg_sar.shard.bags import Bags, chunks_of_bags
+from pyg_sar.shard.csr import Bags, chunks_of_bags
 from pyg_sar.utils.installed import loops
 from pyg_sar.utils.offload import arrays_of
 

@@ -18,9 +18,9 @@ from torch.nn.functional import embedding_bag
 
 from pyg_sar.kernels.weighted_loops import has_loop, run_loop
 from pyg_sar.kernels.workers import side_by_side
-from pyg_sar.shard.bags import MAX_EDGES, Bags, chunks_of_bags
-from pyg_sar.shard.plan import Block
-from pyg_sar.shard.rows_at import rows_at, write_rows_at
+from pyg_sar.shard.blocks import Block
+from pyg_sar.shard.csr import MAX_EDGES, Bags, chunks_of_bags
+from pyg_sar.shard.index_rows import rows_at, write_rows_at
 
 _BAG_BYTES = 2 << 20
 

@@ -21,7 +21,7 @@ from pyg_sar.partitioner.methods.rebalance import rebalance, refine
 from pyg_sar.partitioner.on_disk.mapped import BoolArray, IndexArray, trim
 from pyg_sar.partitioner.on_disk.neighbours import neighbours
 from pyg_sar.partitioner.on_disk.rows import edge_chunks
-from pyg_sar.shard.format.file_names import NodeKey
+from pyg_sar.shard.file_names import NodeKey
 
 _PASSES = 10
 """Of a method that streams; more gain little: 2 to 4 % of the cut from 10 to 20."""

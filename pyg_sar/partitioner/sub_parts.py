@@ -24,7 +24,7 @@ from pyg_sar.partitioner.on_disk.mapped import trim
 from pyg_sar.partitioner.on_disk.neighbours import neighbours
 from pyg_sar.partitioner.on_disk.rows import edge_chunks, join_edges
 from pyg_sar.partitioner.write.groups import group_nodes
-from pyg_sar.shard.format.file_names import NodeKey
+from pyg_sar.shard.file_names import NodeKey
 
 ROWS = 2048
 """Nodes of a sub-part, at most about."""

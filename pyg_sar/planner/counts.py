@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pyg_sar.shard.format.file_names import EdgeKey, NodeKey
-from pyg_sar.shard.format.meta import EdgeInfo, Meta
+from pyg_sar.shard.file_names import EdgeKey, NodeKey
+from pyg_sar.shard.meta import EdgeInfo, Meta
 
 _Change = Callable[[Sequence[int]], tuple[int, ...]]
 

@@ -11,12 +11,12 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.planner.counts import RankSizes
-from pyg_sar.shard.cover import covers_pay
 from pyg_sar.shard.edges import LocalEdges, ShardEdges
-from pyg_sar.shard.format.file_names import EdgeKey
-from pyg_sar.shard.format.meta import EdgeInfo, Meta
-from pyg_sar.shard.read.read_shard import note_kinds
+from pyg_sar.shard.file_names import EdgeKey
+from pyg_sar.shard.meta import EdgeInfo, Meta
+from pyg_sar.shard.read_shard import note_kinds
 from pyg_sar.shard.shard import Shard, make_steps
+from pyg_sar.shard.vertex_cover import covers_pay
 
 _LABELS = {'y': {'dtype': 'int64', 'shape': []}, 'train_mask': {'dtype': 'bool', 'shape': []}}
 

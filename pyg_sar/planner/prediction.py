@@ -14,7 +14,7 @@ from pyg_sar.conv.options import Mode
 from pyg_sar.ddp.data_parallel import DistributedDataParallel
 from pyg_sar.planner.counts import RankSizes, shard_bytes, sizes_of
 from pyg_sar.planner.rehearsal import Job, Rehearsal, rehearse
-from pyg_sar.shard.format.meta import read_meta
+from pyg_sar.shard.meta import read_meta
 
 _MAX_NODES, _MAX_EDGES, _MAX_BLOCKS = 1 << 13, 3 << 15, 32
 _ALIKE = 0.97  # a rank is not rehearsed if another one has this share of each of its counts

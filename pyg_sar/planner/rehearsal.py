@@ -30,8 +30,8 @@ from pyg_sar.planner.counts import RankSizes
 from pyg_sar.planner.made_up import made_up_shard
 from pyg_sar.rows.attach import as_rows_of_graph, space_of_nodes
 from pyg_sar.rows.rows import Rows
-from pyg_sar.shard.cover import covers_pay
-from pyg_sar.shard.format.meta import Meta
+from pyg_sar.shard.meta import Meta
+from pyg_sar.shard.vertex_cover import covers_pay
 from pyg_sar.utils import hook
 from pyg_sar.utils.meter import Counts, Meter
 from pyg_sar.utils.random_states import random_states_kept

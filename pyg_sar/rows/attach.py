@@ -25,7 +25,7 @@ from pyg_sar.rows.rows import Rows, plain, plainly, refuse, same_plain, tag
 from pyg_sar.rows.space import Space
 from pyg_sar.rows.unasked import ask_for_rows
 from pyg_sar.shard.edges import LocalEdges, ShardEdges, refuse_local
-from pyg_sar.shard.read.read_shard import of_whole
+from pyg_sar.shard.read_shard import of_whole
 from pyg_sar.utils.nested import in_nested
 from pyg_sar.utils.scoped import Scoped
 from pyg_sar.utils.tensor_state import version_of

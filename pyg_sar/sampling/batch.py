@@ -22,7 +22,7 @@ from pyg_sar.sampling.graph import LocalGraph
 from pyg_sar.sampling.rounds import Round
 from pyg_sar.sampling.seeds.own import own_of
 from pyg_sar.sampling.seeds.seeds import Order, SeedBatches, Seeds
-from pyg_sar.shard.format.file_names import EdgeKey
+from pyg_sar.shard.file_names import EdgeKey
 from pyg_sar.utils.log import say
 
 _logger = logging.getLogger(__name__)

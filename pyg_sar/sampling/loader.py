@@ -35,7 +35,7 @@ from pyg_sar.sampling.cache import Cache
 from pyg_sar.sampling.graph import build
 from pyg_sar.sampling.seeds.own import of_all_ranks
 from pyg_sar.sampling.seeds.seeds import Asked
-from pyg_sar.shard.format.file_names import EdgeKey
+from pyg_sar.shard.file_names import EdgeKey
 from pyg_sar.utils.draws import hashed
 
 _ALIKE = (

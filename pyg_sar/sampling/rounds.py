@@ -23,7 +23,7 @@ from pyg_sar.sampling.draw import choose
 from pyg_sar.sampling.draw.numbering import number
 from pyg_sar.sampling.graph import LocalGraph
 from pyg_sar.sampling.seeds.seeds import SeedBatches, offsets
-from pyg_sar.shard.format.file_names import EdgeKey, NodeKey
+from pyg_sar.shard.file_names import EdgeKey, NodeKey
 from pyg_sar.utils.draws import hashed_on
 
 

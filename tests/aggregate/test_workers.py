@@ -12,7 +12,7 @@ from ranks import run_as_threads
 
 from pyg_sar.kernels.weighted_sums import add_weighted_sums, edge_dots
 from pyg_sar.kernels.workers import side_by_side
-from pyg_sar.shard.bags import make_bags
+from pyg_sar.shard.csr import make_bags
 
 CPU = torch.device('cpu')
 

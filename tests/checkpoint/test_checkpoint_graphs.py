@@ -16,7 +16,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 import pyg_sar
-from pyg_sar.shard.format.meta import read_meta
+from pyg_sar.shard.meta import read_meta
 
 
 def _named(data: Any, root: Path, num_parts: int = 2, **options: Any) -> str:

@@ -27,8 +27,8 @@ from pyg_sar.comm.exchange import Exchange
 from pyg_sar.comm.faults.groups import new_group
 from pyg_sar.comm.gradient_return import GradientReturn
 from pyg_sar.comm.ranks import open_lane
-from pyg_sar.shard.plan import plan_of
-from pyg_sar.shard.read.read_shard import read_shard
+from pyg_sar.shard.blocks import plan_of
+from pyg_sar.shard.read_shard import read_shard
 
 LAYOUTS = [(1, 1), (1, 4), (2, 2), (2, 6), (3, 3), (3, 6), (4, 4)]
 """World sizes and numbers of parts."""

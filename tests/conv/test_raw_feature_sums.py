@@ -22,7 +22,7 @@ import pyg_sar
 from pyg_sar.comm.exchange import Exchange
 from pyg_sar.comm.ranks import rank
 from pyg_sar.conv.reuse.raw_feature_sums import SUMS
-from pyg_sar.shard.plan import plan_of
+from pyg_sar.shard.blocks import plan_of
 
 GRAPH = small_graph()
 

@@ -22,7 +22,7 @@ from pyg_sar import partition
 from pyg_sar.describe.__main__ import main
 from pyg_sar.describe.verify import wrong_files
 from pyg_sar.partitioner.write.summary import summarize
-from pyg_sar.shard.format.meta import read_meta
+from pyg_sar.shard.meta import read_meta
 
 NUM_PARTS = 3
 

@@ -24,11 +24,11 @@ from pyg_sar.partitioner.on_disk.mapped import Scratch
 from pyg_sar.partitioner.sources.saved import read_saved
 from pyg_sar.partitioner.sources.sources import load_source
 from pyg_sar.rows.attach import as_rows_of_graph
+from pyg_sar.shard.blocks import plan_of
+from pyg_sar.shard.checksums import folder_checksums
 from pyg_sar.shard.edges import LocalEdges
-from pyg_sar.shard.format.checksums import folder_checksums
-from pyg_sar.shard.format.meta import signed
-from pyg_sar.shard.plan import plan_of
-from pyg_sar.shard.read.read_shard import read_shard
+from pyg_sar.shard.meta import signed
+from pyg_sar.shard.read_shard import read_shard
 
 LAYOUTS = ((0, 2), (1, 2), (0, 2), (1, 2), (0, 1))
 """Ranks and numbers of ranks, as often as they are drawn."""

@@ -24,9 +24,9 @@ from pyg_sar.partitioner.on_disk.mapped import Scratch
 from pyg_sar.partitioner.sources.saved import read_saved
 from pyg_sar.partitioner.sources.sources import load_source
 from pyg_sar.partitioner.write.atomic_folder import replace_folder
-from pyg_sar.shard.format.checksums import folder_checksums
-from pyg_sar.shard.format.meta import read_json, signed
-from pyg_sar.shard.read.read_shard import read_shard
+from pyg_sar.shard.checksums import folder_checksums
+from pyg_sar.shard.meta import read_json, signed
+from pyg_sar.shard.read_shard import read_shard
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import torch
 
 from pyg_sar.kernels.weighted_loops import run_loop
 from pyg_sar.kernels.weighted_sums import add_weighted_sums, edge_dots
-from pyg_sar.shard.bags import Bags, make_bags
-from pyg_sar.shard.rows_at import add_rows_at, rows_at
+from pyg_sar.shard.csr import Bags, make_bags
+from pyg_sar.shard.index_rows import add_rows_at, rows_at
 
 pytest.importorskip('numba')
 
@@ -147,7 +147,7 @@ def _run(tmp_path: Path, **environment: str) -> tuple[str, str]:
 SUM = """
 import torch
 from pyg_sar.utils.installed import loops
-from pyg_sar.shard.rows_at import rows_at
+from pyg_sar.shard.index_rows import rows_at
 assert rows_at(torch.arange(6.0).view(3, 2), torch.tensor([2, 0])).tolist() == [[4, 5], [0, 1]]
 print('compiled' if loops() else 'torch')
 """

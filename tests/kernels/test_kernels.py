@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyg_sar.kernels import bag_sums
 from pyg_sar.kernels.bag_sums import add_bag_sums
-from pyg_sar.shard.bags import make_bags
+from pyg_sar.shard.csr import make_bags
 
 TOLERANCE = {torch.float64: 1e-14, torch.float32: 1e-5}
 

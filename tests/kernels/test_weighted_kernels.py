@@ -19,7 +19,7 @@ from pyg_sar.kernels.weighted_sums import (
     add_weighted_sums,
     edge_dots,
 )
-from pyg_sar.shard.bags import make_bags
+from pyg_sar.shard.csr import make_bags
 
 TOLERANCE = {torch.float64: 1e-13, torch.float32: 2e-5}
 

@@ -8,7 +8,7 @@ from torch_geometric.data import Data
 
 import pyg_sar
 from pyg_sar.partitioner.cut_graph import partition_graph
-from pyg_sar.shard import bags
+from pyg_sar.shard import csr as bags
 
 LIMIT = 12
 TWO_CLIQUES = torch.cartesian_prod(torch.arange(4), torch.arange(4)).t()

@@ -19,7 +19,7 @@ import pyg_sar
 from pyg_sar.partition import main
 from pyg_sar.partitioner import cut_graph
 from pyg_sar.partitioner.write import atomic_folder
-from pyg_sar.shard.format.files import read_json
+from pyg_sar.shard.files import read_json
 from pyg_sar.utils import durable
 
 NUM_NODES = 8000

@@ -20,10 +20,10 @@ from pyg_sar.plan import MODES
 from pyg_sar.planner.counts import shard_bytes, sizes_of
 from pyg_sar.planner.prediction import plan, predict_cut
 from pyg_sar.planner.rehearsal import Job
-from pyg_sar.shard.cover import cover_of
-from pyg_sar.shard.format.meta import read_meta
-from pyg_sar.shard.plan import plan_of
-from pyg_sar.shard.read.read_shard import read_shard
+from pyg_sar.shard.blocks import plan_of
+from pyg_sar.shard.meta import read_meta
+from pyg_sar.shard.read_shard import read_shard
+from pyg_sar.shard.vertex_cover import cover_of
 
 
 @pytest.fixture(scope='module')

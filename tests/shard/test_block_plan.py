@@ -18,10 +18,10 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.utils import add_remaining_self_loops, add_self_loops, remove_self_loops
 
 from pyg_sar import partition_graph
-from pyg_sar.shard.bags import Bags
+from pyg_sar.shard.blocks import PLANS, Block, Plan, plan_of
+from pyg_sar.shard.csr import Bags
 from pyg_sar.shard.edges import ShardEdges
-from pyg_sar.shard.plan import PLANS, Block, Plan, plan_of
-from pyg_sar.shard.read.read_shard import read_shard
+from pyg_sar.shard.read_shard import read_shard
 
 LAYOUTS = [(1, 1), (1, 3), (2, 2), (3, 3), (2, 4), (2, 6), (4, 4)]
 """World sizes and numbers of parts."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pyg_sar.shard.cover import vertex_cover
+from pyg_sar.shard.vertex_cover import vertex_cover
 
 
 @pytest.mark.parametrize('num_edges', [20, 60, 200, 600])

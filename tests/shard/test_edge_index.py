@@ -18,9 +18,9 @@ from torch_geometric.utils import add_remaining_self_loops, add_self_loops, degr
 
 import pyg_sar
 from pyg_sar import SARConv
+from pyg_sar.shard.blocks import plan_of
 from pyg_sar.shard.edges import LocalEdges, ShardEdges, kept_on
-from pyg_sar.shard.plan import plan_of
-from pyg_sar.shard.read.read_shard import read_shard
+from pyg_sar.shard.read_shard import read_shard
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from torch_geometric.nn import SimpleConv
 import pyg_sar
 from pyg_sar import SARConv, load_shard, partition_graph
 from pyg_sar.shard.edges import LocalEdges
-from pyg_sar.shard.read.read_shard import read_shard
+from pyg_sar.shard.read_shard import read_shard
 
 Graph = Data | HeteroData
 

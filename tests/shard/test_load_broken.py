@@ -18,7 +18,7 @@ from torch import Tensor
 
 import pyg_sar
 from pyg_sar import load_shard, partition_graph
-from pyg_sar.shard.read.read_shard import read_shard
+from pyg_sar.shard.read_shard import read_shard
 
 
 def _edit_meta(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:

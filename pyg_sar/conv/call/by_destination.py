@@ -27,8 +27,8 @@ from pyg_sar.conv.message.sample_edges import (
 )
 from pyg_sar.conv.message.whole_graph_sizes import WholeGraphSizes
 from pyg_sar.conv.message.whole_reads import run_aggregation, run_message
+from pyg_sar.shard.blocks import Plan
 from pyg_sar.shard.kept import Kept
-from pyg_sar.shard.plan import Plan
 from pyg_sar.utils.class_swap import name_of
 
 _WHOLE_GRAPH: Kept[Agreed[tuple[int, int]]] = Kept()

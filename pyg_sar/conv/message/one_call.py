@@ -26,8 +26,8 @@ from pyg_sar.conv.options import Options
 from pyg_sar.dropout.draw import EdgeDraws
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.rows import tag
+from pyg_sar.shard.blocks import Plan, plan_of
 from pyg_sar.shard.edges import ShardEdges
-from pyg_sar.shard.plan import Plan, plan_of
 from pyg_sar.utils.class_swap import name_of
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from pyg_sar.conv.message.one_call import Call
 from pyg_sar.conv.message.sample_edges import edge_rows, undo
 from pyg_sar.kernels.merge import Extremum, Merge, Product, State, Sum
 from pyg_sar.rows.over_ranks import zeros_of
-from pyg_sar.shard.plan import Plan
+from pyg_sar.shard.blocks import Plan
 
 _MERGES: dict[str, Callable[[], Merge]] = {
     'sum': Sum,

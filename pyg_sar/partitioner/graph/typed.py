@@ -19,7 +19,7 @@ from pyg_sar.partitioner.graph.attributes import count_rows, label_facts, sort_a
 from pyg_sar.partitioner.graph.checks import check_ids, checked_edge_index
 from pyg_sar.partitioner.on_disk.mapped import MEMORY, Scratch
 from pyg_sar.partitioner.on_disk.rows import edge_chunks, join_edges
-from pyg_sar.shard.format.file_names import EdgeKey, NodeKey, type_name
+from pyg_sar.shard.file_names import EdgeKey, NodeKey, type_name
 
 _LONGEST_NAME = 250
 """Bytes; files may have 255, of which the suffix takes some."""

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from pyg_sar.partitioner.graph.typed import TypedGraph
 from pyg_sar.partitioner.methods.method import CutOptions, Method
-from pyg_sar.shard.format.files import is_of_system
-from pyg_sar.shard.format.tensor_file import load_plain
+from pyg_sar.shard.files import is_of_system
+from pyg_sar.shard.tensor_file import load_plain
 
 
 def fill_empty_parts(assignment: Tensor, num_parts: int) -> Tensor:

@@ -20,7 +20,7 @@ from pyg_sar.partitioner.on_disk.rows import (
     join_edges,
     smallest_and_largest,
 )
-from pyg_sar.shard.format.adjacency_names import LAYOUT, VALUE
+from pyg_sar.shard.adjacency_names import LAYOUT, VALUE
 
 
 def add_reverse_edges(data: Data | HeteroData, scratch: Scratch = MEMORY) -> Data | HeteroData:

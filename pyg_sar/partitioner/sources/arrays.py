@@ -17,7 +17,7 @@ from pyg_sar.partitioner.graph.attributes import count_rows
 from pyg_sar.partitioner.graph.checks import checked_edge_index
 from pyg_sar.partitioner.graph.split import MASKS
 from pyg_sar.partitioner.on_disk.mapped import Array, Scratch, map_array, tensor_of
-from pyg_sar.shard.format.files import is_of_system, ordinary_file
+from pyg_sar.shard.files import is_of_system, ordinary_file
 
 _CSR = ('x_data', 'x_indices', 'x_indptr', 'x_shape')
 _FIRST = ('edge_index', 'x', 'y', 'num_nodes', *MASKS)

@@ -18,8 +18,8 @@ from torch_geometric.data.feature_store import TensorAttr
 from torch_geometric.data.graph_store import EdgeAttr, EdgeLayout
 
 from pyg_sar.partitioner.on_disk.mapped import register
-from pyg_sar.shard.format.files import is_of_system, ordinary_file
-from pyg_sar.shard.format.tensor_file import load_plain, only_classes
+from pyg_sar.shard.files import is_of_system, ordinary_file
+from pyg_sar.shard.tensor_file import load_plain, only_classes
 
 
 def _plain_dict(*_: object) -> dict[Any, Any]:

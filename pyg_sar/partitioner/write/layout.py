@@ -28,7 +28,7 @@ from pyg_sar.partitioner.on_disk.buckets import Buckets, counts_to_ptr, stable_o
 from pyg_sar.partitioner.on_disk.mapped import Scratch, trim
 from pyg_sar.partitioner.on_disk.rows import RowStream, ranges
 from pyg_sar.partitioner.write.groups import EdgeGroups, smallest_dtype
-from pyg_sar.shard.cover import vertex_cover
+from pyg_sar.shard.vertex_cover import vertex_cover
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,11 @@ from pyg_sar.partitioner.on_disk.torch_archive import save_rows
 from pyg_sar.partitioner.write import layout
 from pyg_sar.partitioner.write.groups import EdgeGroups, NodeGroups, group_edges, group_nodes
 from pyg_sar.partitioner.write.summary import PartitionSummary, summarize
-from pyg_sar.shard.bags import check_block_edges
-from pyg_sar.shard.format import file_names
-from pyg_sar.shard.format.checksums import folder_checksums
-from pyg_sar.shard.format.file_names import EdgeKey, NodeKey
-from pyg_sar.shard.format.meta import EdgeInfo, Meta, NodeInfo, meta_text, row_type
+from pyg_sar.shard import file_names
+from pyg_sar.shard.checksums import folder_checksums
+from pyg_sar.shard.csr import check_block_edges
+from pyg_sar.shard.file_names import EdgeKey, NodeKey
+from pyg_sar.shard.meta import EdgeInfo, Meta, NodeInfo, meta_text, row_type
 from pyg_sar.utils.draws import hashed
 from pyg_sar.utils.versions import installed
 

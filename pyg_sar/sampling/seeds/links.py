@@ -33,7 +33,7 @@ from pyg_sar.sampling.seeds.own import (
 )
 from pyg_sar.sampling.seeds.seeds import Asked, Seeds
 from pyg_sar.shard.edges import LocalEdges, refuse_local
-from pyg_sar.shard.format.file_names import EdgeKey
+from pyg_sar.shard.file_names import EdgeKey
 
 _CPU = torch.device('cpu')
 

@@ -21,7 +21,7 @@ from pyg_sar.sampling.draw.choose import first_above
 from pyg_sar.sampling.graph import LocalGraph
 from pyg_sar.sampling.seeds.own import nodes_of, own_values
 from pyg_sar.sampling.seeds.population import Population
-from pyg_sar.shard.format.file_names import EdgeKey
+from pyg_sar.shard.file_names import EdgeKey
 from pyg_sar.utils.draws import hashed_on
 
 _MOST = 500  # tries

@@ -17,7 +17,7 @@ from pyg_sar.sampling.attributes import node_stores
 from pyg_sar.sampling.graph import LocalGraph
 from pyg_sar.sampling.seeds.own import check_ids, nodes_of, of_all_ranks, own_of, own_times
 from pyg_sar.sampling.seeds.seeds import Asked, Seeds
-from pyg_sar.shard.format.file_names import NodeKey
+from pyg_sar.shard.file_names import NodeKey
 
 _CPU = torch.device('cpu')
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
 
-from pyg_sar.shard.format.file_names import type_name
+from pyg_sar.shard.file_names import type_name
 
 
 def tell_of_dropped(data: Any, dropped: dict[str, dict[str, str]]) -> None:

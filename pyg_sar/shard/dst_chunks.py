@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyg_sar.shard.plan import Plan
+from pyg_sar.shard.blocks import Plan
 
 
 @dataclass(frozen=True, eq=False)

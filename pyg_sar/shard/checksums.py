@@ -9,9 +9,9 @@ import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from pyg_sar.shard.format.file_names import META_FILE
-from pyg_sar.shard.format.files import ordinary_file, own_file
-from pyg_sar.shard.format.meta import Meta
+from pyg_sar.shard.file_names import META_FILE
+from pyg_sar.shard.files import ordinary_file, own_file
+from pyg_sar.shard.meta import Meta
 
 _CHUNK = 1 << 20
 

@@ -17,10 +17,10 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from pyg_sar.shard.bags import MAX_EDGES, Bags, compacted, make_bags
+from pyg_sar.shard.csr import MAX_EDGES, Bags, compacted, make_bags
 from pyg_sar.shard.edges import ShardEdges
+from pyg_sar.shard.index_rows import rows_at, write_rows_at
 from pyg_sar.shard.kept import Kept
-from pyg_sar.shard.rows_at import rows_at, write_rows_at
 from pyg_sar.shard.shard import Shard
 from pyg_sar.utils.offload import start_of
 

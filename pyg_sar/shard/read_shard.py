@@ -16,21 +16,15 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.storage import AttrType
 
-from pyg_sar.shard.bags import check_block_edges
+from pyg_sar.shard.checksums import check_files
+from pyg_sar.shard.csr import check_block_edges
+from pyg_sar.shard.dropped import tell_of_dropped
 from pyg_sar.shard.edges import LocalEdges, ShardEdges
-from pyg_sar.shard.format.checksums import check_files
-from pyg_sar.shard.format.file_names import (
-    PART_FILES,
-    WHOLE_FILE,
-    EdgeKey,
-    part_dir,
-    type_name,
-)
-from pyg_sar.shard.format.meta import Meta, read_meta
-from pyg_sar.shard.format.tensor_file import load_tensors
-from pyg_sar.shard.read.dropped import tell_of_dropped
-from pyg_sar.shard.read.parts import Part, Tensors, read_part, rows_of
+from pyg_sar.shard.file_names import PART_FILES, WHOLE_FILE, EdgeKey, part_dir, type_name
+from pyg_sar.shard.meta import Meta, read_meta
+from pyg_sar.shard.parts import Part, Tensors, read_part, rows_of
 from pyg_sar.shard.shard import Cut, Shard, make_steps
+from pyg_sar.shard.tensor_file import load_tensors
 from pyg_sar.utils.private_names import missing
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -20,7 +20,7 @@ from typing import IO, Any, TypeVar
 import torch
 from torch import Tensor
 
-from pyg_sar.shard.format.files import is_of_system, own_file
+from pyg_sar.shard.files import is_of_system, own_file
 
 T = TypeVar('T')
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from pyg_sar.shard.plan import Block
+from pyg_sar.shard.blocks import Block
 
 _SHARE = 0.8
 """Vertices of more than this share of the largest degree are taken together."""

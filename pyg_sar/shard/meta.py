@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.shard.format.file_names import FORMAT_VERSION, META_FILE, EdgeKey, NodeKey, type_name
-from pyg_sar.shard.format.files import read_json
+from pyg_sar.shard.file_names import FORMAT_VERSION, META_FILE, EdgeKey, NodeKey, type_name
+from pyg_sar.shard.files import read_json
 
 _NOT_ATTRS = frozenset({'edge_index', 'n_id', 'e_id', 'num_nodes'})
 """Names that the loader adds to the attributes."""
@@ -135,7 +135,7 @@ def _ours(content: Any) -> dict[str, Any] | None:
 def listed_files(root: str | Path) -> set[str]:
     """The files that META.json lists, of a partition of any format; none of another program's.
 
-    Raises as :func:`pyg_sar.shard.format.files.read_json`.
+    Raises as :func:`pyg_sar.shard.files.read_json`.
     """
     checksums = (_ours(read_json(root)) or {}).get('checksums')
     return set(checksums) if isinstance(checksums, dict) else set()
