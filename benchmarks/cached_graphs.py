@@ -13,8 +13,8 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 import pyg_sar
-from pyg_sar.partitioner.graph.split import random_split
-from pyg_sar.partitioner.sources.sources import load_source
+from pyg_sar.partition.masks import random_split
+from pyg_sar.partition.sources.sources import load_source
 
 CACHE = Path(__file__).resolve().parent / '.cache'
 SEED = 0

@@ -20,7 +20,7 @@ from torch_geometric.nn import HeteroConv, HeteroDictLinear, Linear, SAGEConv
 from torch_geometric.transforms import ToUndirected
 
 import pyg_sar
-from pyg_sar.partitioner.sources.sources import load_source
+from pyg_sar.partition.sources.sources import load_source
 
 
 class RGCN(torch.nn.Module):

@@ -1,6 +1,6 @@
 """Distributed full-batch training of PyTorch Geometric models, exactly, on a partitioned graph.
 
-What most programs need is here; what is used less is in :mod:`pyg_sar.partitioner` and
+What most programs need is here; what is used less is in :mod:`pyg_sar.partition` and
 :mod:`pyg_sar.planner`.
 """
 
@@ -21,7 +21,7 @@ from pyg_sar.launching.init import Process, init
 from pyg_sar.launching.launch import launch
 from pyg_sar.load import load_shard
 from pyg_sar.own_rows.node_embedding import NodeEmbedding
-from pyg_sar.partitioner.cut_graph import partition_graph
+from pyg_sar.partition.partition_graph import partition_graph
 from pyg_sar.profiling.profile import profile
 from pyg_sar.restricted_layers import restrict
 from pyg_sar.rows.attach import gather, local

@@ -19,8 +19,8 @@ import torch
 from tqdm import tqdm
 
 import pyg_sar
-from pyg_sar.partitioner.graph.split import random_split
-from pyg_sar.partitioner.sources.sources import load_source
+from pyg_sar.partition.masks import random_split
+from pyg_sar.partition.sources.sources import load_source
 from pyg_sar.shard.meta import read_meta
 
 HERE = Path(__file__).resolve().parent

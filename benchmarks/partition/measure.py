@@ -15,13 +15,11 @@ from typing import Any
 import torch
 
 import pyg_sar
-from pyg_sar.partitioner import assignment, cut_graph, sub_parts
-from pyg_sar.partitioner.methods import metis
-from pyg_sar.partitioner.on_disk import neighbours
-from pyg_sar.partitioner.on_disk.mapped import Scratch, trim
-from pyg_sar.partitioner.sources.sources import load_source
-from pyg_sar.partitioner.write import layout, writer
-from pyg_sar.partitioner.write.atomic_folder import existing_parent
+from pyg_sar.partition import assignment, layout, metis, neighbours, sub_parts, writer
+from pyg_sar.partition import partition_graph as cut_graph
+from pyg_sar.partition.atomic_folder import existing_parent
+from pyg_sar.partition.mapped import Scratch, trim
+from pyg_sar.partition.sources.sources import load_source
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 

@@ -16,7 +16,7 @@ import torch
 
 from pyg_sar.commands.command_line import Parser, checked, printable, run_command, text_table
 from pyg_sar.describe.verify import wrong_files
-from pyg_sar.partitioner.write.summary import PartitionSummary, summarize
+from pyg_sar.partition.summary import PartitionSummary, summarize
 from pyg_sar.shard.file_names import type_name
 from pyg_sar.shard.meta import Meta, read_meta
 

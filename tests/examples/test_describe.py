@@ -18,10 +18,10 @@ from torch_geometric.data import Data
 from whole_partition import verify_partition
 
 import pyg_sar
-from pyg_sar import partition
 from pyg_sar.describe.__main__ import main
 from pyg_sar.describe.verify import wrong_files
-from pyg_sar.partitioner.write.summary import summarize
+from pyg_sar.partition import __main__ as partition
+from pyg_sar.partition.summary import summarize
 from pyg_sar.shard.meta import read_meta
 
 NUM_PARTS = 3

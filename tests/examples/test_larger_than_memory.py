@@ -10,7 +10,7 @@ import pytest
 import torch
 from example_programs import EXAMPLES, example, run
 
-from pyg_sar.partitioner.cut_graph import partition_graph
+from pyg_sar.partition.partition_graph import partition_graph
 
 
 @pytest.mark.slow

@@ -20,9 +20,9 @@ from torch_geometric.nn import SAGEConv
 from whole_partition import verify_partition
 
 import pyg_sar
-from pyg_sar.partitioner.on_disk.mapped import Scratch
-from pyg_sar.partitioner.sources.saved import read_saved
-from pyg_sar.partitioner.sources.sources import load_source
+from pyg_sar.partition.mapped import Scratch
+from pyg_sar.partition.sources.saved import read_saved
+from pyg_sar.partition.sources.sources import load_source
 from pyg_sar.rows.attach import as_rows_of_graph
 from pyg_sar.shard.blocks import plan_of
 from pyg_sar.shard.checksums import folder_checksums

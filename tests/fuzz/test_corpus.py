@@ -20,10 +20,10 @@ from torch import Tensor
 from whole_partition import verify_partition
 
 import pyg_sar
-from pyg_sar.partitioner.on_disk.mapped import Scratch
-from pyg_sar.partitioner.sources.saved import read_saved
-from pyg_sar.partitioner.sources.sources import load_source
-from pyg_sar.partitioner.write.atomic_folder import replace_folder
+from pyg_sar.partition.atomic_folder import replace_folder
+from pyg_sar.partition.mapped import Scratch
+from pyg_sar.partition.sources.saved import read_saved
+from pyg_sar.partition.sources.sources import load_source
 from pyg_sar.shard.checksums import folder_checksums
 from pyg_sar.shard.meta import read_json, signed
 from pyg_sar.shard.read_shard import read_shard

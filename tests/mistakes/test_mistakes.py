@@ -17,8 +17,9 @@ from ranks import run_once
 from small_graphs import attempt, cut, small_graph
 
 import pyg_sar
-from pyg_sar import partition, plan
+from pyg_sar import plan
 from pyg_sar.describe.__main__ import main as describe
+from pyg_sar.partition import __main__ as partition
 
 FIRST = 200  # characters of a message that are read
 

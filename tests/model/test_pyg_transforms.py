@@ -14,8 +14,8 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.transforms import BaseTransform
 
 import pyg_sar
-from pyg_sar.partition import main
-from pyg_sar.partitioner.sources.named_class import transformed
+from pyg_sar.partition.__main__ import main
+from pyg_sar.partition.sources.dataset_class import transformed
 
 OWN = [
     T.Constant(),

@@ -20,7 +20,7 @@ from outcome import assert_exact
 from ranks import run_as_threads, run_ranks
 
 import pyg_sar
-from pyg_sar.partitioner import sub_parts
+from pyg_sar.partition import sub_parts
 
 MODES = ['sequential', 'sequential_no_remat', 'one_shot']
 

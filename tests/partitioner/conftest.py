@@ -13,8 +13,9 @@ from partition_files import load_shard_files
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_sar.partitioner.on_disk import mapped, rows
-from pyg_sar.partitioner.sources.synthetic import GraphShape, synthetic_graph
+from pyg_sar.partition import mapped
+from pyg_sar.partition import row_files as rows
+from pyg_sar.partition.sources.synthetic import GraphShape, synthetic_graph
 
 CheckPartition = Callable[..., list[int]]
 

@@ -23,7 +23,7 @@ from whole_partition import verify_partition
 
 import pyg_sar
 from pyg_sar import load_shard, partition_graph
-from pyg_sar.partitioner.graph.attributes import count_rows, sort_attributes
+from pyg_sar.partition.attributes import count_rows, sort_attributes
 
 EDGES = torch.tensor([[0, 1, 2, 3, 0], [1, 2, 3, 0, 2]])
 PARTS = torch.tensor([1, 0, 1, 0])

@@ -7,7 +7,7 @@ import torch
 from torch_geometric.data import Data
 
 import pyg_sar
-from pyg_sar.partitioner.cut_graph import partition_graph
+from pyg_sar.partition.partition_graph import partition_graph
 from pyg_sar.shard import csr as bags
 
 LIMIT = 12

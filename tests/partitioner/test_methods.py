@@ -17,12 +17,12 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from pyg_sar import partition_graph
-from pyg_sar.partitioner.assignment import assign_nodes, choose
-from pyg_sar.partitioner.graph.typed import typed_graph
-from pyg_sar.partitioner.methods.balance import Balance
-from pyg_sar.partitioner.methods.method import CutOptions, Problem
-from pyg_sar.partitioner.methods.metis import metis_assignment
-from pyg_sar.partitioner.on_disk.neighbours import neighbours
+from pyg_sar.partition.assignment import assign_nodes, choose
+from pyg_sar.partition.balance import Balance
+from pyg_sar.partition.method import CutOptions, Problem
+from pyg_sar.partition.metis import metis_assignment
+from pyg_sar.partition.neighbours import neighbours
+from pyg_sar.partition.typed import typed_graph
 
 STREAMING = ('ldg', 'fennel')
 

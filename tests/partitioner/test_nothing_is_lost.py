@@ -16,9 +16,9 @@ from small_graphs import attempt
 from torch_geometric.data import Data
 
 import pyg_sar
-from pyg_sar.partition import main
-from pyg_sar.partitioner import cut_graph
-from pyg_sar.partitioner.write import atomic_folder
+from pyg_sar.partition import atomic_folder
+from pyg_sar.partition import partition_graph as cut_graph
+from pyg_sar.partition.__main__ import main
 from pyg_sar.shard.files import read_json
 from pyg_sar.utils import durable
 

@@ -26,18 +26,17 @@ from torch_geometric.utils import coalesce, to_edge_index, to_torch_csc_tensor
 from whole_partition import verify_partition
 
 from pyg_sar import load_shard
-from pyg_sar.partition import main
-from pyg_sar.partitioner import sub_parts
-from pyg_sar.partitioner.cut_graph import partition_graph
-from pyg_sar.partitioner.on_disk import mapped, rows
-from pyg_sar.partitioner.on_disk.buckets import stable_order
-from pyg_sar.partitioner.on_disk.mapped import Scratch, is_mapped, map_array, release
-from pyg_sar.partitioner.on_disk.neighbours import neighbours
-from pyg_sar.partitioner.on_disk.rows import RowStream
-from pyg_sar.partitioner.on_disk.torch_archive import save_rows
-from pyg_sar.partitioner.sources.add_reverse_edges import add_reverse_edges
-from pyg_sar.partitioner.sources.sources import load_source
-from pyg_sar.partitioner.write import groups, layout
+from pyg_sar.partition import groups, layout, mapped, sub_parts
+from pyg_sar.partition import row_files as rows
+from pyg_sar.partition.__main__ import main
+from pyg_sar.partition.buckets import stable_order
+from pyg_sar.partition.mapped import Scratch, is_mapped, map_array, release
+from pyg_sar.partition.neighbours import neighbours
+from pyg_sar.partition.partition_graph import partition_graph
+from pyg_sar.partition.row_files import RowStream
+from pyg_sar.partition.sources.reverse import add_reverse_edges
+from pyg_sar.partition.sources.sources import load_source
+from pyg_sar.partition.torch_archive import save_rows
 
 # Arrays
 
@@ -261,7 +260,7 @@ def test_disk_full_leaves_nothing(tmp_path, graph):
 _KILLED = """
 import sys, time
 from pathlib import Path
-from pyg_sar.partitioner.write.atomic_folder import replace_folder
+from pyg_sar.partition.atomic_folder import replace_folder
 with replace_folder(Path(sys.argv[1])) as folder:
     (folder / 'half').write_text('a')
     print('ready', flush=True)

@@ -36,7 +36,7 @@ def _run(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 def _main(*arguments: object) -> int:
     """The same in this process: importing PyG anew takes seconds."""
-    from pyg_sar.partition import main
+    from pyg_sar.partition.__main__ import main
 
     try:
         return main([str(argument) for argument in arguments])

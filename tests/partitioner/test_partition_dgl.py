@@ -15,9 +15,9 @@ import torch
 from torch_geometric.data import Data
 
 import pyg_sar
-from pyg_sar.partition import main
-from pyg_sar.partitioner.sources.arrays import own_parts
-from pyg_sar.partitioner.sources.sources import load_source
+from pyg_sar.partition.__main__ import main
+from pyg_sar.partition.sources.arrays import own_parts
+from pyg_sar.partition.sources.sources import load_source
 
 RECORDED = Path(__file__).parents[1] / 'data' / 'dgl_partitions.npz'
 NAMES = ('homo', 'hetero')

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from partition_files import tree
 
-from pyg_sar.partitioner.cut_graph import partition_graph
-from pyg_sar.partitioner.on_disk import torch_archive
+from pyg_sar.partition import torch_archive
+from pyg_sar.partition.partition_graph import partition_graph
 
 ERRORS = [KeyboardInterrupt, OSError, RuntimeError]
 

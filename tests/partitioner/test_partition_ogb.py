@@ -13,10 +13,10 @@ import pytest
 import torch
 
 import pyg_sar
-from pyg_sar.partition import main
-from pyg_sar.partitioner.on_disk.mapped import Scratch, is_mapped
-from pyg_sar.partitioner.sources.ogb import OGB
-from pyg_sar.partitioner.sources.sources import load_source
+from pyg_sar.partition.__main__ import main
+from pyg_sar.partition.mapped import Scratch, is_mapped
+from pyg_sar.partition.sources.ogb import OGB
+from pyg_sar.partition.sources.sources import load_source
 
 # Not pytest.importorskip: ogb's import asks the internet for a newer version.
 needs_ogb = pytest.mark.skipif(find_spec('ogb') is None, reason='the package ogb is not installed')
@@ -107,7 +107,7 @@ def test_papers100m_stays_on_disk(save, tmp_path):
 
 
 def test_names_the_package(tmp_path, monkeypatch):
-    monkeypatch.setattr('pyg_sar.partitioner.sources.ogb.find_spec', lambda name: None)
+    monkeypatch.setattr('pyg_sar.partition.sources.ogb.find_spec', lambda name: None)
     _homogeneous(tmp_path / 'ogbn_arxiv', 'time')
     with pytest.raises(
         ValueError, match=r"read by the package ogb .*: pip install 'pyg_sar\[ogb\]'"

@@ -13,8 +13,8 @@ from torch_geometric.data import Data
 from whole_partition import verify_partition
 
 import pyg_sar
-from pyg_sar.partitioner import sub_parts
-from pyg_sar.partitioner.cut_graph import partition_graph
+from pyg_sar.partition import sub_parts
+from pyg_sar.partition.partition_graph import partition_graph
 
 
 @pytest.fixture

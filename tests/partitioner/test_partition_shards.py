@@ -10,7 +10,7 @@ from few import few
 from partition_files import meta_of
 from torch_geometric.data import Data
 
-from pyg_sar.partitioner.cut_graph import partition_graph
+from pyg_sar.partition.partition_graph import partition_graph
 
 
 @pytest.mark.parametrize('num_parts', few([3, 1, 2, 7], every=2))

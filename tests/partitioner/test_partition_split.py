@@ -6,8 +6,8 @@ import pytest
 import torch
 from partition_files import load_part, meta_of
 
-from pyg_sar.partitioner.cut_graph import partition_graph
-from pyg_sar.partitioner.graph.split import random_split
+from pyg_sar.partition.masks import random_split
+from pyg_sar.partition.partition_graph import partition_graph
 
 FRACTIONS = (0.6, 0.2, 0.2)
 UNSIGNED = torch.uint8, torch.uint16, torch.uint32, torch.uint64

@@ -13,7 +13,7 @@ from hetero_graphs import CITES, WRITES, assignment, hetero_graph
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.hypergraph_data import HyperGraphData
 
-from pyg_sar.partitioner.cut_graph import partition_graph
+from pyg_sar.partition.partition_graph import partition_graph
 
 EDGES = torch.tensor([[0, 1, 2, 3, 0], [1, 2, 3, 0, 2]])
 NAN = torch.tensor([0.0, torch.nan, 1.0, 2.0])

@@ -24,16 +24,11 @@ from torch_geometric.data import Data, HeteroData, InMemoryDataset, TemporalData
 from torch_geometric.datasets import FakeDataset, KarateClub
 
 import pyg_sar
-from pyg_sar.partitioner.cut_graph import partition_graph
-from pyg_sar.partitioner.on_disk.mapped import Scratch
-from pyg_sar.partitioner.sources.sources import load_source
-from pyg_sar.partitioner.sources.synthetic import (
-    ARXIV,
-    PRODUCTS,
-    GraphShape,
-    synthetic_graph,
-)
-from pyg_sar.partitioner.sources.tables import read_table
+from pyg_sar.partition.mapped import Scratch
+from pyg_sar.partition.partition_graph import partition_graph
+from pyg_sar.partition.sources.sources import load_source
+from pyg_sar.partition.sources.synthetic import ARXIV, PRODUCTS, GraphShape, synthetic_graph
+from pyg_sar.partition.sources.tables import read_table
 
 EDGES = np.array([[0, 1, 2, 3, 0], [1, 2, 3, 0, 2]])
 X = np.array([[1.0, 0, 0], [0, 0, 2], [0, 0, 0], [3, 4, 0]], dtype=np.float32)

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_sar.partitioner.assignment import choose
-from pyg_sar.partitioner.methods import rebalance as module
-from pyg_sar.partitioner.methods import streaming
-from pyg_sar.partitioner.methods.balance import Balance, batch_size
-from pyg_sar.partitioner.methods.method import CutOptions, Problem
-from pyg_sar.partitioner.methods.rebalance import rebalance, refine
-from pyg_sar.partitioner.on_disk.neighbours import neighbours
+from pyg_sar.partition import ldg as streaming
+from pyg_sar.partition import rebalance as module
+from pyg_sar.partition.assignment import choose
+from pyg_sar.partition.balance import Balance, batch_size
+from pyg_sar.partition.method import CutOptions, Problem
+from pyg_sar.partition.neighbours import neighbours
+from pyg_sar.partition.rebalance import rebalance, refine
 
 
 def _csr(edge_index: Tensor, num_nodes: int) -> Any:

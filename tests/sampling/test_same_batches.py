@@ -14,7 +14,7 @@ from small_graphs import assign, cut, small_graph
 from torch import Tensor
 
 from pyg_sar import partition_graph
-from pyg_sar.partitioner import sub_parts
+from pyg_sar.partition import sub_parts
 
 SIZES = [8, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 4))]
 BINARY = {'neg_sampling': 'binary'}

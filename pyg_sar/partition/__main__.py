@@ -1,0 +1,168 @@
+"""The command line: ``python -m pyg_sar.partition SOURCE OUT --num-parts P``.
+
+Nothing imports this module: runpy warns when the package has already imported what it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import shlex
+import sys
+import warnings
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+from pyg_sar.commands.command_line import Parser, printable, progress_bar, run_command
+from pyg_sar.partition.assignment import backend_names
+from pyg_sar.partition.atomic_folder import existing_parent, target_folder
+from pyg_sar.partition.checks import check_positive, check_seed
+from pyg_sar.partition.mapped import Scratch
+from pyg_sar.partition.masks import parse_split
+from pyg_sar.partition.method import OBJECTIVES, ORDERS, CutOptions, MethodLike
+from pyg_sar.partition.partition_graph import partition_graph
+from pyg_sar.partition.sources.arrays import own_parts
+from pyg_sar.partition.sources.dataset_class import transformed
+from pyg_sar.partition.sources.reverse import add_reverse_edges
+from pyg_sar.partition.sources.sources import NAMES, load_source
+
+_OF_SOURCE = ('seed', 'root')
+_ARGUMENTS: dict[str, dict[str, Any]] = {
+    'method': {
+        'default': None,
+        'help': 'metis; ldg or fennel (streaming, for graphs beyond METIS); kaminpar (if '
+        'installed); random; range; or file:PATH (.npy, .pt or .txt with one part id per node); '
+        "default: SOURCE's own parts where it has some, else metis",
+    },
+    'backend': {'choices': backend_names(), 'help': "METIS's binding; default: %(default)s"},
+    'seed': {'type': int, 'help': 'default: %(default)s'},
+    'objective': {
+        'choices': OBJECTIVES,
+        'help': 'few edges between parts, or few rows exchanged per layer; default: %(default)s',
+    },
+    'balance': {
+        'metavar': 'LIST',
+        'help': 'what every part shares evenly: some of nodes,edges,train,types; default: types of '
+        'a heterogeneous graph, else nodes',
+    },
+    'passes': {'type': int, 'metavar': 'N', 'help': 'of ldg and fennel; default: 10'},
+    'threads': {
+        'type': int,
+        'metavar': 'N',
+        'help': 'of kaminpar; default: 1, more do not give the same parts again',
+    },
+    'order': {
+        'choices': ORDERS,
+        'help': 'of the nodes of a part: neighbours near each other, or as in SOURCE; default: '
+        'cache where METIS cuts, else source',
+    },
+}
+"""How the command line takes the fields of :class:`CutOptions`."""
+
+_OF_CUT = (*(_ARGUMENTS.keys() - {'method'}), 'split', 'check_nan', 'force')
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    with warnings.catch_warnings():
+        # Warnings are news for the user here, not for a developer: always shown, and without
+        # file name and source line.
+        warnings.simplefilter('default', UserWarning)
+        warnings.showwarning = lambda message, *_, **__: print(
+            f'note: {printable(str(message))}', file=sys.stderr
+        )
+        interrupted = 'interrupted, nothing was written'
+        run = functools.partial(_run, arguments)
+        sys.path.append(os.getcwd())  # has modules of the user, and is not on that of `pyg-sar`
+        return run_command(_parser(), run, arguments, interrupted=interrupted)
+
+
+def _run(arguments: list[str], args: argparse.Namespace) -> int:
+    # Before a file that may take minutes to read.
+    method, num_parts = _parts(args)
+    check_positive('num_parts', num_parts)
+    check_seed(args.seed)
+    target, _ = target_folder(args.out, force=args.force)
+    if args.split is not None:
+        parse_split(args.split)
+    of_source, of_cut = (
+        {name: getattr(args, name) for name in names} for names in (_OF_SOURCE, _OF_CUT)
+    )
+    scratch = Scratch(existing_parent(target))
+    with progress_bar('reading', 1, quiet=args.quiet) as bar:
+        data = load_source(args.source, scratch=scratch, **of_source)
+        if args.undirected:
+            data = add_reverse_edges(data, scratch)
+        for text in args.transform:
+            data = transformed(data, text, seed=args.seed)
+        bar.update()
+    summary = partition_graph(
+        data,
+        num_parts,
+        args.out,
+        method=method,
+        progress=not args.quiet,
+        scratch=scratch,
+        command=['python', '-m', 'pyg_sar.partition', *arguments],
+        **of_cut,
+    )
+    if not args.quiet:
+        print(summary)
+        print(f'wrote {shlex.quote(os.fspath(args.out))}')
+    return 0
+
+
+def _parts(args: argparse.Namespace) -> tuple[MethodLike, int]:
+    """How nodes are assigned, and the number of parts: as asked for, or as the source has it."""
+    own = own_parts(args.source) if args.method is None else None
+    if own is None:
+        if args.num_parts is None:
+            raise ValueError(
+                'the following arguments are required: --num-parts (got a source without parts)'
+            )
+        return args.method or 'metis', args.num_parts
+    method, num_parts = own
+    if args.num_parts not in (None, num_parts):
+        raise ValueError(
+            f"'--num-parts' must be {num_parts}, as '{args.source}' has so many parts, unless "
+            f"'--method metis' cuts it anew (got {args.num_parts})"
+        )
+    return method, num_parts
+
+
+def _parser() -> Parser:
+    description = 'Cuts a graph into parts, one shard per part, for distributed training.'
+    parser = Parser('pyg_sar.partition', description)
+    add = parser.add_argument
+    sources = (
+        'a .pt file (PyG Data, HeteroData or dict of tensors), an .npz file, a folder of .npy '
+        'files, a .parquet or .csv file of edges, or one of '
+    )
+    add('source', metavar='SOURCE', help=sources + ', '.join(NAMES))
+    add('out', metavar='OUT', help='folder to write; must not exist or be empty')
+    parts = 'number of parts; not needed where SOURCE comes with its own'
+    add('--num-parts', type=int, metavar='P', help=parts)
+    for option in fields(CutOptions):
+        add(f'--{option.name}', **{'default': option.default, **_ARGUMENTS[option.name]})
+    root = 'folder with datasets; default: $PYG_SAR_DATA, or else dataset'
+    add('--root', metavar='DIR', help=root)
+    undirected = 'add the reverse of every edge, as T.ToUndirected does'
+    add('--undirected', action='store_true', help=undirected)
+    transform = (
+        'apply a transform of PyG, or of a module of yours, to the whole graph: '
+        "'NormalizeFeatures', 'AddRandomWalkPE(walk_length=20)'; may be given several times"
+    )
+    add('--transform', metavar='NAME', action='append', default=[], help=transform)
+    split = 'random split of the labelled nodes, such as 0.6/0.2/0.2'
+    add('--split', metavar='TRAIN/VAL/TEST', help=split)
+    add('--force', action='store_true', help='replace an earlier partition in OUT')
+    add('--check-nan', action='store_true', help='refuse NaN in the features')
+    add('--quiet', action='store_true', help='no progress bars, no summary')
+    return parser
+
+
+if __name__ == '__main__':
+    sys.exit(main())

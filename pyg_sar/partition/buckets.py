@@ -1,0 +1,136 @@
+"""Sorting more records than memory holds: first into buckets on disk, then each by itself.
+
+Buckets are written with pwrite: a write through a map counts as memory and costs a fault per page.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_sar.partition import row_files as rows
+from pyg_sar.partition.mapped import Scratch, release
+
+
+class Buckets:
+    """Records of items, grouped by ranges of items, in the order in which they came.
+
+    A bucket has a 128th of all records at most, or else one item.
+
+    Args:
+        item_ptr: Item i will have ``item_ptr[i + 1] - item_ptr[i]`` records, int64 [N + 1].
+        dtypes: Those of the fields of a record.
+        scratch: Where the records lie.
+        cuts: Items that begin a bucket in any case, ascending from 0 to N.
+
+    Attributes:
+        bounds: Bucket b has the items ``bounds[b]`` to ``bounds[b + 1]``, int64 [B + 1].
+        columns: The fields of the records, each a tensor of one value per record.
+    """
+
+    def __init__(
+        self,
+        item_ptr: Tensor,
+        dtypes: Sequence[torch.dtype],
+        scratch: Scratch,
+        cuts: Tensor | None = None,
+    ) -> None:
+        num_items, count = item_ptr.numel() - 1, int(item_ptr[-1])
+        self.bounds = _bounds(item_ptr, torch.tensor([0, num_items]) if cuts is None else cuts)
+        self._ptr: list[int] = item_ptr[self.bounds].tolist()
+        numbers = torch.arange(len(self), dtype=torch.int32)
+        self._bucket_of = numbers.repeat_interleave(self.bounds.diff())
+        opened = [scratch.open((count,), dtype) for dtype in dtypes]
+        self.columns = [column for column, _ in opened]
+        self._files = [file for _, file in opened]
+        self._ends, self._missing = self._ptr[:-1], count
+
+    def __len__(self) -> int:
+        return self.bounds.numel() - 1
+
+    def __iter__(self) -> Iterator[tuple[int, int, int]]:
+        """Every bucket with its first item and the one after its last."""
+        return ((b, start, stop) for b, (start, stop) in enumerate(pairwise(self.bounds.tolist())))
+
+    def add(self, items: Tensor, *fields: Tensor) -> None:
+        """Appends records of items, integer [n]; a field is a tensor [n]."""
+        counts, ordered = [items.numel()], iter(fields)
+        if len(self) > 1:
+            bucket = self._bucket_of.index_select(0, items)
+            counts = bucket.bincount(minlength=len(self)).tolist()
+            order = stable_order(bucket, len(self))
+            ordered = (field.index_select(0, order) for field in fields)
+        for column, file, field in zip(self.columns, self._files, ordered, strict=True):
+            values, start = field.to(column.dtype).numpy(), 0
+            for end, count in zip(self._ends, counts, strict=True):
+                if count and file is None:
+                    column[end : end + count] = torch.from_numpy(values[start : start + count])
+                elif count and file is not None:
+                    _write(file.fileno(), values[start : start + count].data, end * values.itemsize)
+                start += count
+        self._ends = [end + count for end, count in zip(self._ends, counts, strict=True)]
+        self._missing -= sum(counts)
+        if self._missing == 0:  # Open files are few, and so is memory.
+            self._bucket_of = self._bucket_of[:0].clone()
+            for file in self._files:
+                if file is not None:
+                    file.close()
+
+    def read(self, bucket: int, number: int = 0) -> Tensor:
+        """One field of the records of one bucket, in memory, int64."""
+        column = self.columns[number][self._ptr[bucket] : self._ptr[bucket + 1]]
+        values = column.to(torch.int64, copy=True)
+        release(column)
+        return values
+
+
+def _write(file: int, content: memoryview, offset: int) -> None:
+    content = content.cast('B')
+    while content:
+        done = os.pwrite(file, content, offset)
+        content, offset = content[done:], offset + done
+
+
+def _bounds(ptr: Tensor, cuts: Tensor) -> Tensor:
+    most = max(4 * rows.CHUNK_ROWS, int(ptr[-1]) // rows.SHARE)  # few buckets take fewer writes
+    bounds = [cuts]
+    for start, stop in pairwise(cuts.tolist()):
+        first, last = int(ptr[start]), int(ptr[stop])
+        targets = torch.arange(first, max(last, first + 1), most)[1:]
+        bounds.append(torch.searchsorted(ptr[: stop + 1], targets, right=True) - 1)
+    return torch.unique(torch.cat(bounds))
+
+
+def stable_order(keys: Tensor, bound: int) -> Tensor:
+    """The stable order of integers [n] in [0, `bound`), int64 [n].
+
+    Numbers are sorted several times as fast as the order of numbers is found, so the position of
+    each is appended to it in binary, where 64 bits suffice.
+    """
+    count = keys.numel()
+    bits = max(count - 1, 0).bit_length()
+    if (bound - 1) << bits >= 1 << 63:
+        return torch.from_numpy(np.argsort(keys.numpy(), kind='stable'))
+    packed = torch.arange(count).add_(keys, alpha=1 << bits)
+    packed.numpy().sort()
+    return packed.bitwise_and_((1 << bits) - 1)
+
+
+def count_to_ptr(ids: Iterable[Tensor], bound: int) -> Tensor:
+    """Where the records of every item begin and end, int64 [bound + 1]; `ids` by chunks."""
+    ptr = torch.zeros(bound + 1, dtype=torch.int64)
+    for part in ids:
+        rows.count_into(ptr[1:], part)
+    return ptr.cumsum_(0)
+
+
+def counts_to_ptr(counts: Tensor) -> Tensor:
+    """Where runs of these lengths begin and end, int64 [n + 1]."""
+    ptr = torch.zeros(counts.numel() + 1, dtype=torch.int64)
+    torch.cumsum(counts, 0, out=ptr[1:])
+    return ptr

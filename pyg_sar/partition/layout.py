@@ -1,0 +1,166 @@
+"""Which part holds what: the index tensors of every part, from the part of every node.
+
+Everything per node is in memory, everything per edge in scratch space. The passes:
+
+1. :func:`group_nodes` numbers the nodes by part, :func:`group_edges` counts the in-edges of every
+   node and cuts each part into buckets, ranges of destinations with at most a 128th of all edges.
+2. A second pass over the edges deals each, with its id, into its bucket.
+3. :func:`find_halos` reads the buckets of every part and marks which nodes they read: its halo.
+4. :func:`part_layout` sorts the buckets of a part one after another. They are ranges of
+   destinations, so what is sorted by block, then destination, grows in every block at once.
+
+Everything rests on one numbering, the *place* of a node: nodes ordered by (part, sub-part, global
+id), where sub-parts may be the parts themselves. Places of one part are contiguous, so "ascending
+place" means "grouped by owner, ascending at the owner", and that is how halos, boundaries and
+blocks are all ordered. In a heterogeneous graph every type of nodes has places of its own, and
+every relation has its own halos and blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_sar.partition.buckets import Buckets, counts_to_ptr, stable_order
+from pyg_sar.partition.groups import EdgeGroups, smallest_dtype
+from pyg_sar.partition.mapped import Scratch, trim
+from pyg_sar.partition.row_files import RowStream, ranges
+from pyg_sar.shard.vertex_cover import vertex_cover
+
+
+@dataclass(frozen=True)
+class Halos:
+    """Which rows every part reads from every other one.
+
+    Attributes:
+        halos: Places that each part reads, ascending and so by owner; int32 where it suffices.
+
+    Shapes:
+        - **halo_rows** int64 [P, P]: ``[p, q]`` rows that part p reads from part q
+        - **block_edges** int64 [P, P]: ``[p, q]`` edges from part q into part p
+    """
+
+    halos: list[Tensor]
+    halo_rows: Tensor
+    block_edges: Tensor
+
+    def boundary(self, part: int) -> Tensor:
+        """Places of a part that others read, by (reader, place); of the halos' type."""
+        ends = self.halo_rows.cumsum(1)[:, part].tolist()
+        counts = self.halo_rows[:, part].tolist()
+        return torch.cat([h[e - n : e] for h, e, n in zip(self.halos, ends, counts, strict=True)])
+
+
+def find_halos(edges: EdgeGroups) -> Halos:
+    """Finds the halo of every part, and how many edges come from where."""
+    nodes, num_parts = edges.src, edges.src.num_parts
+    halos, block_edges = [], torch.zeros(num_parts, num_parts, dtype=torch.int64)
+    for part in range(num_parts):
+        is_read = torch.zeros(nodes.num_nodes, dtype=torch.bool)
+        for bucket in edges.of_part(part):
+            row = edges.buckets.read(bucket, 1)
+            is_read[nodes.place.index_select(0, row).long()] = True
+            of_src = nodes.assignment.index_select(0, row)
+            block_edges[part] += torch.bincount(of_src, minlength=num_parts)
+        is_read[nodes.partptr[part] : nodes.partptr[part + 1]] = False
+        halos.append(is_read.nonzero().view(-1).to(smallest_dtype(nodes.num_nodes)))
+        del is_read
+    trim()
+    ends = [torch.searchsorted(halo, nodes.partptr.to(halo.dtype)) for halo in halos]
+    return Halos(halos, torch.stack(ends).diff(dim=1), block_edges)
+
+
+def part_layout(
+    edges: EdgeGroups, exchange: Halos, part: int, scratch: Scratch
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What ``sar.pt`` and ``graph.pt`` hold of one relation in one part.
+
+    The first has local ids, halo, boundary and blocks; the second the same edges, in the same
+    order, by global id. What has a row per edge lies in scratch space.
+    """
+    nodes = edges.src
+    src_start, src_end = nodes.partptr[part : part + 2].tolist()
+    halo, num_own = exchange.halos[part], src_end - src_start
+    local = torch.empty(nodes.num_nodes, dtype=torch.int32)  # by place
+    local[src_start:src_end] = torch.arange(num_own, dtype=torch.int32)
+    sources = torch.empty(num_own + halo.numel(), dtype=torch.int64)  # by local id
+    sources[:num_own] = nodes.n_id(part)
+    for start, stop in ranges(halo.numel()):
+        places = halo[start:stop].long()
+        local[places] = torch.arange(num_own + start, num_own + stop, dtype=torch.int32)
+        sources[num_own + start : num_own + stop] = nodes.node_perm[places]
+
+    block_ptr = counts_to_ptr(exchange.block_edges[part])
+    dtypes = torch.int32, torch.int32, torch.int64
+    blocks = Buckets(block_ptr, dtypes, scratch, cuts=torch.arange(block_ptr.numel()))
+    for bucket in edges.of_part(part):
+        _sort_bucket(edges, bucket, part, local, blocks)
+    del local
+    trim()
+    src, dst, e_id = blocks.columns
+    return (
+        {
+            'halo_ptr': counts_to_ptr(exchange.halo_rows[part]),
+            'halo_pos': _position_at_owner(halo, exchange.halo_rows[part], nodes.partptr),
+            'boundary_ptr': counts_to_ptr(exchange.halo_rows[:, part]),
+            'boundary_pos': exchange.boundary(part).sub_(src_start).to(torch.int32),
+            'block_ptr': block_ptr,
+            'src': src,
+            'dst': dst,
+        },
+        {
+            'edge_id': e_id,
+            'row': RowStream(sources, src),
+            'col': RowStream(edges.dst.n_id(part), dst),
+            'size': (nodes.num_nodes, edges.dst.num_nodes),
+        },
+    )
+
+
+_COVERED_EDGES = 1 << 24
+"""Of a block: the cover of a larger one would take too much memory here."""
+
+
+def cover_sizes(sar: dict[str, Tensor], num_own: int, num_dst: int) -> list[int]:
+    """How many rows and sums of rows a part reads of each other, where sums may travel, too."""
+    halo_ptr, block_ptr = sar['halo_ptr'].tolist(), sar['block_ptr'].tolist()
+    sizes = sar['halo_ptr'].diff().tolist()
+    for part, num_rows in enumerate(sizes):
+        edges = slice(block_ptr[part], block_ptr[part + 1])
+        if num_rows and edges.stop - edges.start <= _COVERED_EDGES:
+            src = sar['src'][edges].long() - num_own - halo_ptr[part]
+            ends = vertex_cover(src, sar['dst'][edges].long(), num_rows, num_dst)
+            sizes[part] = sum(int(is_in.sum()) for is_in in ends)
+    return sizes
+
+
+def _sort_bucket(edges: EdgeGroups, bucket: int, part: int, local: Tensor, blocks: Buckets) -> None:
+    """Appends the edges of a bucket by (destination, source, id) to their blocks.
+
+    Sources are in the order of their ids in every order of nodes: a sum over the edges of a block
+    has the same bits.
+    """
+    row, col = (edges.buckets.read(bucket, number) for number in (1, 2))
+    first, stop = edges.buckets.bounds[bucket : bucket + 2].tolist()
+    dst = edges.dst.place.index_select(0, col).long()
+    del col
+    # One number per pair: below 2^63 for up to 3 * 10^9 nodes. Edge ids ascend already.
+    num_src = edges.src.num_nodes
+    pairs = dst.sub(first).mul_(num_src).add_(row)
+    order = stable_order(pairs, (stop - first) * num_src)
+    del pairs
+    dst = dst.sub_(int(edges.dst.partptr[part])).index_select(0, order)
+    row = row.index_select(0, order)
+    e_id = edges.buckets.read(bucket, 0).index_select(0, order)
+    del order
+    owner = edges.src.assignment.index_select(0, row)
+    blocks.add(owner, local.index_select(0, edges.src.place.index_select(0, row)), dst, e_id)
+
+
+def _position_at_owner(halo: Tensor, counts: Tensor, partptr: Tensor) -> Tensor:
+    """Rows of the halo at their owners, int32; `counts` tells how many each owner has."""
+    owners = zip(torch.split(halo, counts.tolist()), partptr.tolist(), strict=False)
+    return torch.cat([(places - start).to(torch.int32) for places, start in owners])

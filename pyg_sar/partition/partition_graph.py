@@ -1,0 +1,176 @@
+"""partition_graph: from a PyG Data or HeteroData to a partition folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch_geometric.data import Data, HeteroData
+
+from pyg_sar.commands.command_line import progress_bar
+from pyg_sar.partition.assignment import assign_nodes, choose
+from pyg_sar.partition.atomic_folder import existing_parent, replace_folder, target_folder
+from pyg_sar.partition.checks import check_no_nan, check_positive, check_seed
+from pyg_sar.partition.mapped import Scratch
+from pyg_sar.partition.masks import MASKS, parse_split, random_split
+from pyg_sar.partition.method import CutOptions, MethodLike
+from pyg_sar.partition.row_files import aligned
+from pyg_sar.partition.sources.sources import load_source
+from pyg_sar.partition.sub_parts import find_sub_parts
+from pyg_sar.partition.summary import PartitionSummary
+from pyg_sar.partition.typed import TypedGraph, typed_graph
+from pyg_sar.partition.writer import write_partition
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Runs torch on one thread.
+
+    The passes are many short operations: threads that wait for each other gain little, and where
+    other programs want the cores they take several times as long.
+    """
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+def partition_graph(
+    data: Data | HeteroData | str | os.PathLike[str],
+    num_parts: int,
+    root: str | os.PathLike[str],
+    *,
+    method: MethodLike = 'metis',
+    backend: str = 'auto',
+    seed: int = 0,
+    objective: str = 'cut',
+    balance: str | Sequence[str] | None = None,
+    passes: int | None = None,
+    threads: int | None = None,
+    order: str | None = None,
+    split: str | tuple[float, float, float] | None = None,
+    check_nan: bool = False,
+    force: bool = False,
+    progress: bool = False,
+    command: Sequence[str] | None = None,
+    scratch: Scratch | None = None,
+) -> PartitionSummary:
+    """Cuts a graph into parts and writes one shard per part.
+
+    Every edge is stored once, with the part of its destination; duplicate edges and self loops
+    are kept. Every attribute with one row per node or per edge goes with its node or edge;
+    scalars, strings and short lists of the graph go to META.json, from which a tuple comes back as
+    a list and a tensor of one number as that number; anything else is dropped with a warning that
+    names it. The folder appears complete or not at all, and `data` is not changed.
+
+    Of a heterogeneous graph every relation is stored so: each edge with its destination, and types
+    of nodes without features or without edges, and relations without edges, as they are. A
+    partitioner sees all types as one graph and, unless told otherwise, balances every type.
+
+    Not collective: one process cuts the graph, once::
+
+        summary = pyg_sar.partition_graph(graph, 4, 'new_parts/', balance='nodes,edges')
+        print(summary)
+
+    Args:
+        data: The graph: ``edge_index`` integer [2, E], and any attributes; or a HeteroData with at
+            least one relation; or a file or the name of a graph, as the command line takes it,
+            which stays on disk (see :mod:`pyg_sar.partition.sources.sources`). Sparse ``x``,
+            ``y`` and other attributes of well-known names are stored dense.
+        num_parts: Number of parts P, 1 <= P <= N.
+        root: Folder to write; it may not exist yet, or be empty.
+        method: ``'metis'`` (few cut edges); ``'ldg'`` or ``'fennel'`` (streaming, for graphs beyond
+            METIS's memory); ``'kaminpar'`` (an optional package); ``'random'``; ``'range'`` (equal
+            runs of ids); ``'file:PATH'`` (.npy, .pt or .txt with one part id per
+            node); or an integer tensor [N] of part ids; of a HeteroData the types one after
+            another, or a dict with a tensor for every type. Parts given by the caller may be empty.
+        backend: METIS's binding: ``'pymetis'``, ``'pyg-lib'``, ``'torch-sparse'``, or ``'auto'``
+            (pymetis).
+        seed: Seed of the method and of the split; the same seed gives the same parts. pyg-lib and
+            torch-sparse take none.
+        objective: ``'cut'`` (edges between parts) or ``'volume'`` (rows exchanged per layer: METIS
+            is run for both and the better kept).
+        balance: What every part shall have an equal share of, within 5 %, some of ``'nodes'``,
+            ``'edges'`` (in-edges; alone, plus one per node), ``'train'`` (training nodes) and
+            ``'types'`` (nodes of every type), as ``'nodes,edges'`` or a list. By default the types
+            of a HeteroData, else nodes. With pyg-lib, torch-sparse and KaMinPar one of
+            ``'nodes'`` (their default) and ``'edges'``.
+        passes: Passes of ``'ldg'`` and ``'fennel'`` over the nodes; 10 by default.
+        threads: Those of ``'kaminpar'``; 1 by default, as more do not give the same parts again.
+        order: That of the nodes of a part, which ``n_id`` tells. ``'cache'`` puts neighbours near
+            each other, in runs of 2,048 nodes that METIS finds within every part, so that epochs
+            find more rows in the cache; ``'source'`` keeps the order of ids and saves the time and
+            memory of METIS. By default ``'cache'`` where METIS cuts, else ``'source'``.
+        split: Fractions such as ``'0.6/0.2/0.2'``: writes random ``train_mask``, ``val_mask`` and
+            ``test_mask`` over the labelled nodes (integer y >= 0; float y not NaN; all without y).
+            Of a HeteroData, in every type that has ``y``.
+        check_nan: Whether to refuse NaN in ``x``.
+        force: Whether to replace an earlier partition in `root`, once the new one is complete.
+        progress: Whether to show progress bars on stderr.
+        command: The command line, noted in META.json.
+        scratch: Where temporary arrays lie; by default in files without a name beside `root`.
+
+    Returns:
+        The sizes of the parts, the edge cut and the rows exchanged per layer.
+
+    Raises:
+        ValueError: If the graph or an option is not as described; nothing is written.
+    """
+    num_parts, seed = check_positive('num_parts', num_parts), check_seed(seed)
+    target, before = target_folder(root, force=force)
+    with _one_thread():
+        scratch = scratch or Scratch(existing_parent(target))
+        if isinstance(data, (str, os.PathLike)):
+            data = load_source(data, seed=seed, scratch=scratch)
+        graph = typed_graph(data, scratch)
+        if num_parts > graph.num_nodes:
+            raise ValueError(
+                "'num_parts' must not exceed the number of nodes (got "
+                f'{num_parts} and {graph.num_nodes})'
+            )
+        for key, nodes in graph.nodes.items():
+            if check_nan and 'x' in nodes.attrs:
+                check_no_nan(nodes.attrs['x'], f" of '{key}'" if key is not None else '')
+        if split is not None:
+            _add_split(graph, split, seed)
+        has_train_mask = any('train_mask' in nodes.attrs for nodes in graph.nodes.values())
+        asked = CutOptions(method, backend, seed, objective, balance, passes, threads, order)
+        chosen, options = choose(asked, is_hetero=graph.is_hetero, has_train_mask=has_train_mask)
+        with progress_bar('partitioning', 1, quiet=not progress) as bar:
+            assignment = sub_parts = assign_nodes(graph, num_parts, chosen, options)
+            if options.order == 'cache':
+                sub_parts = find_sub_parts(graph, assignment, num_parts, seed)
+            bar.update()
+        bar = progress_bar('writing parts', num_parts, quiet=not progress)
+        with bar, replace_folder(target, before) as folder:
+            return write_partition(
+                folder,
+                graph,
+                assignment,
+                num_parts,
+                sub_parts=sub_parts,
+                provenance=options.provenance(),
+                command=None if command is None else list(command),
+                on_part=bar.update,
+            )
+
+
+def _add_split(graph: TypedGraph, split: str | tuple[float, float, float], seed: int) -> None:
+    fractions = parse_split(split)
+    labelled = [
+        nodes for nodes in graph.nodes.values() if 'y' in nodes.attrs or not graph.is_hetero
+    ]
+    if not labelled:
+        raise ValueError(
+            f"'split' needs a node type with labels 'y' (got none in {list(graph.nodes)})"
+        )
+    for nodes in labelled:
+        present = [name for name in MASKS if name in nodes.attrs]
+        if present:
+            raise ValueError(f"'split' needs a graph without masks (got {', '.join(present)})")
+        y = aligned(nodes.attrs['y']) if 'y' in nodes.attrs else None
+        nodes.attrs.update(random_split(y, nodes.num_nodes, fractions, seed=seed))

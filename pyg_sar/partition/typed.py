@@ -1,0 +1,198 @@
+"""One description of homogeneous and heterogeneous graphs, for all that comes after the checks.
+
+A homogeneous graph is a heterogeneous one with one type of nodes and one relation, both named None.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Batch, Data, HeteroData
+from torch_geometric.data.hypergraph_data import HyperGraphData
+
+from pyg_sar.partition.adjacency import with_edges_of_adj_t
+from pyg_sar.partition.attributes import count_rows, label_facts, sort_attributes
+from pyg_sar.partition.checks import check_ids, checked_edge_index
+from pyg_sar.partition.mapped import MEMORY, Scratch
+from pyg_sar.partition.row_files import edge_chunks, join_edges
+from pyg_sar.shard.file_names import EdgeKey, NodeKey, type_name
+
+_LONGEST_NAME = 250
+"""Bytes; files may have 255, of which the suffix takes some."""
+
+
+@dataclass(frozen=True)
+class NodeSet:
+    """The N nodes of one type, tensors [N, ...] of them, and values that belong to the type."""
+
+    num_nodes: int
+    attrs: dict[str, Tensor]
+    extra: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Relation:
+    """The edges of one type, tensors [E, ...] of them, and values that belong to the relation.
+
+    `edge_index` has ids within the types of the ends, of any integer type [2, E]; in memory or
+    mapped.
+    """
+
+    src: NodeKey
+    dst: NodeKey
+    edge_index: Tensor
+    attrs: dict[str, Tensor]
+    extra: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class TypedGraph:
+    """A graph by types, and values that belong to the whole graph.
+
+    `whole` are tensors that every rank has whole, and `dropped` tells what attributes were that no
+    folder can hold, each by the name of the type, '' for the graph.
+    `scratch` is where temporary arrays with a row per edge lie, in memory by default.
+    """
+
+    nodes: dict[NodeKey, NodeSet]
+    relations: dict[EdgeKey, Relation]
+    attrs: dict[str, Any]
+    whole: dict[str, dict[str, Tensor]]
+    dropped: dict[str, dict[str, str]]
+    is_hetero: bool
+    scratch: Scratch
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes of all types."""
+        return sum(nodes.num_nodes for nodes in self.nodes.values())
+
+    @property
+    def num_edges(self) -> int:
+        """Number of edges of all relations."""
+        return sum(relation.edge_index.size(1) for relation in self.relations.values())
+
+    @property
+    def offsets(self) -> dict[NodeKey, int]:
+        """The number of the first node of every type, the types counted one after another."""
+        ends = accumulate(nodes.num_nodes for nodes in self.nodes.values())
+        return dict(zip(self.nodes, (0, *ends), strict=False))
+
+    def homogeneous_edge_index(self) -> Tensor:
+        """All edges in one numbering of all nodes, that of :attr:`offsets`; integer [2, E]."""
+        offsets = self.offsets
+        parts = [(r.edge_index, offsets[r.src], offsets[r.dst]) for r in self.relations.values()]
+        if len(parts) == 1 and not any(parts[0][1:]):
+            return parts[0][0]
+        pairs = (
+            (src + add_src, dst + add_dst)
+            for edges, add_src, add_dst in parts
+            for _, src, dst in edge_chunks(edges)
+        )
+        return join_edges(pairs, self.num_edges, self.scratch)
+
+    def by_type(self, values: Tensor) -> dict[NodeKey, Tensor]:
+        """Rows in the numbering of :attr:`offsets`, by type."""
+        sizes = [nodes.num_nodes for nodes in self.nodes.values()]
+        return dict(zip(self.nodes, torch.split(values, sizes), strict=True))
+
+
+def typed_graph(data: Data | HeteroData, scratch: Scratch = MEMORY) -> TypedGraph:
+    """Checks a PyG graph and sorts what it holds.
+
+    Of integer labels ``y`` it gets ``num_classes`` and ``label_range``, unless it has them. Raises
+    ValueError if `data` is no graph, or something in it is not as it must be.
+    """
+    if isinstance(data, HeteroData):
+        return _hetero_graph(data, scratch)
+    if not isinstance(data, Data):
+        raise ValueError(
+            f"'data' must be a torch_geometric.data.Data or HeteroData (got {type(data).__name__})"
+        )
+    if isinstance(data, HyperGraphData):
+        raise ValueError(
+            "'data' must have edges between nodes (got a HyperGraphData; give its incidence as a "
+            "relation of a HeteroData: hetero['node', 'in', 'hyperedge'].edge_index)"
+        )
+    data = with_edges_of_adj_t(data)
+    edge_index = checked_edge_index(data)
+    num_nodes = count_rows(data, edge_index)
+    check_ids(edge_index, (num_nodes, num_nodes))
+    attributes = sort_attributes(data, num_nodes, edge_index.size(1))
+    return TypedGraph(
+        nodes={None: NodeSet(num_nodes, attributes.node, {})},
+        relations={None: Relation(None, None, edge_index, attributes.edge, {})},
+        attrs=_num_graphs(data) | attributes.graph | label_facts(attributes.node, data),
+        whole={'': attributes.whole},
+        dropped={'': attributes.dropped},
+        is_hetero=False,
+        scratch=scratch,
+    )
+
+
+def _hetero_graph(data: HeteroData, scratch: Scratch) -> TypedGraph:
+    whole = data.stores[0].to_dict()  # what is of no type
+    node_stores = {key: store.to_dict() for key, store in data.node_items()}
+    edge_stores = {key: store.to_dict() for key, store in data.edge_items()}
+    if not edge_stores:
+        raise ValueError(
+            f"expected at least one relation in 'data' (got node types {list(node_stores)} alone)"
+        )
+    _check_names([*node_stores, *edge_stores])
+    edge_indices = {}
+    for key, store in edge_stores.items():
+        for end in (key[0], key[2]):
+            if end not in node_stores:
+                raise ValueError(
+                    f"expected the nodes of type '{end}' in 'data', as {key} has its ends there "
+                    f'(got types {list(node_stores)})'
+                )
+        edge_indices[key] = checked_edge_index(store, f'{key}')
+
+    nodes: dict[NodeKey, NodeSet] = {}
+    tensors: dict[str, dict[str, Tensor]] = {}
+    dropped: dict[str, dict[str, str]] = {}
+    for name, store in node_stores.items():
+        ids = [e[i] for k, e in edge_indices.items() for i in (0, 1) if k[2 * i] == name]
+        num_nodes = count_rows(store, ids, f" of '{name}'")
+        attributes = sort_attributes(store, num_nodes, None, where=f" of '{name}'")
+        extra = attributes.graph | label_facts(attributes.node, store)
+        nodes[name] = NodeSet(num_nodes, attributes.node, extra)
+        tensors[name], dropped[name] = attributes.whole, attributes.dropped
+    relations: dict[EdgeKey, Relation] = {}
+    for key, store in edge_stores.items():
+        edge_index = edge_indices[key]
+        check_ids(edge_index, (nodes[key[0]].num_nodes, nodes[key[2]].num_nodes), f'{key}')
+        attributes = sort_attributes(store, None, edge_index.size(1), where=f' of {key}')
+        relations[key] = Relation(key[0], key[2], edge_index, attributes.edge, attributes.graph)
+        tensors[type_name(key)], dropped[type_name(key)] = attributes.whole, attributes.dropped
+    attributes = sort_attributes(whole, None, None, where=' of the whole graph')
+    tensors[''], dropped[''] = attributes.whole, attributes.dropped
+    attrs = _num_graphs(data) | attributes.graph
+    return TypedGraph(nodes, relations, attrs, tensors, dropped, is_hetero=True, scratch=scratch)
+
+
+def _num_graphs(data: Data | HeteroData) -> dict[str, int]:
+    """Of a batch of graphs what it knows beside its attributes."""
+    return {'num_graphs': data.num_graphs} if isinstance(data, Batch) else {}
+
+
+def _check_names(keys: list[Any]) -> None:
+    relations: dict[str, Any] = {}
+    for key in keys:
+        name = type_name(key)
+        is_odd = not name.isprintable() or '/' in name or '\\' in name or name in ('', '.', '..')
+        if is_odd or len(name.encode()) > _LONGEST_NAME:
+            raise ValueError(
+                f'expected names of types that a file may have (got {key!r}): a folder of the cut '
+                "has that name, so write 'to_from' for 'to/from', and at most 250 bytes"
+            )
+        if isinstance(key, tuple) and relations.setdefault(name, key) != key:
+            raise ValueError(
+                f'expected names of relations that differ (got {relations[name]} and {key}, both '
+                f"'{name}')"
+            )
