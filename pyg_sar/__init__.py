@@ -13,7 +13,7 @@ from pyg_sar.utils import private_names  # noqa: F401 - before anything needs on
 from pyg_sar.checkpoint.load import load_checkpoint
 from pyg_sar.checkpoint.row_files import load_rows, save_rows
 from pyg_sar.checkpoint.save import save_checkpoint
-from pyg_sar.comm.faults.errors import ExchangeError
+from pyg_sar.comm.errors import ExchangeError
 from pyg_sar.conv.sar_conv import SARConv
 from pyg_sar.ddp.data_parallel import DistributedDataParallel
 from pyg_sar.in_turns.run import run_in_turns

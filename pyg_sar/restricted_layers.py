@@ -16,9 +16,9 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_sar.comm.collectives import agree, check_equal, together
+from pyg_sar.comm.derive_shard import all_part_ptr, derive_shard
+from pyg_sar.comm.errors import collective
 from pyg_sar.comm.exchange import Exchange, exchange_of
-from pyg_sar.comm.faults.errors import collective
-from pyg_sar.comm.reshard.derive_shard import all_part_ptr, derive_shard
 from pyg_sar.rows.align import brought, listed, own_rows
 from pyg_sar.rows.edges import EdgeIndex, Ends, NodeIds, edge_index, node_ids
 from pyg_sar.rows.over_ranks import whole

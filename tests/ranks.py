@@ -34,7 +34,7 @@ import torch.distributed as dist
 import torch_geometric.template
 from jinja2 import Environment, FileSystemLoader
 
-from pyg_sar.comm.threads.run import run_threads
+from pyg_sar.comm.threads import run_threads
 
 GRACE = 2.0  # seconds after the first failure in which other ranks may report theirs
 

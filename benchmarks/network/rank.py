@@ -31,7 +31,7 @@ from training import default_hidden  # noqa: E402
 import pyg_sar  # noqa: E402
 from pyg_sar.comm import exchange, gradient_return  # noqa: E402
 from pyg_sar.comm.comm import Comm  # noqa: E402
-from pyg_sar.comm.processes.group import GroupComm  # noqa: E402
+from pyg_sar.comm.process_group import GroupComm  # noqa: E402
 from pyg_sar.comm.swap import Swap  # noqa: E402
 
 LINK, TIMELINE, NO_NETWORK, ROWS = 'link', 'timeline', 'no network', 'rows only'

@@ -19,7 +19,7 @@ from pyg_sar.checkpoint import states
 from pyg_sar.checkpoint.files import About, read_about, read_state, read_table
 from pyg_sar.checkpoint.folders import complete
 from pyg_sar.comm.collectives import on_rank_0, together
-from pyg_sar.comm.faults.errors import collective
+from pyg_sar.comm.errors import collective
 from pyg_sar.comm.ranks import rank, world_size
 from pyg_sar.dropout.forward import of_model
 

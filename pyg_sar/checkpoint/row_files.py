@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pyg_sar.checkpoint.tables import Table, create_npy, map_npy, write_npy
 from pyg_sar.comm.collectives import agree, check_equal, on_rank_0, together
-from pyg_sar.comm.faults.errors import collective
+from pyg_sar.comm.errors import collective
 from pyg_sar.comm.ranks import rank, world_size
 from pyg_sar.rows.align import own_rows
 from pyg_sar.rows.attach import as_local, space_of_nodes

@@ -21,7 +21,7 @@ from pyg_sar.checkpoint.folders import begun, folder_of, publish
 from pyg_sar.checkpoint.states import model_state, optimizer_state, plain_model, random_states
 from pyg_sar.checkpoint.tables import Table, create_npy, graphs, write_npy
 from pyg_sar.comm.collectives import agree, check_equal, on_rank_0, together
-from pyg_sar.comm.faults.errors import collective
+from pyg_sar.comm.errors import collective
 from pyg_sar.comm.ranks import world_size
 from pyg_sar.ddp.same_model import check_values, sums_of
 from pyg_sar.dropout.forward import of_model

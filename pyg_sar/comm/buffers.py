@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.processes.shared_memory import writable
 from pyg_sar.comm.ranks import current
+from pyg_sar.comm.shared_memory import writable
 from pyg_sar.shard.index_rows import add_rows_at
 from pyg_sar.utils.offload import keep_here, select_rows
 

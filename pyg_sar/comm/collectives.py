@@ -1,7 +1,7 @@
 """The few collectives beside the exchanges.
 
 Each begins with a message that has the same form in all, so that they meet only if they are at the
-same operation (:mod:`pyg_sar.comm.processes.group`).
+same operation (:mod:`pyg_sar.comm.process_group`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pyg_sar.comm.faults.errors import because_of
+from pyg_sar.comm.errors import because_of
 from pyg_sar.comm.functions import communicates
 from pyg_sar.comm.ranks import current
 from pyg_sar.utils import hook

@@ -1,7 +1,7 @@
 """Operations of a rank with the others, whoever carries the messages.
 
 There are three kinds: the process group of ``torch.distributed``
-(:mod:`pyg_sar.comm.processes.group`), ranks that are threads of one process
+(:mod:`pyg_sar.comm.process_group`), ranks that are threads of one process
 (:mod:`pyg_sar.comm.threads`), and one rank by itself, which is the base class here.
 """
 
@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pyg_sar.comm.faults.errors import at_location
+from pyg_sar.comm.errors import at_location
 from pyg_sar.comm.met import Met
 from pyg_sar.utils import hook
 

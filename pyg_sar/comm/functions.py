@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.faults.errors import in_layer, layer_and_phase, location
+from pyg_sar.comm.errors import in_layer, layer_and_phase, location
 from pyg_sar.comm.ranks import current
 
 Function = TypeVar('Function', bound=type)

@@ -19,7 +19,7 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.faults.errors import PartedError, because_of
+from pyg_sar.comm.errors import PartedError, because_of
 from pyg_sar.utils.checksum import as_bytes, checksum
 from pyg_sar.utils.json import decode, encode
 from pyg_sar.utils.offload import array_of

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 
 from pyg_sar.comm.comm import Comm
-from pyg_sar.comm.processes.group import GroupComm
+from pyg_sar.comm.process_group import GroupComm
 from pyg_sar.utils.scoped import Scoped
 
 chosen: Scoped[Comm | None] = Scoped(None)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pyg_sar.comm.buffers import Buffers, Rows
 from pyg_sar.comm.collectives import all_to_all
-from pyg_sar.comm.faults.errors import at_location
+from pyg_sar.comm.errors import at_location
 from pyg_sar.comm.ranks import current
 from pyg_sar.utils import hook
 

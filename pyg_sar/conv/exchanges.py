@@ -11,7 +11,7 @@ from torch_geometric import EdgeIndex as PyGEdgeIndex
 
 from pyg_sar.comm.agreed import Agreed
 from pyg_sar.comm.collectives import agree
-from pyg_sar.comm.reshard.reverse_edges import EdgeMove, Reversed, reverse
+from pyg_sar.comm.reverse_edges import EdgeMove, Reversed, reverse
 from pyg_sar.dropout.edge_ids import edge_ids, has_ids
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.matrices.adjacency import Adjacency
@@ -32,7 +32,7 @@ def into_own(handle: ShardEdges, *, flip: bool = False) -> tuple[ShardEdges, Edg
 
     Edges that would run out of own nodes are turned round: then tensors of edges have to be moved,
     too. Collective where edges are turned round: one small all-gather, see also
-    :func:`pyg_sar.comm.reshard.reverse_edges`.
+    :func:`pyg_sar.comm.reverse_edges`.
     """
     if handle.is_flipped == flip:
         return handle.sources_first(), None

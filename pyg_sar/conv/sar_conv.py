@@ -14,7 +14,7 @@ import torch
 from torch_geometric.nn import MessagePassing
 
 from pyg_sar.averaging.averager import average_gradients
-from pyg_sar.comm.faults.errors import in_layer
+from pyg_sar.comm.errors import in_layer
 from pyg_sar.comm.ranks import left_by, world_size
 from pyg_sar.conv.around.kept_norms import FORMS
 from pyg_sar.conv.around.patching import bind_functions, forms

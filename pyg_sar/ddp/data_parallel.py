@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from pyg_sar.averaging.averager import MIB
 from pyg_sar.comm.collectives import broadcast, together
-from pyg_sar.comm.faults.errors import collective
+from pyg_sar.comm.errors import collective
 from pyg_sar.comm.ranks import (
     as_timedelta,
     check_own,

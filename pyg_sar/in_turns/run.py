@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from pyg_sar.comm.ranks import current, is_distributed
-from pyg_sar.comm.threads.run import Around, run_around
+from pyg_sar.comm.threads import Around, run_around
 from pyg_sar.in_turns.evictions import LEAST_BYTES, Evictions
 from pyg_sar.in_turns.figures import Figures
 from pyg_sar.in_turns.freed_memory import FreedMemory

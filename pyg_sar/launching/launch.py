@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import start_processes
 
-from pyg_sar.comm.faults.errors import ExchangeError
+from pyg_sar.comm.errors import ExchangeError
 from pyg_sar.comm.ranks import current, is_distributed
 
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from pyg_sar.comm.collectives import agree, check_equal, together
+from pyg_sar.comm.errors import collective
 from pyg_sar.comm.exchange import with_halo_ids
-from pyg_sar.comm.faults.errors import collective
 from pyg_sar.shard.edges import ShardEdges
 from pyg_sar.shard.shard import n_id_of
 from pyg_sar.utils.draws import uniform

@@ -13,9 +13,9 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch_geometric.data.storage import NodeStorage
 
 from pyg_sar.comm.collectives import agree
-from pyg_sar.comm.faults.errors import collective
+from pyg_sar.comm.errors import collective
 from pyg_sar.comm.ranks import world_size
-from pyg_sar.over_all_nodes.rows import rows as rows_by_id
+from pyg_sar.comm.row_map import rows as rows_by_id
 from pyg_sar.rows.attach import as_local, space_of_nodes
 from pyg_sar.rows.rows import Rows, plain, plainly, tag
 from pyg_sar.rows.space import Space

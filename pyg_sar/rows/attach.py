@@ -13,7 +13,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.storage import BaseStorage
 
 from pyg_sar.comm.collectives import agree
-from pyg_sar.comm.faults.errors import collective
+from pyg_sar.comm.errors import collective
 from pyg_sar.comm.ranks import cache_of
 from pyg_sar.rows.align import brought, own_rows
 from pyg_sar.rows.edges import EdgeIndex, Ends, edge_index, node_ids

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.comm.collectives import all_gather_alike, all_to_all
-from pyg_sar.comm.faults.errors import collective
+from pyg_sar.comm.errors import collective
 from pyg_sar.comm.ranks import check_lives, world_size
 from pyg_sar.over_all_nodes.sampling import negative_sampling as negative_pairs
 from pyg_sar.rows.edges import EdgeIndex

@@ -20,7 +20,7 @@ from pyg_sar.comm.collectives import (
 )
 from pyg_sar.comm.end_of_backward import note_backward_of
 from pyg_sar.comm.ranks import check_lives, world_size
-from pyg_sar.over_all_nodes.rows import rows as rows_by_id
+from pyg_sar.comm.row_map import rows as rows_by_id
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse
 from pyg_sar.rows.space import Space
 
@@ -121,7 +121,7 @@ def fetched(rows: Rows, ids: Tensor) -> Tensor:
     """Rows by their place in the whole; `ids` may differ from rank to rank.
 
     From int64 of any shape to ``[*ids.shape, ...]`` (collective, see
-    :func:`pyg_sar.over_all_nodes.rows.rows`).
+    :func:`pyg_sar.comm.row_map.rows`).
     """
     check_lives(rows._space.comm)
     rows = getattr(rows, 'whole_ids', rows)  # of edges the ids of the whole

@@ -19,7 +19,7 @@ from weakref import WeakSet
 import torch
 
 from pyg_sar.comm.comm import Comm
-from pyg_sar.comm.faults.errors import in_call
+from pyg_sar.comm.errors import in_call
 from pyg_sar.comm.ranks import chosen, current, left_by
 
 _PATIENCE = 2.0  # seconds in which other ranks may leave their loops when this program ends

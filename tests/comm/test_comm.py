@@ -21,11 +21,11 @@ from traffic import put
 
 import pyg_sar
 from pyg_sar import partition_graph
-from pyg_sar.aggregate.halo import from_halo, with_halo
 from pyg_sar.comm.collectives import agree, all_reduce_sum, raise_together
 from pyg_sar.comm.exchange import Exchange
-from pyg_sar.comm.faults.groups import new_group
 from pyg_sar.comm.gradient_return import GradientReturn
+from pyg_sar.comm.groups import new_group
+from pyg_sar.comm.halo import from_halo, with_halo
 from pyg_sar.comm.ranks import open_lane
 from pyg_sar.shard.blocks import plan_of
 from pyg_sar.shard.read_shard import read_shard
@@ -285,7 +285,7 @@ def test_no_rank_leaves_a_group_that_another_still_connects():
             store.set('all are connected', '')
         return group
 
-    with mock.patch('pyg_sar.comm.processes.group.new_group', slow):
+    with mock.patch('pyg_sar.comm.process_group.new_group', slow):
         lane = open_lane()
     assert store.check(['all are connected'])
     lane.close()

@@ -19,8 +19,8 @@ from torch_geometric.nn import SAGEConv
 
 import pyg_sar
 from pyg_sar.comm.collectives import agree, all_ranks, all_reduce_sum, all_to_all, least_of_ranks
+from pyg_sar.comm.errors import in_layer
 from pyg_sar.comm.exchange import Exchange
-from pyg_sar.comm.faults.errors import in_layer
 from pyg_sar.comm.ranks import set_timeout
 
 

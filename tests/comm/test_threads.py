@@ -15,7 +15,7 @@ from torch import Tensor
 from torch_geometric.nn import Sequential
 
 from pyg_sar import comm
-from pyg_sar.comm.threads.run import run_threads
+from pyg_sar.comm.threads import run_threads
 
 
 def _program(seed: int, log: list[int] | None = None) -> list[Any]:

@@ -18,7 +18,7 @@ from torch_geometric.nn import GATConv, SAGEConv
 
 import pyg_sar
 from pyg_sar.comm.buffers import BufferPool, Buffers
-from pyg_sar.comm.processes.group import GroupComm
+from pyg_sar.comm.process_group import GroupComm
 from pyg_sar.comm.swap import Swap
 
 BACKEND = 'cpu:gloo,cuda:nccl'

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 import pyg_sar
-from pyg_sar.comm.threads.run import run_threads
+from pyg_sar.comm.threads import run_threads
 from pyg_sar.partition import __main__ as partition
 
 FOLDER = ROOT / 'examples' / 'pyg'

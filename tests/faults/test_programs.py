@@ -16,8 +16,8 @@ from small_graphs import attempt
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
 from pyg_sar import DistributedDataParallel, ExchangeError, local
+from pyg_sar.comm import connection
 from pyg_sar.comm.exchange import Exchange
-from pyg_sar.comm.faults import connection
 
 
 class Net(torch.nn.Module):

@@ -20,7 +20,7 @@ from ranks import run_ranks
 from torch_geometric.nn import GAT, GraphSAGE
 
 import pyg_sar
-from pyg_sar.comm.threads.turns import Turns
+from pyg_sar.comm.turns import Turns
 from pyg_sar.in_turns.run import play
 from pyg_sar.profiling.records import Summary
 from pyg_sar.utils import hook

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pyg_sar.launching.environment import Launched, first_host, launched
+from pyg_sar.comm.environment import Launched, first_host, launched
 
 TORCH = {'RANK': '2', 'WORLD_SIZE': '4', 'MASTER_ADDR': 'host', 'MASTER_PORT': '1234'}
 TORCHRUN = {**TORCH, 'TORCHELASTIC_RUN_ID': 'none', 'LOCAL_RANK': '0'}

@@ -18,7 +18,7 @@ from one_machine_slurm import slurm, why_no_slurm
 from torch_geometric.data import Data
 
 import pyg_sar
-from pyg_sar.launching.environment import launched
+from pyg_sar.comm.environment import launched
 
 pytestmark = pytest.mark.slow
 

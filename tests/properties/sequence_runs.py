@@ -12,8 +12,8 @@ from torch import Tensor
 
 import pyg_sar
 from pyg_sar.comm.ranks import rank
-from pyg_sar.comm.threads.run import run_threads
-from pyg_sar.over_all_nodes.rows import rows
+from pyg_sar.comm.row_map import rows
+from pyg_sar.comm.threads import run_threads
 
 TOLERANCE = 1e-9
 

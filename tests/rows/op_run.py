@@ -17,7 +17,7 @@ from op_trees import leaves_of, replaced, tensors_of
 from torch import Tensor
 
 from pyg_sar.comm.ranks import rank
-from pyg_sar.comm.threads.run import run_threads
+from pyg_sar.comm.threads import run_threads
 from pyg_sar.rows.over_ranks import sum_of_ranks
 from pyg_sar.rows.rows import Rows, plain, plainly, tag
 from pyg_sar.rows.space import Space

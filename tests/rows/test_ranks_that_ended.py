@@ -15,7 +15,7 @@ from torch_geometric.nn import SAGEConv
 from torch_geometric.utils import degree
 
 import pyg_sar
-from pyg_sar.comm.threads.run import run_threads
+from pyg_sar.comm.threads import run_threads
 
 USES: dict[str, Callable[[Any, Any, Any], object]] = {
     'mean': lambda data, model, out: out.mean(),

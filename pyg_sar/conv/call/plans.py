@@ -10,12 +10,12 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from pyg_sar.aggregate.halo import with_halo
 from pyg_sar.aggregate.online_softmax import online
 from pyg_sar.aggregate.program import Program
 from pyg_sar.aggregate.replay import replay
 from pyg_sar.aggregate.run import Run
 from pyg_sar.aggregate.weighted_sum import weighted_sum
+from pyg_sar.comm.halo import with_halo
 from pyg_sar.conv.call.by_destination import run_gather
 from pyg_sar.conv.inspect.trace import Trace, trace
 from pyg_sar.conv.message.forward_state import state_of

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
+from pyg_sar.comm.errors import location
 from pyg_sar.comm.exchange import exchange_of
-from pyg_sar.comm.faults.errors import location
 from pyg_sar.conv.call.agreement import agree_on_plan
 from pyg_sar.conv.call.layer_plan import Forward, running
 from pyg_sar.conv.call.plans import CallPlan, TracedPlan

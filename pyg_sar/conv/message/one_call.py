@@ -19,7 +19,7 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_sar.aggregate.program import Arguments
 from pyg_sar.comm.exchange import Exchange
-from pyg_sar.comm.reshard.reverse_edges import EdgeMove
+from pyg_sar.comm.reverse_edges import EdgeMove
 from pyg_sar.conv.message.intercept import MessageError, SourceIndex
 from pyg_sar.conv.message.source_rows import RowSum, SourceRows
 from pyg_sar.conv.options import Options

@@ -20,7 +20,7 @@ from torch.autograd import Function
 from torch.optim import _functional
 from torch.utils.hooks import BackwardHook
 
-from pyg_sar.comm.faults.errors import in_call
+from pyg_sar.comm.errors import in_call
 from pyg_sar.comm.ranks import world_size
 from pyg_sar.rows.replicated import mean_of_ranks
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag

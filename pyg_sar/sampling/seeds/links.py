@@ -16,7 +16,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.comm.collectives import agree
-from pyg_sar.over_all_nodes.rows import owners_of
+from pyg_sar.comm.row_map import owners_of
 from pyg_sar.rows.attach import gather
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.space import Space

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, cast
 from torch import Tensor
 
 from pyg_sar.comm.buffers import Buffers, Lend, Rows
+from pyg_sar.comm.errors import at_location
 from pyg_sar.comm.exchange import Exchange
-from pyg_sar.comm.faults.errors import at_location
 from pyg_sar.comm.gradient_return import GradientReturn
 from pyg_sar.comm.ranks import current
 from pyg_sar.comm.swap import forms_of, tell_moved
@@ -22,7 +22,7 @@ from pyg_sar.shard.shard import Step
 from pyg_sar.utils import hook
 
 if TYPE_CHECKING:
-    from pyg_sar.comm.threads.run import ThreadComm
+    from pyg_sar.comm.threads import ThreadComm
 
 
 class OfferedGradients(GradientReturn):

@@ -1,7 +1,7 @@
-"""Ranks as threads of one process, which take turns (:mod:`pyg_sar.comm.threads.turns`).
+"""Ranks as threads of one process, which take turns (:mod:`pyg_sar.comm.turns`).
 
 One rank offers rows to another, which computes them when it takes them
-(:mod:`pyg_sar.comm.threads.offers`). All other code is that of ranks in processes of their own. The
+(:mod:`pyg_sar.comm.offers`). All other code is that of ranks in processes of their own. The
 results have the same bits: sums over the ranks are added up in gloo's order.
 """
 
@@ -21,12 +21,12 @@ from torch import Tensor
 
 from pyg_sar.comm.buffers import BufferPool
 from pyg_sar.comm.comm import Comm
-from pyg_sar.comm.faults.errors import at_location
-from pyg_sar.comm.processes.ring_sum import sum_as_gloo_does
+from pyg_sar.comm.errors import at_location
+from pyg_sar.comm.offers import Offer
 from pyg_sar.comm.ranks import chosen
-from pyg_sar.comm.threads.exchange import OfferedRows
-from pyg_sar.comm.threads.offers import Offer
-from pyg_sar.comm.threads.turns import Turns
+from pyg_sar.comm.ring_sum import sum_as_gloo_does
+from pyg_sar.comm.threads_exchange import OfferedRows
+from pyg_sar.comm.turns import Turns
 from pyg_sar.utils import hook
 from pyg_sar.utils import offload as evictable
 

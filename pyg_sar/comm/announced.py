@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.comm.comm import Comm
-from pyg_sar.comm.faults.errors import location
+from pyg_sar.comm.errors import location
 
 _Sum = tuple[str, torch.dtype, tuple[int, ...]]
 """What is summed, and where; with its form."""

@@ -25,8 +25,8 @@ import torch.distributed as dist
 from torch.utils.checkpoint import _StopRecomputationError
 
 from pyg_sar.comm.comm import Comm
-from pyg_sar.comm.faults.errors import ExchangeError, PartedError, at_location, location
-from pyg_sar.comm.faults.reports import PATIENCE, Cause, Reports, for_reports
+from pyg_sar.comm.errors import ExchangeError, PartedError, at_location, location
+from pyg_sar.comm.reports import PATIENCE, Cause, Reports, for_reports
 from pyg_sar.utils import hook
 
 GRACE = 2.0  # seconds in which all ranks may raise alike before the one that raised ends the group

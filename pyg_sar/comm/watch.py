@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 from weakref import WeakMethod
 
-from pyg_sar.comm.faults.errors import layer_and_phase
+from pyg_sar.comm.errors import layer_and_phase
 
 INTERVAL = 0.05  # seconds between two looks
 

@@ -11,7 +11,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from pyg_sar.comm.faults.reports import for_operations
+from pyg_sar.comm.reports import for_operations
 
 _SETTINGS = {'TORCH_NCCL_ASYNC_ERROR_HANDLING': '0', 'TORCH_NCCL_DUMP_ON_TIMEOUT': '0'}
 
@@ -38,7 +38,7 @@ def new_group(limit: timedelta | None) -> dist.ProcessGroup:
     of a few bytes go from host to host. With NCCL alone each of them would wait for a device: the
     current one, which need not be the one that holds the rank's rows.
 
-    :mod:`pyg_sar.comm.faults.watch` reports a rank that is lost under NCCL. torch's own watchdog
+    :mod:`pyg_sar.comm.watch` reports a rank that is lost under NCCL. torch's own watchdog
     would end the process, and sleep for a minute at every failed transfer, for dumps that nobody
     reads. Two environment variables turn both off; torch reads them while the group is made.
     """

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from pyg_sar.comm.collectives import all_to_all, all_to_all_counts, together
+from pyg_sar.comm.derive_shard import all_part_ptr, derive_shard, positions
 from pyg_sar.comm.functions import communicates, once_differentiable
-from pyg_sar.comm.reshard.derive_shard import all_part_ptr, derive_shard, positions
 from pyg_sar.shard.blocks import check_ids
 from pyg_sar.shard.edges import ShardEdges
 from pyg_sar.shard.shard import Shard
