@@ -1,6 +1,6 @@
 """What is measured: the jobs of a block, the kernels that do them, and their peers.
 
-A new kernel of :mod:`pyg_sar.kernels` needs one entry in ``JOBS``. Public functions there that no
+A new kernel of :mod:`pyg_sar.ops` needs one entry in ``JOBS``. Public functions there that no
 entry names are listed as not measured.
 """
 
@@ -18,7 +18,7 @@ import torch
 from machine_limits import Run, gather_bytes
 from torch import Tensor
 
-import pyg_sar.kernels
+import pyg_sar.ops
 from pyg_sar.shard.blocks import Block
 from pyg_sar.shard.csr import Bags, make_bags
 
@@ -86,7 +86,7 @@ class Job:
     """One thing that a block needs done.
 
     Attributes:
-        kernel: The function of :mod:`pyg_sar.kernels` that does it.
+        kernel: The function of :mod:`pyg_sar.ops` that does it.
         ours: Makes the call to it.
         peers: Makes the same of others, by name; the first is what ratios are against.
         num_weights: Numbers of every edge and head that move as well.
@@ -221,10 +221,10 @@ JOBS = {
 
 
 def kernels() -> dict[str, Callable[..., Tensor]]:
-    """The public functions of :mod:`pyg_sar.kernels`, by name."""
+    """The public functions of :mod:`pyg_sar.ops`, by name."""
     found = {}
-    for info in pkgutil.iter_modules(pyg_sar.kernels.__path__):
-        module = importlib.import_module(f'{pyg_sar.kernels.__name__}.{info.name}')
+    for info in pkgutil.iter_modules(pyg_sar.ops.__path__):
+        module = importlib.import_module(f'{pyg_sar.ops.__name__}.{info.name}')
         for name, value in vars(module).items():
             is_own = isinstance(value, FunctionType) and value.__module__ == module.__name__
             if is_own and not name.startswith('_'):

@@ -12,8 +12,8 @@ from pyg_sar.conv.options import options_of
 from pyg_sar.conv.sar_conv import SARConv, name_layers
 from pyg_sar.conv.support import why_refused
 from pyg_sar.dropout.forward import SameDropout, of_model
-from pyg_sar.kernels.linear import compute_by_onednn
 from pyg_sar.norm.batches import watch_norms
+from pyg_sar.ops.linear import compute_by_onednn
 from pyg_sar.recompute.recorder import recompute_activations_of
 from pyg_sar.utils.log import LogLevel, check_log, say, set_log
 

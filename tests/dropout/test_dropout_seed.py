@@ -155,8 +155,8 @@ def test_losses_do_not_depend_on_how_they_are_computed(
 def test_pieces_of_a_message_draw_what_the_whole_draws(
     roots: dict[int, Path], expected: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr('pyg_sar.aggregate.chunks.CHUNK_BYTES', 1)
-    monkeypatch.setattr('pyg_sar.aggregate.chunks.MIN_EDGES', 13)
+    monkeypatch.setattr('pyg_sar.ops.chunks.CHUNK_BYTES', 1)
+    monkeypatch.setattr('pyg_sar.ops.chunks.MIN_EDGES', 13)
     monkeypatch.setattr('pyg_sar.dropout.draw._HASHES', 7)
     _check([_losses(roots[2])], expected)
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from small_graphs import assert_close
 from torch import Tensor
 
-from pyg_sar.kernels import bag_sums
-from pyg_sar.kernels.bag_sums import add_bag_sums
+from pyg_sar.ops import bag_sums
+from pyg_sar.ops.bag_sums import add_bag_sums
 from pyg_sar.shard.csr import make_bags
 
 TOLERANCE = {torch.float64: 1e-14, torch.float32: 1e-5}

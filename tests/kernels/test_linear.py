@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 from torch_geometric.nn import Linear
 
 from pyg_sar import DistributedDataParallel
-from pyg_sar.kernels import linear as by_onednn
+from pyg_sar.ops import linear as by_onednn
 from pyg_sar.rows.rows import plain
 
 NUM_ROWS, IN, OUT = 6003, 96, 40  # not a multiple of the images of a weight's gradient

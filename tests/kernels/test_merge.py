@@ -12,7 +12,7 @@ from small_graphs import assert_close
 from torch import Tensor
 from torch_geometric.utils import softmax
 
-from pyg_sar.kernels.merge import SoftmaxStats, Sum
+from pyg_sar.ops.reductions import SoftmaxStats, Sum
 
 
 def _blocks(num_edges: int, cuts: list[int]) -> list[slice]:

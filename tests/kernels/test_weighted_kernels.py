@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from small_graphs import assert_close
 from torch import Tensor
 
-from pyg_sar.kernels import weighted_loops, weighted_sums
-from pyg_sar.kernels.weighted_sums import (
+from pyg_sar.ops import weighted_loops, weighted_sums
+from pyg_sar.ops.weighted_sums import (
     _dots_by_gather,
     _dots_by_sampling,
     add_by_index_add,

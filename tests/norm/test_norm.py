@@ -11,7 +11,7 @@ from small_graphs import assert_close
 from torch import Tensor
 
 from pyg_sar import DistributedDataParallel, gather
-from pyg_sar.over_all_nodes.batch_norm import _local_moments
+from pyg_sar.ops.batch_norm import _local_moments
 
 
 @pytest.mark.parametrize('counts', [[0, 0, 0], [0, 1, 0], [1, 0, 0]], ids=str)

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
 import pyg_sar
-from pyg_sar.aggregate import chunks
+from pyg_sar.ops import chunks
 from pyg_sar.shard import index_rows as rows_at
 
 ROW_BYTES = 64  # of x: 8 float64

@@ -19,9 +19,9 @@ from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import softmax
 
 import pyg_sar
-from pyg_sar.aggregate import chunks
 from pyg_sar.comm.exchange import Exchange
 from pyg_sar.comm.gradient_return import GradientReturn
+from pyg_sar.ops import chunks
 
 TOLERANCE = 1e-10
 INF = float('inf')

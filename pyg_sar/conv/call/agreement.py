@@ -14,7 +14,6 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from pyg_sar.aggregate.program import Arguments
 from pyg_sar.comm.collectives import agree, check_equal, differ
 from pyg_sar.conv.call.by_destination import observe
 from pyg_sar.conv.call.factor import with_factor
@@ -31,6 +30,7 @@ from pyg_sar.conv.message.one_call import Call
 from pyg_sar.conv.options import Path
 from pyg_sar.conv.support import has_hooks_inside, reads_edges
 from pyg_sar.dropout.draw import EdgeDraws
+from pyg_sar.ops.program import Arguments
 from pyg_sar.utils.class_swap import name_of
 
 

@@ -7,9 +7,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from pyg_sar.aggregate.chunks import edges_within
-from pyg_sar.aggregate.gather import ChunkProgram, chunks_of, gather
-from pyg_sar.aggregate.program import Arguments, no_autocast_cache
 from pyg_sar.comm.agreed import Agreed
 from pyg_sar.comm.collectives import agree
 from pyg_sar.conv.inspect.trace import Seen, left_behind, node_of_now
@@ -27,6 +24,9 @@ from pyg_sar.conv.message.sample_edges import (
 )
 from pyg_sar.conv.message.whole_graph_sizes import WholeGraphSizes
 from pyg_sar.conv.message.whole_reads import run_aggregation, run_message
+from pyg_sar.ops.by_destination import ChunkProgram, chunks_of, gather
+from pyg_sar.ops.chunks import edges_within
+from pyg_sar.ops.program import Arguments, no_autocast_cache
 from pyg_sar.shard.blocks import Plan
 from pyg_sar.shard.kept import Kept
 from pyg_sar.utils.class_swap import name_of

@@ -10,11 +10,6 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from pyg_sar.aggregate.online_softmax import online
-from pyg_sar.aggregate.program import Program
-from pyg_sar.aggregate.replay import replay
-from pyg_sar.aggregate.run import Run
-from pyg_sar.aggregate.weighted_sum import weighted_sum
 from pyg_sar.comm.halo import with_halo
 from pyg_sar.conv.call.by_destination import run_gather
 from pyg_sar.conv.inspect.trace import Trace, trace
@@ -32,7 +27,12 @@ from pyg_sar.conv.reuse.narrow_exchange import (
     rows_through,
 )
 from pyg_sar.conv.reuse.raw_feature_sums import raw_sum
-from pyg_sar.kernels.merge import State
+from pyg_sar.ops.online_softmax import online
+from pyg_sar.ops.program import Program
+from pyg_sar.ops.reductions import State
+from pyg_sar.ops.replay import replay
+from pyg_sar.ops.run import Run
+from pyg_sar.ops.weighted_sum import weighted_sum
 from pyg_sar.rows.align import own_rows
 from pyg_sar.rows.rows import Rows, plain, tag
 from pyg_sar.utils.class_swap import name_of

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pyg_sar.aggregate.program import Arguments, no_autocast_cache
 from pyg_sar.conv.around.patching import overridden
 from pyg_sar.conv.message.intercept import MessageError, UnsupportedMessageError
 from pyg_sar.conv.message.one_call import Call
@@ -33,6 +32,7 @@ from pyg_sar.conv.message.sample_edges import (
 )
 from pyg_sar.conv.message.whole_graph_sizes import WholeGraphSizes
 from pyg_sar.conv.support import takes_statistics
+from pyg_sar.ops.program import Arguments, no_autocast_cache
 from pyg_sar.utils.nested import leaves
 from pyg_sar.utils.random_states import random_states, seed_random_states
 

@@ -14,11 +14,11 @@ import math
 
 import torch
 
-from pyg_sar.aggregate.program import Arguments, no_autocast_cache, without_hooks
 from pyg_sar.conv.message.one_call import Call
 from pyg_sar.conv.message.sample_edges import NUM_SAMPLES, Undone, samples_of
 from pyg_sar.conv.message.whole_graph_sizes import WholeGraphSizes
 from pyg_sar.monitor.live_bytes import LiveBytes
+from pyg_sar.ops.program import Arguments, no_autocast_cache, without_hooks
 
 _NUM_EDGES = 300
 _MARGIN = 1.4

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pyg_sar.aggregate.program import Program, no_autocast_cache
 from pyg_sar.conv.inspect.products import operations
 from pyg_sar.conv.message.one_call import Call
 from pyg_sar.conv.message.sample_edges import Undone, samples_of
+from pyg_sar.ops.program import Program, no_autocast_cache
 from pyg_sar.utils.nested import leaves
 from pyg_sar.utils.private_names import find_or_none
 

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from pyg_sar.aggregate.program import Arguments, no_autocast_cache
 from pyg_sar.conv.inspect.products import ProductRecorder
 from pyg_sar.conv.inspect.softmax_is_linear import SoftmaxUse
 from pyg_sar.conv.message.intercept import Intercept, MessageError, WatchedIndex
@@ -39,7 +38,8 @@ from pyg_sar.conv.message.sample_edges import (
 from pyg_sar.conv.message.source_rows import RowSum
 from pyg_sar.conv.message.whole_reads import run_aggregation, run_message
 from pyg_sar.conv.support import takes_statistics
-from pyg_sar.kernels.merge import Sum
+from pyg_sar.ops.program import Arguments, no_autocast_cache
+from pyg_sar.ops.reductions import Sum
 from pyg_sar.rows.registry import name_of
 from pyg_sar.rows.rows import Rows
 

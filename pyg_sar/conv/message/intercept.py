@@ -18,8 +18,8 @@ from torch_geometric.utils import degree as pyg_degree
 from torch_geometric.utils import scatter as pyg_scatter
 from torch_geometric.utils import softmax as pyg_softmax
 
-from pyg_sar.aggregate.program import SoftmaxFn
 from pyg_sar.conv.around.patching import Forms, forms, overridden
+from pyg_sar.ops.program import SoftmaxFn
 
 
 class MessageError(ValueError):

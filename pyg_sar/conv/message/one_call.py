@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
-from pyg_sar.aggregate.program import Arguments
 from pyg_sar.comm.exchange import Exchange
 from pyg_sar.comm.reverse_edges import EdgeMove
 from pyg_sar.conv.message.intercept import MessageError, SourceIndex
 from pyg_sar.conv.message.source_rows import RowSum, SourceRows
 from pyg_sar.conv.options import Options
 from pyg_sar.dropout.draw import EdgeDraws
+from pyg_sar.ops.program import Arguments
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.rows import tag
 from pyg_sar.shard.blocks import Plan, plan_of

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 from torch_geometric.utils import scatter as pyg_scatter
 
-from pyg_sar.aggregate.program import Arguments, MessageReduction, SoftmaxFn
 from pyg_sar.conv.message.intercept import BlockIndex, Intercept, UnsupportedMessageError
 from pyg_sar.conv.message.one_call import Call
 from pyg_sar.conv.message.sample_edges import edge_rows, undo
-from pyg_sar.kernels.merge import Extremum, Merge, Product, State, Sum
+from pyg_sar.ops.program import Arguments, MessageReduction, SoftmaxFn
+from pyg_sar.ops.reductions import Extremum, Merge, Product, State, Sum
 from pyg_sar.rows.over_ranks import zeros_of
 from pyg_sar.shard.blocks import Plan
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import _disable_current_modes
 
-from pyg_sar.aggregate.program import Arguments
 from pyg_sar.conv.message.intercept import MessageError
 from pyg_sar.conv.message.one_call import Call
+from pyg_sar.ops.program import Arguments
 from pyg_sar.utils.class_swap import name_of
 from pyg_sar.utils.dry_run import Snapshot
 from pyg_sar.utils.nested import PLAIN

@@ -1,7 +1,7 @@
 """The factor of a message ``factor * x_j``, computed without x_j.
 
 Attention weights rows by numbers that it makes of other tensors. Such a message is the sum of
-:mod:`pyg_sar.aggregate.weighted_sum` once its factor is known: nothing with a row of x_j for every
+:mod:`pyg_sar.ops.weighted_sum` once its factor is known: nothing with a row of x_j for every
 edge is made. So the message runs with a stand-in for x_j, which notes what it is multiplied by. A
 sum over heads comes after the sum over edges then.
 """

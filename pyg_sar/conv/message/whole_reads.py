@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from pyg_sar.aggregate.program import Arguments
 from pyg_sar.conv.message.intercept import MessageError
 from pyg_sar.conv.message.one_call import Call
 from pyg_sar.conv.message.sample_edges import NUM_SAMPLES
+from pyg_sar.ops.program import Arguments
 from pyg_sar.utils.nested import leaves
 
 _SIZES = {Tensor.size, Tensor.shape.__get__, Tensor.numel, Tensor.nelement, torch.numel}  # type: ignore[attr-defined]

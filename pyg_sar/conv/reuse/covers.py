@@ -1,6 +1,6 @@
 """Sums travel instead of rows, along edges and weights that stay as they are.
 
-A reader asks the owner of rows once for sums (:mod:`pyg_sar.aggregate.partial_sums`). Along the
+A reader asks the owner of rows once for sums (:mod:`pyg_sar.ops.partial_sums`). Along the
 loaded edges without weights all ranks ask at the first call, and keep the answer with the shard. In
 any other call they decide together whether all have asked for these edges with these weights.
 Weights are compared by content.
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyg_sar.aggregate.partial_sums import covered
 from pyg_sar.comm.agreed import Agreed
 from pyg_sar.comm.exchange import Exchange, exchange_of
+from pyg_sar.ops.partial_sums import covered
 from pyg_sar.shard.blocks import Plan
 from pyg_sar.shard.edges import ShardEdges
 from pyg_sar.shard.kept import Kept
@@ -37,7 +37,7 @@ def with_partial_sums(
 
     `weight` are constant weights ``[num_edges]`` of the plan's `edges`, or None. Collective but for
     all edges without weights: one small all-gather, see :meth:`pyg_sar.comm.Agreed.find`;
-    where the ranks ask, see :func:`pyg_sar.aggregate.partial_sums.covered`.
+    where the ranks ask, see :func:`pyg_sar.ops.partial_sums.covered`.
 
     For edges or weights that a program makes anew in every forward ranks ask in vain: after a few
     of them rows travel.

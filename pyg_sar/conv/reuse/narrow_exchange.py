@@ -19,8 +19,8 @@ from torch_geometric.nn import ClusterGCNConv, GraphConv, Linear, MessagePassing
 
 from pyg_sar.comm.collectives import all_ranks
 from pyg_sar.conv.reuse.copies import kept_copy
-from pyg_sar.kernels.linear import linear
 from pyg_sar.monitor.recipes import recorder
+from pyg_sar.ops.linear import linear
 from pyg_sar.rows.replicated import with_mean_gradient
 from pyg_sar.rows.rows import tag
 from pyg_sar.rows.space import Space

@@ -6,7 +6,7 @@ queries, keys and values                how it is computed
 rows in the batch                       each by itself
 queries are rows, keys are plain        each query by itself
 queries are plain, keys are rows        a softmax over the rows of all ranks
-both are rows                           keys and values go round (:mod:`pyg_sar.attention.ring`)
+both are rows                           keys and values go round (:mod:`pyg_sar.ops.ring_attention`)
 ======================================= ===========================================================
 """
 
@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pyg_sar.attention.ring import attend_to_all
 from pyg_sar.comm.collectives import agree
 from pyg_sar.comm.ranks import world_size
+from pyg_sar.ops.ring_attention import attend_to_all
 from pyg_sar.rows.align import (
     align,
     as_rows,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyg_sar.comm.ranks import world_size
 from pyg_sar.monitor.recipes import remember
-from pyg_sar.over_all_nodes.batch_norm import BatchNorm, moments, normalized
+from pyg_sar.ops.batch_norm import BatchNorm, moments, normalized
 from pyg_sar.rows.align import bound, dim_of
 from pyg_sar.rows.registry import rule
 from pyg_sar.rows.replicated import mean_gradient_if_plain

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.kernels.linear import linear
+from pyg_sar.ops.linear import linear
 from pyg_sar.rows.align import dim_of, named_rule, whole_shape
 from pyg_sar.rows.matrices.adjacency import dealt, product
 from pyg_sar.rows.registry import bare_name, is_in_place, name_of, rule

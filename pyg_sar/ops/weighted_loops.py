@@ -1,4 +1,4 @@
-"""The sums and dots of :mod:`pyg_sar.kernels.weighted_sums` by the compiled loop."""
+"""The sums and dots of :mod:`pyg_sar.ops.weighted_sums` by the compiled loop."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from pyg_sar.kernels.workers import side_by_side
+from pyg_sar.ops.workers import side_by_side
 from pyg_sar.shard.csr import Bags, chunks_of_bags
 from pyg_sar.utils.installed import loops
 from pyg_sar.utils.offload import arrays_of

@@ -8,7 +8,7 @@ A softmax over in-edges spans blocks. With k softmaxes forward makes k passes th
 softmax and keep its running maximum and sum, then one that uses them. In backward the gradient of
 the logits is ``alpha * (d_alpha - r_i)`` with ``r_i = sum over in-edges of alpha * d_alpha``: again
 one pass per softmax, the last one first, and then the one that takes all gradients. This is exact
-for nested softmaxes, too; :mod:`pyg_sar.aggregate.online_softmax` needs one pass for most convs.
+for nested softmaxes, too; :mod:`pyg_sar.ops.online_softmax` needs one pass for most convs.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.aggregate.program import SoftmaxFn, no_autocast_cache
-from pyg_sar.aggregate.replay_backward import ReplayBackward
-from pyg_sar.aggregate.run import Run
 from pyg_sar.comm.functions import communicates, once_differentiable
-from pyg_sar.kernels.merge import SoftmaxStats, State
+from pyg_sar.ops.program import SoftmaxFn, no_autocast_cache
+from pyg_sar.ops.reductions import SoftmaxStats, State
+from pyg_sar.ops.replay_backward import ReplayBackward
+from pyg_sar.ops.run import Run
 
 
 def replay(run: Run) -> tuple[list[State], tuple[Tensor, ...]]:

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from pyg_sar.kernels.weighted_loops import has_loop, run_loop
-from pyg_sar.kernels.workers import side_by_side
+from pyg_sar.ops.weighted_loops import has_loop, run_loop
+from pyg_sar.ops.workers import side_by_side
 from pyg_sar.shard.blocks import Block
 from pyg_sar.shard.csr import MAX_EDGES, Bags, chunks_of_bags
 from pyg_sar.shard.index_rows import rows_at, write_rows_at

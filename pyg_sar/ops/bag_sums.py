@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from pyg_sar.kernels.weighted_sums import add_by_index_add, add_weighted_sums
-from pyg_sar.kernels.workers import side_by_side
+from pyg_sar.ops.weighted_sums import add_by_index_add, add_weighted_sums
+from pyg_sar.ops.workers import side_by_side
 from pyg_sar.shard.csr import Bags
 
 _CHUNK_BYTES = 2 << 20
@@ -54,7 +54,7 @@ def add_bag_sums(
 
     `values` are ``[num_cols, F]`` of the same dtype, and multiplied by `factor` ``[num_cols]`` in
     no pass of its own. `weight` is ``[num_edges]`` in edge order, or None for ones; with one for
-    every head ``[num_edges, H]`` rows are ``[H, C]``: :mod:`pyg_sar.kernels.weighted_sums`. With
+    every head ``[num_edges, H]`` rows are ``[H, C]``: :mod:`pyg_sar.ops.weighted_sums`. With
     `replace` the sums replace what `out` holds; rows without a bag become zero.
     """
     if weight is not None and weight.dim() == 2:

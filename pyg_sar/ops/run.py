@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.aggregate import chunks
-from pyg_sar.aggregate.block_loop import BlockByBlock
-from pyg_sar.aggregate.chunks import Chunk
-from pyg_sar.aggregate.program import Arguments, Program, without_hooks
 from pyg_sar.comm.buffers import Rows
 from pyg_sar.comm.exchange import Exchange
+from pyg_sar.ops import chunks
+from pyg_sar.ops.block_loop import BlockByBlock
+from pyg_sar.ops.chunks import Chunk
+from pyg_sar.ops.program import Arguments, Program, without_hooks
 from pyg_sar.shard.blocks import Plan
 from pyg_sar.shard.index_rows import rows_at
 from pyg_sar.utils.random_states import random_states_kept

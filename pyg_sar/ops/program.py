@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.kernels.merge import Merge, State
+from pyg_sar.ops.reductions import Merge, State
 
 SoftmaxFn = Callable[[Tensor, Tensor], Tensor]
 """The softmax of some edges: logits ``[num_edges, ...]``, destinations ``[num_edges]``."""
@@ -99,7 +99,7 @@ class Program:
     reductions: tuple[MessageReduction, ...] = ()
     edge_bytes: int = 0  # what the largest tensor that it computes takes per edge
     # The result of its only softmax, of any number of edges, if every message and edge output is
-    # linear in it as :mod:`pyg_sar.aggregate.online_softmax` asks; else None.
+    # linear in it as :mod:`pyg_sar.ops.online_softmax` asks; else None.
     weights: Tensor | None = None
     # Sets, for the time of a backward, what `run` read in forward besides its arguments.
     as_in_forward: Callable[[], AbstractContextManager[Any]] = nullcontext

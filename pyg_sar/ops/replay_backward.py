@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.aggregate.chunks import Chunk
-from pyg_sar.aggregate.program import Arguments, MessageReduction, SoftmaxFn, gradients_of
-from pyg_sar.aggregate.run import Run
 from pyg_sar.comm.functions import torch_apply
-from pyg_sar.kernels.merge import SoftmaxStats, State
+from pyg_sar.ops.chunks import Chunk
+from pyg_sar.ops.program import Arguments, MessageReduction, SoftmaxFn, gradients_of
+from pyg_sar.ops.reductions import SoftmaxStats, State
+from pyg_sar.ops.run import Run
 from pyg_sar.shard.index_rows import add_rows_at, add_runs_at, rows_at
 
 

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.attention.block import Attended, KeyBlock, gradients
 from pyg_sar.comm.functions import communicates, once_differentiable
 from pyg_sar.comm.swap import GRADIENTS_TAG, start_round
+from pyg_sar.ops.attention_block import Attended, KeyBlock, gradients
 
 
 def attend_to_all(

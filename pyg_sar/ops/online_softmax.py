@@ -23,18 +23,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.aggregate.program import no_autocast_cache
-from pyg_sar.aggregate.replay_backward import ReplayBackward
-from pyg_sar.aggregate.run import Run
 from pyg_sar.comm.functions import communicates, once_differentiable, torch_apply
-from pyg_sar.kernels.merge import SoftmaxStats, State
+from pyg_sar.ops.program import no_autocast_cache
+from pyg_sar.ops.reductions import SoftmaxStats, State
+from pyg_sar.ops.replay_backward import ReplayBackward
+from pyg_sar.ops.run import Run
 from pyg_sar.shard.index_rows import add_rows_at, rows_at
 
 _STEP_BYTES = 2 << 20
 
 
 def online(run: Run) -> tuple[list[State], tuple[Tensor, ...]]:
-    """What :func:`~pyg_sar.aggregate.replay.replay` gives, of a program with `weights`.
+    """What :func:`~pyg_sar.ops.replay.replay` gives, of a program with `weights`.
 
     Saved for backward: the arguments, maximum and sum of the softmax, and ``part`` of every
     reduction; never halo rows or messages (unless the run keeps the rows received).

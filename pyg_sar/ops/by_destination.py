@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.aggregate.program import Arguments, gradients_of, no_autocast_cache
-from pyg_sar.aggregate.run import Surroundings
 from pyg_sar.comm.agreed import Agreed
 from pyg_sar.comm.buffers import Rows
 from pyg_sar.comm.collectives import agree
 from pyg_sar.comm.exchange import Exchange, Request
 from pyg_sar.comm.functions import communicates, once_differentiable
+from pyg_sar.ops.program import Arguments, gradients_of, no_autocast_cache
+from pyg_sar.ops.run import Surroundings
 from pyg_sar.shard.blocks import Plan
 from pyg_sar.shard.dst_chunks import DestinationChunk, make_chunks, no_chunk
 from pyg_sar.shard.kept import Kept
@@ -78,7 +78,7 @@ def gather(
 ) -> tuple[Tensor | None, tuple[Tensor, ...]]:
     """Runs message and aggregation chunk by chunk.
 
-    Shapes as for :func:`~pyg_sar.aggregate.replay.replay`; in place of the states it gives the
+    Shapes as for :func:`~pyg_sar.ops.replay.replay`; in place of the states it gives the
     aggregation's result ``[num_dst, ...]``.
 
     Saved for backward: the arguments. Communication: one all-to-all per chunk and source tensor in

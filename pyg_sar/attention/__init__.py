@@ -1,1 +1,0 @@
-"""Attention of every row to all rows of all ranks."""
