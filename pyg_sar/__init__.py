@@ -19,19 +19,15 @@ from pyg_sar.ddp.data_parallel import DistributedDataParallel
 from pyg_sar.in_turns.run import run_in_turns
 from pyg_sar.launching.init import Process, init
 from pyg_sar.launching.launch import launch
-from pyg_sar.load import load_shard
 from pyg_sar.own_rows.node_embedding import NodeEmbedding
 from pyg_sar.partition.partition_graph import partition_graph
 from pyg_sar.profiling.profile import profile
-from pyg_sar.restricted_layers import restrict
-from pyg_sar.rows.attach import gather, local
-from pyg_sar.rows.over_all_nodes import (
-    gather_batches,
-    mean_of_batches,
-    negative_sampling,
-)
-from pyg_sar.rows.unasked.inference import refuse_inference
-from pyg_sar.rows.unasked.transforms import refuse_on_parts
+from pyg_sar.rows.from_data import gather, local
+from pyg_sar.rows.gather import gather_batches, mean_of_batches, negative_sampling
+from pyg_sar.rows.load import load_shard
+from pyg_sar.rows.patches.inference import refuse_inference
+from pyg_sar.rows.patches.transforms import refuse_on_parts
+from pyg_sar.rows.restrict import restrict
 from pyg_sar.sampling.link_neighbor_loader import LinkNeighborLoader
 from pyg_sar.sampling.neighbor_loader import NeighborLoader
 from pyg_sar.utils.log import set_log_by_environment

@@ -15,7 +15,7 @@ from pyg_sar.comm.collectives import agree, check_equal, on_rank_0, together
 from pyg_sar.comm.errors import collective
 from pyg_sar.comm.ranks import rank, world_size
 from pyg_sar.rows.align import own_rows
-from pyg_sar.rows.attach import as_local, space_of_nodes
+from pyg_sar.rows.from_data import as_local, space_of_nodes
 from pyg_sar.rows.rows import Rows, tag
 from pyg_sar.shard.edges import refuse_local
 from pyg_sar.utils.durable import discard, name_beside, put

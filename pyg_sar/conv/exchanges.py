@@ -13,8 +13,8 @@ from pyg_sar.comm.agreed import Agreed
 from pyg_sar.comm.collectives import agree
 from pyg_sar.comm.reverse_edges import EdgeMove, Reversed, reverse
 from pyg_sar.dropout.edge_ids import edge_ids, has_ids
+from pyg_sar.rows.adjacency import Adjacency
 from pyg_sar.rows.edges import EdgeIndex
-from pyg_sar.rows.matrices.adjacency import Adjacency
 from pyg_sar.shard.blocks import Plan
 from pyg_sar.shard.edges import LocalEdges, ShardEdges, refuse_local
 from pyg_sar.shard.kept import Kept

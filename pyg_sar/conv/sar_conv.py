@@ -26,12 +26,12 @@ from pyg_sar.conv.options import ChosenMode, Options, Path, options_of
 from pyg_sar.conv.row_by_row import ROW_BY_ROW, relations_joined
 from pyg_sar.conv.support import refuse_tracing, why_refused
 from pyg_sar.dropout.forward import is_running
-from pyg_sar.rows.attach import conv_arguments, rows_by_type
+from pyg_sar.rows.adjacency import NO_MATRICES, adjacencies
 from pyg_sar.rows.edges import EdgeIndex
+from pyg_sar.rows.from_data import conv_arguments, rows_by_type
 from pyg_sar.rows.made_edges import with_edges_of_ids
-from pyg_sar.rows.matrices.adjacency import NO_MATRICES, adjacencies
+from pyg_sar.rows.patches.constructors import alike_draws
 from pyg_sar.rows.registry import signature_of
-from pyg_sar.rows.unasked.constructors import alike_draws
 from pyg_sar.utils.class_swap import ClassSwap, become, name_of, plain_class
 
 

@@ -19,7 +19,7 @@ from torch_geometric.nn import norm as pyg
 from pyg_sar.comm.ranks import world_size
 from pyg_sar.norm.running import make_equal, note_update
 from pyg_sar.rows.rows import Rows, plain, tag
-from pyg_sar.rows.space import Space
+from pyg_sar.rows.sharding import Space
 
 _NORMS = (
     torch.nn.BatchNorm1d.__mro__[-3],  # of all norms of batches, above Module

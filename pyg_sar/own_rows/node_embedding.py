@@ -16,10 +16,10 @@ from pyg_sar.comm.collectives import agree
 from pyg_sar.comm.errors import collective
 from pyg_sar.comm.ranks import world_size
 from pyg_sar.comm.row_map import rows as rows_by_id
-from pyg_sar.rows.attach import as_local, space_of_nodes
+from pyg_sar.rows.from_data import as_local, space_of_nodes
+from pyg_sar.rows.patches import ask_for_rows
 from pyg_sar.rows.rows import Rows, plain, plainly, tag
-from pyg_sar.rows.space import Space
-from pyg_sar.rows.unasked import ask_for_rows
+from pyg_sar.rows.sharding import Space
 from pyg_sar.utils.draws import normal
 from pyg_sar.utils.private_names import find
 

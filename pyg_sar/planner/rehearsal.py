@@ -28,7 +28,7 @@ from pyg_sar.ddp.wrap import wrap
 from pyg_sar.monitor.live_bytes import LiveBytes
 from pyg_sar.planner.counts import RankSizes
 from pyg_sar.planner.made_up import made_up_shard
-from pyg_sar.rows.attach import as_rows_of_graph, space_of_nodes
+from pyg_sar.rows.from_data import as_rows_of_graph, space_of_nodes
 from pyg_sar.rows.rows import Rows
 from pyg_sar.shard.meta import Meta
 from pyg_sar.shard.vertex_cover import covers_pay

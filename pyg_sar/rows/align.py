@@ -14,7 +14,7 @@ from pyg_sar.rows.over_ranks import fetched
 from pyg_sar.rows.registry import BROADCAST, Rule, name_of, rule, signature_of
 from pyg_sar.rows.replicated import check_whole, with_mean_gradient
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
-from pyg_sar.rows.space import Space
+from pyg_sar.rows.sharding import Space
 from pyg_sar.utils.nested import leaves
 
 _ALIKE = 'select alike in both, as in x[mask] and y[mask]'

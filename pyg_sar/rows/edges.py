@@ -21,7 +21,7 @@ from pyg_sar.rows.align import argument, brought, dim_of, listed, own_rows, size
 from pyg_sar.rows.over_ranks import all_rows, whole
 from pyg_sar.rows.registry import bare_name, is_in_place, name_of, names
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
-from pyg_sar.rows.space import Space
+from pyg_sar.rows.sharding import Space
 from pyg_sar.shard.edges import ShardEdges
 from pyg_sar.shard.kept import Kept
 from pyg_sar.shard.shard import Shard

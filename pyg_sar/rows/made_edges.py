@@ -19,7 +19,7 @@ from pyg_sar.rows.edges import EdgeIndex, Ends, edge_index
 from pyg_sar.rows.over_ranks import all_rows
 from pyg_sar.rows.replicated import check_whole
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse
-from pyg_sar.rows.space import Space
+from pyg_sar.rows.sharding import Space
 from pyg_sar.shard.shard import Shard
 from pyg_sar.utils.tensor_state import version_of
 

@@ -22,7 +22,7 @@ from pyg_sar.comm.end_of_backward import note_backward_of
 from pyg_sar.comm.ranks import check_lives, world_size
 from pyg_sar.comm.row_map import rows as rows_by_id
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse
-from pyg_sar.rows.space import Space
+from pyg_sar.rows.sharding import Space
 
 
 def widened(dtype: torch.dtype) -> torch.dtype:

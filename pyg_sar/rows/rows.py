@@ -36,7 +36,7 @@ from pyg_sar.rows.registry import (
     rule_of,
     rules_by_function,
 )
-from pyg_sar.rows.space import Space
+from pyg_sar.rows.sharding import Space
 from pyg_sar.utils.scoped import Scoped
 
 inside: Scoped[str] = Scoped('')

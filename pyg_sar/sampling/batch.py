@@ -14,7 +14,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
 from pyg_sar.comm.collectives import count_ranks
-from pyg_sar.rows.attach import as_local
+from pyg_sar.rows.from_data import as_local
 from pyg_sar.sampling.arguments import Fans
 from pyg_sar.sampling.attributes import AttributeRows, edge_stores, ends_of, find, node_stores, take
 from pyg_sar.sampling.cache import Cache

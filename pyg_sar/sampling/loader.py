@@ -18,7 +18,7 @@ from torch_geometric.sampler.base import SubgraphType
 from pyg_sar.comm.collectives import agree, check_equal, together
 from pyg_sar.comm.errors import in_call
 from pyg_sar.comm.ranks import open_lane, takes_turns, world_size
-from pyg_sar.rows.attach import as_local, check_not_local, gather
+from pyg_sar.rows.from_data import as_local, check_not_local, gather
 from pyg_sar.sampling.ahead import Ahead
 from pyg_sar.sampling.arguments import (
     MEANINGLESS,

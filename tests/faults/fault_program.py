@@ -25,7 +25,7 @@ from torch import Tensor
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
 import pyg_sar
-import pyg_sar.load
+import pyg_sar.rows.load
 
 WORLD_SIZE, FAULTY = 3, 2
 TIMEOUT = 10.0  # of the exchanges before the fault, in seconds
@@ -116,7 +116,7 @@ def _train(
         timeout=timedelta(seconds=GROUP_TIMEOUT),
     )
     dist.barrier()  # a rank that ends while others connect is torch's affair
-    read = pyg_sar.load.read_shard
+    read = pyg_sar.rows.load.read_shard
 
     def reading(*args: Any, **kwargs: Any) -> Any:
         at('load')
@@ -124,7 +124,7 @@ def _train(
 
     shape = phase if fault == 'shape' else ''
     parts = 'others' if shape == 'load' else 'parts'
-    with mock.patch.object(pyg_sar.load, 'read_shard', reading):
+    with mock.patch.object(pyg_sar.rows.load, 'read_shard', reading):
         data = pyg_sar.load_shard(place.parent / parts).to(device)
     torch.manual_seed(0)
     layers = convs()

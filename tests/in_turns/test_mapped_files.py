@@ -11,8 +11,9 @@ import torch
 from torch_geometric.data import Data
 
 import pyg_sar
-from pyg_sar import comm, load
+from pyg_sar import comm
 from pyg_sar.in_turns.run import play
+from pyg_sar.rows import load
 
 NUM_PARTS = 4
 

@@ -36,7 +36,7 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 import pyg_sar
 from pyg_sar import DistributedDataParallel, SARConv, partition_graph, restrict
-from pyg_sar.restricted_layers import RestrictedLayers
+from pyg_sar.rows.restrict import RestrictedLayers
 from pyg_sar.shard.blocks import plan_of
 
 LAYOUTS = [(1, 1), (1, 3), (2, 2), (3, 3), (2, 6), (4, 4), (4, 8)]

@@ -18,7 +18,7 @@ from small_graphs import assert_close
 from torch import Tensor
 
 from pyg_sar import DistributedDataParallel, gather
-from pyg_sar.rows.space import Space
+from pyg_sar.rows.sharding import Space
 
 LAYOUTS = [[11], [3, 8], [6, 0, 5], [0, 0, 9], [1, 7, 2, 1], [0, 1, 1], [0, 1, 0]]
 """Rows of every rank: unequal, one, none, all on one, one of all."""

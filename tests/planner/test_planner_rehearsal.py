@@ -17,7 +17,7 @@ import pyg_sar
 from pyg_sar.plan import MODES
 from pyg_sar.planner.made_up import made_up_shard
 from pyg_sar.planner.rehearsal import equal_ranks, rehearse
-from pyg_sar.rows.attach import as_rows_of_graph
+from pyg_sar.rows.from_data import as_rows_of_graph
 
 SIZES = sizes_of_rank(7, 20, (3, 2, 4), (9, 5, 11))
 

@@ -25,8 +25,8 @@ import torch
 from some_functions import made_functions
 from torch import Tensor
 
+from pyg_sar.rows.patches import ask_for_rows
 from pyg_sar.rows.registry import names as words
-from pyg_sar.rows.unasked import ask_for_rows
 
 ask_for_rows()  # as load_shard does: makers below are looked up once
 

@@ -20,7 +20,7 @@ from pyg_sar.comm.ranks import rank
 from pyg_sar.comm.threads import run_threads
 from pyg_sar.rows.over_ranks import sum_of_ranks
 from pyg_sar.rows.rows import Rows, plain, plainly, tag
-from pyg_sar.rows.space import Space
+from pyg_sar.rows.sharding import Space
 
 NUM_RANKS = 3
 SAYS_REFUSED = 'that are spread over the ranks'

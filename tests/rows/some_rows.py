@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pyg_sar.comm.ranks import rank, world_size
 from pyg_sar.rows.rows import tag
-from pyg_sar.rows.space import Space
+from pyg_sar.rows.sharding import Space
 
 N = 10
 X = torch.linspace(-2, 3, N * 4, dtype=torch.float64).view(N, 4)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pyg_sar.comm.ranks import rank
 from pyg_sar.rows.rows import tag
-from pyg_sar.rows.space import Space
+from pyg_sar.rows.sharding import Space
 
 
 def _einsum(equation: str) -> Any:

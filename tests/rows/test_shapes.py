@@ -13,8 +13,8 @@ from torch import Tensor
 
 from pyg_sar.comm.ranks import rank
 from pyg_sar.rows.rows import Rows, tag
-from pyg_sar.rows.rules.moves.shapes import space_of_size
-from pyg_sar.rows.space import Space
+from pyg_sar.rows.shapes import space_of_size
+from pyg_sar.rows.sharding import Space
 
 ROWS = [
     Small('view', lambda x: x.view(x.size(0), -1), '[7,2,3]@0'),

@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 import pyg_sar
+from pyg_sar.rows.patches import ask_for_rows
 from pyg_sar.rows.rows import Rows
-from pyg_sar.rows.unasked import ask_for_rows
 
 ask_for_rows()  # as load_shard does
 

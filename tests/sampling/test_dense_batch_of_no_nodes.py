@@ -6,7 +6,7 @@ import torch
 from torch_geometric.nn.models import SGFormer
 from torch_geometric.utils import to_dense_batch
 
-from pyg_sar.rows.unasked import ask_for_rows
+from pyg_sar.rows.patches import ask_for_rows
 
 
 def test_a_model_that_reads_batch() -> None:

@@ -14,10 +14,10 @@ from torch import Tensor
 from torch_geometric.utils import add_remaining_self_loops, add_self_loops, remove_self_loops
 
 from pyg_sar.conv.around.patching import AnyFn, Forms
-from pyg_sar.rows.attach import conv_arguments
+from pyg_sar.rows.adjacency import Adjacency, by_whole
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.edges import edge_index as make_edge_index
-from pyg_sar.rows.matrices.adjacency import Adjacency, by_whole
+from pyg_sar.rows.from_data import conv_arguments
 from pyg_sar.rows.rows import tag
 from pyg_sar.shard.edges import kept_on
 

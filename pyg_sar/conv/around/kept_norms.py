@@ -20,9 +20,9 @@ from pyg_sar.comm.agreed import Agreed
 from pyg_sar.conv.around.kept_loops import LOOPS, all_added, removed
 from pyg_sar.conv.around.patching import AnyFn, Forms
 from pyg_sar.conv.exchanges import into_own
-from pyg_sar.rows.attach import conv_arguments, derived
+from pyg_sar.rows.adjacency import Adjacency, by_whole
 from pyg_sar.rows.edges import EdgeIndex, edge_index
-from pyg_sar.rows.matrices.adjacency import Adjacency, by_whole
+from pyg_sar.rows.from_data import conv_arguments, derived
 from pyg_sar.rows.rows import plain, tag
 from pyg_sar.shard.edges import kept_on
 from pyg_sar.utils.checksum import checksum

@@ -26,8 +26,8 @@ from pyg_sar.conv.call.inputs import check_inputs, check_not_explained
 from pyg_sar.conv.call.plans import CallPlan
 from pyg_sar.conv.exchanges import shards_of
 from pyg_sar.conv.options import Options
+from pyg_sar.rows.adjacency import Adjacency
 from pyg_sar.rows.edges import EdgeIndex
-from pyg_sar.rows.matrices.adjacency import Adjacency
 from pyg_sar.rows.met import note
 from pyg_sar.rows.rows import plainly
 from pyg_sar.utils.checksum import digest

@@ -21,12 +21,12 @@ from pyg_sar.conv.message.sample_edges import not_saved
 from pyg_sar.conv.reuse.narrow_exchange import NarrowSum
 from pyg_sar.dropout.draw import EdgeDraws
 from pyg_sar.dropout.forward import edge_draws
-from pyg_sar.rows.attach import conv_arguments
+from pyg_sar.rows.adjacency import Adjacency
 from pyg_sar.rows.edges import EdgeIndex
-from pyg_sar.rows.matrices.adjacency import Adjacency
+from pyg_sar.rows.from_data import conv_arguments
 from pyg_sar.rows.replicated import PLAIN, own_draws
 from pyg_sar.rows.rows import Rows, plainly, same_plain, tag
-from pyg_sar.rows.space import Space
+from pyg_sar.rows.sharding import Space
 from pyg_sar.shard.edges import ShardEdges
 from pyg_sar.utils.class_swap import name_of, plain_class
 from pyg_sar.utils.log import say

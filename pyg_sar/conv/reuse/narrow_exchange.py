@@ -23,7 +23,7 @@ from pyg_sar.monitor.recipes import recorder
 from pyg_sar.ops.linear import linear
 from pyg_sar.rows.replicated import with_mean_gradient
 from pyg_sar.rows.rows import tag
-from pyg_sar.rows.space import Space
+from pyg_sar.rows.sharding import Space
 from pyg_sar.shard.blocks import Plan
 from pyg_sar.utils.dry_run import lazy_draws
 from pyg_sar.utils.tensor_state import storage_of

@@ -17,9 +17,9 @@ from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.comm.collectives import agree
 from pyg_sar.comm.row_map import owners_of
-from pyg_sar.rows.attach import gather
 from pyg_sar.rows.edges import EdgeIndex
-from pyg_sar.rows.space import Space
+from pyg_sar.rows.from_data import gather
+from pyg_sar.rows.sharding import Space
 from pyg_sar.sampling.attributes import edge_stores, ends_of, node_stores
 from pyg_sar.sampling.graph import LocalGraph
 from pyg_sar.sampling.seeds.negatives import Negatives, read_neg_sampling

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.rows.align import own_rows
-from pyg_sar.rows.attach import gather
+from pyg_sar.rows.from_data import gather
 from pyg_sar.rows.rows import Rows
-from pyg_sar.rows.space import Space
+from pyg_sar.rows.sharding import Space
 from pyg_sar.sampling.attributes import node_stores
 from pyg_sar.sampling.graph import LocalGraph
 from pyg_sar.sampling.seeds.own import check_ids, nodes_of, of_all_ranks, own_of, own_times

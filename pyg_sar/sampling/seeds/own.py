@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from pyg_sar.rows.align import own_rows
-from pyg_sar.rows.attach import as_local, space_of_nodes
-from pyg_sar.rows.space import Space
+from pyg_sar.rows.from_data import as_local, space_of_nodes
+from pyg_sar.rows.sharding import Space
 from pyg_sar.utils.draws import hashed
 
 

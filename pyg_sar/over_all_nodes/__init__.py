@@ -1,1 +1,0 @@
-"""Functions over the nodes of all ranks: rows by id, and random pairs."""

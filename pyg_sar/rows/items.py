@@ -1,0 +1,154 @@
+"""Layers with parameters: the rows are items of a batch, and every item is computed by itself.
+
+Which argument has items in which dimension is written down here for each function. Parameters and
+other plain tensors are of all items.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import partial
+from itertools import repeat
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from pyg_sar.comm.ranks import world_size
+from pyg_sar.rows.align import argument, bound, dim_of, own_rows, rows_in
+from pyg_sar.rows.registry import name_of, rule
+from pyg_sar.rows.replicated import is_averaged, mean_gradient_if_plain, own_draws
+from pyg_sar.rows.rows import Rows, plainly, refuse
+from pyg_sar.rows.rowwise import not_empty, own_results
+from pyg_sar.utils.nested import in_nested
+
+
+class Items(NamedTuple):
+    """Where the items of a batch are in a tensor."""
+
+    dim: int
+    num_dims: int | None = None  # that the tensor has with a batch; None for any
+
+
+Where = dict[str, Items]
+
+
+def by_items(
+    func: Any,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    where: Where,
+    out: int | tuple[int, ...] = 0,
+    *,
+    draws: bool = False,
+) -> Any:
+    """Runs a function on the own items.
+
+    `where` has the arguments with items (of lists all tensors), those of `args` first and in their
+    order; `out` the dimension that results have them in, or that of each of them.
+    """
+    named = [*zip([*where, *repeat('', len(args))], args, strict=False), *kwargs.items()]
+    rows = rows_in(args, kwargs)[0]
+    space = rows._space
+
+    def own(at: Items | None, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        if at is None and not isinstance(value, Rows):
+            return mean_gradient_if_plain(value)
+        dim, num_dims = at or Items(-1)
+        if getattr(value, '_dim', dim) != dim or num_dims not in (None, dim_of(value)):
+            refuse(func, 'would mix them: it is known where they are the items of a batch')
+        value = own_rows(func, value, dim, space)
+        return value if space.own else not_empty(value, dim)
+
+    with plainly(), own_draws(rows.device) if draws else nullcontext():
+        values = [in_nested(value, partial(own, where.get(name))) for name, value in named]
+        results = func(*values[: len(args)], **dict(zip(kwargs, values[len(args) :], strict=True)))
+        if isinstance(out, tuple):
+            return tuple(map(own_results, results, out, repeat(space)))
+        return in_nested(results, lambda result: own_results(result, out, space))
+
+
+_CELLS = ('lstm', 'gru', 'rnn_tanh', 'rnn_relu')
+_BY_BATCH: dict[str, Where] = {
+    **{f'conv{t}{n}d': {'input': Items(0, n + 2)} for t in ('', '_transpose') for n in (1, 2, 3)},
+    **{f'{kind}_cell': {n: Items(0, 2) for n in ('input', 'hx')} for kind in _CELLS},
+}
+"""Functions whose arguments have items, and in which dimension."""
+
+
+@rule(' '.join(_BY_BATCH))
+def _by_batch(func: Any, args: Any, kwargs: Any) -> Any:
+    where = _BY_BATCH[name_of(func)]
+    dim = _place_of_a_point(func, args, kwargs)
+    if dim is not None:
+        return by_items(func, args, kwargs, {'input': Items(dim)}, dim)
+    return by_items(func, args, kwargs, where)
+
+
+def _place_of_a_point(func: Any, args: Any, kwargs: Any) -> int | None:
+    """The dimension of the rows where a convolution looks at one of them at a time; else None."""
+    values, weight = argument(args, kwargs, 0, 'input'), argument(args, kwargs, 1, 'weight')
+    if not name_of(func).startswith('conv') or not isinstance(values, Rows):
+        return None
+    names = {3: 'stride', 4: 'padding'}
+    if 'transpose' in name_of(func):
+        names[5] = 'output_padding'
+    from_end = values._dim - dim_of(values)
+    if values._dim < dim_of(values) - dim_of(weight) + 2 or weight.size(from_end) != 1:
+        return None
+    for position, name in names.items():
+        at = argument(args, kwargs, position, name, default=int(name == 'stride'))
+        at = at[from_end if len(at) > 1 else 0] if isinstance(at, (tuple, list)) else at
+        if at not in (int(name == 'stride'), 'valid', 'same'):
+            return None
+    return values._dim
+
+
+@rule('lstm gru rnn_tanh rnn_relu')
+def _recurrent(func: Any, args: Any, kwargs: Any) -> Any:
+    if len(args) < 9 or isinstance(args[3], (list, tuple)):
+        refuse(func, 'of packed sequences is not known to be right')
+    batch = 0 if args[8] else 1
+    where = {'input': Items(batch, 3), 'hx': Items(1, 3)}
+    return by_items(func, args, kwargs, where, (batch, 1, 1), draws=args[5] > 0 and args[6])
+
+
+def _bound_embedding(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    named = bound(func, args, kwargs)
+    if named['max_norm'] is not None or named['scale_grad_by_freq']:
+        refuse(func, "with 'max_norm' or 'scale_grad_by_freq' looks at the ids of this rank alone")
+    return named
+
+
+@rule('embedding_bag')
+def _embedding_bag(func: Any, args: Any, kwargs: Any) -> Any:
+    named = _bound_embedding(func, args, kwargs)
+    if named['sparse'] or named['offsets'] is not None:
+        refuse(func, "with 'sparse' or 'offsets' is not known to be right")
+    where = {name: Items(0, 2) for name in ('input', 'per_sample_weights')}
+    return by_items(func, (), named, where)
+
+
+@rule('embedding')
+def _embedding(func: Any, args: Any, kwargs: Any) -> Any:
+    named = _bound_embedding(func, args, kwargs)
+    ids, weight = named['input'], named['weight']
+    # At the end of a backward a model's sparse gradients become a dense one.
+    is_right = world_size() == 1 or (not isinstance(weight, Rows) and is_averaged(weight))
+    if named['sparse'] and not is_right:
+        refuse(func, "with 'sparse' is not known to be right")
+    if isinstance(weight, Rows):
+        if named['padding_idx'] is not None:
+            refuse(func, "with 'padding_idx' is not known to be right in a table of rows")
+        return weight[ids]
+    return by_items(func, (), named, {'input': Items(ids._dim)}, ids._dim)
+
+
+@rule('prelu')
+def _prelu(func: Any, args: Any, kwargs: Any) -> Any:
+    rows = argument(args, kwargs, 0, 'input')
+    if not isinstance(rows, Rows) or (rows._dim == 1 and dim_of(rows) > 1):
+        refuse(func, 'would have the channels of this rank alone')
+    return by_items(func, args, kwargs, {'input': Items(rows._dim)}, rows._dim)

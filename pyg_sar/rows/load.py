@@ -1,0 +1,175 @@
+"""``load_shard``: every rank reads its own parts, and all ranks succeed or fail together."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections import defaultdict
+from pathlib import Path
+
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+
+from pyg_sar.comm.collectives import agree, differ, odd_and_usual, together
+from pyg_sar.comm.environment import launched
+from pyg_sar.comm.errors import collective
+from pyg_sar.comm.ranks import current, is_distributed
+from pyg_sar.rows.from_data import as_rows_of_graph
+from pyg_sar.shard.meta import read_meta
+from pyg_sar.shard.read_shard import read_shard
+from pyg_sar.utils.log import say
+from pyg_sar.utils.meter import bytes_text
+from pyg_sar.utils.offload import note_mapped
+
+_logger = logging.getLogger(__name__)
+
+
+@collective('load_shard', 'two small all-gathers, and all raise if one of them does')
+def load_shard(
+    root: str | Path, rank: int | None = None, *, verify: bool = True
+) -> Data | HeteroData:
+    """Loads a partitioned graph in place of a dataset; this rank holds its part of it.
+
+    The tensors know whose rows they hold, and have the shape of the whole graph. So a program for
+    one machine runs on them as it is: ``x.mean(dim=0)`` and
+    ``F.cross_entropy(out[mask], y[mask])`` are over the rows of all ranks. A function that cannot
+    be computed so raises an error with its name.
+
+    Ranks own parts that follow one another: with 8 parts on 2 ranks, rank 0 owns parts 0 to 3.
+    One process owns all of them: its tensors are plain, in the order of the graph, and only
+    ``edge_index`` has a class of its own. A rank reads META.json and the files of its own parts,
+    memory-mapped (``weights_only``). The folders of other parts may be missing.
+
+    ===========================  =================================================================
+    ``x``, ``y``, masks, ...     every node attribute, ``[num_nodes, ...]``
+    ``edge_index``               int64 ``[2, num_edges]``, in ids of the whole graph
+    ``edge_attr``, ...           every edge attribute ``[num_edges, ...]``
+    ``n_id``                     original ids of the nodes, int64 ``[num_nodes]``
+    ``e_id``                     original ids of the edges, int64 ``[num_edges]``
+    ``num_nodes``                the number of nodes of the whole graph
+    ===========================  =================================================================
+
+    A ``HeteroData`` has the same for every type of nodes and every relation, the types of the whole
+    graph on every rank, also where a rank has no node or edge of one. ``x_dict``,
+    ``edge_index_dict`` and ``metadata()`` are PyG's own. Reverse relations are added before the
+    graph is partitioned, with ``T.ToUndirected``.
+
+    :func:`pyg_sar.local` of the data has plain tensors of the own rows.
+
+    As in::
+
+        data = pyg_sar.load_shard('parts/')
+        out = model(data.x, data.edge_index)
+        loss = F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
+
+    Args:
+        root: The folder that ``python -m pyg_sar.partition`` wrote.
+        rank: For inspection: the rank whose parts to load. Then all tensors are plain, with the
+            rows of that rank alone. Without ``torch.distributed``, part `rank` alone is loaded.
+        verify: Whether to compare every file that is read with its checksum in META.json, which
+            takes about a second for each GB. If False, files are mapped and read when they are
+            needed. Whether they fit together is checked in any case.
+
+    Raises:
+        FileNotFoundError: If the folder or one of its files is missing.
+        ValueError: If this is one of several processes and :func:`pyg_sar.init` was not called, the
+            number of parts is not a multiple of the number of ranks, a file does not hold what
+            META.json says or was changed, or the ranks' folders hold different partitions.
+    """
+    data = _logged(_read(root, rank, verify))
+    return data if rank is not None else as_rows_of_graph(data)
+
+
+def _read(root: str | Path, rank: int | None, verify: bool) -> Data | HeteroData:
+    """The parts of a rank, as plain tensors of its own rows."""
+    if not is_distributed():
+        start = launched(os.environ) if rank is None else None
+        if start is not None and start.world_size > 1:
+            raise ValueError(
+                'expected pyg_sar.init() before load_shard, as this is one of '
+                f'{start.world_size} processes started by {start.launcher} (call pyg_sar.init() '
+                'first)'
+            )
+        own, num_ranks = (0, 1) if rank is None else (rank, None)
+        return _read_parts(root, rank, own, num_ranks, verify)
+
+    def read() -> Data | HeteroData:
+        try:
+            own = current().rank if rank is None else rank
+            return _read_parts(root, rank, own, current().size, verify)
+        except (FileNotFoundError, ValueError):
+            raise
+        except Exception as error:
+            text = f"expected a partition folder at '{root}' (got {error!r})"
+            raise ValueError(text) from error
+
+    data = together(read)
+    _check_same_partition(data)
+    return data
+
+
+def _read_parts(
+    root: str | Path, rank: int | None, own: int, num_ranks: int | None, verify: bool
+) -> Data | HeteroData:
+    """The parts of a rank; pages of their files may go from now on."""
+    is_whole = num_ranks == 1 and rank is None
+    data = read_shard(root, own, num_ranks, verify=verify, whole_graph=is_whole)
+    note_mapped(Path(root), [v for s in data.stores for v in s.values() if isinstance(v, Tensor)])
+    return data
+
+
+def _logged(data: Data | HeteroData) -> Data | HeteroData:
+    """Logs what was loaded, and gives it back."""
+    shards = [s.edge_index.handle.shard for s in data.edge_stores if 'edge_index' in s]
+    if shards and _logger.isEnabledFor(logging.INFO):
+        first = shards[0]
+        num_parts = first.num_parts if first.cut is None else first.cut[0].num_parts
+        parts = first.parts if first.cut is None else range(num_parts)
+        tensors = [v for s in data.stores for v in s.values() if isinstance(v, Tensor)]
+        say(
+            _logger,
+            logging.INFO,
+            f'loaded parts {parts.start} to {parts.stop - 1} of {num_parts} from '
+            f"'{first.root}': {data.num_nodes} own nodes, {sum(s.num_edges for s in shards)} "
+            f'edges, {sum(s.num_halo for s in shards)} halo rows, '
+            f'{bytes_text(sum(t.nbytes for t in tensors))}',
+        )
+    return data
+
+
+def _check_same_partition(data: Data | HeteroData) -> None:
+    """Compares the ranks' partitions, and what each will send with what the other expects."""
+    shards = [store.edge_index.handle.shard for store in data.edge_stores]
+    shard = shards[0]
+    steps = [
+        [(s.recv_rank, s.recv_rows, s.send_rank, s.send_index.numel()) for s in relation.steps]
+        for relation in shards
+    ]
+    # The name of every relation's shard holds that of the whole partition.
+    checksums = sorted(read_meta(shard.root).checksums.items())
+    content = hashlib.sha256(repr(checksums).encode()).hexdigest()
+    answers = agree((f'{shard.fingerprint} {content}', shard.root, shard.rank, steps))
+    fingerprints, roots, ranks, steps_of_ranks = zip(*answers, strict=True)
+    if len(set(fingerprints)) > 1:
+        odd, usual = odd_and_usual(fingerprints)
+        raise differ(
+            f"expected the same partition on all ranks: '{roots[odd]}' on rank {odd} (got "
+            f"another one, '{roots[usual]}', on rank {usual}): copy one folder to all machines",
+            odd,
+        )
+    # By relation, sender and receiver; the same on all ranks, so that all raise.
+    sent: defaultdict[tuple[int, int, int], list[int]] = defaultdict(list)
+    expected: defaultdict[tuple[int, int, int], list[int]] = defaultdict(list)
+    for rank, relations in dict(zip(ranks, steps_of_ranks, strict=True)).items():
+        for number, steps in enumerate(relations):
+            for recv_rank, recv_rows, send_rank, send_rows in steps:
+                sent[number, rank, send_rank].append(send_rows)
+                expected[number, recv_rank, rank].append(recv_rows)
+    for key in sent.keys() & expected.keys():  # of ranks whose parts somebody has loaded
+        if sent[key] != expected[key]:
+            raise ValueError(
+                f"expected the same partition on all ranks: in '{shard.root}' rank {key[1]} "
+                f'sends {sent[key]} rows to rank {key[2]}, which expects {expected[key]}: copy one '
+                'folder to all machines'
+            )

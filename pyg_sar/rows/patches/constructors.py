@@ -1,0 +1,199 @@
+"""Functions of torch and PyG that do not look for ``__torch_function__``, replaced for rows.
+
+The first load of a graph puts them in. Without rows among its arguments each calls the original.
+Sparse matrices are made of all entries, and dealt to the ranks where it is known which rows they
+run between. Copies of rows are rows.
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric import EdgeIndex as edges_of_pyg
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.loader import ClusterData, GraphSAINTSampler, ShaDowKHopSampler
+from torch_geometric.nn import GroupAddRev
+from torch_geometric.sampler import HGTSampler, NeighborSampler
+from torch_geometric.utils import _negative_sampling, to_dense_batch
+
+from pyg_sar.comm.collectives import agree
+from pyg_sar.comm.ranks import world_size
+from pyg_sar.rows.adjacency import dealt_between, spaces_in
+from pyg_sar.rows.edges import EdgeIndex
+from pyg_sar.rows.over_ranks import whole
+from pyg_sar.rows.patches.memory import tell_torchscript
+from pyg_sar.rows.rows import Rows
+from pyg_sar.shard.edges import LocalEdges
+from pyg_sar.utils.nested import in_nested, leaves
+from pyg_sar.utils.scoped import Scoped
+
+_SAMPLERS: dict[type, str] = {
+    NeighborSampler: 'pyg_sar.NeighborLoader or pyg_sar.LinkNeighborLoader',
+    HGTSampler: 'pyg_sar.NeighborLoader or pyg_sar.LinkNeighborLoader',
+    ShaDowKHopSampler: "pyg_sar.NeighborLoader with subgraph_type='induced', disjoint=True",
+    GraphSAINTSampler: 'pyg_sar.NeighborLoader, or full batch',
+    ClusterData: 'full batch: the parts of pyg_sar.partition are the clusters',
+}
+"""Classes of PyG that sample from the graph of one process, and what to use instead."""
+
+_SPARSE = (
+    *('sparse_coo_tensor', 'sparse_csr_tensor', 'sparse_csc_tensor', 'sparse_bsr_tensor'),
+    *('sparse_bsc_tensor', 'sparse_compressed_tensor'),
+)
+
+alike_draws = Scoped(False)
+"""Whether all ranks draw the negative edges of rank 0, even if the edges are plain tensors."""
+
+
+def ask() -> None:
+    """Replaces the functions."""
+    for names, replace in ((_SPARSE, _of_all_rows), (('as_tensor', 'asarray'), _converting)):
+        for name in names:
+            function = getattr(torch, name)
+            asking = replace(function)
+            tell_torchscript(asking, function)
+            setattr(torch, name, asking)
+    to_vector = _negative_sampling.edge_index_to_vector
+    _negative_sampling.edge_index_to_vector = _of_all_rows(to_vector, draws=True)
+    for name in ('forward', 'inverse'):
+        owner = next(cls for cls in GroupAddRev.__mro__ if name in vars(cls))
+        setattr(owner, name, _reversible(getattr(owner, name)))
+    inner = inspect.getclosurevars(to_dense_batch).nonlocals.get('func')
+    for cell in to_dense_batch.__closure__ or ():
+        if inner is not None and cell.cell_contents is inner:
+            cell.cell_contents = _dense_of_one_graph(inner)
+    edges_of_pyg.__new__ = _edges_as_they_are(edges_of_pyg.__new__)
+    for kind in (Data, HeteroData):
+        if hasattr(kind, 'concat'):
+            kind.concat = _of_plain_graphs(kind.concat)
+    for cls, instead in _SAMPLERS.items():
+        cls.__init__ = _of_whole_graphs(cls, instead)  # type: ignore[misc]
+
+
+def _of_all_rows(function: Callable[..., Any], *, draws: bool = False) -> Callable[..., Any]:
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        has_rows = any(isinstance(arg, Rows) for arg in leaves((args, kwargs)))
+        if draws and (has_rows or alike_draws.value) and world_size() > 1:
+            # PyG draws pairs by Python's generator, which programs seldom seed: take rank 0's.
+            random.setstate(agree(random.getstate())[0])
+        if has_rows:
+            spaces = spaces_in(leaves((args, kwargs)))
+            args, kwargs = in_nested((args, kwargs), whole)
+            return dealt_between(function(*args, **kwargs), spaces)
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _edges_as_they_are(make: Callable[..., Any]) -> Callable[..., Any]:
+    """PyG's EdgeIndex of the edges of a cut graph: these edges, which convs take as well."""
+
+    @wraps(make)
+    def call(cls: type, data: Any, *args: Any, **kwargs: Any) -> Any:
+        return data if isinstance(data, EdgeIndex) else make(cls, data, *args, **kwargs)
+
+    return call
+
+
+def _reversible(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Reversible layers, which free the memory of tensors: rows are kept for backward."""
+
+    @wraps(run)
+    def call(layer: Any, *args: Any) -> Any:
+        if not any(isinstance(arg, Rows) for arg in args):
+            return run(layer, *args)
+        before, layer.disable = layer.disable, True
+        try:
+            return run(layer, *args)
+        finally:
+            layer.disable = before
+
+    return call
+
+
+def _dense_of_one_graph(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``to_dense_batch`` of rows that are one graph: they are in order, and nothing is filled.
+
+    Of no nodes PyG's raises an error, where the batches of other ranks go through a model.
+    Without it (a PyG whose function is not made by its decorator) every rank has all rows.
+    """
+
+    @wraps(function)
+    def call(
+        x: Any,
+        batch: Any = None,
+        fill_value: float = 0.0,
+        max_num_nodes: int | None = None,
+        batch_size: int | None = None,
+    ) -> Any:
+        is_one = isinstance(x, Rows) and max_num_nodes is None and batch_size in (None, 1)
+        if is_one and (batch is None or (isinstance(batch, Rows) and int(batch.max()) == 0)):
+            return x.unsqueeze(0), x.new_ones(x.size(0), dtype=torch.bool).unsqueeze(0)
+        if isinstance(batch, Tensor) and not isinstance(batch, Rows) and not batch.numel():
+            batch, batch_size = None, None  # a rank's batch without seeds: one graph of no nodes
+        return function(x, batch, fill_value, max_num_nodes, batch_size)
+
+    return call
+
+
+def _of_plain_graphs(concat: Callable[..., Any]) -> Callable[..., Any]:
+    """Refuses to join graphs that are cut: their edges do not run between the nodes of both."""
+
+    @wraps(concat)
+    def call(self: Any, data: Any) -> Any:
+        stores = [*self.stores, *data.stores]
+        if any(isinstance(value, Rows) for store in stores for value in store.values()):
+            raise ValueError(
+                "'concat' of data whose rows are spread over the ranks has no meaning: join the "
+                'graphs before they are cut, or single attributes by torch.cat'
+            )
+        return concat(self, data)
+
+    return call
+
+
+def _of_whole_graphs(cls: type, instead: str) -> Callable[..., None]:
+    """Refuses graphs that are cut."""
+    make: Callable[..., None] = vars(cls)['__init__']
+
+    @wraps(make)
+    def call(self: Any, *args: Any, **kwargs: Any) -> None:
+        for data in leaves((args, kwargs)):
+            stores = data.edge_stores if isinstance(data, (Data, HeteroData)) else ()
+            if any(isinstance(s.get('edge_index'), (Rows, LocalEdges)) for s in stores):
+                raise ValueError(
+                    f"PyG's {type(self).__name__} samples from the graph of one process (got that "
+                    f'of load_shard): use {instead}'
+                )
+        make(self, *args, **kwargs)
+
+    return call
+
+
+def _converting(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``torch.as_tensor`` and ``torch.asarray``, which copy for another type or device."""
+
+    @wraps(function)
+    def convert(*args: Any, **kwargs: Any) -> Any:
+        rows = args[0] if args else next((kwargs[n] for n in ('data', 'obj') if n in kwargs), None)
+        if not isinstance(rows, Rows):
+            return function(*args, **kwargs)
+        named = dict(zip(('dtype', 'device'), args[1:], strict=False)) | kwargs
+        copy, requires_grad = named.get('copy'), named.get('requires_grad')
+        to = {n: named[n] for n in ('dtype', 'device') if named.get(n) is not None}
+        out: Any = rows.clone() if copy else rows
+        out = out.to(**to) if to else out
+        if copy is False and out is not rows:
+            raise ValueError('cannot make another type or device of rows without a copy')
+        if function.__name__ == 'asarray' and not requires_grad and out is rows:
+            return out.detach() if out.requires_grad else out
+        return out.requires_grad_() if requires_grad else out
+
+    return convert

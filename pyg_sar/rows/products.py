@@ -1,0 +1,284 @@
+"""Products: row by row, or with the rows summed over all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_sar.ops.linear import linear
+from pyg_sar.rows.adjacency import dealt, product
+from pyg_sar.rows.align import dim_of, named_rule, whole_shape
+from pyg_sar.rows.contract import EVERY_PAIR, contract, rows_letter
+from pyg_sar.rows.registry import bare_name, is_in_place, name_of, rule
+from pyg_sar.rows.replicated import with_mean_gradient
+from pyg_sar.rows.rows import Rows, plainly, refuse, tag
+from pyg_sar.rows.rowwise import needs_all_rows, rowwise
+
+
+def _in_order(args: Any, kwargs: Any) -> list[Any]:
+    """All operands; by name the first is called input, the others have names in their order."""
+    return [*args, *(kwargs[name] for name in sorted(kwargs, key=lambda n: (n != 'input', n)))]
+
+
+def _operands(func: Any, args: Any, kwargs: Any) -> Any:
+    """The two operands of a function without options."""
+    if len(args) + len(kwargs) != 2:
+        refuse(func, 'with options is not known to be right')
+    return _in_order(args, kwargs)
+
+
+@rule('matmul rmatmul mm bmm mv dot vdot linalg_matmul sparse_mm spmm')
+def _matmul(func: Any, args: Any, kwargs: Any) -> Any:
+    """``[..., i, k] @ [..., k, j]``, or vectors ``[k]``."""
+    is_reduced = bare_name(func) == 'sparse_mm' and len(args) == 3 and not kwargs
+    a, b = args[:2] if is_reduced else _operands(func, args, kwargs)
+    if bare_name(func) == 'matmul' and _are_by_weights(a, b):
+        return _linear_of_rows(a, b.t())
+    run: Callable[..., Any] = func
+    if name_of(func) == '__rmatmul__':
+        if not isinstance(args[1], Tensor):
+            return NotImplemented
+        a, b, run = b, a, torch.matmul
+    if not isinstance(a, Rows) and a.layout != torch.strided:
+        return _of_sparse(func, a, b, *args[2:])
+    of_a, of_b = _with_batch(dim_of(a), 'ik', 'k'), _with_batch(dim_of(b), 'kj', 'k')
+    batch = list(range(-max(dim_of(a), dim_of(b), 2), -2))
+    out = [*batch, *of_a[-2:-1], *([of_b[-1]] if len(of_b) > 1 else [])]
+    broadcasting = batch if bare_name(func).endswith('matmul') else []
+    return contract(func, (a, b), (of_a, of_b), out, run, broadcasting=broadcasting)
+
+
+def _are_by_weights(a: Any, b: Any) -> bool:
+    """Whether rows are multiplied by a plain matrix, the same for all of them."""
+    is_plain = isinstance(b, Tensor) and not isinstance(b, Rows) and b.layout == torch.strided
+    return is_plain and isinstance(a, Rows) and b.dim() == 2 and a._dim < dim_of(a) - 1
+
+
+def _linear_of_rows(x: Rows, weight: Tensor, bias: Tensor | None = None) -> Any:
+    with plainly():
+        bias = bias if bias is None else with_mean_gradient(bias)
+        own = Tensor.as_subclass(x, Tensor)  # a saved tensor has no rows
+        return tag(linear(own, with_mean_gradient(weight), bias), x._dim, x._space)
+
+
+def _of_sparse(func: Any, matrix: Tensor, rows: Rows, *options: Any) -> Any:
+    """A plain sparse matrix of the whole by rows: its entries are edges between them."""
+    space = rows._space
+    if rows._dim or matrix.dim() != 2 or dim_of(rows) > 2:
+        refuse(func, 'and a sparse matrix is known for matrices of rows')
+    if matrix.size(1) != space.total:
+        raise RuntimeError(f'{tuple(matrix.shape)} @ {tuple(rows.shape)}: the sizes do not fit')
+    if matrix.size(0) != matrix.size(1):
+        refuse(func, 'and a sparse matrix that is not square is not known to be right')
+    return product(func, dealt(func, matrix, space, space), rows, *options)
+
+
+def _with_batch(num_dims: int, matrix: str, vector: str) -> list[Hashable]:
+    """Letters of a matrix with dimensions in front, which have numbers from the right."""
+    return [*range(-num_dims, -2), *matrix] if num_dims > 1 else [*vector[:num_dims]]
+
+
+@rule('inner')
+def _inner(func: Any, args: Any, kwargs: Any) -> Any:
+    """``[..., k]`` and ``[..., k]``."""
+    a, b = _operands(func, args, kwargs)
+    if not dim_of(a) or not dim_of(b):
+        return a * b
+    of_a, of_b = [('a', i) for i in range(dim_of(a) - 1)], [('b', i) for i in range(dim_of(b) - 1)]
+    return contract(func, (a, b), ([*of_a, 'k'], [*of_b, 'k']), [*of_a, *of_b], func)
+
+
+@rule('outer ger')
+def _outer(func: Any, args: Any, kwargs: Any) -> Any:
+    return contract(func, _operands(func, args, kwargs), ('i', 'j'), 'ij', func)
+
+
+@rule('linear')
+def _linear(func: Any, args: Any, kwargs: Any) -> Any:
+    """Rows and plain parameters at once; anything else by the rule for products."""
+    x = args[0] if args else None
+    if isinstance(x, Rows) and not kwargs and not any(isinstance(arg, Rows) for arg in args[1:]):
+        with plainly():
+            weight, bias = args[1], args[2] if len(args) > 2 else None
+            is_usual = weight.layout == torch.strided and x._dim < x.dim() - 1
+            if is_usual and weight.dim() == 2 and (bias is None or bias.dim() == 1):
+                return _linear_of_rows(x, weight, bias)
+    return _of_any_linear(func, args, kwargs)
+
+
+@named_rule('any_linear')
+def _of_any_linear(func: Any, input: Any, weight: Any, bias: Any = None) -> Any:
+    """``[..., k] @ [o, k].t() + [o]``, or a weight ``[k]``."""
+    batch: list[Hashable] = list(range(dim_of(input) - 1))
+    of_out = ['o'] if dim_of(weight) > 1 else []
+    letters = [[*batch, 'k'], [*of_out, 'k']]
+    return _with_bias(func, (input, weight), letters, [*batch, *of_out], bias)
+
+
+@named_rule('bilinear')
+def _bilinear(func: Any, input1: Any, input2: Any, weight: Any, bias: Any = None) -> Any:
+    """``[..., i]``, ``[..., j]`` and a weight ``[o, i, j]``, and a bias ``[o]``."""
+    batch: list[Hashable] = list(range(dim_of(input1) - 1))
+    letters = [[*batch, 'i'], [*batch, 'j'], ['o', 'i', 'j']]
+
+    def run(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+        if 0 not in (*x.shape, *y.shape, *weight.shape):
+            return func(x, y, weight, bias)
+        # Of no rows torch has no gradient at all, and all ranks have to enter the backward.
+        out = torch.einsum('...i,oij,...j->...o', x, weight, y)
+        return out if bias is None else out + bias
+
+    return _with_bias(func, (input1, input2, weight), letters, [*batch, 'o'], bias, run)
+
+
+def _with_bias(
+    func: Any, operands: Any, letters: Any, out: Any, bias: Tensor | None, run: Any = None
+) -> Any:
+    """Adds a bias once: where a product is summed over the ranks, after the sum."""
+    run = run or func
+    if bias is None:
+        return contract(func, operands, letters, out, run)
+    of_bias = out[-dim_of(bias) :] if dim_of(bias) else []
+    every, of_every = (*operands, bias), [*letters, of_bias]
+    if rows_letter(func, every, of_every) in out:
+        return contract(func, every, of_every, out, run, broadcasting=of_bias)
+    return contract(func, operands, letters, out, run) + bias
+
+
+_PRODUCT: dict[str, Callable[..., Any]] = {
+    'addmm': torch.mm,
+    'addmv': torch.mv,
+    'addbmm': lambda a, b: torch.bmm(a, b).sum(0),
+    'baddbmm': torch.bmm,
+    'addr': torch.outer,
+}
+
+
+@rule(' '.join(_PRODUCT))
+def _added(func: Any, args: Any, kwargs: Any) -> Any:
+    """``beta * input + alpha * product``; what `input` holds has no meaning with a `beta` of 0."""
+    alpha, beta = kwargs.get('alpha', 1), kwargs.get('beta', 1)
+    tensors = _in_order(args, {k: v for k, v in kwargs.items() if k not in ('alpha', 'beta')})
+    if not all(isinstance(tensor, Tensor) for tensor in tensors):
+        refuse(func, 'in its old form is not known to be right')
+    to, a, b = tensors
+    product = _PRODUCT[bare_name(func)](a, b)
+    product = product if alpha == 1 else product * alpha
+    if beta != 0:
+        product = product + (to if beta == 1 else to * beta)
+    return to.copy_(product) if is_in_place(name_of(func)) else product
+
+
+@named_rule('tensordot')
+def _tensordot(func: Any, a: Any, b: Any, dims: Any = 2) -> Any:
+    """Dimensions of the one with dimensions of the other."""
+    if isinstance(dims, Tensor):
+        refuse(func, 'with dimensions in this form is not known to be right')
+    if isinstance(dims, int):
+        dims = range(-dims, 0), range(dims)
+    of_a: list[Hashable] = [('a', i) for i in range(dim_of(a))]
+    of_b: list[Hashable] = [('b', i) for i in range(dim_of(b))]
+    pairs = [(i % len(of_a), j % len(of_b)) for i, j in zip(*dims, strict=True)]
+    for i, j in pairs:
+        of_b[j] = of_a[i]
+    gone = {of_a[i] for i, _ in pairs}
+    out = [letter for letter in (*of_a, *of_b) if letter not in gone]
+    pair = [list(side) for side in dims]
+    return contract(func, (a, b), (of_a, of_b), out, lambda *own: func(*own, dims=pair))
+
+
+@rule('einsum')
+def _einsum(func: Any, args: Any, kwargs: Any) -> Any:
+    """Letters as the user has them; those of ``...`` are numbers from the right."""
+    equation, *operands = args
+    if len(operands) == 1 and isinstance(operands[0], (tuple, list)):
+        operands = list(operands[0])
+    text, arrow, result = equation.replace(' ', '').partition('->')
+    letters = [
+        _spelled(word, dim_of(operand))
+        for word, operand in zip(text.split(','), operands, strict=True)
+    ]
+    every = [letter for of in letters for letter in of]
+    dots = sorted({letter for letter in every if isinstance(letter, int)})
+    if arrow:
+        before, has_dots, after = result.partition('...')
+        out = [*before, *(dots if has_dots else []), *after]
+    else:
+        out = [*dots, *sorted(e for e in every if isinstance(e, str) and every.count(e) == 1)]
+    run = lambda *own: func(equation, *own)  # noqa: E731
+    return contract(func, operands, letters, out, run, broadcasting=every)
+
+
+def _spelled(text: str, num_dims: int) -> list[Hashable]:
+    before, dots, after = text.partition('...')
+    return [*before, *(range(len(before) + len(after) - num_dims, 0) if dots else []), *after]
+
+
+@rule('chain_matmul linalg_multi_dot')
+def _chain(func: Any, args: Any, kwargs: Any) -> Any:
+    """From the left, after the products that sum over the rows."""
+    matrices = args or (*kwargs.values(),)
+    left = list(matrices[0] if isinstance(matrices[0], (tuple, list)) else matrices)
+    start = 0
+    while start + 1 < len(left):
+        a, b = left[start : start + 2]
+        is_sum = isinstance(a, Rows) and isinstance(b, Rows) and b._dim == 0
+        if is_sum and a._dim == dim_of(a) - 1:
+            left[start : start + 2] = [a @ b]
+        start += 1
+    return reduce(torch.matmul, left)
+
+
+@named_rule('linalg_vecdot')
+def _vecdot(func: Any, x: Any, y: Any, dim: int = -1) -> Any:
+    return (x.conj() * y).sum(dim)
+
+
+@named_rule('cross linalg_cross')
+def _cross(func: Any, input: Any, other: Any, dim: int | None = None) -> Any:
+    """Along a dimension of size 3, by default the first of that size."""
+    sizes = whole_shape(input)
+    if dim is None:
+        if name_of(func).startswith('linalg'):
+            dim = -1
+        elif 3 in sizes:
+            dim = sizes.index(3)
+        else:
+            raise RuntimeError('no dimension of size 3 in input')
+    return rowwise(func, (input, other), {'dim': dim}, [dim % len(sizes)], pads=False)
+
+
+_MODE = 'use_mm_for_euclid_dist_if_necessary'
+
+
+@named_rule('cdist')
+def _cdist(func: Any, x1: Any, x2: Any, p: float = 2.0, compute_mode: Any = _MODE) -> Any:
+    """Distances ``[..., i, j]`` of ``[..., i, k]`` and ``[..., j, k]``, all of `k` at once."""
+    of_a, of_b = _with_batch(dim_of(x1), 'ik', ''), _with_batch(dim_of(x2), 'jk', '')
+    batch = list(range(-max(dim_of(x1), dim_of(x2), 2), -2))
+    if rows_letter(func, (x1, x2), (of_a, of_b)) == 'k':
+        refuse(func, 'along the rows of all ranks needs all rows in one place')
+    run = lambda x, y: func(x, y, p, compute_mode)  # noqa: E731
+    return contract(func, (x1, x2), (of_a, of_b), [*batch, 'i', 'j'], run, broadcasting=batch)
+
+
+@rule('diagonal linalg_diagonal')
+def _diagonal(func: Any, args: Any, kwargs: Any) -> Any:
+    names, name = ('input', 'offset', 'dim1', 'dim2'), name_of(func)
+    named = dict(zip(names, args, strict=False)) | kwargs
+    num_dims = dim_of(named.get('A', named.get('input')))
+    defaults = (0, 1) if name == 'diagonal' else (-2, -1)
+    dims = {named.get(name, dim) % num_dims for name, dim in zip(names[2:], defaults, strict=True)}
+    return rowwise(func, args, kwargs, [*dims], pads=False)
+
+
+@rule('kron block_diag cartesian_prod combinations meshgrid')
+def _pairs(func: Any, args: Any, kwargs: Any) -> Any:
+    refuse(func, EVERY_PAIR)
+
+
+rule('trace diag diagflat')(needs_all_rows)

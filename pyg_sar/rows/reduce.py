@@ -1,0 +1,196 @@
+"""Reductions: along other dimensions they run here, over the rows over all ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_sar.rows.align import dims_of
+from pyg_sar.rows.over_ranks import has_fractions, largest_of_ranks, sum_of_ranks, widened
+from pyg_sar.rows.pointwise import pointwise
+from pyg_sar.rows.registry import bare_name, rule
+from pyg_sar.rows.replicated import mean_gradient_if_plain
+from pyg_sar.rows.rows import Rows, plain, plainly, refuse
+from pyg_sar.rows.rowwise import not_empty, own_results
+from pyg_sar.utils.nested import in_nested
+
+_POSITIONS = {
+    **dict.fromkeys(['norm', 'linalg_vector_norm'], ('p', 'dim', 'keepdim')),
+    **dict.fromkeys(['std', 'var', 'std_mean', 'var_mean'], ('dim', 'unbiased', 'keepdim')),
+    **dict.fromkeys(['quantile', 'nanquantile'], ('q', 'dim', 'keepdim')),
+    'kthvalue': ('k', 'dim', 'keepdim'),
+}
+"""Names of the arguments after the rows, where these are not dim and keepdim."""
+
+
+@rule(
+    'sum mean amax amin max min std var norm linalg_vector_norm any all nansum nanmean logsumexp '
+    'count_nonzero argmax argmin median prod std_mean var_mean aminmax mode nanmedian quantile '
+    'nanquantile kthvalue special_logsumexp is_all_true is_any_true'
+)
+def _reduction(func: Any, args: Any, kwargs: Any) -> Any:
+    name = bare_name(func).removeprefix('special_')
+    name = {'is_all_true': 'all', 'is_any_true': 'any'}.get(name, name)
+    rows = args[0] if args else kwargs.get('input')
+    named = dict(zip(_POSITIONS.get(name, ('dim', 'keepdim')), args[1:], strict=False)) | kwargs
+    if name in ('max', 'min') and any(isinstance(named.get(n), Tensor) for n in ('dim', 'other')):
+        return pointwise(func, args, kwargs)
+    if not isinstance(rows, Rows):
+        refuse(func)
+    if any(isinstance(arg, Rows) and arg is not rows for arg in (*args, *kwargs.values())):
+        refuse(func, 'by other rows is not known to be right')
+    if isinstance(named.get('dim'), bool):  # x.std(False)
+        named['unbiased'] = named.pop('dim')
+    with plainly():
+        num_dims = rows.dim()
+        dims, keepdim = dims_of(named.get('dim'), num_dims), named.get('keepdim') is True
+        if dims is not None and rows._dim not in dims:
+            dim = rows._dim - (0 if keepdim else sum(i < rows._dim for i in dims))
+            dim += isinstance(named.get('q'), Tensor) and named['q'].dim() > 0
+            own: Tensor = rows if rows._space.own else not_empty(plain(rows), rows._dim)
+            results = func(own, *map(mean_gradient_if_plain, args[1:]), **kwargs)
+            if isinstance(results, Tensor):
+                return own_results(results, dim, rows._space)
+            return in_nested(results, lambda result: own_results(result, dim, rows._space))
+        by = by_place if name in ('max', 'min') and dims is not None else _OVER_ROWS
+        over = by.get(name) or by_place[name]
+        values = plain(rows).to(named['dtype']) if named.get('dtype') else plain(rows)
+        every = list(range(num_dims)) if dims is None else dims
+        call = Reduction(func, name, rows, values, every, keepdim, named, (args, kwargs))
+        is_wide = values.dtype == widened(values.dtype)
+        if (is_wide and has_fractions(values)) or name == 'kthvalue':
+            return over(call)
+        few = values.new_zeros([2] * num_dims)
+        args, kwargs = in_nested((args, kwargs), lambda arg: few if arg is rows else arg)
+        of_torch = func(*args, **kwargs)  # or the error that it has for whole numbers
+        return over(call) if is_wide else _rounded(over(call), of_torch)  # also by autocast
+
+
+def _rounded(result: Any, like: Any) -> Any:
+    if isinstance(result, Tensor):
+        return result.to(like.dtype)
+    return type(result)([_rounded(*pair) for pair in zip(result, like, strict=True)])
+
+
+@dataclass
+class Reduction:
+    """A reduction over the rows and perhaps other dimensions."""
+
+    func: Any
+    name: str
+    rows: Rows
+    values: Tensor  # the own ones
+    dims: list[int]
+    keepdim: bool
+    named: dict[str, Any]  # the arguments after the rows, by name
+    arguments: tuple[Any, Any]  # args and kwargs as they are
+
+    @property
+    def count(self) -> int:
+        """How many numbers go into one result, of all ranks."""
+        others = math.prod(self.values.size(i) for i in self.dims if i != self.rows._dim)
+        return self.rows._space.total * others
+
+    def sum(self, values: Tensor, *, keepdim: bool | None = None) -> Tensor:
+        """The sum of `values` over all ranks; of half precision as float32."""
+        keepdim = self.keepdim if keepdim is None else keepdim
+        wide = widened(values.dtype) if values.is_floating_point() else None
+        return sum_of_ranks(values.sum(self.dims, keepdim=keepdim, dtype=wide))
+
+    def largest(self, values: Tensor, *, least: bool = False, keepdim: bool = False) -> Tensor:
+        """The largest of `values` over all ranks; an error where there are none, as in torch."""
+        if self.count == 0:
+            raise RuntimeError(f'{self.name}(): expected at least one row on all ranks together')
+        keepdim, nan_is_top = keepdim or self.keepdim, self.name in ('max', 'min')
+        return largest_of_ranks(
+            values, self.dims, keepdim=keepdim, least=least, nan_is_top=nan_is_top
+        )
+
+
+def _mean(over: Reduction) -> Tensor:
+    return over.sum(over.values) / over.count
+
+
+def _nanmean(over: Reduction) -> Tensor:
+    return _nansum(over) / over.sum(~over.values.isnan())
+
+
+def _nansum(over: Reduction) -> Tensor:
+    return over.sum(torch.where(over.values.isnan(), 0, over.values))
+
+
+def _aminmax(over: Reduction) -> Any:
+    low, high = over.largest(over.values, least=True), over.largest(over.values)
+    return torch.return_types.aminmax((low, high))
+
+
+def _moments(over: Reduction) -> Any:
+    correction = over.named.get('correction', 0 if over.named.get('unbiased') is False else 1)
+    mean = over.sum(over.values, keepdim=True) / over.count
+    squares = over.sum((over.values - mean).abs().square())
+    spread = squares / max(over.count - (1 if correction is None else correction), 0)
+    if over.name.startswith('std'):
+        spread = _root(spread)
+    if not over.name.endswith('_mean'):
+        return spread
+    return spread, mean if over.keepdim else mean.squeeze(over.dims)
+
+
+def _root(total: Tensor, p: float = 2) -> Tensor:
+    """The root of 0 has the gradient 0, as torch has it of norms and deviations."""
+    is_zero = total == 0
+    root = torch.where(is_zero, 1, total)
+    return torch.where(is_zero, 0, root.sqrt() if p == 2 else root.pow(1 / p))
+
+
+def _norm(over: Reduction) -> Tensor:
+    p = over.named.get('p', over.named.get('ord', 2))
+    p = 2 if p in (None, 'fro') else p
+    if not isinstance(p, (int, float)):
+        refuse(over.func, f'of kind {p!r} is not known to be right')
+    if over.name == 'norm' and over.named.get('dim') and len(over.dims) > 2 and p != 2:
+        refuse(over.func, 'over more than two dimensions is not known to be right')
+    size = over.values.abs()
+    size = size.to(widened(size.dtype))
+    if abs(p) == math.inf:
+        return over.largest(size, least=p < 0)
+    if p == 0:
+        return over.sum((size != 0).to(size.dtype))
+    if p == 1:
+        return over.sum(size)
+    total = over.sum(size.square() if p == 2 else size.pow(p))
+    return _root(total, p) if p > 0 else total.pow(1 / p)
+
+
+def _logsumexp(over: Reduction) -> Tensor:
+    values = over.values.to(widened(over.values.dtype))
+    top = over.largest(values.detach(), keepdim=True)
+    top = torch.where(top.abs() == math.inf, 0, top)
+    total = over.sum((values - top).exp(), keepdim=True).log() + top
+    return total if over.keepdim else total.squeeze(over.dims)
+
+
+_OVER_ROWS: dict[str, Callable[[Reduction], Any]] = {
+    'sum': lambda over: over.sum(over.values),
+    'mean': _mean,
+    'nansum': _nansum,
+    'nanmean': _nanmean,
+    'any': lambda over: over.sum(over.values.bool()) > 0,
+    'all': lambda over: over.sum(over.values.logical_not()) == 0,
+    'count_nonzero': lambda over: over.sum(over.values != 0, keepdim=False),
+    **dict.fromkeys(['amax', 'max'], lambda over: over.largest(over.values)),
+    **dict.fromkeys(['amin', 'min'], lambda over: over.largest(over.values, least=True)),
+    'aminmax': _aminmax,
+    **dict.fromkeys(['var', 'std', 'var_mean', 'std_mean'], _moments),
+    **dict.fromkeys(['norm', 'linalg_vector_norm'], _norm),
+    'logsumexp': _logsumexp,
+}
+"""Reductions over the rows of all ranks."""
+
+by_place: dict[str, Callable[[Reduction], Any]] = {}
+"""Reductions that give places in the whole, or need all rows; :mod:`.places` fills it."""

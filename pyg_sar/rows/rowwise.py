@@ -1,0 +1,208 @@
+"""Functions that compute every row by itself: they act on other dimensions than the rows'.
+
+A table says on which dimensions a function acts. If the rows are in another one, it runs on the own
+rows. If they are in one of these, it runs over the rows of all ranks where that is known; else a
+vector is gathered, 8 bytes a row on every rank, and more dimensions are refused.
+
+A rank without rows runs most functions on one row, of which nothing is kept: some functions of
+torch refuse empty tensors, and what they give then has no history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyg_sar.rows.align import align, argument, dim_of, dims_of, rows_in
+from pyg_sar.rows.over_ranks import all_rows
+from pyg_sar.rows.registry import bare_name, is_in_place, name_of, rule
+from pyg_sar.rows.replicated import own_draws
+from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
+from pyg_sar.rows.sharding import Space
+from pyg_sar.utils.nested import in_nested
+
+OverRows = Callable[[Any, Rows, Any, Any], Any]
+"""``f(func, rows, args, kwargs)`` computes over the rows of all ranks, where rows are plain."""
+
+Dims = slice | Sequence[int]
+
+
+def needs_all_rows(func: Any, *_: Any) -> Any:
+    """Refuses a function that acts on the dimension of the rows."""
+    refuse(func, 'over the rows of all ranks needs all rows in one place')
+
+
+def of_a_vector(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
+    """Runs a function on a whole vector, gathered on every rank; the result is plain."""
+    tensors = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, Tensor)]
+    if dim_of(rows) > 1 or len(tensors) > 1 or is_in_place(name_of(func)):
+        needs_all_rows(func)
+    everything = all_rows(rows)
+    args, kwargs = in_nested((args, kwargs), lambda arg: everything if arg is rows else arg)
+    return func(*args, **kwargs)
+
+
+class _Acts(NamedTuple):
+    """On which dimensions a function acts, and how it runs.
+
+    Attributes:
+        dims: Some of all; or where they stand among the arguments, and which without them.
+        over: How it runs if the rows are in one of them.
+        pads: Whether a rank without rows runs it on one row.
+        draws: Whether it draws random numbers.
+    """
+
+    dims: slice | tuple[int, tuple[int, ...] | None]
+    over: OverRows = needs_all_rows
+    pads: bool = True
+    draws: bool = False
+
+
+def _of(names: str, *acts: Any, **options: Any) -> dict[str, _Acts]:
+    return dict.fromkeys(names.split(), _Acts(*acts, **options))
+
+
+_LAST, _ALL, _NOWHERE = (-1,), None, 9
+
+_TABLE: dict[str, _Acts] = {
+    **_of('softmax log_softmax softmin special_softmax special_log_softmax', (1, _LAST)),
+    **_of('gumbel_softmax', (4, _LAST), draws=True),
+    **_of('sort argsort cumsum cumprod cummax cummin logcumsumexp glu', (1, _LAST), of_a_vector),
+    **_of('topk diff', (2, _LAST), of_a_vector),
+    **_of('trapezoid trapz cumulative_trapezoid', (_NOWHERE, _LAST), of_a_vector),
+    **_of('flip fft_fftshift fft_ifftshift', (1, _ALL), of_a_vector),
+    **_of('roll', (2, _ALL), of_a_vector),
+    **_of('rot90', (2, (0, 1)), of_a_vector),
+    **_of('msort flipud', (_NOWHERE, (0,)), of_a_vector),
+    **_of('fliplr', slice(1, 2)),
+    **_of('linalg_matrix_norm', (2, (-2, -1)), of_a_vector),
+    **_of('layer_norm rms_norm', (_NOWHERE, _ALL)),
+    **_of('group_norm channel_shuffle native_channel_shuffle', slice(1, None)),
+    **_of('grid_sample grid_sampler', slice(1, None)),
+    **_of('local_response_norm', slice(1, 2)),
+    **_of('interpolate upsample upsample_nearest upsample_bilinear', slice(2, None)),
+    **_of('pixel_shuffle pixel_unshuffle', slice(-3, None)),
+    **_of('fold', slice(-2, None)),
+    **_of('tril triu', slice(-2, None), pads=False),
+    **_of('multinomial sample_dirichlet', slice(-1, None), draws=True),
+    **_of('dirichlet_grad', slice(-1, None)),
+}
+for _end, _dims in (('', _LAST), ('2', (-2, -1)), ('n', _ALL)):
+    _ffts = [f'fft_{kind}fft{_end}' for kind in ('', 'i', 'r', 'ir', 'h', 'ih')]
+    _TABLE |= _of(' '.join(_ffts), (2, _dims), of_a_vector)
+for _n in (1, 2, 3):
+    _pools = 'avg_pool{0}d max_pool{0}d lp_pool{0}d adaptive_avg_pool{0}d adaptive_max_pool{0}d '
+    _pools += 'max_pool{0}d_with_indices adaptive_max_pool{0}d_with_indices max_unpool{0}d'
+    _TABLE |= _of(_pools.format(_n), slice(-_n, None))
+
+over_rows: dict[str, OverRows] = {}
+"""Functions that compute over the rows of all ranks, by name."""
+
+
+@rule(' '.join(_TABLE))
+def _by_table(func: Any, args: Any, kwargs: Any) -> Any:
+    name = bare_name(func)
+    acts, rows = _TABLE[name], args[0] if args else kwargs.get('input')
+    dims: Dims
+    if isinstance(rows, Rows):
+        dims = dims_acted_on(func, dim_of(rows), args, kwargs)
+        if rows._dim in dims:
+            with plainly():
+                return over_rows.get(name, acts.over)(func, rows, args, kwargs)
+    elif isinstance(acts.dims, slice):
+        dims = acts.dims
+    else:
+        refuse(func)
+    return rowwise(func, args, kwargs, dims, pads=acts.pads, draws=acts.draws)
+
+
+def dims_acted_on(func: Any, num_dims: int, args: Any, kwargs: Any) -> Sequence[int]:
+    """The dimensions that a function of the table acts on."""
+    name = bare_name(func)
+    dims = _TABLE[name].dims
+    if isinstance(dims, slice):
+        return range(num_dims)[dims]
+    position, default = dims
+    dim = argument(args, kwargs, position, 'dim', 'dims')
+    if name == 'flip' and isinstance(dim, int):
+        dim = args[1:]
+    if dim is None and name in ('softmax', 'log_softmax', 'softmin'):
+        dim = 0 if num_dims in (1, 3) else 1  # what torch.nn.functional takes then
+    if dim is None and name.endswith(('n', 'layer_norm', 'rms_norm')):
+        sizes = argument(args, kwargs, 1, 's', 'normalized_shape')
+        dim = None if sizes is None else range(-len(sizes), 0)
+    if dim is None and default is not None:
+        return [dim % num_dims for dim in default]
+    return dims_of(dim, num_dims) or range(num_dims)
+
+
+def rowwise(
+    func: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    dims: Dims,
+    *,
+    pads: bool = True,
+    draws: bool = False,
+) -> Any:
+    """Runs a function that acts on dimensions `dims` on own rows, which are in another one.
+
+    Plain tensors are broadcast, or have the rows of the whole.
+    """
+    rows, others = args[0] if args else None, (*args[1:], *kwargs.values())
+    if draws:
+        generator = next((arg for arg in others if isinstance(arg, torch.Generator)), None)
+        with own_draws(rows_in(args, kwargs)[0].device, generator):
+            return rowwise(func, args, kwargs, dims, pads=pads)
+    if isinstance(rows, Rows) and not any(isinstance(arg, Tensor) for arg in others):
+        space, num_dims, dim = rows._space, dim_of(rows), rows._dim
+    else:
+        args, kwargs, right, space = align(func, args, kwargs)
+        tensors = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, Tensor)]
+        num_dims = max(map(dim_of, tensors))
+        dim = num_dims - right
+    dims = range(num_dims)[dims] if isinstance(dims, slice) else dims
+    if dim in dims:
+        needs_all_rows(func)
+
+    def own(value: Any) -> Any:
+        at = dim_of(value) - (num_dims - dim) if isinstance(value, Tensor) else -1
+        return value if at < 0 else not_empty(plain(value), at)
+
+    def as_rows(value: Any) -> Any:
+        is_less = isinstance(value, Tensor) and value.dim() < num_dims
+        before = sum(i < dim for i in dims) if is_less else 0
+        return own_results(value, dim - before, space)
+
+    with plainly():
+        if pads and not space.own:
+            args, kwargs = in_nested((args, kwargs), own)
+        results = func(*args, **kwargs)
+        if type(results) is Tensor and results.dim() == num_dims and space.own:
+            return tag(results, dim, space)
+        return in_nested(results, as_rows)
+
+
+def own_results(value: Any, dim: int, space: Space) -> Any:
+    """A result as rows; without own rows nothing is kept of it."""
+    if not isinstance(value, Tensor):
+        return value
+    return tag(value if space.own else value.narrow(dim, 0, 0), dim, space)
+
+
+def not_empty(value: Tensor, dim: int) -> Tensor:
+    """Rows; where there are none, one row of any numbers, with their history.
+
+    The numbers differ, as some norms divide by their variance; integers, which may be ids, are 0.
+    """
+    if value.size(dim):
+        return value
+    shape = [1 if i == dim else n for i, n in enumerate(value.shape)]
+    row = value.new_zeros(shape)
+    if value.is_floating_point() or value.is_complex():
+        steps = torch.arange(row.numel(), device=value.device) % 5 + 1
+        row = steps.view(shape).to(value.dtype)
+    return torch.cat([value, row], dim)
