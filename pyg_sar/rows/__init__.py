@@ -1,5 +1,27 @@
-"""Rows that know whose they are: data of a cut graph, and what may be computed with them."""
+"""Tensors that know whose rows they hold, and a rule on rows for every function of torch.
 
-from pyg_sar.rows import rules
+Rules stand in a file for each family of functions, see :mod:`pyg_sar.rows.registry`.
+"""
 
-__all__ = ['rules']
+from pyg_sar.rows import (
+    argmax,
+    assign,
+    attention,
+    counts,
+    dimensions,
+    group,
+    items,
+    join,
+    lists,
+    losses,
+    matrices,
+    norms,
+    pointwise,
+    products,
+    reads,
+    reduce,
+    rowwise,
+    select,
+    shapes,
+    softmax,
+)
