@@ -23,7 +23,7 @@ try:
     from measured_training import make_model, num_cores, run_training
 
     import pyg_sar
-    from pyg_sar.conv.options import Mode
+    from pyg_sar.nn.options import Mode
     from pyg_sar.partition.masks import random_split
     from pyg_sar.partition.sources.sources import load_source
 except ImportError as error:

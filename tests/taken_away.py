@@ -199,7 +199,7 @@ def _recurrent(folder: str) -> str:
     import torch
     from torch_geometric.nn import MessagePassing
 
-    from pyg_sar.conv.message.forward_state import state_of
+    from pyg_sar.nn.forward_state import state_of
 
     class Conv(MessagePassing):
         def __init__(self) -> None:

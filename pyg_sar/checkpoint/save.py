@@ -14,8 +14,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 import pyg_sar
-from pyg_sar.averaging.averager import PARTED
-from pyg_sar.averaging.buckets import common
 from pyg_sar.checkpoint.files import About, table_file, write_state
 from pyg_sar.checkpoint.folders import begun, folder_of, publish
 from pyg_sar.checkpoint.states import model_state, optimizer_state, plain_model, random_states
@@ -23,8 +21,10 @@ from pyg_sar.checkpoint.tables import Table, create_npy, graphs, write_npy
 from pyg_sar.comm.collectives import agree, check_equal, on_rank_0, together
 from pyg_sar.comm.errors import collective
 from pyg_sar.comm.ranks import world_size
-from pyg_sar.ddp.same_model import check_values, sums_of
-from pyg_sar.dropout.forward import of_model
+from pyg_sar.nn.ddp.averager import PARTED
+from pyg_sar.nn.ddp.buckets import common
+from pyg_sar.nn.forward import of_model
+from pyg_sar.nn.same_model import check_values, sums_of
 
 
 @collective('save_checkpoint', 'ranks write their rows, and meet when all is on the disk')

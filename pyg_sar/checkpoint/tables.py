@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pyg_sar.comm.ranks import rank, world_size
 from pyg_sar.comm.row_map import rows
-from pyg_sar.own_rows.node_embedding import NodeEmbedding
+from pyg_sar.nn.node_embedding import NodeEmbedding
 from pyg_sar.rows.rows import Rows, plain
 from pyg_sar.shard.files import is_of_system, ordinary_file
 

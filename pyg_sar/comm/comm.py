@@ -23,10 +23,10 @@ from pyg_sar.comm.met import Met
 from pyg_sar.utils import hook
 
 if TYPE_CHECKING:
-    from pyg_sar.averaging.averager import Averager
     from pyg_sar.comm.buffers import BufferPool
     from pyg_sar.comm.end_of_backward import Backward
     from pyg_sar.comm.exchange import Exchange
+    from pyg_sar.nn.ddp.averager import Averager
 
 
 class Work(Protocol):

@@ -30,7 +30,7 @@ from pyg_sar.utils.dry_run import described
 from pyg_sar.utils.private_names import missing
 
 if TYPE_CHECKING:
-    from pyg_sar.averaging.averager import Averager
+    from pyg_sar.nn.ddp.averager import Averager
 
 
 class Backward:

@@ -14,7 +14,7 @@ Step = Callable[..., Tensor]
 
 
 class Recorder(Protocol):
-    """Keeps recipes in place of results; see :mod:`pyg_sar.recompute.recorder`."""
+    """Keeps recipes in place of results; see :mod:`pyg_sar.nn.recompute.recorder`."""
 
     def remember(self, out: Tensor, step: Step, inputs: tuple[Tensor | None, ...]) -> None:
         """Notes that ``out`` is ``step(*inputs)``."""

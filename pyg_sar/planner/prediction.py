@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from pyg_sar.commands.users_model import run_model
-from pyg_sar.conv.options import Mode
-from pyg_sar.ddp.data_parallel import DistributedDataParallel
+from pyg_sar.nn.ddp.data_parallel import DistributedDataParallel
+from pyg_sar.nn.options import Mode
 from pyg_sar.planner.counts import RankSizes, shard_bytes, sizes_of
 from pyg_sar.planner.rehearsal import Job, Rehearsal, rehearse
 from pyg_sar.shard.meta import read_meta

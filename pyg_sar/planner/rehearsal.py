@@ -23,9 +23,9 @@ from torch_geometric.nn import MessagePassing
 from pyg_sar.comm.comm import Comm
 from pyg_sar.comm.ranks import chosen
 from pyg_sar.commands.users_model import run_model
-from pyg_sar.conv.options import Mode
-from pyg_sar.ddp.wrap import wrap
 from pyg_sar.monitor.live_bytes import LiveBytes
+from pyg_sar.nn.ddp.wrap import wrap
+from pyg_sar.nn.options import Mode
 from pyg_sar.planner.counts import RankSizes
 from pyg_sar.planner.made_up import made_up_shard
 from pyg_sar.rows.from_data import as_rows_of_graph, space_of_nodes

@@ -15,8 +15,8 @@ from pyg_sar.comm.buffers import Buffers
 from pyg_sar.comm.exchange import Exchange
 from pyg_sar.comm.gradient_return import GradientReturn
 from pyg_sar.comm.swap import ROWS_TAG, Swap
-from pyg_sar.conv.call.plans import PLANS, CallPlan, Replay
-from pyg_sar.conv.message.one_call import Call
+from pyg_sar.nn.one_call import Call
+from pyg_sar.nn.plans import PLANS, CallPlan, Replay
 from pyg_sar.shard.shard import Shard
 
 

@@ -23,7 +23,7 @@ from torch_geometric.nn.models import GraphSAGE
 from traffic import counted
 
 import pyg_sar
-from pyg_sar.ddp.wrap import wrap
+from pyg_sar.nn.ddp.wrap import wrap
 from pyg_sar.rows.rows import Rows
 
 IN, OUT = 12, 3

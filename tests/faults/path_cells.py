@@ -27,7 +27,7 @@ from pyg_sar.comm import process_group
 from pyg_sar.comm.errors import location
 from pyg_sar.comm.process_group import GroupComm
 from pyg_sar.comm.ranks import set_timeout
-from pyg_sar.conv.options import Mode
+from pyg_sar.nn.options import Mode
 
 FAULTY = 2
 TIMEOUT = 10.0

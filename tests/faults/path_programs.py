@@ -20,7 +20,7 @@ from torch_geometric.nn import (
 )
 
 import pyg_sar
-from pyg_sar.conv.options import Mode
+from pyg_sar.nn.options import Mode
 
 MODES: tuple[Mode, ...] = get_args(Mode)[:3]
 AGAINST = 'target_to_source'

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from pyg_sar import comm
-from pyg_sar.conv.reuse.copies import lent_copy
 from pyg_sar.in_turns.run import play
+from pyg_sar.nn.copies import lent_copy
 from pyg_sar.utils import offload as evictable
 
 SIZE = 1000

@@ -18,8 +18,8 @@ from torch_geometric import nn as pyg
 
 import pyg_sar
 from pyg_sar.monitor import recipes
-from pyg_sar.recompute import recorder
-from pyg_sar.recompute.recorder import recompute_activations_of, recomputed_activations
+from pyg_sar.nn.recompute import recorder
+from pyg_sar.nn.recompute.recorder import recompute_activations_of, recomputed_activations
 
 NUM_ROWS, NUM_COLUMNS = 50, 8
 

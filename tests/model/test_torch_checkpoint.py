@@ -19,7 +19,7 @@ import pyg_sar
 from pyg_sar import SARConv
 from pyg_sar.comm.collectives import all_reduce_sum
 from pyg_sar.comm.ranks import current
-from pyg_sar.conv.options import Mode
+from pyg_sar.nn.options import Mode
 
 
 def _convs() -> dict[str, torch.nn.Module]:

@@ -31,7 +31,7 @@ from torch_geometric.nn import (
 import pyg_sar
 from pyg_sar import SARConv
 from pyg_sar.comm.collectives import agree
-from pyg_sar.conv.around import patching
+from pyg_sar.nn import patching
 
 CONVS: dict[str, Callable[[], MessagePassing]] = {
     'SAGE': lambda: SAGEConv(6, 4),

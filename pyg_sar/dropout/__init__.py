@@ -1,1 +1,0 @@
-"""Dropout whose masks do not depend on which rank holds a node or an edge."""

@@ -1,0 +1,195 @@
+"""Ranks agree on the path of a kind of call before the first, so that none waits in vain.
+
+A rank alone cannot choose: its few edges may not show what a function does.
+"""
+
+from __future__ import annotations
+
+import io
+from contextlib import redirect_stdout
+from dataclasses import dataclass, replace
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor
+
+from pyg_sar.comm.collectives import agree, check_equal, differ
+from pyg_sar.nn.by_destination import observe
+from pyg_sar.nn.draw import EdgeDraws
+from pyg_sar.nn.factor import with_factor
+from pyg_sar.nn.independence import check_destinations_are_independent, check_edges_are_independent
+from pyg_sar.nn.intercept import MessageError, UnsupportedMessageError
+from pyg_sar.nn.linear_in_softmax import has_gradient_of_use
+from pyg_sar.nn.one_call import Call
+from pyg_sar.nn.one_shot_memory import one_shot_bytes
+from pyg_sar.nn.options import Path
+from pyg_sar.nn.plans import PLANS, CallPlan, Gather, OneShot, program_of
+from pyg_sar.nn.support import has_hooks_inside, reads_edges
+from pyg_sar.nn.trace import Trace, trace
+from pyg_sar.ops.program import Arguments
+from pyg_sar.utils.class_swap import name_of
+
+
+@dataclass(frozen=True)
+class Decision:
+    """How a rank would compute a call, which it tells the others, or how all do."""
+
+    types: tuple[Any, ...] = ()  # as _kinds_of gives them
+    path: Path = 'one_shot'
+    takes_gradient: bool = False  # whether weights of a sum take one
+    one_pass: bool = False  # whether one pass computes its softmax
+    one_shot_bytes: int = 0  # what mode one_shot would hold on a rank, where that decides
+    across_edges: bool = False  # whether the function needs the edges of all ranks
+    uses_rng: bool = True  # whether it draws random numbers, or may do so
+
+    @property
+    def words(self) -> str:
+        """The path, in words that are equal on all ranks."""
+        return f'{self.path}, with gradient' if self.takes_gradient else self.path
+
+
+def agree_on_plan(call: Call, draws: EdgeDraws | None) -> CallPlan:
+    """Checks a kind of call once, with all ranks (collective: one all-gather), and picks its path.
+
+    `draws` are those of a run on samples, where masks of dropout are drawn by edge.
+    """
+    own, traced, error = Decision(), None, None
+    try:
+        call.bind()
+        call.draws = draws
+        own, traced = _decision(call)
+    except Exception as failure:
+        error = failure
+    name = f'{name_of(call.conv)}.{call.function}'
+    agreed = _agreed(name, own, error, call.exchange.shard.world_size)
+    path, mode = agreed.path, call.options.mode
+    if agreed.across_edges:
+        path, traced = 'one_shot', None
+    if mode == 'auto':
+        assert call.options.memory_budget is not None
+        fits = agreed.one_shot_bytes <= call.options.memory_budget
+        mode = 'one_shot' if fits else 'sequential'
+        path = 'one_shot' if fits and path in ('replay', 'factored') else path
+    is_seen = traced is not None or path == 'gather'  # a function across edges is not, to its end
+    values: dict[str, Any] = {
+        'function': name,
+        'path': path,
+        'mode': mode,
+        'one_shot_bytes': agreed.one_shot_bytes,
+        'drops': draws is not None and (draws.has_drawn or not is_seen),
+        # Rows of the edges of all ranks draw for own rows by themselves.
+        'uses_rng': agreed.uses_rng and draws is None and not agreed.across_edges,
+    }
+    if path == 'one_shot':
+        return OneShot(**values, across_edges=agreed.across_edges)
+    if path == 'gather':
+        return Gather(**values)
+    assert traced is not None
+    # A number that it sets may be another one at every call.
+    learnable = None if traced.numbers else _homes(call.conv, traced.computed.learnable)
+    traced = traced if agreed.one_pass else traced.in_passes()
+    return PLANS[path](**values, trace=traced, learnable=learnable)
+
+
+def _decision(call: Call) -> tuple[Decision, Trace | None]:
+    """The cheapest path that is exact for a function, and its trace, if it has one."""
+    conv, mode = call.conv, call.options.mode
+    own = Decision(_kinds_of(call.arguments), across_edges=True)
+    if call.as_they_are or reads_edges(conv, call.function) or has_hooks_inside(conv):
+        return own, None
+    traced: Trace | None = None
+    with redirect_stdout(io.StringIO()) as printed:
+        try:
+            try:
+                traced = trace(call)
+                uses_rng = traced.uses_rng
+                check_edges_are_independent(call, traced.num_calls, 0 if uses_rng else None)
+            except UnsupportedMessageError:
+                uses_rng, traced = observe(call).uses_rng, None
+            # One mask may keep none of a few rows.
+            for seed in range(3) if uses_rng else (None,):
+                check_destinations_are_independent(call, seed)
+        except MessageError:
+            return own, None
+        except RuntimeError:
+            if call.edges is None:
+                raise
+            return own, None  # it may read a tensor of all edges by itself; what else, fails again
+    if printed.getvalue():  # it must print once, for all edges
+        return own, None
+    own = replace(own, across_edges=False, uses_rng=uses_rng)
+    if traced is None:
+        own = replace(own, path='gather')
+    elif traced.is_linear:
+        own = replace(own, path='linear')
+    elif traced.is_weighted:
+        takes_gradient = any(map(_needs_grad, call.arguments.edge))
+        own = replace(own, path='weighted', takes_gradient=takes_gradient)
+    elif mode != 'one_shot':
+        traced = with_factor(call, traced)
+        of_edges = call if traced.factor is None else call.of_factor(traced.source)
+        one_pass = traced.computed.weights is not None and has_gradient_of_use(
+            of_edges, program_of(of_edges, traced.computed, num_dst=1)
+        )
+        path: Path = 'replay' if traced.factor is None else 'factored'
+        own = replace(own, path=path, one_pass=one_pass)
+    if mode == 'auto':
+        is_sum = own.path in ('linear', 'weighted')
+        own = replace(own, one_shot_bytes=one_shot_bytes(call, is_linear=is_sum))
+    return own, traced
+
+
+def _homes(
+    conv: torch.nn.Module, tensors: tuple[Tensor, ...]
+) -> tuple[tuple[ref[torch.nn.Module], str], ...] | None:
+    """Module and name of every tensor as a parameter of `conv`; None if one is no parameter."""
+    homes = {
+        id(tensor): (ref(module), name)
+        for module in conv.modules()
+        for name, tensor in module.named_parameters(recurse=False, remove_duplicate=False)
+    }
+    if not all(id(tensor) in homes for tensor in tensors):
+        return None
+    return tuple(homes[id(tensor)] for tensor in tensors)
+
+
+def _agreed(name: str, own: Decision, error: Exception | None, world_size: int) -> Decision:
+    """The decision that all ranks can keep.
+
+    Raises ValueError on all ranks, if the call is wrong on one of them or differs between them.
+    With one rank `error` itself is raised.
+    """
+    if world_size == 1 and error is not None:
+        raise error
+    answer = vars(own), None if error is None else str(error)
+    answers = agree(answer) if world_size > 1 else [answer]
+    all_of = [Decision(**other) for other, _ in answers]
+    if error is not None:
+        raise ValueError(str(error)) from error
+    for rank, (_, other_error) in enumerate(answers):
+        if other_error is not None:
+            raise differ(f'rank {rank}: {other_error}', rank)
+    check_equal(f'tensors in {name}', [other.types for other in all_of])
+    across_edges = any(other.across_edges for other in all_of)
+    if not across_edges:
+        check_equal(f'path of {name}', [other.words for other in all_of])
+    return replace(
+        own,
+        one_pass=all(other.one_pass for other in all_of),
+        one_shot_bytes=max(other.one_shot_bytes for other in all_of),
+        across_edges=across_edges,
+        uses_rng=any(other.uses_rng for other in all_of),
+    )
+
+
+def _kinds_of(arguments: Arguments) -> tuple[Any, ...]:
+    """Kind, dtype, shape of a row and need of a gradient of every tensor that is read."""
+    kinds = {'src': arguments.src, 'dst': arguments.dst, 'edge': arguments.edge}
+    of_rows = [(k, t, t.shape[1:]) for k, tensors in kinds.items() for t in tensors]
+    read = [*of_rows, *(('whole', t, t.shape) for t in arguments.whole)]
+    return tuple((k, str(t.dtype), tuple(shape), _needs_grad(t)) for k, t, shape in read)
+
+
+def _needs_grad(tensor: Tensor) -> bool:
+    return tensor.requires_grad and torch.is_grad_enabled()

@@ -1,0 +1,140 @@
+"""Runs message and aggregation of a conv on the gather path: on all in-edges of some nodes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from pyg_sar.comm.agreed import Agreed
+from pyg_sar.comm.collectives import agree
+from pyg_sar.nn.forward_state import state_of
+from pyg_sar.nn.one_call import Call
+from pyg_sar.nn.sample_edges import (
+    NUM_MADE_UP,
+    NUM_SAMPLES,
+    Undone,
+    edge_rows,
+    samples_of,
+    states_of,
+    undo,
+    with_made_up_edges,
+)
+from pyg_sar.nn.trace import Seen, left_behind, node_of_now
+from pyg_sar.nn.whole_graph_sizes import WholeGraphSizes
+from pyg_sar.nn.whole_reads import run_aggregation, run_message
+from pyg_sar.ops.by_destination import ChunkProgram, chunks_of, gather
+from pyg_sar.ops.chunks import edges_within
+from pyg_sar.ops.program import Arguments, no_autocast_cache
+from pyg_sar.shard.blocks import Plan
+from pyg_sar.shard.kept import Kept
+from pyg_sar.utils.class_swap import name_of
+
+_WHOLE_GRAPH: Kept[Agreed[tuple[int, int]]] = Kept()
+
+
+def observe(call: Call) -> Seen:
+    """Runs message and aggregation on a few edges, each into a destination of its own."""
+    return _observed(call)[0]
+
+
+@no_autocast_cache()
+def _observed(call: Call) -> tuple[Seen, WholeGraphSizes]:
+    """As :func:`observe`, with the sizes of the whole graph that they ask for."""
+    samples, edge_index = samples_of(call)
+    first_node = node_of_now()
+    sizes = WholeGraphSizes(call.conv, NUM_SAMPLES, NUM_SAMPLES, is_sample=True)
+    slots = [slot for slot in call.slots if slot.role in ('edge', 'whole')]
+    states = states_of({slot.name: getattr(samples, slot.role)[slot.index] for slot in slots})
+    here = torch.autograd.set_multithreading_enabled(False)  # as in a trace
+    with here, Undone(call.conv, call.arguments) as undone, sizes.in_force():
+        out = _run(call, samples, edge_index, NUM_SAMPLES, is_watched=True)
+    return left_behind(call, undone, states, samples, first_node, out, ())[0], sizes
+
+
+def run_gather(call: Call, max_rows: int | None) -> tuple[Tensor | None, tuple[Tensor, ...], Seen]:
+    """Computes a conv's message and aggregation by chunks of destinations.
+
+    A chunk has `max_rows` in-edges at most; None is for :func:`edges_within`. Gives the
+    aggregation's result in the conv's node dimension, the edge outputs, and what is to be set on
+    the conv.
+    """
+    plan, (seen, asked) = call.plan, _observed(call)
+    if asked.is_dense and not (plan.is_whole and plan.shard.e_id is not None):
+        raise ValueError(
+            f'expected the edge_index of the shard itself in {name_of(call.conv)}, whose '
+            'aggregation may depend on the order of the edges (got edges derived from it)'
+        )
+    width, num_nodes = _whole_graph(plan) if asked.are_read else (0, 0)
+    sizes, is_message = WholeGraphSizes(call.conv, width, num_nodes), call.function == 'message'
+
+    def run(
+        arguments: Arguments, edge_index: Tensor, num_dst: int
+    ) -> tuple[Tensor | None, tuple[Tensor, ...]]:
+        needs_more = edge_index.size(1) < 2 or int(edge_index[1, 0]) > 0
+        if num_dst and needs_more:
+            # PyG's quantiles take two messages or more, and some for the first node.
+            arguments, edge_index = with_made_up_edges(arguments, edge_index)
+            out, edge_outputs = run(arguments, edge_index, num_dst + 1)
+            edge_outputs = tuple(o[NUM_MADE_UP:] for o in edge_outputs)
+            return None if out is None else out[1:], edge_outputs
+        conv, before = call.conv, dict(vars(call.conv))
+        try:
+            with sizes.in_force():
+                out = _run(call, arguments, edge_index, num_dst)
+        finally:
+            changed = undo(conv, before)
+        of_edges = edge_rows(conv, changed, seen.edge_attributes, edge_index.size(1))
+        return (out, of_edges) if is_message else (None, (out, *of_edges))
+
+    program = ChunkProgram(
+        run, seen.out if is_message else None, seen.edge_outputs, seen.uses_rng, state_of(call.conv)
+    )
+    arguments = replace(call.arguments, learnable=seen.learnable)
+    rows = max_rows or edges_within(_edge_bytes(arguments, seen), plan.edge_index.device)
+    # A dense batch has as many rows for every node as the largest in-degree.
+    max_dst = max(rows // max(sizes.width, 1), 1) if asked.is_dense else None
+    chunks = chunks_of(plan, rows, max_dst, call.exchange)
+    out, outputs = gather(program, arguments, plan, chunks, call.exchange)
+    return None if out is None else out.movedim(0, call.conv.node_dim), outputs, seen
+
+
+def _whole_graph(plan: Plan) -> tuple[int, int]:
+    """The largest in-degree and the number of destinations of all ranks.
+
+    Collective: one small all-gather, two at the first time.
+    """
+
+    def make() -> tuple[int, int]:
+        own = int(plan.in_degree.max()) if plan.in_degree.numel() else 0
+        widths, sizes = zip(*agree((own, plan.shard.num_dst)), strict=True)
+        return max(widths), sum(sizes)
+
+    return _WHOLE_GRAPH.of(plan, Agreed).get(None, make)
+
+
+def _run(
+    call: Call,
+    arguments: Arguments,
+    edge_index: Tensor,
+    num_dst: int,
+    *,
+    is_watched: bool = False,
+) -> Tensor:
+    """The aggregation's result with nodes first; a row per edge of ``edge_update``."""
+    values = call.inputs(arguments, edge_index, edge_index[1], num_dst)
+    message = run_message(call, values, arguments) if is_watched else call.run(values)
+    if call.function != 'message':
+        return message
+    if is_watched:
+        out = run_aggregation(call, values, message, arguments)
+    else:
+        out = call.aggregate(values, message)
+    return out.movedim(call.conv.node_dim, 0)
+
+
+def _edge_bytes(arguments: Arguments, seen: Seen) -> int:
+    """Bytes of the largest row of an edge, or of what is computed from it."""
+    tensors = [*arguments.src, *arguments.dst, *arguments.edge, *seen.edge_outputs, seen.out]
+    return max(t[:1].numel() * t.element_size() for t in tensors)

@@ -1,0 +1,119 @@
+"""One dropout: its mask as a function of a state and of the ids of the rows.
+
+A mask is drawn again in backward and not kept: that is cheaper than torch's draws on a CPU.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from pyg_sar.nn.recompute.dropout import Draw, dropout_arguments
+from pyg_sar.utils.draws import LANES, hashed_on, kept_of
+
+DROPOUTS = {F.dropout, torch.dropout, torch.dropout_}
+"""The functions whose masks are drawn by id."""
+
+_HASHES = 2**15
+"""Hashes of one step and thread: so few that their results stay in the cache of a core."""
+
+
+class KeyedDraw(Draw):
+    """The mask of one dropout of rows with ids, int64 ``[num_rows]``.
+
+    The share `p` that is dropped is rounded to a multiple of ``2^-16``. `state` comes from
+    :func:`pyg_sar.utils.draws.hashed_on`.
+    """
+
+    def __init__(self, p: float, state: Tensor, ids: Tensor) -> None:
+        self.p, self.state, self.ids = p, state, ids
+        self.mask = None
+
+    def first(self, x: Tensor) -> Tensor:
+        """The rows, dropped."""
+        return x * self.draw(x)
+
+    def draw(self, like: Tensor) -> Tensor:
+        """Factors of rows ``[num_rows, ...]``: 0, or the reciprocal of the share that is kept."""
+        width = prod(like.shape[1:])
+        kept = torch.empty(like.size(0), width, dtype=torch.bool, device=like.device)
+        groups = torch.arange(-(-width // LANES), device=like.device)
+        hashes = _HASHES * torch.get_num_threads() if like.device.type == 'cpu' else 2**30
+        step = max(hashes // max(groups.numel(), 1), 1)
+        for start in range(0, like.size(0) if width else 0, step):
+            ids = self.ids[start : start + step].unsqueeze(1)
+            kept[start : start + step] = kept_of(hashed_on(self.state, ids, groups), self.p, width)
+        share = round(self.p * 2**16) / 2**16
+        return kept.view(like.shape).to(like.dtype).mul_(0.0 if share == 1 else 1 / (1 - share))
+
+
+def is_drawn(p: float, training: bool) -> bool:
+    """Whether a dropout drops anything; raises as torch does where `p` is no share."""
+    if not 0 <= p <= 1:
+        raise ValueError(f'dropout probability has to be between 0 and 1, but got {p}')
+    return training and p > 0
+
+
+@dataclass(eq=False)
+class EdgeDraws:
+    """The dropouts in a message function, the same whichever edges it runs on."""
+
+    # The masks of this call of message passing are drawn from it; None for a run on samples, which
+    # drops nothing.
+    state: Tensor | None = None
+    has_drawn: bool = False
+
+    def of_message(self, ids: Tensor | None) -> AbstractContextManager[Any]:
+        """While it lasts, dropouts drop rows of edges with these ids, int64 ``[num_edges]``."""
+        return _OfEdges(self, ids)
+
+    def of_aggregation(self) -> AbstractContextManager[Any]:
+        """While it lasts, dropouts are refused."""
+        return _OfEdges(self, None, in_aggregation=True)
+
+
+class _OfEdges(TorchFunctionMode):
+    def __init__(
+        self, draws: EdgeDraws, ids: Tensor | None, *, in_aggregation: bool = False
+    ) -> None:
+        super().__init__()
+        self._draws, self._ids, self._in_aggregation = draws, ids, in_aggregation
+        self._number = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func not in DROPOUTS:
+            return func(*args, **kwargs)
+        x, p, training, inplace = dropout_arguments(*args, **kwargs)
+        if not is_drawn(p, training):
+            return x
+        if self._in_aggregation:
+            raise ValueError(
+                "'dropout_seed' takes no dropout inside an aggregation (got one of shape "
+                f'{tuple(x.shape)}): drop messages, or what the conv returns'
+            )
+        self._draws.has_drawn = True
+        if self._draws.state is None:
+            factor = torch.ones_like(x)
+        elif self._ids is None:
+            raise ValueError(
+                f"'dropout_seed' needs ids for a dropout of {tuple(x.shape)} in a message (got "
+                'none): a message drops in all of its calls, or in none'
+            )
+        elif x.dim() == 0 or x.size(0) != self._ids.numel():
+            raise ValueError(
+                "'dropout_seed' takes dropouts of one row per edge in a message: "
+                f'{self._ids.numel()} rows (got shape {tuple(x.shape)}); drop rows of nodes before '
+                'they are given to propagate'
+            )
+        else:
+            factor = KeyedDraw(p, hashed_on(self._draws.state, self._number), self._ids).draw(x)
+        self._number += 1
+        return x.mul_(factor) if inplace or func is torch.dropout_ else x * factor

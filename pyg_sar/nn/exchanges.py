@@ -1,0 +1,106 @@
+"""The edges of a call: the way they run, and what names them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric import EdgeIndex as PyGEdgeIndex
+
+from pyg_sar.comm.agreed import Agreed
+from pyg_sar.comm.collectives import agree
+from pyg_sar.comm.reverse_edges import EdgeMove, Reversed, reverse
+from pyg_sar.nn.edge_ids import edge_ids, has_ids
+from pyg_sar.rows.adjacency import Adjacency
+from pyg_sar.rows.edges import EdgeIndex
+from pyg_sar.shard.blocks import Plan
+from pyg_sar.shard.edges import LocalEdges, ShardEdges, refuse_local
+from pyg_sar.shard.kept import Kept
+from pyg_sar.shard.shard import Shard
+from pyg_sar.utils.nested import PLAIN, leaves_of
+
+_MAX_REVERSED = 4
+_REVERSED: Kept[list[tuple[Tensor, Agreed[Reversed]]]] = Kept()
+_IDS: Kept[Tensor] = Kept()
+_IDS_OF_REVERSED: Kept[Agreed[Tensor]] = Kept()
+
+
+def into_own(handle: ShardEdges, *, flip: bool = False) -> tuple[ShardEdges, EdgeMove | None]:
+    """Edges as messages pass along them: from row 0 to row 1, or with `flip` from 1 to 0.
+
+    Edges that would run out of own nodes are turned round: then tensors of edges have to be moved,
+    too. Collective where edges are turned round: one small all-gather, see also
+    :func:`pyg_sar.comm.reverse_edges`.
+    """
+    if handle.is_flipped == flip:
+        return handle.sources_first(), None
+    edges = _reversed(handle.sources_first())
+    return edges.edge_index, edges.edges
+
+
+def _reversed(handle: ShardEdges) -> Reversed:
+    """The edges turned round, remembered by their content."""
+    shard, ids = handle.shard, handle.ids
+    kept = _REVERSED.of(shard, list)
+    own = next((agreed for index, agreed in kept if torch.equal(index, ids)), None)
+    if own is None:
+        own = Agreed(_MAX_REVERSED)
+        kept.append((ids.clone(), own))
+        del kept[:-_MAX_REVERSED]
+
+    def make() -> Reversed:
+        all_have_ids = all(agree(handle.is_whole and shard.e_id is not None))
+        return reverse(ids, shard, shard.e_id if all_have_ids else None)
+
+    return own.get(None, make)
+
+
+def ids_of_edges(handle: ShardEdges, move: EdgeMove | None, plan: Plan) -> Tensor:
+    """Ids of the edges of a call in the whole graph, int64 ``[num_edges]``, remembered.
+
+    `handle` is that of the caller, and `plan` that of :func:`into_own`. Collective: see
+    :func:`pyg_sar.nn.edge_ids`; where edges are turned round an all-gather each time and an
+    all-to-all at the first.
+    """
+    if not has_ids(handle.shard):
+        raise ValueError(
+            "'dropout_seed' takes dropouts in messages along the edges of load_shard (got "
+            'edges of several relations as one, or of restrict): drop rows of nodes instead'
+        )
+
+    def make() -> Tensor:
+        ids = edge_ids(handle)
+        return ids if move is None else move.to_reversed(ids)
+
+    if move is not None:
+        return _IDS_OF_REVERSED.of(plan, Agreed).get(None, make)
+    return _IDS.of(plan, make)
+
+
+def edges_in(values: Iterable[Any]) -> list[EdgeIndex]:
+    """The edges of cut graphs among arguments, of one partition."""
+    edges: list[EdgeIndex] = []
+    for value in values:
+        for leaf in (value,) if isinstance(value, (Tensor, *PLAIN)) else leaves_of(value):
+            if isinstance(leaf, Adjacency):
+                leaf = leaf.edges
+            if isinstance(leaf, EdgeIndex):
+                edges.append(leaf)
+                continue
+            if isinstance(leaf.as_tensor() if isinstance(leaf, PyGEdgeIndex) else leaf, LocalEdges):
+                refuse_local('a conv')
+    shards = shards_of(edges) if len(edges) > 1 else []
+    for shard in shards[1:]:
+        if shard.partition != shards[0].partition:
+            raise ValueError(
+                f"expected edge indices of one partition (got of '{shards[0].root}' and "
+                f"'{shard.root}')"
+            )
+    return edges
+
+
+def shards_of(edges: Iterable[EdgeIndex]) -> list[Shard]:
+    """The shards of edges, each once."""
+    return list(dict.fromkeys(edge_index.handle.shard for edge_index in edges))

@@ -1,0 +1,211 @@
+"""The start of a forward on a cut graph, before the conv computes anything.
+
+Ranks agree once on how a call of message passing is computed. That holds for one state of the conv:
+its hooks, its training mode, its numbers and the kinds of its inputs. If one rank alone registered
+a hook, it would decide anew while the others wait for its rows. So every forward begins with one
+small all-gather. It tells whether the ranks' states are alike, and whether one of them has to
+decide anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.nn import MessagePassing
+
+from pyg_sar.comm.collectives import agree, are_alike, differ, odd_and_usual, raise_together
+from pyg_sar.comm.exchange import exchange_of
+from pyg_sar.nn.ddp.averager import PARTED
+from pyg_sar.nn.ddp.buckets import common
+from pyg_sar.nn.exchanges import shards_of
+from pyg_sar.nn.inputs import check_inputs, check_not_explained
+from pyg_sar.nn.options import Options
+from pyg_sar.nn.plans import CallPlan
+from pyg_sar.nn.state import words_of_modules
+from pyg_sar.rows.adjacency import Adjacency
+from pyg_sar.rows.edges import EdgeIndex
+from pyg_sar.rows.met import note
+from pyg_sar.rows.rows import plainly
+from pyg_sar.utils.checksum import digest
+from pyg_sar.utils.class_swap import name_of
+from pyg_sar.utils.dry_run import is_hidden
+from pyg_sar.utils.scoped import Scoped
+
+
+@dataclass(eq=False)
+class LayerPlan:
+    """What the ranks have agreed on for one kind of forward of a layer."""
+
+    kind: tuple[Any, ...]  # of forward
+    state: list[Any]  # of the conv on this rank
+    words: str  # both, as far as they must be alike on all ranks
+    # The conv and the convs inside it, with their paths in it: '' is the conv itself.
+    paths: Mapping[MessagePassing, str] = field(default_factory=dict)
+    # How each kind of call is computed, in the conv or a conv inside it.
+    calls: dict[Any, CallPlan] = field(default_factory=dict)
+    # The arguments of functions of convs.
+    names: dict[Any, tuple[str, ...]] = field(default_factory=dict)
+
+
+class Layer:
+    """What a SARConv holds besides the attributes of its conv."""
+
+    def __init__(self, options: Options, label: str, *, is_inside: bool = False) -> None:
+        self.options = options
+        self.label = label  # what errors call this layer
+        self.is_inside = is_inside  # another SARConv, whose forward it is a part of
+        self.drops_by_id = False  # whether it is part of a model with `dropout_seed`
+        self.plans: dict[str, LayerPlan] = {}  # for each kind of forward, in words; oldest first
+        self.inner: list[torch.nn.Module] = []  # all modules in the conv
+        self.state: list[Any] = []  # of the conv at its last forward
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy may run with other ranks: they agree anew.
+        return vars(self) | {'plans': {}, 'inner': [], 'state': []}
+
+    def call_plans(self) -> list[CallPlan]:
+        """The plans of the calls of all forwards, the oldest first."""
+        return [call for plan in self.plans.values() for call in plan.calls.values()]
+
+
+@dataclass(frozen=True, eq=False)
+class Forward:
+    """A forward of a layer on a cut graph, or a call of its ``propagate`` from outside of one."""
+
+    conv: MessagePassing
+    plan: LayerPlan
+    options: Options
+    in_forward: bool  # whether the conv's own forward takes what propagate returns
+
+
+running: Scoped[Forward | None] = Scoped(None)
+"""The innermost forward in this thread."""
+
+
+evaluated: Scoped[torch.nn.Module | None] = Scoped(None)
+"""The model that is called, until its first layer, which compares all its parameters."""
+
+_VALUES = 'parameters with the checksum'
+_PLAIN = {Tensor, tuple, list}
+
+
+def plan_for(
+    conv: Any,
+    state: list[Any],
+    edges: list[EdgeIndex],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    in_forward: bool,
+) -> LayerPlan:
+    """What the ranks have agreed on for a forward like this one of a SARConv in a state.
+
+    Collective: one small all-gather; where a rank has not seen such a forward, or the conv
+    has changed since, an all-gather. Raises ValueError if a shard is not this rank's, and on all
+    ranks if the forwards differ or the inputs of one are wrong.
+    """
+    options, plans = conv._sar.options, conv._sar.plans
+    shards = shards_of(edges)
+    kind = (
+        in_forward,
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        *[shard.fingerprint for shard in shards],
+    )
+    with plainly():
+        kinds: list[Any] = _input_kinds([*args, *kwargs.values()])
+    kind += tuple(kinds)
+    plan = next((p for p in plans.values() if p.kind == kind and p.state == state), None)
+    error = None
+    for shard in shards if plan is None else ():
+        exchange_of(shard, options.prefetch, options.exchange_dtype)
+    try:
+        if plan is None:
+            check_not_explained(conv)
+        has_plain = not _PLAIN.isdisjoint(map(type, (*args, *kwargs.values())))
+        if len(edges) == 1 and (plan is None or (has_plain and shards[0].world_size > 1)):
+            check_inputs(conv, edges[0], args, kwargs)
+    except ValueError as wrong:
+        error = wrong
+    words = _words(conv, options, kind) if plan is None else plan.words
+    is_known = plan is not None and error is None
+    if shards[0].world_size > 1:
+        note(type(conv).__name__, args, kwargs)
+        compared = words
+        if not (torch.is_grad_enabled() or is_hidden.value):  # with gradients the backward tells
+            model = conv if evaluated.value is None else evaluated.value
+            values = common(model.named_parameters()).values()
+            compared, evaluated.value = f'{words}; {_VALUES} {digest(values)}', None
+        _, is_known = are_alike(compared, is_known)
+        if not is_known:
+            _check_alike(agree(compared))
+            raise_together(error)
+    elif error is not None:
+        raise error
+    if plan is None or not is_known:
+        plans.pop(words, None)  # the new one is the latest
+        convs = ((m, p) for p, m in conv.named_modules() if isinstance(m, MessagePassing))
+        plan = plans[words] = LayerPlan(kind, state, words, dict(convs))
+    return plan
+
+
+def _input_kinds(values: Iterable[Any]) -> list[Any]:
+    """Kind, dtype and need of a gradient of every tensor among a forward's arguments."""
+    kinds: list[Any] = []
+    for value in values:
+        if isinstance(value, Adjacency):
+            needs_grad = value.value is not None and value.value.requires_grad
+            kinds.append('an adjacency matrix' + ', with gradient' * needs_grad)
+        elif isinstance(value, EdgeIndex):
+            kinds.append('edges')
+        elif isinstance(value, Tensor):
+            needs_grad = value.requires_grad and torch.is_grad_enabled()
+            kinds.append((value.dtype, value.dim(), needs_grad))
+        elif isinstance(value, Mapping):
+            kinds += [*map(str, value), *_input_kinds(value.values())]
+        elif isinstance(value, (tuple, list)):
+            kinds += _input_kinds(value)
+        elif value is None:
+            kinds.append(None)
+    return kinds
+
+
+def _check_alike(words: list[str]) -> None:
+    """Raises a ValueError if the ranks' words differ, with those that only one rank has."""
+    if len(set(words)) == 1:
+        return
+    without_values = [text.split(f'; {_VALUES}')[0] for text in words]
+    words = without_values if len(set(without_values)) > 1 else words
+    odd, usual = odd_and_usual(words)
+    own, others = (words[rank].split('; ') for rank in (odd, usual))
+    name = '' if own[0] != others[0] else own[0] + '; '
+    here, there = ('; '.join(w for w in a if w not in b) for a, b in ((own, others), (others, own)))
+    raise differ(
+        f'expected the same layer on all ranks: {name}{here or "as it is"} on rank {odd} (got '
+        f'{name}{there or "as it is"} on rank {usual}): '
+        f'{PARTED if here.startswith(_VALUES) else "run the same lines on every rank"}',
+        odd,
+    )
+
+
+def _words(conv: MessagePassing, options: Options, kind: tuple[Any, ...]) -> str:
+    in_forward, with_gradients, in_inference, *kinds = kind
+    words = [name_of(conv), 'in training' if conv.training else 'in evaluation']
+    words.append('with gradients' if with_gradients else 'without gradients')
+    words += [f'{name}={value!r}' for name, value in vars(options).items()]
+    if in_inference:
+        words.append('in inference mode')
+    if not in_forward:
+        words.append('called from outside of forward')
+    words += words_of_modules(conv)
+    for kind_of_input in kinds:
+        if isinstance(kind_of_input, tuple):
+            dtype, dims, needs_grad = kind_of_input
+            words.append(f'{dtype} in {dims} dimensions' + ', with gradient' * needs_grad)
+        elif kind_of_input is not None:
+            words.append(kind_of_input)
+    return '; '.join(words)

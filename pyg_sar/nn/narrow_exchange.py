@@ -1,0 +1,178 @@
+"""Where a narrower linear layer follows a sum over in-edges, its columns travel.
+
+A sum commutes with a linear map of the rows: ``sum(x) @ W.T == sum(x @ W.T)``, and so does a mean.
+Where a conv gives what it has aggregated to a layer of fewer columns (256 to 40), exchanging and
+summing ``x @ W.T`` costs a fraction.
+
+The convs that do so are listed, so that the first forward, and one after a restart, have the same
+bits as all others. The result of propagate then answers that layer only; any other use raises.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch_geometric.nn import ClusterGCNConv, GraphConv, Linear, MessagePassing, SAGEConv, aggr
+
+from pyg_sar.comm.collectives import all_ranks
+from pyg_sar.monitor.recipes import recorder
+from pyg_sar.nn.copies import kept_copy
+from pyg_sar.ops.linear import linear
+from pyg_sar.rows.replicated import with_mean_gradient
+from pyg_sar.rows.rows import tag
+from pyg_sar.rows.sharding import Space
+from pyg_sar.shard.blocks import Plan
+from pyg_sar.utils.dry_run import lazy_draws
+from pyg_sar.utils.tensor_state import storage_of
+
+_KINDS_OF_HOOKS = ('forward', 'forward_pre', 'backward', 'backward_pre')
+GLOBAL_HOOKS = [
+    getattr(torch.nn.modules.module, f'_global_{kind}_hooks') for kind in _KINDS_OF_HOOKS
+]
+"""The hooks of all modules, by their kind."""
+
+_LAYERS = {
+    SAGEConv.forward: ('lin_l', 'lin_r'),
+    GraphConv.forward: ('lin_rel', 'lin_root'),
+    ClusterGCNConv.forward: ('lin_out', 'lin_root'),
+}
+"""The layer that alone gets the result of the only propagate of a forward; that of own rows.
+
+An overridden forward is another one.
+"""
+
+
+def is_sum(conv: MessagePassing) -> bool:
+    """Whether the conv's aggregation is a sum or a mean alone, hooks aside."""
+    return (
+        'aggregate' not in vars(conv)
+        and type(conv).aggregate is MessagePassing.aggregate
+        and type(getattr(conv, 'aggr_module', None)) in (aggr.SumAggregation, aggr.MeanAggregation)
+    )
+
+
+def is_hooked(conv: MessagePassing) -> bool:
+    """Whether the aggregation has hooks on this rank."""
+    return bool(
+        conv._aggregate_forward_pre_hooks
+        or conv._aggregate_forward_hooks
+        or conv.aggr_module._forward_hooks
+        or conv.aggr_module._forward_pre_hooks
+    )
+
+
+def layer_after(conv: MessagePassing, x: Tensor, plan: Plan, pays: list[bool]) -> Any:
+    """The narrower linear layer that the conv's forward gives the sums to, or None.
+
+    No rank may have hooks, and each must have as many edges as rows: the ranks' answer is put into
+    an empty `pays` (collective, where there is such a layer: one small all-gather). The
+    conv's aggregation is a sum; `x` are own rows.
+    """
+    layer = _narrower_layer(conv, x)
+    if layer is None:
+        return None
+    if not pays:
+        own = plan.num_edges >= x.size(0) and not _is_watched(conv, layer, x.device)
+        pays.append(all_ranks(own, plan.shard.world_size))
+    return layer if pays[0] else None
+
+
+def only_reads(conv: MessagePassing, x: Tensor) -> bool:
+    """Whether the conv gives the sums to a layer, and to nobody who might write to them."""
+    layer = _layer(conv)
+    return layer is not None and not _is_watched(conv, layer, x.device)
+
+
+def rows_through(conv: Any, layer: Any, pair: Any, x: Tensor) -> Tensor:
+    """The own rows `x` after the layer, without its bias; `pair` is what propagate got."""
+    # Unlike a sum, a layer keeps its rows for backward: a program may change them in place now,
+    # but if the layer of own rows keeps the same ones, as in plain PyG. Recomputed activations are
+    # found by their memory, so these take no copy.
+    root = getattr(conv, _LAYERS[_forward(conv)][1], None)
+    learns = torch.is_grad_enabled() and layer.weight.requires_grad
+    is_kept = root is not None and root.weight.requires_grad and _are_one(pair)
+    if learns and not is_kept and recorder.value is None:
+        x = kept_copy(x)
+    return linear(x, with_mean_gradient(layer.weight))
+
+
+def _are_one(pair: Any) -> bool:
+    if not isinstance(pair, (tuple, list)) or not all(isinstance(rows, Tensor) for rows in pair):
+        return False
+    return len({(storage_of(rows), rows.storage_offset(), rows.shape) for rows in pair}) == 1
+
+
+class NarrowSum(Tensor):
+    """Sums ``[num_dst, K]`` of rows after a layer, which answer that layer only."""
+
+    _weight: Tensor
+    _space: Space | None = None
+
+    @staticmethod
+    def of(total: Tensor, weight: Tensor) -> NarrowSum:
+        """The sums `total` of rows after the layer of `weight`."""
+        self = total.as_subclass(NarrowSum)
+        self._weight = weight
+        return self
+
+    def of_nodes(self, space: Space) -> None:
+        """Sets the nodes whose rows the layer gives."""
+        self._space = space
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not F.linear or not isinstance(args[0], cls) or args[0]._weight is not args[1]:
+            raise RuntimeError(
+                'expected a forward that gives the result of propagate to its linear layer and '
+                f'uses it for nothing else (got {getattr(func, "__name__", func)})'
+            )
+        with torch._C.DisableTorchFunctionSubclass():
+            out, bias = args[0].as_subclass(Tensor), args[2]
+            out = out if bias is None else out + with_mean_gradient(bias)
+            return out if args[0]._space is None else tag(out, 0, args[0]._space)
+
+
+def _forward(conv: MessagePassing) -> Any:
+    classes = [c for c in type(conv).__mro__ if not c.__module__.startswith('pyg_sar.')]
+    return next(vars(c)['forward'] for c in classes if 'forward' in vars(c))
+
+
+def _layer(conv: MessagePassing) -> Any:
+    """The linear layer that gets the result of propagate, or None, as on all ranks."""
+    forward = _forward(conv)
+    is_known = (
+        forward in _LAYERS
+        and conv.decomposed_layers == 1
+        and type(conv).update is MessagePassing.update
+        and not {'forward', 'update'} & set(vars(conv))
+    )
+    layer: Any = getattr(conv, _LAYERS[forward][0]) if is_known else None
+    is_plain = type(layer) in (Linear, torch.nn.Linear) and 'forward' not in vars(layer)
+    return layer if is_plain else None
+
+
+def _narrower_layer(conv: MessagePassing, x: Tensor) -> Any:
+    """The linear layer that makes fewer columns of the sums of `x`, or None, as on all ranks."""
+    layer = _layer(conv)
+    if layer is None or x.dtype not in (torch.float32, torch.float64):
+        return None  # in others sums of products are rounded
+    if torch.nn.parameter.is_lazy(layer.weight):
+        with lazy_draws.value:
+            layer.initialize_parameters(layer, (x,))  # as its call would, with the same numbers
+    num_out, num_in = layer.weight.shape
+    is_narrower = num_out < num_in == x.size(1) and layer.weight.dtype == x.dtype
+    return layer if is_narrower else None
+
+
+def _is_watched(conv: MessagePassing, layer: torch.nn.Module, device: torch.device) -> bool:
+    """Whether hooks or autocast on this rank would see another computation."""
+    return (
+        is_hooked(conv)
+        or bool(conv._propagate_forward_hooks)
+        or any(GLOBAL_HOOKS)
+        or any(getattr(layer, f'_{kind}_hooks') for kind in _KINDS_OF_HOOKS)
+        or torch.is_autocast_enabled(device.type)
+    )

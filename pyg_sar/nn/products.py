@@ -1,0 +1,130 @@
+"""Recognises messages that are a weight times x_j, by the operations that make them.
+
+Operations are seen below autograd and through any reshaping, so no conv has to be named.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pyg_sar.nn.sample_edges import NUM_SAMPLES
+
+_aten = torch.ops.aten
+
+
+def operations(text: str) -> frozenset[Any]:
+    """The operations with these names, such as ``squeeze.dim``, of those that this torch has."""
+    names = (name.split('.') for name in text.split())
+    overloads = (getattr(getattr(_aten, name, None), kind, None) for name, kind in names)
+    return frozenset(overloads) - {None}
+
+
+_RESHAPES = operations(
+    'view.default _unsafe_view.default unsqueeze.default squeeze.default squeeze.dim squeeze.dims '
+    'select.int slice.Tensor alias.default'
+)
+"""Views that keep the order of the elements where they keep all of them, in one piece."""
+
+
+@dataclass(frozen=True)
+class WeightedRows:
+    """A weight times the rows that messages read."""
+
+    index: int  # of the weight among the edge tensors
+    out: Tensor  # the product, or a reshaped one
+    weight_shape: torch.Size  # the weight's shape where it was multiplied
+    rows_shape: torch.Size  # the rows' shape there
+    is_reshaped: bool  # whether rows or product have other shapes than x_j
+
+    def is_by_head(self, node_dim: int) -> bool:
+        """Whether the weight is one for every edge, or for every edge and head.
+
+        The heads are dimensions of x_j right behind `node_dim`, that of the edges: then the message
+        is ``weight[e, h] * x_j[e, h]`` with all of `x_j` flattened to ``[num_edges, H, C]``.
+        """
+        num_edges = self.rows_shape[node_dim]
+        weight = (1,) * (len(self.rows_shape) - len(self.weight_shape)) + self.weight_shape
+        if len(weight) != len(self.rows_shape) or weight[node_dim] != num_edges:
+            return False
+        if weight.count(1) == len(weight) - 1:
+            return node_dim == 0 or not self.is_reshaped
+        if node_dim != 0:
+            return False
+        heads = list(weight[1:])
+        while heads and heads[-1] == 1:
+            heads.pop()
+        return heads == list(self.rows_shape[1 : 1 + len(heads)])
+
+
+class ProductRecorder(TorchDispatchMode):
+    """Notes the operations on the source tensor, if it is the only one, and on edge tensors.
+
+    Attributes:
+        is_pure: Whether there were only reshapes and at most one product.
+        edge_bytes: What the largest tensor with a row per edge takes for each.
+    """
+
+    def __init__(self, rows: Tensor | None, edge: tuple[Tensor, ...]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.is_pure = True
+        self.edge_bytes = 0
+        # The tensors are kept, so that no other one gets their ids.
+        self._rows = {} if rows is None else {id(rows): rows}
+        self._weights = {id(t): (i, t) for i, t in enumerate(edge)}
+        self._product: WeightedRows | None = None
+        self._is_reshaped = False
+
+    def product(self, out: Tensor) -> WeightedRows | None:
+        """The product that gives the messages `out`, if nothing else happens to them."""
+        is_product = self._product is not None and self._product.out is out
+        return self._product if self.is_pure and is_product else None
+
+    @property
+    def has_product(self) -> bool:
+        """Whether there was a product."""
+        return self._product is not None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():  # torch 2.5 asks them again
+            out = func(*args, **(kwargs or {}))
+        if isinstance(out, Tensor) and out.dim() and out.size(0) == NUM_SAMPLES:
+            # A view may have more entries than memory.
+            held = min(out.numel() * out.element_size(), out.untyped_storage().nbytes())
+            self.edge_bytes = max(self.edge_bytes, held // NUM_SAMPLES)
+        is_known = (func in _RESHAPES and self._reshape(args[0], out)) or (
+            func is _aten.mul.Tensor and self._multiply(args[0], args[1], out)
+        )
+        self.is_pure = self.is_pure and is_known
+        return out
+
+    def _reshape(self, before: Tensor, out: Tensor) -> bool:
+        if out.numel() != before.numel() or not before.is_contiguous() or not out.is_contiguous():
+            return False
+        if id(before) in self._weights:
+            self._weights[id(out)] = self._weights[id(before)][0], out
+        elif id(before) in self._rows:
+            self._rows[id(out)] = out
+            self._is_reshaped = True
+        elif self._product is not None and before is self._product.out:
+            p = self._product
+            self._product = WeightedRows(p.index, out, p.weight_shape, p.rows_shape, True)
+        else:
+            return False
+        return True
+
+    def _multiply(self, a: Any, b: Any, out: Tensor) -> bool:
+        for weight, rows in ((a, b), (b, a)):
+            entry = self._weights.get(id(weight))
+            if entry is None or id(rows) not in self._rows or self._product is not None:
+                continue
+            # Under autocast rows may be narrower than weights, which come from a softmax.
+            if out.shape != rows.shape or weight.dtype != out.dtype:
+                return False
+            self._product = WeightedRows(entry[0], out, weight.shape, rows.shape, self._is_reshaped)
+            return True
+        return False

@@ -1,1 +1,0 @@
-"""Learned rows of a rank's own nodes: parts of one table over all ranks."""
