@@ -17,6 +17,8 @@ from pyg_sar.comm.errors import ExchangeError
 from pyg_sar.in_turns.run import run_in_turns
 from pyg_sar.launching.init import Process, init
 from pyg_sar.launching.launch import launch
+from pyg_sar.loader.link_neighbor_loader import LinkNeighborLoader
+from pyg_sar.loader.neighbor_loader import NeighborLoader
 from pyg_sar.nn.ddp.data_parallel import DistributedDataParallel
 from pyg_sar.nn.node_embedding import NodeEmbedding
 from pyg_sar.nn.sar_conv import SARConv
@@ -28,8 +30,6 @@ from pyg_sar.rows.load import load_shard
 from pyg_sar.rows.patches.inference import refuse_inference
 from pyg_sar.rows.patches.transforms import refuse_on_parts
 from pyg_sar.rows.restrict import restrict
-from pyg_sar.sampling.link_neighbor_loader import LinkNeighborLoader
-from pyg_sar.sampling.neighbor_loader import NeighborLoader
 from pyg_sar.utils.log import set_log_by_environment
 
 __version__ = '0.1.0'

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyg_sar.sampling.draw import choose
-from pyg_sar.sampling.draw.numbering import number
+from pyg_sar.loader import choose
+from pyg_sar.loader.numbering import number
 from pyg_sar.utils.draws import hashed
 
 COUNTS = [50_000, pytest.param(1_000_000, marks=pytest.mark.slow)]

@@ -13,7 +13,7 @@ from torch_geometric.data import Data
 
 import pyg_sar
 from pyg_sar import partition_graph
-from pyg_sar.sampling.batch import ROUND
+from pyg_sar.loader.batch import ROUND
 from pyg_sar.utils import hook
 
 

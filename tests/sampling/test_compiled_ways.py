@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyg_sar.sampling import attributes
-from pyg_sar.sampling.draw import numbering
+from pyg_sar.loader import attributes, numbering
 from pyg_sar.utils import installed
 
 pytest.importorskip('numba')

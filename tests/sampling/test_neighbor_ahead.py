@@ -21,7 +21,7 @@ from on_ranks import on_ranks
 from ranks import run_as_threads, run_once, run_ranks
 
 import pyg_sar
-from pyg_sar.sampling import ahead
+from pyg_sar.loader import ahead
 
 
 def _loader(root: str, **options: Any) -> pyg_sar.NeighborLoader:

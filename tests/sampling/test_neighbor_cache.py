@@ -55,7 +55,7 @@ def test_fewer_rows_travel(data):
 
 def test_the_log_tells_the_hit_rate(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     root = str(cut(small_graph(), 2, tmp_path / 'parts'))
-    caplog.set_level('INFO', logger='pyg_sar.sampling')
+    caplog.set_level('INFO', logger='pyg_sar.loader')
     options: dict[str, Any] = {'num_neighbors': [4, 4], 'batch_size': 4}
     run_as_threads(batches, 2, root, 2, cache='1MB', **options)
     found = [re.search(r'epoch (\d): (\d+) of (\d+) rows', line) for line in caplog.messages]

@@ -8,8 +8,8 @@ from typing import Any, Literal
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from pyg_sar.sampling.loader import Loader
-from pyg_sar.sampling.seeds.nodes import read_nodes
+from pyg_sar.loader.loader import Loader
+from pyg_sar.loader.seeds.nodes import read_nodes
 
 
 class NeighborLoader(Loader):

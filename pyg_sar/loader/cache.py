@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.sampling.arguments import Fans
-from pyg_sar.sampling.ask import ask_for_rows
-from pyg_sar.sampling.attributes import AttributeRows, Values
-from pyg_sar.sampling.draw.numbering import number
-from pyg_sar.sampling.graph import LocalGraph
-from pyg_sar.sampling.seeds.seeds import Seeds
+from pyg_sar.loader.arguments import Fans
+from pyg_sar.loader.ask import ask_for_rows
+from pyg_sar.loader.attributes import AttributeRows, Values
+from pyg_sar.loader.graph import LocalGraph
+from pyg_sar.loader.numbering import number
+from pyg_sar.loader.seeds.seeds import Seeds
 from pyg_sar.shard.file_names import NodeKey
 from pyg_sar.utils import hook
 from pyg_sar.utils.offload import start_of

@@ -14,14 +14,14 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
 from pyg_sar.comm.collectives import count_ranks
+from pyg_sar.loader.arguments import Fans
+from pyg_sar.loader.attributes import AttributeRows, edge_stores, ends_of, find, node_stores, take
+from pyg_sar.loader.cache import Cache
+from pyg_sar.loader.graph import LocalGraph
+from pyg_sar.loader.rounds import Round
+from pyg_sar.loader.seeds.own import own_of
+from pyg_sar.loader.seeds.seeds import Order, SeedBatches, Seeds
 from pyg_sar.rows.from_data import as_local
-from pyg_sar.sampling.arguments import Fans
-from pyg_sar.sampling.attributes import AttributeRows, edge_stores, ends_of, find, node_stores, take
-from pyg_sar.sampling.cache import Cache
-from pyg_sar.sampling.graph import LocalGraph
-from pyg_sar.sampling.rounds import Round
-from pyg_sar.sampling.seeds.own import own_of
-from pyg_sar.sampling.seeds.seeds import Order, SeedBatches, Seeds
 from pyg_sar.shard.file_names import EdgeKey
 from pyg_sar.utils.log import say
 

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import NegativeSampling
 
-from pyg_sar.sampling.loader import Loader
-from pyg_sar.sampling.seeds.links import read_links
+from pyg_sar.loader.loader import Loader
+from pyg_sar.loader.seeds.links import read_links
 
 
 class LinkNeighborLoader(Loader):

@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_sar.sampling.ask import Traffic, send
-from pyg_sar.sampling.attributes import ends_of
-from pyg_sar.sampling.draw.choose import ranges
-from pyg_sar.sampling.draw.numbering import number
-from pyg_sar.sampling.graph import LocalGraph
-from pyg_sar.sampling.seeds.excluded import Excluded
-from pyg_sar.sampling.seeds.negatives import Negatives
+from pyg_sar.loader.ask import Traffic, send
+from pyg_sar.loader.attributes import ends_of
+from pyg_sar.loader.choose import ranges
+from pyg_sar.loader.graph import LocalGraph
+from pyg_sar.loader.numbering import number
+from pyg_sar.loader.seeds.excluded import Excluded
+from pyg_sar.loader.seeds.negatives import Negatives
 from pyg_sar.shard.file_names import EdgeKey, NodeKey
 from pyg_sar.utils.draws import hashed, hashed_on
 
@@ -37,7 +37,7 @@ The function raises a ValueError on all ranks if seeds are wrong on one (collect
 class First(NamedTuple):
     """The nodes of one type that batches begin with, batch after batch."""
 
-    group: Tensor  # int64 ``[N]``; see :mod:`pyg_sar.sampling.rounds`
+    group: Tensor  # int64 ``[N]``; see :mod:`pyg_sar.loader.rounds`
     position: Tensor  # int64 ``[N]``
     cuts: list[int]  # K + 1 offsets of the batches' nodes
 

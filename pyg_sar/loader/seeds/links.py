@@ -17,13 +17,10 @@ from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.comm.collectives import agree
 from pyg_sar.comm.row_map import owners_of
-from pyg_sar.rows.edges import EdgeIndex
-from pyg_sar.rows.from_data import gather
-from pyg_sar.rows.sharding import Space
-from pyg_sar.sampling.attributes import edge_stores, ends_of, node_stores
-from pyg_sar.sampling.graph import LocalGraph
-from pyg_sar.sampling.seeds.negatives import Negatives, read_neg_sampling
-from pyg_sar.sampling.seeds.own import (
+from pyg_sar.loader.attributes import edge_stores, ends_of, node_stores
+from pyg_sar.loader.graph import LocalGraph
+from pyg_sar.loader.seeds.negatives import Negatives, read_neg_sampling
+from pyg_sar.loader.seeds.own import (
     check_ids,
     nodes_of,
     of_all_ranks,
@@ -31,7 +28,10 @@ from pyg_sar.sampling.seeds.own import (
     own_times,
     own_values,
 )
-from pyg_sar.sampling.seeds.seeds import Asked, Seeds
+from pyg_sar.loader.seeds.seeds import Asked, Seeds
+from pyg_sar.rows.edges import EdgeIndex
+from pyg_sar.rows.from_data import gather
+from pyg_sar.rows.sharding import Space
 from pyg_sar.shard.edges import LocalEdges, refuse_local
 from pyg_sar.shard.file_names import EdgeKey
 

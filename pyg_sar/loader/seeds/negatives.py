@@ -17,10 +17,10 @@ from torch import Tensor
 from torch_geometric.sampler import NegativeSampling
 
 from pyg_sar.comm.collectives import count_ranks, together
-from pyg_sar.sampling.draw.choose import first_above
-from pyg_sar.sampling.graph import LocalGraph
-from pyg_sar.sampling.seeds.own import nodes_of, own_values
-from pyg_sar.sampling.seeds.population import Population
+from pyg_sar.loader.choose import first_above
+from pyg_sar.loader.graph import LocalGraph
+from pyg_sar.loader.seeds.own import nodes_of, own_values
+from pyg_sar.loader.seeds.population import Population
 from pyg_sar.shard.file_names import EdgeKey
 from pyg_sar.utils.draws import hashed_on
 

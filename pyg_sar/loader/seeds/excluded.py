@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.sampling.draw.choose import ranges
-from pyg_sar.sampling.draw.numbering import number
+from pyg_sar.loader.choose import ranges
+from pyg_sar.loader.numbering import number
 
 
 class Excluded:

@@ -18,9 +18,8 @@ from torch_geometric.sampler.base import SubgraphType
 from pyg_sar.comm.collectives import agree, check_equal, together
 from pyg_sar.comm.errors import in_call
 from pyg_sar.comm.ranks import open_lane, takes_turns, world_size
-from pyg_sar.rows.from_data import as_local, check_not_local, gather
-from pyg_sar.sampling.ahead import Ahead
-from pyg_sar.sampling.arguments import (
+from pyg_sar.loader.ahead import Ahead
+from pyg_sar.loader.arguments import (
     MEANINGLESS,
     Fans,
     cache_bytes,
@@ -29,12 +28,13 @@ from pyg_sar.sampling.arguments import (
     read_others,
     read_places,
 )
-from pyg_sar.sampling.attributes import check_data, edge_stores, find
-from pyg_sar.sampling.batch import Epoch, Sampler
-from pyg_sar.sampling.cache import Cache
-from pyg_sar.sampling.graph import build
-from pyg_sar.sampling.seeds.own import of_all_ranks
-from pyg_sar.sampling.seeds.seeds import Asked
+from pyg_sar.loader.attributes import check_data, edge_stores, find
+from pyg_sar.loader.batch import Epoch, Sampler
+from pyg_sar.loader.cache import Cache
+from pyg_sar.loader.graph import build
+from pyg_sar.loader.seeds.own import of_all_ranks
+from pyg_sar.loader.seeds.seeds import Asked
+from pyg_sar.rows.from_data import as_local, check_not_local, gather
 from pyg_sar.shard.file_names import EdgeKey
 from pyg_sar.utils.draws import hashed
 

@@ -24,8 +24,8 @@ from torch_geometric.data import Data, HeteroData
 from pyg_sar.comm.collectives import agree, together
 from pyg_sar.comm.exchange import exchange_of
 from pyg_sar.comm.ranks import rank
-from pyg_sar.sampling.attributes import AttributeRows, Values, edge_stores, ends_of, node_stores
-from pyg_sar.sampling.draw.choose import cumulated
+from pyg_sar.loader.attributes import AttributeRows, Values, edge_stores, ends_of, node_stores
+from pyg_sar.loader.choose import cumulated
 from pyg_sar.shard.file_names import EdgeKey, NodeKey
 
 

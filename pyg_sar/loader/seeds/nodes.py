@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
+from pyg_sar.loader.attributes import node_stores
+from pyg_sar.loader.graph import LocalGraph
+from pyg_sar.loader.seeds.own import check_ids, nodes_of, of_all_ranks, own_of, own_times
+from pyg_sar.loader.seeds.seeds import Asked, Seeds
 from pyg_sar.rows.align import own_rows
 from pyg_sar.rows.from_data import gather
 from pyg_sar.rows.rows import Rows
 from pyg_sar.rows.sharding import Space
-from pyg_sar.sampling.attributes import node_stores
-from pyg_sar.sampling.graph import LocalGraph
-from pyg_sar.sampling.seeds.own import check_ids, nodes_of, of_all_ranks, own_of, own_times
-from pyg_sar.sampling.seeds.seeds import Asked, Seeds
 from pyg_sar.shard.file_names import NodeKey
 
 _CPU = torch.device('cpu')

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from pyg_sar.comm.collectives import agree
-from pyg_sar.sampling.ask import Traffic, send
-from pyg_sar.sampling.draw import choose
-from pyg_sar.sampling.graph import LocalGraph
+from pyg_sar.loader import choose
+from pyg_sar.loader.ask import Traffic, send
+from pyg_sar.loader.graph import LocalGraph
 from pyg_sar.shard.file_names import NodeKey
 from pyg_sar.utils.draws import hashed_on, unit
 

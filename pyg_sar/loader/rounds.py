@@ -15,14 +15,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_sar.sampling.arguments import Fans
-from pyg_sar.sampling.ask import Drawn, Question, ask_for_edges, ask_for_rows
-from pyg_sar.sampling.attributes import AttributeRows, Values
-from pyg_sar.sampling.cache import Cache
-from pyg_sar.sampling.draw import choose
-from pyg_sar.sampling.draw.numbering import number
-from pyg_sar.sampling.graph import LocalGraph
-from pyg_sar.sampling.seeds.seeds import SeedBatches, offsets
+from pyg_sar.loader import choose
+from pyg_sar.loader.arguments import Fans
+from pyg_sar.loader.ask import Drawn, Question, ask_for_edges, ask_for_rows
+from pyg_sar.loader.attributes import AttributeRows, Values
+from pyg_sar.loader.cache import Cache
+from pyg_sar.loader.graph import LocalGraph
+from pyg_sar.loader.numbering import number
+from pyg_sar.loader.seeds.seeds import SeedBatches, offsets
 from pyg_sar.shard.file_names import EdgeKey, NodeKey
 from pyg_sar.utils.draws import hashed_on
 
@@ -33,7 +33,7 @@ class Grown:
 
     keys: Tensor  # int64 ``[N]``; see the module
     cuts: list[list[int]]  # of every hop, where each batch's nodes begin, and where the last ends
-    # Where their attributes are; see :func:`pyg_sar.sampling.attributes.take`.
+    # Where their attributes are; see :func:`pyg_sar.loader.attributes.take`.
     row: Tensor = field(init=False)
     number_in_batch: Tensor = field(init=False)  # of each node, once its batch is built
     # Attributes of other ranks' rows: those that are kept, and then those that were fetched.
