@@ -14,16 +14,16 @@ from pyg_sar.checkpoint.load import load_checkpoint
 from pyg_sar.checkpoint.row_files import load_rows, save_rows
 from pyg_sar.checkpoint.save import save_checkpoint
 from pyg_sar.comm.errors import ExchangeError
-from pyg_sar.in_turns.run import run_in_turns
-from pyg_sar.launching.init import Process, init
-from pyg_sar.launching.launch import launch
+from pyg_sar.launch.in_turns.run import run_in_turns
+from pyg_sar.launch.init import Process, init
+from pyg_sar.launch.launch import launch
+from pyg_sar.launch.profile import profile
 from pyg_sar.loader.link_neighbor_loader import LinkNeighborLoader
 from pyg_sar.loader.neighbor_loader import NeighborLoader
 from pyg_sar.nn.ddp.data_parallel import DistributedDataParallel
 from pyg_sar.nn.node_embedding import NodeEmbedding
 from pyg_sar.nn.sar_conv import SARConv
 from pyg_sar.partition.partition_graph import partition_graph
-from pyg_sar.profiling.profile import profile
 from pyg_sar.rows.from_data import gather, local
 from pyg_sar.rows.gather import gather_batches, mean_of_batches, negative_sampling
 from pyg_sar.rows.load import load_shard

@@ -16,7 +16,7 @@ from typing import Any
 
 from pyg_sar.commands.command_line import Parser, checked, run_command, text_table
 from pyg_sar.commands.users_model import FORWARD, MODEL, load_model, load_named, run_model
-from pyg_sar.monitor.process_memory import resident
+from pyg_sar.launch.process_memory import resident
 from pyg_sar.planner.prediction import Prediction, plan
 from pyg_sar.utils.meter import bytes_text, memory_size
 

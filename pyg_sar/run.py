@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from torch.distributed.run import determine_local_world_size, get_args_parser
 
 from pyg_sar.commands.command_line import Parser
-from pyg_sar.launching.fast_start import allocator_library, fast_environment
+from pyg_sar.launch.fast_start import allocator_library, fast_environment
 
 _DESCRIPTION = """Runs a program as torchrun does, with the same options, and sets what makes it
 fast: an allocator that keeps freed memory (where the extra 'fast' is installed), huge pages, and

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pyg_sar.commands.command_line import Parser, checked, positive
-from pyg_sar.in_turns.run import check_options, run_in_turns
+from pyg_sar.launch.in_turns.run import check_options, run_in_turns
 from pyg_sar.shard.file_names import META_FILE
 from pyg_sar.utils.meter import memory_size
 

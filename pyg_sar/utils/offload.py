@@ -1,7 +1,7 @@
 """Tensors whose memory may be on a disk: code that uses memory past torch has to say so first.
 
-The watcher of ranks that take turns (:mod:`pyg_sar.in_turns`) sees every operation of torch in its
-thread. It sees neither compiled loops nor other threads.
+The watcher of ranks that take turns (:mod:`pyg_sar.launch.in_turns`) sees every operation of torch
+in its thread. It sees neither compiled loops nor other threads.
 """
 
 from __future__ import annotations

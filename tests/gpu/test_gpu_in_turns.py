@@ -22,8 +22,8 @@ from torch_geometric.nn import GraphSAGE
 
 import pyg_sar
 from pyg_sar import comm
-from pyg_sar.in_turns.places import OnHost
-from pyg_sar.in_turns.run import InTurns, play, run_in_turns
+from pyg_sar.launch.in_turns.places import OnHost
+from pyg_sar.launch.in_turns.run import InTurns, play, run_in_turns
 from pyg_sar.utils import offload as evictable
 
 pytestmark = pytest.mark.cuda_sim

@@ -12,7 +12,7 @@ from few import few
 from in_turns.programs import KINDS, NUM_RANKS, train, write_parts
 from ranks import run_ranks
 
-from pyg_sar.in_turns.run import InTurns, play
+from pyg_sar.launch.in_turns.run import InTurns, play
 
 
 @pytest.fixture(scope='module')

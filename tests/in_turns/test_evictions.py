@@ -16,7 +16,7 @@ from few import few
 from torch import Tensor
 
 from pyg_sar import comm
-from pyg_sar.in_turns.run import play
+from pyg_sar.launch.in_turns.run import play
 from pyg_sar.nn.copies import kept_copy
 from pyg_sar.utils import offload as evictable
 

@@ -21,8 +21,8 @@ from in_turns.test_user_programs import saved
 from torch import Tensor
 
 from pyg_sar import comm
-from pyg_sar.in_turns import spill_file
-from pyg_sar.in_turns.run import InTurns, play
+from pyg_sar.launch.in_turns import spill_file
+from pyg_sar.launch.in_turns.run import InTurns, play
 
 slow = pytest.mark.slow
 FAULTS = {'pwrite': errno.ENOSPC, 'preadv': errno.EIO, 'posix_fallocate': errno.ENOSPC}

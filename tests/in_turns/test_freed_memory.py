@@ -13,8 +13,8 @@ PROGRAM = """
 import json, sys
 import pyg_sar
 import torch
-from pyg_sar.in_turns.freed_memory import FreedMemory
-from pyg_sar.monitor.process_memory import resident_of_no_file
+from pyg_sar.launch.in_turns.freed_memory import FreedMemory
+from pyg_sar.launch.process_memory import resident_of_no_file
 
 def tensors():
     return [torch.ones(250_000) for _ in range(64)]  # a megabyte each

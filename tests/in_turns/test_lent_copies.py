@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar import comm
-from pyg_sar.in_turns.run import play
+from pyg_sar.launch.in_turns.run import play
 from pyg_sar.nn.copies import lent_copy
 from pyg_sar.utils import offload as evictable
 

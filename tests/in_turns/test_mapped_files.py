@@ -12,7 +12,7 @@ from torch_geometric.data import Data
 
 import pyg_sar
 from pyg_sar import comm
-from pyg_sar.in_turns.run import play
+from pyg_sar.launch.in_turns.run import play
 from pyg_sar.rows import load
 
 NUM_PARTS = 4

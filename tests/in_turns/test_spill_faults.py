@@ -13,8 +13,8 @@ import torch
 from in_turns.faults import Calls, fails
 
 from pyg_sar import comm
-from pyg_sar.in_turns.run import InTurns, play, run_in_turns
-from pyg_sar.in_turns.spill_file import SpillFile
+from pyg_sar.launch.in_turns.run import InTurns, play, run_in_turns
+from pyg_sar.launch.in_turns.spill_file import SpillFile
 
 
 def _program() -> list[float]:

@@ -19,7 +19,7 @@ from torch_geometric.nn import SAGEConv
 import pyg_sar
 from pyg_sar import comm
 from pyg_sar.comm.threads import run_threads
-from pyg_sar.in_turns.run import play
+from pyg_sar.launch.in_turns.run import play
 from pyg_sar.utils import offload as evictable
 
 SIZE = 1000

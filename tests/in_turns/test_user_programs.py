@@ -19,7 +19,7 @@ from torch_geometric import seed_everything
 from torch_geometric.nn import GAT, GraphSAGE
 
 import pyg_sar
-from pyg_sar.in_turns.run import play
+from pyg_sar.launch.in_turns.run import play
 
 
 class Run:

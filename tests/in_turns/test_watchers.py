@@ -21,8 +21,8 @@ from torch_geometric.nn import GAT, GraphSAGE
 
 import pyg_sar
 from pyg_sar.comm.turns import Turns
-from pyg_sar.in_turns.run import play
-from pyg_sar.profiling.records import Summary
+from pyg_sar.launch.in_turns.run import play
+from pyg_sar.launch.records import Summary
 from pyg_sar.utils import hook
 from pyg_sar.utils.log import set_log
 

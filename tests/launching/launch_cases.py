@@ -161,7 +161,7 @@ def test_functions_of_no_module_after_threads_were_used() -> None:
 
 
 def test_on_a_machine_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = sys.modules['pyg_sar.launching.launch']
+    module = sys.modules['pyg_sar.launch.launch']
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
     assert module._start_method(_train) == 'spawn'
     monkeypatch.setattr(_train, '__module__', '__main__')

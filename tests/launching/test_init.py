@@ -20,9 +20,9 @@ from ranks import run_as_threads
 from small_graphs import attempt
 
 import pyg_sar
-from pyg_sar.launching.machines import Sight
+from pyg_sar.launch.machines import Sight
 
-module = sys.modules['pyg_sar.launching.init']  # hidden by the function
+module = sys.modules['pyg_sar.launch.init']  # hidden by the function
 CPU = torch.device('cpu')
 
 
@@ -176,7 +176,7 @@ def test_interface(monkeypatch: pytest.MonkeyPatch) -> None:
 def _seeing(sights: list[Sight]) -> dict[str, Any]:
     """What is asked of torch where ranks see GPUs."""
     asked: dict[str, Any] = {}
-    module = sys.modules['pyg_sar.launching.init']
+    module = sys.modules['pyg_sar.launch.init']
     module.own_sight = lambda: sights[int(os.environ['RANK'])]  # type: ignore[attr-defined]
     torch.cuda.set_device = lambda index: asked.update(device=index)  # type: ignore[assignment]
     init_group = dist.init_process_group

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from pyg_sar.launching.machines import Sight, have_own_gpus, own_sight, shares
+from pyg_sar.launch.machines import Sight, have_own_gpus, own_sight, shares
 
 
 def _sight(machine: str = 'a', cores: str = '0123', gpus: str = '') -> Sight:

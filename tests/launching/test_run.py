@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pyg_sar.launching.fast_start import allocator_library, fast_environment
+from pyg_sar.launch.fast_start import allocator_library, fast_environment
 
 PROGRAM = """
 import json, os, sys

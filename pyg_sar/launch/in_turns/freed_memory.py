@@ -7,7 +7,7 @@ Memory that it keeps instead has holes, and takes as much again as the tensors.
 
 from __future__ import annotations
 
-from pyg_sar.monitor.process_memory import available, resident_of_no_file
+from pyg_sar.launch.process_memory import available, resident_of_no_file
 from pyg_sar.utils import memory
 
 

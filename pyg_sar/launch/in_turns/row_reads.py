@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_sar.in_turns.tiers import Away
+from pyg_sar.launch.in_turns.tiers import Away
 from pyg_sar.utils.offload import address_of
 
 _PAGE = 4096

@@ -17,12 +17,12 @@ import torch
 
 from pyg_sar.comm.ranks import current, is_distributed
 from pyg_sar.comm.threads import Around, run_around
-from pyg_sar.in_turns.evictions import LEAST_BYTES, Evictions
-from pyg_sar.in_turns.figures import Figures
-from pyg_sar.in_turns.freed_memory import FreedMemory
-from pyg_sar.in_turns.spill_file import SpillFile
-from pyg_sar.in_turns.users_calls import replaced
-from pyg_sar.in_turns.watch import Watch
+from pyg_sar.launch.in_turns.evictions import LEAST_BYTES, Evictions
+from pyg_sar.launch.in_turns.figures import Figures
+from pyg_sar.launch.in_turns.freed_memory import FreedMemory
+from pyg_sar.launch.in_turns.spill_file import SpillFile
+from pyg_sar.launch.in_turns.users_calls import replaced
+from pyg_sar.launch.in_turns.watch import Watch
 from pyg_sar.shard.meta import read_meta
 from pyg_sar.utils import memory as c_memory
 from pyg_sar.utils.log import say

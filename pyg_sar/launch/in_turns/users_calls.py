@@ -16,7 +16,7 @@ import torch.utils.dlpack
 from torch import Tensor
 
 from pyg_sar.comm.ranks import rank
-from pyg_sar.in_turns.watch import Watch
+from pyg_sar.launch.in_turns.watch import Watch
 from pyg_sar.utils.offload import keep_here, watcher
 from pyg_sar.utils.private_names import find_or_none
 

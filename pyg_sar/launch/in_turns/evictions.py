@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from pyg_sar.in_turns.figures import Figures
-from pyg_sar.in_turns.mapped_files import MappedFiles
-from pyg_sar.in_turns.places import OnDisk, OnHost
-from pyg_sar.in_turns.spill_file import SpillFile
-from pyg_sar.in_turns.tiers import Away, Clock, Held, Tier
+from pyg_sar.launch.in_turns.figures import Figures
+from pyg_sar.launch.in_turns.mapped_files import MappedFiles
+from pyg_sar.launch.in_turns.places import OnDisk, OnHost
+from pyg_sar.launch.in_turns.spill_file import SpillFile
+from pyg_sar.launch.in_turns.tiers import Away, Clock, Held, Tier
 
 LEAST_BYTES = 64 << 10
 """Smaller storages are not evicted."""

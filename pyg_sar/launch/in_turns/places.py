@@ -13,8 +13,8 @@ import weakref
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from pyg_sar.in_turns.spill_file import SpillFile
-from pyg_sar.in_turns.tiers import Held, Tier
+from pyg_sar.launch.in_turns.spill_file import SpillFile
+from pyg_sar.launch.in_turns.tiers import Held, Tier
 
 
 class OnDisk:
@@ -26,7 +26,7 @@ class OnDisk:
         self.has_it = False
 
     def write(self, storage: torch.UntypedStorage) -> None:
-        """See :class:`pyg_sar.in_turns.tiers.Away`, also below."""
+        """See :class:`pyg_sar.launch.in_turns.tiers.Away`, also below."""
         self._file.write(storage.data_ptr(), self._num_bytes, self._offset)
         self.has_it = True
 

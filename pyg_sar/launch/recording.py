@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from pyg_sar.comm.ranks import rank, takes_turns, world_size
-from pyg_sar.monitor.process_memory import HighWater
+from pyg_sar.launch.process_memory import HighWater
+from pyg_sar.launch.records import LayerProfile, Summary
 from pyg_sar.nn.sar_conv import SARConv
-from pyg_sar.profiling.records import LayerProfile, Summary
 from pyg_sar.utils import hook
 from pyg_sar.utils.class_swap import name_of
 from pyg_sar.utils.meter import Counts, Meter
