@@ -1,9 +1,8 @@
-"""Knowledge goes one way: rooms, the folders in them and files import in one order, no circles."""
+"""Knowledge goes one way: rooms and files import in one order, no circles."""
 
 from __future__ import annotations
 
 import ast
-from collections import Counter
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -14,34 +13,19 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / 'pyg_sar'
 
 FLOORS = (
-    {'__main__', 'partition', 'describe', 'plan'} | {'run', 'run_in_turns'},
-    {'load', 'in_turns', 'planner', 'profiling', 'checkpoint'},
-    {'launching', 'partitioner', 'sampling', 'ddp'},
-    {'own_rows', 'restricted_layers'},
-    {'norm', 'conv'},
-    {'dropout'},
-    {'recompute', 'averaging'},
+    {'__main__', 'describe', 'plan', 'run', 'run_in_turns'},
+    {'planner'},
+    {'launch'},
+    {'loader', 'checkpoint'},
+    {'nn'},
     {'rows'},
-    {'aggregate', 'attention', 'over_all_nodes'},
-    {'comm', 'kernels'},
+    {'ops'},
+    {'partition', 'comm'},
     {'shard'},
-    {'compiled', 'memory'},
-    {'commands', 'evictable', 'monitor', 'draws'},
-    {'ground'},
+    {'commands', 'monitor'},
+    {'utils'},
 )
 """A room may import itself and the rooms of later floors."""
-
-FOLDERS = {
-    'rows': ('unasked', 'rules', 'matrices'),
-    'conv': ('call', 'inspect', 'message', 'around', 'reuse'),
-    'comm': ('reshard', 'threads', 'processes', 'faults'),
-    'shard': ('read', 'format'),
-    'sampling': ('seeds', 'draw'),
-    'partitioner': ('sources', 'write', 'methods', 'graph', 'on_disk'),
-}
-"""The folders of a room: each may import those after it."""
-
-MAX_FILES = 12
 
 
 @cache
@@ -95,17 +79,6 @@ def test_imports_go_downward(room: str) -> None:
         assert own <= may, path
 
 
-@pytest.mark.parametrize('room', FOLDERS)
-def test_folders_of_a_room_have_their_order(room: str) -> None:
-    folders = FOLDERS[room]
-    assert {p.name for p in (PACKAGE / room).iterdir() if any(p.glob('*.py'))} == set(folders)
-    for i, folder in enumerate(folders):
-        for path in (PACKAGE / room / folder).rglob('*.py'):
-            for name in _imports(path):
-                before = [f'pyg_sar.{room}.{other}.' for other in folders[:i]]
-                assert not name.startswith(tuple(before)), f'{path} imports {name}'
-
-
 def test_no_module_imports_itself_in_a_circle() -> None:
     graph = {name: _imports(path) & _modules().keys() for name, path in _modules().items()}
     try:
@@ -114,13 +87,7 @@ def test_no_module_imports_itself_in_a_circle() -> None:
         pytest.fail(f'a circle of imports: {error.args[1]}')
 
 
-def test_no_folder_is_a_long_list() -> None:
-    files = (p for p in PACKAGE.rglob('*') if p.is_file() and p.parent.name != '__pycache__')
-    counts = Counter(path.parent for path in files)
-    assert {f: n for f, n in counts.items() if n > MAX_FILES} == {}
-
-
-@pytest.mark.parametrize('room', ['shard', 'partitioner', 'partition', 'describe', 'kernels'])
+@pytest.mark.parametrize('room', ['shard', 'partition', 'describe'])
 def test_only_comm_knows_other_ranks(room: str) -> None:
     for path in _files(room):
         assert not any(name.startswith('torch.distributed') for name in _imports(path)), path

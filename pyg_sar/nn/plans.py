@@ -294,7 +294,7 @@ PLANS: dict[Path, Any] = {
 
 
 def program_of(call: Call, traced: Trace, num_dst: int) -> Program:
-    """A conv's message as :mod:`pyg_sar.aggregate` runs it."""
+    """A conv's message as :mod:`pyg_sar.ops` runs it."""
     aggregate = traced.aggregate
     return Program(
         run=BlockMessages(
