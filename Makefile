@@ -39,7 +39,7 @@ test-slow: $(INSTALLED)  ## run the same for more cuts, sizes and modes, and the
 	@$(BIN)/python -m pytest -m 'slow and not bench' -n 2 --dist loadfile $(ARGS)
 
 # Plain PyG 2.6.1 gives NaN for the case GENConv: power.
-OLDEST := -k 'not power' tests/model/test_training.py tests/parity/test_parity.py::test_one_process tests/parity/test_parity.py::test_world_sizes
+OLDEST := -k 'not power' tests/nn/test_training.py tests/parity/test_parity.py::test_one_process tests/parity/test_parity.py::test_world_sizes
 
 test-oldest: .venv-oldest/installed  ## small trainings and parity with the oldest torch and PyG that are declared
 	@.venv-oldest/bin/python -m pytest $(OLDEST) $(ARGS)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from in_turns.programs import KINDS, NUM_RANKS, train, write_parts
+from launch.in_turns.programs import KINDS, NUM_RANKS, train, write_parts
 from setups import on
 from torch import Tensor
 from torch_geometric.data import Data

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from in_turns.faults import Calls, fails
+from launch.in_turns.faults import Calls, fails
 
 from pyg_sar import comm
 from pyg_sar.launch.in_turns.run import InTurns, play, run_in_turns

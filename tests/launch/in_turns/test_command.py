@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from in_turns.programs import NUM_RANKS, write_parts
+from launch.in_turns.programs import NUM_RANKS, write_parts
 
 SCRIPT = """
 import sys

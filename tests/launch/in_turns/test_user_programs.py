@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from few import few
-from in_turns.programs import NUM_RANKS, write_parts
+from launch.in_turns.programs import NUM_RANKS, write_parts
 from ranks import run_ranks
 from torch import Tensor
 from torch_geometric import seed_everything

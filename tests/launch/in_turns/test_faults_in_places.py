@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import torch
 from few import few
-from in_turns.faults import Calls, are_equal, fails, nothing_is_left, places, small_program
-from in_turns.programs import NUM_RANKS, train, write_parts
-from in_turns.test_user_programs import saved
+from launch.in_turns.faults import Calls, are_equal, fails, nothing_is_left, places, small_program
+from launch.in_turns.programs import NUM_RANKS, train, write_parts
+from launch.in_turns.test_user_programs import saved
 from torch import Tensor
 
 from pyg_sar import comm

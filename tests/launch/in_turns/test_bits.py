@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from few import few
-from in_turns.programs import KINDS, NUM_RANKS, train, write_parts
+from launch.in_turns.programs import KINDS, NUM_RANKS, train, write_parts
 from ranks import run_ranks
 
 from pyg_sar.launch.in_turns.run import InTurns, play

@@ -21,7 +21,7 @@ from torch_geometric.nn import GCNConv, SAGEConv
 import pyg_sar
 from pyg_sar.utils.private_names import NAMES, find, missing
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / 'pyg_sar'
 SOURCES = sorted(PACKAGE.rglob('*.py'))
 LIST = PACKAGE / 'ground' / 'private_names.py'

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from in_turns.programs import NUM_RANKS, write_parts
+from launch.in_turns.programs import NUM_RANKS, write_parts
 from torch import Tensor, nn
 from torch_geometric.nn import SAGEConv
 

@@ -1,6 +1,6 @@
 """Runs a command on two machines of a network, which are network namespaces.
 
-unshare -Urn python tests/launching/two_machines.py COMMAND ...
+unshare -Urn python tests/launch/two_machines.py COMMAND ...
 
 The word MACHINE of the command is 0 on the one and 1 on the other; they are 10.7.0.1 and 10.7.0.2.
 """

@@ -12,7 +12,7 @@ import pytest
 
 from pyg_sar.utils import versions
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PROJECT = (ROOT / 'pyproject.toml').read_text(encoding='utf-8')
 CONTRIBUTING = (ROOT / 'CONTRIBUTING.md').read_text(encoding='utf-8')
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from in_turns.programs import NUM_RANKS, write_parts
+from launch.in_turns.programs import NUM_RANKS, write_parts
 from ranks import run_ranks
 from torch_geometric.nn import GAT, GraphSAGE
 
