@@ -10,7 +10,7 @@ INSTALLED := $(VENV)/installed
 
 NEEDED := torch torch_geometric numpy pymetis tqdm
 ifneq ($(MAKECMDGOALS),demo)
-NEEDED += numba matplotlib pyarrow expecttest hypothesis pytest xdist ruff mypy
+NEEDED += numba matplotlib pyarrow expecttest hypothesis pytest xdist ruff mypy importlinter
 endif
 FIND := from importlib.util import find_spec; import sys; print(all(map(find_spec, sys.argv[1:])))
 ifdef VIRTUAL_ENV
@@ -58,10 +58,11 @@ docs: .venv-docs/installed  ## build the site into build/docs, without a warning
 	@.venv-docs/bin/python -m sphinx -q -b linkcheck -D 'linkcheck_ignore=https?://.*' -c docs -d build/doctrees . build/links
 	@echo "build/docs/index.html; $$(wc -l < build/links/output.json) links, those out of the site not fetched: build/links/output.json"
 
-lint: $(INSTALLED)  ## check style and types
+lint: $(INSTALLED)  ## check style, types and which room imports which
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/lint-imports
 
 format: $(INSTALLED)  ## sort imports and format
 	@$(BIN)/ruff check --select I --fix .
