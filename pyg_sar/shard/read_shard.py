@@ -18,7 +18,6 @@ from torch_geometric.data.storage import AttrType
 
 from pyg_sar.shard.checksums import check_files
 from pyg_sar.shard.csr import check_block_edges
-from pyg_sar.shard.dropped import tell_of_dropped
 from pyg_sar.shard.edges import LocalEdges, ShardEdges
 from pyg_sar.shard.file_names import PART_FILES, WHOLE_FILE, EdgeKey, part_dir, type_name
 from pyg_sar.shard.meta import Meta, read_meta
@@ -109,7 +108,6 @@ def read_shard(
         _put(store, {'edge_index': LocalEdges.of(handle), **values, **edges.extra})
     _put(data, meta.graph_attrs)
     _put_whole(data, root, meta, verify=verify)
-    tell_of_dropped(data, meta.notes['dropped'] or {})
     if isinstance(data, Data):
         note_kinds(data, meta)
     return data
