@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pyg_sar.comm.buffers import Wire
-from pyg_sar.comm.gradient_return import GradientReturn
+from pyg_sar.comm.exchange import GradientReturn
 from pyg_sar.comm.ranks import current
 from pyg_sar.comm.shared_memory import SharedMemory
 from pyg_sar.comm.swap import ROWS_TAG, Swap

@@ -29,7 +29,7 @@ from timeline import Timeline  # noqa: E402
 from training import default_hidden  # noqa: E402
 
 import pyg_sar  # noqa: E402
-from pyg_sar.comm import exchange, gradient_return  # noqa: E402
+from pyg_sar.comm import exchange  # noqa: E402
 from pyg_sar.comm.comm import Comm  # noqa: E402
 from pyg_sar.comm.process_group import GroupComm  # noqa: E402
 from pyg_sar.comm.swap import Swap  # noqa: E402
@@ -103,9 +103,7 @@ class Training:
             return [patch.object(GroupComm, 'start_swap', at_once)]
         self._is_first = False
         if self._variant == NO_PREFETCH:
-            return [
-                patch.object(module, 'Swap', WaitedSwap) for module in (exchange, gradient_return)
-            ]
+            return [patch.object(exchange, 'Swap', WaitedSwap)]
         return []
 
 

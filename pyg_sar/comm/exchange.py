@@ -1,4 +1,4 @@
-"""The exchange of boundary rows.
+"""The exchange of boundary rows: there the rows, and back their gradients.
 
 Messages are point to point and follow the steps of the shard. The next rows are packed and travel
 while the current block is computed. No rank waits for all others.
@@ -9,7 +9,7 @@ Exchanges use a process group of their own, so they never meet the collectives o
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
@@ -20,9 +20,8 @@ from torch import Tensor
 
 from pyg_sar.comm.buffers import BufferPool, Buffers, Lend, Rows, Wire
 from pyg_sar.comm.collectives import all_to_all, all_to_all_counts
-from pyg_sar.comm.gradient_return import GradientReturn
 from pyg_sar.comm.ranks import current
-from pyg_sar.comm.swap import ROWS_TAG, Swap
+from pyg_sar.comm.swap import GRADIENTS_TAG, ROWS_TAG, Swap
 from pyg_sar.shard.kept import Kept
 from pyg_sar.shard.shard import Shard, Step
 
@@ -52,8 +51,6 @@ class Exchange:
     So many steps as `depth` travel ahead of the block that is computed. Wider floating-point rows
     and their gradients are rounded to `dtype` while they travel; None sends them as they are.
     """
-
-    way_back: type[GradientReturn] = GradientReturn
 
     def __init__(self, shard: Shard, *, depth: int = 1, dtype: torch.dtype | None = None) -> None:
         if depth < 1:
@@ -111,6 +108,12 @@ class Exchange:
             rows = self.wire.recast(swap.received, tensors, lend)
             yield rows.rows
             rows.free()
+
+    def way_back(
+        self, out: Sequence[Tensor], *, own: Callable[[], Rows] | None = None
+    ) -> GradientReturn:
+        """Begins the adjoint of :meth:`fetch`; see GradientReturn."""
+        return GradientReturn(self, out, own=own)
 
     def _packed(self, step: Step, form: Rows, tensors: Rows) -> Buffers:
         """The rows that a step sends, in a buffer."""
@@ -211,6 +214,87 @@ class Exchange:
         return Request(
             torch.cat(rows), [t.numel() for t in rows], [b - a for a, b in pairwise(halo_ptr)]
         )
+
+
+class GradientReturn:
+    """The adjoint of :meth:`Exchange.fetch`: sends each block's row gradients to their owner.
+
+    Blocks come in the order of the plan: fill :meth:`rows`, then :meth:`send`. The gradients of as
+    many blocks as the exchange is deep travel while the next block is computed. They are added in
+    the order of the steps once the next have been sent, so sums do not depend on timing.
+
+    Gradients of other ranks are added to `out`, ``[num_own, ...]`` of each tensor: zeros, or of any
+    content where all own blocks are written. `own` computes the gradients of the own blocks, once
+    the first messages are on their way. These replace `out`, which then tells only shapes and
+    dtypes; own blocks are skipped.
+    """
+
+    def __init__(
+        self, exchange: Exchange, out: Sequence[Tensor], *, own: Callable[[], Rows] | None = None
+    ) -> None:
+        self.exchange, self.out, self._own = exchange, list(out), own
+        self._form = exchange.wire.like(self.out)
+        self._lend: Lend = exchange.buffers
+        shard = exchange.shard
+        self._own_blocks = iter(range(shard.parts_per_rank if own is None else 0))
+        self._steps = iter(shard.steps)
+        self._filled: tuple[Step, Buffers] | None = None
+        self._travelling: deque[tuple[Swap, Step]] = deque()
+
+    def rows(self) -> Rows:
+        """Memory for the gradients ``[num_rows, ...]`` of the next block's source rows.
+
+        For an own block views into `out`; for a remote one a buffer of any content.
+        """
+        block = next(self._own_blocks, None)
+        if block is not None:
+            start, end = self.exchange.shard.own_ptr[block : block + 2]
+            return [o[start:end] for o in self.out]
+        step = next(self._steps)
+        self._filled = step, self._lend(self.out, step.recv_rows)
+        return self._filled[1].rows
+
+    def takes_over(self, make: Callable[[Rows], None], read: Rows) -> bool:
+        """Whether the next block's owner computes the gradients from `read`; else do it here."""
+        return False
+
+    def send(self) -> None:
+        """Sends the gradients in :meth:`rows`."""
+        if self._filled is not None:
+            (step, filled), self._filled = self._filled, None
+            self._start(step, self.exchange.wire.recast(filled, self._form, self._lend))
+
+    def finish(self) -> Rows:
+        """Waits for the last gradients; returns the sums, :attr:`out`."""
+        self._add_own()  # on a rank that has sent nothing
+        while self._travelling:
+            self._add(*self._arrived())
+        return self.out
+
+    def _start(self, step: Step, sent: Buffers) -> None:
+        is_full = len(self._travelling) == self.exchange.depth
+        arrived = self._arrived() if is_full else None
+        received = self._lend(self._form, step.send_rows)
+        swap = Swap(received, step.send_rank, sent, step.recv_rank, step.part, GRADIENTS_TAG)
+        self._travelling.append((swap, step))
+        self._add_own()  # while the gradients of this block are on their way
+        if arrived is not None:
+            self._add(*arrived)
+
+    def _arrived(self) -> tuple[Step, Buffers]:
+        """The gradients that have travelled longest, once they are here, and their step."""
+        swap, step = self._travelling.popleft()
+        swap.wait()
+        swap.sent.free()
+        return step, swap.received
+
+    def _add_own(self) -> None:
+        if self._own is not None:
+            self.out, self._own = self._own(), None
+
+    def _add(self, step: Step, gradients: Buffers) -> None:
+        self.exchange.add(step, self.out, gradients.rows)
+        gradients.free()
 
 
 def exchange_of(shard: Shard, depth: int = 1, dtype: torch.dtype | None = None) -> Exchange:

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from pyg_sar.comm.buffers import Buffers, Lend, Rows
 from pyg_sar.comm.errors import at_location
-from pyg_sar.comm.exchange import Exchange
-from pyg_sar.comm.gradient_return import GradientReturn
+from pyg_sar.comm.exchange import Exchange, GradientReturn
 from pyg_sar.comm.ranks import current
 from pyg_sar.comm.swap import forms_of, tell_moved
 from pyg_sar.shard.shard import Step
@@ -69,8 +68,6 @@ class OfferedGradients(GradientReturn):
 class OfferedRows(Exchange):
     """Rows that are packed when they are read."""
 
-    way_back = OfferedGradients
-
     def fetch(self, tensors: Sequence[Tensor], *, keep: bool = False) -> Iterator[Rows]:  # noqa: D102
         tensors, steps = [t.contiguous() for t in tensors], self.shard.steps
         form = self.wire.like(tensors)
@@ -91,6 +88,11 @@ class OfferedRows(Exchange):
             rows = self.wire.recast(came, tensors, lend)
             yield rows.rows
             rows.free()
+
+    def way_back(  # noqa: D102
+        self, out: Sequence[Tensor], *, own: Callable[[], Rows] | None = None
+    ) -> GradientReturn:
+        return OfferedGradients(self, out, own=own)
 
 
 def _comm() -> ThreadComm:

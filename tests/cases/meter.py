@@ -12,8 +12,7 @@ from typing import Any
 from unittest import mock
 
 from pyg_sar.comm.buffers import Buffers
-from pyg_sar.comm.exchange import Exchange
-from pyg_sar.comm.gradient_return import GradientReturn
+from pyg_sar.comm.exchange import Exchange, GradientReturn
 from pyg_sar.comm.swap import ROWS_TAG, Swap
 from pyg_sar.nn.one_call import Call
 from pyg_sar.nn.plans import PLANS, CallPlan, Replay

@@ -22,8 +22,7 @@ from traffic import put
 import pyg_sar
 from pyg_sar import partition_graph
 from pyg_sar.comm.collectives import agree, all_reduce_sum, raise_together
-from pyg_sar.comm.exchange import Exchange
-from pyg_sar.comm.gradient_return import GradientReturn
+from pyg_sar.comm.exchange import Exchange, GradientReturn
 from pyg_sar.comm.groups import new_group
 from pyg_sar.comm.halo import from_halo, with_halo
 from pyg_sar.comm.ranks import open_lane

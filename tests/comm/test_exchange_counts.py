@@ -20,8 +20,7 @@ from torch_geometric.nn import GATConv, GCNConv, SAGEConv, TransformerConv
 from traffic import apart, put
 
 from pyg_sar import SARConv
-from pyg_sar.comm.exchange import Exchange
-from pyg_sar.comm.gradient_return import GradientReturn
+from pyg_sar.comm.exchange import Exchange, GradientReturn
 
 LAYOUTS = [(1, 1), (1, 4), (2, 2), (2, 6), (3, 3), (3, 6), (4, 4)]
 """World sizes and numbers of parts."""

@@ -17,8 +17,7 @@ from traffic import counted, put
 
 from pyg_sar import SARConv
 from pyg_sar.comm.collectives import agree
-from pyg_sar.comm.exchange import Exchange
-from pyg_sar.comm.gradient_return import GradientReturn
+from pyg_sar.comm.exchange import Exchange, GradientReturn
 
 DTYPES = [torch.bfloat16, torch.float16]
 LAYOUTS = [(2, 2), (2, 6), (3, 3), (4, 4)]

@@ -19,8 +19,7 @@ from torch import Tensor
 from traffic import apart
 
 from pyg_sar.comm.buffers import BufferPool
-from pyg_sar.comm.exchange import Exchange
-from pyg_sar.comm.gradient_return import GradientReturn
+from pyg_sar.comm.exchange import Exchange, GradientReturn
 from pyg_sar.comm.ranks import current
 from pyg_sar.comm.shared_memory import SharedMemory, allocated, find_shared, writable
 from pyg_sar.comm.swap import start_round

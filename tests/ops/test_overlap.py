@@ -21,8 +21,7 @@ from traffic import recorded
 
 import pyg_sar
 from pyg_sar import SARConv
-from pyg_sar.comm.exchange import Exchange
-from pyg_sar.comm.gradient_return import GradientReturn
+from pyg_sar.comm.exchange import Exchange, GradientReturn
 from pyg_sar.comm.swap import ROWS_TAG, Swap
 
 

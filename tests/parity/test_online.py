@@ -19,8 +19,7 @@ from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import softmax
 
 import pyg_sar
-from pyg_sar.comm.exchange import Exchange
-from pyg_sar.comm.gradient_return import GradientReturn
+from pyg_sar.comm.exchange import Exchange, GradientReturn
 from pyg_sar.ops import chunks
 
 TOLERANCE = 1e-10
