@@ -23,9 +23,7 @@ from pyg_sar.comm.met import Met
 from pyg_sar.utils import hook
 
 if TYPE_CHECKING:
-    from pyg_sar.comm.buffers import BufferPool
     from pyg_sar.comm.end_of_backward import Backward
-    from pyg_sar.comm.exchange import Exchange
     from pyg_sar.nn.ddp.averager import Averager
 
 
@@ -57,7 +55,7 @@ class Comm:
         awaiting: Models that have run on a batch, whose backward may come.
         caches: What :func:`pyg_sar.comm.cache_of` gives, by name.
         num_made: How many things all ranks have made together; see :class:`Agreed`.
-        pool: Memory for rows, where ranks have it in common.
+        run: What ranks that are threads of one run have in common.
         exchange_kind: The class of its exchanges, where they send no messages.
         summed_bytes: What is summed over the ranks at no cost, by :meth:`sum_alike`.
     """
@@ -66,8 +64,8 @@ class Comm:
     group: dist.ProcessGroup | None = None
     takes_turns = False
     debug = False
-    pool: BufferPool | None = None
-    exchange_kind: type[Exchange] | None = None
+    run: object = None
+    exchange_kind: type[Any] | None = None
     summed_bytes = 0
 
     def __init__(self) -> None:

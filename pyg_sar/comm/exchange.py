@@ -68,10 +68,13 @@ class Exchange:
         self.shard = shard
         self.depth = depth
         self.wire = Wire(dtype)
-        pool = _POOL.put(shard, current().pool or _POOL.of(shard, BufferPool))
+        pool = _POOL.put(shard, self._pool())
         most = max((max(s.recv_rows, s.send_rows) for s in shard.steps), default=0)
         # Memory for rows like those of some tensors, which is used again.
         self.buffers: Lend = partial(Buffers, pool, most)
+
+    def _pool(self) -> BufferPool:
+        return _POOL.of(self.shard, BufferPool)
 
     def fetch(self, tensors: Sequence[Tensor], *, keep: bool = False) -> Iterator[Rows]:
         """The source rows ``[num_rows, ...]`` of every block, in the order of the plan's blocks.
@@ -303,7 +306,8 @@ def exchange_of(shard: Shard, depth: int = 1, dtype: torch.dtype | None = None) 
     A `dtype` rounds rows that messages read. Degrees and other numbers of the whole graph are never
     rounded.
     """
-    exchanges, kind = _EXCHANGES.of(shard, dict), current().exchange_kind or Exchange
+    kind: type[Exchange] = current().exchange_kind or Exchange
+    exchanges = _EXCHANGES.of(shard, dict)
     exchange = exchanges.get((kind, depth, dtype))
     if exchange is None:
         exchange = exchanges[kind, depth, dtype] = kind(shard, depth=depth, dtype=dtype)

@@ -53,7 +53,7 @@ def check_own(thing: Any) -> None:
     comm = current()
     if comm.takes_turns:
         owner = _owners.get(thing, lambda: None)() or comm
-        if owner is not comm and owner.pool is comm.pool:  # of this run
+        if owner is not comm and owner.run is comm.run:  # of this run
             raise ValueError(
                 f"expected a {'tensor' if isinstance(thing, Tensor) else 'model'} of this rank's "
                 f'own (got that of rank {owner.rank}: make what learns inside of the function that '

@@ -1,32 +1,34 @@
 """Ranks as threads of one process, which take turns (:mod:`pyg_sar.comm.turns`).
 
-One rank offers rows to another, which computes them when it takes them
-(:mod:`pyg_sar.comm.offers`). All other code is that of ranks in processes of their own. The
-results have the same bits: sums over the ranks are added up in gloo's order.
+One rank offers rows to another, which packs them when it reads them. All wait once for an exchange,
+before the first block: then it is one turn of each rank. All other code is that of ranks in
+processes of their own. The results have the same bits: sums over the ranks are added up in gloo's
+order.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.buffers import BufferPool
+from pyg_sar.comm.buffers import BufferPool, Buffers, Lend, Rows
 from pyg_sar.comm.comm import Comm
 from pyg_sar.comm.errors import at_location
-from pyg_sar.comm.offers import Offer
-from pyg_sar.comm.ranks import chosen
+from pyg_sar.comm.exchange import Exchange, GradientReturn
+from pyg_sar.comm.ranks import chosen, current
 from pyg_sar.comm.ring_sum import sum_as_gloo_does
-from pyg_sar.comm.threads_exchange import OfferedRows
-from pyg_sar.comm.turns import Turns
+from pyg_sar.comm.swap import forms_of, tell_moved
+from pyg_sar.comm.turns import Offer, Turns
+from pyg_sar.shard.shard import Step
 from pyg_sar.utils import hook
 from pyg_sar.utils import offload as evictable
 
@@ -132,12 +134,11 @@ class ThreadComm(Comm):
     """A rank that is a thread."""
 
     takes_turns = True
-    exchange_kind = OfferedRows
 
     def __init__(self, rank: int, turns: Turns, boxes: _Boxes) -> None:
         super().__init__()
         self.rank, self.size, self.turns, self.boxes = rank, turns.size, turns, boxes
-        self.pool = boxes.pool
+        self.run, self.exchange_kind = boxes, OfferedRows
         self._alike = ''
         self._num_meetings = 0
 
@@ -241,3 +242,101 @@ class ThreadComm(Comm):
 
 def _copy_run(run: Tensor, out: list[Tensor]) -> None:
     evictable.copy_run(out[0], run)
+
+
+class OfferedGradients(GradientReturn):
+    """Gradients in memory of their own, which the other rank takes in its turn."""
+
+    def __init__(self, exchange: Exchange, out: Sequence[Tensor], **kwargs: Any) -> None:
+        super().__init__(exchange, out, **kwargs)
+        self._lend = partial(Buffers, None, 0)
+        self._words = at_location(f'a return of {forms_of(self._form)}')
+
+    def takes_over(self, make: Callable[[Rows], None], read: Rows) -> bool:
+        step = next(self._steps)
+
+        def narrowed(targets: Rows) -> None:
+            wide = Buffers(None, 0, self.out, step.recv_rows).rows
+            make(wide)
+            for target, rows in zip(targets, wide, strict=True):
+                target.copy_(rows)
+
+        is_narrow = [t.dtype for t in self._form] != [t.dtype for t in self.out]
+        like = _like(self._form, step.recv_rows)
+        _comm().offer(step.recv_rank, self._words, like, narrowed if is_narrow else make, read)
+        return True
+
+    def finish(self) -> Rows:
+        if not self.out:
+            return super().finish()
+        steps = self.exchange.shard.steps
+        with _comm().guard('receiving gradients of own rows', alike=self._words):
+            _comm().await_offers(Counter(step.send_rank for step in steps), self._words)
+        self._add_own()
+        for step in steps:
+            lend = self.exchange.buffers
+            came = _taken(step.send_rank, self._words, self._form, step.send_rows, lend)
+            if hook.watchers:
+                tell_moved(step.part, 'gradients', came.rows, step.recv_rows)
+            self._add(step, came)
+        return self.out
+
+    def _start(self, step: Step, sent: Buffers) -> None:
+        _comm().offer(step.recv_rank, self._words, sent.rows)
+
+
+class OfferedRows(Exchange):
+    """Rows that are packed when they are read."""
+
+    def _pool(self) -> BufferPool:
+        return _comm().boxes.pool
+
+    def fetch(self, tensors: Sequence[Tensor], *, keep: bool = False) -> Iterator[Rows]:
+        tensors, steps = [t.contiguous() for t in tensors], self.shard.steps
+        form = self.wire.like(tensors)
+        lend: Lend = partial(Buffers, None, 0) if keep else self.buffers
+        words = at_location(f'an exchange of {forms_of(form)}')
+        with _comm().guard('receiving rows', alike=words):
+            for step in steps:
+                make, like = partial(self.pack, step, tensors), _like(form, step.send_rows)
+                _comm().offer(step.send_rank, words, like, make, tensors)
+            _comm().await_offers(Counter(step.recv_rank for step in steps), words)
+        for part in self.shard.parts:
+            first, end = self.shard.source_range(part)
+            yield [t[first:end] for t in tensors]
+        for step in steps:
+            came = _taken(step.recv_rank, words, form, step.recv_rows, lend)
+            if hook.watchers:
+                tell_moved(step.part, 'rows', came.rows, step.send_rows)
+            rows = self.wire.recast(came, tensors, lend)
+            yield rows.rows
+            rows.free()
+
+    def way_back(
+        self, out: Sequence[Tensor], *, own: Callable[[], Rows] | None = None
+    ) -> GradientReturn:
+        return OfferedGradients(self, out, own=own)
+
+
+def _comm() -> ThreadComm:
+    return cast(ThreadComm, current())
+
+
+def _like(form: Rows, num_rows: int) -> Rows:
+    """Shapes and dtypes of rows, without memory."""
+    return [t.new_empty(1).expand(num_rows, *t.shape[1:]) for t in form]
+
+
+def _taken(rank: int, words: str, form: Rows, num_rows: int, lend: Lend) -> Buffers:
+    """Rows that a rank has offered: computed into a buffer, or in memory of their own already."""
+    lent: list[Buffers] = []
+
+    def lend_rows() -> Rows:
+        lent.append(lend(form, num_rows))
+        return lent[0].rows
+
+    rows = _comm().take(rank, words, lend_rows)
+    if not lent:
+        lent.append(Buffers(None, 0, (), 0))
+        lent[0].rows = rows
+    return lent[0]

@@ -1,4 +1,4 @@
-"""Turns of threads of one process, each with its own settings of the process.
+"""Turns of threads of one process, and tensors that one offers to another.
 
 One thread runs at a time, until it needs something of another rank that is not there yet; then the
 next rank that can goes on. So the order is always the same. If no rank can go on, an error says at
@@ -6,16 +6,22 @@ once that they wait for each other.
 
 Settings of the whole process must not be seen by other ranks: the states of the random generators,
 and the default dtype. They are saved when a turn ends, and set again when its rank's next begins.
+
+Tensors that are offered are computed when the other thread takes them. So rows are not copied on
+the way to the rank that reads them. They have the values of the time of the offer: if tensors that
+they are computed from are about to change, they are computed before.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
+from pyg_sar.utils import offload as evictable
 from pyg_sar.utils.random_states import states_of_process
 
 
@@ -115,3 +121,45 @@ class Turns:
             else f'rank {rank} is at {self.doing(rank)}'
             for rank in range(self.size)
         )
+
+
+class Offer:
+    """Tensors for another thread.
+
+    `form` are the tensors, which nobody else uses. With `make`, they have only their shapes and
+    dtypes: `make` fills such tensors in the other rank's turn. It reads `read`; where a change of
+    these would not be noticed, it runs at once.
+    """
+
+    def __init__(
+        self,
+        form: Sequence[Tensor],
+        make: Callable[[list[Tensor]], None] | None,
+        read: Sequence[Tensor],
+    ) -> None:
+        self._tensors, self._make, self._read = list(form), make, read
+        watch = evictable.watcher.value
+        if make is not None and (watch is None or not watch.offers(read, self)):
+            self.settle()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether they are still to be computed."""
+        return self._make is not None
+
+    def take(self, lend: Callable[[], list[Tensor]]) -> list[Tensor]:
+        """The tensors, in memory from `lend` or of their own; once."""
+        if self._make is not None:
+            tensors = lend()
+            self._make(tensors)
+            watch = evictable.watcher.value
+            if watch is not None:
+                for tensor in self._read:
+                    watch.leaves(tensor)
+            self._tensors, self._make, self._read = tensors, None, ()
+        return self._tensors
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Computes them now, if they are still to be."""
+        self.take(lambda: [t.new_empty(t.shape) for t in self._tensors])

@@ -209,7 +209,7 @@ def test_only_ranks_of_one_network_that_can_open_memory_share_it():
 PROGRAM = """
 import os, sys, time
 import torch, torch.distributed as dist
-from pyg_sar.comm import current
+from pyg_sar.comm.ranks import current
 rank = int(sys.argv[1])
 dist.init_process_group('gloo', init_method='file://' + sys.argv[2], rank=rank, world_size=2)
 comm = current()

@@ -326,7 +326,7 @@ def _machines(root: Path, world_size: int, to: Path) -> list[str]:
 
 
 def _load_own(root_of_rank: list[str]) -> tuple[Tensor, Tensor]:
-    data = pyg_sar.load_shard(root_of_rank[pyg_sar.comm.rank()])
+    data = pyg_sar.load_shard(root_of_rank[pyg_sar.comm.ranks.rank()])
     return pyg_sar.local((data.n_id, SARConv(SimpleConv())(data.x, data.edge_index)))
 
 
@@ -341,7 +341,7 @@ def test_a_machine_holds_the_parts_of_its_rank_alone(tmp_path, world_size):
 
 
 def _attempt_own(root_of_rank: list[str]) -> str:
-    return attempt(load_shard, root_of_rank[pyg_sar.comm.rank()])
+    return attempt(load_shard, root_of_rank[pyg_sar.comm.ranks.rank()])
 
 
 def test_a_missing_part_is_named_on_all_ranks(tmp_path):
