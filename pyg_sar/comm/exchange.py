@@ -22,8 +22,7 @@ from pyg_sar.comm.buffers import BufferPool, Buffers, Lend, Rows, Wire
 from pyg_sar.comm.collectives import all_to_all, all_to_all_counts
 from pyg_sar.comm.ranks import current
 from pyg_sar.comm.swap import GRADIENTS_TAG, ROWS_TAG, Swap
-from pyg_sar.shard.kept import Kept
-from pyg_sar.shard.shard import Shard, Step
+from pyg_sar.shard.shard import Kept, Shard, Step
 
 _POOL: Kept[BufferPool] = Kept()
 _EXCHANGES: Kept[dict[tuple[type[Exchange], int, torch.dtype | None], Exchange]] = Kept()

@@ -28,7 +28,7 @@ from pyg_sar.ops.by_destination import ChunkProgram, chunks_of, gather
 from pyg_sar.ops.chunks import edges_within
 from pyg_sar.ops.program import Arguments, no_autocast_cache
 from pyg_sar.shard.blocks import Plan
-from pyg_sar.shard.kept import Kept
+from pyg_sar.shard.shard import Kept
 from pyg_sar.utils.class_swap import name_of
 
 _WHOLE_GRAPH: Kept[Agreed[tuple[int, int]]] = Kept()

@@ -18,7 +18,7 @@ from pyg_sar.comm.exchange import Exchange, exchange_of
 from pyg_sar.ops.partial_sums import covered
 from pyg_sar.shard.blocks import Plan
 from pyg_sar.shard.edges import ShardEdges
-from pyg_sar.shard.kept import Kept
+from pyg_sar.shard.shard import Kept
 from pyg_sar.utils.checksum import checksum
 
 _MAX_WEIGHTS = 4

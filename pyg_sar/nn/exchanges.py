@@ -17,8 +17,7 @@ from pyg_sar.rows.adjacency import Adjacency
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.shard.blocks import Plan
 from pyg_sar.shard.edges import LocalEdges, ShardEdges, refuse_local
-from pyg_sar.shard.kept import Kept
-from pyg_sar.shard.shard import Shard
+from pyg_sar.shard.shard import Kept, Shard
 from pyg_sar.utils.nested import PLAIN, leaves_of
 
 _MAX_REVERSED = 4

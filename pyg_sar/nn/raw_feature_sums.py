@@ -18,7 +18,7 @@ from torch_geometric.nn import MessagePassing
 from pyg_sar.comm.collectives import least_of_ranks
 from pyg_sar.nn.copies import lent_copy
 from pyg_sar.shard.blocks import Plan
-from pyg_sar.shard.kept import Kept
+from pyg_sar.shard.shard import Kept
 from pyg_sar.utils.checksum import checksum
 
 SUMS: Kept[Any] = Kept()

@@ -25,7 +25,7 @@ from pyg_sar.ops.program import Arguments, gradients_of, no_autocast_cache
 from pyg_sar.ops.run import Surroundings
 from pyg_sar.shard.blocks import Plan
 from pyg_sar.shard.dst_chunks import DestinationChunk, make_chunks, no_chunk
-from pyg_sar.shard.kept import Kept
+from pyg_sar.shard.shard import Kept
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.shard.blocks import Block, Plan
-from pyg_sar.shard.kept import Kept
+from pyg_sar.shard.shard import Kept
 
 CHUNK_BYTES = 2 << 20
 """Bytes that the largest tensor of a chunk may take on a CPU.

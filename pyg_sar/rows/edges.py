@@ -23,8 +23,7 @@ from pyg_sar.rows.registry import bare_name, is_in_place, name_of, names
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.sharding import Space
 from pyg_sar.shard.edges import ShardEdges
-from pyg_sar.shard.kept import Kept
-from pyg_sar.shard.shard import Shard
+from pyg_sar.shard.shard import Kept, Shard
 from pyg_sar.utils.nested import in_nested, leaves
 
 _KEEPS_EDGES = names('to cpu cuda clone detach contiguous pin_memory long type_as')

@@ -20,8 +20,7 @@ from torch import Tensor
 from pyg_sar.shard.csr import MAX_EDGES, Bags, compacted, make_bags
 from pyg_sar.shard.edges import ShardEdges
 from pyg_sar.shard.index_rows import rows_at, write_rows_at
-from pyg_sar.shard.kept import Kept
-from pyg_sar.shard.shard import Shard
+from pyg_sar.shard.shard import Kept, Shard
 from pyg_sar.utils.offload import start_of
 
 PLANS: Kept[list[Plan]] = Kept()

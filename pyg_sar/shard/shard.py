@@ -4,6 +4,11 @@ A rank owns a contiguous run of ``num_parts / world_size`` parts. Its local node
 nodes of those parts one after another (``0 .. num_own - 1``), then the halo rows grouped by the
 part that owns them. So the source ids of every block are one contiguous range. Edges are sorted by
 (part that owns the source, destination, source), so a block is a slice of every edge tensor.
+
+Modules keep results with a shard, or with a plan of its blocks, in fields of their own. A rank's
+own result is kept as it is. A result that all ranks made together is kept as
+:class:`pyg_sar.comm.agreed.Agreed`, unless it follows from the shard alone: then all ranks or none
+have it.
 """
 
 from __future__ import annotations
@@ -12,12 +17,38 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from pyg_sar.shard.kept import Kept
+T = TypeVar('T')
+
+
+class Keeps(Protocol):
+    """A shard or a plan."""
+
+    @property
+    def kept(self) -> dict[Kept[Any], Any]:
+        """By field."""
+
+
+class Kept(Generic[T]):
+    """A field, which one module makes once for its own results."""
+
+    def get(self, owner: Keeps) -> T | None:
+        """The value kept with `owner`, or None."""
+        return owner.kept.get(self)
+
+    def put(self, owner: Keeps, value: T) -> T:
+        """Keeps a value instead of the one before."""
+        owner.kept[self] = value
+        return value
+
+    def of(self, owner: Keeps, make: Callable[[], T]) -> T:
+        """The value kept with `owner`; a first one comes from `make`."""
+        value: T | None = owner.kept.get(self)
+        return self.put(owner, make()) if value is None else value
 
 
 class PartialSums(Protocol):
