@@ -10,7 +10,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.halo import with_halo
+from pyg_sar.comm.row_map import with_halo
 from pyg_sar.nn.by_destination import run_gather
 from pyg_sar.nn.covers import with_partial_sums
 from pyg_sar.nn.forward_state import state_of
