@@ -214,7 +214,7 @@ def _recurrent(folder: str) -> str:
 def _timeout(folder: str) -> str:
     import torch.distributed as dist
 
-    from pyg_sar.comm.groups import timeout_of
+    from pyg_sar.comm.connection import timeout_of
 
     dist.init_process_group('gloo', rank=0, world_size=1, store=dist.HashStore())
     return str(timeout_of(dist.group.WORLD))

@@ -22,8 +22,8 @@ from traffic import put
 import pyg_sar
 from pyg_sar import partition_graph
 from pyg_sar.comm.collectives import agree, all_reduce_sum, raise_together
+from pyg_sar.comm.connection import new_group
 from pyg_sar.comm.exchange import Exchange, GradientReturn
-from pyg_sar.comm.groups import new_group
 from pyg_sar.comm.ranks import open_lane
 from pyg_sar.comm.row_map import from_halo, with_halo
 from pyg_sar.shard.blocks import plan_of
