@@ -29,7 +29,7 @@ from torch.utils.checkpoint import _StopRecomputationError
 
 from pyg_sar.comm.comm import Comm
 from pyg_sar.comm.errors import ExchangeError, PartedError, at_location, location
-from pyg_sar.comm.reports import PATIENCE, Cause, Reports, for_operations, for_reports
+from pyg_sar.comm.faults import PATIENCE, Cause, Reports, for_operations, for_reports
 from pyg_sar.utils import hook
 
 GRACE = 2.0  # seconds in which all ranks may raise alike before the one that raised ends the group
@@ -266,7 +266,7 @@ def new_group(limit: timedelta | None) -> dist.ProcessGroup:
     of a few bytes go from host to host. With NCCL alone each of them would wait for a device: the
     current one, which need not be the one that holds the rank's rows.
 
-    :mod:`pyg_sar.comm.watch` reports a rank that is lost under NCCL. torch's own watchdog
+    :mod:`pyg_sar.comm.faults` reports a rank that is lost under NCCL. torch's own watchdog
     would end the process, and sleep for a minute at every failed transfer, for dumps that nobody
     reads. Two environment variables turn both off; torch reads them while the group is made.
     """

@@ -33,10 +33,9 @@ from pyg_sar.comm.announced import Announced
 from pyg_sar.comm.comm import Work
 from pyg_sar.comm.connection import Connection, meet, new_group, timeout_of
 from pyg_sar.comm.errors import at_location, location
-from pyg_sar.comm.reports import Cause, Reports, for_reports
+from pyg_sar.comm.faults import Cause, Reports, TransferWatch, for_reports
 from pyg_sar.comm.ring_sum import sum_as_gloo_does
 from pyg_sar.comm.shared_memory import Landing, SharedMemory, allocated, compute_first, find_shared
-from pyg_sar.comm.watch import TransferWatch
 from pyg_sar.utils.checksum import as_bytes
 
 _SHORT = 512

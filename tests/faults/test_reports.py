@@ -18,8 +18,8 @@ from ranks import run_once
 from small_graphs import attempt
 
 from pyg_sar.comm.collectives import agree
+from pyg_sar.comm.faults import Cause, Reports
 from pyg_sar.comm.ranks import current, set_timeout
-from pyg_sar.comm.reports import Cause, Reports
 
 TIMEOUT = timedelta(seconds=20)
 
