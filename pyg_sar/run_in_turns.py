@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pyg_sar.commands.command_line import Parser, checked, positive
 from pyg_sar.launch.in_turns.run import check_options, run_in_turns
-from pyg_sar.shard.file_names import META_FILE
+from pyg_sar.shard.format import META_FILE
 from pyg_sar.utils.meter import memory_size
 
 

@@ -17,7 +17,7 @@ import torch
 from pyg_sar.commands.command_line import Parser, checked, printable, run_command, text_table
 from pyg_sar.describe.verify import wrong_files
 from pyg_sar.partition.summary import PartitionSummary, summarize
-from pyg_sar.shard.file_names import type_name
+from pyg_sar.shard.format import type_name
 from pyg_sar.shard.meta import Meta, read_meta
 
 _UNEVEN = 1.25

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch_geometric.sampler.base import NumNeighbors, SubgraphType
 
-from pyg_sar.shard.file_names import EdgeKey, type_name
+from pyg_sar.shard.format import EdgeKey, type_name
 from pyg_sar.utils.meter import parse_bytes
 
 _THREAD = "batches are made by one thread of each rank (set 'prefetch' instead)"

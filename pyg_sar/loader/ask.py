@@ -19,7 +19,7 @@ from torch import Tensor
 from pyg_sar.comm.collectives import all_to_all_counts, exchange_bytes
 from pyg_sar.loader.attributes import AttributeRows, Values
 from pyg_sar.loader.graph import LocalGraph
-from pyg_sar.shard.file_names import EdgeKey, NodeKey
+from pyg_sar.shard.format import EdgeKey, NodeKey
 
 _ALIGNMENT = 16
 

@@ -19,7 +19,7 @@ from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.comm.collectives import agree, check_equal
 from pyg_sar.shard.edges import LocalEdges, ShardEdges
-from pyg_sar.shard.file_names import EdgeKey, NodeKey
+from pyg_sar.shard.format import EdgeKey, NodeKey
 from pyg_sar.shard.read_shard import of_whole
 from pyg_sar.utils.checksum import as_bytes
 from pyg_sar.utils.installed import loops

@@ -22,7 +22,7 @@ from pyg_sar.loader.rounds import Round
 from pyg_sar.loader.seeds.own import own_of
 from pyg_sar.loader.seeds.seeds import Order, SeedBatches, Seeds
 from pyg_sar.rows.from_data import as_local
-from pyg_sar.shard.file_names import EdgeKey
+from pyg_sar.shard.format import EdgeKey
 from pyg_sar.utils.log import say
 
 _logger = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from pyg_sar.loader.attributes import AttributeRows, Values
 from pyg_sar.loader.graph import LocalGraph
 from pyg_sar.loader.numbering import number
 from pyg_sar.loader.seeds.seeds import Seeds
-from pyg_sar.shard.file_names import NodeKey
+from pyg_sar.shard.format import NodeKey
 from pyg_sar.utils import hook
 from pyg_sar.utils.offload import start_of
 

@@ -26,7 +26,7 @@ from pyg_sar.comm.exchange import exchange_of
 from pyg_sar.comm.ranks import rank
 from pyg_sar.loader.attributes import AttributeRows, Values, edge_stores, ends_of, node_stores
 from pyg_sar.loader.choose import cumulated
-from pyg_sar.shard.file_names import EdgeKey, NodeKey
+from pyg_sar.shard.format import EdgeKey, NodeKey
 
 
 class Nodes:

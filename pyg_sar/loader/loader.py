@@ -35,7 +35,7 @@ from pyg_sar.loader.graph import build
 from pyg_sar.loader.seeds.own import of_all_ranks
 from pyg_sar.loader.seeds.seeds import Asked
 from pyg_sar.rows.from_data import as_local, check_not_local, gather
-from pyg_sar.shard.file_names import EdgeKey
+from pyg_sar.shard.format import EdgeKey
 from pyg_sar.utils.draws import hashed
 
 _ALIKE = (

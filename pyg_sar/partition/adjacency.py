@@ -11,7 +11,7 @@ from torch_geometric.data import Data
 from torch_geometric.typing import SparseTensor
 from torch_geometric.utils import to_edge_index, to_torch_sparse_tensor
 
-from pyg_sar.shard.adjacency_names import LAYOUT, VALUE, Kind
+from pyg_sar.shard.format import LAYOUT, VALUE, Kind
 
 _LAYOUTS = {torch.sparse_coo: 'coo', torch.sparse_csr: 'csr', torch.sparse_csc: 'csc'}
 _OF_NAME = {name: layout for layout, name in _LAYOUTS.items()}

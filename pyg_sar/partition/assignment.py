@@ -21,7 +21,7 @@ from pyg_sar.partition.neighbours import neighbours
 from pyg_sar.partition.rebalance import rebalance, refine
 from pyg_sar.partition.row_files import edge_chunks
 from pyg_sar.partition.typed import TypedGraph
-from pyg_sar.shard.file_names import NodeKey
+from pyg_sar.shard.format import NodeKey
 
 _PASSES = 10
 """Of a method that streams; more gain little: 2 to 4 % of the cut from 10 to 20."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
-from pyg_sar.shard import file_names
+from pyg_sar.shard import format as file_names
 from pyg_sar.shard.meta import listed_files
 from pyg_sar.utils.durable import put, remove_left, workshop
 

@@ -24,7 +24,7 @@ from pyg_sar.partition.metis import metis_assignment
 from pyg_sar.partition.neighbours import neighbours
 from pyg_sar.partition.row_files import edge_chunks, join_edges
 from pyg_sar.partition.typed import TypedGraph
-from pyg_sar.shard.file_names import NodeKey
+from pyg_sar.shard.format import NodeKey
 
 ROWS = 2048
 """Nodes of a sub-part, at most about."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pyg_sar.commands.command_line import printable, text_table
-from pyg_sar.shard.file_names import EdgeKey, NodeKey, type_name
+from pyg_sar.shard.format import EdgeKey, NodeKey, type_name
 from pyg_sar.shard.meta import Meta
 from pyg_sar.shard.vertex_cover import covers_pay
 

@@ -19,7 +19,7 @@ from pyg_sar.partition.attributes import count_rows, label_facts, sort_attribute
 from pyg_sar.partition.checks import check_ids, checked_edge_index
 from pyg_sar.partition.mapped import MEMORY, Scratch
 from pyg_sar.partition.row_files import edge_chunks, join_edges
-from pyg_sar.shard.file_names import EdgeKey, NodeKey, type_name
+from pyg_sar.shard.format import EdgeKey, NodeKey, type_name
 
 _LONGEST_NAME = 250
 """Bytes; files may have 255, of which the suffix takes some."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pyg_sar.shard.file_names import EdgeKey, NodeKey
+from pyg_sar.shard.format import EdgeKey, NodeKey
 from pyg_sar.shard.meta import EdgeInfo, Meta
 
 _Change = Callable[[Sequence[int]], tuple[int, ...]]

@@ -12,7 +12,7 @@ from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.planner.counts import RankSizes
 from pyg_sar.shard.edges import LocalEdges, ShardEdges
-from pyg_sar.shard.file_names import EdgeKey
+from pyg_sar.shard.format import EdgeKey
 from pyg_sar.shard.meta import EdgeInfo, Meta
 from pyg_sar.shard.read_shard import note_kinds
 from pyg_sar.shard.shard import Shard, make_steps

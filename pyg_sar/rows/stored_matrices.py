@@ -9,7 +9,7 @@ from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor
 
 from pyg_sar.rows.adjacency_tensors import tensor_of, torch_matrix
 from pyg_sar.rows.edges import EdgeIndex
-from pyg_sar.shard.adjacency_names import LAYOUT, VALUE, Kind
+from pyg_sar.shard.format import LAYOUT, VALUE, Kind
 
 
 def restore_adj_t(store: Any) -> None:

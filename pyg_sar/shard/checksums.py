@@ -9,8 +9,8 @@ import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from pyg_sar.shard.file_names import META_FILE
 from pyg_sar.shard.files import ordinary_file, own_file
+from pyg_sar.shard.format import META_FILE
 from pyg_sar.shard.meta import Meta
 
 _CHUNK = 1 << 20

@@ -9,7 +9,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from pyg_sar.shard.file_names import META_FILE
+from pyg_sar.shard.format import META_FILE
 
 _MOST_BYTES = 1 << 28
 """Of META.json: as much as some 4,000 parts need."""

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.shard.file_names import FORMAT_VERSION, META_FILE, EdgeKey, NodeKey, type_name
 from pyg_sar.shard.files import read_json
+from pyg_sar.shard.format import FORMAT_VERSION, META_FILE, EdgeKey, NodeKey, type_name
 
 _NOT_ATTRS = frozenset({'edge_index', 'n_id', 'e_id', 'num_nodes'})
 """Names that the loader adds to the attributes."""

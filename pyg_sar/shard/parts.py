@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.shard import file_names
-from pyg_sar.shard.file_names import EdgeKey, NodeKey
+from pyg_sar.shard import format as file_names
+from pyg_sar.shard.format import EdgeKey, NodeKey
 from pyg_sar.shard.meta import Meta, row_type
 from pyg_sar.shard.tensor_file import load_tensors
 

@@ -19,7 +19,7 @@ from torch_geometric.data.storage import AttrType
 from pyg_sar.shard.checksums import check_files
 from pyg_sar.shard.csr import check_block_edges
 from pyg_sar.shard.edges import LocalEdges, ShardEdges
-from pyg_sar.shard.file_names import PART_FILES, WHOLE_FILE, EdgeKey, part_dir, type_name
+from pyg_sar.shard.format import PART_FILES, WHOLE_FILE, EdgeKey, part_dir, type_name
 from pyg_sar.shard.meta import Meta, read_meta
 from pyg_sar.shard.parts import Part, Tensors, read_part, rows_of
 from pyg_sar.shard.shard import Cut, Shard, make_steps

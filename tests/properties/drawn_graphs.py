@@ -19,7 +19,7 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data, HeteroData
 
-from pyg_sar.shard.file_names import EdgeKey, NodeKey
+from pyg_sar.shard.format import EdgeKey, NodeKey
 
 MANY = int(os.environ.get('PYG_SAR_EXAMPLES', '0'))
 METHODS = ('metis', 'random', 'range', 'ldg', 'fennel', 'given', 'file')

@@ -33,7 +33,7 @@ from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.from_data import gather
 from pyg_sar.rows.sharding import Space
 from pyg_sar.shard.edges import LocalEdges, refuse_local
-from pyg_sar.shard.file_names import EdgeKey
+from pyg_sar.shard.format import EdgeKey
 
 _CPU = torch.device('cpu')
 

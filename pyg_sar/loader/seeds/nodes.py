@@ -17,7 +17,7 @@ from pyg_sar.rows.align import own_rows
 from pyg_sar.rows.from_data import gather
 from pyg_sar.rows.rows import Rows
 from pyg_sar.rows.sharding import Space
-from pyg_sar.shard.file_names import NodeKey
+from pyg_sar.shard.format import NodeKey
 
 _CPU = torch.device('cpu')
 

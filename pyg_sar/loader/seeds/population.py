@@ -17,7 +17,7 @@ from pyg_sar.comm.collectives import agree
 from pyg_sar.loader import choose
 from pyg_sar.loader.ask import Traffic, send
 from pyg_sar.loader.graph import LocalGraph
-from pyg_sar.shard.file_names import NodeKey
+from pyg_sar.shard.format import NodeKey
 from pyg_sar.utils.draws import hashed_on, unit
 
 Refuses = Callable[[Tensor, Tensor], Tensor]

@@ -15,7 +15,7 @@ from pyg_sar.partition.checks import check_ids, checked_edge_index
 from pyg_sar.partition.mapped import MEMORY, Scratch, release, tensor_of, trim
 from pyg_sar.partition.neighbours import both_ways
 from pyg_sar.partition.row_files import RowStream, edge_chunks, join_edges, smallest_and_largest
-from pyg_sar.shard.adjacency_names import LAYOUT, VALUE
+from pyg_sar.shard.format import LAYOUT, VALUE
 
 
 def add_reverse_edges(data: Data | HeteroData, scratch: Scratch = MEMORY) -> Data | HeteroData:
