@@ -11,10 +11,10 @@ from torch import Tensor
 
 from pyg_sar.describe.verify import wrong_files
 from pyg_sar.shard import format as file_names
+from pyg_sar.shard.files import load_tensors
 from pyg_sar.shard.format import EdgeKey, NodeKey
 from pyg_sar.shard.meta import Meta, read_meta
 from pyg_sar.shard.parts import Part, read_part, rows_of
-from pyg_sar.shard.tensor_file import load_tensors
 
 
 def verify_partition(root: str | Path) -> list[str]:

@@ -22,8 +22,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.checkpoint.tables import map_npy
-from pyg_sar.shard.files import is_of_system, own_file
-from pyg_sar.shard.tensor_file import check_tensors, load_plain
+from pyg_sar.shard.files import check_tensors, is_of_system, load_plain, own_file
 
 _FORMAT = 2
 _MOST_BYTES = 1 << 24  # of checkpoint.json

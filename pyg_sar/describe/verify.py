@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pyg_sar.shard.checksums import file_checksum, folder_files
-from pyg_sar.shard.files import own_file
+from pyg_sar.shard.files import file_checksum, folder_files, own_file
 from pyg_sar.shard.format import META_FILE
 from pyg_sar.shard.meta import Meta
 

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from pyg_sar.partition.method import CutOptions, Method
 from pyg_sar.partition.typed import TypedGraph
-from pyg_sar.shard.files import is_of_system
-from pyg_sar.shard.tensor_file import load_plain
+from pyg_sar.shard.files import is_of_system, load_plain
 
 
 def fill_empty_parts(assignment: Tensor, num_parts: int) -> Tensor:

@@ -18,8 +18,8 @@ from pyg_sar.partition.summary import PartitionSummary, summarize
 from pyg_sar.partition.torch_archive import save_rows
 from pyg_sar.partition.typed import TypedGraph
 from pyg_sar.shard import format as file_names
-from pyg_sar.shard.checksums import folder_checksums
 from pyg_sar.shard.csr import check_block_edges
+from pyg_sar.shard.files import folder_checksums
 from pyg_sar.shard.format import EdgeKey, NodeKey
 from pyg_sar.shard.meta import EdgeInfo, Meta, NodeInfo, meta_text, row_type
 from pyg_sar.utils.draws import hashed

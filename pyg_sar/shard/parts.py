@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from pyg_sar.shard import format as file_names
+from pyg_sar.shard.files import load_tensors
 from pyg_sar.shard.format import EdgeKey, NodeKey
 from pyg_sar.shard.meta import Meta, row_type
-from pyg_sar.shard.tensor_file import load_tensors
 
 Tensors = dict[str, Tensor]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
@@ -16,14 +16,13 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.storage import AttrType
 
-from pyg_sar.shard.checksums import check_files
 from pyg_sar.shard.csr import check_block_edges
 from pyg_sar.shard.edges import LocalEdges, ShardEdges
-from pyg_sar.shard.format import PART_FILES, WHOLE_FILE, EdgeKey, part_dir, type_name
+from pyg_sar.shard.files import file_checksum, load_tensors, own_file
+from pyg_sar.shard.format import META_FILE, PART_FILES, WHOLE_FILE, EdgeKey, part_dir, type_name
 from pyg_sar.shard.meta import Meta, read_meta
 from pyg_sar.shard.parts import Part, Tensors, read_part, rows_of
 from pyg_sar.shard.shard import Cut, Shard, make_steps
-from pyg_sar.shard.tensor_file import load_tensors
 from pyg_sar.utils.private_names import missing
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -111,6 +110,16 @@ def read_shard(
     if isinstance(data, Data):
         note_kinds(data, meta)
     return data
+
+
+def check_files(root: Path, meta: Meta, names: Iterable[str]) -> None:
+    """Compares META.json, and files that it lists by their paths, with their checksums."""
+    if not meta.is_unchanged:
+        raise ValueError(f"expected '{root / META_FILE}' as it was written (got another checksum)")
+    for name in names:
+        path = own_file(root, root / name)
+        if name in meta.checksums and file_checksum(path) != meta.checksums[name]:
+            raise ValueError(f"expected '{path}' as it was written (got another checksum)")
 
 
 def note_kinds(data: Data, meta: Meta) -> None:

@@ -25,8 +25,8 @@ from pyg_sar.partition.sources.saved import read_saved
 from pyg_sar.partition.sources.sources import load_source
 from pyg_sar.rows.from_data import as_rows_of_graph
 from pyg_sar.shard.blocks import plan_of
-from pyg_sar.shard.checksums import folder_checksums
 from pyg_sar.shard.edges import LocalEdges
+from pyg_sar.shard.files import folder_checksums
 from pyg_sar.shard.meta import signed
 from pyg_sar.shard.read_shard import read_shard
 

@@ -17,7 +17,7 @@ from pyg_sar.checkpoint.files import read_state
 from pyg_sar.checkpoint.tables import map_npy
 from pyg_sar.partition.given import _read
 from pyg_sar.partition.sources.sources import load_source
-from pyg_sar.shard.tensor_file import load_plain, load_tensors
+from pyg_sar.shard.files import load_plain, load_tensors
 
 READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     'a saved graph': ('graph.pt', load_source),

@@ -18,8 +18,7 @@ from torch_geometric.data.feature_store import TensorAttr
 from torch_geometric.data.graph_store import EdgeAttr, EdgeLayout
 
 from pyg_sar.partition.mapped import register
-from pyg_sar.shard.files import is_of_system, ordinary_file
-from pyg_sar.shard.tensor_file import load_plain, only_classes
+from pyg_sar.shard.files import is_of_system, load_plain, only_classes, ordinary_file
 
 
 def _plain_dict(*_: object) -> dict[Any, Any]:
