@@ -323,4 +323,4 @@ def test_ranks_with_other_rows_for_each_other(tmp_path: Path) -> None:
         content['pyg_sar'] |= {'fingerprint': fingerprint, 'checksums': {}}
         (folder / 'META.json').write_text(signed(content))
     outcomes = run_ranks(_load_own, 2, [str(ours), str(theirs)])
-    assert_all_raise(outcomes, 'ValueError', 'expected the same partition on all ranks', 'sends')
+    assert_all_raise(outcomes, 'ValueError', 'expected the same partition on all ranks', 'copy one')
