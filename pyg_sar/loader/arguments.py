@@ -11,7 +11,6 @@ from torch import Tensor
 from torch_geometric.sampler.base import NumNeighbors, SubgraphType
 
 from pyg_sar.shard.file_names import EdgeKey, type_name
-from pyg_sar.utils.meter import parse_bytes
 
 _THREAD = "batches are made by one thread of each rank (set 'prefetch' instead)"
 _SORTED = 'edges are sorted once, when the loader is made'
@@ -114,18 +113,6 @@ def check_kinds(values: Mapping[str, Any]) -> None:
             "temporal_strategy='last' draws nothing, so it takes neither replace=True nor a "
             f"'weight_attr' (got {values['replace']} and {values['weight_attr']!r})"
         )
-
-
-def cache_bytes(cache: Any) -> int | None:
-    """The bytes of ``'2GB'``; a ValueError for what is no size."""
-    if cache is None or (type(cache) is int and cache > 0):
-        return cache
-    if not isinstance(cache, str):
-        raise ValueError(f"'cache' must be bytes, such as '2GB', or None (got {cache!r})")
-    try:
-        return parse_bytes(cache)
-    except ValueError as error:
-        raise ValueError(f"'cache': {error}") from None
 
 
 def read_places(index: Any, count: int) -> Tensor:

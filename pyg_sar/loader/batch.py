@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -16,16 +15,12 @@ from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 from pyg_sar.comm.collectives import count_ranks
 from pyg_sar.loader.arguments import Fans
 from pyg_sar.loader.attributes import AttributeRows, edge_stores, ends_of, find, node_stores, take
-from pyg_sar.loader.cache import Cache
 from pyg_sar.loader.graph import LocalGraph
 from pyg_sar.loader.rounds import Round
 from pyg_sar.loader.seeds.own import own_of
 from pyg_sar.loader.seeds.seeds import Order, SeedBatches, Seeds
 from pyg_sar.rows.from_data import as_local
 from pyg_sar.shard.file_names import EdgeKey
-from pyg_sar.utils.log import say
-
-_logger = logging.getLogger(__name__)
 
 ROUND = 12
 """Batches that ranks sample together: so many times fewer messages."""
@@ -47,7 +42,6 @@ class Sampler:
     graph: LocalGraph
     fans: Fans
     seeds: Seeds
-    cache: Cache | None
     num_batches: int
 
     def of_places(self, places: Tensor, number: int) -> Data | HeteroData:
@@ -56,15 +50,14 @@ class Sampler:
         seed, index = own_of(places, self.seeds.index)
         seeds = replace(self.seeds, batch_size=max(places.numel(), 1), total=places.numel())
         chosen = seeds.of_batches(Order(seed, index), number, range(1))
-        return make_batch(data, Round(self.graph, find(data), self.fans, chosen, None), 0)
+        return make_batch(data, Round(self.graph, find(data), self.fans, chosen), 0)
 
     def batches(
         self, attributes: AttributeRows, epoch: Epoch, start: int, is_wanted: Callable[[], bool]
     ) -> Iterator[Data | HeteroData]:
         """Batches of an epoch from one on, while a rank wants them (collective in every round)."""
-        order, cache = self.seeds.order(epoch.order), self.cache
+        order = self.seeds.order(epoch.order)
         nothing = Order(order.seed[:0], order.in_epoch[:0])
-        before = (0, 0) if cache is None else (cache.num_read, cache.num_found)
         of_round = ROUND if self.graph.world_size > 1 else 1
         for first in range(start, self.num_batches, of_round):
             own = is_wanted()
@@ -72,16 +65,12 @@ class Sampler:
                 return
             asked = range(first, min(first + of_round, self.num_batches))
             seeds = self.seeds.of_batches(order if own else nothing, epoch.draws, asked)
-            sampled = Round(self.graph, attributes, self.fans, seeds, cache)
+            sampled = Round(self.graph, attributes, self.fans, seeds)
             data = as_local(self.data)
             for number in range(len(asked)):
                 if is_wanted():
                     yield make_batch(data, sampled, number)
             del sampled
-        if cache is not None:
-            read, hits = cache.num_read - before[0], cache.num_found - before[1]
-            text = f'epoch {epoch.number}: {hits} of {read} rows of other ranks were in the cache'
-            say(_logger, logging.INFO, text)
 
 
 class _Edges(NamedTuple):

@@ -106,7 +106,6 @@ class LinkNeighborLoader(Loader):
         shuffle: bool = False,
         drop_last: bool = False,
         seed: int | None = None,
-        cache: int | str | None = None,
         prefetch: int = 2,
         **others: Any,
     ) -> None:

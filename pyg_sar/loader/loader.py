@@ -22,7 +22,6 @@ from pyg_sar.loader.ahead import Ahead
 from pyg_sar.loader.arguments import (
     MEANINGLESS,
     Fans,
-    cache_bytes,
     check_kinds,
     fans_of,
     read_others,
@@ -30,7 +29,6 @@ from pyg_sar.loader.arguments import (
 )
 from pyg_sar.loader.attributes import check_data, edge_stores, find
 from pyg_sar.loader.batch import Epoch, Sampler
-from pyg_sar.loader.cache import Cache
 from pyg_sar.loader.graph import build
 from pyg_sar.loader.seeds.own import of_all_ranks
 from pyg_sar.loader.seeds.seeds import Asked
@@ -49,7 +47,6 @@ _ALIKE = (
     'shuffle',
     'drop_last',
     'seed',
-    'cache',
     'prefetch',
 )
 
@@ -87,7 +84,6 @@ class Loader:
             read_others(self._name, others, args)
             check_data(data, world_size(), self._name)
             check_kinds(args)
-            args['cache'] = cache_bytes(args['cache'])
             return data, fans_of(args['num_neighbors'], list(edge_stores(data)))
 
         data, num_neighbors = together(read)
@@ -109,14 +105,10 @@ class Loader:
                 f"'{next(iter(same_seeds))}' must give a batch of {args['batch_size']} seeds (got "
                 f'{seeds.total} seeds, with drop_last={args["drop_last"]})'
             )
-        of_speed = ('cache', 'prefetch')  # the batches are the same
-        self._identity = {k: v for k, v in same.items() if k not in of_speed}
+        self._identity = {k: v for k, v in same.items() if k != 'prefetch'}
         self._identity['num_batches'] = self._num_batches
         fans = Fans(num_neighbors, args['replace'], is_last, args['subgraph_type'], disjoint)
-        cache = None
-        if args['cache'] is not None and graph.world_size > 1:
-            cache = Cache(graph, rows, fans, seeds, args['cache'])
-        self._sampler = Sampler(typed, graph, fans, seeds, cache, self._num_batches)
+        self._sampler = Sampler(typed, graph, fans, seeds, self._num_batches)
         self._seed, self._shuffle = args['seed'], args['shuffle']
         self.data, self.transform = typed, args['transform']
         self.batch_size, self.drop_last = args['batch_size'], args['drop_last']
@@ -141,12 +133,9 @@ class Loader:
                 self._source = None
             epoch, at = (self._epoch, self._at) if self._is_loaded else (self._next_epoch(), 0)
             sampler, attributes = self._sampler, find(as_local(self._sampler.data))
-            is_fresh = sampler.cache is None or sampler.cache.is_fresh(attributes)
-            answers = agree(((epoch.number, at), tuple(epoch), is_fresh))
-            check_equal('epoch and batch', [start for start, _, _ in answers])
+            answers = agree(((epoch.number, at), tuple(epoch)))
+            check_equal('epoch and batch', [start for start, _ in answers])
             epoch = Epoch(*answers[0][1])  # a rank may have drawn other numbers
-            if sampler.cache is not None and not all(fresh for _, _, fresh in answers):
-                sampler.cache.fill(attributes)
             self._epoch, self._at, self._is_loaded = epoch, at, False
 
             def make(is_wanted: Callable[[], bool]) -> Iterator[Data | HeteroData]:
@@ -211,12 +200,6 @@ class Loader:
     def __getattr__(self, name: str) -> Any:
         why = f': {MEANINGLESS[name]}' if name in MEANINGLESS else ''
         raise AttributeError(f"{type(self).__name__} has no '{name}'{why}")
-
-    @property
-    def hit_rate(self) -> float:
-        """The share of rows from the cache, among rows of other ranks that batches have read."""
-        cache = self._sampler.cache
-        return 0.0 if cache is None else cache.num_found / max(cache.num_read, 1)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loader is: so many batches of its epoch have been taken.

@@ -75,8 +75,6 @@ class NeighborLoader(Loader):
         drop_last: Whether a last batch with fewer seeds is left out.
         seed: Of all random numbers; an epoch then depends on nothing else. None: every epoch takes
             numbers from torch's generator on rank 0, and has the order of PyG's loader.
-        cache: Bytes on each rank, or ``'2GB'``, for the rows of other ranks that batches read most.
-            They are fetched once, and again when an attribute has changed between epochs.
         prefetch: How many batches are made ahead, by a thread. 0: none, without a thread. Ranks in
             turn always use 0.
 
@@ -106,7 +104,6 @@ class NeighborLoader(Loader):
         shuffle: bool = False,
         drop_last: bool = False,
         seed: int | None = None,
-        cache: int | str | None = None,
         prefetch: int = 2,
         **others: Any,
     ) -> None:

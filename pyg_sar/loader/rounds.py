@@ -19,7 +19,6 @@ from pyg_sar.loader import choose
 from pyg_sar.loader.arguments import Fans
 from pyg_sar.loader.ask import Drawn, Question, ask_for_edges, ask_for_rows
 from pyg_sar.loader.attributes import AttributeRows, Values
-from pyg_sar.loader.cache import Cache
 from pyg_sar.loader.graph import LocalGraph
 from pyg_sar.loader.numbering import number
 from pyg_sar.loader.seeds.seeds import SeedBatches, offsets
@@ -36,8 +35,7 @@ class Grown:
     # Where their attributes are; see :func:`pyg_sar.loader.attributes.take`.
     row: Tensor = field(init=False)
     number_in_batch: Tensor = field(init=False)  # of each node, once its batch is built
-    # Attributes of other ranks' rows: those that are kept, and then those that were fetched.
-    came: list[Values] = field(default_factory=list)
+    came: list[Values] = field(default_factory=list)  # attributes of other ranks' rows
 
 
 @dataclass(eq=False)
@@ -75,7 +73,6 @@ class Round:
         attributes: AttributeRows,
         fans: Fans,
         seeds: SeedBatches,
-        cache: Cache | None,
     ) -> None:
         self.graph, self.attributes, self.fans, self.seeds = graph, attributes, fans, seeds
         nothing = [0] * (seeds.num_batches + 1)
@@ -91,7 +88,7 @@ class Round:
         if fans.subgraph_type == 'induced':
             self.edges = {key: Linked() for key in graph.edges}
             self._expand(fans.num_hops, dict.fromkeys(self.edges, -1), may_ask=True)
-        self._find_rows(cache)
+        self._find_rows()
 
     def _expand(self, hop: int, fan: dict[EdgeKey, int], may_ask: bool) -> None:
         is_link = hop == self.fans.num_hops
@@ -232,7 +229,7 @@ class Round:
         firsts = self.seeds.group_ptr * self.graph.nodes[src].total
         grown.cuts.append([before + at for at in torch.searchsorted(new, firsts).tolist()])
 
-    def _find_rows(self, cache: Cache | None) -> None:
+    def _find_rows(self) -> None:
         """Where every node's attributes are; fetches those of other ranks (collective)."""
         wanted = {}
         for key, grown in self.nodes.items():
@@ -242,13 +239,9 @@ class Round:
             grown.row = nodes.rows(position)
             if self.graph.world_size > 1:
                 remote = (~nodes.is_own(position)).nonzero().view(-1)
-                kept = position[:0] if cache is None else cache.position[key]
-                wanted[key], index = number(kept, position[remote])
+                wanted[key], index = number(position[:0], position[remote])
                 grown.row[remote] = -1 - index
-                if cache is not None:
-                    grown.came += cache.values[key]
-                    cache.count(index.numel(), int((index < kept.numel()).sum()))
         if self.graph.world_size > 1:
             came = ask_for_rows(self.graph, self.attributes, wanted)
             for key, grown in self.nodes.items():
-                grown.came += came[key]
+                grown.came = came[key]

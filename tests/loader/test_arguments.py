@@ -100,8 +100,6 @@ OF_NODES: Wrong = [
     ({'num_neighbors': {('a', 'to', 'b'): [2]}}, ['num_neighbors', 'a__to__b']),
     ({'batch_size': 0}, ['batch_size', '0']),
     ({'prefetch': -1}, ['prefetch', '-1']),
-    ({'cache': '2 cups'}, ['cache', '2 cups', '64GB']),
-    ({'cache': Own(10, 20)}, ['cache', '10', '20']),
     ({'subgraph_type': 'undirected'}, ['subgraph_type', 'undirected']),
     ({'temporal_strategy': 'first'}, ['temporal_strategy', 'first']),
     ({'temporal_strategy': 'last'}, ['temporal_strategy', 'time_attr']),
