@@ -37,7 +37,7 @@ def sample(
         links: Whether batches are of links, each with a negative one, instead of nodes.
     """
     data = _load(source)
-    options: dict[str, Any] = {'batch_size': batch_size, 'prefetch': 0}
+    options: dict[str, Any] = {'batch_size': batch_size}
     loader: Any = (
         _link_loader(data, fan_outs, batches * batch_size, **options)
         if links

@@ -91,7 +91,7 @@ def check_kinds(values: Mapping[str, Any]) -> None:
     for name in ('replace', 'disjoint', 'shuffle', 'drop_last'):
         if type(values[name]) is not bool:
             raise ValueError(f"'{name}' must be True or False (got {values[name]!r})")
-    for name, least in (('batch_size', 1), ('prefetch', 0), ('seed', -(2**63))):
+    for name, least in (('batch_size', 1), ('seed', -(2**63))):
         value = values[name]
         if name == 'seed' and value is None:
             continue

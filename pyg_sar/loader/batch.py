@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -36,7 +36,7 @@ class Epoch(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Sampler:
-    """All that a thread needs to make batches."""
+    """Makes the batches of this rank."""
 
     data: Data | HeteroData
     graph: LocalGraph
@@ -53,23 +53,19 @@ class Sampler:
         return make_batch(data, Round(self.graph, find(data), self.fans, chosen), 0)
 
     def batches(
-        self, attributes: AttributeRows, epoch: Epoch, start: int, is_wanted: Callable[[], bool]
+        self, attributes: AttributeRows, epoch: Epoch, start: int
     ) -> Iterator[Data | HeteroData]:
-        """Batches of an epoch from one on, while a rank wants them (collective in every round)."""
+        """Batches of an epoch from one on (collective at the first of every round)."""
         order = self.seeds.order(epoch.order)
-        nothing = Order(order.seed[:0], order.in_epoch[:0])
         of_round = ROUND if self.graph.world_size > 1 else 1
         for first in range(start, self.num_batches, of_round):
-            own = is_wanted()
-            if not count_ranks(f'sampling batch {first} of epoch {epoch.number}', own):
-                return
+            count_ranks(f'sampling batch {first} of epoch {epoch.number}', True)
             asked = range(first, min(first + of_round, self.num_batches))
-            seeds = self.seeds.of_batches(order if own else nothing, epoch.draws, asked)
+            seeds = self.seeds.of_batches(order, epoch.draws, asked)
             sampled = Round(self.graph, attributes, self.fans, seeds)
             data = as_local(self.data)
             for number in range(len(asked)):
-                if is_wanted():
-                    yield make_batch(data, sampled, number)
+                yield make_batch(data, sampled, number)
             del sampled
 
 

@@ -106,7 +106,6 @@ class LinkNeighborLoader(Loader):
         shuffle: bool = False,
         drop_last: bool = False,
         seed: int | None = None,
-        prefetch: int = 2,
         **others: Any,
     ) -> None:
         args = {k: v for k, v in locals().items() if k not in ('self', 'others', '__class__')}

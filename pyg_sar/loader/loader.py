@@ -1,4 +1,4 @@
-"""The base of all loaders of mini-batches: batches, epochs, their state, and threads.
+"""The base of all loaders of mini-batches: batches, epochs, and their state.
 
 All ranks have one list of seeds, and every epoch one order of it, as on one machine. A rank takes
 its own seeds of a batch. What is drawn follows from ids of the whole graph, and from a number of
@@ -7,7 +7,6 @@ the epoch: it depends neither on how many ranks there are, nor on who samples wh
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -17,8 +16,7 @@ from torch_geometric.sampler.base import SubgraphType
 
 from pyg_sar.comm.collectives import agree, check_equal, together
 from pyg_sar.comm.errors import in_call
-from pyg_sar.comm.ranks import open_lane, takes_turns, world_size
-from pyg_sar.loader.ahead import Ahead
+from pyg_sar.comm.ranks import left_by, world_size
 from pyg_sar.loader.arguments import (
     MEANINGLESS,
     Fans,
@@ -47,7 +45,6 @@ _ALIKE = (
     'shuffle',
     'drop_last',
     'seed',
-    'prefetch',
 )
 
 
@@ -105,21 +102,14 @@ class Loader:
                 f"'{next(iter(same_seeds))}' must give a batch of {args['batch_size']} seeds (got "
                 f'{seeds.total} seeds, with drop_last={args["drop_last"]})'
             )
-        self._identity = {k: v for k, v in same.items() if k != 'prefetch'}
-        self._identity['num_batches'] = self._num_batches
+        self._identity = {**same, 'num_batches': self._num_batches}
         fans = Fans(num_neighbors, args['replace'], is_last, args['subgraph_type'], disjoint)
         self._sampler = Sampler(typed, graph, fans, seeds, self._num_batches)
         self._seed, self._shuffle = args['seed'], args['shuffle']
         self.data, self.transform = typed, args['transform']
         self.batch_size, self.drop_last = args['batch_size'], args['drop_last']
-        self._prefetch = 0 if takes_turns() else args['prefetch']
-        self._lane = open_lane() if self._prefetch else None
-        if self._lane is not None:
-            weakref.finalize(self._sampler, self._lane.close).atexit = False
         self._epoch, self._at, self._num_calls = Epoch(-1, 0, None), 0, 0
         self._is_loaded = False
-        self._source: Ahead | None = None
-        self._iteration: Callable[[], _Iteration | None] = lambda: None
 
     def __len__(self) -> int:
         return self._num_batches
@@ -127,24 +117,22 @@ class Loader:
     def __iter__(self) -> Iterator[Data | HeteroData]:
         """Begins an epoch, or goes on with one that was loaded (collective)."""
         with in_call(self._name), torch.device('cpu'):
-            if self._source is not None:
-                self._source.leave()
-                self._source.join()
-                self._source = None
             epoch, at = (self._epoch, self._at) if self._is_loaded else (self._next_epoch(), 0)
             sampler, attributes = self._sampler, find(as_local(self._sampler.data))
-            answers = agree(((epoch.number, at), tuple(epoch)))
-            check_equal('epoch and batch', [start for start, _ in answers])
-            epoch = Epoch(*answers[0][1])  # a rank may have drawn other numbers
+            answers = agree(((epoch.number, at), self._at, tuple(epoch)))
+            check_equal('epoch and batch', [start for start, _, _ in answers])
+            check_equal('number of batches taken before', [taken for _, taken, _ in answers])
+            epoch = Epoch(*answers[0][2])  # a rank may have drawn other numbers
             self._epoch, self._at, self._is_loaded = epoch, at, False
+        return self._iterate(sampler.batches(attributes, epoch, at), epoch, at)
 
-            def make(is_wanted: Callable[[], bool]) -> Iterator[Data | HeteroData]:
-                return sampler.batches(attributes, epoch, at, is_wanted)
-
-            self._source = Ahead(make, self._prefetch, self._lane, self._name)
-        iteration = _Iteration(self, self._source)
-        self._iteration = weakref.ref(iteration)
-        return iteration
+    def _iterate(
+        self, batches: Iterator[Data | HeteroData], epoch: Epoch, at: int
+    ) -> Iterator[Data | HeteroData]:
+        for _ in range(at, self._num_batches):
+            if self._epoch is not epoch:
+                raise ValueError('expected the newest iteration of this loader (got an older one)')
+            yield self._next(batches)
 
     def _next_epoch(self) -> Epoch:
         """The numbers of an epoch; without a seed torch's DataLoader draws them so."""
@@ -155,10 +143,13 @@ class Loader:
             draws, order = hashed(self._seed, number, torch.arange(2)).tolist()
         return Epoch(number, draws, order if self._shuffle else None)
 
-    def _next(self, iteration: _Iteration, source: Ahead) -> Data | HeteroData:
-        if self._iteration() is not iteration:
-            raise ValueError('expected the newest iteration of this loader (got an older one)')
-        batch = source.next()
+    def _next(self, batches: Iterator[Data | HeteroData]) -> Data | HeteroData:
+        try:
+            with in_call(self._name), torch.device('cpu'):  # not the program's default
+                batch = next(batches)
+        except Exception as error:
+            left_by(error)
+            raise
         self._at += 1
         return batch if self.transform is None else self.transform(batch)
 
@@ -227,7 +218,6 @@ class Loader:
         self._epoch = Epoch(state['epoch'], state['draws'], state['order'])
         self._at, self._num_calls = state['batch'], state['calls']
         self._is_loaded = self._epoch.number >= 0 and self._at < len(self)
-        self._iteration = lambda: None
 
     def __repr__(self) -> str:
         return f'{self._name}()'
@@ -247,16 +237,3 @@ def _check_alike(values: dict[str, Any]) -> None:
 def _drawn() -> int:
     """A number from torch's generator."""
     return int(torch.empty((), dtype=torch.int64).random_())
-
-
-class _Iteration(Iterator[Any]):
-    """The batches of an epoch; when the last reference to it goes, its loop has been left."""
-
-    def __init__(self, loader: Loader, source: Ahead) -> None:
-        self._loader, self._source = loader, source
-
-    def __next__(self) -> Data | HeteroData:
-        return self._loader._next(self, self._source)
-
-    def __del__(self) -> None:
-        self._source.leave()

@@ -46,8 +46,7 @@ class NeighborLoader(Loader):
 
     Batches are those of one machine: `batch_size` seeds of all ranks, in their order, or in one
     order that is drawn for all. Each rank gets its own nodes among these seeds, perhaps none. All
-    ranks have the same ``len(loader)`` and must take the same number of batches; with
-    ``prefetch=0`` they must end within the same round of 12.
+    ranks have the same ``len(loader)`` and must take the same number of batches.
 
     Every ``iter(loader)`` is the next epoch. It is collective (two small all-gathers), and so is
     making a loader. Sampling takes ``4 * hops`` collectives for 12 batches.
@@ -69,14 +68,12 @@ class NeighborLoader(Loader):
         time_attr: The attribute of nodes or edges that holds their times.
         weight_attr: The attribute of edges by which they are drawn, finite and at least 0. An edge
             of weight 0 is drawn only where `num_neighbors` is -1.
-        transform: Applied to every batch, by the thread of the program.
+        transform: Applied to every batch.
         batch_size: Seeds of all ranks in a batch.
         shuffle: Whether every epoch takes the seeds in another random order.
         drop_last: Whether a last batch with fewer seeds is left out.
         seed: Of all random numbers; an epoch then depends on nothing else. None: every epoch takes
             numbers from torch's generator on rank 0, and has the order of PyG's loader.
-        prefetch: How many batches are made ahead, by a thread. 0: none, without a thread. Ranks in
-            turn always use 0.
 
     Raises:
         TypeError: For an argument of PyG's or torch's that would have no effect, unless it is their
@@ -104,7 +101,6 @@ class NeighborLoader(Loader):
         shuffle: bool = False,
         drop_last: bool = False,
         seed: int | None = None,
-        prefetch: int = 2,
         **others: Any,
     ) -> None:
         args = {k: v for k, v in locals().items() if k not in ('self', 'others', '__class__')}

@@ -26,7 +26,7 @@ from pyg_sar.comm.exchange import Exchange
 from pyg_sar.comm.gradient_return import GradientReturn
 from pyg_sar.comm.groups import new_group
 from pyg_sar.comm.halo import from_halo, with_halo
-from pyg_sar.comm.ranks import open_lane
+from pyg_sar.comm.process_group import GroupComm
 from pyg_sar.shard.blocks import plan_of
 from pyg_sar.shard.read_shard import read_shard
 
@@ -286,6 +286,7 @@ def test_no_rank_leaves_a_group_that_another_still_connects():
         return group
 
     with mock.patch('pyg_sar.comm.process_group.new_group', slow):
-        lane = open_lane()
+        comm = GroupComm()
+        comm.connect()
     assert store.check(['all are connected'])
-    lane.close()
+    comm.close()

@@ -99,7 +99,6 @@ OF_NODES: Wrong = [
     ({'num_neighbors': [2, -2]}, ['num_neighbors', '-2']),
     ({'num_neighbors': {('a', 'to', 'b'): [2]}}, ['num_neighbors', 'a__to__b']),
     ({'batch_size': 0}, ['batch_size', '0']),
-    ({'prefetch': -1}, ['prefetch', '-1']),
     ({'subgraph_type': 'undirected'}, ['subgraph_type', 'undirected']),
     ({'temporal_strategy': 'first'}, ['temporal_strategy', 'first']),
     ({'temporal_strategy': 'last'}, ['temporal_strategy', 'time_attr']),
@@ -247,10 +246,10 @@ def test_own_data_is_refused(folder: str, loader: str, size: int) -> None:
 def test_what_pyg_takes_is_taken(hetero_folder: str, folder: str) -> None:
     data = pyg_sar.load_shard(hetero_folder)
     fans = NumNeighbors({('author', 'writes', 'paper'): [3, 3]}, default=[1, 1])
-    loader = pyg_sar.NeighborLoader(data, fans, 'paper', prefetch=0, seed=0)
+    loader = pyg_sar.NeighborLoader(data, fans, 'paper', seed=0)
     text = {'__'.join(key): [1, 1] for key in data.edge_types}
     text['author__writes__paper'] = [3, 3]
-    same = pyg_sar.NeighborLoader(data, text, ('paper', None), prefetch=0, seed=0)
+    same = pyg_sar.NeighborLoader(data, text, ('paper', None), seed=0)
     assert_same([take(b) for b in loader], [take(b) for b in same])
     data = pyg_sar.load_shard(folder)
     induced = pyg_sar.NeighborLoader(data, (2,), [0, 3, 1], subgraph_type=SubgraphType.induced)
@@ -274,7 +273,7 @@ def test_transforms_run_in_the_program(folder: str) -> None:
 
 def test_attributes_are_those_of_the_epoch(folder: str) -> None:
     data = pyg_sar.load_shard(folder)
-    loader = pyg_sar.NeighborLoader(data, [2], prefetch=0)
+    loader = pyg_sar.NeighborLoader(data, [2])
     data.score = data.n_id.double().unsqueeze(1) * torch.ones(2)
     data.x = data.x * 2
     del data.pos
@@ -372,4 +371,4 @@ def test_the_state_of_other_batches_is_refused(folder: str, name: str) -> None:
     links = pyg_sar.LinkNeighborLoader(data, **given)
     for state in (made.state_dict(), links.state_dict(), {}):
         assert_all_raise([attempt(other.load_state_dict, state)], 'ValueError', 'of this one')
-    pyg_sar.NeighborLoader(data, **given, prefetch=0).load_state_dict(made.state_dict())
+    pyg_sar.NeighborLoader(data, **given).load_state_dict(made.state_dict())

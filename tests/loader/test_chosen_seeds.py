@@ -121,7 +121,7 @@ def _seeds(root: str) -> dict[str, Any]:
     given |= {'typed': (data.train_mask).nonzero().view(-1), 'typed mask': data.train_mask}
     out = {}
     for name, nodes in given.items():
-        batches = list(pyg_sar.NeighborLoader(data, [2], nodes, batch_size=2, prefetch=0))
+        batches = list(pyg_sar.NeighborLoader(data, [2], nodes, batch_size=2))
         n_id = torch.cat([b.n_id[: b.batch_size] for b in batches])
         out[name] = n_id, torch.cat([b.input_id for b in batches])
     return out

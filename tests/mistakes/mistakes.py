@@ -177,7 +177,7 @@ def only_own_rows_given(data: Any, rank: int) -> None:
 
 def mean_of_the_mean_of_a_batch(data: Any, rank: int) -> None:
     model = net()
-    for batch in pyg_sar.NeighborLoader(data, [2, 2], data.train_mask, batch_size=4, prefetch=0):
+    for batch in pyg_sar.NeighborLoader(data, [2, 2], data.train_mask, batch_size=4):
         out = model(batch.x, batch.edge_index)[: batch.batch_size]
         pyg_sar.mean_of_batches(F.cross_entropy(out, batch.y[: batch.batch_size]))
 
