@@ -115,24 +115,6 @@ def check_kinds(values: Mapping[str, Any]) -> None:
         )
 
 
-def read_places(index: Any, count: int) -> Tensor:
-    """Indices of seeds, each less than `count`, int64, from numbers or a mask."""
-    try:
-        places = torch.as_tensor(index).cpu()
-    except (TypeError, RuntimeError) as error:
-        raise ValueError(f'expected places of seeds, such as [0, 5] (got {index!r})') from error
-    if places.dtype == torch.bool and places.shape == (count,):
-        return places.nonzero().view(-1)
-    places = places.long() if not places.numel() else places
-    is_in = places.dtype == torch.int64 and places.dim() == 1
-    if not is_in or bool(((places < 0) | (places >= count)).any()):
-        raise ValueError(
-            f'expected places of the {count} seeds, each less than len(dataset) (got '
-            f'{places.tolist()})'
-        )
-    return places
-
-
 def fans_of(num_neighbors: Any, relations: list[EdgeKey]) -> dict[EdgeKey, tuple[int, ...]]:
     """The fan-outs of every relation, by hop."""
     default = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -14,11 +14,10 @@ from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
 from pyg_sar.comm.collectives import count_ranks
 from pyg_sar.loader.arguments import Fans
-from pyg_sar.loader.attributes import AttributeRows, edge_stores, ends_of, find, node_stores, take
+from pyg_sar.loader.attributes import AttributeRows, edge_stores, ends_of, node_stores, take
 from pyg_sar.loader.graph import LocalGraph
 from pyg_sar.loader.rounds import Round
-from pyg_sar.loader.seeds.own import own_of
-from pyg_sar.loader.seeds.seeds import Order, SeedBatches, Seeds
+from pyg_sar.loader.seeds.seeds import SeedBatches, Seeds
 from pyg_sar.rows.from_data import as_local
 from pyg_sar.shard.file_names import EdgeKey
 
@@ -43,14 +42,6 @@ class Sampler:
     fans: Fans
     seeds: Seeds
     num_batches: int
-
-    def of_places(self, places: Tensor, number: int) -> Data | HeteroData:
-        """One batch of seeds by their places among those of all ranks (collective)."""
-        data = as_local(self.data)
-        seed, index = own_of(places, self.seeds.index)
-        seeds = replace(self.seeds, batch_size=max(places.numel(), 1), total=places.numel())
-        chosen = seeds.of_batches(Order(seed, index), number, range(1))
-        return make_batch(data, Round(self.graph, find(data), self.fans, chosen), 0)
 
     def batches(
         self, attributes: AttributeRows, epoch: Epoch, start: int

@@ -18,19 +18,16 @@ from pyg_sar.comm.collectives import agree, check_equal, together
 from pyg_sar.comm.errors import in_call
 from pyg_sar.comm.ranks import left_by, world_size
 from pyg_sar.loader.arguments import (
-    MEANINGLESS,
     Fans,
     check_kinds,
     fans_of,
     read_others,
-    read_places,
 )
 from pyg_sar.loader.attributes import check_data, edge_stores, find
 from pyg_sar.loader.batch import Epoch, Sampler
 from pyg_sar.loader.graph import build
-from pyg_sar.loader.seeds.own import of_all_ranks
 from pyg_sar.loader.seeds.seeds import Asked
-from pyg_sar.rows.from_data import as_local, check_not_local, gather
+from pyg_sar.rows.from_data import as_local, check_not_local
 from pyg_sar.shard.file_names import EdgeKey
 from pyg_sar.utils.draws import hashed
 
@@ -108,8 +105,7 @@ class Loader:
         self._seed, self._shuffle = args['seed'], args['shuffle']
         self.data, self.transform = typed, args['transform']
         self.batch_size, self.drop_last = args['batch_size'], args['drop_last']
-        self._epoch, self._at, self._num_calls = Epoch(-1, 0, None), 0, 0
-        self._is_loaded = False
+        self._epoch, self._at, self._is_loaded = Epoch(-1, 0, None), 0, False
 
     def __len__(self) -> int:
         return self._num_batches
@@ -153,45 +149,6 @@ class Loader:
         self._at += 1
         return batch if self.transform is None else self.transform(batch)
 
-    @property
-    def dataset(self) -> range:
-        """Places of the seeds of all ranks, each 0 .. number of seeds - 1."""
-        return range(self._sampler.seeds.total)
-
-    def __call__(self, index: Any) -> Data | HeteroData:
-        """The batch of chosen seeds, as of :meth:`collate_fn`, after `transform` (collective)."""
-        batch = self.collate_fn(index)
-        return batch if self.transform is None else self.transform(batch)
-
-    def collate_fn(self, index: Any) -> Data | HeteroData:
-        """The batch of chosen seeds, in their order, before `transform` (collective).
-
-        All ranks choose the same seeds, and each gets its own ones of them. Every call draws other
-        neighbours; the epochs stay what they are.
-
-        Args:
-            index: Places in :attr:`dataset`, int64 ``[num_seeds]`` or a list, or a mask, bool
-                ``[len(dataset)]``.
-
-        Raises:
-            ValueError: On all ranks, if one chooses what is no place, or they choose other ones.
-        """
-        with in_call(self._name), torch.inference_mode(False), torch.device('cpu'):
-            sampler = self._sampler
-            whole = gather(index)
-            places = together(lambda: read_places(whole, len(self.dataset)))
-            call, self._num_calls = self._num_calls, self._num_calls + 1
-            # Epochs count from 0.
-            number = _drawn() if self._seed is None else int(hashed(self._seed, -1 - call))
-            answers = agree((call, of_all_ranks(places), number))
-            check_equal('number of calls of a loader', [call for call, _, _ in answers])
-            check_equal("'index'", [chosen for _, chosen, _ in answers])
-            return sampler.of_places(places, answers[0][2])
-
-    def __getattr__(self, name: str) -> Any:
-        why = f': {MEANINGLESS[name]}' if name in MEANINGLESS else ''
-        raise AttributeError(f"{type(self).__name__} has no '{name}'{why}")
-
     def state_dict(self) -> dict[str, Any]:
         """Where the loader is: so many batches of its epoch have been taken.
 
@@ -199,7 +156,7 @@ class Loader:
         """
         number, draws, order = self._epoch
         epoch = {'epoch': number, 'draws': draws, 'order': order}
-        return {**epoch, 'batch': self._at, 'calls': self._num_calls, **self._identity}
+        return {**epoch, 'batch': self._at, **self._identity}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Has the next ``iter(loader)`` go on from there, with the batches that were left.
@@ -216,7 +173,7 @@ class Loader:
                     f'{state.get(name)})'
                 )
         self._epoch = Epoch(state['epoch'], state['draws'], state['order'])
-        self._at, self._num_calls = state['batch'], state['calls']
+        self._at = state['batch']
         self._is_loaded = self._epoch.number >= 0 and self._at < len(self)
 
     def __repr__(self) -> str:

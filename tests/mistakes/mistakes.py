@@ -186,10 +186,6 @@ def share_of_a_rank(data: Any, rank: int) -> None:
     pyg_sar.NeighborLoader(data, [2, 2], torch.arange(20)[rank::NUM_RANKS], batch_size=4)
 
 
-def chosen_by_a_rank(data: Any, rank: int) -> None:
-    pyg_sar.NeighborLoader(data, [2, 2])(torch.arange(20)[rank::NUM_RANKS])
-
-
 def links_of_a_rank(data: Any, rank: int) -> None:
     pairs = torch.arange(24).view(2, 12)
     pyg_sar.LinkNeighborLoader(data, [2, 2], pairs[:, rank::NUM_RANKS], batch_size=4)
@@ -352,9 +348,6 @@ IN_STEP: dict[str, Mistake] = {
         share_of_a_rank,
         "expected the same 'input_nodes' on all ranks",
         'give the same on every rank',
-    ),
-    "a rank's choice of seeds": Mistake(
-        chosen_by_a_rank, "expected the same 'index' on all ranks", 'give the same on every rank'
     ),
     "a rank's share of links": Mistake(
         links_of_a_rank,
