@@ -2,52 +2,46 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
 from torch_geometric.sampler.base import NumNeighbors, SubgraphType
 
 from pyg_sar.shard.file_names import EdgeKey, type_name
+from pyg_sar.utils.log import say
 
-_THREAD = "batches are made by one thread of each rank (set 'prefetch' instead)"
-_SORTED = 'edges are sorted once, when the loader is made'
-MEANINGLESS = {
-    'num_workers': _THREAD,
-    'persistent_workers': _THREAD,
-    'prefetch_factor': _THREAD,
-    'worker_init_fn': _THREAD,
-    'multiprocessing_context': _THREAD,
-    'filter_per_worker': _THREAD,
-    'timeout': "ranks wait for each other as long as 'timeout' of DistributedDataParallel says",
-    'is_sorted': _SORTED,
-    'neighbor_sampler': 'other ranks draw as well',
+_logger = logging.getLogger(__name__)
+
+_IGNORED = {
+    'num_workers',
+    'persistent_workers',
+    'prefetch_factor',
+    'worker_init_fn',
+    'multiprocessing_context',
+    'timeout',
+    'in_order',
+    'pin_memory',
+    'pin_memory_device',
+    'filter_per_worker',
+    'is_sorted',
+}
+"""Arguments of PyG and torch that change no batch."""
+
+_ORDER = "batches are of the seeds in their order, or in one drawn by 'seed'"
+_REFUSED = {
+    'generator': "draws follow from 'seed', or from torch's own generator",
+    'sampler': _ORDER,
+    'batch_sampler': _ORDER,
+    'collate_fn': "a batch is made here (use 'transform')",
     'transform_sampler_output': "batches of all ranks' rows are made in one go (use 'transform')",
     'custom_cls': "'data' says what a batch is",
+    'dataset': 'seeds are an argument of their own',
     'input_id': 'it is the place of every seed in what is given',
-    'generator': "draws follow from 'seed', or from torch's own generator",
-    'sampler': "batches are of the seeds in their order, or in one drawn by 'seed'",
-    'batch_sampler': "batches are of the seeds in their order, or in one drawn by 'seed'",
-    'collate_fn': 'it is what the loader does',
-    'dataset': "it is 'input_nodes'",
-    'pin_memory': "rows come from where 'data' has them",
-    'pin_memory_device': "rows come from where 'data' has them",
-    'in_order': 'batches always come in order',
+    'neighbor_sampler': 'other ranks draw as well',
 }
-"""Arguments of PyG and torch, and why they would have no effect."""
-
-_DEFAULTS = {
-    'num_workers': 0,
-    'persistent_workers': False,
-    'timeout': 0,
-    'is_sorted': False,
-    'pin_memory': False,
-    'pin_memory_device': '',
-    'in_order': True,
-}
-"""Defaults of PyG and torch; None for all others."""
+"""Arguments of PyG and torch that would change batches, and why they cannot."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +61,9 @@ class Fans:
 
 
 def read_others(loader: str, others: Mapping[str, Any], args: dict[str, Any]) -> None:
-    """Puts what PyG's other arguments say into `args`; their defaults say nothing.
+    """Puts what PyG's other arguments say into `args`; logs which of them change nothing.
 
-    Raises a TypeError for one that would have no effect, and for unknown names.
+    Raises a TypeError for one that would change batches, and for unknown names.
     """
     for name, value in others.items():
         if name == 'directed':  # of PyG before 2.4
@@ -80,10 +74,14 @@ def read_others(loader: str, others: Mapping[str, Any], args: dict[str, Any]) ->
             args['neg_sampling'] = args['neg_sampling'] or (
                 {'mode': 'binary', 'amount': value} if value else None
             )
-        elif name not in MEANINGLESS:
+        elif name in _REFUSED and value is not None:
+            raise TypeError(f"'{name}' has no meaning here: {_REFUSED[name]}")
+        elif name not in _IGNORED and name not in _REFUSED:
             raise TypeError(f"{loader} has no argument '{name}'")
-        elif value is not None and value != _DEFAULTS.get(name):
-            raise TypeError(f"'{name}' has no meaning here: {MEANINGLESS[name]}")
+    ignored = [name for name, value in others.items() if name in _IGNORED and value]
+    if ignored:
+        names = ', '.join(ignored)
+        say(_logger, logging.INFO, f'{loader} makes batches in the loop: {names} change nothing')
 
 
 def check_kinds(values: Mapping[str, Any]) -> None:

@@ -77,8 +77,8 @@ class LinkNeighborLoader(Loader):
         batch_size: Links of all ranks in a batch.
 
     Raises:
-        TypeError: For an argument of PyG's or torch's that would have no effect, unless it is their
-            default.
+        TypeError: For an argument of PyG's or torch's that would change batches and cannot, such as
+            `sampler`. Options of workers are taken, and change nothing.
         ValueError: On all ranks, if an argument is wrong on one, or they differ; while it runs, if
             no pair without an edge is found and nodes have no times.
     """

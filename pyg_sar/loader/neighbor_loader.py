@@ -76,8 +76,8 @@ class NeighborLoader(Loader):
             numbers from torch's generator on rank 0, and has the order of PyG's loader.
 
     Raises:
-        TypeError: For an argument of PyG's or torch's that would have no effect, unless it is their
-            default.
+        TypeError: For an argument of PyG's or torch's that would change batches and cannot, such as
+            `sampler`. Options of workers are taken, and change nothing.
         ValueError: On all ranks, if an argument is wrong on one, or they differ.
     """
 

@@ -46,33 +46,45 @@ def roots(folder: str, hetero_folder: str) -> dict[str, str]:
     return {'one': folder, 'typed': hetero_folder}
 
 
-MEANINGLESS = [
-    'num_workers',
-    'filter_per_worker',
-    'is_sorted',
-    'pin_memory',
-    'colour',
-]
+CHANGE_BATCHES = ['generator', 'sampler', 'collate_fn', 'transform_sampler_output', 'colour']
 
 
 @pytest.mark.parametrize('loader', LOADERS)
-@pytest.mark.parametrize('name', MEANINGLESS)
-def test_arguments_without_meaning(folder: str, loader: str, name: str) -> None:
+@pytest.mark.parametrize('name', CHANGE_BATCHES)
+def test_arguments_that_would_change_batches(folder: str, loader: str, name: str) -> None:
     assert_all_raise([_make(folder, loader, {name: 1})], 'TypeError', name)
 
 
-DEFAULTS: dict[str, Any] = {
-    'num_workers': 0,
-    'persistent_workers': False,
-    'prefetch_factor': None,
-    'pin_memory': False,
-    'is_sorted': False,
-    'directed': True,
-    'filter_per_worker': None,
-    'collate_fn': None,
+DEFAULTS: dict[str, Any] = {'num_workers': 0, 'directed': True, 'collate_fn': None}
+OF_WORKERS: dict[str, Any] = {
+    'num_workers': 4,
+    'persistent_workers': True,
+    'prefetch_factor': 2,
+    'worker_init_fn': print,
+    'multiprocessing_context': 'spawn',
+    'timeout': 60,
+    'in_order': False,
+    'pin_memory': True,
+    'pin_memory_device': 'cuda',
+    'filter_per_worker': True,
+    'is_sorted': True,
 }
+
+
+@pytest.mark.parametrize('loader', LOADERS)
+def test_the_log_tells_what_changes_nothing(
+    folder: str, loader: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level('INFO', logger='pyg_sar.loader')
+    _make(folder, loader, DEFAULTS)
+    assert not caplog.messages
+    assert _make(folder, loader, OF_WORKERS) == 'no error'
+    (line,) = caplog.messages
+    assert line.endswith(f'makes batches in the loop: {", ".join(OF_WORKERS)} change nothing')
+
+
 MEANS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-    ('nodes', {**DEFAULTS, 'batch_size': 3}, {'batch_size': 3}),
+    ('nodes', {**DEFAULTS, **OF_WORKERS, 'batch_size': 3}, {'batch_size': 3}),
     ('nodes', {'directed': False}, {'subgraph_type': 'induced'}),
     ('links', {**DEFAULTS, 'neg_sampling_ratio': 0.0}, {}),
     ('links', {'neg_sampling_ratio': 2.0}, {'neg_sampling': NegativeSampling('binary', 2.0)}),
