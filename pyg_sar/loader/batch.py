@@ -13,7 +13,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
 from pyg_sar.comm.collectives import count_ranks
-from pyg_sar.loader.arguments import Fans
+from pyg_sar.loader.arguments import Options
 from pyg_sar.loader.attributes import AttributeRows, edge_stores, ends_of, node_stores, take
 from pyg_sar.loader.graph import LocalGraph
 from pyg_sar.loader.rounds import Round
@@ -39,7 +39,8 @@ class Sampler:
 
     data: Data | HeteroData
     graph: LocalGraph
-    fans: Fans
+    fans: dict[EdgeKey, tuple[int, ...]]  # how many in-edges are drawn, by hop; -1 for all
+    options: Options
     seeds: Seeds
     num_batches: int
 
@@ -53,7 +54,7 @@ class Sampler:
             count_ranks(f'sampling batch {first} of epoch {epoch.number}', True)
             asked = range(first, min(first + of_round, self.num_batches))
             seeds = self.seeds.of_batches(order, epoch.draws, asked)
-            sampled = Round(self.graph, attributes, self.fans, seeds)
+            sampled = Round(self.graph, attributes, self.fans, self.options, seeds)
             data = as_local(self.data)
             for number in range(len(asked)):
                 yield make_batch(data, sampled, number)
@@ -73,7 +74,7 @@ def make_batch(data: Data | HeteroData, sampled: Round, number: int) -> Data | H
 
     What `data` has beside attributes of nodes and edges is in every batch as it is.
     """
-    kind, attributes, out = sampled.fans.subgraph_type, sampled.attributes, copy.copy(data)
+    kind, attributes, out = sampled.options.subgraph_type, sampled.attributes, copy.copy(data)
 
     def put(store: Any, name: str, rows: Tensor) -> None:
         """Rows in the dimension in which PyG joins the attribute."""

@@ -7,22 +7,16 @@ the epoch: it depends neither on how many ranks there are, nor on who samples wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch_geometric.data import Data, HeteroData
-from torch_geometric.sampler.base import SubgraphType
 
 from pyg_sar.comm.collectives import agree, check_equal, together
 from pyg_sar.comm.errors import in_call
 from pyg_sar.comm.ranks import left_by, world_size
-from pyg_sar.loader.arguments import (
-    Fans,
-    check_kinds,
-    fans_of,
-    read_others,
-)
+from pyg_sar.loader.arguments import Options, fans_of, read_options
 from pyg_sar.loader.attributes import check_data, edge_stores, find
 from pyg_sar.loader.batch import Epoch, Sampler
 from pyg_sar.loader.graph import build
@@ -31,27 +25,9 @@ from pyg_sar.rows.from_data import as_local, check_not_local
 from pyg_sar.shard.file_names import EdgeKey
 from pyg_sar.utils.draws import hashed
 
-_ALIKE = (
-    'replace',
-    'subgraph_type',
-    'disjoint',
-    'temporal_strategy',
-    'time_attr',
-    'weight_attr',
-    'batch_size',
-    'shuffle',
-    'drop_last',
-    'seed',
-)
-
-
-_OF_SEEDS = ('input_nodes', 'input_time', 'edge_label_index', 'edge_label', 'edge_label_time')
-
 
 class Loader:
     """Mini-batches of a cut graph: an iterable.
-
-    A subclass names its arguments, and reads those of seeds in ``_read``.
 
     Attributes:
         data: The argument of this name.
@@ -60,52 +36,44 @@ class Loader:
         drop_last: The argument of this name.
     """
 
-    _read: Callable[[Data | HeteroData, Mapping[str, Any]], Asked]
-
-    def __init__(self, args: dict[str, Any], others: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        typed: Data | HeteroData,
+        num_neighbors: Any,
+        of_seeds: dict[str, Any],
+        read_seeds: Callable[..., Asked],
+        given: dict[str, Any],
+    ) -> None:
+        """Reads the arguments (collective); `read_seeds` those of seeds."""
         self._name = type(self).__name__
         with in_call(self._name), torch.inference_mode(False), torch.device('cpu'):
-            self._make(args, others)
 
-    def _make(self, args: dict[str, Any], others: dict[str, Any]) -> None:
-        if isinstance(args['subgraph_type'], SubgraphType):
-            args['subgraph_type'] = args['subgraph_type'].value
-        typed = args['data']
+            def read() -> tuple[Data | HeteroData, Options, dict[EdgeKey, tuple[int, ...]]]:
+                check_not_local(self._name, typed)
+                data = as_local(typed)
+                options = read_options(self._name, given)
+                check_data(data, world_size(), self._name)
+                return data, options, fans_of(num_neighbors, list(edge_stores(data)))
 
-        def read() -> tuple[Any, dict[EdgeKey, tuple[int, ...]]]:
-            check_not_local(self._name, typed)
-            data = as_local(typed)
-            read_others(self._name, others, args)
-            check_data(data, world_size(), self._name)
-            check_kinds(args)
-            return data, fans_of(args['num_neighbors'], list(edge_stores(data)))
-
-        data, num_neighbors = together(read)
-        same = {name: args[name] for name in _ALIKE}
-        same['num_neighbors'] = list(num_neighbors.items())
-        kinds = {name: _kind_of(args[name]) for name in _OF_SEEDS if name in args}
-        _check_alike({**same, **kinds})
-        same_seeds, make_seeds = together(lambda: self._read(typed, args))
-        _check_alike(same_seeds)
-        same |= same_seeds
-        disjoint = args['disjoint'] or args['time_attr'] is not None
-        is_last = args['temporal_strategy'] == 'last'
-        rows = find(data)
-        graph = build(data, rows, args['time_attr'], args['weight_attr'], replace=args['replace'])
-        seeds = make_seeds(graph, disjoint)
-        self._num_batches = seeds.num_batches(args['drop_last'])
-        if not self._num_batches:
-            raise ValueError(
-                f"'{next(iter(same_seeds))}' must give a batch of {args['batch_size']} seeds (got "
-                f'{seeds.total} seeds, with drop_last={args["drop_last"]})'
-            )
-        self._identity = {**same, 'num_batches': self._num_batches}
-        fans = Fans(num_neighbors, args['replace'], is_last, args['subgraph_type'], disjoint)
-        self._sampler = Sampler(typed, graph, fans, seeds, self._num_batches)
-        self._seed, self._shuffle = args['seed'], args['shuffle']
-        self.data, self.transform = typed, args['transform']
-        self.batch_size, self.drop_last = args['batch_size'], args['drop_last']
-        self._epoch, self._at, self._is_loaded = Epoch(-1, 0, None), 0, False
+            data, options, fans = together(read)
+            same = {**options.of_batches, 'num_neighbors': list(fans.items())}
+            kinds = {name: None if v is None else type(v).__name__ for name, v in of_seeds.items()}
+            _check_alike({**same, **kinds})
+            same_seeds, make_seeds = together(lambda: read_seeds(typed, options, **of_seeds))
+            _check_alike(same_seeds)
+            graph = build(data, find(data), options)
+            seeds = make_seeds(graph)
+            self._num_batches = seeds.num_batches(options.drop_last)
+            if not self._num_batches:
+                raise ValueError(
+                    f"'{next(iter(same_seeds))}' must give a batch of {options.batch_size} seeds "
+                    f'(got {seeds.total} seeds, with drop_last={options.drop_last})'
+                )
+            self._identity = {**same, **same_seeds, 'num_batches': self._num_batches}
+            self._sampler = Sampler(typed, graph, fans, options, seeds, self._num_batches)
+            self._options, self.data, self.transform = options, typed, options.transform
+            self.batch_size, self.drop_last = options.batch_size, options.drop_last
+            self._epoch, self._at, self._is_loaded = Epoch(-1, 0, None), 0, False
 
     def __len__(self) -> int:
         return self._num_batches
@@ -133,11 +101,12 @@ class Loader:
     def _next_epoch(self) -> Epoch:
         """The numbers of an epoch; without a seed torch's DataLoader draws them so."""
         number = self._epoch.number + 1
-        if self._seed is None:
-            draws, order = _drawn(), _drawn() if self._shuffle else None
+        seed, shuffle = self._options.seed, self._options.shuffle
+        if seed is None:
+            draws, order = _drawn(), _drawn() if shuffle else None
         else:
-            draws, order = hashed(self._seed, number, torch.arange(2)).tolist()
-        return Epoch(number, draws, order if self._shuffle else None)
+            draws, order = hashed(seed, number, torch.arange(2)).tolist()
+        return Epoch(number, draws, order if shuffle else None)
 
     def _next(self, batches: Iterator[Data | HeteroData]) -> Data | HeteroData:
         try:
@@ -178,10 +147,6 @@ class Loader:
 
     def __repr__(self) -> str:
         return f'{self._name}()'
-
-
-def _kind_of(value: Any) -> str | None:
-    return None if value is None else type(value).__name__
 
 
 def _check_alike(values: dict[str, Any]) -> None:

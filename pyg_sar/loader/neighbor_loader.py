@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
@@ -51,6 +50,8 @@ class NeighborLoader(Loader):
     Every ``iter(loader)`` is the next epoch. It is collective (two small all-gathers), and so is
     making a loader. Sampling takes ``4 * hops`` collectives for 12 batches.
 
+    Arguments from `replace` on are given by name.
+
     Args:
         data: That of :func:`pyg_sar.load_shard`.
         num_neighbors: How many in-edges of a node to draw, by hop; -1 for all. A dict by relation
@@ -81,27 +82,13 @@ class NeighborLoader(Loader):
         ValueError: On all ranks, if an argument is wrong on one, or they differ.
     """
 
-    _read = staticmethod(read_nodes)
-
     def __init__(
         self,
         data: Data | HeteroData,
         num_neighbors: Any,
         input_nodes: Any = None,
         input_time: Tensor | None = None,
-        replace: bool = False,
-        subgraph_type: Literal['directional', 'bidirectional', 'induced'] = 'directional',
-        disjoint: bool = False,
-        temporal_strategy: Literal['uniform', 'last'] = 'uniform',
-        time_attr: str | None = None,
-        weight_attr: str | None = None,
-        transform: Callable[[Any], Any] | None = None,
-        *,
-        batch_size: int = 1,
-        shuffle: bool = False,
-        drop_last: bool = False,
-        seed: int | None = None,
-        **others: Any,
+        **options: Any,
     ) -> None:
-        args = {k: v for k, v in locals().items() if k not in ('self', 'others', '__class__')}
-        super().__init__(args, others)
+        of_seeds = {'input_nodes': input_nodes, 'input_time': input_time}
+        super().__init__(data, num_neighbors, of_seeds, read_nodes, options)
