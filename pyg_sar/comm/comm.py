@@ -115,7 +115,7 @@ class Comm:
         """
 
     def fail(self, error: BaseException) -> None:
-        """Ends the exchanges because of an exception of this rank's own, or of a lane's."""
+        """Ends the exchanges because of an exception of this rank's own."""
 
     def set_timeout(self, timeout: timedelta | None) -> None:
         """How long the ranks wait for a silent one from now on; None leaves it as it is."""

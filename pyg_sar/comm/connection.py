@@ -21,7 +21,6 @@ from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from typing import Any
 from unittest import mock
-from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -40,8 +39,6 @@ class Connection(Comm):
 
     Attributes:
         error: Why it has ended, or None.
-        main: Of a lane the connection that it ends with; else None.
-        lanes: Connections of other threads of this process, which end with this one.
         reports: The reports of the ranks that have ended.
         seconds: How long a silent rank is waited for.
     """
@@ -49,11 +46,9 @@ class Connection(Comm):
     reports: Reports
     seconds = float('inf')
 
-    def __init__(self, main: Connection | None) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.error: ExchangeError | None = None
-        self.main = main
-        self.lanes: WeakSet[Connection] = WeakSet()
         self._num_operations = self._num_raised = 0
         self._inside: threading.Thread | None = None  # that is in an operation
         self._verdict: threading.Thread | None = None  # finds out whether and why this one ends
@@ -89,9 +84,7 @@ class Connection(Comm):
         torch.autograd.set_multithreading_enabled(False)
         if self._process != os.getpid():
             self.refuse_process(operation)
-        # The program does not wait for operations of a lane.
-        is_noted = hook.watchers and self.main is None
-        with hook.in_operation(operation, peer, is_wait) if is_noted else nullcontext():
+        with hook.in_operation(operation, peer, is_wait) if hook.watchers else nullcontext():
             if self.group is None or self._verdict is not None:
                 self.check(operation)
             before, self._inside = self._inside, threading.current_thread()
@@ -187,21 +180,17 @@ class Connection(Comm):
         """Ends the group because of an exception of this rank's own, and reports it."""
         if self.error is not None or self.group is None:
             return
-        if isinstance(error, ExchangeError):  # of a lane, which has reported why
-            self.end(error)
-            return
         cause = cause or _failure(error)
         self.reports.write(cause)
         self.end(ExchangeError(self.rank, self.rank, 'an exception', '', cause.failure or ''))
 
     def end(self, error: ExchangeError) -> None:
-        """Closes the connections of this thread and of all lanes, after the report."""
-        for connection in (self, *self.lanes):
-            connection.error = connection.error or error
-            for swap in connection.travelling:
-                swap.works = []  # they keep connections open
-            connection.travelling.clear()
-            connection.close()
+        """Closes the connections, after the report."""
+        self.error = self.error or error
+        for swap in self.travelling:
+            swap.works = []  # they keep connections open
+        self.travelling.clear()
+        self.close()
 
     def close(self) -> None:
         """Closes the connections; an operation of another thread holds them until it is done."""

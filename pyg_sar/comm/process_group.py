@@ -48,37 +48,29 @@ _numbers = itertools.count()
 
 
 class GroupComm(Connection):
-    """A rank of the default process group; connected at the first use (collective).
-
-    A lane has `main`, the comm of the program: operations of a lane, which belong to one more
-    thread of every rank, never meet those of the program.
-    """
+    """A rank of the default process group; connected at the first use (collective)."""
 
     summed_bytes = 8 * (_WORDS - 2)
 
-    def __init__(self, main: GroupComm | None = None) -> None:
-        super().__init__(main)
+    def __init__(self) -> None:
+        super().__init__()
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.world = weakref.ref(dist.group.WORLD)
-        self.timeout: timedelta | None = None if main is None else main.timeout
+        self.timeout: timedelta | None = None
         self._devices: set[torch.device] = set()
         self._watch: TransferWatch | None = None
         self._announced = Announced()
-        self._shared: SharedMemory = SharedMemory() if main is None else main._shared.of_lane()
-        if main is not None:
-            self.reports, self.debug = main.reports, main.debug
-            main.lanes.add(self)
+        self._shared = SharedMemory()
 
     def connect(self) -> None:
         """Makes the group."""
         limit = self.timeout or timeout_of(dist.group.WORLD)
         self.seconds = limit.total_seconds() if limit is not None else float('inf')
-        main = self if self.main is None else self.main
-        if main is self and self.group is None:
+        if self.group is None:
             store = dist.distributed_c10d._get_default_store()
             self.reports = Reports(store, f'pyg_sar/{next(_numbers)}', self.rank, self.size)
         try:
-            meet(main.group)
+            meet(self.group)
             self.group = new_group(limit)
             # A rank that closed it now would end those that are still connecting.
             meet(self.group)
@@ -86,10 +78,9 @@ class GroupComm(Connection):
             types: Sequence[torch.device] = self.group._device_types
             if types and self._small not in types:
                 self._small = types[0]
-            if main is self:
-                self._shared = find_shared(
-                    self.rank, lambda own: self.all_gather(own.to(self._small)).cpu(), self.seconds
-                )
+            self._shared = find_shared(
+                self.rank, lambda own: self.all_gather(own.to(self._small)).cpu(), self.seconds
+            )
             if self._shared.pids:
                 compute_first()
         except RuntimeError as error:

@@ -18,7 +18,7 @@ from pyg_sar.comm.process_group import GroupComm
 from pyg_sar.utils.scoped import Scoped
 
 chosen: Scoped[Comm | None] = Scoped(None)
-"""The comm that is set for a thread: that of a rank which is a thread, or a lane."""
+"""The comm that is set for a thread: that of a rank which is a thread."""
 
 _ALONE = Comm()
 _owners: Any = WeakIdKeyDictionary()
@@ -123,21 +123,6 @@ def set_debug(debug: bool | None) -> None:
     """Whether ranks compare their programs before every operation from now on; None: as it is."""
     if debug is not None and is_distributed():
         current().debug = debug
-
-
-def open_lane() -> GroupComm | None:
-    """A comm for one more thread of every rank, which :attr:`chosen` is then (collective).
-
-    Operations of a lane never meet those of the program, whatever their order. It ends when the
-    program's comm does. None where there is one rank, or ranks are threads.
-    """
-    main = current()
-    if main.size == 1 or not isinstance(main, GroupComm):
-        return None
-    main.check('an exchange')
-    lane = GroupComm(main)
-    lane.check('an exchange')
-    return lane
 
 
 def _let_go() -> None:

@@ -84,16 +84,12 @@ class SharedMemory:
     """
 
     def __init__(self, pids: dict[int, int] | None = None, seconds: float = 0.0) -> None:
-        self.pids, self._seconds = pids or {}, seconds
+        self.pids = pids or {}
         # They stay until they are read, whoever has made them.
         self._sent: list[Segment] = []
         self._spare: list[Tensor] = []
         if self.pids:
             Finalize(None, _await_readers, (self._sent, seconds), exitpriority=0)
-
-    def of_lane(self) -> SharedMemory:
-        """That of one more thread of this rank."""
-        return SharedMemory(self.pids, self._seconds)
 
     def send(self, tensors: Sequence[Tensor], rank: int) -> Tensor:
         """Lets a rank read contiguous tensors; returns the message for it, int64 ``[count, 4]``.

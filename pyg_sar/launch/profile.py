@@ -40,8 +40,6 @@ def profile(model: torch.nn.Module) -> Profile:
     - **memory** on a CPU is the highest resident memory of the process during a layer's passes
       (Linux only). It is reset for each pass; other readers of VmHWM see that. For ranks in turn it
       is that of the rank's own turns. On a GPU it is ``torch.cuda.max_memory_allocated``.
-    - **cache of batches** is there if a loader with a `cache` made batches meanwhile: how many rows
-      of other ranks these read, and how many of them were in the cache.
     - On a GPU the host waits for the GPU at both ends of every pass and operation. So times are
       right, and the epoch takes longer.
 
@@ -158,10 +156,6 @@ def _table(summaries: Sequence[Summary], *, of_all: bool) -> str:
         f'memory{remark}',
         text_table(rows, len(rows[0]) - len(_COUNTS)),
     ]
-    read, hits = sum(s.cache_reads for s in summaries), sum(s.cache_hits for s in summaries)
-    if read:
-        rate = f'{hits:,} of {read:,} rows of other ranks, {hits / read:.0%}'
-        lines.append(f'cache of batches: {rate}')
     return '\n'.join(lines)
 
 

@@ -35,7 +35,7 @@ class Recording(Meter):
     recorded: Summary | None = None
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self._outside, self._cache_reads, self._cache_hits = Counts(), 0, 0
+        self._outside = Counts()
         super().__init__(self._outside)
         self._model = model
         convs = ((n, m) for n, m in model.named_modules() if isinstance(m, SARConv))
@@ -87,14 +87,7 @@ class Recording(Meter):
             outside=self._outside,
             start_bytes=self._start_bytes,
             memory=self._memory.name,
-            cache_reads=self._cache_reads,
-            cache_hits=self._cache_hits,
         )
-
-    def looked_up(self, num_rows: int, num_hits: int) -> None:
-        """Counts rows that were looked up in a cache."""
-        self._cache_reads += num_rows
-        self._cache_hits += num_hits
 
     def clock(self) -> float:
         """Seconds; on a GPU after its work is done."""

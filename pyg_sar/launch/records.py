@@ -43,8 +43,6 @@ class Summary:
         outside: What happened outside of these layers: norms, losses, linear layers, the optimizer.
         start_bytes: Memory in use at the beginning; None where it is not known.
         memory: What memory is: ``'resident'`` of the process, or ``'CUDA allocated'``.
-        cache_reads: Rows of other ranks that sampled batches have read by a loader with a cache.
-        cache_hits: How many of these were in the cache.
     """
 
     rank: int
@@ -54,8 +52,6 @@ class Summary:
     outside: Counts
     start_bytes: int | None
     memory: str
-    cache_reads: int = 0
-    cache_hits: int = 0
 
     @property
     def outside_share(self) -> float:

@@ -2,148 +2,131 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
-import torch
-from torch import Tensor
 from torch_geometric.sampler.base import NumNeighbors, SubgraphType
 
 from pyg_sar.shard.format import EdgeKey, type_name
-from pyg_sar.utils.meter import parse_bytes
+from pyg_sar.utils.log import say
 
-_THREAD = "batches are made by one thread of each rank (set 'prefetch' instead)"
-_SORTED = 'edges are sorted once, when the loader is made'
-MEANINGLESS = {
-    'num_workers': _THREAD,
-    'persistent_workers': _THREAD,
-    'prefetch_factor': _THREAD,
-    'worker_init_fn': _THREAD,
-    'multiprocessing_context': _THREAD,
-    'filter_per_worker': _THREAD,
-    'timeout': "ranks wait for each other as long as 'timeout' of DistributedDataParallel says",
-    'is_sorted': _SORTED,
-    'neighbor_sampler': 'other ranks draw as well',
+_logger = logging.getLogger(__name__)
+
+_IGNORED = {
+    'num_workers',
+    'persistent_workers',
+    'prefetch_factor',
+    'worker_init_fn',
+    'multiprocessing_context',
+    'timeout',
+    'in_order',
+    'pin_memory',
+    'pin_memory_device',
+    'filter_per_worker',
+    'is_sorted',
+}
+"""Arguments of PyG and torch that change no batch."""
+
+_ORDER = "batches are of the seeds in their order, or in one drawn by 'seed'"
+_REFUSED = {
+    'generator': "draws follow from 'seed', or from torch's own generator",
+    'sampler': _ORDER,
+    'batch_sampler': _ORDER,
+    'collate_fn': "a batch is made here (use 'transform')",
     'transform_sampler_output': "batches of all ranks' rows are made in one go (use 'transform')",
     'custom_cls': "'data' says what a batch is",
+    'dataset': 'seeds are an argument of their own',
     'input_id': 'it is the place of every seed in what is given',
-    'generator': "draws follow from 'seed', or from torch's own generator",
-    'sampler': "batches are of the seeds in their order, or in one drawn by 'seed'",
-    'batch_sampler': "batches are of the seeds in their order, or in one drawn by 'seed'",
-    'collate_fn': 'it is what the loader does',
-    'dataset': "it is 'input_nodes'",
-    'pin_memory': "rows come from where 'data' has them",
-    'pin_memory_device': "rows come from where 'data' has them",
-    'in_order': 'batches always come in order',
+    'neighbor_sampler': 'other ranks draw as well',
 }
-"""Arguments of PyG and torch, and why they would have no effect."""
-
-_DEFAULTS = {
-    'num_workers': 0,
-    'persistent_workers': False,
-    'timeout': 0,
-    'is_sorted': False,
-    'pin_memory': False,
-    'pin_memory_device': '',
-    'in_order': True,
-}
-"""Defaults of PyG and torch; None for all others."""
+"""Arguments of PyG and torch that would change batches, and why they cannot."""
 
 
 @dataclass(frozen=True)
-class Fans:
-    """How in-edges are drawn."""
+class Options:
+    """What loaders of nodes and of links take alike; see :class:`pyg_sar.NeighborLoader`.
 
-    num_neighbors: dict[EdgeKey, tuple[int, ...]]  # of every relation, by hop; -1 for all
-    replace: bool  # whether with replacement
-    is_last: bool  # whether the latest are taken
-    subgraph_type: str  # as PyG's: 'induced' has all edges between the nodes of a batch
-    disjoint: bool  # whether every seed has a tree of its own
+    Raises ValueError for values that are not of their kind.
+    """
+
+    replace: bool = False
+    subgraph_type: str = 'directional'
+    disjoint: bool = False
+    temporal_strategy: str = 'uniform'
+    time_attr: str | None = None
+    weight_attr: str | None = None
+    transform: Callable[[Any], Any] | None = None
+    batch_size: int = 1
+    shuffle: bool = False
+    drop_last: bool = False
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ('replace', 'disjoint', 'shuffle', 'drop_last'):
+            self._check(name, type(getattr(self, name)) is bool, 'True or False')
+        self._check('batch_size', _is_int(self.batch_size, 1), 'an int of at least 1')
+        is_seed = self.seed is None or _is_int(self.seed, -(2**63))
+        self._check('seed', is_seed, f'an int of at least {-(2**63)}')
+        kinds = tuple(kind.value for kind in SubgraphType)
+        self._check('subgraph_type', self.subgraph_type in kinds, f'one of {kinds}')
+        strategies = ('uniform', 'last')
+        is_one = self.temporal_strategy in strategies
+        self._check('temporal_strategy', is_one, f'one of {strategies}')
+        self._check('transform', self.transform is None or callable(self.transform), 'a function')
+        if self.is_last and self.time_attr is None:
+            raise ValueError("temporal_strategy='last' needs a 'time_attr' (got None)")
+        if self.is_last and (self.replace or self.weight_attr is not None):
+            raise ValueError(
+                "temporal_strategy='last' draws nothing, so it takes neither replace=True nor a "
+                f"'weight_attr' (got {self.replace} and {self.weight_attr!r})"
+            )
+
+    def _check(self, name: str, is_right: bool, kind: str) -> None:
+        if not is_right:
+            raise ValueError(f"'{name}' must be {kind} (got {getattr(self, name)!r})")
 
     @property
-    def num_hops(self) -> int:
-        """The number of hops from the seeds."""
-        return len(next(iter(self.num_neighbors.values())))
+    def is_last(self) -> bool:
+        """Whether the latest edges are taken."""
+        return self.temporal_strategy == 'last'
+
+    @property
+    def has_trees(self) -> bool:
+        """Whether every seed has a tree of its own."""
+        return self.disjoint or self.time_attr is not None
+
+    @property
+    def of_batches(self) -> dict[str, Any]:
+        """The options that must be equal on all ranks."""
+        return {name: value for name, value in vars(self).items() if name != 'transform'}
 
 
-def read_others(loader: str, others: Mapping[str, Any], args: dict[str, Any]) -> None:
-    """Puts what PyG's other arguments say into `args`; their defaults say nothing.
+def _is_int(value: object, least: int) -> bool:
+    return type(value) is int and least <= value < 2**63
 
-    Raises a TypeError for one that would have no effect, and for unknown names.
+
+def read_options(loader: str, given: Mapping[str, Any]) -> Options:
+    """The options of a loader; logs which of PyG's change nothing.
+
+    Raises a TypeError for one that would change batches, and for unknown names.
     """
-    for name, value in others.items():
-        if name == 'directed':  # of PyG before 2.4
-            args['subgraph_type'] = args['subgraph_type'] if value else 'induced'
-        elif name == 'neg_sampling_ratio' and 'neg_sampling' in args:
-            if value and args['neg_sampling'] is not None:
-                raise TypeError(f"'{name}' and 'neg_sampling' cannot both be given (got {value})")
-            args['neg_sampling'] = args['neg_sampling'] or (
-                {'mode': 'binary', 'amount': value} if value else None
-            )
-        elif name not in MEANINGLESS:
+    own, names = {}, [field.name for field in fields(Options)]
+    for name, value in given.items():
+        if name in names:
+            own[name] = value.value if isinstance(value, SubgraphType) else value
+        elif name == 'directed':  # of PyG before 2.4
+            own |= {} if value else {'subgraph_type': 'induced'}
+        elif name in _REFUSED and value is not None:
+            raise TypeError(f"'{name}' has no meaning here: {_REFUSED[name]}")
+        elif name not in _IGNORED and name not in _REFUSED:
             raise TypeError(f"{loader} has no argument '{name}'")
-        elif value is not None and value != _DEFAULTS.get(name):
-            raise TypeError(f"'{name}' has no meaning here: {MEANINGLESS[name]}")
-
-
-def check_kinds(values: Mapping[str, Any]) -> None:
-    """Raises a ValueError for options that are not of their kind."""
-    for name in ('replace', 'disjoint', 'shuffle', 'drop_last'):
-        if type(values[name]) is not bool:
-            raise ValueError(f"'{name}' must be True or False (got {values[name]!r})")
-    for name, least in (('batch_size', 1), ('prefetch', 0), ('seed', -(2**63))):
-        value = values[name]
-        if name == 'seed' and value is None:
-            continue
-        if type(value) is not int or not least <= value < 2**63:
-            raise ValueError(f"'{name}' must be an int of at least {least} (got {value!r})")
-    for name, choices in (
-        ('subgraph_type', tuple(kind.value for kind in SubgraphType)),
-        ('temporal_strategy', ('uniform', 'last')),
-    ):
-        if values[name] not in choices:
-            raise ValueError(f"'{name}' must be one of {choices} (got {values[name]!r})")
-    if values['transform'] is not None and not callable(values['transform']):
-        raise ValueError(f"'transform' must be a function (got {values['transform']!r})")
-    has_time, is_last = values['time_attr'] is not None, values['temporal_strategy'] == 'last'
-    if is_last and not has_time:
-        raise ValueError("temporal_strategy='last' needs a 'time_attr' (got None)")
-    if is_last and (values['replace'] or values['weight_attr'] is not None):
-        raise ValueError(
-            "temporal_strategy='last' draws nothing, so it takes neither replace=True nor a "
-            f"'weight_attr' (got {values['replace']} and {values['weight_attr']!r})"
-        )
-
-
-def cache_bytes(cache: Any) -> int | None:
-    """The bytes of ``'2GB'``; a ValueError for what is no size."""
-    if cache is None or (type(cache) is int and cache > 0):
-        return cache
-    if not isinstance(cache, str):
-        raise ValueError(f"'cache' must be bytes, such as '2GB', or None (got {cache!r})")
-    try:
-        return parse_bytes(cache)
-    except ValueError as error:
-        raise ValueError(f"'cache': {error}") from None
-
-
-def read_places(index: Any, count: int) -> Tensor:
-    """Indices of seeds, each less than `count`, int64, from numbers or a mask."""
-    try:
-        places = torch.as_tensor(index).cpu()
-    except (TypeError, RuntimeError) as error:
-        raise ValueError(f'expected places of seeds, such as [0, 5] (got {index!r})') from error
-    if places.dtype == torch.bool and places.shape == (count,):
-        return places.nonzero().view(-1)
-    places = places.long() if not places.numel() else places
-    is_in = places.dtype == torch.int64 and places.dim() == 1
-    if not is_in or bool(((places < 0) | (places >= count)).any()):
-        raise ValueError(
-            f'expected places of the {count} seeds, each less than len(dataset) (got '
-            f'{places.tolist()})'
-        )
-    return places
+    ignored = [name for name, value in given.items() if name in _IGNORED and value]
+    if ignored:
+        words = ', '.join(ignored)
+        say(_logger, logging.INFO, f'{loader} makes batches in the loop: {words} change nothing')
+    return Options(**own)
 
 
 def fans_of(num_neighbors: Any, relations: list[EdgeKey]) -> dict[EdgeKey, tuple[int, ...]]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-import logging
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -14,18 +13,13 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
 from pyg_sar.comm.collectives import count_ranks
-from pyg_sar.loader.arguments import Fans
-from pyg_sar.loader.attributes import AttributeRows, edge_stores, ends_of, find, node_stores, take
-from pyg_sar.loader.cache import Cache
+from pyg_sar.loader.arguments import Options
+from pyg_sar.loader.attributes import AttributeRows, edge_stores, ends_of, node_stores, take
 from pyg_sar.loader.graph import LocalGraph
 from pyg_sar.loader.rounds import Round
-from pyg_sar.loader.seeds.own import own_of
-from pyg_sar.loader.seeds.seeds import Order, SeedBatches, Seeds
+from pyg_sar.loader.seeds.seeds import SeedBatches, Seeds
 from pyg_sar.rows.from_data import as_local
 from pyg_sar.shard.format import EdgeKey
-from pyg_sar.utils.log import say
-
-_logger = logging.getLogger(__name__)
 
 ROUND = 12
 """Batches that ranks sample together: so many times fewer messages."""
@@ -41,47 +35,30 @@ class Epoch(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Sampler:
-    """All that a thread needs to make batches."""
+    """Makes the batches of this rank."""
 
     data: Data | HeteroData
     graph: LocalGraph
-    fans: Fans
+    fans: dict[EdgeKey, tuple[int, ...]]  # how many in-edges are drawn, by hop; -1 for all
+    options: Options
     seeds: Seeds
-    cache: Cache | None
     num_batches: int
 
-    def of_places(self, places: Tensor, number: int) -> Data | HeteroData:
-        """One batch of seeds by their places among those of all ranks (collective)."""
-        data = as_local(self.data)
-        seed, index = own_of(places, self.seeds.index)
-        seeds = replace(self.seeds, batch_size=max(places.numel(), 1), total=places.numel())
-        chosen = seeds.of_batches(Order(seed, index), number, range(1))
-        return make_batch(data, Round(self.graph, find(data), self.fans, chosen, None), 0)
-
     def batches(
-        self, attributes: AttributeRows, epoch: Epoch, start: int, is_wanted: Callable[[], bool]
+        self, attributes: AttributeRows, epoch: Epoch, start: int
     ) -> Iterator[Data | HeteroData]:
-        """Batches of an epoch from one on, while a rank wants them (collective in every round)."""
-        order, cache = self.seeds.order(epoch.order), self.cache
-        nothing = Order(order.seed[:0], order.in_epoch[:0])
-        before = (0, 0) if cache is None else (cache.num_read, cache.num_found)
+        """Batches of an epoch from one on (collective at the first of every round)."""
+        order = self.seeds.order(epoch.order)
         of_round = ROUND if self.graph.world_size > 1 else 1
         for first in range(start, self.num_batches, of_round):
-            own = is_wanted()
-            if not count_ranks(f'sampling batch {first} of epoch {epoch.number}', own):
-                return
+            count_ranks(f'sampling batch {first} of epoch {epoch.number}', True)
             asked = range(first, min(first + of_round, self.num_batches))
-            seeds = self.seeds.of_batches(order if own else nothing, epoch.draws, asked)
-            sampled = Round(self.graph, attributes, self.fans, seeds, cache)
+            seeds = self.seeds.of_batches(order, epoch.draws, asked)
+            sampled = Round(self.graph, attributes, self.fans, self.options, seeds)
             data = as_local(self.data)
             for number in range(len(asked)):
-                if is_wanted():
-                    yield make_batch(data, sampled, number)
+                yield make_batch(data, sampled, number)
             del sampled
-        if cache is not None:
-            read, hits = cache.num_read - before[0], cache.num_found - before[1]
-            text = f'epoch {epoch.number}: {hits} of {read} rows of other ranks were in the cache'
-            say(_logger, logging.INFO, text)
 
 
 class _Edges(NamedTuple):
@@ -97,7 +74,7 @@ def make_batch(data: Data | HeteroData, sampled: Round, number: int) -> Data | H
 
     What `data` has beside attributes of nodes and edges is in every batch as it is.
     """
-    kind, attributes, out = sampled.fans.subgraph_type, sampled.attributes, copy.copy(data)
+    kind, attributes, out = sampled.options.subgraph_type, sampled.attributes, copy.copy(data)
 
     def put(store: Any, name: str, rows: Tensor) -> None:
         """Rows in the dimension in which PyG joins the attribute."""

@@ -24,6 +24,7 @@ from torch_geometric.data import Data, HeteroData
 from pyg_sar.comm.collectives import agree, together
 from pyg_sar.comm.exchange import exchange_of
 from pyg_sar.comm.ranks import rank
+from pyg_sar.loader.arguments import Options
 from pyg_sar.loader.attributes import AttributeRows, Values, edge_stores, ends_of, node_stores
 from pyg_sar.loader.choose import cumulated
 from pyg_sar.shard.format import EdgeKey, NodeKey
@@ -107,19 +108,12 @@ class LocalGraph:
         return (values.floor() if is_whole else values).to(self.time_dtype)
 
 
-def build(
-    data: Data | HeteroData,
-    attributes: AttributeRows,
-    time_attr: str | None,
-    weight_attr: str | None,
-    *,
-    replace: bool,
-) -> LocalGraph:
+def build(data: Data | HeteroData, attributes: AttributeRows, options: Options) -> LocalGraph:
     """Sorts the edges into own nodes, and fetches the positions of the halo (collective).
 
     Raises ValueError on all ranks, if times or weights are missing or wrong on one.
     """
-    nodes = _nodes(data)
+    nodes, time_attr, weight_attr = _nodes(data), options.time_attr, options.weight_attr
     shards = {key: store.edge_index.handle.shard for key, store in edge_stores(data).items()}
     (times, edge_times), weights = together(
         lambda: (
@@ -157,7 +151,7 @@ def build(
             row,
             None if time is None else time[row],
             weight,
-            cumulated(weight, ptr) if weight is not None and replace else None,
+            cumulated(weight, ptr) if weight is not None and options.replace else None,
         )
     first = next(iter(shards.values()))
     per_rank = first.parts_per_rank if first.cut is None else first.cut[0].num_parts

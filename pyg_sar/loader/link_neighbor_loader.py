@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Literal
 
 from torch import Tensor
@@ -57,6 +56,8 @@ class LinkNeighborLoader(Loader):
     making a loader. Sampling takes ``4 * (hops + 1)`` collectives for 12 batches, and mostly 4 more
     with negatives.
 
+    Arguments from `neg_sampling` on, and those not listed here, are given by name.
+
     Args:
         data: That of :func:`pyg_sar.load_shard`.
         num_neighbors: See :class:`pyg_sar.NeighborLoader`, also for arguments not listed here.
@@ -67,23 +68,21 @@ class LinkNeighborLoader(Loader):
             classes from 0 on; in batches they count from 1 on, and 0 is that of negatives.
         edge_label_time: Times of the links, ``[num_links]``, together with `time_attr`: edges of a
             batch are not younger.
-        disjoint: Whether both ends of every link have trees of their own. Always so with times.
         neg_sampling: ``'binary'``, ``'triplet'``, or a ``torch_geometric.sampler.NegativeSampling``
             or dict, whose weights are rows of the nodes, or plain tensors of all, ``[N]``.
             `neg_sampling_ratio` is read as PyG reads it.
         exclude_edges: True leaves the links of a batch, of all ranks, out of its edges, so that no
             model sees its answer; a node may have fewer neighbours than were drawn. ``'reverse'``
             also leaves out the edges back; between nodes of two types name the relation of these.
+        disjoint: Whether both ends of every link have trees of their own. Always so with times.
         batch_size: Links of all ranks in a batch.
 
     Raises:
-        TypeError: For an argument of PyG's or torch's that would have no effect, unless it is their
-            default.
+        TypeError: For an argument of PyG's or torch's that would change batches and cannot, such as
+            `sampler`. Options of workers are taken, and change nothing.
         ValueError: On all ranks, if an argument is wrong on one, or they differ; while it runs, if
             no pair without an edge is found and nodes have no times.
     """
-
-    _read = staticmethod(read_links)
 
     def __init__(
         self,
@@ -92,23 +91,18 @@ class LinkNeighborLoader(Loader):
         edge_label_index: Any = None,
         edge_label: Tensor | None = None,
         edge_label_time: Tensor | None = None,
-        replace: bool = False,
-        subgraph_type: Literal['directional', 'bidirectional', 'induced'] = 'directional',
-        disjoint: bool = False,
-        temporal_strategy: Literal['uniform', 'last'] = 'uniform',
-        neg_sampling: NegativeSampling | dict[str, Any] | str | None = None,
-        time_attr: str | None = None,
-        weight_attr: str | None = None,
-        transform: Callable[[Any], Any] | None = None,
         *,
+        neg_sampling: NegativeSampling | dict[str, Any] | str | None = None,
+        neg_sampling_ratio: float | None = None,
         exclude_edges: bool | Literal['reverse'] | tuple[str, str, str] = False,
-        batch_size: int = 1,
-        shuffle: bool = False,
-        drop_last: bool = False,
-        seed: int | None = None,
-        cache: int | str | None = None,
-        prefetch: int = 2,
-        **others: Any,
+        **options: Any,
     ) -> None:
-        args = {k: v for k, v in locals().items() if k not in ('self', 'others', '__class__')}
-        super().__init__(args, others)
+        of_seeds = {
+            'edge_label_index': edge_label_index,
+            'edge_label': edge_label,
+            'edge_label_time': edge_label_time,
+            'neg_sampling': neg_sampling,
+            'neg_sampling_ratio': neg_sampling_ratio,
+            'exclude_edges': exclude_edges,
+        }
+        super().__init__(data, num_neighbors, of_seeds, read_links, options)

@@ -1,4 +1,4 @@
-"""The base of all loaders of mini-batches: batches, epochs, their state, and threads.
+"""The base of all loaders of mini-batches: batches, epochs, and their state.
 
 All ranks have one list of seeds, and every epoch one order of it, as on one machine. A rank takes
 its own seeds of a batch. What is drawn follows from ids of the whole graph, and from a number of
@@ -7,60 +7,27 @@ the epoch: it depends neither on how many ranks there are, nor on who samples wh
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch_geometric.data import Data, HeteroData
-from torch_geometric.sampler.base import SubgraphType
 
 from pyg_sar.comm.collectives import agree, check_equal, together
 from pyg_sar.comm.errors import in_call
-from pyg_sar.comm.ranks import open_lane, takes_turns, world_size
-from pyg_sar.loader.ahead import Ahead
-from pyg_sar.loader.arguments import (
-    MEANINGLESS,
-    Fans,
-    cache_bytes,
-    check_kinds,
-    fans_of,
-    read_others,
-    read_places,
-)
+from pyg_sar.comm.ranks import left_by, world_size
+from pyg_sar.loader.arguments import Options, fans_of, read_options
 from pyg_sar.loader.attributes import check_data, edge_stores, find
 from pyg_sar.loader.batch import Epoch, Sampler
-from pyg_sar.loader.cache import Cache
 from pyg_sar.loader.graph import build
-from pyg_sar.loader.seeds.own import of_all_ranks
 from pyg_sar.loader.seeds.seeds import Asked
-from pyg_sar.rows.from_data import as_local, check_not_local, gather
+from pyg_sar.rows.from_data import as_local, check_not_local
 from pyg_sar.shard.format import EdgeKey
 from pyg_sar.utils.draws import hashed
-
-_ALIKE = (
-    'replace',
-    'subgraph_type',
-    'disjoint',
-    'temporal_strategy',
-    'time_attr',
-    'weight_attr',
-    'batch_size',
-    'shuffle',
-    'drop_last',
-    'seed',
-    'cache',
-    'prefetch',
-)
-
-
-_OF_SEEDS = ('input_nodes', 'input_time', 'edge_label_index', 'edge_label', 'edge_label_time')
 
 
 class Loader:
     """Mini-batches of a cut graph: an iterable.
-
-    A subclass names its arguments, and reads those of seeds in ``_read``.
 
     Attributes:
         data: The argument of this name.
@@ -69,65 +36,44 @@ class Loader:
         drop_last: The argument of this name.
     """
 
-    _read: Callable[[Data | HeteroData, Mapping[str, Any]], Asked]
-
-    def __init__(self, args: dict[str, Any], others: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        typed: Data | HeteroData,
+        num_neighbors: Any,
+        of_seeds: dict[str, Any],
+        read_seeds: Callable[..., Asked],
+        given: dict[str, Any],
+    ) -> None:
+        """Reads the arguments (collective); `read_seeds` those of seeds."""
         self._name = type(self).__name__
         with in_call(self._name), torch.inference_mode(False), torch.device('cpu'):
-            self._make(args, others)
 
-    def _make(self, args: dict[str, Any], others: dict[str, Any]) -> None:
-        if isinstance(args['subgraph_type'], SubgraphType):
-            args['subgraph_type'] = args['subgraph_type'].value
-        typed = args['data']
+            def read() -> tuple[Data | HeteroData, Options, dict[EdgeKey, tuple[int, ...]]]:
+                check_not_local(self._name, typed)
+                data = as_local(typed)
+                options = read_options(self._name, given)
+                check_data(data, world_size(), self._name)
+                return data, options, fans_of(num_neighbors, list(edge_stores(data)))
 
-        def read() -> tuple[Any, dict[EdgeKey, tuple[int, ...]]]:
-            check_not_local(self._name, typed)
-            data = as_local(typed)
-            read_others(self._name, others, args)
-            check_data(data, world_size(), self._name)
-            check_kinds(args)
-            args['cache'] = cache_bytes(args['cache'])
-            return data, fans_of(args['num_neighbors'], list(edge_stores(data)))
-
-        data, num_neighbors = together(read)
-        same = {name: args[name] for name in _ALIKE}
-        same['num_neighbors'] = list(num_neighbors.items())
-        kinds = {name: _kind_of(args[name]) for name in _OF_SEEDS if name in args}
-        _check_alike({**same, **kinds})
-        same_seeds, make_seeds = together(lambda: self._read(typed, args))
-        _check_alike(same_seeds)
-        same |= same_seeds
-        disjoint = args['disjoint'] or args['time_attr'] is not None
-        is_last = args['temporal_strategy'] == 'last'
-        rows = find(data)
-        graph = build(data, rows, args['time_attr'], args['weight_attr'], replace=args['replace'])
-        seeds = make_seeds(graph, disjoint)
-        self._num_batches = seeds.num_batches(args['drop_last'])
-        if not self._num_batches:
-            raise ValueError(
-                f"'{next(iter(same_seeds))}' must give a batch of {args['batch_size']} seeds (got "
-                f'{seeds.total} seeds, with drop_last={args["drop_last"]})'
-            )
-        of_speed = ('cache', 'prefetch')  # the batches are the same
-        self._identity = {k: v for k, v in same.items() if k not in of_speed}
-        self._identity['num_batches'] = self._num_batches
-        fans = Fans(num_neighbors, args['replace'], is_last, args['subgraph_type'], disjoint)
-        cache = None
-        if args['cache'] is not None and graph.world_size > 1:
-            cache = Cache(graph, rows, fans, seeds, args['cache'])
-        self._sampler = Sampler(typed, graph, fans, seeds, cache, self._num_batches)
-        self._seed, self._shuffle = args['seed'], args['shuffle']
-        self.data, self.transform = typed, args['transform']
-        self.batch_size, self.drop_last = args['batch_size'], args['drop_last']
-        self._prefetch = 0 if takes_turns() else args['prefetch']
-        self._lane = open_lane() if self._prefetch else None
-        if self._lane is not None:
-            weakref.finalize(self._sampler, self._lane.close).atexit = False
-        self._epoch, self._at, self._num_calls = Epoch(-1, 0, None), 0, 0
-        self._is_loaded = False
-        self._source: Ahead | None = None
-        self._iteration: Callable[[], _Iteration | None] = lambda: None
+            data, options, fans = together(read)
+            same = {**options.of_batches, 'num_neighbors': list(fans.items())}
+            kinds = {name: None if v is None else type(v).__name__ for name, v in of_seeds.items()}
+            _check_alike({**same, **kinds})
+            same_seeds, make_seeds = together(lambda: read_seeds(typed, options, **of_seeds))
+            _check_alike(same_seeds)
+            graph = build(data, find(data), options)
+            seeds = make_seeds(graph)
+            self._num_batches = seeds.num_batches(options.drop_last)
+            if not self._num_batches:
+                raise ValueError(
+                    f"'{next(iter(same_seeds))}' must give a batch of {options.batch_size} seeds "
+                    f'(got {seeds.total} seeds, with drop_last={options.drop_last})'
+                )
+            self._identity = {**same, **same_seeds, 'num_batches': self._num_batches}
+            self._sampler = Sampler(typed, graph, fans, options, seeds, self._num_batches)
+            self._options, self.data, self.transform = options, typed, options.transform
+            self.batch_size, self.drop_last = options.batch_size, options.drop_last
+            self._epoch, self._at, self._is_loaded = Epoch(-1, 0, None), 0, False
 
     def __len__(self) -> int:
         return self._num_batches
@@ -135,88 +81,42 @@ class Loader:
     def __iter__(self) -> Iterator[Data | HeteroData]:
         """Begins an epoch, or goes on with one that was loaded (collective)."""
         with in_call(self._name), torch.device('cpu'):
-            if self._source is not None:
-                self._source.leave()
-                self._source.join()
-                self._source = None
             epoch, at = (self._epoch, self._at) if self._is_loaded else (self._next_epoch(), 0)
             sampler, attributes = self._sampler, find(as_local(self._sampler.data))
-            is_fresh = sampler.cache is None or sampler.cache.is_fresh(attributes)
-            answers = agree(((epoch.number, at), tuple(epoch), is_fresh))
+            answers = agree(((epoch.number, at), self._at, tuple(epoch)))
             check_equal('epoch and batch', [start for start, _, _ in answers])
-            epoch = Epoch(*answers[0][1])  # a rank may have drawn other numbers
-            if sampler.cache is not None and not all(fresh for _, _, fresh in answers):
-                sampler.cache.fill(attributes)
+            check_equal('number of batches taken before', [taken for _, taken, _ in answers])
+            epoch = Epoch(*answers[0][2])  # a rank may have drawn other numbers
             self._epoch, self._at, self._is_loaded = epoch, at, False
+        return self._iterate(sampler.batches(attributes, epoch, at), epoch, at)
 
-            def make(is_wanted: Callable[[], bool]) -> Iterator[Data | HeteroData]:
-                return sampler.batches(attributes, epoch, at, is_wanted)
-
-            self._source = Ahead(make, self._prefetch, self._lane, self._name)
-        iteration = _Iteration(self, self._source)
-        self._iteration = weakref.ref(iteration)
-        return iteration
+    def _iterate(
+        self, batches: Iterator[Data | HeteroData], epoch: Epoch, at: int
+    ) -> Iterator[Data | HeteroData]:
+        for _ in range(at, self._num_batches):
+            if self._epoch is not epoch:
+                raise ValueError('expected the newest iteration of this loader (got an older one)')
+            yield self._next(batches)
 
     def _next_epoch(self) -> Epoch:
         """The numbers of an epoch; without a seed torch's DataLoader draws them so."""
         number = self._epoch.number + 1
-        if self._seed is None:
-            draws, order = _drawn(), _drawn() if self._shuffle else None
+        seed, shuffle = self._options.seed, self._options.shuffle
+        if seed is None:
+            draws, order = _drawn(), _drawn() if shuffle else None
         else:
-            draws, order = hashed(self._seed, number, torch.arange(2)).tolist()
-        return Epoch(number, draws, order if self._shuffle else None)
+            draws, order = hashed(seed, number, torch.arange(2)).tolist()
+        return Epoch(number, draws, order if shuffle else None)
 
-    def _next(self, iteration: _Iteration, source: Ahead) -> Data | HeteroData:
-        if self._iteration() is not iteration:
-            raise ValueError('expected the newest iteration of this loader (got an older one)')
-        batch = source.next()
+    def _next(self, batches: Iterator[Data | HeteroData]) -> Data | HeteroData:
+        try:
+            with in_call(self._name), torch.device('cpu'):  # not the program's default
+                batch = next(batches)
+        except Exception as error:
+            left_by(error)
+            raise
         self._at += 1
         return batch if self.transform is None else self.transform(batch)
-
-    @property
-    def dataset(self) -> range:
-        """Places of the seeds of all ranks, each 0 .. number of seeds - 1."""
-        return range(self._sampler.seeds.total)
-
-    def __call__(self, index: Any) -> Data | HeteroData:
-        """The batch of chosen seeds, as of :meth:`collate_fn`, after `transform` (collective)."""
-        batch = self.collate_fn(index)
-        return batch if self.transform is None else self.transform(batch)
-
-    def collate_fn(self, index: Any) -> Data | HeteroData:
-        """The batch of chosen seeds, in their order, before `transform` (collective).
-
-        All ranks choose the same seeds, and each gets its own ones of them. Every call draws other
-        neighbours; the epochs stay what they are.
-
-        Args:
-            index: Places in :attr:`dataset`, int64 ``[num_seeds]`` or a list, or a mask, bool
-                ``[len(dataset)]``.
-
-        Raises:
-            ValueError: On all ranks, if one chooses what is no place, or they choose other ones.
-        """
-        with in_call(self._name), torch.inference_mode(False), torch.device('cpu'):
-            sampler = self._sampler
-            whole = gather(index)
-            places = together(lambda: read_places(whole, len(self.dataset)))
-            call, self._num_calls = self._num_calls, self._num_calls + 1
-            # Epochs count from 0.
-            number = _drawn() if self._seed is None else int(hashed(self._seed, -1 - call))
-            answers = agree((call, of_all_ranks(places), number))
-            check_equal('number of calls of a loader', [call for call, _, _ in answers])
-            check_equal("'index'", [chosen for _, chosen, _ in answers])
-            return sampler.of_places(places, answers[0][2])
-
-    def __getattr__(self, name: str) -> Any:
-        why = f': {MEANINGLESS[name]}' if name in MEANINGLESS else ''
-        raise AttributeError(f"{type(self).__name__} has no '{name}'{why}")
-
-    @property
-    def hit_rate(self) -> float:
-        """The share of rows from the cache, among rows of other ranks that batches have read."""
-        cache = self._sampler.cache
-        return 0.0 if cache is None else cache.num_found / max(cache.num_read, 1)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loader is: so many batches of its epoch have been taken.
@@ -225,7 +125,7 @@ class Loader:
         """
         number, draws, order = self._epoch
         epoch = {'epoch': number, 'draws': draws, 'order': order}
-        return {**epoch, 'batch': self._at, 'calls': self._num_calls, **self._identity}
+        return {**epoch, 'batch': self._at, **self._identity}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Has the next ``iter(loader)`` go on from there, with the batches that were left.
@@ -242,16 +142,11 @@ class Loader:
                     f'{state.get(name)})'
                 )
         self._epoch = Epoch(state['epoch'], state['draws'], state['order'])
-        self._at, self._num_calls = state['batch'], state['calls']
+        self._at = state['batch']
         self._is_loaded = self._epoch.number >= 0 and self._at < len(self)
-        self._iteration = lambda: None
 
     def __repr__(self) -> str:
         return f'{self._name}()'
-
-
-def _kind_of(value: Any) -> str | None:
-    return None if value is None else type(value).__name__
 
 
 def _check_alike(values: dict[str, Any]) -> None:
@@ -264,16 +159,3 @@ def _check_alike(values: dict[str, Any]) -> None:
 def _drawn() -> int:
     """A number from torch's generator."""
     return int(torch.empty((), dtype=torch.int64).random_())
-
-
-class _Iteration(Iterator[Any]):
-    """The batches of an epoch; when the last reference to it goes, its loop has been left."""
-
-    def __init__(self, loader: Loader, source: Ahead) -> None:
-        self._loader, self._source = loader, source
-
-    def __next__(self) -> Data | HeteroData:
-        return self._loader._next(self, self._source)
-
-    def __del__(self) -> None:
-        self._source.leave()

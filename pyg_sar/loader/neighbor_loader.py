@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
@@ -46,11 +45,12 @@ class NeighborLoader(Loader):
 
     Batches are those of one machine: `batch_size` seeds of all ranks, in their order, or in one
     order that is drawn for all. Each rank gets its own nodes among these seeds, perhaps none. All
-    ranks have the same ``len(loader)`` and must take the same number of batches; with
-    ``prefetch=0`` they must end within the same round of 12.
+    ranks have the same ``len(loader)`` and must take the same number of batches.
 
     Every ``iter(loader)`` is the next epoch. It is collective (two small all-gathers), and so is
     making a loader. Sampling takes ``4 * hops`` collectives for 12 batches.
+
+    Arguments from `replace` on are given by name.
 
     Args:
         data: That of :func:`pyg_sar.load_shard`.
@@ -69,24 +69,18 @@ class NeighborLoader(Loader):
         time_attr: The attribute of nodes or edges that holds their times.
         weight_attr: The attribute of edges by which they are drawn, finite and at least 0. An edge
             of weight 0 is drawn only where `num_neighbors` is -1.
-        transform: Applied to every batch, by the thread of the program.
+        transform: Applied to every batch.
         batch_size: Seeds of all ranks in a batch.
         shuffle: Whether every epoch takes the seeds in another random order.
         drop_last: Whether a last batch with fewer seeds is left out.
         seed: Of all random numbers; an epoch then depends on nothing else. None: every epoch takes
             numbers from torch's generator on rank 0, and has the order of PyG's loader.
-        cache: Bytes on each rank, or ``'2GB'``, for the rows of other ranks that batches read most.
-            They are fetched once, and again when an attribute has changed between epochs.
-        prefetch: How many batches are made ahead, by a thread. 0: none, without a thread. Ranks in
-            turn always use 0.
 
     Raises:
-        TypeError: For an argument of PyG's or torch's that would have no effect, unless it is their
-            default.
+        TypeError: For an argument of PyG's or torch's that would change batches and cannot, such as
+            `sampler`. Options of workers are taken, and change nothing.
         ValueError: On all ranks, if an argument is wrong on one, or they differ.
     """
-
-    _read = staticmethod(read_nodes)
 
     def __init__(
         self,
@@ -94,21 +88,7 @@ class NeighborLoader(Loader):
         num_neighbors: Any,
         input_nodes: Any = None,
         input_time: Tensor | None = None,
-        replace: bool = False,
-        subgraph_type: Literal['directional', 'bidirectional', 'induced'] = 'directional',
-        disjoint: bool = False,
-        temporal_strategy: Literal['uniform', 'last'] = 'uniform',
-        time_attr: str | None = None,
-        weight_attr: str | None = None,
-        transform: Callable[[Any], Any] | None = None,
-        *,
-        batch_size: int = 1,
-        shuffle: bool = False,
-        drop_last: bool = False,
-        seed: int | None = None,
-        cache: int | str | None = None,
-        prefetch: int = 2,
-        **others: Any,
+        **options: Any,
     ) -> None:
-        args = {k: v for k, v in locals().items() if k not in ('self', 'others', '__class__')}
-        super().__init__(args, others)
+        of_seeds = {'input_nodes': input_nodes, 'input_time': input_time}
+        super().__init__(data, num_neighbors, of_seeds, read_nodes, options)

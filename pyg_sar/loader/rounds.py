@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 
 from pyg_sar.loader import choose
-from pyg_sar.loader.arguments import Fans
+from pyg_sar.loader.arguments import Options
 from pyg_sar.loader.ask import Drawn, Question, ask_for_edges, ask_for_rows
 from pyg_sar.loader.attributes import AttributeRows, Values
-from pyg_sar.loader.cache import Cache
 from pyg_sar.loader.graph import LocalGraph
 from pyg_sar.loader.numbering import number
 from pyg_sar.loader.seeds.seeds import SeedBatches, offsets
@@ -36,8 +35,7 @@ class Grown:
     # Where their attributes are; see :func:`pyg_sar.loader.attributes.take`.
     row: Tensor = field(init=False)
     number_in_batch: Tensor = field(init=False)  # of each node, once its batch is built
-    # Attributes of other ranks' rows: those that are kept, and then those that were fetched.
-    came: list[Values] = field(default_factory=list)
+    came: list[Values] = field(default_factory=list)  # attributes of other ranks' rows
 
 
 @dataclass(eq=False)
@@ -73,28 +71,29 @@ class Round:
         self,
         graph: LocalGraph,
         attributes: AttributeRows,
-        fans: Fans,
+        fans: dict[EdgeKey, tuple[int, ...]],
+        options: Options,
         seeds: SeedBatches,
-        cache: Cache | None,
     ) -> None:
-        self.graph, self.attributes, self.fans, self.seeds = graph, attributes, fans, seeds
+        self.graph, self.attributes, self.options, self.seeds = graph, attributes, options, seeds
+        self.num_hops = len(next(iter(fans.values())))
         nothing = [0] * (seeds.num_batches + 1)
         self.nodes = {key: Grown(seeds.state[:0], [nothing]) for key in graph.nodes}
         self.edges = {key: Linked() for key in graph.edges}
         for key, first in seeds.first.items():
             keys = first.group * graph.nodes[key].total + first.position
             self.nodes[key] = Grown(keys, [first.cuts])
-        for hop in range(fans.num_hops):
-            fan = {key: hops[hop] for key, hops in fans.num_neighbors.items() if hops[hop]}
+        for hop in range(self.num_hops):
+            fan = {key: hops[hop] for key, hops in fans.items() if hops[hop]}
             # Where seeds are own nodes the first hop asks nobody.
             self._expand(hop, fan, may_ask=hop > 0 or not seeds.are_own)
-        if fans.subgraph_type == 'induced':
+        if options.subgraph_type == 'induced':
             self.edges = {key: Linked() for key in graph.edges}
-            self._expand(fans.num_hops, dict.fromkeys(self.edges, -1), may_ask=True)
-        self._find_rows(cache)
+            self._expand(self.num_hops, dict.fromkeys(self.edges, -1), may_ask=True)
+        self._find_rows()
 
     def _expand(self, hop: int, fan: dict[EdgeKey, int], may_ask: bool) -> None:
-        is_link = hop == self.fans.num_hops
+        is_link = hop == self.num_hops
         frontiers = {key: self._frontier(key, is_link) for key in self.nodes}
         draw = {key: partial(self._draw, hop, key, k) for key, k in fan.items()}
         other: dict[NodeKey, Tensor] = {}
@@ -164,21 +163,21 @@ class Round:
         if edges.time is not None and asked.until is not None:
             end = choose.first_above(edges.time, start, end, asked.until)
         num = end - start
-        if k >= 0 and self.fans.is_last:
+        if k >= 0 and self.options.is_last:
             start, num = end - num.clamp(max=k), num.clamp(max=k)
-        if k < 0 or self.fans.is_last:
+        if k < 0 or self.options.is_last:
             edge, count = choose.ranges(start, num), num
         else:
             relations = list(self.graph.edges)
             code = hop * len(relations) + relations.index(key)
             n_id = self.graph.nodes[edges.dst].n_id.index_select(0, asked.node)
-            state = hashed_on(asked.state, n_id * (self.fans.num_hops * len(relations)) + code)
+            state = hashed_on(asked.state, n_id * (self.num_hops * len(relations)) + code)
             if edges.cdf is not None:
                 edge, count = choose.weighted_repeated(state, start, num, k, edges.cdf)
             elif edges.weight is not None:
                 edge, count = choose.weighted(state, start, num, k, edges.weight)
             else:
-                way = choose.repeated if self.fans.replace else choose.uniform
+                way = choose.repeated if self.options.replace else choose.uniform
                 edge, count = way(state, start, num, k)
         return Drawn(count, edges.source.index_select(0, edge), edges.row.index_select(0, edge))
 
@@ -232,7 +231,7 @@ class Round:
         firsts = self.seeds.group_ptr * self.graph.nodes[src].total
         grown.cuts.append([before + at for at in torch.searchsorted(new, firsts).tolist()])
 
-    def _find_rows(self, cache: Cache | None) -> None:
+    def _find_rows(self) -> None:
         """Where every node's attributes are; fetches those of other ranks (collective)."""
         wanted = {}
         for key, grown in self.nodes.items():
@@ -242,13 +241,9 @@ class Round:
             grown.row = nodes.rows(position)
             if self.graph.world_size > 1:
                 remote = (~nodes.is_own(position)).nonzero().view(-1)
-                kept = position[:0] if cache is None else cache.position[key]
-                wanted[key], index = number(kept, position[remote])
+                wanted[key], index = number(position[:0], position[remote])
                 grown.row[remote] = -1 - index
-                if cache is not None:
-                    grown.came += cache.values[key]
-                    cache.count(index.numel(), int((index < kept.numel()).sum()))
         if self.graph.world_size > 1:
             came = ask_for_rows(self.graph, self.attributes, wanted)
             for key, grown in self.nodes.items():
-                grown.came += came[key]
+                grown.came = came[key]

@@ -24,7 +24,7 @@ from pyg_sar import partition_graph
 from pyg_sar.comm.collectives import agree, all_reduce_sum, raise_together
 from pyg_sar.comm.connection import new_group
 from pyg_sar.comm.exchange import Exchange, GradientReturn
-from pyg_sar.comm.ranks import open_lane
+from pyg_sar.comm.process_group import GroupComm
 from pyg_sar.comm.row_map import from_halo, with_halo
 from pyg_sar.shard.blocks import plan_of
 from pyg_sar.shard.read_shard import read_shard
@@ -285,6 +285,7 @@ def test_no_rank_leaves_a_group_that_another_still_connects():
         return group
 
     with mock.patch('pyg_sar.comm.process_group.new_group', slow):
-        lane = open_lane()
+        comm = GroupComm()
+        comm.connect()
     assert store.check(['all are connected'])
-    lane.close()
+    comm.close()

@@ -353,27 +353,6 @@ def test_without_a_process_group(root):
 
 
 @on_ranks(2)
-def test_rows_in_the_cache_of_batches(data):
-    """A line of the table; none without a cache."""
-    model = _model()
-    loader = pyg_sar.NeighborLoader(data, [4, 4], batch_size=8, cache=700, prefetch=1)
-    with pyg_sar.profile(model) as prof:
-        for batch in loader:
-            model(batch.x, batch.edge_index)
-    read, found = prof.summary.cache_reads, prof.summary.cache_hits
-    assert 0 < found < read
-    assert found / read == loader.hit_rate
-    sums = [sum(each) for each in zip(*agree((read, found)), strict=True)]
-    words = 'cache of batches: {1:,} of {0:,} rows of other ranks, {2:.0%}'
-    assert str(prof).splitlines()[-1] == words.format(read, found, found / read)
-    last = prof.table(all_ranks=True).splitlines()[-1]
-    assert last == words.format(*sums, sums[1] / sums[0])
-    with pyg_sar.profile(model) as prof:
-        pass
-    assert 'cache' not in prof.table()
-
-
-@on_ranks(2)
 def test_profiles_of_other_models(data):
     net = Net(lambda: pyg_sar.SARConv(_sage()), 1 + dist.get_rank())
     with pyg_sar.profile(net) as prof:

@@ -46,33 +46,45 @@ def roots(folder: str, hetero_folder: str) -> dict[str, str]:
     return {'one': folder, 'typed': hetero_folder}
 
 
-MEANINGLESS = [
-    'num_workers',
-    'filter_per_worker',
-    'is_sorted',
-    'pin_memory',
-    'colour',
-]
+CHANGE_BATCHES = ['generator', 'sampler', 'collate_fn', 'transform_sampler_output', 'colour']
 
 
 @pytest.mark.parametrize('loader', LOADERS)
-@pytest.mark.parametrize('name', MEANINGLESS)
-def test_arguments_without_meaning(folder: str, loader: str, name: str) -> None:
+@pytest.mark.parametrize('name', CHANGE_BATCHES)
+def test_arguments_that_would_change_batches(folder: str, loader: str, name: str) -> None:
     assert_all_raise([_make(folder, loader, {name: 1})], 'TypeError', name)
 
 
-DEFAULTS: dict[str, Any] = {
-    'num_workers': 0,
-    'persistent_workers': False,
-    'prefetch_factor': None,
-    'pin_memory': False,
-    'is_sorted': False,
-    'directed': True,
-    'filter_per_worker': None,
-    'collate_fn': None,
+DEFAULTS: dict[str, Any] = {'num_workers': 0, 'directed': True, 'collate_fn': None}
+OF_WORKERS: dict[str, Any] = {
+    'num_workers': 4,
+    'persistent_workers': True,
+    'prefetch_factor': 2,
+    'worker_init_fn': print,
+    'multiprocessing_context': 'spawn',
+    'timeout': 60,
+    'in_order': False,
+    'pin_memory': True,
+    'pin_memory_device': 'cuda',
+    'filter_per_worker': True,
+    'is_sorted': True,
 }
+
+
+@pytest.mark.parametrize('loader', LOADERS)
+def test_the_log_tells_what_changes_nothing(
+    folder: str, loader: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level('INFO', logger='pyg_sar.loader')
+    _make(folder, loader, DEFAULTS)
+    assert not caplog.messages
+    assert _make(folder, loader, OF_WORKERS) == 'no error'
+    (line,) = caplog.messages
+    assert line.endswith(f'makes batches in the loop: {", ".join(OF_WORKERS)} change nothing')
+
+
 MEANS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-    ('nodes', {**DEFAULTS, 'batch_size': 3}, {'batch_size': 3}),
+    ('nodes', {**DEFAULTS, **OF_WORKERS, 'batch_size': 3}, {'batch_size': 3}),
     ('nodes', {'directed': False}, {'subgraph_type': 'induced'}),
     ('links', {**DEFAULTS, 'neg_sampling_ratio': 0.0}, {}),
     ('links', {'neg_sampling_ratio': 2.0}, {'neg_sampling': NegativeSampling('binary', 2.0)}),
@@ -99,9 +111,6 @@ OF_NODES: Wrong = [
     ({'num_neighbors': [2, -2]}, ['num_neighbors', '-2']),
     ({'num_neighbors': {('a', 'to', 'b'): [2]}}, ['num_neighbors', 'a__to__b']),
     ({'batch_size': 0}, ['batch_size', '0']),
-    ({'prefetch': -1}, ['prefetch', '-1']),
-    ({'cache': '2 cups'}, ['cache', '2 cups', '64GB']),
-    ({'cache': Own(10, 20)}, ['cache', '10', '20']),
     ({'subgraph_type': 'undirected'}, ['subgraph_type', 'undirected']),
     ({'temporal_strategy': 'first'}, ['temporal_strategy', 'first']),
     ({'temporal_strategy': 'last'}, ['temporal_strategy', 'time_attr']),
@@ -249,10 +258,10 @@ def test_own_data_is_refused(folder: str, loader: str, size: int) -> None:
 def test_what_pyg_takes_is_taken(hetero_folder: str, folder: str) -> None:
     data = pyg_sar.load_shard(hetero_folder)
     fans = NumNeighbors({('author', 'writes', 'paper'): [3, 3]}, default=[1, 1])
-    loader = pyg_sar.NeighborLoader(data, fans, 'paper', prefetch=0, seed=0)
+    loader = pyg_sar.NeighborLoader(data, fans, 'paper', seed=0)
     text = {'__'.join(key): [1, 1] for key in data.edge_types}
     text['author__writes__paper'] = [3, 3]
-    same = pyg_sar.NeighborLoader(data, text, ('paper', None), prefetch=0, seed=0)
+    same = pyg_sar.NeighborLoader(data, text, ('paper', None), seed=0)
     assert_same([take(b) for b in loader], [take(b) for b in same])
     data = pyg_sar.load_shard(folder)
     induced = pyg_sar.NeighborLoader(data, (2,), [0, 3, 1], subgraph_type=SubgraphType.induced)
@@ -276,7 +285,7 @@ def test_transforms_run_in_the_program(folder: str) -> None:
 
 def test_attributes_are_those_of_the_epoch(folder: str) -> None:
     data = pyg_sar.load_shard(folder)
-    loader = pyg_sar.NeighborLoader(data, [2], prefetch=0)
+    loader = pyg_sar.NeighborLoader(data, [2])
     data.score = data.n_id.double().unsqueeze(1) * torch.ones(2)
     data.x = data.x * 2
     del data.pos
@@ -374,4 +383,4 @@ def test_the_state_of_other_batches_is_refused(folder: str, name: str) -> None:
     links = pyg_sar.LinkNeighborLoader(data, **given)
     for state in (made.state_dict(), links.state_dict(), {}):
         assert_all_raise([attempt(other.load_state_dict, state)], 'ValueError', 'of this one')
-    pyg_sar.NeighborLoader(data, **given, prefetch=0).load_state_dict(made.state_dict())
+    pyg_sar.NeighborLoader(data, **given).load_state_dict(made.state_dict())

@@ -36,7 +36,7 @@ class _Operations(hook.Watcher):
 def _operations(root: str, options: dict[str, Any]) -> tuple[int, int]:
     data = pyg_sar.load_shard(root)
     make = pyg_sar.LinkNeighborLoader if 'neg_sampling' in options else pyg_sar.NeighborLoader
-    loader = make(data, batch_size=16, prefetch=0, **options)
+    loader = make(data, batch_size=16, **options)
     iteration, operations = iter(loader), _Operations()
     hook.add(operations)
     try:

@@ -36,7 +36,6 @@ def test_a_batch_tells_of_its_links(folder: str, disjoint: bool) -> None:
         disjoint=disjoint,
         neg_sampling={'mode': 'binary', 'amount': 1.5},
         batch_size=batch_size,
-        prefetch=0,
     )
     edges = set(map(tuple, graph.edge_index.t().tolist()))
     seen = []

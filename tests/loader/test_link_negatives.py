@@ -38,9 +38,7 @@ def _drawn(root: str, epochs: int, sampling: Any, **options: Any) -> tuple[Tenso
     data = pyg_sar.load_shard(root)
     if isinstance(sampling, tuple):
         sampling = NegativeSampling(*sampling)
-    loader = pyg_sar.LinkNeighborLoader(
-        data, [], neg_sampling=sampling, batch_size=64, prefetch=0, **options
-    )
+    loader = pyg_sar.LinkNeighborLoader(data, [], neg_sampling=sampling, batch_size=64, **options)
     ends, links = [], []
     for _ in range(epochs):
         for batch in loader:

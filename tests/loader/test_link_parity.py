@@ -33,7 +33,7 @@ def _of_ranks(
     """All links that were seen, as ids; what they gave; every gradient."""
     data = pyg_sar.load_shard(root)
     model = make()
-    loader = pyg_sar.LinkNeighborLoader(data, [-1, -1], shuffle=True, prefetch=0, **options)
+    loader = pyg_sar.LinkNeighborLoader(data, [-1, -1], shuffle=True, **options)
     seen, losses = [], []
     for batch in loader:
         loss, links, _ = step(batch, model)

@@ -96,14 +96,11 @@ def test_a_graph_without_edges(tmp_path: Path) -> None:
     assert sizes == [4, 2]
 
 
-@pytest.mark.parametrize('prefetch', [0, 2])
-def test_defaults_of_the_program_change_nothing(tmp_path: Path, prefetch: int) -> None:
+def test_defaults_of_the_program_change_nothing(tmp_path: Path) -> None:
     data = pyg_sar.load_shard(cut(small_graph(), 4, tmp_path / 'parts'))
 
     def loader() -> pyg_sar.NeighborLoader:
-        return pyg_sar.NeighborLoader(
-            data, [2, 2], batch_size=4, weight_attr='edge_weight', prefetch=prefetch, seed=0
-        )
+        return pyg_sar.NeighborLoader(data, [2, 2], batch_size=4, weight_attr='edge_weight', seed=0)
 
     want = [take(batch) for batch in loader()]
     torch.set_default_dtype(torch.float64)

@@ -49,7 +49,7 @@ def test_one_process_takes_seeds_in_their_order(folder: str, size: int) -> None:
 def test_batches_are_those_drawn_by_hand(folder: str, options: dict[str, Any]) -> None:
     graph, parts = small_graph(), assign(40, 8)
     options = {'seed': 0, **options}
-    taken = run_as_threads(batches, 2, folder, 2, batch_size=7, prefetch=0, **options)
+    taken = run_as_threads(batches, 2, folder, 2, batch_size=7, **options)
     fans, replace = options['num_neighbors'], options.get('replace', False)
     train, of_epoch = graph.train_mask.nonzero().view(-1), len(taken[0]) // 2
     for rank, number in itertools.product(range(2), range(2 * of_epoch)):

@@ -184,7 +184,7 @@ def test_bidirectional(folder: str) -> None:
 def test_repeated_seeds(folder: str) -> None:
     data = pyg_sar.load_shard(folder)
     rows = torch.tensor([3, 1, 3, 3, 7])
-    loader = pyg_sar.NeighborLoader(data, [-1], rows, batch_size=5, prefetch=0)
+    loader = pyg_sar.NeighborLoader(data, [-1], rows, batch_size=5)
     for batch in loader:
         seeds = batch.n_id[: batch.batch_size]
         assert torch.equal(seeds, data.n_id[rows[batch.input_id]])

@@ -68,9 +68,7 @@ def _loss(out: Tensor, y: Tensor) -> Tensor:
 def _sampled(root: str, name: str, trim: bool) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     data = pyg_sar.load_shard(root)
     model = Net(name).double()
-    loader = pyg_sar.NeighborLoader(
-        data, [-1, -1], data.train_mask, batch_size=3, shuffle=True, prefetch=0
-    )
+    loader = pyg_sar.NeighborLoader(data, [-1, -1], data.train_mask, batch_size=3, shuffle=True)
     ids, outs = [], []
     for batch in loader:
         out = model(batch, trim)[: batch.batch_size]
@@ -144,7 +142,7 @@ def _sampled_hetero(root: str, state: dict[str, Tensor]) -> tuple[Tensor, Tensor
     model.load_state_dict(state)
     seeds = 'paper', data['paper'].train_mask
     ids, outs = [], []
-    for batch in pyg_sar.NeighborLoader(data, [-1, -1], seeds, batch_size=4, prefetch=0):
+    for batch in pyg_sar.NeighborLoader(data, [-1, -1], seeds, batch_size=4):
         size = batch['paper'].batch_size
         out = model(batch)[:size]
         _loss(out, batch['paper'].y[:size]).backward()

@@ -1,4 +1,4 @@
-"""Batches have the same seeds on any number of ranks, and any prefetch, cache, order of nodes."""
+"""Batches have the same seeds on any number of ranks, and any order of nodes."""
 
 from __future__ import annotations
 
@@ -137,7 +137,6 @@ def test_ranks_share_the_batches_of_one_process(
     assert content(_taken(kind, size, roots[graph], epochs, **options)) == want
 
 
-OF_SPEED = few([(2, '1MB'), (0, 700), (3, 1), (1, None)], every=2)
 OF_LOADERS = few(
     [
         ('nodes', 'one', NODES[0]),
@@ -148,18 +147,15 @@ OF_LOADERS = few(
 )
 
 
-@pytest.mark.parametrize(('prefetch', 'cache'), OF_SPEED)
 @pytest.mark.parametrize(('kind', 'graph', 'options'), OF_LOADERS)
-def test_prefetch_and_cache_change_nothing(
-    roots: dict[str, str], kind: str, graph: str, options: dict[str, Any], prefetch: int, cache: Any
+def test_processes_have_the_batches_of_threads(
+    roots: dict[str, str], kind: str, graph: str, options: dict[str, Any]
 ) -> None:
     options = {'batch_size': 7, **options}
     make = batches if kind == 'nodes' else link_batches
-    for size, run in ((1, run_as_threads), (2, run_ranks)):
-        want = _taken(kind, size, roots[graph], 2, **options, prefetch=0)
-        found = run(make, size, roots[graph], 2, **options, prefetch=prefetch, cache=cache)
-        for got, wanted in zip(found, want, strict=True):
-            assert_same(got, wanted)
+    want = _taken(kind, 2, roots[graph], 2, **options)
+    for got, wanted in zip(run_ranks(make, 2, roots[graph], 2, **options), want, strict=True):
+        assert_same(got, wanted)
 
 
 PAIRS = small_graph().edge_index[:, ::5]

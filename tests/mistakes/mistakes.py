@@ -177,17 +177,13 @@ def only_own_rows_given(data: Any, rank: int) -> None:
 
 def mean_of_the_mean_of_a_batch(data: Any, rank: int) -> None:
     model = net()
-    for batch in pyg_sar.NeighborLoader(data, [2, 2], data.train_mask, batch_size=4, prefetch=0):
+    for batch in pyg_sar.NeighborLoader(data, [2, 2], data.train_mask, batch_size=4):
         out = model(batch.x, batch.edge_index)[: batch.batch_size]
         pyg_sar.mean_of_batches(F.cross_entropy(out, batch.y[: batch.batch_size]))
 
 
 def share_of_a_rank(data: Any, rank: int) -> None:
     pyg_sar.NeighborLoader(data, [2, 2], torch.arange(20)[rank::NUM_RANKS], batch_size=4)
-
-
-def chosen_by_a_rank(data: Any, rank: int) -> None:
-    pyg_sar.NeighborLoader(data, [2, 2])(torch.arange(20)[rank::NUM_RANKS])
 
 
 def links_of_a_rank(data: Any, rank: int) -> None:
@@ -352,9 +348,6 @@ IN_STEP: dict[str, Mistake] = {
         share_of_a_rank,
         "expected the same 'input_nodes' on all ranks",
         'give the same on every rank',
-    ),
-    "a rank's choice of seeds": Mistake(
-        chosen_by_a_rank, "expected the same 'index' on all ranks", 'give the same on every rank'
     ),
     "a rank's share of links": Mistake(
         links_of_a_rank,

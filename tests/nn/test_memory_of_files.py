@@ -127,7 +127,7 @@ def _restricted(data: Any, given: Callable[[Tensor], Tensor], wrap: Callable[[An
 def _sampled(data: Any, given: Callable[[Tensor], Tensor], wrap: Callable[[Any], Any]) -> Any:
     torch.manual_seed(0)
     model, seeds = wrap(Both().double()), given(torch.arange(0, 40, 3))
-    loader = pyg_sar.NeighborLoader(data, [3, 2], seeds, batch_size=6, seed=1, cache=10**6)
+    loader = pyg_sar.NeighborLoader(data, [3, 2], seeds, batch_size=6, seed=1)
     found = []
     for batch in loader:
         losses = model(given(batch.x), batch.edge_index)[: batch.batch_size].square().sum(-1)

@@ -7,7 +7,7 @@ Pairs in a plain tensor are ids of the whole graph, equal on all ranks, as every
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.comm.collectives import agree
 from pyg_sar.comm.row_map import owners_of
+from pyg_sar.loader.arguments import Options
 from pyg_sar.loader.attributes import edge_stores, ends_of, node_stores
 from pyg_sar.loader.graph import LocalGraph
 from pyg_sar.loader.seeds.negatives import Negatives, read_neg_sampling
@@ -47,21 +48,36 @@ class _Links(NamedTuple):
     same: str  # words that must be equal on all ranks
 
 
-def read_links(data: Data | HeteroData, args: Mapping[str, Any]) -> Asked:
-    """Reads `edge_label_index` and the arguments that belong to it (collective)."""
-    has_time = args['edge_label_time'] is not None
-    if has_time != (args['time_attr'] is not None):
+def read_links(
+    data: Data | HeteroData,
+    options: Options,
+    edge_label_index: Any,
+    edge_label: Any,
+    edge_label_time: Any,
+    neg_sampling: Any,
+    neg_sampling_ratio: float | None,
+    exclude_edges: Any,
+) -> Asked:
+    """Reads the links and the arguments that belong to them (collective)."""
+    has_time = edge_label_time is not None
+    if has_time != (options.time_attr is not None):
         raise ValueError(
             "'edge_label_time' and 'time_attr' must be given together (got "
-            f'{"a tensor" if has_time else None} and {args["time_attr"]!r})'
+            f'{"a tensor" if has_time else None} and {options.time_attr!r})'
         )
-    key, chosen = _relation_of(data, args['edge_label_index'])
+    if neg_sampling_ratio:
+        if neg_sampling is not None:
+            raise ValueError(
+                "'neg_sampling_ratio' and 'neg_sampling' cannot both be given (got "
+                f'{neg_sampling_ratio})'
+            )
+        neg_sampling = {'mode': 'binary', 'amount': neg_sampling_ratio}
+    key, chosen = _relation_of(data, edge_label_index)
     links = _own_links(data, key, chosen)
     ends = [node_stores(data)[end] for end in ends_of(key)]
-    negatives = read_neg_sampling(args['neg_sampling'], ends)
-    label, times = args['edge_label'], args['edge_label_time']
-    label = None if label is None else own_values('edge_label', label, links.space)
-    times = None if times is None else own_times('edge_label_time', times, links.space)
+    negatives = read_neg_sampling(neg_sampling, ends)
+    label = None if edge_label is None else own_values('edge_label', edge_label, links.space)
+    times = own_times('edge_label_time', edge_label_time, links.space) if has_time else None
     if label is not None and negatives is not None and negatives.is_triplet():
         raise ValueError("'edge_label' has no meaning with triplets (got one): leave it out")
     same = {
@@ -76,11 +92,11 @@ def read_links(data: Data | HeteroData, args: Mapping[str, Any]) -> Asked:
             negatives.src_weight is not None,
             negatives.dst_weight is not None,
         ),
-        'exclude_edges': args['exclude_edges'],
+        'exclude_edges': exclude_edges,
     }
-    excluded = _excluded(data, key, args)
+    excluded = _excluded(data, key, exclude_edges, options)
 
-    def seeds(graph: LocalGraph, disjoint: bool) -> Seeds:
+    def seeds(graph: LocalGraph) -> Seeds:
         counted = label
         if label is not None and negatives is not None:
             # Classes from 0 on count from 1 on, as 0 is that of negatives.
@@ -93,8 +109,8 @@ def read_links(data: Data | HeteroData, args: Mapping[str, Any]) -> Asked:
             links.space.ids(_CPU),
             links.space.total,
             None if times is None else graph.as_times(times),
-            args['batch_size'],
-            disjoint,
+            options.batch_size,
+            options.has_trees,
             counted,
             None if negatives is None else Negatives(graph, key, negatives),
             excluded,
@@ -181,10 +197,9 @@ def _two(value: Any) -> tuple[Any, Any]:
 
 
 def _excluded(
-    data: Data | HeteroData, key: EdgeKey, args: Mapping[str, Any]
+    data: Data | HeteroData, key: EdgeKey, asked: Any, options: Options
 ) -> dict[EdgeKey, tuple[bool, ...]]:
     """Relations without edges between the ends of links: there (False), and back (True)."""
-    asked = args['exclude_edges']
     src, dst = ends_of(key)
     if isinstance(asked, (tuple, list)) and isinstance(data, HeteroData):
         named = tuple(asked)
@@ -206,7 +221,7 @@ def _excluded(
             "'exclude_edges' must be False, True, 'reverse' or a relation that is the reverse "
             f'(got {asked!r})'
         )
-    if asked is True and args['subgraph_type'] == 'bidirectional':
+    if asked is True and options.subgraph_type == 'bidirectional':
         raise ValueError(
             "exclude_edges=True leaves the reverse of links, which subgraph_type='bidirectional' "
             "turns round: say exclude_edges='reverse', or name the reverse relation (got True)"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
+from pyg_sar.loader.arguments import Options
 from pyg_sar.loader.attributes import node_stores
 from pyg_sar.loader.graph import LocalGraph
 from pyg_sar.loader.seeds.own import check_ids, nodes_of, of_all_ranks, own_of, own_times
@@ -22,30 +22,32 @@ from pyg_sar.shard.format import NodeKey
 _CPU = torch.device('cpu')
 
 
-def read_nodes(data: Data | HeteroData, args: Mapping[str, Any]) -> Asked:
-    """Reads `input_nodes` and `input_time` (collective where they are rows)."""
-    if args['input_time'] is not None and args['time_attr'] is None:
+def read_nodes(
+    data: Data | HeteroData, options: Options, input_nodes: Any, input_time: Any
+) -> Asked:
+    """Reads the seeds and their times (collective where they are rows)."""
+    has_time = input_time is not None
+    if has_time and options.time_attr is None:
         raise ValueError("'input_time' needs a 'time_attr' (got None)")
-    key, nodes = _type_of(data, args['input_nodes'])
+    key, nodes = _type_of(data, input_nodes)
     row, space, same = _own_seeds(node_stores(data)[key], nodes)
-    has_time = args['input_time'] is not None
-    input_time = own_times('input_time', args['input_time'], space) if has_time else None
+    own_time = own_times('input_time', input_time, space) if has_time else None
 
-    def seeds(graph: LocalGraph, disjoint: bool) -> Seeds:
+    def seeds(graph: LocalGraph) -> Seeds:
         nodes, time = graph.nodes[key], None
         if not nodes.own_ptr:
             raise ValueError(f"'input_nodes' must be of a type with edges (got '{key}')")
         position = nodes.positions(row)
-        if input_time is not None:
-            time = graph.as_times(input_time)
+        if own_time is not None:
+            time = graph.as_times(own_time)
         elif key in graph.times:
             time = graph.times[key][position - nodes.first]
-        elif args['time_attr'] is not None:  # by edges, or by other nodes
+        elif options.time_attr is not None:  # by edges, or by other nodes
             raise ValueError(
                 "'input_time' must be given where seeds have no 'time_attr' of their own (got None)"
             )
-        index, size = space.ids(_CPU), args['batch_size']
-        return Seeds(graph, key, (position,), index, space.total, time, size, disjoint)
+        index, size = space.ids(_CPU), options.batch_size
+        return Seeds(graph, key, (position,), index, space.total, time, size, options.has_trees)
 
     return {'input_nodes': (key, same), 'input_time': has_time}, seeds
 

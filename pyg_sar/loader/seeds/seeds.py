@@ -27,8 +27,8 @@ from pyg_sar.utils.draws import hashed, hashed_on
 
 EDGES, NEGATIVES = range(2)  # purposes of hashes
 
-Asked = tuple[dict[str, Any], Callable[[LocalGraph, bool], 'Seeds']]
-"""Values that must be equal on all ranks; and a function that makes seeds, `disjoint` or not.
+Asked = tuple[dict[str, Any], Callable[[LocalGraph], 'Seeds']]
+"""Values that must be equal on all ranks; and a function that makes seeds.
 
 The function raises a ValueError on all ranks if seeds are wrong on one (collective).
 """

@@ -102,8 +102,8 @@ def seeded(folder: str, kind: str, recomputes: bool) -> list[Any]:
 def sampled(folder: str, on_batches: bool) -> list[Any]:
     """Trains on batches; evaluates on batches, or on all nodes."""
     run = Run(folder)
-    make = partial(pyg_sar.NeighborLoader, run.data, [4, 4, 4], batch_size=16, prefetch=2)
-    loader = make(input_nodes=run.data.train_mask, shuffle=True, cache=400)
+    make = partial(pyg_sar.NeighborLoader, run.data, [4, 4, 4], batch_size=16)
+    loader = make(input_nodes=run.data.train_mask, shuffle=True)
     found = []
     for _ in range(2):
         run.model.train()
