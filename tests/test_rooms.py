@@ -13,8 +13,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / 'pyg_sar'
 
 FLOORS = (
-    {'__main__', 'describe', 'plan', 'run', 'run_in_turns'},
-    {'planner'},
+    {'__main__'},
     {'launch'},
     {'loader', 'checkpoint'},
     {'nn'},
@@ -22,7 +21,7 @@ FLOORS = (
     {'ops'},
     {'partition', 'comm'},
     {'shard'},
-    {'commands', 'monitor'},
+    {'monitor'},
     {'utils'},
 )
 """A room may import itself and the rooms of later floors."""
@@ -87,7 +86,7 @@ def test_no_module_imports_itself_in_a_circle() -> None:
         pytest.fail(f'a circle of imports: {error.args[1]}')
 
 
-@pytest.mark.parametrize('room', ['shard', 'partition', 'describe'])
+@pytest.mark.parametrize('room', ['shard', 'partition'])
 def test_only_comm_knows_other_ranks(room: str) -> None:
     for path in _files(room):
         assert not any(name.startswith('torch.distributed') for name in _imports(path)), path

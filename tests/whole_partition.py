@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.describe.verify import wrong_files
+from pyg_sar.launch.info import wrong_files
 from pyg_sar.shard import file_names
 from pyg_sar.shard.file_names import EdgeKey, NodeKey
 from pyg_sar.shard.meta import Meta, read_meta

@@ -67,7 +67,7 @@ def _run_in_turns(arguments: argparse.Namespace) -> int:
     others = [name for name, value in plain.items() if getattr(arguments, name) != value]
     if others:
         option = others[0].replace('_', '-')
-        raise ValueError(f'--in-turns goes without options of torchrun (got --{option})')
+        raise ValueError(f'--in-turns takes no options of torchrun (got --{option})')
     if arguments.memory is None:
         raise ValueError('--in-turns needs --memory SIZE before the program')
     _check_file(script)
