@@ -103,12 +103,12 @@ def _run(args: argparse.Namespace, command: Sequence[str]) -> int:
     )
     scratch = Scratch(existing_parent(target))
     with Progress(quiet=args.quiet) as shown:
-        shown.phase('reading')
+        shown.phase('reading', delay=0.5)  # a mistake is told alone
         data = load_source(args.source, scratch=scratch, **of_source)
         if args.undirected:
             data = add_reverse_edges(data, scratch)
         for text in args.transform:
-            shown.phase('transform')
+            shown.phase('transform', delay=0.5)
             data = transformed(data, text, seed=args.seed)
     summary = partition_graph(
         data,

@@ -141,7 +141,10 @@ def partition_graph(
         asked = CutOptions(method, backend, seed, objective, balance, passes, threads, order)
         chosen, options = choose(asked, is_hetero=graph.is_hetero, has_train_mask=has_train_mask)
         with Progress(quiet=not progress) as shown:
-            shown.phase('METIS' if chosen.package == 'pymetis' else f'parts by {options.method}')
+            if chosen.package == 'pymetis':
+                shown.phase('METIS')
+            else:
+                shown.phase('assigning nodes', delay=0.5)  # a mistake is told alone
             assignment = sub_parts = assign_nodes(graph, num_parts, chosen, options)
             if options.order == 'cache':
                 shown.phase('order of nodes')

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import threading
 import time
 import traceback
 import warnings
@@ -82,16 +83,24 @@ class Progress:
         self._quiet = quiet or os.environ.get('RANK', '0') != '0'
         self._is_terminal = sys.stderr.isatty()
         self._start = self._last = time.monotonic()
+        self._later = threading.Timer(0.0, lambda: None)
 
     def __enter__(self) -> Progress:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._later.cancel()
         if self._is_terminal:
             self._print('\r\x1b[K', end='')
 
-    def phase(self, text: str) -> None:
-        """What begins now, such as ``'METIS'``."""
+    def phase(self, text: str, *, delay: float = 0.0) -> None:
+        """What begins now, such as ``'METIS'``; said after a delay, if it lasts as long."""
+        self._later.cancel()
+        if delay > 0:
+            self._later = threading.Timer(delay, self.phase, [text])
+            self._later.daemon = True
+            self._later.start()
+            return
         self._last = time.monotonic()
         text = f'{text} (after {self._last - self._start:.0f} s)'
         if self._is_terminal:

@@ -54,7 +54,7 @@ def test_success(source, graph, tmp_path, check_partition):
     assert 'edge cut' in result.stdout
     assert result.stdout.endswith(f'wrote {tmp_path / "out"}\n')
     phases = [line.partition(' (after ')[0] for line in result.stderr.splitlines()]
-    assert phases[:3] == ['reading', 'METIS', 'part 1/3']
+    assert [phase for phase in phases if phase != 'reading'][:2] == ['METIS', 'part 1/3']
     meta = meta_of(tmp_path / 'out')
     assert meta['command'][:3] == ['python', '-m', 'pyg_sar.partition']
     assert meta['command'][-2:] == ['--seed', '2']
@@ -217,6 +217,19 @@ def test_progress_is_one_line_of_a_terminal(monkeypatch):
     assert 'part 25/25 (after' in told
     assert '\n' not in told
     assert told.endswith('\r\x1b[K'), 'nothing is left of it'
+
+
+def test_what_ends_soon_is_not_said(monkeypatch):
+    monkeypatch.setattr(sys, 'stderr', io.StringIO())
+    with Progress() as shown:
+        shown.phase('reading', delay=60.0)
+    assert sys.stderr.getvalue() == ''
+    with Progress() as shown:
+        shown.phase('reading', delay=0.01)
+        end = time.monotonic() + 60
+        while not sys.stderr.getvalue() and time.monotonic() < end:
+            time.sleep(0.01)
+    assert sys.stderr.getvalue().startswith('reading (after ')
 
 
 @pytest.mark.parametrize('terminal', [io.StringIO, _Terminal])
