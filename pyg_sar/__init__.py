@@ -1,7 +1,6 @@
 """Distributed full-batch training of PyTorch Geometric models, exactly, on a partitioned graph.
 
-What most programs need is here; what is used less is in :mod:`pyg_sar.partition` and
-:mod:`pyg_sar.planner`.
+What most programs need is here; what is used less is in :mod:`pyg_sar.partition`.
 """
 
 from pyg_sar.utils import openmp  # noqa: F401 - before anything imports torch

@@ -86,7 +86,7 @@ def test_runs_and_fills_its_readme(name: str, tmp_path: Path) -> None:
         assert all(len(row['peak_bytes']) == row['processes'] for row in rows)
     if name == 'network':
         assert {row['link'] for row in rows} == {0.1, 0.0}
-        assert all(row['bytes_sent']['median'] > row['row_bytes'] / 2 > 0 for row in rows)
+        assert all(row['bytes_sent']['median'] > 0 for row in rows)
     if name == 'ogbn':
         assert len(rows) == 5
         assert all(row['processes'] == row['epochs'] == len(row['loss']) == 2 for row in rows)
@@ -127,7 +127,7 @@ def test_a_slow_link_beside_others(tmp_path: Path) -> None:
     assert {p.name for p in tmp_path.iterdir()} == {'unequal.json'}
     rows = json.loads((tmp_path / 'unequal.json').read_text())['rows']
     assert [row['variant'] for row in rows] == ['prefetch 1', 'prefetch 2', 'prefetch 3'] * 2
-    assert all(row['row_bytes'] >= row['least_row_bytes'] > 0 for row in rows)
+    assert all(seconds > 0 for row in rows for seconds in row['each_seconds'])
 
 
 def test_bytes_beside_computing_are_those_outside_of_waiting(load) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pyg_sar
 import pyg_sar.partition
-import pyg_sar.planner
 
 FILE = Path(__file__).parent / 'public_names.txt'
 
@@ -16,7 +15,7 @@ FILE = Path(__file__).parent / 'public_names.txt'
 def signatures() -> list[str]:
     """A line for every public name and for every public method of a class."""
     lines = []
-    modules = (pyg_sar, pyg_sar.partition, pyg_sar.planner)
+    modules = (pyg_sar, pyg_sar.partition)
     for module in modules:
         for name in sorted(getattr(module, '__all__', None) or vars(module)):
             value = getattr(module, name)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.describe.verify import wrong_files
+from pyg_sar.launch.info import wrong_files
 from pyg_sar.shard import format as file_names
 from pyg_sar.shard.files import load_tensors
 from pyg_sar.shard.format import EdgeKey, NodeKey

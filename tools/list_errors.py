@@ -15,10 +15,9 @@ TOPICS = {
     'Layers': ('conv', 'aggregate', 'kernels', 'restricted_layers', 'attention'),
     'Functions of rows': ('rows', 'over_all_nodes', 'draws'),
     'Mini-batches': ('sampling',),
-    'Cutting a graph': ('partitioner', 'partition', 'transforms', 'commands'),
-    'Will it fit': ('plan', 'planner'),
+    'Cutting a graph': ('partitioner', 'partition', 'transforms'),
     'Checkpoints': ('checkpoint',),
-    'Profiles': ('profiling', 'monitor', 'memory', 'describe'),
+    'Profiles': ('profiling', 'monitor', 'memory'),
 }
 
 

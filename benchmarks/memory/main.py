@@ -110,7 +110,7 @@ def _prepare(graph: str, args: argparse.Namespace, folder: Path) -> Result:
 
 
 def cut_of(parts: Path) -> Result:
-    """What META.json says of the blocks: from it memory is predicted (`pyg_sar.planner`)."""
+    """What META.json says of the blocks."""
     meta = read_meta(parts)
     (nodes,), (edges,) = meta.nodes.values(), meta.edges.values()
     return {

@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from cached_graphs import sizes
-from many_ranks import exchange_seconds
 from namespaces import Hosts
 from program_team import ProgramTeam
 from rank import PREFETCH
 from report import Row, environment, ratios, show, summary, table
-from traffic import traffic
 
 SHARE = 0.1
 """What the slow link has of the bandwidth of the others."""
@@ -54,7 +52,6 @@ def measure(args: argparse.Namespace, team: ProgramTeam, hosts: Hosts) -> list[R
                         'slow': slow,
                         'variant': variant,
                         'each_seconds': seconds,
-                        **traffic(args, model, variant, share=_SHARES[slow]),
                     }
                 )
     return found
@@ -62,10 +59,6 @@ def measure(args: argparse.Namespace, team: ProgramTeam, hosts: Hosts) -> list[R
 
 _RANK, _PAIR = 'the link of rank 0', 'the path between ranks 0 and 1'
 _SLOW = {_RANK: 'host_share', _PAIR: 'path_share'}
-_SHARES = {
-    _RANK: lambda source, target: SHARE if 0 in (source, target) else 1.0,
-    _PAIR: lambda source, target: SHARE if {source, target} == {0, 1} else 1.0,
-}
 
 
 def write(rows: list[Row], folder: Path) -> None:
@@ -86,10 +79,6 @@ def render(folder: Path) -> str:
         if row['variant'] == VARIANTS[0]:
             first = row
         is_first = row is first
-        seconds = [
-            exchange_seconds(row[of] + row['sum_bytes'], GIGABITS * 1e9 / 8)
-            for of in ('row_bytes', 'least_row_bytes')
-        ]
         lines.append(
             [
                 row['model'] if is_first else '',
@@ -97,11 +86,9 @@ def render(folder: Path) -> str:
                 row['variant'],
                 show(summary(row['each_seconds'])),
                 f'**{show(ratios(first["each_seconds"], row["each_seconds"]))}**',
-                f'{seconds[0]:.2f}',
-                f'{seconds[1]:.2f}',
             ]
         )
     header = ['model', f'slow, {SHARE:g} of {GIGABITS:g} Gb/s', 'variant', 's per epoch']
-    header += ['times as fast', 'step by step, s', 'all at once, s']
+    header += ['times as fast']
     rounds, load = len(first['each_seconds']), report['environment']['load_at_start']
     return f'{table(header, lines)}\n\n{rounds} rounds; load before them {load:.1f}.'

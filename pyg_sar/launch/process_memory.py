@@ -9,11 +9,6 @@ import psutil
 import torch
 
 
-def resident() -> int:
-    """Resident memory of this process."""
-    return int(psutil.Process().memory_info().rss)
-
-
 def resident_of_no_file() -> int:
     """Resident memory of this process, without pages of files."""
     info = psutil.Process().memory_info()

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from pyg_sar.comm.collectives import agree, check_equal
-from pyg_sar.commands.command_line import text_table
 from pyg_sar.launch.recording import Recording
 from pyg_sar.launch.records import Summary, from_dict
+from pyg_sar.utils.command_line import text_table
 from pyg_sar.utils.meter import bytes_text
 
 

@@ -1,12 +1,11 @@
-"""The command line: ``python -m pyg_sar.partition SOURCE OUT --num-parts P``.
+"""The command ``pyg-sar partition SOURCE OUT --num-parts P``, also ``python -m pyg_sar.partition``.
 
-Nothing imports this module: runpy warns when the package has already imported what it runs.
+No other module imports this one at its top: runpy warns of what is imported before it runs.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import os
 import shlex
 import sys
@@ -15,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from pyg_sar.commands.command_line import Parser, printable, progress_bar, run_command
 from pyg_sar.partition.assignment import backend_names
 from pyg_sar.partition.atomic_folder import existing_parent, target_folder
 from pyg_sar.partition.checks import check_positive, check_seed
@@ -27,6 +25,9 @@ from pyg_sar.partition.sources.arrays import own_parts
 from pyg_sar.partition.sources.dataset_class import transformed
 from pyg_sar.partition.sources.reverse import add_reverse_edges
 from pyg_sar.partition.sources.sources import NAMES, load_source
+from pyg_sar.utils.command_line import Parser, Progress, printable, run_command
+
+DESCRIPTION = 'Cuts a graph into parts, one shard per part, for distributed training.'
 
 _OF_SOURCE = ('seed', 'root')
 _ARGUMENTS: dict[str, dict[str, Any]] = {
@@ -65,8 +66,16 @@ _OF_CUT = (*(_ARGUMENTS.keys() - {'method'}), 'split', 'check_nan', 'force')
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns its exit code."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    """Runs ``python -m pyg_sar.partition``; returns its exit code."""
+    prog = 'python -m pyg_sar.partition'
+    parser = Parser(prog, description=DESCRIPTION)
+    add_arguments(parser)
+    words = list(sys.argv[1:] if argv is None else argv)
+    return run_command(parser, lambda arguments: run(arguments, prog, words), words)
+
+
+def run(arguments: argparse.Namespace, prog: str, words: Sequence[str]) -> int:
+    """Cuts the graph; returns the exit code. META.json notes `prog` and the words after it."""
     with warnings.catch_warnings():
         # Warnings are news for the user here, not for a developer: always shown, and without
         # file name and source line.
@@ -74,13 +83,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         warnings.showwarning = lambda message, *_, **__: print(
             f'note: {printable(str(message))}', file=sys.stderr
         )
-        interrupted = 'interrupted, nothing was written'
-        run = functools.partial(_run, arguments)
         sys.path.append(os.getcwd())  # has modules of the user, and is not on that of `pyg-sar`
-        return run_command(_parser(), run, arguments, interrupted=interrupted)
+        try:
+            return _run(arguments, [*prog.split(), *words])
+        except KeyboardInterrupt as interrupt:
+            raise KeyboardInterrupt('interrupted, nothing was written') from interrupt
 
 
-def _run(arguments: list[str], args: argparse.Namespace) -> int:
+def _run(args: argparse.Namespace, command: Sequence[str]) -> int:
     # Before a file that may take minutes to read.
     method, num_parts = _parts(args)
     check_positive('num_parts', num_parts)
@@ -92,13 +102,14 @@ def _run(arguments: list[str], args: argparse.Namespace) -> int:
         {name: getattr(args, name) for name in names} for names in (_OF_SOURCE, _OF_CUT)
     )
     scratch = Scratch(existing_parent(target))
-    with progress_bar('reading', 1, quiet=args.quiet) as bar:
+    with Progress(quiet=args.quiet) as shown:
+        shown.phase('reading', delay=0.5)  # a mistake is told alone
         data = load_source(args.source, scratch=scratch, **of_source)
         if args.undirected:
             data = add_reverse_edges(data, scratch)
         for text in args.transform:
+            shown.phase('transform', delay=0.5)
             data = transformed(data, text, seed=args.seed)
-        bar.update()
     summary = partition_graph(
         data,
         num_parts,
@@ -106,7 +117,7 @@ def _run(arguments: list[str], args: argparse.Namespace) -> int:
         method=method,
         progress=not args.quiet,
         scratch=scratch,
-        command=['python', '-m', 'pyg_sar.partition', *arguments],
+        command=command,
         **of_cut,
     )
     if not args.quiet:
@@ -133,9 +144,8 @@ def _parts(args: argparse.Namespace) -> tuple[MethodLike, int]:
     return method, num_parts
 
 
-def _parser() -> Parser:
-    description = 'Cuts a graph into parts, one shard per part, for distributed training.'
-    parser = Parser('pyg_sar.partition', description)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds SOURCE, OUT and the options."""
     add = parser.add_argument
     sources = (
         'a .pt file (PyG Data, HeteroData or dict of tensors), an .npz file, a folder of .npy '
@@ -160,8 +170,7 @@ def _parser() -> Parser:
     add('--split', metavar='TRAIN/VAL/TEST', help=split)
     add('--force', action='store_true', help='replace an earlier partition in OUT')
     add('--check-nan', action='store_true', help='refuse NaN in the features')
-    add('--quiet', action='store_true', help='no progress bars, no summary')
-    return parser
+    add('--quiet', action='store_true', help='no progress, no summary')
 
 
 if __name__ == '__main__':

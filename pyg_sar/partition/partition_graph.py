@@ -9,7 +9,6 @@ from contextlib import contextmanager
 import torch
 from torch_geometric.data import Data, HeteroData
 
-from pyg_sar.commands.command_line import progress_bar
 from pyg_sar.partition.assignment import assign_nodes, choose
 from pyg_sar.partition.atomic_folder import existing_parent, replace_folder, target_folder
 from pyg_sar.partition.checks import check_no_nan, check_positive, check_seed
@@ -22,6 +21,7 @@ from pyg_sar.partition.sub_parts import find_sub_parts
 from pyg_sar.partition.summary import PartitionSummary
 from pyg_sar.partition.typed import TypedGraph, typed_graph
 from pyg_sar.partition.writer import write_partition
+from pyg_sar.utils.command_line import Progress
 
 
 @contextmanager
@@ -110,7 +110,7 @@ def partition_graph(
             Of a HeteroData, in every type that has ``y``.
         check_nan: Whether to refuse NaN in ``x``.
         force: Whether to replace an earlier partition in `root`, once the new one is complete.
-        progress: Whether to show progress bars on stderr.
+        progress: Whether to say on stderr what runs.
         command: The command line, noted in META.json.
         scratch: Where temporary arrays lie; by default in files without a name beside `root`.
 
@@ -140,23 +140,26 @@ def partition_graph(
         has_train_mask = any('train_mask' in nodes.attrs for nodes in graph.nodes.values())
         asked = CutOptions(method, backend, seed, objective, balance, passes, threads, order)
         chosen, options = choose(asked, is_hetero=graph.is_hetero, has_train_mask=has_train_mask)
-        with progress_bar('partitioning', 1, quiet=not progress) as bar:
+        with Progress(quiet=not progress) as shown:
+            if chosen.package == 'pymetis':
+                shown.phase('METIS')
+            else:
+                shown.phase('assigning nodes', delay=0.5)  # a mistake is told alone
             assignment = sub_parts = assign_nodes(graph, num_parts, chosen, options)
             if options.order == 'cache':
+                shown.phase('order of nodes')
                 sub_parts = find_sub_parts(graph, assignment, num_parts, seed)
-            bar.update()
-        bar = progress_bar('writing parts', num_parts, quiet=not progress)
-        with bar, replace_folder(target, before) as folder:
-            return write_partition(
-                folder,
-                graph,
-                assignment,
-                num_parts,
-                sub_parts=sub_parts,
-                provenance=options.provenance(),
-                command=None if command is None else list(command),
-                on_part=bar.update,
-            )
+            with replace_folder(target, before) as folder:
+                return write_partition(
+                    folder,
+                    graph,
+                    assignment,
+                    num_parts,
+                    sub_parts=sub_parts,
+                    provenance=options.provenance(),
+                    command=None if command is None else list(command),
+                    on_part=shown.steps('part', num_parts),
+                )
 
 
 def _add_split(graph: TypedGraph, split: str | tuple[float, float, float], seed: int) -> None:

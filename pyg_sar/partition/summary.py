@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pyg_sar.commands.command_line import printable, text_table
 from pyg_sar.shard.format import EdgeKey, NodeKey, type_name
 from pyg_sar.shard.meta import Meta
 from pyg_sar.shard.vertex_cover import covers_pay
+from pyg_sar.utils.command_line import printable, text_table
 
 _SHOWN = 4
 """Types of nodes and relations printed: those with most above the mean."""

@@ -20,14 +20,12 @@ from torch_geometric.nn import GATConv, GraphSAGE
 
 import pyg_sar
 import pyg_sar.partition
-import pyg_sar.planner
 
 
 def _public() -> dict[str, Any]:
     """What is public, by name."""
     found = {f'pyg_sar.{name}': getattr(pyg_sar, name) for name in pyg_sar.__all__}
-    rooms = pyg_sar.partition, pyg_sar.planner
-    for room in rooms:
+    for room in [pyg_sar.partition]:
         for name, value in vars(room).items():
             home = getattr(value, '__module__', '')
             is_ours = (

@@ -28,10 +28,12 @@ def _model(data: Data) -> torch.nn.Module:
     return model
 
 
+def _program(*words: object) -> list[object]:
+    return [EXAMPLES / 'inference.py', *words, '--hidden', 16, '--layers', 2]
+
+
 def _infer(folder: Path, *words: object, ranks: int = 1) -> None:
-    launch = torchrun(ranks) if ranks > 1 else []
-    options = ['--hidden', 16, '--layers', 2]
-    run(*launch, EXAMPLES / 'inference.py', *words, *options, folder=folder)
+    run(*(torchrun(ranks) if ranks > 1 else []), *_program(*words), folder=folder)
 
 
 @pytest.mark.slow
@@ -44,7 +46,10 @@ def test_weights_of_plain_pyg_and_a_checkpoint(tmp_path: Path) -> None:
     pyg_sar.save_checkpoint(tmp_path / 'run', model, optimizer, epoch=3)
     _infer(tmp_path, 'parts', 'weights.pt', 'one.npy', '--probabilities')
     _infer(tmp_path, 'parts', 'run', 'two.npy', ranks=2)
+    in_turns = ['-m', 'pyg_sar', 'run', '--in-turns', '--memory', '1MB', '--spill', '.']
+    run(*in_turns, *_program('parts', 'weights.pt', 'three.npy'), folder=tmp_path)
     with torch.no_grad():
         want = model.eval()(data.x, data.edge_index).softmax(dim=-1)
     torch.testing.assert_close(torch.from_numpy(np.load(tmp_path / 'one.npy')), want)
-    assert np.array_equal(np.load(tmp_path / 'two.npy'), want.argmax(dim=-1).numpy())
+    for name in ('two.npy', 'three.npy'):
+        assert np.array_equal(np.load(tmp_path / name), want.argmax(dim=-1).numpy())

@@ -31,8 +31,8 @@ def test_the_ten_lines(tmp_path: Path) -> None:
     (tmp_path / 'train.py').write_text(program[1] + note)
 
     words = shlex.split(partition)
-    assert words[:2] == ['python', '-m']
-    run(*words[1:], folder=tmp_path)
+    assert words[0] == 'pyg-sar'
+    run('-m', 'pyg_sar', *words[1:], folder=tmp_path)
     words = shlex.split(launch)
     assert words[:2] == ['pyg-sar', 'run']
     run('-m', 'pyg_sar', 'run', '--standalone', *words[2:], folder=tmp_path)

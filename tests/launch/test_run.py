@@ -52,7 +52,9 @@ def test_one_process(tmp_path: Path) -> None:
         'GOMP_SPINCOUNT': '10000',
     }
     assert has_allocator == (allocator_library() is not None)
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith('pyg-sar run:')]
+    (line,) = [
+        line for line in done.stderr.splitlines() if line.startswith('python -m pyg_sar run:')
+    ]
     assert f'OMP_NUM_THREADS={CORES}' in line
 
 
@@ -73,6 +75,7 @@ def test_two_ranks_and_what_the_user_has_set(tmp_path: Path) -> None:
     [
         (['missing.py'], 'no such file: missing.py'),
         (['--nproc-per-node', 'many', 'train.py'], 'Unsupported nproc_per_node value: many'),
+        (['--memory', '1GB', 'train.py'], '--memory is for ranks in turn: add --in-turns'),
     ],
 )
 def test_wrong_command_lines(options: list[str], words: str) -> None:

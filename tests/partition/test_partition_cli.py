@@ -18,7 +18,8 @@ from partition_files import meta_of
 from ranks import heed_interrupts
 from torch_geometric.data import Data
 
-from pyg_sar.commands.command_line import progress_bar
+from pyg_sar.utils import command_line
+from pyg_sar.utils.command_line import Progress
 
 COMMAND = [sys.executable, '-m', 'pyg_sar.partition']
 
@@ -52,7 +53,8 @@ def test_success(source, graph, tmp_path, check_partition):
     assert '50 nodes and 300 edges in 3 parts (metis)' in result.stdout
     assert 'edge cut' in result.stdout
     assert result.stdout.endswith(f'wrote {tmp_path / "out"}\n')
-    assert re.fullmatch(r'([\w ]+: \d+ % after \d+ s\n)*', result.stderr), 'if it takes long'
+    phases = [line.partition(' (after ')[0] for line in result.stderr.splitlines()]
+    assert [phase for phase in phases if phase != 'reading'][:2] == ['METIS', 'part 1/3']
     meta = meta_of(tmp_path / 'out')
     assert meta['command'][:3] == ['python', '-m', 'pyg_sar.partition']
     assert meta['command'][-2:] == ['--seed', '2']
@@ -193,24 +195,41 @@ class _Terminal(io.StringIO):
 
 def _progress(monkeypatch, stderr, **options):
     monkeypatch.setattr(sys, 'stderr', stderr)
-    with progress_bar('writing', 25, delay=0, **options) as bar:
+    with Progress(**options) as shown:
+        shown.phase('METIS')
+        is_done = shown.steps('part', 25)
         for _ in range(25):
-            bar.update()
+            is_done()
     return stderr.getvalue()
 
 
 def test_progress_in_a_log_file(monkeypatch):
-    lines = re.sub(r'after \d+', 'after #', _progress(monkeypatch, io.StringIO())).splitlines()
-    assert lines == [f'writing: {tenths}0 % after # s' for tenths in range(1, 11)]
+    """Every phase, but not every step."""
+    told = _progress(monkeypatch, io.StringIO())
+    assert re.fullmatch(r'METIS \(after \d s\)\npart 1/25 \(after \d s\)\n', told)
+    monkeypatch.setattr(command_line, '_SECONDS', 0.0)
+    lines = _progress(monkeypatch, io.StringIO()).splitlines()
+    assert [line.split()[1] for line in lines[1:]] == [f'{n}/25' for n in range(1, 26)]
 
 
-@pytest.mark.parametrize('where', ['terminal', 'notebook'])
-def test_progress_is_a_bar(monkeypatch, where):
-    if where == 'notebook':
-        monkeypatch.setitem(sys.modules, 'ipykernel', None)
-    shown = _progress(monkeypatch, _Terminal() if where == 'terminal' else io.StringIO())
-    assert 'writing: 100%' in shown
-    assert '\r' in shown
+def test_progress_is_one_line_of_a_terminal(monkeypatch):
+    told = _progress(monkeypatch, _Terminal())
+    assert 'part 25/25 (after' in told
+    assert '\n' not in told
+    assert told.endswith('\r\x1b[K'), 'nothing is left of it'
+
+
+def test_what_ends_soon_is_not_said(monkeypatch):
+    monkeypatch.setattr(sys, 'stderr', io.StringIO())
+    with Progress() as shown:
+        shown.phase('reading', delay=60.0)
+    assert sys.stderr.getvalue() == ''
+    with Progress() as shown:
+        shown.phase('reading', delay=0.01)
+        end = time.monotonic() + 60
+        while not sys.stderr.getvalue() and time.monotonic() < end:
+            time.sleep(0.01)
+    assert sys.stderr.getvalue().startswith('reading (after ')
 
 
 @pytest.mark.parametrize('terminal', [io.StringIO, _Terminal])

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import runpy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +26,7 @@ from pyg_sar.launch.in_turns.users_calls import replaced
 from pyg_sar.launch.in_turns.watch import Watch
 from pyg_sar.shard.meta import read_meta
 from pyg_sar.utils import memory as c_memory
+from pyg_sar.utils.command_line import users_files
 from pyg_sar.utils.log import say
 from pyg_sar.utils.meter import parse_bytes
 
@@ -112,6 +114,26 @@ def run_in_turns(
         host_memory=host_memory,
         reserve=reserve,
     )
+
+
+def run_script(script: Path, arguments: Sequence[str], root: str | Path, **options: Any) -> Figures:
+    """Runs a program for torchrun by :func:`run_in_turns`, with `arguments` as its command line."""
+    sys.argv[:] = [str(script), *arguments]
+    sys.path.insert(0, str(script.parent.resolve()))
+    users_files.add(str(script))
+
+    def run() -> None:
+        try:
+            runpy.run_path(str(script), run_name='__main__')
+        except SystemExit as end:
+            if end.code not in (None, 0):
+                raise
+
+    main_module = sys.modules['__main__']
+    try:
+        return run_in_turns(run, root, **options).figures
+    finally:
+        sys.modules['__main__'] = main_module  # ranks put it back in any order
 
 
 def play(

@@ -1,17 +1,17 @@
-"""``python -m pyg_sar.run_in_turns`` runs a script for torchrun as it is."""
+"""``pyg-sar run --in-turns`` runs a script for torchrun as it is."""
 
 from __future__ import annotations
 
 import os
-import runpy
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from launch.in_turns.programs import NUM_RANKS, write_parts
+
+from pyg_sar.__main__ import main
 
 SCRIPT = """
 import sys
@@ -25,39 +25,34 @@ if __name__ == '__main__':
     sys.exit(0)
 """
 
-
-MODULE = 'pyg_sar.run_in_turns'
+COMMAND = [sys.executable, '-m', 'pyg_sar', 'run', '--in-turns']
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory, with a script and a folder that looks like parts."""
+    """The working directory, with a script and parts."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'train.py').write_text(SCRIPT)
-    (tmp_path / 'one').mkdir()
-    (tmp_path / 'one' / 'META.json').touch()
+    write_parts(tmp_path)
     return tmp_path
 
 
-def _error(words: list[str], capsys: Any, monkeypatch: pytest.MonkeyPatch) -> str:
+def _error(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     """The one line that a wrong command line ends in."""
-    monkeypatch.setattr(sys, 'argv', [MODULE, *words])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_module(MODULE, run_name='__main__')
-    assert ended.value.code == 2
-    error: str = capsys.readouterr().err
-    assert error.count('\n') == 1
+    try:
+        code: object = main(['run', '--in-turns', *words])
+    except SystemExit as ended:
+        code = ended.code
+    error = capsys.readouterr().err
+    assert (code, error.count('\n')) == (2, 1)
     return error
 
 
-def test_a_script_runs_as_all_ranks(tmp_path: Path) -> None:
-    write_parts(tmp_path)
-    (tmp_path / 'train.py').write_text(SCRIPT)
+def test_a_script_runs_as_all_ranks(folder: Path) -> None:
     options = ['--memory', '1MB', '--spill', '.', '--parts', 'one']
     own = ['--hidden', '3', '--memory', '7', '--parts', 'mine']  # of the script, whatever it is
     done = subprocess.run(
-        [sys.executable, '-m', MODULE, *options, 'train.py', *own],
-        cwd=tmp_path,
+        [*COMMAND, *options, 'train.py', *own],
         env={**os.environ, 'PYTHONPATH': os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
@@ -82,14 +77,10 @@ def test_a_script_runs_as_all_ranks(tmp_path: Path) -> None:
     ],
 )
 def test_how_a_script_ends(folder: Path, ending: str, code: int, text: str) -> None:
-    """By the one command for all programs, as by itself."""
-    (folder / 'one' / 'META.json').unlink()
-    (folder / 'one').rmdir()
-    write_parts(folder)
     (folder / 'train.py').write_text(f'import sys\n{ending}\n')
     options = ['--memory', '1MB', '--spill', '.', '--parts', 'one']
     done = subprocess.run(
-        [sys.executable, '-m', 'pyg_sar', 'run-in-turns', *options, 'train.py'],
+        [*COMMAND, *options, 'train.py'],
         env={**os.environ, 'PYTHONPATH': os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
@@ -100,25 +91,29 @@ def test_how_a_script_ends(folder: Path, ending: str, code: int, text: str) -> N
     assert ('Traceback' in done.stderr) == ('raise' in ending)
 
 
-@pytest.mark.parametrize('missing', ['none.py', '--parts=none', '--spill=none'])
-def test_what_is_missing_is_one_line(
-    folder: Path, missing: str, capsys: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ('words', 'told'),
+    [
+        (['none.py'], 'no such file: none.py'),
+        (['--parts=none', 'train.py'], "expected a partition folder at 'none' (got no folder)"),
+        (['--spill=none', 'train.py'], "evicted memory): 'none'"),
+        (['--nproc-per-node=3', 'train.py'], 'no options of torchrun (got --nproc-per-node)'),
+        (['--memory=64', 'train.py'], '64 bytes? say 64GB'),
+    ],
+)
+def test_mistakes_are_one_line(
+    folder: Path, words: list[str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ['--memory=1MB', '--spill=.', '--parts=one', 'train.py']
-    words[3 if missing.endswith('.py') else {'-s': 1, '-p': 2}[missing[1:3]]] = missing
-    assert _error(words, capsys, monkeypatch).startswith('error: no such file: none')
+    assert told in _error(['--memory=1MB', '--spill=.', '--parts=one', *words], capsys)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason='needs a machine without a GPU')
-@pytest.mark.parametrize('words', [['--spill=.', '--host-memory=1GB'], []])
-def test_what_needs_a_gpu_is_one_line(
-    folder: Path, words: list[str], capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    error = _error(['--memory=1MB', '--parts=one', *words, 'train.py'], capsys, monkeypatch)
-    assert error.startswith("error: 'host_memory' is" if words else "error: 'spill' must be")
+def test_without_a_gpu_a_folder_is_needed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    error = _error(['--memory=1MB', '--parts=one', 'train.py'], capsys)
+    assert error.startswith("error: 'spill' must be")
 
 
 def test_options_after_the_script_are_the_scripts(
-    folder: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+    folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert 'stand before SCRIPT' in _error(['train.py', '--memory=1MB'], capsys, monkeypatch)
+    assert 'needs --memory SIZE before' in _error(['train.py', '--memory=1MB'], capsys)

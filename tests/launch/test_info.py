@@ -1,4 +1,4 @@
-"""``python -m pyg_sar.describe``: the report, the picture, and the files that --verify compares."""
+"""``pyg-sar info``: the report, the picture, and the files that --verify compares."""
 
 from __future__ import annotations
 
@@ -14,14 +14,11 @@ import torch
 from hetero_graphs import assignment, hetero_graph
 from small_graphs import small_graph
 from torch import Tensor
-from torch_geometric.data import Data
 from whole_partition import verify_partition
 
 import pyg_sar
-from pyg_sar.describe.__main__ import main
-from pyg_sar.describe.verify import wrong_files
-from pyg_sar.partition import __main__ as partition
-from pyg_sar.partition.summary import summarize
+from pyg_sar.__main__ import main
+from pyg_sar.launch.info import wrong_files
 from pyg_sar.shard.meta import read_meta
 
 NUM_PARTS = 3
@@ -29,7 +26,7 @@ NUM_PARTS = 3
 
 @pytest.fixture(scope='module')
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp('describe') / 'parts'
+    root = tmp_path_factory.mktemp('info') / 'parts'
     pyg_sar.partition_graph(small_graph(), NUM_PARTS, root, method='random')
     return root
 
@@ -135,22 +132,22 @@ def test_meta_is_protected(folder: Path) -> None:
 @pytest.mark.slow
 def test_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = folder.parent / 'parts.png'
-    assert main([str(folder), '--verify', '--plot', str(picture)]) == 0
+    assert main(['info', str(folder), '--verify', '--plot', str(picture)]) == 0
     printed = capsys.readouterr().out
     meta = json.loads((folder / 'META.json').read_text())['pyg_sar']
-    for text in ('in 3 parts (random)', 'seed 0', meta['fingerprint'], 'x (node)', 'verified'):
+    for text in ('in 3 parts (random)', "'seed': 0", meta['fingerprint'], 'verified'):
         assert text in printed
     assert picture.read_bytes()[:4] == b'\x89PNG'
 
     (folder / 'node_map.pt').unlink()
-    assert main([str(folder), '--verify']) == 1
+    assert main(['info', str(folder), '--verify']) == 1
     assert 'node_map.pt' in capsys.readouterr().err
-    assert main([str(folder / 'part_0')]) == 2
+    assert main(['info', str(folder / 'part_0')]) == 2
     assert capsys.readouterr().err.startswith('error: expected a complete partition folder')
-    assert main([str(folder), '--plot', str(folder / 'none' / 'parts.png')]) == 2
+    assert main(['info', str(folder), '--plot', str(folder / 'none' / 'parts.png')]) == 2
     assert 'No such file' in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        main([str(folder), '--plot', str(folder / 'parts.html')])
+        main(['info', str(folder), '--plot', str(folder / 'parts.html')])
     assert 'expected a file that ends in .png' in capsys.readouterr().err
 
 
@@ -158,38 +155,10 @@ def test_verifies_without_matplotlib(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, 'matplotlib.figure', None)
-    assert main([str(folder), '--plot', str(folder.parent / 'parts.png'), '--verify']) == 2
+    assert main(['info', str(folder), '--plot', str(folder.parent / 'parts.png'), '--verify']) == 2
     told = capsys.readouterr()
     assert 'verified: every file' in told.out
     assert "install it with pip install 'pyg_sar[plot]'" in told.err
-
-
-def _hubs() -> Data:
-    """Most edges end in few nodes."""
-    generator = torch.Generator().manual_seed(0)
-    dst = torch.randint(400, (3000,), generator=generator).double().div(400).pow(3).mul(400).long()
-    src = torch.randint(400, (3000,), generator=generator)
-    return Data(edge_index=torch.stack([src, dst]), num_nodes=400)
-
-
-def test_uneven_edges(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is advised does what it says."""
-    torch.save(_hubs(), tmp_path / 'hubs.pt')
-    words = [str(tmp_path / 'hubs.pt'), str(tmp_path / 'parts'), '--num-parts', '4', '--quiet']
-    summary = pyg_sar.partition_graph(_hubs(), 4, tmp_path / 'other')
-    assert summary.edge_imbalance > 1.25
-    assert partition.main(words) == 0
-    assert main([words[1]]) == 0
-    (*_, advice) = capsys.readouterr().out.partition('\n\n')[0].splitlines()
-    assert f'with {summary.edge_imbalance:.2f} times the mean edges' in advice
-    assert f'these {summary.edge_cut / 3000:.1%}' in advice
-    option = advice.partition('--balance ')[2].split()[0]
-    assert partition.main([*words, '--balance', option, '--force']) == 0
-    assert main([words[1]]) == 0
-    assert 'advice' not in capsys.readouterr().out
-    meta = summarize(read_meta(words[1]))
-    assert meta.edge_imbalance < min(1.2, summary.edge_imbalance)
-    assert meta.edge_cut > summary.edge_cut
 
 
 ESCAPE = '\x1b[1mbold\x1b[0m\nverified: every file is as it was written'
@@ -216,7 +185,7 @@ def _of_a_stranger(folder: Path, change: Callable[[Any], object]) -> Path:
 def test_notes_of_a_stranger_are_no_orders_to_a_terminal(
     folder: Path, capsys: pytest.CaptureFixture[str], change: Callable[[Any], object]
 ) -> None:
-    assert main([str(_of_a_stranger(folder, change))]) == 0
+    assert main(['info', str(_of_a_stranger(folder, change))]) == 0
     told = capsys.readouterr().out
     assert '\x1b' not in told
     assert r'\x1b[1mbold\x1b[0m\nverified' in told
@@ -236,7 +205,7 @@ def test_notes_of_a_stranger_are_no_orders_to_a_terminal(
 def test_names_of_a_stranger_are_printable(
     folder: Path, capsys: pytest.CaptureFixture[str], change: Callable[[Any], object]
 ) -> None:
-    assert main([str(_of_a_stranger(folder, change)), '--verify']) == 2
+    assert main(['info', str(_of_a_stranger(folder, change)), '--verify']) == 2
     told = capsys.readouterr()
     assert told.err.startswith('error: expected ')
     assert '\x1b' not in told.err + told.out
@@ -247,10 +216,5 @@ def test_names_of_a_stranger_are_printable(
 
 def test_a_file_of_a_stranger(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / '\x1b[1m').touch()
-    assert main([str(folder), '--verify']) == 1
+    assert main(['info', str(folder), '--verify']) == 1
     assert r'\x1b[1m' in capsys.readouterr().err
-
-
-def test_even_edges_need_no_advice(written: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(written)]) == 0
-    assert 'advice' not in capsys.readouterr().out
