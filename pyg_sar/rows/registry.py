@@ -159,7 +159,7 @@ _INSTEAD = {
     ),
     'write q @ pyg_sar.gather(k).t(), all pairs of the own rows, linear attention q @ (k.t() @ v), '
     'or torch.nn.functional.scaled_dot_product_attention(q, k, v)': (
-        'matmul rmatmul mm bmm linalg_matmul addmm addbmm baddbmm einsum inner tensordot bilinear'
+        'matmul rmatmul mm bmm linalg_matmul addmm addbmm baddbmm einsum inner bilinear'
     ),
     'write x[:, None] * pyg_sar.gather(y), all pairs of the own rows': 'outer ger',
     'write torch.cdist(x, pyg_sar.gather(y)), all pairs of the own rows': 'cdist pdist',
