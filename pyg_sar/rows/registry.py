@@ -172,6 +172,7 @@ _INSTEAD = {
         'grad vjp jvp linearize torch.func.vmap torch.func.grad torch.func.grad_and_value '
         'torch.func.jacrev torch.func.jacfwd torch.func.hessian torch.func.functionalize'
     ),
+    'write x.detach().clone()': 'tensor Tensor new new_tensor asarray Variable',
     'call the model itself, without torch.jit.script or torch.jit.trace': 'TorchScript',
 }
 
