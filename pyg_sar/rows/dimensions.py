@@ -27,12 +27,10 @@ from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 
 @rule(
     'transpose t permute movedim moveaxis swapaxes swapdims adjoint unsqueeze '
-    'transpose_copy t_copy permute_copy unsqueeze_copy diag_embed .T .H .mT .mH'
+    'transpose_copy t_copy permute_copy unsqueeze_copy .T .H .mT .mH'
 )
 def _move(func: Any, args: Any, kwargs: Any) -> Any:
     rows = args[0] if args else kwargs.get('input')
-    if name_of(func) == 'diag_embed' and rows._dim == dim_of(rows) - 1:
-        refuse(func, 'needs all rows in one place')
     rest = tuple(_hashable(arg) for arg in args[1:])
     named = tuple((key, _hashable(value)) for key, value in kwargs.items() if key != 'input')
     with plainly():

@@ -51,13 +51,11 @@ class _Acts(NamedTuple):
     Attributes:
         dims: Some of all; or where they stand among the arguments, and which without them.
         over: How it runs if the rows are in one of them.
-        pads: Whether a rank without rows runs it on one row.
         draws: Whether it draws random numbers.
     """
 
     dims: slice | tuple[int, tuple[int, ...] | None]
     over: OverRows = needs_all_rows
-    pads: bool = True
     draws: bool = False
 
 
@@ -97,7 +95,7 @@ def _by_table(func: Any, args: Any, kwargs: Any) -> Any:
         dims = acts.dims
     else:
         refuse(func)
-    return rowwise(func, args, kwargs, dims, pads=acts.pads, draws=acts.draws)
+    return rowwise(func, args, kwargs, dims, draws=acts.draws)
 
 
 def dims_acted_on(func: Any, num_dims: int, args: Any, kwargs: Any) -> Sequence[int]:
@@ -112,9 +110,8 @@ def dims_acted_on(func: Any, num_dims: int, args: Any, kwargs: Any) -> Sequence[
         dim = args[1:]
     if dim is None and name in ('softmax', 'log_softmax', 'softmin'):
         dim = 0 if num_dims in (1, 3) else 1  # what torch.nn.functional takes then
-    if dim is None and name.endswith(('n', 'layer_norm', 'rms_norm')):
-        sizes = argument(args, kwargs, 1, 's', 'normalized_shape')
-        dim = None if sizes is None else range(-len(sizes), 0)
+    if name in ('layer_norm', 'rms_norm'):
+        dim = range(-len(argument(args, kwargs, 1, 'normalized_shape')), 0)
     if dim is None and default is not None:
         return [dim % num_dims for dim in default]
     return dims_of(dim, num_dims) or range(num_dims)
