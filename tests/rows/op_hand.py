@@ -265,3 +265,17 @@ def _others() -> list[Case]:
         _case(Tensor.type_as, _of(6, 3).float(), _of(6, 3)),
         _case(Tensor.cpu, _of(6, 3)),
     ]
+
+
+@_hand
+def _right_sides() -> list[Case]:
+    """Equations whose right-hand sides are rows."""
+    matrix = _of(3, 3) + 4 * torch.eye(3, dtype=torch.float64)
+
+    def solve(a: Tensor, b: Tensor) -> Any:
+        return torch.linalg.solve(a, b)
+
+    def solve_triangular(a: Tensor, b: Tensor) -> Any:
+        return torch.linalg.solve_triangular(a, b, upper=False)
+
+    return [_case(solve, matrix, _of(3, 6)), _case(solve_triangular, matrix.tril(), _of(3, 6))]
