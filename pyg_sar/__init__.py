@@ -26,7 +26,6 @@ from pyg_sar.partition.partition_graph import partition_graph
 from pyg_sar.rows.from_data import gather, local
 from pyg_sar.rows.gather import gather_batches, mean_of_batches, negative_sampling
 from pyg_sar.rows.load import load_shard
-from pyg_sar.rows.patches.inference import refuse_inference
 from pyg_sar.rows.patches.transforms import refuse_on_parts
 from pyg_sar.rows.restrict import restrict
 from pyg_sar.utils.log import set_log_by_environment
@@ -35,7 +34,6 @@ __version__ = '0.1.0'
 
 set_log_by_environment()
 refuse_on_parts()
-refuse_inference()
 
 __all__ = [
     'DistributedDataParallel',

@@ -151,4 +151,4 @@ _IN_ORDER = ('median', 'nanmedian', 'quantile', 'nanquantile', 'kthvalue', 'mode
 by_place.update(argmax=_argmax, argmin=_argmax, max=_max_and_place, min=_max_and_place, prod=_prod)
 by_place.update(dict.fromkeys(_IN_ORDER, _of_all_rows))
 over_rows.update(topk=_topk, sort=_sorted, argsort=_sorted)
-over_rows.update(dict.fromkeys(['roll', 'flip', 'flipud'], _in_other_order))
+over_rows.update(roll=_in_other_order, flip=_in_other_order)

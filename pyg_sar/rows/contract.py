@@ -20,8 +20,6 @@ from pyg_sar.rows.rows import Rows, plainly, refuse, tag
 
 Letters = Sequence[Hashable]
 
-EVERY_PAIR = 'would pair every row with every row'
-
 
 def contract(
     func: Any,
@@ -69,5 +67,5 @@ def rows_letter(
             of_rows.append(of[tensor._dim])
     for letter in of_rows:
         if letter != of_rows[0] or any(list(of).count(letter) > 1 for of in letters):
-            refuse(func, EVERY_PAIR)
+            refuse(func, 'would pair every row with every row')
     return of_rows[0] if of_rows else None

@@ -12,10 +12,10 @@ from pyg_sar.comm.collectives import agree, all_to_all
 from pyg_sar.comm.ranks import rank
 from pyg_sar.rows.align import align, argument, dim_of, named_rule, rows_in
 from pyg_sar.rows.over_ranks import largest_of_ranks, sum_of_ranks
-from pyg_sar.rows.registry import bare_name, is_in_place, name_of, rule
+from pyg_sar.rows.registry import bare_name, name_of, rule
 from pyg_sar.rows.replicated import with_mean_gradient
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
-from pyg_sar.rows.rowwise import over_rows, rowwise
+from pyg_sar.rows.rowwise import rowwise
 
 
 @rule('bucketize searchsorted isin')
@@ -102,24 +102,6 @@ def _equal(func: Any, args: Any, kwargs: Any) -> Any:
     args, kwargs, _, _ = align(func, args, kwargs)
     with plainly():
         return all(agree(bool(func(*args, **kwargs))))
-
-
-def _triangle(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
-    """By the places of the rows in the whole."""
-    diagonal = argument(args, kwargs, 1, 'diagonal', default=0)
-    dim, space, num_dims, values = rows._dim, rows._space, rows.dim(), plain(rows)
-    if not space.has_ids():
-        refuse(func)
-    places = [torch.arange(values.size(d), device=values.device) for d in (-2, -1)]
-    places[dim - num_dims + 2] = space.ids(values.device)
-    distance = places[1].unsqueeze(0) - places[0].unsqueeze(1)
-    is_in = distance <= diagonal if bare_name(func) == 'tril' else distance >= diagonal
-    if is_in_place(name_of(func)):
-        return tag(rows.masked_fill_(~is_in, 0), dim, space)
-    return tag(torch.where(is_in, values, 0), dim, space)
-
-
-over_rows.update(tril=_triangle, triu=_triangle)
 
 
 @rule('gather take_along_dim')

@@ -23,17 +23,14 @@ from pyg_sar.rows.align import (
 from pyg_sar.rows.over_ranks import all_rows
 from pyg_sar.rows.registry import name_of, rule
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
-from pyg_sar.rows.rowwise import rowwise
 
 
 @rule(
     'transpose t permute movedim moveaxis swapaxes swapdims adjoint unsqueeze '
-    'transpose_copy t_copy permute_copy unsqueeze_copy diag_embed .T .H .mT .mH'
+    'transpose_copy t_copy permute_copy unsqueeze_copy .T .H .mT .mH'
 )
 def _move(func: Any, args: Any, kwargs: Any) -> Any:
     rows = args[0] if args else kwargs.get('input')
-    if name_of(func) == 'diag_embed' and rows._dim == dim_of(rows) - 1:
-        refuse(func, 'needs all rows in one place')
     rest = tuple(_hashable(arg) for arg in args[1:])
     named = tuple((key, _hashable(value)) for key, value in kwargs.items() if key != 'input')
     with plainly():
@@ -67,18 +64,6 @@ def _squeeze(func: Any, args: Any, kwargs: Any) -> Any:
     with plainly():
         dim = rows._dim - sum(dim < rows._dim for dim in gone)
         return tag(func(rows, tuple(gone)), dim, rows._space)
-
-
-@rule('atleast_1d atleast_2d atleast_3d')
-def _atleast(func: Any, args: Any, kwargs: Any) -> Any:
-    value = args[0] if len(args) == 1 else args
-    if not isinstance(value, Tensor):
-        return tuple(_atleast(func, (tensor,), {}) for tensor in value)
-    with plainly():
-        if not isinstance(value, Rows):
-            return func(value)
-        dim = _moved_to(func, value.dim(), value._dim, (), ())
-        return tag(func(plain(value)), dim, value._space)
 
 
 @named_rule('narrow narrow_copy')
@@ -134,15 +119,6 @@ def _pieces(func: Any, args: Any, kwargs: Any) -> Any:
         first = int(ids[0]) if len(ids) else 0
         out.append(rows[(slice(None),) * dim + (slice(first, first + len(ids)),)])
     return tuple(out)
-
-
-@rule('unfold')
-def _windows(func: Any, args: Any, kwargs: Any) -> Any:
-    """Windows of a dimension, or, as a function of ``torch.nn``, of pictures."""
-    if func is torch.nn.functional.unfold:
-        return rowwise(func, args, kwargs, slice(-3, None))
-    dim = argument(args, kwargs, 1, 'dimension') % dim_of(args[0])
-    return rowwise(func, args, kwargs, [dim], pads=False)
 
 
 @named_rule('stack')

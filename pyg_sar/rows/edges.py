@@ -214,7 +214,7 @@ def _kept(edges: EdgeIndex, func: Any, args: Any, kwargs: Any) -> Any:
                 return edge_index(moved, edges._space, edges.ends.on(moved.shard))
     if name == '__getitem__':
         return _taken(edges, args[0])
-    if name == 'flipud' or (name == 'flip' and sizes_in(args, kwargs, 'dims') in ([0], [-2])):
+    if name == 'flip' and sizes_in(args, kwargs, 'dims') in ([0], [-2]):
         return edge_index(handle.flip(), edges._space, edges.ends)
     if name == 'unbind' and dim in (None, 0):
         return edges._row(0), edges._row(1)

@@ -115,25 +115,11 @@ def _recurrent(func: Any, args: Any, kwargs: Any) -> Any:
     return by_items(func, args, kwargs, where, (batch, 1, 1), draws=args[5] > 0 and args[6])
 
 
-def _bound_embedding(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+@rule('embedding')
+def _embedding(func: Any, args: Any, kwargs: Any) -> Any:
     named = bound(func, args, kwargs)
     if named['max_norm'] is not None or named['scale_grad_by_freq']:
         refuse(func, "with 'max_norm' or 'scale_grad_by_freq' looks at the ids of this rank alone")
-    return named
-
-
-@rule('embedding_bag')
-def _embedding_bag(func: Any, args: Any, kwargs: Any) -> Any:
-    named = _bound_embedding(func, args, kwargs)
-    if named['sparse'] or named['offsets'] is not None:
-        refuse(func, "with 'sparse' or 'offsets' is not known to be right")
-    where = {name: Items(0, 2) for name in ('input', 'per_sample_weights')}
-    return by_items(func, (), named, where)
-
-
-@rule('embedding')
-def _embedding(func: Any, args: Any, kwargs: Any) -> Any:
-    named = _bound_embedding(func, args, kwargs)
     ids, weight = named['input'], named['weight']
     # At the end of a backward a model's sparse gradients become a dense one.
     is_right = world_size() == 1 or (not isinstance(weight, Rows) and is_averaged(weight))

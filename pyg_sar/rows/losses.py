@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from pyg_sar.comm.ranks import world_size
@@ -25,8 +24,6 @@ _OF_VECTORS: dict[str, Where] = {
     'cosine_embedding_loss': {'input1': _VECTORS, 'input2': _VECTORS, 'target': _NUMBERS},
     'triplet_margin_loss': dict.fromkeys(['anchor', 'positive', 'negative'], _VECTORS),
     'multi_margin_loss': {'input': _VECTORS, 'target': _NUMBERS},
-    'multilabel_margin_loss': {'input': _VECTORS, 'target': _VECTORS},
-    'multilabel_soft_margin_loss': {'input': _VECTORS, 'target': _VECTORS},
 }
 """Losses of one vector each: what has rows."""
 
@@ -81,17 +78,6 @@ def _of_vectors(func: Any, args: Any, kwargs: Any) -> Any:
     return _reduced(func, by_items(func, (), named, where), how)
 
 
-@rule('triplet_margin_with_distance_loss')
-def _triplet_with_distance(func: Any, args: Any, kwargs: Any) -> Any:
-    named, how = _bound(func, args, kwargs)
-    anchor, positive, negative = (named[n] for n in ('anchor', 'positive', 'negative'))
-    distance = named['distance_function'] or F.pairwise_distance
-    near, far = distance(anchor, positive), distance(anchor, negative)
-    if named['swap']:
-        far = torch.minimum(far, distance(positive, negative))
-    return _reduced(func, (named['margin'] + near - far).clamp_min(0), how)
-
-
 @rule('cross_entropy nll_loss')
 def _of_classes(func: Any, args: Any, kwargs: Any) -> Any:
     """The rows are items of the batch, or stand behind the classes."""
@@ -134,17 +120,3 @@ def _counted(target: Tensor, weight: Tensor | None, ignore_index: int, wide: tor
     if weight is None:
         return counts.sum()
     return weight.detach()[torch.where(counts, target, 0)].mul(counts).sum(dtype=wide)
-
-
-@rule('linear_cross_entropy')
-def _of_linear(func: Any, args: Any, kwargs: Any) -> Any:
-    """Runs linear, then cross_entropy."""
-    named = bound(func, args, kwargs)
-    weight, bias = named.pop('linear_weight'), named.pop('linear_bias')
-    options, target = named.pop('options', None), named.pop('target')
-    if options is not None or dim_of(weight) != 2 or dim_of(named['input']) != 2:
-        refuse(func, 'in this form is not known to be right', 'use linear and cross_entropy')
-    scores = F.linear(named.pop('input'), weight, bias)
-    if named['ignore_index'] is None:
-        named.pop('ignore_index')
-    return F.cross_entropy(scores, target, **named)

@@ -1,4 +1,4 @@
-"""Functions of matrices, in the last two dimensions, and covariances of all rows as one matrix."""
+"""Norms and covariances of all rows as one matrix, and equations with rows on the right side."""
 
 from __future__ import annotations
 
@@ -9,67 +9,33 @@ from torch import Tensor
 
 from pyg_sar.rows.align import argument, dim_of, named_rule, rows_in
 from pyg_sar.rows.over_ranks import sum_of_ranks, widened
-from pyg_sar.rows.registry import bare_name, is_in_place, name_of, rule, rule_of
+from pyg_sar.rows.registry import name_of, rule, rule_of
 from pyg_sar.rows.replicated import mean_gradient_if_plain
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
-from pyg_sar.rows.rowwise import needs_all_rows, over_rows, rowwise
+from pyg_sar.rows.rowwise import needs_all_rows, over_rows
 from pyg_sar.utils.nested import in_nested
 
-_LAST_TWO = slice(-2, None)
 
-_MATRICES = (
-    'linalg_inv linalg_inv_ex linalg_det linalg_slogdet linalg_cholesky linalg_cholesky_ex '
-    'linalg_eig linalg_eigh linalg_eigvals linalg_eigvalsh linalg_svd linalg_svdvals linalg_qr '
-    'linalg_pinv linalg_matrix_power linalg_matrix_exp linalg_matrix_rank linalg_lu '
-    'linalg_lu_factor linalg_lu_factor_ex linalg_ldl_factor '
-    'linalg_ldl_factor_ex inverse det slogdet logdet cholesky cholesky_inverse svd qr pinverse '
-    'matrix_power matrix_exp geqrf'
-)
-
-
-@rule(_MATRICES)
-def _of_matrices(func: Any, args: Any, kwargs: Any) -> Any:
-    if any(isinstance(arg, Tensor) for arg in (*args[1:], *kwargs.values())):
-        refuse(func, 'and other tensors is not known to be right')
-    return rowwise(func, args, kwargs, _LAST_TWO, pads=False)
-
-
-@rule('linalg_solve linalg_solve_ex linalg_solve_triangular cholesky_solve triangular_solve')
+@rule('linalg_solve linalg_solve_triangular cholesky_solve')
 def _solve(func: Any, args: Any, kwargs: Any) -> Any:
-    """Matrices by themselves; or right-hand sides that are rows, each by itself."""
+    """Right-hand sides that are rows, each by itself."""
     tensors = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, Tensor)]
-    dims, rows = {dim_of(tensor) for tensor in tensors}, rows_in(args, kwargs)
-    if dims == {2} and len(rows) == 1:
-        (b,) = rows
-        right, is_left = argument(args, kwargs, 1, 'B', 'other'), kwargs.get('left', True)
-        if name_of(func).startswith(('cholesky', 'triangular')):
-            right, is_left = argument(args, kwargs, 0, 'input', 'b', 'B'), True
-        if right is b and b._dim == is_left:
-            with plainly():
-                result = func(*in_nested(args, _own), **in_nested(kwargs, _own))
-                if isinstance(result, Tensor):
-                    return tag(result, b._dim, b._space)
-                return type(result)((tag(result[0], b._dim, b._space), *result[1:]))
-    if len(dims) > 1 and name_of(func) in ('linalg_solve', 'linalg_solve_ex'):
-        refuse(func, 'and vectors is not known to be right', 'write x.unsqueeze(1)')
-    return rowwise(func, args, kwargs, _LAST_TWO, pads=False)
+    right, is_left = argument(args, kwargs, 1, 'B', 'other'), kwargs.get('left', True)
+    if name_of(func) == 'cholesky_solve':
+        right, is_left = argument(args, kwargs, 0, 'input', 'B'), True
+    are_rows = isinstance(right, Rows) and len(rows_in(tensors)) == 1
+    if not are_rows or {dim_of(tensor) for tensor in tensors} != {2} or right._dim != is_left:
+        refuse(func, 'is known of one matrix, and right-hand sides that are rows')
+    with plainly():
+        result = func(*in_nested(args, _own), **in_nested(kwargs, _own))
+        return tag(result, right._dim, right._space)
 
 
 def _own(value: Any) -> Any:
     return plain(value) if isinstance(value, Rows) else mean_gradient_if_plain(value)
 
 
-@rule('dropout1d dropout2d dropout3d feature_dropout feature_alpha_dropout')
-def _of_channels(func: Any, args: Any, kwargs: Any) -> Any:
-    """Whole channels are dropped; without a batch the first dimension is that of the channels."""
-    if is_in_place(name_of(func)) or argument(args, kwargs, 3, 'inplace'):
-        refuse(func, 'in place is not known to be right')
-    digit = bare_name(func)[-2]
-    channel = slice(-int(digit), None) if digit.isdigit() else slice(2, None)
-    return rowwise(func, args, kwargs, channel, pads=False, draws=True)
-
-
-@named_rule('cov corrcoef')
+@named_rule('cov')
 def _covariance(
     func: Any, input: Rows, correction: int = 1, fweights: Any = None, aweights: Any = None
 ) -> Any:
@@ -84,9 +50,6 @@ def _covariance(
         mean = sum_of_ranks(wide.sum(1, keepdim=True, dtype=widened(wide.dtype))) / total
         centred = wide - mean
         out = sum_of_ranks(centred @ centred.mH) / max(total - correction, 0)
-        if name_of(func) == 'corrcoef':
-            scale = out.diagonal().real.sqrt()
-            out = out / scale.unsqueeze(1) / scale.unsqueeze(0)
         return out.to(values.dtype).squeeze()
 
 

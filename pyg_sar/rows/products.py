@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from functools import reduce
 from typing import Any
 
 import torch
@@ -11,12 +10,12 @@ from torch import Tensor
 
 from pyg_sar.ops.linear import linear
 from pyg_sar.rows.adjacency import dealt, product
-from pyg_sar.rows.align import dim_of, named_rule, whole_shape
-from pyg_sar.rows.contract import EVERY_PAIR, contract, rows_letter
+from pyg_sar.rows.align import dim_of, named_rule
+from pyg_sar.rows.contract import contract, rows_letter
 from pyg_sar.rows.registry import bare_name, is_in_place, name_of, rule
 from pyg_sar.rows.replicated import with_mean_gradient
 from pyg_sar.rows.rows import Rows, plainly, refuse, tag
-from pyg_sar.rows.rowwise import needs_all_rows, rowwise
+from pyg_sar.rows.rowwise import rowwise
 
 
 def _in_order(args: Any, kwargs: Any) -> list[Any]:
@@ -92,11 +91,6 @@ def _inner(func: Any, args: Any, kwargs: Any) -> Any:
     return contract(func, (a, b), ([*of_a, 'k'], [*of_b, 'k']), [*of_a, *of_b], func)
 
 
-@rule('outer ger')
-def _outer(func: Any, args: Any, kwargs: Any) -> Any:
-    return contract(func, _operands(func, args, kwargs), ('i', 'j'), 'ij', func)
-
-
 @rule('linear')
 def _linear(func: Any, args: Any, kwargs: Any) -> Any:
     """Rows and plain parameters at once; anything else by the rule for products."""
@@ -154,7 +148,6 @@ _PRODUCT: dict[str, Callable[..., Any]] = {
     'addmv': torch.mv,
     'addbmm': lambda a, b: torch.bmm(a, b).sum(0),
     'baddbmm': torch.bmm,
-    'addr': torch.outer,
 }
 
 
@@ -171,24 +164,6 @@ def _added(func: Any, args: Any, kwargs: Any) -> Any:
     if beta != 0:
         product = product + (to if beta == 1 else to * beta)
     return to.copy_(product) if is_in_place(name_of(func)) else product
-
-
-@named_rule('tensordot')
-def _tensordot(func: Any, a: Any, b: Any, dims: Any = 2) -> Any:
-    """Dimensions of the one with dimensions of the other."""
-    if isinstance(dims, Tensor):
-        refuse(func, 'with dimensions in this form is not known to be right')
-    if isinstance(dims, int):
-        dims = range(-dims, 0), range(dims)
-    of_a: list[Hashable] = [('a', i) for i in range(dim_of(a))]
-    of_b: list[Hashable] = [('b', i) for i in range(dim_of(b))]
-    pairs = [(i % len(of_a), j % len(of_b)) for i, j in zip(*dims, strict=True)]
-    for i, j in pairs:
-        of_b[j] = of_a[i]
-    gone = {of_a[i] for i, _ in pairs}
-    out = [letter for letter in (*of_a, *of_b) if letter not in gone]
-    pair = [list(side) for side in dims]
-    return contract(func, (a, b), (of_a, of_b), out, lambda *own: func(*own, dims=pair))
 
 
 @rule('einsum')
@@ -218,38 +193,14 @@ def _spelled(text: str, num_dims: int) -> list[Hashable]:
     return [*before, *(range(len(before) + len(after) - num_dims, 0) if dots else []), *after]
 
 
-@rule('chain_matmul linalg_multi_dot')
-def _chain(func: Any, args: Any, kwargs: Any) -> Any:
-    """From the left, after the products that sum over the rows."""
-    matrices = args or (*kwargs.values(),)
-    left = list(matrices[0] if isinstance(matrices[0], (tuple, list)) else matrices)
-    start = 0
-    while start + 1 < len(left):
-        a, b = left[start : start + 2]
-        is_sum = isinstance(a, Rows) and isinstance(b, Rows) and b._dim == 0
-        if is_sum and a._dim == dim_of(a) - 1:
-            left[start : start + 2] = [a @ b]
-        start += 1
-    return reduce(torch.matmul, left)
-
-
-@named_rule('linalg_vecdot')
-def _vecdot(func: Any, x: Any, y: Any, dim: int = -1) -> Any:
-    return (x.conj() * y).sum(dim)
-
-
-@named_rule('cross linalg_cross')
+@named_rule('cross')
 def _cross(func: Any, input: Any, other: Any, dim: int | None = None) -> Any:
-    """Along a dimension of size 3, by default the first of that size."""
-    sizes = whole_shape(input)
     if dim is None:
-        if name_of(func).startswith('linalg'):
-            dim = -1
-        elif 3 in sizes:
-            dim = sizes.index(3)
-        else:
-            raise RuntimeError('no dimension of size 3 in input')
-    return rowwise(func, (input, other), {'dim': dim}, [dim % len(sizes)], pads=False)
+        refuse(
+            func, 'without a dimension is not known to be right', 'write torch.cross(x, y, dim=1)'
+        )
+    num_dims = max(dim_of(input), dim_of(other))
+    return rowwise(func, (input, other), {'dim': dim}, [dim % num_dims], pads=False)
 
 
 _MODE = 'use_mm_for_euclid_dist_if_necessary'
@@ -264,21 +215,3 @@ def _cdist(func: Any, x1: Any, x2: Any, p: float = 2.0, compute_mode: Any = _MOD
         refuse(func, 'along the rows of all ranks needs all rows in one place')
     run = lambda x, y: func(x, y, p, compute_mode)  # noqa: E731
     return contract(func, (x1, x2), (of_a, of_b), [*batch, 'i', 'j'], run, broadcasting=batch)
-
-
-@rule('diagonal linalg_diagonal')
-def _diagonal(func: Any, args: Any, kwargs: Any) -> Any:
-    names, name = ('input', 'offset', 'dim1', 'dim2'), name_of(func)
-    named = dict(zip(names, args, strict=False)) | kwargs
-    num_dims = dim_of(named.get('A', named.get('input')))
-    defaults = (0, 1) if name == 'diagonal' else (-2, -1)
-    dims = {named.get(name, dim) % num_dims for name, dim in zip(names[2:], defaults, strict=True)}
-    return rowwise(func, args, kwargs, [*dims], pads=False)
-
-
-@rule('kron block_diag cartesian_prod combinations meshgrid')
-def _pairs(func: Any, args: Any, kwargs: Any) -> Any:
-    refuse(func, EVERY_PAIR)
-
-
-rule('trace diag diagflat')(needs_all_rows)

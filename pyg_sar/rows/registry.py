@@ -159,7 +159,7 @@ _INSTEAD = {
     ),
     'write q @ pyg_sar.gather(k).t(), all pairs of the own rows, linear attention q @ (k.t() @ v), '
     'or torch.nn.functional.scaled_dot_product_attention(q, k, v)': (
-        'matmul rmatmul mm bmm linalg_matmul addmm addbmm baddbmm einsum inner tensordot bilinear'
+        'matmul rmatmul mm bmm linalg_matmul addmm addbmm baddbmm einsum inner bilinear'
     ),
     'write x[:, None] * pyg_sar.gather(y), all pairs of the own rows': 'outer ger',
     'write torch.cdist(x, pyg_sar.gather(y)), all pairs of the own rows': 'cdist pdist',
@@ -172,6 +172,7 @@ _INSTEAD = {
         'grad vjp jvp linearize torch.func.vmap torch.func.grad torch.func.grad_and_value '
         'torch.func.jacrev torch.func.jacfwd torch.func.hessian torch.func.functionalize'
     ),
+    'write x.detach().clone()': 'tensor Tensor new new_tensor asarray Variable',
     'call the model itself, without torch.jit.script or torch.jit.trace': 'TorchScript',
 }
 

@@ -51,13 +51,11 @@ class _Acts(NamedTuple):
     Attributes:
         dims: Some of all; or where they stand among the arguments, and which without them.
         over: How it runs if the rows are in one of them.
-        pads: Whether a rank without rows runs it on one row.
         draws: Whether it draws random numbers.
     """
 
     dims: slice | tuple[int, tuple[int, ...] | None]
     over: OverRows = needs_all_rows
-    pads: bool = True
     draws: bool = False
 
 
@@ -69,35 +67,16 @@ _LAST, _ALL, _NOWHERE = (-1,), None, 9
 
 _TABLE: dict[str, _Acts] = {
     **_of('softmax log_softmax softmin special_softmax special_log_softmax', (1, _LAST)),
-    **_of('gumbel_softmax', (4, _LAST), draws=True),
     **_of('sort argsort cumsum cumprod cummax cummin logcumsumexp glu', (1, _LAST), of_a_vector),
     **_of('topk diff', (2, _LAST), of_a_vector),
-    **_of('trapezoid trapz cumulative_trapezoid', (_NOWHERE, _LAST), of_a_vector),
-    **_of('flip fft_fftshift fft_ifftshift', (1, _ALL), of_a_vector),
+    **_of('flip', (1, _ALL), of_a_vector),
     **_of('roll', (2, _ALL), of_a_vector),
-    **_of('rot90', (2, (0, 1)), of_a_vector),
-    **_of('msort flipud', (_NOWHERE, (0,)), of_a_vector),
-    **_of('fliplr', slice(1, 2)),
     **_of('linalg_matrix_norm', (2, (-2, -1)), of_a_vector),
     **_of('layer_norm rms_norm', (_NOWHERE, _ALL)),
-    **_of('group_norm channel_shuffle native_channel_shuffle', slice(1, None)),
-    **_of('grid_sample grid_sampler', slice(1, None)),
-    **_of('local_response_norm', slice(1, 2)),
-    **_of('interpolate upsample upsample_nearest upsample_bilinear', slice(2, None)),
-    **_of('pixel_shuffle pixel_unshuffle', slice(-3, None)),
-    **_of('fold', slice(-2, None)),
-    **_of('tril triu', slice(-2, None), pads=False),
+    **_of('group_norm', slice(1, None)),
     **_of('multinomial sample_dirichlet', slice(-1, None), draws=True),
     **_of('dirichlet_grad', slice(-1, None)),
 }
-for _end, _dims in (('', _LAST), ('2', (-2, -1)), ('n', _ALL)):
-    _ffts = [f'fft_{kind}fft{_end}' for kind in ('', 'i', 'r', 'ir', 'h', 'ih')]
-    _TABLE |= _of(' '.join(_ffts), (2, _dims), of_a_vector)
-for _n in (1, 2, 3):
-    _pools = 'avg_pool{0}d max_pool{0}d lp_pool{0}d adaptive_avg_pool{0}d adaptive_max_pool{0}d '
-    _pools += 'max_pool{0}d_with_indices adaptive_max_pool{0}d_with_indices max_unpool{0}d'
-    _TABLE |= _of(_pools.format(_n), slice(-_n, None))
-
 over_rows: dict[str, OverRows] = {}
 """Functions that compute over the rows of all ranks, by name."""
 
@@ -116,7 +95,7 @@ def _by_table(func: Any, args: Any, kwargs: Any) -> Any:
         dims = acts.dims
     else:
         refuse(func)
-    return rowwise(func, args, kwargs, dims, pads=acts.pads, draws=acts.draws)
+    return rowwise(func, args, kwargs, dims, draws=acts.draws)
 
 
 def dims_acted_on(func: Any, num_dims: int, args: Any, kwargs: Any) -> Sequence[int]:
@@ -131,9 +110,8 @@ def dims_acted_on(func: Any, num_dims: int, args: Any, kwargs: Any) -> Sequence[
         dim = args[1:]
     if dim is None and name in ('softmax', 'log_softmax', 'softmin'):
         dim = 0 if num_dims in (1, 3) else 1  # what torch.nn.functional takes then
-    if dim is None and name.endswith(('n', 'layer_norm', 'rms_norm')):
-        sizes = argument(args, kwargs, 1, 's', 'normalized_shape')
-        dim = None if sizes is None else range(-len(sizes), 0)
+    if name in ('layer_norm', 'rms_norm'):
+        dim = range(-len(argument(args, kwargs, 1, 'normalized_shape')), 0)
     if dim is None and default is not None:
         return [dim % num_dims for dim in default]
     return dims_of(dim, num_dims) or range(num_dims)

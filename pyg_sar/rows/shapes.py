@@ -82,15 +82,6 @@ def _of_dtype(func: Any, rows: Rows, dtype: torch.dtype) -> Any:
         return tag(plain(rows).view(dtype), rows._dim, rows._space)
 
 
-@rule('view_as_real view_as_complex')
-def _of_pairs(func: Any, args: Any, kwargs: Any) -> Any:
-    rows = args[0]
-    if func is torch.view_as_complex and rows._dim == dim_of(rows) - 1:
-        refuse(func, 'needs all rows in one place')
-    with plainly():
-        return tag(func(*args, **kwargs), rows._dim, rows._space)
-
-
 def reshaped(func: Any, rows: Rows, sizes: Sequence[Any]) -> tuple[list[int], int, Space]:
     """The shape with own rows, where they are and whose, for the sizes of the whole.
 

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from pyg_sar.rows.align import align, argument, as_rows, dim_of, named_rule
 from pyg_sar.rows.over_ranks import has_fractions, largest_of_ranks, sum_of_ranks, widened
-from pyg_sar.rows.registry import bare_name, is_in_place, name_of
-from pyg_sar.rows.replicated import own_draws
-from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
+from pyg_sar.rows.registry import bare_name
+from pyg_sar.rows.rows import Rows, plain, plainly, tag
 from pyg_sar.rows.rowwise import over_rows
 from pyg_sar.utils.nested import in_nested
 
@@ -42,20 +41,8 @@ def log_softmax_over_rows(values: Tensor, dim: int) -> Tensor:
     return shifted - sum_of_ranks(shifted.exp().sum(dim, keepdim=True)).log()
 
 
-def _gumbel_softmax(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
-    tau = argument(args, kwargs, 1, 'tau', default=1)
-    if argument(args, kwargs, 2, 'hard', default=False):
-        refuse(func, "over the rows of all ranks with 'hard' is not known to be right")
-    values = plain(rows)
-    with own_draws(values.device):
-        noise = -torch.empty_like(values).exponential_().log()
-    logs = log_softmax_over_rows((values + noise) / tau, rows._dim)
-    return tag(logs.exp().to(values.dtype), rows._dim, rows._space)
-
-
 for _name in ('softmax', 'log_softmax', 'softmin', 'special_softmax', 'special_log_softmax'):
     over_rows[_name] = _softmax
-over_rows['gumbel_softmax'] = _gumbel_softmax
 
 
 @named_rule('normalize')
@@ -88,22 +75,3 @@ def _pairwise_distance(
     func: Any, x1: Any, x2: Any, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False
 ) -> Any:
     return (x1 - x2 + eps).norm(p, -1, keepdim=keepdim)
-
-
-@named_rule('renorm')
-def _renorm(func: Any, input: Rows, p: float, dim: int, maxnorm: float) -> Any:
-    num_dims = dim_of(input)
-    if dim % num_dims == input._dim:
-        with plainly():
-            return tag(func(plain(input), p, dim, maxnorm), input._dim, input._space)
-    others = [i for i in range(num_dims) if i != dim % num_dims]
-    in_place = is_in_place(name_of(func))
-    values = input.clone() if in_place else input  # what was there is kept for backward
-    size = torch.linalg.vector_norm(values, p, others, keepdim=True)
-    result = values * torch.where(size > maxnorm, maxnorm / (size + 1e-7), 1.0)
-    return input.copy_(result) if in_place else result
-
-
-@named_rule('dist')
-def _dist(func: Any, input: Any, other: Any, p: float = 2) -> Any:
-    return (input - other).norm(p)

@@ -23,7 +23,6 @@ from torch_geometric.explain import Explainer, GNNExplainer, ModelConfig
 from torch_geometric.loader import NeighborLoader
 from torch_geometric.nn import (
     GCNConv,
-    GraphSAGE,
     HypergraphConv,
     MessagePassing,
     SAGEConv,
@@ -131,12 +130,6 @@ def loader_of_pyg(data: Any, rank: int) -> None:
     NeighborLoader(data, [2, 2], batch_size=4)
 
 
-def inference_by_a_loader(data: Any, rank: int) -> None:
-    model = GraphSAGE(data.num_features, 8, 2, 3).to(data.x.dtype).eval()
-    loader = pyg_sar.NeighborLoader(data, [-1], batch_size=16)
-    pyg_sar.DistributedDataParallel(model).inference(loader)
-
-
 def if_of_rows(data: Any, rank: int) -> None:
     if data.x > 0:
         data.x.zero_()
@@ -231,9 +224,6 @@ IN_STEP: dict[str, Mistake] = {
     'numpy of rows': Mistake(numpy_of_rows, "'numpy' of rows", 'pyg_sar.gather(x)'),
     "PyG's NeighborLoader": Mistake(
         loader_of_pyg, "PyG's NeighborSampler samples", 'use pyg_sar.NeighborLoader'
-    ),
-    'inference by a loader': Mistake(
-        inference_by_a_loader, "'inference' of GraphSAGE", 'write model(data.x, data.edge_index)'
     ),
     'T.RandomLinkSplit of own rows': Mistake(
         only_own_rows_split, 'T.RandomLinkSplit means nothing', 'the data of pyg_sar.load_shard'

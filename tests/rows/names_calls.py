@@ -581,17 +581,11 @@ MAKERS: dict[str, Callable[[Any], Any]] = {
     'torch.normal': lambda t: torch.normal(t.float(), 0.0),
     'torch.complex': lambda t: torch.complex(t, t),
     'torch.polar': lambda t: torch.polar(t, t),
-    'torch.block_diag': lambda t: torch.block_diag(t, t),
-    'torch.cartesian_prod': lambda t: torch.cartesian_prod(t, torch.ones(2).to(t.dtype)),
-    'torch.combinations': lambda t: torch.combinations(t[:4]),
-    'torch.meshgrid': lambda t: torch.meshgrid(t, t, indexing='ij'),
     'torch.broadcast_tensors': lambda t: torch.broadcast_tensors(t, torch.ones(1)),
     'torch.broadcast_shapes': lambda t: torch.broadcast_shapes(t.shape, (1,)),
     'torch.quantize_per_tensor': lambda t: torch.quantize_per_tensor(
         t, 0.5, 0, torch.qint8
     ).dequantize(),
-    'torch.view_as_real': lambda t: torch.view_as_real(torch.complex(t, t)),
-    'torch.block_diag plain': lambda t: torch.block_diag(torch.ones(2, 2), t),
     'torch.stack list': lambda t: torch.stack([*t]),
     'torch.cat plain': lambda t: torch.cat([t[:2], torch.ones_like(t[:2])]),
     'pad_sequence': lambda t: torch.nn.utils.rnn.pad_sequence([t, t]),
@@ -608,9 +602,6 @@ MAKERS: dict[str, Callable[[Any], Any]] = {
     'default_collate': lambda t: torch.utils.data.default_collate([t, t]),
     'default_convert': torch.utils.data.default_convert,
     'one_hot': torch.nn.functional.one_hot,
-    'EmbeddingBag': lambda t: torch.nn.functional.embedding_bag(
-        t.reshape(1, -1), torch.ones(400, 2)
-    ),
     'Embedding.from_pretrained': lambda t: torch.nn.Embedding.from_pretrained(t)(
         torch.tensor([1, 0])
     ),

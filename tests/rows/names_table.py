@@ -165,7 +165,7 @@ def run_calls(root: str, mode: str, given_labels: list[Label]) -> list[Verdict]:
     data, verdicts = pyg_sar.load_shard(root), []
     with quiet():
         for number, label in enumerate(given_labels):
-            reached[pyg_sar.comm.rank()] = number
+            reached[pyg_sar.comm.ranks.rank()] = number
             verdicts.append(_verdict(calls_of(label[0])[label], data, mode))
     return verdicts
 
@@ -295,7 +295,7 @@ _so_far: dict[int, list[Verdict]] = {}
 
 
 def _noted(root: str, mode: str, given: list[Label]) -> list[Verdict]:
-    rank = pyg_sar.comm.rank()
+    rank = pyg_sar.comm.ranks.rank()
     _so_far[rank] = []
     data = pyg_sar.load_shard(root)
     with quiet():

@@ -41,19 +41,14 @@ ROW_BY_ROW = [
     Small('addmm', torch.addmm, '[2] [7,3]@0 [3,2]'),
     Small('addmm to rows', lambda *a: torch.addmm(*a, beta=0.5, alpha=2), '[7,2]@0 [7,3] [3,2]'),
     Small('baddbmm', torch.baddbmm, '[7,2,2]@0 [7,2,3] [7,3,2]@0'),
-    Small('outer', torch.outer, '[7]@0 [3]'),
     Small('einsum', _einsum('nhd,hde->nhe'), '[7,2,3]@0 [2,3,4]'),
     Small('einsum without arrow', _einsum('nd,de'), '[7,3]@0 [3,2]'),
     Small('einsum dots', _einsum('...d,de->e...'), '[2,7,3]@1 [3,2]'),
     Small('einsum list', lambda *a: torch.einsum('nd,nd->n', a), '[7,3]@0 [7,3]'),
-    Small('tensordot', lambda a, b: torch.tensordot(a, b, 1), '[7,3]@0 [3,2]'),
     Small('inner', torch.inner, '[7,3]@0 [2,3]'),
-    Small('chain', lambda *a: torch.linalg.multi_dot(a), '[7,3]@0 [3,2] [2,4]'),
-    Small('linear attention', lambda *a: torch.linalg.multi_dot(a), '[7,3]@0 [3,7]@1 [7,2]@0'),
     Small('cdist', lambda a, b: torch.cdist(a.real, b.real), '[7,3]@0 [4,3]'),
     Small('cdist reversed', lambda a, b: torch.cdist(a.real, b.real), '[4,3] [7,3]@0'),
-    Small('cross', torch.linalg.cross, '[7,3]@0 [7,3]@0'),
-    Small('diagonal', lambda x: x.diagonal(dim1=1, dim2=2), '[7,3,3]@0'),
+    Small('cross', lambda a, b: torch.cross(a, b, dim=-1), '[7,3]@0 [7,3]@0'),
     Small('one row', torch.matmul, '[1,3]@0 [3,2]'),
 ]
 
@@ -70,23 +65,21 @@ OVER_THE_ROWS = [
     Small('einsum', _einsum('nhm,nhd->hmd'), '[7,2,3]@0 [7,2,4]@0'),
     Small('einsum without arrow', _einsum('nd,ne'), '[7,3]@0 [7,2]'),
     Small('einsum of one', _einsum('nd->d'), '[7,3]@0'),
-    Small('tensordot', lambda a, b: torch.tensordot(a, b, ([0], [1])), '[7,3]@0 [2,7]'),
     Small('one row', lambda k, v: k.t() @ v, '[1,3]@0 [1,2]@0'),
 ]
 
 REFUSED = [
     Small('every pair', lambda q, k: q @ k.t(), '[7,3]@0 [7,3]@0'),
     Small('every pair of heads', torch.matmul, '[2,7,3]@1 [2,3,7]@2'),
-    Small('outer', torch.outer, '[7]@0 [7]@0'),
+    Small('tensordot', lambda a, b: torch.tensordot(a, b, 1), '[7,3]@0 [3,2]'),
     Small('cdist', torch.cdist, '[7,3]@0 [7,3]@0'),
     Small('einsum', _einsum('nd,md->nm'), '[7,3]@0 [7,3]@0'),
     Small('einsum diagonal', _einsum('nn->n'), '[7,7]@0'),
-    Small('kron', torch.kron, '[7,3]@0 [2,2]'),
     Small('rows and features', torch.mm, '[7,7]@0 [7,7]@0'),
     Small('linear', F.linear, '[7,3]@0 [7,3]@0'),
     Small('trace', torch.trace, '[7,7]@0'),
     Small('diagonal', torch.diagonal, '[7,7]@0'),
-    Small('cross along rows', lambda a: torch.linalg.cross(a, a, dim=0), '[3,2]@0'),
+    Small('cross along rows', lambda a: torch.cross(a, a, dim=0), '[3,2]@0'),
     Small('sparse', _sparse, '[7,3]@0'),
 ]
 

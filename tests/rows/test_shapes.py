@@ -61,11 +61,8 @@ ROWS = [
     Small('hsplit', lambda x: x.hsplit(2), '[7,4]@0'),
     Small('unbind', lambda x: x.unbind(1), '[7,4]@0'),
     Small('unbind in front', lambda x: x.unbind(0), '[2,7,3]@1'),
-    Small('unfold', lambda x: x.unfold(1, 2, 1), '[7,4]@0'),
     Small('stack', lambda x, y: torch.stack([x, y]), '[7,2]@0 [7,2]@0'),
     Small('stack of plain rows', lambda x, y: torch.stack([y, x], dim=-1), '[7,2]@0 [7,2]'),
-    Small('atleast', lambda x: torch.atleast_3d(x, x.unsqueeze(1)), '[7]@0'),
-    Small('complex', lambda x: torch.view_as_real(torch.view_as_complex(x)), '[7,3,2]@0'),
     Small('bits', lambda x: x.view(torch.int32), '[7,2]@0'),
     Small('new', lambda x: x.new_zeros(7, 2) + x.new_full((x.size(0), 1), 3), '[7,2]@0'),
 ]
@@ -89,8 +86,6 @@ REFUSED = [
     Small('unbind', list, '[7,2]@0'),
     Small('unfold', lambda x: x.unfold(0, 2, 1), '[7,2]@0'),
     Small('stack of turned', lambda x, y: torch.stack([x, y]), '[7,7]@0 [7,7]@1'),
-    Small('meshgrid', lambda x: torch.meshgrid(x, x, indexing='ij'), '[7]@0'),
-    Small('block_diag', torch.block_diag, '[7,2]@0'),
     Small('as_strided', lambda x: x.as_strided((2, 2), (1, 1)), '[7,2]@0'),
 ]
 

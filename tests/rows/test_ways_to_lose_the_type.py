@@ -51,14 +51,7 @@ def double(x: Tensor) -> Tensor:
 
 KEEPS: dict[str, Callable[[Any], Any]] = {
     'torch.as_tensor': torch.as_tensor,
-    'torch.asarray': torch.asarray,
-    'torch.tensor': torch.tensor,
-    'torch.Tensor': torch.Tensor,
-    'torch.DoubleTensor': torch.DoubleTensor,
-    'torch.autograd.Variable': torch.autograd.Variable,
-    'plain.new': lambda x: torch.zeros(1, dtype=x.dtype).new(x),
-    'x.new': lambda x: x.new(x),
-    'plain.new_tensor': lambda x: torch.zeros(1, dtype=x.dtype).new_tensor(x),
+    'torch.as_tensor dtype': lambda x: torch.as_tensor(x, dtype=torch.float64),
     'x.data': lambda x: x.data,
     'x.data = y': _data_of,
     'x.type(dtype)': lambda x: x.type(torch.float64),
@@ -89,11 +82,7 @@ WHOLE: dict[str, Callable[[Any], Any]] = {
     'vjp': lambda x: torch.autograd.functional.vjp(lambda a: a.square().sum(0), x, X[0])[1],
     'type': lambda x: torch.tensor(x.type() == 'torch.DoubleTensor'),
     'a number of NumPy': lambda x: (np.float64(2) * x).sum(0),
-    'plain.data = x': _set_data,
     'plain += rows': lambda x: torch.zeros(N, 4, dtype=x.dtype).add_(x),
-    'torch.sparse.DoubleTensor': lambda x: torch.sparse.DoubleTensor(
-        torch.arange(N).repeat(2, 1), x[:, 0], torch.Size([N, N])
-    ).to_dense(),
     'torch.sparse_coo_tensor': lambda x: torch.sparse_coo_tensor(
         torch.arange(N).repeat(2, 1), x[:, 0], (N, N), check_invariants=True
     ).to_dense(),
@@ -110,6 +99,21 @@ WHOLE: dict[str, Callable[[Any], Any]] = {
 }
 
 REFUSED: dict[str, Callable[[Any], Any]] = {
+    'torch.asarray': torch.asarray,
+    'torch.tensor': torch.tensor,
+    'torch.tensor(data=)': lambda x: torch.tensor(data=x),
+    'torch.Tensor': torch.Tensor,
+    'torch.DoubleTensor': torch.DoubleTensor,
+    'torch.sparse.DoubleTensor': lambda x: torch.sparse.DoubleTensor(
+        torch.arange(N).repeat(2, 1), x[:, 0], torch.Size([N, N])
+    ),
+    'torch.autograd.Variable': torch.autograd.Variable,
+    'plain.new': lambda x: torch.zeros(1, dtype=x.dtype).new(x),
+    'x.new': lambda x: x.new(x),
+    'plain.new_tensor': lambda x: torch.zeros(1, dtype=x.dtype).new_tensor(x),
+    'plain.data = x': _set_data,
+    'x.real = y': lambda x: setattr(x, 'real', X),
+    'plain.real = x': lambda x: setattr(X.clone(), 'real', x),
     'pickle': pickle.dumps,
     'torch.save': lambda x: torch.save(x, io.BytesIO()),
     'save of a state_dict': lambda x: torch.save(Holder(x).state_dict(), io.BytesIO()),

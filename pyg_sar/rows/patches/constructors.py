@@ -2,7 +2,7 @@
 
 The first load of a graph puts them in. Without rows among its arguments each calls the original.
 Sparse matrices are made of all entries, and dealt to the ranks where it is known which rows they
-run between. Copies of rows are rows.
+run between.
 """
 
 from __future__ import annotations
@@ -53,12 +53,11 @@ alike_draws = Scoped(False)
 
 def ask() -> None:
     """Replaces the functions."""
-    for names, replace in ((_SPARSE, _of_all_rows), (('as_tensor', 'asarray'), _converting)):
-        for name in names:
-            function = getattr(torch, name)
-            asking = replace(function)
-            tell_torchscript(asking, function)
-            setattr(torch, name, asking)
+    for name in _SPARSE:
+        function = getattr(torch, name)
+        asking = _of_all_rows(function)
+        tell_torchscript(asking, function)
+        setattr(torch, name, asking)
     to_vector = _negative_sampling.edge_index_to_vector
     _negative_sampling.edge_index_to_vector = _of_all_rows(to_vector, draws=True)
     for name in ('forward', 'inverse'):
@@ -69,9 +68,6 @@ def ask() -> None:
         if inner is not None and cell.cell_contents is inner:
             cell.cell_contents = _dense_of_one_graph(inner)
     edges_of_pyg.__new__ = _edges_as_they_are(edges_of_pyg.__new__)
-    for kind in (Data, HeteroData):
-        if hasattr(kind, 'concat'):
-            kind.concat = _of_plain_graphs(kind.concat)
     for cls, instead in _SAMPLERS.items():
         cls.__init__ = _of_whole_graphs(cls, instead)  # type: ignore[misc]
 
@@ -143,22 +139,6 @@ def _dense_of_one_graph(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _of_plain_graphs(concat: Callable[..., Any]) -> Callable[..., Any]:
-    """Refuses to join graphs that are cut: their edges do not run between the nodes of both."""
-
-    @wraps(concat)
-    def call(self: Any, data: Any) -> Any:
-        stores = [*self.stores, *data.stores]
-        if any(isinstance(value, Rows) for store in stores for value in store.values()):
-            raise ValueError(
-                "'concat' of data whose rows are spread over the ranks has no meaning: join the "
-                'graphs before they are cut, or single attributes by torch.cat'
-            )
-        return concat(self, data)
-
-    return call
-
-
 def _of_whole_graphs(cls: type, instead: str) -> Callable[..., None]:
     """Refuses graphs that are cut."""
     make: Callable[..., None] = vars(cls)['__init__']
@@ -175,25 +155,3 @@ def _of_whole_graphs(cls: type, instead: str) -> Callable[..., None]:
         make(self, *args, **kwargs)
 
     return call
-
-
-def _converting(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``torch.as_tensor`` and ``torch.asarray``, which copy for another type or device."""
-
-    @wraps(function)
-    def convert(*args: Any, **kwargs: Any) -> Any:
-        rows = args[0] if args else next((kwargs[n] for n in ('data', 'obj') if n in kwargs), None)
-        if not isinstance(rows, Rows):
-            return function(*args, **kwargs)
-        named = dict(zip(('dtype', 'device'), args[1:], strict=False)) | kwargs
-        copy, requires_grad = named.get('copy'), named.get('requires_grad')
-        to = {n: named[n] for n in ('dtype', 'device') if named.get(n) is not None}
-        out: Any = rows.clone() if copy else rows
-        out = out.to(**to) if to else out
-        if copy is False and out is not rows:
-            raise ValueError('cannot make another type or device of rows without a copy')
-        if function.__name__ == 'asarray' and not requires_grad and out is rows:
-            return out.detach() if out.requires_grad else out
-        return out.requires_grad_() if requires_grad else out
-
-    return convert

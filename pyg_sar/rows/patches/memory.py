@@ -1,9 +1,7 @@
-"""What takes the memory of a tensor without a look at its class, replaced for rows.
+"""What takes the memory of a tensor without a look at its class: with rows it is refused.
 
-A copy or an alias of rows is rows. What hands their memory to a transform, to TorchScript or to
-another library is refused. The old names of types (``torch.FloatTensor``) are classes of C, so
-classes of Python take their place, by which ``isinstance`` and ``x.type(torch.FloatTensor)`` go as
-before.
+The old names of types (``torch.FloatTensor``) are classes of C, so classes of Python take their
+place, by which ``isinstance`` and ``x.type(torch.FloatTensor)`` go as before.
 """
 
 from __future__ import annotations
@@ -17,43 +15,51 @@ import torch
 from torch import Tensor
 from torch.autograd import Variable
 
-from pyg_sar.rows.over_ranks import whole
 from pyg_sar.rows.rows import Rows, refuse
-from pyg_sar.utils.nested import in_nested, leaves
+from pyg_sar.utils.nested import leaves
 from pyg_sar.utils.private_names import find
 
-_DIRECT = {
-    torch.nested: ('nested_tensor',),
-    torch.utils.dlpack: ('to_dlpack',),
-    torch: ('to_dlpack',),
-    torch.func: ('vjp', 'jvp', 'linearize'),
-    torch.jit.ScriptFunction: ('__call__',),
-    torch.autograd.graph: ('register_multi_grad_hook',),
-    Tensor: ('set_',),
-}
-_TRANSFORMS = {
-    torch: ('vmap',),
-    torch.func: ('vmap', 'grad', 'grad_and_value', 'jacrev', 'jacfwd', 'hessian', 'functionalize'),
-}
+_MAKERS = (
+    *((torch, name, name) for name in ('tensor', 'asarray', 'to_dlpack')),
+    *((Tensor, name, name.strip('_')) for name in ('new', 'new_tensor', 'set_')),
+    (Tensor, '__new__', 'Tensor'),
+    (type(Variable), '__call__', 'Variable'),
+    (torch.utils.dlpack, 'to_dlpack', 'to_dlpack'),
+)
+"""What makes a tensor of another one, where it is, and its name in messages."""
+
+_TAKERS = (
+    *((torch.func, name, name) for name in ('vjp', 'jvp', 'linearize')),
+    (torch.nested, 'nested_tensor', 'nested_tensor'),
+    (torch.jit.ScriptFunction, '__call__', 'TorchScript'),
+    (torch.autograd.graph, 'register_multi_grad_hook', 'register_multi_grad_hook'),
+)
+"""What takes tensors, also in lists."""
+
+_TRANSFORMS = (
+    (torch, 'vmap'),
+    *((torch.func, name) for name in ('vmap', 'grad', 'grad_and_value', 'jacrev', 'jacfwd')),
+    *((torch.func, name) for name in ('hessian', 'functionalize')),
+)
 
 
 def ask() -> None:
     """Replaces the functions."""
-    tensor = torch.tensor
-    torch.tensor = _copying(tensor)
-    tell_torchscript(torch.tensor, tensor)
-    Tensor.new_tensor = _copying_like(Tensor.new_tensor)  # type: ignore[method-assign]
-    Tensor.__new__ = _aliasing(Tensor.__new__)  # type: ignore[method-assign]
-    Tensor.new = _aliasing(Tensor.new)  # type: ignore[method-assign]
-    for name, setting in {'data': _all_rows, 'real': _no_rows, 'imag': _no_rows}.items():
-        setattr(Tensor, name, _attribute(name, getattr(Tensor, name), setting))
-    type(Variable).__call__ = _variable  # type: ignore[method-assign,assignment]
-    for owner, names in _DIRECT.items():
-        for name in names:
-            setattr(owner, name, _refusing(getattr(owner, name), name))
-    for owner, names in _TRANSFORMS.items():
-        for name in names:
-            setattr(owner, name, _transforming(getattr(owner, name), name))
+    for owner, name, told in _MAKERS:
+        function = getattr(owner, name)
+        refusing = _refusing(function, told, int(isinstance(owner, type)))
+        setattr(owner, name, refusing)
+        if owner is torch:
+            tell_torchscript(refusing, function)
+    for owner, name, told in _TAKERS:
+        setattr(owner, name, _refusing(getattr(owner, name), told, None))
+    for owner, name in _TRANSFORMS:
+        setattr(owner, name, _transforming(getattr(owner, name), name))
+    for name in ('data', 'real', 'imag'):
+        setattr(Tensor, name, _attribute(name))
+    as_tensor = torch.as_tensor
+    torch.as_tensor = _converting(as_tensor)
+    tell_torchscript(torch.as_tensor, as_tensor)
     for module in (torch, torch.sparse, torch.cuda, torch.cuda.sparse):
         for name, kind in [*vars(module).items()]:
             if type(kind).__name__ == 'tensortype':
@@ -76,11 +82,15 @@ def _are_rows(*values: Any) -> bool:
     return any(isinstance(v, Rows) for v in values) and torch._C._is_torch_function_enabled()
 
 
-def _refusing(function: Callable[..., Any], name: str) -> Any:
-    @wraps(function)
+def _refusing(function: Callable[..., Any], name: str, first: int | None) -> Any:
+    """Refuses rows among the arguments from the `first` one on; if None, also in lists."""
+
+    @wraps(function)  # without a signature, as torch.compile looks for one
     def call(*args: Any, **kwargs: Any) -> Any:
-        if _are_rows(*leaves((args, kwargs))):
-            refuse('TorchScript' if name == '__call__' else name)
+        if _are_rows(
+            *(leaves((args, kwargs)) if first is None else args[first:]), *kwargs.values()
+        ):
+            refuse(name)
         return function(*args, **kwargs)
 
     return call
@@ -91,7 +101,7 @@ def _transforming(transform: Callable[..., Any], name: str) -> Any:
 
     @wraps(transform)
     def call(*args: Any, **kwargs: Any) -> Any:
-        return _refusing(transform(*args, **kwargs), f'torch.func.{name}')
+        return _refusing(transform(*args, **kwargs), f'torch.func.{name}', None)
 
     return call
 
@@ -102,14 +112,11 @@ class _OldType(type):
     kind: Any
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        if not _are_rows(*args, *kwargs.values()):
-            return cls.kind(*args, **kwargs)
-        if 'sparse' in cls.__name__:
-            args, kwargs = in_nested((args, kwargs), whole)
-            return cls.kind(*args, **kwargs)
-        (rows,) = args
-        cls.kind(torch.empty(0, dtype=rows.dtype, device=rows.device))  # raises for another type
-        return rows.view_as(rows)
+        if _are_rows(*args, *kwargs.values()):
+            refuse(
+                cls.__name__, instead='write x.to(dtype), or torch.sparse_coo_tensor(ids, x, size)'
+            )
+        return cls.kind(*args, **kwargs)
 
     def __instancecheck__(cls, value: Any) -> bool:
         return isinstance(value, cls.kind)
@@ -133,94 +140,32 @@ def _of_old_types(function: Callable[..., Any]) -> Any:
     return call
 
 
-def _aliasing(function: Callable[..., Any]) -> Any:
-    """``torch.Tensor`` and ``plain.new``, which alias a tensor."""
+def _attribute(name: str) -> property:
+    """An attribute of tensors that is set to memory: of rows it is that of the rank."""
+    of_c = getattr(Tensor, name)
 
-    @wraps(function)  # without a signature, as torch.compile looks for one
-    def call(first: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _are_rows(*args) or (isinstance(first, type) and first is not Tensor):
-            return function(first, *args, **kwargs)
-        (rows,) = args
-        if isinstance(first, Tensor) and first.dtype != rows.dtype:
-            raise TypeError(f'expected a tensor of {first.dtype} (got rows of {rows.dtype})')
-        return rows.view_as(rows)
-
-    return call
-
-
-def _variable(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    """``torch.autograd.Variable``."""
-    data, *rest = *args, *kwargs.values()
-    if not _are_rows(data):
-        return type.__call__(cls, *args, **kwargs)
-    requires_grad = kwargs.get('requires_grad', rest[0] if args[1:] else False)
-    return data.detach().requires_grad_(bool(requires_grad))
-
-
-def _attribute(name: str, of_c: Any, setting: Callable[..., Any]) -> property:
     def get(tensor: Any) -> Any:
         return of_c.__get__(tensor)
 
+    def set_memory(tensor: Any, value: Any) -> None:
+        if _are_rows(tensor, value) and (name != 'data' or not isinstance(tensor, Rows)):
+            refuse(f'{name} =')
+        of_c.__set__(tensor, value)
+
     get.__name__ = name  # torch tells __torch_function__ of it
-    return property(get, setting(of_c.__set__), doc=of_c.__doc__)
+    return property(get, set_memory, doc=of_c.__doc__)
 
 
-def _all_rows(function: Callable[..., Any]) -> Callable[..., None]:
-    """``plain.data = rows`` sets all rows, as on one process."""
-
-    def set_data(tensor: Any, value: Any) -> None:
-        takes_all = _are_rows(value) and not isinstance(tensor, Rows)
-        function(tensor, whole(value) if takes_all else value)
-
-    return set_data
-
-
-def _no_rows(function: Callable[..., Any]) -> Callable[..., None]:
-    """``rows.real = values``, which torch writes into the own rows."""
-
-    def set_part(tensor: Any, value: Any) -> None:
-        if _are_rows(tensor, value):
-            refuse('real or imag', 'as a target would write the rows of this rank alone')
-        function(tensor, value)
-
-    return set_part
-
-
-def _copying(function: Callable[..., Any]) -> Any:
-    """``torch.tensor``."""
+def _converting(function: Callable[..., Any]) -> Any:
+    """``torch.as_tensor``, which gives a tensor back, in another type or on another device."""
 
     @wraps(function)
-    def tensor(*args: Any, **kwargs: Any) -> Any:
-        data: Any = args[0] if args else kwargs.get('data')
-        if not isinstance(data, Rows) or not _are_rows(data):
+    def as_tensor(*args: Any, **kwargs: Any) -> Any:
+        named = dict(zip(('data', 'dtype', 'device'), args, strict=False)) | kwargs
+        data = named.pop('data', None)
+        if not isinstance(data, Rows):
             return function(*args, **kwargs)
-        return _copy(data, data, **{k: v for k, v in kwargs.items() if k != 'data'})
+        to = {name: value for name, value in named.items() if value is not None}
+        return data.to(**to) if to else data
 
-    return tensor
-
-
-def _copying_like(function: Callable[..., Any]) -> Any:
-    """``plain.new_tensor``."""
-
-    @wraps(function)
-    def new_tensor(self: Any, *args: Any, **kwargs: Any) -> Any:
-        data = args[0] if args else kwargs.get('data')
-        if isinstance(self, Rows) or not isinstance(data, Rows):
-            return function(self, *args, **kwargs)
-        return _copy(data, self, **{k: v for k, v in kwargs.items() if k != 'data'})
-
-    return new_tensor
-
-
-def _copy(
-    rows: Any,
-    like: Tensor,
-    *,
-    dtype: Any = None,
-    device: Any = None,
-    requires_grad: Any = False,
-    pin_memory: Any = False,
-) -> Any:
-    out = rows.detach().clone().to(device=device or like.device, dtype=dtype or like.dtype)
-    out = out.pin_memory() if pin_memory else out
-    return out.requires_grad_() if requires_grad else out
+    return as_tensor
