@@ -260,12 +260,12 @@ def test_a_full_disk_is_an_error_of_the_system(tmp_path):
 def _disk_full_on_rank_1(root: str) -> list[str]:
     """A table of nodes is what rank 1 writes."""
     model = torch.nn.ModuleDict(
-        {'table': pyg_sar.NodeEmbedding(_nodes_of(pyg_sar.comm.rank()), 2, seed=0)}
+        {'table': pyg_sar.NodeEmbedding(_nodes_of(pyg_sar.comm.ranks.rank()), 2, seed=0)}
     )
     optimizer = torch.optim.Adam(model.parameters())
     save_checkpoint(root, model, optimizer, epoch=1)
     sync = os.fsync
-    if pyg_sar.comm.rank() == 1:
+    if pyg_sar.comm.ranks.rank() == 1:
         os.fsync = _full
     try:
         text = attempt(save_checkpoint, root, model, optimizer, epoch=2)

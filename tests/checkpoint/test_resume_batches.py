@@ -140,7 +140,7 @@ def _killed(parts: str, root: str, log: str, **options: Any) -> None:
     """Takes a batch and saves, takes the next one and is killed, with every rank."""
     run = SampledRun(parts, root, **options)
     found = run.steps(run.step + 1)
-    torch.save(found, f'{log}.{pyg_sar.comm.rank()}')
+    torch.save(found, f'{log}.{pyg_sar.comm.ranks.rank()}')
     next(iter(run.loader))
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -166,7 +166,7 @@ def _uneven(parts: str, root: str) -> str:
     """Rank 1 has taken one batch more."""
     run = SampledRun(parts, root)
     batches = iter(run.loader)
-    for _ in range(1 + pyg_sar.comm.rank()):
+    for _ in range(1 + pyg_sar.comm.ranks.rank()):
         next(batches)
     with pytest.raises(ValueError, match="'loader'") as failure:
         run.save()
@@ -182,7 +182,7 @@ def test_ranks_at_different_batches_save_nothing(parts, tmp_path):
 
 def _refused(parts: str, root: str, wrong: str, ranks: list[int]) -> str:
     """What is raised where some ranks have another loader or optimizer; nothing may change."""
-    is_wrong = pyg_sar.comm.rank() in ranks
+    is_wrong = pyg_sar.comm.ranks.rank() in ranks
     other = SampledRun(parts, None, seed=4 if is_wrong and wrong == 'loader' else 3)
     next(iter(other.loader))
     if is_wrong and wrong == 'optimizer':

@@ -106,7 +106,7 @@ def test_losses_and_gradients_are_those_of_plain_pyg(world_size: int, options: A
 def _places(root: str, of: str, options: dict[str, Any]) -> list[list[int]]:
     data = pyg_sar.load_shard(root)
     make = pyg_sar.NeighborLoader if of == 'nodes' else pyg_sar.LinkNeighborLoader
-    torch.manual_seed(7 + pyg_sar.comm.rank())  # that of rank 0 counts
+    torch.manual_seed(7 + pyg_sar.comm.ranks.rank())  # that of rank 0 counts
     loader = make(data, [], **options)
     return [batch.input_id.tolist() for _ in range(EPOCHS) for batch in loader]
 

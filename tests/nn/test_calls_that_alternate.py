@@ -167,7 +167,7 @@ def test_models_on_parts_of_the_edges(kind: str, tmp_path: Path) -> None:
 def _by_id(root: str) -> list[Tensor]:
     data = pyg_sar.load_shard(root)
     none, a, b = torch.empty(0, dtype=torch.long), torch.tensor([1, 2, 3]), torch.tensor([4, 5, 6])
-    is_first = pyg_sar.comm.rank() == 0
+    is_first = pyg_sar.comm.ranks.rank() == 0
     x, n_id = pyg_sar.local((data.x, data.n_id))
     return [rows(x, none if is_first else ids, n_id) for ids in (a, b, a, b)]
 

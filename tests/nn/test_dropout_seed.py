@@ -466,7 +466,7 @@ def test_the_seed_is_an_integer(seed: Any) -> None:
 
 def _other_seeds(root: Path) -> None:
     data = pyg_sar.load_shard(root)
-    seed = 1 + pyg_sar.comm.rank()
+    seed = 1 + pyg_sar.comm.ranks.rank()
     model = pyg_sar.DistributedDataParallel(_Plain().double(), dropout_seed=seed)
     model(data.x, data.edge_index)
 

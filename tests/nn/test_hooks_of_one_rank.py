@@ -107,7 +107,7 @@ def _program(
 ) -> Any:
     torch.manual_seed(0)
     model = MODELS[name]().double()
-    has_hooks = pyg_sar.comm.rank() in ranks
+    has_hooks = pyg_sar.comm.ranks.rank() in ranks
     notes = _watch(model, kind) if has_hooks and when == 'before' else Notes()
     model = wrap(model)
     notes = _watch(model, kind) if has_hooks and when == 'after' else notes
@@ -183,7 +183,7 @@ DATA: list[Any] = []
 def _alone(root: str, hook: Any) -> None:
     DATA[:] = [pyg_sar.load_shard(root)]
     model = pyg_sar.DistributedDataParallel(GAT(6, 8, 2, 3).double())
-    if pyg_sar.comm.rank() == 1:
+    if pyg_sar.comm.ranks.rank() == 1:
         p = next(model.parameters())
         way = p.register_post_accumulate_grad_hook if hook is steps_one else p.register_hook
         way(hook)

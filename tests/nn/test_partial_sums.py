@@ -168,7 +168,7 @@ def _changing(root: Path) -> list[Tensor]:
     torch.manual_seed(0)
     conv = pyg_sar.SARConv(pyg.GraphConv(8, 8).double())
     weight, outs = data.edge_weight.clone(), []
-    rank = pyg_sar.comm.rank()
+    rank = pyg_sar.comm.ranks.rank()
     for step in range(12):
         if step == 2:
             weight.mul_(2)

@@ -276,7 +276,7 @@ def test_other_numbers_are_refused(value: Any, tmp_path: Path) -> None:
 
 
 def _loaded(roots: list[str]) -> str:
-    return attempt(pyg_sar.load_shard, roots[pyg_sar.comm.rank()])
+    return attempt(pyg_sar.load_shard, roots[pyg_sar.comm.ranks.rank()])
 
 
 def test_ranks_load_the_same_features(tmp_path: Path) -> None:

@@ -94,9 +94,9 @@ def _around_a_change(parts: Path, ids: Tensor) -> list[Tensor]:
     model = pyg_sar.DistributedDataParallel(_summing())
     for step in range(2):
         found.append(pyg_sar.gather(model(data.x, ids).detach()).clone())
-        if step == pyg_sar.comm.rank() == 0:
+        if step == pyg_sar.comm.ranks.rank() == 0:
             ids[0, :20] = 7
-        pyg_sar.comm.agree(step)
+        pyg_sar.comm.collectives.agree(step)
     return found
 
 

@@ -140,7 +140,7 @@ def test_others_turns_are_no_ranks_memory(folder: Path) -> None:
         model = _model('gat').double()
         model(data.x, data.edge_index)
         with pyg_sar.profile(model) as prof:
-            if pyg_sar.comm.rank() == 1:  # rank 0 waits in its first layer meanwhile
+            if pyg_sar.comm.ranks.rank() == 1:  # rank 0 waits in its first layer meanwhile
                 torch.ones(large // 8, dtype=torch.float64)
             model(data.x, data.edge_index)
         return [
@@ -206,7 +206,7 @@ def test_an_error_leaves_no_watcher(folder: Path) -> None:
         model = _model('sage').double()
         with pyg_sar.profile(model):
             model(data.x, data.edge_index)
-            if pyg_sar.comm.rank() == 2:
+            if pyg_sar.comm.ranks.rank() == 2:
                 raise KeyError('x')
 
     with pytest.raises(KeyError):
@@ -234,7 +234,7 @@ def test_a_profiler_of_torch_records_one_rank(folder: Path) -> None:
         found = 0
         cpu = [torch.profiler.ProfilerActivity.CPU]
         for _ in range(2):
-            if pyg_sar.comm.rank() not in ranks:
+            if pyg_sar.comm.ranks.rank() not in ranks:
                 model(data.x, data.edge_index)
                 continue
             with torch.profiler.profile(activities=cpu) as profiler, pyg_sar.profile(model):
