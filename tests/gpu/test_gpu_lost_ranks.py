@@ -54,7 +54,7 @@ def _receive_too_much() -> str:
             for work in (*come, *go):
                 work.wait()
         while True:
-            pyg_sar.comm.functions.all_reduce_sum(torch.zeros(1))
+            pyg_sar.comm.collectives.all_reduce_sum(torch.zeros(1))
     except pyg_sar.ExchangeError as error:
         return str(error)
 
@@ -70,7 +70,7 @@ def _send_first() -> str:
             for work in current().start_swap([], 1, [torch.zeros(4, device=device)], 1, 'rows')[1]:
                 work.wait()
         while True:
-            pyg_sar.comm.functions.all_reduce_sum(torch.zeros(1))
+            pyg_sar.comm.collectives.all_reduce_sum(torch.zeros(1))
     except pyg_sar.ExchangeError as error:
         return str(error)
 

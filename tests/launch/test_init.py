@@ -97,7 +97,7 @@ def _joined() -> dict[str, Any]:
         'threads': torch.get_num_threads(),
         'backend': dist.get_backend_config(),
         'interface': os.environ.get('GLOO_SOCKET_IFNAME'),
-        'sum': pyg_sar.comm.functions.all_reduce_sum(torch.ones(2)).tolist(),
+        'sum': pyg_sar.comm.collectives.all_reduce_sum(torch.ones(2)).tolist(),
         'lines': lines,
     }
 
@@ -124,7 +124,7 @@ def _twice() -> list[float]:
     for _ in range(2):
         process = pyg_sar.init()
         sums.append(
-            float(pyg_sar.comm.functions.all_reduce_sum(torch.tensor([process.rank + 1.0])))
+            float(pyg_sar.comm.collectives.all_reduce_sum(torch.tensor([process.rank + 1.0])))
         )
         dist.destroy_process_group()
     return sums

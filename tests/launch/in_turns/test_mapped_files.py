@@ -11,7 +11,7 @@ import torch
 from torch_geometric.data import Data
 
 import pyg_sar
-from pyg_sar import comm
+from pyg_sar.comm import collectives
 from pyg_sar.launch.in_turns.run import play
 from pyg_sar.rows import load
 
@@ -47,7 +47,7 @@ def test_pages_of_one_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         for _ in range(3):
             pyg_sar.local(data).x.sum()
             found.append(_pages_of(folder))
-            comm.agree(0)
+            collectives.agree(0)
         return found
 
     results = play(program, NUM_PARTS, memory=0, spill=tmp_path).results

@@ -81,7 +81,7 @@ def early_stopping(folder: str) -> list[Any]:
         losses.append(run.epoch())
         out = run.evaluated()
         right = (out.argmax(dim=-1) == pyg_sar.local(run.data.y)).sum()
-        score = float(pyg_sar.comm.functions.all_reduce_sum(right))
+        score = float(pyg_sar.comm.collectives.all_reduce_sum(right))
         run.plateau.step(-score)
         if score > best:
             best, bad, state = score, 0, copy.deepcopy(run.model.state_dict())
