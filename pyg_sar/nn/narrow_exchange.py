@@ -18,7 +18,6 @@ from torch import Tensor
 from torch_geometric.nn import ClusterGCNConv, GraphConv, Linear, MessagePassing, SAGEConv, aggr
 
 from pyg_sar.comm.collectives import all_ranks
-from pyg_sar.monitor.recipes import recorder
 from pyg_sar.nn.copies import kept_copy
 from pyg_sar.ops.linear import linear
 from pyg_sar.rows.replicated import with_mean_gradient
@@ -89,12 +88,11 @@ def only_reads(conv: MessagePassing, x: Tensor) -> bool:
 def rows_through(conv: Any, layer: Any, pair: Any, x: Tensor) -> Tensor:
     """The own rows `x` after the layer, without its bias; `pair` is what propagate got."""
     # Unlike a sum, a layer keeps its rows for backward: a program may change them in place now,
-    # but if the layer of own rows keeps the same ones, as in plain PyG. Recomputed activations are
-    # found by their memory, so these take no copy.
+    # but if the layer of own rows keeps the same ones, as in plain PyG.
     root = getattr(conv, _LAYERS[_forward(conv)][1], None)
     learns = torch.is_grad_enabled() and layer.weight.requires_grad
     is_kept = root is not None and root.weight.requires_grad and _are_one(pair)
-    if learns and not is_kept and recorder.value is None:
+    if learns and not is_kept:
         x = kept_copy(x)
     return linear(x, with_mean_gradient(layer.weight))
 

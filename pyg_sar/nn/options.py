@@ -108,7 +108,7 @@ def options_of(arguments: Mapping[str, Any]) -> Options:
     names = [field.name for field in fields(Options)]
     for name in arguments:
         if name not in names:
-            of_models = ('checkpoint_activations', 'dropout_seed', 'timeout', 'debug')
+            of_models = ('dropout_seed', 'timeout', 'debug')
             near = get_close_matches(name, [*names, *of_models], 1)
             hint = f'; do you mean {near[0]}?' if near else f', but {", ".join(names)}'
             raise TypeError(f"there is no option '{name}'{hint}")

@@ -91,7 +91,6 @@ RUNS = {
     'SAGE, prefetch 3': Run(SAGEConv, options={'prefetch': 3}),
     'SAGE, bfloat16 rows': Run(SAGEConv, options={'exchange_dtype': torch.bfloat16}),
     'SAGE, accumulated': Run(SAGEConv, steps=2),
-    'SAGE, checkpoint_activations': Run(SAGEConv, options={'checkpoint_activations': True}),
     'SAGE, sampled': Run(SAGEConv, samples=True),
     'SAGE, median': Run(_median),
     'GCN, weights': Run(GCNConv, ('edge_weight',)),

@@ -17,7 +17,6 @@ VALUES: dict[str, tuple[Any, ...]] = {
     'mode': ('sequential', 'sequential_no_remat', 'one_shot'),
     'prefetch': (1, 2, 3),
     'partial_sums': (True, False),
-    'checkpoint_activations': (False, True),
     'debug': (False, True),
 }
 MEANINGLESS = {'one_shot': {'prefetch': 1, 'partial_sums': True}}

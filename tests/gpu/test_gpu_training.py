@@ -33,7 +33,6 @@ import pyg_sar
 MODES = ['sequential', 'sequential_no_remat', 'one_shot']
 KINDS: list[tuple[str, dict[str, Any]]] = [
     *((mode, {}) for mode in MODES),
-    ('sequential', {'checkpoint_activations': True}),
     ('sequential', {'debug': True}),
 ]
 
@@ -175,8 +174,8 @@ CONVS: dict[str, Callable[[int, int], torch.nn.Module]] = {
     'Cheb': lambda i, o: pyg.ChebConv(i, o, K=2),
 }
 OPTIONS = [
-    {'checkpoint_activations': again, 'exchange_dtype': dtype, 'debug': debug}
-    for again, dtype, debug in product((False, True), (None, torch.bfloat16), (False, True))
+    {'exchange_dtype': dtype, 'debug': debug}
+    for dtype, debug in product((None, torch.bfloat16), (False, True))
 ]
 
 

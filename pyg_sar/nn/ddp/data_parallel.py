@@ -98,8 +98,6 @@ class DistributedDataParallel(torch.nn.Module, metaclass=ClassSwap):
             None: 25.
         broadcast_buffers: False, as norms keep their buffers equal by themselves.
         device_ids: As in torch: None, or the one device where the model is already.
-        checkpoint_activations: Whether norms, activations and dropouts are computed again in
-            backward instead of kept: the same bits, less memory (:mod:`pyg_sar.nn.recompute`).
         dropout_seed: Draws the masks of dropouts in the model's forward from this number, the step,
             and the ids of nodes and edges in the whole graph. They are then the same on any number
             of ranks. None: each rank draws from torch's generator (docs/dropout.md).
@@ -140,7 +138,6 @@ class DistributedDataParallel(torch.nn.Module, metaclass=ClassSwap):
         bucket_cap_mb: float | None = None,
         broadcast_buffers: bool = False,
         device_ids: Sequence[int | torch.device] | None = None,
-        checkpoint_activations: bool = False,
         dropout_seed: int | None = None,
         log: LogLevel | None = None,
         **options: Any,
@@ -152,7 +149,6 @@ class DistributedDataParallel(torch.nn.Module, metaclass=ClassSwap):
             _check(module, process_group, bucket_cap_mb, broadcast_buffers, device_ids)
             model = wrap(
                 module,
-                checkpoint_activations=checkpoint_activations,
                 dropout_seed=dropout_seed,
                 log=log,
                 **options,
