@@ -23,7 +23,7 @@ from pyg_sar.nn.narrow_exchange import (
     rows_through,
 )
 from pyg_sar.nn.one_call import Call
-from pyg_sar.nn.options import Mode, Path
+from pyg_sar.nn.options import Path
 from pyg_sar.nn.raw_feature_sums import raw_sum
 from pyg_sar.nn.reductions import BlockMessages, finish
 from pyg_sar.nn.trace import Trace, trace
@@ -44,9 +44,6 @@ class CallPlan:
 
     path: Path
     function: str  # the function's name, with its conv's
-    mode: Mode  # the mode it is computed in; never ``'auto'``
-    # The most that mode one_shot would hold on any rank, in bytes; 0 where it was not asked for.
-    one_shot_bytes: int = 0
     drops: bool = False  # whether it draws masks of dropout by edge, or may do so
     uses_rng: bool = False  # whether it draws by a generator of torch, or may do so
 
@@ -86,7 +83,7 @@ class TracedPlan(CallPlan):
             learnable = tuple([getattr(module(), name) for module, name in self.learnable])
         program = program_of(call, computed, call.plan.shard.num_dst)
         arguments = replace(call.arguments, learnable=learnable)
-        keep_rows = self.mode == 'sequential_no_remat'
+        keep_rows = call.options.mode == 'sequential_no_remat'
         run = Run.of(program, arguments, call.plan, call.exchange, keep_rows=keep_rows)
         return (replay if program.weights is None else online)(run)
 
@@ -94,7 +91,7 @@ class TracedPlan(CallPlan):
         """Own sums of `x`; `finishes` says that the conv's aggregation has to run on them."""
         aggregate, out = self.trace.aggregate, self.trace.out
         assert aggregate is not None
-        is_linear, one_shot = self.path == 'linear', self.mode == 'one_shot'
+        is_linear, one_shot = self.path == 'linear', call.options.mode == 'one_shot'
         mean = [kind for _, kind in aggregate.calls] == ['mean']
         plan, exchange, rows = call.plan, call.exchange, x
         if weight is not None:
@@ -110,7 +107,7 @@ class TracedPlan(CallPlan):
             weight,
             plan,
             exchange,
-            keep_rows=self.mode == 'sequential_no_remat',
+            keep_rows=call.options.mode == 'sequential_no_remat',
             one_shot=one_shot,
             mean=mean and is_linear,
         )
@@ -190,8 +187,7 @@ class Gather(CallPlan):
     """Any message and aggregation, by chunks of destinations with all their in-edges."""
 
     def result(self, call: Call) -> Tensor:  # noqa: D102
-        max_rows = max(call.plan.num_edges, 1) if self.mode == 'one_shot' else call.options.max_rows
-        out, outputs, seen = run_gather(call, max_rows)
+        out, outputs, seen = run_gather(call, in_chunks=call.options.mode != 'one_shot')
         if out is None:
             out, outputs = outputs[0], outputs[1:]
         call.set_attributes(seen, outputs)

@@ -136,7 +136,7 @@ def _planned(
         with not_saved():
             samples = None if draws is None else EdgeDraws()
             plan = layer.calls[key] = agree_on_plan(call, samples)
-        text = f'{location()}: {plan.function}, path {plan.path}, mode {plan.mode!r}'
+        text = f'{location()}: {plan.function}, path {plan.path}, mode {call.options.mode!r}'
         say(_logger, logging.INFO, text)
     call.bind()
     if draws is not None:
@@ -216,7 +216,7 @@ def _call(
         as_they_are=as_they_are,
         move=move,
         edges=edges,
-        exchange=exchange_of(oriented.shard, options.prefetch, options.exchange_dtype),
+        exchange=exchange_of(oriented.shard, dtype=options.exchange_dtype),
         options=options,
         in_forward=now.in_forward,
     )

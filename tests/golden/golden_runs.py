@@ -88,7 +88,6 @@ RUNS = {
     'SAGE, rows only': Run(SAGEConv, options={'partial_sums': False}),
     'SAGE, rows kept': Run(SAGEConv, options={'mode': 'sequential_no_remat'}),
     'SAGE, one_shot': Run(SAGEConv, options={'mode': 'one_shot'}),
-    'SAGE, prefetch 3': Run(SAGEConv, options={'prefetch': 3}),
     'SAGE, bfloat16 rows': Run(SAGEConv, options={'exchange_dtype': torch.bfloat16}),
     'SAGE, accumulated': Run(SAGEConv, steps=2),
     'SAGE, sampled': Run(SAGEConv, samples=True),

@@ -143,8 +143,7 @@ def test_rows_of_attention(data, mode):
     [
         (_sage, {}),
         (_gat, {'mode': 'one_shot'}),
-        (_gat, {'prefetch': 2}),
-        (_median, {'max_rows': 20}),
+        (_median, {}),
     ],
 )
 @of_rows

@@ -139,8 +139,6 @@ def test_losses_do_not_depend_on_the_ranks(
 _OPTIONS: list[dict[str, Any]] = [
     {'mode': 'one_shot'},
     {'mode': 'sequential_no_remat'},
-    {'mode': 'auto', 'memory_budget': 2**17},
-    {'max_rows': 7},
 ]
 
 

@@ -88,21 +88,6 @@ def test_unknown_modes(mode):
     _refuses(torch.nn.ModuleList([GINConv(_mlp()), torch.nn.BatchNorm1d(6)]), words, mode=mode)
 
 
-@pytest.mark.parametrize('prefetch', [0, -1, 1.0, '1', True, None])
-def test_wrong_prefetch(prefetch):
-    words = "'prefetch'"
-    with pytest.raises(ValueError, match=words):
-        SARConv(GCNConv(6, 6), prefetch=prefetch)
-    _refuses(torch.nn.ModuleList([GINConv(_mlp())]), words, prefetch=prefetch)
-
-
-def test_prefetch_is_not_ignored():
-    words = "'prefetch'"
-    with pytest.raises(ValueError, match=words):
-        SARConv(GCNConv(6, 6), mode='one_shot', prefetch=2)
-    _refuses(torch.nn.ModuleList([GINConv(_mlp())]), words, mode='one_shot', prefetch=2)
-
-
 @pytest.mark.parametrize(
     'value', [torch.nn.Linear(2, 2), GCNConv, None, 'GCNConv', SARConv(GCNConv(6, 6))], ids=str
 )
