@@ -48,7 +48,6 @@ class Comm:
         group: The process group of the exchanges, if there is one.
         world: Gives the default process group that it belongs to, while that lives; else None.
         takes_turns: Whether the ranks are threads of one process.
-        debug: Whether the ranks compare what they do before every operation.
         met: The plain values that have met rows since the last message.
         operation: The operation that this rank has come to last, in words.
         peer: The rank it is done with; None for all.
@@ -65,7 +64,6 @@ class Comm:
     rank, size = 0, 1
     group: dist.ProcessGroup | None = None
     takes_turns = False
-    debug = False
     pool: BufferPool | None = None
     exchange_kind: type[Exchange] | None = None
     summed_bytes = 0
@@ -89,8 +87,8 @@ class Comm:
     ) -> AbstractContextManager[None]:
         """For the time of an operation with other ranks: its errors come as ExchangeError.
 
-        `peer` is the rank it is done with, None for all. Debugging raises on all ranks where
-        `alike` differs: the operation, with what it moves, in words that are equal on all ranks.
+        `peer` is the rank it is done with, None for all. Threads compare `alike`: the operation,
+        with what it moves, in words that are equal on all ranks.
         `is_wait`: the end of one that began before; all ranks begin as many.
         """
         if not self.is_here():

@@ -119,12 +119,6 @@ def set_timeout(timeout: timedelta | None) -> None:
     current().set_timeout(timeout)
 
 
-def set_debug(debug: bool | None) -> None:
-    """Whether ranks compare their programs before every operation from now on; None: as it is."""
-    if debug is not None and is_distributed():
-        current().debug = debug
-
-
 def open_lane() -> GroupComm | None:
     """A comm for one more thread of every rank, which :attr:`chosen` is then (collective).
 

@@ -18,7 +18,7 @@ import pyg_sar
 
 EPOCHS, STEPS = 4, 2
 TYPES = ('paper', 'author')  # those with features
-ALL = {'mode': 'one_shot', 'debug': True}
+ALL = {'mode': 'one_shot'}
 
 
 class Net(torch.nn.Module):

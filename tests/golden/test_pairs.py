@@ -16,7 +16,6 @@ VALUES: dict[str, tuple[Any, ...]] = {
     'steps': (1, 2),
     'mode': ('sequential', 'sequential_no_remat', 'one_shot'),
     'partial_sums': (True, False),
-    'debug': (False, True),
 }
 MEANINGLESS = {'one_shot': {'partial_sums': True}}
 

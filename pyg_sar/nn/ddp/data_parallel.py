@@ -19,7 +19,6 @@ from pyg_sar.comm.ranks import (
     check_own,
     is_distributed,
     left_by,
-    set_debug,
     set_timeout,
     takes_turns,
     world_size,
@@ -87,10 +86,6 @@ class DistributedDataParallel(torch.nn.Module, metaclass=ClassSwap):
         timeout: How long exchanges and the sum of the gradients wait for a silent rank: seconds or
             a timedelta. None is the timeout of the default group. Until the model is built that
             timeout holds in any case, as one rank may compile and import for longer than others.
-        debug: Whether the ranks compare operation, layer, forward or backward, and dtype and width
-            of the rows before every exchange. Then a rank that skips a layer is an error at once,
-            and not at the timeout. Slow. It holds for all models of the process; None changes
-            nothing (the first value is False).
         return_memory: Have glibc give freed tensors of 4 MiB or more back to the system at once.
             None does so where there are several ranks: on one, tensors below 32 MiB are kept.
         process_group: A group of all ranks for the gradients; None for that of the exchanges.
@@ -132,7 +127,6 @@ class DistributedDataParallel(torch.nn.Module, metaclass=ClassSwap):
         module: Model,
         *,
         timeout: float | timedelta | None = None,
-        debug: bool | None = None,
         return_memory: bool | None = None,
         process_group: dist.ProcessGroup | None = None,
         bucket_cap_mb: float | None = None,
@@ -156,10 +150,7 @@ class DistributedDataParallel(torch.nn.Module, metaclass=ClassSwap):
             return model, as_timedelta(timeout)
 
         module, limit = together(wrapped)
-        check_same_model(
-            module, {'timeout': timeout, 'debug': debug, 'bucket_cap_mb': bucket_cap_mb}
-        )
-        set_debug(debug)
+        check_same_model(module, {'timeout': timeout, 'bucket_cap_mb': bucket_cap_mb})
         returns = world_size() > 1 if return_memory is None else return_memory
         if returns and not takes_turns():  # threads share that setting
             return_freed_memory()
