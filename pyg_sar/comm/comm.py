@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -24,9 +23,7 @@ from pyg_sar.utils import hook
 
 if TYPE_CHECKING:
     from pyg_sar.comm.buffers import BufferPool
-    from pyg_sar.comm.end_of_backward import Backward
     from pyg_sar.comm.exchange import Exchange
-    from pyg_sar.nn.ddp.averager import Averager
 
 
 class Work(Protocol):
@@ -52,8 +49,6 @@ class Comm:
         operation: The operation that this rank has come to last, in words.
         peer: The rank it is done with; None for all.
         travelling: Swaps that are under way.
-        backward: Gives the backward pass that runs, if it has come to anything of this library.
-        awaiting: Models that have run on a batch, whose backward may come.
         caches: What :func:`pyg_sar.comm.cache_of` gives, by name.
         num_made: How many things all ranks have made together; see :class:`Agreed`.
         pool: Memory for rows, where ranks have it in common.
@@ -74,8 +69,6 @@ class Comm:
         self._process = os.getpid()
         self.peer: int | None = None
         self.travelling: set[Any] = set()
-        self.backward: Callable[[], Backward | None] = lambda: None
-        self.awaiting: WeakKeyDictionary[Averager, None] = WeakKeyDictionary()
         self.caches: dict[Any, Any] = {}
         self.num_made = 0
 

@@ -26,7 +26,7 @@ from pyg_sar.nn.one_call import Call
 from pyg_sar.nn.options import Path
 from pyg_sar.nn.raw_feature_sums import raw_sum
 from pyg_sar.nn.reductions import BlockMessages, finish
-from pyg_sar.nn.trace import Trace, trace
+from pyg_sar.nn.trace import Trace, set_attributes, trace
 from pyg_sar.ops.online_softmax import online
 from pyg_sar.ops.program import Program
 from pyg_sar.ops.reductions import State
@@ -134,7 +134,7 @@ class RowSum(TracedPlan):
 
     def result(self, call: Call) -> Tensor:
         """Keeps sums of raw features, and may apply a narrower layer before the sum."""
-        call.set_attributes(self.trace, ())
+        set_attributes(call, self.trace, ())
         conv, plan, index = call.conv, call.plan, self.trace.weight
         x = call.arguments.src[0]
         weight = None if index is None else call.arguments.edge[index]
@@ -163,9 +163,9 @@ class Replay(TracedPlan):
         traced = self.trace
         states, outputs = self.on_edges(call)
         if traced.aggregate is None:
-            call.set_attributes(traced, outputs[1:])
+            set_attributes(call, traced, outputs[1:])
             return outputs[0]
-        call.set_attributes(traced, outputs)
+        set_attributes(call, traced, outputs)
         return finish(call, traced.aggregate, states, traced.out, call.plan)
 
 
@@ -176,7 +176,7 @@ class Factored(TracedPlan):
     def result(self, call: Call) -> Tensor:  # noqa: D102
         source = self.trace.source
         _, (factor, *others) = self.on_edges(call.of_factor(source))
-        call.set_attributes(self.trace.computed, others)
+        set_attributes(call, self.trace.computed, others)
         index = next(slot.index for slot in call.slots if slot.name == source)
         is_watched = not is_sum(call.conv) or is_hooked(call.conv)
         return self.row_sum(call, call.arguments.src[index], factor, is_watched)
@@ -190,7 +190,7 @@ class Gather(CallPlan):
         out, outputs, seen = run_gather(call, in_chunks=call.options.mode != 'one_shot')
         if out is None:
             out, outputs = outputs[0], outputs[1:]
-        call.set_attributes(seen, outputs)
+        set_attributes(call, seen, outputs)
         return out
 
 
