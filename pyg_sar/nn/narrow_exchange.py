@@ -15,11 +15,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch_geometric.nn import ClusterGCNConv, GraphConv, Linear, MessagePassing, SAGEConv, aggr
+from torch_geometric.nn import ClusterGCNConv, GraphConv, MessagePassing, SAGEConv, aggr
 
 from pyg_sar.comm.collectives import all_ranks
 from pyg_sar.nn.copies import kept_copy
-from pyg_sar.ops.linear import linear
+from pyg_sar.ops.linear import is_plain_layer, linear
 from pyg_sar.rows.replicated import with_mean_gradient
 from pyg_sar.rows.rows import tag
 from pyg_sar.rows.sharding import Space
@@ -148,8 +148,7 @@ def _layer(conv: MessagePassing) -> Any:
         and not {'forward', 'update'} & set(vars(conv))
     )
     layer: Any = getattr(conv, _LAYERS[forward][0]) if is_known else None
-    is_plain = type(layer) in (Linear, torch.nn.Linear) and 'forward' not in vars(layer)
-    return layer if is_plain else None
+    return layer if isinstance(layer, torch.nn.Module) and is_plain_layer(layer) else None
 
 
 def _narrower_layer(conv: MessagePassing, x: Tensor) -> Any:

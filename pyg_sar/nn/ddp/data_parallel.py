@@ -30,6 +30,7 @@ from pyg_sar.nn.ddp.wrap import wrap
 from pyg_sar.nn.lazy import LazyLayers
 from pyg_sar.nn.same_model import check_same_model, check_same_values
 from pyg_sar.nn.support import refuse_tracing
+from pyg_sar.ops.linear import compute_by_onednn
 from pyg_sar.rows.rows import Rows
 from pyg_sar.utils.class_swap import ClassSwap, become
 from pyg_sar.utils.installed import loops
@@ -178,6 +179,7 @@ class DistributedDataParallel(torch.nn.Module, metaclass=ClassSwap):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
+        compute_by_onednn(self)
         gradients = vars(self).get('_gradients')
         is_shared = gradients is not None and gradients.model() not in (None, *self.modules())
         if gradients is None or is_shared:  # copy.copy has that of the model itself
