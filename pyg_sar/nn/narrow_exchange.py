@@ -143,7 +143,6 @@ def _layer(conv: MessagePassing) -> Any:
     forward = _forward(conv)
     is_known = (
         forward in _LAYERS
-        and conv.decomposed_layers == 1
         and type(conv).update is MessagePassing.update
         and not {'forward', 'update'} & set(vars(conv))
     )

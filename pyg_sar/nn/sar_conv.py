@@ -217,5 +217,5 @@ def _take_in(conv: MessagePassing) -> None:
         if isinstance(module, MessagePassing):
             if not isinstance(module, SARConv):
                 _become(module, conv._sar.options, is_inside=True)
-            if not module.explain:  # PyG's, where layers are decomposed or it was explained before
+            if not module.explain:  # PyG's, where it was explained before
                 vars(module).pop('propagate', None)

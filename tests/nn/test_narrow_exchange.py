@@ -100,7 +100,6 @@ CONVS: dict[str, tuple[Callable[[], torch.nn.Module], tuple[int, int] | None]] =
     'GraphConv': (lambda: GraphConv(IN, OUT), NARROW),
     'GraphConv-mean': (lambda: GraphConv(IN, OUT, aggr='mean', bias=False), NARROW),
     'ClusterGCN': (lambda: ClusterGCNConv(IN, OUT), None),
-    'ClusterGCN-layers': (lambda: ClusterGCNConv(IN, OUT, decomposed_layers=2), None),
     'own forward': (lambda: OwnForward(IN, OUT), WIDE),
     'own update': (lambda: OwnUpdate(IN, OUT), WIDE),
     'own aggregate': (lambda: OwnAggregate(IN, OUT), WIDE),

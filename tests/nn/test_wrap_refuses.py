@@ -72,6 +72,10 @@ def test_refused_convs(name, mode):
             SARConv(module, mode=mode)
 
 
+def test_decomposed_layers():
+    _refuses(GCNConv(6, 6, decomposed_layers=2), 'write decomposed_layers=1')
+
+
 class PANConv(SAGEConv):
     """A user's class that happens to have a refused name."""
 
