@@ -118,18 +118,6 @@ def test_picture_of_what_overlap_hides(tmp_path: Path) -> None:
         assert received[-1] > 0
 
 
-@pytest.mark.bench
-def test_a_slow_link_beside_others(tmp_path: Path) -> None:
-    done = _run(BENCHMARKS / 'network' / 'main.py', '--tiny', '--unequal', '--out', tmp_path)
-    assert done.returncode == 0, done.stderr
-    if done.stdout.startswith('skipped: '):
-        pytest.skip(done.stdout)
-    assert {p.name for p in tmp_path.iterdir()} == {'unequal.json'}
-    rows = json.loads((tmp_path / 'unequal.json').read_text())['rows']
-    assert [row['variant'] for row in rows] == ['prefetch 1', 'prefetch 2', 'prefetch 3'] * 2
-    assert all(seconds > 0 for row in rows for seconds in row['each_seconds'])
-
-
 def test_bytes_beside_computing_are_those_outside_of_waiting(load) -> None:
     shares = load('network', 'overlap').shares
     epoch = {'waiting': [[1.0, 2.0], [3.0, 3.5]], 'received': [[1.0, 0], [2.0, 60], [3.5, 90]]}

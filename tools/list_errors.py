@@ -11,7 +11,7 @@ PAGE = ROOT / 'docs' / 'errors.md'
 BEGIN = '<!-- messages -->'
 TOPICS = {
     'Starting, loading, and ranks': ('launching', 'load', 'shard', 'comm'),
-    'Wrapping and training': ('ddp', 'averaging', 'recompute', 'dropout', 'norm', 'own_rows'),
+    'Wrapping and training': ('ddp', 'averaging', 'dropout', 'norm', 'own_rows'),
     'Layers': ('conv', 'aggregate', 'kernels', 'restricted_layers', 'attention'),
     'Functions of rows': ('rows', 'over_all_nodes', 'draws'),
     'Mini-batches': ('sampling',),

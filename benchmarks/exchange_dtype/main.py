@@ -30,7 +30,7 @@ import pyg_sar
 
 HERE = Path(__file__).resolve().parent
 SETS = ('train', 'val', 'test')
-DTYPES = {'float32': None, 'bfloat16': torch.bfloat16, 'float16': torch.float16}
+DTYPES = {'float32': None, 'bfloat16': torch.bfloat16}
 OTHER_SEED = 'float32, other seed'  # how much of a difference is chance
 
 

@@ -18,7 +18,6 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 import overlap  # noqa: E402
-import unequal  # noqa: E402
 from cached_graphs import ARXIV, TINY, cut, sizes  # noqa: E402
 from namespaces import INTERFACE, Hosts, missing  # noqa: E402
 from plots import COLORS, log_axes, panels, save  # noqa: E402
@@ -32,13 +31,12 @@ SIZES: dict[str, dict[str, Any]] = {
     'full': {
         'graph': ARXIV,
         'models': ['sage', 'gat'],
-        'variants': [variant for variant in VARIANTS if variant != 'prefetch 2'],
+        'variants': [*VARIANTS],
         'links': [0.1, 0.5, 1.0, 5.0],
         'processes': 4,
         'layers': 3,
         'rounds': 5,
         'picture': False,
-        'unequal': False,
     },
     'quick': {'rounds': 2},
     'tiny': {
@@ -54,7 +52,7 @@ SIZES: dict[str, dict[str, Any]] = {
 def measure(args: argparse.Namespace) -> Iterator[Row]:
     """Of every model on every link, in every round all variants in turn, and one without rows.
 
-    With `picture` only what :mod:`overlap` draws, with `unequal` only what :mod:`unequal` measures.
+    With `picture` only what :mod:`overlap` draws.
     """
     reason = missing()
     if reason:
@@ -68,10 +66,6 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
         if args.picture:
             found = overlap.measure(apart, hosts, args.models, args.rounds)
             overlap.write(found, Path(args.out) if args.out else HERE)
-            return
-        if args.unequal:
-            found = unequal.measure(args, apart, hosts)
-            unequal.write(found, Path(args.out) if args.out else HERE)
             return
         beside = stack.enter_context(_team(args, f'{folder}/beside', None))
         for model in tqdm(args.models, unit='model'):
@@ -199,7 +193,6 @@ def render(report: dict[str, Any]) -> dict[str, str]:
     return {
         'table': f'{size}\n\n{table(header, lines)}',
         'links': links,
-        'unequal': unequal.render(HERE),
     }
 
 

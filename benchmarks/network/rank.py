@@ -40,9 +40,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     PREFETCH: {},
     ROWS: {'partial_sums': False},
     NO_PREFETCH: {},
-    'prefetch 3': {'prefetch': 3},
     'bfloat16': {'exchange_dtype': torch.bfloat16},
-    'prefetch 2': {'prefetch': 2},  # where links are unequal
 }
 
 

@@ -11,8 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
-from weakref import WeakKeyDictionary
+from typing import Any, NoReturn, Protocol
 
 import torch
 import torch.distributed as dist
@@ -21,10 +20,6 @@ from torch import Tensor
 from pyg_sar.comm.errors import at_location
 from pyg_sar.comm.met import Met
 from pyg_sar.utils import hook
-
-if TYPE_CHECKING:
-    from pyg_sar.comm.end_of_backward import Backward
-    from pyg_sar.nn.ddp.averager import Averager
 
 
 class Work(Protocol):
@@ -46,13 +41,10 @@ class Comm:
         group: The process group of the exchanges, if there is one.
         world: Gives the default process group that it belongs to, while that lives; else None.
         takes_turns: Whether the ranks are threads of one process.
-        debug: Whether the ranks compare what they do before every operation.
         met: The plain values that have met rows since the last message.
         operation: The operation that this rank has come to last, in words.
         peer: The rank it is done with; None for all.
         travelling: Swaps that are under way.
-        backward: Gives the backward pass that runs, if it has come to anything of this library.
-        awaiting: Models that have run on a batch, whose backward may come.
         caches: What :func:`pyg_sar.comm.cache_of` gives, by name.
         num_made: How many things all ranks have made together; see :class:`Agreed`.
         run: What ranks that are threads of one run have in common.
@@ -63,7 +55,6 @@ class Comm:
     rank, size = 0, 1
     group: dist.ProcessGroup | None = None
     takes_turns = False
-    debug = False
     run: object = None
     exchange_kind: type[Any] | None = None
     summed_bytes = 0
@@ -74,8 +65,6 @@ class Comm:
         self._process = os.getpid()
         self.peer: int | None = None
         self.travelling: set[Any] = set()
-        self.backward: Callable[[], Backward | None] = lambda: None
-        self.awaiting: WeakKeyDictionary[Averager, None] = WeakKeyDictionary()
         self.caches: dict[Any, Any] = {}
         self.num_made = 0
 
@@ -87,8 +76,8 @@ class Comm:
     ) -> AbstractContextManager[None]:
         """For the time of an operation with other ranks: its errors come as ExchangeError.
 
-        `peer` is the rank it is done with, None for all. Debugging raises on all ranks where
-        `alike` differs: the operation, with what it moves, in words that are equal on all ranks.
+        `peer` is the rank it is done with, None for all. Threads compare `alike`: the operation,
+        with what it moves, in words that are equal on all ranks.
         `is_wait`: the end of one that began before; all ranks begin as many.
         """
         if not self.is_here():

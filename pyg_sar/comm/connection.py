@@ -100,8 +100,6 @@ class Connection(Comm):
             try:
                 if not is_wait:
                     self._num_operations += 1
-                    if self.debug:
-                        self.sum_alike(alike or operation)
                 yield
             except (ExchangeError, PartedError):
                 raise
@@ -224,9 +222,7 @@ def _reason(cause: Cause, own: Cause, error: Exception) -> str:
         advice = 'see the end of its log; all ranks must make the same calls'
         return f'{who} has ended or is cut off: {advice}{seen}'
     waits = f': it waits at {cause.doing}' if cause.doing else ''
-    advice = (
-        'if it makes other calls, debug=True tells which; if it computes, give a longer timeout'
-    )
+    advice = 'all ranks must make the same calls; if it computes, give a longer timeout'
     return f'{who} was silent for too long{waits}: {advice}{seen}'
 
 

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from traceback import walk_stack
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
-from weakref import ref
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor
@@ -29,8 +29,19 @@ from pyg_sar.utils.checksum import digest
 from pyg_sar.utils.dry_run import described
 from pyg_sar.utils.private_names import missing
 
-if TYPE_CHECKING:
-    from pyg_sar.nn.ddp.averager import Averager
+
+class Averager(Protocol):
+    """Has gradients of some parameters summed over the ranks."""
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it sums after the others."""
+
+    def enter(self) -> None:
+        """Notes that the running backward has come to it."""
+
+    def reduce(self, new: set[Tensor]) -> list[Tensor]:
+        """Sums gradients, `new` on this rank; gives the parameters of which any rank has one."""
 
 
 class Backward:
@@ -88,12 +99,12 @@ class Backward:
         self.is_over = True
         try:
             if not self._models:
-                for model in reversed([*self._comm.awaiting]):  # as a backward would come to them
+                for model in reversed([*_awaiting(self._comm)]):  # as a backward would come to them
                     model.enter()
             for model in sorted(self._models, key=lambda model: model.is_last):
                 whole |= dict.fromkeys(model.reduce(set(self._new)))
         finally:
-            self._comm.backward = lambda: None
+            _RUNNING.pop(self._comm, None)
             aside = self._aside
             self._give_hooks_back()
         is_alone = 0 < self.are_hooked < self._comm.size
@@ -173,22 +184,36 @@ def _check_alike(parameters: list[Tensor], called: list[str]) -> None:
         )
 
 
+_RUNNING: WeakKeyDictionary[Comm, ref[Backward]] = WeakKeyDictionary()
+_AWAITING: WeakKeyDictionary[Comm, WeakKeyDictionary[Averager, None]] = WeakKeyDictionary()
+
+
+def _running_of(comm: Comm) -> Backward | None:
+    backward = _RUNNING.get(comm)
+    return None if backward is None else backward()
+
+
+def _awaiting(comm: Comm) -> WeakKeyDictionary[Averager, None]:
+    """Models that have run on a batch, whose backward may come."""
+    return _AWAITING.setdefault(comm, WeakKeyDictionary())
+
+
 def running() -> Backward | None:
     """The outermost backward pass that runs, if it has come to a hook of this library.
 
     It is that of the rank, not of the thread: on a GPU hooks run in a thread of the device.
     """
-    return current().backward()
+    return _running_of(current())
 
 
 def started() -> Backward:
     """The backward pass that runs, noted from its first such call on; called in a backward."""
     comm = current()
-    backward = comm.backward()
+    backward = _running_of(comm)
     if backward is None:
         backward = Backward(comm)
         torch.autograd.Variable._execution_engine.queue_callback(backward)
-        comm.backward = ref(backward)
+        _RUNNING[comm] = ref(backward)
     return backward
 
 
@@ -207,14 +232,14 @@ def await_backward(model: Averager) -> None:
     On a rank whose batch is empty a loss over all ranks need not depend on the model. The backward
     of the loss takes part in the sum of the gradients all the same, as the other ranks do.
     """
-    awaiting = current().awaiting
+    awaiting = _awaiting(current())
     awaiting.pop(model, None)  # it becomes the last one
     awaiting[model] = None
 
 
 def has_come(model: Averager) -> None:
     """Notes that the backward of a model has come."""
-    current().awaiting.pop(model, None)
+    _awaiting(current()).pop(model, None)
 
 
 def is_accumulated(leaf: Tensor) -> bool:

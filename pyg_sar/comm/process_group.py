@@ -8,8 +8,7 @@ it moves, a small number of the operation's own, up to 56 bytes to be summed, an
 plain values that have met rows (:mod:`pyg_sar.comm.met`). A decision of a layer, and the sum of a
 loss, are this message and nothing else. A larger sum that follows in every step, as that of
 gradients does, is announced by the message before it (:mod:`pyg_sar.comm.announced`).
-Messages between two ranks carry the code as their tag, so those of different layers never meet;
-when ranks debug, they have such a gather before these as well.
+Messages between two ranks carry the code as their tag, so those of different layers never meet.
 """
 
 from __future__ import annotations
@@ -163,8 +162,6 @@ class GroupComm(Connection):
             self._compare_met(records[:, -1].tolist())
             return None
         reason = f'rank {rank} is at {said[rank].strip()}: run the same lines on every rank'
-        if not self.debug:
-            reason += '; debug=True tells where they part'
         error = self._error(rank, self.operation, reason)
         self.reports.write(Cause(rank, doing=at_location(alike)))
         self.end(error)

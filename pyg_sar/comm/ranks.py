@@ -119,12 +119,6 @@ def set_timeout(timeout: timedelta | None) -> None:
     current().set_timeout(timeout)
 
 
-def set_debug(debug: bool | None) -> None:
-    """Whether ranks compare their programs before every operation from now on; None: as it is."""
-    if debug is not None and is_distributed():
-        current().debug = debug
-
-
 def _let_go() -> None:
     """Reports the exception that ends the process, if nobody has caught it, and lets gloo go.
 

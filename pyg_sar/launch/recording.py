@@ -74,8 +74,7 @@ class Recording(Meter):
     def _summarized(self, seconds: float) -> Summary:
         for conv, layer in zip(self._convs, self._layers, strict=True):
             layer.paths = tuple(conv.chosen_paths())
-            modes = {str(chosen.mode) for chosen in conv.chosen_modes()}
-            layer.mode = '+'.join(sorted(modes)) or conv.sar_options.mode
+            layer.mode = conv.sar_options.mode
         passes = [p for layer in self._layers for p in (layer.forward, layer.backward)]
         spent = sum(p.waiting + p.computing for p in passes) + self._outside.waiting
         self._outside.computing = max(seconds - spent, 0.0)  # of all threads

@@ -22,7 +22,6 @@ from pyg_sar.nn.independence import check_destinations_are_independent, check_ed
 from pyg_sar.nn.intercept import MessageError, UnsupportedMessageError
 from pyg_sar.nn.linear_in_softmax import has_gradient_of_use
 from pyg_sar.nn.one_call import Call
-from pyg_sar.nn.one_shot_memory import one_shot_bytes
 from pyg_sar.nn.options import Path
 from pyg_sar.nn.plans import PLANS, CallPlan, Gather, OneShot, program_of
 from pyg_sar.nn.support import has_hooks_inside, reads_edges
@@ -39,7 +38,6 @@ class Decision:
     path: Path = 'one_shot'
     takes_gradient: bool = False  # whether weights of a sum take one
     one_pass: bool = False  # whether one pass computes its softmax
-    one_shot_bytes: int = 0  # what mode one_shot would hold on a rank, where that decides
     across_edges: bool = False  # whether the function needs the edges of all ranks
     uses_rng: bool = True  # whether it draws random numbers, or may do so
 
@@ -63,20 +61,13 @@ def agree_on_plan(call: Call, draws: EdgeDraws | None) -> CallPlan:
         error = failure
     name = f'{name_of(call.conv)}.{call.function}'
     agreed = _agreed(name, own, error, call.exchange.shard.world_size)
-    path, mode = agreed.path, call.options.mode
+    path = agreed.path
     if agreed.across_edges:
         path, traced = 'one_shot', None
-    if mode == 'auto':
-        assert call.options.memory_budget is not None
-        fits = agreed.one_shot_bytes <= call.options.memory_budget
-        mode = 'one_shot' if fits else 'sequential'
-        path = 'one_shot' if fits and path in ('replay', 'factored') else path
     is_seen = traced is not None or path == 'gather'  # a function across edges is not, to its end
     values: dict[str, Any] = {
         'function': name,
         'path': path,
-        'mode': mode,
-        'one_shot_bytes': agreed.one_shot_bytes,
         'drops': draws is not None and (draws.has_drawn or not is_seen),
         # Rows of the edges of all ranks draw for own rows by themselves.
         'uses_rng': agreed.uses_rng and draws is None and not agreed.across_edges,
@@ -94,7 +85,7 @@ def agree_on_plan(call: Call, draws: EdgeDraws | None) -> CallPlan:
 
 def _decision(call: Call) -> tuple[Decision, Trace | None]:
     """The cheapest path that is exact for a function, and its trace, if it has one."""
-    conv, mode = call.conv, call.options.mode
+    conv = call.conv
     own = Decision(_kinds_of(call.arguments), across_edges=True)
     if call.as_they_are or reads_edges(conv, call.function) or has_hooks_inside(conv):
         return own, None
@@ -126,7 +117,7 @@ def _decision(call: Call) -> tuple[Decision, Trace | None]:
     elif traced.is_weighted:
         takes_gradient = any(map(_needs_grad, call.arguments.edge))
         own = replace(own, path='weighted', takes_gradient=takes_gradient)
-    elif mode != 'one_shot':
+    elif call.options.mode != 'one_shot':
         traced = with_factor(call, traced)
         of_edges = call if traced.factor is None else call.of_factor(traced.source)
         one_pass = traced.computed.weights is not None and has_gradient_of_use(
@@ -134,9 +125,6 @@ def _decision(call: Call) -> tuple[Decision, Trace | None]:
         )
         path: Path = 'replay' if traced.factor is None else 'factored'
         own = replace(own, path=path, one_pass=one_pass)
-    if mode == 'auto':
-        is_sum = own.path in ('linear', 'weighted')
-        own = replace(own, one_shot_bytes=one_shot_bytes(call, is_linear=is_sum))
     return own, traced
 
 
@@ -177,7 +165,6 @@ def _agreed(name: str, own: Decision, error: Exception | None, world_size: int) 
     return replace(
         own,
         one_pass=all(other.one_pass for other in all_of),
-        one_shot_bytes=max(other.one_shot_bytes for other in all_of),
         across_edges=across_edges,
         uses_rng=any(other.uses_rng for other in all_of),
     )

@@ -53,12 +53,11 @@ def _observed(call: Call) -> tuple[Seen, WholeGraphSizes]:
     return left_behind(call, undone, states, samples, first_node, out, ())[0], sizes
 
 
-def run_gather(call: Call, max_rows: int | None) -> tuple[Tensor | None, tuple[Tensor, ...], Seen]:
+def run_gather(call: Call, *, in_chunks: bool) -> tuple[Tensor | None, tuple[Tensor, ...], Seen]:
     """Computes a conv's message and aggregation by chunks of destinations.
 
-    A chunk has `max_rows` in-edges at most; None is for :func:`edges_within`. Gives the
-    aggregation's result in the conv's node dimension, the edge outputs, and what is to be set on
-    the conv.
+    Not `in_chunks` all destinations are one chunk. Gives the aggregation's result in the conv's
+    node dimension, the edge outputs, and what is to be set on the conv.
     """
     plan, (seen, asked) = call.plan, _observed(call)
     if asked.is_dense and not (plan.is_whole and plan.shard.e_id is not None):
@@ -92,7 +91,9 @@ def run_gather(call: Call, max_rows: int | None) -> tuple[Tensor | None, tuple[T
         run, seen.out if is_message else None, seen.edge_outputs, seen.uses_rng, state_of(call.conv)
     )
     arguments = replace(call.arguments, learnable=seen.learnable)
-    rows = max_rows or edges_within(_edge_bytes(arguments, seen), plan.edge_index.device)
+    rows = max(plan.num_edges, 1)
+    if in_chunks:
+        rows = edges_within(_edge_bytes(arguments, seen), plan.edge_index.device)
     # A dense batch has as many rows for every node as the largest in-degree.
     max_dst = max(rows // max(sizes.width, 1), 1) if asked.is_dense else None
     chunks = chunks_of(plan, rows, max_dst, call.exchange)

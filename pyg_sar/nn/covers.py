@@ -43,7 +43,7 @@ def with_partial_sums(
     of them rows travel.
     """
     shard = plan.shard
-    if shard.world_size == 1 or exchange.wire.dtype == torch.float16:  # sums would overflow
+    if shard.world_size == 1:
         return plan, exchange
     if (
         weight is not None and weight.device.type != 'cpu'
@@ -74,7 +74,7 @@ def with_partial_sums(
 def _along(answer: _Answer, plan: Plan, exchange: Exchange) -> tuple[Plan, Exchange]:
     if answer.plan is None:
         return plan, exchange
-    return answer.plan, exchange_of(answer.plan.shard, exchange.depth, exchange.wire.dtype)
+    return answer.plan, exchange_of(answer.plan.shard, dtype=exchange.wire.dtype)
 
 
 @dataclass(eq=False)

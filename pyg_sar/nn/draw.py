@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from pyg_sar.nn.recompute.dropout import Draw, dropout_arguments
 from pyg_sar.utils.draws import LANES, hashed_on, kept_of
 
 DROPOUTS = {F.dropout, torch.dropout, torch.dropout_}
@@ -25,7 +24,7 @@ _HASHES = 2**15
 """Hashes of one step and thread: so few that their results stay in the cache of a core."""
 
 
-class KeyedDraw(Draw):
+class KeyedDraw:
     """The mask of one dropout of rows with ids, int64 ``[num_rows]``.
 
     The share `p` that is dropped is rounded to a multiple of ``2^-16``. `state` comes from
@@ -34,11 +33,6 @@ class KeyedDraw(Draw):
 
     def __init__(self, p: float, state: Tensor, ids: Tensor) -> None:
         self.p, self.state, self.ids = p, state, ids
-        self.mask = None
-
-    def first(self, x: Tensor) -> Tensor:
-        """The rows, dropped."""
-        return x * self.draw(x)
 
     def draw(self, like: Tensor) -> Tensor:
         """Factors of rows ``[num_rows, ...]``: 0, or the reciprocal of the share that is kept."""
@@ -52,6 +46,32 @@ class KeyedDraw(Draw):
             kept[start : start + step] = kept_of(hashed_on(self.state, ids, groups), self.p, width)
         share = round(self.p * 2**16) / 2**16
         return kept.view(like.shape).to(like.dtype).mul_(0.0 if share == 1 else 1 / (1 - share))
+
+
+class Dropout(torch.autograd.Function):
+    """A dropout that keeps the draw of its mask and not the mask."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, draw: KeyedDraw) -> Tensor:
+        """The rows after dropout."""
+        ctx.draw = draw
+        return x * draw.draw(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        """The gradient through the same mask."""
+        return grads[0] * ctx.draw.draw(grads[0]), None
+
+
+def dropout_arguments(
+    input: Tensor,
+    p: float = 0.5,
+    training: bool = True,
+    inplace: bool = False,
+    train: bool | None = None,  # torch.dropout's name for it
+) -> tuple[Tensor, float, bool, bool]:
+    """Input, p, training and inplace of a call of ``F.dropout`` or ``torch.dropout``."""
+    return input, p, training if train is None else train, inplace
 
 
 def is_drawn(p: float, training: bool) -> bool:

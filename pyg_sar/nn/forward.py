@@ -3,7 +3,7 @@
 The mask of a node or an edge is a function of the seed, the step (how many forwards in training
 there were), the number of the call in the forward, and the id in the whole graph. So it does not
 matter which rank draws it, how many there are, in how many pieces a message is computed, or whether
-it is computed again.
+it is computed again, also by ``torch.utils.checkpoint`` inside of the forward.
 
 A plain tensor among rows is one of the whole graph: its row numbers are ids. Functions that draw
 random numbers in another way would differ from rank to rank, so they are refused.
@@ -11,26 +11,38 @@ random numbers in another way would differ from rank to rank, so they are refuse
 
 from __future__ import annotations
 
+import copy
 import sys
+from collections.abc import Callable, Iterator
+from inspect import unwrap
 from traceback import walk_stack
 from typing import Any
 
 import torch
-import torch.utils.checkpoint
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
 from pyg_sar.comm.collectives import agree, check_equal
-from pyg_sar.monitor.recipes import remember
-from pyg_sar.nn.draw import DROPOUTS, EdgeDraws, KeyedDraw, is_drawn
-from pyg_sar.nn.recompute.dropout import Dropout, dropout_arguments
+from pyg_sar.nn.draw import (
+    DROPOUTS,
+    Dropout,
+    EdgeDraws,
+    KeyedDraw,
+    dropout_arguments,
+    is_drawn,
+)
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.rows import Rows, plain, tag
 from pyg_sar.utils.draws import hashed, hashed_on
 from pyg_sar.utils.nested import leaves_of
+from pyg_sar.utils.private_names import missing
 from pyg_sar.utils.random_states import random_states
 from pyg_sar.utils.scoped import Scoped
+
+_CHECKPOINT, _REENTRANT = unwrap(checkpoint).__code__, CheckpointFunction.forward.__code__
+_REGION = 'torch.utils.checkpoint._CheckpointFrame'
 
 _OTHER = 'dropout_edge, alpha_dropout, torch.rand, the dropout of an LSTM or of MultiheadAttention'
 
@@ -128,6 +140,7 @@ class _Forward(TorchFunctionMode):
         self._number = 0
         is_checked = module.training and has_edges and not any(map(is_lazy, module.parameters()))
         self._before = _random_states() if is_checked else None
+        self._is_inside_checkpoint = any(True for _ in _checkpoints())
 
     def end(self) -> None:
         """Leaves dropout to torch again."""
@@ -136,9 +149,35 @@ class _Forward(TorchFunctionMode):
 
     def next_state(self) -> Tensor:
         """The state from which the masks of the next call are drawn."""
-        _refuse_checkpoints()
+        if self._is_inside_checkpoint:
+            raise ValueError(
+                "'dropout_seed' needs torch.utils.checkpoint inside of the forward of "
+                f'{type(self.module).__name__} (got one around it): give it layers of the model'
+            )
+        regions = list(_checkpoints())
+        if len(regions) > 1:  # torch may give the inner one plain tensors for rows
+            raise ValueError(
+                "'dropout_seed' takes no torch.utils.checkpoint inside of another (got two around "
+                'a dropout or a conv): leave out one of them'
+            )
+        for holder, name in regions:
+            function = getattr(holder, name)
+            if not hasattr(function, 'first_number'):
+                setattr(holder, name, self._again(function, self._number))
         self._number += 1
         return hashed_on(self._state, self._number)
+
+    def _again(self, function: Callable[..., Any], first_number: int) -> Callable[..., Any]:
+        """The `function` of a checkpoint, which backward runs: draws what it has drawn here."""
+
+        def again(*args: Any) -> Any:
+            forward = copy.copy(self)
+            forward._number = first_number
+            with _forward.set(forward), forward:
+                return function(*args)
+
+        again.first_number = first_number  # type: ignore[attr-defined]
+        return again
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -154,9 +193,8 @@ class _Forward(TorchFunctionMode):
         draw = KeyedDraw(p, state, self._ids_of(x))
         if inplace or func is torch.dropout_:
             return x.mul_(draw.draw(x))
-        out: Tensor = Dropout.apply(x, draw)
-        remember(out, draw, x)
-        return out
+        dropped: Tensor = Dropout.apply(x, draw)
+        return dropped
 
     def _of_rows(self, x: Rows, p: float, state: Tensor, inplace: bool) -> Any:
         if x._dim or not x._space.has_ids():
@@ -166,9 +204,7 @@ class _Forward(TorchFunctionMode):
         draw, own = KeyedDraw(p, state, x._space.ids(x.device)), plain(x)
         if inplace:
             return x.mul_(tag(draw.draw(own), 0, x._space))
-        out: Tensor = Dropout.apply(own, draw)
-        remember(out, draw, own)
-        return tag(out, 0, x._space)
+        return tag(Dropout.apply(own, draw), 0, x._space)
 
     def _ids_of(self, x: Tensor) -> Tensor:
         """The ids of the rows of a plain tensor, which is one of the whole graph."""
@@ -199,11 +235,13 @@ def _random_states() -> list[Tensor]:
     return random_states(torch.device('cuda' if uses_gpu else 'cpu'))
 
 
-def _refuse_checkpoints() -> None:
-    """Raises inside torch.utils.checkpoint: backward would run the call outside of a forward."""
+def _checkpoints() -> Iterator[tuple[Any, str]]:
+    """Where each ``torch.utils.checkpoint`` around the caller keeps what backward runs again."""
     for frame, _ in walk_stack(sys._getframe()):
-        if frame.f_code.co_filename == torch.utils.checkpoint.__file__:
-            raise ValueError(
-                "'dropout_seed' draws nothing again in torch.utils.checkpoint (got a dropout or a "
-                'conv inside of it): use checkpoint_activations=True instead'
-            )
+        values = frame.f_locals if frame.f_code in (_CHECKPOINT, _REENTRANT) else {}
+        if frame.f_code is _REENTRANT:
+            yield values['ctx'], 'run_function'
+        elif values and not values['use_reentrant']:
+            if 'gen' not in values:
+                raise missing(_REGION)
+            yield values['gen'].gi_frame.f_locals['new_frame'], 'recompute_fn'

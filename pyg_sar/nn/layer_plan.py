@@ -122,7 +122,7 @@ def plan_for(
     plan = next((p for p in plans.values() if p.kind == kind and p.state == state), None)
     error = None
     for shard in shards if plan is None else ():
-        exchange_of(shard, options.prefetch, options.exchange_dtype)
+        exchange_of(shard, dtype=options.exchange_dtype)
     try:
         if plan is None:
             check_not_explained(conv)

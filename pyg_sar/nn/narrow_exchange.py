@@ -15,12 +15,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch_geometric.nn import ClusterGCNConv, GraphConv, Linear, MessagePassing, SAGEConv, aggr
+from torch_geometric.nn import ClusterGCNConv, GraphConv, MessagePassing, SAGEConv, aggr
 
 from pyg_sar.comm.collectives import all_ranks
-from pyg_sar.monitor.recipes import recorder
 from pyg_sar.nn.copies import kept_copy
-from pyg_sar.ops.linear import linear
+from pyg_sar.ops.linear import is_plain_layer, linear
 from pyg_sar.rows.replicated import with_mean_gradient
 from pyg_sar.rows.rows import tag
 from pyg_sar.rows.sharding import Space
@@ -89,12 +88,11 @@ def only_reads(conv: MessagePassing, x: Tensor) -> bool:
 def rows_through(conv: Any, layer: Any, pair: Any, x: Tensor) -> Tensor:
     """The own rows `x` after the layer, without its bias; `pair` is what propagate got."""
     # Unlike a sum, a layer keeps its rows for backward: a program may change them in place now,
-    # but if the layer of own rows keeps the same ones, as in plain PyG. Recomputed activations are
-    # found by their memory, so these take no copy.
+    # but if the layer of own rows keeps the same ones, as in plain PyG.
     root = getattr(conv, _LAYERS[_forward(conv)][1], None)
     learns = torch.is_grad_enabled() and layer.weight.requires_grad
     is_kept = root is not None and root.weight.requires_grad and _are_one(pair)
-    if learns and not is_kept and recorder.value is None:
+    if learns and not is_kept:
         x = kept_copy(x)
     return linear(x, with_mean_gradient(layer.weight))
 
@@ -145,13 +143,11 @@ def _layer(conv: MessagePassing) -> Any:
     forward = _forward(conv)
     is_known = (
         forward in _LAYERS
-        and conv.decomposed_layers == 1
         and type(conv).update is MessagePassing.update
         and not {'forward', 'update'} & set(vars(conv))
     )
     layer: Any = getattr(conv, _LAYERS[forward][0]) if is_known else None
-    is_plain = type(layer) in (Linear, torch.nn.Linear) and 'forward' not in vars(layer)
-    return layer if is_plain else None
+    return layer if isinstance(layer, torch.nn.Module) and is_plain_layer(layer) else None
 
 
 def _narrower_layer(conv: MessagePassing, x: Tensor) -> Any:

@@ -8,10 +8,10 @@ block, and everything else is passed as it is.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,13 +25,9 @@ from pyg_sar.nn.options import Options
 from pyg_sar.nn.source_rows import RowSum, SourceRows
 from pyg_sar.ops.program import Arguments
 from pyg_sar.rows.edges import EdgeIndex
-from pyg_sar.rows.rows import tag
 from pyg_sar.shard.blocks import Plan, plan_of
 from pyg_sar.shard.edges import ShardEdges
 from pyg_sar.utils.class_swap import name_of
-
-if TYPE_CHECKING:
-    from pyg_sar.nn.trace import Seen
 
 _IDS = 'edge ids'
 """The slot of the ids of edges. Python allows no argument of this name."""
@@ -160,15 +156,6 @@ class Call:
     def in_given_order(self, values: Tensor) -> Tensor:
         """One row per edge, in the order of the caller's edges."""
         return values if self.move is None else self.move.to_forward(values)
-
-    def set_attributes(self, seen: Seen, values: Sequence[Tensor]) -> None:
-        """Sets on the conv what its function sets: one row per edge, and numbers."""
-        for name, number in seen.numbers.items():
-            setattr(self.conv, name, number)
-        for name, value in zip(seen.edge_attributes, values, strict=True):
-            rows = self.in_given_order(value)
-            rows = rows if self.edges is None else tag(rows, 0, self.edges._space)
-            setattr(self.conv, name, rows)
 
     def check_draws(self, uses_rng: bool) -> None:
         """Raises a ValueError if the function drew by torch although its masks are by edge."""

@@ -23,10 +23,10 @@ from pyg_sar.nn.narrow_exchange import (
     rows_through,
 )
 from pyg_sar.nn.one_call import Call
-from pyg_sar.nn.options import Mode, Path
+from pyg_sar.nn.options import Path
 from pyg_sar.nn.raw_feature_sums import raw_sum
 from pyg_sar.nn.reductions import BlockMessages, finish
-from pyg_sar.nn.trace import Trace, trace
+from pyg_sar.nn.trace import Trace, set_attributes, trace
 from pyg_sar.ops.online_softmax import online
 from pyg_sar.ops.program import Program
 from pyg_sar.ops.reductions import State
@@ -44,9 +44,6 @@ class CallPlan:
 
     path: Path
     function: str  # the function's name, with its conv's
-    mode: Mode  # the mode it is computed in; never ``'auto'``
-    # The most that mode one_shot would hold on any rank, in bytes; 0 where it was not asked for.
-    one_shot_bytes: int = 0
     drops: bool = False  # whether it draws masks of dropout by edge, or may do so
     uses_rng: bool = False  # whether it draws by a generator of torch, or may do so
 
@@ -86,7 +83,7 @@ class TracedPlan(CallPlan):
             learnable = tuple([getattr(module(), name) for module, name in self.learnable])
         program = program_of(call, computed, call.plan.shard.num_dst)
         arguments = replace(call.arguments, learnable=learnable)
-        keep_rows = self.mode == 'sequential_no_remat'
+        keep_rows = call.options.mode == 'sequential_no_remat'
         run = Run.of(program, arguments, call.plan, call.exchange, keep_rows=keep_rows)
         return (replay if program.weights is None else online)(run)
 
@@ -94,7 +91,7 @@ class TracedPlan(CallPlan):
         """Own sums of `x`; `finishes` says that the conv's aggregation has to run on them."""
         aggregate, out = self.trace.aggregate, self.trace.out
         assert aggregate is not None
-        is_linear, one_shot = self.path == 'linear', self.mode == 'one_shot'
+        is_linear, one_shot = self.path == 'linear', call.options.mode == 'one_shot'
         mean = [kind for _, kind in aggregate.calls] == ['mean']
         plan, exchange, rows = call.plan, call.exchange, x
         if weight is not None:
@@ -110,7 +107,7 @@ class TracedPlan(CallPlan):
             weight,
             plan,
             exchange,
-            keep_rows=self.mode == 'sequential_no_remat',
+            keep_rows=call.options.mode == 'sequential_no_remat',
             one_shot=one_shot,
             mean=mean and is_linear,
         )
@@ -137,7 +134,7 @@ class RowSum(TracedPlan):
 
     def result(self, call: Call) -> Tensor:
         """Keeps sums of raw features, and may apply a narrower layer before the sum."""
-        call.set_attributes(self.trace, ())
+        set_attributes(call, self.trace, ())
         conv, plan, index = call.conv, call.plan, self.trace.weight
         x = call.arguments.src[0]
         weight = None if index is None else call.arguments.edge[index]
@@ -166,9 +163,9 @@ class Replay(TracedPlan):
         traced = self.trace
         states, outputs = self.on_edges(call)
         if traced.aggregate is None:
-            call.set_attributes(traced, outputs[1:])
+            set_attributes(call, traced, outputs[1:])
             return outputs[0]
-        call.set_attributes(traced, outputs)
+        set_attributes(call, traced, outputs)
         return finish(call, traced.aggregate, states, traced.out, call.plan)
 
 
@@ -179,7 +176,7 @@ class Factored(TracedPlan):
     def result(self, call: Call) -> Tensor:  # noqa: D102
         source = self.trace.source
         _, (factor, *others) = self.on_edges(call.of_factor(source))
-        call.set_attributes(self.trace.computed, others)
+        set_attributes(call, self.trace.computed, others)
         index = next(slot.index for slot in call.slots if slot.name == source)
         is_watched = not is_sum(call.conv) or is_hooked(call.conv)
         return self.row_sum(call, call.arguments.src[index], factor, is_watched)
@@ -190,11 +187,10 @@ class Gather(CallPlan):
     """Any message and aggregation, by chunks of destinations with all their in-edges."""
 
     def result(self, call: Call) -> Tensor:  # noqa: D102
-        max_rows = max(call.plan.num_edges, 1) if self.mode == 'one_shot' else call.options.max_rows
-        out, outputs, seen = run_gather(call, max_rows)
+        out, outputs, seen = run_gather(call, in_chunks=call.options.mode != 'one_shot')
         if out is None:
             out, outputs = outputs[0], outputs[1:]
-        call.set_attributes(seen, outputs)
+        set_attributes(call, seen, outputs)
         return out
 
 

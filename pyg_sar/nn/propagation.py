@@ -51,19 +51,14 @@ def propagate(conv: Any, /, edge_index: Any, size: Any = None, **kwargs: Any) ->
     if now is None or not isinstance(edge_index, (EdgeIndex, ShardEdges)):
         if size is not None:  # PyG's method is without it where the conv never gives one
             kwargs['size'] = size
-        if conv.decomposed_layers != 1:  # PyG's generated method does not do it
-            return MessagePassing.propagate(conv, edge_index, **kwargs)
         return conv._plain_class.propagate(conv, edge_index, **kwargs)
     arguments = before_step(conv, 'propagate', (edge_index, size, kwargs))
     edges = arguments[0] if isinstance(arguments[0], EdgeIndex) else None
     dst = None if edges is None else _dst_space(conv, edges)
-    outs = []
-    for kwargs in [arguments[2]] if conv.decomposed_layers == 1 else _layers(conv, arguments[2]):
-        plan, call = _planned(now, conv, 'message', (*arguments[:2], kwargs))
-        with own_draws(call.plan.edge_index.device) if plan.uses_rng else nullcontext():
-            out = plan.result(call)
-        outs.append(_updated(out, call, dst, arguments[2]))
-    out = outs[0] if len(outs) == 1 else torch.cat(outs, dim=-1)
+    plan, call = _planned(now, conv, 'message', arguments)
+    with own_draws(call.plan.edge_index.device) if plan.uses_rng else nullcontext():
+        out = plan.result(call)
+    out = _updated(out, call, dst, arguments[2])
     if isinstance(out, NarrowSum) and dst is not None:
         out.of_nodes(dst)
     elif type(out) is Tensor and dst is not None:
@@ -136,7 +131,7 @@ def _planned(
         with not_saved():
             samples = None if draws is None else EdgeDraws()
             plan = layer.calls[key] = agree_on_plan(call, samples)
-        text = f'{location()}: {plan.function}, path {plan.path}, mode {plan.mode!r}'
+        text = f'{location()}: {plan.function}, path {plan.path}, mode {call.options.mode!r}'
         say(_logger, logging.INFO, text)
     call.bind()
     if draws is not None:
@@ -216,7 +211,7 @@ def _call(
         as_they_are=as_they_are,
         move=move,
         edges=edges,
-        exchange=exchange_of(oriented.shard, options.prefetch, options.exchange_dtype),
+        exchange=exchange_of(oriented.shard, dtype=options.exchange_dtype),
         options=options,
         in_forward=now.in_forward,
     )
@@ -346,13 +341,3 @@ def _is_generated(conv: MessagePassing, function: str) -> bool:
 def _dst_space(conv: MessagePassing, edges: EdgeIndex) -> Space:
     is_against = edges.handle.is_flipped != (conv.flow != 'source_to_target')
     return edges.ends.src if is_against else edges.ends.dst
-
-
-def _layers(conv: MessagePassing, kwargs: dict[str, Any]) -> list[dict[str, Any]]:
-    """The arguments of a call for each of PyG's decomposed layers."""
-    count = conv.decomposed_layers
-    steps = ('message', 'aggregate', 'update')
-    read = {name for step in steps for name in conv.inspector.get_param_names(step)}
-    names = {name[:-2] for name in read if name.endswith('_j')}
-    parts = {name: kwargs[name].chunk(count, -1) for name in names}
-    return [{**kwargs, **{name: parts[name][i] for name in names}} for i in range(count)]

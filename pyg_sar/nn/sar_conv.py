@@ -20,7 +20,7 @@ from pyg_sar.nn.exchanges import edges_in
 from pyg_sar.nn.forward import is_running
 from pyg_sar.nn.kept_norms import FORMS
 from pyg_sar.nn.layer_plan import Forward, Layer, LayerPlan, plan_for, running
-from pyg_sar.nn.options import ChosenMode, Options, Path, options_of
+from pyg_sar.nn.options import Options, Path, options_of
 from pyg_sar.nn.patching import bind_functions, forms
 from pyg_sar.nn.propagation import edge_updater, propagate
 from pyg_sar.nn.row_by_row import ROW_BY_ROW, relations_joined
@@ -56,8 +56,8 @@ class SARConv(MessagePassing, metaclass=ClassSwap):
             any aggregation. Reductions (sum, mean, max, min, mul) and softmaxes over in-edges are
             computed block by block. All others (median, LSTM) are computed by chunks of
             destinations, with all in-edges of a destination at once.
-        **options: See :class:`pyg_sar.nn.options.Options`: `mode`, `prefetch`, `max_rows`,
-            `memory_budget`, `exchange_dtype`, `partial_sums`.
+        **options: See :class:`pyg_sar.nn.options.Options`: `mode`, `exchange_dtype`,
+            `partial_sums`.
 
     Shapes:
         - **x**: rows ``[N, F]``, or whatever node tensors the conv takes; on the edges between two
@@ -183,15 +183,6 @@ class SARConv(MessagePassing, metaclass=ClassSwap):
         """How the conv is computed on a cut graph."""
         return self._sar.options
 
-    def chosen_modes(self) -> list[ChosenMode]:
-        """The mode of every kind of call of message passing so far, the same on all ranks.
-
-        Calls with and without gradients are two kinds, as they hold more and less.
-        """
-        plans = self._sar.call_plans()
-        modes = (ChosenMode(plan.function, plan.mode, plan.one_shot_bytes) for plan in plans)
-        return list(dict.fromkeys(modes))
-
     def chosen_paths(self) -> list[Path]:
         """How message passing has been computed so far, the same on all ranks: each path once."""
         return list(dict.fromkeys(plan.path for plan in self._sar.call_plans()))
@@ -226,5 +217,5 @@ def _take_in(conv: MessagePassing) -> None:
         if isinstance(module, MessagePassing):
             if not isinstance(module, SARConv):
                 _become(module, conv._sar.options, is_inside=True)
-            if not module.explain:  # PyG's, where layers are decomposed or it was explained before
+            if not module.explain:  # PyG's, where it was explained before
                 vars(module).pop('propagate', None)

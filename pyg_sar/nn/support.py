@@ -87,6 +87,8 @@ def why_refused(module: torch.nn.Module) -> str | None:
             return REFUSED[base.__name__]
     if not isinstance(module, MessagePassing):
         return None
+    if module.decomposed_layers != 1:
+        return 'it computes its channels in parts: write decomposed_layers=1'
     for base in cls.__mro__:
         if base is MessagePassing:
             break

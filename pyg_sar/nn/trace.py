@@ -41,7 +41,7 @@ from pyg_sar.nn.whole_reads import run_aggregation, run_message
 from pyg_sar.ops.program import Arguments, no_autocast_cache
 from pyg_sar.ops.reductions import Sum
 from pyg_sar.rows.registry import name_of
-from pyg_sar.rows.rows import Rows
+from pyg_sar.rows.rows import Rows, tag
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +58,16 @@ class Seen:
     learnable: tuple[Tensor, ...]  # leaf tensors it reads that are not among its arguments
     uses_rng: bool
     written: tuple[str, ...]  # the rows of nodes that it changes in place
+
+
+def set_attributes(call: Call, seen: Seen, values: Sequence[Tensor]) -> None:
+    """Sets on the conv what its function sets: one row per edge, and numbers."""
+    for name, number in seen.numbers.items():
+        setattr(call.conv, name, number)
+    for name, value in zip(seen.edge_attributes, values, strict=True):
+        rows = call.in_given_order(value)
+        rows = rows if call.edges is None else tag(rows, 0, call.edges._space)
+        setattr(call.conv, name, rows)
 
 
 @dataclass(frozen=True, kw_only=True)

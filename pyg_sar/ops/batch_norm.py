@@ -82,7 +82,8 @@ class BatchNorm(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x, weight, mean, var)
         ctx.count, ctx.eps, ctx.has_bias = count, eps, bias is not None
-        return normalized(x, weight, bias, mean, var, eps=eps)
+        weight, bias = _to(weight, mean), _to(bias, mean)
+        return F.batch_norm(x, mean, var, weight, bias, eps=eps)
 
     @staticmethod
     @once_differentiable
@@ -111,13 +112,6 @@ class BatchNorm(torch.autograd.Function):
         of_weight = None if weight is None else _to(grad_weight, weight)
         of_bias = _to(grad_bias, weight) if ctx.has_bias else None
         return grad_x, of_weight, of_bias, None, None, None, None
-
-
-def normalized(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, *, eps: float
-) -> Tensor:
-    """Rows by given statistics, as forward has them."""
-    return F.batch_norm(x, mean, var, _to(weight, mean), _to(bias, mean), eps=eps)
 
 
 def _to(tensor: Tensor | None, like: Tensor) -> Tensor | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from types import FunctionType
+from types import MethodType
 from typing import Any
 
 import torch
@@ -24,14 +24,10 @@ from torch_geometric.nn import Linear
 
 from pyg_sar.utils.private_names import find_or_none
 
-_LAYERS = (torch.nn.Linear, Linear)
 _LEAST_WEIGHTS, _LEAST_PRODUCTS = 2**10, 2**23
 """Numbers of a weight, and multiplications of a layer, from which on it pays."""
 
 _NUM_IMAGES = 16  # with one thread torch leaves fewer images to a slower loop
-_BY_ONEDNN = '_pyg_sar_by_onednn'
-"""An attribute of the layers of a model that are computed by oneDNN."""
-
 _product: Any = find_or_none('torch.ops.mkldnn._linear_pointwise.default')
 
 
@@ -47,12 +43,36 @@ def is_faster() -> bool:
 
 
 def compute_by_onednn(model: torch.nn.Module) -> None:
-    """Has the linear layers of a model computed by oneDNN from now on, where it is faster."""
-    if is_faster():
-        _watch_forwards()
-        for layer in model.modules():
-            if isinstance(layer, _LAYERS):
-                vars(layer)[_BY_ONEDNN] = True
+    """Has the linear layers of a model computed by oneDNN from now on, where it is faster.
+
+    A layer keeps its class, which programs compare (``type(layer) is torch.nn.Linear``), and gets a
+    forward of its own. Copies keep that; what is unpickled gets it anew with its model.
+    """
+    for layer in model.modules() if is_faster() else ():
+        if is_plain_layer(layer):
+            vars(layer)['forward'] = MethodType(_FORWARDS[type(layer)], layer)
+
+
+def is_plain_layer(layer: Any) -> bool:
+    """Whether a module is a linear layer of torch or PyG, whose forward nobody has replaced."""
+    plain = _FORWARDS.get(type(layer))
+    own = getattr(vars(layer).get('forward'), '__func__', plain) if plain else None
+    return plain is not None and own in (plain, type(layer).forward)
+
+
+def _forward_of(cls: Any) -> Any:
+    forward = cls.forward
+
+    @functools.wraps(forward)  # TorchScript compiles the code of that
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if len(args) == 1 and type(args[0]) is Tensor and not kwargs:
+            return linear(args[0], self.weight, self.bias)
+        return forward(self, *args, **kwargs)
+
+    return call
+
+
+_FORWARDS = {cls: _forward_of(cls) for cls in (torch.nn.Linear, Linear)}
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -134,29 +154,3 @@ def _images(rows: Tensor, num_columns: int) -> Tensor:
     """Rows as images ``[16, channels, 1, num_columns]``, without those that are left over."""
     images = rows[: _NUM_IMAGES * num_columns].view(_NUM_IMAGES, 1, num_columns, -1)
     return images.permute(0, 3, 1, 2)
-
-
-@functools.cache
-def _watch_forwards() -> None:
-    """Has forward of torch's and PyG's layers look whether a layer is computed by oneDNN.
-
-    A layer keeps its class, which programs compare (``type(layer) is torch.nn.Linear``), and a copy
-    of it is computed in the same way.
-    """
-    for cls in _LAYERS:
-        _watch_forward(cls)
-
-
-def _watch_forward(cls: Any) -> None:
-    forward, name, by_onednn, plain = cls.forward, _BY_ONEDNN, linear, Tensor
-
-    def dispatch(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if name in self.__dict__ and len(args) == 1 and type(args[0]) is plain and not kwargs:
-            return by_onednn(args[0], self.weight, self.bias)
-        return forward(self, *args, **kwargs)
-
-    # TorchScript compiles the code of `forward`, with the globals that it finds here.
-    watching = FunctionType(
-        dispatch.__code__, forward.__globals__, forward.__name__, None, dispatch.__closure__
-    )
-    cls.forward = functools.update_wrapper(watching, forward)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -10,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pyg_sar.comm.ranks import world_size
-from pyg_sar.monitor.recipes import remember
-from pyg_sar.ops.batch_norm import BatchNorm, moments, normalized
+from pyg_sar.ops.batch_norm import BatchNorm, moments
 from pyg_sar.rows.align import bound, dim_of
 from pyg_sar.rows.registry import rule
 from pyg_sar.rows.replicated import mean_gradient_if_plain
@@ -62,9 +60,7 @@ def _batch_norm(func: Any, args: Any, kwargs: Any) -> Any:
             )
         _update(named, mean, var * (count / (count - 1)))
         weight, bias = (mean_gradient_if_plain(named[name]) for name in ('weight', 'bias'))
-        eps = named['eps']
-        out: Tensor = BatchNorm.apply(flat, weight, bias, mean, var, count, eps)
-        remember(out, partial(normalized, eps=eps), flat, weight, bias, mean, var)
+        out: Tensor = BatchNorm.apply(flat, weight, bias, mean, var, count, named['eps'])
         return tag(out.view(last.shape).movedim(-1, 1), dim, space)
 
 

@@ -87,6 +87,11 @@ NAMES = (
     ),
     Private('torch.utils.checkpoint._StopRecomputationError', 'the end of a recomputation'),
     Private(
+        'torch.utils.checkpoint._CheckpointFrame',
+        'dropout by id draws the same again in a checkpoint',
+        'refused: dropout_seed in torch.utils.checkpoint',
+    ),
+    Private(
         'torch.nn.parallel.DistributedDataParallel._get_active_ddp_module',
         "a NodeEmbedding in torch's wrapper is refused",
         'refused: NodeEmbedding',

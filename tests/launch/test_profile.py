@@ -141,10 +141,9 @@ def test_rows_of_attention(data, mode):
 @pytest.mark.parametrize(
     ('make', 'options'),
     [
-        (_sage, {'checkpoint_activations': True}),
+        (_sage, {}),
         (_gat, {'mode': 'one_shot'}),
-        (_gat, {'prefetch': 2}),
-        (_median, {'max_rows': 20}),
+        (_median, {}),
     ],
 )
 @of_rows
@@ -180,12 +179,11 @@ def _hooks(conv: torch.nn.Module) -> list[int]:
 
 
 @pytest.mark.parametrize('world_size', few([3, 1]))
-@pytest.mark.parametrize('options', [{}, {'checkpoint_activations': True}])
 @on_ranks(num_parts=3)
-def test_same_bits(data, world_size, options):
+def test_same_bits(data, world_size):
     answers = []
     for is_profiled in (False, True):
-        model = pyg_sar.DistributedDataParallel(_model(_gat), **options)
+        model = pyg_sar.DistributedDataParallel(_model(_gat))
         hooks = [_hooks(conv) for conv in model.module.convs]
         with pyg_sar.profile(model) if is_profiled else nullcontext():
             answers.append([each for _ in range(2) for each in _step(model, data)])

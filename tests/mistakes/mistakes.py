@@ -185,7 +185,7 @@ def links_of_a_rank(data: Any, rank: int) -> None:
 
 
 def misspelt_option(data: Any, rank: int) -> None:
-    pyg_sar.DistributedDataParallel(Net(), chekpoint_activations=True)
+    pyg_sar.DistributedDataParallel(Net(), drpout_seed=1)
 
 
 def labels_of_other_nodes(data: Any, rank: int) -> None:
@@ -345,7 +345,7 @@ IN_STEP: dict[str, Mistake] = {
         'give the same on every rank',
     ),
     'a misspelt option': Mistake(
-        misspelt_option, "no option 'chekpoint_activations'", 'do you mean checkpoint_activations?'
+        misspelt_option, "no option 'drpout_seed'", 'do you mean dropout_seed?'
     ),
     'labels of other nodes': Mistake(
         labels_of_other_nodes, "'cross_entropy' of rows", 'select alike in both'

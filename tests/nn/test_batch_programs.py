@@ -246,18 +246,6 @@ def test_the_whole_graph_while_gradients_gather(tmp_path):
     assert_close(results[0][1], 0.9 * second + 0.1 * whole)
 
 
-def _recomputed(graph: Data, recomputes: bool) -> dict[str, Tensor]:
-    model = DistributedDataParallel(_net(), checkpoint_activations=recomputes)
-    _loss(model, batch_of(graph, _seeds([1, 2], [], [9, 4]))).backward()
-    return {name: p.grad for name, p in model.module.named_parameters()}
-
-
-def test_recomputed_activations(graph):
-    kept, again = (run_as_threads(_recomputed, 3, graph, value) for value in (False, True))
-    for a, b in zip(kept, again, strict=True):
-        assert all(torch.equal(a[name], b[name]) for name in a)
-
-
 def _raise_interrupt(*_: Any) -> None:
     raise KeyboardInterrupt
 

@@ -162,8 +162,9 @@ MAKES: dict[str, Callable[[], torch.nn.Module]] = {
         ('net', {'mode': 'parallel'}, "'mode'"),
         ('net', {'bucket_cap_mb': 0}, 'bucket_cap_mb'),
         ('net', {'device_ids': ['meta']}, 'device_ids'),
-        ('net', {'prefetch': 0}, 'prefetch'),
-        ('no convs', {'prefetch': 2}, 'prefetch'),
+        ('net', {'mode': 'auto'}, "mode='sequential'"),
+        ('net', {'exchange_dtype': torch.float16}, 'exchange_dtype'),
+        ('no convs', {'partial_sums': False}, 'partial_sums'),
     ],
 )
 def test_refused_on_all_ranks(make, kwargs, words, world_size):

@@ -138,10 +138,7 @@ def test_losses_do_not_depend_on_the_ranks(
 
 _OPTIONS: list[dict[str, Any]] = [
     {'mode': 'one_shot'},
-    {'checkpoint_activations': True},
     {'mode': 'sequential_no_remat'},
-    {'mode': 'auto', 'memory_budget': 2**17},
-    {'max_rows': 7},
 ]
 
 
@@ -328,12 +325,7 @@ class _Odd(torch.nn.Module):
         what = self.what
         if what == 'dropout_edge':
             edge_index = dropout_edge(edge_index, 0.3)[0]
-        if what == 'checkpoint':
-            convolve = torch.utils.checkpoint.checkpoint
-            x = convolve(self.conv, x, edge_index, use_reentrant=False)
-        else:
-            x = self.conv(x, edge_index)
-        x = x[:, :4]
+        x = self.conv(x, edge_index)[:, :4]
         if what == 'alpha':
             x = F.alpha_dropout(x, 0.2, self.training)
         if what == 'weight':
@@ -366,7 +358,6 @@ _ODD = {
     'alpha': 'draws random numbers by F.dropout',
     'lstm': 'draws random numbers by F.dropout',
     'rand': "'message' of _Noise that draws random numbers by F.dropout",
-    'checkpoint': 'checkpoint_activations=True',
 }
 
 

@@ -201,16 +201,15 @@ def test_weights_that_change_are_told_again(tmp_path: Path) -> None:
             assert (outs[3 * step + 2] - x.grad).abs().max() <= TOLERANCE * scale
 
 
-def _rounded(root: Path, dtype: torch.dtype) -> Tensor:
-    return _run(root, 'SAGE', exchange_dtype=dtype, prefetch=2)['out 1']
+def _rounded(root: Path) -> Tensor:
+    return _run(root, 'SAGE', exchange_dtype=torch.bfloat16)['out 1']
 
 
-@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
-def test_rows_and_sums_are_rounded(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_rows_and_sums_are_rounded(tmp_path: Path) -> None:
     data = hubs()
     _cut(data, 3, 'random', tmp_path / 'parts')
     want = _plain(data, 'SAGE')['out']
-    for out in run_ranks(_rounded, 3, tmp_path / 'parts', dtype):
+    for out in run_ranks(_rounded, 3, tmp_path / 'parts'):
         assert 0 < (out - want).abs().max() <= 0.02 * want.abs().max()
 
 

@@ -18,6 +18,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import HypergraphConv, MessagePassing, SimpleConv, aggr
 
 import pyg_sar
+from pyg_sar.ops import chunks
 
 TOLERANCE = 1e-10
 
@@ -47,9 +48,9 @@ def _aggregation(name: str) -> SimpleConv:
     return conv
 
 
-def _train(root: Path, name: str, max_rows: int | None) -> Any:
+def _train(root: Path, name: str) -> Any:
     data = pyg_sar.load_shard(root)
-    conv = pyg_sar.SARConv(_aggregation(name), max_rows=max_rows)
+    conv = pyg_sar.SARConv(_aggregation(name))
     x = data.x.detach().requires_grad_()
     out = conv(x, data.edge_index)
     (out * (data.n_id.view(-1, 1) % 5 - 2) / 4).sum().backward()
@@ -63,42 +64,49 @@ SIZES: dict[int, list[int]] = {}
 class _Median(MessagePassing):
     """Notes how many edges it computes at once."""
 
-    def __init__(self, max_rows: int) -> None:
+    def __init__(self) -> None:
         super().__init__(aggr='median')
-        self.max_rows = max_rows
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         return self.propagate(edge_index, x=x)
 
     def message(self, x_j: Tensor) -> Tensor:
-        SIZES.setdefault(self.max_rows, []).append(x_j.size(0))
+        SIZES.setdefault(x_j.size(1), []).append(x_j.size(0))
         return x_j
 
 
 def _two_layers(root: Path) -> None:
     data = pyg_sar.load_shard(root)
-    for max_rows in (1000, 24):
-        pyg_sar.SARConv(_Median(max_rows), max_rows=max_rows)(data.x, data.edge_index)
+    for width in (1, 8):
+        pyg_sar.SARConv(_Median())(data.x[:, :width], data.edge_index)
 
 
-def test_a_layer_has_chunks_of_its_own_size(tmp_path: Path) -> None:
+def test_a_layer_has_chunks_of_its_own_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The layer before it has computed all edges of a rank at once."""
     graph = _graph()
+    monkeypatch.setattr(chunks, 'MIN_EDGES', 1)
+    monkeypatch.setattr(chunks, 'CHUNK_BYTES', 24 * 8 * 8)
     pyg_sar.partition_graph(graph, 2, tmp_path / 'parts', method='random')
     SIZES.clear()
     run_as_threads(_two_layers, 2, tmp_path / 'parts')
-    assert max(SIZES[1000]) > 32
-    assert max(SIZES[24]) <= 24  # no destination has more in-edges, and no sample
+    assert max(SIZES[1]) > 32
+    assert max(SIZES[8]) <= 24  # no destination has more in-edges, and no sample
 
 
 @pytest.mark.parametrize('name', AGGREGATIONS)
-@pytest.mark.parametrize('max_rows', few([1, 30]))
+@pytest.mark.parametrize('max_edges', few([1, 30]))
 @pytest.mark.parametrize('how', few(['no nodes', 'metis', 'random']))
-def test_sizes_of_the_whole_graph(how: str, max_rows: int, name: str, tmp_path: Path) -> None:
+def test_sizes_of_the_whole_graph(
+    how: str, max_edges: int, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """However small the chunks are, widths and counts are those of the graph.
 
     On 4 ranks: of Equilibrium a gradient times 3, divided by 3, is off by 5e-9.
     """
+    monkeypatch.setattr(chunks, 'MIN_EDGES', max_edges)
+    monkeypatch.setattr(chunks, 'CHUNK_BYTES', 1)
     graph, conv = _graph(), _aggregation(name)
     x = graph.x.detach().requires_grad_()
     want = conv(x, graph.edge_index)
@@ -108,9 +116,7 @@ def test_sizes_of_the_whole_graph(how: str, max_rows: int, name: str, tmp_path: 
     two_of_four = torch.randint(2, (graph.num_nodes,), generator=generator) * 2
     method: Any = two_of_four if how == 'no nodes' else how
     pyg_sar.partition_graph(graph, 4, tmp_path / 'parts', method=method)
-    for (n_id, out, grad), gradients in run_as_threads(
-        _train, 4, tmp_path / 'parts', name, max_rows
-    ):
+    for (n_id, out, grad), gradients in run_as_threads(_train, 4, tmp_path / 'parts', name):
         if n_id.numel():
             assert (out - want[n_id]).abs().max() <= TOLERANCE
             assert (grad - x.grad[n_id]).abs().max() <= TOLERANCE

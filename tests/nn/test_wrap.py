@@ -219,9 +219,9 @@ def test_wrapping_the_rest():
     """A conv wrapped by hand keeps its mode; the others get the one asked for."""
     model = torch.nn.ModuleList([SARConv(GCNConv(6, 6), mode='one_shot'), GCNConv(6, 6)])
     first = model[0]
-    DistributedDataParallel(model, mode='sequential_no_remat', prefetch=2)
+    DistributedDataParallel(model, mode='sequential_no_remat', partial_sums=False)
     assert model[0] is first
-    assert [(m.sar_options.mode, m.sar_options.prefetch) for m in model] == [
-        ('one_shot', 1),
-        ('sequential_no_remat', 2),
+    assert [(m.sar_options.mode, m.sar_options.partial_sums) for m in model] == [
+        ('one_shot', True),
+        ('sequential_no_remat', False),
     ]

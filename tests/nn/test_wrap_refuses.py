@@ -72,6 +72,10 @@ def test_refused_convs(name, mode):
             SARConv(module, mode=mode)
 
 
+def test_decomposed_layers():
+    _refuses(GCNConv(6, 6, decomposed_layers=2), 'write decomposed_layers=1')
+
+
 class PANConv(SAGEConv):
     """A user's class that happens to have a refused name."""
 
@@ -86,21 +90,6 @@ def test_unknown_modes(mode):
     with pytest.raises(ValueError, match=words):
         SARConv(GCNConv(6, 6), mode=mode)
     _refuses(torch.nn.ModuleList([GINConv(_mlp()), torch.nn.BatchNorm1d(6)]), words, mode=mode)
-
-
-@pytest.mark.parametrize('prefetch', [0, -1, 1.0, '1', True, None])
-def test_wrong_prefetch(prefetch):
-    words = "'prefetch'"
-    with pytest.raises(ValueError, match=words):
-        SARConv(GCNConv(6, 6), prefetch=prefetch)
-    _refuses(torch.nn.ModuleList([GINConv(_mlp())]), words, prefetch=prefetch)
-
-
-def test_prefetch_is_not_ignored():
-    words = "'prefetch'"
-    with pytest.raises(ValueError, match=words):
-        SARConv(GCNConv(6, 6), mode='one_shot', prefetch=2)
-    _refuses(torch.nn.ModuleList([GINConv(_mlp())]), words, mode='one_shot', prefetch=2)
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ LAYERS = {
     'max': Layer(lambda: conv.SAGEConv(F_, 2, aggr='max')),
     'std': Layer(lambda: conv.SAGEConv(F_, 2, aggr='std')),
     'several': Layer(lambda: conv.SAGEConv(F_, 2, aggr=['min', 'var', 'mean', 'softmax'])),
-    'median': Layer(lambda: conv.SAGEConv(F_, 2, aggr='median'), options={'max_rows': 8}),
+    'median': Layer(lambda: conv.SAGEConv(F_, 2, aggr='median')),
     'against the edges': Layer(
         lambda: conv.GATConv(F_, 2, edge_dim=E_, flow='target_to_source'), 'edge_attr'
     ),

@@ -127,7 +127,7 @@ def soak(run: Run) -> tuple[list[dict[str, float]], list[float]]:
     """What a rank held after every part of the run, and the loss then."""
     data = pyg_sar.load_shard(run.root)
     torch.manual_seed(0)
-    model = pyg_sar.DistributedDataParallel(SoakModel(), checkpoint_activations=True)
+    model = pyg_sar.DistributedDataParallel(SoakModel())
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     loader = None
     if run.data == 'sampled':

@@ -31,9 +31,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def _peaks(root: Path, aggr: str, max_rows: int, world_size: int, store: Path) -> list[int]:
+def _peaks(root: Path, aggr: str, min_edges: int, world_size: int, store: Path) -> list[int]:
     """Bytes above what was held before, of fresh processes."""
-    command = [sys.executable, gather_memory.__file__, str(root), aggr, str(max_rows)]
+    command = [sys.executable, gather_memory.__file__, str(root), aggr, str(min_edges)]
     path = str(Path(pyg_sar.__file__).parent.parent)
     ranks = [
         subprocess.Popen(
@@ -52,7 +52,7 @@ def _peaks(root: Path, aggr: str, max_rows: int, world_size: int, store: Path) -
 
 
 @pytest.mark.parametrize(('aggr', 'world_size'), [('median', 2), ('lstm', 1)])
-def test_max_rows_bounds_memory(root: Path, tmp_path: Path, aggr: str, world_size: int) -> None:
+def test_chunks_bound_memory(root: Path, tmp_path: Path, aggr: str, world_size: int) -> None:
     everything = _peaks(root, aggr, 10**9, world_size, tmp_path / 'one')
     chunks = _peaks(root, aggr, 500, world_size, tmp_path / 'many')
     # All messages at once are one float32 matrix, and several like it live together.

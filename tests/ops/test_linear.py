@@ -132,12 +132,16 @@ def test_layers_of_a_wrapped_model_alone():
     assert _is_used(model(x))
     assert not _is_used(plain(x))
     assert not _is_used(torch.nn.Linear(IN, OUT)(x))
+    for cls in (torch.nn.Linear, Linear):
+        assert cls.forward.__module__ == cls.__module__
+        assert cls.forward.__code__.co_filename != by_onednn.__file__
     torch.testing.assert_close(model(x), plain(x), rtol=1e-4, atol=1e-5)
     file = io.BytesIO()
     torch.save(model, file)
     file.seek(0)
     for other in (copy.deepcopy(model), torch.load(file, weights_only=False)):
         assert _is_used(other.first(x))
+        assert _is_used(other.last(other.first(x)))
         with torch.no_grad():
             other.first.weight.zero_()
         assert not torch.equal(other.first(x), model.first(x))
@@ -149,6 +153,7 @@ def test_compilers_take_the_plain_layer():
     scripted = torch.jit.script(torch.nn.Linear(IN, OUT))
     assert scripted(x).shape == (NUM_ROWS, OUT)
     assert 'onednn' not in scripted.code
+    assert torch.jit.script(model.first)(x).shape == (NUM_ROWS, OUT)
     compiled = torch.compile(model.first, fullgraph=True, backend='eager')
     torch.testing.assert_close(compiled(x), model.first(x), rtol=1e-4, atol=1e-4)
 

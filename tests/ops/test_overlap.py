@@ -50,11 +50,11 @@ def _rows_held() -> Iterator[list[int]]:
         yield held
 
 
-def _layer(root: str, name: str, prefetch: int) -> tuple[list[Tensor], int, list[int]]:
+def _layer(root: str, name: str) -> tuple[list[Tensor], int, list[int]]:
     """Output and gradients of a layer, most rows held, and rows of every step."""
     data = pyg_sar.load_shard(root)
     torch.manual_seed(3)
-    conv = SARConv(MESSAGES[name]().double(), prefetch=prefetch)
+    conv = SARConv(MESSAGES[name]().double())
     edges = [data.edge_attr] if name == 'GINE' else []
     x = data.x.clone().requires_grad_()
     with _rows_held() as held:
@@ -67,17 +67,11 @@ def _layer(root: str, name: str, prefetch: int) -> tuple[list[Tensor], int, list
 
 @pytest.mark.parametrize('name', ['GINE', 'GAT'])
 @pytest.mark.parametrize('num_parts', few([4, 8]))
-def test_prefetch(tmp_path, name, num_parts):
-    """The same bits, and one block beside those that travel ahead."""
+def test_rows_held(tmp_path, name, num_parts):
+    """One block beside the next one, which travels."""
     root = str(cut(small_graph(80, 700), num_parts, tmp_path / 'parts'))
-    plain = run_ranks(_layer, 4, root, name, 1)
-    for prefetch in (2, 3):
-        for (found, held, steps), (expected, held_by_one, _) in zip(
-            run_ranks(_layer, 4, root, name, prefetch), plain, strict=True
-        ):
-            assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-            assert held_by_one == _largest_window(steps, 2)
-            assert held == _largest_window(steps, 1 + prefetch)
+    for _, held, steps in run_ranks(_layer, 4, root, name):
+        assert held == _largest_window(steps, 2)
 
 
 def _largest_window(steps: list[int], width: int) -> int:

@@ -146,7 +146,7 @@ def test_every_chunk_draws_its_own(root: Path, aggr: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(chunks, 'CHUNK_BYTES', 1)
     data = pyg_sar.load_shard(root)
     conv = Dropout(aggr)
-    module = pyg_sar.DistributedDataParallel(conv, max_rows=32)
+    module = pyg_sar.DistributedDataParallel(conv)
     module(data.x, data.edge_index)
     masks = conv.kept[:288].view(9, -1)
     assert len({tuple(mask.tolist()) for mask in masks}) == len(masks)

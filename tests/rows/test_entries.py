@@ -86,17 +86,6 @@ def _over_all_nodes(root: str, folder: str) -> None:
     assert ends.shape == (pairs.size(1), 8)
 
 
-def _activations(root: str, folder: str) -> None:
-    data, found = pyg_sar.load_shard(root), []
-    for is_recomputed in (False, True):
-        model = _model(checkpoint_activations=is_recomputed)
-        for _ in range(2):
-            model(data.x, data.edge_index).square().mean().backward()
-        found.append([p.grad for p in model.parameters()])
-    for plain, recomputed in zip(*found, strict=True):
-        assert torch.equal(plain, recomputed)
-
-
 class _WithRows(torch.nn.Module):
     def __init__(self, x: Tensor, *, learns: bool) -> None:
         super().__init__()
@@ -146,7 +135,6 @@ ENTRIES = [
     _embedding,
     _draws,
     _over_all_nodes,
-    _activations,
     _rows_in_a_model,
     _loops_of_training,
 ]

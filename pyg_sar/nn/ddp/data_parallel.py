@@ -19,7 +19,6 @@ from pyg_sar.comm.ranks import (
     check_own,
     is_distributed,
     left_by,
-    set_debug,
     set_timeout,
     takes_turns,
     world_size,
@@ -31,6 +30,7 @@ from pyg_sar.nn.ddp.wrap import wrap
 from pyg_sar.nn.lazy import LazyLayers
 from pyg_sar.nn.same_model import check_same_model, check_same_values
 from pyg_sar.nn.support import refuse_tracing
+from pyg_sar.ops.linear import compute_by_onednn
 from pyg_sar.rows.rows import Rows
 from pyg_sar.utils.class_swap import ClassSwap, become
 from pyg_sar.utils.installed import loops
@@ -87,10 +87,6 @@ class DistributedDataParallel(torch.nn.Module, metaclass=ClassSwap):
         timeout: How long exchanges and the sum of the gradients wait for a silent rank: seconds or
             a timedelta. None is the timeout of the default group. Until the model is built that
             timeout holds in any case, as one rank may compile and import for longer than others.
-        debug: Whether the ranks compare operation, layer, forward or backward, and dtype and width
-            of the rows before every exchange. Then a rank that skips a layer is an error at once,
-            and not at the timeout. Slow. It holds for all models of the process; None changes
-            nothing (the first value is False).
         return_memory: Have glibc give freed tensors of 4 MiB or more back to the system at once.
             None does so where there are several ranks: on one, tensors below 32 MiB are kept.
         process_group: A group of all ranks for the gradients; None for that of the exchanges.
@@ -98,8 +94,6 @@ class DistributedDataParallel(torch.nn.Module, metaclass=ClassSwap):
             None: 25.
         broadcast_buffers: False, as norms keep their buffers equal by themselves.
         device_ids: As in torch: None, or the one device where the model is already.
-        checkpoint_activations: Whether norms, activations and dropouts are computed again in
-            backward instead of kept: the same bits, less memory (:mod:`pyg_sar.nn.recompute`).
         dropout_seed: Draws the masks of dropouts in the model's forward from this number, the step,
             and the ids of nodes and edges in the whole graph. They are then the same on any number
             of ranks. None: each rank draws from torch's generator (docs/dropout.md).
@@ -134,13 +128,11 @@ class DistributedDataParallel(torch.nn.Module, metaclass=ClassSwap):
         module: Model,
         *,
         timeout: float | timedelta | None = None,
-        debug: bool | None = None,
         return_memory: bool | None = None,
         process_group: dist.ProcessGroup | None = None,
         bucket_cap_mb: float | None = None,
         broadcast_buffers: bool = False,
         device_ids: Sequence[int | torch.device] | None = None,
-        checkpoint_activations: bool = False,
         dropout_seed: int | None = None,
         log: LogLevel | None = None,
         **options: Any,
@@ -152,7 +144,6 @@ class DistributedDataParallel(torch.nn.Module, metaclass=ClassSwap):
             _check(module, process_group, bucket_cap_mb, broadcast_buffers, device_ids)
             model = wrap(
                 module,
-                checkpoint_activations=checkpoint_activations,
                 dropout_seed=dropout_seed,
                 log=log,
                 **options,
@@ -160,10 +151,7 @@ class DistributedDataParallel(torch.nn.Module, metaclass=ClassSwap):
             return model, as_timedelta(timeout)
 
         module, limit = together(wrapped)
-        check_same_model(
-            module, {'timeout': timeout, 'debug': debug, 'bucket_cap_mb': bucket_cap_mb}
-        )
-        set_debug(debug)
+        check_same_model(module, {'timeout': timeout, 'bucket_cap_mb': bucket_cap_mb})
         returns = world_size() > 1 if return_memory is None else return_memory
         if returns and not takes_turns():  # threads share that setting
             return_freed_memory()
@@ -191,6 +179,7 @@ class DistributedDataParallel(torch.nn.Module, metaclass=ClassSwap):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
+        compute_by_onednn(self)
         gradients = vars(self).get('_gradients')
         is_shared = gradients is not None and gradients.model() not in (None, *self.modules())
         if gradients is None or is_shared:  # copy.copy has that of the model itself

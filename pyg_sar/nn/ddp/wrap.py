@@ -11,7 +11,6 @@ from torch_geometric.nn import MessagePassing
 from pyg_sar.nn.batches import watch_norms
 from pyg_sar.nn.forward import SameDropout, of_model
 from pyg_sar.nn.options import options_of
-from pyg_sar.nn.recompute.recorder import recompute_activations_of
 from pyg_sar.nn.sar_conv import SARConv, name_layers
 from pyg_sar.nn.support import why_refused
 from pyg_sar.ops.linear import compute_by_onednn
@@ -25,7 +24,6 @@ Model = TypeVar('Model', bound=torch.nn.Module)
 def wrap(
     model: Model,
     *,
-    checkpoint_activations: bool = False,
     log: LogLevel | None = None,
     dropout_seed: int | None = None,
     **options: Any,
@@ -41,11 +39,6 @@ def wrap(
         raise ValueError(
             f"'dropout_seed' must be an integer of 64 bits or None (got {dropout_seed!r})"
         )
-    if checkpoint_activations and isinstance(model, MessagePassing):
-        raise ValueError(
-            "'checkpoint_activations' has a meaning for the model around the convs only (got a "
-            f'{type(model).__name__})'
-        )
     checked = options_of(options)
     convs = _convs_to_convert(model)
     if options and not any(isinstance(module, MessagePassing) for module in model.modules()):
@@ -59,8 +52,6 @@ def wrap(
         SARConv(conv, **vars(checked))
     compute_by_onednn(model)
     name_layers(model)
-    if checkpoint_activations:
-        recompute_activations_of(model)
     if dropout_seed is not None:
         _draw_by_id(model, dropout_seed)
     _tell(model)

@@ -73,7 +73,7 @@ def _model(kind: str) -> nn.Module:
     return GraphSAGE(8, 16, 3, 3, norm='batch_norm', dropout=0.3 if kind == 'dropout' else 0.0)
 
 
-KINDS = ('sage', 'gat', 'transformer', 'gen', 'typed', 'dropout', 'recomputed')
+KINDS = ('sage', 'gat', 'transformer', 'gen', 'typed', 'dropout')
 
 
 def train(
@@ -84,9 +84,7 @@ def train(
     torch.set_default_dtype(torch.float64)
     data: Any = pyg_sar.load_shard(Path(folder) / ('typed' if kind == 'typed' else 'one'))
     data = data.to(device)
-    model = pyg_sar.DistributedDataParallel(
-        _model(kind).to(device), checkpoint_activations=kind == 'recomputed'
-    )
+    model = pyg_sar.DistributedDataParallel(_model(kind).to(device))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     losses = []
     for _ in range(NUM_EPOCHS):

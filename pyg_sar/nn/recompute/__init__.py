@@ -1,1 +1,0 @@
-"""Computes activations again in backward instead of keeping them."""
