@@ -20,7 +20,6 @@ from pyg_sar.loader.graph import LocalGraph
 from pyg_sar.loader.numbering import number
 from pyg_sar.loader.seeds.seeds import Seeds
 from pyg_sar.shard.file_names import NodeKey
-from pyg_sar.utils import hook
 from pyg_sar.utils.offload import start_of
 
 
@@ -73,7 +72,6 @@ class Cache:
         """Counts rows that were read."""
         self.num_read += num_read
         self.num_found += num_found
-        hook.looked_up(num_read, num_found)
 
 
 def _state(attributes: AttributeRows) -> list[Any]:

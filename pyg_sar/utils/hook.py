@@ -82,9 +82,6 @@ class Watcher:
     def moved(self, transfer: Transfer) -> None:
         """Rows have been exchanged, by the operation under way or by several before."""
 
-    def looked_up(self, num_rows: int, num_hits: int) -> None:
-        """Sampled batches have read rows of other ranks; `num_hits` of them were in the cache."""
-
 
 watchers: tuple[Watcher, ...] = ()
 """The active watchers. Those that see an operation begin also see its end."""
@@ -112,12 +109,6 @@ def moved(transfer: Transfer) -> None:
     """Reports exchanged rows."""
     for watcher in listening():
         watcher.moved(transfer)
-
-
-def looked_up(num_rows: int, num_hits: int) -> None:
-    """Reports rows that were looked up in a cache."""
-    for watcher in listening():
-        watcher.looked_up(num_rows, num_hits)
 
 
 @contextmanager
