@@ -14,7 +14,7 @@ import torch.distributed as dist
 import pyg_sar
 from pyg_sar.commands.command_line import text_table
 from pyg_sar.launch.fast_start import allocator
-from pyg_sar.utils.memory import has_huge_pages
+from pyg_sar.utils.malloc import has_huge_pages
 from pyg_sar.utils.versions import installed
 
 _EXTRAS = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import resource
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -16,7 +17,6 @@ from typing import Any
 
 from pyg_sar.commands.command_line import Parser, checked, run_command, text_table
 from pyg_sar.commands.users_model import FORWARD, MODEL, load_model, load_named, run_model
-from pyg_sar.launch.process_memory import resident
 from pyg_sar.planner.prediction import Prediction, plan
 from pyg_sar.utils.meter import bytes_text, memory_size
 
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    base = resident()  # just after the imports
+    base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10  # just after the imports
     forward = run_model if args.forward is None else load_named(args.forward)
     model = load_model(args.model)
     predictions = plan(

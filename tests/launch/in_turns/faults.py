@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_sar import comm
+from pyg_sar.comm import collectives, ranks
 from pyg_sar.comm.ranks import chosen
 from pyg_sar.utils import hook
 from pyg_sar.utils import offload as evictable
@@ -29,16 +29,16 @@ def places(count: int, number: int = NUM_PLACES) -> list[int]:
 
 def small_program() -> list[float]:
     """Holds tensors over the turns of others, changes some, and hands rows over."""
-    torch.manual_seed(comm.rank())
+    torch.manual_seed(ranks.rank())
     held = [torch.randn(1000, requires_grad=True) for _ in range(4)]
     found = []
     for step in range(4):
-        total = comm.all_reduce_sum(torch.stack([each.detach() for each in held]))
+        total = collectives.all_reduce_sum(torch.stack([each.detach() for each in held]))
         out = sum((each * each).sigmoid().sum() for each in held) * total.mean()
-        comm.agree(0)
+        collectives.agree(0)
         out.backward()
         with torch.no_grad():
-            held[step % 4] += comm.all_to_all(total[:2], [1, 1], [1, 1])[comm.rank()]
+            held[step % 4] += collectives.all_to_all(total[:2], [1, 1], [1, 1])[ranks.rank()]
         found.append(sum(each.sum().item() + each.grad.sum().item() for each in held))
     return found
 

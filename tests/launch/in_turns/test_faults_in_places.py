@@ -20,7 +20,7 @@ from launch.in_turns.programs import NUM_RANKS, train, write_parts
 from launch.in_turns.test_user_programs import saved
 from torch import Tensor
 
-from pyg_sar import comm
+from pyg_sar.comm import collectives, ranks
 from pyg_sar.launch.in_turns import spill_file
 from pyg_sar.launch.in_turns.run import InTurns, play
 
@@ -77,7 +77,7 @@ def test_a_disk_that_never_answers_again(tmp_path: Path, monkeypatch: pytest.Mon
         def program(left: list[Tensor] = left) -> None:
             left += [torch.ones(1000), torch.ones(1000, dtype=torch.int64)]
             for _ in range(10):
-                comm.agree(0)
+                collectives.agree(0)
                 for each in left[:]:
                     each.sum()
 
@@ -180,7 +180,7 @@ def test_a_folder_that_may_not_be_written(tmp_path: Path) -> None:
     expected, ran = _play(spill, small_program).results, []
 
     def without_folder() -> list[float]:
-        if comm.rank() == 0 and spill.exists():
+        if ranks.rank() == 0 and spill.exists():
             spill.rmdir()
         return small_program()
 
@@ -216,14 +216,14 @@ STEPS = 20
 
 def _forking(place: int) -> tuple[list[Tensor], list[int]]:
     """Holds tensors; forks at one of its steps, and lets the child go on some steps later."""
-    held = [torch.full((1000,), 10.0 * comm.rank() + i) for i in range(5)]
+    held = [torch.full((1000,), 10.0 * ranks.rank() + i) for i in range(5)]
     children: list[Child] = []
     codes: list[int] = []
     for step in range(STEPS):
         if step == place:
             children = [Child(held, reads) for reads in (True, False)]
         held[step % 5] += 1
-        comm.agree(0)
+        collectives.agree(0)
         held[(step + 2) % 5] = held[(step + 2) % 5] + 1
         if step == min(place + 3, STEPS - 1):
             codes = [child.end() for child in children]

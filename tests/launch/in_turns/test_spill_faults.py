@@ -12,20 +12,20 @@ import pytest
 import torch
 from launch.in_turns.faults import Calls, fails
 
-from pyg_sar import comm
+from pyg_sar.comm import collectives, ranks
 from pyg_sar.launch.in_turns.run import InTurns, play, run_in_turns
 from pyg_sar.launch.in_turns.spill_file import SpillFile
 
 
 def _program() -> list[float]:
     """Holds tensors over the turns of others."""
-    torch.manual_seed(comm.rank())
+    torch.manual_seed(ranks.rank())
     held = [torch.randn(1000) for _ in range(4)]
     found = []
     for _ in range(3):
-        comm.agree(0)
+        collectives.agree(0)
         held = [each * 2 for each in held]
-        comm.agree(0)
+        collectives.agree(0)
         found.append(sum(each.sum().item() for each in held))
     return found
 
