@@ -3,7 +3,7 @@
 What most programs need is here; what is used less is in :mod:`pyg_sar.partition`.
 """
 
-from pyg_sar.utils import openmp  # noqa: F401 - before anything imports torch
+from pyg_sar.utils import malloc  # noqa: F401 - before anything imports torch
 
 # isort: split
 from pyg_sar.utils import private_names  # noqa: F401 - before anything needs one

@@ -16,7 +16,7 @@ from torch_geometric.nn import SAGEConv, SimpleConv
 
 import pyg_sar
 from pyg_sar.ops import chunks
-from pyg_sar.utils.memory import return_freed_memory
+from pyg_sar.utils.malloc import return_freed_memory
 
 WIDTH = 64
 

@@ -15,7 +15,7 @@ def listed() -> str:
     rows = ['| name | what for | without it |', '|---|---|---|']
     for each in NAMES:
         names = ', '.join(f'`{name}`' for name in each.names.split())
-        rows.append(f'| {names} | {each.purpose} | {each.without or "import"} |')
+        rows.append(f'| {names} | {each.purpose} | {each.without or "an error that names it"} |')
     return '\n'.join(rows) + '\n'
 
 

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, files, version
 
-from pyg_sar.utils import openmp
+from pyg_sar.utils import malloc
 
 ALLOCATOR = 'cmeel-mimalloc'
 """The package of the allocator, mimalloc; extra ``fast`` installs it."""
@@ -25,7 +25,7 @@ def fast_environment(num_ranks: int, environ: Mapping[str, str]) -> dict[str, st
 
     A variable that the user has set stays. Those that importing pyg_sar has set are included.
     """
-    variables = dict(openmp.SET)
+    variables = dict(malloc.SET)
     if not any(environ.get(name) for name in THREADS):
         cores = len(os.sched_getaffinity(0))
         variables['OMP_NUM_THREADS'] = str(max(1, cores // num_ranks))

@@ -19,7 +19,7 @@ from pyg_sar.shard.files import file_checksum, folder_files, own_file
 from pyg_sar.shard.format import META_FILE
 from pyg_sar.shard.meta import Meta, read_meta
 from pyg_sar.utils.command_line import checked, printable, text_table
-from pyg_sar.utils.memory import has_huge_pages
+from pyg_sar.utils.malloc import has_huge_pages
 from pyg_sar.utils.versions import installed
 
 DESCRIPTION = """Tells what a folder of parts holds and what an epoch exchanges; without PARTS,

@@ -163,7 +163,8 @@ def _seed_alike() -> None:
     Python, NumPy and torch begin with a seed of their own in every process.
     """
     states = _states()
-    answers = agree((states, [a == b for a, b in zip(states, _AT_IMPORT, strict=True)]))
+    are_unset = [a == b for a, b in zip(states, _AT_IMPORT, strict=True)]
+    answers = agree((states if current().rank == 0 else None, are_unset))
     are_unset = [all(unset) for unset in zip(*(unset for _, unset in answers), strict=True)]
     of_python, of_numpy, of_torch = answers[0][0]
     if are_unset[0]:

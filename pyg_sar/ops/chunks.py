@@ -19,7 +19,7 @@ from pyg_sar.shard.shard import Kept
 CHUNK_BYTES = 2 << 20
 """Bytes that the largest tensor of a chunk may take on a CPU.
 
-Well below the size from which :func:`pyg_sar.utils.memory.return_freed_memory` has blocks given
+Well below the size from which :func:`pyg_sar.utils.malloc.return_freed_memory` has blocks given
 back: the tensors of a chunk would cost a page fault for every page of every chunk.
 """
 

@@ -19,7 +19,6 @@ from pyg_sar.shard.meta import read_meta
 from pyg_sar.shard.read_shard import read_shard
 from pyg_sar.utils.log import say
 from pyg_sar.utils.meter import bytes_text
-from pyg_sar.utils.offload import note_mapped
 
 _logger = logging.getLogger(__name__)
 
@@ -91,12 +90,16 @@ def _read(root: str | Path, rank: int | None, verify: bool) -> Data | HeteroData
                 'first)'
             )
         own, num_ranks = (0, 1) if rank is None else (rank, None)
-        return _read_parts(root, rank, own, num_ranks, verify)
+        is_whole = num_ranks == 1 and rank is None
+        return read_shard(root, own, num_ranks, verify=verify, whole_graph=is_whole)
 
     def read() -> Data | HeteroData:
         try:
             own = current().rank if rank is None else rank
-            return _read_parts(root, rank, own, current().size, verify)
+            size = current().size
+            return read_shard(
+                root, own, size, verify=verify, whole_graph=size == 1 and rank is None
+            )
         except (FileNotFoundError, ValueError):
             raise
         except Exception as error:
@@ -105,16 +108,6 @@ def _read(root: str | Path, rank: int | None, verify: bool) -> Data | HeteroData
 
     data = together(read)
     _check_same_partition(data)
-    return data
-
-
-def _read_parts(
-    root: str | Path, rank: int | None, own: int, num_ranks: int | None, verify: bool
-) -> Data | HeteroData:
-    """The parts of a rank; pages of their files may go from now on."""
-    is_whole = num_ranks == 1 and rank is None
-    data = read_shard(root, own, num_ranks, verify=verify, whole_graph=is_whole)
-    note_mapped(Path(root), [v for s in data.stores for v in s.values() if isinstance(v, Tensor)])
     return data
 
 

@@ -26,6 +26,8 @@ import torch
 from torch import Tensor
 
 from pyg_sar.shard.format import META_FILE
+from pyg_sar.utils.nested import in_nested
+from pyg_sar.utils.offload import watcher
 
 _MOST_BYTES = 1 << 28
 """Of META.json: as much as some 4,000 parts need."""
@@ -118,7 +120,10 @@ _OLD_PICKLES = 5  # magic number, protocol, system, content, keys of the numbers
 
 
 def load_tensors(path: Path, kind: type[T], *, root: Path) -> T:
-    """Reads a file of tensors and plain values, memory-mapped; no code of a file is ever run."""
+    """Reads a file of tensors and plain values, memory-mapped; no code of a file is ever run.
+
+    While ranks take turns tensors are copied into memory, which can be evicted.
+    """
     try:
         own_file(root, path)
     except FileNotFoundError as error:
@@ -129,6 +134,8 @@ def load_tensors(path: Path, kind: type[T], *, root: Path) -> T:
         with only_classes([]):
             content = load_plain(path, is_mapped=True)
         check_tensors(content)
+        if watcher.value is not None:
+            content = in_nested(content, lambda x: x.clone() if isinstance(x, Tensor) else x)
     # The unpickler meets damaged bytes with errors of any kind. Never a fallback: a file that needs
     # more than tensors is not ours.
     except Exception as error:

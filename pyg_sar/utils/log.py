@@ -109,13 +109,13 @@ class Log(Meter):
         self.level = level
         self._seen: set[tuple[hook.ThreadRank | None, str]] = set()
 
-    def enter_layer(self, layer: str, phase: str) -> None:
-        """Begins to count."""
-        self.begin(f'{layer}, {phase}' if layer else OUTSIDE, Counts())
+    def counts_of(self, name: str) -> Counts:
+        """Every pass is counted by itself."""
+        return Counts()
 
     def leave_layer(self) -> None:
         """Logs the traffic and the seconds of the whole pass."""
-        name, counts = self.end()
+        name, counts = self.end_pass()
         if name == OUTSIDE:  # a loss: its operations have their own lines
             return
         key = hook.thread_rank.value, name

@@ -15,27 +15,23 @@ _POWERS = {'': 0, 'K': 1, 'M': 2, 'G': 3, 'T': 4}
 
 @dataclass
 class Counts:
-    """All forward passes of a layer, all its backward passes, or what is outside of layers.
+    """What passes of a layer exchange, wait and compute, or what is outside of layers.
 
     Attributes:
-        calls: How many there were.
         rows_received: Rows that came from other ranks; where several tensors travel, those of each.
         rows_sent: Rows that went to other ranks.
         bytes_received: Bytes of these rows, as they travelled.
         bytes_sent: Bytes of these rows, as they travelled.
         waiting: Seconds inside operations with other ranks: until rows or sums are there.
         computing: All other seconds.
-        peak_bytes: The high-water mark of memory meanwhile; None where it is not known.
     """
 
-    calls: int = 0
     rows_received: int = 0
     rows_sent: int = 0
     bytes_received: int = 0
     bytes_sent: int = 0
     waiting: float = 0.0
     computing: float = 0.0
-    peak_bytes: int | None = None
 
 
 class _UnderWay:
@@ -48,7 +44,7 @@ class _UnderWay:
 
 
 class Meter(Watcher):
-    """Adds seconds and rows to the innermost pass, or to `outside` if there is none."""
+    """Adds seconds and rows to the counts of the innermost pass, or to `outside`."""
 
     def __init__(self, outside: Counts) -> None:
         self._outside = outside
@@ -66,13 +62,22 @@ class Meter(Watcher):
         """Seconds."""
         return time.perf_counter()
 
-    def begin(self, name: str, counts: Counts) -> None:
+    def counts_of(self, name: str) -> Counts:
+        """What a pass that begins adds to."""
+        return self._outside
+
+    def enter_layer(self, layer: str, phase: str) -> None:
         """A pass begins."""
         self.count('computing')
-        self.here.passes.append((name, counts))
+        name = f'{layer}, {phase}' if layer else OUTSIDE
+        self.here.passes.append((name, self.counts_of(name)))
 
-    def end(self) -> tuple[str, Counts]:
+    def leave_layer(self) -> None:
         """The innermost pass ends."""
+        self.end_pass()
+
+    def end_pass(self) -> tuple[str, Counts]:
+        """Its name and what was counted."""
         self.count('computing')
         return self.here.passes.pop()
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -43,9 +42,6 @@ class Watcher(Protocol):
 
     def keeps(self, tensor: Tensor) -> None:
         """Never evicts the memory of a tensor."""
-
-    def maps(self, folder: Path, tensors: Sequence[Tensor]) -> None:
-        """May free pages of files of a folder, from which tensors are mapped."""
 
     def is_read_by_rows(self, tensor: Tensor) -> bool:
         """Whether a contiguous tensor is on the disk, and only the rows in use should be read."""
@@ -125,12 +121,6 @@ def keep_here(tensor: Tensor) -> None:
     """Never evicts the memory of a tensor."""
     if watcher.value is not None:
         watcher.value.keeps(tensor)
-
-
-def note_mapped(folder: Path, tensors: Sequence[Tensor]) -> None:
-    """Tells the watcher that tensors may be mapped from files of a folder."""
-    if watcher.value is not None:
-        watcher.value.maps(folder, tensors)
 
 
 def start_of(tensor: Tensor) -> tuple[int, int]:

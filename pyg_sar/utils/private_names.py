@@ -1,8 +1,8 @@
 """All names of torch, PyG and pymetis that pyg_sar uses and that are not public.
 
-They may go in any version. So :func:`check` looks for them before anything else is imported, and
-one that is gone ends the import with a sentence that says which. What only a corner needs is looked
-for where it is met. CONTRIBUTING.md has a table of this file (``make private-names``).
+They may go in any version. One that is gone is an error where it is used, and what only a corner
+needs is looked for there by :func:`find`. CONTRIBUTING.md has a table of this file
+(``make private-names``).
 
 A name that ends with ``()`` is a class: an object of it, made without arguments, has the next name.
 """
@@ -14,7 +14,13 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
-from pyg_sar.utils.versions import BOUNDS, installed, pip_command, warn_of_untested
+from pyg_sar.utils.versions import installed
+
+with warnings.catch_warnings():
+    # PyG prepares functions for TorchScript, which torch has given up; no user can change it.
+    warnings.filterwarnings('ignore', '.torch.jit.[a-z_]+. is (deprecated|not supported)')
+    warnings.filterwarnings('ignore', "Failing to pass a value to the 'type_params'")
+    importlib.import_module('torch_geometric.nn')
 
 
 @dataclass(frozen=True)
@@ -25,7 +31,7 @@ class Private:
         names: The names, with a space between them.
         purpose: What they are for.
         without: What is refused without them, or what happens in their place; without a word
-            pyg_sar is not imported.
+            Python's own error names one that is gone.
     """
 
     names: str
@@ -184,20 +190,8 @@ NAMES = (
 )
 
 
-def check() -> None:
-    """Raises an ImportError that names the first name that is gone and that all of it needs."""
-    with warnings.catch_warnings():
-        # PyG prepares functions for TorchScript, which torch has given up; no user can change it.
-        warnings.filterwarnings('ignore', '.torch.jit.[a-z_]+. is (deprecated|not supported)')
-        warnings.filterwarnings('ignore', "Failing to pass a value to the 'type_params'")
-        importlib.import_module('torch_geometric.nn')
-        for group in NAMES:
-            for name in group.names.split() if not group.without else ():
-                find(name)
-
-
 def find(name: str) -> Any:
-    """The object that a name of :data:`NAMES` stands for."""
+    """The object that a name of :data:`NAMES` stands for; an ImportError where it is gone."""
     value: Any = importlib.import_module(name.partition('.')[0])
     for word in name.split('.')[1:]:
         try:
@@ -225,13 +219,9 @@ def find_or_none(name: str) -> Any:
 
 def missing(name: str) -> ImportError:
     """The error where a name is gone."""
-    (group,) = (group for group in NAMES if name in group.names.split())
+    (purpose,) = (group.purpose for group in NAMES if name in group.names.split())
     package = name.partition('.')[0]
     return ImportError(
-        f"pyg_sar needs '{name}' ({group.purpose}), which {package} {installed(package)} does not "
-        f'have: it is tested with {package} {BOUNDS[package]} ({pip_command(package)})'
+        f"pyg_sar needs '{name}' ({purpose}), which {package} {installed(package)} does not have: "
+        "install a version that it is tested with ('pip check' tells which)"
     )
-
-
-warn_of_untested()
-check()

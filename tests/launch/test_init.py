@@ -20,6 +20,7 @@ from ranks import run_as_threads
 from small_graphs import attempt
 
 import pyg_sar
+from pyg_sar.comm import collectives
 from pyg_sar.launch.machines import Sight
 
 module = sys.modules['pyg_sar.launch.init']  # hidden by the function
@@ -97,7 +98,7 @@ def _joined() -> dict[str, Any]:
         'threads': torch.get_num_threads(),
         'backend': dist.get_backend_config(),
         'interface': os.environ.get('GLOO_SOCKET_IFNAME'),
-        'sum': pyg_sar.comm.collectives.all_reduce_sum(torch.ones(2)).tolist(),
+        'sum': collectives.all_reduce_sum(torch.ones(2)).tolist(),
         'lines': lines,
     }
 
@@ -123,9 +124,7 @@ def _twice() -> list[float]:
     sums = []
     for _ in range(2):
         process = pyg_sar.init()
-        sums.append(
-            float(pyg_sar.comm.collectives.all_reduce_sum(torch.tensor([process.rank + 1.0])))
-        )
+        sums.append(float(collectives.all_reduce_sum(torch.tensor([process.rank + 1.0]))))
         dist.destroy_process_group()
     return sums
 

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from pyg_sar.launch.in_turns.figures import Figures
-from pyg_sar.launch.in_turns.mapped_files import MappedFiles
 from pyg_sar.launch.in_turns.places import OnDisk, OnHost
 from pyg_sar.launch.in_turns.spill_file import SpillFile
 from pyg_sar.launch.in_turns.tiers import Away, Clock, Held, Tier
@@ -37,8 +36,7 @@ class Evictions:
         least: int = LEAST_BYTES,
     ) -> None:
         self.budget, self.file, self.least = budget, file, least
-        self.files = MappedFiles()
-        self._num_ranks, self._clock = num_ranks, Clock(num_ranks)
+        self._clock = Clock(num_ranks)
         self._host = Tier(host_budget, self._clock, self._on_disk)
         self._devices: dict[torch.device, Tier] = {}
         self._moved = [0, 0]
@@ -52,11 +50,8 @@ class Evictions:
             for device in self._devices:  # nothing that others touched is under way
                 torch.cuda.synchronize(device)
             self._clock.begin(rank)
-            self._host.mapped = self.files.num_bytes // self._num_ranks
             for tier in (*self._devices.values(), self._host):
                 tier.begin()
-            if self._host.here + self.files.num_bytes > self._host.budget:
-                self.files.drop()
 
     def note(self, storage: torch.UntypedStorage) -> None:
         """Takes care of a storage from now on."""
@@ -82,8 +77,6 @@ class Evictions:
         """Brings a storage into memory until the turn ends."""
         held, clock = self._held.get(storage._cdata), self._clock
         if held is None:
-            if is_written:
-                self.files.has_changed(storage)
             return
         if held.turn == clock.turn and not (held.is_away or is_written):
             return

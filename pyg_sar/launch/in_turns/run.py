@@ -20,14 +20,13 @@ from pyg_sar.comm.ranks import current, is_distributed
 from pyg_sar.comm.threads import Around, run_around
 from pyg_sar.launch.in_turns.evictions import LEAST_BYTES, Evictions
 from pyg_sar.launch.in_turns.figures import Figures
-from pyg_sar.launch.in_turns.freed_memory import FreedMemory
 from pyg_sar.launch.in_turns.spill_file import SpillFile
 from pyg_sar.launch.in_turns.users_calls import replaced
 from pyg_sar.launch.in_turns.watch import Watch
 from pyg_sar.shard.meta import read_meta
-from pyg_sar.utils import memory as c_memory
 from pyg_sar.utils.command_line import users_files
 from pyg_sar.utils.log import say
+from pyg_sar.utils.malloc import return_freed_memory
 from pyg_sar.utils.meter import parse_bytes
 
 _logger = logging.getLogger(__name__)
@@ -155,11 +154,10 @@ def play(
     file = None if spill is None else SpillFile(spill, reserved)
     host_budget = sys.maxsize if file is None else host_budget
     evictions = Evictions(budget, host_budget, file, num_ranks, least)
-    c_memory._share_heap()
-    freed = FreedMemory(host_budget, LEAST_BYTES)
+    return_freed_memory(LEAST_BYTES)
     try:
         with replaced():
-            results = run_around(_Evicting(evictions, freed), function, num_ranks)
+            results = run_around(_Evicting(evictions), function, num_ranks)
         gc.collect()  # tensors that only cycles hold need not be read
         evictions.restore()
     except BaseException:
@@ -170,7 +168,6 @@ def play(
     finally:
         figures = evictions.counted()
         evictions.close()
-        freed.give_back()
     where = '' if file is None else f" in '{file.folder}'"
     text = f'{num_ranks} ranks in turn: {figures}, {figures.evictions} evictions{where}'
     say(_logger, logging.INFO, text)
@@ -180,15 +177,14 @@ def play(
 class _Evicting(Around):
     """Evicts memory when a turn begins."""
 
-    def __init__(self, evictions: Evictions, freed: FreedMemory) -> None:
-        self._evictions, self._freed = evictions, freed
+    def __init__(self, evictions: Evictions) -> None:
+        self._evictions = evictions
 
     def rank(self) -> AbstractContextManager[Any]:
         return Watch(self._evictions).in_thread()
 
     def switch(self, rank: int) -> None:
         self._evictions.begin(rank)
-        self._freed.check()
 
 
 def check_options(

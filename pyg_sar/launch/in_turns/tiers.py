@@ -150,7 +150,6 @@ class Tier:
 
     Attributes:
         here: Bytes in memory.
-        mapped: Bytes of files that the rank of a turn has mapped; their pages come as it reads.
         peak: The most bytes in memory so far.
         largest: Bytes of the largest storage.
         evictions: How often memory was taken away.
@@ -159,7 +158,7 @@ class Tier:
 
     def __init__(self, budget: int, clock: Clock, below: Callable[[Held], Away]) -> None:
         self.budget, self.clock, self.below = budget, clock, below
-        self.here = self.mapped = self.peak = self.largest = self.evictions = 0
+        self.here = self.peak = self.largest = self.evictions = 0
         self.held: dict[Held, None] = {}
         self._queue: list[Held] | None = []
 
@@ -209,7 +208,7 @@ class Tier:
 
         The size of a result is known only when it is there: so the largest storage has room, too.
         """
-        while self.here + self.mapped + num_bytes + self.largest > self.budget:
+        while self.here + num_bytes + self.largest > self.budget:
             if self.clock.is_forked():  # it would write to places of the other process
                 return
             if self._queue is None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -78,10 +77,6 @@ class Watch:
         with torch._C.DisableTorchFunction():
             for storage in _storages(tensor):
                 self._evictions.keep(storage)
-
-    def maps(self, folder: Path, tensors: Sequence[Tensor]) -> None:
-        with torch._C.DisableTorchFunction():
-            self._evictions.files.note(folder, [s for t in tensors for s in _storages(t)])
 
     def reads_rows(self, out: Tensor, tensor: Tensor, index: Tensor) -> bool:
         if not self.is_read_by_rows(tensor) or not out.is_contiguous():

@@ -35,7 +35,7 @@ from pyg_sar.rows.rows import Rows
 from pyg_sar.utils.class_swap import ClassSwap, become
 from pyg_sar.utils.installed import loops
 from pyg_sar.utils.log import LogLevel
-from pyg_sar.utils.memory import return_freed_memory
+from pyg_sar.utils.malloc import return_freed_memory
 from pyg_sar.utils.nested import leaves
 
 Model = TypeVar('Model', bound=torch.nn.Module)

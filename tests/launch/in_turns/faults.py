@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_sar.comm import collectives
-from pyg_sar.comm import ranks as comm_ranks
+from pyg_sar.comm import collectives, ranks
 from pyg_sar.comm.ranks import chosen
 from pyg_sar.utils import hook
 from pyg_sar.utils import offload as evictable
@@ -30,7 +29,7 @@ def places(count: int, number: int = NUM_PLACES) -> list[int]:
 
 def small_program() -> list[float]:
     """Holds tensors over the turns of others, changes some, and hands rows over."""
-    torch.manual_seed(comm_ranks.rank())
+    torch.manual_seed(ranks.rank())
     held = [torch.randn(1000, requires_grad=True) for _ in range(4)]
     found = []
     for step in range(4):
@@ -39,7 +38,7 @@ def small_program() -> list[float]:
         collectives.agree(0)
         out.backward()
         with torch.no_grad():
-            held[step % 4] += collectives.all_to_all(total[:2], [1, 1], [1, 1])[comm_ranks.rank()]
+            held[step % 4] += collectives.all_to_all(total[:2], [1, 1], [1, 1])[ranks.rank()]
         found.append(sum(each.sum().item() + each.grad.sum().item() for each in held))
     return found
 

@@ -15,8 +15,7 @@ import torch
 from few import few
 from torch import Tensor
 
-from pyg_sar.comm import collectives
-from pyg_sar.comm import ranks as comm_ranks
+from pyg_sar.comm import collectives, ranks
 from pyg_sar.launch.in_turns.run import play
 from pyg_sar.nn.copies import kept_copy
 from pyg_sar.utils import offload as evictable
@@ -64,7 +63,7 @@ READS: dict[str, Callable[[Tensor], Any]] = {
 @pytest.mark.parametrize('way', few(READS, every=2))
 def test_every_way_to_read(tmp_path: Path, way: str) -> None:
     def program() -> tuple[Any, Any, Tensor, Tensor]:
-        generator = torch.Generator().manual_seed(comm_ranks.rank())
+        generator = torch.Generator().manual_seed(ranks.rank())
         there = torch.randn(SIZE, generator=generator)
         evictable.keep_here(there)
         held = there.clone()
@@ -95,7 +94,7 @@ def test_storages_that_were_made_of_storages(tmp_path: Path, way: str) -> None:
     """Whoever has one reads and writes what its tensors hold; then they may go."""
 
     def program() -> tuple[Any, Any, Tensor, bool]:
-        held = torch.arange(SIZE) + 1000.0 * comm_ranks.rank()
+        held = torch.arange(SIZE) + 1000.0 * ranks.rank()
         storage = STORAGES[way](held.untyped_storage())
         del held
         tensor = torch.empty(0).set_(storage)
@@ -198,8 +197,8 @@ def test_the_rank_that_waits_longest_goes_first(tmp_path: Path) -> None:
 
 def test_rows_are_what_they_were_when_they_were_offered(tmp_path: Path) -> None:
     def program() -> list[Tensor]:
-        ours, others = comm_ranks.current(), 1 - comm_ranks.rank()
-        rows, found = torch.full((SIZE, 2), float(comm_ranks.rank())), []
+        ours, others = ranks.current(), 1 - ranks.rank()
+        rows, found = torch.full((SIZE, 2), float(ranks.rank())), []
         for step in range(3):
             index = torch.arange(0, SIZE, 3)
             like = rows.new_empty(1).expand(index.numel(), 2)
@@ -209,12 +208,12 @@ def test_rows_are_what_they_were_when_they_were_offered(tmp_path: Path) -> None:
 
             ours.offer(others, 'rows', [like], make, [rows])
             ours.await_offers({others: 1}, 'rows')
-            if comm_ranks.rank() == 1:
+            if ranks.rank() == 1:
                 rows += 10  # rank 0 has not taken them
             place = [rows.new_empty(like.shape)]
             (came,) = ours.take(others, 'rows', lambda place=place: place)
             found.append(came.clone())
-            if comm_ranks.rank() == 0:
+            if ranks.rank() == 0:
                 rows += 10
             assert step < 3
         return found
@@ -248,7 +247,7 @@ def test_rows_of_any_index_are_read(tmp_path: Path, kind: str) -> None:
     def program() -> Tensor | None:
         rows = torch.arange(num_rows * width + 5, dtype=torch.float32)[5:].view(num_rows, width)
         _others_turn()
-        if comm_ranks.rank() == 1:
+        if ranks.rank() == 1:
             return None
         assert evictable.is_read_by_rows(rows)
         found = evictable.selected_rows(rows, index)
@@ -264,8 +263,8 @@ def test_an_error_while_rows_are_made_leaves_the_offer(tmp_path: Path) -> None:
     """A program may go on after it; then nothing has been written, and nothing is forgotten."""
 
     def program() -> tuple[Tensor, int]:
-        ours, others = comm_ranks.current(), 1 - comm_ranks.rank()
-        rows, fails = torch.full((SIZE, 2), float(comm_ranks.rank())), [comm_ranks.rank() == 1]
+        ours, others = ranks.current(), 1 - ranks.rank()
+        rows, fails = torch.full((SIZE, 2), float(ranks.rank())), [ranks.rank() == 1]
         errors = 0
 
         def make(out: list[Tensor]) -> None:
@@ -275,7 +274,7 @@ def test_an_error_while_rows_are_made_leaves_the_offer(tmp_path: Path) -> None:
 
         ours.offer(others, 'rows', [rows.new_empty(1).expand(SIZE, 2)], make, [rows])
         ours.await_offers({others: 1}, 'rows')
-        while comm_ranks.rank() == 1 and rows[0, 0] < 10:  # rank 0 has not taken them
+        while ranks.rank() == 1 and rows[0, 0] < 10:  # rank 0 has not taken them
             try:
                 rows += 10
             except OSError:
@@ -315,7 +314,7 @@ def test_a_kept_copy_is_evicted_as_one_and_is_what_it_was(tmp_path: Path) -> Non
 
 def test_rows_of_others_go_before_the_turn_ends(tmp_path: Path) -> None:
     def program() -> Tensor:
-        ours, others = comm_ranks.current(), 1 - comm_ranks.rank()
+        ours, others = ranks.current(), 1 - ranks.rank()
         rows, index = torch.full((SIZE,), float(ours.rank)), torch.arange(3)
 
         def make(out: list[Tensor]) -> None:
@@ -335,7 +334,7 @@ def test_rows_of_others_go_before_the_turn_ends(tmp_path: Path) -> None:
 
 def test_what_others_have_still_to_read_goes_last(tmp_path: Path) -> None:
     def program() -> float:
-        ours, index = comm_ranks.current(), torch.arange(3)
+        ours, index = ranks.current(), torch.arange(3)
         to, of = (ours.rank + 1) % 4, (ours.rank - 1) % 4
         rows = torch.full((SIZE,), float(ours.rank))
 

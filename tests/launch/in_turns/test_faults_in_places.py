@@ -20,8 +20,7 @@ from launch.in_turns.programs import NUM_RANKS, train, write_parts
 from launch.in_turns.test_user_programs import saved
 from torch import Tensor
 
-from pyg_sar.comm import collectives
-from pyg_sar.comm import ranks as comm_ranks
+from pyg_sar.comm import collectives, ranks
 from pyg_sar.launch.in_turns import spill_file
 from pyg_sar.launch.in_turns.run import InTurns, play
 
@@ -181,7 +180,7 @@ def test_a_folder_that_may_not_be_written(tmp_path: Path) -> None:
     expected, ran = _play(spill, small_program).results, []
 
     def without_folder() -> list[float]:
-        if comm_ranks.rank() == 0 and spill.exists():
+        if ranks.rank() == 0 and spill.exists():
             spill.rmdir()
         return small_program()
 
@@ -217,7 +216,7 @@ STEPS = 20
 
 def _forking(place: int) -> tuple[list[Tensor], list[int]]:
     """Holds tensors; forks at one of its steps, and lets the child go on some steps later."""
-    held = [torch.full((1000,), 10.0 * comm_ranks.rank() + i) for i in range(5)]
+    held = [torch.full((1000,), 10.0 * ranks.rank() + i) for i in range(5)]
     children: list[Child] = []
     codes: list[int] = []
     for step in range(STEPS):

@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyg_sar.comm import collectives
-from pyg_sar.comm import ranks as comm_ranks
+from pyg_sar.comm import collectives, ranks
 from pyg_sar.launch.in_turns.run import play
 from pyg_sar.nn.copies import lent_copy
 from pyg_sar.utils import offload as evictable
@@ -71,7 +70,7 @@ def test_copies_are_not_written_to_the_disk(tmp_path: Path) -> None:
 
 def test_what_is_read_of_other_ranks_is_told_apart(tmp_path: Path) -> None:
     def program() -> None:
-        ours, others = comm_ranks.current(), 1 - comm_ranks.rank()
+        ours, others = ranks.current(), 1 - ranks.rank()
         rows, index = torch.full((SIZE,), float(ours.rank)), torch.arange(3)
 
         def make(out: list[Tensor]) -> None:

@@ -14,6 +14,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
 import pyg_sar
+from pyg_sar.comm import collectives, ranks
 
 NUM_NODES, NUM_EDGES, NUM_RANKS = 40, 170, 3
 
@@ -94,9 +95,9 @@ def _around_a_change(parts: Path, ids: Tensor) -> list[Tensor]:
     model = pyg_sar.DistributedDataParallel(_summing())
     for step in range(2):
         found.append(pyg_sar.gather(model(data.x, ids).detach()).clone())
-        if step == pyg_sar.comm.ranks.rank() == 0:
+        if step == ranks.rank() == 0:
             ids[0, :20] = 7
-        pyg_sar.comm.collectives.agree(step)
+        collectives.agree(step)
     return found
 
 

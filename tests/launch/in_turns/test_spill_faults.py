@@ -12,15 +12,14 @@ import pytest
 import torch
 from launch.in_turns.faults import Calls, fails
 
-from pyg_sar.comm import collectives
-from pyg_sar.comm import ranks as comm_ranks
+from pyg_sar.comm import collectives, ranks
 from pyg_sar.launch.in_turns.run import InTurns, play, run_in_turns
 from pyg_sar.launch.in_turns.spill_file import SpillFile
 
 
 def _program() -> list[float]:
     """Holds tensors over the turns of others."""
-    torch.manual_seed(comm_ranks.rank())
+    torch.manual_seed(ranks.rank())
     held = [torch.randn(1000) for _ in range(4)]
     found = []
     for _ in range(3):

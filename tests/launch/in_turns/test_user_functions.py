@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import SAGEConv
 
 import pyg_sar
-from pyg_sar.comm import collectives
-from pyg_sar.comm import ranks as comm_ranks
+from pyg_sar.comm import collectives, ranks
 from pyg_sar.comm.threads import run_threads
 from pyg_sar.launch.in_turns.run import play
 from pyg_sar.utils import offload as evictable
@@ -62,7 +61,7 @@ def test_what_a_backward_reads(tmp_path: Path, way: str) -> None:
             return grads[0] * READS[way](held), None
 
     def program() -> tuple[Tensor, Tensor]:
-        held = torch.randn(SIZE, generator=torch.Generator().manual_seed(comm_ranks.rank()))
+        held = torch.randn(SIZE, generator=torch.Generator().manual_seed(ranks.rank()))
         there = torch.tensor(held.tolist())
         evictable.keep_here(there)
         x = torch.ones(SIZE, requires_grad=True)

@@ -19,6 +19,7 @@ from torch_geometric import seed_everything
 from torch_geometric.nn import GAT, GraphSAGE
 
 import pyg_sar
+from pyg_sar.comm import collectives
 from pyg_sar.launch.in_turns.run import play
 
 
@@ -81,7 +82,7 @@ def early_stopping(folder: str) -> list[Any]:
         losses.append(run.epoch())
         out = run.evaluated()
         right = (out.argmax(dim=-1) == pyg_sar.local(run.data.y)).sum()
-        score = float(pyg_sar.comm.collectives.all_reduce_sum(right))
+        score = float(collectives.all_reduce_sum(right))
         run.plateau.step(-score)
         if score > best:
             best, bad, state = score, 0, copy.deepcopy(run.model.state_dict())

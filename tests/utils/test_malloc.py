@@ -1,4 +1,4 @@
-"""Large tensors are on huge pages, where pyg_sar can still ask for them."""
+"""What importing pyg_sar sets, where it still can: huge pages, and threads that spin briefly."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from few import few
 
 _PAGES = """
 import {first}
 import pyg_sar
-print(pyg_sar.utils.memory.has_huge_pages())
-pyg_sar.utils.memory.return_freed_memory()
+print(pyg_sar.utils.malloc.has_huge_pages())
+pyg_sar.utils.malloc.return_freed_memory()
 """
 
 
@@ -44,3 +45,30 @@ def test_pyg_sar_alone_has_huge_pages() -> None:
     command = [sys.executable, '-W', 'ignore', '-c', _PAGES.format(first='pyg_sar')]
     found = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
     assert found.stdout.strip() == 'True'
+
+
+@pytest.mark.skipif('GCC' not in torch.__config__.show(), reason='the OpenMP of GCC')
+@pytest.mark.skipif(not sys.platform.startswith('linux'), reason='torch for Linux')
+@pytest.mark.parametrize(
+    ('chosen', 'spins'),
+    few(
+        [
+            ({}, '10000'),
+            ({'GOMP_SPINCOUNT': '7'}, '7'),
+            ({'OMP_WAIT_POLICY': 'active'}, '30000000000'),
+        ]
+    ),
+)
+def test_torch_reads_how_long_to_spin(chosen: dict[str, str], spins: str) -> None:
+    """Asked for at import, if the user has not chosen."""
+    names = 'GOMP_SPINCOUNT', 'OMP_WAIT_POLICY'
+    env = {k: v for k, v in os.environ.items() if k not in names}
+    env |= {'OMP_DISPLAY_ENV': 'verbose', **chosen}
+    found = subprocess.run(
+        [sys.executable, '-c', 'import pyg_sar, torch'],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert f"GOMP_SPINCOUNT = '{spins}'" in found.stderr
