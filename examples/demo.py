@@ -94,7 +94,7 @@ def main() -> None:
 
 def _prepare(args: argparse.Namespace, out: Path) -> None:
     """Writes graph.pt and weights.pt, and the partition folder parts/."""
-    data = load_source(args.graph, seed=args.seed)
+    data = load_source(args.graph)
     if 'train_mask' not in data:
         data.update(random_split(data.y, data.num_nodes, (0.6, 0.2, 0.2), seed=args.seed))
     torch.save(data, out / 'graph.pt')
@@ -180,7 +180,7 @@ def _say(text: str) -> None:
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('--graph', default='wordnet-noun', help='or synthetic:arxiv, or a file')
+    parser.add_argument('--graph', default='wordnet-noun', help='a file, or another source')
     parser.add_argument('--num-parts', type=int, default=4, help='parts, and processes')
     parser.add_argument('--hidden', type=int, default=128)
     parser.add_argument('--layers', type=int, default=3)

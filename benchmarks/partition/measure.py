@@ -23,7 +23,7 @@ from pyg_sar.partition.sources.sources import load_source
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from graphs_on_disk import generate
+from synthetic import SHAPES, save, synthetic_graph
 
 METIS = 'METIS'
 ASSIGN = 'assign'
@@ -160,7 +160,7 @@ def main() -> None:
 def _first(folder: Path, num_parts: int, method: str) -> None:
     """A partition of 2,000 nodes: what it loads of the libraries is not the graph's."""
     source = folder.with_name('tiny')
-    generate(source, num_nodes=2000, num_pairs=8000, num_features=8)
+    save(synthetic_graph(SHAPES['tiny']), source)
     pyg_sar.partition_graph(source, num_parts, folder, method=method)
     shutil.rmtree(source)
     shutil.rmtree(folder)

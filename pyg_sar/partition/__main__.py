@@ -28,7 +28,6 @@ from pyg_sar.partition.sources.dataset_class import transformed
 from pyg_sar.partition.sources.reverse import add_reverse_edges
 from pyg_sar.partition.sources.sources import NAMES, load_source
 
-_OF_SOURCE = ('seed', 'root')
 _ARGUMENTS: dict[str, dict[str, Any]] = {
     'method': {
         'default': None,
@@ -88,12 +87,10 @@ def _run(arguments: list[str], args: argparse.Namespace) -> int:
     target, _ = target_folder(args.out, force=args.force)
     if args.split is not None:
         parse_split(args.split)
-    of_source, of_cut = (
-        {name: getattr(args, name) for name in names} for names in (_OF_SOURCE, _OF_CUT)
-    )
+    of_cut = {name: getattr(args, name) for name in _OF_CUT}
     scratch = Scratch(existing_parent(target))
     with progress_bar('reading', 1, quiet=args.quiet) as bar:
-        data = load_source(args.source, scratch=scratch, **of_source)
+        data = load_source(args.source, root=args.root, scratch=scratch)
         if args.undirected:
             data = add_reverse_edges(data, scratch)
         for text in args.transform:

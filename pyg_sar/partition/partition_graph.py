@@ -125,7 +125,7 @@ def partition_graph(
     with _one_thread():
         scratch = scratch or Scratch(existing_parent(target))
         if isinstance(data, (str, os.PathLike)):
-            data = load_source(data, seed=seed, scratch=scratch)
+            data = load_source(data, scratch=scratch)
         graph = typed_graph(data, scratch)
         if num_parts > graph.num_nodes:
             raise ValueError(

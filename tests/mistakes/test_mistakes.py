@@ -87,6 +87,8 @@ def test_on_a_terminal(name: str, root: Path, tmp_path: Path) -> None:
         assert re.search(r'rank +: 1 ', cause)
 
 
+FAKE = 'torch_geometric.datasets.FakeDataset(num_graphs=1)'
+
 COMMANDS = {
     'plan --memory 64': (plan.main, ['PARTS', 'MODEL', '--memory', '64'], '64 bytes? say 64GB'),
     'partition nofile.pt': (
@@ -96,7 +98,7 @@ COMMANDS = {
     ),
     'partition --transform GcnNorm': (
         partition.main,
-        ['synthetic:200,600', 'out', '--num-parts', '2', '--transform', 'GcnNorm'],
+        [FAKE, 'out', '--num-parts', '2', '--transform', 'GcnNorm'],
         'do you mean GCNNorm?',
     ),
     'describe a folder of others': (

@@ -27,7 +27,6 @@ import pyg_sar
 from pyg_sar.partition.mapped import Scratch
 from pyg_sar.partition.partition_graph import partition_graph
 from pyg_sar.partition.sources.sources import load_source
-from pyg_sar.partition.sources.synthetic import ARXIV, PRODUCTS, GraphShape, synthetic_graph
 from pyg_sar.partition.sources.tables import read_table
 
 EDGES = np.array([[0, 1, 2, 3, 0], [1, 2, 3, 0, 2]])
@@ -611,13 +610,12 @@ def test_root(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ('name', 'message'),
     [
-        ('cora', 'or one of wordnet-hetero, wordnet-noun, synthetic:arxiv'),
+        ('cora', 'or one of wordnet-hetero, wordnet-noun, ogbn-arxiv'),
         ('cora', "(got 'cora', no such file)"),
         ('no/graph.csv', "(got 'no/graph.csv', no such file)"),
         ('.', "(got '.', a folder)"),
         ('a.txt', "(got 'a.txt', a file): its edges as a .csv file with the header src,dst"),
         ('ogbn-arxiv.pt', "(got 'ogbn-arxiv.pt', no such file)"),
-        ('synthetic:a.csv', "(got 'synthetic:a.csv', no such file)"),
         ('no.such.Class', "a subclass of Dataset in 'no.such.Class' (got No module"),
         (f'{MODULE}.Nothing', 'got nothing of that name'),
         ('torch_geometric.data.Data', 'a subclass of Dataset'),
@@ -629,8 +627,6 @@ def test_root(tmp_path, monkeypatch):
         (f'{MODULE}.FakeDataset(num_graphs=2)', 'a dataset of one graph'),
         (f'{MODULE}.KarateClub(colour=red)', "unexpected keyword argument 'colour'"),
         (f'{__name__}.Broken', "belong in 'data/Broken' (got OSError: no route to host)"),
-        ('synthetic:nothing', 'or synthetic:N,E'),
-        ('synthetic:10,9999', "'num_pairs' must be at most a quarter"),
         ('ogbn-cora', 'expected one of ogbn-arxiv, ogbn-mag,'),
     ],
 )
@@ -639,40 +635,3 @@ def test_refused(tmp_path, monkeypatch, name, message):
     (tmp_path / 'a.txt').touch()
     with pytest.raises(ValueError, match=re.escape(message)):
         load_source(name, root='data')
-
-
-# Synthetic graphs
-
-
-def test_shapes():
-    assert (ARXIV.num_nodes, 2 * ARXIV.num_pairs) == (169_343, 2_315_598)
-    assert (PRODUCTS.num_nodes, 2 * PRODUCTS.num_pairs) == (2_449_029, 123_718_280)
-    data = load_source('synthetic:1500,6000', seed=2)
-    assert (data.num_nodes, data.num_edges, data.num_features) == (1500, 12_000, 32)
-    _assert_same(load_source('synthetic:1500,6000', seed=2), data)
-    other = load_source('synthetic:1500,6000')
-    for name in ('x', 'edge_index', 'y', 'train_mask'):
-        assert not torch.equal(other[name], data[name])
-
-
-def test_edges_and_masks_of_a_drawn_graph():
-    data = synthetic_graph(GraphShape(5000, 30_000, 8, 10, community_size=100), seed=0)
-    assert (data.x.shape, data.x.dtype) == ((5000, 8), torch.float32)
-    assert (data.edge_index.shape, data.edge_index.dtype) == ((2, 60_000), torch.int64)
-    assert data.y.unique().tolist() == list(range(data.num_classes))
-    masks = torch.stack([data.train_mask, data.val_mask, data.test_mask])
-    assert masks.sum(dim=1).tolist() == [2700, 900, 1400]
-    assert masks.sum(dim=0).eq(1).all()
-    src, dst = data.edge_index
-    keys = src * 5000 + dst
-    assert (keys.diff() > 0).all()  # Sorted, no duplicates.
-    assert (src != dst).all()
-    assert torch.equal((dst * 5000 + src).sort()[0], keys)
-    degree = src.bincount(minlength=5000).double()
-    assert degree.max() > 15 * degree.mean()
-    assert 0.8 < degree[-500:].mean() / degree[:500].mean() < 1.25  # ids tell nothing
-    same = (data.y[src] == data.y[dst]).double().mean()
-    assert same > 0.65  # By construction 0.45 + 0.25, and some by chance.
-    centres = torch.stack([data.x[data.train_mask & (data.y == c)].mean(0) for c in range(10)])
-    guess = torch.cdist(data.x[data.test_mask], centres).argmin(dim=1)
-    assert (guess == data.y[data.test_mask]).double().mean() > 0.2

@@ -22,7 +22,6 @@ from pyg_sar.partition.sources.arrays import array_files, graph_of_arrays, read_
 from pyg_sar.partition.sources.dataset_class import is_class, load_class
 from pyg_sar.partition.sources.ogb import OGB, load_ogb
 from pyg_sar.partition.sources.saved import read_saved
-from pyg_sar.partition.sources.synthetic import SHAPES, shape_of, synthetic_graph
 from pyg_sar.partition.sources.tables import TABLES, as_csv, read_table, table_files
 
 BUILT_IN = {'wordnet-hetero': 'wordnet_hetero.npz', 'wordnet-noun': 'wordnet_noun.npz'}
@@ -31,8 +30,6 @@ the noun synsets and their relations. See WORDNET_LICENSE.txt."""
 
 NAMES = (
     *BUILT_IN,
-    *(f'synthetic:{name}' for name in SHAPES),
-    'synthetic:N,E',
     *OGB,
     'a dataset class such as torch_geometric.datasets.Planetoid(name=Cora)',
 )
@@ -44,7 +41,6 @@ class Source:
     """The arguments of :func:`load_source`."""
 
     name: str
-    seed: int = 0
     root: str | os.PathLike[str] | None = None
     scratch: Scratch | None = None
 
@@ -78,7 +74,6 @@ Reader = Callable[[Source], Data | HeteroData]
 def load_source(
     name_or_path: str | os.PathLike[str],
     *,
-    seed: int = 0,
     root: str | os.PathLike[str] | None = None,
     scratch: Scratch | None = None,
 ) -> Data | HeteroData:
@@ -86,19 +81,18 @@ def load_source(
 
     Args:
         name_or_path: ``'wordnet-noun'`` and ``'wordnet-hetero'`` (shipped); ``'ogbn-arxiv'`` and
-            the others of :data:`~pyg_sar.partition.sources.ogb.OGB`; ``'synthetic:arxiv'``,
-            ``'synthetic:products'`` or ``'synthetic:N,E'``; the path of a dataset class with its
-            arguments, ``'torch_geometric.datasets.Planetoid(name=Cora)'``; a .pt file (a PyG Data
-            or HeteroData, or a dict of tensors), an .npz file (plain arrays), a folder of .npy
-            files (such arrays, a file each; or a file ``edges.parquet`` or ``edges.csv`` in place
-            of ``edge_index.npy``), or a .parquet or .csv file (a row per edge) or a folder of such.
-        seed: Seed of a synthetic graph.
+            the others of :data:`~pyg_sar.partition.sources.ogb.OGB`; the path of a dataset class
+            with its arguments, ``'torch_geometric.datasets.Planetoid(name=Cora)'``; a .pt file (a
+            PyG Data or HeteroData, or a dict of tensors), an .npz file (plain arrays), a folder of
+            .npy files (such arrays, a file each; or a file ``edges.parquet`` or ``edges.csv`` in
+            place of ``edge_index.npy``), or a .parquet or .csv file (a row per edge) or a folder of
+            such.
         root: The folder with datasets, or else ``$PYG_SAR_DATA``, or else ``dataset`` as for ogb.
         scratch: Where tables and compressed arrays are unpacked. With it tensors are mapped into
             memory and not read, those of .pt files, .npy files and uncompressed .npz files where
             they lie; without, the graph is in memory and its features dense.
     """
-    source = Source(os.fspath(name_or_path), seed, root, scratch)
+    source = Source(os.fspath(name_or_path), root, scratch)
     path = source.path
     if source.name in BUILT_IN:
         return _built_in(source)
@@ -169,6 +163,5 @@ _FILES: dict[str, Reader] = {
     **dict.fromkeys(TABLES, lambda source: source.graph(read_table(source.path, source.space))),
 }
 _NAMES: dict[str, Reader] = {
-    'synthetic:': lambda s: synthetic_graph(shape_of(s.name.partition(':')[2]), seed=s.seed),
     'ogbn-': _ogb,
 }
