@@ -21,6 +21,7 @@ SEED = 0
 
 ARXIV = 'synthetic:arxiv'
 WORDNET = 'wordnet-noun'
+NOUNS = CACHE.parents[1] / 'examples' / 'data' / 'wordnet_noun.npz'
 TINY = 'synthetic:1500,6000'
 """1,500 nodes and 12,000 directed edges: to see that a benchmark runs."""
 
@@ -29,12 +30,16 @@ def make(name: str, seed: int = SEED) -> Data:
     """The graph of a name.
 
     ``'synthetic:NAME'`` has one of ``synthetic.SHAPES``, ``'synthetic:N,E'`` N nodes, E undirected
-    edges, 32 features and 8 classes; or what the partitioner takes: ``'wordnet-noun'``, a file.
+    edges, 32 features and 8 classes; ``'wordnet-noun'`` is in examples/data; any other name is
+    what the partitioner takes.
     """
     kind, _, shape = name.partition(':')
     if kind == 'synthetic':
         return synthetic_graph(shape_of(shape), seed=seed)
-    return load_source(name)
+    data: Data = load_source(NOUNS if name == WORDNET else name)
+    if 'num_classes' not in data:
+        data.num_classes = int(data.y.max()) + 1
+    return data
 
 
 def graph_file(name: str) -> Path:

@@ -21,19 +21,17 @@ from pyg_sar.partition.atomic_folder import existing_parent, target_folder
 from pyg_sar.partition.checks import check_positive, check_seed
 from pyg_sar.partition.mapped import Scratch
 from pyg_sar.partition.masks import parse_split
-from pyg_sar.partition.method import OBJECTIVES, ORDERS, CutOptions, MethodLike
+from pyg_sar.partition.method import OBJECTIVES, ORDERS, CutOptions
 from pyg_sar.partition.partition_graph import partition_graph
-from pyg_sar.partition.sources.arrays import own_parts
 from pyg_sar.partition.sources.dataset_class import transformed
 from pyg_sar.partition.sources.reverse import add_reverse_edges
 from pyg_sar.partition.sources.sources import NAMES, load_source
 
 _ARGUMENTS: dict[str, dict[str, Any]] = {
     'method': {
-        'default': None,
         'help': 'metis; ldg or fennel (streaming, for graphs beyond METIS); kaminpar (if '
         'installed); random; range; or file:PATH (.npy, .pt or .txt with one part id per node); '
-        "default: SOURCE's own parts where it has some, else metis",
+        'default: %(default)s',
     },
     'backend': {'choices': backend_names(), 'help': "METIS's binding; default: %(default)s"},
     'seed': {'type': int, 'help': 'default: %(default)s'},
@@ -60,7 +58,7 @@ _ARGUMENTS: dict[str, dict[str, Any]] = {
 }
 """How the command line takes the fields of :class:`CutOptions`."""
 
-_OF_CUT = (*(_ARGUMENTS.keys() - {'method'}), 'split', 'check_nan', 'force')
+_OF_CUT = (*_ARGUMENTS, 'split', 'check_nan', 'force')
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -81,8 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: list[str], args: argparse.Namespace) -> int:
     # Before a file that may take minutes to read.
-    method, num_parts = _parts(args)
-    check_positive('num_parts', num_parts)
+    check_positive('num_parts', args.num_parts)
     check_seed(args.seed)
     target, _ = target_folder(args.out, force=args.force)
     if args.split is not None:
@@ -98,9 +95,8 @@ def _run(arguments: list[str], args: argparse.Namespace) -> int:
         bar.update()
     summary = partition_graph(
         data,
-        num_parts,
+        args.num_parts,
         args.out,
-        method=method,
         progress=not args.quiet,
         scratch=scratch,
         command=['python', '-m', 'pyg_sar.partition', *arguments],
@@ -110,24 +106,6 @@ def _run(arguments: list[str], args: argparse.Namespace) -> int:
         print(summary)
         print(f'wrote {shlex.quote(os.fspath(args.out))}')
     return 0
-
-
-def _parts(args: argparse.Namespace) -> tuple[MethodLike, int]:
-    """How nodes are assigned, and the number of parts: as asked for, or as the source has it."""
-    own = own_parts(args.source) if args.method is None else None
-    if own is None:
-        if args.num_parts is None:
-            raise ValueError(
-                'the following arguments are required: --num-parts (got a source without parts)'
-            )
-        return args.method or 'metis', args.num_parts
-    method, num_parts = own
-    if args.num_parts not in (None, num_parts):
-        raise ValueError(
-            f"'--num-parts' must be {num_parts}, as '{args.source}' has so many parts, unless "
-            f"'--method metis' cuts it anew (got {args.num_parts})"
-        )
-    return method, num_parts
 
 
 def _parser() -> Parser:
@@ -140,12 +118,10 @@ def _parser() -> Parser:
     )
     add('source', metavar='SOURCE', help=sources + ', '.join(NAMES))
     add('out', metavar='OUT', help='folder to write; must not exist or be empty')
-    parts = 'number of parts; not needed where SOURCE comes with its own'
-    add('--num-parts', type=int, metavar='P', help=parts)
+    add('--num-parts', type=int, metavar='P', required=True, help='number of parts')
     for option in fields(CutOptions):
         add(f'--{option.name}', **{'default': option.default, **_ARGUMENTS[option.name]})
-    root = 'folder with datasets; default: $PYG_SAR_DATA, or else dataset'
-    add('--root', metavar='DIR', help=root)
+    add('--root', metavar='DIR', help='folder with datasets; default: dataset')
     undirected = 'add the reverse of every edge, as T.ToUndirected does'
     add('--undirected', action='store_true', help=undirected)
     transform = (

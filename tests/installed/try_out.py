@@ -67,8 +67,8 @@ def main() -> None:
             sys.executable,
             '-m',
             'pyg_sar.partition',
-            'wordnet-noun',
-            'nouns',
+            'torch_geometric.datasets.FakeDataset(num_graphs=1)',
+            'fake',
             '--num-parts',
             2,
         )
