@@ -19,8 +19,8 @@ from pyg_sar.utils.versions import installed
 
 _EXTRAS = {
     'kaminpar': ('kaminpar', '--method kaminpar'),
-    'torch-sparse': ('torch_sparse', '--backend torch-sparse; used by PyG'),
-    'pyg-lib': ('pyg_lib', '--backend pyg-lib; used by PyG'),
+    'torch-sparse': ('torch_sparse', 'METIS where pymetis is missing; used by PyG'),
+    'pyg-lib': ('pyg_lib', 'METIS where pymetis is missing; used by PyG'),
     'fast': ('numba', 'faster attention on a CPU; an allocator for pyg-sar run'),
     'plot': ('matplotlib', 'describe --plot'),
     'ogb': ('ogb', 'datasets of OGB'),

@@ -229,16 +229,6 @@ def _attributes(folder: str) -> str:
     return str(pyg_sar.load_shard(folder))
 
 
-def _metis(folder: str) -> str:
-    import torch
-    from torch_geometric.data import Data
-
-    import pyg_sar
-
-    graph = Data(x=torch.ones(4, 1), edge_index=torch.tensor([[0, 1, 2], [1, 2, 3]]))
-    return str(pyg_sar.partition_graph(graph, 2, f'{folder}-2', balance='nodes,edges'))
-
-
 CORNERS: dict[str, Callable[[str], str]] = {
     'torch._C._is_torch_function_all_disabled': _in_turns,
     'torch.ops.aten._scaled_dot_product_flash_attention_for_cpu': train,
@@ -252,7 +242,6 @@ CORNERS: dict[str, Callable[[str], str]] = {
     'torch.nn.RNNBase._flat_weights': _recurrent,
     'torch._C._distributed_c10d.Backend.Options._timeout': _timeout,
     'torch_geometric.data.Data._cached_attr': _attributes,
-    'pymetis._internal._idx_type_width': _metis,
 }
 """By the first name of its row, a program of the corner that needs it."""
 

@@ -16,7 +16,7 @@ import torch
 
 import pyg_sar
 from pyg_sar.partition import assignment, layout, metis, neighbours, sub_parts, writer
-from pyg_sar.partition import partition_graph as cut_graph
+from pyg_sar.partition import partition_graph as cutting
 from pyg_sar.partition.atomic_folder import existing_parent
 from pyg_sar.partition.mapped import Scratch, trim
 from pyg_sar.partition.sources.sources import load_source
@@ -107,26 +107,26 @@ def main() -> None:
         return near
 
     assignment.neighbours = sized
-    phases.watch(cut_graph, 'load_source', 'read')
-    phases.watch(cut_graph, 'typed_graph', 'check')
+    phases.watch(cutting, 'load_source', 'read')
+    phases.watch(cutting, 'typed_graph', 'check')
     for module in (assignment, sub_parts):
         phases.watch(module, 'neighbours', 'undirected graph')
     phases.watch(neighbours.Neighbours, 'csr', "METIS's input", lambda near: near.columns.nbytes)
     for module in (metis, sub_parts):
         phases.watch(
             module,
-            'metis_assignment',
+            'pymetis_parts',
             METIS,
             lambda given: given.indptr.nbytes + given.index.nbytes,
         )
-    phases.watch(cut_graph, 'assign_nodes', ASSIGN)
+    phases.watch(cutting, 'assign_nodes', ASSIGN)
     for module, function in (
         (writer, 'group_nodes'),
         (writer, 'group_edges'),
         (layout, 'find_halos'),
     ):
         phases.watch(module, function, 'edges by part')
-    phases.watch(cut_graph, 'write_partition', 'write')
+    phases.watch(cutting, 'write_partition', 'write')
     start = time.perf_counter()
     summary = pyg_sar.partition_graph(args.source, args.num_parts, args.out, method=args.method)
     seconds = time.perf_counter() - start

@@ -59,14 +59,13 @@ def _report(meta: Meta) -> str:
 
 def _advice(meta: Meta, summary: PartitionSummary) -> list[str]:
     """How to balance the edges, if one part has many more than the others."""
-    balance = str(meta.notes['partition'].get('balance') or '').split(',')
-    if summary.edge_imbalance < _UNEVEN or 'edges' in balance:
+    balance = meta.notes['partition'].get('balance')
+    if summary.edge_imbalance < _UNEVEN or balance == 'edges':
         return []
-    wanted = f'{"types" if meta.is_hetero else "nodes"},edges'
     cut = summary.edge_cut / max(summary.num_edges, 1)
     return [
         f'advice                all wait for the part with {summary.edge_imbalance:.2f} times the '
-        f'mean edges: --balance {wanted} evens them, but for single nodes with very many, and '
+        f'mean edges: --balance edges evens them, but for single nodes with very many, and '
         f'mostly cuts more than these {cut:.1%}'
     ]
 

@@ -16,49 +16,36 @@ from dataclasses import fields
 from typing import Any
 
 from pyg_sar.commands.command_line import Parser, printable, progress_bar, run_command
-from pyg_sar.partition.assignment import backend_names
 from pyg_sar.partition.atomic_folder import existing_parent, target_folder
+from pyg_sar.partition.balance import BALANCES
 from pyg_sar.partition.checks import check_positive, check_seed
 from pyg_sar.partition.mapped import Scratch
 from pyg_sar.partition.masks import parse_split
-from pyg_sar.partition.method import OBJECTIVES, ORDERS, CutOptions
-from pyg_sar.partition.partition_graph import partition_graph
+from pyg_sar.partition.method import OBJECTIVES, CutOptions
+from pyg_sar.partition.partition_graph import cut_graph
 from pyg_sar.partition.sources.dataset_class import transformed
 from pyg_sar.partition.sources.reverse import add_reverse_edges
 from pyg_sar.partition.sources.sources import NAMES, load_source
 
 _ARGUMENTS: dict[str, dict[str, Any]] = {
     'method': {
-        'help': 'metis; ldg or fennel (streaming, for graphs beyond METIS); kaminpar (if '
+        'help': 'metis; ldg (streaming, for graphs beyond METIS); kaminpar (if '
         'installed); random; range; or file:PATH (.npy, .pt or .txt with one part id per node); '
         'default: %(default)s',
     },
-    'backend': {'choices': backend_names(), 'help': "METIS's binding; default: %(default)s"},
     'seed': {'type': int, 'help': 'default: %(default)s'},
     'objective': {
         'choices': OBJECTIVES,
         'help': 'few edges between parts, or few rows exchanged per layer; default: %(default)s',
     },
     'balance': {
-        'metavar': 'LIST',
-        'help': 'what every part shares evenly: some of nodes,edges,train,types; default: types of '
-        'a heterogeneous graph, else nodes',
-    },
-    'passes': {'type': int, 'metavar': 'N', 'help': 'of ldg and fennel; default: 10'},
-    'threads': {
-        'type': int,
-        'metavar': 'N',
-        'help': 'of kaminpar; default: 1, more do not give the same parts again',
-    },
-    'order': {
-        'choices': ORDERS,
-        'help': 'of the nodes of a part: neighbours near each other, or as in SOURCE; default: '
-        'cache where METIS cuts, else source',
+        'choices': BALANCES,
+        'help': 'what every part has an equal share of; default: %(default)s',
     },
 }
 """How the command line takes the fields of :class:`CutOptions`."""
 
-_OF_CUT = (*_ARGUMENTS, 'split', 'check_nan', 'force')
+_OF_CUT = ('split', 'force')
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -93,10 +80,11 @@ def _run(arguments: list[str], args: argparse.Namespace) -> int:
         for text in args.transform:
             data = transformed(data, text, seed=args.seed)
         bar.update()
-    summary = partition_graph(
+    summary = cut_graph(
         data,
         args.num_parts,
         args.out,
+        CutOptions(**{name: getattr(args, name) for name in _ARGUMENTS}),
         progress=not args.quiet,
         scratch=scratch,
         command=['python', '-m', 'pyg_sar.partition', *arguments],
@@ -132,7 +120,6 @@ def _parser() -> Parser:
     split = 'random split of the labelled nodes, such as 0.6/0.2/0.2'
     add('--split', metavar='TRAIN/VAL/TEST', help=split)
     add('--force', action='store_true', help='replace an earlier partition in OUT')
-    add('--check-nan', action='store_true', help='refuse NaN in the features')
     add('--quiet', action='store_true', help='no progress bars, no summary')
     return parser
 

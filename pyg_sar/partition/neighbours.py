@@ -118,21 +118,15 @@ def neighbours_by_part(
     indptr: IndexArray,
     index: IndexArray,
     parts: Int64Array,
-    nodes: slice | Int64Array,
+    nodes: slice,
     num_parts: int,
 ) -> FloatArray:
     """How many neighbours each of some nodes has in every part, [B, P].
 
-    `parts` is int64 [N], the part of every node or -1; `nodes` a run of nodes, or int64 [B].
+    `parts` is int64 [N], the part of every node or -1; `nodes` a run of nodes.
     """
-    if isinstance(nodes, slice):
-        ptr = indptr[nodes.start : nodes.stop + 1]
-        degree, neighbours = np.diff(ptr), index[ptr[0] : ptr[-1]]
-    else:
-        first = indptr[nodes]
-        degree = indptr[nodes + 1] - first
-        shift = np.repeat(first - (np.cumsum(degree) - degree), degree)
-        neighbours = index[shift + np.arange(len(shift))]
+    ptr = indptr[nodes.start : nodes.stop + 1]
+    degree, neighbours = np.diff(ptr), index[ptr[0] : ptr[-1]]
     row = np.repeat(np.arange(len(degree)), degree)
     # Column 0 collects neighbours without a part.
     cell = row * (num_parts + 1) + parts[neighbours] + 1

@@ -31,16 +31,6 @@ MISSING = {
         'partition',
         ['data.pt', 'out', '--num-parts', '2', '--method', 'kaminpar'],
     ),
-    'torch-sparse': (
-        'torch_sparse',
-        'partition',
-        ['data.pt', 'out', '--num-parts', '2', '--backend', 'torch-sparse'],
-    ),
-    'pyg-lib': (
-        'pyg_lib',
-        'partition',
-        ['data.pt', 'out', '--num-parts', '2', '--backend', 'pyg-lib'],
-    ),
     'plot': ('matplotlib', 'describe', ['parts', '--plot', 'parts.png']),
     'parquet': ('pyarrow', 'partition', ['edges.csv', 'out', '--num-parts', '2']),
 }

@@ -31,8 +31,9 @@ from pyg_sar.partition import row_files as rows
 from pyg_sar.partition.__main__ import main
 from pyg_sar.partition.buckets import stable_order
 from pyg_sar.partition.mapped import Scratch, is_mapped, map_array, release
+from pyg_sar.partition.method import CutOptions
 from pyg_sar.partition.neighbours import neighbours
-from pyg_sar.partition.partition_graph import partition_graph
+from pyg_sar.partition.partition_graph import cut_graph, partition_graph
 from pyg_sar.partition.row_files import RowStream
 from pyg_sar.partition.sources.reverse import add_reverse_edges
 from pyg_sar.partition.sources.sources import load_source
@@ -188,9 +189,11 @@ def test_layout_in_many_buckets(tmp_path, monkeypatch, check_partition, num_part
             monkeypatch.setattr(module, 'smallest_dtype', lambda _: torch.int64)
     data = _homogeneous()
     assert 4 * num_parts * 4 * rows.CHUNK_ROWS < 500  # several buckets a part
-    partition_graph(data, num_parts, tmp_path / 'a', order=order)
+    cut_graph(data, num_parts, tmp_path / 'a', CutOptions(), in_cache_order=order == 'cache')
     check_partition(tmp_path / 'a', data, num_parts)
-    partition_graph(_heterogeneous(), num_parts, tmp_path / 'b', order=order)
+    cut_graph(
+        _heterogeneous(), num_parts, tmp_path / 'b', CutOptions(), in_cache_order=order == 'cache'
+    )
     for name in ('a', 'b'):
         assert verify_partition(tmp_path / name) == []
     assert sorted(path.name for path in tmp_path.iterdir()) == ['a', 'b']
