@@ -45,7 +45,7 @@ def _run(args: argparse.Namespace) -> int:
 
 def _report(meta: Meta) -> str:
     notes, summary = meta.notes, summarize(meta)
-    in_summary = 'method', 'edge_cut', 'communication_volume', 'cover_rows'
+    in_summary = 'method', 'edge_cut', 'communication_volume'
     how = notes['partition'].items()
     options = [printable(f'{k} {v}') for k, v in how if v is not None and k not in in_summary]
     versions = [printable(f'{name} {v}') for name, v in notes['versions'].items() if v]

@@ -95,14 +95,11 @@ def sizes_of(meta: Meta, num_ranks: int) -> tuple[RankSizes, ...]:
     """The sizes of every rank, which holds a contiguous run of parts."""
     k = meta.num_parts // num_ranks
     runs = [range(r * k, r * k + k) for r in range(num_ranks)]
-    rows = sum(sum(map(sum, info.halo_rows)) for info in meta.edges.values())
-    cover_rows = meta.notes['partition'].get('cover_rows')
-    share = 1.0 if cover_rows is None else sum(map(sum, cover_rows)) / max(rows, 1)
     return tuple(
         RankSizes(
             {key: tuple(info.part_num_nodes[q] for q in own) for key, info in meta.nodes.items()},
             {key: _relation(meta, info, rank, runs) for key, info in meta.edges.items()},
-            share,
+            1.0,
         )
         for rank, own in enumerate(runs)
     )

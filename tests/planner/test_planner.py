@@ -11,7 +11,6 @@ from few import few
 from hetero_graphs import hetero_graph
 from planner_models import USER_MODELS, cut_small_graph, meta_of
 from torch import Tensor
-from torch_geometric.data import Data
 from torch_geometric.nn import HeteroConv, SAGEConv
 from torch_geometric.nn.models import GraphSAGE
 
@@ -20,10 +19,8 @@ from pyg_sar.plan import MODES
 from pyg_sar.planner.counts import shard_bytes, sizes_of
 from pyg_sar.planner.prediction import plan, predict_cut
 from pyg_sar.planner.rehearsal import Job
-from pyg_sar.shard.blocks import plan_of
 from pyg_sar.shard.meta import read_meta
 from pyg_sar.shard.read_shard import read_shard
-from pyg_sar.shard.vertex_cover import cover_of
 
 
 @pytest.fixture(scope='module')
@@ -150,20 +147,3 @@ def test_cpu_seconds_are_measured_on_one_thread(parts: Path) -> None:
 def test_errors_say_what_is_expected(parts: Path, change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         plan(parts, USER_MODELS['gcn'](), **{'ranks': [2], 'timed': False, **change})
-
-
-def test_rows_and_sums_that_travel_are_counted_in_the_cut(tmp_path: Path) -> None:
-    """Node 0 has edges to and from all others: sums save most of its rows."""
-    edges = torch.randint(1, 600, (2, 300), generator=torch.Generator().manual_seed(0))
-    spokes = torch.stack([torch.arange(1, 600), torch.zeros(599, dtype=torch.int64)])
-    edge_index = torch.cat([edges, spokes, spokes.flip(0)], dim=1)
-    data = Data(x=torch.zeros(600, 2), edge_index=edge_index)
-    summary = pyg_sar.partition_graph(data, 4, tmp_path / 'parts')
-    num_rows = 0
-    for part in range(4):
-        handle = read_shard(tmp_path / 'parts', part, 4).edge_index.handle
-        num_rows += sum(cover_of(b).size for b in plan_of(handle).blocks[1:])
-    assert summary.cover_rows == num_rows < 0.5 * summary.communication_volume
-    assert f'with sums of rows     {num_rows:,} rows per layer' in str(summary)
-    (first, *_) = sizes_of(read_meta(tmp_path / 'parts'), 4)
-    assert first.cover_share == num_rows / summary.communication_volume
