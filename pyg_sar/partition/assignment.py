@@ -18,7 +18,7 @@ from pyg_sar.partition.given import (
 )
 from pyg_sar.partition.kaminpar import kaminpar_parts
 from pyg_sar.partition.ldg import ldg_parts
-from pyg_sar.partition.mapped import BoolArray, trim
+from pyg_sar.partition.mapped import BoolArray, Int64Array, trim
 from pyg_sar.partition.method import METHODS, OBJECTIVES, CutOptions, Problem
 from pyg_sar.partition.metis import PACKAGES, first_installed, metis_parts
 from pyg_sar.partition.neighbours import neighbours
@@ -96,7 +96,7 @@ def _cut(graph: TypedGraph, num_parts: int, options: CutOptions) -> Tensor:
     del near
     problem = Problem(indptr, index, weights, num_parts, options, graph.scratch.folder)
     if not index.size:  # nothing to cut
-        parts = _deal(problem)
+        parts = _deal(graph, weights, num_parts)
     elif is_streaming:
         parts = ldg_parts(problem)
     else:
@@ -115,10 +115,13 @@ def _connected(graph: TypedGraph) -> BoolArray:
     return np.repeat([key in used or not used for key in graph.nodes], sizes)
 
 
-def _deal(problem: Problem) -> Tensor:
-    """Contiguous runs of nodes of about equal weight."""
-    weights = problem.weights
-    weights = np.ones(problem.num_nodes, dtype=np.int64) if weights is None else weights
-    middle = np.cumsum(weights) - weights / 2
-    parts = (middle * problem.num_parts / max(int(weights.sum()), 1)).astype(np.int64)
-    return torch.from_numpy(parts.clip(max=problem.num_parts - 1))
+def _deal(graph: TypedGraph, weights: Int64Array | None, num_parts: int) -> Tensor:
+    """Contiguous runs of the nodes of a type, of about equal weight."""
+    if weights is None:
+        weights = np.ones(graph.num_nodes, dtype=np.int64)
+    dealt = []
+    for weight in map(Tensor.numpy, graph.by_type(torch.from_numpy(weights)).values()):
+        middle = np.cumsum(weight) - weight / 2
+        parts = (middle * num_parts / max(int(weight.sum()), 1)).astype(np.int64)
+        dealt.append(torch.from_numpy(parts.clip(max=num_parts - 1)))
+    return torch.cat(dealt)
