@@ -1,6 +1,7 @@
-"""Trains an MLP on every node by itself, then corrects and smooths its predictions over the graph.
+r"""Trains an MLP on every node by itself, then corrects and smooths its predictions over the graph.
 
-    python -m pyg_sar.partition wordnet-noun parts/ --num-parts 4 --split 0.6/0.2/0.2
+    python -m pyg_sar.partition examples/data/wordnet_noun.npz parts/ --num-parts 4 \
+        --split 0.6/0.2/0.2
     torchrun --nproc-per-node 4 examples/correct_and_smooth.py parts/
     python examples/correct_and_smooth.py parts/    # one process, which owns all the parts
 

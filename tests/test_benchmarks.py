@@ -275,9 +275,9 @@ def test_an_unknown_dataset_is_named() -> None:
 def test_partitioning_stays_within_its_memory(tmp_path: Path) -> None:
     """2 million edges: 1.3 times the int32 CSR and 10 MB for chunks, beside METIS's own arrays."""
     program = (
-        f'import sys; sys.path.insert(0, {str(BENCHMARKS / "partition")!r}); '
-        'from pathlib import Path; from generate import generate; '
-        'generate(Path(sys.argv[1]), num_nodes=100_000, num_pairs=1_000_000, num_features=500)'
+        f'import sys; sys.path.insert(0, {str(BENCHMARKS)!r}); from pathlib import Path; '
+        'from synthetic import GraphShape, save, synthetic_graph; '
+        'save(synthetic_graph(GraphShape(100_000, 1_000_000, 500, 8)), Path(sys.argv[1]))'
     )
     assert _run('-c', program, tmp_path / 'graph').returncode == 0
     command = (BENCHMARKS / 'partition' / 'measure.py', tmp_path / 'graph', tmp_path / 'parts')
@@ -310,3 +310,28 @@ def test_hosts_are_taken_down_after_an_error(load) -> None:
     with pytest.raises(KeyError):
         fail()
     assert prefix not in listed()
+
+
+def test_edges_and_masks_of_a_drawn_graph(load) -> None:
+    synthetic = load('.', 'synthetic')
+    shape = synthetic.GraphShape(5000, 30_000, 8, 10, community_size=100)
+    data = synthetic.synthetic_graph(shape, seed=0)
+    assert (data.x.shape, data.x.dtype) == ((5000, 8), torch.float32)
+    assert (data.edge_index.shape, data.edge_index.dtype) == ((2, 60_000), torch.int64)
+    assert data.y.unique().tolist() == list(range(data.num_classes))
+    masks = torch.stack([data.train_mask, data.val_mask, data.test_mask])
+    assert masks.sum(dim=1).tolist() == [2700, 900, 1400]
+    assert masks.sum(dim=0).eq(1).all()
+    src, dst = data.edge_index
+    keys = src * 5000 + dst
+    assert (keys.diff() > 0).all()  # Sorted, no duplicates.
+    assert (src != dst).all()
+    assert torch.equal((dst * 5000 + src).sort()[0], keys)
+    degree = src.bincount(minlength=5000).double()
+    assert degree.max() > 15 * degree.mean()
+    assert 0.8 < degree[-500:].mean() / degree[:500].mean() < 1.25  # ids tell nothing
+    same = (data.y[src] == data.y[dst]).double().mean()
+    assert same > 0.65  # By construction 0.45 + 0.25, and some by chance.
+    centres = torch.stack([data.x[data.train_mask & (data.y == c)].mean(0) for c in range(10)])
+    guess = torch.cdist(data.x[data.test_mask], centres).argmin(dim=1)
+    assert (guess == data.y[data.test_mask]).double().mean() > 0.2

@@ -20,12 +20,12 @@ from tqdm import tqdm
 
 import pyg_sar
 from pyg_sar.partition.masks import random_split
-from pyg_sar.partition.sources.sources import load_source
 from pyg_sar.shard.meta import read_meta
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
+from cached_graphs import make  # noqa: E402
 from measured_training import run_training  # noqa: E402
 from report import environment  # noqa: E402
 
@@ -95,7 +95,7 @@ def measure(args: argparse.Namespace, folder: Path, cuts: Result) -> Iterator[Re
 
 def _prepare(graph: str, args: argparse.Namespace, folder: Path) -> Result:
     """Writes graph.pt and one partition folder for every number of processes."""
-    data = load_source(graph, seed=args.seed)
+    data = make(graph, args.seed)
     if 'train_mask' not in data:
         data.update(random_split(data.y, data.num_nodes, (0.6, 0.2, 0.2), seed=args.seed))
     torch.save(data, folder / 'graph.pt')

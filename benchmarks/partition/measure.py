@@ -9,6 +9,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,16 @@ import torch
 
 import pyg_sar
 from pyg_sar.partition import assignment, layout, metis, neighbours, sub_parts, writer
-from pyg_sar.partition import partition_graph as cut_graph
 from pyg_sar.partition.atomic_folder import existing_parent
 from pyg_sar.partition.mapped import Scratch, trim
 from pyg_sar.partition.sources.sources import load_source
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from graphs_on_disk import generate
+from synthetic import SHAPES, save, synthetic_graph
+
+# The module, not the function of this name that the package offers.
+cutting = import_module('pyg_sar.partition.partition_graph')
 
 METIS = 'METIS'
 ASSIGN = 'assign'
@@ -107,26 +110,26 @@ def main() -> None:
         return near
 
     assignment.neighbours = sized
-    phases.watch(cut_graph, 'load_source', 'read')
-    phases.watch(cut_graph, 'typed_graph', 'check')
+    phases.watch(cutting, 'load_source', 'read')
+    phases.watch(cutting, 'typed_graph', 'check')
     for module in (assignment, sub_parts):
         phases.watch(module, 'neighbours', 'undirected graph')
     phases.watch(neighbours.Neighbours, 'csr', "METIS's input", lambda near: near.columns.nbytes)
     for module in (metis, sub_parts):
         phases.watch(
             module,
-            'metis_assignment',
+            'pymetis_parts',
             METIS,
             lambda given: given.indptr.nbytes + given.index.nbytes,
         )
-    phases.watch(cut_graph, 'assign_nodes', ASSIGN)
+    phases.watch(cutting, 'assign_nodes', ASSIGN)
     for module, function in (
         (writer, 'group_nodes'),
         (writer, 'group_edges'),
         (layout, 'find_halos'),
     ):
         phases.watch(module, function, 'edges by part')
-    phases.watch(cut_graph, 'write_partition', 'write')
+    phases.watch(cutting, 'write_partition', 'write')
     start = time.perf_counter()
     summary = pyg_sar.partition_graph(args.source, args.num_parts, args.out, method=args.method)
     seconds = time.perf_counter() - start
@@ -160,7 +163,7 @@ def main() -> None:
 def _first(folder: Path, num_parts: int, method: str) -> None:
     """A partition of 2,000 nodes: what it loads of the libraries is not the graph's."""
     source = folder.with_name('tiny')
-    generate(source, num_nodes=2000, num_pairs=8000, num_features=8)
+    save(synthetic_graph(SHAPES['tiny']), source)
     pyg_sar.partition_graph(source, num_parts, folder, method=method)
     shutil.rmtree(source)
     shutil.rmtree(folder)

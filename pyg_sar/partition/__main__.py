@@ -14,14 +14,13 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from pyg_sar.partition.assignment import backend_names
 from pyg_sar.partition.atomic_folder import existing_parent, target_folder
+from pyg_sar.partition.balance import BALANCES
 from pyg_sar.partition.checks import check_positive, check_seed
 from pyg_sar.partition.mapped import Scratch
 from pyg_sar.partition.masks import parse_split
-from pyg_sar.partition.method import OBJECTIVES, ORDERS, CutOptions, MethodLike
-from pyg_sar.partition.partition_graph import partition_graph
-from pyg_sar.partition.sources.arrays import own_parts
+from pyg_sar.partition.method import OBJECTIVES, CutOptions
+from pyg_sar.partition.partition_graph import cut_graph
 from pyg_sar.partition.sources.dataset_class import transformed
 from pyg_sar.partition.sources.reverse import add_reverse_edges
 from pyg_sar.partition.sources.sources import NAMES, load_source
@@ -29,40 +28,25 @@ from pyg_sar.utils.command_line import Parser, Progress, printable, run_command
 
 DESCRIPTION = 'Cuts a graph into parts, one shard per part, for distributed training.'
 
-_OF_SOURCE = ('seed', 'root')
 _ARGUMENTS: dict[str, dict[str, Any]] = {
     'method': {
-        'default': None,
-        'help': 'metis; ldg or fennel (streaming, for graphs beyond METIS); kaminpar (if '
+        'help': 'metis; ldg (streaming, for graphs beyond METIS); kaminpar (if '
         'installed); random; range; or file:PATH (.npy, .pt or .txt with one part id per node); '
-        "default: SOURCE's own parts where it has some, else metis",
+        'default: %(default)s',
     },
-    'backend': {'choices': backend_names(), 'help': "METIS's binding; default: %(default)s"},
     'seed': {'type': int, 'help': 'default: %(default)s'},
     'objective': {
         'choices': OBJECTIVES,
         'help': 'few edges between parts, or few rows exchanged per layer; default: %(default)s',
     },
     'balance': {
-        'metavar': 'LIST',
-        'help': 'what every part shares evenly: some of nodes,edges,train,types; default: types of '
-        'a heterogeneous graph, else nodes',
-    },
-    'passes': {'type': int, 'metavar': 'N', 'help': 'of ldg and fennel; default: 10'},
-    'threads': {
-        'type': int,
-        'metavar': 'N',
-        'help': 'of kaminpar; default: 1, more do not give the same parts again',
-    },
-    'order': {
-        'choices': ORDERS,
-        'help': 'of the nodes of a part: neighbours near each other, or as in SOURCE; default: '
-        'cache where METIS cuts, else source',
+        'choices': BALANCES,
+        'help': 'what every part has an equal share of; default: %(default)s',
     },
 }
 """How the command line takes the fields of :class:`CutOptions`."""
 
-_OF_CUT = (*(_ARGUMENTS.keys() - {'method'}), 'split', 'check_nan', 'force')
+_OF_CUT = ('split', 'force')
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -92,29 +76,26 @@ def run(arguments: argparse.Namespace, prog: str, words: Sequence[str]) -> int:
 
 def _run(args: argparse.Namespace, command: Sequence[str]) -> int:
     # Before a file that may take minutes to read.
-    method, num_parts = _parts(args)
-    check_positive('num_parts', num_parts)
+    check_positive('num_parts', args.num_parts)
     check_seed(args.seed)
     target, _ = target_folder(args.out, force=args.force)
     if args.split is not None:
         parse_split(args.split)
-    of_source, of_cut = (
-        {name: getattr(args, name) for name in names} for names in (_OF_SOURCE, _OF_CUT)
-    )
+    of_cut = {name: getattr(args, name) for name in _OF_CUT}
     scratch = Scratch(existing_parent(target))
     with Progress(quiet=args.quiet) as shown:
         shown.phase('reading', delay=0.5)  # a mistake is told alone
-        data = load_source(args.source, scratch=scratch, **of_source)
+        data = load_source(args.source, root=args.datasets, scratch=scratch)
         if args.undirected:
             data = add_reverse_edges(data, scratch)
         for text in args.transform:
             shown.phase('transform', delay=0.5)
             data = transformed(data, text, seed=args.seed)
-    summary = partition_graph(
+    summary = cut_graph(
         data,
-        num_parts,
+        args.num_parts,
         args.out,
-        method=method,
+        CutOptions(**{name: getattr(args, name) for name in _ARGUMENTS}),
         progress=not args.quiet,
         scratch=scratch,
         command=command,
@@ -126,24 +107,6 @@ def _run(args: argparse.Namespace, command: Sequence[str]) -> int:
     return 0
 
 
-def _parts(args: argparse.Namespace) -> tuple[MethodLike, int]:
-    """How nodes are assigned, and the number of parts: as asked for, or as the source has it."""
-    own = own_parts(args.source) if args.method is None else None
-    if own is None:
-        if args.num_parts is None:
-            raise ValueError(
-                'the following arguments are required: --num-parts (got a source without parts)'
-            )
-        return args.method or 'metis', args.num_parts
-    method, num_parts = own
-    if args.num_parts not in (None, num_parts):
-        raise ValueError(
-            f"'--num-parts' must be {num_parts}, as '{args.source}' has so many parts, unless "
-            f"'--method metis' cuts it anew (got {args.num_parts})"
-        )
-    return method, num_parts
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds SOURCE, OUT and the options."""
     add = parser.add_argument
@@ -153,12 +116,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add('source', metavar='SOURCE', help=sources + ', '.join(NAMES))
     add('out', metavar='OUT', help='folder to write; must not exist or be empty')
-    parts = 'number of parts; not needed where SOURCE comes with its own'
-    add('--num-parts', type=int, metavar='P', help=parts)
+    add('--num-parts', type=int, metavar='P', required=True, help='number of parts')
     for option in fields(CutOptions):
         add(f'--{option.name}', **{'default': option.default, **_ARGUMENTS[option.name]})
-    root = 'folder with datasets; default: $PYG_SAR_DATA, or else dataset'
-    add('--root', metavar='DIR', help=root)
+    add(
+        '--datasets',
+        metavar='DIR',
+        default='dataset',
+        help='folder with datasets; default: dataset',
+    )
     undirected = 'add the reverse of every edge, as T.ToUndirected does'
     add('--undirected', action='store_true', help=undirected)
     transform = (
@@ -169,7 +135,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     split = 'random split of the labelled nodes, such as 0.6/0.2/0.2'
     add('--split', metavar='TRAIN/VAL/TEST', help=split)
     add('--force', action='store_true', help='replace an earlier partition in OUT')
-    add('--check-nan', action='store_true', help='refuse NaN in the features')
     add('--quiet', action='store_true', help='no progress, no summary')
 
 

@@ -109,7 +109,7 @@ def sort_attributes(
         warnings.warn(
             f'dropped attributes{where} that are no dense tensor, scalar, string or list: '
             f'{names}; save them to a file of their own, which every rank loads',
-            stacklevel=5 if where else 4,  # the caller of partition_graph
+            stacklevel=6 if where else 5,  # the caller of partition_graph
         )
     return attributes
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_sar.partition.row_files import chunks, smallest_and_largest
+from pyg_sar.partition.row_files import smallest_and_largest
 
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # torch hardly computes with these
@@ -83,13 +83,3 @@ def check_ids(edge_index: Tensor, num_nodes: tuple[int, int], relation: str = ''
             raise ValueError(
                 f"'edge_index'{of} must hold ids below the number of nodes, {count} (got {high})"
             )
-
-
-def check_no_nan(x: Tensor, where: str) -> None:
-    """Raises ValueError if a feature is NaN."""
-    if not (x.is_floating_point() or x.is_complex()):
-        return
-    values = x if x.layout is torch.strided else x.values()
-    count = sum(int(rows.isnan().sum()) for rows in chunks(values))
-    if count:
-        raise ValueError(f"expected no NaN in 'x'{where} (got {count:,} NaN values)")

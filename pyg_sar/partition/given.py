@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_sar.partition.method import CutOptions, Method
+from pyg_sar.partition.method import MethodLike
 from pyg_sar.partition.typed import TypedGraph
 from pyg_sar.shard.files import is_of_system, load_plain
 
@@ -38,14 +38,15 @@ def equal_runs(num_nodes: int, num_parts: int) -> Tensor:
     return torch.arange(num_nodes) * num_parts // max(num_nodes, 1)
 
 
-def _ranges(graph: TypedGraph, num_parts: int, options: CutOptions) -> Tensor:
+def range_parts(graph: TypedGraph, num_parts: int) -> Tensor:
+    """Equal runs of ids, of every type."""
     runs = [equal_runs(nodes.num_nodes, num_parts) for nodes in graph.nodes.values()]
     return fill_empty_parts(torch.cat(runs), num_parts)
 
 
-def _random(graph: TypedGraph, num_parts: int, options: CutOptions) -> Tensor:
+def random_parts(graph: TypedGraph, num_parts: int, seed: int) -> Tensor:
     """Every type is dealt out evenly, from the part on where the one before it ended."""
-    generator = torch.Generator().manual_seed(options.seed)
+    generator = torch.Generator().manual_seed(seed)
     deals = [
         torch.randperm(nodes.num_nodes, generator=generator) + graph.offsets[key]
         for key, nodes in graph.nodes.items()
@@ -53,8 +54,9 @@ def _random(graph: TypedGraph, num_parts: int, options: CutOptions) -> Tensor:
     return torch.cat(deals) % num_parts
 
 
-def _given(graph: TypedGraph, num_parts: int, options: CutOptions) -> Tensor:
-    method, count = options.method, graph.num_nodes
+def given_parts(graph: TypedGraph, num_parts: int, method: MethodLike) -> Tensor:
+    """The parts of a tensor, of one for every type, or of a file; checked."""
+    count = graph.num_nodes
     if isinstance(method, Tensor):
         return _checked(method, count, num_parts, "the tensor 'method'")
     if isinstance(method, str):
@@ -106,9 +108,3 @@ def _checked(parts: Tensor, num_nodes: int, num_parts: int, where: str) -> Tenso
             f'(got {int(parts.min())} to {int(parts.max())})'
         )
     return parts
-
-
-GIVEN = Method('file:PATH', assign=_given)
-
-RANDOM = Method('random', assign=_random)
-RANGE = Method('range', assign=_ranges)

@@ -28,7 +28,6 @@ from pyg_sar.partition.buckets import Buckets, counts_to_ptr, stable_order
 from pyg_sar.partition.groups import EdgeGroups, smallest_dtype
 from pyg_sar.partition.mapped import Scratch, trim
 from pyg_sar.partition.row_files import RowStream, ranges
-from pyg_sar.shard.vertex_cover import vertex_cover
 
 
 @dataclass(frozen=True)
@@ -118,23 +117,6 @@ def part_layout(
             'size': (nodes.num_nodes, edges.dst.num_nodes),
         },
     )
-
-
-_COVERED_EDGES = 1 << 24
-"""Of a block: the cover of a larger one would take too much memory here."""
-
-
-def cover_sizes(sar: dict[str, Tensor], num_own: int, num_dst: int) -> list[int]:
-    """How many rows and sums of rows a part reads of each other, where sums may travel, too."""
-    halo_ptr, block_ptr = sar['halo_ptr'].tolist(), sar['block_ptr'].tolist()
-    sizes = sar['halo_ptr'].diff().tolist()
-    for part, num_rows in enumerate(sizes):
-        edges = slice(block_ptr[part], block_ptr[part + 1])
-        if num_rows and edges.stop - edges.start <= _COVERED_EDGES:
-            src = sar['src'][edges].long() - num_own - halo_ptr[part]
-            ends = vertex_cover(src, sar['dst'][edges].long(), num_rows, num_dst)
-            sizes[part] = sum(int(is_in.sum()) for is_in in ends)
-    return sizes
 
 
 def _sort_bucket(edges: EdgeGroups, bucket: int, part: int, local: Tensor, blocks: Buckets) -> None:

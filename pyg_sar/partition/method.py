@@ -1,92 +1,75 @@
-"""A method of partitioning: what it computes, and which options it takes."""
+"""How nodes are assigned to parts: the options, and what a method that reads edges gets."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from pyg_sar.partition.balance import Balance
-from pyg_sar.partition.mapped import FloatArray, IndexArray, Int64Array
-from pyg_sar.partition.typed import TypedGraph
+from pyg_sar.partition.balance import largest_load
+from pyg_sar.partition.mapped import IndexArray, Int64Array
 
 MethodLike = str | Tensor | dict[str, Tensor]
 """The argument 'method': a name, or the part of every node."""
 
-OBJECTIVES = ('cut', 'volume')
+READ_EDGES = ('metis', 'ldg', 'kaminpar')
 
-ORDERS = ('cache', 'source')
+METHODS = (*READ_EDGES, 'random', 'range', 'file:PATH')
+
+OBJECTIVES = ('cut', 'volume')
 
 
 @dataclass(frozen=True)
 class CutOptions:
-    """How nodes are assigned; :func:`pyg_sar.partition_graph` explains the fields.
-
-    The command line and META.json are made of them. Complete options, as
-    :func:`~pyg_sar.partition.assignment.choose` returns them, have None only where the method has
-    no use for a field, a tuple as `balance`, and as `backend` the binding that is used.
-    """
+    """How nodes are assigned; :func:`pyg_sar.partition_graph` explains the fields."""
 
     method: MethodLike = 'metis'
-    backend: str | None = 'auto'
     seed: int = 0
-    objective: str | None = 'cut'
-    balance: str | Sequence[str] | None = None
-    passes: int | None = None
-    threads: int | None = None
-    order: str | None = None
+    objective: str = 'cut'
+    balance: str = 'nodes'
+
+    @property
+    def name(self) -> str:
+        """The name of the method; 'tensor' of parts that the caller gives."""
+        return self.method if isinstance(self.method, str) else 'tensor'
+
+    @property
+    def reads_edges(self) -> bool:
+        """Whether the method cuts the graph; else objective and balance say nothing."""
+        return self.name in READ_EDGES
 
     def provenance(self) -> dict[str, Any]:
-        """Complete options for META.json."""
-        method = self.method if isinstance(self.method, str) else 'tensor'
-        return {**vars(self), 'method': method, 'balance': ','.join(self.balance or ()) or None}
+        """The options for META.json."""
+        of_cut = {'objective': self.objective, 'balance': self.balance} if self.reads_edges else {}
+        return {'method': self.name, 'seed': self.seed, **of_cut}
 
 
 @dataclass(frozen=True)
 class Problem:
-    """The arguments of a method that cuts a graph."""
+    """The arguments of a method that reads edges."""
 
     # int64 [N + 1]; the neighbours of node v are ``index[indptr[v]:indptr[v + 1]]``.
     indptr: Int64Array
     index: IndexArray  # int32 or int64, the neighbours, both ways; at least one in all
-    balance: Balance
+    weights: Int64Array | None  # of every node, int64 [N] and >= 0; None if all weigh one
     num_parts: int  # number of parts P, at least 2
     options: CutOptions
     folder: Path | None = None  # for temporary files
 
-    @cached_property
-    def caps(self) -> FloatArray:
-        """The most a part may hold of each constraint, [C]."""
-        return self.balance.caps(self.num_parts)
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes N."""
+        return len(self.indptr) - 1
 
     @property
-    def weight(self) -> Int64Array:
-        """The only weight of every node, int64 [N]; at least 1, as few packages bear zeros."""
-        return np.maximum(self.balance.weights[:, 0], 1)
+    def cap(self) -> float:
+        """The most a part may hold."""
+        total = self.num_nodes if self.weights is None else int(self.weights.sum())
+        return largest_load(total / self.num_parts)
 
-
-@dataclass(frozen=True)
-class Method:
-    """A way to assign nodes to parts: either `cut` or `assign`."""
-
-    name: str  # what users call it
-    # Reads edges: gives the part of every node, int64 [N], in one attempt or several, of which the
-    # best by the objective is taken. Parts may be empty.
-    cut: Callable[[Problem], list[Tensor]] | None = None
-    # Reads no edges: gives the part of every node, int64 [N], for a number of parts.
-    assign: Callable[[TypedGraph, int, CutOptions], Tensor] | None = None
-    # Whether `cut` reads the graph with its duplicate edges and self loops.
-    keeps_duplicates: bool = False
-    several: bool = False  # whether `cut` balances several things; else one, nodes or edges
-    objectives: tuple[str, ...] = ('cut',)  # what it can make small
-    takes_passes: bool = False
-    takes_threads: bool = False
-    package: str | None = None  # what has to be installed
-    install: str = ''
-    # The bindings that there are of it, each a method; the first is the default.
-    backends: tuple[Method, ...] = ()
+    def loads(self, parts: Int64Array) -> Int64Array:
+        """What every part holds, [P], with the part of every node."""
+        return np.bincount(parts, self.weights, self.num_parts)

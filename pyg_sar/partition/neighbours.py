@@ -32,31 +32,26 @@ def both_ways(
     scratch: Scratch,
     *,
     has_loops: bool = False,
-    has_numbers: bool = False,
 ) -> Buckets:
     """Records ``row * N + column`` of every edge [2, E] and its reverse, by row.
 
-    One number is below 2^63 for up to 3 * 10^9 nodes. In scratch space an edge has 16 bytes, 32
-    with numbers. With `has_loops` self loops are among them, twice as well. With `has_numbers` the
-    number of the edge, a second field, comes with each; that of its reverse is greater by E.
+    One number is below 2^63 for up to 3 * 10^9 nodes. In scratch space an edge has 16 bytes.
+    With `has_loops` self loops are among them, twice as well.
     """
 
-    def edges() -> Iterator[tuple[int, Tensor, Tensor]]:
-        for start, src, dst in edge_chunks(edge_index):
+    def edges() -> Iterator[tuple[Tensor, Tensor]]:
+        for _, src, dst in edge_chunks(edge_index):
             if not has_loops:
                 kept = src != dst
                 src, dst = src[kept], dst[kept]
-            yield start, src, dst
+            yield src, dst
 
-    ptr = count_to_ptr((ids for _, *ends in edges() for ids in ends), num_nodes)
-    records = Buckets(ptr, [torch.int64] * (1 + has_numbers), scratch)
+    ptr = count_to_ptr((ids for ends in edges() for ids in ends), num_nodes)
+    records = Buckets(ptr, [torch.int64], scratch)
     del ptr
-    for start, src, dst in edges():
-        for number, row, column in ((start, src, dst), (start + edge_index.size(1), dst, src)):
-            fields = [row * num_nodes + column]
-            if has_numbers:
-                fields.append(torch.arange(number, number + row.numel()))
-            records.add(row, *fields)
+    for src, dst in edges():
+        for row, column in ((src, dst), (dst, src)):
+            records.add(row, row * num_nodes + column)
     return records
 
 
@@ -118,21 +113,15 @@ def neighbours_by_part(
     indptr: IndexArray,
     index: IndexArray,
     parts: Int64Array,
-    nodes: slice | Int64Array,
+    nodes: slice,
     num_parts: int,
 ) -> FloatArray:
     """How many neighbours each of some nodes has in every part, [B, P].
 
-    `parts` is int64 [N], the part of every node or -1; `nodes` a run of nodes, or int64 [B].
+    `parts` is int64 [N], the part of every node or -1; `nodes` a run of nodes.
     """
-    if isinstance(nodes, slice):
-        ptr = indptr[nodes.start : nodes.stop + 1]
-        degree, neighbours = np.diff(ptr), index[ptr[0] : ptr[-1]]
-    else:
-        first = indptr[nodes]
-        degree = indptr[nodes + 1] - first
-        shift = np.repeat(first - (np.cumsum(degree) - degree), degree)
-        neighbours = index[shift + np.arange(len(shift))]
+    ptr = indptr[nodes.start : nodes.stop + 1]
+    degree, neighbours = np.diff(ptr), index[ptr[0] : ptr[-1]]
     row = np.repeat(np.arange(len(degree)), degree)
     # Column 0 collects neighbours without a part.
     cell = row * (num_parts + 1) + parts[neighbours] + 1

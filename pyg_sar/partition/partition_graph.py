@@ -9,12 +9,13 @@ from contextlib import contextmanager
 import torch
 from torch_geometric.data import Data, HeteroData
 
-from pyg_sar.partition.assignment import assign_nodes, choose
+from pyg_sar.partition.assignment import assign_nodes, check_options
 from pyg_sar.partition.atomic_folder import existing_parent, replace_folder, target_folder
-from pyg_sar.partition.checks import check_no_nan, check_positive, check_seed
+from pyg_sar.partition.checks import check_positive, check_seed
 from pyg_sar.partition.mapped import Scratch
 from pyg_sar.partition.masks import MASKS, parse_split, random_split
 from pyg_sar.partition.method import CutOptions, MethodLike
+from pyg_sar.partition.metis import PACKAGES, first_installed
 from pyg_sar.partition.row_files import aligned
 from pyg_sar.partition.sources.sources import load_source
 from pyg_sar.partition.sub_parts import find_sub_parts
@@ -45,19 +46,12 @@ def partition_graph(
     root: str | os.PathLike[str],
     *,
     method: MethodLike = 'metis',
-    backend: str = 'auto',
     seed: int = 0,
     objective: str = 'cut',
-    balance: str | Sequence[str] | None = None,
-    passes: int | None = None,
-    threads: int | None = None,
-    order: str | None = None,
+    balance: str = 'nodes',
     split: str | tuple[float, float, float] | None = None,
-    check_nan: bool = False,
     force: bool = False,
     progress: bool = False,
-    command: Sequence[str] | None = None,
-    scratch: Scratch | None = None,
 ) -> PartitionSummary:
     """Cuts a graph into parts and writes one shard per part.
 
@@ -69,11 +63,11 @@ def partition_graph(
 
     Of a heterogeneous graph every relation is stored so: each edge with its destination, and types
     of nodes without features or without edges, and relations without edges, as they are. A
-    partitioner sees all types as one graph and, unless told otherwise, balances every type.
+    partitioner sees all types as one graph, whose nodes weigh the same.
 
     Not collective: one process cuts the graph, once::
 
-        summary = pyg_sar.partition_graph(graph, 4, 'new_parts/', balance='nodes,edges')
+        summary = pyg_sar.partition_graph(graph, 4, 'new_parts/', balance='edges')
         print(summary)
 
     Args:
@@ -83,36 +77,21 @@ def partition_graph(
             ``y`` and other attributes of well-known names are stored dense.
         num_parts: Number of parts P, 1 <= P <= N.
         root: Folder to write; it may not exist yet, or be empty.
-        method: ``'metis'`` (few cut edges); ``'ldg'`` or ``'fennel'`` (streaming, for graphs beyond
-            METIS's memory); ``'kaminpar'`` (an optional package); ``'random'``; ``'range'`` (equal
-            runs of ids); ``'file:PATH'`` (.npy, .pt or .txt with one part id per
-            node); or an integer tensor [N] of part ids; of a HeteroData the types one after
-            another, or a dict with a tensor for every type. Parts given by the caller may be empty.
-        backend: METIS's binding: ``'pymetis'``, ``'pyg-lib'``, ``'torch-sparse'``, or ``'auto'``
-            (pymetis).
-        seed: Seed of the method and of the split; the same seed gives the same parts. pyg-lib and
-            torch-sparse take none.
-        objective: ``'cut'`` (edges between parts) or ``'volume'`` (rows exchanged per layer: METIS
-            is run for both and the better kept).
-        balance: What every part shall have an equal share of, within 5 %, some of ``'nodes'``,
-            ``'edges'`` (in-edges; alone, plus one per node), ``'train'`` (training nodes) and
-            ``'types'`` (nodes of every type), as ``'nodes,edges'`` or a list. By default the types
-            of a HeteroData, else nodes. With pyg-lib, torch-sparse and KaMinPar one of
-            ``'nodes'`` (their default) and ``'edges'``.
-        passes: Passes of ``'ldg'`` and ``'fennel'`` over the nodes; 10 by default.
-        threads: Those of ``'kaminpar'``; 1 by default, as more do not give the same parts again.
-        order: That of the nodes of a part, which ``n_id`` tells. ``'cache'`` puts neighbours near
-            each other, in runs of 2,048 nodes that METIS finds within every part, so that epochs
-            find more rows in the cache; ``'source'`` keeps the order of ids and saves the time and
-            memory of METIS. By default ``'cache'`` where METIS cuts, else ``'source'``.
+        method: ``'metis'`` (few cut edges); ``'ldg'`` (streaming, for graphs beyond METIS's
+            memory); ``'kaminpar'`` (an optional package); ``'random'``; ``'range'`` (equal runs of
+            ids); ``'file:PATH'`` (.npy, .pt or .txt with one part id per node); or an integer
+            tensor [N] of part ids; of a HeteroData the types one after another, or a dict with a
+            tensor for every type. Parts given by the caller may be empty.
+        seed: Seed of the method and of the split; the same seed gives the same parts.
+        objective: ``'cut'`` (edges between parts) or ``'volume'`` (rows exchanged per layer; by
+            METIS alone).
+        balance: What every part shall have an equal share of, within 5 %: ``'nodes'``, or
+            ``'edges'`` (every node and its in-edges); of a HeteroData those of all types together.
         split: Fractions such as ``'0.6/0.2/0.2'``: writes random ``train_mask``, ``val_mask`` and
             ``test_mask`` over the labelled nodes (integer y >= 0; float y not NaN; all without y).
             Of a HeteroData, in every type that has ``y``.
-        check_nan: Whether to refuse NaN in ``x``.
         force: Whether to replace an earlier partition in `root`, once the new one is complete.
         progress: Whether to say on stderr what runs.
-        command: The command line, noted in META.json.
-        scratch: Where temporary arrays lie; by default in files without a name beside `root`.
 
     Returns:
         The sizes of the parts, the edge cut and the rows exchanged per layer.
@@ -120,35 +99,64 @@ def partition_graph(
     Raises:
         ValueError: If the graph or an option is not as described; nothing is written.
     """
-    num_parts, seed = check_positive('num_parts', num_parts), check_seed(seed)
+    options = CutOptions(method, check_seed(seed), objective, balance)
+    return cut_graph(data, num_parts, root, options, split=split, force=force, progress=progress)
+
+
+def cut_graph(
+    data: Data | HeteroData | str | os.PathLike[str],
+    num_parts: int,
+    root: str | os.PathLike[str],
+    options: CutOptions,
+    *,
+    split: str | tuple[float, float, float] | None = None,
+    force: bool = False,
+    progress: bool = False,
+    in_cache_order: bool | None = None,
+    command: Sequence[str] | None = None,
+    scratch: Scratch | None = None,
+) -> PartitionSummary:
+    """What :func:`partition_graph` does.
+
+    Args:
+        data: As there, like `num_parts`, `root`, `split`, `force` and `progress`.
+        num_parts: See `data`.
+        root: See `data`.
+        options: How nodes are assigned.
+        split: See `data`.
+        force: See `data`.
+        progress: See `data`.
+        in_cache_order: Whether neighbours are near each other in a part, and not in the order of
+            ids; by default where pymetis cuts.
+        command: The command line, noted in META.json.
+        scratch: Where temporary arrays lie; by default in files without a name beside `root`.
+    """
+    num_parts = check_positive('num_parts', num_parts)
     target, before = target_folder(root, force=force)
+    check_options(options)
     with _one_thread():
         scratch = scratch or Scratch(existing_parent(target))
         if isinstance(data, (str, os.PathLike)):
-            data = load_source(data, seed=seed, scratch=scratch)
+            data = load_source(data, scratch=scratch)
         graph = typed_graph(data, scratch)
         if num_parts > graph.num_nodes:
             raise ValueError(
                 "'num_parts' must not exceed the number of nodes (got "
                 f'{num_parts} and {graph.num_nodes})'
             )
-        for key, nodes in graph.nodes.items():
-            if check_nan and 'x' in nodes.attrs:
-                check_no_nan(nodes.attrs['x'], f" of '{key}'" if key is not None else '')
         if split is not None:
-            _add_split(graph, split, seed)
-        has_train_mask = any('train_mask' in nodes.attrs for nodes in graph.nodes.values())
-        asked = CutOptions(method, backend, seed, objective, balance, passes, threads, order)
-        chosen, options = choose(asked, is_hetero=graph.is_hetero, has_train_mask=has_train_mask)
+            _add_split(graph, split, options.seed)
+        if in_cache_order is None:
+            in_cache_order = options.name == 'metis' and first_installed(PACKAGES) == 'pymetis'
         with Progress(quiet=not progress) as shown:
-            if chosen.package == 'pymetis':
+            if options.name == 'metis':
                 shown.phase('METIS')
             else:
                 shown.phase('assigning nodes', delay=0.5)  # a mistake is told alone
-            assignment = sub_parts = assign_nodes(graph, num_parts, chosen, options)
-            if options.order == 'cache':
+            assignment = sub_parts = assign_nodes(graph, num_parts, options)
+            if in_cache_order:
                 shown.phase('order of nodes')
-                sub_parts = find_sub_parts(graph, assignment, num_parts, seed)
+                sub_parts = find_sub_parts(graph, assignment, num_parts, options.seed)
             with replace_folder(target, before) as folder:
                 return write_partition(
                     folder,

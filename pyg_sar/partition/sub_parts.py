@@ -12,15 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_sar.partition.balance import Balance
 from pyg_sar.partition.groups import group_nodes
 from pyg_sar.partition.mapped import trim
 from pyg_sar.partition.method import CutOptions, Problem
-from pyg_sar.partition.metis import metis_assignment
+from pyg_sar.partition.metis import pymetis_parts
 from pyg_sar.partition.neighbours import neighbours
 from pyg_sar.partition.row_files import edge_chunks, join_edges
 from pyg_sar.partition.typed import TypedGraph
@@ -51,9 +49,9 @@ def find_sub_parts(
         count = max(-(-nodes.numel() // ROWS), 1)
         sub_parts[nodes] = first
         if count > 1 and index.size:
-            ones = np.broadcast_to(np.int64(1), (nodes.numel(), 1))
-            problem = Problem(indptr, index, Balance(ones, ones), count, options)
-            sub_parts[nodes] += metis_assignment(problem, recursive=True, rounds=1).to(torch.int32)
+            problem = Problem(indptr, index, None, count, options)
+            _, found = pymetis_parts(problem, recursive=True, rounds=1)
+            sub_parts[nodes] += found.to(torch.int32)
             del problem
         first += count
         del indptr, index, nodes  # freed before the next part allocates

@@ -8,7 +8,6 @@ from typing import Any
 
 from pyg_sar.shard.format import EdgeKey, NodeKey, type_name
 from pyg_sar.shard.meta import Meta
-from pyg_sar.shard.vertex_cover import covers_pay
 from pyg_sar.utils.command_line import printable, text_table
 
 _SHOWN = 4
@@ -30,8 +29,6 @@ class PartitionSummary:
         boundary_rows: Rows that every part sends, per layer, summed over its readers.
         edge_cut: Directed edges whose two ends lie in different parts.
         communication_volume: Rows exchanged per layer, the sum of all halo rows.
-        cover_rows: What is exchanged per layer in their place by sums over edges (SAGE, GCN, GIN):
-            rows and sums of rows. None where the folder does not tell.
         largest_block_rows: Most rows of one relation that a part reads from another: what a rank
             receives at a time.
         largest_block_edges: Edges of the largest block of one relation, own blocks too.
@@ -51,7 +48,6 @@ class PartitionSummary:
     boundary_rows: tuple[int, ...]
     edge_cut: int
     communication_volume: int
-    cover_rows: int | None = None
     largest_block_rows: int = 0
     largest_block_edges: int = 0
     type_num_nodes: dict[NodeKey, tuple[int, ...]] = field(default_factory=dict, hash=False)
@@ -92,7 +88,6 @@ class PartitionSummary:
                 f'edge cut              {self.edge_cut:,} ({cut:.1%} of the edges)',
                 f'communication volume  {self.communication_volume:,} rows per layer '
                 f'({rows_per_node:.2f} per node)',
-                *self._with_sums(),
                 f'largest block         {self.largest_block_rows:,} rows received, '
                 f'{self.largest_block_edges:,} edges',
                 f'imbalance (max/mean)  nodes {self.node_imbalance:.3f}, '
@@ -100,13 +95,6 @@ class PartitionSummary:
                 *(f'  {kind:<20}{text}' for kind, text in worst.items() if text),
             ]
         )
-
-    def _with_sums(self) -> list[str]:
-        rows = self.communication_volume
-        if not (self.cover_rows and covers_pay(self.cover_rows, rows)):
-            return []
-        share = self.cover_rows / rows
-        return [f'with sums of rows     {self.cover_rows:,} rows per layer ({share:.2f} of these)']
 
 
 def summarize(meta: Meta) -> PartitionSummary:
@@ -120,7 +108,6 @@ def summarize(meta: Meta) -> PartitionSummary:
     halo_rows = tuple(
         tuple(sum(info.halo_rows[p][q] for info in relations) for q in parts) for p in parts
     )
-    cover_rows = meta.notes['partition'].get('cover_rows')
     own_edges = sum(info.block_edges[p][p] for info in relations for p in parts)
     return PartitionSummary(
         method=printable(str(meta.notes['partition'].get('method', 'unknown'))),
@@ -133,7 +120,6 @@ def summarize(meta: Meta) -> PartitionSummary:
         boundary_rows=tuple(sum(row[q] for row in halo_rows) for q in parts),
         edge_cut=sum(part_num_edges) - own_edges,
         communication_volume=sum(map(sum, halo_rows)),
-        cover_rows=None if cover_rows is None else sum(map(sum, cover_rows)),
         largest_block_rows=max((max(map(max, info.halo_rows)) for info in relations), default=0),
         largest_block_edges=max((max(map(max, info.block_edges)) for info in relations), default=0),
         type_num_nodes={key: tuple(info.part_num_nodes) for key, info in meta.nodes.items()},

@@ -59,16 +59,9 @@ def write_partition(
     for key, exchange in exchanges.items():
         _check_part_sizes(edges[key], exchange)
     counts = {key: groups.partptr.diff().tolist() for key, groups in nodes.items()}
-    cover_rows = []
     for part in range(num_parts):
         folder_of_part = file_names.part_dir(folder, part)
-        indices = _write_part(folder_of_part, part, graph, nodes, edges, exchanges)
-        sizes = [[0] * num_parts]
-        for key, relation in graph.relations.items():
-            own, ends = counts[relation.src][part], counts[relation.dst][part]
-            sizes.append(layout.cover_sizes(indices[key], own, ends))
-        cover_rows.append([sum(of_part) for of_part in zip(*sizes, strict=True)])
-        del indices
+        _write_part(folder_of_part, part, graph, nodes, edges, exchanges)
         on_part()
         trim()
     map_type = torch.int16 if num_parts <= torch.iinfo(torch.int16).max else torch.int32
@@ -111,7 +104,7 @@ def write_partition(
         },
         graph_attrs=graph.attrs,
         notes={
-            'partition': {**provenance, 'cover_rows': cover_rows},
+            'partition': provenance,
             'command': command,
             'versions': versions,
             'dropped': {name: what for name, what in graph.dropped.items() if what},
@@ -143,8 +136,8 @@ def _write_part(
     nodes: dict[NodeKey, NodeGroups],
     edges: dict[EdgeKey, EdgeGroups],
     exchanges: dict[EdgeKey, layout.Halos],
-) -> dict[EdgeKey, dict[str, Tensor]]:
-    """Writes the files of one part; gives the indices of every relation in it."""
+) -> None:
+    """Writes the files of one part."""
     content: dict[str, dict[Any, Any]] = {name: {} for name in file_names.PART_FILES}
     for node_key, node_groups in nodes.items():
         n_id = node_groups.n_id(part)
@@ -162,7 +155,6 @@ def _write_part(
             content[file_names.EDGE_FEATS_FILE][edge_key] = _feats(e_id, attrs)
     for name, by_type in content.items():
         save_rows(by_type if graph.is_hetero else by_type.get(None, {}), folder / name)
-    return indices
 
 
 def _feats(ids: Tensor, attrs: dict[str, Tensor]) -> dict[str, Any]:

@@ -182,11 +182,6 @@ NAMES = (
         'torch_geometric.utils._negative_sampling.edge_index_to_vector',
         'negative edges are those of rank 0',
     ),
-    Private(
-        'pymetis._internal._idx_type_width',
-        'finds METIS in pymetis, for its options',
-        'refused: METIS with several things to balance',
-    ),
 )
 
 

@@ -9,14 +9,25 @@ from pathlib import Path
 import pytest
 import torch
 from example_programs import EXAMPLES, example, run
+from torch_geometric.data import Data
+from torch_geometric.utils import to_undirected
 
 from pyg_sar.partition.partition_graph import partition_graph
+
+
+def _graph() -> Data:
+    """8,000 nodes and 120,000 edges."""
+    torch.manual_seed(0)
+    y = torch.randint(8, (8000,))
+    x = torch.nn.functional.one_hot(y, 32) + torch.randn(8000, 32)
+    edge_index = to_undirected(torch.randint(8000, (2, 60_000)))
+    return Data(x=x, edge_index=edge_index, y=y, train_mask=torch.rand(8000) < 0.6, num_classes=8)
 
 
 @pytest.mark.slow
 def test_losses_are_those_of_one_process(tmp_path: Path) -> None:
     root = tmp_path / 'parts'
-    partition_graph('synthetic:8000,60000', 2, root)
+    partition_graph(_graph(), 2, root)
     options = ['--memory', '1MB', '--spill', tmp_path, '--hidden', 64, '--epochs', 3]
     text = run(EXAMPLES / 'larger_than_memory.py', root, *options)
     args = argparse.Namespace(root=root, hidden=64, epochs=3)

@@ -24,16 +24,6 @@ MISSING = {
         'partition',
         ['data.pt', 'out', '--num-parts', '2', '--method', 'kaminpar'],
     ),
-    'torch-sparse': (
-        'torch_sparse',
-        'partition',
-        ['data.pt', 'out', '--num-parts', '2', '--backend', 'torch-sparse'],
-    ),
-    'pyg-lib': (
-        'pyg_lib',
-        'partition',
-        ['data.pt', 'out', '--num-parts', '2', '--backend', 'pyg-lib'],
-    ),
     'plot': ('matplotlib', 'info', ['parts', '--plot', 'parts.png']),
     'parquet': ('pyarrow', 'partition', ['edges.csv', 'out', '--num-parts', '2']),
 }
@@ -56,8 +46,8 @@ def main() -> None:
             sys.executable,
             '-m',
             'pyg_sar.partition',
-            'wordnet-noun',
-            'nouns',
+            'torch_geometric.datasets.FakeDataset(num_graphs=1)',
+            'fake',
             '--num-parts',
             2,
         )

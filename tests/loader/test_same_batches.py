@@ -15,6 +15,8 @@ from torch import Tensor
 
 from pyg_sar import partition_graph
 from pyg_sar.partition import sub_parts
+from pyg_sar.partition.method import CutOptions
+from pyg_sar.partition.partition_graph import cut_graph
 
 SIZES = [8, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 4))]
 BINARY = {'neg_sampling': 'binary'}
@@ -29,8 +31,20 @@ def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         patch.setattr(sub_parts, 'ROWS', 3)
         for order in ('cache', 'source'):
             graph, typed = small_graph(), hetero_graph()
-            partition_graph(graph, 2, root / f'one-{order}', method=assign(40, 2), order=order)
-            partition_graph(typed, 2, root / f'typed-{order}', method=assignment(2), order=order)
+            cut_graph(
+                graph,
+                2,
+                root / f'one-{order}',
+                CutOptions(assign(40, 2)),
+                in_cache_order=order == 'cache',
+            )
+            cut_graph(
+                typed,
+                2,
+                root / f'typed-{order}',
+                CutOptions(assignment(2)),
+                in_cache_order=order == 'cache',
+            )
     return {path.name: str(path) for path in root.iterdir()}
 
 

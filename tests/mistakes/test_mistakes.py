@@ -85,6 +85,8 @@ def test_on_a_terminal(name: str, root: Path, tmp_path: Path) -> None:
         assert re.search(r'rank +: 1 ', cause)
 
 
+FAKE = 'torch_geometric.datasets.FakeDataset(num_graphs=1)'
+
 COMMANDS = {
     'run --memory 64': (['run', '--in-turns', '--memory', '64', 'train.py'], '64 bytes? say 64GB'),
     'partition nofile.pt': (
@@ -92,7 +94,7 @@ COMMANDS = {
         "'nofile.pt', no such file",
     ),
     'partition --transform GcnNorm': (
-        ['partition', 'synthetic:200,600', 'out', '--num-parts', '2', '--transform', 'GcnNorm'],
+        ['partition', FAKE, 'out', '--num-parts', '2', '--transform', 'GcnNorm'],
         'do you mean GCNNorm?',
     ),
     'info of a folder of others': (

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from partition_files import load_shard_files
@@ -15,7 +16,6 @@ from torch_geometric.data import Data
 
 from pyg_sar.partition import mapped
 from pyg_sar.partition import row_files as rows
-from pyg_sar.partition.sources.synthetic import GraphShape, synthetic_graph
 
 CheckPartition = Callable[..., list[int]]
 
@@ -90,7 +90,30 @@ def make_graph() -> Callable[[str], Data]:
 
 @pytest.fixture(scope='session')
 def power_law() -> Data:
-    return synthetic_graph(GraphShape(3000, 12_000, 4, 6, community_size=100), seed=0)
+    """24,000 directed edges, uneven degrees, six classes of five communities."""
+    rng = np.random.default_rng(0)
+    community = rng.integers(0, 30, 3000)
+    weight = (1 - rng.random(3000)) ** (-1 / 1.7)
+
+    def draw(nodes: np.ndarray, count: int) -> np.ndarray:
+        return rng.choice(nodes, count, p=weight[nodes] / weight[nodes].sum())
+
+    everywhere = np.arange(3000)
+    src, scope = draw(everywhere, 20_000), rng.random(20_000)
+    dst = draw(everywhere, 20_000)
+    for size, share in ((5, 0.7), (1, 0.45)):  # in the class, in the community
+        for group in range(30 // size):
+            is_near = (scope < share) & (community[src] // size == group)
+            dst[is_near] = draw(np.flatnonzero(community // size == group), is_near.sum())
+    low, high = np.minimum(src, dst), np.maximum(src, dst)
+    pairs = rng.permutation(np.unique(np.stack([low, high])[:, low < high], axis=1), axis=1)
+    edges = torch.from_numpy(pairs[:, :12_000])
+    assert edges.size(1) == 12_000
+    return Data(
+        edge_index=torch.cat([edges, edges.flip(0)], dim=1).unique(dim=1),
+        x=torch.from_numpy(rng.standard_normal((3000, 4), dtype=np.float32)),
+        y=torch.from_numpy(community // 5),
+    )
 
 
 @pytest.fixture

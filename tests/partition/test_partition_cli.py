@@ -46,7 +46,7 @@ def _main(*arguments: object) -> int:
 
 
 def test_success(source, graph, tmp_path, check_partition):
-    arguments = '--num-parts', 3, '--order', 'source', '--seed', 2
+    arguments = '--num-parts', 3, '--objective', 'volume', '--seed', 2
     result = _run(source, tmp_path / 'out', *arguments)
     assert result.returncode == 0, result.stderr
     check_partition(tmp_path / 'out', graph, 3)
@@ -58,7 +58,7 @@ def test_success(source, graph, tmp_path, check_partition):
     meta = meta_of(tmp_path / 'out')
     assert meta['command'][:3] == ['python', '-m', 'pyg_sar.partition']
     assert meta['command'][-2:] == ['--seed', '2']
-    assert meta['partition']['order'] == 'source'
+    assert meta['partition']['objective'] == 'volume'
 
 
 @pytest.mark.slow
@@ -109,10 +109,10 @@ def test_options_arrive(graph, tmp_path, check_partition, capfd):
     del graph.train_mask
     torch.save(graph, tmp_path / 'data.pt')
     arguments = (tmp_path / 'data.pt', tmp_path / 'out', '--num-parts', 4, '--quiet')
-    options = ('--backend', 'pymetis', '--balance', 'train,edges', '--split', '0.5/0.2/0.3')
-    assert _main(*arguments, *options, '--seed', 9, '--check-nan') == 0
+    options = ('--balance', 'edges', '--split', '0.5/0.2/0.3')
+    assert _main(*arguments, *options, '--seed', 9) == 0
     meta = meta_of(tmp_path / 'out')
-    expected = {'method': 'metis', 'backend': 'pymetis', 'seed': 9, 'balance': 'train,edges'}
+    expected = {'method': 'metis', 'seed': 9, 'balance': 'edges'}
     assert expected.items() <= meta['partition'].items()
     masks = torch.load(tmp_path / 'out' / 'part_0' / 'node_feats.pt')['feats']
     assert {'train_mask', 'val_mask', 'test_mask'} <= set(masks)
@@ -167,25 +167,21 @@ def test_dropped_arrays_are_noted(tmp_path, capfd):
         (['SOURCE', 'OUT', '--num-parts', 'two'], "argument --num-parts: invalid int value: 'two'"),
         (['SOURCE', 'FULL', '--num-parts', '2'], 'which is not empty; pass force=True or --force'),
         (['no.pt', 'OUT', '--num-parts', '2'], "(got 'no.pt', no such file)"),
-        (['SOURCE', 'OUT', '--num-parts', '2', '--backend', 'x'], 'argument --backend: invalid'),
-        (['NAN', 'OUT', '--num-parts', '2', '--check-nan'], "expected no NaN in 'x'"),
+        (['SOURCE', 'OUT', '--num-parts', '2', '--balance', 'x'], 'argument --balance: invalid'),
         (['SOURCE', 'OUT', '--num-parts', '2', '--wrong'], 'unrecognized arguments: --wrong'),
     ],
 )
 def test_user_errors(source, graph, tmp_path, capfd, arguments, message):
     (tmp_path / 'full').mkdir()
     (tmp_path / 'full' / 'file').touch()
-    graph.x[3, 1] = torch.nan
-    torch.save(graph, tmp_path / 'nan.pt')
     paths = {'SOURCE': source, 'OUT': tmp_path / 'out', 'FULL': tmp_path / 'full'}
-    paths['NAN'] = tmp_path / 'nan.pt'
     assert _main(*(paths.get(argument, argument) for argument in arguments)) == 2
     out, err = capfd.readouterr()
     assert out == ''
     assert err.startswith('error: ')
     assert message in err
     assert err.count('\n') == 1
-    assert sorted(path.name for path in tmp_path.iterdir()) == ['data.pt', 'full', 'nan.pt']
+    assert sorted(path.name for path in tmp_path.iterdir()) == ['data.pt', 'full']
 
 
 class _Terminal(io.StringIO):

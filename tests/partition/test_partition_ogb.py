@@ -97,7 +97,7 @@ def test_papers100m_stays_on_disk(save, tmp_path):
         'data.npz',
         'node-label.npz',
     ]
-    arguments = ['ogbn-papers100M', str(tmp_path / 'out'), '--root', str(tmp_path)]
+    arguments = ['ogbn-papers100M', str(tmp_path / 'out'), '--datasets', str(tmp_path)]
     assert main([*arguments, '--num-parts', '2', '--quiet']) == 0
     shard = pyg_sar.local(pyg_sar.load_shard(tmp_path / 'out'))
     assert np.array_equal(shard.x.numpy(), X[shard.n_id])
@@ -131,7 +131,7 @@ def test_arxiv(tmp_path, capsys):
     assert data.num_classes == 40
     _check_split(data)
     assert capsys.readouterr().out == ''
-    arguments = ['ogbn-arxiv', str(tmp_path / 'out'), '--root', str(tmp_path), '--undirected']
+    arguments = ['ogbn-arxiv', str(tmp_path / 'out'), '--datasets', str(tmp_path), '--undirected']
     assert main([*arguments, '--num-parts', '2', '--quiet']) == 0
     src, dst = pyg_sar.local(pyg_sar.load_shard(tmp_path / 'out')).edge_index.as_subclass(
         torch.Tensor
@@ -210,7 +210,7 @@ def test_mag(tmp_path):
     assert paper.num_classes == 349
     _check_split(paper)
     assert 'y' not in data['author']
-    arguments = ['ogbn-mag', str(tmp_path / 'out'), '--root', str(tmp_path), '--undirected']
+    arguments = ['ogbn-mag', str(tmp_path / 'out'), '--datasets', str(tmp_path), '--undirected']
     assert main([*arguments, '--num-parts', '2', '--quiet']) == 0
     loaded = pyg_sar.local(pyg_sar.load_shard(tmp_path / 'out'))
     assert ('paper', 'rev_writes', 'author') in loaded.edge_types

@@ -14,7 +14,8 @@ from whole_partition import verify_partition
 
 import pyg_sar
 from pyg_sar.partition import sub_parts
-from pyg_sar.partition.partition_graph import partition_graph
+from pyg_sar.partition.method import CutOptions
+from pyg_sar.partition.partition_graph import cut_graph, partition_graph
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def test_parts_hold_the_same_in_both_orders(tmp_path, graph, check_partition, nu
     names = {} if kind == 'directed' else {'node_attrs': ('x',), 'edge_attrs': ()}
     roots = {order: tmp_path / order for order in ('cache', 'source')}
     for order, root in roots.items():
-        partition_graph(data, num_parts, root, order=order)
+        cut_graph(data, num_parts, root, CutOptions(), in_cache_order=order == 'cache')
         check_partition(root, data, num_parts, **names)
         assert verify_partition(root) == []
     cache, source = roots.values()
@@ -54,7 +55,6 @@ def test_parts_hold_the_same_in_both_orders(tmp_path, graph, check_partition, nu
         assert a['e_id'].sort().values.equal(b['e_id'].sort().values)
     # Parts of one order beside parts of the other would be read wrongly.
     assert meta_of(cache)['fingerprint'] != meta_of(source)['fingerprint']
-    assert [meta_of(root)['partition']['order'] for root in roots.values()] == list(roots)
 
 
 @pytest.mark.parametrize('num_parts', [1, 3])
@@ -62,7 +62,9 @@ def test_neighbours_are_near_each_other(tmp_path, monkeypatch, num_parts):
     monkeypatch.setattr(sub_parts, 'ROWS', 16)
     far = {}
     for order in ('cache', 'source'):
-        partition_graph(_grid(24), num_parts, tmp_path / order, order=order)
+        cut_graph(
+            _grid(24), num_parts, tmp_path / order, CutOptions(), in_cache_order=order == 'cache'
+        )
         sar = load_part(tmp_path / order, 0)
         own = slice(*sar['block_ptr'][:2].tolist())
         far[order] = ((sar['src'] - sar['dst'])[own].abs() > 32).double().mean()
@@ -74,7 +76,13 @@ def test_neighbours_are_near_each_other(tmp_path, monkeypatch, num_parts):
 @pytest.mark.parametrize('num_parts', [1, 3])
 def test_types_have_orders_of_their_own(tmp_path, num_parts):
     for order in ('cache', 'source'):
-        partition_graph(hetero_graph(), num_parts, tmp_path / order, order=order)
+        cut_graph(
+            hetero_graph(),
+            num_parts,
+            tmp_path / order,
+            CutOptions(),
+            in_cache_order=order == 'cache',
+        )
         assert verify_partition(tmp_path / order) == []
     for part in range(num_parts):
         cache = load_part(tmp_path / 'cache', part, 'node_feats.pt')
@@ -90,14 +98,14 @@ def test_the_same_seed_gives_the_same_order(tmp_path, graph):
     n_ids = []
     for number, seed in enumerate((7, 7, 8)):
         root = tmp_path / str(number)
-        partition_graph(graph, 2, root, seed=seed, order='cache', method='range')
+        cut_graph(graph, 2, root, CutOptions('range', seed), in_cache_order=True)
         n_ids.append([load_shard_files(root, part)['n_id'].tolist() for part in range(2)])
     assert n_ids[0] == n_ids[1] != n_ids[2]
 
 
 def test_small_parts_keep_the_order_of_ids(tmp_path, graph):
     for order in ('cache', 'source'):
-        partition_graph(graph, 2, tmp_path / order, order=order)
+        cut_graph(graph, 2, tmp_path / order, CutOptions(), in_cache_order=order == 'cache')
     for part in range(2):
         a, b = (tmp_path / order / f'part_{part}' / 'sar.pt' for order in ('cache', 'source'))
         assert a.read_bytes() == b.read_bytes()
@@ -116,16 +124,18 @@ def test_small_parts_keep_the_order_of_ids(tmp_path, graph):
 @pytest.mark.parametrize('method', ['metis', 'empty parts'])
 def test_odd_graphs(tmp_path, make, method):
     parts = torch.full((40,), 2) if method == 'empty parts' else method
-    partition_graph(make(), 4, tmp_path / 'out', method=parts, order='cache')
+    cut_graph(make(), 4, tmp_path / 'out', CutOptions(parts), in_cache_order=True)
     assert verify_partition(tmp_path / 'out') == []
 
 
 @pytest.mark.parametrize(
     ('method', 'order'), [('metis', 'cache'), ('ldg', 'source'), ('random', 'source')]
 )
-def test_default(tmp_path, graph, method, order):
+def test_default(tmp_path, monkeypatch, graph, method, order):
+    monkeypatch.setattr(sub_parts, 'ROWS', 5)
     partition_graph(graph, 2, tmp_path / 'out', method=method)
-    assert meta_of(tmp_path / 'out')['partition']['order'] == order
+    n_id = load_shard_files(tmp_path / 'out', 0)['n_id'].tolist()
+    assert (n_id == sorted(n_id)) is (order == 'source')
 
 
 def _save(root: str, folder: str) -> None:
@@ -150,7 +160,7 @@ def _read(root: str, folder: str) -> list[Tensor]:
 @pytest.mark.parametrize(('writes', 'reads'), [('source', 'cache'), ('cache', 'source')])
 def test_rows_and_checkpoints_go_from_one_order_to_the_other(tmp_path, writes, reads):
     for order in (writes, reads):
-        partition_graph(_grid(6), 2, tmp_path / order, order=order)
+        cut_graph(_grid(6), 2, tmp_path / order, CutOptions(), in_cache_order=order == 'cache')
     run_as_threads(_save, 2, str(tmp_path / writes), str(tmp_path))
     for differences in run_as_threads(_read, 2, str(tmp_path / reads), str(tmp_path)):
         assert all(not difference.any() for difference in differences)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from partition_files import load_part, meta_of
+from partition_files import load_part
 
 from pyg_sar.partition.masks import random_split
 from pyg_sar.partition.partition_graph import partition_graph
@@ -73,9 +73,3 @@ def test_the_same_for_any_number_of_parts(graph, tmp_path):
             mask[feats['global_id']] = feats['feats']['train_mask']
         splits.append(mask)
     assert torch.equal(*splits)
-
-
-def test_split_and_balance(graph, tmp_path):
-    del graph.train_mask
-    partition_graph(graph, 2, tmp_path / 'out', split='0.6/0.2/0.2', balance='train')
-    assert meta_of(tmp_path / 'out')['partition']['balance'] == 'train'

@@ -20,24 +20,17 @@ from partition_files import load_shard_files
 from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric import transforms as T
-from torch_geometric.data import Data, HeteroData, InMemoryDataset, TemporalData
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.datasets import FakeDataset, KarateClub
 
 import pyg_sar
 from pyg_sar.partition.mapped import Scratch
 from pyg_sar.partition.partition_graph import partition_graph
 from pyg_sar.partition.sources.sources import load_source
-from pyg_sar.partition.sources.synthetic import ARXIV, PRODUCTS, GraphShape, synthetic_graph
 from pyg_sar.partition.sources.tables import read_table
 
 EDGES = np.array([[0, 1, 2, 3, 0], [1, 2, 3, 0, 2]])
 X = np.array([[1.0, 0, 0], [0, 0, 2], [0, 0, 0], [3, 4, 0]], dtype=np.float32)
-CSR = {
-    'x_data': np.array([1.0, 2, 3, 4], dtype=np.float32),
-    'x_indices': np.array([0, 2, 0, 1], dtype=np.int32),
-    'x_indptr': np.array([0, 1, 2, 2, 4]),
-    'x_shape': np.array([4, 3]),
-}
 
 
 def _assert_same(found: Any, want: Any) -> None:
@@ -144,24 +137,11 @@ def test_npz_dense(tmp_path):
     _assert_same(load_source(path), want)
 
 
-def test_npz_csr(tmp_path, check_partition):
-    path = _npz(tmp_path / 'a.npz', edge_index=EDGES, **CSR)
-    data = load_source(path)
-    assert torch.equal(data.x, torch.tensor(X))
-    sparse = load_source(path, scratch=Scratch())
-    assert sparse.x.is_sparse
-    partition_graph(path, 2, tmp_path / 'out')
-    check_partition(tmp_path / 'out', data, 2)
-
-
 def test_npz_of_relations(tmp_path):
     arrays = {
         'edge|a|to|b': np.array([[0, 1], [1, 0]], dtype=np.int32),
         'edge_attr|a|to|b': np.ones((2, 3)),
-        'x|a_data': np.array([1.0, 2.0], dtype=np.float32),
-        'x|a_indices': np.array([0, 2], dtype=np.int16),
-        'x|a_indptr': np.array([0, 1, 2], dtype=np.int32),
-        'x|a_shape': np.array([2, 3]),
+        'x|a': X[:2],
         'y|b': np.array([1, 0, 2]),
         'num_nodes|a': np.int64(2),
         'names|a': np.array(['p', 'q']),
@@ -204,18 +184,6 @@ def test_npz_dropped_arrays_are_named(tmp_path):
         ({'edge_index': None}, "expected the array 'edge_index'"),
         ({'edge_index': np.int64(3)}, "expected a tensor 'edge_index'"),
         ({'edge_index': EDGES.T}, 'shape [2, E]'),
-        ({'x': X}, "either 'x' or all of"),
-        ({'x_shape': None}, "either 'x' or all of"),
-        ({'x_shape': np.array([5, 3])}, 'CSR matrix'),
-        ({'x_shape': np.array([4, -3])}, 'CSR matrix'),
-        ({'x_shape': np.array([4, 2**40])}, 'CSR matrix'),
-        ({'x_indptr': np.array([0, 1, 3, 2, 4])}, 'CSR matrix'),
-        ({'x_indptr': np.array([0, 1, 2, 2, 5])}, 'CSR matrix'),
-        ({'x_indptr': np.array([1, 1, 2, 2, 4])}, 'CSR matrix'),
-        ({'x_indptr': np.array([0.0, 1, 2, 2, 4])}, 'CSR matrix'),
-        ({'x_indices': np.array([0, 3, 0, 1])}, 'CSR matrix'),
-        ({'x_indices': np.array([0, -1, 0, 1])}, 'CSR matrix'),
-        ({'x_indices': np.array([0, 0.5, 0, 1])}, 'CSR matrix'),
         ({'train_idx': np.array([4])}, "'train_idx'"),
         ({'y': np.array(['a', 'b', 'c', 'd'])}, "expected numbers in 'y'"),
         ({'y': np.ones(4, dtype=np.longdouble)}, "expected numbers in 'y'"),
@@ -223,7 +191,7 @@ def test_npz_dropped_arrays_are_named(tmp_path):
     ],
 )
 def test_npz_refused(tmp_path, change, message):
-    arrays = {'edge_index': EDGES, **CSR, **change}
+    arrays = {'edge_index': EDGES, 'x': X, **change}
     kept = {name: value for name, value in arrays.items() if value is not None}
     path = _npz(tmp_path / 'a.npz', **kept)
     with pytest.raises(ValueError, match=re.escape(message)):
@@ -515,50 +483,34 @@ def test_numpy_in_a_saved_graph_is_named(tmp_path, graph, value):
 
 # Names
 
+DATA = Path(__file__).parents[2] / 'examples' / 'data'
+
 
 def test_wordnet_noun():
-    data = load_source('wordnet-noun')
-    assert sorted(data.keys()) == ['edge_index', 'num_classes', 'num_nodes', 'x', 'y']
+    data = load_source(DATA / 'wordnet_noun.npz')
+    assert sorted(data.keys()) == ['edge_index', 'num_nodes', 'x', 'y']
     assert data.x.shape == (82_115, 512)
     assert data.x.dtype == torch.float32
     assert data.edge_index.shape == (2, 230_620)
     assert int((data.y >= 0).sum()) == 82_073
-    assert data.num_classes == 25
+    assert data.y.max() == 24
     src, dst = data.edge_index
     assert torch.equal((src * 82_115 + dst).sort()[0], (dst * 82_115 + src).sort()[0])
 
 
 @pytest.mark.slow
 def test_wordnet_hetero():
-    data = load_source('wordnet-hetero')
+    data = load_source(DATA / 'wordnet_hetero.npz')
     assert data.num_nodes_dict == {'synset': 117_659, 'word': 147_306}
     assert len(data.edge_types) == 19
     assert data.num_edges == 442_334
     assert data['synset'].x.shape == (117_659, 512)
-    assert data['synset'].num_classes == 45
+    assert data['synset'].y.max() == 44
     assert data.validate()
     assert len(T.ToUndirected(merge=False)(data).edge_types) == 38
 
 
-def test_wordnet_licence_is_shipped():
-    package = Path(pyg_sar.__file__).parent
-    assert 'Princeton' in (package / 'datasets' / 'WORDNET_LICENSE.txt').read_text()
-
-
 MODULE = 'torch_geometric.datasets'
-
-
-class Events(InMemoryDataset):
-    """A dataset of events, as PyG's JODIEDataset."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.data = TemporalData(
-            src=torch.tensor([0, 1, 2]),
-            dst=torch.tensor([3, 3, 4]),
-            t=torch.tensor([5, 7, 9]),
-            msg=torch.eye(3),
-        )
 
 
 class Rooted(FakeDataset):
@@ -587,21 +539,12 @@ def test_dataset_classes():
     assert (data.x.shape[1], data.edge_attr.shape[1]) == (7, 3)
     hetero = load_source(f'{MODULE}.FakeHeteroDataset(num_node_types=2, num_edge_types=3)')
     assert (len(hetero.node_types), len(hetero.edge_types)) == (2, 3)
-    data = load_source(f'{__name__}.Events')
-    assert data.edge_index.tolist() == [[0, 1, 2], [3, 3, 4]]
-    assert data.edge_time.tolist() == [5, 7, 9]
-    assert torch.equal(data.edge_attr, torch.eye(3))
-    assert data.num_nodes == 5
 
 
-def test_root(tmp_path, monkeypatch):
+def test_root(tmp_path):
     name = f'{__name__}.Rooted(name=Cora, edge_dim=2)'
     assert load_source(name, root=tmp_path).edge_attr is not None
     assert Rooted.seen == (str(tmp_path / 'Rooted'), 'Cora')
-    monkeypatch.setenv('PYG_SAR_DATA', str(tmp_path / 'env'))
-    load_source(name)
-    assert Rooted.seen[0] == str(tmp_path / 'env' / 'Rooted')
-    monkeypatch.delenv('PYG_SAR_DATA')
     load_source(name)
     assert Rooted.seen[0] == 'dataset/Rooted'
     load_source(f'{__name__}.Rooted(name="a b", root=here)', root=tmp_path)
@@ -611,13 +554,12 @@ def test_root(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ('name', 'message'),
     [
-        ('cora', 'or one of wordnet-hetero, wordnet-noun, synthetic:arxiv'),
+        ('cora', 'or one of ogbn-arxiv'),
         ('cora', "(got 'cora', no such file)"),
         ('no/graph.csv', "(got 'no/graph.csv', no such file)"),
         ('.', "(got '.', a folder)"),
         ('a.txt', "(got 'a.txt', a file): its edges as a .csv file with the header src,dst"),
         ('ogbn-arxiv.pt', "(got 'ogbn-arxiv.pt', no such file)"),
-        ('synthetic:a.csv', "(got 'synthetic:a.csv', no such file)"),
         ('no.such.Class', "a subclass of Dataset in 'no.such.Class' (got No module"),
         (f'{MODULE}.Nothing', 'got nothing of that name'),
         ('torch_geometric.data.Data', 'a subclass of Dataset'),
@@ -629,8 +571,6 @@ def test_root(tmp_path, monkeypatch):
         (f'{MODULE}.FakeDataset(num_graphs=2)', 'a dataset of one graph'),
         (f'{MODULE}.KarateClub(colour=red)', "unexpected keyword argument 'colour'"),
         (f'{__name__}.Broken', "belong in 'data/Broken' (got OSError: no route to host)"),
-        ('synthetic:nothing', 'or synthetic:N,E'),
-        ('synthetic:10,9999', "'num_pairs' must be at most a quarter"),
         ('ogbn-cora', 'expected one of ogbn-arxiv, ogbn-mag,'),
     ],
 )
@@ -639,40 +579,3 @@ def test_refused(tmp_path, monkeypatch, name, message):
     (tmp_path / 'a.txt').touch()
     with pytest.raises(ValueError, match=re.escape(message)):
         load_source(name, root='data')
-
-
-# Synthetic graphs
-
-
-def test_shapes():
-    assert (ARXIV.num_nodes, 2 * ARXIV.num_pairs) == (169_343, 2_315_598)
-    assert (PRODUCTS.num_nodes, 2 * PRODUCTS.num_pairs) == (2_449_029, 123_718_280)
-    data = load_source('synthetic:1500,6000', seed=2)
-    assert (data.num_nodes, data.num_edges, data.num_features) == (1500, 12_000, 32)
-    _assert_same(load_source('synthetic:1500,6000', seed=2), data)
-    other = load_source('synthetic:1500,6000')
-    for name in ('x', 'edge_index', 'y', 'train_mask'):
-        assert not torch.equal(other[name], data[name])
-
-
-def test_edges_and_masks_of_a_drawn_graph():
-    data = synthetic_graph(GraphShape(5000, 30_000, 8, 10, community_size=100), seed=0)
-    assert (data.x.shape, data.x.dtype) == ((5000, 8), torch.float32)
-    assert (data.edge_index.shape, data.edge_index.dtype) == ((2, 60_000), torch.int64)
-    assert data.y.unique().tolist() == list(range(data.num_classes))
-    masks = torch.stack([data.train_mask, data.val_mask, data.test_mask])
-    assert masks.sum(dim=1).tolist() == [2700, 900, 1400]
-    assert masks.sum(dim=0).eq(1).all()
-    src, dst = data.edge_index
-    keys = src * 5000 + dst
-    assert (keys.diff() > 0).all()  # Sorted, no duplicates.
-    assert (src != dst).all()
-    assert torch.equal((dst * 5000 + src).sort()[0], keys)
-    degree = src.bincount(minlength=5000).double()
-    assert degree.max() > 15 * degree.mean()
-    assert 0.8 < degree[-500:].mean() / degree[:500].mean() < 1.25  # ids tell nothing
-    same = (data.y[src] == data.y[dst]).double().mean()
-    assert same > 0.65  # By construction 0.45 + 0.25, and some by chance.
-    centres = torch.stack([data.x[data.train_mask & (data.y == c)].mean(0) for c in range(10)])
-    guess = torch.cdist(data.x[data.test_mask], centres).argmin(dim=1)
-    assert (guess == data.y[data.test_mask]).double().mean() > 0.2

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
@@ -19,9 +17,7 @@ from pyg_sar.partition.mapped import Array, Scratch, map_array, tensor_of
 from pyg_sar.partition.masks import MASKS
 from pyg_sar.shard.files import is_of_system, ordinary_file
 
-_CSR = ('x_data', 'x_indices', 'x_indptr', 'x_shape')
 _FIRST = ('edge_index', 'x', 'y', 'num_nodes', *MASKS)
-_PARTS = ('part', 'num_parts')
 
 
 def read_npz(path: Path, *, scratch: Scratch | None = None) -> dict[str, Array]:
@@ -52,47 +48,25 @@ def read_npz(path: Path, *, scratch: Scratch | None = None) -> dict[str, Array]:
         ) from error
 
 
-def own_parts(source: str | os.PathLike[str]) -> tuple[Tensor | dict[str, Tensor], int] | None:
-    """The part of every node that a folder of arrays has, integer [N] or by type, and their number.
-
-    They are the arrays ``part`` or ``part|TYPE``, and ``num_parts``. None of a source without.
-    """
-    files = {n: f for n, f in _npy_files(Path(source)).items() if n.split('|')[0] in _PARTS}
-    if len(files) < 2 or 'num_parts' not in files:
-        return None
-    num_parts = int(map_array(files.pop('num_parts')))
-    owners = {n.partition('|')[2]: torch.from_numpy(map_array(f)) for n, f in files.items()}
-    return owners.get('', owners), num_parts
-
-
 def array_files(path: Path) -> dict[str, Path]:
     """The .npy files of a graph in a folder, by name."""
-    return {n: f for n, f in _npy_files(path).items() if n.split('|')[0] not in _PARTS}
-
-
-def _npy_files(path: Path) -> dict[str, Path]:
     return {file.stem: file for file in sorted(path.glob('*.npy'))}
 
 
-def graph_of_arrays(
-    arrays: Mapping[str, Array | Tensor], name: str, *, is_sparse: bool = False
-) -> Data | HeteroData:
+def graph_of_arrays(arrays: Mapping[str, Array | Tensor], name: str) -> Data | HeteroData:
     """A graph from arrays by name.
 
-    The arrays are ``edge_index`` [2, E]; optionally ``x`` [N, ...] or the parts of a CSR matrix,
-    ``x_data``, ``x_indices``, ``x_indptr`` and ``x_shape``; ``y``; masks, or ``train_idx``,
+    The arrays are ``edge_index`` [2, E]; optionally ``x`` [N, ...]; ``y``; masks, or ``train_idx``,
     ``val_idx`` and ``test_idx``; ``num_nodes``; and any array with one row per node or per edge.
     A number becomes an attribute of the graph.
 
     Of a heterogeneous graph the name of every array ends in the type it belongs to:
     ``edge|SRC|NAME|DST`` are the edges of a relation, ``y|TYPE`` or ``num_nodes|TYPE`` belong to a
-    type of nodes, ``edge_attr|SRC|NAME|DST`` to a relation. A CSR ``x`` has the parts
-    ``x|TYPE_data`` and so on.
+    type of nodes, ``edge_attr|SRC|NAME|DST`` to a relation.
 
     Args:
         arrays: The arrays, in memory or mapped.
         name: Where they come from, for error messages.
-        is_sparse: Whether a CSR ``x`` becomes a sparse tensor and not a dense one.
     """
     is_hetero = any(key.startswith('edge|') for key in arrays)
     by_type: dict[tuple[str, ...], dict[str, Any]] = {}
@@ -100,17 +74,12 @@ def graph_of_arrays(
         what, *of = key.split('|') if is_hetero else [key]
         if what == 'edge' and len(of) == 3:
             what = 'edge_index'
-        for part in _CSR:
-            if what == 'x' and len(of) == 1 and of[0].endswith(part[1:]):
-                what, of = part, [of[0].removesuffix(part[1:])]
         if len(of) not in (0, 1, 3):
             what, of = key, []
         by_type.setdefault(tuple(of), {})[what] = array
     data: Any = HeteroData() if is_hetero else Data()
     for type_, values in by_type.items():
         store = data[type_[0] if len(type_) == 1 else type_] if type_ else data
-        if any(part in values for part in _CSR):
-            values['x'] = _csr_features(values, name, is_sparse=is_sparse)
         for what in sorted(values, key=lambda what: (*_FIRST, what).index(what)):
             store[what] = _value(values[what], what, name)
         if 'edge_index' in values:
@@ -134,23 +103,3 @@ def _value(array: Any, key: str, name: str) -> Any:
         hint = ', as of bfloat16: save it as float32' if array.dtype.kind == 'V' else ''
         raise ValueError(f"expected numbers in '{key}' of '{name}' (got {array.dtype}{hint})")
     return array if tensor is None else tensor
-
-
-def _csr_features(values: dict[str, Any], name: str, *, is_sparse: bool) -> Tensor:
-    if 'x' in values or not all(key in values for key in _CSR):
-        got = sorted(key for key in values if key == 'x' or key in _CSR)
-        raise ValueError(f"expected either 'x' or all of {list(_CSR)} in '{name}' (got {got})")
-    data, indices, indptr, shape = (values.pop(key) for key in _CSR)
-    try:
-        if list(indptr[[0, -1]]) != [0, data.size] or indptr.shape != (int(shape[0]) + 1,):
-            raise ValueError(f'x_indptr does not ascend from 0 to {data.size} in {shape} rows')
-        rows = np.repeat(np.arange(int(shape[0])), np.diff(indptr))
-        at = torch.from_numpy(np.stack([rows, indices.astype(np.int64, casting='same_kind')]))
-        x = torch.sparse_coo_tensor(
-            at, torch.from_numpy(data), tuple(map(int, shape)), check_invariants=True
-        )
-        return x if is_sparse else x.to_dense()
-    except (ArithmeticError, IndexError, MemoryError, RuntimeError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"expected a CSR matrix in {list(_CSR)} of '{name}' that fits into memory (got {error})"
-        ) from error

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Data, Dataset, HeteroData, TemporalData
+from torch_geometric.data import Data, Dataset, HeteroData
 
 from pyg_sar.partition.mapped import hold
 
@@ -94,11 +94,6 @@ def load_class(name: str, root: Path) -> Data | HeteroData:
         raise ValueError(f"could not load '{name}'{where} {_got(error)}") from error
     if graphs != 1:
         raise ValueError(f"expected a dataset of one graph in '{name}' (got {graphs} graphs)")
-    if isinstance(data, TemporalData):
-        names = {'t': 'edge_time', 'msg': 'edge_attr'}
-        values = {names.get(k, f'edge_{k}'): v for k, v in data.to_dict().items() if v is not None}
-        ends = torch.stack([values.pop('edge_src'), values.pop('edge_dst')])
-        data = Data(edge_index=ends, num_nodes=data.num_nodes, **values)
     if not isinstance(data, (Data, HeteroData)):
         raise ValueError(f"expected a Data or HeteroData in '{name}' (got {type(data).__name__})")
     y = data.get('y') if isinstance(data, Data) else None

@@ -116,7 +116,7 @@ def _folder(name: str, dataset: OgbDataset, root: Path) -> Path:
     raise ValueError(
         f"expected the files of {name} in '{wanted}' (got no '{wanted / 'raw' / dataset.key_file}')"
         f'. Fetch {URL}/{dataset.archive}.zip ({dataset.download}), unzip it in '
-        f"'{root}' and name its folder '{wanted.name}', or say with --root or PYG_SAR_DATA where "
+        f"'{root}' and name its folder '{wanted.name}', or say with --datasets where "
         'it is'
     )
 

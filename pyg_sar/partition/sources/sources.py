@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +21,9 @@ from pyg_sar.partition.sources.arrays import array_files, graph_of_arrays, read_
 from pyg_sar.partition.sources.dataset_class import is_class, load_class
 from pyg_sar.partition.sources.ogb import OGB, load_ogb
 from pyg_sar.partition.sources.saved import read_saved
-from pyg_sar.partition.sources.synthetic import SHAPES, shape_of, synthetic_graph
 from pyg_sar.partition.sources.tables import TABLES, as_csv, read_table, table_files
 
-BUILT_IN = {'wordnet-hetero': 'wordnet_hetero.npz', 'wordnet-noun': 'wordnet_noun.npz'}
-"""Graphs that are shipped, by name: all synsets and words of WordNet 3.0 and 19 relations, one way;
-the noun synsets and their relations. See WORDNET_LICENSE.txt."""
-
 NAMES = (
-    *BUILT_IN,
-    *(f'synthetic:{name}' for name in SHAPES),
-    'synthetic:N,E',
     *OGB,
     'a dataset class such as torch_geometric.datasets.Planetoid(name=Cora)',
 )
@@ -44,7 +35,6 @@ class Source:
     """The arguments of :func:`load_source`."""
 
     name: str
-    seed: int = 0
     root: str | os.PathLike[str] | None = None
     scratch: Scratch | None = None
 
@@ -56,7 +46,7 @@ class Source:
     @property
     def datasets(self) -> Path:
         """The folder with datasets."""
-        return Path(self.root or os.environ.get('PYG_SAR_DATA') or 'dataset')
+        return Path(self.root or 'dataset')
 
     @property
     def space(self) -> Scratch:
@@ -65,7 +55,7 @@ class Source:
 
     def graph(self, arrays: Mapping[str, Any]) -> Data | HeteroData:
         """The graph of arrays by name; in memory with ids of 64 bits, unless they stay on disk."""
-        data = graph_of_arrays(arrays, self.name, is_sparse=self.scratch is not None)
+        data = graph_of_arrays(arrays, self.name)
         if self.scratch is None:
             for store in data.edge_stores:
                 store['edge_index'] = store['edge_index'].to(torch.int64)
@@ -78,30 +68,26 @@ Reader = Callable[[Source], Data | HeteroData]
 def load_source(
     name_or_path: str | os.PathLike[str],
     *,
-    seed: int = 0,
     root: str | os.PathLike[str] | None = None,
     scratch: Scratch | None = None,
 ) -> Data | HeteroData:
     """Loads a graph by name or from a file.
 
     Args:
-        name_or_path: ``'wordnet-noun'`` and ``'wordnet-hetero'`` (shipped); ``'ogbn-arxiv'`` and
-            the others of :data:`~pyg_sar.partition.sources.ogb.OGB`; ``'synthetic:arxiv'``,
-            ``'synthetic:products'`` or ``'synthetic:N,E'``; the path of a dataset class with its
-            arguments, ``'torch_geometric.datasets.Planetoid(name=Cora)'``; a .pt file (a PyG Data
-            or HeteroData, or a dict of tensors), an .npz file (plain arrays), a folder of .npy
-            files (such arrays, a file each; or a file ``edges.parquet`` or ``edges.csv`` in place
-            of ``edge_index.npy``), or a .parquet or .csv file (a row per edge) or a folder of such.
-        seed: Seed of a synthetic graph.
-        root: The folder with datasets, or else ``$PYG_SAR_DATA``, or else ``dataset`` as for ogb.
+        name_or_path: ``'ogbn-arxiv'`` and the others of
+            :data:`~pyg_sar.partition.sources.ogb.OGB`; the path of a dataset class
+            with its arguments, ``'torch_geometric.datasets.Planetoid(name=Cora)'``; a .pt file (a
+            PyG Data or HeteroData, or a dict of tensors), an .npz file (plain arrays), a folder of
+            .npy files (such arrays, a file each; or a file ``edges.parquet`` or ``edges.csv`` in
+            place of ``edge_index.npy``), or a .parquet or .csv file (a row per edge) or a folder of
+            such.
+        root: The folder with datasets; ``dataset`` by default, as for ogb.
         scratch: Where tables and compressed arrays are unpacked. With it tensors are mapped into
             memory and not read, those of .pt files, .npy files and uncompressed .npz files where
-            they lie; without, the graph is in memory and its features dense.
+            they lie; without, the graph is in memory.
     """
-    source = Source(os.fspath(name_or_path), seed, root, scratch)
+    source = Source(os.fspath(name_or_path), root, scratch)
     path = source.path
-    if source.name in BUILT_IN:
-        return _built_in(source)
     if path.is_file() and path.suffix in _FILES:
         return _FILES[path.suffix](source)
     if _edge_files(path):
@@ -121,20 +107,6 @@ def load_source(
     if what == 'a file':
         expected = f'its edges as a .csv file with the header src,dst{as_csv(path)}'
     raise ValueError(f"expected a graph to read (got '{source.name}', {what}): {expected}")
-
-
-def _built_in(source: Source) -> Data | HeteroData:
-    file = resources.files('pyg_sar') / 'datasets' / BUILT_IN[source.name]
-    with resources.as_file(file) as path:
-        arrays = read_npz(path)
-    # Arrays that describe the graph as a whole have no rows of nodes or edges.
-    kept = {k: v for k, v in arrays.items() if v.dtype.kind in 'iuf' and '_directed' not in k}
-    data: Any = source.graph(kept)
-    for store in data.edge_stores:
-        store['edge_index'] = store['edge_index'].to(torch.int64)
-    labelled = data['synset'] if isinstance(data, HeteroData) else data
-    labelled.num_classes = int(labelled.y.max()) + 1
-    return data
 
 
 def _edge_files(folder: Path) -> list[Path]:
@@ -169,6 +141,5 @@ _FILES: dict[str, Reader] = {
     **dict.fromkeys(TABLES, lambda source: source.graph(read_table(source.path, source.space))),
 }
 _NAMES: dict[str, Reader] = {
-    'synthetic:': lambda s: synthetic_graph(shape_of(s.name.partition(':')[2]), seed=s.seed),
     'ogbn-': _ogb,
 }

@@ -3,14 +3,17 @@
 A degree-corrected stochastic block model. Every node has a class, a community within the class
 and a Pareto weight. The source of an edge is drawn by weight among all nodes; its destination by
 weight among the source's community, its class or all nodes. Duplicates and self loops are drawn
-again, and every edge is stored in both directions.
+again, and every edge is stored in both directions. The graph is
+in memory: 300 M directed edges take 10 GB.
 """
 
 from __future__ import annotations
 
 import re
+import shutil
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -57,7 +60,18 @@ ARXIV = GraphShape(num_nodes=169_343, num_pairs=1_157_799, num_features=128, num
 PRODUCTS = GraphShape(num_nodes=2_449_029, num_pairs=61_859_140, num_features=100, num_classes=47)
 """The sizes of ogbn-products, which is undirected."""
 
-SHAPES = {'arxiv': ARXIV, 'products': PRODUCTS}
+# Communities that METIS finds: few halo rows.
+_EASY = {'num_classes': 47, 'p_community': 0.8, 'p_class': 0.1}
+
+SHAPES = {
+    'arxiv': ARXIV,
+    'products': PRODUCTS,
+    'tiny': GraphShape(2_000, 8_000, 16, 8),
+    'easy-arxiv': GraphShape(169_343, 1_157_799, 128, **_EASY),
+    'easy-medium': GraphShape(1_000_000, 15_000_000, 100, **_EASY),
+    'easy-products': GraphShape(2_449_029, 61_859_140, 100, **_EASY),
+    'easy-large': GraphShape(6_000_000, 150_000_000, 32, **_EASY),
+}
 
 SPLIT = (0.54, 0.18)
 """Shares of training and validation nodes; the rest is for testing."""
@@ -66,8 +80,7 @@ SPLIT = (0.54, 0.18)
 def shape_of(text: str) -> GraphShape:
     """The shape that the part of a name after ``synthetic:`` stands for.
 
-    It is ``'arxiv'``, ``'products'``, or ``'N,E'``: N nodes, E undirected edges, 32 features and 8
-    classes.
+    It is one of SHAPES, or ``'N,E'``: N nodes, E undirected edges, 32 features and 8 classes.
     """
     if text in SHAPES:
         return SHAPES[text]
@@ -103,6 +116,25 @@ def synthetic_graph(shape: GraphShape, *, seed: int = 0) -> Data:
         num_classes=shape.num_classes,
         **masks_of_runs(order, sizes, shape.num_nodes),
     )
+
+
+def on_disk(name: str, folder: Path) -> Path:
+    """The folder of arrays of one of SHAPES, drawn on first use and then kept in `folder`."""
+    path = folder / f'partition-{name}'
+    if not path.exists():
+        begun = path.with_suffix('.tmp')
+        shutil.rmtree(begun, ignore_errors=True)
+        save(synthetic_graph(SHAPES[name]), begun)
+        begun.rename(path)
+    return path
+
+
+def save(data: Data, folder: Path) -> None:
+    """Writes edge_index.npy (int32), x.npy, y.npy and train_mask.npy: a new folder."""
+    folder.mkdir(parents=True)
+    np.save(folder / 'edge_index.npy', data.edge_index.numpy().astype(np.int32))
+    for name in ('x', 'y', 'train_mask'):
+        np.save(folder / f'{name}.npy', data[name].numpy())
 
 
 @dataclass(frozen=True)
