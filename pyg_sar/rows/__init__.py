@@ -12,7 +12,6 @@ from pyg_sar.rows import (
     group,
     items,
     join,
-    lists,
     losses,
     matrices,
     norms,
