@@ -22,5 +22,4 @@ from pyg_sar.rows import (
     rowwise,
     select,
     shapes,
-    softmax,
 )
