@@ -28,7 +28,7 @@ from pyg_sar.nn.plans import CallPlan
 from pyg_sar.nn.state import words_of_modules
 from pyg_sar.rows.adjacency import Adjacency
 from pyg_sar.rows.edges import EdgeIndex
-from pyg_sar.rows.met import note
+from pyg_sar.rows.replicated import note
 from pyg_sar.rows.rows import plainly
 from pyg_sar.utils.checksum import digest
 from pyg_sar.utils.class_swap import name_of

@@ -12,7 +12,6 @@ from pyg_sar.rows import (
     group,
     items,
     join,
-    lists,
     losses,
     matrices,
     norms,
@@ -23,5 +22,4 @@ from pyg_sar.rows import (
     rowwise,
     select,
     shapes,
-    softmax,
 )

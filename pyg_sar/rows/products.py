@@ -1,8 +1,14 @@
-"""Products: row by row, or with the rows summed over all ranks."""
+"""Products: row by row, or with the rows summed over all ranks.
+
+The dimensions of the factors have letters, as einsum has them, and the rows have one. If the result
+has that letter, it is computed row by row. If not, every rank sums over its own rows, and the sums
+of all ranks are added up. Two letters with rows would make a number for every pair of rows, which
+no rank can hold.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -10,12 +16,64 @@ from torch import Tensor
 
 from pyg_sar.ops.linear import linear
 from pyg_sar.rows.adjacency import dealt, product
-from pyg_sar.rows.align import dim_of, named_rule
-from pyg_sar.rows.contract import contract, rows_letter
+from pyg_sar.rows.align import dim_of, named_rule, own_rows, rows_in
+from pyg_sar.rows.over_ranks import sum_of_ranks
 from pyg_sar.rows.registry import bare_name, is_in_place, name_of, rule
 from pyg_sar.rows.replicated import with_mean_gradient
 from pyg_sar.rows.rows import Rows, plainly, refuse, tag
 from pyg_sar.rows.rowwise import rowwise
+
+Letters = Sequence[Hashable]
+
+
+def contract(
+    func: Any,
+    operands: Sequence[Tensor],
+    letters: Sequence[Letters],
+    out: Letters,
+    run: Callable[..., Any],
+    *,
+    broadcasting: Collection[Hashable] = (),
+) -> Any:
+    """What ``run(*operands)`` is of the whole: rows, or plain if the result has no rows.
+
+    `letters` has one for each dimension of every operand, some of which are rows; `out` has those
+    of the result. Of letters in `broadcasting` an operand may have one where others have more.
+    """
+    for tensor in operands:
+        if tensor.layout != torch.strided:
+            refuse(func, f'and a tensor of layout {tensor.layout} is not known to be right')
+    letter = rows_letter(func, operands, letters)
+    if letter is None:
+        refuse(func, 'of these shapes is not known to be right')
+    space = rows_in(operands)[0]._space
+    own = []
+    for tensor, of in zip(operands, letters, strict=True):
+        if letter not in of:
+            own.append(with_mean_gradient(tensor))
+            continue
+        dim = list(of).index(letter)
+        is_one = not isinstance(tensor, Rows) and tensor.size(dim) == 1 and space.total != 1
+        if is_one and letter not in broadcasting:
+            refuse(func, f'({space!r}) and a plain tensor with one row there has no meaning')
+        own.append(own_rows(func, tensor, dim, space))
+    with plainly():
+        result = run(*own)
+        return tag(result, out.index(letter), space) if letter in out else sum_of_ranks(result)
+
+
+def rows_letter(
+    func: Any, operands: Sequence[Tensor], letters: Sequence[Letters]
+) -> Hashable | None:
+    """The letter of the rows, None if no operand has any; refuses two of them."""
+    of_rows: list[Hashable] = []
+    for tensor, of in zip(operands, letters, strict=True):
+        if isinstance(tensor, Rows) and tensor._dim < len(of):  # others are errors of `run`
+            of_rows.append(of[tensor._dim])
+    for letter in of_rows:
+        if letter != of_rows[0] or any(list(of).count(letter) > 1 for of in letters):
+            refuse(func, 'would pair every row with every row')
+    return of_rows[0] if of_rows else None
 
 
 def _in_order(args: Any, kwargs: Any) -> list[Any]:

@@ -27,7 +27,6 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch_geometric.nn import MessagePassing
 
-from pyg_sar.rows.met import note
 from pyg_sar.rows.registry import (
     ALL_ROWS,
     BY_NAME,
@@ -36,6 +35,7 @@ from pyg_sar.rows.registry import (
     rule_of,
     rules_by_function,
 )
+from pyg_sar.rows.replicated import note
 from pyg_sar.rows.sharding import Space
 from pyg_sar.utils.scoped import Scoped
 
