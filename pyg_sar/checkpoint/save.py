@@ -13,7 +13,6 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-import pyg_sar
 from pyg_sar.checkpoint.files import About, table_file, write_state
 from pyg_sar.checkpoint.folders import begun, folder_of, publish
 from pyg_sar.checkpoint.states import model_state, optimizer_state, plain_model, random_states
@@ -25,6 +24,7 @@ from pyg_sar.nn.ddp.averager import PARTED
 from pyg_sar.nn.ddp.buckets import common
 from pyg_sar.nn.forward import of_model
 from pyg_sar.nn.same_model import check_values, sums_of
+from pyg_sar.utils.version import __version__
 
 
 @collective('save_checkpoint', 'ranks write their rows, and meet when all is on the disk')
@@ -101,7 +101,7 @@ def save_checkpoint(
         for name, state in states.items():
             write_state(new, name, state)
         dtypes = {key: str(t.values.dtype).removeprefix('torch.') for key, t in tables.items()}
-        about = epoch, world_size(), [*states], dtypes, graphs(plain), pyg_sar.__version__
+        about = epoch, world_size(), [*states], dtypes, graphs(plain), __version__
         About(*about).write(new)
         for key, table in tables.items():
             create_npy(table_file(new, key), runs[key][0], table.num_nodes)
