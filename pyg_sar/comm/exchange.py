@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.buffers import BufferPool, Buffers, Lend, Rows, Wire
+from pyg_sar.comm.buffers import BufferPool, Buffers, Lend, TensorList, Wire
 from pyg_sar.comm.collectives import all_to_all, all_to_all_counts
 from pyg_sar.comm.ranks import current
 from pyg_sar.comm.swap import GRADIENTS_TAG, ROWS_TAG, Swap
@@ -75,7 +75,7 @@ class Exchange:
     def _pool(self) -> BufferPool:
         return _POOL.of(self.shard, BufferPool)
 
-    def fetch(self, tensors: Sequence[Tensor], *, keep: bool = False) -> Iterator[Rows]:
+    def fetch(self, tensors: Sequence[Tensor], *, keep: bool = False) -> Iterator[TensorList]:
         """The source rows ``[num_rows, ...]`` of every block, in the order of the plan's blocks.
 
         Own blocks of the tensors ``[num_own, ...]`` come as views; remote ones in buffers that are
@@ -112,18 +112,18 @@ class Exchange:
             rows.free()
 
     def way_back(
-        self, out: Sequence[Tensor], *, own: Callable[[], Rows] | None = None
+        self, out: Sequence[Tensor], *, own: Callable[[], TensorList] | None = None
     ) -> GradientReturn:
         """Begins the adjoint of :meth:`fetch`; see GradientReturn."""
         return GradientReturn(self, out, own=own)
 
-    def _packed(self, step: Step, form: Rows, tensors: Rows) -> Buffers:
+    def _packed(self, step: Step, form: TensorList, tensors: TensorList) -> Buffers:
         """The rows that a step sends, in a buffer."""
         sent = self.buffers(form, step.send_rows)
         self.pack(step, tensors, sent.rows)
         return sent
 
-    def pack(self, step: Step, tensors: Rows, out: Rows) -> None:
+    def pack(self, step: Step, tensors: TensorList, out: TensorList) -> None:
         """Puts the own rows that a step sends, and sums of them, into `out` as they travel."""
         num_rows = step.send_index.numel()
         for rows, tensor in zip(out, tensors, strict=True):
@@ -131,7 +131,7 @@ class Exchange:
             if step.sums is not None:
                 step.sums.put(rows[num_rows:], tensor)
 
-    def add(self, step: Step, out: Rows, gradients: Rows) -> None:
+    def add(self, step: Step, out: TensorList, gradients: TensorList) -> None:
         """Adds gradients of the rows that a step has sent to those of own rows."""
         num_rows = step.send_index.numel()
         for own, came in zip(out, gradients, strict=True):
@@ -139,7 +139,7 @@ class Exchange:
             if step.sums is not None:
                 step.sums.add(own, came[num_rows:])
 
-    def fetch_all(self, tensors: Sequence[Tensor]) -> Rows:
+    def fetch_all(self, tensors: Sequence[Tensor]) -> TensorList:
         """All halo rows ``[num_halo, ...]`` at once: an all-to-all for each tensor (collective)."""
         return self.fetch_requested(tensors, self._everything)
 
@@ -177,7 +177,7 @@ class Exchange:
             requests.append(Request(torch.cat(sent), asked[:, i].tolist(), counts[i].tolist()))
         return requests
 
-    def fetch_requested(self, tensors: Sequence[Tensor], request: Request) -> Rows:
+    def fetch_requested(self, tensors: Sequence[Tensor], request: Request) -> TensorList:
         """The halo rows of a request: one all-to-all for each tensor (collective)."""
         if self.shard.world_size == 1:
             return [tensor[:0] for tensor in tensors]
@@ -232,7 +232,11 @@ class GradientReturn:
     """
 
     def __init__(
-        self, exchange: Exchange, out: Sequence[Tensor], *, own: Callable[[], Rows] | None = None
+        self,
+        exchange: Exchange,
+        out: Sequence[Tensor],
+        *,
+        own: Callable[[], TensorList] | None = None,
     ) -> None:
         self.exchange, self.out, self._own = exchange, list(out), own
         self._form = exchange.wire.like(self.out)
@@ -243,7 +247,7 @@ class GradientReturn:
         self._filled: tuple[Step, Buffers] | None = None
         self._travelling: deque[tuple[Swap, Step]] = deque()
 
-    def rows(self) -> Rows:
+    def rows(self) -> TensorList:
         """Memory for the gradients ``[num_rows, ...]`` of the next block's source rows.
 
         For an own block views into `out`; for a remote one a buffer of any content.
@@ -256,7 +260,7 @@ class GradientReturn:
         self._filled = step, self._lend(self.out, step.recv_rows)
         return self._filled[1].rows
 
-    def takes_over(self, make: Callable[[Rows], None], read: Rows) -> bool:
+    def takes_over(self, make: Callable[[TensorList], None], read: TensorList) -> bool:
         """Whether the next block's owner computes the gradients from `read`; else do it here."""
         return False
 
@@ -266,7 +270,7 @@ class GradientReturn:
             (step, filled), self._filled = self._filled, None
             self._start(step, self.exchange.wire.recast(filled, self._form, self._lend))
 
-    def finish(self) -> Rows:
+    def finish(self) -> TensorList:
         """Waits for the last gradients; returns the sums, :attr:`out`."""
         self._add_own()  # on a rank that has sent nothing
         while self._travelling:

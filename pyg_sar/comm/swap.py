@@ -8,7 +8,7 @@ from functools import partial
 
 from torch import Tensor
 
-from pyg_sar.comm.buffers import Buffers, Rows
+from pyg_sar.comm.buffers import Buffers, TensorList
 from pyg_sar.comm.collectives import all_to_all
 from pyg_sar.comm.errors import at_location
 from pyg_sar.comm.ranks import current
@@ -98,7 +98,7 @@ def start_round(
     return wait
 
 
-def tell_moved(part: int, kind: str, came: Rows, num_sent: int) -> None:
+def tell_moved(part: int, kind: str, came: TensorList, num_sent: int) -> None:
     """Tells watchers of rows that came, and of `num_sent` rows of their kind that went."""
     widths = [math.prod(t.shape[1:]) * t.element_size() for t in came]
     num_came = sum(t.size(0) for t in came)
@@ -106,6 +106,6 @@ def tell_moved(part: int, kind: str, came: Rows, num_sent: int) -> None:
     hook.moved(hook.Transfer(f'part {part}', kind, *moved))
 
 
-def forms_of(rows: Rows) -> str:
+def forms_of(rows: TensorList) -> str:
     """Dtypes and widths of rows, in words that are equal on all ranks."""
     return ' and '.join(f'rows of {t.dtype} {tuple(t.shape[1:])}' for t in rows)

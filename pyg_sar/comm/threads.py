@@ -20,7 +20,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.buffers import BufferPool, Buffers, Lend, Rows
+from pyg_sar.comm.buffers import BufferPool, Buffers, Lend, TensorList
 from pyg_sar.comm.comm import Comm
 from pyg_sar.comm.errors import at_location
 from pyg_sar.comm.exchange import Exchange, GradientReturn
@@ -252,10 +252,10 @@ class OfferedGradients(GradientReturn):
         self._lend = partial(Buffers, None, 0)
         self._words = at_location(f'a return of {forms_of(self._form)}')
 
-    def takes_over(self, make: Callable[[Rows], None], read: Rows) -> bool:
+    def takes_over(self, make: Callable[[TensorList], None], read: TensorList) -> bool:
         step = next(self._steps)
 
-        def narrowed(targets: Rows) -> None:
+        def narrowed(targets: TensorList) -> None:
             wide = Buffers(None, 0, self.out, step.recv_rows).rows
             make(wide)
             for target, rows in zip(targets, wide, strict=True):
@@ -266,7 +266,7 @@ class OfferedGradients(GradientReturn):
         _comm().offer(step.recv_rank, self._words, like, narrowed if is_narrow else make, read)
         return True
 
-    def finish(self) -> Rows:
+    def finish(self) -> TensorList:
         if not self.out:
             return super().finish()
         steps = self.exchange.shard.steps
@@ -291,7 +291,7 @@ class OfferedRows(Exchange):
     def _pool(self) -> BufferPool:
         return _comm().boxes.pool
 
-    def fetch(self, tensors: Sequence[Tensor], *, keep: bool = False) -> Iterator[Rows]:
+    def fetch(self, tensors: Sequence[Tensor], *, keep: bool = False) -> Iterator[TensorList]:
         tensors, steps = [t.contiguous() for t in tensors], self.shard.steps
         form = self.wire.like(tensors)
         lend: Lend = partial(Buffers, None, 0) if keep else self.buffers
@@ -313,7 +313,7 @@ class OfferedRows(Exchange):
             rows.free()
 
     def way_back(
-        self, out: Sequence[Tensor], *, own: Callable[[], Rows] | None = None
+        self, out: Sequence[Tensor], *, own: Callable[[], TensorList] | None = None
     ) -> GradientReturn:
         return OfferedGradients(self, out, own=own)
 
@@ -322,16 +322,16 @@ def _comm() -> ThreadComm:
     return cast(ThreadComm, current())
 
 
-def _like(form: Rows, num_rows: int) -> Rows:
+def _like(form: TensorList, num_rows: int) -> TensorList:
     """Shapes and dtypes of rows, without memory."""
     return [t.new_empty(1).expand(num_rows, *t.shape[1:]) for t in form]
 
 
-def _taken(rank: int, words: str, form: Rows, num_rows: int, lend: Lend) -> Buffers:
+def _taken(rank: int, words: str, form: TensorList, num_rows: int, lend: Lend) -> Buffers:
     """Rows that a rank has offered: computed into a buffer, or in memory of their own already."""
     lent: list[Buffers] = []
 
-    def lend_rows() -> Rows:
+    def lend_rows() -> TensorList:
         lent.append(lend(form, num_rows))
         return lent[0].rows
 

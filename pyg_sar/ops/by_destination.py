@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.comm.agreed import Agreed
-from pyg_sar.comm.buffers import Rows
+from pyg_sar.comm.buffers import TensorList
 from pyg_sar.comm.collectives import agree
 from pyg_sar.comm.exchange import Exchange, Request
 from pyg_sar.comm.functions import communicates, once_differentiable
@@ -114,7 +114,9 @@ class _ChunkRun:
             edge = tuple(t.index_select(0, chunk.edges) for t in inputs.edge)
             yield chunk, request, Arguments(src, dst, edge, inputs.whole, inputs.learnable)
 
-    def give_back(self, out: Rows) -> Iterator[tuple[DestinationChunk, Arguments, Rows]]:
+    def give_back(
+        self, out: TensorList
+    ) -> Iterator[tuple[DestinationChunk, Arguments, TensorList]]:
         """Every chunk again, with zeros to which the caller adds gradients of its source rows.
 
         They come into `out`, gradients ``[num_own, ...]`` of own rows (collective).

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.buffers import Rows
+from pyg_sar.comm.buffers import TensorList
 from pyg_sar.comm.exchange import Exchange
 from pyg_sar.comm.functions import communicates, once_differentiable
 from pyg_sar.ops.bag_sums import add_bag_sums, bag_sums
@@ -137,7 +137,7 @@ class _BlockGradients:
     factor: Tensor | None  # ``[num_dst]``: what rows of `of_out` are multiplied by
     of_weight: Tensor | None  # ``[num_edges, H]``, filled block by block
 
-    def of_rows(self, block: Block, rows: Rows) -> Rows:
+    def of_rows(self, block: Block, rows: TensorList) -> TensorList:
         """The gradient of a block's source rows; `rows` hold them if the weights need it."""
         if self.of_weight is None:
             weight = None if self.weight is None else block.span(self.weight)
@@ -146,7 +146,7 @@ class _BlockGradients:
         self.write([out], block, rows)
         return [out]
 
-    def write_later(self, block: Block, targets: Rows) -> None:
+    def write_later(self, block: Block, targets: TensorList) -> None:
         """As :meth:`write` where weights learn nothing, of rows of `of_out` that may be away."""
         if not is_read_by_rows(self.of_out) or (self.weight is not None and self.weight.dim() > 1):
             self.write(targets, block, [])
@@ -157,7 +157,7 @@ class _BlockGradients:
         weight = None if self.weight is None else block.span(self.weight)
         add_bag_sums(targets[0], grad, bags, weight, factor=factor, replace=True)
 
-    def write(self, targets: Rows, block: Block, rows: Rows) -> None:
+    def write(self, targets: TensorList, block: Block, rows: TensorList) -> None:
         """Writes the gradient of source rows to the target, if there is one."""
         weight = None if self.weight is None else block.span(self.weight)
         if self.of_weight is None or not block.num_edges:
