@@ -44,7 +44,7 @@ class Comm:
         met: The plain values that have met rows since the last message.
         operation: The operation that this rank has come to last, in words.
         peer: The rank it is done with; None for all.
-        travelling: Swaps that are under way.
+        travelling: What is sent and received now, as :class:`SendRecv`.
         caches: What :func:`pyg_sar.comm.cache_of` gives, by name.
         num_made: How many things all ranks have made together; see :class:`Agreed`.
         run: What ranks that are threads of one run have in common.
@@ -143,7 +143,7 @@ class Comm:
         """Memory for rows that travel: a uint8 vector, of any content."""
         return torch.empty(num_bytes, dtype=torch.uint8, device=device)
 
-    def start_swap(
+    def start_send_recv(
         self,
         received: Sequence[Tensor],
         recv_rank: int,

@@ -185,8 +185,8 @@ class Connection(Comm):
     def end(self, error: ExchangeError) -> None:
         """Closes the connections, after the report."""
         self.error = self.error or error
-        for swap in self.travelling:
-            swap.works = []  # they keep connections open
+        for send_recv in self.travelling:
+            send_recv.works = []  # they keep connections open
         self.travelling.clear()
         self.close()
 

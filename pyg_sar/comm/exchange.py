@@ -21,7 +21,7 @@ from torch import Tensor
 from pyg_sar.comm.buffers import BufferPool, Buffers, Lend, TensorList, Wire
 from pyg_sar.comm.collectives import all_to_all, all_to_all_counts
 from pyg_sar.comm.ranks import current
-from pyg_sar.comm.swap import GRADIENTS_TAG, ROWS_TAG, Swap
+from pyg_sar.comm.send_recv import GRADIENTS_TAG, ROWS_TAG, SendRecv
 from pyg_sar.shard.shard import Kept, Shard, Step
 
 _POOL: Kept[BufferPool] = Kept()
@@ -84,14 +84,14 @@ class Exchange:
         tensors = [t.contiguous() for t in tensors]
         form = self.wire.like(tensors)
         steps = deque(self.shard.steps)
-        travelling: deque[Swap] = deque()
+        travelling: deque[SendRecv] = deque()
         lend: Lend = partial(Buffers, None, 0) if keep else self.buffers
 
         def start(sent: Buffers) -> None:
             step = steps.popleft()
             received = lend(form, step.recv_rows)
             travelling.append(
-                Swap(received, step.recv_rank, sent, step.send_rank, step.part, ROWS_TAG)
+                SendRecv(received, step.recv_rank, sent, step.send_rank, step.part, ROWS_TAG)
             )
 
         for part in self.shard.parts:
@@ -102,12 +102,12 @@ class Exchange:
         while travelling:
             # While the rows of this block are still on their way.
             packed = self._packed(steps[0], form, tensors) if steps else None
-            swap = travelling.popleft()
-            swap.wait()
-            swap.sent.free()
+            send_recv = travelling.popleft()
+            send_recv.wait()
+            send_recv.sent.free()
             if packed is not None:
                 start(packed)
-            rows = self.wire.recast(swap.received, tensors, lend)
+            rows = self.wire.recast(send_recv.received, tensors, lend)
             yield rows.rows
             rows.free()
 
@@ -245,7 +245,7 @@ class GradientReturn:
         self._own_blocks = iter(range(shard.parts_per_rank if own is None else 0))
         self._steps = iter(shard.steps)
         self._filled: tuple[Step, Buffers] | None = None
-        self._travelling: deque[tuple[Swap, Step]] = deque()
+        self._travelling: deque[tuple[SendRecv, Step]] = deque()
 
     def rows(self) -> TensorList:
         """Memory for the gradients ``[num_rows, ...]`` of the next block's source rows.
@@ -281,18 +281,20 @@ class GradientReturn:
         is_full = len(self._travelling) == self.exchange.depth
         arrived = self._arrived() if is_full else None
         received = self._lend(self._form, step.send_rows)
-        swap = Swap(received, step.send_rank, sent, step.recv_rank, step.part, GRADIENTS_TAG)
-        self._travelling.append((swap, step))
+        send_recv = SendRecv(
+            received, step.send_rank, sent, step.recv_rank, step.part, GRADIENTS_TAG
+        )
+        self._travelling.append((send_recv, step))
         self._add_own()  # while the gradients of this block are on their way
         if arrived is not None:
             self._add(*arrived)
 
     def _arrived(self) -> tuple[Step, Buffers]:
         """The gradients that have travelled longest, once they are here, and their step."""
-        swap, step = self._travelling.popleft()
-        swap.wait()
-        swap.sent.free()
-        return step, swap.received
+        send_recv, step = self._travelling.popleft()
+        send_recv.wait()
+        send_recv.sent.free()
+        return step, send_recv.received
 
     def _add_own(self) -> None:
         if self._own is not None:

@@ -196,7 +196,7 @@ class GroupComm(Connection):
         is_read = device.type == 'cpu' and self._shared.pids
         return allocated(num_bytes) if is_read else super().allocate(num_bytes, device)
 
-    def start_swap(
+    def start_send_recv(
         self,
         received: Sequence[Tensor],
         recv_rank: int,
@@ -204,7 +204,7 @@ class GroupComm(Connection):
         send_rank: int,
         words: str,
     ) -> tuple[list[Work], list[Work]]:
-        """See :meth:`Comm.start_swap`.
+        """See :meth:`Comm.start_send_recv`.
 
         Receives come first: a send completes early only if its receive is posted already.
         """

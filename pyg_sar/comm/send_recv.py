@@ -17,7 +17,7 @@ from pyg_sar.utils import hook
 ROWS_TAG, GRADIENTS_TAG = 0, 1
 
 
-class Swap:
+class SendRecv:
     """One step under way; both sides know the counts, so empty messages are not sent.
 
     Attributes:
@@ -43,7 +43,7 @@ class Swap:
         words = f'a step of {self._kind} ({forms_of(sent.rows)})'
         with self._comm.guard(*operations[not receives], alike=words):
             words = at_location(words)
-            come, go = self._comm.start_swap(receives, recv_rank, sends, send_rank, words)
+            come, go = self._comm.start_send_recv(receives, recv_rank, sends, send_rank, words)
         self.works = [*come, *go]
         self._operations = [operations[0]] * len(come) + [operations[1]] * len(go)
         self._comm.travelling.add(self)
@@ -66,7 +66,7 @@ class Swap:
             tell_moved(self._part, self._kind, self.received.rows, self.sent.rows[0].size(0))
 
 
-class _Round(Swap):
+class _Round(SendRecv):
     """A step in which whole blocks of rows go round; they are no halo."""
 
 
@@ -89,10 +89,10 @@ def start_round(
         return partial(all_to_all, rows, going, coming)
     sent, received = Buffers(None, 0, [], 0), Buffers(None, 0, [rows], counts[source])
     sent.rows = [rows.contiguous()]
-    swap = _Round(received, before, sent, after, source, tag)
+    send_recv = _Round(received, before, sent, after, source, tag)
 
     def wait() -> Tensor:
-        swap.wait()
+        send_recv.wait()
         return received.rows[0]
 
     return wait
