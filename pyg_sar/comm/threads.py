@@ -1,6 +1,6 @@
 """Ranks as threads of one process, which take turns (:mod:`pyg_sar.comm.turns`).
 
-One rank offers rows to another, which packs them when it reads them. All wait once for an exchange,
+Rows are sent lazily: the rank that reads them packs them then. All wait once for an exchange,
 before the first block: then it is one turn of each rank. All other code is that of ranks in
 processes of their own. The results have the same bits: sums over the ranks are added up in gloo's
 order.
@@ -27,7 +27,7 @@ from pyg_sar.comm.exchange import Exchange, GradientReturn
 from pyg_sar.comm.ranks import chosen, current
 from pyg_sar.comm.ring_sum import sum_as_gloo_does
 from pyg_sar.comm.send_recv import forms_of, tell_moved
-from pyg_sar.comm.turns import Offer, Turns
+from pyg_sar.comm.turns import LazySend, Turns
 from pyg_sar.shard.shard import Step
 from pyg_sar.utils import hook
 from pyg_sar.utils import offload as evictable
@@ -122,10 +122,10 @@ class _Meeting:
 
 
 class _Boxes:
-    """Offers under way, by sender, receiver and words; meetings of all ranks by number."""
+    """Lazy sends under way, by sender, receiver and words; meetings of all ranks by number."""
 
     def __init__(self) -> None:
-        self.offers: defaultdict[tuple[int, int, str], deque[Offer]] = defaultdict(deque)
+        self.sends: defaultdict[tuple[int, int, str], deque[LazySend]] = defaultdict(deque)
         self.pool = BufferPool()  # one rank runs at a time
         self.meetings: defaultdict[int, _Meeting] = defaultdict(_Meeting)
 
@@ -138,7 +138,7 @@ class ThreadComm(Comm):
     def __init__(self, rank: int, turns: Turns, boxes: _Boxes) -> None:
         super().__init__()
         self.rank, self.size, self.turns, self.boxes = rank, turns.size, turns, boxes
-        self.run, self.exchange_kind = boxes, OfferedRows
+        self.run, self.exchange_kind = boxes, LazyExchange
         self._alike = ''
         self._num_meetings = 0
 
@@ -195,7 +195,7 @@ class ThreadComm(Comm):
         texts: list[bytes] = self.meet(self.operation, text, list)
         return texts
 
-    def offer(
+    def send_lazily(
         self,
         rank: int,
         words: str,
@@ -203,27 +203,27 @@ class ThreadComm(Comm):
         make: Callable[[list[Tensor]], None] | None = None,
         read: Sequence[Tensor] = (),
     ) -> None:
-        """Hands tensors to another rank; see :class:`Offer`.
+        """Hands tensors to another rank; see :class:`LazySend`.
 
-        Offers are taken under the same words, in their order.
+        They are taken under the same words, in their order.
         """
-        self.boxes.offers[self.rank, rank, words].append(Offer(form, make, read))
+        self.boxes.sends[self.rank, rank, words].append(LazySend(form, make, read))
 
-    def await_offers(self, counts: Mapping[int, int], words: str) -> None:
-        """Returns once every rank of `counts` has made so many offers to this one."""
-        boxes = [(self.boxes.offers[rank, self.rank, words], n) for rank, n in counts.items()]
+    def await_sends(self, counts: Mapping[int, int], words: str) -> None:
+        """Returns once every rank of `counts` has sent so much lazily to this one."""
+        boxes = [(self.boxes.sends[rank, self.rank, words], n) for rank, n in counts.items()]
         self.turns.wait(self.rank, lambda: all(len(box) >= n for box, n in boxes))
 
     def take(self, rank: int, words: str, lend: Callable[[], list[Tensor]]) -> list[Tensor]:
-        """Tensors that another rank has offered, in memory from `lend` or of their own."""
-        return self.boxes.offers[rank, self.rank, words].popleft().take(lend)
+        """Tensors that another rank has sent, in memory from `lend` or of their own."""
+        return self.boxes.sends[rank, self.rank, words].popleft().take(lend)
 
     def all_to_all(
         self, received: Tensor, sent: Tensor, recv_sizes: list[int], send_sizes: list[int]
     ) -> None:
         words = self._alike
         for rank, run in enumerate(torch.split(sent, send_sizes)):
-            self.offer(rank, words, [run], partial(_copy_run, run), [sent])
+            self.send_lazily(rank, words, [run], partial(_copy_run, run), [sent])
         self.meet(words, None, lambda all_of: None)
         for rank, target in enumerate(torch.split(received, recv_sizes)):
             (run,) = self.take(rank, words, lambda target=target: [target])  # type: ignore[misc]
@@ -244,7 +244,7 @@ def _copy_run(run: Tensor, out: list[Tensor]) -> None:
     evictable.copy_run(out[0], run)
 
 
-class OfferedGradients(GradientReturn):
+class LazyGradients(GradientReturn):
     """Gradients in memory of their own, which the other rank takes in its turn."""
 
     def __init__(self, exchange: Exchange, out: Sequence[Tensor], **kwargs: Any) -> None:
@@ -263,7 +263,9 @@ class OfferedGradients(GradientReturn):
 
         is_narrow = [t.dtype for t in self._form] != [t.dtype for t in self.out]
         like = _like(self._form, step.recv_rows)
-        _comm().offer(step.recv_rank, self._words, like, narrowed if is_narrow else make, read)
+        _comm().send_lazily(
+            step.recv_rank, self._words, like, narrowed if is_narrow else make, read
+        )
         return True
 
     def finish(self) -> TensorList:
@@ -271,7 +273,7 @@ class OfferedGradients(GradientReturn):
             return super().finish()
         steps = self.exchange.shard.steps
         with _comm().guard('receiving gradients of own rows', alike=self._words):
-            _comm().await_offers(Counter(step.send_rank for step in steps), self._words)
+            _comm().await_sends(Counter(step.send_rank for step in steps), self._words)
         self._add_own()
         for step in steps:
             lend = self.exchange.buffers
@@ -282,10 +284,10 @@ class OfferedGradients(GradientReturn):
         return self.out
 
     def _start(self, step: Step, sent: Buffers) -> None:
-        _comm().offer(step.recv_rank, self._words, sent.rows)
+        _comm().send_lazily(step.recv_rank, self._words, sent.rows)
 
 
-class OfferedRows(Exchange):
+class LazyExchange(Exchange):
     """Rows that are packed when they are read."""
 
     def _pool(self) -> BufferPool:
@@ -299,8 +301,8 @@ class OfferedRows(Exchange):
         with _comm().guard('receiving rows', alike=words):
             for step in steps:
                 make, like = partial(self.pack, step, tensors), _like(form, step.send_rows)
-                _comm().offer(step.send_rank, words, like, make, tensors)
-            _comm().await_offers(Counter(step.recv_rank for step in steps), words)
+                _comm().send_lazily(step.send_rank, words, like, make, tensors)
+            _comm().await_sends(Counter(step.recv_rank for step in steps), words)
         for part in self.shard.parts:
             first, end = self.shard.source_range(part)
             yield [t[first:end] for t in tensors]
@@ -315,7 +317,7 @@ class OfferedRows(Exchange):
     def way_back(
         self, out: Sequence[Tensor], *, own: Callable[[], TensorList] | None = None
     ) -> GradientReturn:
-        return OfferedGradients(self, out, own=own)
+        return LazyGradients(self, out, own=own)
 
 
 def _comm() -> ThreadComm:
@@ -328,7 +330,7 @@ def _like(form: TensorList, num_rows: int) -> TensorList:
 
 
 def _taken(rank: int, words: str, form: TensorList, num_rows: int, lend: Lend) -> Buffers:
-    """Rows that a rank has offered: computed into a buffer, or in memory of their own already."""
+    """Rows that a rank has sent: computed into a buffer, or in memory of their own already."""
     lent: list[Buffers] = []
 
     def lend_rows() -> TensorList:

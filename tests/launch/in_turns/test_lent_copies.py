@@ -76,8 +76,8 @@ def test_what_is_read_of_other_ranks_is_told_apart(tmp_path: Path) -> None:
         def make(out: list[Tensor]) -> None:
             evictable.select_rows(out[0], rows, index)
 
-        ours.offer(others, 'rows', [rows.new_empty(3)], make, [rows])
-        ours.await_offers({others: 1}, 'rows')
+        ours.send_lazily(others, 'rows', [rows.new_empty(3)], make, [rows])
+        ours.await_sends({others: 1}, 'rows')
         ours.take(others, 'rows', lambda: [rows.new_empty(3)])
         _others_turn()
         rows.sum()
