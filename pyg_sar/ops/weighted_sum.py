@@ -21,8 +21,8 @@ from torch import Tensor
 from pyg_sar.comm.buffers import TensorList
 from pyg_sar.comm.exchange import Exchange
 from pyg_sar.comm.functions import communicates, once_differentiable
-from pyg_sar.ops.bag_sums import add_bag_sums, bag_sums
 from pyg_sar.ops.block_loop import AllAtOnce, BlockByBlock, BlockLoop, Later
+from pyg_sar.ops.segment_sums import add_segment_sums, segment_sums
 from pyg_sar.ops.weighted_sums import edge_dots, weighted_sums_and_dots
 from pyg_sar.shard.blocks import Block, Plan
 from pyg_sar.utils.offload import is_read_by_rows, selected_rows
@@ -83,9 +83,9 @@ class _WeightedSum(torch.autograd.Function):
                 continue
             block_weight = None if weight is None else block.span(weight)
             if out is None:
-                out = bag_sums(rows, block.by_dst, block_weight)
+                out = segment_sums(rows, block.by_dst, block_weight)
             else:
-                add_bag_sums(out, rows, block.by_dst, block_weight)
+                add_segment_sums(out, rows, block.by_dst, block_weight)
         if out is None:
             out = x.new_zeros(loop.plan.shard.num_dst, *x.shape[1:])
         ctx.loop, ctx.mean = replace(loop, kept=None), mean
@@ -141,7 +141,7 @@ class _BlockGradients:
         """The gradient of a block's source rows; `rows` hold them if the weights need it."""
         if self.of_weight is None:
             weight = None if self.weight is None else block.span(self.weight)
-            return [bag_sums(self.of_out, block.by_src, weight, factor=self.factor)]
+            return [segment_sums(self.of_out, block.by_src, weight, factor=self.factor)]
         out = self.of_out.new_empty(block.num_rows, *self.of_out.shape[1:])
         self.write([out], block, rows)
         return [out]
@@ -151,19 +151,19 @@ class _BlockGradients:
         if not is_read_by_rows(self.of_out) or (self.weight is not None and self.weight.dim() > 1):
             self.write(targets, block, [])
             return
-        columns, bags = block.by_src_compacted
+        columns, segments = block.by_src_compacted
         grad = selected_rows(self.of_out, columns)
         factor = None if self.factor is None else self.factor.index_select(0, columns)
         weight = None if self.weight is None else block.span(self.weight)
-        add_bag_sums(targets[0], grad, bags, weight, factor=factor, replace=True)
+        add_segment_sums(targets[0], grad, segments, weight, factor=factor, replace=True)
 
     def write(self, targets: TensorList, block: Block, rows: TensorList) -> None:
         """Writes the gradient of source rows to the target, if there is one."""
         weight = None if self.weight is None else block.span(self.weight)
         if self.of_weight is None or not block.num_edges:
             for out in targets:
-                bags, factor = block.by_src, self.factor
-                add_bag_sums(out, self.of_out, bags, weight, factor=factor, replace=True)
+                segments, factor = block.by_src, self.factor
+                add_segment_sums(out, self.of_out, segments, weight, factor=factor, replace=True)
             return
         dots = block.span(self.of_weight)
         if not targets:

@@ -17,7 +17,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from pyg_sar.shard.csr import MAX_EDGES, Bags, compacted, make_bags
+from pyg_sar.shard.csr import MAX_EDGES, Segments, compacted, make_segments
 from pyg_sar.shard.edges import ShardEdges
 from pyg_sar.shard.index_rows import rows_at, write_rows_at
 from pyg_sar.shard.shard import Kept, Shard
@@ -78,28 +78,28 @@ class Block:
 
     @cached_property
     @torch.inference_mode(False)
-    def by_dst(self) -> Bags:
+    def by_dst(self) -> Segments:
         """Edges grouped by destination: the forward sum."""
         src, dst = self.edge_index
-        bags = make_bags(dst, src, self.num_dst, is_sorted=True, visits=self.visits[1])
+        segments = make_segments(dst, src, self.num_dst, is_sorted=True, visits=self.visits[1])
         if isinstance(self.edges, slice):
-            return bags
-        edges = self.edges if bags.perm is None else self.edges[bags.perm]
-        return bags._replace(perm=_short(edges))
+            return segments
+        edges = self.edges if segments.perm is None else self.edges[segments.perm]
+        return segments._replace(perm=_short(edges))
 
     @cached_property
     @torch.inference_mode(False)
-    def by_src(self) -> Bags:
+    def by_src(self) -> Segments:
         """Edges grouped by source row: the transposed sum of backward."""
         src, dst = self.edge_index
-        bags = make_bags(src, dst, self.num_rows, visits=self.visits[0])
+        segments = make_segments(src, dst, self.num_rows, visits=self.visits[0])
         if isinstance(self.edges, slice):
-            return bags
-        return bags._replace(perm=_short(self.edges[bags.perm]))
+            return segments
+        return segments._replace(perm=_short(self.edges[segments.perm]))
 
     @cached_property
     @torch.inference_mode(False)
-    def by_src_compacted(self) -> tuple[Tensor, Bags]:
+    def by_src_compacted(self) -> tuple[Tensor, Segments]:
         """Own destinations that have edges, int64, and :attr:`by_src` among them."""
         return compacted(self.by_src)
 

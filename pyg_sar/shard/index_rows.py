@@ -73,7 +73,7 @@ def add_runs_at(target: Tensor, index: Tensor, rows: Tensor) -> None:
     if not (is_wide and is_alike and target.device.type == 'cpu' and num_rows <= num_edges):
         add_rows_at(target, index, rows)
         return
-    # Every run is a bag of rows that follow each other: index_add_ would sort them first.
+    # Every run is a segment of rows that follow each other: index_add_ would sort them first.
     ptr = index.new_zeros(num_rows + 1)
     torch.cumsum(torch.bincount(index, minlength=num_rows), 0, out=ptr[1:])
     sums = embedding_bag(
