@@ -17,7 +17,7 @@ from pyg_sar.checkpoint.files import About, table_file, write_state
 from pyg_sar.checkpoint.folders import begun, folder_of, publish
 from pyg_sar.checkpoint.states import model_state, optimizer_state, plain_model, random_states
 from pyg_sar.checkpoint.tables import Table, create_npy, graphs, write_npy
-from pyg_sar.comm.collectives import agree, check_equal, on_rank_0, together
+from pyg_sar.comm.collectives import agree, check_equal, on_rank_0, raise_on_all
 from pyg_sar.comm.errors import collective
 from pyg_sar.comm.ranks import world_size
 from pyg_sar.nn.ddp.averager import PARTED
@@ -112,7 +112,7 @@ def save_checkpoint(
         for key, (run, first) in runs.items():
             write_npy(table_file(new, key), run, first, tables[key].num_nodes)
 
-    of_ranks = agree(together(collect))
+    of_ranks = agree(raise_on_all(collect))
     epochs, batches, states['random'], sums = map(list, zip(*of_ranks, strict=True))
     check_equal('epoch', epochs)
     epoch = epochs[0]  # NumPy's may not be in a file
@@ -124,6 +124,6 @@ def save_checkpoint(
         begin = stack.enter_context
         new = root / on_rank_0(lambda: str(begin(begun(root, epoch)).relative_to(root)))
         on_rank_0(write_states)
-        together(write_runs)
+        raise_on_all(write_runs)
         on_rank_0(lambda: publish(new, folder, keep=keep))
     return folder

@@ -26,7 +26,7 @@ T = TypeVar('T')
 _KINDS = {k.__name__: k for k in (FileNotFoundError, OSError, TypeError, ValueError, RuntimeError)}
 
 
-def together(step: Callable[[], T]) -> T:
+def raise_on_all(step: Callable[[], T]) -> T:
     """Takes a step on every rank and returns its result (collective: see :func:`agree`).
 
     If it raises on any rank, all raise: a rank its own error, or else that of the first other rank,
@@ -38,18 +38,18 @@ def together(step: Callable[[], T]) -> T:
         result = step()
     except Exception as caught:  # whatever it is, the other ranks must not wait for this one
         error = caught
-    raise_together(error)
+    raise_error_on_all(error)
     return result
 
 
 def on_rank_0(step: Callable[[], T]) -> T:
-    """Takes `step` on rank 0 alone; all get its plain values; raises as `together`."""
-    own = together(lambda: step() if current().rank == 0 else None)
+    """Takes `step` on rank 0 alone; all get its plain values; raises as :func:`raise_on_all`."""
+    own = raise_on_all(lambda: step() if current().rank == 0 else None)
     return agree(own)[0]
 
 
-def raise_together(error: Exception | None) -> None:
-    """Raises as :func:`together`, where this rank's error was caught before."""
+def raise_error_on_all(error: Exception | None) -> None:
+    """Raises as :func:`raise_on_all`, where this rank's error was caught before."""
     kind = next((name for name, k in _KINDS.items() if isinstance(error, k)), 'RuntimeError')
     answers = agree(None if error is None else (kind, str(error)))
     if error is not None:
