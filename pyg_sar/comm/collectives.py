@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pyg_sar.comm.errors import because_of
+from pyg_sar.comm.errors import with_root_cause
 from pyg_sar.comm.functions import communicates
 from pyg_sar.comm.ranks import current
 from pyg_sar.utils import hook
@@ -57,7 +57,7 @@ def raise_error_on_all(error: Exception | None) -> None:
     for rank, other in enumerate(answers):
         if other is not None:
             kind, text = other
-            raise because_of(rank, current().rank, _KINDS[kind](f'rank {rank}: {text}'))
+            raise with_root_cause(rank, current().rank, _KINDS[kind](f'rank {rank}: {text}'))
 
 
 def agree(value: Any) -> list[Any]:
@@ -85,7 +85,7 @@ def odd_and_usual(values: Sequence[object]) -> tuple[int, int]:
 
 def differ(text: str, rank: int) -> ValueError:
     """The error that all ranks raise where `rank` differs; only that rank prints a traceback."""
-    return because_of(rank, current().rank, ValueError(text))
+    return with_root_cause(rank, current().rank, ValueError(text))
 
 
 def check_equal(what: str, values: Sequence[object]) -> None:

@@ -32,7 +32,7 @@ from pyg_sar.comm.announced import Announced
 from pyg_sar.comm.comm import Work
 from pyg_sar.comm.connection import Connection, meet, new_group, timeout_of
 from pyg_sar.comm.errors import at_location, location
-from pyg_sar.comm.faults import Cause, Reports, TransferWatch, for_reports
+from pyg_sar.comm.faults import Reports, RootCause, TransferWatch, for_reports
 from pyg_sar.comm.ring_sum import sum_as_gloo_does
 from pyg_sar.comm.shared_memory import Landing, SharedMemory, allocated, compute_first, find_shared
 from pyg_sar.utils.checksum import as_bytes
@@ -163,7 +163,7 @@ class GroupComm(Connection):
             return None
         reason = f'rank {rank} is at {said[rank].strip()}: run the same lines on every rank'
         error = self._error(rank, self.operation, reason)
-        self.reports.write(Cause(rank, doing=at_location(alike)))
+        self.reports.write(RootCause(rank, doing=at_location(alike)))
         self.end(error)
         raise error
 
