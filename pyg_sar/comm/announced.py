@@ -47,21 +47,21 @@ class Announced:
         self.coming = [*self._known.get(self.message, ())]
         return str(self.coming or '')
 
-    def sum_by(self, comm: Comm, alike: str, tensor: Tensor) -> None:
+    def sum_by(self, comm: Comm, tag: str, tensor: Tensor) -> None:
         """See :meth:`Comm.sum_large`; one message if the sum is announced, else two."""
-        form = _form(alike, tensor)
+        form = _form(tag, tensor)
         is_announced = self.coming[:1] == [form]
         if is_announced:
             del self.coming[0]
         else:
             before = self.message
-            comm.sum_alike(alike)
+            comm.sum_alike(tag)
         comm.all_reduce(tensor)
         self._seen = 0
         if not is_announced:
             self._learn(before, form)
         elif tensor.view(-1)[-1].isnan():  # perhaps not all ranks are here
-            comm.sum_alike(alike)
+            comm.sum_alike(tag)
 
     def leave_out(self, comm: Comm) -> None:
         """Sends NaNs in place of the sum that was announced and does not come."""
@@ -78,5 +78,5 @@ class Announced:
             self._known.setdefault(message, []).append(form)
 
 
-def _form(alike: str, tensor: Tensor) -> _Sum:
-    return f'{alike} in {location()}', tensor.dtype, tuple(tensor.shape)
+def _form(tag: str, tensor: Tensor) -> _Sum:
+    return f'{tag} in {location()}', tensor.dtype, tuple(tensor.shape)

@@ -158,16 +158,16 @@ def all_reduce_sum(
     """
     comm = current()
     if comm.size > 1:
-        alike = f'{what} ({form_of(tensor)})'
-        with comm.guard(what, alike=alike):
+        tag = f'{what} ({form_of(tensor)})'
+        with comm.guard(what, tag=tag):
             if comm.goes_by_host(tensor.device, group):  # others: gloo has no part in it
                 if tensor.device.type == 'cpu' and group is None and tensor.numel():
                     if tensor.nbytes <= comm.summed_bytes:
-                        comm.sum_alike(alike, summed=tensor)
+                        comm.sum_alike(tag, summed=tensor)
                     else:
-                        comm.sum_large(alike, tensor)
+                        comm.sum_large(tag, tensor)
                     return tensor
-                comm.sum_alike(alike)
+                comm.sum_alike(tag)
             comm.all_reduce(tensor, group)
     return tensor
 
@@ -177,10 +177,10 @@ def all_gather_alike(tensor: Tensor, what: str = 'a gather from all ranks') -> T
     comm = current()
     if comm.size == 1:
         return tensor.unsqueeze(0)
-    alike = f'{what} ({form_of(tensor)})'
-    with comm.guard(what, alike=alike):
+    tag = f'{what} ({form_of(tensor)})'
+    with comm.guard(what, tag=tag):
         if comm.goes_by_host(tensor.device):
-            comm.sum_alike(alike)
+            comm.sum_alike(tag)
         return comm.all_gather(tensor.contiguous())
 
 
@@ -248,10 +248,10 @@ def exchange_bytes(
     is, in words that are equal on all ranks; `is_compared` is that of :func:`all_to_all`.
     """
     what = 'an exchange of rows with all ranks at once'
-    alike, comm = f'{what} ({form})', current()
-    with comm.guard(what, alike=alike):
+    tag, comm = f'{what} ({form})', current()
+    with comm.guard(what, tag=tag):
         if not is_compared and comm.goes_by_host(sent.device):
-            comm.sum_alike(alike)
+            comm.sum_alike(tag)
         comm.all_to_all(received, sent, recv_sizes, send_sizes)
         if hook.watchers:
             # Its own rows stay here.

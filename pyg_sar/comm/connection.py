@@ -75,7 +75,7 @@ class Connection(Comm):
 
     @contextmanager
     def guard(
-        self, operation: str, peer: int | None = None, *, alike: str = '', is_wait: bool = False
+        self, operation: str, peer: int | None = None, *, tag: str = '', is_wait: bool = False
     ) -> Iterator[None]:
         # By default a device has a thread of its own for backward. That begins with the first layer
         # that is ready, while a loss on the CPU, or one of several, is about to make others ready:

@@ -133,11 +133,11 @@ class GroupComm(Connection):
         return bool((group or self.group or self._opened())._get_backend(device).name() == 'gloo')
 
     def sum_alike(
-        self, alike: str, *, number: int = 0, state: str = '', summed: Tensor | None = None
+        self, tag: str, *, number: int = 0, state: str = '', summed: Tensor | None = None
     ) -> int | None:
         """See :meth:`Comm.sum_alike`; one message of 72 bytes."""
         # Without the class of the layer: the comparison of forwards has it.
-        same = f'{alike} in {_CLASS.sub("", location())}'
+        same = f'{tag} in {_CLASS.sub("", location())}'
         same += self._announced.by(self, same)
         code = zlib.crc32((same + state).encode())
         record = torch.zeros(_WORDS, dtype=torch.int64)
@@ -154,7 +154,7 @@ class GroupComm(Connection):
                 numbers = [row.clone().view(summed.dtype) for row in rows]
                 summed.copy_(sum_as_gloo_does(numbers).view(summed.shape))
             return sum(head % (1 << _NUMBER_BITS) for head in heads)
-        own = f'{zlib.crc32(same.encode())} {at_location(alike)}'
+        own = f'{zlib.crc32(same.encode())} {at_location(tag)}'
         texts = self._texts(own.encode(), _SHORT)
         codes, said = zip(*(t.decode(errors='replace').split(' ', 1) for t in texts), strict=True)
         rank = next((r for r, code in enumerate(codes) if code != codes[self.rank]), None)
@@ -163,7 +163,7 @@ class GroupComm(Connection):
             return None
         reason = f'rank {rank} is at {said[rank].strip()}: run the same lines on every rank'
         error = self._error(rank, self.operation, reason)
-        self.reports.write(RootCause(rank, doing=at_location(alike)))
+        self.reports.write(RootCause(rank, doing=at_location(tag)))
         self.end(error)
         raise error
 
@@ -174,9 +174,9 @@ class GroupComm(Connection):
             return
         self.met.compare(self._long_texts(self.met.encoded()), self.rank)
 
-    def sum_large(self, alike: str, tensor: Tensor) -> None:
+    def sum_large(self, tag: str, tensor: Tensor) -> None:
         """See :meth:`Comm.sum_large`; one message if it is announced, else two."""
-        self._announced.sum_by(self, alike, tensor)
+        self._announced.sum_by(self, tag, tensor)
 
     def gather_texts(self, text: bytes, what: str) -> list[bytes]:
         """See :meth:`Comm.gather_texts`: a number and one all-gather, two if one is not short."""
@@ -202,7 +202,7 @@ class GroupComm(Connection):
         recv_rank: int,
         sent: Sequence[Tensor],
         send_rank: int,
-        words: str,
+        tag: str,
     ) -> tuple[list[Work], list[Work]]:
         """See :meth:`Comm.start_send_recv`.
 
@@ -218,9 +218,9 @@ class GroupComm(Connection):
         go = [self._shared.send(sent, send_rank)] if is_lent else [self._filled(t) for t in sent]
         if not come and not go:
             return [], []
-        group, tag = self.group or self._opened(), zlib.crc32(words.encode()) >> 1
-        ops = [dist.P2POp(dist.irecv, t, recv_rank, group, tag) for t in come]
-        ops += [dist.P2POp(dist.isend, t, send_rank, group, tag) for t in go]
+        group, code = self.group or self._opened(), zlib.crc32(tag.encode()) >> 1
+        ops = [dist.P2POp(dist.irecv, t, recv_rank, group, code) for t in come]
+        ops += [dist.P2POp(dist.isend, t, send_rank, group, code) for t in go]
         # NCCL gives one for all.
         works: list[Work] = [*dist.batch_isend_irecv(ops)]
         device = ops[0].tensor.device

@@ -41,7 +41,7 @@ class SendRecv:
         operations = (comes, recv_rank), (goes, send_rank)
         # Rows of another layer, or of another width, must not be taken for these.
         words = f'a step of {self._kind} ({forms_of(sent.rows)})'
-        with self._comm.guard(*operations[not receives], alike=words):
+        with self._comm.guard(*operations[not receives], tag=words):
             words = at_location(words)
             come, go = self._comm.start_send_recv(receives, recv_rank, sends, send_rank, words)
         self.works = [*come, *go]

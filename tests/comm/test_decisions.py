@@ -25,7 +25,7 @@ class _Ranks(Comm):
             return least_of_ranks(value, self.size)
 
     def sum_alike(
-        self, alike: str, *, number: int = 0, state: str = '', summed: Tensor | None = None
+        self, tag: str, *, number: int = 0, state: str = '', summed: Tensor | None = None
     ) -> int | None:
         assert 0 <= number < 2**24
         self._sent[self._value] = number
