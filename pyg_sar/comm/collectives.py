@@ -115,21 +115,21 @@ def least_of_ranks(value: int, world_size: int) -> int:
     return 0 if zeros else 1 if ones else 2
 
 
-def are_alike(words: str, flag: bool) -> tuple[bool, bool]:
-    """Whether words are the same on all ranks and, if so, whether a flag is set on all.
+def are_alike(fingerprint: str, flag: bool) -> tuple[bool, bool]:
+    """Whether a fingerprint is the same on all ranks and, if so, whether a flag is set on all.
 
     Collective: one small all-gather.
     """
-    unset = _sum('a comparison of forwards', number=not flag, state=words)
+    unset = _sum('a comparison of forwards', number=not flag, state=fingerprint)
     return unset is not None, unset == 0
 
 
-def count_ranks(words: str, flag: bool) -> int:
+def count_ranks(tag: str, flag: bool) -> int:
     """How many ranks have set a flag (collective: one small all-gather).
 
-    All raise ExchangeError where `words`, the operation that a rank is at, differ.
+    All raise ExchangeError where `tag`, the operation that a rank is at, differs.
     """
-    count = _sum(words, number=flag)
+    count = _sum(tag, number=flag)
     assert count is not None
     return count
 
@@ -227,9 +227,9 @@ def all_to_all(
     # As bytes: every dtype goes through every backend.
     row_bytes = math.prod(rows.shape[1:]) * rows.element_size()
     sizes = [n * row_bytes for n in recv_counts], [n * row_bytes for n in send_counts]
-    words = form_of(rows, is_rows=True)
+    form = form_of(rows, is_rows=True)
     counts = recv_counts, send_counts
-    exchange_bytes(as_bytes(received), as_bytes(rows), *sizes, counts, words, is_compared)
+    exchange_bytes(as_bytes(received), as_bytes(rows), *sizes, counts, form, is_compared)
     return received
 
 

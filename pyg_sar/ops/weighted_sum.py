@@ -5,7 +5,7 @@ gradient, which the destination's rank holds. Only a weight that learns needs th
 gradient is their product with the output gradient, in the same pass over the blocks.
 
 A mean is divided inside the transposed sum, by weights of 1 / in-degree, which spares a pass. With
-one part per rank the gradients of remote rows are sent first, and the own block is computed while
+one part per rank the gradients of halo rows are sent first, and the own block is computed while
 they travel.
 """
 

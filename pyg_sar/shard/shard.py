@@ -185,7 +185,7 @@ class Shard:
 
     @cached_property
     def num_halo(self) -> int:
-        """Number of remote rows the edges of this rank read."""
+        """Number of halo rows the edges of this rank read."""
         return self.halo_ptr[-1]
 
     @cached_property
