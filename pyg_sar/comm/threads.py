@@ -25,8 +25,8 @@ from pyg_sar.comm.comm import Comm
 from pyg_sar.comm.errors import at_location
 from pyg_sar.comm.exchange import Exchange, GradientReturn
 from pyg_sar.comm.ranks import chosen, current
-from pyg_sar.comm.ring_sum import sum_as_gloo_does
 from pyg_sar.comm.send_recv import forms_of, tell_moved
+from pyg_sar.comm.sums import sum_as_gloo_does
 from pyg_sar.comm.turns import LazySend, Turns
 from pyg_sar.shard.shard import Step
 from pyg_sar.utils import hook

@@ -1,4 +1,4 @@
-"""Large sums that need no message before them.
+"""How ranks sum: with the bits of gloo's, and large sums with no message before them.
 
 Ranks must know that all come to the same large sum before any of them sends: messages of different
 sizes must not meet. In training the same sums follow the same small messages in every step. So the
@@ -80,3 +80,29 @@ class Announced:
 
 def _form(tag: str, tensor: Tensor) -> _Sum:
     return f'{tag} in {location()}', tensor.dtype, tuple(tensor.shape)
+
+
+_SEGMENT_BYTES = 2**20  # gloo's largest segment of a ring all-reduce
+
+
+def sum_as_gloo_does(tensors: list[Tensor]) -> Tensor:
+    """Adds up the tensors of all ranks, in the order of gloo's ring.
+
+    gloo (allreduce.cc) cuts the vector into one chunk per rank. Chunk k starts at rank k - 1 and
+    goes down from rank to rank, ``((x[k-1] + x[k-2]) + ...) + x[k]``.
+    """
+    size, rows = len(tensors), [tensor.reshape(-1) for tensor in tensors]
+    width = rows[0].element_size()
+    num_bytes = rows[0].numel() * width
+    segments = max(-(-num_bytes // _SEGMENT_BYTES), 2 * size)
+    segments = -(-segments // size) * size
+    of_segment = -(-num_bytes // segments)
+    chunk = max(-(-of_segment // width) * segments // size, 1)
+    chunks = [torch.split(row, chunk) for row in rows]
+    sums = []
+    for k in range(len(chunks[0])):
+        total = chunks[(k - 1) % size][k].clone()
+        for i in range(2, size + 1):
+            total += chunks[(k - i) % size][k]
+        sums.append(total)
+    return torch.cat(sums).view(tensors[0].shape) if sums else tensors[0].clone()
