@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from pyg_sar.checkpoint.tables import Table, create_npy, map_npy, write_npy
-from pyg_sar.comm.collectives import agree, check_equal, on_rank_0, raise_on_all
 from pyg_sar.comm.errors import collective
 from pyg_sar.comm.ranks import rank, world_size
+from pyg_sar.comm.vote import agree, check_equal, on_rank_0, raise_on_all
 from pyg_sar.rows.align import own_rows
 from pyg_sar.rows.from_data import as_local, space_of_nodes
 from pyg_sar.rows.rows import Rows, tag

@@ -17,9 +17,9 @@ from pyg_sar.checkpoint.files import About, table_file, write_state
 from pyg_sar.checkpoint.folders import begun, folder_of, publish
 from pyg_sar.checkpoint.states import model_state, optimizer_state, plain_model, random_states
 from pyg_sar.checkpoint.tables import Table, create_npy, graphs, write_npy
-from pyg_sar.comm.collectives import agree, check_equal, on_rank_0, raise_on_all
 from pyg_sar.comm.errors import collective
 from pyg_sar.comm.ranks import world_size
+from pyg_sar.comm.vote import agree, check_equal, on_rank_0, raise_on_all
 from pyg_sar.nn.ddp.averager import PARTED
 from pyg_sar.nn.ddp.buckets import common
 from pyg_sar.nn.forward import of_model

@@ -7,140 +7,17 @@ same operation (:mod:`pyg_sar.comm.process_group`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pyg_sar.comm.errors import with_root_cause
 from pyg_sar.comm.functions import communicates
 from pyg_sar.comm.ranks import current
 from pyg_sar.utils import hook
 from pyg_sar.utils.checksum import as_bytes
-from pyg_sar.utils.json import decode, encode
-
-T = TypeVar('T')
-
-_KINDS = {k.__name__: k for k in (FileNotFoundError, OSError, TypeError, ValueError, RuntimeError)}
-
-
-def raise_on_all(step: Callable[[], T]) -> T:
-    """Takes a step on every rank and returns its result (collective: see :func:`agree`).
-
-    If it raises on any rank, all raise: a rank its own error, or else that of the first other rank,
-    with its rank. A step has no collectives.
-    """
-    result: Any = None
-    error = None
-    try:
-        result = step()
-    except Exception as caught:  # whatever it is, the other ranks must not wait for this one
-        error = caught
-    raise_error_on_all(error)
-    return result
-
-
-def on_rank_0(step: Callable[[], T]) -> T:
-    """Takes `step` on rank 0 alone; all get its plain values; raises as :func:`raise_on_all`."""
-    own = raise_on_all(lambda: step() if current().rank == 0 else None)
-    return agree(own)[0]
-
-
-def raise_error_on_all(error: Exception | None) -> None:
-    """Raises as :func:`raise_on_all`, where this rank's error was caught before."""
-    kind = next((name for name, k in _KINDS.items() if isinstance(error, k)), 'RuntimeError')
-    answers = agree(None if error is None else (kind, str(error)))
-    if error is not None:
-        raise error
-    for rank, other in enumerate(answers):
-        if other is not None:
-            kind, text = other
-            raise with_root_cause(rank, current().rank, _KINDS[kind](f'rank {rank}: {text}'))
-
-
-def agree(value: Any) -> list[Any]:
-    """The values of all ranks in rank order (collective: two small all-gathers).
-
-    A value is plain: None, bool, int, float, str, torch.dtype, a dense tensor, or lists, tuples,
-    sets and dicts of them. It comes back equal and of the same type.
-    """
-    comm = current()
-    if comm.size == 1:
-        return [value]
-    text, what = encode(value), 'a comparison of all ranks'
-    with comm.guard(what):
-        texts = comm.gather_texts(text, what)
-    return [decode(t) for t in texts]
-
-
-def odd_and_usual(values: Sequence[object]) -> tuple[int, int]:
-    """Of values that are not all equal a rank with a rare one, and a rank with the commonest."""
-    counts = [values.count(value) for value in values]
-    usual = counts.index(max(counts))
-    others = [rank for rank, value in enumerate(values) if value != values[usual]]
-    return min(others, key=lambda rank: counts[rank]), usual
-
-
-def differ(text: str, rank: int) -> ValueError:
-    """The error that all ranks raise where `rank` differs; only that rank prints a traceback."""
-    return with_root_cause(rank, current().rank, ValueError(text))
-
-
-def check_equal(what: str, values: Sequence[object]) -> None:
-    """Raises a ValueError if the ranks' `values` of something differ."""
-    if any(value != values[0] for value in values):
-        odd, usual = odd_and_usual(values)
-        raise differ(
-            f'expected the same {what} on all ranks: {values[odd]} on rank {odd} (got '
-            f'{values[usual]} on rank {usual}): give the same on every rank',
-            odd,
-        )
-
-
-def all_ranks(value: bool, world_size: int) -> bool:
-    """Whether `value` holds on all ranks (collective; see :func:`least_of_ranks`)."""
-    return bool(least_of_ranks(int(value), world_size))
-
-
-def least_of_ranks(value: int, world_size: int) -> int:
-    """The smallest of the ranks' values 0, 1 or 2 (collective: one small all-gather)."""
-    assert 0 <= value <= 2
-    if world_size == 1:
-        return value
-    counts = _sum('a decision of all ranks', number=(1, 1 << 20, 0)[value])
-    assert counts is not None
-    ones, zeros = divmod(counts, 1 << 20)  # more than there are ranks
-    return 0 if zeros else 1 if ones else 2
-
-
-def are_alike(fingerprint: str, flag: bool) -> tuple[bool, bool]:
-    """Whether a fingerprint is the same on all ranks and, if so, whether a flag is set on all.
-
-    Collective: one small all-gather.
-    """
-    unset = _sum('a comparison of forwards', number=not flag, state=fingerprint)
-    return unset is not None, unset == 0
-
-
-def count_ranks(tag: str, flag: bool) -> int:
-    """How many ranks have set a flag (collective: one small all-gather).
-
-    All raise ExchangeError where `tag`, the operation that a rank is at, differs.
-    """
-    count = _sum(tag, number=flag)
-    assert count is not None
-    return count
-
-
-def _sum(what: str, *, number: int, state: str = '') -> int | None:
-    """An operation that is nothing but the number it begins with."""
-    comm = current()
-    if comm.size == 1:
-        return number
-    with comm.guard(what):
-        return comm.sum_alike(what, number=number, state=state)
 
 
 def form_of(tensor: Tensor, *, is_rows: bool = False) -> str:

@@ -45,7 +45,7 @@ class Comm:
         operation: The operation that this rank has come to last, in words.
         peer: The rank it is done with; None for all.
         travelling: What is sent and received now, as :class:`SendRecv`.
-        caches: What :func:`pyg_sar.comm.cache_of` gives, by name.
+        caches: What :func:`pyg_sar.comm.ranks.cache_of` gives, by name.
         num_made: How many things all ranks have made together; see :class:`Agreed`.
         run: What ranks that are threads of one run have in common.
         exchange_kind: The class of its exchanges, where they send no messages.

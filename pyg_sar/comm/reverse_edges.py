@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.collectives import all_to_all, all_to_all_counts, raise_on_all
+from pyg_sar.comm.collectives import all_to_all, all_to_all_counts
 from pyg_sar.comm.derive_shard import all_part_ptr, derive_shard, positions
 from pyg_sar.comm.functions import communicates, once_differentiable
+from pyg_sar.comm.vote import raise_on_all
 from pyg_sar.shard.blocks import check_ids
 from pyg_sar.shard.edges import ShardEdges
 from pyg_sar.shard.shard import Shard

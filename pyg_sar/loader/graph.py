@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from pyg_sar.comm.collectives import agree, raise_on_all
 from pyg_sar.comm.exchange import exchange_of
 from pyg_sar.comm.ranks import rank
+from pyg_sar.comm.vote import agree, raise_on_all
 from pyg_sar.loader.arguments import Options
 from pyg_sar.loader.attributes import AttributeRows, Values, edge_stores, ends_of, node_stores
 from pyg_sar.loader.choose import cumulated

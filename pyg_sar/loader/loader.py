@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch_geometric.data import Data, HeteroData
 
-from pyg_sar.comm.collectives import agree, check_equal, raise_on_all
 from pyg_sar.comm.errors import in_call
 from pyg_sar.comm.ranks import left_by, world_size
+from pyg_sar.comm.vote import agree, check_equal, raise_on_all
 from pyg_sar.loader.arguments import Options, fans_of, read_options
 from pyg_sar.loader.attributes import check_data, edge_stores, find
 from pyg_sar.loader.batch import Epoch, Sampler

@@ -16,11 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.agreed import Agreed
 from pyg_sar.comm.buffers import TensorList
-from pyg_sar.comm.collectives import agree
 from pyg_sar.comm.exchange import Exchange, Request
 from pyg_sar.comm.functions import communicates, once_differentiable
+from pyg_sar.comm.vote import Agreed, agree
 from pyg_sar.ops.program import Arguments, gradients_of, no_autocast_cache
 from pyg_sar.ops.run import Surroundings
 from pyg_sar.shard.blocks import Plan

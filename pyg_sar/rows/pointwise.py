@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.collectives import agree
+from pyg_sar.comm.vote import agree
 from pyg_sar.rows.align import align, argument, as_rows, whole_shape
 from pyg_sar.rows.over_ranks import whole
 from pyg_sar.rows.registry import is_in_place, name_of, names, rule

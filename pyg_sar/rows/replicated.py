@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.collectives import all_reduce_sum, are_alike
+from pyg_sar.comm.collectives import all_reduce_sum
 from pyg_sar.comm.functions import communicates, once_differentiable
 from pyg_sar.comm.ranks import cache_of, check_own, chosen, rank
 from pyg_sar.comm.ranks import world_size as num_ranks
+from pyg_sar.comm.vote import are_alike
 from pyg_sar.utils.checksum import as_bytes
 from pyg_sar.utils.offload import array_of
 from pyg_sar.utils.tensor_state import version_of

@@ -7,7 +7,7 @@ part that owns them. So the source ids of every block are one contiguous range. 
 
 Modules keep results with a shard, or with a plan of its blocks, in fields of their own. A rank's
 own result is kept as it is. A result that all ranks made together is kept as
-:class:`pyg_sar.comm.agreed.Agreed`, unless it follows from the shard alone: then all ranks or none
+:class:`pyg_sar.comm.vote.Agreed`, unless it follows from the shard alone: then all ranks or none
 have it.
 """
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from torch import Tensor
 
-from pyg_sar.comm.collectives import least_of_ranks
 from pyg_sar.comm.comm import Comm
 from pyg_sar.comm.ranks import chosen
+from pyg_sar.comm.vote import least_of_ranks
 
 
 class _Ranks(Comm):

@@ -17,9 +17,9 @@ import torch.distributed as dist
 from ranks import run_once
 from small_graphs import attempt
 
-from pyg_sar.comm.collectives import agree
 from pyg_sar.comm.faults import Reports, RootCause
 from pyg_sar.comm.ranks import current, set_timeout
+from pyg_sar.comm.vote import agree
 
 TIMEOUT = timedelta(seconds=20)
 

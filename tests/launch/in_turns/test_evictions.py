@@ -15,7 +15,7 @@ import torch
 from few import few
 from torch import Tensor
 
-from pyg_sar.comm import collectives, ranks
+from pyg_sar.comm import ranks, vote
 from pyg_sar.launch.in_turns.run import play
 from pyg_sar.nn.copies import kept_copy
 from pyg_sar.utils import offload as evictable
@@ -24,8 +24,8 @@ SIZE = 1000
 
 
 def _others_turn() -> None:
-    collectives.agree(0)  # the last rank here goes on by itself,
-    collectives.agree(0)  # and waits here
+    vote.agree(0)  # the last rank here goes on by itself,
+    vote.agree(0)  # and waits here
 
 
 def _pickled(tensor: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyg_sar.comm import collectives, ranks
+from pyg_sar.comm import ranks, vote
 from pyg_sar.launch.in_turns.run import play
 from pyg_sar.nn.copies import lent_copy
 from pyg_sar.utils import offload as evictable
@@ -20,8 +20,8 @@ SIZE = 1000
 
 
 def _others_turn() -> None:
-    collectives.agree(0)  # the last rank here goes on by itself,
-    collectives.agree(0)  # and waits here
+    vote.agree(0)  # the last rank here goes on by itself,
+    vote.agree(0)  # and waits here
 
 
 WRITES: dict[str, Callable[[Tensor], Any]] = {
