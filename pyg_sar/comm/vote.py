@@ -140,7 +140,10 @@ def _sum(what: str, *, number: int, state: str = '') -> int | None:
 class Agreed(Generic[T]):
     """Things that all ranks have made together, by keys of each rank's own.
 
-    The `most` that were used last are kept.
+    The key of one rank, such as the edges of its nodes, may be equal in two calls while that of
+    another differs: that every rank has a thing does not say that they are of one call. So all
+    things of a call get one number, and the ranks compare numbers. The `most` that were used last
+    are kept.
     """
 
     def __init__(self, most: int = 8) -> None:
