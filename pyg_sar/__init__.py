@@ -29,8 +29,7 @@ from pyg_sar.rows.load import load_shard
 from pyg_sar.rows.patches.transforms import refuse_on_parts
 from pyg_sar.rows.restrict import restrict
 from pyg_sar.utils.log import set_log_by_environment
-
-__version__ = '0.1.0'
+from pyg_sar.utils.version import __version__ as __version__
 
 set_log_by_environment()
 refuse_on_parts()

@@ -14,8 +14,8 @@ from torch import Tensor
 from pyg_sar.comm.buffers import Wire
 from pyg_sar.comm.exchange import GradientReturn
 from pyg_sar.comm.ranks import current
+from pyg_sar.comm.send_recv import ROWS_TAG, SendRecv
 from pyg_sar.comm.shared_memory import SharedMemory
-from pyg_sar.comm.swap import ROWS_TAG, Swap
 
 
 @dataclass
@@ -89,23 +89,23 @@ class Order:
 def recorded() -> Iterator[Order]:
     """Records the order of what the exchange does while it lasts."""
     order = Order()
-    batch, start, wait = dist.batch_isend_irecv, Swap.__init__, Swap.wait
+    batch, start, wait = dist.batch_isend_irecv, SendRecv.__init__, SendRecv.wait
     pack, add = Wire.pack, Wire.add
-    names: dict[Swap, str] = {}
+    names: dict[SendRecv, str] = {}
     numbers = {'rows': 0, 'gradients': 0}
 
     def note_batch(ops: list[dist.P2POp]) -> Any:
         order.ops.append([op.op.__name__ for op in ops])
         return batch(ops)
 
-    def note_start(self: Swap, *args: Any) -> None:
+    def note_start(self: SendRecv, *args: Any) -> None:
         kind = 'rows' if args[-1] == ROWS_TAG else 'gradients'
         names[self] = f'{kind} {numbers[kind]}'
         numbers[kind] += 1
         order.note(f'start {names[self]}')
         start(self, *args)
 
-    def note_wait(self: Swap) -> None:
+    def note_wait(self: SendRecv) -> None:
         order.note(f'wait {names[self]}')
         wait(self)
 
@@ -120,8 +120,8 @@ def recorded() -> Iterator[Order]:
     with (
         apart(),
         mock.patch.object(dist, 'batch_isend_irecv', note_batch),
-        mock.patch.object(Swap, '__init__', note_start),
-        mock.patch.object(Swap, 'wait', note_wait),
+        mock.patch.object(SendRecv, '__init__', note_start),
+        mock.patch.object(SendRecv, 'wait', note_wait),
         mock.patch.object(Wire, 'pack', note_pack),
         mock.patch.object(Wire, 'add', note_add),
     ):

@@ -20,7 +20,7 @@ from torch import Tensor
 
 import pyg_sar.ops
 from pyg_sar.shard.blocks import Block
-from pyg_sar.shard.csr import Bags, make_bags
+from pyg_sar.shard.csr import Segments, make_segments
 
 HEADS = 4
 
@@ -61,8 +61,8 @@ class Work:
         return torch.rand(self.rows.numel(), HEADS)
 
     @cached_property
-    def bags(self) -> Bags:
-        return make_bags(self.rows, self.cols, self.num_rows, is_sorted=self.is_sorted)
+    def segments(self) -> Segments:
+        return make_segments(self.rows, self.cols, self.num_rows, is_sorted=self.is_sorted)
 
     def heads(self, values: Tensor) -> Tensor:
         """``[N, F]`` as ``[N, H, C]``."""
@@ -120,13 +120,13 @@ def _sum_by_csr(work: Work) -> Run:
 
 
 def _ours_sum(work: Work, kernel: Callable[..., Tensor]) -> Run:
-    bags, values = work.bags, work.values
-    return lambda: kernel(values, bags)
+    segments, values = work.segments, work.values
+    return lambda: kernel(values, segments)
 
 
 def _ours_added_sum(work: Work, kernel: Callable[..., Tensor]) -> Run:
-    bags, values = work.bags, work.values
-    return lambda: kernel(torch.zeros(work.num_rows, work.num_features), values, bags)
+    segments, values = work.segments, work.values
+    return lambda: kernel(torch.zeros(work.num_rows, work.num_features), values, segments)
 
 
 def _heads_by_index_add(work: Work) -> Run:
@@ -150,11 +150,11 @@ def _heads_by_csr(work: Work) -> Run:
 
 
 def _ours_heads(work: Work, kernel: Callable[..., Tensor]) -> Run:
-    bags, values, weight = work.bags, work.heads(work.values), work.weight
+    segments, values, weight = work.segments, work.heads(work.values), work.weight
 
     def run() -> Tensor:
         out = work.heads(torch.empty(work.num_rows, work.num_features))
-        return kernel(out, values, bags, weight, replace=True).flatten(1)
+        return kernel(out, values, segments, weight, replace=True).flatten(1)
 
     return run
 
@@ -168,8 +168,8 @@ def _dots_by_gather(work: Work) -> Run:
 
 
 def _ours_dots(work: Work, kernel: Callable[..., Tensor]) -> Run:
-    bags, right, left = work.bags, work.heads(work.values), work.left
-    return lambda: kernel(torch.empty_like(work.weight), left, right, bags)
+    segments, right, left = work.segments, work.heads(work.values), work.left
+    return lambda: kernel(torch.empty_like(work.weight), left, right, segments)
 
 
 def _both_by_gather(work: Work) -> Run:
@@ -194,8 +194,8 @@ def _ours_both(work: Work, kernel: Callable[..., None]) -> Run:
 _SUM_PEERS = {'index_add': _sum_by_index_add, 'sparse.mm CSR': _sum_by_csr}
 
 JOBS = {
-    'sum': Job('bag_sums', _ours_sum, _SUM_PEERS),
-    'sum, added': Job('add_bag_sums', _ours_added_sum, _SUM_PEERS),
+    'sum': Job('segment_sums', _ours_sum, _SUM_PEERS),
+    'sum, added': Job('add_segment_sums', _ours_added_sum, _SUM_PEERS),
     f'weighted sum, {HEADS} heads': Job(
         'add_weighted_sums',
         _ours_heads,

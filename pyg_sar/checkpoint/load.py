@@ -18,9 +18,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from pyg_sar.checkpoint import states
 from pyg_sar.checkpoint.files import About, read_about, read_state, read_table
 from pyg_sar.checkpoint.folders import complete
-from pyg_sar.comm.collectives import on_rank_0, together
 from pyg_sar.comm.errors import collective
 from pyg_sar.comm.ranks import rank, world_size
+from pyg_sar.comm.vote import on_rank_0, raise_on_all
 from pyg_sar.nn.forward import of_model
 
 
@@ -134,8 +134,8 @@ def load_checkpoint(
                 if world_size() == about.num_ranks:
                     states.set_random_states(saved['random'][rank()])
 
-    about = together(read)
-    together(apply)
+    about = raise_on_all(read)
+    raise_on_all(apply)
     return Checkpoint(folder, about.epoch, saved['extra'], about.num_ranks)
 
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from pyg_sar.checkpoint.tables import Table, create_npy, map_npy, write_npy
-from pyg_sar.comm.collectives import agree, check_equal, on_rank_0, together
 from pyg_sar.comm.errors import collective
 from pyg_sar.comm.ranks import rank, world_size
+from pyg_sar.comm.vote import agree, check_equal, on_rank_0, raise_on_all
 from pyg_sar.rows.align import own_rows
 from pyg_sar.rows.from_data import as_local, space_of_nodes
 from pyg_sar.rows.rows import Rows, tag
@@ -45,7 +45,7 @@ def save_rows(path: str | os.PathLike[str], values: Tensor, data: Any) -> None:
         OSError: On all ranks, if one of them cannot write.
     """
     path, space = Path(path), space_of_nodes(data)
-    together(lambda: _check(path, values, data))
+    raise_on_all(lambda: _check(path, values, data))
     if space is not None and type(values) is Tensor:
         values = own_rows('save_rows', values, 0, space)
     values, data = as_local((values, data))
@@ -56,7 +56,7 @@ def save_rows(path: str | os.PathLike[str], values: Tensor, data: Any) -> None:
     new = path.with_name(on_rank_0(lambda: name_beside(path).name))
     try:
         on_rank_0(lambda: create_npy(new, run, num_nodes))
-        together(lambda: write_npy(new, run, first, num_nodes))
+        raise_on_all(lambda: write_npy(new, run, first, num_nodes))
         on_rank_0(lambda: put(new, path))
     except BaseException:
         if rank() == 0:
@@ -100,7 +100,7 @@ def load_rows(path: str | os.PathLike[str], data: Any) -> Tensor:
             )
         return torch.from_numpy(np.asarray(rows[own.n_id.cpu().numpy()]))
 
-    values = together(read).to(own.n_id.device)
+    values = raise_on_all(read).to(own.n_id.device)
     return values if space is None else tag(values, 0, space)
 
 

@@ -13,18 +13,18 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-import pyg_sar
 from pyg_sar.checkpoint.files import About, table_file, write_state
 from pyg_sar.checkpoint.folders import begun, folder_of, publish
 from pyg_sar.checkpoint.states import model_state, optimizer_state, plain_model, random_states
 from pyg_sar.checkpoint.tables import Table, create_npy, graphs, write_npy
-from pyg_sar.comm.collectives import agree, check_equal, on_rank_0, together
 from pyg_sar.comm.errors import collective
 from pyg_sar.comm.ranks import world_size
+from pyg_sar.comm.vote import agree, check_equal, on_rank_0, raise_on_all
 from pyg_sar.nn.ddp.averager import PARTED
 from pyg_sar.nn.ddp.buckets import common
 from pyg_sar.nn.forward import of_model
 from pyg_sar.nn.same_model import check_values, sums_of
+from pyg_sar.utils.version import __version__
 
 
 @collective('save_checkpoint', 'ranks write their rows, and meet when all is on the disk')
@@ -101,7 +101,7 @@ def save_checkpoint(
         for name, state in states.items():
             write_state(new, name, state)
         dtypes = {key: str(t.values.dtype).removeprefix('torch.') for key, t in tables.items()}
-        about = epoch, world_size(), [*states], dtypes, graphs(plain), pyg_sar.__version__
+        about = epoch, world_size(), [*states], dtypes, graphs(plain), __version__
         About(*about).write(new)
         for key, table in tables.items():
             create_npy(table_file(new, key), runs[key][0], table.num_nodes)
@@ -112,7 +112,7 @@ def save_checkpoint(
         for key, (run, first) in runs.items():
             write_npy(table_file(new, key), run, first, tables[key].num_nodes)
 
-    of_ranks = agree(together(collect))
+    of_ranks = agree(raise_on_all(collect))
     epochs, batches, states['random'], sums = map(list, zip(*of_ranks, strict=True))
     check_equal('epoch', epochs)
     epoch = epochs[0]  # NumPy's may not be in a file
@@ -124,6 +124,6 @@ def save_checkpoint(
         begin = stack.enter_context
         new = root / on_rank_0(lambda: str(begin(begun(root, epoch)).relative_to(root)))
         on_rank_0(write_states)
-        together(write_runs)
+        raise_on_all(write_runs)
         on_rank_0(lambda: publish(new, folder, keep=keep))
     return folder

@@ -25,7 +25,7 @@ from pyg_sar.utils.offload import keep_here, select_rows
 
 _CHUNK_BYTES = 1 << 20
 
-Rows = list[Tensor]
+TensorList = list[Tensor]
 """Rows of several tensors at once: one ``[num_rows, ...]`` tensor each."""
 
 
@@ -61,7 +61,7 @@ class Buffers:
     ) -> None:
         self.pool = pool
         self.lent: list[Tensor] = []
-        self.rows: Rows = []
+        self.rows: TensorList = []
         for tensor in tensors:
             shape = (num_rows, *tensor.shape[1:])
             if pool is None or num_rows == 0:
@@ -90,7 +90,7 @@ class Wire:
     def __init__(self, dtype: torch.dtype | None = None) -> None:
         self.dtype = dtype
 
-    def like(self, tensors: Sequence[Tensor]) -> Rows:
+    def like(self, tensors: Sequence[Tensor]) -> TensorList:
         """Tensors with rows of the shapes and dtypes in which rows of `tensors` travel."""
         dtype = self.dtype
         if dtype is None:

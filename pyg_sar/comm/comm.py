@@ -44,8 +44,8 @@ class Comm:
         met: The plain values that have met rows since the last message.
         operation: The operation that this rank has come to last, in words.
         peer: The rank it is done with; None for all.
-        travelling: Swaps that are under way.
-        caches: What :func:`pyg_sar.comm.cache_of` gives, by name.
+        travelling: What is sent and received now, as :class:`SendRecv`.
+        caches: What :func:`pyg_sar.comm.ranks.cache_of` gives, by name.
         num_made: How many things all ranks have made together; see :class:`Agreed`.
         run: What ranks that are threads of one run have in common.
         exchange_kind: The class of its exchanges, where they send no messages.
@@ -72,11 +72,11 @@ class Comm:
         """Raises ExchangeError if the exchanges have ended; connects the ranks if they are not."""
 
     def guard(
-        self, operation: str, peer: int | None = None, *, alike: str = '', is_wait: bool = False
+        self, operation: str, peer: int | None = None, *, tag: str = '', is_wait: bool = False
     ) -> AbstractContextManager[None]:
         """For the time of an operation with other ranks: its errors come as ExchangeError.
 
-        `peer` is the rank it is done with, None for all. Threads compare `alike`: the operation,
+        `peer` is the rank it is done with, None for all. Threads compare `tag`: the operation,
         with what it moves, in words that are equal on all ranks.
         `is_wait`: the end of one that began before; all ranks begin as many.
         """
@@ -120,19 +120,19 @@ class Comm:
         return True
 
     def sum_alike(
-        self, alike: str, *, number: int = 0, state: str = '', summed: Tensor | None = None
+        self, tag: str, *, number: int = 0, state: str = '', summed: Tensor | None = None
     ) -> int | None:
         """The sum of the ranks' numbers, less than ``2**24``, or None if their states differ.
 
-        `alike` is the operation at which all must be, in words that are equal on all ranks; else
+        `tag` is the operation at which all must be, in words that are equal on all ranks; else
         all raise. `state` is what the ranks ask whether they have it in common, in words.
         `summed`, of :attr:`summed_bytes` at most, is summed over the ranks in place.
         """
         return number
 
-    def sum_large(self, alike: str, tensor: Tensor) -> None:
-        """Sums a tensor of the host over the ranks in place; `alike` is that of `sum_alike`."""
-        self.sum_alike(alike)
+    def sum_large(self, tag: str, tensor: Tensor) -> None:
+        """Sums a tensor of the host over the ranks in place; `tag` is that of `sum_alike`."""
+        self.sum_alike(tag)
         self.all_reduce(tensor)
 
     def gather_texts(self, text: bytes, what: str) -> list[bytes]:
@@ -143,17 +143,17 @@ class Comm:
         """Memory for rows that travel: a uint8 vector, of any content."""
         return torch.empty(num_bytes, dtype=torch.uint8, device=device)
 
-    def start_swap(
+    def start_send_recv(
         self,
         received: Sequence[Tensor],
         recv_rank: int,
         sent: Sequence[Tensor],
         send_rank: int,
-        words: str,
+        tag: str,
     ) -> tuple[list[Work], list[Work]]:
         """Begins to receive contiguous tensors from one rank and to send others to another rank.
 
-        Gives the transfers that come in, and those that go out. Messages meet if their words are
+        Gives the transfers that come in, and those that go out. Messages meet if their tags are
         equal, where the backend knows tags (gloo).
         """
         raise NotImplementedError

@@ -28,7 +28,7 @@ from torch.utils.checkpoint import _StopRecomputationError
 
 from pyg_sar.comm.comm import Comm
 from pyg_sar.comm.errors import ExchangeError, PartedError, at_location, location
-from pyg_sar.comm.faults import PATIENCE, Cause, Reports, for_operations, for_reports
+from pyg_sar.comm.faults import PATIENCE, Reports, RootCause, for_operations, for_reports
 from pyg_sar.utils import hook
 
 GRACE = 2.0  # seconds in which all ranks may raise alike before the one that raised ends the group
@@ -75,7 +75,7 @@ class Connection(Comm):
 
     @contextmanager
     def guard(
-        self, operation: str, peer: int | None = None, *, alike: str = '', is_wait: bool = False
+        self, operation: str, peer: int | None = None, *, tag: str = '', is_wait: bool = False
     ) -> Iterator[None]:
         # By default a device has a thread of its own for backward. That begins with the first layer
         # that is ready, while a loss on the CPU, or one of several, is about to make others ready:
@@ -134,7 +134,7 @@ class Connection(Comm):
         if isinstance(error, dist.DistBackendError):
             peer = None  # NCCL tells of the group, not of the rank that was lost
         text = str(error)
-        own = Cause(peer, None, 'imed out' in text or 'timeout' in text, at_location(operation))
+        own = RootCause(peer, None, 'imed out' in text or 'timeout' in text, at_location(operation))
         # In a collective the others tell which of them was not lost; that ends the wait.
         patience = (
             for_reports(self.seconds) if own.silent else PATIENCE * (6 if peer is None else 1)
@@ -143,7 +143,7 @@ class Connection(Comm):
         # First, so that those who wait for this rank wake up and report as well.
         self.reports.write(own, seconds=patience / 2 if own.silent else 1)
         self.end(self._error(peer, operation, _reason(own, own, error)))
-        cause = self.reports.first_cause(own, max(end - time.monotonic(), 0.1))
+        cause = self.reports.root_cause(own, max(end - time.monotonic(), 0.1))
         return self._error(cause.peer, operation, _reason(cause, own, error))
 
     def left_by(self, error: BaseException) -> None:
@@ -174,7 +174,7 @@ class Connection(Comm):
         self._verdict = threading.Thread(target=judge, daemon=True)
         self._verdict.start()
 
-    def fail(self, error: BaseException, cause: Cause | None = None) -> None:
+    def fail(self, error: BaseException, cause: RootCause | None = None) -> None:
         """Ends the group because of an exception of this rank's own, and reports it."""
         if self.error is not None or self.group is None:
             return
@@ -185,8 +185,8 @@ class Connection(Comm):
     def end(self, error: ExchangeError) -> None:
         """Closes the connections, after the report."""
         self.error = self.error or error
-        for swap in self.travelling:
-            swap.works = []  # they keep connections open
+        for send_recv in self.travelling:
+            send_recv.works = []  # they keep connections open
         self.travelling.clear()
         self.close()
 
@@ -206,12 +206,12 @@ class Connection(Comm):
         return ExchangeError(self.rank, peer, operation, location(), reason)
 
 
-def _failure(error: BaseException) -> Cause:
+def _failure(error: BaseException) -> RootCause:
     text = f'{type(error).__name__}: {error}'
-    return Cause(None, at_location(text if len(text) <= 300 else f'{text[:300]} ...'))
+    return RootCause(None, at_location(text if len(text) <= 300 else f'{text[:300]} ...'))
 
 
-def _reason(cause: Cause, own: Cause, error: Exception) -> str:
+def _reason(cause: RootCause, own: RootCause, error: Exception) -> str:
     who = 'a rank that is not known' if cause.peer is None else f'rank {cause.peer}'
     if cause.failure is not None:
         return f'{who} failed with {cause.failure}: see its traceback'

@@ -12,8 +12,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.collectives import agree, all_to_all, all_to_all_counts
+from pyg_sar.comm.collectives import all_to_all, all_to_all_counts
 from pyg_sar.comm.exchange import exchange_of, lent_to_another
+from pyg_sar.comm.vote import agree
 from pyg_sar.shard.edges import ShardEdges
 from pyg_sar.shard.shard import Shard, Step, make_steps
 

@@ -21,10 +21,10 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pyg_sar.comm.collectives import agree, differ
 from pyg_sar.comm.comm import Comm
 from pyg_sar.comm.errors import in_call, location
 from pyg_sar.comm.ranks import current
+from pyg_sar.comm.vote import agree, differ
 from pyg_sar.utils.checksum import digest
 from pyg_sar.utils.dry_run import described
 from pyg_sar.utils.private_names import missing

@@ -56,7 +56,7 @@ class PartedError(ValueError):
 _OWN_RANK = '_pyg_sar_rank'
 
 
-def because_of(rank: int, own_rank: int, error: Error) -> Error:
+def with_root_cause(rank: int, own_rank: int, error: Error) -> Error:
     """An error that all ranks raise because of one of them: the others end in a line."""
     if rank != own_rank:
         vars(error)[_OWN_RANK] = own_rank

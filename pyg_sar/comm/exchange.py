@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.buffers import BufferPool, Buffers, Lend, Rows, Wire
+from pyg_sar.comm.buffers import BufferPool, Buffers, Lend, TensorList, Wire
 from pyg_sar.comm.collectives import all_to_all, all_to_all_counts
 from pyg_sar.comm.ranks import current
-from pyg_sar.comm.swap import GRADIENTS_TAG, ROWS_TAG, Swap
+from pyg_sar.comm.send_recv import GRADIENTS_TAG, ROWS_TAG, SendRecv
 from pyg_sar.shard.shard import Kept, Shard, Step
 
 _POOL: Kept[BufferPool] = Kept()
@@ -75,7 +75,7 @@ class Exchange:
     def _pool(self) -> BufferPool:
         return _POOL.of(self.shard, BufferPool)
 
-    def fetch(self, tensors: Sequence[Tensor], *, keep: bool = False) -> Iterator[Rows]:
+    def fetch(self, tensors: Sequence[Tensor], *, keep: bool = False) -> Iterator[TensorList]:
         """The source rows ``[num_rows, ...]`` of every block, in the order of the plan's blocks.
 
         Own blocks of the tensors ``[num_own, ...]`` come as views; remote ones in buffers that are
@@ -84,14 +84,14 @@ class Exchange:
         tensors = [t.contiguous() for t in tensors]
         form = self.wire.like(tensors)
         steps = deque(self.shard.steps)
-        travelling: deque[Swap] = deque()
+        travelling: deque[SendRecv] = deque()
         lend: Lend = partial(Buffers, None, 0) if keep else self.buffers
 
         def start(sent: Buffers) -> None:
             step = steps.popleft()
             received = lend(form, step.recv_rows)
             travelling.append(
-                Swap(received, step.recv_rank, sent, step.send_rank, step.part, ROWS_TAG)
+                SendRecv(received, step.recv_rank, sent, step.send_rank, step.part, ROWS_TAG)
             )
 
         for part in self.shard.parts:
@@ -102,28 +102,28 @@ class Exchange:
         while travelling:
             # While the rows of this block are still on their way.
             packed = self._packed(steps[0], form, tensors) if steps else None
-            swap = travelling.popleft()
-            swap.wait()
-            swap.sent.free()
+            send_recv = travelling.popleft()
+            send_recv.wait()
+            send_recv.sent.free()
             if packed is not None:
                 start(packed)
-            rows = self.wire.recast(swap.received, tensors, lend)
+            rows = self.wire.recast(send_recv.received, tensors, lend)
             yield rows.rows
             rows.free()
 
     def way_back(
-        self, out: Sequence[Tensor], *, own: Callable[[], Rows] | None = None
+        self, out: Sequence[Tensor], *, own: Callable[[], TensorList] | None = None
     ) -> GradientReturn:
         """Begins the adjoint of :meth:`fetch`; see GradientReturn."""
         return GradientReturn(self, out, own=own)
 
-    def _packed(self, step: Step, form: Rows, tensors: Rows) -> Buffers:
+    def _packed(self, step: Step, form: TensorList, tensors: TensorList) -> Buffers:
         """The rows that a step sends, in a buffer."""
         sent = self.buffers(form, step.send_rows)
         self.pack(step, tensors, sent.rows)
         return sent
 
-    def pack(self, step: Step, tensors: Rows, out: Rows) -> None:
+    def pack(self, step: Step, tensors: TensorList, out: TensorList) -> None:
         """Puts the own rows that a step sends, and sums of them, into `out` as they travel."""
         num_rows = step.send_index.numel()
         for rows, tensor in zip(out, tensors, strict=True):
@@ -131,7 +131,7 @@ class Exchange:
             if step.sums is not None:
                 step.sums.put(rows[num_rows:], tensor)
 
-    def add(self, step: Step, out: Rows, gradients: Rows) -> None:
+    def add(self, step: Step, out: TensorList, gradients: TensorList) -> None:
         """Adds gradients of the rows that a step has sent to those of own rows."""
         num_rows = step.send_index.numel()
         for own, came in zip(out, gradients, strict=True):
@@ -139,7 +139,7 @@ class Exchange:
             if step.sums is not None:
                 step.sums.add(own, came[num_rows:])
 
-    def fetch_all(self, tensors: Sequence[Tensor]) -> Rows:
+    def fetch_all(self, tensors: Sequence[Tensor]) -> TensorList:
         """All halo rows ``[num_halo, ...]`` at once: an all-to-all for each tensor (collective)."""
         return self.fetch_requested(tensors, self._everything)
 
@@ -177,7 +177,7 @@ class Exchange:
             requests.append(Request(torch.cat(sent), asked[:, i].tolist(), counts[i].tolist()))
         return requests
 
-    def fetch_requested(self, tensors: Sequence[Tensor], request: Request) -> Rows:
+    def fetch_requested(self, tensors: Sequence[Tensor], request: Request) -> TensorList:
         """The halo rows of a request: one all-to-all for each tensor (collective)."""
         if self.shard.world_size == 1:
             return [tensor[:0] for tensor in tensors]
@@ -232,7 +232,11 @@ class GradientReturn:
     """
 
     def __init__(
-        self, exchange: Exchange, out: Sequence[Tensor], *, own: Callable[[], Rows] | None = None
+        self,
+        exchange: Exchange,
+        out: Sequence[Tensor],
+        *,
+        own: Callable[[], TensorList] | None = None,
     ) -> None:
         self.exchange, self.out, self._own = exchange, list(out), own
         self._form = exchange.wire.like(self.out)
@@ -241,9 +245,9 @@ class GradientReturn:
         self._own_blocks = iter(range(shard.parts_per_rank if own is None else 0))
         self._steps = iter(shard.steps)
         self._filled: tuple[Step, Buffers] | None = None
-        self._travelling: deque[tuple[Swap, Step]] = deque()
+        self._travelling: deque[tuple[SendRecv, Step]] = deque()
 
-    def rows(self) -> Rows:
+    def rows(self) -> TensorList:
         """Memory for the gradients ``[num_rows, ...]`` of the next block's source rows.
 
         For an own block views into `out`; for a remote one a buffer of any content.
@@ -256,7 +260,7 @@ class GradientReturn:
         self._filled = step, self._lend(self.out, step.recv_rows)
         return self._filled[1].rows
 
-    def takes_over(self, make: Callable[[Rows], None], read: Rows) -> bool:
+    def takes_over(self, make: Callable[[TensorList], None], read: TensorList) -> bool:
         """Whether the next block's owner computes the gradients from `read`; else do it here."""
         return False
 
@@ -266,7 +270,7 @@ class GradientReturn:
             (step, filled), self._filled = self._filled, None
             self._start(step, self.exchange.wire.recast(filled, self._form, self._lend))
 
-    def finish(self) -> Rows:
+    def finish(self) -> TensorList:
         """Waits for the last gradients; returns the sums, :attr:`out`."""
         self._add_own()  # on a rank that has sent nothing
         while self._travelling:
@@ -277,18 +281,20 @@ class GradientReturn:
         is_full = len(self._travelling) == self.exchange.depth
         arrived = self._arrived() if is_full else None
         received = self._lend(self._form, step.send_rows)
-        swap = Swap(received, step.send_rank, sent, step.recv_rank, step.part, GRADIENTS_TAG)
-        self._travelling.append((swap, step))
+        send_recv = SendRecv(
+            received, step.send_rank, sent, step.recv_rank, step.part, GRADIENTS_TAG
+        )
+        self._travelling.append((send_recv, step))
         self._add_own()  # while the gradients of this block are on their way
         if arrived is not None:
             self._add(*arrived)
 
     def _arrived(self) -> tuple[Step, Buffers]:
         """The gradients that have travelled longest, once they are here, and their step."""
-        swap, step = self._travelling.popleft()
-        swap.wait()
-        swap.sent.free()
-        return step, swap.received
+        send_recv, step = self._travelling.popleft()
+        send_recv.wait()
+        send_recv.sent.free()
+        return step, send_recv.received
 
     def _add_own(self) -> None:
         if self._own is not None:

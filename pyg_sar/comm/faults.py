@@ -43,7 +43,7 @@ def for_reports(seconds: float) -> float:
     return min(max(seconds / 5, PATIENCE), seconds / 2, 5.0)
 
 
-class Cause(NamedTuple):
+class RootCause(NamedTuple):
     """Why a rank has ended.
 
     Attributes:
@@ -66,7 +66,7 @@ class Reports:
         self.store, self.name, self.rank = store, name, rank
         self.others = [r for r in range(world_size) if r != rank]
 
-    def write(self, cause: Cause | None, *, seconds: float = 1) -> None:
+    def write(self, cause: RootCause | None, *, seconds: float = 1) -> None:
         """Says why this rank ends; None takes that back. The store may take some seconds."""
         text = '' if cause is None else json.dumps(cause)
         _bounded(lambda: self.store.set(f'{self.name}/ended/{self.rank}', text), seconds)
@@ -81,20 +81,20 @@ class Reports:
 
         return bool(_bounded(ask, seconds + PATIENCE))
 
-    def first_cause(self, own: Cause, seconds: float) -> Cause:
+    def root_cause(self, own: RootCause, seconds: float) -> RootCause:
         """The rank that was lost first, with its exception, how it was lost, or its operation.
 
         `own` is what this rank has reported; its `peer` is None if it is not known. The others have
         `seconds` to report.
         """
-        said = dict[int, Cause]()
+        said = dict[int, RootCause]()
 
         def is_known() -> bool:
             for rank in self.others:
                 key = f'{self.name}/ended/{rank}'
                 text = self.store.get(key) if rank not in said and self.store.check([key]) else b''
                 if text:
-                    said[rank] = Cause(*json.loads(text))
+                    said[rank] = RootCause(*json.loads(text))
             # Of ranks that lose each other in a collective, one that says nothing is the lost one.
             is_enough = len(self.others) - len(said) <= (own.peer is None)
             return is_enough or any(c.failure for c in said.values())
@@ -103,11 +103,11 @@ class Reports:
         return first_of(self.rank, own._replace(doing=''), dict(said), self.others)
 
 
-def first_of(rank: int, own: Cause, said: dict[int, Cause], others: list[int]) -> Cause:
-    """The first cause, from the reports that a rank has read; see :meth:`Reports.first_cause`."""
+def first_of(rank: int, own: RootCause, said: dict[int, RootCause], others: list[int]) -> RootCause:
+    """The root cause, from the reports that a rank has read; see :meth:`Reports.root_cause`."""
     for other, cause in said.items():
         if cause.failure:
-            return Cause(other, cause.failure)
+            return RootCause(other, cause.failure)
     link, seen = own, {rank}
     while link.peer in said:
         seen.add(link.peer)
@@ -117,13 +117,13 @@ def first_of(rank: int, own: Cause, said: dict[int, Cause], others: list[int]) -
             # Whichever came to its timeout first and closed its connections, both were silent.
             return own._replace(doing=nearest.doing, silent=own.silent or nearest.silent)
     if link.peer is not None:
-        return Cause(link.peer, None, link.silent)
+        return RootCause(link.peer, None, link.silent)
     # Not known from the connections: the one that says nothing.
     named = {c.peer for c in said.values()} - {None, rank}
     missing = set(others) - said.keys()
     suspects = (named & missing) or missing or named
     is_silent = own.silent or any(c.silent for c in said.values())
-    return Cause(suspects.pop() if len(suspects) == 1 else own.peer, None, is_silent)
+    return RootCause(suspects.pop() if len(suspects) == 1 else own.peer, None, is_silent)
 
 
 def _until(holds: Callable[[], bool], seconds: float) -> bool:

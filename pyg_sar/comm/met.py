@@ -19,7 +19,7 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.errors import PartedError, because_of
+from pyg_sar.comm.errors import PartedError, with_root_cause
 from pyg_sar.utils.checksum import as_bytes, checksum
 from pyg_sar.utils.json import decode, encode
 from pyg_sar.utils.offload import array_of
@@ -92,7 +92,7 @@ class Met:
                     f'{_said(value)} on rank {first} (got {_said(other)} on rank {rank}): numbers '
                     'and plain tensors beside rows are those of the whole graph'
                 )
-                raise because_of(rank, own_rank, error)
+                raise with_root_cause(rank, own_rank, error)
         if not self._rounds_alike:
             warn('ranks round differently: numbers beside rows are no longer compared')
 

@@ -7,7 +7,7 @@ with a gather of 72 bytes of every rank: a code of what the operation is, where 
 it moves, a small number of the operation's own, up to 56 bytes to be summed, and a checksum of the
 plain values that have met rows (:mod:`pyg_sar.comm.met`). A decision of a layer, and the sum of a
 loss, are this message and nothing else. A larger sum that follows in every step, as that of
-gradients does, is announced by the message before it (:mod:`pyg_sar.comm.announced`).
+gradients does, is announced by the message before it (:mod:`pyg_sar.comm.sums`).
 Messages between two ranks carry the code as their tag, so those of different layers never meet.
 """
 
@@ -28,13 +28,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pyg_sar.comm.announced import Announced
 from pyg_sar.comm.comm import Work
 from pyg_sar.comm.connection import Connection, meet, new_group, timeout_of
 from pyg_sar.comm.errors import at_location, location
-from pyg_sar.comm.faults import Cause, Reports, TransferWatch, for_reports
-from pyg_sar.comm.ring_sum import sum_as_gloo_does
+from pyg_sar.comm.faults import Reports, RootCause, TransferWatch, for_reports
 from pyg_sar.comm.shared_memory import Landing, SharedMemory, allocated, compute_first, find_shared
+from pyg_sar.comm.sums import Announced, sum_as_gloo_does
 from pyg_sar.utils.checksum import as_bytes
 
 _SHORT = 512
@@ -133,11 +132,11 @@ class GroupComm(Connection):
         return bool((group or self.group or self._opened())._get_backend(device).name() == 'gloo')
 
     def sum_alike(
-        self, alike: str, *, number: int = 0, state: str = '', summed: Tensor | None = None
+        self, tag: str, *, number: int = 0, state: str = '', summed: Tensor | None = None
     ) -> int | None:
         """See :meth:`Comm.sum_alike`; one message of 72 bytes."""
         # Without the class of the layer: the comparison of forwards has it.
-        same = f'{alike} in {_CLASS.sub("", location())}'
+        same = f'{tag} in {_CLASS.sub("", location())}'
         same += self._announced.by(self, same)
         code = zlib.crc32((same + state).encode())
         record = torch.zeros(_WORDS, dtype=torch.int64)
@@ -154,7 +153,7 @@ class GroupComm(Connection):
                 numbers = [row.clone().view(summed.dtype) for row in rows]
                 summed.copy_(sum_as_gloo_does(numbers).view(summed.shape))
             return sum(head % (1 << _NUMBER_BITS) for head in heads)
-        own = f'{zlib.crc32(same.encode())} {at_location(alike)}'
+        own = f'{zlib.crc32(same.encode())} {at_location(tag)}'
         texts = self._texts(own.encode(), _SHORT)
         codes, said = zip(*(t.decode(errors='replace').split(' ', 1) for t in texts), strict=True)
         rank = next((r for r, code in enumerate(codes) if code != codes[self.rank]), None)
@@ -163,7 +162,7 @@ class GroupComm(Connection):
             return None
         reason = f'rank {rank} is at {said[rank].strip()}: run the same lines on every rank'
         error = self._error(rank, self.operation, reason)
-        self.reports.write(Cause(rank, doing=at_location(alike)))
+        self.reports.write(RootCause(rank, doing=at_location(tag)))
         self.end(error)
         raise error
 
@@ -174,9 +173,9 @@ class GroupComm(Connection):
             return
         self.met.compare(self._long_texts(self.met.encoded()), self.rank)
 
-    def sum_large(self, alike: str, tensor: Tensor) -> None:
+    def sum_large(self, tag: str, tensor: Tensor) -> None:
         """See :meth:`Comm.sum_large`; one message if it is announced, else two."""
-        self._announced.sum_by(self, alike, tensor)
+        self._announced.sum_by(self, tag, tensor)
 
     def gather_texts(self, text: bytes, what: str) -> list[bytes]:
         """See :meth:`Comm.gather_texts`: a number and one all-gather, two if one is not short."""
@@ -196,15 +195,15 @@ class GroupComm(Connection):
         is_read = device.type == 'cpu' and self._shared.pids
         return allocated(num_bytes) if is_read else super().allocate(num_bytes, device)
 
-    def start_swap(
+    def start_send_recv(
         self,
         received: Sequence[Tensor],
         recv_rank: int,
         sent: Sequence[Tensor],
         send_rank: int,
-        words: str,
+        tag: str,
     ) -> tuple[list[Work], list[Work]]:
-        """See :meth:`Comm.start_swap`.
+        """See :meth:`Comm.start_send_recv`.
 
         Receives come first: a send completes early only if its receive is posted already.
         """
@@ -218,9 +217,9 @@ class GroupComm(Connection):
         go = [self._shared.send(sent, send_rank)] if is_lent else [self._filled(t) for t in sent]
         if not come and not go:
             return [], []
-        group, tag = self.group or self._opened(), zlib.crc32(words.encode()) >> 1
-        ops = [dist.P2POp(dist.irecv, t, recv_rank, group, tag) for t in come]
-        ops += [dist.P2POp(dist.isend, t, send_rank, group, tag) for t in go]
+        group, code = self.group or self._opened(), zlib.crc32(tag.encode()) >> 1
+        ops = [dist.P2POp(dist.irecv, t, recv_rank, group, code) for t in come]
+        ops += [dist.P2POp(dist.isend, t, send_rank, group, code) for t in go]
         # NCCL gives one for all.
         works: list[Work] = [*dist.batch_isend_irecv(ops)]
         device = ops[0].tensor.device

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.collectives import all_to_all, all_to_all_counts, together
+from pyg_sar.comm.collectives import all_to_all, all_to_all_counts
 from pyg_sar.comm.derive_shard import all_part_ptr, derive_shard, positions
 from pyg_sar.comm.functions import communicates, once_differentiable
+from pyg_sar.comm.vote import raise_on_all
 from pyg_sar.shard.blocks import check_ids
 from pyg_sar.shard.edges import ShardEdges
 from pyg_sar.shard.shard import Shard
@@ -88,7 +89,7 @@ def reverse(ids: Tensor, shard: Shard, e_id: Tensor | None = None) -> Reversed:
     if an id is out of range on one of them.
     """
     check = partial(check_ids, ids, shard)
-    together(check) if shard.world_size > 1 else check()
+    raise_on_all(check) if shard.world_size > 1 else check()
     src, dst = ids.unbind()
     part_ptr = all_part_ptr(shard, shard.own_ptr)
     src = positions(shard, part_ptr, src.device)[src]

@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.agreed import Agreed
-from pyg_sar.comm.collectives import agree, all_to_all, all_to_all_counts, raise_together, together
+from pyg_sar.comm.collectives import all_to_all, all_to_all_counts
 from pyg_sar.comm.end_of_backward import note_backward_of
 from pyg_sar.comm.errors import collective
 from pyg_sar.comm.exchange import Exchange
 from pyg_sar.comm.functions import communicates, once_differentiable
 from pyg_sar.comm.ranks import cache_of, rank, world_size
+from pyg_sar.comm.vote import Agreed, agree, raise_error_on_all, raise_on_all
 from pyg_sar.utils.tensor_state import version_of
 
 
@@ -146,7 +146,7 @@ def _plan(x: Any, ids: Tensor, n_id: Tensor) -> _Plan:
     key = version_of(ids), id(n_id)
     pair, are_right = cache.find(key, error is None)
     if not are_right:
-        raise_together(None if error is None else ValueError(error))
+        raise_error_on_all(None if error is None else ValueError(error))
     if pair is None:
         plan = _new_plan(ids.reshape(-1).to(n_id.device), _home(n_id))
         pair = cache.keep(key, (n_id, plan))  # with `n_id`, whose id() stays its own so
@@ -207,7 +207,7 @@ def _owners_of(unique: Tensor, home: _Home, name: str) -> tuple[Tensor, Tensor]:
             text = f"'{name}' has {int(missing[0])}, which is no node's id in 'n_id' of any rank"
             raise ValueError(text)
 
-    together(check)
+    raise_on_all(check)
     return owner, row
 
 

@@ -1,6 +1,6 @@
 """Ranks as threads of one process, which take turns (:mod:`pyg_sar.comm.turns`).
 
-One rank offers rows to another, which packs them when it reads them. All wait once for an exchange,
+Rows are sent lazily: the rank that reads them packs them then. All wait once for an exchange,
 before the first block: then it is one turn of each rank. All other code is that of ranks in
 processes of their own. The results have the same bits: sums over the ranks are added up in gloo's
 order.
@@ -20,14 +20,14 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.buffers import BufferPool, Buffers, Lend, Rows
+from pyg_sar.comm.buffers import BufferPool, Buffers, Lend, TensorList
 from pyg_sar.comm.comm import Comm
 from pyg_sar.comm.errors import at_location
 from pyg_sar.comm.exchange import Exchange, GradientReturn
 from pyg_sar.comm.ranks import chosen, current
-from pyg_sar.comm.ring_sum import sum_as_gloo_does
-from pyg_sar.comm.swap import forms_of, tell_moved
-from pyg_sar.comm.turns import Offer, Turns
+from pyg_sar.comm.send_recv import forms_of, tell_moved
+from pyg_sar.comm.sums import sum_as_gloo_does
+from pyg_sar.comm.turns import LazySend, Turns
 from pyg_sar.shard.shard import Step
 from pyg_sar.utils import hook
 from pyg_sar.utils import offload as evictable
@@ -113,7 +113,7 @@ def _forget_generated(loaded: set[str]) -> None:
 
 
 class _Meeting:
-    """An operation of all ranks: words and value of every rank, and the result."""
+    """An operation of all ranks: tag and value of every rank, and the result."""
 
     def __init__(self) -> None:
         self.brought: dict[int, tuple[str, Any]] = {}
@@ -122,10 +122,10 @@ class _Meeting:
 
 
 class _Boxes:
-    """Offers under way, by sender, receiver and words; meetings of all ranks by number."""
+    """Lazy sends under way, by sender, receiver and tag; meetings of all ranks by number."""
 
     def __init__(self) -> None:
-        self.offers: defaultdict[tuple[int, int, str], deque[Offer]] = defaultdict(deque)
+        self.sends: defaultdict[tuple[int, int, str], deque[LazySend]] = defaultdict(deque)
         self.pool = BufferPool()  # one rank runs at a time
         self.meetings: defaultdict[int, _Meeting] = defaultdict(_Meeting)
 
@@ -138,32 +138,32 @@ class ThreadComm(Comm):
     def __init__(self, rank: int, turns: Turns, boxes: _Boxes) -> None:
         super().__init__()
         self.rank, self.size, self.turns, self.boxes = rank, turns.size, turns, boxes
-        self.run, self.exchange_kind = boxes, OfferedRows
-        self._alike = ''
+        self.run, self.exchange_kind = boxes, LazyExchange
+        self._tag = ''
         self._num_meetings = 0
 
     def guard(
-        self, operation: str, peer: int | None = None, *, alike: str = '', is_wait: bool = False
+        self, operation: str, peer: int | None = None, *, tag: str = '', is_wait: bool = False
     ) -> AbstractContextManager[None]:
-        self._alike = at_location(alike or operation)
-        return super().guard(operation, peer, alike=alike, is_wait=is_wait)
+        self._tag = at_location(tag or operation)
+        return super().guard(operation, peer, tag=tag, is_wait=is_wait)
 
     def goes_by_host(self, device: torch.device, group: object = None) -> bool:
         """False: threads compare what they are at where they meet, and need no number before."""
         return False
 
-    def meet(self, words: str, own: Any, combine: Callable[[list[Any]], Any]) -> Any:
+    def meet(self, tag: str, own: Any, combine: Callable[[list[Any]], Any]) -> Any:
         """The result of `combine` on the values of all ranks, once the last rank is here."""
         number = self._num_meetings
         self._num_meetings += 1
         meeting = self.boxes.meetings[number]
-        meeting.brought[self.rank] = words, own
+        meeting.brought[self.rank] = tag, own
         meeting.checksums.add(self.met.checksum)
         for other, (theirs, _) in meeting.brought.items():
-            if theirs != words:
+            if theirs != tag:
                 raise RuntimeError(
                     f'the ranks are at different operations: rank {other} at {theirs}; '
-                    f'rank {self.rank} at {words}'
+                    f'rank {self.rank} at {tag}'
                 )
         if len(meeting.brought) == self.size:
             meeting.result = combine([meeting.brought[rank][1] for rank in range(self.size)])
@@ -174,59 +174,59 @@ class ThreadComm(Comm):
             return meeting.result
         text = self.met.encoded()
         self.met.clear()
-        self.met.compare(self.gather_texts(text, words), self.rank)
+        self.met.compare(self.gather_texts(text, tag), self.rank)
         return meeting.result
 
     def _meet_with(self, tensor: Tensor, combine: Callable[[list[Tensor]], Tensor]) -> Tensor:
-        words = f'{self.operation} ({tensor.dtype} {tuple(tensor.shape)})'
-        result: Tensor = self.meet(words, tensor, combine)
+        tag = f'{self.operation} ({tensor.dtype} {tuple(tensor.shape)})'
+        result: Tensor = self.meet(tag, tensor, combine)
         return result
 
     def sum_alike(
-        self, alike: str, *, number: int = 0, state: str = '', summed: Tensor | None = None
+        self, tag: str, *, number: int = 0, state: str = '', summed: Tensor | None = None
     ) -> int | None:
         def combine(all_of: list[tuple[str, int]]) -> int | None:
             return sum(n for _, n in all_of) if len({s for s, _ in all_of}) == 1 else None
 
-        total: int | None = self.meet(at_location(alike), (state, number), combine)
+        total: int | None = self.meet(at_location(tag), (state, number), combine)
         return total
 
     def gather_texts(self, text: bytes, what: str) -> list[bytes]:
         texts: list[bytes] = self.meet(self.operation, text, list)
         return texts
 
-    def offer(
+    def send_lazily(
         self,
         rank: int,
-        words: str,
+        tag: str,
         form: Sequence[Tensor],
         make: Callable[[list[Tensor]], None] | None = None,
         read: Sequence[Tensor] = (),
     ) -> None:
-        """Hands tensors to another rank; see :class:`Offer`.
+        """Hands tensors to another rank; see :class:`LazySend`.
 
-        Offers are taken under the same words, in their order.
+        They are taken under the same tag, in their order.
         """
-        self.boxes.offers[self.rank, rank, words].append(Offer(form, make, read))
+        self.boxes.sends[self.rank, rank, tag].append(LazySend(form, make, read))
 
-    def await_offers(self, counts: Mapping[int, int], words: str) -> None:
-        """Returns once every rank of `counts` has made so many offers to this one."""
-        boxes = [(self.boxes.offers[rank, self.rank, words], n) for rank, n in counts.items()]
+    def await_sends(self, counts: Mapping[int, int], tag: str) -> None:
+        """Returns once every rank of `counts` has sent so much lazily to this one."""
+        boxes = [(self.boxes.sends[rank, self.rank, tag], n) for rank, n in counts.items()]
         self.turns.wait(self.rank, lambda: all(len(box) >= n for box, n in boxes))
 
-    def take(self, rank: int, words: str, lend: Callable[[], list[Tensor]]) -> list[Tensor]:
-        """Tensors that another rank has offered, in memory from `lend` or of their own."""
-        return self.boxes.offers[rank, self.rank, words].popleft().take(lend)
+    def take(self, rank: int, tag: str, lend: Callable[[], list[Tensor]]) -> list[Tensor]:
+        """Tensors that another rank has sent, in memory from `lend` or of their own."""
+        return self.boxes.sends[rank, self.rank, tag].popleft().take(lend)
 
     def all_to_all(
         self, received: Tensor, sent: Tensor, recv_sizes: list[int], send_sizes: list[int]
     ) -> None:
-        words = self._alike
+        tag = self._tag
         for rank, run in enumerate(torch.split(sent, send_sizes)):
-            self.offer(rank, words, [run], partial(_copy_run, run), [sent])
-        self.meet(words, None, lambda all_of: None)
+            self.send_lazily(rank, tag, [run], partial(_copy_run, run), [sent])
+        self.meet(tag, None, lambda all_of: None)
         for rank, target in enumerate(torch.split(received, recv_sizes)):
-            (run,) = self.take(rank, words, lambda target=target: [target])  # type: ignore[misc]
+            (run,) = self.take(rank, tag, lambda target=target: [target])  # type: ignore[misc]
             if run is not target:
                 target.copy_(run)
 
@@ -244,18 +244,18 @@ def _copy_run(run: Tensor, out: list[Tensor]) -> None:
     evictable.copy_run(out[0], run)
 
 
-class OfferedGradients(GradientReturn):
+class LazyGradients(GradientReturn):
     """Gradients in memory of their own, which the other rank takes in its turn."""
 
     def __init__(self, exchange: Exchange, out: Sequence[Tensor], **kwargs: Any) -> None:
         super().__init__(exchange, out, **kwargs)
         self._lend = partial(Buffers, None, 0)
-        self._words = at_location(f'a return of {forms_of(self._form)}')
+        self._tag = at_location(f'a return of {forms_of(self._form)}')
 
-    def takes_over(self, make: Callable[[Rows], None], read: Rows) -> bool:
+    def takes_over(self, make: Callable[[TensorList], None], read: TensorList) -> bool:
         step = next(self._steps)
 
-        def narrowed(targets: Rows) -> None:
+        def narrowed(targets: TensorList) -> None:
             wide = Buffers(None, 0, self.out, step.recv_rows).rows
             make(wide)
             for target, rows in zip(targets, wide, strict=True):
@@ -263,49 +263,49 @@ class OfferedGradients(GradientReturn):
 
         is_narrow = [t.dtype for t in self._form] != [t.dtype for t in self.out]
         like = _like(self._form, step.recv_rows)
-        _comm().offer(step.recv_rank, self._words, like, narrowed if is_narrow else make, read)
+        _comm().send_lazily(step.recv_rank, self._tag, like, narrowed if is_narrow else make, read)
         return True
 
-    def finish(self) -> Rows:
+    def finish(self) -> TensorList:
         if not self.out:
             return super().finish()
         steps = self.exchange.shard.steps
-        with _comm().guard('receiving gradients of own rows', alike=self._words):
-            _comm().await_offers(Counter(step.send_rank for step in steps), self._words)
+        with _comm().guard('receiving gradients of own rows', tag=self._tag):
+            _comm().await_sends(Counter(step.send_rank for step in steps), self._tag)
         self._add_own()
         for step in steps:
             lend = self.exchange.buffers
-            came = _taken(step.send_rank, self._words, self._form, step.send_rows, lend)
+            came = _taken(step.send_rank, self._tag, self._form, step.send_rows, lend)
             if hook.watchers:
                 tell_moved(step.part, 'gradients', came.rows, step.recv_rows)
             self._add(step, came)
         return self.out
 
     def _start(self, step: Step, sent: Buffers) -> None:
-        _comm().offer(step.recv_rank, self._words, sent.rows)
+        _comm().send_lazily(step.recv_rank, self._tag, sent.rows)
 
 
-class OfferedRows(Exchange):
+class LazyExchange(Exchange):
     """Rows that are packed when they are read."""
 
     def _pool(self) -> BufferPool:
         return _comm().boxes.pool
 
-    def fetch(self, tensors: Sequence[Tensor], *, keep: bool = False) -> Iterator[Rows]:
+    def fetch(self, tensors: Sequence[Tensor], *, keep: bool = False) -> Iterator[TensorList]:
         tensors, steps = [t.contiguous() for t in tensors], self.shard.steps
         form = self.wire.like(tensors)
         lend: Lend = partial(Buffers, None, 0) if keep else self.buffers
-        words = at_location(f'an exchange of {forms_of(form)}')
-        with _comm().guard('receiving rows', alike=words):
+        tag = at_location(f'an exchange of {forms_of(form)}')
+        with _comm().guard('receiving rows', tag=tag):
             for step in steps:
                 make, like = partial(self.pack, step, tensors), _like(form, step.send_rows)
-                _comm().offer(step.send_rank, words, like, make, tensors)
-            _comm().await_offers(Counter(step.recv_rank for step in steps), words)
+                _comm().send_lazily(step.send_rank, tag, like, make, tensors)
+            _comm().await_sends(Counter(step.recv_rank for step in steps), tag)
         for part in self.shard.parts:
             first, end = self.shard.source_range(part)
             yield [t[first:end] for t in tensors]
         for step in steps:
-            came = _taken(step.recv_rank, words, form, step.recv_rows, lend)
+            came = _taken(step.recv_rank, tag, form, step.recv_rows, lend)
             if hook.watchers:
                 tell_moved(step.part, 'rows', came.rows, step.send_rows)
             rows = self.wire.recast(came, tensors, lend)
@@ -313,29 +313,29 @@ class OfferedRows(Exchange):
             rows.free()
 
     def way_back(
-        self, out: Sequence[Tensor], *, own: Callable[[], Rows] | None = None
+        self, out: Sequence[Tensor], *, own: Callable[[], TensorList] | None = None
     ) -> GradientReturn:
-        return OfferedGradients(self, out, own=own)
+        return LazyGradients(self, out, own=own)
 
 
 def _comm() -> ThreadComm:
     return cast(ThreadComm, current())
 
 
-def _like(form: Rows, num_rows: int) -> Rows:
+def _like(form: TensorList, num_rows: int) -> TensorList:
     """Shapes and dtypes of rows, without memory."""
     return [t.new_empty(1).expand(num_rows, *t.shape[1:]) for t in form]
 
 
-def _taken(rank: int, words: str, form: Rows, num_rows: int, lend: Lend) -> Buffers:
-    """Rows that a rank has offered: computed into a buffer, or in memory of their own already."""
+def _taken(rank: int, tag: str, form: TensorList, num_rows: int, lend: Lend) -> Buffers:
+    """Rows that a rank has sent: computed into a buffer, or in memory of their own already."""
     lent: list[Buffers] = []
 
-    def lend_rows() -> Rows:
+    def lend_rows() -> TensorList:
         lent.append(lend(form, num_rows))
         return lent[0].rows
 
-    rows = _comm().take(rank, words, lend_rows)
+    rows = _comm().take(rank, tag, lend_rows)
     if not lent:
         lent.append(Buffers(None, 0, (), 0))
         lent[0].rows = rows

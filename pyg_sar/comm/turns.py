@@ -1,4 +1,4 @@
-"""Turns of threads of one process, and tensors that one offers to another.
+"""Turns of threads of one process, and tensors that one sends lazily to another.
 
 One thread runs at a time, until it needs something of another rank that is not there yet; then the
 next rank that can goes on. So the order is always the same. If no rank can go on, an error says at
@@ -7,9 +7,9 @@ once that they wait for each other.
 Settings of the whole process must not be seen by other ranks: the states of the random generators,
 and the default dtype. They are saved when a turn ends, and set again when its rank's next begins.
 
-Tensors that are offered are computed when the other thread takes them. So rows are not copied on
-the way to the rank that reads them. They have the values of the time of the offer: if tensors that
-they are computed from are about to change, they are computed before.
+Tensors that are sent lazily are computed when the other thread takes them. So rows are not copied
+on the way to the rank that reads them. They have the values of the time they were sent: if tensors
+that they are computed from are about to change, they are computed before.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Turns:
         )
 
 
-class Offer:
+class LazySend:
     """Tensors for another thread.
 
     `form` are the tensors, which nobody else uses. With `make`, they have only their shapes and

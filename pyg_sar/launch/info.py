@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from pyg_sar import __version__
 from pyg_sar.launch.fast_start import allocator
 from pyg_sar.partition.summary import PartitionSummary, summarize
 from pyg_sar.shard.files import file_checksum, folder_files, own_file
@@ -20,6 +19,7 @@ from pyg_sar.shard.format import META_FILE
 from pyg_sar.shard.meta import Meta, read_meta
 from pyg_sar.utils.command_line import checked, printable, text_table
 from pyg_sar.utils.malloc import has_huge_pages
+from pyg_sar.utils.version import __version__
 from pyg_sar.utils.versions import installed
 
 DESCRIPTION = """Tells what a folder of parts holds and what an epoch exchanges; without PARTS,

@@ -19,10 +19,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from pyg_sar.comm.collectives import agree
 from pyg_sar.comm.environment import Launched, launched
 from pyg_sar.comm.errors import end_in_a_line
 from pyg_sar.comm.ranks import as_timedelta, current, is_distributed
+from pyg_sar.comm.vote import agree
 from pyg_sar.launch.fast_start import THREADS, has_allocator
 from pyg_sar.launch.machines import Share, Sight, have_own_gpus, own_sight, shares
 from pyg_sar.utils.log import say

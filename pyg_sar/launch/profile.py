@@ -9,8 +9,8 @@ from statistics import fmean
 
 import torch
 
-from pyg_sar.comm.collectives import agree
 from pyg_sar.comm.ranks import rank, world_size
+from pyg_sar.comm.vote import agree
 from pyg_sar.utils import hook
 from pyg_sar.utils.command_line import text_table
 from pyg_sar.utils.hook import OUTSIDE

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from pyg_sar.comm.collectives import agree, check_equal
+from pyg_sar.comm.vote import agree, check_equal
 from pyg_sar.shard.edges import LocalEdges, ShardEdges
 from pyg_sar.shard.format import EdgeKey, NodeKey
 from pyg_sar.shard.read_shard import of_whole

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
-from pyg_sar.comm.collectives import count_ranks
+from pyg_sar.comm.vote import count_ranks
 from pyg_sar.loader.arguments import Options
 from pyg_sar.loader.attributes import AttributeRows, edge_stores, ends_of, node_stores, take
 from pyg_sar.loader.graph import LocalGraph

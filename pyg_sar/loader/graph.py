@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from pyg_sar.comm.collectives import agree, together
 from pyg_sar.comm.exchange import exchange_of
 from pyg_sar.comm.ranks import rank
+from pyg_sar.comm.vote import agree, raise_on_all
 from pyg_sar.loader.arguments import Options
 from pyg_sar.loader.attributes import AttributeRows, Values, edge_stores, ends_of, node_stores
 from pyg_sar.loader.choose import cumulated
@@ -115,7 +115,7 @@ def build(data: Data | HeteroData, attributes: AttributeRows, options: Options) 
     """
     nodes, time_attr, weight_attr = _nodes(data), options.time_attr, options.weight_attr
     shards = {key: store.edge_index.handle.shard for key, store in edge_stores(data).items()}
-    (times, edge_times), weights = together(
+    (times, edge_times), weights = raise_on_all(
         lambda: (
             ({}, {}) if time_attr is None else _times(attributes, time_attr),
             {} if weight_attr is None else _weights(attributes, weight_attr),

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch_geometric.data import Data, HeteroData
 
-from pyg_sar.comm.collectives import agree, check_equal, together
 from pyg_sar.comm.errors import in_call
 from pyg_sar.comm.ranks import left_by, world_size
+from pyg_sar.comm.vote import agree, check_equal, raise_on_all
 from pyg_sar.loader.arguments import Options, fans_of, read_options
 from pyg_sar.loader.attributes import check_data, edge_stores, find
 from pyg_sar.loader.batch import Epoch, Sampler
@@ -55,11 +55,11 @@ class Loader:
                 check_data(data, world_size(), self._name)
                 return data, options, fans_of(num_neighbors, list(edge_stores(data)))
 
-            data, options, fans = together(read)
+            data, options, fans = raise_on_all(read)
             same = {**options.of_batches, 'num_neighbors': list(fans.items())}
             kinds = {name: None if v is None else type(v).__name__ for name, v in of_seeds.items()}
             _check_alike({**same, **kinds})
-            same_seeds, make_seeds = together(lambda: read_seeds(typed, options, **of_seeds))
+            same_seeds, make_seeds = raise_on_all(lambda: read_seeds(typed, options, **of_seeds))
             _check_alike(same_seeds)
             graph = build(data, find(data), options)
             seeds = make_seeds(graph)

@@ -14,7 +14,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.collectives import agree, check_equal, differ
+from pyg_sar.comm.vote import agree, check_equal, differ
 from pyg_sar.nn.by_destination import observe
 from pyg_sar.nn.draw import EdgeDraws
 from pyg_sar.nn.factor import with_factor

@@ -7,8 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.agreed import Agreed
-from pyg_sar.comm.collectives import agree
+from pyg_sar.comm.vote import Agreed, agree
 from pyg_sar.nn.forward_state import state_of
 from pyg_sar.nn.one_call import Call
 from pyg_sar.nn.sample_edges import (

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.agreed import Agreed
 from pyg_sar.comm.exchange import Exchange, exchange_of
+from pyg_sar.comm.vote import Agreed
 from pyg_sar.ops.partial_sums import covered
 from pyg_sar.shard.blocks import Plan
 from pyg_sar.shard.edges import ShardEdges
@@ -36,7 +36,7 @@ def with_partial_sums(
     """The plan and exchange of a sum, by rows and sums where that spares rows, else unchanged.
 
     `weight` are constant weights ``[num_edges]`` of the plan's `edges`, or None. Collective but for
-    all edges without weights: one small all-gather, see :meth:`pyg_sar.comm.Agreed.find`;
+    all edges without weights: one small all-gather, see :meth:`pyg_sar.comm.vote.Agreed.find`;
     where the ranks ask, see :func:`pyg_sar.ops.partial_sums.covered`.
 
     For edges or weights that a program makes anew in every forward ranks ask in vain: after a few

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex as PyGEdgeIndex
 
-from pyg_sar.comm.agreed import Agreed
-from pyg_sar.comm.collectives import agree
 from pyg_sar.comm.reverse_edges import EdgeMove, Reversed, reverse
+from pyg_sar.comm.vote import Agreed, agree
 from pyg_sar.nn.edge_ids import edge_ids, has_ids
 from pyg_sar.rows.adjacency import Adjacency
 from pyg_sar.rows.edges import EdgeIndex

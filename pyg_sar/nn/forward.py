@@ -24,7 +24,7 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
-from pyg_sar.comm.collectives import agree, check_equal
+from pyg_sar.comm.vote import agree, check_equal
 from pyg_sar.nn.draw import (
     DROPOUTS,
     Dropout,

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import get_laplacian, to_edge_index
 
-from pyg_sar.comm.agreed import Agreed
+from pyg_sar.comm.vote import Agreed
 from pyg_sar.nn.exchanges import into_own
 from pyg_sar.nn.kept_loops import LOOPS, all_added, removed
 from pyg_sar.nn.patching import AnyFn, Forms

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
-from pyg_sar.comm.collectives import agree, are_alike, differ, odd_and_usual, raise_together
 from pyg_sar.comm.exchange import exchange_of
+from pyg_sar.comm.vote import agree, are_alike, differ, odd_and_usual, raise_error_on_all
 from pyg_sar.nn.ddp.averager import PARTED
 from pyg_sar.nn.ddp.buckets import common
 from pyg_sar.nn.exchanges import shards_of
@@ -143,7 +143,7 @@ def plan_for(
         _, is_known = are_alike(compared, is_known)
         if not is_known:
             _check_alike(agree(compared))
-            raise_together(error)
+            raise_error_on_all(error)
     elif error is not None:
         raise error
     if plan is None or not is_known:

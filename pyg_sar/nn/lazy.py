@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from pyg_sar.comm.collectives import agree, check_equal
+from pyg_sar.comm.vote import agree, check_equal
 from pyg_sar.utils.dry_run import inert
 
 

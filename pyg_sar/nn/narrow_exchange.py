@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn import ClusterGCNConv, GraphConv, MessagePassing, SAGEConv, aggr
 
-from pyg_sar.comm.collectives import all_ranks
+from pyg_sar.comm.vote import all_ranks
 from pyg_sar.nn.copies import kept_copy
 from pyg_sar.ops.linear import is_plain_layer, linear
 from pyg_sar.rows.replicated import with_mean_gradient

@@ -12,10 +12,10 @@ from torch.nn.functional import embedding
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch_geometric.data.storage import NodeStorage
 
-from pyg_sar.comm.collectives import agree
 from pyg_sar.comm.errors import collective
 from pyg_sar.comm.ranks import world_size
 from pyg_sar.comm.row_map import rows as rows_by_id
+from pyg_sar.comm.vote import agree
 from pyg_sar.rows.from_data import as_local, space_of_nodes
 from pyg_sar.rows.patches import ask_for_rows
 from pyg_sar.rows.rows import Rows, plain, plainly, tag

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 from torch_geometric.nn import MessagePassing
 
-from pyg_sar.comm.collectives import least_of_ranks
+from pyg_sar.comm.vote import least_of_ranks
 from pyg_sar.nn.copies import lent_copy
 from pyg_sar.shard.blocks import Plan
 from pyg_sar.shard.shard import Kept

@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from pyg_sar.comm.buffers import Rows
+from pyg_sar.comm.buffers import TensorList
 from pyg_sar.comm.exchange import Exchange
 from pyg_sar.shard.blocks import Block, Plan
 
@@ -24,8 +24,8 @@ from pyg_sar.shard.blocks import Block, Plan
 class Later:
     """Computes gradients of a block's rows later, on the rank that owns the rows."""
 
-    read: Rows  # what it computes them from
-    make: Callable[[Block, Rows], None]
+    read: TensorList  # what it computes them from
+    make: Callable[[Block, TensorList], None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +38,7 @@ class BlockByBlock:
     # exchange; None to keep nothing.
     kept: list[Tensor] | None = None
 
-    def fetch(self, tensors: Rows) -> Iterator[tuple[Block, Rows]]:
+    def fetch(self, tensors: TensorList) -> Iterator[tuple[Block, TensorList]]:
         """Every block with the rows ``[num_rows, ...]`` of each tensor that it reads.
 
         These are views of own or kept rows, or buffers that the next block overwrites. Collective,
@@ -54,13 +54,13 @@ class BlockByBlock:
             fetched = self._keeping(fetched, self.kept)
         return zip(blocks, fetched, strict=True)
 
-    def _keeping(self, fetched: Iterator[Rows], kept: list[Tensor]) -> Iterator[Rows]:
+    def _keeping(self, fetched: Iterator[TensorList], kept: list[Tensor]) -> Iterator[TensorList]:
         for number, rows in enumerate(fetched):
             if number >= self.plan.shard.parts_per_rank:
                 kept += rows
             yield rows
 
-    def _rows_again(self, tensors: Rows, kept: list[Tensor]) -> Iterator[Rows]:
+    def _rows_again(self, tensors: TensorList, kept: list[Tensor]) -> Iterator[TensorList]:
         for block in self.plan.blocks[: self.plan.shard.parts_per_rank]:
             yield [t[block.start : block.start + block.num_rows] for t in tensors]
         for first in range(0, len(kept), len(tensors)):
@@ -68,11 +68,11 @@ class BlockByBlock:
 
     def give_back(
         self,
-        read: Rows,
-        out: Rows,
-        own: Callable[[], Rows] | None = None,
+        read: TensorList,
+        out: TensorList,
+        own: Callable[[], TensorList] | None = None,
         later: Later | None = None,
-    ) -> Iterator[tuple[Block, Rows, Rows]]:
+    ) -> Iterator[tuple[Block, TensorList, TensorList]]:
         """Every block again, with the rows that it reads and where their gradient is to be put.
 
         `read` is fetched again; it is empty if the gradient does not need it. `out` are gradients
@@ -105,7 +105,7 @@ class AllAtOnce:
     exchange: Exchange
     kept: list[Tensor] | None = None
 
-    def fetch(self, tensors: Rows) -> Iterator[tuple[Block, Rows]]:
+    def fetch(self, tensors: TensorList) -> Iterator[tuple[Block, TensorList]]:
         """As :meth:`BlockByBlock.fetch`."""
         halo = self.kept or (self.exchange.fetch_all(tensors) if tensors else [])
         if self.kept is not None and not self.kept:
@@ -114,11 +114,11 @@ class AllAtOnce:
 
     def give_back(
         self,
-        read: Rows,
-        out: Rows,
-        own: Callable[[], Rows] | None = None,
+        read: TensorList,
+        out: TensorList,
+        own: Callable[[], TensorList] | None = None,
         later: Later | None = None,
-    ) -> Iterator[tuple[Block, Rows, Rows]]:
+    ) -> Iterator[tuple[Block, TensorList, TensorList]]:
         """As :meth:`BlockByBlock.give_back`; it leaves nothing for later."""
         num_halo, num_skipped = self.plan.shard.num_halo, 0
         halo = [t.new_empty(num_halo, *t.shape[1:]) for t in out]
@@ -129,7 +129,7 @@ class AllAtOnce:
                 yield block, rows, self._of(block, out, halo)
         self.exchange.return_all(halo, out)
 
-    def _of(self, block: Block, own: Rows, halo: Rows) -> Rows:
+    def _of(self, block: Block, own: TensorList, halo: TensorList) -> TensorList:
         """The rows of a block's sources, views of own rows or of the halo."""
         is_own, start = block.part in self.plan.shard.parts, block.start
         start -= 0 if is_own else self.plan.shard.num_own

@@ -16,11 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.agreed import Agreed
-from pyg_sar.comm.buffers import Rows
-from pyg_sar.comm.collectives import agree
+from pyg_sar.comm.buffers import TensorList
 from pyg_sar.comm.exchange import Exchange, Request
 from pyg_sar.comm.functions import communicates, once_differentiable
+from pyg_sar.comm.vote import Agreed, agree
 from pyg_sar.ops.program import Arguments, gradients_of, no_autocast_cache
 from pyg_sar.ops.run import Surroundings
 from pyg_sar.shard.blocks import Plan
@@ -114,7 +113,9 @@ class _ChunkRun:
             edge = tuple(t.index_select(0, chunk.edges) for t in inputs.edge)
             yield chunk, request, Arguments(src, dst, edge, inputs.whole, inputs.learnable)
 
-    def give_back(self, out: Rows) -> Iterator[tuple[DestinationChunk, Arguments, Rows]]:
+    def give_back(
+        self, out: TensorList
+    ) -> Iterator[tuple[DestinationChunk, Arguments, TensorList]]:
         """Every chunk again, with zeros to which the caller adds gradients of its source rows.
 
         They come into `out`, gradients ``[num_own, ...]`` of own rows (collective).

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from pyg_sar.comm.collectives import all_reduce_sum, all_to_all, all_to_all_counts
 from pyg_sar.comm.exchange import lent_to_another
-from pyg_sar.ops.bag_sums import add_bag_sums
+from pyg_sar.ops.segment_sums import add_segment_sums
 from pyg_sar.shard.blocks import Plan
-from pyg_sar.shard.csr import Bags, compacted, make_bags
+from pyg_sar.shard.csr import Segments, compacted, make_segments
 from pyg_sar.shard.shard import Step
 from pyg_sar.shard.vertex_cover import BlockCover, cover_of, covers_pay
 from pyg_sar.utils.offload import is_read_by_rows, selected_rows
@@ -31,25 +31,25 @@ class OwnSums:
     """The sums of own rows that another rank reads."""
 
     num_sums: int
-    by_sum: Bags  # own rows by sum
-    by_row: Bags  # sums by own row
+    by_sum: Segments  # own rows by sum
+    by_row: Segments  # sums by own row
     weight: Tensor | None  # of every edge ``[num_edges]``, in the order of `by_sum`
 
     @cached_property
-    def _compacted(self) -> tuple[Tensor, Bags]:
+    def _compacted(self) -> tuple[Tensor, Segments]:
         return compacted(self.by_sum)
 
     def put(self, out: Tensor, rows: Tensor) -> None:  # noqa: D102
-        sums, bags = out if out.dtype == rows.dtype else rows.new_empty(out.shape), self.by_sum
+        sums, segments = out if out.dtype == rows.dtype else rows.new_empty(out.shape), self.by_sum
         if is_read_by_rows(rows):
-            index, bags = self._compacted
+            index, segments = self._compacted
             rows = selected_rows(rows, index)
-        add_bag_sums(sums, rows, bags, self.weight, replace=True)
+        add_segment_sums(sums, rows, segments, self.weight, replace=True)
         if sums is not out:
             out.copy_(sums)
 
     def add(self, out: Tensor, gradients: Tensor) -> None:  # noqa: D102
-        add_bag_sums(out, gradients.to(out.dtype), self.by_row, self.weight)
+        add_segment_sums(out, gradients.to(out.dtype), self.by_row, self.weight)
 
 
 @torch.inference_mode(False)  # a plan outlives the caller's mode
@@ -93,8 +93,8 @@ def _step(
     if not src.numel():
         return replace(step, send_index=step.send_index[rows])
     own, num_sums = step.send_index[src], int(ids[-1]) + 1
-    by_sum = make_bags(ids, own, num_sums, is_sorted=True)
-    sums = OwnSums(num_sums, by_sum, make_bags(own, ids, num_own), weight)
+    by_sum = make_segments(ids, own, num_sums, is_sorted=True)
+    sums = OwnSums(num_sums, by_sum, make_segments(own, ids, num_own), weight)
     return replace(step, send_index=step.send_index[rows], sums=sums)
 
 

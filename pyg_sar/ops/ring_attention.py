@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.comm.functions import communicates, once_differentiable
-from pyg_sar.comm.swap import GRADIENTS_TAG, start_round
+from pyg_sar.comm.send_recv import GRADIENTS_TAG, start_round
 from pyg_sar.ops.attention_block import Attended, KeyBlock, gradients
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.buffers import Rows
+from pyg_sar.comm.buffers import TensorList
 from pyg_sar.comm.exchange import Exchange
 from pyg_sar.ops import chunks
 from pyg_sar.ops.block_loop import BlockByBlock
@@ -77,7 +77,7 @@ class Run:
         blocks = zip(fetched, chunks.of_blocks(self.loop.plan, self.max_edges), strict=True)
         return chain.from_iterable(self._read(of_block, rows) for (_, rows), of_block in blocks)
 
-    def give_back(self, out: Rows) -> Iterator[tuple[Rows, Chunks]]:
+    def give_back(self, out: TensorList) -> Iterator[tuple[TensorList, Chunks]]:
         """For every block where the gradients of source rows go, and its chunks (collective).
 
         `out` is as :meth:`BlockByBlock.give_back` takes it.
@@ -86,7 +86,7 @@ class Run:
         blocks = zip(returned, chunks.of_blocks(self.loop.plan, self.max_edges), strict=True)
         return ((targets, self._read(of_block, rows)) for (_, rows, targets), of_block in blocks)
 
-    def _read(self, of_block: list[Chunk], rows: Rows) -> Chunks:
+    def _read(self, of_block: list[Chunk], rows: TensorList) -> Chunks:
         read = self.arguments
         for chunk in of_block:
             if self.surroundings.uses_rng:

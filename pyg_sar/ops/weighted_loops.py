@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.ops.workers import side_by_side
-from pyg_sar.shard.csr import Bags, chunks_of_bags
+from pyg_sar.shard.csr import Segments, chunks_of_segments
 from pyg_sar.utils.installed import loops
 from pyg_sar.utils.offload import arrays_of
 
@@ -27,7 +27,7 @@ def has_loop(values: Tensor) -> bool:
 
 def run_loop(
     values: Tensor,
-    bags: Bags,
+    segments: Segments,
     *,
     out: Tensor | None = None,
     weight: Tensor | None = None,
@@ -39,15 +39,16 @@ def run_loop(
 
     `values` is ``[num_cols, H, C]``, `out` and `own` ``[num_rows, H, C]``, `weight` and `dots`
     ``[num_edges, H]`` in edge order; `out` and `dots` are contiguous. With `replace` sums replace
-    what `out` holds, and rows without a bag become zero. Raises IndexError if a column is no row.
+    what `out` holds, and rows without a segment become zero. Raises IndexError if a column is no
+    row.
     """
     module, (heads, channels) = loops(), values.shape[1:]
     assert module is not None
-    if out is not None and replace and bags.leaves_rows_out:
+    if out is not None and replace and segments.leaves_rows_out:
         out.zero_()
-    keys = bags.ptr.new_empty(0, dtype=torch.int64) if bags.keys is None else bags.keys
-    perm = bags.columns[:0] if bags.perm is None else bags.perm
-    read = own, values, bags.ptr, bags.columns, keys, perm, weight
+    keys = segments.ptr.new_empty(0, dtype=torch.int64) if segments.keys is None else segments.keys
+    perm = segments.columns[:0] if segments.perm is None else segments.perm
+    read = own, values, segments.ptr, segments.columns, keys, perm, weight
     arrays = arrays_of((out, dots), read)
     loop = partial(module.sums_and_dots, *arrays, heads, channels)
 
@@ -55,5 +56,5 @@ def run_loop(
         if not loop(start, end, replace):
             raise IndexError(f'expected columns below {values.size(0)} in a block')
 
-    chunks = chunks_of_bags(bags, bags.ptr.numel(), _CHUNK_EDGES)
+    chunks = chunks_of_segments(segments, segments.ptr.numel(), _CHUNK_EDGES)
     side_by_side((partial(run, *chunk) for chunk in chunks), values.device)

@@ -5,7 +5,7 @@ gradient, which the destination's rank holds. Only a weight that learns needs th
 gradient is their product with the output gradient, in the same pass over the blocks.
 
 A mean is divided inside the transposed sum, by weights of 1 / in-degree, which spares a pass. With
-one part per rank the gradients of remote rows are sent first, and the own block is computed while
+one part per rank the gradients of halo rows are sent first, and the own block is computed while
 they travel.
 """
 
@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.buffers import Rows
+from pyg_sar.comm.buffers import TensorList
 from pyg_sar.comm.exchange import Exchange
 from pyg_sar.comm.functions import communicates, once_differentiable
-from pyg_sar.ops.bag_sums import add_bag_sums, bag_sums
 from pyg_sar.ops.block_loop import AllAtOnce, BlockByBlock, BlockLoop, Later
+from pyg_sar.ops.segment_sums import add_segment_sums, segment_sums
 from pyg_sar.ops.weighted_sums import edge_dots, weighted_sums_and_dots
 from pyg_sar.shard.blocks import Block, Plan
 from pyg_sar.utils.offload import is_read_by_rows, selected_rows
@@ -83,9 +83,9 @@ class _WeightedSum(torch.autograd.Function):
                 continue
             block_weight = None if weight is None else block.span(weight)
             if out is None:
-                out = bag_sums(rows, block.by_dst, block_weight)
+                out = segment_sums(rows, block.by_dst, block_weight)
             else:
-                add_bag_sums(out, rows, block.by_dst, block_weight)
+                add_segment_sums(out, rows, block.by_dst, block_weight)
         if out is None:
             out = x.new_zeros(loop.plan.shard.num_dst, *x.shape[1:])
         ctx.loop, ctx.mean = replace(loop, kept=None), mean
@@ -137,33 +137,33 @@ class _BlockGradients:
     factor: Tensor | None  # ``[num_dst]``: what rows of `of_out` are multiplied by
     of_weight: Tensor | None  # ``[num_edges, H]``, filled block by block
 
-    def of_rows(self, block: Block, rows: Rows) -> Rows:
+    def of_rows(self, block: Block, rows: TensorList) -> TensorList:
         """The gradient of a block's source rows; `rows` hold them if the weights need it."""
         if self.of_weight is None:
             weight = None if self.weight is None else block.span(self.weight)
-            return [bag_sums(self.of_out, block.by_src, weight, factor=self.factor)]
+            return [segment_sums(self.of_out, block.by_src, weight, factor=self.factor)]
         out = self.of_out.new_empty(block.num_rows, *self.of_out.shape[1:])
         self.write([out], block, rows)
         return [out]
 
-    def write_later(self, block: Block, targets: Rows) -> None:
+    def write_later(self, block: Block, targets: TensorList) -> None:
         """As :meth:`write` where weights learn nothing, of rows of `of_out` that may be away."""
         if not is_read_by_rows(self.of_out) or (self.weight is not None and self.weight.dim() > 1):
             self.write(targets, block, [])
             return
-        columns, bags = block.by_src_compacted
+        columns, segments = block.by_src_compacted
         grad = selected_rows(self.of_out, columns)
         factor = None if self.factor is None else self.factor.index_select(0, columns)
         weight = None if self.weight is None else block.span(self.weight)
-        add_bag_sums(targets[0], grad, bags, weight, factor=factor, replace=True)
+        add_segment_sums(targets[0], grad, segments, weight, factor=factor, replace=True)
 
-    def write(self, targets: Rows, block: Block, rows: Rows) -> None:
+    def write(self, targets: TensorList, block: Block, rows: TensorList) -> None:
         """Writes the gradient of source rows to the target, if there is one."""
         weight = None if self.weight is None else block.span(self.weight)
         if self.of_weight is None or not block.num_edges:
             for out in targets:
-                bags, factor = block.by_src, self.factor
-                add_bag_sums(out, self.of_out, bags, weight, factor=factor, replace=True)
+                segments, factor = block.by_src, self.factor
+                add_segment_sums(out, self.of_out, segments, weight, factor=factor, replace=True)
             return
         dots = block.span(self.of_weight)
         if not targets:

@@ -19,10 +19,10 @@ from torch.nn.functional import embedding_bag
 from pyg_sar.ops.weighted_loops import has_loop, run_loop
 from pyg_sar.ops.workers import side_by_side
 from pyg_sar.shard.blocks import Block
-from pyg_sar.shard.csr import MAX_EDGES, Bags, chunks_of_bags
+from pyg_sar.shard.csr import MAX_EDGES, Segments, chunks_of_segments
 from pyg_sar.shard.index_rows import rows_at, write_rows_at
 
-_BAG_BYTES = 2 << 20
+_SEGMENT_BYTES = 2 << 20
 
 _EDGE_BYTES = 1 << 20
 
@@ -30,42 +30,43 @@ _CHUNK_EDGES = 1 << 17
 """Edges of a chunk whose rows are not gathered."""
 
 _FAST_DTYPES = (torch.float32, torch.float64)
-_MIN_CHANNELS_OF_BAGS = 4
+_MIN_CHANNELS_OF_SEGMENTS = 4
 _MIN_CHANNELS_OF_SAMPLES = 8
 
 
 def add_weighted_sums(
-    out: Tensor, values: Tensor, bags: Bags, weight: Tensor, *, replace: bool = False
+    out: Tensor, values: Tensor, segments: Segments, weight: Tensor, *, replace: bool = False
 ) -> Tensor:
-    """Adds the sum of every bag, weighted by head, to its row of `out`.
+    """Adds the sum of every segment, weighted by head, to its row of `out`.
 
-    For the edges e of bag b, ``out[keys[b], h] += sum of weight[e, h] * values[columns[e], h]``.
+    For the edges e of segment s,
+    ``out[keys[s], h] += sum of weight[e, h] * values[columns[e], h]``.
     Nothing of ``[num_edges, H, C]`` is made. Of one dtype are `out` ``[num_rows, H, C]``, `values`
     ``[num_cols, H, C]`` and `weight` ``[num_edges, H]`` in edge order. With `replace` the sums
-    replace what `out` holds, and rows without a bag become zero. Returns `out`.
+    replace what `out` holds, and rows without a segment become zero. Returns `out`.
     """
     if has_loop(values) and out.is_contiguous():
-        run_loop(values, bags, out=out, weight=weight, replace=replace)
+        run_loop(values, segments, out=out, weight=weight, replace=replace)
         return out
     heads, channels = values.shape[1:]
     is_fast = values.dtype in _FAST_DTYPES and (
-        channels >= _MIN_CHANNELS_OF_BAGS or channels == heads == 1
+        channels >= _MIN_CHANNELS_OF_SEGMENTS or channels == heads == 1
     )
-    is_in_place = replace and is_fast and bags.keys is None
-    if replace and (not is_fast or bags.leaves_rows_out):
+    is_in_place = replace and is_fast and segments.keys is None
+    if replace and (not is_fast or segments.leaves_rows_out):
         out.zero_()
     if not is_fast:
-        return add_by_index_add(out, values, bags, weight)
+        return add_by_index_add(out, values, segments, weight)
     # Pairs of a node and a head as rows: embedding_bag would copy the strided rows of one head.
-    pairs, is_product = values.reshape(-1, channels), _has_cusparse(values, bags)
-    max_bags = _BAG_BYTES // (out.element_size() * heads * channels)
+    pairs, is_product = values.reshape(-1, channels), _has_cusparse(values, segments)
+    max_segments = _SEGMENT_BYTES // (out.element_size() * heads * channels)
 
     def add(start: int, end: int, first: int, last: int) -> None:
         if is_product:
-            ptr, columns = bags.ptr[start : end + 1] - first, bags.columns[first:last]
+            ptr, columns = segments.ptr[start : end + 1] - first, segments.columns[first:last]
         else:
-            ptr, columns = _of_pairs(bags, pairs, heads, start, end, first, last)
-        by_head = _in_bag_order(weight, bags, first, last).t().contiguous()
+            ptr, columns = _of_pairs(segments, pairs, heads, start, end, first, last)
+        by_head = _in_segment_order(weight, segments, first, last).t().contiguous()
         sums = out[start:end] if is_in_place else out.new_empty(end - start, heads, channels)
         for head in range(heads):
             if is_product:
@@ -80,13 +81,13 @@ def add_weighted_sums(
                 per_sample_weights=by_head[head],
                 include_last_offset=True,
             )
-        if bags.keys is not None:
+        if segments.keys is not None:
             put = out.index_copy_ if replace else out.index_add_
-            put(0, bags.keys[start:end], sums)
+            put(0, segments.keys[start:end], sums)
         elif not is_in_place:
             out[start:end] += sums
 
-    chunks = chunks_of_bags(bags, max_bags, _CHUNK_EDGES)
+    chunks = chunks_of_segments(segments, max_segments, _CHUNK_EDGES)
     side_by_side((partial(add, *chunk) for chunk in chunks), out.device)
     return out
 
@@ -107,37 +108,37 @@ def weighted_sums_and_dots(
     add_weighted_sums(out, grad, block.by_src, weight, replace=True)
 
 
-def edge_dots(out: Tensor, left: Tensor, right: Tensor, bags: Bags) -> Tensor:
+def edge_dots(out: Tensor, left: Tensor, right: Tensor, segments: Segments) -> Tensor:
     """Writes the gradient of the weights of :func:`add_weighted_sums`.
 
-    For the edges e of bag b, ``out[e, h] = <left[keys[b], h], right[columns[e], h]>``, of
+    For the edges e of segment s, ``out[e, h] = <left[keys[s], h], right[columns[e], h]>``, of
     ``[num_rows, H, C]`` and ``[num_cols, H, C]``. `out` is ``[num_edges, H]``, contiguous.
     """
     if has_loop(right):
-        run_loop(right, bags, own=left, dots=out)
+        run_loop(right, segments, own=left, dots=out)
         return out
     is_fast = (
         left.dtype in _FAST_DTYPES
         and left.size(2) >= _MIN_CHANNELS_OF_SAMPLES
         # With repeated edges: on a CPU it refuses more entries than a matrix has places.
-        and bags.ptr.numel() > 1
+        and segments.ptr.numel() > 1
         and (
-            int(bags.ptr.diff().max()) <= right.size(0)
+            int(segments.ptr.diff().max()) <= right.size(0)
             if left.device.type == 'cpu'
-            else _has_cusparse(right, bags)
+            else _has_cusparse(right, segments)
         )
     )
     form = _dots_by_sampling if is_fast else _dots_by_gather
-    return form(out, left, right, bags)
+    return form(out, left, right, segments)
 
 
-def _dots_by_sampling(out: Tensor, left: Tensor, right: Tensor, bags: Bags) -> Tensor:
+def _dots_by_sampling(out: Tensor, left: Tensor, right: Tensor, segments: Segments) -> Tensor:
     heads, channels = left.shape[1:]
     pairs = right.reshape(-1, channels)
 
     def make(start: int, end: int, first: int, last: int) -> None:
-        ptr, columns = _of_pairs(bags, pairs, heads, start, end, first, last)
-        rows = left[start:end] if bags.keys is None else left[bags.keys[start:end]]
+        ptr, columns = _of_pairs(segments, pairs, heads, start, end, first, last)
+        rows = left[start:end] if segments.keys is None else left[segments.keys[start:end]]
         zeros = left.new_zeros(last - first)
         dots = []
         for head in range(heads):
@@ -145,30 +146,30 @@ def _dots_by_sampling(out: Tensor, left: Tensor, right: Tensor, bags: Bags) -> T
             pattern = _pattern(ptr, columns, zeros, of_head.size(0))
             product = torch.sparse.sampled_addmm(pattern, rows[:, head], of_head.t(), beta=0.0)
             dots.append(product.values())
-        _put(out, bags, first, last, torch.stack(dots, 1))
+        _put(out, segments, first, last, torch.stack(dots, 1))
 
-    chunks = chunks_of_bags(bags, bags.ptr.numel(), _CHUNK_EDGES)
+    chunks = chunks_of_segments(segments, segments.ptr.numel(), _CHUNK_EDGES)
     side_by_side((partial(make, *chunk) for chunk in chunks), out.device)
     return out
 
 
 def _of_pairs(
-    bags: Bags, pairs: Tensor, heads: int, start: int, end: int, first: int, last: int
+    segments: Segments, pairs: Tensor, heads: int, start: int, end: int, first: int, last: int
 ) -> tuple[Tensor, Tensor]:
-    """Bags `start` to `end`, of edges `first` to `last`, of pairs of a node and its first head."""
-    ptr, columns = bags.ptr[start : end + 1] - first, bags.columns[first:last]
+    """Segments `start` to `end`, edges `first` to `last`, of pairs of a node and its first head."""
+    ptr, columns = segments.ptr[start : end + 1] - first, segments.columns[first:last]
     if pairs.size(0) > MAX_EDGES:  # 32 bits do not count that far
         ptr, columns = ptr.long(), columns.long()
     return ptr, columns * heads
 
 
-def _has_cusparse(values: Tensor, bags: Bags) -> bool:
-    """Whether a GPU may take sparse products, for `bags` of rows of `values`.
+def _has_cusparse(values: Tensor, segments: Segments) -> bool:
+    """Whether a GPU may take sparse products, for `segments` of rows of `values`.
 
     Their last bits differ from run to run, and they take no more entries than a matrix has.
     """
-    num_places = (bags.ptr.numel() - 1) * values.size(0)
-    is_possible = values.device.type != 'cpu' and bags.columns.numel() <= num_places
+    num_places = (segments.ptr.numel() - 1) * values.size(0)
+    is_possible = values.device.type != 'cpu' and segments.columns.numel() <= num_places
     return is_possible and not torch.are_deterministic_algorithms_enabled()
 
 
@@ -177,51 +178,53 @@ def _pattern(ptr: Tensor, columns: Tensor, values: Tensor, num_cols: int) -> Ten
     return torch.sparse_csr_tensor(ptr, columns, values, size, check_invariants=False)
 
 
-def add_by_index_add(out: Tensor, values: Tensor, bags: Bags, weight: Tensor | None) -> Tensor:
+def add_by_index_add(
+    out: Tensor, values: Tensor, segments: Segments, weight: Tensor | None
+) -> Tensor:
     """The form for few channels and other dtypes, and the oracle of the tests."""
-    for bag_rows, columns, first, last in _edge_chunks(bags, values):
+    for segment_rows, columns, first, last in _edge_chunks(segments, values):
         rows = values.index_select(0, columns)
         if weight is not None:
-            rows *= _in_bag_order(weight, bags, first, last).unsqueeze(-1)
-        out.index_add_(0, bag_rows, rows)
+            rows *= _in_segment_order(weight, segments, first, last).unsqueeze(-1)
+        out.index_add_(0, segment_rows, rows)
     return out
 
 
-def _dots_by_gather(out: Tensor, left: Tensor, right: Tensor, bags: Bags) -> Tensor:
+def _dots_by_gather(out: Tensor, left: Tensor, right: Tensor, segments: Segments) -> Tensor:
     """The form for few channels and other dtypes, and the oracle of the tests."""
-    for bag_rows, columns, first, last in _edge_chunks(bags, left):
+    for segment_rows, columns, first, last in _edge_chunks(segments, left):
         rows = right.index_select(0, columns)
-        rows *= left.index_select(0, bag_rows)
-        _put(out, bags, first, last, rows.sum(-1))
+        rows *= left.index_select(0, segment_rows)
+        _put(out, segments, first, last, rows.sum(-1))
     return out
 
 
-def _in_bag_order(weight: Tensor, bags: Bags, first: int, last: int) -> Tensor:
-    if bags.perm is None:
+def _in_segment_order(weight: Tensor, segments: Segments, first: int, last: int) -> Tensor:
+    if segments.perm is None:
         return weight[first:last]
-    return rows_at(weight, bags.perm[first:last])
+    return rows_at(weight, segments.perm[first:last])
 
 
-def _put(out: Tensor, bags: Bags, first: int, last: int, dots: Tensor) -> None:
-    if bags.perm is None:
+def _put(out: Tensor, segments: Segments, first: int, last: int, dots: Tensor) -> None:
+    if segments.perm is None:
         out[first:last] = dots
     else:
-        write_rows_at(out, bags.perm[first:last].long(), dots)
+        write_rows_at(out, segments.perm[first:last].long(), dots)
 
 
-def _edge_chunks(bags: Bags, values: Tensor) -> Iterator[tuple[Tensor, Tensor, int, int]]:
+def _edge_chunks(segments: Segments, values: Tensor) -> Iterator[tuple[Tensor, Tensor, int, int]]:
     """Row and column of every edge, a chunk of the edges at a time; first and last of them."""
-    num_edges = bags.columns.numel()
+    num_edges = segments.columns.numel()
     row_bytes = values.element_size() * max(values[0:1].numel(), 1)
     # Elsewhere than on a CPU a small chunk costs more to start than to compute.
     chunk_bytes = _EDGE_BYTES if values.device.type == 'cpu' else 64 * _EDGE_BYTES
     step = max(chunk_bytes // row_bytes, 1)
     for first in range(0, num_edges, step):
         last = min(first + step, num_edges)
-        edges = torch.arange(first, last, dtype=torch.int32, device=bags.ptr.device)
-        bag = torch.bucketize(edges, bags.ptr, out_int32=True, right=True) - 1
-        rows = bag if bags.keys is None else bags.keys[bag]
-        yield rows, bags.columns[first:last], first, last
+        edges = torch.arange(first, last, dtype=torch.int32, device=segments.ptr.device)
+        segment = torch.bucketize(edges, segments.ptr, out_int32=True, right=True) - 1
+        rows = segment if segments.keys is None else segments.keys[segment]
+        yield rows, segments.columns[first:last], first, last
 
 
 # torch warns of sparse CSR tensors at the first one that a process makes. A training run is no

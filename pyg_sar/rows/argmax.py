@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.collectives import agree, all_gather_alike
+from pyg_sar.comm.collectives import all_gather_alike
 from pyg_sar.comm.ranks import rank, world_size
+from pyg_sar.comm.vote import agree
 from pyg_sar.rows.align import argument, dim_of
 from pyg_sar.rows.edges import node_ids
 from pyg_sar.rows.over_ranks import all_rows, fetched, largest_here, sum_of_ranks, widened

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pyg_sar.comm.collectives import agree
 from pyg_sar.comm.ranks import world_size
+from pyg_sar.comm.vote import agree
 from pyg_sar.ops.ring_attention import attend_to_all
 from pyg_sar.rows.align import (
     align,

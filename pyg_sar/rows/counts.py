@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pyg_sar.comm.collectives import agree, all_to_all
+from pyg_sar.comm.collectives import all_to_all
 from pyg_sar.comm.ranks import rank
+from pyg_sar.comm.vote import agree
 from pyg_sar.rows.align import align, argument, dim_of, named_rule, rows_in
 from pyg_sar.rows.over_ranks import largest_of_ranks, sum_of_ranks
 from pyg_sar.rows.registry import bare_name, name_of, rule

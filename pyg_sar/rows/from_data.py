@@ -12,9 +12,9 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.storage import BaseStorage
 
-from pyg_sar.comm.collectives import agree
 from pyg_sar.comm.errors import collective
 from pyg_sar.comm.ranks import cache_of
+from pyg_sar.comm.vote import agree
 from pyg_sar.rows.adjacency import Adjacency, refuse_matrices
 from pyg_sar.rows.adjacency_tensors import restore_adj_t
 from pyg_sar.rows.align import brought, own_rows

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.collectives import agree
+from pyg_sar.comm.vote import agree
 from pyg_sar.rows.align import align, argument, as_rows, dim_of
 from pyg_sar.rows.edges import EdgeIndex, edge_index
 from pyg_sar.rows.made_edges import edges_of, is_in, whole_ids

@@ -10,10 +10,10 @@ from pathlib import Path
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from pyg_sar.comm.collectives import agree, differ, odd_and_usual, together
 from pyg_sar.comm.environment import launched
 from pyg_sar.comm.errors import collective
 from pyg_sar.comm.ranks import current, is_distributed
+from pyg_sar.comm.vote import agree, differ, odd_and_usual, raise_on_all
 from pyg_sar.rows.from_data import as_rows_of_graph
 from pyg_sar.shard.meta import read_meta
 from pyg_sar.shard.read_shard import read_shard
@@ -106,7 +106,7 @@ def _read(root: str | Path, rank: int | None, verify: bool) -> Data | HeteroData
             text = f"expected a partition folder at '{root}' (got {error!r})"
             raise ValueError(text) from error
 
-    data = together(read)
+    data = raise_on_all(read)
     _check_same_partition(data)
     return data
 

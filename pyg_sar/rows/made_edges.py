@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.collectives import agree, all_reduce_sum
+from pyg_sar.comm.collectives import all_reduce_sum
 from pyg_sar.comm.derive_shard import derive_shard
 from pyg_sar.comm.ranks import cache_of, rank, world_size
+from pyg_sar.comm.vote import agree
 from pyg_sar.rows.edges import EdgeIndex, Ends, edge_index
 from pyg_sar.rows.over_ranks import all_rows
 from pyg_sar.rows.replicated import check_whole

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.collectives import agree, check_equal, together
 from pyg_sar.comm.errors import collective
 from pyg_sar.comm.exchange import with_halo_ids
+from pyg_sar.comm.vote import agree, check_equal, raise_on_all
 from pyg_sar.shard.edges import ShardEdges
 from pyg_sar.shard.shard import n_id_of
 from pyg_sar.utils.draws import uniform
@@ -168,4 +168,4 @@ def _raise_on_all(edge_index: Tensor | ShardEdges, text: str | None) -> None:
         if text is not None:
             raise ValueError(text)
 
-    together(step) if isinstance(edge_index, ShardEdges) else step()
+    raise_on_all(step) if isinstance(edge_index, ShardEdges) else step()

@@ -11,16 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.collectives import (
-    agree,
-    all_gather_alike,
-    all_reduce_sum,
-    check_arrived,
-    sum_over_ranks,
-)
+from pyg_sar.comm.collectives import all_gather_alike, all_reduce_sum, check_arrived, sum_over_ranks
 from pyg_sar.comm.end_of_backward import note_backward_of
 from pyg_sar.comm.ranks import check_lives, world_size
 from pyg_sar.comm.row_map import rows as rows_by_id
+from pyg_sar.comm.vote import agree
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse
 from pyg_sar.rows.sharding import Space
 

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.collectives import agree, all_gather_alike
+from pyg_sar.comm.collectives import all_gather_alike
+from pyg_sar.comm.vote import agree
 from pyg_sar.rows.align import align, argument, as_rows, rows_in, whole_shape
 from pyg_sar.rows.over_ranks import whole
 from pyg_sar.rows.registry import bare_name, is_in_place, is_pointwise, name_of, names, rule

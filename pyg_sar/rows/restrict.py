@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_sar.comm.collectives import agree, check_equal, together
 from pyg_sar.comm.derive_shard import all_part_ptr, derive_shard
 from pyg_sar.comm.errors import collective
 from pyg_sar.comm.exchange import Exchange, exchange_of
+from pyg_sar.comm.vote import agree, check_equal, raise_on_all
 from pyg_sar.rows.align import brought, listed, own_rows
 from pyg_sar.rows.edges import EdgeIndex, Ends, NodeIds, edge_index, node_ids
 from pyg_sar.rows.over_ranks import whole
@@ -114,7 +114,7 @@ def restrict(data: Data, nodes: Tensor, num_layers: int) -> RestrictedLayers:
     Raises:
         ValueError: On all ranks, if `data`, `nodes` or `num_layers` is not as described on one.
     """
-    together(lambda: _check(data, nodes, num_layers))
+    raise_on_all(lambda: _check(data, nodes, num_layers))
     check_equal("'nodes' and 'num_layers'", agree((nodes.dtype == torch.bool, num_layers)))
     of_graph: EdgeIndex = data.edge_index
     space, shard = of_graph.ends.dst, of_graph.handle.shard

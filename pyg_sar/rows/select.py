@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.collectives import agree
 from pyg_sar.comm.exchange import exchange_of
 from pyg_sar.comm.row_map import with_halo
+from pyg_sar.comm.vote import agree
 from pyg_sar.rows.align import argument, brought, check_range, dim_of, own_rows, whole_shape
 from pyg_sar.rows.edges import NodeIds, node_ids
 from pyg_sar.rows.index import (

@@ -13,9 +13,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.collectives import agree, all_reduce_sum
+from pyg_sar.comm.collectives import all_reduce_sum
 from pyg_sar.comm.comm import Comm
 from pyg_sar.comm.ranks import current, rank, world_size
+from pyg_sar.comm.vote import agree
 from pyg_sar.utils.tensor_state import version_of
 
 T = TypeVar('T')

@@ -17,7 +17,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from pyg_sar.shard.csr import MAX_EDGES, Bags, compacted, make_bags
+from pyg_sar.shard.csr import MAX_EDGES, Segments, compacted, make_segments
 from pyg_sar.shard.edges import ShardEdges
 from pyg_sar.shard.index_rows import rows_at, write_rows_at
 from pyg_sar.shard.shard import Kept, Shard
@@ -78,36 +78,32 @@ class Block:
 
     @cached_property
     @torch.inference_mode(False)
-    def by_dst(self) -> Bags:
+    def by_dst(self) -> Segments:
         """Edges grouped by destination: the forward sum."""
         src, dst = self.edge_index
-        bags = make_bags(dst, src, self.num_dst, is_sorted=True, visits=self.visits[1])
-        if isinstance(self.edges, slice):
-            return bags
-        edges = self.edges if bags.perm is None else self.edges[bags.perm]
-        return bags._replace(perm=_short(edges))
+        visits = self.visits[1]
+        return self._counted(make_segments(dst, src, self.num_dst, is_sorted=True, visits=visits))
 
     @cached_property
     @torch.inference_mode(False)
-    def by_src(self) -> Bags:
+    def by_src(self) -> Segments:
         """Edges grouped by source row: the transposed sum of backward."""
         src, dst = self.edge_index
-        bags = make_bags(src, dst, self.num_rows, visits=self.visits[0])
+        return self._counted(make_segments(src, dst, self.num_rows, visits=self.visits[0]))
+
+    def _counted(self, segments: Segments) -> Segments:
+        """Segments of the block with the edges counted as in :meth:`span`."""
         if isinstance(self.edges, slice):
-            return bags
-        return bags._replace(perm=_short(self.edges[bags.perm]))
+            return segments
+        edges = self.edges if segments.perm is None else self.edges[segments.perm]
+        is_far = edges.numel() > 0 and int(edges.max()) > MAX_EDGES
+        return segments._replace(perm=edges if is_far else edges.int())
 
     @cached_property
     @torch.inference_mode(False)
-    def by_src_compacted(self) -> tuple[Tensor, Bags]:
+    def by_src_compacted(self) -> tuple[Tensor, Segments]:
         """Own destinations that have edges, int64, and :attr:`by_src` among them."""
         return compacted(self.by_src)
-
-
-def _short(ids: Tensor) -> Tensor:
-    """As int32, unless one is too large for it."""
-    is_far = ids.numel() > 0 and int(ids.max()) > MAX_EDGES
-    return ids if is_far else ids.int()
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,8 +134,7 @@ def _make_plan(handle: ShardEdges) -> Plan:
     plain, shard = handle.ids, handle.shard
     ptr: Sequence[int] = shard.block_ptr
     perm = None
-    is_whole = handle.is_whole
-    if not is_whole or shard.is_whole_graph:
+    if not handle.is_whole or shard.is_whole_graph:
         plain = plain.detach()
         plain = plain.clone() if plain.is_inference() else plain
         check_ids(plain, shard)
@@ -162,7 +157,7 @@ def _make_plan(handle: ShardEdges) -> Plan:
                 visits=visits,
             )
         )
-    return Plan(shard, tuple(blocks), plain, plain._version, is_whole=is_whole)
+    return Plan(shard, tuple(blocks), plain, plain._version, is_whole=handle.is_whole)
 
 
 def check_ids(edge_index: Tensor, shard: Shard) -> None:
@@ -207,12 +202,8 @@ def plan_of(handle: ShardEdges) -> Plan:
     """
     shard = handle.shard
     plans = PLANS.of(shard, list)
-    plan = next((p for p in reversed(plans) if _is_of(p, handle.ids)), None)
-    if plan is None:
-        plan = _make_plan(handle)
-    else:
-        plans.remove(plan)
-    plans.append(plan)  # most recently used last
+    plan = next((p for p in reversed(plans) if _is_of(p, handle.ids)), None) or _make_plan(handle)
+    plans[:] = [*(p for p in plans if p is not plan), plan]  # most recently used last
     limit = _MAX_EDGES * max(shard.num_edges, shard.num_own, shard.num_dst)
     while len(plans) > 1 and sum(p.num_edges for p in plans) > limit:
         plans.pop(0)
@@ -221,9 +212,8 @@ def plan_of(handle: ShardEdges) -> Plan:
 
 def _is_of(plan: Plan, ids: Tensor) -> bool:
     own = plan.edge_index
-    if own.shape != ids.shape or own.device != ids.device:
-        return False
-    if plan.version != own._version:  # changed in place since
+    is_changed = plan.version != own._version  # in place
+    if is_changed or own.shape != ids.shape or own.device != ids.device:
         return False
     if start_of(own) == start_of(ids) and own.stride() == ids.stride():
         return True
@@ -233,7 +223,7 @@ def _is_of(plan: Plan, ids: Tensor) -> bool:
     equal, version = _EQUAL.get(plan) or (None, None)
     if equal is not None and equal() is ids and version == ids._version:
         return True
-    is_equal = torch.equal(own, ids)
-    if is_equal:
-        _EQUAL.put(plan, (ref(ids), ids._version))
-    return is_equal
+    if not torch.equal(own, ids):
+        return False
+    _EQUAL.put(plan, (ref(ids), ids._version))
+    return True

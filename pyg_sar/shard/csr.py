@@ -21,12 +21,13 @@ def check_block_edges(num_edges: int) -> None:
         )
 
 
-class Bags(NamedTuple):
+class Segments(NamedTuple):
     """A sparse 0/1 matrix by rows; empty rows are left out where they are many."""
 
-    # The rows, int64 ``[num_bags]``; None for all rows in their order, empty ones included.
+    # The rows, int64 ``[num_segments]``; None for all rows in their order, empty ones included.
     keys: Tensor | None
-    ptr: Tensor  # int32 ``[num_bags + 1]``: entries of bag b are ``columns[ptr[b]:ptr[b + 1]]``
+    # int32 ``[num_segments + 1]``: entries of segment s are ``columns[ptr[s]:ptr[s + 1]]``.
+    ptr: Tensor
     columns: Tensor  # column of every entry, int32 ``[num_edges]``
     # Edge of every entry, int32 ``[num_edges]`` (int64 if there are too many); None when entries
     # are in edge order.
@@ -35,29 +36,29 @@ class Bags(NamedTuple):
 
     @property
     def leaves_rows_out(self) -> bool:
-        """Whether there are rows without a bag."""
+        """Whether there are rows without a segment."""
         return self.keys is not None and self.keys.numel() < self.num_rows
 
 
-def make_bags(
+def make_segments(
     rows: Tensor,
     cols: Tensor,
     num_rows: int,
     *,
     is_sorted: bool = False,
     visits: Tensor | None = None,
-) -> Bags:
+) -> Segments:
     """Groups edges by row; raises ValueError if there are more than 2^31 - 1.
 
     `rows` and `cols` have one entry per edge, int64 ``[num_edges]``; `is_sorted` says that rows
-    ascend already. `visits` are all rows in the order that the bags get, int64 ``[num_rows]``.
+    ascend already. `visits` are all rows in the order that the segments get, int64 ``[num_rows]``.
     """
     check_block_edges(rows.numel())
     if visits is not None:
         positions = torch.empty_like(visits)
         positions[visits] = torch.arange(num_rows, device=visits.device)
-        bags = make_bags(positions[rows], cols, num_rows)
-        return bags._replace(keys=visits if bags.keys is None else visits[bags.keys])
+        segments = make_segments(positions[rows], cols, num_rows)
+        return segments._replace(keys=visits if segments.keys is None else visits[segments.keys])
     perm = None
     if not is_sorted:
         perm = torch.argsort(rows, stable=True)
@@ -70,31 +71,31 @@ def make_bags(
         counts = counts[keys]
     ptr = torch.zeros(counts.numel() + 1, dtype=torch.int32, device=rows.device)
     torch.cumsum(counts, 0, dtype=torch.int32, out=ptr[1:])
-    return Bags(keys, ptr, cols.int(), perm, num_rows)
+    return Segments(keys, ptr, cols.int(), perm, num_rows)
 
 
-def compacted(bags: Bags) -> tuple[Tensor, Bags]:
-    """The columns that have entries, int64 ascending, and bags that count among them."""
-    columns, ids = torch.unique(bags.columns, return_inverse=True)
-    return columns.long(), bags._replace(columns=ids.int())
+def compacted(segments: Segments) -> tuple[Tensor, Segments]:
+    """The columns that have entries, int64 ascending, and segments that count among them."""
+    columns, ids = torch.unique(segments.columns, return_inverse=True)
+    return columns.long(), segments._replace(columns=ids.int())
 
 
-def chunks_of_bags(
-    bags: Bags, max_bags: int, max_edges: int
+def chunks_of_segments(
+    segments: Segments, max_segments: int, max_edges: int
 ) -> Iterator[tuple[int, int, int, int]]:
-    """Runs of bags: their first and last bag, and their first and last edge.
+    """Runs of segments: their first and last segment, and their first and last edge.
 
-    A run has at most so many bags and edges, but one bag at least; on a GPU one run has all.
+    A run has at most so many segments and edges, but one segment at least; on a GPU one has all.
     """
-    ptr, num_bags = bags.ptr, bags.ptr.numel() - 1
+    ptr, num_segments = segments.ptr, segments.ptr.numel() - 1
     if ptr.device.type != 'cpu':
-        if num_bags:
-            yield 0, num_bags, 0, bags.columns.numel()
+        if num_segments:
+            yield 0, num_segments, 0, segments.columns.numel()
         return
     start, first = 0, 0
-    while start < num_bags:
+    while start < num_segments:
         within = int(torch.searchsorted(ptr, first + max_edges, right=True)) - 1
-        end = max(min(start + max_bags, within, num_bags), start + 1)
+        end = max(min(start + max_segments, within, num_segments), start + 1)
         last = int(ptr[end])
         yield start, end, first, last
         start, first = end, last

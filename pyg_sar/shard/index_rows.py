@@ -23,8 +23,6 @@ _MAX_COLUMNS = 4
 _NUMBERS = {8: torch.complex64, 16: torch.complex128}
 """Numbers by their bytes."""
 
-_LOOP_DTYPES = (torch.float32, torch.float64)
-
 _PAIRS = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 
 
@@ -69,11 +67,11 @@ def add_runs_at(target: Tensor, index: Tensor, rows: Tensor) -> None:
     """:func:`add_rows_at` of an index that ascends."""
     num_rows, num_edges = target.size(0), index.numel()
     is_wide = target[:1].numel() * target.element_size() > _NARROW_BYTES
-    is_alike = rows.dtype == target.dtype in _LOOP_DTYPES and target.is_contiguous()
+    is_alike = rows.dtype == target.dtype in _PAIRS and target.is_contiguous()
     if not (is_wide and is_alike and target.device.type == 'cpu' and num_rows <= num_edges):
         add_rows_at(target, index, rows)
         return
-    # Every run is a bag of rows that follow each other: index_add_ would sort them first.
+    # Every run is a segment of rows that follow each other: index_add_ would sort them first.
     ptr = index.new_zeros(num_rows + 1)
     torch.cumsum(torch.bincount(index, minlength=num_rows), 0, out=ptr[1:])
     sums = embedding_bag(
@@ -106,7 +104,7 @@ def _by_loop(name: str, values: Tensor, index: Tensor, rows: Tensor | None = Non
     width = values[:1].numel()
     fits = (
         values.device.type == 'cpu'
-        and values.dtype in _LOOP_DTYPES
+        and values.dtype in _PAIRS
         and width > 1
         and (rows is not None or width <= _NARROW_BYTES // values.element_size())
         and values.is_contiguous()

@@ -7,7 +7,7 @@ part that owns them. So the source ids of every block are one contiguous range. 
 
 Modules keep results with a shard, or with a plan of its blocks, in fields of their own. A rank's
 own result is kept as it is. A result that all ranks made together is kept as
-:class:`pyg_sar.comm.agreed.Agreed`, unless it follows from the shard alone: then all ranks or none
+:class:`pyg_sar.comm.vote.Agreed`, unless it follows from the shard alone: then all ranks or none
 have it.
 """
 
@@ -185,7 +185,7 @@ class Shard:
 
     @cached_property
     def num_halo(self) -> int:
-        """Number of remote rows the edges of this rank read."""
+        """Number of halo rows the edges of this rank read."""
         return self.halo_ptr[-1]
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Sums and dots over bags of edges in one loop; rows that are read, added and copied.
+"""Sums and dots over segments of edges in one loop; rows that are read, added and copied.
 
 `out` or `dots` that are None are left out when the loop is compiled. Arrays are flat: rows of
 ``heads * channels`` numbers, weights and dots of `heads`.
@@ -17,7 +17,7 @@ _LINE_BYTES = _U(64)
 _ROWS_AHEAD = _U(24)
 _AHEAD_BYTES = _U(6144)
 """Rows are asked for so far ahead: 12 of 512 bytes were best, and fewer of wider ones fit in."""
-_BAGS_AHEAD = _U(2)
+_SEGMENTS_AHEAD = _U(2)
 _COPIED_AHEAD_BYTES = _U(2048)
 
 
@@ -38,12 +38,12 @@ def sums_and_dots(
     end: Any,
     replace: Any,
 ) -> bool:
-    """For every entry k of bags `start` to `end`, with r for ``keys[b]`` and e for ``perm[k]``.
+    """For every entry k of segments `start` to `end`, with r for ``keys[s]`` and e for ``perm[k]``.
 
     | ``out[r, h] += weight[e, h] * values[columns[k], h]``
     | ``dots[e, h] = <own[r, h], values[columns[k], h]>``
 
-    Where `keys` is empty r is b, where `perm` is empty e is k. Every row of `values` is read once.
+    Where `keys` is empty r is s, where `perm` is empty e is k. Every row of `values` is read once.
 
     Returns:
         Whether all columns were rows of `values`; it stops at the first that is not.
@@ -53,10 +53,10 @@ def sums_and_dots(
     num_rows, line = _U(values.size) // width, _LINE_BYTES // _U(values.itemsize)
     ahead = max(_U(2), min(_AHEAD_BYTES // (width * _U(values.itemsize)), _U(32)))
     last = _U(ptr[_U(end)])
-    for bag in range(_U(start), _U(end)):
-        row = (_U(keys[bag]) if keys.size else bag) * width
-        if keys.size and bag + _BAGS_AHEAD < _U(end):  # rows that do not follow each other
-            offset = _U(keys[bag + _BAGS_AHEAD]) * width
+    for segment in range(_U(start), _U(end)):
+        row = (_U(keys[segment]) if keys.size else segment) * width
+        if keys.size and segment + _SEGMENTS_AHEAD < _U(end):  # rows that do not follow each other
+            offset = _U(keys[segment + _SEGMENTS_AHEAD]) * width
             for c in range(_U(0), width, line):
                 if out is not None:
                     prefetch(out, offset + c)
@@ -65,7 +65,7 @@ def sums_and_dots(
         if out is not None and replace:
             for c in range(width):
                 out[row + c] = 0
-        for k in range(_U(ptr[bag]), _U(ptr[bag + _U(1)])):
+        for k in range(_U(ptr[segment]), _U(ptr[segment + _U(1)])):
             later = k + ahead
             if later < last:
                 offset = _U(columns[later]) * width

@@ -21,11 +21,12 @@ from traffic import put
 
 import pyg_sar
 from pyg_sar import partition_graph
-from pyg_sar.comm.collectives import agree, all_reduce_sum, raise_together
+from pyg_sar.comm.collectives import all_reduce_sum
 from pyg_sar.comm.connection import new_group
 from pyg_sar.comm.exchange import Exchange, GradientReturn
 from pyg_sar.comm.process_group import GroupComm
 from pyg_sar.comm.row_map import from_halo, with_halo
+from pyg_sar.comm.vote import agree, raise_error_on_all
 from pyg_sar.shard.blocks import plan_of
 from pyg_sar.shard.read_shard import read_shard
 
@@ -208,17 +209,17 @@ def _answers() -> tuple[list[Any], list[str]]:
     rank = dist.get_rank()
     world_size = dist.get_world_size()
     values = agree({'rank': rank, 'tensor': torch.arange(rank)})
-    errors = [attempt(raise_together, None)]
+    errors = [attempt(raise_error_on_all, None)]
     for who in range(world_size):
         for kind in (ValueError, FileNotFoundError):
             error = kind(f'trouble {who}') if rank == who else None
-            errors.append(attempt(raise_together, error))
-    errors.append(attempt(raise_together, ValueError(f'all {rank}')))
+            errors.append(attempt(raise_error_on_all, error))
+    errors.append(attempt(raise_error_on_all, ValueError(f'all {rank}')))
     return values, errors
 
 
 @pytest.mark.parametrize('world_size', [1, 2, 4])
-def test_agree_and_raise_together(world_size):
+def test_agree_and_raise_error_on_all(world_size):
     for rank, (values, errors) in enumerate(run_ranks(_answers, world_size)):
         assert [value['rank'] for value in values] == list(range(world_size))
         assert [value['tensor'].tolist() for value in values] == [
@@ -235,9 +236,9 @@ def test_agree_and_raise_together(world_size):
 
 def test_without_other_processes():
     assert agree('alone') == ['alone']
-    raise_together(None)
+    raise_error_on_all(None)
     with pytest.raises(FileNotFoundError, match='alone'):
-        raise_together(FileNotFoundError('alone'))
+        raise_error_on_all(FileNotFoundError('alone'))
     values = torch.arange(3)
     assert all_reduce_sum(values) is values
     assert values.tolist() == [0, 1, 2]

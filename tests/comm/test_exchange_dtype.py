@@ -16,8 +16,8 @@ from torch_geometric.nn import ChebConv, GATConv, GCNConv, MessagePassing, SAGEC
 from traffic import counted, put
 
 from pyg_sar import SARConv
-from pyg_sar.comm.collectives import agree
 from pyg_sar.comm.exchange import Exchange, GradientReturn
+from pyg_sar.comm.vote import agree
 
 LAYOUTS = [(2, 2), (2, 6), (3, 3), (4, 4)]
 MODES = ['sequential', 'sequential_no_remat', 'one_shot']

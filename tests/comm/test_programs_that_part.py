@@ -18,10 +18,11 @@ from small_graphs import attempt, cut, small_graph
 from torch_geometric.nn import SAGEConv
 
 import pyg_sar
-from pyg_sar.comm.collectives import agree, all_ranks, all_reduce_sum, all_to_all, least_of_ranks
+from pyg_sar.comm.collectives import all_reduce_sum, all_to_all
 from pyg_sar.comm.errors import in_layer
 from pyg_sar.comm.exchange import Exchange
 from pyg_sar.comm.ranks import set_timeout
+from pyg_sar.comm.vote import agree, all_ranks, least_of_ranks
 
 
 def _decides() -> None:

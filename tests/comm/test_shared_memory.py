@@ -21,8 +21,8 @@ from traffic import apart
 from pyg_sar.comm.buffers import BufferPool
 from pyg_sar.comm.exchange import Exchange, GradientReturn
 from pyg_sar.comm.ranks import current
+from pyg_sar.comm.send_recv import start_round
 from pyg_sar.comm.shared_memory import SharedMemory, allocated, find_shared, writable
-from pyg_sar.comm.swap import start_round
 
 pytestmark = pytest.mark.skipif(not hasattr(os, 'memfd_create'), reason='needs Linux')
 
@@ -215,14 +215,14 @@ dist.init_process_group('gloo', init_method='file://' + sys.argv[2], rank=rank, 
 comm = current()
 with comm.guard('rows'):
     if rank == 0:
-        for work in comm.start_swap([], 1, [torch.full((9,), 3.0)], 1, 'rows')[1]:
+        for work in comm.start_send_recv([], 1, [torch.full((9,), 3.0)], 1, 'rows')[1]:
             work.wait()
         print('sent', flush=True)
         if sys.argv[3] == 'dies':
             os._exit(1)
     else:
         came = torch.zeros(9)
-        works = comm.start_swap([came], 0, [], 0, 'rows')[0]
+        works = comm.start_send_recv([came], 0, [], 0, 'rows')[0]
         time.sleep(1.5)
         for work in works:
             work.wait()

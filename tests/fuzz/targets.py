@@ -231,12 +231,12 @@ def _use(data: Data | HeteroData, rng: random.Random) -> None:
         conv(torch.ones(shard.num_own, 3), edge_index).sum().backward()
 
 
-def _sum(rows: Tensor, bags: Any) -> None:
+def _sum(rows: Tensor, segments: Any) -> None:
     """Out of range entries are errors, and in kernels that do not look reads of other memory."""
-    columns = bags.columns.long()
+    columns = segments.columns.long()
     if columns.numel():
         low, high = (int(value) for value in columns.aminmax())
-        if low < 0 or high >= rows.size(0) or int(bags.ptr[-1]) != columns.numel():
+        if low < 0 or high >= rows.size(0) or int(segments.ptr[-1]) != columns.numel():
             raise AssertionError(f'columns {low} to {high} of {rows.size(0)} rows')
 
 

@@ -20,7 +20,8 @@ from torch_geometric.nn import GATConv, MedianAggregation, SAGEConv
 from traffic import counted
 
 import pyg_sar
-from pyg_sar.comm.collectives import agree, all_reduce_sum
+from pyg_sar.comm.collectives import all_reduce_sum
+from pyg_sar.comm.vote import agree
 from pyg_sar.utils import hook
 
 WIDTH = 6

@@ -15,8 +15,8 @@ from ranks import run_as_threads, run_once, run_ranks
 from small_graphs import attempt
 
 import pyg_sar
-from pyg_sar.comm.collectives import agree
 from pyg_sar.comm.ranks import rank, set_timeout
+from pyg_sar.comm.vote import agree
 from pyg_sar.loader.batch import ROUND
 
 

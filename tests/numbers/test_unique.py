@@ -85,7 +85,7 @@ def _longest_text(root: Path) -> int:
         lengths.append(len(text))
         return text
 
-    with mock.patch('pyg_sar.comm.collectives.encode', noting):
+    with mock.patch('pyg_sar.comm.vote.encode', noting):
         assert data.n_id.unique().numel() == 600
     return max(lengths)
 

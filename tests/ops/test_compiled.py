@@ -11,7 +11,7 @@ import torch
 
 from pyg_sar.ops.weighted_loops import run_loop
 from pyg_sar.ops.weighted_sums import add_weighted_sums, edge_dots
-from pyg_sar.shard.csr import Bags, make_bags
+from pyg_sar.shard.csr import Segments, make_segments
 from pyg_sar.shard.index_rows import add_rows_at, rows_at
 
 pytest.importorskip('numba')
@@ -20,19 +20,19 @@ EDGES = torch.tensor([[0, 0, 1, 3, 3, 3], [2, 1, 1, 0, 2, 2]])
 """Rows, of 4, and columns, of 3."""
 
 
-def _bags() -> Bags:
-    return make_bags(*EDGES, 4, is_sorted=True)
+def _segments() -> Segments:
+    return make_segments(*EDGES, 4, is_sorted=True)
 
 
 @pytest.mark.parametrize('column', [3, -1, 2**31 - 1])
 def test_a_column_that_is_no_row(column):
-    bags = _bags()
-    bags.columns[3] = column
+    segments = _segments()
+    segments.columns[3] = column
     values, weight, dots = torch.ones(3, 2, 4), torch.ones(6, 2), torch.zeros(6, 2)
     with pytest.raises(IndexError, match='columns below 3'):
-        add_weighted_sums(torch.zeros(4, 2, 4), values, bags, weight)
+        add_weighted_sums(torch.zeros(4, 2, 4), values, segments, weight)
     with pytest.raises(IndexError, match='columns below 3'):
-        edge_dots(dots, torch.ones(4, 2, 4), values, bags)
+        edge_dots(dots, torch.ones(4, 2, 4), values, segments)
 
 
 @pytest.mark.parametrize('dtype', [torch.int32, torch.int64])
@@ -72,7 +72,7 @@ def test_rows_that_do_not_fit_are_refused():
 def test_dots_are_never_written_to_a_copy():
     dots = torch.zeros(2, 6).t()
     with pytest.raises(RuntimeError, match='view'):
-        edge_dots(dots, torch.ones(4, 2, 4), torch.ones(3, 2, 4), _bags())
+        edge_dots(dots, torch.ones(4, 2, 4), torch.ones(3, 2, 4), _segments())
 
 
 def test_rows_as_they_come():
@@ -95,12 +95,12 @@ def test_infinities_and_what_is_no_number():
     values = torch.ones(3, 1, 20)
     values[0], values[1] = float('inf'), float('nan')
     weight = torch.tensor([[1.0], [1], [0], [0], [1], [1]])
-    out = add_weighted_sums(torch.zeros(4, 1, 20), values, _bags(), weight)
+    out = add_weighted_sums(torch.zeros(4, 1, 20), values, _segments(), weight)
     assert out[0].isnan().all()
     assert out[1].isnan().all()  # 0 * nan
     assert not out[2].any()
     assert out[3].isnan().all()  # 0 * inf
-    dots = edge_dots(torch.zeros(6, 1), torch.ones(4, 1, 20), values, _bags())
+    dots = edge_dots(torch.zeros(6, 1), torch.ones(4, 1, 20), values, _segments())
     assert dots.squeeze(1).tolist()[0] == 20
     assert dots.squeeze(1).tolist()[3] == float('inf')
     assert dots[1:3].isnan().all()
@@ -109,7 +109,7 @@ def test_infinities_and_what_is_no_number():
 @pytest.mark.parametrize('shape', [(1, 3000), (7, 13), (64, 1)])
 def test_rows_of_any_width(shape):
     values, weight = torch.randn(3, *shape).double(), torch.rand(6, shape[0]).double()
-    out = add_weighted_sums(torch.zeros(4, *shape).double(), values, _bags(), weight)
+    out = add_weighted_sums(torch.zeros(4, *shape).double(), values, _segments(), weight)
     want = torch.zeros_like(out).index_add_(0, EDGES[0], values[EDGES[1]] * weight[..., None])
     torch.testing.assert_close(out, want, rtol=1e-13, atol=0)
 
@@ -118,20 +118,20 @@ def test_tensors_as_they_come():
     """Strided values and weights, places of 64 bits, with a gradient, in inference mode."""
     values, weight = torch.randn(4, 2, 3).permute(2, 1, 0), torch.rand(2, 6).t().requires_grad_()
     want = add_weighted_sums(
-        torch.zeros(4, 2, 4), values.contiguous(), _bags(), weight.detach().contiguous()
+        torch.zeros(4, 2, 4), values.contiguous(), _segments(), weight.detach().contiguous()
     )
-    bags = _bags()._replace(perm=torch.arange(6))
+    segments = _segments()._replace(perm=torch.arange(6))
     with torch.inference_mode():
-        assert torch.equal(add_weighted_sums(torch.zeros(4, 2, 4), values, bags, weight), want)
+        assert torch.equal(add_weighted_sums(torch.zeros(4, 2, 4), values, segments, weight), want)
     strided = torch.zeros(2, 4, 4).transpose(0, 1)
-    torch.testing.assert_close(add_weighted_sums(strided, values, bags, weight.detach()), want)
+    torch.testing.assert_close(add_weighted_sums(strided, values, segments, weight.detach()), want)
 
 
-def test_one_bag_of_all_edges():
+def test_one_segment_of_all_edges():
     rows = torch.zeros(200_000, dtype=torch.int64)
-    bags = make_bags(rows, rows, 1, is_sorted=True)
+    segments = make_segments(rows, rows, 1, is_sorted=True)
     out = torch.full((1, 1, 4), 7.0)
-    run_loop(torch.ones(1, 1, 4), bags, out=out, weight=torch.ones(200_000, 1), replace=True)
+    run_loop(torch.ones(1, 1, 4), segments, out=out, weight=torch.ones(200_000, 1), replace=True)
     assert out.view(-1).tolist() == [200_000.0] * 4
 
 

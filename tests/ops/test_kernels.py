@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from small_graphs import assert_close
 from torch import Tensor
 
-from pyg_sar.ops import bag_sums
-from pyg_sar.ops.bag_sums import add_bag_sums
-from pyg_sar.shard.csr import make_bags
+from pyg_sar.ops import segment_sums
+from pyg_sar.ops.segment_sums import add_segment_sums
+from pyg_sar.shard.csr import make_segments
 
 TOLERANCE = {torch.float64: 1e-14, torch.float32: 1e-5}
 
@@ -59,15 +59,15 @@ def test_a_matrix_product(block, is_sorted, dtype, has_weight, num_features):
         rows = rows.sort().values
     values = torch.randn(num_cols, num_features, dtype=dtype)
     weight = torch.randn(num_edges, dtype=dtype) if has_weight else None
-    bags = make_bags(rows, cols, num_rows, is_sorted=is_sorted)
+    segments = make_segments(rows, cols, num_rows, is_sorted=is_sorted)
 
     want = _dense_sum(rows, cols, num_rows, values, weight).to(dtype)
     out = torch.full((num_rows, num_features), float('nan'), dtype=dtype)
-    assert add_bag_sums(out, values, bags, weight, replace=True) is out
+    assert add_segment_sums(out, values, segments, weight, replace=True) is out
     assert_close(out, want, tolerance=TOLERANCE[dtype])
 
     before = torch.randn(num_rows, num_features, dtype=dtype)
-    out = add_bag_sums(before.clone(), values, bags, weight)
+    out = add_segment_sums(before.clone(), values, segments, weight)
     assert_close(out, before + want, tolerance=TOLERANCE[dtype])
 
 
@@ -75,7 +75,7 @@ def _sums(
     rows: Tensor, cols: Tensor, num_rows: int, values: Tensor, weight: Tensor | None = None
 ) -> Tensor:
     out = values.new_zeros(num_rows, values.size(1))
-    return add_bag_sums(out, values, make_bags(rows, cols, num_rows), weight)
+    return add_segment_sums(out, values, make_segments(rows, cols, num_rows), weight)
 
 
 @pytest.mark.parametrize('chunk_bytes', [1, 100, 1000])
@@ -83,18 +83,18 @@ def _sums(
 @pytest.mark.parametrize('has_weight', [False, True])
 @pytest.mark.parametrize('replace', [False, True])
 def test_chunks(monkeypatch, chunk_bytes, num_rows, has_weight, replace):
-    """Bags in chunks of one, of a few and of many; with empty rows: none, a few, most."""
+    """Segments in chunks of one, of a few and of many; with empty rows: none, a few, most."""
     rows, cols = _edges(num_rows, 11, 90)
     values = torch.randn(11, 5, dtype=torch.float64)
     weight = torch.randn(90, dtype=torch.float64) if has_weight else None
-    bags = make_bags(rows, cols, num_rows)
-    assert (bags.keys is None) == (num_rows < 300)
-    monkeypatch.setattr(bag_sums, '_CHUNK_BYTES', chunk_bytes)
+    segments = make_segments(rows, cols, num_rows)
+    assert (segments.keys is None) == (num_rows < 300)
+    monkeypatch.setattr(segment_sums, '_CHUNK_BYTES', chunk_bytes)
     before = torch.randn(num_rows, 5, dtype=torch.float64)
-    out = add_bag_sums(before.clone(), values, bags, weight, replace=replace)
+    out = add_segment_sums(before.clone(), values, segments, weight, replace=replace)
     sums = _dense_sum(rows, cols, num_rows, values, weight)
     assert_close(out, sums if replace else before + sums)
-    assert_close(bag_sums.bag_sums(values, bags, weight), sums)
+    assert_close(segment_sums.segment_sums(values, segments, weight), sums)
 
 
 @given(st.data())

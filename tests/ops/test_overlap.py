@@ -22,16 +22,16 @@ from traffic import recorded
 import pyg_sar
 from pyg_sar import SARConv
 from pyg_sar.comm.exchange import Exchange, GradientReturn
-from pyg_sar.comm.swap import ROWS_TAG, Swap
+from pyg_sar.comm.send_recv import ROWS_TAG, SendRecv
 
 
 @contextmanager
 def _rows_held() -> Iterator[list[int]]:
     """Rows of other ranks in receive buffers, whenever that changes."""
     held, total = [0], {}
-    start = Swap.__init__
+    start = SendRecv.__init__
 
-    def count(self: Swap, received: Any, *args: Any) -> None:
+    def count(self: SendRecv, received: Any, *args: Any) -> None:
         start(self, received, *args)
         if args[-1] != ROWS_TAG:
             return
@@ -46,7 +46,7 @@ def _rows_held() -> Iterator[list[int]]:
 
         received.free = freed
 
-    with mock.patch.object(Swap, '__init__', count):
+    with mock.patch.object(SendRecv, '__init__', count):
         yield held
 
 

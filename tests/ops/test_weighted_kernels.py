@@ -19,7 +19,7 @@ from pyg_sar.ops.weighted_sums import (
     add_weighted_sums,
     edge_dots,
 )
-from pyg_sar.shard.csr import make_bags
+from pyg_sar.shard.csr import make_segments
 
 TOLERANCE = {torch.float64: 1e-13, torch.float32: 2e-5}
 
@@ -73,13 +73,13 @@ def test_sums_and_dots_are_dense_products(block, shape, dtype):
     values = torch.randn(num_cols, *shape, dtype=dtype)
     weight = torch.randn(num_edges, shape[0], dtype=dtype)
     want = _dense_sums(rows, cols, num_rows, values, weight).to(dtype)
-    bags = make_bags(rows, cols, num_rows)
+    segments = make_segments(rows, cols, num_rows)
     for add in (add_weighted_sums, add_by_index_add):
         before = torch.randn(num_rows, *shape, dtype=dtype)
-        out = add(before.clone(), values, bags, weight)
+        out = add(before.clone(), values, segments, weight)
         assert_close(out, before + want, tolerance=TOLERANCE[dtype])
     out = torch.full((num_rows, *shape), float('nan'), dtype=dtype)
-    assert add_weighted_sums(out, values, bags, weight, replace=True) is out
+    assert add_weighted_sums(out, values, segments, weight, replace=True) is out
     assert_close(out, want, tolerance=TOLERANCE[dtype])
 
     left = torch.randn(num_rows, *shape, dtype=dtype)
@@ -88,9 +88,9 @@ def test_sums_and_dots_are_dense_products(block, shape, dtype):
     if block != 'more edges than pairs':
         forms.append(_dots_by_sampling)
     order = rows.argsort(stable=True)
-    in_order = make_bags(rows[order], cols[order], num_rows, is_sorted=True)
+    in_order = make_segments(rows[order], cols[order], num_rows, is_sorted=True)
     for dots in forms:
-        for found, edges in ((bags, slice(None)), (in_order, order)):
+        for found, edges in ((segments, slice(None)), (in_order, order)):
             out = torch.full((num_edges, shape[0]), float('nan'), dtype=dtype)
             assert dots(out, left, values, found) is out
             assert_close(out, want[edges], tolerance=TOLERANCE[dtype])
@@ -108,23 +108,23 @@ def test_any_block(data):
     cols = torch.tensor([c for _, c in edges], dtype=torch.int64)
     values = torch.randn(num_cols, heads, channels, dtype=torch.float64)
     weight = torch.randn(len(edges), heads, dtype=torch.float64)
-    bags = make_bags(rows, cols, num_rows)
+    segments = make_segments(rows, cols, num_rows)
     limits = {
-        '_BAG_BYTES': data.draw(st.sampled_from([1, 100, 1 << 20])),
+        '_SEGMENT_BYTES': data.draw(st.sampled_from([1, 100, 1 << 20])),
         '_EDGE_BYTES': data.draw(st.sampled_from([1, 100, 1 << 20])),
         '_CHUNK_EDGES': data.draw(st.integers(1, 30)),
     }
     with mock.patch.multiple(weighted_sums, **limits):
         out = torch.zeros(num_rows, heads, channels, dtype=torch.float64)
-        add_weighted_sums(out, values, bags, weight)
+        add_weighted_sums(out, values, segments, weight)
         assert_close(out, _dense_sums(rows, cols, num_rows, values, weight))
         # The adjoint: <out, left> = <weight, dots>, edge by edge.
         left = torch.randn_like(out)
         rows, order = rows.sort(stable=True)
         cols = cols[order]
-        bags = make_bags(rows, cols, num_rows, is_sorted=True)
+        segments = make_segments(rows, cols, num_rows, is_sorted=True)
         want = (left[rows] * values[cols]).sum(-1)
-        assert_close(edge_dots(torch.empty_like(weight), left, values, bags), want)
+        assert_close(edge_dots(torch.empty_like(weight), left, values, segments), want)
 
 
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
@@ -134,8 +134,8 @@ def test_half_precision_takes_the_fallback(dtype):
     values = torch.randint(-2, 3, (4, 2, 8)).to(dtype)
     weight = torch.randint(1, 3, (30, 2)).to(dtype)
     out = torch.zeros(9, 2, 8, dtype=dtype)
-    add_weighted_sums(out, values, make_bags(rows, cols, 9), weight)
+    add_weighted_sums(out, values, make_segments(rows, cols, 9), weight)
     assert torch.equal(out.double(), _dense_sums(rows, cols, 9, values, weight))
     rows = rows.sort().values
-    dots = edge_dots(weight.clone(), out, values, make_bags(rows, cols, 9, is_sorted=True))
+    dots = edge_dots(weight.clone(), out, values, make_segments(rows, cols, 9, is_sorted=True))
     assert torch.equal(dots, (out[rows] * values[cols]).sum(-1))

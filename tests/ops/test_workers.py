@@ -12,7 +12,7 @@ from ranks import run_as_threads
 
 from pyg_sar.ops.weighted_sums import add_weighted_sums, edge_dots
 from pyg_sar.ops.workers import side_by_side
-from pyg_sar.shard.csr import make_bags
+from pyg_sar.shard.csr import make_segments
 
 CPU = torch.device('cpu')
 
@@ -53,11 +53,11 @@ def test_an_error_comes_out(num_threads: int) -> None:
 def _sums() -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     dst, src = torch.randint(3000, (2, 300_000), generator=generator)
-    bags = make_bags(dst.sort().values, src, 3000, is_sorted=True)
+    segments = make_segments(dst.sort().values, src, 3000, is_sorted=True)
     values = torch.randn(3000, 4, 8, generator=generator)
     weight = torch.rand(300_000, 4, generator=generator)
-    out = add_weighted_sums(torch.empty_like(values), values, bags, weight, replace=True)
-    return out, edge_dots(torch.empty_like(weight), out, values, bags)
+    out = add_weighted_sums(torch.empty_like(values), values, segments, weight, replace=True)
+    return out, edge_dots(torch.empty_like(weight), out, values, segments)
 
 
 def test_the_same_bits_on_any_number_of_threads(num_threads: int) -> None:

@@ -78,7 +78,7 @@ def _of_wide_rows(*args: str) -> Result:
 
 @pytest.mark.parametrize('name', [*NAMES[:2], NAMES[3], NAMES[5]])
 def test_chunks_of_wide_rows(root: Path, name: str) -> None:
-    """More edges than destinations, as their sums over bags of rows ask for."""
+    """More edges than destinations, as their sums over segments of rows ask for."""
     assert_exact(name, run_ranks(_of_wide_rows, 3, name, str(root), 'sequential'))
 
 

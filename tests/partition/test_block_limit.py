@@ -8,7 +8,7 @@ from torch_geometric.data import Data
 
 import pyg_sar
 from pyg_sar.partition.partition_graph import partition_graph
-from pyg_sar.shard import csr as bags
+from pyg_sar.shard import csr as segments
 
 LIMIT = 12
 TWO_CLIQUES = torch.cartesian_prod(torch.arange(4), torch.arange(4)).t()
@@ -21,7 +21,7 @@ HALVES = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
 
 @pytest.fixture
 def small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bags, 'MAX_EDGES', LIMIT)
+    monkeypatch.setattr(segments, 'MAX_EDGES', LIMIT)
 
 
 def _graph(edge_index: torch.Tensor = TWO_CLIQUES) -> Data:
@@ -45,15 +45,15 @@ def test_load(tmp_path, monkeypatch):
     """One process that holds both parts has the blocks of both."""
     both = torch.cat([TWO_CLIQUES, torch.tensor([[0], [4]])], dim=1)
     partition_graph(_graph(both), 2, tmp_path / 'two', method=HALVES)
-    monkeypatch.setattr(bags, 'MAX_EDGES', LIMIT)
+    monkeypatch.setattr(segments, 'MAX_EDGES', LIMIT)
     with pytest.raises(ValueError, match=r'\(got 13\); use more parts'):
         pyg_sar.local(pyg_sar.load_shard(tmp_path / 'two'))
 
 
 @pytest.mark.usefixtures('small_limit')
-def test_bags():
+def test_segments():
     """Those of an edge_index that a conv has added self loops to."""
     ids = torch.zeros(LIMIT, dtype=torch.int64)
-    assert bags.make_bags(ids, ids, 1).ptr.tolist() == [0, LIMIT]
+    assert segments.make_segments(ids, ids, 1).ptr.tolist() == [0, LIMIT]
     with pytest.raises(ValueError, match=r'\(got 13\); use more parts'):
-        bags.make_bags(torch.zeros(13).long(), torch.zeros(13).long(), 1)
+        segments.make_segments(torch.zeros(13).long(), torch.zeros(13).long(), 1)

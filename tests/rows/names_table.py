@@ -26,7 +26,7 @@ from small_graphs import small_graph
 from torch import Tensor
 
 import pyg_sar
-from pyg_sar.comm.collectives import agree
+from pyg_sar.comm.vote import agree
 from pyg_sar.rows.adjacency import Adjacency
 from pyg_sar.rows.registry import names as words
 from pyg_sar.rows.rows import Rows, plainly, slices_read

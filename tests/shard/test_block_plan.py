@@ -19,7 +19,7 @@ from torch_geometric.utils import add_remaining_self_loops, add_self_loops, remo
 
 from pyg_sar import partition_graph
 from pyg_sar.shard.blocks import PLANS, Block, Plan, plan_of
-from pyg_sar.shard.csr import Bags
+from pyg_sar.shard.csr import Segments
 from pyg_sar.shard.edges import ShardEdges
 from pyg_sar.shard.read_shard import read_shard
 
@@ -81,22 +81,24 @@ def _check_plan(plan: Plan, edge_index: Tensor) -> None:
         assert torch.equal(block.edge_index, torch.stack([src - start, dst]))
         assert bool((dst.diff() >= 0).all())
         found = block.span(torch.arange(num_edges))
-        _check_bags(block.by_dst, found, places, edge_index[1], edge_index[0] - start)
-        _check_bags(block.by_src, found, places, edge_index[0] - start, edge_index[1])
+        _check_segments(block.by_dst, found, places, edge_index[1], edge_index[0] - start)
+        _check_segments(block.by_src, found, places, edge_index[0] - start, edge_index[1])
         assert (block.by_dst.num_rows, block.by_src.num_rows) == (shard.num_own, block.num_rows)
     assert sorted(seen) == list(range(num_edges))
     degree = [edge_index[1].tolist().count(node) for node in range(shard.num_own)]
     assert plan.in_degree.tolist() == degree
 
 
-def _check_bags(bags: Bags, found: Tensor, places: list[int], rows: Tensor, cols: Tensor) -> None:
+def _check_segments(
+    segments: Segments, found: Tensor, places: list[int], rows: Tensor, cols: Tensor
+) -> None:
     """Every entry is an edge of the block, with the edge's row and column."""
-    keys = torch.arange(bags.num_rows) if bags.keys is None else bags.keys
-    row = torch.repeat_interleave(keys, bags.ptr.diff().long())
-    edges = found if bags.perm is None else found[bags.perm]
+    keys = torch.arange(segments.num_rows) if segments.keys is None else segments.keys
+    row = torch.repeat_interleave(keys, segments.ptr.diff().long())
+    edges = found if segments.perm is None else found[segments.perm]
     assert edges.sort().values.tolist() == sorted(places)
     assert torch.equal(row, rows[edges])
-    assert torch.equal(bags.columns.long(), cols[edges])
+    assert torch.equal(segments.columns.long(), cols[edges])
 
 
 @pytest.mark.parametrize('derived', few(DERIVED))

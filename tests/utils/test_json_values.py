@@ -14,7 +14,7 @@ import torch
 from ranks import run_ranks
 from torch import Tensor
 
-from pyg_sar.comm.collectives import agree
+from pyg_sar.comm.vote import agree
 from pyg_sar.utils.json import decode, encode
 
 PACKAGE = Path(__file__).parents[2] / 'pyg_sar'

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from pyg_sar.comm.collectives import agree
 from pyg_sar.comm.row_map import owners_of
+from pyg_sar.comm.vote import agree
 from pyg_sar.loader.arguments import Options
 from pyg_sar.loader.attributes import edge_stores, ends_of, node_stores
 from pyg_sar.loader.graph import LocalGraph

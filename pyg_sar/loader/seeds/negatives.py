@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch_geometric.sampler import NegativeSampling
 
-from pyg_sar.comm.collectives import count_ranks, together
+from pyg_sar.comm.vote import count_ranks, raise_on_all
 from pyg_sar.loader.choose import first_above
 from pyg_sar.loader.graph import LocalGraph
 from pyg_sar.loader.seeds.own import nodes_of, own_values
@@ -138,7 +138,7 @@ class Negatives:
                     f'{_MOST} tries for {missing} links of a round); leave these links out'
                 )
 
-        together(check)
+        raise_on_all(check)
 
 
 def _last(nodes: Population | None, tried: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.collectives import agree
+from pyg_sar.comm.vote import agree
 from pyg_sar.loader import choose
 from pyg_sar.loader.ask import Traffic, send
 from pyg_sar.loader.graph import LocalGraph

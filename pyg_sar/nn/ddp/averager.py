@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from pyg_sar.comm.collectives import all_reduce_sum, differ
+from pyg_sar.comm.collectives import all_reduce_sum
 from pyg_sar.comm.comm import Comm
 from pyg_sar.comm.end_of_backward import (
     in_hook,
@@ -32,6 +32,7 @@ from pyg_sar.comm.end_of_backward import (
 )
 from pyg_sar.comm.functions import only_once
 from pyg_sar.comm.ranks import check_own, chosen, current, world_size
+from pyg_sar.comm.vote import differ
 from pyg_sar.nn.ddp.buckets import SUM, buckets_of
 from pyg_sar.rows.replicated import is_averaged, is_divided, mean_of_ranks
 from pyg_sar.rows.rows import Rows

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from pyg_sar.comm.collectives import broadcast, together
+from pyg_sar.comm.collectives import broadcast
 from pyg_sar.comm.errors import collective
 from pyg_sar.comm.ranks import (
     as_timedelta,
@@ -23,6 +23,7 @@ from pyg_sar.comm.ranks import (
     takes_turns,
     world_size,
 )
+from pyg_sar.comm.vote import raise_on_all
 from pyg_sar.nn.ddp.averager import MIB
 from pyg_sar.nn.ddp.gradients import Gradients
 from pyg_sar.nn.ddp.torchs_wrapper import OfTorchs, drop_harmless
@@ -150,7 +151,7 @@ class DistributedDataParallel(torch.nn.Module, metaclass=ClassSwap):
             )
             return model, as_timedelta(timeout)
 
-        module, limit = together(wrapped)
+        module, limit = raise_on_all(wrapped)
         check_same_model(module, {'timeout': timeout, 'bucket_cap_mb': bucket_cap_mb})
         returns = world_size() > 1 if return_memory is None else return_memory
         if returns and not takes_turns():  # threads share that setting

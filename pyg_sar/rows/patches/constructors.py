@@ -22,8 +22,8 @@ from torch_geometric.nn import GroupAddRev
 from torch_geometric.sampler import HGTSampler, NeighborSampler
 from torch_geometric.utils import _negative_sampling, to_dense_batch
 
-from pyg_sar.comm.collectives import agree
 from pyg_sar.comm.ranks import world_size
+from pyg_sar.comm.vote import agree
 from pyg_sar.rows.adjacency import dealt_between, spaces_in
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.over_ranks import whole

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_sar.comm import collectives, ranks
+from pyg_sar.comm import collectives, ranks, vote
 from pyg_sar.comm.ranks import chosen
 from pyg_sar.utils import hook
 from pyg_sar.utils import offload as evictable
@@ -35,7 +35,7 @@ def small_program() -> list[float]:
     for step in range(4):
         total = collectives.all_reduce_sum(torch.stack([each.detach() for each in held]))
         out = sum((each * each).sigmoid().sum() for each in held) * total.mean()
-        collectives.agree(0)
+        vote.agree(0)
         out.backward()
         with torch.no_grad():
             held[step % 4] += collectives.all_to_all(total[:2], [1, 1], [1, 1])[ranks.rank()]

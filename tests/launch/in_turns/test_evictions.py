@@ -15,7 +15,7 @@ import torch
 from few import few
 from torch import Tensor
 
-from pyg_sar.comm import collectives, ranks
+from pyg_sar.comm import ranks, vote
 from pyg_sar.launch.in_turns.run import play
 from pyg_sar.nn.copies import kept_copy
 from pyg_sar.utils import offload as evictable
@@ -24,8 +24,8 @@ SIZE = 1000
 
 
 def _others_turn() -> None:
-    collectives.agree(0)  # the last rank here goes on by itself,
-    collectives.agree(0)  # and waits here
+    vote.agree(0)  # the last rank here goes on by itself,
+    vote.agree(0)  # and waits here
 
 
 def _pickled(tensor: Tensor) -> Tensor:
@@ -206,8 +206,8 @@ def test_rows_are_what_they_were_when_they_were_offered(tmp_path: Path) -> None:
             def make(out: list[Tensor], rows: Tensor = rows, index: Tensor = index) -> None:
                 evictable.select_rows(out[0], rows, index)
 
-            ours.offer(others, 'rows', [like], make, [rows])
-            ours.await_offers({others: 1}, 'rows')
+            ours.send_lazily(others, 'rows', [like], make, [rows])
+            ours.await_sends({others: 1}, 'rows')
             if ranks.rank() == 1:
                 rows += 10  # rank 0 has not taken them
             place = [rows.new_empty(like.shape)]
@@ -272,8 +272,8 @@ def test_an_error_while_rows_are_made_leaves_the_offer(tmp_path: Path) -> None:
                 raise OSError('read')
             out[0].copy_(rows)
 
-        ours.offer(others, 'rows', [rows.new_empty(1).expand(SIZE, 2)], make, [rows])
-        ours.await_offers({others: 1}, 'rows')
+        ours.send_lazily(others, 'rows', [rows.new_empty(1).expand(SIZE, 2)], make, [rows])
+        ours.await_sends({others: 1}, 'rows')
         while ranks.rank() == 1 and rows[0, 0] < 10:  # rank 0 has not taken them
             try:
                 rows += 10
@@ -320,8 +320,8 @@ def test_rows_of_others_go_before_the_turn_ends(tmp_path: Path) -> None:
         def make(out: list[Tensor]) -> None:
             evictable.select_rows(out[0], rows, index)
 
-        ours.offer(others, 'rows', [rows.new_empty(3)], make, [rows])
-        ours.await_offers({others: 1}, 'rows')
+        ours.send_lazily(others, 'rows', [rows.new_empty(3)], make, [rows])
+        ours.await_sends({others: 1}, 'rows')
         own = rows.sum()
         (came,) = ours.take(others, 'rows', lambda: [rows.new_empty(3)])
         made = torch.ones(SIZE)  # there is no room for it, for own rows and for those of the other
@@ -341,9 +341,9 @@ def test_what_others_have_still_to_read_goes_last(tmp_path: Path) -> None:
         def make(out: list[Tensor]) -> None:
             evictable.select_rows(out[0], rows, index)
 
-        ours.offer(to, 'rows', [rows.new_empty(3)], make, [rows])
+        ours.send_lazily(to, 'rows', [rows.new_empty(3)], make, [rows])
         held = torch.ones(SIZE)  # made later, so else it would stay longer
-        ours.await_offers({of: 1}, 'rows')
+        ours.await_sends({of: 1}, 'rows')
         (came,) = ours.take(of, 'rows', lambda: [rows.new_empty(3)])
         return (held.sum() + came.sum()).item()
 

@@ -20,7 +20,7 @@ from launch.in_turns.programs import NUM_RANKS, train, write_parts
 from launch.in_turns.test_user_programs import saved
 from torch import Tensor
 
-from pyg_sar.comm import collectives, ranks
+from pyg_sar.comm import ranks, vote
 from pyg_sar.launch.in_turns import spill_file
 from pyg_sar.launch.in_turns.run import InTurns, play
 
@@ -77,7 +77,7 @@ def test_a_disk_that_never_answers_again(tmp_path: Path, monkeypatch: pytest.Mon
         def program(left: list[Tensor] = left) -> None:
             left += [torch.ones(1000), torch.ones(1000, dtype=torch.int64)]
             for _ in range(10):
-                collectives.agree(0)
+                vote.agree(0)
                 for each in left[:]:
                     each.sum()
 
@@ -223,7 +223,7 @@ def _forking(place: int) -> tuple[list[Tensor], list[int]]:
         if step == place:
             children = [Child(held, reads) for reads in (True, False)]
         held[step % 5] += 1
-        collectives.agree(0)
+        vote.agree(0)
         held[(step + 2) % 5] = held[(step + 2) % 5] + 1
         if step == min(place + 3, STEPS - 1):
             codes = [child.end() for child in children]

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyg_sar.comm import collectives, ranks
+from pyg_sar.comm import ranks, vote
 from pyg_sar.launch.in_turns.run import play
 from pyg_sar.nn.copies import lent_copy
 from pyg_sar.utils import offload as evictable
@@ -20,8 +20,8 @@ SIZE = 1000
 
 
 def _others_turn() -> None:
-    collectives.agree(0)  # the last rank here goes on by itself,
-    collectives.agree(0)  # and waits here
+    vote.agree(0)  # the last rank here goes on by itself,
+    vote.agree(0)  # and waits here
 
 
 WRITES: dict[str, Callable[[Tensor], Any]] = {
@@ -76,8 +76,8 @@ def test_what_is_read_of_other_ranks_is_told_apart(tmp_path: Path) -> None:
         def make(out: list[Tensor]) -> None:
             evictable.select_rows(out[0], rows, index)
 
-        ours.offer(others, 'rows', [rows.new_empty(3)], make, [rows])
-        ours.await_offers({others: 1}, 'rows')
+        ours.send_lazily(others, 'rows', [rows.new_empty(3)], make, [rows])
+        ours.await_sends({others: 1}, 'rows')
         ours.take(others, 'rows', lambda: [rows.new_empty(3)])
         _others_turn()
         rows.sum()

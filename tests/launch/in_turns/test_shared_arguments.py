@@ -14,7 +14,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
 import pyg_sar
-from pyg_sar.comm import collectives, ranks
+from pyg_sar.comm import ranks, vote
 
 NUM_NODES, NUM_EDGES, NUM_RANKS = 40, 170, 3
 
@@ -97,7 +97,7 @@ def _around_a_change(parts: Path, ids: Tensor) -> list[Tensor]:
         found.append(pyg_sar.gather(model(data.x, ids).detach()).clone())
         if step == ranks.rank() == 0:
             ids[0, :20] = 7
-        collectives.agree(step)
+        vote.agree(step)
     return found
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from launch.in_turns.faults import Calls, fails
 
-from pyg_sar.comm import collectives, ranks
+from pyg_sar.comm import ranks, vote
 from pyg_sar.launch.in_turns.run import InTurns, play, run_in_turns
 from pyg_sar.launch.in_turns.spill_file import SpillFile
 
@@ -23,9 +23,9 @@ def _program() -> list[float]:
     held = [torch.randn(1000) for _ in range(4)]
     found = []
     for _ in range(3):
-        collectives.agree(0)
+        vote.agree(0)
         held = [each * 2 for each in held]
-        collectives.agree(0)
+        vote.agree(0)
         found.append(sum(each.sum().item() for each in held))
     return found
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import SAGEConv
 
 import pyg_sar
-from pyg_sar.comm import collectives, ranks
+from pyg_sar.comm import ranks, vote
 from pyg_sar.comm.threads import run_threads
 from pyg_sar.launch.in_turns.run import play
 from pyg_sar.utils import offload as evictable
@@ -66,8 +66,8 @@ def test_what_a_backward_reads(tmp_path: Path, way: str) -> None:
         evictable.keep_here(there)
         x = torch.ones(SIZE, requires_grad=True)
         out = Doubled.apply(x, held).sum()  # type: ignore[no-untyped-call]
-        collectives.agree(0)  # the last rank here goes on by itself,
-        collectives.agree(0)  # and waits here
+        vote.agree(0)  # the last rank here goes on by itself,
+        vote.agree(0)  # and waits here
         out.backward()
         assert x.grad is not None
         return x.grad, there
@@ -101,8 +101,8 @@ def test_a_plain_tensor_that_rows_meet(tmp_path: Path) -> None:
         torch.manual_seed(0)
         data: Any = pyg_sar.load_shard(tmp_path / 'one')
         lstm, whole = nn.LSTM(8, 16, dtype=data.x.dtype), torch.ones(240, 8, dtype=data.x.dtype)
-        collectives.agree(0)
-        collectives.agree(0)
+        vote.agree(0)
+        vote.agree(0)
         out = (data.x + whole).unsqueeze(0)
         return pyg_sar.local(lstm(out)[0]).detach()
 

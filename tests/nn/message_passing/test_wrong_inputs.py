@@ -30,7 +30,7 @@ from torch_geometric.nn import (
 
 import pyg_sar
 from pyg_sar import SARConv
-from pyg_sar.comm.collectives import agree
+from pyg_sar.comm.vote import agree
 from pyg_sar.nn import patching
 
 CONVS: dict[str, Callable[[], MessagePassing]] = {

@@ -8,7 +8,7 @@ from functools import partial
 
 from torch import Tensor
 
-from pyg_sar.comm.buffers import Buffers, Rows
+from pyg_sar.comm.buffers import Buffers, TensorList
 from pyg_sar.comm.collectives import all_to_all
 from pyg_sar.comm.errors import at_location
 from pyg_sar.comm.ranks import current
@@ -17,7 +17,7 @@ from pyg_sar.utils import hook
 ROWS_TAG, GRADIENTS_TAG = 0, 1
 
 
-class Swap:
+class SendRecv:
     """One step under way; both sides know the counts, so empty messages are not sent.
 
     Attributes:
@@ -41,9 +41,9 @@ class Swap:
         operations = (comes, recv_rank), (goes, send_rank)
         # Rows of another layer, or of another width, must not be taken for these.
         words = f'a step of {self._kind} ({forms_of(sent.rows)})'
-        with self._comm.guard(*operations[not receives], alike=words):
+        with self._comm.guard(*operations[not receives], tag=words):
             words = at_location(words)
-            come, go = self._comm.start_swap(receives, recv_rank, sends, send_rank, words)
+            come, go = self._comm.start_send_recv(receives, recv_rank, sends, send_rank, words)
         self.works = [*come, *go]
         self._operations = [operations[0]] * len(come) + [operations[1]] * len(go)
         self._comm.travelling.add(self)
@@ -66,7 +66,7 @@ class Swap:
             tell_moved(self._part, self._kind, self.received.rows, self.sent.rows[0].size(0))
 
 
-class _Round(Swap):
+class _Round(SendRecv):
     """A step in which whole blocks of rows go round; they are no halo."""
 
 
@@ -89,16 +89,16 @@ def start_round(
         return partial(all_to_all, rows, going, coming)
     sent, received = Buffers(None, 0, [], 0), Buffers(None, 0, [rows], counts[source])
     sent.rows = [rows.contiguous()]
-    swap = _Round(received, before, sent, after, source, tag)
+    send_recv = _Round(received, before, sent, after, source, tag)
 
     def wait() -> Tensor:
-        swap.wait()
+        send_recv.wait()
         return received.rows[0]
 
     return wait
 
 
-def tell_moved(part: int, kind: str, came: Rows, num_sent: int) -> None:
+def tell_moved(part: int, kind: str, came: TensorList, num_sent: int) -> None:
     """Tells watchers of rows that came, and of `num_sent` rows of their kind that went."""
     widths = [math.prod(t.shape[1:]) * t.element_size() for t in came]
     num_came = sum(t.size(0) for t in came)
@@ -106,6 +106,6 @@ def tell_moved(part: int, kind: str, came: Rows, num_sent: int) -> None:
     hook.moved(hook.Transfer(f'part {part}', kind, *moved))
 
 
-def forms_of(rows: Rows) -> str:
+def forms_of(rows: TensorList) -> str:
     """Dtypes and widths of rows, in words that are equal on all ranks."""
     return ' and '.join(f'rows of {t.dtype} {tuple(t.shape[1:])}' for t in rows)

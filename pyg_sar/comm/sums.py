@@ -1,4 +1,4 @@
-"""Large sums that need no message before them.
+"""How ranks sum: with the bits of gloo's, and large sums with no message before them.
 
 Ranks must know that all come to the same large sum before any of them sends: messages of different
 sizes must not meet. In training the same sums follow the same small messages in every step. So the
@@ -47,21 +47,21 @@ class Announced:
         self.coming = [*self._known.get(self.message, ())]
         return str(self.coming or '')
 
-    def sum_by(self, comm: Comm, alike: str, tensor: Tensor) -> None:
+    def sum_by(self, comm: Comm, tag: str, tensor: Tensor) -> None:
         """See :meth:`Comm.sum_large`; one message if the sum is announced, else two."""
-        form = _form(alike, tensor)
+        form = _form(tag, tensor)
         is_announced = self.coming[:1] == [form]
         if is_announced:
             del self.coming[0]
         else:
             before = self.message
-            comm.sum_alike(alike)
+            comm.sum_alike(tag)
         comm.all_reduce(tensor)
         self._seen = 0
         if not is_announced:
             self._learn(before, form)
         elif tensor.view(-1)[-1].isnan():  # perhaps not all ranks are here
-            comm.sum_alike(alike)
+            comm.sum_alike(tag)
 
     def leave_out(self, comm: Comm) -> None:
         """Sends NaNs in place of the sum that was announced and does not come."""
@@ -78,5 +78,31 @@ class Announced:
             self._known.setdefault(message, []).append(form)
 
 
-def _form(alike: str, tensor: Tensor) -> _Sum:
-    return f'{alike} in {location()}', tensor.dtype, tuple(tensor.shape)
+def _form(tag: str, tensor: Tensor) -> _Sum:
+    return f'{tag} in {location()}', tensor.dtype, tuple(tensor.shape)
+
+
+_SEGMENT_BYTES = 2**20  # gloo's largest segment of a ring all-reduce
+
+
+def sum_as_gloo_does(tensors: list[Tensor]) -> Tensor:
+    """Adds up the tensors of all ranks, in the order of gloo's ring.
+
+    gloo (allreduce.cc) cuts the vector into one chunk per rank. Chunk k starts at rank k - 1 and
+    goes down from rank to rank, ``((x[k-1] + x[k-2]) + ...) + x[k]``.
+    """
+    size, rows = len(tensors), [tensor.reshape(-1) for tensor in tensors]
+    width = rows[0].element_size()
+    num_bytes = rows[0].numel() * width
+    segments = max(-(-num_bytes // _SEGMENT_BYTES), 2 * size)
+    segments = -(-segments // size) * size
+    of_segment = -(-num_bytes // segments)
+    chunk = max(-(-of_segment // width) * segments // size, 1)
+    chunks = [torch.split(row, chunk) for row in rows]
+    sums = []
+    for k in range(len(chunks[0])):
+        total = chunks[(k - 1) % size][k].clone()
+        for i in range(2, size + 1):
+            total += chunks[(k - i) % size][k]
+        sums.append(total)
+    return torch.cat(sums).view(tensors[0].shape) if sums else tensors[0].clone()
