@@ -12,8 +12,6 @@ import os
 import sys
 from typing import Literal, get_args
 
-import torch.distributed as dist
-
 from pyg_sar.utils import hook
 from pyg_sar.utils.hook import OUTSIDE, Transfer
 from pyg_sar.utils.meter import Counts, Meter, bytes_text
@@ -29,13 +27,8 @@ _running: Log | None = None
 
 def say(logger: logging.Logger, level: int, text: str) -> None:
     """Logs a line that begins with the rank: ``[rank 1/4] ...``."""
-    if not logger.isEnabledFor(level):
-        return
-    is_one_of_many = dist.is_available() and dist.is_initialized()
-    rank, world_size = (dist.get_rank(), dist.get_world_size()) if is_one_of_many else (0, 1)
-    if (thread := hook.thread_rank.value) is not None:
-        rank, world_size = thread.rank, thread.size
-    logger.log(level, '[rank %d/%d] %s', rank, world_size, text)
+    if logger.isEnabledFor(level):
+        logger.log(level, '[rank %d/%d] %s', *hook.rank_and_size(), text)
 
 
 def check_log(level: str | None, name: str = "'log'") -> None:
@@ -107,7 +100,7 @@ class Log(Meter):
     def __init__(self, level: LogLevel) -> None:
         super().__init__(Counts())
         self.level = level
-        self._seen: set[tuple[hook.ThreadRank | None, str]] = set()
+        self._seen: set[tuple[object, str]] = set()
 
     def counts_of(self, name: str) -> Counts:
         """Every pass is counted by itself."""
