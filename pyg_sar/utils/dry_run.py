@@ -24,7 +24,7 @@ from torch.nn.parameter import is_lazy
 from torch_geometric.data.data import BaseData
 from torch_geometric.data.storage import BaseStorage
 
-from pyg_sar.utils.random_states import states_of_process
+from pyg_sar.utils.rng import states_of_process
 from pyg_sar.utils.scoped import Scoped
 from pyg_sar.utils.tensor_state import GivenAway, HeldTensor, Writes
 
