@@ -279,7 +279,11 @@ _KINDS: list[tuple[Any, _Read, _Write]] = [
     (set, set, _filled),
     (dict, *_TABLE),
     (np.ndarray, np.ndarray.tobytes, _set_numbers),
-    (torch.Generator, *_of_state(torch.Generator.get_state, torch.Generator.set_state)),
+    (
+        torch.Generator,  # not by pickle, which writes the address of the state
+        lambda it: it.get_state().numpy().tobytes(),
+        lambda it, state: it.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8)),
+    ),
     (random.Random, *_of_state(random.Random.getstate, random.Random.setstate)),
     (np.random.RandomState, *_of_state(lambda it: it.get_state(), lambda it, s: it.set_state(s))),
     (
