@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 
 from pyg_sar.checkpoint.tables import Table, graphs
 from pyg_sar.rows.rows import Rows, plain, tag
-from pyg_sar.utils.random_states import random_states as states_of_torch
-from pyg_sar.utils.random_states import set_random_states as set_states_of_torch
+from pyg_sar.utils.rng import random_states as states_of_torch
+from pyg_sar.utils.rng import set_random_states as set_states_of_torch
 
 State = tuple[dict[str, Any], dict[str, Table]]
 """A dict of tensors and plain values, and the tables that belong to it, by key."""

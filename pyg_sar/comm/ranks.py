@@ -15,6 +15,7 @@ from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 
 from pyg_sar.comm.comm import Comm
 from pyg_sar.comm.process_group import GroupComm
+from pyg_sar.utils import hook
 from pyg_sar.utils.scoped import Scoped
 
 chosen: Scoped[Comm | None] = Scoped(None)
@@ -80,6 +81,9 @@ def rank() -> int:
 def world_size() -> int:
     """Number of ranks; 1 of a process by itself."""
     return current().size
+
+
+hook.rank_and_size = lambda: (rank(), world_size())
 
 
 def check_lives(comm: Comm | None) -> None:

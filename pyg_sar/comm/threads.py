@@ -73,7 +73,7 @@ def run_around(around: Around, function: Callable[[], Result], world_size: int) 
     results: list[Any] = [None] * world_size
 
     def run(rank: int) -> None:
-        own = hook.thread_rank.set(hook.ThreadRank(rank, world_size))
+        own = hook.thread_rank.set(object())
         # All ranks' backwards would run in one thread of the device, whose turn is no rank's.
         backward_here = torch.autograd.set_multithreading_enabled(False)
         with turns.of_rank(rank), chosen.set(comms[rank]), own, backward_here, around.rank():

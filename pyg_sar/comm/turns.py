@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.utils import offload as evictable
-from pyg_sar.utils.random_states import states_of_process
+from pyg_sar.utils.rng import states_of_process
 
 
 def _states_of_process() -> Callable[[], None]:

@@ -14,7 +14,7 @@ from pyg_sar.comm.vote import agree
 from pyg_sar.utils import hook
 from pyg_sar.utils.command_line import text_table
 from pyg_sar.utils.hook import OUTSIDE
-from pyg_sar.utils.meter import Counts, Meter, bytes_text
+from pyg_sar.utils.log import Counts, Meter, bytes_text
 
 
 @contextmanager

@@ -12,9 +12,8 @@ from typing import Any
 from torch.distributed.run import determine_local_world_size, get_args_parser
 
 from pyg_sar.launch.fast_start import allocator_library, fast_environment
-from pyg_sar.launch.in_turns.run import run_script
+from pyg_sar.launch.in_turns.run import parse_bytes, run_script
 from pyg_sar.utils.command_line import checked
-from pyg_sar.utils.meter import memory_size
 
 DESCRIPTION = """Runs a program as torchrun does, with the same options, and sets what makes it
 fast: an allocator that keeps freed memory (where the extra 'fast' is installed), huge pages, and
@@ -34,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group('ranks in turn, in place of options of torchrun').add_argument
     add('--in-turns', action='store_true', help='play all ranks, one after another')
     memory = 'that large tensors of all ranks may take together, e.g. 4GB'
-    add('--memory', type=checked(memory_size), metavar='SIZE', help=memory)
+    add('--memory', type=checked(parse_bytes), metavar='SIZE', help=memory)
     add('--spill', metavar='DIR', help='a folder on a disk for what exceeds it')
     parts = 'the folder of a partition, with one part for every rank; default: parts'
     add('--parts', metavar='DIR', help=parts)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pyg_sar.utils.draws import below, hashed_on, unit
+from pyg_sar.utils.rng import below, hashed_on, unit
 
 _CDF_BITS = 52  # so that the sum of a node's weights is exact as a float64
 

@@ -23,7 +23,7 @@ from pyg_sar.loader.graph import build
 from pyg_sar.loader.seeds.seeds import Asked
 from pyg_sar.rows.from_data import as_local, check_not_local
 from pyg_sar.shard.format import EdgeKey
-from pyg_sar.utils.draws import hashed
+from pyg_sar.utils.rng import hashed
 
 
 class Loader:

@@ -27,15 +27,15 @@ def number(old: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _by_hashing(old: _Ints, keys: _Ints) -> tuple[_Ints, _Ints]:
-    from pyg_sar.utils import numbers
+    from pyg_sar.utils import numba_loops
 
     of_keys = np.empty(keys.size, dtype=np.int64)
     distinct = np.concatenate([old, np.empty_like(keys)])
-    count = numbers.find(of_keys, distinct, old.size, keys)
+    count = numba_loops.find(of_keys, distinct, old.size, keys)
     new, index = _sorted(distinct[old.size : count])
     number = np.empty(new.size, dtype=np.int64)
     number[index] = np.arange(old.size, count)
-    numbers.renumber(of_keys, number, old.size)
+    numba_loops.renumber(of_keys, number, old.size)
     return new, of_keys
 
 

@@ -23,7 +23,7 @@ from pyg_sar.loader.graph import LocalGraph
 from pyg_sar.loader.numbering import number
 from pyg_sar.loader.seeds.seeds import SeedBatches, offsets
 from pyg_sar.shard.format import EdgeKey, NodeKey
-from pyg_sar.utils.draws import hashed_on
+from pyg_sar.utils.rng import hashed_on
 
 
 @dataclass(eq=False)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from pyg_sar.utils.draws import LANES, hashed_on, kept_of
+from pyg_sar.utils.rng import LANES, hashed_on, kept_of
 
 DROPOUTS = {F.dropout, torch.dropout, torch.dropout_}
 """The functions whose masks are drawn by id."""
@@ -28,7 +28,7 @@ class KeyedDraw:
     """The mask of one dropout of rows with ids, int64 ``[num_rows]``.
 
     The share `p` that is dropped is rounded to a multiple of ``2^-16``. `state` comes from
-    :func:`pyg_sar.utils.draws.hashed_on`.
+    :func:`pyg_sar.utils.rng.hashed_on`.
     """
 
     def __init__(self, p: float, state: Tensor, ids: Tensor) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from pyg_sar.comm.exchange import with_halo_ids
 from pyg_sar.shard.edges import ShardEdges
 from pyg_sar.shard.shard import Shard
-from pyg_sar.utils.draws import hashed, hashed_on
+from pyg_sar.utils.rng import hashed, hashed_on
 
 
 def has_ids(shard: Shard) -> bool:

@@ -35,10 +35,9 @@ from pyg_sar.nn.draw import (
 )
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.rows import Rows, plain, tag
-from pyg_sar.utils.draws import hashed, hashed_on
 from pyg_sar.utils.nested import leaves_of
 from pyg_sar.utils.private_names import missing
-from pyg_sar.utils.random_states import random_states
+from pyg_sar.utils.rng import hashed, hashed_on, random_states
 from pyg_sar.utils.scoped import Scoped
 
 _CHECKPOINT, _REENTRANT = unwrap(checkpoint).__code__, CheckpointFunction.forward.__code__
@@ -225,7 +224,7 @@ class _Forward(TorchFunctionMode):
             raise ValueError(
                 f"'dropout_seed' needs a forward of {type(self.module).__name__} that draws random "
                 f'numbers by F.dropout or torch.nn.Dropout only (got others, as of {_OTHER}): draw '
-                'them by pyg_sar.utils.draws and ids, or with a torch.Generator of your own, or '
+                'them by pyg_sar.utils.rng and ids, or with a torch.Generator of your own, or '
                 "give negative_sampling a 'seed'"
             )
 

@@ -34,7 +34,7 @@ from pyg_sar.nn.support import takes_statistics
 from pyg_sar.nn.whole_graph_sizes import WholeGraphSizes
 from pyg_sar.ops.program import Arguments, no_autocast_cache
 from pyg_sar.utils.nested import leaves
-from pyg_sar.utils.random_states import random_states, seed_random_states
+from pyg_sar.utils.rng import random_states, seed_random_states
 
 _Values = list[tuple[Tensor, int]]
 """Tensors with their edge or node dimension."""

@@ -18,7 +18,7 @@ from pyg_sar.ops.program import Arguments
 from pyg_sar.utils.class_swap import name_of
 from pyg_sar.utils.dry_run import Snapshot
 from pyg_sar.utils.nested import PLAIN
-from pyg_sar.utils.random_states import states_of_process
+from pyg_sar.utils.rng import states_of_process
 
 NUM_SAMPLES = 13
 """Hardly a width of rows: sizes that are multiples of it count edges."""

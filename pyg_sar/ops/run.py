@@ -21,7 +21,7 @@ from pyg_sar.ops.chunks import Chunk
 from pyg_sar.ops.program import Arguments, Program, without_hooks
 from pyg_sar.shard.blocks import Plan
 from pyg_sar.shard.index_rows import rows_at
-from pyg_sar.utils.random_states import random_states_kept
+from pyg_sar.utils.rng import random_states_kept
 
 Chunks = Iterator[tuple[Chunk, Tensor, Arguments]]
 """Chunks, each with its ``edge_index`` and its arguments, one row per edge."""

@@ -3,7 +3,7 @@
 From a few channels on it is ``embedding_bag``, once for every head, and ``sampled_addmm``; below
 that, gather and multiply in chunks that stay in the cache; on a GPU a CSR product (measured:
 docs/speed.md). Where numba is installed a compiled loop replaces all of these on a CPU
-(:mod:`pyg_sar.utils.loops`).
+(:mod:`pyg_sar.utils.numba_loops`).
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ from pyg_sar.shard.csr import check_block_edges
 from pyg_sar.shard.files import folder_checksums
 from pyg_sar.shard.format import EdgeKey, NodeKey
 from pyg_sar.shard.meta import EdgeInfo, Meta, NodeInfo, meta_text, row_type
-from pyg_sar.utils.draws import hashed
-from pyg_sar.utils.versions import installed
+from pyg_sar.utils.private_names import installed
+from pyg_sar.utils.rng import hashed
 
 
 def write_partition(

@@ -17,8 +17,7 @@ from pyg_sar.comm.vote import agree, differ, odd_and_usual, raise_on_all
 from pyg_sar.rows.from_data import as_rows_of_graph
 from pyg_sar.shard.meta import read_meta
 from pyg_sar.shard.read_shard import read_shard
-from pyg_sar.utils.log import say
-from pyg_sar.utils.meter import bytes_text
+from pyg_sar.utils.log import bytes_text, say
 
 _logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from pyg_sar.comm.exchange import with_halo_ids
 from pyg_sar.comm.vote import agree, check_equal, raise_on_all
 from pyg_sar.shard.edges import ShardEdges
 from pyg_sar.shard.shard import n_id_of
-from pyg_sar.utils.draws import uniform
+from pyg_sar.utils.rng import uniform
 
 _TRIES = 100
 

@@ -7,8 +7,8 @@ generators their states. Hooks of users do not see it.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
+import operator
 import pickle
 import random
 import sys
@@ -24,7 +24,7 @@ from torch.nn.parameter import is_lazy
 from torch_geometric.data.data import BaseData
 from torch_geometric.data.storage import BaseStorage
 
-from pyg_sar.utils.random_states import states_of_process
+from pyg_sar.utils.rng import states_of_process
 from pyg_sar.utils.scoped import Scoped
 from pyg_sar.utils.tensor_state import GivenAway, HeldTensor, Writes
 
@@ -149,7 +149,7 @@ class Snapshot:
 
     def _note(self, name: str, value: Any) -> list[tuple[str, Any]]:
         """Notes a value; gives what is in it, with the names of attributes."""
-        if isinstance(value, _PLAIN) or id(value) in self._seen:
+        if isinstance(value, _PLAIN) or _is_left_out(value) or id(value) in self._seen:
             return []
         self._seen[id(value)] = value
         if isinstance(value, Tensor):
@@ -158,33 +158,26 @@ class Snapshot:
                 return []
             self._held.append(held)
             return [(name, held.grad)]
-        if isinstance(value, tuple(_GENERATORS)):
-            self._held.append(_HeldGenerator(name, value, _HeldGenerator.state_of(value)))
-            return []
-        if isinstance(value, np.ndarray):
-            if not isinstance(value, np.memmap) and value.dtype != object:
-                self._held.append(_HeldArray(name, value, value.copy()))
-            return []
-        if isinstance(value, (list, deque)):
-            self._held.append(_HeldSequence(name, value, [*value]))
-            return [(name, item) for item in value]
-        if isinstance(value, (tuple, set)):
-            if isinstance(value, set):
-                self._held.append(_HeldSet(name, value, {*value}))
-            return [(name, item) for item in value]
-        if isinstance(value, dict):
-            self._held.append(_HeldTable(name, value, dict(value)))
-            return [(name, item) for item in value.values()]
         if isinstance(value, torch.nn.Module):
-            own = {k: v for k, v in vars(value).items() if k not in _OF_MODULES or k == 'training'}
-            self._held.append(_HeldModule(name, vars(value), own))
-            self._held.append(_HeldTable('', value._buffers, dict(value._buffers)))
-            inside = [entry for table in _TABLES for entry in vars(value)[table].items()]
-            return [*inside, *own.items()]
-        if _is_of_program(value):
-            self._held.append(_HeldTable(name, vars(value), dict(vars(value))))
-            return [(name, attribute) for attribute in vars(value).values()]
-        return []
+            self._hold(name, vars(value), _own_attributes, _set_attributes)
+            self._hold('', value._buffers, *_TABLE)
+            tables = [entry for table in _TABLES for entry in vars(value)[table].items()]
+            return [*tables, *_own_attributes(vars(value)).items()]
+        for kind, read, write in _KINDS:
+            if isinstance(value, kind):
+                self._hold(name, value, read, write)
+                break
+        else:
+            if not isinstance(value, tuple) and _is_of_program(value):
+                value = vars(value)
+                self._hold(name, value, *_TABLE)
+        if isinstance(value, dict):
+            return [(name, item) for item in value.values()]
+        is_sequence = isinstance(value, (list, deque, tuple, set))
+        return [(name, item) for item in value] if is_sequence else []
+
+    def _hold(self, name: str, value: Any, read: _Read, write: _Write) -> None:
+        self._held.append(_Held(name, value, read, write, read(value)))
 
     @contextmanager
     def copying(self) -> Iterator[None]:
@@ -199,10 +192,10 @@ class Snapshot:
         Raises:
             ValueError: If a tensor has changed that cannot be changed back.
         """
-        changed = [held for held in self._held if held.is_changed()]
-        for held in changed:
+        changed = [(held, names) for held in self._held if (names := held.changed())]
+        for held, _ in changed:
             held.put_back()
-        return [name for held in changed for name in held.names()]
+        return [name for _, names in changed for name in names]
 
 
 _PLAIN = (str, bytes, int, float, complex, type(None), type, torch.dtype, torch.device)
@@ -218,101 +211,87 @@ def _is_of_program(value: Any) -> bool:
     return hasattr(value, '__dict__') and (is_namespace or not is_library)
 
 
-_GENERATORS: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]] = {
-    torch.Generator: (torch.Generator.get_state, torch.Generator.set_state),
-    random.Random: (random.Random.getstate, random.Random.setstate),
-    np.random.RandomState: (np.random.RandomState.get_state, np.random.RandomState.set_state),
-    np.random.Generator: (
-        lambda generator: copy.deepcopy(generator.bit_generator.state),
-        lambda generator, state: setattr(generator.bit_generator, 'state', state),
-    ),
-}
-"""How the state of a generator that a program has made is read and set."""
-
-
 @dataclasses.dataclass(eq=False)
 class _Held:
-    """A tensor, container or object, and what it held."""
+    """A container, an array, a generator or the attributes of a module, and what it held."""
 
     name: str  # of the attribute that it is in
     value: Any
+    read: _Read  # gives a copy of what it holds
+    write: _Write
     before: Any
 
-    def names(self) -> list[str]:
+    def changed(self) -> list[str]:
         """The attributes that have changed."""
-        return [self.name]
-
-    def is_changed(self) -> bool:
-        raise NotImplementedError
-
-    def put_back(self) -> None:
-        raise NotImplementedError
-
-
-class _HeldSequence(_Held):
-    def is_changed(self) -> bool:
-        return len(self.value) != len(self.before) or any(
-            a is not b for a, b in zip(self.value, self.before, strict=True)
-        )
+        now, before = self.read(self.value), self.before
+        if self.read is _own_attributes:
+            names = now.keys() | before.keys()
+            return sorted(n for n in names if now.get(n, self) is not before.get(n, self))
+        if isinstance(now, dict):
+            is_same = now.keys() == before.keys() and all(now[k] is before[k] for k in now)
+        elif isinstance(now, list):
+            is_same = len(now) == len(before) and all(map(operator.is_, now, before))
+        else:
+            is_same = now == before
+        return [] if is_same else [self.name]
 
     def put_back(self) -> None:
-        self.value.clear()
-        self.value.extend(self.before)
+        self.write(self.value, self.before)
 
 
-class _HeldSet(_Held):
-    def is_changed(self) -> bool:
-        return bool(self.value != self.before)
-
-    def put_back(self) -> None:
-        self.value.clear()
-        self.value.update(self.before)
+_Read = Callable[[Any], Any]
+_Write = Callable[[Any, Any], object]
 
 
-class _HeldTable(_HeldSet):
-    def is_changed(self) -> bool:
-        return bool(self.value.keys() != self.before.keys()) or any(
-            self.value[key] is not value for key, value in self.before.items()
-        )
+def _own_attributes(of_module: dict[str, Any]) -> dict[str, Any]:
+    """Attributes of a module, but its tables of parameters, modules and hooks."""
+    return {k: v for k, v in of_module.items() if k not in _OF_MODULES or k == 'training'}
 
 
-class _HeldModule(_Held):
-    """The attributes of a module, but its tables of parameters, modules and hooks."""
-
-    def names(self) -> list[str]:
-        return self._names
-
-    def is_changed(self) -> bool:
-        now = {k: v for k, v in self.value.items() if k not in _OF_MODULES or k == 'training'}
-        self._new = now.keys() - self.before.keys()
-        gone = {k for k, v in self.before.items() if k not in now or now[k] is not v}
-        self._names = sorted(self._new | gone)
-        return bool(self._names)
-
-    def put_back(self) -> None:
-        for name in self._new:
-            del self.value[name]
-        self.value.update(self.before)
+def _set_attributes(of_module: dict[str, Any], before: dict[str, Any]) -> None:
+    for name in _own_attributes(of_module).keys() - before.keys():
+        del of_module[name]
+    of_module.update(before)
 
 
-class _HeldArray(_Held):
-    def is_changed(self) -> bool:
-        return self.value.tobytes() != self.before.tobytes()
-
-    def put_back(self) -> None:
-        self.value[...] = self.before
+def _is_left_out(value: Any) -> bool:
+    is_array = isinstance(value, np.ndarray)
+    return is_array and (isinstance(value, np.memmap) or value.dtype.hasobject)
 
 
-class _HeldGenerator(_Held):
-    @staticmethod
-    def state_of(generator: Any) -> Any:
-        readers = (read for kind, (read, _) in _GENERATORS.items() if isinstance(generator, kind))
-        return next(readers)(generator)
+def _filled(value: Any, before: Any) -> None:
+    value.clear()
+    (value.extend if isinstance(before, list) else value.update)(before)
 
-    def is_changed(self) -> bool:
-        return pickle.dumps(self.state_of(self.value)) != pickle.dumps(self.before)
 
-    def put_back(self) -> None:
-        for kind, (_, write) in _GENERATORS.items():
-            if isinstance(self.value, kind):
-                write(self.value, self.before)
+def _set_numbers(array: Any, before: bytes) -> None:
+    array[...] = np.ndarray(array.shape, array.dtype, before)
+
+
+def _of_state(get: _Read, set_to: _Write) -> tuple[_Read, _Write]:
+    """The state of a generator that a program has made, read as bytes and set from them."""
+    return lambda it: pickle.dumps(get(it)), lambda it, state: set_to(it, pickle.loads(state))
+
+
+_TABLE: tuple[_Read, _Write] = dict, _filled
+_KINDS: list[tuple[Any, _Read, _Write]] = [
+    ((list, deque), list, _filled),
+    (set, set, _filled),
+    (dict, *_TABLE),
+    (np.ndarray, np.ndarray.tobytes, _set_numbers),
+    (
+        torch.Generator,  # not by pickle, which writes the address of the state
+        lambda it: it.get_state().numpy().tobytes(),
+        lambda it, state: it.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8)),
+    ),
+    (random.Random, *_of_state(random.Random.getstate, random.Random.setstate)),
+    (np.random.RandomState, *_of_state(lambda it: it.get_state(), lambda it, s: it.set_state(s))),
+    (
+        np.random.Generator,
+        *_of_state(
+            lambda it: it.bit_generator.state,
+            lambda it, state: setattr(it.bit_generator, 'state', state),
+        ),
+    ),
+]
+"""What is held: how it is read and set."""

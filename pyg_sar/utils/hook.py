@@ -36,16 +36,13 @@ class Transfer:
     bytes_sent: int
 
 
-@dataclass(frozen=True, eq=False)
-class ThreadRank:
-    """A rank that is a thread of this process."""
-
-    rank: int
-    size: int
+thread_rank: Scoped[object] = Scoped(None)
+"""Stands for the rank of this thread; None if ranks are not threads."""
 
 
-thread_rank: Scoped[ThreadRank | None] = Scoped(None)
-"""The rank of this thread; None if ranks are not threads."""
+def rank_and_size() -> tuple[int, int]:
+    """The rank of this thread and the number of ranks; ranks put their own function here."""
+    return 0, 1
 
 
 class Watcher:
@@ -59,7 +56,7 @@ class Watcher:
     """
 
     watches_all = False
-    watched_rank: ThreadRank | None = None
+    watched_rank: object = None
 
     def enter_layer(self, layer: str, phase: str) -> None:
         """A layer's ``'forward'`` begins, or the ``'backward'`` of a step of it that communicates.

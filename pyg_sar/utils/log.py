@@ -1,4 +1,4 @@
-"""Log lines: what each layer exchanges, how long it waits and how long it computes.
+"""Seconds and rows of each layer: what counts them, and the lines of the log.
 
 The loggers are those of the modules, below ``pyg_sar``. :func:`set_log` or the environment variable
 PYG_SAR_LOG turns them on, to stderr unless the program has handlers of its own. A program that
@@ -10,13 +10,115 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
+from dataclasses import dataclass
 from typing import Literal, get_args
 
-import torch.distributed as dist
-
 from pyg_sar.utils import hook
-from pyg_sar.utils.hook import OUTSIDE, Transfer
-from pyg_sar.utils.meter import Counts, Meter, bytes_text
+from pyg_sar.utils.hook import OUTSIDE, Transfer, Watcher
+from pyg_sar.utils.scoped import Scoped
+
+
+@dataclass
+class Counts:
+    """What passes of a layer exchange, wait and compute, or what is outside of layers.
+
+    Attributes:
+        rows_received: Rows that came from other ranks; where several tensors travel, those of each.
+        rows_sent: Rows that went to other ranks.
+        bytes_received: Bytes of these rows, as they travelled.
+        bytes_sent: Bytes of these rows, as they travelled.
+        waiting: Seconds inside operations with other ranks: until rows or sums are there.
+        computing: All other seconds.
+    """
+
+    rows_received: int = 0
+    rows_sent: int = 0
+    bytes_received: int = 0
+    bytes_sent: int = 0
+    waiting: float = 0.0
+    computing: float = 0.0
+
+
+class _UnderWay:
+    """The passes of a thread, the time up to which its seconds are counted, the last operation."""
+
+    def __init__(self, outside: Counts) -> None:
+        self.passes = [(OUTSIDE, outside)]
+        self.mark = time.perf_counter()
+        self.operation = ''
+
+
+class Meter(Watcher):
+    """Adds seconds and rows to the counts of the innermost pass, or to `outside`."""
+
+    def __init__(self, outside: Counts) -> None:
+        self._outside = outside
+        self._under_way: Scoped[_UnderWay | None] = Scoped(None)
+
+    @property
+    def here(self) -> _UnderWay:
+        """The passes of this thread."""
+        under_way = self._under_way.value
+        if under_way is None:
+            under_way = self._under_way.value = _UnderWay(self._outside)
+        return under_way
+
+    def clock(self) -> float:
+        """Seconds."""
+        return time.perf_counter()
+
+    def counts_of(self, name: str) -> Counts:
+        """What a pass that begins adds to."""
+        return self._outside
+
+    def enter_layer(self, layer: str, phase: str) -> None:
+        """A pass begins."""
+        self.count('computing')
+        name = f'{layer}, {phase}' if layer else OUTSIDE
+        self.here.passes.append((name, self.counts_of(name)))
+
+    def leave_layer(self) -> None:
+        """The innermost pass ends."""
+        self.end_pass()
+
+    def end_pass(self) -> tuple[str, Counts]:
+        """Its name and what was counted."""
+        self.count('computing')
+        return self.here.passes.pop()
+
+    def count(self, kind: str) -> float:
+        """Counts the seconds since the last call as `kind`, and returns them."""
+        here, now = self.here, self.clock()
+        counts, seconds = here.passes[-1][1], now - here.mark
+        setattr(counts, kind, getattr(counts, kind) + seconds)
+        here.mark = now
+        return seconds
+
+    def enter_operation(self, operation: str, peer: int | None) -> None:
+        """Counts the time until now as computing."""
+        self.count('computing')
+        self.here.operation = operation if peer is None else ''
+
+    def leave_operation(self) -> None:
+        """Counts the time until now as waiting."""
+        self.count('waiting')
+
+    def moved(self, transfer: Transfer) -> None:
+        """Counts rows."""
+        counts = self.here.passes[-1][1]
+        for name in ('rows_received', 'rows_sent', 'bytes_received', 'bytes_sent'):
+            setattr(counts, name, getattr(counts, name) + getattr(transfer, name))
+
+
+def bytes_text(num_bytes: float) -> str:
+    """``'512 B'``, ``'4.5 KiB'``, ``'1.2 GiB'``."""
+    for unit in ('B', 'KiB', 'MiB', 'GiB'):
+        if num_bytes < 1024:
+            return f'{num_bytes:.0f} B' if unit == 'B' else f'{num_bytes:.1f} {unit}'
+        num_bytes /= 1024
+    return f'{num_bytes:.1f} TiB'
+
 
 LogLevel = Literal['off', 'info', 'debug']
 
@@ -29,13 +131,8 @@ _running: Log | None = None
 
 def say(logger: logging.Logger, level: int, text: str) -> None:
     """Logs a line that begins with the rank: ``[rank 1/4] ...``."""
-    if not logger.isEnabledFor(level):
-        return
-    is_one_of_many = dist.is_available() and dist.is_initialized()
-    rank, world_size = (dist.get_rank(), dist.get_world_size()) if is_one_of_many else (0, 1)
-    if (thread := hook.thread_rank.value) is not None:
-        rank, world_size = thread.rank, thread.size
-    logger.log(level, '[rank %d/%d] %s', rank, world_size, text)
+    if logger.isEnabledFor(level):
+        logger.log(level, '[rank %d/%d] %s', *hook.rank_and_size(), text)
 
 
 def check_log(level: str | None, name: str = "'log'") -> None:
@@ -107,7 +204,7 @@ class Log(Meter):
     def __init__(self, level: LogLevel) -> None:
         super().__init__(Counts())
         self.level = level
-        self._seen: set[tuple[hook.ThreadRank | None, str]] = set()
+        self._seen: set[tuple[object, str]] = set()
 
     def counts_of(self, name: str) -> Counts:
         """Every pass is counted by itself."""

@@ -11,10 +11,19 @@ from __future__ import annotations
 
 import importlib
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from pyg_sar.utils.versions import installed
+
+def installed(package: str) -> str | None:
+    """The version of a package that is installed, of PyG also a nightly one; None if it is not."""
+    for name in (package, 'pyg-nightly') if package == 'torch_geometric' else (package,):
+        with suppress(PackageNotFoundError):
+            return version(name) if name == package else f'{version(name)} of {name}'
+    return None
+
 
 with warnings.catch_warnings():
     # PyG prepares functions for TorchScript, which torch has given up; no user can change it.

@@ -61,19 +61,17 @@ class HeldTensor:
             grad = tensor.grad if tensor.is_leaf else None
             return cls(name, tensor, tensor.detach(), version_of(tensor), grad)
 
-    def names(self) -> list[str]:
-        """As of all that is held."""
-        return [self.name]
-
-    def is_changed(self) -> bool:
-        """Whether numbers, memory or gradient are others now."""
+    def changed(self) -> list[str]:
+        """Its attribute where numbers, memory or gradient are others now."""
         with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
             if self.value.is_leaf and self.value.grad is not self.grad:
-                return True
-            if storage_of(self.memory) is None:
-                return self.version != version_of(self.value)
-            is_there = self.value.data.is_set_to(self.memory)
-            return not (is_there and _is_equal(self.memory, self.before))
+                is_same = False
+            elif storage_of(self.memory) is None:
+                is_same = self.version == version_of(self.value)
+            else:
+                is_there = self.value.data.is_set_to(self.memory)
+                is_same = is_there and _is_equal(self.memory, self.before)
+            return [] if is_same else [self.name]
 
     def put_back(self) -> None:
         """Sets it back; raises a ValueError where that cannot be."""

@@ -6,36 +6,30 @@ import contextlib
 import os
 import sys
 import threading
+import traceback
 import warnings
 from functools import cache
-from types import FrameType
+from pathlib import Path
 
 import torch
 import torch_geometric
 
+_LIBRARIES = Path(__file__).parent, Path(torch.__file__), Path(torch_geometric.__file__)
 _OTHERS = (
-    contextlib.__file__,
-    threading.__file__,
-    *(
-        os.path.dirname(os.path.abspath(file)) + os.sep
-        for file in (os.path.dirname(__file__), torch.__file__, torch_geometric.__file__)
-    ),
+    *(contextlib.__file__, threading.__file__, '<'),
+    *(f'{path.absolute().parent}{os.sep}' for path in _LIBRARIES),
 )
 
 
 @cache
 def _is_users(file: str) -> bool:
-    return not file.startswith((*_OTHERS, '<')) and os.sep in file
+    return not file.startswith(_OTHERS) and os.sep in file
 
 
 def users_line() -> tuple[str, int] | None:
     """The file and the line; None in a thread that the program has not started."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if _is_users(frame.f_code.co_filename):
-            return frame.f_code.co_filename, frame.f_lineno
-        frame = frame.f_back
-    return None
+    lines = ((f.f_code.co_filename, line) for f, line in traceback.walk_stack(sys._getframe()))
+    return next((line for line in lines if _is_users(line[0])), None)
 
 
 def warn(text: str) -> None:

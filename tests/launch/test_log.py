@@ -22,8 +22,7 @@ from torch_geometric.nn import SAGEConv
 
 import pyg_sar
 from pyg_sar.utils import hook
-from pyg_sar.utils.log import set_log, set_log_by_environment
-from pyg_sar.utils.meter import bytes_text
+from pyg_sar.utils.log import bytes_text, set_log, set_log_by_environment
 
 
 @pytest.fixture

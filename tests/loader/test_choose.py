@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pyg_sar.loader import choose
 from pyg_sar.loader.numbering import number
-from pyg_sar.utils.draws import hashed
+from pyg_sar.utils.rng import hashed
 
 COUNTS = [50_000, pytest.param(1_000_000, marks=pytest.mark.slow)]
 WEIGHTS = torch.tensor([0.5, 3.0, 0.0, 1.0, 2.0], dtype=torch.float64)

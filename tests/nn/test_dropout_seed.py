@@ -28,7 +28,7 @@ from torch_geometric.nn import (
 from torch_geometric.utils import add_self_loops, dropout_edge, remove_self_loops
 
 import pyg_sar
-from pyg_sar.utils import draws
+from pyg_sar.utils import rng
 
 SEED = 5
 PARTS = (1, 2, 4, 8)
@@ -218,14 +218,14 @@ def test_masks_by_hand_in_plain_pyg(
     ids = []
     for src, dst in edge_index.t().tolist():
         number = numbers[src, dst] = numbers.get((src, dst), -1) + 1
-        ids.append(draws.hashed(0, dst, src, number))
+        ids.append(rng.hashed(0, dst, src, number))
     nodes, edges = torch.arange(40), torch.stack(ids)
     # GATConv calls edge_updater, which drops, and propagate: calls 2 and 3.
     rows = iter([(1, nodes), (2, edges), (4, nodes)])
 
     def by_hand(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
         call, ids = next(rows)
-        kept = draws.kept(p, SEED, 1, call, 0, ids, width=x.size(1))
+        kept = rng.kept(p, SEED, 1, call, 0, ids, width=x.size(1))
         share = round(p * 2**16) / 2**16
         return x * kept / (1 - share)
 

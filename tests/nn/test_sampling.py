@@ -172,7 +172,7 @@ def test_pairs_of_edges_dropped_together(tmp_path: Path) -> None:
     ends = graph.edge_index.sort(dim=0).values
     graph.pair = torch.unique(ends, dim=1, return_inverse=True)[1]
     data = pyg_sar.load_shard(cut(graph, 3, tmp_path / 'parts'))
-    keeps = pyg_sar.utils.draws.uniform(7, data.pair) >= 0.5
+    keeps = pyg_sar.utils.rng.uniform(7, data.pair) >= 0.5
     kept = graph.edge_index[:, data.e_id[keeps]]
     codes, turned = (pairs[0] * NUM_NODES + pairs[1] for pairs in (kept, kept.flip(0)))
     assert torch.equal(codes.sort().values, turned.sort().values)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import list_private_names
 import pytest
 import torch
 from torch_geometric.data import Data
+from torch_geometric.nn import SimpleConv
 
 import pyg_sar
 from pyg_sar.utils import private_names
@@ -42,6 +45,37 @@ def test_a_name_exists_and_is_used(name: str) -> None:
     else:
         find(name)
     assert re.search(rf'\b{last}\b', TEXT) or any(e in last and e in TEXT for e in ENDINGS)
+
+
+LISTED = {word for row in NAMES for word in re.split('[ .]', row.names)}
+OWNERS = torch.Tensor, torch.UntypedStorage, torch.nn.Module(), SimpleConv()
+OF_OWNERS = {name for owner in OWNERS for name in dir(owner)}
+
+
+def _others_names(path: Path) -> Iterator[str]:
+    """The names of torch, PyG and pymetis in a file, as far as imports or :data:`OWNERS` tell."""
+    nodes = [*ast.walk(ast.parse(path.read_text(encoding='utf-8')))]
+    of_others = re.compile(r'(torch|torch_geometric|pymetis)\b')
+    roots = set()
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and of_others.match(node.module or ''):
+            roots |= {each.asname or each.name for each in node.names}
+            yield from (f'{node.module}.{each.name}' for each in node.names)
+        elif isinstance(node, ast.Import):
+            names = [each for each in node.names if of_others.match(each.name)]
+            roots |= {each.asname or each.name.partition('.')[0] for each in names}
+    for node in nodes:
+        if isinstance(node, ast.Attribute):
+            name = ast.unparse(node)
+            is_others = re.fullmatch(r'[\w.]+', name) and name.partition('.')[0] in roots
+            if is_others or node.attr in OF_OWNERS:
+                yield name if is_others else node.attr
+
+
+def test_private_names_are_listed() -> None:
+    for path in SOURCES:
+        names = '\n'.join(_others_names(path))
+        assert {*re.findall(r'\b_[a-zA-Z]\w*', names)} <= LISTED, path
 
 
 def test_a_name_that_is_gone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

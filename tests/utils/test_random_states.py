@@ -8,14 +8,14 @@ import sys
 import torch
 from torch.testing import assert_close
 
-from pyg_sar.utils.random_states import random_states, random_states_kept, set_random_states
+from pyg_sar.utils.rng import random_states, random_states_kept, set_random_states
 
 CPU = torch.device('cpu')
 
 TWO_THREADS = """
 import gc, sys, threading, time
 import torch
-from pyg_sar.utils.random_states import random_states, random_states_kept
+from pyg_sar.utils.rng import random_states, random_states_kept
 
 gc.callbacks.append(lambda phase, info: time.sleep(1e-6))  # lets the other thread run
 gc.set_threshold(1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pyg_sar.utils.meter import bytes_text
+from pyg_sar.utils.log import bytes_text
 
 
 @dataclass

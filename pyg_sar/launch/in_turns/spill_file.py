@@ -80,7 +80,7 @@ class SpillFile:
 
     def get(self, address: int, num_bytes: int, offset: int) -> None:
         """Reads bytes into memory."""
-        if self.is_forked():
+        if os.getpid() != self._process:
             raise RuntimeError(
                 "expected the process that called 'run_in_turns' (got a fork of it, which cannot "
                 'read what was evicted; make what it needs before ranks take turns, or use no '
@@ -97,10 +97,6 @@ class SpillFile:
                     raise self._named(OSError(errno.EIO, 'the file is shorter'), 'reading')
                 done += count
         self.read += num_bytes
-
-    def is_forked(self) -> bool:
-        """Whether this process is a fork of the one that opened the file."""
-        return os.getpid() != self._process
 
     def close(self) -> None:
         """Gives the disk space back; a rank that still reads or writes gets an error."""

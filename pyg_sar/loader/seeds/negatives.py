@@ -22,7 +22,7 @@ from pyg_sar.loader.graph import LocalGraph
 from pyg_sar.loader.seeds.own import nodes_of, own_values
 from pyg_sar.loader.seeds.population import Population
 from pyg_sar.shard.format import EdgeKey
-from pyg_sar.utils.draws import hashed_on
+from pyg_sar.utils.rng import hashed_on
 
 _MOST = 500  # tries
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from pyg_sar.rows.align import own_rows
 from pyg_sar.rows.from_data import as_local, space_of_nodes
 from pyg_sar.rows.sharding import Space
-from pyg_sar.utils.draws import hashed
+from pyg_sar.utils.rng import hashed
 
 
 def nodes_of(store: Any) -> tuple[Tensor, Space]:

@@ -18,7 +18,7 @@ from pyg_sar.loader import choose
 from pyg_sar.loader.ask import Traffic, send
 from pyg_sar.loader.graph import LocalGraph
 from pyg_sar.shard.format import NodeKey
-from pyg_sar.utils.draws import hashed_on, unit
+from pyg_sar.utils.rng import hashed_on, unit
 
 Refuses = Callable[[Tensor, Tensor], Tensor]
 """Takes own rows and positions of sources, and tells which pairs are refused, bool."""

@@ -23,7 +23,7 @@ from pyg_sar.loader.numbering import number
 from pyg_sar.loader.seeds.excluded import Excluded
 from pyg_sar.loader.seeds.negatives import Negatives
 from pyg_sar.shard.format import EdgeKey, NodeKey
-from pyg_sar.utils.draws import hashed, hashed_on
+from pyg_sar.utils.rng import hashed, hashed_on
 
 EDGES, NEGATIVES = range(2)  # purposes of hashes
 

@@ -23,8 +23,7 @@ from pyg_sar.comm.ranks import rank as own_rank
 from pyg_sar.comm.turns import Turns
 from pyg_sar.launch.in_turns.run import play
 from pyg_sar.utils import hook
-from pyg_sar.utils.log import set_log
-from pyg_sar.utils.meter import Counts
+from pyg_sar.utils.log import Counts, set_log
 
 
 @pytest.fixture(scope='module')
