@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from torch_geometric.sampler.base import NumNeighbors, SubgraphType
 
 import pyg_sar
 from pyg_sar.comm.ranks import rank
+from pyg_sar.loader.arguments import LoaderOptions, Options
 
 Wrong = list[tuple[dict[str, Any], list[str]]]
 LOADERS = {'nodes': pyg_sar.NeighborLoader, 'links': pyg_sar.LinkNeighborLoader}
