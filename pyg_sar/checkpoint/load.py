@@ -16,8 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from pyg_sar.checkpoint import states
-from pyg_sar.checkpoint.files import About, read_about, read_state, read_table
-from pyg_sar.checkpoint.folders import complete
+from pyg_sar.checkpoint.files import About, complete, read_about, read_state, read_table
 from pyg_sar.comm.errors import collective
 from pyg_sar.comm.ranks import rank, world_size
 from pyg_sar.comm.vote import on_rank_0, raise_on_all
@@ -104,7 +103,8 @@ def load_checkpoint(
                 raise ValueError(f"{folder} is not of this run: expected the state of '{state}'")
             saved[state] = read_state(folder, root, state)
         with _of_this_run(folder):
-            tables = {key: states.entry_of(key, saved) for key in about.tables}
+            of_states = [key for key in about.tables if key.split('.')[0] in saved]
+            tables = {key: states.entry_of(key, saved) for key in of_states}
             for key, (values, entry) in tables.items():
                 values[entry] = read_table(folder, root, key, about.tables[key])
             states.check_model(model, saved['model'], about.graphs)

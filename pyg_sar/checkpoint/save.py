@@ -13,10 +13,15 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from pyg_sar.checkpoint.files import About, table_file, write_state
-from pyg_sar.checkpoint.folders import begun, folder_of, publish
-from pyg_sar.checkpoint.states import model_state, optimizer_state, plain_model, random_states
-from pyg_sar.checkpoint.tables import Table, create_npy, graphs, write_npy
+from pyg_sar.checkpoint.files import About, begun, folder_of, publish, table_file, write_state
+from pyg_sar.checkpoint.row_files import Table, create_npy, write_npy
+from pyg_sar.checkpoint.states import (
+    graphs,
+    model_state,
+    optimizer_state,
+    plain_model,
+    random_states,
+)
 from pyg_sar.comm.errors import collective
 from pyg_sar.comm.ranks import world_size
 from pyg_sar.comm.vote import agree, check_equal, on_rank_0, raise_on_all

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from pyg_sar.checkpoint.tables import Table, graphs
+from pyg_sar.checkpoint.row_files import Table
+from pyg_sar.nn.node_embedding import NodeEmbedding
 from pyg_sar.rows.rows import Rows, plain, tag
 from pyg_sar.utils.rng import random_states as states_of_torch
 from pyg_sar.utils.rng import set_random_states as set_states_of_torch
@@ -63,22 +64,25 @@ def optimizer_state(optimizer: Optimizer) -> State:
     return {'class': kind, **state}, tables
 
 
+def graphs(model: torch.nn.Module) -> dict[str, str]:
+    """The graph whose nodes each node embedding of a model has, if it was loaded, by its name."""
+    named = model.named_modules(remove_duplicate=False)
+    return {k: m.graph for k, m in named if isinstance(m, NodeEmbedding) and m.graph is not None}
+
+
 def check_model(model: torch.nn.Module, saved: dict[str, Any], of_graphs: dict[str, str]) -> None:
     """Raises ValueError with the first difference in names, shapes, dtypes and graphs."""
-    state, tables = model_state(model)
-    kind, left = type(plain_model(model)).__name__, dict(saved)
-    for name, value in (state | {k.removeprefix('model.'): v for k, v in tables.items()}).items():
+    inner, left = plain_model(model), dict(saved)
+    kind = f'the model, a {type(inner).__name__}'
+    for name, value in (inner.state_dict() | embeddings(model)).items():
         if name not in left:
-            raise ValueError(f"expected '{name}' of the model, a {kind}, in it (got none)")
+            raise ValueError(f"expected '{name}' of {kind}, in it (got none)")
         got = _form(left.pop(name))
         if not torch.nn.parameter.is_lazy(value) and got != _form(value):
-            raise ValueError(
-                f"expected '{name}' of the model, a {kind}, as {_form(value)} (got {got})"
-            )
+            raise ValueError(f"expected '{name}' of {kind}, as {_form(value)} (got {got})")
     if left:
-        extra = next(iter(left))
-        raise ValueError(f"expected only what the model, a {kind}, has (got '{extra}', too)")
-    for name, graph in graphs(plain_model(model)).items():
+        raise ValueError(f"expected only what {kind}, has (got '{next(iter(left))}', too)")
+    for name, graph in graphs(inner).items():
         if of_graphs.get(name, graph) != graph:
             raise ValueError(
                 f"expected rows of the graph {graph} for '{name}' (got some of {of_graphs[name]}, "
@@ -87,9 +91,7 @@ def check_model(model: torch.nn.Module, saved: dict[str, Any], of_graphs: dict[s
 
 
 def _form(value: object) -> str:
-    if isinstance(value, Table):
-        return f'{value.shape} {value.values.dtype}'
-    return f'{list(value.shape)} {value.dtype}' if isinstance(value, Tensor) else 'no tensor'
+    return f'{[*value.shape]} {value.dtype}' if isinstance(value, Tensor) else 'no tensor'
 
 
 def entry_of(key: str, saved: dict[str, Any]) -> tuple[dict[str, Any], str]:
@@ -98,29 +100,24 @@ def entry_of(key: str, saved: dict[str, Any]) -> tuple[dict[str, Any], str]:
     if kind == 'model':
         return saved['model'], entry
     number, entry = entry.split('.', 1)
-    of_optimizer = saved.get('optimizer', {'state': {int(number): {}}})  # else not asked for
-    return of_optimizer['state'][int(number)], entry
+    return saved['optimizer']['state'][int(number)], entry
 
 
 def keep_own_rows(
     model: torch.nn.Module, optimizer: Optimizer | None, saved: dict[str, Any]
 ) -> None:
     """Leaves own rows alone in tensors of all nodes, where the model has only own rows."""
-    for name, weight in embeddings(model).items():
-        saved['model'][name] = _own_rows(saved['model'][name], weight)
+    entries = [(saved['model'], name, weight) for name, weight in embeddings(model).items()]
     for index, weight in ({} if optimizer is None else embeddings_of(optimizer)).items():
         values = saved['optimizer']['state'].get(index, {})
-        for name, value in values.items():
-            if isinstance(value, Tensor) and value.dim() > 0:
-                if value.shape != weight.shape:
-                    got = f'{[*weight.shape]} (got {[*value.shape]})'
-                    raise ValueError(f"expected '{name}' as {got}")
-                values[name] = _own_rows(value, weight)
-
-
-def _own_rows(values: Tensor, weight: Rows) -> Any:
-    space = weight._space
-    return tag(values[space.ids(values.device)].to(weight.device), 0, space)
+        of_rows = (n for n, v in values.items() if isinstance(v, Tensor) and v.dim() > 0)
+        entries += [(values, name, weight) for name in of_rows]
+    for values, name, weight in entries:
+        value, space = values[name], weight._space
+        if value.shape != weight.shape:
+            got = f'{[*weight.shape]} (got {[*value.shape]})'
+            raise ValueError(f"expected '{name}' as {got}")
+        values[name] = tag(value[space.ids(value.device)].to(weight.device), 0, space)
 
 
 def set_optimizer_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:
@@ -133,26 +130,18 @@ def set_optimizer_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:
 
 def random_states() -> dict[str, Any]:
     """States of torch (CPU, and the current CUDA device if in use), NumPy and Python."""
-    name, key, *rest = np.random.get_state()  # noqa: NPY002 (what PyG draws from)
-    version, internal, gauss = random.getstate()
     uses_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    of_torch = states_of_torch(torch.device('cuda' if uses_gpu else 'cpu'))
-    states = {
-        'torch': of_torch[0],
-        'numpy': (str(name), torch.from_numpy(np.asarray(key, dtype=np.int64)), *rest),
-        'python': (version, torch.tensor(internal), gauss),
+    name, key, *rest = np.random.get_state()  # noqa: NPY002 (what PyG draws from)
+    return {
+        'torch': states_of_torch(torch.device('cuda' if uses_gpu else 'cpu')),
+        'numpy': (str(name), np.asarray(key).tolist(), *rest),
+        'python': random.getstate(),
     }
-    if uses_gpu:
-        states['cuda'] = of_torch[1]
-    return states
 
 
 def set_random_states(states: dict[str, Any]) -> None:
     """Sets :func:`random_states`."""
-    name, key, *rest = states['numpy']
-    np.random.set_state((name, key.numpy().astype(np.uint32), *rest))  # noqa: NPY002
-    version, internal, gauss = states['python']
-    random.setstate((version, tuple(internal.tolist()), gauss))
-    has_gpu = 'cuda' in states and torch.cuda.is_available()
-    of_torch = [states['torch'], states['cuda']] if has_gpu else [states['torch']]
-    set_states_of_torch(of_torch, torch.device('cuda' if has_gpu else 'cpu'))
+    has_gpu = len(states['torch']) > 1 and torch.cuda.is_available()
+    set_states_of_torch(states['torch'], torch.device('cuda' if has_gpu else 'cpu'))
+    np.random.set_state(states['numpy'])  # noqa: NPY002
+    random.setstate(states['python'])

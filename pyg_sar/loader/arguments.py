@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 from torch_geometric.sampler.base import NumNeighbors, SubgraphType
 
@@ -14,20 +14,38 @@ from pyg_sar.utils.log import say
 
 _logger = logging.getLogger(__name__)
 
-_IGNORED = {
-    'num_workers',
-    'persistent_workers',
-    'prefetch_factor',
-    'worker_init_fn',
-    'multiprocessing_context',
-    'timeout',
-    'in_order',
-    'pin_memory',
-    'pin_memory_device',
-    'filter_per_worker',
-    'is_sorted',
-}
-"""Arguments of PyG and torch that change no batch."""
+
+class IgnoredOptions(TypedDict, total=False):
+    """Arguments of PyG and torch that change no batch."""
+
+    num_workers: int
+    persistent_workers: bool
+    prefetch_factor: int | None
+    worker_init_fn: Callable[[int], None] | None
+    multiprocessing_context: Any
+    timeout: float
+    in_order: bool
+    pin_memory: bool
+    pin_memory_device: str
+    filter_per_worker: bool | None
+    is_sorted: bool
+
+
+class LoaderOptions(IgnoredOptions, total=False):
+    """The names of :class:`Options`, for type checkers and editors."""
+
+    replace: bool
+    subgraph_type: SubgraphType | Literal['directional', 'bidirectional', 'induced']
+    disjoint: bool
+    temporal_strategy: Literal['uniform', 'last']
+    time_attr: str | None
+    weight_attr: str | None
+    transform: Callable[[Any], Any] | None
+    batch_size: int
+    shuffle: bool
+    drop_last: bool
+    seed: int | None
+
 
 _ORDER = "batches are of the seeds in their order, or in one drawn by 'seed'"
 _REFUSED = {
@@ -112,7 +130,8 @@ def read_options(loader: str, given: Mapping[str, Any]) -> Options:
 
     Raises a TypeError for one that would change batches, and for unknown names.
     """
-    own, names = {}, [field.name for field in fields(Options)]
+    own: dict[str, Any] = {}
+    names, ignored = [field.name for field in fields(Options)], [*IgnoredOptions.__annotations__]
     for name, value in given.items():
         if name in names:
             own[name] = value.value if isinstance(value, SubgraphType) else value
@@ -120,9 +139,9 @@ def read_options(loader: str, given: Mapping[str, Any]) -> Options:
             own |= {} if value else {'subgraph_type': 'induced'}
         elif name in _REFUSED and value is not None:
             raise TypeError(f"'{name}' has no meaning here: {_REFUSED[name]}")
-        elif name not in _IGNORED and name not in _REFUSED:
+        elif name not in ignored and name not in _REFUSED:
             raise TypeError(f"{loader} has no argument '{name}'")
-    ignored = [name for name, value in given.items() if name in _IGNORED and value]
+    ignored = [name for name in ignored if given.get(name)]
     if ignored:
         words = ', '.join(ignored)
         say(_logger, logging.INFO, f'{loader} makes batches in the loop: {words} change nothing')

@@ -7,7 +7,9 @@ from typing import Any, Literal
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import NegativeSampling
+from typing_extensions import Unpack
 
+from pyg_sar.loader.arguments import LoaderOptions
 from pyg_sar.loader.loader import Loader
 from pyg_sar.loader.seeds.links import read_links
 
@@ -56,11 +58,11 @@ class LinkNeighborLoader(Loader):
     making a loader. Sampling takes ``4 * (hops + 1)`` collectives for 12 batches, and mostly 4 more
     with negatives.
 
-    Arguments from `neg_sampling` on, and those not listed here, are given by name.
+    Arguments from `neg_sampling` on are given by name.
 
     Args:
         data: That of :func:`pyg_sar.load_shard`.
-        num_neighbors: See :class:`pyg_sar.NeighborLoader`, also for arguments not listed here.
+        num_neighbors: See :class:`pyg_sar.NeighborLoader`.
         edge_label_index: The links: None for all edges, edges selected from ``data.edge_index``, or
             pairs of ids of the whole graph, equal on all ranks, int64 ``[2, num_links]``. Of a
             HeteroData a relation, or ``(relation, links)``.
@@ -69,13 +71,16 @@ class LinkNeighborLoader(Loader):
         edge_label_time: Times of the links, ``[num_links]``, together with `time_attr`: edges of a
             batch are not younger.
         neg_sampling: ``'binary'``, ``'triplet'``, or a ``torch_geometric.sampler.NegativeSampling``
-            or dict, whose weights are rows of the nodes, or plain tensors of all, ``[N]``.
-            `neg_sampling_ratio` is read as PyG reads it.
+            or dict, whose weights are rows of the nodes, or plain tensors of all, ``[N]``. None,
+            the default: no negatives. `neg_sampling_ratio` is read as PyG reads it.
         exclude_edges: True leaves the links of a batch, of all ranks, out of its edges, so that no
             model sees its answer; a node may have fewer neighbours than were drawn. ``'reverse'``
             also leaves out the edges back; between nodes of two types name the relation of these.
-        disjoint: Whether both ends of every link have trees of their own. Always so with times.
-        batch_size: Links of all ranks in a batch.
+        disjoint: Whether both ends of every link have trees of their own (default: False). Always
+            so with times.
+        batch_size: Links of all ranks in a batch (default: 1).
+        replace, subgraph_type, temporal_strategy, time_attr, weight_attr, transform, shuffle,
+            drop_last, seed: See :class:`pyg_sar.NeighborLoader`.
 
     Raises:
         TypeError: For an argument of PyG's or torch's that would change batches and cannot, such as
@@ -95,7 +100,7 @@ class LinkNeighborLoader(Loader):
         neg_sampling: NegativeSampling | dict[str, Any] | str | None = None,
         neg_sampling_ratio: float | None = None,
         exclude_edges: bool | Literal['reverse'] | tuple[str, str, str] = False,
-        **options: Any,
+        **options: Unpack[LoaderOptions],
     ) -> None:
         of_seeds = {
             'edge_label_index': edge_label_index,

@@ -16,7 +16,7 @@ from torch_geometric.data import Data, HeteroData
 from pyg_sar.comm.errors import in_call
 from pyg_sar.comm.ranks import left_by, world_size
 from pyg_sar.comm.vote import agree, check_equal, raise_on_all
-from pyg_sar.loader.arguments import Options, fans_of, read_options
+from pyg_sar.loader.arguments import LoaderOptions, Options, fans_of, read_options
 from pyg_sar.loader.attributes import check_data, edge_stores, find
 from pyg_sar.loader.batch import Epoch, Sampler
 from pyg_sar.loader.graph import build
@@ -42,7 +42,7 @@ class Loader:
         num_neighbors: Any,
         of_seeds: dict[str, Any],
         read_seeds: Callable[..., Asked],
-        given: dict[str, Any],
+        given: LoaderOptions,
     ) -> None:
         """Reads the arguments (collective); `read_seeds` those of seeds."""
         self._name = type(self).__name__

@@ -6,7 +6,9 @@ from typing import Any
 
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
+from typing_extensions import Unpack
 
+from pyg_sar.loader.arguments import LoaderOptions
 from pyg_sar.loader.loader import Loader
 from pyg_sar.loader.seeds.nodes import read_nodes
 
@@ -60,21 +62,22 @@ class NeighborLoader(Loader):
             ids of the whole graph, equal on all ranks; None for all. A rank takes its own nodes of
             them. Of a HeteroData ``'paper'`` or ``('paper', mask)``.
         input_time: Times of the seeds, in the order of `input_nodes`; None for those of the nodes.
-        replace: Whether an edge may be drawn again.
-        subgraph_type: ``'directional'``: the edges that were drawn. ``'bidirectional'``: with their
-            reverse. ``'induced'``: all edges between the nodes of a batch.
-        disjoint: Whether every seed has a tree of its own. Always so with times.
-        temporal_strategy: ``'uniform'`` draws among the edges that are there by the time of the
-            seed, ``'last'`` takes the latest of them.
-        time_attr: The attribute of nodes or edges that holds their times.
-        weight_attr: The attribute of edges by which they are drawn, finite and at least 0. An edge
-            of weight 0 is drawn only where `num_neighbors` is -1.
-        transform: Applied to every batch.
-        batch_size: Seeds of all ranks in a batch.
-        shuffle: Whether every epoch takes the seeds in another random order.
-        drop_last: Whether a last batch with fewer seeds is left out.
-        seed: Of all random numbers; an epoch then depends on nothing else. None: every epoch takes
-            numbers from torch's generator on rank 0, and has the order of PyG's loader.
+        replace: Whether an edge may be drawn again (default: False).
+        subgraph_type: ``'directional'``, the default: the edges that were drawn.
+            ``'bidirectional'``: with their reverse. ``'induced'``: all edges between the nodes of a
+            batch.
+        disjoint: Whether every seed has a tree of its own (default: False). Always so with times.
+        temporal_strategy: ``'uniform'``, the default, draws among the edges that are there by the
+            time of the seed, ``'last'`` takes the latest of them.
+        time_attr: The attribute of nodes or edges that holds their times (default: None).
+        weight_attr: The attribute of edges by which they are drawn, finite and at least 0 (default:
+            None, all alike). An edge of weight 0 is drawn only where `num_neighbors` is -1.
+        transform: A function applied to every batch (default: None).
+        batch_size: Seeds of all ranks in a batch (default: 1).
+        shuffle: Whether every epoch takes the seeds in another random order (default: False).
+        drop_last: Whether a last batch with fewer seeds is left out (default: False).
+        seed: Of all random numbers; an epoch then depends on nothing else. None, the default: every
+            epoch takes numbers from torch's generator on rank 0, and has the order of PyG's loader.
 
     Raises:
         TypeError: For an argument of PyG's or torch's that would change batches and cannot, such as
@@ -88,7 +91,7 @@ class NeighborLoader(Loader):
         num_neighbors: Any,
         input_nodes: Any = None,
         input_time: Tensor | None = None,
-        **options: Any,
+        **options: Unpack[LoaderOptions],
     ) -> None:
         of_seeds = {'input_nodes': input_nodes, 'input_time': input_time}
         super().__init__(data, num_neighbors, of_seeds, read_nodes, options)

@@ -102,6 +102,24 @@ def test_nothing_in_a_folder_is_run(tmp_path, name, dump):
     assert trap.exists()
 
 
+class _Allowed:
+    def __init__(self) -> None:
+        self.best = torch.ones(2)
+
+
+def test_a_class_that_the_user_allows_is_saved_and_loaded(tmp_path):
+    extra = {'record': _Allowed()}
+    with pytest.raises(ValueError, match="'extra' cannot be saved"):
+        save_checkpoint(tmp_path, *_net(), epoch=1, extra=extra)
+    with torch.serialization.safe_globals([_Allowed]):
+        save_checkpoint(tmp_path, *_net(), epoch=1, extra=extra)
+        found = load_checkpoint(tmp_path, *_net()).extra['record']
+    assert isinstance(found, _Allowed)
+    assert torch.equal(found.best, extra['record'].best)
+    with pytest.raises(ValueError, match=r'extra\.pt cannot be read'):
+        load_checkpoint(tmp_path, *_net())
+
+
 @pytest.mark.parametrize('name', ['model.pt', 'checkpoint.json'])
 def test_a_damaged_folder_is_refused(tmp_path, name):
     model, optimizer = _net()

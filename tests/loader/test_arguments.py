@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from torch_geometric.sampler.base import NumNeighbors, SubgraphType
 
 import pyg_sar
 from pyg_sar.comm.ranks import rank
+from pyg_sar.loader.arguments import LoaderOptions, Options
 
 Wrong = list[tuple[dict[str, Any], list[str]]]
 LOADERS = {'nodes': pyg_sar.NeighborLoader, 'links': pyg_sar.LinkNeighborLoader}
@@ -63,7 +66,7 @@ OF_WORKERS: dict[str, Any] = {
     'worker_init_fn': print,
     'multiprocessing_context': 'spawn',
     'timeout': 60,
-    'in_order': False,
+    'in_order': True,
     'pin_memory': True,
     'pin_memory_device': 'cuda',
     'filter_per_worker': True,
@@ -384,3 +387,11 @@ def test_the_state_of_other_batches_is_refused(folder: str, name: str) -> None:
     for state in (made.state_dict(), links.state_dict(), {}):
         assert_all_raise([attempt(other.load_state_dict, state)], 'ValueError', 'of this one')
     pyg_sar.NeighborLoader(data, **given).load_state_dict(made.state_dict())
+
+
+def test_type_checkers_know_all_options() -> None:
+    names = [field.name for field in fields(Options)]
+    assert [*LoaderOptions.__annotations__] == [*OF_WORKERS, *names]
+    for loader in LOADERS.values():
+        given = inspect.signature(loader).parameters['options']
+        assert (given.kind, given.annotation) == (given.VAR_KEYWORD, 'Unpack[LoaderOptions]')
