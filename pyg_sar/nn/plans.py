@@ -27,11 +27,11 @@ from pyg_sar.nn.options import Path
 from pyg_sar.nn.raw_feature_sums import raw_sum
 from pyg_sar.nn.reductions import BlockMessages, finish
 from pyg_sar.nn.trace import Trace, set_attributes, trace
+from pyg_sar.ops.chunks import Run
 from pyg_sar.ops.online_softmax import online
 from pyg_sar.ops.program import Program
 from pyg_sar.ops.reductions import State
 from pyg_sar.ops.replay import replay
-from pyg_sar.ops.run import Run
 from pyg_sar.ops.weighted_sum import weighted_sum
 from pyg_sar.rows.align import own_rows
 from pyg_sar.rows.rows import Rows, plain, tag

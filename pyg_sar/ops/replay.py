@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.comm.functions import communicates, once_differentiable, torch_apply
-from pyg_sar.ops.chunks import Chunk
+from pyg_sar.ops.chunks import Chunk, Run
 from pyg_sar.ops.program import (
     Arguments,
     MessageReduction,
@@ -31,7 +31,6 @@ from pyg_sar.ops.program import (
     no_autocast_cache,
 )
 from pyg_sar.ops.reductions import SoftmaxStats, State
-from pyg_sar.ops.run import Run
 from pyg_sar.shard.index_rows import add_rows_at, add_runs_at, rows_at
 
 
