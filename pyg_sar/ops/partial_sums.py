@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pyg_sar.comm.collectives import all_reduce_sum, all_to_all, all_to_all_counts
 from pyg_sar.comm.exchange import lent_to_another
-from pyg_sar.ops.bag_sums import add_bag_sums
+from pyg_sar.ops.spmm import add_bag_sums
 from pyg_sar.shard.blocks import Plan
 from pyg_sar.shard.csr import Bags, compacted, make_bags
 from pyg_sar.shard.shard import Step

@@ -21,9 +21,8 @@ from torch import Tensor
 from pyg_sar.comm.buffers import Rows
 from pyg_sar.comm.exchange import Exchange
 from pyg_sar.comm.functions import communicates, once_differentiable
-from pyg_sar.ops.bag_sums import add_bag_sums, bag_sums
 from pyg_sar.ops.block_loop import AllAtOnce, BlockByBlock, BlockLoop, Later
-from pyg_sar.ops.weighted_sums import edge_dots, weighted_sums_and_dots
+from pyg_sar.ops.spmm import add_bag_sums, bag_sums, edge_dots, weighted_sums_and_dots
 from pyg_sar.shard.blocks import Block, Plan
 from pyg_sar.utils.offload import is_read_by_rows, selected_rows
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from small_graphs import assert_close
 from torch import Tensor
 
-from pyg_sar.ops import bag_sums
-from pyg_sar.ops.bag_sums import add_bag_sums
+from pyg_sar.ops import spmm
+from pyg_sar.ops.spmm import add_bag_sums
 from pyg_sar.shard.csr import make_bags
 
 TOLERANCE = {torch.float64: 1e-14, torch.float32: 1e-5}
@@ -89,12 +89,12 @@ def test_chunks(monkeypatch, chunk_bytes, num_rows, has_weight, replace):
     weight = torch.randn(90, dtype=torch.float64) if has_weight else None
     bags = make_bags(rows, cols, num_rows)
     assert (bags.keys is None) == (num_rows < 300)
-    monkeypatch.setattr(bag_sums, '_CHUNK_BYTES', chunk_bytes)
+    monkeypatch.setattr(spmm, '_BAG_BYTES', chunk_bytes)
     before = torch.randn(num_rows, 5, dtype=torch.float64)
     out = add_bag_sums(before.clone(), values, bags, weight, replace=replace)
     sums = _dense_sum(rows, cols, num_rows, values, weight)
     assert_close(out, sums if replace else before + sums)
-    assert_close(bag_sums.bag_sums(values, bags, weight), sums)
+    assert_close(spmm.bag_sums(values, bags, weight), sums)
 
 
 @given(st.data())
