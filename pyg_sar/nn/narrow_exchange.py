@@ -18,7 +18,7 @@ from torch import Tensor
 from torch_geometric.nn import ClusterGCNConv, GraphConv, MessagePassing, SAGEConv, aggr
 
 from pyg_sar.comm.collectives import all_ranks
-from pyg_sar.nn.copies import kept_copy
+from pyg_sar.nn.reuse import kept_copy
 from pyg_sar.ops.linear import is_plain_layer, linear
 from pyg_sar.rows.replicated import with_mean_gradient
 from pyg_sar.rows.rows import tag

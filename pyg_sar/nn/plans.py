@@ -24,8 +24,8 @@ from pyg_sar.nn.narrow_exchange import (
 )
 from pyg_sar.nn.one_call import Call
 from pyg_sar.nn.options import Path
-from pyg_sar.nn.raw_feature_sums import raw_sum
 from pyg_sar.nn.reductions import BlockMessages, finish
+from pyg_sar.nn.reuse import raw_sum
 from pyg_sar.nn.trace import Trace, set_attributes, trace
 from pyg_sar.ops.chunks import Run
 from pyg_sar.ops.online_softmax import online
