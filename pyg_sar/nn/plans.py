@@ -12,7 +12,6 @@ from torch import Tensor
 
 from pyg_sar.comm.row_map import with_halo
 from pyg_sar.nn.by_destination import run_gather
-from pyg_sar.nn.covers import with_partial_sums
 from pyg_sar.nn.forward_state import state_of
 from pyg_sar.nn.narrow_exchange import (
     NarrowSum,
@@ -21,6 +20,7 @@ from pyg_sar.nn.narrow_exchange import (
     layer_after,
     only_reads,
     rows_through,
+    with_partial_sums,
 )
 from pyg_sar.nn.one_call import Call
 from pyg_sar.nn.options import Path
