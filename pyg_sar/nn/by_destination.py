@@ -10,6 +10,7 @@ from torch import Tensor
 from pyg_sar.comm.agreed import Agreed
 from pyg_sar.comm.collectives import agree
 from pyg_sar.nn.forward_state import state_of
+from pyg_sar.nn.intercept import WholeGraphSizes
 from pyg_sar.nn.one_call import Call
 from pyg_sar.nn.sample_edges import (
     NUM_MADE_UP,
@@ -22,7 +23,6 @@ from pyg_sar.nn.sample_edges import (
     with_made_up_edges,
 )
 from pyg_sar.nn.trace import Seen, left_behind, node_of_now
-from pyg_sar.nn.whole_graph_sizes import WholeGraphSizes
 from pyg_sar.nn.whole_reads import run_aggregation, run_message
 from pyg_sar.ops.by_destination import ChunkProgram, chunks_of, gather
 from pyg_sar.ops.chunks import edges_within

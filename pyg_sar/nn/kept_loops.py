@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch_geometric.utils import add_remaining_self_loops, add_self_loops, remove_self_loops
 
-from pyg_sar.nn.patching import AnyFn, Forms
+from pyg_sar.nn.intercept import AnyFn, Forms
 from pyg_sar.rows.adjacency import Adjacency, by_whole
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.edges import edge_index as make_edge_index

@@ -18,8 +18,8 @@ from torch_geometric.utils import get_laplacian, to_edge_index
 
 from pyg_sar.comm.agreed import Agreed
 from pyg_sar.nn.exchanges import into_own
+from pyg_sar.nn.intercept import AnyFn, Forms
 from pyg_sar.nn.kept_loops import LOOPS, all_added, removed
-from pyg_sar.nn.patching import AnyFn, Forms
 from pyg_sar.rows.adjacency import Adjacency, by_whole
 from pyg_sar.rows.edges import EdgeIndex, edge_index
 from pyg_sar.rows.from_data import conv_arguments, derived

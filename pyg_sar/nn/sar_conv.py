@@ -18,10 +18,10 @@ from pyg_sar.comm.ranks import left_by, world_size
 from pyg_sar.nn.ddp.averager import average_gradients
 from pyg_sar.nn.exchanges import edges_in
 from pyg_sar.nn.forward import is_running
+from pyg_sar.nn.intercept import bind_functions, forms
 from pyg_sar.nn.kept_norms import FORMS
 from pyg_sar.nn.layer_plan import Forward, Layer, LayerPlan, plan_for, running
 from pyg_sar.nn.options import Options, Path, options_of
-from pyg_sar.nn.patching import bind_functions, forms
 from pyg_sar.nn.propagation import edge_updater, propagate
 from pyg_sar.nn.row_by_row import ROW_BY_ROW, relations_joined
 from pyg_sar.nn.state import state_of_modules

@@ -31,7 +31,7 @@ from torch_geometric.nn import (
 import pyg_sar
 from pyg_sar import SARConv
 from pyg_sar.comm.collectives import agree
-from pyg_sar.nn import patching
+from pyg_sar.nn import intercept
 
 CONVS: dict[str, Callable[[], MessagePassing]] = {
     'SAGE': lambda: SAGEConv(6, 4),
@@ -246,7 +246,7 @@ def test_ranks_go_on_after_a_refusal(data, name):
     with pytest.raises(ValueError, match='one row per node'):
         conv(whole[1:] if dist.get_rank() == 1 else data.x, data.edge_index)
     conv(data.x, data.edge_index)
-    assert patching.forms.value == {}
+    assert intercept.forms.value == {}
 
 
 @on_ranks()
