@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pyg_sar.comm.collectives import agree, check_equal, differ
 from pyg_sar.nn.by_destination import observe
-from pyg_sar.nn.draw import EdgeDraws
+from pyg_sar.nn.dropout import EdgeDraws
 from pyg_sar.nn.factor import with_factor
 from pyg_sar.nn.independence import check_destinations_are_independent, check_edges_are_independent
 from pyg_sar.nn.intercept import MessageError, UnsupportedMessageError

@@ -25,14 +25,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
 from pyg_sar.comm.collectives import agree, check_equal
-from pyg_sar.nn.draw import (
-    DROPOUTS,
-    Dropout,
-    EdgeDraws,
-    KeyedDraw,
-    dropout_arguments,
-    is_drawn,
-)
+from pyg_sar.nn.dropout import DROPOUTS, Dropout, EdgeDraws, KeyedDraw, dropout_arguments, is_drawn
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.rows import Rows, plain, tag
 from pyg_sar.utils.draws import hashed, hashed_on

@@ -13,7 +13,7 @@ from torch_geometric.nn import MessagePassing
 from pyg_sar.comm.errors import location
 from pyg_sar.comm.exchange import exchange_of
 from pyg_sar.nn.agreement import agree_on_plan
-from pyg_sar.nn.draw import EdgeDraws
+from pyg_sar.nn.dropout import EdgeDraws
 from pyg_sar.nn.exchanges import edges_in, ids_of_edges, into_own
 from pyg_sar.nn.forward import edge_draws
 from pyg_sar.nn.layer_plan import Forward, running
