@@ -21,7 +21,7 @@ from pyg_sar.checkpoint.folders import complete
 from pyg_sar.comm.collectives import on_rank_0, together
 from pyg_sar.comm.errors import collective
 from pyg_sar.comm.ranks import rank, world_size
-from pyg_sar.nn.forward import of_model
+from pyg_sar.nn.dropout_forward import of_model
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from pyg_sar.comm.errors import collective
 from pyg_sar.comm.ranks import world_size
 from pyg_sar.nn.ddp.averager import PARTED
 from pyg_sar.nn.ddp.buckets import common
-from pyg_sar.nn.forward import of_model
+from pyg_sar.nn.dropout_forward import of_model
 from pyg_sar.nn.same_model import check_values, sums_of
 
 
