@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pyg_sar.comm.agreed import Agreed
 from pyg_sar.comm.collectives import agree
-from pyg_sar.nn.forward_state import state_of
+from pyg_sar.nn.conv_state import state_of
 from pyg_sar.nn.intercept import WholeGraphSizes
 from pyg_sar.nn.one_call import Call
 from pyg_sar.nn.sample_edges import (

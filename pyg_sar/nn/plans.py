@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pyg_sar.comm.row_map import with_halo
 from pyg_sar.nn.by_destination import run_gather
-from pyg_sar.nn.forward_state import state_of
+from pyg_sar.nn.conv_state import state_of
 from pyg_sar.nn.narrow_exchange import (
     NarrowSum,
     is_hooked,

@@ -15,6 +15,7 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_sar.comm.errors import in_layer
 from pyg_sar.comm.ranks import left_by, world_size
+from pyg_sar.nn.conv_state import state_of_modules
 from pyg_sar.nn.ddp.averager import average_gradients
 from pyg_sar.nn.dropout_forward import is_running
 from pyg_sar.nn.exchanges import edges_in
@@ -24,7 +25,6 @@ from pyg_sar.nn.layer_plan import Forward, Layer, LayerPlan, plan_for, running
 from pyg_sar.nn.options import Options, Path, options_of
 from pyg_sar.nn.propagation import edge_updater, propagate
 from pyg_sar.nn.row_by_row import ROW_BY_ROW, relations_joined
-from pyg_sar.nn.state import state_of_modules
 from pyg_sar.nn.support import refuse_tracing, why_refused
 from pyg_sar.rows.adjacency import NO_MATRICES, adjacencies
 from pyg_sar.rows.edges import EdgeIndex
