@@ -7,7 +7,6 @@ that happens.
 
 from __future__ import annotations
 
-import weakref
 from dataclasses import dataclass
 from typing import Any
 from weakref import ref
@@ -103,7 +102,7 @@ class RawSum:
 
     def keep(self, out: Tensor) -> None:
         """Keeps the result."""
-        weight = None if self.weight is None else weakref.ref(self.weight)
+        weight = None if self.weight is None else ref(self.weight)
         self.results[self.kind] = weight, self.states(), out.detach(), out._version
 
 
