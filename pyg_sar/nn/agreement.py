@@ -13,6 +13,7 @@ from weakref import ref
 
 import torch
 from torch import Tensor
+from torch_geometric.nn import MessagePassing
 
 from pyg_sar.comm.collectives import agree, check_equal, differ
 from pyg_sar.nn.by_destination import observe
@@ -24,10 +25,10 @@ from pyg_sar.nn.linear_in_softmax import has_gradient_of_use
 from pyg_sar.nn.one_call import Call
 from pyg_sar.nn.options import Path
 from pyg_sar.nn.plans import PLANS, CallPlan, Gather, OneShot, program_of
-from pyg_sar.nn.support import has_hooks_inside, reads_edges
 from pyg_sar.nn.trace import Trace, trace
 from pyg_sar.ops.program import Arguments
 from pyg_sar.utils.class_swap import name_of
+from pyg_sar.utils.dry_run import is_of_user
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def _decision(call: Call) -> tuple[Decision, Trace | None]:
     """The cheapest path that is exact for a function, and its trace, if it has one."""
     conv = call.conv
     own = Decision(_kinds_of(call.arguments), across_edges=True)
-    if call.as_they_are or reads_edges(conv, call.function) or has_hooks_inside(conv):
+    if call.as_they_are or _reads_edges(conv, call.function) or _has_hooks_inside(conv):
         return own, None
     traced: Trace | None = None
     with redirect_stdout(io.StringIO()) as printed:
@@ -126,6 +127,28 @@ def _decision(call: Call) -> tuple[Decision, Trace | None]:
         path: Path = 'replay' if traced.factor is None else 'factored'
         own = replace(own, path=path, one_pass=one_pass)
     return own, traced
+
+
+def _reads_edges(conv: MessagePassing, function: str) -> bool:
+    """Whether ``message`` with its aggregation, or ``edge_update``, reads the edge_index itself."""
+    functions = ('message', 'aggregate') if function == 'message' else (function,)
+    names = {name for f in functions for name in conv.inspector.get_param_names(f)}
+    return not names.isdisjoint(('edge_index', 'size'))
+
+
+def _has_hooks_inside(conv: MessagePassing) -> bool:
+    """Whether a program has put forward hooks on modules of a conv, or on its message."""
+    tables = [
+        table
+        for module in {*conv.modules()} - {conv}
+        for table in (module._forward_pre_hooks, module._forward_hooks)
+    ]
+    tables += [
+        getattr(conv, f'_{step}_forward_{kind}')
+        for step in ('message', 'aggregate')
+        for kind in ('hooks', 'pre_hooks')
+    ]
+    return any(is_of_user(hook) for table in tables for hook in table.values())
 
 
 def _homes(

@@ -29,7 +29,7 @@ from pyg_sar.nn.sample_edges import (
     with_made_up_edges,
     with_other_values,
 )
-from pyg_sar.nn.support import takes_statistics
+from pyg_sar.nn.whole_reads import takes_statistics
 from pyg_sar.ops.program import Arguments, no_autocast_cache
 from pyg_sar.utils.nested import leaves
 from pyg_sar.utils.random_states import random_states, seed_random_states

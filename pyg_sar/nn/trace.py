@@ -36,8 +36,7 @@ from pyg_sar.nn.sample_edges import (
     written_among,
 )
 from pyg_sar.nn.source_rows import RowSum
-from pyg_sar.nn.support import takes_statistics
-from pyg_sar.nn.whole_reads import run_aggregation, run_message
+from pyg_sar.nn.whole_reads import run_aggregation, run_message, takes_statistics
 from pyg_sar.ops.program import Arguments, no_autocast_cache
 from pyg_sar.ops.reductions import Sum
 from pyg_sar.rows.registry import name_of

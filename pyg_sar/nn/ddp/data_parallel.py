@@ -29,7 +29,7 @@ from pyg_sar.nn.ddp.torchs_wrapper import OfTorchs, drop_harmless
 from pyg_sar.nn.ddp.wrap import wrap
 from pyg_sar.nn.lazy import LazyLayers
 from pyg_sar.nn.same_model import check_same_model, check_same_values
-from pyg_sar.nn.support import refuse_tracing
+from pyg_sar.nn.sar_conv import refuse_tracing
 from pyg_sar.ops.linear import compute_by_onednn
 from pyg_sar.rows.rows import Rows
 from pyg_sar.utils.class_swap import ClassSwap, become
