@@ -25,7 +25,7 @@ from pyg_sar.nn.intercept import MessageError, UnsupportedMessageError
 from pyg_sar.nn.linear_in_softmax import has_gradient_of_use
 from pyg_sar.nn.one_call import Call
 from pyg_sar.nn.options import Path
-from pyg_sar.nn.plans import PLANS, CallPlan, Gather, OneShot, program_of
+from pyg_sar.nn.plan import PLANS, CallPlan, Gather, OneShot, program_of
 from pyg_sar.nn.sample_edges import NUM_SAMPLES, Undone, samples_of
 from pyg_sar.nn.trace import Trace, trace
 from pyg_sar.ops.program import Arguments

@@ -25,7 +25,7 @@ from pyg_sar.nn.ddp.buckets import common
 from pyg_sar.nn.exchanges import shards_of
 from pyg_sar.nn.inputs import check_inputs, check_not_explained
 from pyg_sar.nn.options import Options
-from pyg_sar.nn.plans import CallPlan
+from pyg_sar.nn.plan import CallPlan
 from pyg_sar.rows.adjacency import Adjacency
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.met import note

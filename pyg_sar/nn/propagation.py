@@ -19,7 +19,7 @@ from pyg_sar.nn.exchanges import edges_in, ids_of_edges, into_own
 from pyg_sar.nn.layer_plan import Forward, running
 from pyg_sar.nn.narrow_exchange import NarrowSum
 from pyg_sar.nn.one_call import Call, after_step, arguments_of, before_step
-from pyg_sar.nn.plans import CallPlan, TracedPlan
+from pyg_sar.nn.plan import CallPlan, TracedPlan
 from pyg_sar.nn.sample_edges import not_saved
 from pyg_sar.rows.adjacency import Adjacency
 from pyg_sar.rows.edges import EdgeIndex
