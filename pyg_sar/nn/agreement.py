@@ -19,11 +19,11 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_sar.comm.collectives import agree, check_equal, differ
 from pyg_sar.nn.by_destination import observe
+from pyg_sar.nn.call import Call
 from pyg_sar.nn.dropout import EdgeDraws
 from pyg_sar.nn.independence import check_destinations_are_independent, check_edges_are_independent
 from pyg_sar.nn.intercept import MessageError, UnsupportedMessageError
 from pyg_sar.nn.linear_in_softmax import has_gradient_of_use
-from pyg_sar.nn.one_call import Call
 from pyg_sar.nn.options import Path
 from pyg_sar.nn.plan import PLANS, CallPlan, Gather, OneShot, program_of
 from pyg_sar.nn.sample_edges import NUM_SAMPLES, Undone, samples_of

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from pyg_sar.comm.agreed import Agreed
 from pyg_sar.comm.collectives import agree
+from pyg_sar.nn.call import Call
 from pyg_sar.nn.conv_state import state_of
 from pyg_sar.nn.intercept import WholeGraphSizes
-from pyg_sar.nn.one_call import Call
 from pyg_sar.nn.sample_edges import (
     NUM_MADE_UP,
     NUM_SAMPLES,

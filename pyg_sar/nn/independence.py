@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pyg_sar.nn.call import Call
 from pyg_sar.nn.intercept import MessageError, UnsupportedMessageError, WholeGraphSizes, overridden
-from pyg_sar.nn.one_call import Call
 from pyg_sar.nn.reductions import BlockMessages
 from pyg_sar.nn.sample_edges import (
     NUM_MADE_UP,

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pyg_sar.comm.row_map import with_halo
 from pyg_sar.nn.by_destination import run_gather
+from pyg_sar.nn.call import Call
 from pyg_sar.nn.conv_state import state_of
 from pyg_sar.nn.narrow_exchange import (
     NarrowSum,
@@ -22,7 +23,6 @@ from pyg_sar.nn.narrow_exchange import (
     rows_through,
     with_partial_sums,
 )
-from pyg_sar.nn.one_call import Call
 from pyg_sar.nn.options import Path
 from pyg_sar.nn.reductions import BlockMessages, finish
 from pyg_sar.nn.reuse import raw_sum

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from pyg_sar.nn.call import Call
 from pyg_sar.nn.intercept import Intercept, MessageError, WatchedIndex
 from pyg_sar.nn.linear_in_softmax import SoftmaxUse
-from pyg_sar.nn.one_call import Call
 from pyg_sar.nn.products import ProductRecorder
 from pyg_sar.nn.reductions import Aggregate, ReductionRecorder
 from pyg_sar.nn.sample_edges import (

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch_geometric.nn import norm
 
+from pyg_sar.nn.call import Call
 from pyg_sar.nn.intercept import MessageError
-from pyg_sar.nn.one_call import Call
 from pyg_sar.nn.sample_edges import NUM_SAMPLES
 from pyg_sar.ops.program import Arguments
 from pyg_sar.utils.nested import leaves

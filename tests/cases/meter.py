@@ -14,7 +14,7 @@ from unittest import mock
 from pyg_sar.comm.buffers import Buffers
 from pyg_sar.comm.exchange import Exchange, GradientReturn
 from pyg_sar.comm.swap import ROWS_TAG, Swap
-from pyg_sar.nn.one_call import Call
+from pyg_sar.nn.call import Call
 from pyg_sar.nn.plan import PLANS, CallPlan, Replay
 from pyg_sar.shard.shard import Shard
 
