@@ -21,8 +21,8 @@ from pyg_sar.checkpoint.tables import Table, create_npy, graphs, write_npy
 from pyg_sar.comm.collectives import agree, check_equal, on_rank_0, together
 from pyg_sar.comm.errors import collective
 from pyg_sar.comm.ranks import world_size
-from pyg_sar.nn.ddp.averager import PARTED
-from pyg_sar.nn.ddp.buckets import common
+from pyg_sar.nn.averager import PARTED
+from pyg_sar.nn.buckets import common
 from pyg_sar.nn.dropout_forward import of_model
 from pyg_sar.nn.same_model import check_values, sums_of
 

@@ -19,9 +19,9 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_sar.comm.collectives import agree, are_alike, differ, odd_and_usual, raise_together
 from pyg_sar.comm.exchange import exchange_of
+from pyg_sar.nn.averager import PARTED
+from pyg_sar.nn.buckets import common
 from pyg_sar.nn.conv_state import words_of_modules
-from pyg_sar.nn.ddp.averager import PARTED
-from pyg_sar.nn.ddp.buckets import common
 from pyg_sar.nn.exchanges import shards_of
 from pyg_sar.nn.inputs import check_inputs, check_not_explained
 from pyg_sar.nn.options import Options

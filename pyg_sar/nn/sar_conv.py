@@ -16,8 +16,8 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_sar.comm.errors import in_layer
 from pyg_sar.comm.ranks import left_by, world_size
+from pyg_sar.nn.averager import average_gradients
 from pyg_sar.nn.conv_state import state_of_modules
-from pyg_sar.nn.ddp.averager import average_gradients
 from pyg_sar.nn.dropout_forward import is_running
 from pyg_sar.nn.exchanges import edges_in
 from pyg_sar.nn.intercept import bind_functions, forms

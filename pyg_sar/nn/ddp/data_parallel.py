@@ -27,7 +27,7 @@ from pyg_sar.comm.ranks import (
     takes_turns,
     world_size,
 )
-from pyg_sar.nn.ddp.averager import MIB
+from pyg_sar.nn.averager import MIB
 from pyg_sar.nn.ddp.gradients import Gradients
 from pyg_sar.nn.ddp.wrap import wrap
 from pyg_sar.nn.lazy import LazyLayers

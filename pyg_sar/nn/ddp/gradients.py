@@ -33,9 +33,9 @@ from torch.utils.hooks import RemovableHandle
 from pyg_sar.comm.collectives import all_reduce_sum, await_device
 from pyg_sar.comm.end_of_backward import await_backward, has_come, running
 from pyg_sar.comm.ranks import world_size
+from pyg_sar.nn.averager import MIB, PARTED, Averager
 from pyg_sar.nn.batch_norm import RunningStatistics
-from pyg_sar.nn.ddp.averager import MIB, PARTED, Averager
-from pyg_sar.nn.ddp.buckets import SUM
+from pyg_sar.nn.buckets import SUM
 from pyg_sar.nn.layer_plan import evaluated
 from pyg_sar.nn.same_model import check_same_values
 from pyg_sar.nn.sar_conv import SARConv
