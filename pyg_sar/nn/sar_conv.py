@@ -20,8 +20,8 @@ from pyg_sar.nn.averager import average_gradients
 from pyg_sar.nn.conv_state import state_of_modules
 from pyg_sar.nn.dropout_forward import is_running
 from pyg_sar.nn.exchanges import edges_in
+from pyg_sar.nn.graph_norms import FORMS
 from pyg_sar.nn.intercept import bind_functions, forms
-from pyg_sar.nn.kept_norms import FORMS
 from pyg_sar.nn.layer_plan import Forward, Layer, LayerPlan, plan_for, running
 from pyg_sar.nn.options import Options, Path, options_of
 from pyg_sar.nn.propagation import edge_updater, propagate
