@@ -24,7 +24,7 @@ from pyg_sar.shard.edges import ShardEdges
 from pyg_sar.shard.shard import Shard
 from pyg_sar.utils.draws import LANES, hashed, hashed_on, kept_of
 
-DROPOUTS = {F.dropout, torch.dropout, torch.dropout_}
+_DROPOUTS = {F.dropout, torch.dropout, torch.dropout_}
 """The functions whose masks are drawn by id."""
 
 _HASHES = 2**15
@@ -70,22 +70,31 @@ class Dropout(torch.autograd.Function):
         return grads[0] * ctx.draw.draw(grads[0]), None
 
 
-def dropout_arguments(
+def _arguments(
     input: Tensor,
     p: float = 0.5,
     training: bool = True,
     inplace: bool = False,
     train: bool | None = None,  # torch.dropout's name for it
 ) -> tuple[Tensor, float, bool, bool]:
-    """Input, p, training and inplace of a call of ``F.dropout`` or ``torch.dropout``."""
     return input, p, training if train is None else train, inplace
 
 
-def is_drawn(p: float, training: bool) -> bool:
-    """Whether a dropout drops anything; raises as torch does where `p` is no share."""
-    if not 0 <= p <= 1:
-        raise ValueError(f'dropout probability has to be between 0 and 1, but got {p}')
-    return training and p > 0
+class Drops(TorchFunctionMode):
+    """While it lasts, :meth:`drop` draws the masks of dropouts."""
+
+    def drop(self, x: Tensor, p: float, inplace: bool) -> Any:
+        """The result of a dropout that drops something."""
+        raise NotImplementedError
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func not in _DROPOUTS:
+            return func(*args, **kwargs)
+        x, p, training, inplace = _arguments(*args, **kwargs)
+        if not 0 <= p <= 1:  # as torch says it
+            raise ValueError(f'dropout probability has to be between 0 and 1, but got {p}')
+        return self.drop(x, p, inplace or func is torch.dropout_) if training and p > 0 else x
 
 
 @dataclass(eq=False)
@@ -106,7 +115,7 @@ class EdgeDraws:
         return _OfEdges(self, None, in_aggregation=True)
 
 
-class _OfEdges(TorchFunctionMode):
+class _OfEdges(Drops):
     def __init__(
         self, draws: EdgeDraws, ids: Tensor | None, *, in_aggregation: bool = False
     ) -> None:
@@ -114,13 +123,7 @@ class _OfEdges(TorchFunctionMode):
         self._draws, self._ids, self._in_aggregation = draws, ids, in_aggregation
         self._number = 0
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func not in DROPOUTS:
-            return func(*args, **kwargs)
-        x, p, training, inplace = dropout_arguments(*args, **kwargs)
-        if not is_drawn(p, training):
-            return x
+    def drop(self, x: Tensor, p: float, inplace: bool) -> Any:
         if self._in_aggregation:
             raise ValueError(
                 "'dropout_seed' takes no dropout inside an aggregation (got one of shape "
@@ -143,7 +146,7 @@ class _OfEdges(TorchFunctionMode):
         else:
             factor = KeyedDraw(p, hashed_on(self._draws.state, self._number), self._ids).draw(x)
         self._number += 1
-        return x.mul_(factor) if inplace or func is torch.dropout_ else x * factor
+        return x.mul_(factor) if inplace else x * factor
 
 
 def has_ids(shard: Shard) -> bool:
