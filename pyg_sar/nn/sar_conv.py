@@ -26,6 +26,7 @@ from pyg_sar.nn.layer_plan import Forward, Layer, LayerPlan, plan_for, running
 from pyg_sar.nn.options import Options, Path, options_of
 from pyg_sar.nn.propagation import edge_updater, propagate
 from pyg_sar.nn.row_by_row import ROW_BY_ROW, relations_joined
+from pyg_sar.ops.linear import compute_by_onednn
 from pyg_sar.rows.adjacency import NO_MATRICES, adjacencies
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.from_data import conv_arguments, rows_by_type
@@ -156,6 +157,7 @@ class SARConv(MessagePassing, metaclass=ClassSwap):
                 raise ValueError(f'{name_of(module)} cannot be wrapped: {reason}')
         _become(conv, checked)
         _take_in(conv)
+        compute_by_onednn(conv)
         return conv
 
     # torch.compile leaves message passing on ranks to itself, and breaks its graph here.
