@@ -20,7 +20,7 @@ from pyg_sar.checkpoint.files import About, complete, read_about, read_state, re
 from pyg_sar.comm.errors import collective
 from pyg_sar.comm.ranks import rank, world_size
 from pyg_sar.comm.vote import on_rank_0, raise_on_all
-from pyg_sar.nn.forward import of_model
+from pyg_sar.nn.dropout_forward import of_model
 
 
 @dataclass(frozen=True)

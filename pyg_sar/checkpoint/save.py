@@ -25,9 +25,9 @@ from pyg_sar.checkpoint.states import (
 from pyg_sar.comm.errors import collective
 from pyg_sar.comm.ranks import world_size
 from pyg_sar.comm.vote import agree, check_equal, on_rank_0, raise_on_all
-from pyg_sar.nn.ddp.averager import PARTED
-from pyg_sar.nn.ddp.buckets import common
-from pyg_sar.nn.forward import of_model
+from pyg_sar.nn.averager import PARTED
+from pyg_sar.nn.buckets import common
+from pyg_sar.nn.dropout_forward import of_model
 from pyg_sar.nn.same_model import check_values, sums_of
 from pyg_sar.utils.version import __version__
 

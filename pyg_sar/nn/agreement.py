@@ -1,33 +1,36 @@
 """Ranks agree on the path of a kind of call before the first, so that none waits in vain.
 
-A rank alone cannot choose: its few edges may not show what a function does.
+A rank alone cannot choose: its few edges may not show what a function does. The cheapest path that
+is exact is found on samples. A message may be x_j times a factor that it computes without x_j, and
+summed over heads.
 """
 
 from __future__ import annotations
 
 import io
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import ref
 
 import torch
 from torch import Tensor
+from torch_geometric.nn import MessagePassing
 
 from pyg_sar.comm.vote import agree, check_equal, differ
 from pyg_sar.nn.by_destination import observe
-from pyg_sar.nn.draw import EdgeDraws
-from pyg_sar.nn.factor import with_factor
+from pyg_sar.nn.call import Call
+from pyg_sar.nn.dropout import EdgeDraws
 from pyg_sar.nn.independence import check_destinations_are_independent, check_edges_are_independent
 from pyg_sar.nn.intercept import MessageError, UnsupportedMessageError
 from pyg_sar.nn.linear_in_softmax import has_gradient_of_use
-from pyg_sar.nn.one_call import Call
 from pyg_sar.nn.options import Path
-from pyg_sar.nn.plans import PLANS, CallPlan, Gather, OneShot, program_of
-from pyg_sar.nn.support import has_hooks_inside, reads_edges
+from pyg_sar.nn.plan import PLANS, CallPlan, Gather, OneShot, program_of
+from pyg_sar.nn.sample_edges import NUM_SAMPLES, Undone, samples_of
 from pyg_sar.nn.trace import Trace, trace
 from pyg_sar.ops.program import Arguments
 from pyg_sar.utils.class_swap import name_of
+from pyg_sar.utils.dry_run import is_of_user
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,7 @@ def _decision(call: Call) -> tuple[Decision, Trace | None]:
     """The cheapest path that is exact for a function, and its trace, if it has one."""
     conv = call.conv
     own = Decision(_kinds_of(call.arguments), across_edges=True)
-    if call.as_they_are or reads_edges(conv, call.function) or has_hooks_inside(conv):
+    if call.as_they_are or _reads_edges(conv, call.function) or _has_hooks_inside(conv):
         return own, None
     traced: Trace | None = None
     with redirect_stdout(io.StringIO()) as printed:
@@ -126,6 +129,28 @@ def _decision(call: Call) -> tuple[Decision, Trace | None]:
         path: Path = 'replay' if traced.factor is None else 'factored'
         own = replace(own, path=path, one_pass=one_pass)
     return own, traced
+
+
+def _reads_edges(conv: MessagePassing, function: str) -> bool:
+    """Whether ``message`` with its aggregation, or ``edge_update``, reads the edge_index itself."""
+    functions = ('message', 'aggregate') if function == 'message' else (function,)
+    names = {name for f in functions for name in conv.inspector.get_param_names(f)}
+    return not names.isdisjoint(('edge_index', 'size'))
+
+
+def _has_hooks_inside(conv: MessagePassing) -> bool:
+    """Whether a program has put forward hooks on modules of a conv, or on its message."""
+    tables = [
+        table
+        for module in {*conv.modules()} - {conv}
+        for table in (module._forward_pre_hooks, module._forward_hooks)
+    ]
+    tables += [
+        getattr(conv, f'_{step}_forward_{kind}')
+        for step in ('message', 'aggregate')
+        for kind in ('hooks', 'pre_hooks')
+    ]
+    return any(is_of_user(hook) for table in tables for hook in table.values())
 
 
 def _homes(
@@ -180,3 +205,51 @@ def _kinds_of(arguments: Arguments) -> tuple[Any, ...]:
 
 def _needs_grad(tensor: Tensor) -> bool:
     return tensor.requires_grad and torch.is_grad_enabled()
+
+
+def with_factor(call: Call, traced: Trace) -> Trace:
+    """The trace of a message that is summed, with its factor and the name of x_j, if it has one."""
+    conv, node_dim = call.conv, call.conv.node_dim
+    is_watched = conv._message_forward_pre_hooks or conv._message_forward_hooks
+    if is_watched or not traced.may_have_factor:
+        return traced
+    for slot in call.slots:
+        x = call.arguments.src[slot.index] if slot.role == 'src' else None
+        if x is None or x.dtype != traced.out.dtype or node_dim not in (0, -x.dim()):
+            continue
+        with suppress(MessageError, RuntimeError):  # it uses x_j otherwise, or in another shape
+            of_factor = call.of_factor(slot.name)
+            factor = trace(of_factor)
+            found = replace(traced, source=slot.name, factor=factor, summed=of_factor.summed)
+            has_row_per_edge = factor.out.shape[:1] == (NUM_SAMPLES,)
+            if has_row_per_edge and _is_product(call, of_factor, found, slot.index):
+                return found
+    return traced
+
+
+def _is_product(call: Call, of_factor: Call, traced: Trace, source: int) -> bool:
+    """Whether factor times x_j is the message on samples, also in what takes a gradient."""
+    assert traced.factor is not None
+    samples, edge_index = samples_of(call)
+    edge_index[1] = 0
+    rows = samples.src[source]
+    with Undone(call.conv, call.arguments):
+        (message,), _ = program_of(call, traced, 1).run(samples, edge_index, _softmax)
+    with Undone(call.conv, call.arguments):  # with the same draws
+        _, (factor, *_) = program_of(of_factor, traced.factor, 1).run(
+            samples_of(of_factor)[0], edge_index, _softmax
+        )
+    takes_gradient = torch.is_grad_enabled() and (factor.requires_grad or rows.requires_grad)
+    if message.requires_grad != takes_gradient:
+        return False
+    factor, flat = (t.detach().reshape(NUM_SAMPLES, -1) for t in (factor, rows))
+    product = flat.view(*factor.shape, -1) * factor.unsqueeze(-1)
+    if traced.summed is not None:
+        shape, dim = traced.summed
+        product = product.view(NUM_SAMPLES, *shape).sum(dim + 1)
+    pair = product.flatten(), message.detach().flatten()
+    return torch.allclose(*pair, rtol=0, atol=0, equal_nan=True)
+
+
+def _softmax(logits: Tensor, dst: Tensor) -> Tensor:
+    return torch.softmax(logits, 0)

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from pyg_sar.comm.vote import Agreed, agree
-from pyg_sar.nn.forward_state import state_of
-from pyg_sar.nn.one_call import Call
+from pyg_sar.nn.call import Call
+from pyg_sar.nn.conv_state import state_of
+from pyg_sar.nn.intercept import WholeGraphSizes
 from pyg_sar.nn.sample_edges import (
     NUM_MADE_UP,
     NUM_SAMPLES,
@@ -21,7 +22,6 @@ from pyg_sar.nn.sample_edges import (
     with_made_up_edges,
 )
 from pyg_sar.nn.trace import Seen, left_behind, node_of_now
-from pyg_sar.nn.whole_graph_sizes import WholeGraphSizes
 from pyg_sar.nn.whole_reads import run_aggregation, run_message
 from pyg_sar.ops.by_destination import ChunkProgram, chunks_of, gather
 from pyg_sar.ops.chunks import edges_within

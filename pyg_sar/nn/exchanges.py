@@ -11,7 +11,7 @@ from torch_geometric import EdgeIndex as PyGEdgeIndex
 
 from pyg_sar.comm.reverse_edges import EdgeMove, Reversed, reverse
 from pyg_sar.comm.vote import Agreed, agree
-from pyg_sar.nn.edge_ids import edge_ids, has_ids
+from pyg_sar.nn.dropout import edge_ids, has_ids
 from pyg_sar.rows.adjacency import Adjacency
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.shard.blocks import Plan
@@ -59,7 +59,7 @@ def ids_of_edges(handle: ShardEdges, move: EdgeMove | None, plan: Plan) -> Tenso
     """Ids of the edges of a call in the whole graph, int64 ``[num_edges]``, remembered.
 
     `handle` is that of the caller, and `plan` that of :func:`into_own`. Collective: see
-    :func:`pyg_sar.nn.edge_ids`; where edges are turned round an all-gather each time and an
+    :func:`pyg_sar.nn.dropout`; where edges are turned round an all-gather each time and an
     all-to-all at the first.
     """
     if not has_ids(handle.shard):

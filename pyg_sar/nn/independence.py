@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pyg_sar.nn.intercept import MessageError, UnsupportedMessageError
-from pyg_sar.nn.one_call import Call
-from pyg_sar.nn.patching import overridden
+from pyg_sar.nn.call import Call
+from pyg_sar.nn.intercept import MessageError, UnsupportedMessageError, WholeGraphSizes, overridden
 from pyg_sar.nn.reductions import BlockMessages
 from pyg_sar.nn.sample_edges import (
     NUM_MADE_UP,
@@ -30,8 +29,7 @@ from pyg_sar.nn.sample_edges import (
     with_made_up_edges,
     with_other_values,
 )
-from pyg_sar.nn.support import takes_statistics
-from pyg_sar.nn.whole_graph_sizes import WholeGraphSizes
+from pyg_sar.nn.whole_reads import takes_statistics
 from pyg_sar.ops.program import Arguments, no_autocast_cache
 from pyg_sar.utils.nested import leaves
 from pyg_sar.utils.rng import random_states, seed_random_states

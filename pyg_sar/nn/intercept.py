@@ -1,25 +1,122 @@
-"""PyG's functions over in-edges, replaced while a message function runs on some of the edges.
+"""PyG's functions over edges, replaced by other forms while a conv runs on a cut graph.
 
-A message function and an aggregation look across the in-edges of a node through three functions of
-PyG: ``softmax``, ``scatter`` and ``degree``. An :class:`Intercept` replaces them by its own methods
+Users import ``softmax`` or ``gcn_norm`` under any name. So functions are found by identity, among
+the globals of the modules that define a conv's classes, and of the libraries' modules. There a
+dispatcher replaces each for good: it calls the form that is in force in its thread, or else the
+function itself. Threads may each train a model.
+
+A message function and an aggregation look across the in-edges of a node through three functions:
+``softmax``, ``scatter`` and ``degree``. An :class:`Intercept` replaces them by its own methods
 wherever the conv sees them, so PyG's code runs unchanged on one block of edges. Any other use of
 the destination index is noticed, and such a conv takes another path.
+
+Some aggregations (LSTM) pad the messages of every node to the largest in-degree they see, and their
+result may depend on that width. Others divide by the number of nodes. In a chunk of destinations
+they get these numbers of the whole graph (:class:`WholeGraphSizes`).
 """
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+import functools
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+from importlib import import_module
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.nn.aggr import MultiAggregation
+from torch_geometric.nn.aggr import (
+    EquilibriumAggregation,
+    MultiAggregation,
+    PatchTransformerAggregation,
+)
 from torch_geometric.utils import degree as pyg_degree
 from torch_geometric.utils import scatter as pyg_scatter
 from torch_geometric.utils import softmax as pyg_softmax
+from torch_geometric.utils import to_dense_batch as pyg_to_dense_batch
 
-from pyg_sar.nn.patching import Forms, forms, overridden
 from pyg_sar.ops.program import SoftmaxFn
+from pyg_sar.utils.private_names import find_or_none
+from pyg_sar.utils.scoped import Scoped
+
+_qualified_name = find_or_none('torch._jit_internal._qualified_name')
+
+AnyFn = Callable[..., Any]
+Forms = Mapping[AnyFn, AnyFn]
+
+_FUNCTIONS = {
+    'torch_geometric.utils.laplacian': 'get_laplacian',
+    'torch_geometric.utils': 'softmax scatter degree to_dense_batch '
+    'remove_self_loops add_self_loops add_remaining_self_loops to_edge_index',
+    'torch_geometric.nn.conv.gcn_conv': 'gcn_norm',
+    'torch_geometric.nn.conv.hgt_conv': 'construct_bipartite_edge_index',
+}
+"""Functions that may have another form, by the modules from which convs import them."""
+
+forms: Scoped[Forms] = Scoped({})
+
+
+def _dispatcher(module: str, name: str) -> tuple[AnyFn, AnyFn]:
+    """A function, and the dispatcher that calls its form in force."""
+    here, function = forms, getattr(import_module(module), name)
+
+    def dispatch(*args: Any, **kwargs: Any) -> Any:
+        return here.value.get(function, function)(*args, **kwargs)
+
+    # TorchScript takes the wrapped code, with the overloads of that name and the globals of this.
+    namespace = getattr(function, '__globals__', globals())
+    dispatcher: Any = FunctionType(dispatch.__code__, namespace, name, None, dispatch.__closure__)
+    functools.update_wrapper(dispatcher, function)
+    if _qualified_name is not None:
+        dispatcher._jit_override_qualname = _qualified_name(function)
+    dispatcher.__module__, dispatcher.__qualname__ = module, name  # by which it is pickled
+    return function, dispatcher
+
+
+_dispatchers = dict(
+    _dispatcher(module, name) for module, names in _FUNCTIONS.items() for name in names.split()
+)
+_by_id = {id(function): dispatcher for function, dispatcher in _dispatchers.items()}
+_bound: set[type] = set()
+
+
+def bind_functions(cls: type) -> None:
+    """Puts dispatchers where code of `cls` and its bases finds the functions; lasts for good."""
+    if cls in _bound:
+        return
+    modules = {base.__module__ for base in cls.__mro__}.difference(_FUNCTIONS)
+    modules = {name for name in modules if not name.startswith('torch.')}
+    for module in modules if _bound else modules.union(_FUNCTIONS):
+        names = vars(sys.modules[module]) if module in sys.modules else {}
+        for name, value in list(names.items()):
+            if id(value) in _by_id:
+                names[name] = _by_id[id(value)]
+    _bound.add(cls)
+
+
+def replaced(others: Forms) -> AbstractContextManager[None]:
+    """While it lasts, code of bound classes runs these forms, and the outer ones of the rest."""
+    assert others.keys() <= _dispatchers.keys()
+    return forms.set({**forms.value, **others})
+
+
+@contextmanager
+def overridden(owner: object, name: str, value: Any) -> Iterator[None]:
+    """Sets an attribute of one object, in front of what its class has, while it lasts."""
+    attributes = vars(owner)
+    missing = object()
+    before = attributes.get(name, missing)
+    attributes[name] = value
+    try:
+        yield
+    finally:
+        if before is missing:
+            del attributes[name]
+        else:
+            attributes[name] = before
 
 
 class MessageError(ValueError):
@@ -127,3 +224,68 @@ def _plain_dst(index: Tensor | None, what: str) -> Tensor:
         raise UnsupportedMessageError(f'it computes {what} over other groups than in-edges')
     with torch._C.DisableTorchFunctionSubclass():
         return index.detach()  # torch 2.5 has no `as_subclass` inside a TorchDispatchMode
+
+
+@dataclass
+class WholeGraphSizes:
+    """Gives a conv's aggregation sizes of the whole graph, and notes which it asks for.
+
+    Attributes:
+        conv: The conv.
+        width: The largest in-degree.
+        num_nodes: Number of destinations.
+        is_sample: Whether the edges are made up, so that any size will do.
+        is_dense: Whether dense batches of messages were made.
+        are_read: Whether any size was asked for.
+    """
+
+    conv: torch.nn.Module
+    width: int
+    num_nodes: int
+    is_sample: bool = False
+    is_dense: bool = field(default=False, init=False)
+    are_read: bool = field(default=False, init=False)
+
+    @contextmanager
+    def in_force(self) -> Iterator[None]:
+        """While it lasts, the aggregations of the conv see the sizes of the whole graph."""
+
+        def to_dense_batch(
+            x: Tensor,
+            batch: Tensor | None = None,
+            fill_value: float = 0.0,
+            max_num_nodes: int | None = None,
+            batch_size: int | None = None,
+        ) -> Any:
+            self.is_dense = self.are_read = True
+            width = self.width if max_num_nodes is None else max_num_nodes
+            return pyg_to_dense_batch(x, batch, fill_value, width, batch_size)
+
+        with ExitStack() as stack:
+            stack.enter_context(replaced({pyg_to_dense_batch: to_dense_batch}))
+            for module in self.conv.modules():
+                if isinstance(module, PatchTransformerAggregation):
+                    stack.enter_context(overridden(module, 'forward', self._patches(module)))
+                elif isinstance(module, EquilibriumAggregation):
+                    stack.enter_context(overridden(module, 'reg', self._regularisation(module)))
+            yield
+
+    def _patches(self, module: Any) -> Callable[..., Any]:
+        """PatchTransformerAggregation counts one more than the largest in-degree."""
+        forward = module.forward
+
+        def with_width(*args: Any, **kwargs: Any) -> Any:
+            if kwargs.get('max_num_elements') is None:
+                kwargs['max_num_elements'] = max(self.width + 1, module.patch_size * self.is_sample)
+            return forward(*args, **kwargs)
+
+        return with_width
+
+    def _regularisation(self, module: Any) -> Callable[..., Any]:
+        """EquilibriumAggregation regularises by a mean over all nodes."""
+
+        def reg(y: Tensor) -> Any:
+            self.are_read = True
+            return module.softplus(module.lamb) * y.square().sum() / max(self.num_nodes, 1)
+
+        return reg

@@ -15,23 +15,23 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.nn import MessagePassing
+from torch_geometric.nn import MessagePassing, RGCNConv
 
 from pyg_sar.comm.exchange import exchange_of
 from pyg_sar.comm.vote import agree, are_alike, differ, odd_and_usual, raise_error_on_all
-from pyg_sar.nn.ddp.averager import PARTED
-from pyg_sar.nn.ddp.buckets import common
+from pyg_sar.nn.averager import PARTED
+from pyg_sar.nn.buckets import common
+from pyg_sar.nn.conv_state import words_of_modules
 from pyg_sar.nn.exchanges import shards_of
-from pyg_sar.nn.inputs import check_inputs, check_not_explained
 from pyg_sar.nn.options import Options
-from pyg_sar.nn.plans import CallPlan
-from pyg_sar.nn.state import words_of_modules
+from pyg_sar.nn.plan import CallPlan
 from pyg_sar.rows.adjacency import Adjacency
 from pyg_sar.rows.edges import EdgeIndex
+from pyg_sar.rows.registry import signature_of
 from pyg_sar.rows.replicated import note
-from pyg_sar.rows.rows import plainly
+from pyg_sar.rows.rows import Rows, plainly
 from pyg_sar.utils.checksum import digest
-from pyg_sar.utils.class_swap import name_of
+from pyg_sar.utils.class_swap import name_of, plain_class
 from pyg_sar.utils.dry_run import is_hidden
 from pyg_sar.utils.scoped import Scoped
 
@@ -90,7 +90,6 @@ evaluated: Scoped[torch.nn.Module | None] = Scoped(None)
 """The model that is called, until its first layer, which compares all its parameters."""
 
 _VALUES = 'parameters with the checksum'
-_PLAIN = {Tensor, tuple, list}
 
 
 def plan_for(
@@ -123,16 +122,14 @@ def plan_for(
     error = None
     for shard in shards if plan is None else ():
         exchange_of(shard, dtype=options.exchange_dtype)
-    try:
-        if plan is None:
-            check_not_explained(conv)
-        has_plain = not _PLAIN.isdisjoint(map(type, (*args, *kwargs.values())))
-        if len(edges) == 1 and (plan is None or (has_plain and shards[0].world_size > 1)):
-            check_inputs(conv, edges[0], args, kwargs)
-    except ValueError as wrong:
-        error = wrong
+    if plan is None:
+        try:
+            _check_not_explained(conv)
+            _check_has_features(conv, args, kwargs)
+        except ValueError as wrong:
+            error = wrong
     words = _words(conv, options, kind) if plan is None else plan.words
-    is_known = plan is not None and error is None
+    is_known = plan is not None
     if shards[0].world_size > 1:
         note(type(conv).__name__, args, kwargs)
         compared = words
@@ -153,8 +150,45 @@ def plan_for(
     return plan
 
 
+def _check_not_explained(conv: MessagePassing) -> None:
+    """Raises a ValueError if a conv in it is explained."""
+    for module in conv.modules():
+        if isinstance(module, MessagePassing) and module.explain:
+            raise ValueError(
+                f'{name_of(module)} of a wrapped model cannot be explained on a cut graph, as an '
+                'explainer masks all edges at once: write plain.load_state_dict(model.state_dict())'
+                ' and explain that model, which pyg_sar.DistributedDataParallel does not know'
+            )
+
+
+def _check_has_features(
+    conv: MessagePassing, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Raises ValueError where PyG's own convs get None for ``x``.
+
+    RGCNConv then learns a row per node, which it numbers from 0 on, and a rank would number its
+    own. Convs on points do without ``x``.
+    """
+    cls = plain_class(conv)
+    try:
+        arguments = signature_of(cls.forward).bind(conv, *args, **kwargs).arguments
+    except TypeError:
+        return  # the conv itself says it best
+    is_pygs = cls.__module__.startswith('torch_geometric.')
+    x = arguments.get('x', ())
+    is_missing = x is None or (isinstance(x, (tuple, list)) and len(x) > 0 and x[0] is None)
+    if is_missing and is_pygs and 'pos' not in arguments:
+        of_ids = '; RGCNConv also takes the ids of the own nodes, data.n_id'
+        raise ValueError(
+            f"expected features in 'x' of {name_of(conv)} (got None): nodes without features get "
+            'rows of their own by pyg_sar.NodeEmbedding(data, width)()'
+            + of_ids
+            * isinstance(conv, RGCNConv)
+        )
+
+
 def _input_kinds(values: Iterable[Any]) -> list[Any]:
-    """Kind, dtype and need of a gradient of every tensor among a forward's arguments."""
+    """Kind, dtype, sizes and need of a gradient of every tensor among a forward's arguments."""
     kinds: list[Any] = []
     for value in values:
         if isinstance(value, Adjacency):
@@ -164,7 +198,9 @@ def _input_kinds(values: Iterable[Any]) -> list[Any]:
             kinds.append('edges')
         elif isinstance(value, Tensor):
             needs_grad = value.requires_grad and torch.is_grad_enabled()
-            kinds.append((value.dtype, value.dim(), needs_grad))
+            # A plain tensor is of the whole graph: its shape is the same on all ranks.
+            sizes = value.dim() if isinstance(value, Rows) else tuple(value.shape)
+            kinds.append((value.dtype, sizes, needs_grad))
         elif isinstance(value, Mapping):
             kinds += [*map(str, value), *_input_kinds(value.values())]
         elif isinstance(value, (tuple, list)):
@@ -204,8 +240,9 @@ def _words(conv: MessagePassing, options: Options, kind: tuple[Any, ...]) -> str
     words += words_of_modules(conv)
     for kind_of_input in kinds:
         if isinstance(kind_of_input, tuple):
-            dtype, dims, needs_grad = kind_of_input
-            words.append(f'{dtype} in {dims} dimensions' + ', with gradient' * needs_grad)
+            dtype, sizes, needs_grad = kind_of_input
+            what = f'in {sizes} dimensions' if isinstance(sizes, int) else f'of shape {sizes}'
+            words.append(f'{dtype} {what}' + ', with gradient' * needs_grad)
         elif kind_of_input is not None:
             words.append(kind_of_input)
     return '; '.join(words)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pyg_sar.nn.one_call import Call
+from pyg_sar.nn.call import Call
 from pyg_sar.nn.products import operations
 from pyg_sar.nn.sample_edges import Undone, samples_of
 from pyg_sar.ops.program import Program, no_autocast_cache

@@ -13,13 +13,13 @@ from torch_geometric.nn import MessagePassing
 from pyg_sar.comm.errors import location
 from pyg_sar.comm.exchange import exchange_of
 from pyg_sar.nn.agreement import agree_on_plan
-from pyg_sar.nn.draw import EdgeDraws
+from pyg_sar.nn.call import Call, after_step, arguments_of, before_step
+from pyg_sar.nn.dropout import EdgeDraws
+from pyg_sar.nn.dropout_forward import edge_draws
 from pyg_sar.nn.exchanges import edges_in, ids_of_edges, into_own
-from pyg_sar.nn.forward import edge_draws
 from pyg_sar.nn.layer_plan import Forward, running
 from pyg_sar.nn.narrow_exchange import NarrowSum
-from pyg_sar.nn.one_call import Call, after_step, arguments_of, before_step
-from pyg_sar.nn.plans import CallPlan, TracedPlan
+from pyg_sar.nn.plan import CallPlan, TracedPlan
 from pyg_sar.nn.sample_edges import not_saved
 from pyg_sar.rows.adjacency import Adjacency
 from pyg_sar.rows.edges import EdgeIndex

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch_geometric.utils import scatter as pyg_scatter
 
+from pyg_sar.nn.call import Call
 from pyg_sar.nn.intercept import BlockIndex, Intercept, UnsupportedMessageError
-from pyg_sar.nn.one_call import Call
 from pyg_sar.nn.sample_edges import edge_rows, undo
 from pyg_sar.ops.program import Arguments, MessageReduction, SoftmaxFn
 from pyg_sar.ops.reductions import Extremum, Merge, Product, State, Sum

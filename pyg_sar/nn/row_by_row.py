@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_geometric.nn import HGTConv
 from torch_geometric.utils.hetero import construct_bipartite_edge_index
 
-from pyg_sar.nn.patching import replaced
+from pyg_sar.nn.intercept import replaced
 from pyg_sar.shard.edges import ShardEdges
 from pyg_sar.shard.join_relations import join_relations
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyg_sar.comm.ranks import is_distributed
 from pyg_sar.comm.vote import agree, are_alike, differ, odd_and_usual
-from pyg_sar.nn.ddp.buckets import common
+from pyg_sar.nn.buckets import common
 from pyg_sar.nn.sar_conv import SARConv
 from pyg_sar.utils.checksum import checksum, digest
 from pyg_sar.utils.class_swap import plain_class

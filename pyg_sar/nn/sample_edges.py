@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import _disable_current_modes
 
+from pyg_sar.nn.call import Call
 from pyg_sar.nn.intercept import MessageError
-from pyg_sar.nn.one_call import Call
 from pyg_sar.ops.program import Arguments
 from pyg_sar.utils.class_swap import name_of
 from pyg_sar.utils.dry_run import Snapshot

@@ -1,31 +1,32 @@
 """SARConv: the class of a conv that is computed over a graph that is cut into parts.
 
 ``SARConv(conv)`` gives the conv another class, made on the fly (:mod:`pyg_sar.utils.class_swap`):
-``GATConv(SARConv, GATConv)``.
+``GATConv(SARConv, GATConv)``. What cannot be computed on a cut graph is refused there, with its
+reason.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch_geometric.nn import MessagePassing
 
 from pyg_sar.comm.errors import in_layer
 from pyg_sar.comm.ranks import left_by, world_size
-from pyg_sar.nn.ddp.averager import average_gradients
+from pyg_sar.nn.averager import average_gradients
+from pyg_sar.nn.conv_state import state_of_modules
+from pyg_sar.nn.dropout_forward import is_running
 from pyg_sar.nn.exchanges import edges_in
-from pyg_sar.nn.forward import is_running
-from pyg_sar.nn.kept_norms import FORMS
+from pyg_sar.nn.graph_norms import FORMS
+from pyg_sar.nn.intercept import bind_functions, forms
 from pyg_sar.nn.layer_plan import Forward, Layer, LayerPlan, plan_for, running
 from pyg_sar.nn.options import Options, Path, options_of
-from pyg_sar.nn.patching import bind_functions, forms
 from pyg_sar.nn.propagation import edge_updater, propagate
 from pyg_sar.nn.row_by_row import ROW_BY_ROW, relations_joined
-from pyg_sar.nn.state import state_of_modules
-from pyg_sar.nn.support import refuse_tracing, why_refused
+from pyg_sar.ops.linear import compute_by_onednn
 from pyg_sar.rows.adjacency import NO_MATRICES, adjacencies
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.from_data import conv_arguments, rows_by_type
@@ -33,6 +34,63 @@ from pyg_sar.rows.made_edges import with_edges_of_ids
 from pyg_sar.rows.patches.constructors import alike_draws
 from pyg_sar.rows.registry import signature_of
 from pyg_sar.utils.class_swap import ClassSwap, become, name_of, plain_class
+
+_REASONS = {
+    'its message runs inside a closed CUDA kernel': (
+        'CuGraphGATConv CuGraphRGCNConv CuGraphSAGEConv FusedGATConv'
+    ),
+    'its message pairs edges by their place, four at a time': 'MeshCNNConv',
+    'it samples random walks over the whole graph': 'MetaPath2Vec Node2Vec',
+    'it multiplies adjacency matrices': 'PANConv',
+    'it follows events in time, not one graph': 'RENet TGNMemory',
+    'it reads scores of all pairs of nodes: give every rank the graph and its share of the pairs, '
+    "in torch's DistributedDataParallel": 'LPFormer',
+}
+
+REFUSED = {name: reason for reason, names in _REASONS.items() for name in names.split()}
+"""Classes of torch_geometric.nn that use rows where no rule sees it, with the reason."""
+
+
+_BLOCK_LOCAL_ARGS = ('adj_t', 'ptr_j')
+_EDGES = ('edge_index', 'size')
+
+
+def refuse_tracing(module: torch.nn.Module) -> NoReturn:
+    """Raises for torch.jit.trace, on all ranks alike, before they communicate."""
+    raise ValueError(
+        f'torch.jit.trace cannot follow {name_of(module)} on a graph that is cut (got rows of all '
+        'ranks): trace the plain model on plain tensors, on one machine; model.state_dict() has '
+        'its keys'
+    )
+
+
+def why_refused(module: torch.nn.Module) -> str | None:
+    """Why a conv or a module inside it cannot be wrapped, as the end of a sentence, or None."""
+    cls = plain_class(module)
+    for base in cls.__mro__:
+        if base.__module__.startswith('torch_geometric.') and base.__name__ in REFUSED:
+            return REFUSED[base.__name__]
+    if not isinstance(module, MessagePassing):
+        return None
+    if module.decomposed_layers != 1:
+        return 'it computes its channels in parts: write decomposed_layers=1'
+    for base in cls.__mro__:
+        if base is MessagePassing:
+            break
+        for method in ('propagate', 'edge_updater'):
+            own = base.__dict__.get(method)
+            # PyG replaces it on the class by one it generates in a module of that name.
+            if own is not None and not own.__module__.endswith(f'_{method}'):
+                return f"it overrides '{method}'"
+    for function in ('message', 'aggregate', 'edge_update', 'update'):
+        for arg in module.inspector.get_param_names(function):
+            of_edges = arg in (*_EDGES, 'edge_index_j')
+            if arg in _BLOCK_LOCAL_ARGS or (function == 'update' and of_edges):
+                return f"its '{function}' reads '{arg}', which is a block's own here"
+            of_edges = arg == 'index' or (arg[-2:] in ('_i', '_j') and arg[:-2] != 'size')
+            if function == 'update' and of_edges:
+                return f"its 'update' reads '{arg}', one row per edge"
+    return None
 
 
 class SARConv(MessagePassing, metaclass=ClassSwap):
@@ -99,6 +157,7 @@ class SARConv(MessagePassing, metaclass=ClassSwap):
                 raise ValueError(f'{name_of(module)} cannot be wrapped: {reason}')
         _become(conv, checked)
         _take_in(conv)
+        compute_by_onednn(conv)
         return conv
 
     # torch.compile leaves message passing on ranks to itself, and breaks its graph here.

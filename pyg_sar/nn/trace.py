@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from pyg_sar.nn.call import Call
 from pyg_sar.nn.intercept import Intercept, MessageError, WatchedIndex
 from pyg_sar.nn.linear_in_softmax import SoftmaxUse
-from pyg_sar.nn.one_call import Call
 from pyg_sar.nn.products import ProductRecorder
 from pyg_sar.nn.reductions import Aggregate, ReductionRecorder
 from pyg_sar.nn.sample_edges import (
@@ -36,8 +36,7 @@ from pyg_sar.nn.sample_edges import (
     written_among,
 )
 from pyg_sar.nn.source_rows import RowSum
-from pyg_sar.nn.support import takes_statistics
-from pyg_sar.nn.whole_reads import run_aggregation, run_message
+from pyg_sar.nn.whole_reads import run_aggregation, run_message, takes_statistics
 from pyg_sar.ops.program import Arguments, no_autocast_cache
 from pyg_sar.ops.reductions import Sum
 from pyg_sar.rows.registry import name_of

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch_geometric.nn import norm
 
+from pyg_sar.nn.call import Call
 from pyg_sar.nn.intercept import MessageError
-from pyg_sar.nn.one_call import Call
 from pyg_sar.nn.sample_edges import NUM_SAMPLES
 from pyg_sar.ops.program import Arguments
 from pyg_sar.utils.nested import leaves
@@ -32,6 +33,17 @@ _COUNTED = {'nonzero', 'argwhere', 'masked_select', 'unique', 'unique_consecutiv
 """Functions whose result has as many rows as values decide."""
 
 _CONSTRUCTORS = {torch.tensor, torch.as_tensor, torch.zeros, torch.ones, torch.full, torch.arange}
+
+_STATISTICS_MODULES = (
+    torch.nn.BatchNorm1d.__mro__[-3],  # of all norms of batches, above Module
+    norm.DiffGroupNorm,
+    norm.GraphNorm,
+    norm.GraphSizeNorm,
+    norm.HeteroBatchNorm,
+    norm.InstanceNorm,
+    norm.MeanSubtractionNorm,
+    norm.PairNorm,
+)
 
 
 _COMPARISONS = ('__eq__', '__ne__', '__gt__', '__le__', '__lt__', '__ge__')
@@ -190,3 +202,10 @@ def _is_counted(func: Any, args: Any) -> bool:
     return name in _COUNTED or any(
         isinstance(leaf, Tensor) and leaf.dtype == torch.bool for leaf in leaves(index)
     )
+
+
+def takes_statistics(module: torch.nn.Module) -> bool:
+    """Whether a module's result on one row depends on the other rows."""
+    if isinstance(module, norm.LayerNorm):
+        return module.mode == 'graph'
+    return isinstance(module, _STATISTICS_MODULES)

@@ -20,8 +20,8 @@ from pyg_sar.comm.buffers import TensorList
 from pyg_sar.comm.exchange import Exchange, Request
 from pyg_sar.comm.functions import communicates, once_differentiable
 from pyg_sar.comm.vote import Agreed, agree
+from pyg_sar.ops.chunks import Surroundings
 from pyg_sar.ops.program import Arguments, gradients_of, no_autocast_cache
-from pyg_sar.ops.run import Surroundings
 from pyg_sar.shard.blocks import Plan
 from pyg_sar.shard.dst_chunks import DestinationChunk, make_chunks, no_chunk
 from pyg_sar.shard.shard import Kept

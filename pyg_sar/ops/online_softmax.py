@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 
 from pyg_sar.comm.functions import communicates, once_differentiable, torch_apply
+from pyg_sar.ops.chunks import Run
 from pyg_sar.ops.program import no_autocast_cache
 from pyg_sar.ops.reductions import SoftmaxStats, State
-from pyg_sar.ops.replay_backward import ReplayBackward
-from pyg_sar.ops.run import Run
+from pyg_sar.ops.replay import ReplayBackward
 from pyg_sar.shard.index_rows import add_rows_at, rows_at
 
 _STEP_BYTES = 2 << 20

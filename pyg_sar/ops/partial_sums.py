@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pyg_sar.comm.collectives import all_reduce_sum, all_to_all, all_to_all_counts
 from pyg_sar.comm.exchange import lent_to_another
-from pyg_sar.ops.segment_sums import add_segment_sums
+from pyg_sar.ops.spmm import add_segment_sums
 from pyg_sar.shard.blocks import Plan
 from pyg_sar.shard.csr import Segments, compacted, make_segments
 from pyg_sar.shard.shard import Step

@@ -1,4 +1,4 @@
-"""The sums and dots of :mod:`pyg_sar.ops.weighted_sums` by the compiled loop."""
+"""The sums and dots of :mod:`pyg_sar.ops.spmm` by the compiled loop."""
 
 from __future__ import annotations
 

@@ -22,8 +22,7 @@ from pyg_sar.comm.buffers import TensorList
 from pyg_sar.comm.exchange import Exchange
 from pyg_sar.comm.functions import communicates, once_differentiable
 from pyg_sar.ops.block_loop import AllAtOnce, BlockByBlock, BlockLoop, Later
-from pyg_sar.ops.segment_sums import add_segment_sums, segment_sums
-from pyg_sar.ops.weighted_sums import edge_dots, weighted_sums_and_dots
+from pyg_sar.ops.spmm import add_segment_sums, edge_dots, segment_sums, weighted_sums_and_dots
 from pyg_sar.shard.blocks import Block, Plan
 from pyg_sar.utils.offload import is_read_by_rows, selected_rows
 

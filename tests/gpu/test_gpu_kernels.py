@@ -6,7 +6,7 @@ import pytest
 import torch
 from small_graphs import assert_close
 
-from pyg_sar.ops.weighted_sums import add_weighted_sums, edge_dots
+from pyg_sar.ops.spmm import add_weighted_sums, edge_dots
 from pyg_sar.shard.csr import Segments, make_segments
 
 CUTS = {'many rows': (30, 20, 90), 'few of many': (90, 20, 40), 'repeated': (2, 3, 50)}

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch_geometric.nn import GATConv, GCNConv, MessagePassing, SAGEConv
 
 from pyg_sar import SARConv, load_shard
-from pyg_sar.nn.patching import _dispatchers
+from pyg_sar.nn.intercept import _dispatchers
 
 SARConv(GCNConv(2, 2))
 

@@ -154,7 +154,7 @@ def test_pieces_of_a_message_draw_what_the_whole_draws(
 ) -> None:
     monkeypatch.setattr('pyg_sar.ops.chunks.CHUNK_BYTES', 1)
     monkeypatch.setattr('pyg_sar.ops.chunks.MIN_EDGES', 13)
-    monkeypatch.setattr('pyg_sar.nn.draw._HASHES', 7)
+    monkeypatch.setattr('pyg_sar.nn.dropout._HASHES', 7)
     _check([_losses(roots[2])], expected)
 
 

@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 import torch
 
-from pyg_sar.nn.ddp import buckets
+from pyg_sar.nn import buckets
 
 NUMBER = 0x9E3779B97F4A7C15
 

@@ -21,7 +21,7 @@ from torch_geometric.nn import aggr
 import pyg_sar
 from pyg_sar.comm.exchange import Exchange
 from pyg_sar.comm.ranks import rank
-from pyg_sar.nn.raw_feature_sums import SUMS
+from pyg_sar.nn.reuse import SUMS
 from pyg_sar.shard.blocks import plan_of
 
 GRAPH = small_graph()

@@ -11,7 +11,7 @@ import torch_geometric.nn.attention
 from torch_geometric.nn import GCNConv, GINConv, MessagePassing, SAGEConv, conv
 
 from pyg_sar import DistributedDataParallel, SARConv
-from pyg_sar.nn.support import REFUSED, why_refused
+from pyg_sar.nn.sar_conv import REFUSED, why_refused
 
 
 def _mlp(num_in: int = 6, num_out: int = 6) -> torch.nn.Module:

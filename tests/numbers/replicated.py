@@ -18,7 +18,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing, conv, norm
 
 import pyg_sar
-from pyg_sar.nn.ddp.averager import average_gradients
+from pyg_sar.nn.averager import average_gradients
 
 NUM_FEATURES, NUM_EDGE_FEATURES = 3, 2
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from pyg_sar.ops.spmm import add_weighted_sums, edge_dots
 from pyg_sar.ops.weighted_loops import run_loop
-from pyg_sar.ops.weighted_sums import add_weighted_sums, edge_dots
 from pyg_sar.shard.csr import Segments, make_segments
 from pyg_sar.shard.index_rows import add_rows_at, rows_at
 

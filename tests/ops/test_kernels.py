@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from small_graphs import assert_close
 from torch import Tensor
 
-from pyg_sar.ops import segment_sums
-from pyg_sar.ops.segment_sums import add_segment_sums
+from pyg_sar.ops import spmm
+from pyg_sar.ops.spmm import add_segment_sums
 from pyg_sar.shard.csr import make_segments
 
 TOLERANCE = {torch.float64: 1e-14, torch.float32: 1e-5}
@@ -89,12 +89,12 @@ def test_chunks(monkeypatch, chunk_bytes, num_rows, has_weight, replace):
     weight = torch.randn(90, dtype=torch.float64) if has_weight else None
     segments = make_segments(rows, cols, num_rows)
     assert (segments.keys is None) == (num_rows < 300)
-    monkeypatch.setattr(segment_sums, '_CHUNK_BYTES', chunk_bytes)
+    monkeypatch.setattr(spmm, '_SEGMENT_BYTES', chunk_bytes)
     before = torch.randn(num_rows, 5, dtype=torch.float64)
     out = add_segment_sums(before.clone(), values, segments, weight, replace=replace)
     sums = _dense_sum(rows, cols, num_rows, values, weight)
     assert_close(out, sums if replace else before + sums)
-    assert_close(segment_sums.segment_sums(values, segments, weight), sums)
+    assert_close(spmm.segment_sums(values, segments, weight), sums)
 
 
 @given(st.data())

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from small_graphs import assert_close
 from torch import Tensor
 
-from pyg_sar.ops import weighted_loops, weighted_sums
-from pyg_sar.ops.weighted_sums import (
+from pyg_sar.ops import spmm, weighted_loops
+from pyg_sar.ops.spmm import (
     _dots_by_gather,
     _dots_by_sampling,
     add_by_index_add,
@@ -114,7 +114,7 @@ def test_any_block(data):
         '_EDGE_BYTES': data.draw(st.sampled_from([1, 100, 1 << 20])),
         '_CHUNK_EDGES': data.draw(st.integers(1, 30)),
     }
-    with mock.patch.multiple(weighted_sums, **limits):
+    with mock.patch.multiple(spmm, **limits):
         out = torch.zeros(num_rows, heads, channels, dtype=torch.float64)
         add_weighted_sums(out, values, segments, weight)
         assert_close(out, _dense_sums(rows, cols, num_rows, values, weight))

@@ -1,11 +1,15 @@
-"""A model that trains on several ranks as on one."""
+"""A model that trains on several ranks as on one.
+
+Programs that were written for torch's DistributedDataParallel find its options and methods.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any, TypeVar
+from inspect import signature
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -24,13 +28,12 @@ from pyg_sar.comm.ranks import (
     world_size,
 )
 from pyg_sar.comm.vote import raise_on_all
-from pyg_sar.nn.ddp.averager import MIB
+from pyg_sar.nn.averager import MIB
 from pyg_sar.nn.ddp.gradients import Gradients
-from pyg_sar.nn.ddp.torchs_wrapper import OfTorchs, drop_harmless
 from pyg_sar.nn.ddp.wrap import wrap
 from pyg_sar.nn.lazy import LazyLayers
 from pyg_sar.nn.same_model import check_same_model, check_same_values
-from pyg_sar.nn.support import refuse_tracing
+from pyg_sar.nn.sar_conv import refuse_tracing
 from pyg_sar.ops.linear import compute_by_onednn
 from pyg_sar.rows.rows import Rows
 from pyg_sar.utils.class_swap import ClassSwap, become
@@ -38,6 +41,53 @@ from pyg_sar.utils.installed import loops
 from pyg_sar.utils.log import LogLevel
 from pyg_sar.utils.malloc import return_freed_memory
 from pyg_sar.utils.nested import leaves
+
+_HARMLESS = (
+    *('output_device', 'check_reduction', 'init_sync', 'find_unused_parameters', 'static_graph'),
+    'gradient_as_bucket_view',
+)
+"""Options that change nothing here, whatever they are."""
+
+
+def drop_harmless(options: dict[str, Any]) -> None:
+    """Takes out torch's options that change nothing; raises a TypeError for others of torch's."""
+    of_torchs = signature(torch.nn.parallel.DistributedDataParallel).parameters
+    for name in sorted(options.keys() & of_torchs.keys()):
+        if name not in _HARMLESS and options[name] not in (None, of_torchs[name].default):
+            raise TypeError(
+                f"'{name}' of torch's DistributedDataParallel has no meaning here: leave it out"
+            )
+        del options[name]
+
+
+class OfTorchs:
+    """What torch's wrapper has: ``model.module`` is the model, a method an error with what to do.
+
+    A model's own attribute of that name stays.
+    """
+
+    def __init__(self, instead: str | None = None) -> None:
+        self._instead = instead
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._owner, self._name = owner, name
+
+    def __get__(self, model: Any, cls: Any = None) -> Any:
+        if model is None:
+            return self
+        own: Any = super(self._owner, model)
+        with suppress(AttributeError):
+            return getattr(own, self._name)
+        with suppress(AttributeError):
+            return own.__getattr__(self._name)
+        return model if self._instead is None else self._refuse
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise ValueError(
+            f"'{self._name}' of torch's DistributedDataParallel has no meaning here: "
+            f'{self._instead}'
+        )
+
 
 Model = TypeVar('Model', bound=torch.nn.Module)
 

@@ -3,12 +3,19 @@
 Hooks see a backward at the model's parameters, and at the outputs of the model and of its layers:
 so also on a rank whose loss does not depend on the parameters.
 
+Tensors outside of the model that need a gradient, inputs or leaves behind them, belong to one rank
+each, so there is nothing to add up; their gradient, that of the sum of all losses, is divided by
+the number of ranks. A hook divides it at the leaf and not where the tensor enters the model, as a
+loss may read the leaf in another way, too.
+
 Running statistics of batches travel with the gradients. All ranks raise an error if some have run a
 batch in training and others one in evaluation, or the whole graph.
 """
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary, ref
@@ -24,18 +31,70 @@ from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
 from pyg_sar.comm.collectives import all_reduce_sum, await_device
-from pyg_sar.comm.end_of_backward import await_backward, has_come
+from pyg_sar.comm.end_of_backward import await_backward, has_come, running
 from pyg_sar.comm.ranks import world_size
-from pyg_sar.nn.ddp.averager import MIB, PARTED, Averager
-from pyg_sar.nn.ddp.buckets import SUM
-from pyg_sar.nn.ddp.own_tensors import divide_gradients, leaves_behind
+from pyg_sar.nn.averager import MIB, PARTED, Averager
+from pyg_sar.nn.batch_norm import RunningStatistics
+from pyg_sar.nn.buckets import SUM
 from pyg_sar.nn.layer_plan import evaluated
-from pyg_sar.nn.running import RunningStatistics
 from pyg_sar.nn.same_model import check_same_values
 from pyg_sar.nn.sar_conv import SARConv
 from pyg_sar.rows.replicated import is_averaged
 from pyg_sar.rows.rows import Rows
 from pyg_sar.utils.nested import leaves_of
+
+
+def divide_gradients(leaves: Iterable[Tensor]) -> None:
+    """Divides gradients of leaves in every backward that comes to a model or a global loss.
+
+    Leaves in torch's own DistributedDataParallel stay: it takes their mean.
+    """
+    elsewhere: set[Tensor] | None = None
+    for leaf in leaves:
+        if isinstance(leaf, Rows):  # they divide by themselves
+            continue
+        if any(isinstance(hook, _Divide) for hook in (leaf._backward_hooks or {}).values()):
+            continue
+        if isinstance(leaf, torch.nn.Parameter) and elsewhere is None:
+            elsewhere = _in_torchs_own()
+        is_elsewhere = elsewhere is not None and leaf in elsewhere
+        divide = _Divide(1 if is_elsewhere else world_size())
+        leaf.register_hook(divide)  # type: ignore[no-untyped-call]
+
+
+class _Divide:
+    __torch_unserializable__ = True
+
+    def __init__(self, divisor: int) -> None:
+        self.divisor = divisor
+
+    def __call__(self, grad: Tensor) -> Tensor | None:
+        return None if running() is None or self.divisor == 1 else grad / self.divisor
+
+
+def _in_torchs_own() -> set[Tensor]:
+    kind = torch.nn.parallel.DistributedDataParallel
+    models = (m for m in gc.get_objects() if issubclass(type(m), kind))
+    return {p for model in models for p in model.parameters()}
+
+
+def leaves_behind(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+    """The leaves among tensors, and those from which tensors were computed."""
+    tensors = list(tensors)
+    leaves = {tensor for tensor in tensors if tensor.is_leaf}
+    yield from leaves
+    todo = [tensor.grad_fn for tensor in tensors]
+    seen = set()
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, 'variable', None)
+        if leaf is not None and leaf not in leaves:
+            yield leaf
+        todo += [behind for behind, _ in node.next_functions]
+
 
 STEPS_BETWEEN_CHECKS = 50
 """Complete backwards from one comparison of the ranks' buffers to the next."""

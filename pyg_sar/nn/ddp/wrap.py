@@ -8,11 +8,10 @@ from typing import Any, TypeVar
 import torch
 from torch_geometric.nn import MessagePassing
 
-from pyg_sar.nn.batches import watch_norms
-from pyg_sar.nn.forward import SameDropout, of_model
+from pyg_sar.nn.batch_norm import watch_norms
+from pyg_sar.nn.dropout_forward import SameDropout, of_model
 from pyg_sar.nn.options import options_of
-from pyg_sar.nn.sar_conv import SARConv, name_layers
-from pyg_sar.nn.support import why_refused
+from pyg_sar.nn.sar_conv import SARConv, name_layers, why_refused
 from pyg_sar.ops.linear import compute_by_onednn
 from pyg_sar.utils.log import LogLevel, check_log, say, set_log
 

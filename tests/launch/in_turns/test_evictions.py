@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pyg_sar.comm import ranks, vote
 from pyg_sar.launch.in_turns.run import play
-from pyg_sar.nn.copies import kept_copy
+from pyg_sar.nn.reuse import kept_copy
 from pyg_sar.utils import offload as evictable
 
 SIZE = 1000

@@ -33,7 +33,7 @@ from pyg_sar.comm.end_of_backward import (
 from pyg_sar.comm.functions import only_once
 from pyg_sar.comm.ranks import check_own, chosen, current, world_size
 from pyg_sar.comm.vote import differ
-from pyg_sar.nn.ddp.buckets import SUM, buckets_of
+from pyg_sar.nn.buckets import SUM, buckets_of
 from pyg_sar.rows.replicated import is_averaged, is_divided, mean_of_ranks
 from pyg_sar.rows.rows import Rows
 

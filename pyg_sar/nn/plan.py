@@ -12,8 +12,8 @@ from torch import Tensor
 
 from pyg_sar.comm.row_map import with_halo
 from pyg_sar.nn.by_destination import run_gather
-from pyg_sar.nn.covers import with_partial_sums
-from pyg_sar.nn.forward_state import state_of
+from pyg_sar.nn.call import Call
+from pyg_sar.nn.conv_state import state_of
 from pyg_sar.nn.narrow_exchange import (
     NarrowSum,
     is_hooked,
@@ -21,17 +21,17 @@ from pyg_sar.nn.narrow_exchange import (
     layer_after,
     only_reads,
     rows_through,
+    with_partial_sums,
 )
-from pyg_sar.nn.one_call import Call
 from pyg_sar.nn.options import Path
-from pyg_sar.nn.raw_feature_sums import raw_sum
 from pyg_sar.nn.reductions import BlockMessages, finish
+from pyg_sar.nn.reuse import raw_sum
 from pyg_sar.nn.trace import Trace, set_attributes, trace
+from pyg_sar.ops.chunks import Run
 from pyg_sar.ops.online_softmax import online
 from pyg_sar.ops.program import Program
 from pyg_sar.ops.reductions import State
 from pyg_sar.ops.replay import replay
-from pyg_sar.ops.run import Run
 from pyg_sar.ops.weighted_sum import weighted_sum
 from pyg_sar.rows.align import own_rows
 from pyg_sar.rows.rows import Rows, plain, tag

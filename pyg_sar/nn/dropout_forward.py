@@ -21,18 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
-from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
 from pyg_sar.comm.vote import agree, check_equal
-from pyg_sar.nn.draw import (
-    DROPOUTS,
-    Dropout,
-    EdgeDraws,
-    KeyedDraw,
-    dropout_arguments,
-    is_drawn,
-)
+from pyg_sar.nn.dropout import Dropout, Drops, EdgeDraws, KeyedDraw
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.rows import Rows, plain, tag
 from pyg_sar.utils.nested import leaves_of
@@ -122,7 +114,7 @@ class SameDropout:
         forward.check_nothing_else_was_drawn()
 
 
-class _Forward(TorchFunctionMode):
+class _Forward(Drops):
     """One forward: numbers its calls, and draws the masks of nodes."""
 
     def __init__(
@@ -178,19 +170,13 @@ class _Forward(TorchFunctionMode):
         again.first_number = first_number  # type: ignore[attr-defined]
         return again
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func not in DROPOUTS:
-            return func(*args, **kwargs)
-        x, p, training, inplace = dropout_arguments(*args, **kwargs)
-        if not is_drawn(p, training):
-            return x
+    def drop(self, x: Tensor, p: float, inplace: bool) -> Any:
         self.counts = True
         state = hashed_on(self.next_state(), 0)
         if isinstance(x, Rows):
-            return self._of_rows(x, p, state, inplace or func is torch.dropout_)
+            return self._of_rows(x, p, state, inplace)
         draw = KeyedDraw(p, state, self._ids_of(x))
-        if inplace or func is torch.dropout_:
+        if inplace:
             return x.mul_(draw.draw(x))
         dropped: Tensor = Dropout.apply(x, draw)
         return dropped

@@ -1,6 +1,10 @@
 """One dropout: its mask as a function of a state and of the ids of the rows.
 
 A mask is drawn again in backward and not kept: that is cheaper than torch's draws on a CPU.
+
+Convs add self loops and models select edges, so stored ids do not reach all edges. An edge is named
+by its ends and by its number among the edges between them, in their order: neither a partition nor
+a selection changes that order.
 """
 
 from __future__ import annotations
@@ -15,9 +19,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from pyg_sar.utils.rng import LANES, hashed_on, kept_of
+from pyg_sar.comm.exchange import with_halo_ids
+from pyg_sar.shard.edges import ShardEdges
+from pyg_sar.shard.shard import Shard
+from pyg_sar.utils.rng import LANES, hashed, hashed_on, kept_of
 
-DROPOUTS = {F.dropout, torch.dropout, torch.dropout_}
+_DROPOUTS = {F.dropout, torch.dropout, torch.dropout_}
 """The functions whose masks are drawn by id."""
 
 _HASHES = 2**15
@@ -63,22 +70,31 @@ class Dropout(torch.autograd.Function):
         return grads[0] * ctx.draw.draw(grads[0]), None
 
 
-def dropout_arguments(
+def _arguments(
     input: Tensor,
     p: float = 0.5,
     training: bool = True,
     inplace: bool = False,
     train: bool | None = None,  # torch.dropout's name for it
 ) -> tuple[Tensor, float, bool, bool]:
-    """Input, p, training and inplace of a call of ``F.dropout`` or ``torch.dropout``."""
     return input, p, training if train is None else train, inplace
 
 
-def is_drawn(p: float, training: bool) -> bool:
-    """Whether a dropout drops anything; raises as torch does where `p` is no share."""
-    if not 0 <= p <= 1:
-        raise ValueError(f'dropout probability has to be between 0 and 1, but got {p}')
-    return training and p > 0
+class Drops(TorchFunctionMode):
+    """While it lasts, :meth:`drop` draws the masks of dropouts."""
+
+    def drop(self, x: Tensor, p: float, inplace: bool) -> Any:
+        """The result of a dropout that drops something."""
+        raise NotImplementedError
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func not in _DROPOUTS:
+            return func(*args, **kwargs)
+        x, p, training, inplace = _arguments(*args, **kwargs)
+        if not 0 <= p <= 1:  # as torch says it
+            raise ValueError(f'dropout probability has to be between 0 and 1, but got {p}')
+        return self.drop(x, p, inplace or func is torch.dropout_) if training and p > 0 else x
 
 
 @dataclass(eq=False)
@@ -99,7 +115,7 @@ class EdgeDraws:
         return _OfEdges(self, None, in_aggregation=True)
 
 
-class _OfEdges(TorchFunctionMode):
+class _OfEdges(Drops):
     def __init__(
         self, draws: EdgeDraws, ids: Tensor | None, *, in_aggregation: bool = False
     ) -> None:
@@ -107,13 +123,7 @@ class _OfEdges(TorchFunctionMode):
         self._draws, self._ids, self._in_aggregation = draws, ids, in_aggregation
         self._number = 0
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func not in DROPOUTS:
-            return func(*args, **kwargs)
-        x, p, training, inplace = dropout_arguments(*args, **kwargs)
-        if not is_drawn(p, training):
-            return x
+    def drop(self, x: Tensor, p: float, inplace: bool) -> Any:
         if self._in_aggregation:
             raise ValueError(
                 "'dropout_seed' takes no dropout inside an aggregation (got one of shape "
@@ -136,4 +146,37 @@ class _OfEdges(TorchFunctionMode):
         else:
             factor = KeyedDraw(p, hashed_on(self._draws.state, self._number), self._ids).draw(x)
         self._number += 1
-        return x.mul_(factor) if inplace or func is torch.dropout_ else x * factor
+        return x.mul_(factor) if inplace else x * factor
+
+
+def has_ids(shard: Shard) -> bool:
+    """Whether the ids of the nodes at both ends are known; the same on all ranks."""
+    return shard.n_id is not None and (shard.dst_id is not None or not shard.is_bipartite)
+
+
+@torch.inference_mode(False)  # they outlive the caller's mode
+def edge_ids(edges: ShardEdges) -> Tensor:
+    """A hash of ends and number of every edge, int64 ``[num_edges]``.
+
+    The shard of the edges :func:`has_ids`. Collective at the first time for a shard: one
+    all-to-all for the ids of the halo, which it keeps.
+    """
+    shard = edges.shard
+    assert shard.n_id is not None
+    ids = with_halo_ids(shard, shard.n_id)
+    src, dst = edges.sources_first().ids
+    of_dst = shard.dst_id if shard.is_bipartite else shard.n_id
+    assert of_dst is not None
+    number = _number_among_equals(dst * max(ids.numel(), 1) + src)
+    return hashed_on(hashed(0).to(src.device), of_dst[dst], ids[src], number)
+
+
+def _number_among_equals(values: Tensor) -> Tensor:
+    """How many equal values come before each."""
+    order = torch.argsort(values, stable=True)
+    ordered = values[order]
+    positions = torch.arange(values.numel(), device=values.device)
+    begins = torch.ones_like(ordered, dtype=torch.bool)
+    begins[1:] = ordered[1:] != ordered[:-1]
+    first = torch.where(begins, positions, 0).cummax(0).values
+    return torch.empty_like(order).index_copy_(0, order, positions - first)

@@ -19,7 +19,7 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_sar.comm.exchange import Exchange
 from pyg_sar.comm.reverse_edges import EdgeMove
-from pyg_sar.nn.draw import EdgeDraws
+from pyg_sar.nn.dropout import EdgeDraws
 from pyg_sar.nn.intercept import MessageError, SourceIndex
 from pyg_sar.nn.options import Options
 from pyg_sar.nn.source_rows import RowSum, SourceRows

@@ -1,14 +1,15 @@
 """Sums over raw features, which are the same in every epoch and so are computed once.
 
 All ranks decide together whether a kept sum is used. If one rank has other features than before,
-all of them exchange rows.
+all of them exchange rows. Who might write to a kept sum gets a copy; in turns it takes memory once
+that happens.
 """
 
 from __future__ import annotations
 
-import weakref
 from dataclasses import dataclass
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -16,10 +17,55 @@ from torch.utils.weak import WeakIdKeyDictionary
 from torch_geometric.nn import MessagePassing
 
 from pyg_sar.comm.vote import least_of_ranks
-from pyg_sar.nn.copies import lent_copy
 from pyg_sar.shard.blocks import Plan
 from pyg_sar.shard.shard import Kept
+from pyg_sar.utils import offload as evictable
 from pyg_sar.utils.checksum import checksum
+
+
+def kept_copy(tensor: Tensor) -> Tensor:
+    """A copy that nobody changes; in turns both are evicted as one."""
+    if evictable.watcher.value is None:
+        return tensor.clone()
+    copy: Tensor = _KeptCopy.apply(tensor)
+    offer = _Settles(copy)
+    if not evictable.watcher.value.offers([tensor], offer):
+        return tensor.clone()
+    copy._settles = offer  # type: ignore[attr-defined]  # lives as long as the copy
+    return copy
+
+
+def lent_copy(kept: Tensor) -> Tensor:
+    """A copy of a constant that nobody else has; in turns both are evicted as one."""
+    if evictable.watcher.value is None:
+        return kept.clone()
+    offer = kept._settles = _Settles(kept)  # type: ignore[attr-defined]  # lives as long
+    return kept.data if evictable.watcher.value.offers([kept], offer) else kept.clone()
+
+
+class _KeptCopy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return tensor.data
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0]
+
+
+class _Settles:
+    """Gives a tensor memory of its own before somebody writes to shared memory."""
+
+    is_open = False
+
+    def __init__(self, copy: Tensor) -> None:
+        self._copy = ref(copy)
+
+    def settle(self) -> None:
+        copy = self._copy()
+        if copy is not None:
+            copy.data = copy.data.clone()
+
 
 SUMS: Kept[Any] = Kept()
 _NOTHING, _KEEPS, _HAS = range(3)
@@ -56,7 +102,7 @@ class RawSum:
 
     def keep(self, out: Tensor) -> None:
         """Keeps the result."""
-        weight = None if self.weight is None else weakref.ref(self.weight)
+        weight = None if self.weight is None else ref(self.weight)
         self.results[self.kind] = weight, self.states(), out.detach(), out._version
 
 

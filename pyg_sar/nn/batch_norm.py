@@ -1,7 +1,9 @@
-"""Makes running statistics equal again that ranks have updated by batches of their own.
+"""Norms of batches of a rank: PyG's own, also for batches without rows, and equal on all ranks.
 
-torch's DistributedDataParallel gives all ranks those of rank 0 at the next forward, and forgets
-the batches of the others. Here their mean is taken. A step of a running mean is linear,
+On rows of the whole graph a norm runs as it is. On a plain tensor, as a loader gives it, it takes
+the statistics of this rank's batch, and updates its running statistics by them. torch's
+DistributedDataParallel gives all ranks those of rank 0 at the next forward, and forgets the batches
+of the others. Here their mean is taken. A step of a running mean is linear,
 ``(1 - m) running + m mean``, so the mean of the ranks' running statistics is the one that follows
 from the mean of their batches' statistics. A rank whose batch had no rows does not count.
 
@@ -12,14 +14,20 @@ followed are made equal at their next use: in evaluation, or in training on the 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch_geometric.nn import norm as pyg
 
 from pyg_sar.comm.collectives import all_reduce_sum
+from pyg_sar.comm.ranks import world_size
+from pyg_sar.rows.rows import Rows, plain, tag
+from pyg_sar.rows.sharding import Space
 
 Kind: TypeAlias = tuple[torch.dtype, torch.device]
 
@@ -139,3 +147,68 @@ def _set(norm: Any, piece: Tensor) -> None:
     if tracked is not None:
         before: Any = tracked if own is None else own.num_batches
         tracked.copy_(before + (num_batches / has_any).round().view(()))
+
+
+_NORMS = (
+    torch.nn.BatchNorm1d.__mro__[-3],  # of all norms of batches, above Module
+    *(pyg.HeteroBatchNorm, pyg.InstanceNorm),
+    *(pyg.LayerNorm, pyg.GraphNorm),  # which fail without rows
+)
+
+
+def watch_norms(model: torch.nn.Module) -> None:
+    """Lets the norms of a model note their updates by batches; a norm keeps its class.
+
+    Only torch's SyncBatchNorm, which runs on GPUs alone, becomes :class:`SyncBatchNorm`.
+    """
+    for module in model.modules():
+        if type(module) is torch.nn.SyncBatchNorm:
+            module.__class__ = SyncBatchNorm
+        elif isinstance(module, _NORMS) and not isinstance(module, SyncBatchNorm):
+            vars(module).setdefault('forward', partial(_forward, module))
+
+
+class SyncBatchNorm(torch.nn.BatchNorm1d, torch.nn.SyncBatchNorm):
+    """torch's SyncBatchNorm for rows, on any device: the statistics are of all ranks' batches."""
+
+    def forward(self, input: Tensor) -> Any:
+        """The normalised rows ``[num_rows, C]`` (collective in training)."""
+        if isinstance(input, Rows):
+            return torch.nn.BatchNorm1d.forward(self, input)
+        rows = tag(input.view_as(input), 0, Space(input.size(0), what='rows of batches'))
+        return plain(torch.nn.BatchNorm1d.forward(self, rows))
+
+
+def _forward(norm: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    forward = partial(type(norm).forward, norm)
+    is_of_all = isinstance(x, Rows)
+    if is_of_all or not norm.training:
+        make_equal(norm)
+    if is_of_all or world_size() == 1:
+        return forward(x, *args, **kwargs)
+    if norm.training and getattr(norm, 'running_mean', None) is not None:
+        has_rows = torch.tensor([x.numel() > 0])
+        if isinstance(norm, pyg.HeteroBatchNorm):
+            types = args[0] if args else kwargs['type_vec']
+            has_rows = torch.bincount(types, minlength=norm.running_mean.size(0)) > 0
+        note_update(norm, has_rows)
+    with _kept_for_backward(norm):
+        return forward(x, *args, **kwargs) if x.numel() else x.view_as(x)
+
+
+@contextmanager
+def _kept_for_backward(norm: Any) -> Iterator[None]:
+    """Lets a forward in training save running statistics that nobody changes in place.
+
+    A first backward makes the norm's own equal. A second one through the forward may follow.
+    """
+    names = ('running_mean', 'running_var') if norm.training else ()
+    buffers = {n: buffer for n, buffer in norm.named_buffers(recurse=False) if n in names}
+    for name, buffer in buffers.items():
+        setattr(norm, name, buffer.clone())
+    try:
+        yield
+    finally:
+        for name, buffer in buffers.items():
+            buffer.detach_().copy_(getattr(norm, name).detach())
+            setattr(norm, name, buffer)
