@@ -1,4 +1,4 @@
-"""Matrices of torch, of layouts COO, CSR and CSC; and ``data.adj_t`` of a graph cut with one."""
+"""Matrices of torch: layouts COO, CSR and CSC."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor
 
 from pyg_sar.rows.adjacency import (
     Adjacency,
@@ -21,7 +20,6 @@ from pyg_sar.rows.adjacency import (
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.registry import bare_name, is_in_place, name_of, names
 from pyg_sar.rows.rows import plain, plainly
-from pyg_sar.shard.format import LAYOUT, VALUE, Kind
 from pyg_sar.utils.nested import leaves
 
 _READS = names(
@@ -210,37 +208,3 @@ def _known(matrix: AdjacencyTensor, func: Any, name: str, args: Any, kwargs: Any
     if bare == 'neg':
         return matrix.with_value(-value)
     return None
-
-
-def restore_adj_t(store: Any) -> None:
-    """Makes ``adj_t`` of the edges of a loaded graph, if they are its entries."""
-    if LAYOUT not in store:
-        return
-    kind, edges = Kind.of(store.pop(LAYOUT)), store['edge_index']
-    value = store.pop(VALUE) if VALUE in store else None
-    if kind.name == 'SparseTensor' and not WITH_TORCH_SPARSE:
-        raise ValueError(
-            "'adj_t' of this graph was a torch_sparse.SparseTensor: install torch_sparse, or "
-            'apply T.ToSparseTensor(layout=torch.sparse_csr) before the graph is cut'
-        )
-    store['adj_t'] = _matrix(kind.name, edges, value)
-    if not kind.has_edge_index:
-        del store['edge_index']
-
-
-def _matrix(name: str, edges: EdgeIndex, value: Any) -> Any:
-    is_whole = edges._space.is_whole
-    if name != 'SparseTensor':
-        layout = getattr(torch, f'sparse_{name}')
-        if not is_whole:
-            return tensor_of(edges, value, layout, is_unique=True)
-        col, row = edges.whole_ids
-        n = edges.ends.dst.total
-        return torch_matrix(layout, row, col, value, (n, n, *value.shape[1:]), is_unique=True)
-    if not is_whole:
-        from pyg_sar.rows.sparse_tensor import sparse_tensor_of
-
-        return sparse_tensor_of(edges, value)
-    col, row = edges.whole_ids
-    sizes = (edges.ends.dst.total, edges.ends.src.total)
-    return SparseTensor(row=row, col=col, value=value, sparse_sizes=sizes, is_sorted=True)

@@ -16,7 +16,6 @@ from pyg_sar.comm.errors import collective
 from pyg_sar.comm.ranks import cache_of
 from pyg_sar.comm.vote import agree
 from pyg_sar.rows.adjacency import Adjacency, refuse_matrices
-from pyg_sar.rows.adjacency_tensors import restore_adj_t
 from pyg_sar.rows.align import brought, own_rows
 from pyg_sar.rows.edges import EdgeIndex, Ends, edge_index, node_ids
 from pyg_sar.rows.over_ranks import all_rows
@@ -24,6 +23,7 @@ from pyg_sar.rows.patches import ask_for_rows
 from pyg_sar.rows.replicated import PLAIN, with_mean_gradient
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, same_plain, tag
 from pyg_sar.rows.sharding import Space
+from pyg_sar.rows.stored_matrices import restore_adj_t
 from pyg_sar.shard.edges import LocalEdges, ShardEdges, refuse_local
 from pyg_sar.shard.read_shard import of_whole
 from pyg_sar.utils.nested import in_nested
