@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 import pyg_sar
-from pyg_sar.partition import assignment, layout, metis, neighbours, sub_parts, writer
+from pyg_sar.partition import external_sort, layout, metis, writer
 from pyg_sar.partition.atomic_folder import existing_parent
 from pyg_sar.partition.mapped import Scratch, trim
 from pyg_sar.partition.sources.sources import load_source
@@ -104,24 +104,20 @@ def main() -> None:
     csr: dict[str, int] = {}
 
     def sized(*arguments: Any, keep_duplicates: bool = False) -> Any:
-        near = neighbours.neighbours(*arguments, keep_duplicates=keep_duplicates)
+        near = external_sort.neighbours(*arguments, keep_duplicates=keep_duplicates)
         if not keep_duplicates:
             csr.update(num_nodes=near.indptr.numel() - 1, num_neighbours=near.columns.numel())
         return near
 
-    assignment.neighbours = sized
+    cutting.neighbours = sized
     phases.watch(cutting, 'load_source', 'read')
     phases.watch(cutting, 'typed_graph', 'check')
-    for module in (assignment, sub_parts):
+    for module in (cutting, metis):
         phases.watch(module, 'neighbours', 'undirected graph')
-    phases.watch(neighbours.Neighbours, 'csr', "METIS's input", lambda near: near.columns.nbytes)
-    for module in (metis, sub_parts):
-        phases.watch(
-            module,
-            'pymetis_parts',
-            METIS,
-            lambda given: given.indptr.nbytes + given.index.nbytes,
-        )
+    phases.watch(external_sort.Neighbours, 'csr', "METIS's input", lambda near: near.columns.nbytes)
+    phases.watch(
+        metis, 'pymetis_parts', METIS, lambda given: given.indptr.nbytes + given.index.nbytes
+    )
     phases.watch(cutting, 'assign_nodes', ASSIGN)
     for module, function in (
         (writer, 'group_nodes'),
@@ -137,7 +133,7 @@ def main() -> None:
         torch.set_num_threads(1)  # as in partition_graph
         scratch = Scratch(existing_parent(args.out))
         data = load_source(args.source, scratch=scratch)
-        assignment.neighbours(data.edge_index, summary.num_nodes, scratch)
+        cutting.neighbours(data.edge_index, summary.num_nodes, scratch)
     found = phases.end()
     # Between these phases next to nothing happens, but METIS's arrays are there.
     beside = [of['beside_bytes'] for phase, of in found.items() if phase not in ('other', ASSIGN)]

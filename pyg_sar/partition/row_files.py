@@ -16,6 +16,9 @@ from torch import Tensor
 
 from pyg_sar.partition.mapped import Scratch, is_mapped, release
 
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
 SHARE = 128
 
 CHUNK_ROWS, _MOST_ROWS = 1 << 14, 1 << 17
@@ -25,6 +28,8 @@ CHUNK_BYTES, _MOST_BYTES = 1 << 19, 1 << 23
 """Bytes per chunk of rows, and span of a mapped tensor that rows are picked from at a time."""
 
 _AS_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+UNSIGNED = tuple(_AS_SIGNED)
+"""Types that torch hardly computes with."""
 
 
 @dataclass(frozen=True)

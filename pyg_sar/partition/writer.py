@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from pyg_sar.partition import layout
-from pyg_sar.partition.groups import EdgeGroups, NodeGroups, group_edges, group_nodes
+from pyg_sar.partition.graph import TypedGraph
+from pyg_sar.partition.layout import EdgeGroups, NodeGroups, group_edges, group_nodes
 from pyg_sar.partition.mapped import trim
 from pyg_sar.partition.row_files import RowStream, chunks, edge_chunks
 from pyg_sar.partition.summary import PartitionSummary, summarize
 from pyg_sar.partition.torch_archive import save_rows
-from pyg_sar.partition.typed import TypedGraph
 from pyg_sar.shard import format as file_names
 from pyg_sar.shard.csr import check_block_edges
 from pyg_sar.shard.files import folder_checksums

@@ -26,13 +26,12 @@ from torch_geometric.utils import coalesce, to_edge_index, to_torch_csc_tensor
 from whole_partition import verify_partition
 
 from pyg_sar import load_shard
-from pyg_sar.partition import groups, layout, mapped, sub_parts
+from pyg_sar.partition import layout, mapped, metis
 from pyg_sar.partition import row_files as rows
 from pyg_sar.partition.__main__ import main
-from pyg_sar.partition.buckets import stable_order
+from pyg_sar.partition.external_sort import neighbours, stable_order
 from pyg_sar.partition.mapped import Scratch, is_mapped, map_array, release
-from pyg_sar.partition.method import CutOptions
-from pyg_sar.partition.neighbours import neighbours
+from pyg_sar.partition.options import CutOptions
 from pyg_sar.partition.partition_graph import cut_graph, partition_graph
 from pyg_sar.partition.row_files import RowStream
 from pyg_sar.partition.sources.reverse import add_reverse_edges
@@ -183,10 +182,9 @@ def _heterogeneous() -> HeteroData:
 @pytest.mark.parametrize('num_parts', [1, 2, 5])
 def test_layout_in_many_buckets(tmp_path, monkeypatch, check_partition, num_parts, order):
     """Against the oracle, which knows the graph alone; with two parts as beyond 2^31 nodes."""
-    monkeypatch.setattr(sub_parts, 'ROWS', 4)
+    monkeypatch.setattr(metis, 'ROWS', 4)
     if num_parts == 2:
-        for module in (groups, layout):
-            monkeypatch.setattr(module, 'smallest_dtype', lambda _: torch.int64)
+        monkeypatch.setattr(layout, 'smallest_dtype', lambda _: torch.int64)
     data = _homogeneous()
     assert 4 * num_parts * 4 * rows.CHUNK_ROWS < 500  # several buckets a part
     cut_graph(data, num_parts, tmp_path / 'a', CutOptions(), in_cache_order=order == 'cache')

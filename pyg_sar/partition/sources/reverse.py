@@ -11,10 +11,14 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.utils import to_undirected
 
-from pyg_sar.partition.adjacency import with_edges_of_adj_t, with_symmetric_adj_t
-from pyg_sar.partition.checks import check_ids, checked_edge_index
+from pyg_sar.partition.external_sort import both_ways
+from pyg_sar.partition.graph import (
+    check_ids,
+    checked_edge_index,
+    with_edges_of_adj_t,
+    with_symmetric_adj_t,
+)
 from pyg_sar.partition.mapped import MEMORY, Scratch, release, tensor_of, trim
-from pyg_sar.partition.neighbours import both_ways
 from pyg_sar.partition.row_files import edge_chunks, join_edges, smallest_and_largest
 from pyg_sar.shard.format import LAYOUT, VALUE
 
