@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import multiprocessing
+import os
 import shutil
 import sys
 import time
@@ -18,7 +20,7 @@ import torch
 import pyg_sar
 from pyg_sar.partition import external_sort, layout, metis, writer
 from pyg_sar.partition.atomic_folder import existing_parent
-from pyg_sar.partition.mapped import Scratch, trim
+from pyg_sar.partition.memmap import Scratch
 from pyg_sar.partition.sources.sources import load_source
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -42,10 +44,12 @@ class Phases:
 
     def __init__(self) -> None:
         self.found: dict[str, dict[str, float]] = {}
-        self.held = _status('VmRSS')
+        self.held = _own_memory()
+        self._peak = multiprocessing.Value('q', self.held)
+        # A thread would wait while METIS holds the interpreter.
+        multiprocessing.Process(target=_sample, args=(os.getpid(), self._peak), daemon=True).start()
         self._open = ['other']
         self._since = time.perf_counter()
-        Path('/proc/self/clear_refs').write_text('5')
 
     def watch(
         self, module: Any, function: str, phase: str, own: Callable[[Any], int] | None = None
@@ -66,7 +70,7 @@ class Phases:
             own_bytes = own(args[0]) if own else 0
             known = self.found.setdefault(phase, _nothing())
             if phase == METIS:
-                beside = _status('VmRSS') - self.held - own_bytes
+                beside = _own_memory() - self.held - own_bytes
                 known['beside_bytes'] = max(known['beside_bytes'], beside)
             try:
                 return wrapped(*args, **kwargs)
@@ -81,14 +85,15 @@ class Phases:
         return self.found
 
     def _turn(self, own_bytes: int = 0) -> None:
-        now, peak = time.perf_counter(), _status('VmHWM') - self.held
+        now, held = time.perf_counter(), _own_memory()
+        with self._peak.get_lock():
+            peak, self._peak.value = max(self._peak.value, held) - self.held, held
         phase = self._open[-1]
         known = self.found.setdefault(phase, _nothing())
         known['seconds'] += now - self._since
         known['peak_bytes'] = max(known['peak_bytes'], peak)
         if phase != METIS:
             known['beside_bytes'] = max(known['beside_bytes'], peak - own_bytes)
-        Path('/proc/self/clear_refs').write_text('5')
         self._since = now
 
 
@@ -164,18 +169,26 @@ def _first(folder: Path, num_parts: int, method: str) -> None:
     shutil.rmtree(source)
     shutil.rmtree(folder)
     gc.collect()
-    trim()
 
 
 def _nothing() -> dict[str, float]:
     return {'seconds': 0.0, 'peak_bytes': 0, 'beside_bytes': 0}
 
 
-def _status(name: str) -> int:
-    for line in Path('/proc/self/status').read_text().splitlines():
-        if line.startswith(f'{name}:'):
+def _own_memory(process: int | str = 'self') -> int:
+    """Bytes of memory that are no pages of files, which the page cache takes back."""
+    for line in Path(f'/proc/{process}/status').read_text().splitlines():
+        if line.startswith('RssAnon:'):
             return int(line.split()[1]) * 1024
-    raise ValueError(f"expected '{name}' in /proc/self/status (got none)")
+    raise ValueError(f"expected 'RssAnon' in /proc/{process}/status (got none)")
+
+
+def _sample(process: int, peak: Any) -> None:
+    """Keeps the largest memory of a process in `peak`."""
+    while True:
+        with peak.get_lock():
+            peak.value = max(peak.value, _own_memory(process))
+        time.sleep(0.002)
 
 
 if __name__ == '__main__':

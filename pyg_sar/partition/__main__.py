@@ -16,8 +16,8 @@ from typing import Any
 
 from pyg_sar.partition.atomic_folder import existing_parent, target_folder
 from pyg_sar.partition.balance import BALANCES
-from pyg_sar.partition.mapped import Scratch
 from pyg_sar.partition.masks import parse_split
+from pyg_sar.partition.memmap import Scratch
 from pyg_sar.partition.options import OBJECTIVES, CutOptions, check_positive, check_seed
 from pyg_sar.partition.partition_graph import cut_graph
 from pyg_sar.partition.sources.dataset_class import transformed

@@ -12,9 +12,8 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
-from pyg_sar.partition.mapped import tensor_of
 from pyg_sar.partition.masks import INDICES, mask_of_index
-from pyg_sar.partition.row_files import INTEGERS, UNSIGNED, smallest_and_largest
+from pyg_sar.partition.memmap import INTEGERS, UNSIGNED, smallest_and_largest, tensor_of
 
 _NODE_NAMES = frozenset({'x', 'pos', 'batch', 'node_type', 'train_mask', 'val_mask', 'test_mask'})
 _EDGE_NAMES = frozenset({'edge_attr', 'edge_weight', 'edge_type'})

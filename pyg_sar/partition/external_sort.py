@@ -1,13 +1,11 @@
 """Sorting more records than memory holds: first into buckets on disk, then each by itself.
 
-Buckets are written with pwrite: a write through a map counts as memory and costs a fault per page.
 The graph as partitioners read it is made so, too: every edge is dealt, both ways, into buckets of
 consecutive rows, and one bucket at a time is sorted.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,17 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_sar.partition import row_files as rows
-from pyg_sar.partition.mapped import (
+from pyg_sar.partition import memmap
+from pyg_sar.partition.memmap import (
     MEMORY,
     FloatArray,
     IndexArray,
     Int64Array,
     Scratch,
-    release,
-    trim,
+    edge_chunks,
+    ranges,
 )
-from pyg_sar.partition.row_files import edge_chunks, ranges
 
 
 class Buckets:
@@ -57,10 +54,8 @@ class Buckets:
         self._ptr: list[int] = item_ptr[self.bounds].tolist()
         numbers = torch.arange(len(self), dtype=torch.int32)
         self._bucket_of = numbers.repeat_interleave(self.bounds.diff())
-        opened = [scratch.open((count,), dtype) for dtype in dtypes]
-        self.columns = [column for column, _ in opened]
-        self._files = [file for _, file in opened]
-        self._ends, self._missing = self._ptr[:-1], count
+        self.columns = [scratch.empty((count,), dtype) for dtype in dtypes]
+        self._ends = self._ptr[:-1]
 
     def __len__(self) -> int:
         return self.bounds.numel() - 1
@@ -77,39 +72,20 @@ class Buckets:
             counts = bucket.bincount(minlength=len(self)).tolist()
             order = stable_order(bucket, len(self))
             ordered = (field.index_select(0, order) for field in fields)
-        for column, file, field in zip(self.columns, self._files, ordered, strict=True):
-            values, start = field.to(column.dtype).numpy(), 0
-            for end, count in zip(self._ends, counts, strict=True):
-                if count and file is None:
-                    column[end : end + count] = torch.from_numpy(values[start : start + count])
-                elif count and file is not None:
-                    _write(file.fileno(), values[start : start + count].data, end * values.itemsize)
-                start += count
+        for column, field in zip(self.columns, ordered, strict=True):
+            runs = torch.split(field.to(column.dtype), counts)
+            for end, run in zip(self._ends, runs, strict=True):
+                column[end : end + run.numel()] = run
         self._ends = [end + count for end, count in zip(self._ends, counts, strict=True)]
-        self._missing -= sum(counts)
-        if self._missing == 0:  # Open files are few, and so is memory.
-            self._bucket_of = self._bucket_of[:0].clone()
-            for file in self._files:
-                if file is not None:
-                    file.close()
 
     def read(self, bucket: int, number: int = 0) -> Tensor:
         """One field of the records of one bucket, in memory, int64."""
         column = self.columns[number][self._ptr[bucket] : self._ptr[bucket + 1]]
-        values = column.to(torch.int64, copy=True)
-        release(column)
-        return values
-
-
-def _write(file: int, content: memoryview, offset: int) -> None:
-    content = content.cast('B')
-    while content:
-        done = os.pwrite(file, content, offset)
-        content, offset = content[done:], offset + done
+        return column.to(torch.int64, copy=True)
 
 
 def _bounds(ptr: Tensor, cuts: Tensor) -> Tensor:
-    most = max(4 * rows.CHUNK_ROWS, int(ptr[-1]) // rows.SHARE)  # few buckets take fewer writes
+    most = max(4 * memmap.CHUNK_ROWS, int(ptr[-1]) // memmap.SHARE)  # few buckets take fewer writes
     bounds = [cuts]
     for start, stop in pairwise(cuts.tolist()):
         first, last = int(ptr[start]), int(ptr[stop])
@@ -137,7 +113,7 @@ def count_to_ptr(ids: Iterable[Tensor], bound: int) -> Tensor:
     """Where the records of every item begin and end, int64 [bound + 1]; `ids` by chunks."""
     ptr = torch.zeros(bound + 1, dtype=torch.int64)
     for part in ids:
-        rows.count_into(ptr[1:], part)
+        memmap.count_into(ptr[1:], part)
     return ptr.cumsum_(0)
 
 
@@ -197,9 +173,8 @@ class Neighbours:
         columns = self.columns[ptr[0] : ptr[-1]]
         index: IndexArray = np.empty(columns.numel(), dtype=dtype)
         for first, last in ranges(index.size):
-            part = columns[first:last]
-            np.subtract(part.numpy(), start, out=index[first:last], casting='same_kind')
-            release(part)
+            part = columns[first:last].numpy()
+            np.subtract(part, start, out=index[first:last], casting='same_kind')
         return (ptr - ptr[0] if start else ptr).numpy(), index
 
 
@@ -221,13 +196,10 @@ def neighbours(
         row = column // num_nodes
         column.sub_(row, alpha=num_nodes)
         indptr[start + 1 : stop + 1] = row.sub_(start).bincount(minlength=stop - start)
-        target = columns[end : end + column.numel()]
-        target[:] = column
-        release(target)
+        columns[end : end + column.numel()] = column
         end += column.numel()
         del keys, row, column
     indptr.cumsum_(0)
-    trim()
     return Neighbours(indptr, columns[:end])
 
 

@@ -20,10 +20,11 @@ from torch_geometric.typing import SparseTensor
 from torch_geometric.utils import to_edge_index, to_torch_sparse_tensor
 
 from pyg_sar.partition.attributes import count_rows, label_facts, odd_kind, sort_attributes
-from pyg_sar.partition.mapped import MEMORY, Scratch
-from pyg_sar.partition.row_files import (
+from pyg_sar.partition.memmap import (
     INTEGERS,
+    MEMORY,
     UNSIGNED,
+    Scratch,
     edge_chunks,
     join_edges,
     smallest_and_largest,

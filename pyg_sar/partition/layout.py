@@ -25,8 +25,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.partition.external_sort import Buckets, count_to_ptr, counts_to_ptr, stable_order
-from pyg_sar.partition.mapped import Scratch, trim
-from pyg_sar.partition.row_files import RowStream, edge_chunks, ranges
+from pyg_sar.partition.memmap import RowStream, Scratch, edge_chunks, ranges
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,6 @@ def group_nodes(assignment: Tensor, num_parts: int, sub_parts: Tensor | None = N
     place[order] = torch.arange(order.numel(), dtype=id_type)
     node_perm = order.to(id_type)
     del order
-    trim()
     return NodeGroups(assignment, node_perm, partptr, place)
 
 
@@ -113,7 +111,6 @@ def group_edges(
     for start, row, col in edge_chunks(edge_index):
         e_id = torch.arange(start, start + row.numel())
         buckets.add(dst.place.index_select(0, col), e_id, row, col)
-    trim()
     partptr = torch.searchsorted(buckets.bounds, dst.partptr)
     return EdgeGroups(src, dst, edge_index, buckets, partptr)
 
@@ -160,7 +157,6 @@ def find_halos(edges: EdgeGroups) -> Halos:
         is_read[nodes.partptr[part] : nodes.partptr[part + 1]] = False
         halos.append(is_read.nonzero().view(-1).to(smallest_dtype(nodes.num_nodes)))
         del is_read
-    trim()
     ends = [torch.searchsorted(halo, nodes.partptr.to(halo.dtype)) for halo in halos]
     return Halos(halos, torch.stack(ends).diff(dim=1), block_edges)
 
@@ -191,7 +187,6 @@ def part_layout(
     for bucket in edges.of_part(part):
         _sort_bucket(edges, bucket, part, local, blocks)
     del local
-    trim()
     src, dst, e_id = blocks.columns
     return (
         {

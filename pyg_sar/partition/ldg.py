@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.partition.external_sort import neighbours_by_part
-from pyg_sar.partition.mapped import BoolArray, FloatArray, IndexArray, Int64Array
+from pyg_sar.partition.memmap import BoolArray, FloatArray, IndexArray, Int64Array
 from pyg_sar.partition.options import Problem
 
 PASSES = 10

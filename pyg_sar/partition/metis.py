@@ -25,9 +25,8 @@ from torch import Tensor
 from pyg_sar.partition.external_sort import neighbours
 from pyg_sar.partition.graph import TypedGraph
 from pyg_sar.partition.layout import group_nodes
-from pyg_sar.partition.mapped import trim
+from pyg_sar.partition.memmap import edge_chunks, join_edges
 from pyg_sar.partition.options import PACKAGES, CutOptions, Problem, first_installed
-from pyg_sar.partition.row_files import edge_chunks, join_edges
 from pyg_sar.shard.format import NodeKey
 
 _SEED = 4321
@@ -122,7 +121,6 @@ def find_sub_parts(
             del problem
         first += count
         del indptr, index, nodes  # freed before the next part allocates
-        trim()
     return graph.by_type(sub_parts)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from pyg_sar.partition.balance import BALANCES, largest_load
-from pyg_sar.partition.mapped import IndexArray, Int64Array
+from pyg_sar.partition.memmap import IndexArray, Int64Array
 
 PACKAGES = ('pymetis', 'pyg_lib', 'torch_sparse')
 

@@ -24,8 +24,8 @@ from pyg_sar.partition.given import (
 from pyg_sar.partition.graph import TypedGraph, typed_graph
 from pyg_sar.partition.kaminpar import kaminpar_parts
 from pyg_sar.partition.ldg import ldg_parts
-from pyg_sar.partition.mapped import BoolArray, Int64Array, Scratch, trim
 from pyg_sar.partition.masks import MASKS, parse_split, random_split
+from pyg_sar.partition.memmap import BoolArray, Int64Array, Scratch, aligned
 from pyg_sar.partition.metis import find_sub_parts, metis_parts
 from pyg_sar.partition.options import (
     PACKAGES,
@@ -37,7 +37,6 @@ from pyg_sar.partition.options import (
     check_seed,
     first_installed,
 )
-from pyg_sar.partition.row_files import aligned
 from pyg_sar.partition.sources.sources import load_source
 from pyg_sar.partition.summary import PartitionSummary
 from pyg_sar.partition.writer import write_partition
@@ -223,7 +222,6 @@ def assign_nodes(graph: TypedGraph, num_parts: int, options: CutOptions) -> dict
         parts = range_parts(graph, num_parts)
     else:
         parts = given_parts(graph, num_parts, options.method)
-    trim()  # Else METIS's memory would stay while shards are written.
     return graph.by_type(parts.to(torch.int32))
 
 

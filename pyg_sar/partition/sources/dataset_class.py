@@ -11,10 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch_geometric.data import Data, Dataset, HeteroData
-
-from pyg_sar.partition.mapped import hold
 
 _CALL = re.compile(r'((?:[A-Za-z_]\w*\.)*)([A-Za-z_]\w*)(?:\((.*)\))?')
 
@@ -70,7 +67,6 @@ def transformed(data: Data | HeteroData, text: str, *, seed: int = 0) -> Data | 
     """
     cls, options = named_class(text, 'torch_geometric.transforms')
     torch.manual_seed(seed)
-    hold(*(value for store in data.stores for value in store.values() if type(value) is Tensor))
     try:
         out: Any = cls(**options)(data)
     except Exception as error:  # of any transform, on any graph
