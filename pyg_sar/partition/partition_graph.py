@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import FunctionType
 
 import numpy as np
 import torch
@@ -123,7 +124,7 @@ def partition_graph(
 
 
 def cut_graph(
-    data: Data | HeteroData | str | os.PathLike[str],
+    data: Data | HeteroData | str | os.PathLike[str] | Callable[[Scratch], Data | HeteroData],
     num_parts: int,
     root: str | os.PathLike[str],
     options: CutOptions,
@@ -133,12 +134,12 @@ def cut_graph(
     progress: bool = False,
     in_cache_order: bool | None = None,
     command: Sequence[str] | None = None,
-    scratch: Scratch | None = None,
 ) -> PartitionSummary:
     """What :func:`partition_graph` does.
 
     Args:
-        data: As there, like `num_parts`, `root`, `split`, `force` and `progress`.
+        data: As there, like `num_parts`, `root`, `split`, `force` and `progress`; or a function
+            that gives the graph, called once the options are known to be right.
         num_parts: See `data`.
         root: See `data`.
         options: How nodes are assigned.
@@ -148,13 +149,15 @@ def cut_graph(
         in_cache_order: Whether neighbours are near each other in a part, and not in the order of
             ids; by default where pymetis cuts.
         command: The command line, noted in META.json.
-        scratch: Where temporary arrays lie; by default in files without a name beside `root`.
     """
     num_parts = check_positive('num_parts', num_parts)
     target, before = target_folder(root, force=force)
     check_options(options)
+    fractions = None if split is None else parse_split(split)
+    scratch = Scratch(existing_parent(target))  # files without a name
+    if isinstance(data, FunctionType):  # Data can be called as well
+        data = data(scratch)
     with _one_thread():
-        scratch = scratch or Scratch(existing_parent(target))
         if isinstance(data, (str, os.PathLike)):
             data = load_source(data, scratch=scratch)
         graph = typed_graph(data, scratch)
@@ -163,8 +166,8 @@ def cut_graph(
                 "'num_parts' must not exceed the number of nodes (got "
                 f'{num_parts} and {graph.num_nodes})'
             )
-        if split is not None:
-            _add_split(graph, split, options.seed)
+        if fractions is not None:
+            _add_split(graph, fractions, options.seed)
         if in_cache_order is None:
             in_cache_order = options.name == 'metis' and first_installed(PACKAGES) == 'pymetis'
         with Progress(quiet=not progress) as shown:
@@ -189,8 +192,7 @@ def cut_graph(
                 )
 
 
-def _add_split(graph: TypedGraph, split: str | tuple[float, float, float], seed: int) -> None:
-    fractions = parse_split(split)
+def _add_split(graph: TypedGraph, fractions: tuple[float, float, float], seed: int) -> None:
     labelled = [
         nodes for nodes in graph.nodes.values() if 'y' in nodes.attrs or not graph.is_hetero
     ]
