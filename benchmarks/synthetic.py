@@ -20,8 +20,8 @@ import numpy.typing as npt
 import torch
 from torch_geometric.data import Data
 
-from pyg_sar.partition.mapped import Int64Array
 from pyg_sar.partition.masks import masks_of_runs
+from pyg_sar.partition.memmap import Int64Array
 
 Float32Array = npt.NDArray[np.float32]
 

@@ -32,3 +32,13 @@ def tree(folder: Path) -> dict[str, bytes]:
     """All files by their path."""
     files = sorted(path for path in folder.rglob('*') if path.is_file())
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def is_in_file(values: torch.Tensor) -> bool:
+    """Whether the numbers of a tensor lie in a map of a file, whether or not it has a name."""
+    for line in Path('/proc/self/maps').read_text().splitlines():
+        bounds, _, _, _, inode, *_ = line.split()
+        start, end = (int(bound, 16) for bound in bounds.split('-'))
+        if start <= values.data_ptr() < end:
+            return inode != '0'
+    return False

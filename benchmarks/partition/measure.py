@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import multiprocessing
+import os
 import shutil
 import sys
 import time
@@ -16,9 +18,9 @@ from typing import Any
 import torch
 
 import pyg_sar
-from pyg_sar.partition import assignment, layout, metis, neighbours, sub_parts, writer
+from pyg_sar.partition import external_sort, layout, metis, writer
 from pyg_sar.partition.atomic_folder import existing_parent
-from pyg_sar.partition.mapped import Scratch, trim
+from pyg_sar.partition.memmap import Scratch
 from pyg_sar.partition.sources.sources import load_source
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -42,10 +44,12 @@ class Phases:
 
     def __init__(self) -> None:
         self.found: dict[str, dict[str, float]] = {}
-        self.held = _status('VmRSS')
+        self.held = _own_memory()
+        self._peak = multiprocessing.Value('q', self.held)
+        # A thread would wait while METIS holds the interpreter.
+        multiprocessing.Process(target=_sample, args=(os.getpid(), self._peak), daemon=True).start()
         self._open = ['other']
         self._since = time.perf_counter()
-        Path('/proc/self/clear_refs').write_text('5')
 
     def watch(
         self, module: Any, function: str, phase: str, own: Callable[[Any], int] | None = None
@@ -66,7 +70,7 @@ class Phases:
             own_bytes = own(args[0]) if own else 0
             known = self.found.setdefault(phase, _nothing())
             if phase == METIS:
-                beside = _status('VmRSS') - self.held - own_bytes
+                beside = _own_memory() - self.held - own_bytes
                 known['beside_bytes'] = max(known['beside_bytes'], beside)
             try:
                 return wrapped(*args, **kwargs)
@@ -81,14 +85,15 @@ class Phases:
         return self.found
 
     def _turn(self, own_bytes: int = 0) -> None:
-        now, peak = time.perf_counter(), _status('VmHWM') - self.held
+        now, held = time.perf_counter(), _own_memory()
+        with self._peak.get_lock():
+            peak, self._peak.value = max(self._peak.value, held) - self.held, held
         phase = self._open[-1]
         known = self.found.setdefault(phase, _nothing())
         known['seconds'] += now - self._since
         known['peak_bytes'] = max(known['peak_bytes'], peak)
         if phase != METIS:
             known['beside_bytes'] = max(known['beside_bytes'], peak - own_bytes)
-        Path('/proc/self/clear_refs').write_text('5')
         self._since = now
 
 
@@ -104,24 +109,20 @@ def main() -> None:
     csr: dict[str, int] = {}
 
     def sized(*arguments: Any, keep_duplicates: bool = False) -> Any:
-        near = neighbours.neighbours(*arguments, keep_duplicates=keep_duplicates)
+        near = external_sort.neighbours(*arguments, keep_duplicates=keep_duplicates)
         if not keep_duplicates:
             csr.update(num_nodes=near.indptr.numel() - 1, num_neighbours=near.columns.numel())
         return near
 
-    assignment.neighbours = sized
+    cutting.neighbours = sized
     phases.watch(cutting, 'load_source', 'read')
     phases.watch(cutting, 'typed_graph', 'check')
-    for module in (assignment, sub_parts):
+    for module in (cutting, metis):
         phases.watch(module, 'neighbours', 'undirected graph')
-    phases.watch(neighbours.Neighbours, 'csr', "METIS's input", lambda near: near.columns.nbytes)
-    for module in (metis, sub_parts):
-        phases.watch(
-            module,
-            'pymetis_parts',
-            METIS,
-            lambda given: given.indptr.nbytes + given.index.nbytes,
-        )
+    phases.watch(external_sort.Neighbours, 'csr', "METIS's input", lambda near: near.columns.nbytes)
+    phases.watch(
+        metis, 'pymetis_parts', METIS, lambda given: given.indptr.nbytes + given.index.nbytes
+    )
     phases.watch(cutting, 'assign_nodes', ASSIGN)
     for module, function in (
         (writer, 'group_nodes'),
@@ -137,7 +138,7 @@ def main() -> None:
         torch.set_num_threads(1)  # as in partition_graph
         scratch = Scratch(existing_parent(args.out))
         data = load_source(args.source, scratch=scratch)
-        assignment.neighbours(data.edge_index, summary.num_nodes, scratch)
+        cutting.neighbours(data.edge_index, summary.num_nodes, scratch)
     found = phases.end()
     # Between these phases next to nothing happens, but METIS's arrays are there.
     beside = [of['beside_bytes'] for phase, of in found.items() if phase not in ('other', ASSIGN)]
@@ -168,18 +169,26 @@ def _first(folder: Path, num_parts: int, method: str) -> None:
     shutil.rmtree(source)
     shutil.rmtree(folder)
     gc.collect()
-    trim()
 
 
 def _nothing() -> dict[str, float]:
     return {'seconds': 0.0, 'peak_bytes': 0, 'beside_bytes': 0}
 
 
-def _status(name: str) -> int:
-    for line in Path('/proc/self/status').read_text().splitlines():
-        if line.startswith(f'{name}:'):
+def _own_memory(process: int | str = 'self') -> int:
+    """Bytes of memory that are no pages of files, which the page cache takes back."""
+    for line in Path(f'/proc/{process}/status').read_text().splitlines():
+        if line.startswith('RssAnon:'):
             return int(line.split()[1]) * 1024
-    raise ValueError(f"expected '{name}' in /proc/self/status (got none)")
+    raise ValueError(f"expected 'RssAnon' in /proc/{process}/status (got none)")
+
+
+def _sample(process: int, peak: Any) -> None:
+    """Keeps the largest memory of a process in `peak`."""
+    while True:
+        with peak.get_lock():
+            peak.value = max(peak.value, _own_memory(process))
+        time.sleep(0.002)
 
 
 if __name__ == '__main__':

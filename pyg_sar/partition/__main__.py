@@ -14,12 +14,11 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from pyg_sar.partition.atomic_folder import existing_parent, target_folder
+from torch_geometric.data import Data, HeteroData
+
 from pyg_sar.partition.balance import BALANCES
-from pyg_sar.partition.checks import check_positive, check_seed
-from pyg_sar.partition.mapped import Scratch
-from pyg_sar.partition.masks import parse_split
-from pyg_sar.partition.method import OBJECTIVES, CutOptions
+from pyg_sar.partition.memmap import Scratch
+from pyg_sar.partition.options import OBJECTIVES, CutOptions, check_seed
 from pyg_sar.partition.partition_graph import cut_graph
 from pyg_sar.partition.sources.dataset_class import transformed
 from pyg_sar.partition.sources.reverse import add_reverse_edges
@@ -45,8 +44,6 @@ _ARGUMENTS: dict[str, dict[str, Any]] = {
     },
 }
 """How the command line takes the fields of :class:`CutOptions`."""
-
-_OF_CUT = ('split', 'force')
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -75,31 +72,27 @@ def run(arguments: argparse.Namespace, prog: str, words: Sequence[str]) -> int:
 
 
 def _run(args: argparse.Namespace, command: Sequence[str]) -> int:
-    # Before a file that may take minutes to read.
-    check_positive('num_parts', args.num_parts)
+    def read(scratch: Scratch) -> Data | HeteroData:
+        with Progress(quiet=args.quiet) as shown:
+            shown.phase('reading', delay=0.5)  # a mistake is told alone
+            data = load_source(args.source, root=args.datasets, scratch=scratch)
+            if args.undirected:
+                data = add_reverse_edges(data, scratch)
+            for text in args.transform:
+                shown.phase('transform', delay=0.5)
+                data = transformed(data, text, seed=args.seed)
+        return data
+
     check_seed(args.seed)
-    target, _ = target_folder(args.out, force=args.force)
-    if args.split is not None:
-        parse_split(args.split)
-    of_cut = {name: getattr(args, name) for name in _OF_CUT}
-    scratch = Scratch(existing_parent(target))
-    with Progress(quiet=args.quiet) as shown:
-        shown.phase('reading', delay=0.5)  # a mistake is told alone
-        data = load_source(args.source, root=args.datasets, scratch=scratch)
-        if args.undirected:
-            data = add_reverse_edges(data, scratch)
-        for text in args.transform:
-            shown.phase('transform', delay=0.5)
-            data = transformed(data, text, seed=args.seed)
     summary = cut_graph(
-        data,
+        read,
         args.num_parts,
         args.out,
         CutOptions(**{name: getattr(args, name) for name in _ARGUMENTS}),
+        split=args.split,
+        force=args.force,
         progress=not args.quiet,
-        scratch=scratch,
         command=command,
-        **of_cut,
     )
     if not args.quiet:
         print(summary)

@@ -12,10 +12,8 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
-from pyg_sar.partition.checks import INTEGERS, UNSIGNED, odd_kind
-from pyg_sar.partition.mapped import tensor_of
 from pyg_sar.partition.masks import INDICES, mask_of_index
-from pyg_sar.partition.row_files import smallest_and_largest
+from pyg_sar.partition.memmap import INTEGERS, UNSIGNED, smallest_and_largest, tensor_of
 
 _NODE_NAMES = frozenset({'x', 'pos', 'batch', 'node_type', 'train_mask', 'val_mask', 'test_mask'})
 _EDGE_NAMES = frozenset({'edge_attr', 'edge_weight', 'edge_type'})
@@ -241,3 +239,14 @@ def _describe(value: Any) -> str:
         is_sparse = isinstance(value, Tensor) and value.layout is not torch.strided
         return f'{"sparse " if is_sparse else ""}{value.dtype} {list(value.shape)}'
     return type(value).__name__
+
+
+def odd_kind(value: Tensor) -> str | None:
+    """The kind of a tensor that has no plain numbers, dense or sparse; None of any other."""
+    kinds = {
+        'nested': value.is_nested,
+        'quantized': value.is_quantized,
+        'MKL-DNN': value.is_mkldnn,
+        'meta': value.is_meta,
+    }
+    return next((kind for kind, is_so in kinds.items() if is_so), None)

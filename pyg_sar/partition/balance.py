@@ -7,9 +7,8 @@ import math
 import numpy as np
 import torch
 
-from pyg_sar.partition.mapped import BoolArray, Int64Array
-from pyg_sar.partition.row_files import count_into, edge_chunks
-from pyg_sar.partition.typed import TypedGraph
+from pyg_sar.partition.graph import TypedGraph
+from pyg_sar.partition.memmap import BoolArray, Int64Array, count_into, edge_chunks
 
 BALANCES = ('nodes', 'edges')
 

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_sar.partition.method import MethodLike
-from pyg_sar.partition.typed import TypedGraph
+from pyg_sar.partition.graph import TypedGraph
+from pyg_sar.partition.options import MethodLike
 from pyg_sar.shard.files import is_of_system, load_plain
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_sar.partition.method import Problem
+from pyg_sar.partition.options import Problem
 
 _IMBALANCE = 0.03
 """By how much the largest part may exceed the mean; the default of KaMinPar and METIS's k-way."""

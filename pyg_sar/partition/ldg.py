@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_sar.partition.mapped import BoolArray, FloatArray, IndexArray, Int64Array
-from pyg_sar.partition.method import Problem
-from pyg_sar.partition.neighbours import neighbours_by_part
+from pyg_sar.partition.external_sort import neighbours_by_part
+from pyg_sar.partition.memmap import BoolArray, FloatArray, IndexArray, Int64Array
+from pyg_sar.partition.options import Problem
 
 PASSES = 10
 """More gain little: 2 to 4 % of the cut from 10 to 20."""

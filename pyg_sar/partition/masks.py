@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.partition.checks import INTEGERS
-from pyg_sar.partition.row_files import aligned
+from pyg_sar.partition.memmap import INTEGERS, aligned
 
 MASKS = _TRAIN, _VAL, _TEST = ('train_mask', 'val_mask', 'test_mask')
 INDICES = {'train_idx': _TRAIN, 'val_idx': _VAL, 'valid_idx': _VAL, 'test_idx': _TEST}

@@ -3,25 +3,45 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import FunctionType
 
+import numpy as np
 import torch
+from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from pyg_sar.partition.assignment import assign_nodes, check_options
 from pyg_sar.partition.atomic_folder import existing_parent, replace_folder, target_folder
-from pyg_sar.partition.checks import check_positive, check_seed
-from pyg_sar.partition.mapped import Scratch
+from pyg_sar.partition.balance import node_weights
+from pyg_sar.partition.external_sort import neighbours
+from pyg_sar.partition.given import (
+    equal_runs,
+    fill_empty_parts,
+    given_parts,
+    random_parts,
+    range_parts,
+)
+from pyg_sar.partition.graph import TypedGraph, typed_graph
+from pyg_sar.partition.kaminpar import kaminpar_parts
+from pyg_sar.partition.ldg import ldg_parts
 from pyg_sar.partition.masks import MASKS, parse_split, random_split
-from pyg_sar.partition.method import CutOptions, MethodLike
-from pyg_sar.partition.metis import PACKAGES, first_installed
-from pyg_sar.partition.row_files import aligned
+from pyg_sar.partition.memmap import BoolArray, Int64Array, Scratch, aligned
+from pyg_sar.partition.metis import find_sub_parts, metis_parts
+from pyg_sar.partition.options import (
+    PACKAGES,
+    CutOptions,
+    MethodLike,
+    Problem,
+    check_options,
+    check_positive,
+    check_seed,
+    first_installed,
+)
 from pyg_sar.partition.sources.sources import load_source
-from pyg_sar.partition.sub_parts import find_sub_parts
 from pyg_sar.partition.summary import PartitionSummary
-from pyg_sar.partition.typed import TypedGraph, typed_graph
 from pyg_sar.partition.writer import write_partition
+from pyg_sar.shard.format import NodeKey
 from pyg_sar.utils.command_line import Progress
 
 
@@ -104,7 +124,7 @@ def partition_graph(
 
 
 def cut_graph(
-    data: Data | HeteroData | str | os.PathLike[str],
+    data: Data | HeteroData | str | os.PathLike[str] | Callable[[Scratch], Data | HeteroData],
     num_parts: int,
     root: str | os.PathLike[str],
     options: CutOptions,
@@ -114,12 +134,12 @@ def cut_graph(
     progress: bool = False,
     in_cache_order: bool | None = None,
     command: Sequence[str] | None = None,
-    scratch: Scratch | None = None,
 ) -> PartitionSummary:
     """What :func:`partition_graph` does.
 
     Args:
-        data: As there, like `num_parts`, `root`, `split`, `force` and `progress`.
+        data: As there, like `num_parts`, `root`, `split`, `force` and `progress`; or a function
+            that gives the graph, called once the options are known to be right.
         num_parts: See `data`.
         root: See `data`.
         options: How nodes are assigned.
@@ -129,13 +149,15 @@ def cut_graph(
         in_cache_order: Whether neighbours are near each other in a part, and not in the order of
             ids; by default where pymetis cuts.
         command: The command line, noted in META.json.
-        scratch: Where temporary arrays lie; by default in files without a name beside `root`.
     """
     num_parts = check_positive('num_parts', num_parts)
     target, before = target_folder(root, force=force)
     check_options(options)
+    fractions = None if split is None else parse_split(split)
+    scratch = Scratch(existing_parent(target))  # files without a name
+    if isinstance(data, FunctionType):  # Data can be called as well
+        data = data(scratch)
     with _one_thread():
-        scratch = scratch or Scratch(existing_parent(target))
         if isinstance(data, (str, os.PathLike)):
             data = load_source(data, scratch=scratch)
         graph = typed_graph(data, scratch)
@@ -144,8 +166,8 @@ def cut_graph(
                 "'num_parts' must not exceed the number of nodes (got "
                 f'{num_parts} and {graph.num_nodes})'
             )
-        if split is not None:
-            _add_split(graph, split, options.seed)
+        if fractions is not None:
+            _add_split(graph, fractions, options.seed)
         if in_cache_order is None:
             in_cache_order = options.name == 'metis' and first_installed(PACKAGES) == 'pymetis'
         with Progress(quiet=not progress) as shown:
@@ -170,8 +192,7 @@ def cut_graph(
                 )
 
 
-def _add_split(graph: TypedGraph, split: str | tuple[float, float, float], seed: int) -> None:
-    fractions = parse_split(split)
+def _add_split(graph: TypedGraph, fractions: tuple[float, float, float], seed: int) -> None:
     labelled = [
         nodes for nodes in graph.nodes.values() if 'y' in nodes.attrs or not graph.is_hetero
     ]
@@ -185,3 +206,70 @@ def _add_split(graph: TypedGraph, split: str | tuple[float, float, float], seed:
             raise ValueError(f"'split' needs a graph without masks (got {', '.join(present)})")
         y = aligned(nodes.attrs['y']) if 'y' in nodes.attrs else None
         nodes.attrs.update(random_split(y, nodes.num_nodes, fractions, seed=seed))
+
+
+def assign_nodes(graph: TypedGraph, num_parts: int, options: CutOptions) -> dict[NodeKey, Tensor]:
+    """The part of every node, int32 [N], by type.
+
+    A partitioner sees the nodes of all types in one graph, undirected. A type without edges is
+    dealt out evenly. Raises ValueError if the parts given are not N integers in [0, P).
+    """
+    if options.reads_edges and num_parts == 1:
+        parts = torch.zeros(graph.num_nodes, dtype=torch.int64)
+    elif options.reads_edges:
+        parts = _cut(graph, num_parts, options)
+    elif options.name == 'random':
+        parts = random_parts(graph, num_parts, options.seed)
+    elif options.name == 'range':
+        parts = range_parts(graph, num_parts)
+    else:
+        parts = given_parts(graph, num_parts, options.method)
+    return graph.by_type(parts.to(torch.int32))
+
+
+def _cut(graph: TypedGraph, num_parts: int, options: CutOptions) -> Tensor:
+    """Parts by a method that reads edges, of the types one after another, int64 [N]."""
+    connected = _connected(graph)
+    weights = node_weights(graph, options.balance, connected, num_parts)
+    is_streaming = options.name == 'ldg'
+    # METIS takes 64 bits, and what keeps duplicates has more to read.
+    dtype = np.int32 if is_streaming and graph.num_nodes < 2**31 else np.int64
+    near = neighbours(
+        graph.homogeneous_edge_index(),
+        graph.num_nodes,
+        graph.scratch,
+        keep_duplicates=is_streaming,
+    )
+    indptr, index = near.csr(dtype=dtype)
+    del near
+    problem = Problem(indptr, index, weights, num_parts, options, graph.scratch.folder)
+    if not index.size:  # nothing to cut
+        parts = _deal(graph, weights, num_parts)
+    elif is_streaming:
+        parts = ldg_parts(problem)
+    else:
+        parts = kaminpar_parts(problem) if options.name == 'kaminpar' else metis_parts(problem)
+    for key, start in graph.offsets.items():
+        nodes = slice(start, start + graph.nodes[key].num_nodes)
+        if graph.is_hetero and not connected[nodes].any():
+            parts[nodes] = equal_runs(graph.nodes[key].num_nodes, num_parts)
+    return fill_empty_parts(parts, num_parts)
+
+
+def _connected(graph: TypedGraph) -> BoolArray:
+    """The nodes of types with edges, bool [N]; all nodes if no type has any."""
+    used = {end for r in graph.relations.values() if r.edge_index.numel() for end in (r.src, r.dst)}
+    sizes = [nodes.num_nodes for nodes in graph.nodes.values()]
+    return np.repeat([key in used or not used for key in graph.nodes], sizes)
+
+
+def _deal(graph: TypedGraph, weights: Int64Array | None, num_parts: int) -> Tensor:
+    """Contiguous runs of the nodes of a type, of about equal weight."""
+    if weights is None:
+        weights = np.ones(graph.num_nodes, dtype=np.int64)
+    dealt = []
+    for weight in map(Tensor.numpy, graph.by_type(torch.from_numpy(weights)).values()):
+        middle = np.cumsum(weight) - weight / 2
+        parts = (middle * num_parts / max(int(weight.sum()), 1)).astype(np.int64)
+        dealt.append(torch.from_numpy(parts.clip(max=num_parts - 1)))
+    return torch.cat(dealt)

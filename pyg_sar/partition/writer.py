@@ -11,12 +11,10 @@ import torch
 from torch import Tensor
 
 from pyg_sar.partition import layout
-from pyg_sar.partition.groups import EdgeGroups, NodeGroups, group_edges, group_nodes
-from pyg_sar.partition.mapped import trim
-from pyg_sar.partition.row_files import RowStream, chunks, edge_chunks
+from pyg_sar.partition.graph import TypedGraph
+from pyg_sar.partition.layout import EdgeGroups, NodeGroups, group_edges, group_nodes
+from pyg_sar.partition.memmap import RowStream, chunks, edge_chunks, save_rows
 from pyg_sar.partition.summary import PartitionSummary, summarize
-from pyg_sar.partition.torch_archive import save_rows
-from pyg_sar.partition.typed import TypedGraph
 from pyg_sar.shard import format as file_names
 from pyg_sar.shard.csr import check_block_edges
 from pyg_sar.shard.files import folder_checksums
@@ -63,7 +61,6 @@ def write_partition(
         folder_of_part = file_names.part_dir(folder, part)
         _write_part(folder_of_part, part, graph, nodes, edges, exchanges)
         on_part()
-        trim()
     map_type = torch.int16 if num_parts <= torch.iinfo(torch.int16).max else torch.int32
     for node_key, groups in nodes.items():
         parts = RowStream(groups.assignment, dtype=map_type)

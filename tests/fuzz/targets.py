@@ -20,7 +20,7 @@ from torch_geometric.nn import SAGEConv
 from whole_partition import verify_partition
 
 import pyg_sar
-from pyg_sar.partition.mapped import Scratch
+from pyg_sar.partition.memmap import Scratch
 from pyg_sar.partition.sources.saved import read_saved
 from pyg_sar.partition.sources.sources import load_source
 from pyg_sar.rows.from_data import as_rows_of_graph

@@ -21,7 +21,7 @@ from whole_partition import verify_partition
 
 import pyg_sar
 from pyg_sar.partition.atomic_folder import replace_folder
-from pyg_sar.partition.mapped import Scratch
+from pyg_sar.partition.memmap import Scratch
 from pyg_sar.partition.sources.saved import read_saved
 from pyg_sar.partition.sources.sources import load_source
 from pyg_sar.shard.files import folder_checksums, read_json

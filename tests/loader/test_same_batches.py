@@ -14,8 +14,8 @@ from small_graphs import assign, cut, small_graph
 from torch import Tensor
 
 from pyg_sar import partition_graph
-from pyg_sar.partition import sub_parts
-from pyg_sar.partition.method import CutOptions
+from pyg_sar.partition import metis
+from pyg_sar.partition.options import CutOptions
 from pyg_sar.partition.partition_graph import cut_graph
 
 SIZES = [8, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 4))]
@@ -28,7 +28,7 @@ def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     cut(small_graph(), 8, root / 'one')
     partition_graph(hetero_graph(), 8, root / 'typed', method=assignment(8))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sub_parts, 'ROWS', 3)
+        patch.setattr(metis, 'ROWS', 3)
         for order in ('cache', 'source'):
             graph, typed = small_graph(), hetero_graph()
             cut_graph(

@@ -21,7 +21,7 @@ from ranks import run_as_threads, run_ranks
 
 import pyg_sar
 from pyg_sar.ops import chunks
-from pyg_sar.partition import sub_parts
+from pyg_sar.partition import metis
 
 MODES = ['sequential', 'sequential_no_remat', 'one_shot']
 
@@ -103,7 +103,7 @@ def partitions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One folder per method and number of parts; METIS's with nodes in another order than by id."""
     root = tmp_path_factory.mktemp('parity')
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sub_parts, 'ROWS', 4)
+        patch.setattr(metis, 'ROWS', 4)
         for num_parts in (1, 2, 3, 4, 6):
             for method in ('metis', 'random'):
                 folder = root / f'{method}{num_parts}'

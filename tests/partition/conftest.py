@@ -14,8 +14,7 @@ from partition_files import load_shard_files
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_sar.partition import mapped
-from pyg_sar.partition import row_files as rows
+from pyg_sar.partition import memmap
 
 CheckPartition = Callable[..., list[int]]
 
@@ -119,9 +118,9 @@ def power_law() -> Data:
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of a few edges and rows, and no scratch space in memory."""
-    monkeypatch.setattr(rows, 'CHUNK_ROWS', 5)
-    monkeypatch.setattr(rows, 'CHUNK_BYTES', 48)
-    monkeypatch.setattr(mapped, 'IN_MEMORY', 0)
+    monkeypatch.setattr(memmap, 'CHUNK_ROWS', 5)
+    monkeypatch.setattr(memmap, 'CHUNK_BYTES', 48)
+    monkeypatch.setattr(memmap, 'IN_MEMORY', 0)
 
 
 @pytest.fixture

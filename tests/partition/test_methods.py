@@ -17,11 +17,11 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from pyg_sar import partition_graph
-from pyg_sar.partition.assignment import assign_nodes, check_options
-from pyg_sar.partition.method import CutOptions, Problem
+from pyg_sar.partition.external_sort import neighbours
+from pyg_sar.partition.graph import typed_graph
 from pyg_sar.partition.metis import pymetis_parts
-from pyg_sar.partition.neighbours import neighbours
-from pyg_sar.partition.typed import typed_graph
+from pyg_sar.partition.options import CutOptions, Problem, check_options
+from pyg_sar.partition.partition_graph import assign_nodes
 
 
 @pytest.fixture(scope='module')

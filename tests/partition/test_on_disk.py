@@ -18,7 +18,7 @@ import torch
 from few import few
 from hypothesis import given
 from hypothesis import strategies as st
-from partition_files import tree
+from partition_files import is_in_file, load_part, tree
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.transforms import ToSparseTensor, ToUndirected
 from torch_geometric.typing import WITH_TORCH_SPARSE
@@ -26,58 +26,54 @@ from torch_geometric.utils import coalesce, to_edge_index, to_torch_csc_tensor
 from whole_partition import verify_partition
 
 from pyg_sar import load_shard
-from pyg_sar.partition import groups, layout, mapped, sub_parts
-from pyg_sar.partition import row_files as rows
+from pyg_sar.partition import layout, memmap, metis
 from pyg_sar.partition.__main__ import main
-from pyg_sar.partition.buckets import stable_order
-from pyg_sar.partition.mapped import Scratch, is_mapped, map_array, release
-from pyg_sar.partition.method import CutOptions
-from pyg_sar.partition.neighbours import neighbours
+from pyg_sar.partition.external_sort import neighbours, stable_order
+from pyg_sar.partition.memmap import RowStream, Scratch, map_array, save_rows
+from pyg_sar.partition.options import CutOptions
 from pyg_sar.partition.partition_graph import cut_graph, partition_graph
-from pyg_sar.partition.row_files import RowStream
 from pyg_sar.partition.sources.reverse import add_reverse_edges
 from pyg_sar.partition.sources.sources import load_source
-from pyg_sar.partition.torch_archive import save_rows
 
 # Arrays
 
 
-def _resident() -> int:
+def _own_memory() -> int:
+    """Without what the page cache has of files, in MiB."""
     status = Path('/proc/self/status').read_text()
-    return int(re.search(r'VmRSS:\s+(\d+)', status)[1]) // 1024
+    return int(re.search(r'RssAnon:\s+(\d+)', status)[1]) // 1024
 
 
-class _Collected(dict):
-    """Maps of which one goes while they are looked through, as when Python collects garbage."""
-
-    def items(self):
-        for item in super().items():
-            self.popitem()
-            yield item
-
-
-def test_maps_may_go_at_any_time(monkeypatch):
-    monkeypatch.setattr(mapped, '_MAPS', _Collected({address: address + 1 for address in range(9)}))
-    assert not is_mapped(torch.ones(3))
-
-
-def test_memory_is_given_back(tmp_path):
-    """In MiB: 64 of a map and 64 of scratch space, which keeps its content."""
-    np.save(tmp_path / 'a.npy', np.ones(8 << 20))
+def test_files_are_no_memory(tmp_path):
+    """64 MiB of a map that is read, by chunks too, and 64 of scratch space that is written."""
+    np.save(tmp_path / 'a.npy', np.ones((1 << 20, 8)))
     gc.collect()
     values = torch.from_numpy(map_array(tmp_path / 'a.npy'))
     space = Scratch(tmp_path).empty((8 << 20,), torch.int64)
-    before = _resident()
+    before = _own_memory()
     assert float(values.sum()) == 8 << 20
     space.fill_(3)
-    assert _resident() - before > 100
-    release(values, space)
-    assert _resident() - before < 30
+    assert sum(float(part.sum()) for part in RowStream(values).chunks()) == 8 << 20
+    assert _own_memory() - before < 30
     assert int(space[::4096].sum()) == 3 * 2048
-    ordinary = torch.ones(1 << 20)
-    release(ordinary)
-    assert float(ordinary.sum()) == 1 << 20
     assert [path.name for path in tmp_path.iterdir()] == ['a.npy']
+
+
+@pytest.mark.parametrize('kind', ['pt', 'npz', 'folder'])
+def test_a_write_stays_in_the_process(tmp_path, kind):
+    """As a transform writes, in place: read as it was written, and the file is not changed."""
+    source = _save(_homogeneous(), kind, tmp_path)
+    before = tree(tmp_path)
+    data = load_source(source, scratch=Scratch(tmp_path))
+    assert is_in_file(data.x)
+    data.x.zero_()
+    data.edge_index[0] = 7
+    gc.collect()
+    assert not data.x.any()
+    partition_graph(data, 2, tmp_path / 'out', method='range')
+    found = [load_part(tmp_path / 'out', part, 'node_feats.pt')['feats']['x'] for part in (0, 1)]
+    assert not torch.cat(found).any()
+    assert {name: tree(tmp_path)[name] for name in before} == before
 
 
 def test_scratch_says_at_once_that_the_disk_is_full(tmp_path, monkeypatch):
@@ -183,12 +179,11 @@ def _heterogeneous() -> HeteroData:
 @pytest.mark.parametrize('num_parts', [1, 2, 5])
 def test_layout_in_many_buckets(tmp_path, monkeypatch, check_partition, num_parts, order):
     """Against the oracle, which knows the graph alone; with two parts as beyond 2^31 nodes."""
-    monkeypatch.setattr(sub_parts, 'ROWS', 4)
+    monkeypatch.setattr(metis, 'ROWS', 4)
     if num_parts == 2:
-        for module in (groups, layout):
-            monkeypatch.setattr(module, 'smallest_dtype', lambda _: torch.int64)
+        monkeypatch.setattr(layout, 'smallest_dtype', lambda _: torch.int64)
     data = _homogeneous()
-    assert 4 * num_parts * 4 * rows.CHUNK_ROWS < 500  # several buckets a part
+    assert 4 * num_parts * 4 * memmap.CHUNK_ROWS < 500  # several buckets a part
     cut_graph(data, num_parts, tmp_path / 'a', CutOptions(), in_cache_order=order == 'cache')
     check_partition(tmp_path / 'a', data, num_parts)
     cut_graph(
@@ -331,7 +326,7 @@ def test_reverse_edges_as_to_undirected(tmp_path, kind, on_disk):
     found = add_reverse_edges(data, Scratch(tmp_path if on_disk else None))
     wanted = ToUndirected()(data)
     is_in_scratch = on_disk and data.num_edges > 0 and kind in ('no attributes', 'relations')
-    assert is_mapped(found.edge_stores[-1].edge_index) == is_in_scratch
+    assert is_in_file(found.edge_stores[-1].edge_index) == is_in_scratch
     assert [store._key for store in found.stores] == [store._key for store in wanted.stores]
     for ours, theirs in zip(found.stores, wanted.stores, strict=True):
         assert list(ours) == list(theirs)

@@ -54,7 +54,8 @@ def test_success(source, graph, tmp_path, check_partition):
     assert 'edge cut' in result.stdout
     assert result.stdout.endswith(f'wrote {tmp_path / "out"}\n')
     phases = [line.partition(' (after ')[0] for line in result.stderr.splitlines()]
-    assert [phase for phase in phases if phase != 'reading'][:2] == ['METIS', 'part 1/3']
+    found = [phase for phase in phases if phase != 'reading']
+    assert found[:3] == ['METIS', 'order of nodes', 'part 1/3']
     meta = meta_of(tmp_path / 'out')
     assert meta['command'][:3] == ['python', '-m', 'pyg_sar.partition']
     assert meta['command'][-2:] == ['--seed', '2']

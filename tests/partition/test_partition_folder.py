@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from partition_files import tree
 
-from pyg_sar.partition import torch_archive
+from pyg_sar.partition import memmap
 from pyg_sar.partition.partition_graph import partition_graph
 
 ERRORS = [KeyboardInterrupt, OSError, RuntimeError]
@@ -16,7 +16,7 @@ ERRORS = [KeyboardInterrupt, OSError, RuntimeError]
 
 def _fail_late(monkeypatch: pytest.MonkeyPatch, error: type[BaseException]) -> None:
     """Makes writing fail in the middle of a file of the second part."""
-    filled, fill = [], torch_archive._fill
+    filled, fill = [], memmap._fill
 
     def fail_late(place, rows):
         filled.append(place)
@@ -24,7 +24,7 @@ def _fail_late(monkeypatch: pytest.MonkeyPatch, error: type[BaseException]) -> N
             raise error('the disk is full')
         fill(place, rows)
 
-    monkeypatch.setattr(torch_archive, '_fill', fail_late)
+    monkeypatch.setattr(memmap, '_fill', fail_late)
 
 
 @pytest.mark.parametrize('error', ERRORS)

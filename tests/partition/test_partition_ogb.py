@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from partition_files import is_in_file
 
 import pyg_sar
 from pyg_sar.partition.__main__ import main
-from pyg_sar.partition.mapped import Scratch, is_mapped
+from pyg_sar.partition.memmap import Scratch
 from pyg_sar.partition.sources.ogb import OGB
 from pyg_sar.partition.sources.sources import load_source
 
@@ -89,7 +90,7 @@ def test_papers100m_stays_on_disk(save, tmp_path):
         assert np.array_equal(data.x.numpy(), X)
         assert np.array_equal(data.node_year.numpy(), year)
         is_on_disk = save is np.savez or scratch is not None
-        assert is_mapped(data.edge_index) == is_mapped(data.x) == is_on_disk
+        assert is_in_file(data.edge_index) == is_in_file(data.x) == is_on_disk
         assert data.y.tolist() == [3, -1, 1, 0, 0, 2, -1, 171, 5]
         assert (data.y.dtype, data.num_classes) == (torch.int64, 172)
         _check_split(data)

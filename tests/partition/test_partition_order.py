@@ -13,14 +13,14 @@ from torch_geometric.data import Data
 from whole_partition import verify_partition
 
 import pyg_sar
-from pyg_sar.partition import sub_parts
-from pyg_sar.partition.method import CutOptions
+from pyg_sar.partition import metis
+from pyg_sar.partition.options import CutOptions
 from pyg_sar.partition.partition_graph import cut_graph, partition_graph
 
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sub_parts, 'ROWS', 5)
+    monkeypatch.setattr(metis, 'ROWS', 5)
 
 
 def _grid(side: int, seed: int = 0) -> Data:
@@ -59,7 +59,7 @@ def test_parts_hold_the_same_in_both_orders(tmp_path, graph, check_partition, nu
 
 @pytest.mark.parametrize('num_parts', [1, 3])
 def test_neighbours_are_near_each_other(tmp_path, monkeypatch, num_parts):
-    monkeypatch.setattr(sub_parts, 'ROWS', 16)
+    monkeypatch.setattr(metis, 'ROWS', 16)
     far = {}
     for order in ('cache', 'source'):
         cut_graph(
@@ -132,7 +132,7 @@ def test_odd_graphs(tmp_path, make, method):
     ('method', 'order'), [('metis', 'cache'), ('ldg', 'source'), ('random', 'source')]
 )
 def test_default(tmp_path, monkeypatch, graph, method, order):
-    monkeypatch.setattr(sub_parts, 'ROWS', 5)
+    monkeypatch.setattr(metis, 'ROWS', 5)
     partition_graph(graph, 2, tmp_path / 'out', method=method)
     n_id = load_shard_files(tmp_path / 'out', 0)['n_id'].tolist()
     assert (n_id == sorted(n_id)) is (order == 'source')

@@ -10,7 +10,7 @@ from few import few
 from partition_files import meta_of
 from torch_geometric.data import Data
 
-from pyg_sar.partition.method import CutOptions
+from pyg_sar.partition.options import CutOptions
 from pyg_sar.partition.partition_graph import cut_graph, partition_graph
 
 

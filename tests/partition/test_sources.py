@@ -24,7 +24,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.datasets import FakeDataset, KarateClub
 
 import pyg_sar
-from pyg_sar.partition.mapped import Scratch
+from pyg_sar.partition.memmap import Scratch
 from pyg_sar.partition.partition_graph import partition_graph
 from pyg_sar.partition.sources.sources import load_source
 from pyg_sar.partition.sources.tables import read_table

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_sar.partition import ldg
+from pyg_sar.partition.external_sort import neighbours
 from pyg_sar.partition.ldg import batch_size, ldg_parts
-from pyg_sar.partition.method import CutOptions, Problem
-from pyg_sar.partition.neighbours import neighbours
+from pyg_sar.partition.options import CutOptions, Problem
 
 
 def _csr(edge_index: Tensor, num_nodes: int) -> Any:

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.partition.attributes import count_rows
-from pyg_sar.partition.checks import checked_edge_index
-from pyg_sar.partition.mapped import Array, Scratch, map_array, tensor_of
+from pyg_sar.partition.graph import checked_edge_index
 from pyg_sar.partition.masks import MASKS
+from pyg_sar.partition.memmap import Array, Scratch, map_array, tensor_of
 from pyg_sar.shard.files import is_of_system, ordinary_file
 
 _FIRST = ('edge_index', 'x', 'y', 'num_nodes', *MASKS)

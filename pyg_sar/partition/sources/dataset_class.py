@@ -11,54 +11,49 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch_geometric.data import Data, Dataset, HeteroData
 
-from pyg_sar.partition.mapped import hold
-
-_CALL = re.compile(r'((?:[A-Za-z_]\w*\.)*)([A-Za-z_]\w*)(?:\((.*)\))?')
+_CLASS = re.compile(r'([A-Za-z_]\w*\.)+[A-Z]\w*(\(.*\))?')
 
 
 def is_class(name: str) -> bool:
     """Whether a name is that of a class in a module: 'graph.csv' is a file that is not there."""
-    match = _CALL.fullmatch(name)
-    return match is not None and match[1] != '' and match[2][0].isupper()
+    return _CLASS.fullmatch(name) is not None
 
 
 def named_class(text: str, module: str, kind: type = object) -> tuple[type[Any], dict[str, Any]]:
-    """The class that a text names, a subclass of `kind`, and the arguments that it gives.
+    """The class that a text names, a subclass of `kind`, and its arguments; words are strings.
 
-    Such as ``'Class'``, of `module`, ``'module.Class'`` or ``'module.Class(name=Cora,
-    num_nodes=100)'``.
+    Such as ``'Class'``, of `module`, or ``'module.Class(name=Cora, num_nodes=100)'``.
     """
-    match = _CALL.fullmatch(text)
-    if match is None:
-        raise ValueError(f"expected a class such as 'module.Class(name=Cora)' (got '{text}')")
     try:
-        home = importlib.import_module(match[1][:-1] or module)
-        cls = getattr(home, match[2], None)
-        alike = {name.lower(): name for name in dir(home)}
-        near = difflib.get_close_matches(match[2].lower(), alike, 1)
-        hint = f'; do you mean {alike[near[0]]}?' if near else f' in {home.__name__}'
+        named: Any = ast.parse(text, mode='eval').body
+        call = named if isinstance(named, ast.Call) else ast.Call(named, [], [])
+        if call.args or any(keyword.arg is None for keyword in call.keywords):
+            raise ValueError('arguments without a name')
+        values = {str(keyword.arg): keyword.value for keyword in call.keywords}
+        options = {
+            k: v.id if isinstance(v, ast.Name) else ast.literal_eval(v) for k, v in values.items()
+        }
+    except (SyntaxError, ValueError) as error:
+        raise ValueError(
+            "expected a class such as 'module.Class', with arguments such as (name=Cora, "
+            f"num_nodes=100) (got '{text}': {error})"
+        ) from error
+    home, _, name = ast.unparse(call.func).rpartition('.')
+    try:
+        of = importlib.import_module(home or module)
+        cls = getattr(of, name, None)
+        alike = {name.lower(): name for name in dir(of)}
+        near = difflib.get_close_matches(name.lower(), alike, 1)
+        hint = f'; do you mean {alike[near[0]]}?' if near else f' in {home or module}'
         got = f'nothing of that name{hint}' if cls is None else repr(cls)
     except ImportError as error:
         cls, got = None, str(error)
     if not (isinstance(cls, type) and issubclass(cls, kind)):
         what = 'a class' if kind is object else f'a subclass of {kind.__name__}'
         raise ValueError(f"expected {what} in '{text}' (got {got})")
-    try:
-        call: Any = ast.parse(f'f({match[3] or ""})', mode='eval').body
-        if call.args or any(keyword.arg is None for keyword in call.keywords):
-            raise ValueError('arguments without a name')
-        named = {keyword.arg: keyword.value for keyword in call.keywords}
-        # Words stand for strings.
-        return cls, {
-            k: v.id if isinstance(v, ast.Name) else ast.literal_eval(v) for k, v in named.items()
-        }
-    except (SyntaxError, ValueError) as error:
-        raise ValueError(
-            f"expected arguments such as (name=Cora, num_nodes=100) in '{text}' (got {error})"
-        ) from error
+    return cls, options
 
 
 def transformed(data: Data | HeteroData, text: str, *, seed: int = 0) -> Data | HeteroData:
@@ -70,7 +65,6 @@ def transformed(data: Data | HeteroData, text: str, *, seed: int = 0) -> Data | 
     """
     cls, options = named_class(text, 'torch_geometric.transforms')
     torch.manual_seed(seed)
-    hold(*(value for store in data.stores for value in store.values() if type(value) is Tensor))
     try:
         out: Any = cls(**options)(data)
     except Exception as error:  # of any transform, on any graph

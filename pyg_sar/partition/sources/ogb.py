@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from pyg_sar.partition.mapped import Scratch
 from pyg_sar.partition.masks import MASKS, mask_of
+from pyg_sar.partition.memmap import Scratch
 from pyg_sar.partition.sources.arrays import read_npz
 
 URL = 'http://snap.stanford.edu/ogb/data/nodeproppred'

@@ -11,11 +11,21 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.utils import to_undirected
 
-from pyg_sar.partition.adjacency import with_edges_of_adj_t, with_symmetric_adj_t
-from pyg_sar.partition.checks import check_ids, checked_edge_index
-from pyg_sar.partition.mapped import MEMORY, Scratch, release, tensor_of, trim
-from pyg_sar.partition.neighbours import both_ways
-from pyg_sar.partition.row_files import edge_chunks, join_edges, smallest_and_largest
+from pyg_sar.partition.external_sort import both_ways
+from pyg_sar.partition.graph import (
+    check_ids,
+    checked_edge_index,
+    with_edges_of_adj_t,
+    with_symmetric_adj_t,
+)
+from pyg_sar.partition.memmap import (
+    MEMORY,
+    Scratch,
+    edge_chunks,
+    join_edges,
+    smallest_and_largest,
+    tensor_of,
+)
 from pyg_sar.shard.format import LAYOUT, VALUE
 
 
@@ -93,7 +103,5 @@ def _merged(edge_index: Tensor, bound: int, scratch: Scratch) -> Tensor:
         merged = both[:, end : end + unique.numel()]
         merged[0] = unique // max(bound, 1)
         merged[1] = unique % max(bound, 1)
-        release(*merged)
         end += unique.numel()
-    trim()
     return both[:, :end]

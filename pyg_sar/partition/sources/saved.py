@@ -9,7 +9,6 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch_geometric import edge_index, index
 from torch_geometric.data import Data, HeteroData, storage
@@ -17,7 +16,6 @@ from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.feature_store import TensorAttr
 from torch_geometric.data.graph_store import EdgeAttr, EdgeLayout
 
-from pyg_sar.partition.mapped import register
 from pyg_sar.shard.files import is_of_system, load_plain, only_classes, ordinary_file
 
 
@@ -99,12 +97,6 @@ def read_saved(path: Path, *, is_mapped: bool = False) -> Data | HeteroData:
         content = content.to_dict()
     if not isinstance(content, dict):
         raise ValueError(_EXPECTED.format(path, f'a {type(content).__name__}'))
-    if is_mapped and zipfile.is_zipfile(path):
-        for store in content.values():
-            for value in store.values() if isinstance(store, dict) else [store]:
-                if type(value) is Tensor and value.layout is torch.strided:
-                    memory = value.untyped_storage()
-                    register(memory.data_ptr(), memory.nbytes(), value)
     if not any(isinstance(key, tuple) for key in content):
         if isinstance(content.get('edge_index', content.get('adj_t')), Tensor):
             return Data.from_dict(content)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch_geometric.data import Data, HeteroData
 
-from pyg_sar.partition.mapped import MEMORY, Scratch, map_array
+from pyg_sar.partition.memmap import MEMORY, Scratch, map_array
 from pyg_sar.partition.sources.arrays import array_files, graph_of_arrays, read_npz
 from pyg_sar.partition.sources.dataset_class import is_class, load_class
 from pyg_sar.partition.sources.ogb import OGB, load_ogb

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_sar.partition.mapped import Scratch, release
+from pyg_sar.partition.memmap import Scratch
 
 TABLES = ('.parquet', '.csv')
 
@@ -108,9 +108,7 @@ def _read(table: Any, path: Path, scratch: Scratch, batch_rows: int) -> dict[str
                 raise ValueError(
                     f"expected no empty cell in '{name}' of '{path}' (got {column.null_count})"
                 )
-            rows = target[end : end + batch.num_rows]
-            rows.numpy()[:] = column.to_numpy(zero_copy_only=False)
-            release(rows)
+            target[end : end + batch.num_rows].numpy()[:] = column.to_numpy(zero_copy_only=False)
         end += batch.num_rows
     return {'edge_index': edge_index, **columns}
 

@@ -1,10 +1,13 @@
-"""One description of homogeneous and heterogeneous graphs, for all that comes after the checks.
+"""One description of homogeneous and heterogeneous graphs, checked; all that comes after reads it.
 
 A homogeneous graph is a heterogeneous one with one type of nodes and one relation, both named None.
+The entries of a matrix ``adj_t`` are edges here; :func:`pyg_sar.load_shard` makes the matrix again.
 """
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -13,13 +16,65 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.data.hypergraph_data import HyperGraphData
+from torch_geometric.typing import SparseTensor
+from torch_geometric.utils import to_edge_index, to_torch_sparse_tensor
 
-from pyg_sar.partition.adjacency import with_edges_of_adj_t
-from pyg_sar.partition.attributes import count_rows, label_facts, sort_attributes
-from pyg_sar.partition.checks import check_ids, checked_edge_index
-from pyg_sar.partition.mapped import MEMORY, Scratch
-from pyg_sar.partition.row_files import edge_chunks, join_edges
-from pyg_sar.shard.format import EdgeKey, NodeKey, type_name
+from pyg_sar.partition.attributes import count_rows, label_facts, odd_kind, sort_attributes
+from pyg_sar.partition.memmap import (
+    INTEGERS,
+    MEMORY,
+    UNSIGNED,
+    Scratch,
+    edge_chunks,
+    join_edges,
+    smallest_and_largest,
+)
+from pyg_sar.shard.format import LAYOUT, VALUE, EdgeKey, Kind, NodeKey, type_name
+
+
+def checked_edge_index(data: Data | Mapping[str, Any], relation: str = '') -> Tensor:
+    """The plain ``edge_index`` of a graph, or of what a HeteroData holds of one relation.
+
+    It is of its own integer type, [2, E], in main memory or mapped.
+    """
+    of, where = (f' of {relation}', relation) if relation else ('', "'data'")
+    edge_index = data.get('edge_index')
+    if edge_index is None and ('adj_t' in data or 'adj' in data):
+        matrix = 'data.adj_t.t()' if 'adj_t' in data else 'data.adj'
+        raise ValueError(
+            f"expected 'edge_index' in {where} (got a sparse adjacency matrix; convert it: "
+            f'data.edge_index, data.edge_weight = torch_geometric.utils.to_edge_index({matrix}))'
+        )
+    if not isinstance(edge_index, Tensor):
+        raise ValueError(
+            f"expected a tensor 'edge_index' in {where} (got {type(edge_index).__name__})"
+        )
+    kind = odd_kind(edge_index)
+    if kind is None and edge_index.layout is not torch.strided:
+        kind = 'sparse'
+    got = f'a {kind} tensor' if kind else f'shape {list(edge_index.shape)}'
+    if kind or edge_index.dim() != 2 or edge_index.size(0) != 2:
+        raise ValueError(f"'edge_index'{of} must be a dense tensor of shape [2, E] (got {got})")
+    edge_index = edge_index.detach().as_subclass(Tensor)
+    if edge_index.dtype not in (*INTEGERS, *UNSIGNED):
+        raise ValueError(f"'edge_index'{of} must hold integers (got {edge_index.dtype})")
+    return edge_index.cpu()
+
+
+def check_ids(edge_index: Tensor, num_nodes: tuple[int, int], relation: str = '') -> None:
+    """Raises ValueError unless ids are below the numbers of nodes at both ends."""
+    if edge_index.numel() == 0:
+        return
+    of = f' of {relation}' if relation else ''
+    for ids, count in zip(edge_index, num_nodes, strict=True):
+        low, high = smallest_and_largest(ids)
+        if low < 0:
+            raise ValueError(f"'edge_index'{of} must hold ids >= 0 (got {low})")
+        if high >= count:
+            raise ValueError(
+                f"'edge_index'{of} must hold ids below the number of nodes, {count} (got {high})"
+            )
+
 
 _LONGEST_NAME = 250
 """Bytes; files may have 255, of which the suffix takes some."""
@@ -196,3 +251,56 @@ def _check_names(keys: list[Any]) -> None:
                 f'expected names of relations that differ (got {relations[name]} and {key}, both '
                 f"'{name}')"
             )
+
+
+_LAYOUTS = {torch.sparse_coo: 'coo', torch.sparse_csr: 'csr', torch.sparse_csc: 'csc'}
+_OF_NAME = {name: layout for layout, name in _LAYOUTS.items()}
+
+
+def with_edges_of_adj_t(data: Data) -> Data:
+    """Data with ``edge_index`` in place of a square ``adj_t``, or the same object.
+
+    The edges run from columns to rows, in the order of the entries. A graph with both keeps both if
+    they have the same edges in one order, as by ``T.ToSparseTensor(remove_edge_index=False)``.
+    """
+    matrix = data.get('adj_t')
+    name = 'SparseTensor' if isinstance(matrix, SparseTensor) else None
+    if isinstance(matrix, Tensor):
+        name = _LAYOUTS.get(matrix.layout)
+    if name is None or matrix.size(0) != matrix.size(1):
+        return data
+    matrix = matrix.coalesce() if name == 'coo' else matrix
+    (row, col), value = to_edge_index(matrix)
+    edge_index = torch.stack([col, row])
+    given: Any = data.get('edge_index')
+    if given is not None and not torch.equal(torch.as_tensor(given), edge_index):
+        return data
+    out = copy.copy(data)
+    if given is None and data.get('num_nodes') is None:
+        out.num_nodes = matrix.size(0)
+    del out['adj_t']
+    out.edge_index = edge_index
+    if name != 'SparseTensor' or matrix.has_value():
+        out[VALUE] = value.detach()
+    out[LAYOUT] = Kind(name, has_edge_index=given is not None).text
+    return out
+
+
+def with_symmetric_adj_t(data: Data, size: int) -> Data:
+    """What :func:`with_edges_of_adj_t` gave, as a matrix of `size` again, of edges both ways.
+
+    A tensor of torch has a value for every edge. Where all were ones, the edges had no weights, and
+    ones they stay. `data` is changed; its edges are sorted by source and destination.
+    """
+    kind, value = Kind.of(data[LAYOUT]), data.get(VALUE)
+    edges: Any = data.edge_index  # as it is the same both ways: the entries, by rows or by columns
+    if kind.name == 'SparseTensor':
+        data.adj_t = SparseTensor.from_edge_index(edges, value, (size, size))
+    else:
+        data.adj_t = to_torch_sparse_tensor(edges, value, size, layout=_OF_NAME[kind.name])
+    for name in (LAYOUT, VALUE, *([] if kind.has_edge_index else ['edge_index'])):
+        if name in data:
+            del data[name]
+    if kind.has_edge_index and kind.name != 'csc':
+        data.edge_index = edges.flip(0)
+    return data
