@@ -20,6 +20,7 @@ from torch_geometric.nn.models import MLP, CorrectAndSmooth
 from train_full_batch import labelled_sets
 
 import pyg_sar
+from pyg_sar.launch.init import Process
 
 
 def main() -> None:
@@ -54,7 +55,7 @@ def main() -> None:
         report(process, 'smoothed', y_soft, data, sets)
 
 
-def report(process: pyg_sar.Process, what: str, out: Tensor, data: Data, sets: list[str]) -> None:
+def report(process: Process, what: str, out: Tensor, data: Data, sets: list[str]) -> None:
     """Every rank computes the shares, one prints."""
     correct = (out.argmax(dim=-1) == data.y).float()
     means = {name: float(correct[data[f'{name}_mask']].mean()) for name in sets}

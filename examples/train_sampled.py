@@ -93,7 +93,9 @@ def batch_losses(model: torch.nn.Module, loader: pyg_sar.NeighborLoader) -> Iter
         }
         out = model(batch.x, batch.edge_index, **hops)[: batch.batch_size]
         y = batch.y[: batch.batch_size]
-        yield pyg_sar.mean_of_batches(F.cross_entropy(out, y, reduction='none', ignore_index=-1))
+        yield pyg_sar.loader.mean_of_batches(
+            F.cross_entropy(out, y, reduction='none', ignore_index=-1)
+        )
 
 
 def full_batch_loss(model: torch.nn.Module, data: Data) -> Iterator[Tensor]:

@@ -164,7 +164,7 @@ def _relative_error(found: list[Tensor], exact: list[Tensor]) -> float:
 
 
 def _total(count: int) -> int:
-    return int(pyg_sar.gather_batches(torch.tensor([count])).sum())
+    return int(pyg_sar.loader.gather_batches(torch.tensor([count])).sum())
 
 
 def print_rows(graph: str, results: dict[str, Any]) -> None:

@@ -87,7 +87,7 @@ def train(
                 num_sampled_edges_per_hop=batch.num_sampled_edges,
             )[: batch.batch_size]
             values = F.cross_entropy(out, batch.y[: batch.batch_size], reduction='none')
-            loss = pyg_sar.mean_of_batches(values)
+            loss = pyg_sar.loader.mean_of_batches(values)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -42,7 +42,7 @@ class LinkNeighborLoader(Loader):
             losses = F.binary_cross_entropy_with_logits(
                 (z[0] * z[1]).sum(dim=-1), batch.edge_label.to(z.dtype), reduction='none'
             )
-            loss = pyg_sar.mean_of_batches(losses)  # over the links of all ranks
+            loss = pyg_sar.loader.mean_of_batches(losses)  # over the links of all ranks
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

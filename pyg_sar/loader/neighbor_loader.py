@@ -40,7 +40,7 @@ class NeighborLoader(Loader):
         for batch in loader:
             out = model(batch.x, batch.edge_index)[: batch.batch_size]
             losses = F.cross_entropy(out, batch.y[: batch.batch_size], reduction='none')
-            loss = pyg_sar.mean_of_batches(losses)  # over the seeds of all ranks
+            loss = pyg_sar.loader.mean_of_batches(losses)  # over the seeds of all ranks
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -28,7 +28,7 @@ def mean_of_batches(losses: Tensor) -> Tensor:
 
         out, y = torch.randn(6, 3, requires_grad=True), torch.arange(6) % 3  # of a rank's batch
         losses = F.cross_entropy(out, y, reduction='none')
-        loss = pyg_sar.mean_of_batches(losses)
+        loss = pyg_sar.loader.mean_of_batches(losses)
 
     Args:
         losses: A number or more for every row of this rank's batch, ``[num_rows, ...]``. Numbers
@@ -69,7 +69,8 @@ def gather_batches(values: Tensor) -> Tensor:
     For a metric of all of them, such as scikit-learn's ``roc_auc_score``::
 
         scores, labels = torch.rand(6), torch.arange(6) % 2  # of all batches of this rank
-        scores, labels = pyg_sar.gather_batches(scores), pyg_sar.gather_batches(labels)
+        scores = pyg_sar.loader.gather_batches(scores)
+        labels = pyg_sar.loader.gather_batches(labels)
 
     Args:
         values: ``[num_rows, ...]``; ranks may have unequal numbers of rows, or none.

@@ -57,7 +57,7 @@ class SampledRun:
             for batch in self.loader:
                 out = self.model(batch.x, batch.edge_index)[: batch.batch_size]
                 values = F.cross_entropy(out, batch.y[: batch.batch_size], reduction='none')
-                loss = pyg_sar.mean_of_batches(values)
+                loss = pyg_sar.loader.mean_of_batches(values)
                 self.optimizer.zero_grad()
                 loss.backward()
                 self.optimizer.step()

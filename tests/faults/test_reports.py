@@ -132,10 +132,10 @@ limit = timedelta(seconds=60)
 dist.init_process_group(
     'gloo', init_method=f'file://{store}', rank=rank, world_size=2, timeout=limit
 )
-pyg_sar.mean_of_batches(torch.ones(1))
+pyg_sar.loader.mean_of_batches(torch.ones(1))
 if rank == 1:
     raise KeyError('outside of all layers')
-pyg_sar.mean_of_batches(torch.ones(1))
+pyg_sar.loader.mean_of_batches(torch.ones(1))
 """
 
 

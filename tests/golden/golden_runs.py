@@ -166,7 +166,7 @@ def _loss(model: Any, data: Any, run: Run) -> Tensor:
         out = model(data.x, data.edge_index, *(data[name] for name in run.edges))
     if run.samples:
         out, y = out[: data.batch_size], data.y[: data.batch_size]
-        return pyg_sar.mean_of_batches(F.cross_entropy(out, y, reduction='none'))
+        return pyg_sar.loader.mean_of_batches(F.cross_entropy(out, y, reduction='none'))
     return F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
 
 

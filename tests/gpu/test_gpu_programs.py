@@ -95,7 +95,7 @@ def test_a_rank_that_found_no_device_is_refused(backend: str, tmp_path: Path) ->
 
 def _rows_of_batches() -> list[float]:
     own = torch.arange(1 + 2 * rank(), dtype=torch.float64, device='cuda')
-    found = pyg_sar.gather_batches(own)
+    found = pyg_sar.loader.gather_batches(own)
     assert found.device == own.device
     return found.tolist()
 

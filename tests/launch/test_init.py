@@ -21,6 +21,7 @@ from small_graphs import attempt
 
 import pyg_sar
 from pyg_sar.comm import collectives
+from pyg_sar.launch.init import Process
 from pyg_sar.launch.machines import Sight
 
 module = sys.modules['pyg_sar.launch.init']  # hidden by the function
@@ -39,8 +40,8 @@ def _by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_one_process_needs_no_group() -> None:
     threads = torch.get_num_threads()
-    assert pyg_sar.init(timeout=5, interface='eth0') == pyg_sar.Process(0, 1, CPU)
-    assert pyg_sar.init() == pyg_sar.Process(0, 1, CPU)
+    assert pyg_sar.init(timeout=5, interface='eth0') == Process(0, 1, CPU)
+    assert pyg_sar.init() == Process(0, 1, CPU)
     assert not dist.is_initialized()
     assert torch.get_num_threads() == threads
 
@@ -107,7 +108,7 @@ def test_joined() -> None:
     cores = len(os.sched_getaffinity(0))
     results = pyg_sar.launch(_joined, 3)
     for rank, found in enumerate(results):
-        assert found['process'] == found['again'] == pyg_sar.Process(rank, 3, CPU)
+        assert found['process'] == found['again'] == Process(rank, 3, CPU)
         assert found['threads'] == max(1, cores // 3)
         assert found['backend'] == 'cpu:gloo,cuda:gloo'
         assert found['sum'] == [3.0, 3.0]

@@ -69,7 +69,7 @@ def _train(root: str, device: str = 'cpu', **options: Any) -> Steps:
     loader = pyg_sar.NeighborLoader(
         data, [-1, -1], data.train_mask, batch_size=BATCH_SIZE, **options
     )
-    return _steps(loader, model, pyg_sar.mean_of_batches)
+    return _steps(loader, model, pyg_sar.loader.mean_of_batches)
 
 
 def train_plain(**options: Any) -> Steps:

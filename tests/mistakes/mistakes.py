@@ -72,7 +72,7 @@ def loss_of(model: Any, data: Any) -> Tensor:
 
 def mean_of_rows(data: Any, rank: int) -> None:
     out = net()(data.x, data.edge_index)
-    pyg_sar.mean_of_batches(F.cross_entropy(out, data.y, reduction='none'))
+    pyg_sar.loader.mean_of_batches(F.cross_entropy(out, data.y, reduction='none'))
 
 
 def evaluates_on_rank_0(data: Any, rank: int) -> None:
@@ -172,7 +172,7 @@ def mean_of_the_mean_of_a_batch(data: Any, rank: int) -> None:
     model = net()
     for batch in pyg_sar.NeighborLoader(data, [2, 2], data.train_mask, batch_size=4):
         out = model(batch.x, batch.edge_index)[: batch.batch_size]
-        pyg_sar.mean_of_batches(F.cross_entropy(out, batch.y[: batch.batch_size]))
+        pyg_sar.loader.mean_of_batches(F.cross_entropy(out, batch.y[: batch.batch_size]))
 
 
 def share_of_a_rank(data: Any, rank: int) -> None:

@@ -245,7 +245,7 @@ def a_new_head_on_plain_rows(data: Any, wrap: Wrap) -> list[Tensor]:
         losses = F.cross_entropy(
             model.head(pyg_sar.local(z)), pyg_sar.local(data.y), reduction='none'
         )
-        return pyg_sar.mean_of_batches(losses)
+        return pyg_sar.loader.mean_of_batches(losses)
 
     return _train(model, data, loss_of)
 

@@ -132,7 +132,7 @@ def _sampled(data: Any, given: Callable[[Tensor], Tensor], wrap: Callable[[Any],
     for batch in loader:
         losses = model(given(batch.x), batch.edge_index)[: batch.batch_size].square().sum(-1)
         model.zero_grad()
-        pyg_sar.mean_of_batches(losses).backward()
+        pyg_sar.loader.mean_of_batches(losses).backward()
         found += [p.grad.clone() for p in model.parameters()]
     return found
 

@@ -17,10 +17,10 @@ SIZES = 3, 0, 5
 
 def _of_ranks(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     own = torch.split(values, SIZES)[rank()].clone().requires_grad_()
-    mean = pyg_sar.mean_of_batches(own.sin())
+    mean = pyg_sar.loader.mean_of_batches(own.sin())
     mean.backward()
     assert own.grad is not None
-    return mean.detach(), own.grad, pyg_sar.mean_of_batches(own.detach() > 0)
+    return mean.detach(), own.grad, pyg_sar.loader.mean_of_batches(own.detach() > 0)
 
 
 def test_as_of_one_batch_of_all_rows() -> None:
@@ -38,18 +38,20 @@ def test_as_of_one_batch_of_all_rows() -> None:
 
 @on_threads(2)
 def test_of_no_rows_it_is_0():
-    assert pyg_sar.mean_of_batches(torch.ones(0, 2)) == 0
+    assert pyg_sar.loader.mean_of_batches(torch.ones(0, 2)) == 0
 
 
 @on_ranks(2, by='threads')
 def test_rows_of_the_whole_graph_are_refused(data):
     with pytest.raises(ValueError, match=r'losses\.mean\(\)'):
-        pyg_sar.mean_of_batches(data.x)
+        pyg_sar.loader.mean_of_batches(data.x)
 
 
 def _gathered(values: list[Tensor]) -> list[Tensor]:
     return [
-        pyg_sar.gather_batches(torch.split(each, SIZES)[rank()].requires_grad_(each.is_complex()))
+        pyg_sar.loader.gather_batches(
+            torch.split(each, SIZES)[rank()].requires_grad_(each.is_complex())
+        )
         for each in values
     ]
 
@@ -67,6 +69,6 @@ def test_all_rows_of_batches() -> None:
 @on_ranks(2, by='threads')
 def test_batches_that_are_none_are_refused(data):
     with pytest.raises(ValueError, match=r'pyg_sar\.gather\(x\)'):
-        pyg_sar.gather_batches(data.x)
+        pyg_sar.loader.gather_batches(data.x)
     with pytest.raises(ValueError, match=r'torch\.cat'):
-        pyg_sar.gather_batches(torch.ones(()))
+        pyg_sar.loader.gather_batches(torch.ones(()))

@@ -136,7 +136,7 @@ def _decoded(root: str) -> int:
     for _ in range(2):  # the second time by the plan of the first
         model.zero_grad()
         got = model(data, own)
-        pyg_sar.mean_of_batches(got.square()).backward()
+        pyg_sar.loader.mean_of_batches(got.square()).backward()
         assert_close(got.detach(), want[ends[rank()] : ends[rank() + 1]].detach())
         for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
             assert_close(ours.grad, theirs.grad)
