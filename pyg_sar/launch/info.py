@@ -27,8 +27,8 @@ which packages, backends and devices there are."""
 
 _EXTRAS = {
     'kaminpar': ('kaminpar', '--method kaminpar'),
-    'torch-sparse': ('torch_sparse', '--backend torch-sparse; used by PyG'),
-    'pyg-lib': ('pyg_lib', '--backend pyg-lib; used by PyG'),
+    'torch-sparse': ('torch_sparse', 'METIS where pymetis is missing; used by PyG'),
+    'pyg-lib': ('pyg_lib', 'METIS where pymetis is missing; used by PyG'),
     'fast': ('numba', 'faster attention on a CPU; an allocator for pyg-sar run'),
     'plot': ('matplotlib', 'pyg-sar info --plot'),
     'ogb': ('ogb', 'datasets of OGB'),
@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace, prog: str, words: Sequence[str]) -> int:
 def _report(meta: Meta) -> str:
     # Anyone may have written the notes: repr has no escapes that a terminal would obey.
     notes = meta.notes
-    shown = 'method', 'edge_cut', 'communication_volume', 'cover_rows'
+    shown = 'method', 'edge_cut', 'communication_volume'
     options = {k: v for k, v in notes['partition'].items() if v is not None and k not in shown}
     return '\n'.join(
         [
