@@ -45,7 +45,7 @@ test-oldest: .venv-oldest/installed  ## small trainings and parity with the olde
 	@.venv-oldest/bin/python -m pytest $(OLDEST) $(ARGS)
 
 test-newest: .venv-newest/installed  ## run the tests with the newest of all packages, pre-releases of torch too
-	@.venv-newest/bin/python -m pytest -m 'not slow and not bench' -n 2 --dist loadfile -W 'ignore:pyg_sar is tested with' $(ARGS)
+	@.venv-newest/bin/python -m pytest -m 'not slow and not bench' -n 2 --dist loadfile $(ARGS)
 
 test-cuda-sim: $(INSTALLED)  ## run what users of GPUs do on a simulated one, with a simulated NCCL
 	@PYTHONPATH=tests/cuda_sim $(BIN)/python -m pytest -p simulated_cuda -m 'cuda_sim and not slow' -n 2 --dist loadfile tests/gpu tests/cuda_sim $(ARGS)
