@@ -116,7 +116,8 @@ def plan_for(
         *[shard.fingerprint for shard in shards],
     )
     with plainly():
-        kinds: list[Any] = _input_kinds([*args, *kwargs.values()])
+        shapes: list[tuple[int, ...]] = []
+        kinds = _input_kinds([*args, *kwargs.values()], shapes)
     kind += tuple(kinds)
     plan = next((p for p in plans.values() if p.kind == kind and p.state == state), None)
     error = None
@@ -132,11 +133,11 @@ def plan_for(
     is_known = plan is not None
     if shards[0].world_size > 1:
         note(type(conv).__name__, args, kwargs)
-        compared = words
+        compared = f'{words}; plain tensors of shape {shapes}' if shapes else words
         if not (torch.is_grad_enabled() or is_hidden.value):  # with gradients the backward tells
             model = conv if evaluated.value is None else evaluated.value
             values = common(model.named_parameters()).values()
-            compared, evaluated.value = f'{words}; {_VALUES} {digest(values)}', None
+            compared, evaluated.value = f'{compared}; {_VALUES} {digest(values)}', None
         _, is_known = are_alike(compared, is_known)
         if not is_known:
             _check_alike(agree(compared))
@@ -187,8 +188,11 @@ def _check_has_features(
         )
 
 
-def _input_kinds(values: Iterable[Any]) -> list[Any]:
-    """Kind, dtype, sizes and need of a gradient of every tensor among a forward's arguments."""
+def _input_kinds(values: Iterable[Any], shapes: list[tuple[int, ...]]) -> list[Any]:
+    """Kind, dtype, dimensions and need of a gradient of every tensor among a forward's arguments.
+
+    `shapes` gets those of plain tensors, which are of the whole graph: equal on all ranks.
+    """
     kinds: list[Any] = []
     for value in values:
         if isinstance(value, Adjacency):
@@ -198,13 +202,13 @@ def _input_kinds(values: Iterable[Any]) -> list[Any]:
             kinds.append('edges')
         elif isinstance(value, Tensor):
             needs_grad = value.requires_grad and torch.is_grad_enabled()
-            # A plain tensor is of the whole graph: its shape is the same on all ranks.
-            sizes = value.dim() if isinstance(value, Rows) else tuple(value.shape)
-            kinds.append((value.dtype, sizes, needs_grad))
+            if not isinstance(value, Rows):
+                shapes.append(tuple(value.shape))
+            kinds.append((value.dtype, value.dim(), needs_grad))
         elif isinstance(value, Mapping):
-            kinds += [*map(str, value), *_input_kinds(value.values())]
+            kinds += [*map(str, value), *_input_kinds(value.values(), shapes)]
         elif isinstance(value, (tuple, list)):
-            kinds += _input_kinds(value)
+            kinds += _input_kinds(value, shapes)
         elif value is None:
             kinds.append(None)
     return kinds
@@ -240,9 +244,8 @@ def _words(conv: MessagePassing, options: Options, kind: tuple[Any, ...]) -> str
     words += words_of_modules(conv)
     for kind_of_input in kinds:
         if isinstance(kind_of_input, tuple):
-            dtype, sizes, needs_grad = kind_of_input
-            what = f'in {sizes} dimensions' if isinstance(sizes, int) else f'of shape {sizes}'
-            words.append(f'{dtype} {what}' + ', with gradient' * needs_grad)
+            dtype, dim, needs_grad = kind_of_input
+            words.append(f'{dtype} in {dim} dimensions' + ', with gradient' * needs_grad)
         elif kind_of_input is not None:
             words.append(kind_of_input)
     return '; '.join(words)

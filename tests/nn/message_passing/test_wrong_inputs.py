@@ -100,7 +100,7 @@ def test_wrong_on_one_rank(data, name, what, how, mode):
     text = str(error.value)
     if what != 'conv' and how != 'dtype':  # a plain tensor, where the others have rows or another
         assert 'expected the same layer on all ranks' in text
-        assert re.search(r'shape \(.*\) on rank 1 \(got ', text)
+        assert re.search(r'shape \[.*\] on rank 1 \(got ', text)
 
 
 @pytest.mark.parametrize(('how', 'change'), [('short', -1), ('long', 2)])
