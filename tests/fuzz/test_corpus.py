@@ -259,13 +259,6 @@ def test_arrays(tmp_path: Path, scratch: Scratch | None) -> None:
         load_source(path, scratch=scratch)
 
 
-def test_offsets_that_are_no_integers(tmp_path: Path) -> None:
-    csr = {'x_data': np.ones(1), 'x_indices': np.zeros(1), 'x_indptr': np.array([0.0, 1, 1, 1, 1])}
-    path = _npz(tmp_path / 'graph.npz', **csr, x_shape=np.array([4, 2]))
-    with pytest.raises(ValueError, match='expected a CSR matrix'):
-        load_source(path)
-
-
 def test_pipes_beside_a_partition(tmp_path: Path) -> None:
     """One by the name of what a killed run leaves was waited for without end."""
     os.mkfifo(tmp_path / '.parts.0.tmp')
