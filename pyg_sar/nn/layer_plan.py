@@ -126,7 +126,7 @@ def plan_for(
     if plan is None:
         try:
             _check_not_explained(conv)
-            _check_has_features(conv, args, kwargs)
+            _check_features(conv, edges[0], args, kwargs)
         except ValueError as wrong:
             error = wrong
     words = _words(conv, options, kind) if plan is None else plan.words
@@ -162,13 +162,13 @@ def _check_not_explained(conv: MessagePassing) -> None:
             )
 
 
-def _check_has_features(
-    conv: MessagePassing, args: tuple[Any, ...], kwargs: dict[str, Any]
+def _check_features(
+    conv: MessagePassing, edges: EdgeIndex, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    """Raises ValueError where PyG's own convs get None for ``x``.
+    """Raises ValueError where PyG's own convs get None for ``x``, or one ``x`` for two node sets.
 
-    RGCNConv then learns a row per node, which it numbers from 0 on, and a rank would number its
-    own. Convs on points do without ``x``.
+    Without ``x`` RGCNConv learns a row per node, which it numbers from 0 on, and a rank would
+    number its own. Convs on points do without ``x``.
     """
     cls = plain_class(conv)
     try:
@@ -185,6 +185,12 @@ def _check_has_features(
             'rows of their own by pyg_sar.NodeEmbedding(data, width)()'
             + of_ids
             * isinstance(conv, RGCNConv)
+        )
+    # A relation under another name may be an incidence, along which messages go there and back.
+    if edges.ends.shard.is_bipartite and isinstance(x, Tensor) and 'edge_index' in arguments:
+        raise ValueError(
+            f"expected a pair (x_src, x_dst) for 'x' of {name_of(conv)}, as its edges run "
+            f'between two sets of nodes (got a tensor of shape {tuple(x.shape)})'
         )
 
 
