@@ -7,6 +7,7 @@ generators their states. Hooks of users do not see it.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import operator
 import pickle
@@ -268,9 +269,20 @@ def _set_numbers(array: Any, before: bytes) -> None:
     array[...] = np.ndarray(array.shape, array.dtype, before)
 
 
+class _State:
+    """The state of a generator that a program has made; equal where its bytes are."""
+
+    def __init__(self, state: Any) -> None:
+        self.state, self._bytes = copy.deepcopy(state), pickle.dumps(state)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _State) and self._bytes == other._bytes
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 def _of_state(get: _Read, set_to: _Write) -> tuple[_Read, _Write]:
-    """The state of a generator that a program has made, read as bytes and set from them."""
-    return lambda it: pickle.dumps(get(it)), lambda it, state: set_to(it, pickle.loads(state))
+    return lambda it: _State(get(it)), lambda it, state: set_to(it, state.state)
 
 
 _TABLE: tuple[_Read, _Write] = dict, _filled
