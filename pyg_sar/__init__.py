@@ -7,7 +7,7 @@ What most programs need is here, imported when it is first used; what is used le
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pyg_sar.utils import malloc  # noqa: F401 - before anything imports torch
+from pyg_sar.utils import command_line, malloc  # noqa: F401 - before anything imports torch
 
 # isort: split
 import pyg_sar.launch  # noqa: F401 - the room, before `pyg_sar.launch` is the function

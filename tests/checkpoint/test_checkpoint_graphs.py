@@ -45,7 +45,7 @@ def test_a_graph_has_one_name_however_it_is_cut(tmp_path):
     same = [
         (graph, 1, {}),
         (graph, 4, {'method': 'ldg'}),
-        (graph, 3, {'method': 'metis', 'order': 'cache', 'seed': 5}),
+        (graph, 3, {'method': 'metis', 'seed': 5}),
         (_with(edges[:, order]), 2, {}),
         (_with(edges.int()), 2, {}),
         (tmp_path / 'graph.npz', 2, {}),

@@ -94,6 +94,8 @@ CONVS: dict[str, Callable[[], Any]] = {
         6, 5, ['mean', 'max', 'std'], ['identity', 'attenuation'], torch.arange(1, 20)
     ),
 }
+pytestmark = pytest.mark.filterwarnings('ignore:Sparse CSR tensor support is in beta')
+
 KINDS = ['csr', 'coo'] + ['SparseTensor'] * WITH_TORCH_SPARSE
 LAYOUTS = {'csr': torch.sparse_csr, 'coo': torch.sparse_coo, 'SparseTensor': None}
 N = 40
