@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterator
 from inspect import unwrap
 from traceback import walk_stack
+from types import GeneratorType
 from typing import Any
 
 import torch
@@ -222,11 +223,18 @@ def _random_states() -> list[Tensor]:
 
 def _checkpoints() -> Iterator[tuple[Any, str]]:
     """Where each ``torch.utils.checkpoint`` around the caller keeps what backward runs again."""
+    is_found = False  # that of the innermost checkpoint
     for frame, _ in walk_stack(sys._getframe()):
-        values = frame.f_locals if frame.f_code in (_CHECKPOINT, _REENTRANT) else {}
+        if frame.f_code.co_filename != _CHECKPOINT.co_filename:
+            continue
+        values = frame.f_locals
         if frame.f_code is _REENTRANT:
+            is_found = True
             yield values['ctx'], 'run_function'
-        elif values and not values['use_reentrant']:
-            if 'gen' not in values:
-                raise missing(_REGION)
+        elif isinstance(values.get('gen'), GeneratorType):  # of checkpoint, or a part of it
+            is_found = True
             yield values['gen'].gi_frame.f_locals['new_frame'], 'recompute_fn'
+        elif frame.f_code is _CHECKPOINT:
+            if not is_found:
+                raise missing(_REGION)
+            is_found = False
