@@ -9,7 +9,7 @@ queue of callbacks at the end of a pass: the first hook of this library in a pas
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from traceback import walk_stack
 from types import FunctionType
@@ -184,13 +184,9 @@ def _check_alike(parameters: list[Tensor], called: list[str]) -> None:
         )
 
 
-_RUNNING: WeakKeyDictionary[Comm, ref[Backward]] = WeakKeyDictionary()
+_RUNNING: WeakKeyDictionary[Comm, Callable[[], Backward | None]] = WeakKeyDictionary()
 _AWAITING: WeakKeyDictionary[Comm, WeakKeyDictionary[Averager, None]] = WeakKeyDictionary()
-
-
-def _running_of(comm: Comm) -> Backward | None:
-    backward = _RUNNING.get(comm)
-    return None if backward is None else backward()
+_NOTHING: Callable[[], None] = lambda: None  # noqa: E731
 
 
 def _awaiting(comm: Comm) -> WeakKeyDictionary[Averager, None]:
@@ -203,13 +199,13 @@ def running() -> Backward | None:
 
     It is that of the rank, not of the thread: on a GPU hooks run in a thread of the device.
     """
-    return _running_of(current())
+    return _RUNNING.get(current(), _NOTHING)()
 
 
 def started() -> Backward:
     """The backward pass that runs, noted from its first such call on; called in a backward."""
     comm = current()
-    backward = _running_of(comm)
+    backward = _RUNNING.get(comm, _NOTHING)()
     if backward is None:
         backward = Backward(comm)
         torch.autograd.Variable._execution_engine.queue_callback(backward)

@@ -87,9 +87,9 @@ def _refusing(function: Callable[..., Any], name: str, first: int | None) -> Any
 
     @wraps(function)  # without a signature, as torch.compile looks for one
     def call(*args: Any, **kwargs: Any) -> Any:
-        if _are_rows(
-            *(leaves((args, kwargs)) if first is None else args[first:]), *kwargs.values()
-        ):
+        values = leaves((args, kwargs)) if first is None else (*args[first:], *kwargs.values())
+        # As _are_rows, which would be a call more: torch.tensor is called in every step.
+        if any(isinstance(v, Rows) for v in values) and torch._C._is_torch_function_enabled():
             refuse(name)
         return function(*args, **kwargs)
 
