@@ -72,7 +72,7 @@ class HeldTensor:
                 return True
             if storage_of(self.memory) is None:
                 return self.version != version_of(self.value)
-            is_there = self.value.data.is_set_to(self.memory)
+            is_there = _place(self.value) == _place(self.memory)
             return not (is_there and _is_equal(self.memory, self.before))
 
     def put_back(self) -> None:
@@ -89,6 +89,10 @@ class HeldTensor:
                 self.value.grad = self.grad
             if self.before is not None and not _is_equal(self.memory, self.before):
                 self.memory.copy_(self.before)  # else it may be mapped for reading alone
+
+
+def _place(tensor: Tensor) -> tuple[object, ...]:
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
 def _is_equal(a: Tensor, b: Tensor | None) -> bool:
