@@ -92,7 +92,7 @@ class HeldTensor:
 
 
 def _place(tensor: Tensor) -> tuple[object, ...]:
-    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+    return storage_of(tensor), tensor.storage_offset(), tensor.dtype, tensor.shape, tensor.stride()
 
 
 def _is_equal(a: Tensor, b: Tensor | None) -> bool:
