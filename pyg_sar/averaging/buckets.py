@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from pyg_sar.comm import check_arrived, world_size
+from pyg_sar.comm.ranks import current
 from pyg_sar.ground.checksum import digest
 from pyg_sar.rows.rows import Rows
 
@@ -86,6 +87,7 @@ class Bucket:
         sizes.insert(len(self.common), numbers.numel())
         means = [*torch.split(total, sizes)]
         counts = message.read(means.pop(len(self.common)).real.tolist())
+        current().met.arrived()
         check_arrived(SUM)  # before anyone's gradient changes
         if not message.is_alike:
             parted()
