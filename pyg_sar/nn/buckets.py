@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from pyg_sar.comm.collectives import check_arrived
-from pyg_sar.comm.ranks import world_size
+from pyg_sar.comm.ranks import current, world_size
 from pyg_sar.rows.rows import Rows
 from pyg_sar.utils.checksum import digest
 
@@ -87,6 +87,7 @@ class Bucket:
         sizes.insert(len(self.common), numbers.numel())
         means = [*torch.split(total, sizes)]
         counts = message.read(means.pop(len(self.common)).real.tolist())
+        current().met.arrived()
         check_arrived(SUM)  # before anyone's gradient changes
         if not message.is_alike:
             parted()

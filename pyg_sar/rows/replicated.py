@@ -20,6 +20,7 @@ from torch import Tensor
 
 from pyg_sar.comm.collectives import all_reduce_sum
 from pyg_sar.comm.functions import communicates, once_differentiable
+from pyg_sar.comm.met import Met
 from pyg_sar.comm.ranks import cache_of, check_lives, check_own, chosen, current, rank
 from pyg_sar.comm.ranks import world_size as num_ranks
 from pyg_sar.comm.vote import are_alike
@@ -172,8 +173,8 @@ _AT_ONCE = 2**10
 
 _NUMBERS = (bool, int, float, complex, str, np.ndarray, np.generic)
 
-_OF_THIS_RANK = ('requires_grad', 'retain_grad', 'grad')
-"""Functions and attributes that say what a rank wants to know of its rows."""
+_OF_THIS_RANK = ('requires_grad', 'retain_grad', 'grad', 'to', 'cuda')
+"""Functions and attributes that say what a rank wants to know of its rows, and where they lie."""
 
 _BY_IDS = ('getitem', 'index_select', 'take', 'gather', 'take_along_dim')
 """Functions that read places of a table. Others may hold anything, as where a function writes."""
@@ -206,13 +207,17 @@ def note(func: Any, args: Any, kwargs: Any) -> None:
     name = bare_name(func)
     if values[0] is found[0] and (name in _BY_IDS or is_in_place(name_of(func))):
         del found[0]
-    found = [value for value in map(_compared, found) if value is not None]
-    if found and name not in _OF_THIS_RANK:
-        current().met.note(name, found)
+    if name in _OF_THIS_RANK:
+        return
+    met = current().met
+    found = [_compared(value, name, met) for value in found]
+    found = [value for value in found if value is not None]
+    if found:
+        met.note(name, found)
 
 
-def _compared(value: Any) -> Any:
-    """What of a value ranks compare; None of a tensor that they do not, or have before."""
+def _compared(value: Any, name: str, met: Met) -> Any:
+    """What of a value the next message compares, or None: it has before, need not, or waits."""
     if isinstance(value, (np.ndarray, np.generic)):
         return str(value.tolist()) if value.size <= _MOST else None
     if not isinstance(value, Tensor):
@@ -220,13 +225,14 @@ def _compared(value: Any) -> Any:
     count = value.numel()
     if not 0 < count <= _MOST or value.layout != torch.strided or value.is_meta:
         return None
-    if value.device.type == 'cpu':
-        if count <= _AT_ONCE:
-            return value
-    elif value.requires_grad and not value.is_leaf:
-        return None  # to read it would wait for the device
+    is_on_host = value.device.type == 'cpu'
+    if is_on_host and count <= _AT_ONCE:
+        return value
     version, seen = version_of(value), cache_of('met')
     if seen.get(value) == version:
         return None
     seen[value] = version
-    return value.detach().cpu()
+    if is_on_host:
+        return value.detach()
+    met.note_later(name, value)
+    return None

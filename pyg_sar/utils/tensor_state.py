@@ -69,7 +69,7 @@ class HeldTensor:
             elif storage_of(self.memory) is None:
                 is_same = self.version == version_of(self.value)
             else:
-                is_there = self.value.data.is_set_to(self.memory)
+                is_there = _place(self.value) == _place(self.memory)
                 is_same = is_there and _is_equal(self.memory, self.before)
             return [] if is_same else [self.name]
 
@@ -87,6 +87,10 @@ class HeldTensor:
                 self.value.grad = self.grad
             if self.before is not None and not _is_equal(self.memory, self.before):
                 self.memory.copy_(self.before)  # else it may be mapped for reading alone
+
+
+def _place(tensor: Tensor) -> tuple[object, ...]:
+    return storage_of(tensor), tensor.storage_offset(), tensor.dtype, tensor.shape, tensor.stride()
 
 
 def _is_equal(a: Tensor, b: Tensor | None) -> bool:

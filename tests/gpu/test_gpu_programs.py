@@ -93,6 +93,28 @@ def test_a_rank_that_found_no_device_is_refused(backend: str, tmp_path: Path) ->
         assert re.match(words, said), said
 
 
+def _parts_in_step(root: str, wrong: int) -> tuple[int, str]:
+    data = pyg_sar.load_shard(root).to('cuda')
+    torch.manual_seed(0)
+    model = pyg_sar.DistributedDataParallel(GraphSAGE(6, 8, 2, 3).double().to('cuda'))
+    for step in range(5):
+        factor = torch.tensor(1.0 + (rank() if step == wrong else 0), device='cuda')
+        try:
+            _plain(model(data.x * factor, data.edge_index), data).backward()
+        except ValueError as error:
+            return step, str(error)
+    return 5, ''
+
+
+@pytest.mark.parametrize('wrong', [0, 2])
+def test_tensors_of_devices_that_differ_between_ranks(wrong: int, tmp_path: Path) -> None:
+    """No step waits for the device to compare them: with the gradients they are on the host."""
+    root = str(cut(small_graph(), 2, tmp_path / 'parts'))
+    for step, said in run_ranks(_parts_in_step, 2, root, wrong, backend=BACKENDS[0]):
+        assert step in (wrong, wrong + 1), step
+        assert "expected one value on all ranks in 'mul' of rows at test_gpu_programs" in said, said
+
+
 def _rows_of_batches() -> list[float]:
     own = torch.arange(1 + 2 * rank(), dtype=torch.float64, device='cuda')
     found = pyg_sar.loader.gather_batches(own)

@@ -36,7 +36,7 @@ LAYERS: dict[str, tuple[Callable[[], torch.nn.Module], int]] = {
     'graph norm': (lambda: pyg.GraphNorm(6), 4),  # its sums ask whether any rank has a history
 }
 """And how often one may wait, forward and backward, for all blocks together."""
-OF_PARAMETERS = ('ground/checksum.py', 'averaging/buckets.py')
+OF_PARAMETERS = ('utils/checksum.py', 'nn/buckets.py')
 """Where a backward pass waits three times for the sum of gradients, whatever the layers."""
 
 
@@ -47,16 +47,15 @@ def _waits_of_layer(root: str, name: str) -> Counter[str]:
         'cuda'
     )[0]
     x = data.x.clone().requires_grad_()
-    ones = None
-    for last in (False, False, True):
-        if last:
-            break
+
+    def step() -> None:
         out = layer(x, data.edge_index) if 'norm' not in name else layer(x)
-        ones = torch.ones_like(out)
-        out.backward(ones)
+        out.backward(torch.ones_like(out))
+
+    step()
+    step()
     with device_waits() as found:
-        out = layer(x, data.edge_index) if 'norm' not in name else layer(x)
-        out.backward(ones)
+        step()
     of_parameters = [found.pop(line) for line in list(found) if line.startswith(OF_PARAMETERS)]
     assert sum(of_parameters) <= 3, of_parameters
     return found
