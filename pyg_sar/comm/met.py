@@ -43,8 +43,8 @@ class Met:
 
     def __init__(self) -> None:
         self._rounds_alike = True
-        self._read_before: set[tuple[str, int, str]] = set()
-        self._coming: list[tuple[tuple[str, int, str], Tensor]] = []
+        self._read_before: set[tuple[tuple[str, int], str]] = set()
+        self._coming: list[tuple[tuple[str, int], str, Tensor]] = []
         self.clear()
 
     def clear(self) -> None:
@@ -57,25 +57,22 @@ class Met:
 
         To read it makes the host wait for the device, which no later step shall.
         """
-        place = (*(users_line() or ('', 0)), function)
-        if place in self._read_before and len(self._coming) < _FEW:
-            copy = value.detach().to('cpu', non_blocking=True)
-            self._coming.append((place, copy))
+        at = users_line() or ('', 0), function
+        if at in self._read_before and len(self._coming) < _FEW:
+            self._coming.append((*at, value.detach().to('cpu', non_blocking=True)))
         else:
-            self._read_before.add(place)
-            self._note(*place, [value.detach().cpu()])
+            self._read_before.add(at)
+            self.note(function, [value.detach().cpu()])
 
     def arrived(self) -> None:
         """Notes what :meth:`note_later` got; the host has just waited for all of its devices."""
         coming, self._coming = self._coming, []
-        for place, value in coming:
-            self._note(*place, [value])
+        for line, function, value in coming:
+            self.note(function, [value], line)
 
-    def note(self, function: str, values: list[Any]) -> None:
+    def note(self, function: str, values: list[Any], at: tuple[str, int] | None = None) -> None:
         """Takes note of numbers, words and tensors of the host that a function of rows takes."""
-        self._note(*(users_line() or ('', 0)), function, values)
-
-    def _note(self, file: str, line: int, function: str, values: list[Any]) -> None:
+        file, line = at or users_line() or ('', 0)
         for value in values:
             is_tensor = isinstance(value, Tensor)
             is_float = value.is_floating_point() if is_tensor else type(value) is float

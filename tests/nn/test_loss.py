@@ -14,7 +14,7 @@ from ranks import run_ranks
 from small_graphs import assert_close
 from torch import Tensor
 
-from pyg_sar import mean_of_batches
+from pyg_sar.loader import mean_of_batches
 
 COUNTS = [[9], [3, 8], [5, 0, 6], [1, 7, 2, 1]]
 """Rows of every rank."""
