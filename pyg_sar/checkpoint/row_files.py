@@ -46,11 +46,6 @@ class Table:
         space = weight._space
         return cls(plain(values).detach(), space.ids(weight.device), space.total)
 
-    @property
-    def shape(self) -> list[int]:
-        """The shape of the rows of all nodes."""
-        return [self.num_nodes, *self.values.shape[1:]]
-
     def run(self) -> tuple[Array, int]:
         """The rows of this rank's run of ids, and the first id (collective: see ``rows``)."""
         first, end = (r * self.num_nodes // world_size() for r in (rank(), rank() + 1))

@@ -17,7 +17,7 @@ from pyg_sar.loader.arguments import Options
 from pyg_sar.loader.attributes import AttributeRows, edge_stores, ends_of, node_stores, take
 from pyg_sar.loader.graph import LocalGraph
 from pyg_sar.loader.rounds import Round
-from pyg_sar.loader.seeds.seeds import SeedBatches, Seeds
+from pyg_sar.loader.seeds import SeedBatches, Seeds
 from pyg_sar.rows.from_data import as_local
 from pyg_sar.shard.format import EdgeKey
 

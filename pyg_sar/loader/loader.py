@@ -20,7 +20,7 @@ from pyg_sar.loader.arguments import LoaderOptions, Options, fans_of, read_optio
 from pyg_sar.loader.attributes import check_data, edge_stores, find
 from pyg_sar.loader.batch import Epoch, Sampler
 from pyg_sar.loader.graph import build
-from pyg_sar.loader.seeds.seeds import Asked
+from pyg_sar.loader.seeds import Asked
 from pyg_sar.rows.from_data import as_local, check_not_local
 from pyg_sar.shard.format import EdgeKey
 from pyg_sar.utils.rng import hashed
@@ -96,7 +96,14 @@ class Loader:
         for _ in range(at, self._num_batches):
             if self._epoch is not epoch:
                 raise ValueError('expected the newest iteration of this loader (got an older one)')
-            yield self._next(batches)
+            try:
+                with in_call(self._name), torch.device('cpu'):  # not the program's default
+                    batch = next(batches)
+            except Exception as error:
+                left_by(error)
+                raise
+            self._at += 1
+            yield batch if self.transform is None else self.transform(batch)
 
     def _next_epoch(self) -> Epoch:
         """The numbers of an epoch; without a seed torch's DataLoader draws them so."""
@@ -107,16 +114,6 @@ class Loader:
         else:
             draws, order = hashed(seed, number, torch.arange(2)).tolist()
         return Epoch(number, draws, order if shuffle else None)
-
-    def _next(self, batches: Iterator[Data | HeteroData]) -> Data | HeteroData:
-        try:
-            with in_call(self._name), torch.device('cpu'):  # not the program's default
-                batch = next(batches)
-        except Exception as error:
-            left_by(error)
-            raise
-        self._at += 1
-        return batch if self.transform is None else self.transform(batch)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loader is: so many batches of its epoch have been taken.
