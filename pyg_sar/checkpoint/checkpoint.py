@@ -95,9 +95,10 @@ def save_checkpoint(
         for name, holder in {'scheduler': scheduler, 'loader': loader}.items():
             if holder is not None:
                 held[name] = holder.state_dict()
-        held['model'], of_weights = states.model_state(model)
-        held['optimizer'], of_optimizer = states.optimizer_state(optimizer)
-        tables.update(of_weights | of_optimizer)
+        held['model'] = dict(plain.state_dict())
+        held['optimizer'] = states.optimizer_state(optimizer)
+        for key, values, name, weight in states.entries_of_rows(model, optimizer, held):
+            tables[key] = states.table_of(key, values.pop(name), weight, optimizer)
         sums = sums_of(common(plain.named_parameters()))
         return operator.index(epoch), held.get('loader'), states.random_states(), sums
 

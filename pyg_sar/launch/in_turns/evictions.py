@@ -149,7 +149,7 @@ class Evictions:
                 held.stays = True
 
     def is_read_by_rows(self, storage: torch.UntypedStorage) -> bool:
-        """Whether a storage is away and is another rank's, or has no room here."""
+        """Whether to read single rows: it is away, and another rank's or larger than the room."""
         held = self._held.get(storage._cdata)
         if held is None or not held.is_away:
             return False

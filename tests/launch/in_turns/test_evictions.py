@@ -23,7 +23,7 @@ from pyg_sar.utils import offload as evictable
 SIZE = 1000
 
 
-def _others_turn() -> None:
+def others_turn() -> None:
     vote.agree(0)  # the last rank here goes on by itself,
     vote.agree(0)  # and waits here
 
@@ -67,12 +67,12 @@ def test_every_way_to_read(tmp_path: Path, way: str) -> None:
         there = torch.randn(SIZE, generator=generator)
         evictable.keep_here(there)
         held = there.clone()
-        _others_turn()
+        others_turn()
         with torch._C.DisableTorchFunction():
             assert held.untyped_storage().nbytes() == 0
         found = READS[way](held)
         expected = READS[way](there)
-        _others_turn()
+        others_turn()
         return found, expected, held + 0, there + 0
 
     for found, expected, *after in play(program, 2, memory=0, spill=tmp_path, least=256).results:
@@ -98,17 +98,17 @@ def test_storages_that_were_made_of_storages(tmp_path: Path, way: str) -> None:
         storage = STORAGES[way](held.untyped_storage())
         del held
         tensor = torch.empty(0).set_(storage)
-        _others_turn()
-        _others_turn()
+        others_turn()
+        others_turn()
         first = tensor[3].item(), storage.tolist()[12:16]
-        _others_turn()
+        others_turn()
         found = storage.tolist()
         storage.fill_(0)
-        _others_turn()
+        others_turn()
         is_zero = not tensor.any()
         tensor += 3
         del storage
-        _others_turn()
+        others_turn()
         with torch._C.DisableTorchFunction():
             is_away = tensor.untyped_storage().nbytes() == 0
         return (is_zero, *first), found, tensor + 0, is_away
@@ -143,11 +143,11 @@ def test_what_is_written_after_it_was_away_is_written_again(tmp_path: Path, way:
     def program() -> tuple[Tensor, Tensor]:
         held, there = torch.ones(SIZE), torch.ones(SIZE)
         evictable.keep_here(there)
-        _others_turn()
+        others_turn()
         held.sum()  # it is here, and unchanged
         WRITES[way](held)
         WRITES[way](there)
-        _others_turn()
+        others_turn()
         return held + 0, there + 0
 
     for found, expected in play(program, 2, memory=0, spill=tmp_path, least=256).results:
@@ -158,7 +158,7 @@ def test_what_did_not_change_is_written_once_and_what_dies_never(tmp_path: Path)
     def program() -> None:
         held = torch.ones(SIZE)
         for _ in range(5):
-            _others_turn()
+            others_turn()
             held.sum()
             held * 2  # dies
 
@@ -171,7 +171,7 @@ def test_what_did_not_change_is_written_once_and_what_dies_never(tmp_path: Path)
 def test_a_budget_that_suffices_moves_nothing(tmp_path: Path) -> None:
     def program() -> None:
         held = torch.ones(SIZE)
-        _others_turn()
+        others_turn()
         held.sum()
 
     figures = play(program, 2, memory='1MB', spill=tmp_path, least=256).figures
@@ -183,7 +183,7 @@ def test_the_rank_that_waits_longest_goes_first(tmp_path: Path) -> None:
         held = torch.ones(SIZE)
         away = []
         for _ in range(4):
-            _others_turn()
+            others_turn()
             with torch._C.DisableTorchFunction():
                 away.append(held.untyped_storage().nbytes() == 0)
             held.sum()
@@ -246,7 +246,7 @@ def test_rows_of_any_index_are_read(tmp_path: Path, kind: str) -> None:
 
     def program() -> Tensor | None:
         rows = torch.arange(num_rows * width + 5, dtype=torch.float32)[5:].view(num_rows, width)
-        _others_turn()
+        others_turn()
         if ranks.rank() == 1:
             return None
         assert evictable.is_read_by_rows(rows)
@@ -294,10 +294,10 @@ def test_a_kept_copy_is_evicted_as_one_and_is_what_it_was(tmp_path: Path) -> Non
         rows = weight * 2
         copy = kept_copy(rows)
         out = copy.square().sum()
-        _others_turn()
+        others_turn()
         if changes:
             rows.data.mul_(7)
-            _others_turn()
+            others_turn()
         out.backward()
         assert weight.grad is not None
         return weight.grad, rows.detach()
@@ -358,7 +358,7 @@ def test_tensors_from_before_stay(tmp_path: Path) -> None:
 
     def program() -> int:
         view = before[:500]
-        _others_turn()
+        others_turn()
         with torch._C.DisableTorchFunction():
             return view.untyped_storage().nbytes()
 
