@@ -108,31 +108,6 @@ def test_readme_is_what_its_results_say(name: str, tmp_path: Path) -> None:
     assert (tmp_path / 'README.md').read_text() == (folder / 'README.md').read_text()
 
 
-def test_programs_step_as_teams_and_tell_of_failures(load) -> None:
-    team_type = load('.', 'program_team').ProgramTeam
-    code = (
-        'import sys; rank = int(sys.argv[1]); print(\'"ready"\', flush=True)\n'
-        'for number, _ in enumerate(sys.stdin):\n'
-        '    print([rank, number] if number < 2 or rank == 0 else 1 / 0, flush=True)'
-    )
-    commands = [[sys.executable, '-c', code, str(rank)] for rank in range(2)]
-    with team_type(commands) as team:
-        assert team.setup == ['ready', 'ready']
-        assert [team.step(), team.step()] == [[[0, 0], [1, 0]], [[0, 1], [1, 1]]]
-        with pytest.raises(RuntimeError, match=r'rank 1 of 2 failed:\n[^$]*ZeroDivisionError'):
-            team.step()
-
-
-def test_fill_replaces_what_stands_between_the_marks(load) -> None:
-    report = load('.', 'report')
-    text = 'a\n<!-- x -->\nold\n<!-- /x -->\nb\n<!-- y -->\n<!-- /y -->\n'
-    filled = report.fill(text, {'x': r'new \1', 'y': 'two\nlines'})
-    assert filled == 'a\n<!-- x -->\nnew \\1\n<!-- /x -->\nb\n<!-- y -->\ntwo\nlines\n<!-- /y -->\n'
-    assert report.fill(filled, {'x': 'old', 'y': ''}) == text
-    with pytest.raises(ValueError, match=r'expected <!-- z -->'):
-        report.fill(text, {'z': ''})
-
-
 def _graph(num_nodes: int, num_edges: int) -> Tensor:
     key = torch.randperm(num_nodes**2)[:num_edges]
     return torch.stack([key // num_nodes, key % num_nodes])

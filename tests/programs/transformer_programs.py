@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from attention_programs import Layered, fit
+from attention_programs import ByThree, Layered, fit
 from shared import Program
 from torch import Tensor
 from torch.nn import (
@@ -25,15 +25,8 @@ from torch_geometric.nn import GCNConv, global_add_pool, global_mean_pool
 from torch_geometric.utils import scatter, softmax
 
 
-class Projected(Module):
-    """Queries, keys and values of 2 heads."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.q, self.k, self.v = Linear(8, 8), Linear(8, 8), Linear(8, 8)
-
-    def heads(self, x: Tensor) -> tuple[Tensor, ...]:
-        return tuple(lin(x).view(x.size(0), 2, 4) for lin in (self.q, self.k, self.v))
+class Projected(ByThree):
+    """As sequences, too."""
 
     def sequences(self, x: Tensor) -> tuple[Tensor, ...]:
         """[1, heads, N, d]."""
