@@ -124,11 +124,6 @@ class Options:
         """Whether every seed has a tree of its own."""
         return self.disjoint or self.time_attr is not None
 
-    @property
-    def of_batches(self) -> dict[str, Any]:
-        """The options that must be equal on all ranks."""
-        return {name: value for name, value in vars(self).items() if name != 'transform'}
-
 
 def _is_int(value: object, least: int) -> bool:
     return type(value) is int and least <= value < 2**63

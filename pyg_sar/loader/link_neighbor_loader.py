@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -230,8 +229,15 @@ def _own_links(data: Data | HeteroData, key: EdgeKey, value: Any) -> _Links:
                 f"'edge_index' of this shard and relation (got a {type(value).__name__} of others)"
             )
         src, dst = handle.ids.cpu()
-        sources = partial(_of_edges, key=key, edges=edges, src=src)
-        return _Links(dst, sources, value._space, f'{value._space.total} edges')
+
+        def among_edges(graph: LocalGraph) -> Tensor:
+            of_shard = edges.handle.ids[0].cpu()
+            num_local = int(of_shard.max()) + 1 if of_shard.numel() else 0
+            position = torch.empty(num_local, dtype=torch.int64)
+            position[of_shard[graph.edges[key].row]] = graph.edges[key].source.long()
+            return position[src]
+
+        return _Links(dst, among_edges, value._space, f'{value._space.total} edges')
     try:
         pairs = torch.as_tensor(gather(value)).detach().cpu()
     except (TypeError, ValueError, RuntimeError) as error:
@@ -241,31 +247,22 @@ def _own_links(data: Data | HeteroData, key: EdgeKey, value: Any) -> _Links:
             f"'edge_label_index' must be int64 [2, num_links], ids of the whole graph (got "
             f'{pairs.dtype} {tuple(pairs.shape)})'
         )
-    src, dst = (nodes_of(node_stores(data)[end]) for end in ends_of(key))
-    for ids, (_, nodes) in zip(pairs, (src, dst), strict=True):
-        check_ids('edge_label_index', ids, nodes.total)
-    row, index = own_of(pairs[1], dst[0])
-    space = Space(index.numel(), what='links', ids=index, total=pairs.size(1))
-    sources = partial(_of_pairs, key=key, n_id=src[0], src=pairs[0, index])
-    return _Links(row, sources, space, of_all_ranks(pairs))
-
-
-def _of_edges(graph: LocalGraph, key: EdgeKey, edges: EdgeIndex, src: Tensor) -> Tensor:
-    """Positions of sources of a shard's edges, by the shard's ids of them."""
-    of_shard = edges.handle.ids[0].cpu()
-    num_local = int(of_shard.max()) + 1 if of_shard.numel() else 0
-    position = torch.empty(num_local, dtype=torch.int64)
-    position[of_shard[graph.edges[key].row]] = graph.edges[key].source.long()
-    return position[src]
-
-
-def _of_pairs(graph: LocalGraph, key: EdgeKey, n_id: Tensor, src: Tensor) -> Tensor:
-    """Positions of sources anywhere, by their ids in the whole graph (collective)."""
-    nodes = graph.nodes[ends_of(key)[0]]
-    owner, row = owners_of(src, n_id, 'edge_label_index')
-    return (
-        nodes.positions(row) if graph.world_size == 1 else torch.tensor(nodes.rank_ptr)[owner] + row
+    src_type, dst_type = ends_of(key)
+    (src_id, src_nodes), (dst_id, dst_nodes) = (
+        nodes_of(node_stores(data)[end]) for end in (src_type, dst_type)
     )
+    for ids, nodes in zip(pairs, (src_nodes, dst_nodes), strict=True):
+        check_ids('edge_label_index', ids, nodes.total)
+    row, index = own_of(pairs[1], dst_id)
+
+    def anywhere(graph: LocalGraph) -> Tensor:
+        owner, place = owners_of(pairs[0, index], src_id, 'edge_label_index')
+        if graph.world_size == 1:
+            return graph.nodes[src_type].positions(place)
+        return torch.tensor(graph.nodes[src_type].rank_ptr)[owner] + place
+
+    space = Space(index.numel(), what='links', ids=index, total=pairs.size(1))
+    return _Links(row, anywhere, space, of_all_ranks(pairs))
 
 
 def _relation_of(data: Data | HeteroData, value: Any) -> tuple[EdgeKey, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -112,7 +113,7 @@ class Negatives:
                 drawn = self._src if source is None else None
                 src[left] = _last(drawn, tried.view(-1, num)[is_left])
                 dst[left] = _last(self._dst, answers.view(-1, num)[is_left])
-                self._check(dst[left])
+                raise_on_all(partial(_check_found, dst[left]))
                 return src, dst
             start, num = start + num, min(8 * num, _MOST)
 
@@ -127,18 +128,14 @@ class Negatives:
         refused[at] |= self._source[edge[at]] == wanted[at]
         return refused
 
-    def _check(self, drawn: Tensor) -> None:
-        """Raises on all ranks where a draw is -1, no pair (collective)."""
 
-        def check() -> None:
-            missing = int((drawn < 0).sum())
-            if missing:
-                raise ValueError(
-                    "'neg_sampling' must find two nodes without an edge for each link (got none in "
-                    f'{_MOST} tries for {missing} links of a round); leave these links out'
-                )
-
-        raise_on_all(check)
+def _check_found(drawn: Tensor) -> None:
+    missing = int((drawn < 0).sum())
+    if missing:
+        raise ValueError(
+            "'neg_sampling' must find two nodes without an edge for each link (got none in "
+            f'{_MOST} tries for {missing} links of a round); leave these links out'
+        )
 
 
 def _last(nodes: Population | None, tried: Tensor) -> Tensor:
@@ -165,6 +162,7 @@ class Population:
         weight: Of own nodes, at least 0, float64 ``[num_own]``; None for all alike.
 
     Attributes:
+        total: The sum of all weights, or how many nodes there are.
         earliest: The position of the node with the least time, of these the one with the least id;
             None without times.
     """
@@ -190,6 +188,7 @@ class Population:
         )
         self.earliest: int | None = min(first_ones)[-1] if first_ones else None
         self._sizes = torch.tensor(sizes, dtype=torch.float64)
+        self.total = float(self._sizes.sum())
         self._counts = torch.tensor(counts_of)
         self._levels = [torch.tensor(level, dtype=graph.time_dtype) for level in levels]
 
@@ -199,11 +198,6 @@ class Population:
             return []
         row = int(np.lexsort((self._nodes.n_id.numpy(), self._time.numpy()))[0])
         return [(self._time[row].item(), int(self._nodes.n_id[row]), self._nodes.first + row)]
-
-    @property
-    def total(self) -> float:
-        """The sum of all weights, or how many nodes there are."""
-        return float(self._sizes.sum())
 
     def find(self, state: Tensor, until: Tensor | None) -> Tensor:
         """Positions of nodes, drawn by hashes; -1 where the node is not there by the time `until`.

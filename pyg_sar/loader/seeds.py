@@ -97,10 +97,6 @@ class Seeds:
     # Relations without edges between the ends of a batch's links: there (False), and back (True).
     excluded: Mapping[EdgeKey, tuple[bool, ...]] = field(default_factory=dict)
 
-    def num_batches(self, drop_last: bool) -> int:
-        """The number of batches of an epoch, on every rank."""
-        return (self.total + (0 if drop_last else self.batch_size - 1)) // self.batch_size
-
     def order(self, number: int | None) -> Order:
         """The order of an epoch: as torch's RandomSampler draws it by a number; None for none."""
         index = self.index

@@ -21,7 +21,7 @@ import pyg_sar
 from pyg_sar import partition_graph
 from pyg_sar.comm.ranks import rank, set_timeout
 from pyg_sar.comm.vote import agree
-from pyg_sar.loader.batch import ROUND
+from pyg_sar.loader.loader import ROUND
 from pyg_sar.utils import hook
 
 
@@ -127,7 +127,7 @@ def test_a_loader_that_fails_ends_all_ranks(data):
     set_timeout(timedelta(seconds=20))
     loader = _loader(data.edge_index.handle.shard.root)
     if dist.get_rank() == 1:
-        ptr = loader._sampler.graph.edges[None].ptr
+        ptr = loader._graph.edges[None].ptr
         ptr.copy_(torch.arange(ptr.numel()) * 10**6)  # no such edges
         with pytest.raises((IndexError, RuntimeError)):
             list(loader)
