@@ -28,6 +28,22 @@ def others_turn() -> None:
     vote.agree(0)  # and waits here
 
 
+def lend(to: int, rows: Tensor, index: Tensor) -> None:
+    """Offers another rank rows, which it takes in its turn."""
+
+    def make(out: list[Tensor]) -> None:
+        evictable.select_rows(out[0], rows, index)
+
+    like = rows.new_empty(1).expand(index.numel(), *rows.shape[1:])
+    ranks.current().send_lazily(to, 'rows', [like], make, [rows])
+
+
+def borrow(of: int, *shape: int) -> Tensor:
+    """Takes what another rank has lent."""
+    (came,) = ranks.current().take(of, 'rows', lambda: [torch.empty(shape)])
+    return came
+
+
 def _pickled(tensor: Tensor) -> Tensor:
     file = io.BytesIO()
     torch.save(tensor, file)
@@ -197,25 +213,16 @@ def test_the_rank_that_waits_longest_goes_first(tmp_path: Path) -> None:
 
 def test_rows_are_what_they_were_when_they_were_offered(tmp_path: Path) -> None:
     def program() -> list[Tensor]:
-        ours, others = ranks.current(), 1 - ranks.rank()
+        others, index = 1 - ranks.rank(), torch.arange(0, SIZE, 3)
         rows, found = torch.full((SIZE, 2), float(ranks.rank())), []
-        for step in range(3):
-            index = torch.arange(0, SIZE, 3)
-            like = rows.new_empty(1).expand(index.numel(), 2)
-
-            def make(out: list[Tensor], rows: Tensor = rows, index: Tensor = index) -> None:
-                evictable.select_rows(out[0], rows, index)
-
-            ours.send_lazily(others, 'rows', [like], make, [rows])
-            ours.await_sends({others: 1}, 'rows')
+        for _ in range(3):
+            lend(others, rows, index)
+            ranks.current().await_sends({others: 1}, 'rows')
             if ranks.rank() == 1:
                 rows += 10  # rank 0 has not taken them
-            place = [rows.new_empty(like.shape)]
-            (came,) = ours.take(others, 'rows', lambda place=place: place)
-            found.append(came.clone())
+            found.append(borrow(others, index.numel(), 2).clone())
             if ranks.rank() == 0:
                 rows += 10
-            assert step < 3
         return found
 
     for memory in (0, 1 << 30):
@@ -314,16 +321,11 @@ def test_a_kept_copy_is_evicted_as_one_and_is_what_it_was(tmp_path: Path) -> Non
 
 def test_rows_of_others_go_before_the_turn_ends(tmp_path: Path) -> None:
     def program() -> Tensor:
-        ours, others = ranks.current(), 1 - ranks.rank()
-        rows, index = torch.full((SIZE,), float(ours.rank)), torch.arange(3)
-
-        def make(out: list[Tensor]) -> None:
-            evictable.select_rows(out[0], rows, index)
-
-        ours.send_lazily(others, 'rows', [rows.new_empty(3)], make, [rows])
-        ours.await_sends({others: 1}, 'rows')
+        others, rows = 1 - ranks.rank(), torch.full((SIZE,), float(ranks.rank()))
+        lend(others, rows, torch.arange(3))
+        ranks.current().await_sends({others: 1}, 'rows')
         own = rows.sum()
-        (came,) = ours.take(others, 'rows', lambda: [rows.new_empty(3)])
+        came = borrow(others, 3)
         made = torch.ones(SIZE)  # there is no room for it, for own rows and for those of the other
         return own + came.sum() + made.sum()
 
@@ -334,18 +336,13 @@ def test_rows_of_others_go_before_the_turn_ends(tmp_path: Path) -> None:
 
 def test_what_others_have_still_to_read_goes_last(tmp_path: Path) -> None:
     def program() -> float:
-        ours, index = ranks.current(), torch.arange(3)
-        to, of = (ours.rank + 1) % 4, (ours.rank - 1) % 4
-        rows = torch.full((SIZE,), float(ours.rank))
-
-        def make(out: list[Tensor]) -> None:
-            evictable.select_rows(out[0], rows, index)
-
-        ours.send_lazily(to, 'rows', [rows.new_empty(3)], make, [rows])
+        rank = ranks.rank()
+        to, of = (rank + 1) % 4, (rank - 1) % 4
+        rows = torch.full((SIZE,), float(rank))
+        lend(to, rows, torch.arange(3))
         held = torch.ones(SIZE)  # made later, so else it would stay longer
-        ours.await_sends({of: 1}, 'rows')
-        (came,) = ours.take(of, 'rows', lambda: [rows.new_empty(3)])
-        return (held.sum() + came.sum()).item()
+        ranks.current().await_sends({of: 1}, 'rows')
+        return (held.sum() + borrow(of, 3).sum()).item()
 
     found = play(program, 4, memory=4 * 4 * SIZE, spill=tmp_path, least=256)
     assert found.results == [1009.0, 1000.0, 1003.0, 1006.0]

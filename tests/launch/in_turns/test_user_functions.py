@@ -13,7 +13,7 @@ import pytest
 import torch
 from launch.in_turns.programs import NUM_RANKS
 from launch.in_turns.test_evictions import READS as ALL_READS
-from launch.in_turns.test_evictions import SIZE, others_turn
+from launch.in_turns.test_evictions import SIZE, borrow, lend, others_turn
 from torch import Tensor, nn
 from torch_geometric.nn import SAGEConv
 
@@ -139,15 +139,10 @@ def test_copies_are_not_written_to_the_disk(tmp_path: Path) -> None:
 
 def test_what_is_read_of_other_ranks_is_told_apart(tmp_path: Path) -> None:
     def program() -> None:
-        ours, others = ranks.current(), 1 - ranks.rank()
-        rows, index = torch.full((SIZE,), float(ours.rank)), torch.arange(3)
-
-        def make(out: list[Tensor]) -> None:
-            evictable.select_rows(out[0], rows, index)
-
-        ours.send_lazily(others, 'rows', [rows.new_empty(3)], make, [rows])
-        ours.await_sends({others: 1}, 'rows')
-        ours.take(others, 'rows', lambda: [rows.new_empty(3)])
+        others, rows = 1 - ranks.rank(), torch.full((SIZE,), float(ranks.rank()))
+        lend(others, rows, torch.arange(3))
+        ranks.current().await_sends({others: 1}, 'rows')
+        borrow(others, 3)
         others_turn()
         rows.sum()
 
