@@ -18,7 +18,6 @@ from torch_geometric.nn.models import GraphSAGE
 from torch_geometric.utils import to_undirected
 
 import pyg_sar
-from pyg_sar.partition.partition_graph import partition_graph
 
 EXAMPLE = EXAMPLES / 'train_full_batch.py'
 EPOCHS = 3
@@ -42,6 +41,18 @@ def _graph() -> Data:
         val_mask=(y >= 0) & (draw >= 0.5) & (draw < 0.7),
         test_mask=(y >= 0) & (draw >= 0.7),
     )
+
+
+def _hetero_graph() -> HeteroData:
+    """With validation nodes; lonely nodes, which no relation reaches, stay with the others."""
+    data = hetero_graph()
+    data['paper'].val_mask = ~data['paper'].train_mask
+    data['paper'].y[::7] = -1
+    data['paper'].train_mask[::7] = False
+    for store in data.node_stores:
+        if 'x' in store:
+            store.x = store.x.float()
+    return data
 
 
 @pytest.fixture(scope='module')
@@ -112,6 +123,7 @@ _EPOCHS = ['epoch'] * EPOCHS
 _SHORT: dict[str, tuple[list[object], list[str]]] = {
     'appnp': (['--dropout', 0, '--hops', 4], _EPOCHS),
     'correct_and_smooth': (['--layers', 5], [*_EPOCHS, 'predicted', 'corrected', 'smoothed']),
+    'hetero_rgcn': (['--target', 'paper', '--hidden', 8], _EPOCHS),
     'infomax': (['--hidden', 8], [*_EPOCHS, 'test']),
     'link_prediction': (['--hidden', 8], _EPOCHS),
     'sign': (['--hops', 2], _EPOCHS),
@@ -126,7 +138,10 @@ def test_example_is_the_same_on_one_and_two_processes(name: str, tmp_path: Path)
     found = []
     for launcher in ([], torchrun(2)):
         root = tmp_path / f'parts{len(found)}'
-        pyg_sar.partition_graph(_graph(), 2, root, method=torch.arange(60) % 3 // 2)
+        if name == 'hetero_rgcn':
+            pyg_sar.partition_graph(_hetero_graph(), 2, root)
+        else:
+            pyg_sar.partition_graph(_graph(), 2, root, method=torch.arange(60) % 3 // 2)
         links = torch.arange(60).view(2, 2, 15)
         torch.save({'val': links, 'test': links.flip(1)}, f'{root}.links.pt')
         command = [*launcher, EXAMPLES / f'{name}.py', root, '--epochs', EPOCHS, *options]
@@ -143,42 +158,6 @@ def test_example_is_the_same_on_one_and_two_processes(name: str, tmp_path: Path)
         one *= 2
     for (_, got), (_, want) in zip(two, one, strict=True):
         torch.testing.assert_close(torch.tensor(got), torch.tensor(want), rtol=1e-4, atol=1e-4)
-
-
-def _hetero_graph() -> HeteroData:
-    """With validation nodes; lonely nodes, which no relation reaches, stay with the others."""
-    data = hetero_graph()
-    data['paper'].val_mask = ~data['paper'].train_mask
-    data['paper'].y[::7] = -1
-    data['paper'].train_mask[::7] = False
-    data['lonely'].x = data['lonely'].x.double()
-    return data
-
-
-@pytest.mark.slow
-def test_as_a_program_on_one_and_two_processes(tmp_path: Path) -> None:
-    data = _hetero_graph()
-    for store in data.node_stores:
-        if 'x' in store:
-            store.x = store.x.float()
-    pyg_sar.partition_graph(data, 2, tmp_path / 'parts')
-    options = [
-        EXAMPLES / 'hetero_rgcn.py',
-        tmp_path / 'parts',
-        '--target',
-        'paper',
-        '--hidden',
-        8,
-        '--epochs',
-        3,
-    ]
-    found = []
-    for output in (run(*options), run(*torchrun(2), *options)):
-        pattern = r'epoch +(\d)  loss (\d\.\d{6})  accuracy (\d\.\d{4})\n'
-        lines = re.findall(pattern, output)
-        assert [line[0] for line in lines] == ['1', '2', '3']
-        found.append(torch.tensor([[float(number) for number in line] for line in lines]))
-    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
 
 
 def _communities() -> Data:
@@ -233,7 +212,7 @@ def _large_graph() -> Data:
 @pytest.mark.slow
 def test_losses_are_those_of_one_process(tmp_path: Path) -> None:
     root = tmp_path / 'parts'
-    partition_graph(_large_graph(), 2, root)
+    pyg_sar.partition_graph(_large_graph(), 2, root)
     options = ['--memory', '1MB', '--spill', tmp_path, '--hidden', 64, '--epochs', 3]
     text = run(EXAMPLES / 'larger_than_memory.py', root, *options)
     args = argparse.Namespace(root=root, hidden=64, epochs=3)
