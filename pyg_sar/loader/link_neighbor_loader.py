@@ -177,18 +177,16 @@ def _read_links(
     times = own_times('edge_label_time', edge_label_time, links.space) if has_time else None
     if label is not None and negatives is not None and negatives.is_triplet():
         raise ValueError("'edge_label' has no meaning with triplets (got one): leave it out")
+    drawn: Any = None
+    if negatives is not None:
+        weights = negatives.src_weight, negatives.dst_weight
+        has_weights = [weight is not None for weight in weights]
+        drawn = negatives.mode.value, negatives.amount, *has_weights
     same = {
         'edge_label_index': (key, links.same),
         'edge_label': None if label is None else (str(label.dtype), tuple(label.shape[1:])),
         'edge_label_time': has_time,
-        'neg_sampling': None
-        if negatives is None
-        else (
-            negatives.mode.value,
-            negatives.amount,
-            negatives.src_weight is not None,
-            negatives.dst_weight is not None,
-        ),
+        'neg_sampling': drawn,
         'exclude_edges': exclude_edges,
     }
     excluded = read_excluded(data, key, exclude_edges, options)
@@ -217,6 +215,11 @@ def _read_links(
 
 
 def _own_links(data: Data | HeteroData, key: EdgeKey, value: Any) -> _Links:
+    """The links into own nodes.
+
+    Pairs in a plain tensor are ids of the whole graph, equal on all ranks. Edges that are selected
+    from the shard's own edge_index are those into own nodes already.
+    """
     edges = edge_stores(data)[key].edge_index
     value = edges if value is None else value
     if isinstance(value, LocalEdges):
