@@ -41,7 +41,7 @@ class SpillFile:
         except OSError as error:
             raise self._named(error, 'making a file for') from error
         self._process = os.getpid()
-        self._advise(0, 0, os.POSIX_FADV_RANDOM)
+        self._advise(0, 0, 'POSIX_FADV_RANDOM')
         try:
             self._grow(max(reserve, _GROWTH))
         except OSError:
@@ -76,7 +76,7 @@ class SpillFile:
 
     def announce(self, num_bytes: int, offset: int) -> None:
         """Has the disk begin to read bytes that :meth:`get` reads next."""
-        self._advise(num_bytes, offset, os.POSIX_FADV_WILLNEED)
+        self._advise(num_bytes, offset, 'POSIX_FADV_WILLNEED')
 
     def get(self, address: int, num_bytes: int, offset: int) -> None:
         """Reads bytes into memory."""
@@ -103,13 +103,15 @@ class SpillFile:
         fd, self._fd = self._fd, -1
         os.close(fd)
 
-    def _advise(self, num_bytes: int, offset: int, what: int) -> None:
-        with suppress(OSError):  # the read says it
-            os.posix_fadvise(self._fd, offset, num_bytes, what)
+    def _advise(self, num_bytes: int, offset: int, what: str) -> None:
+        if hasattr(os, 'posix_fadvise'):  # not on macOS
+            with suppress(OSError):  # the read says it
+                os.posix_fadvise(self._fd, offset, num_bytes, getattr(os, what))
 
     def _grow(self, num_bytes: int) -> None:
         try:
-            os.posix_fallocate(self._fd, 0, num_bytes)
+            if hasattr(os, 'posix_fallocate'):  # not on macOS
+                os.posix_fallocate(self._fd, 0, num_bytes)
         except OSError as error:
             raise self._named(error, f'reserving {num_bytes} bytes') from error
         self.num_bytes = num_bytes
