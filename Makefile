@@ -23,7 +23,7 @@ endif
 .DEFAULT_GOAL := help
 BENCHMARKS := attention kernels convs limit epoch start scaling accuracy sampling ogbn partition network one_machine
 
-.PHONY: help demo test test-slow test-oldest test-newest test-cuda-sim test-benchmarks docs lint format convs ops published faults errors private-names golden fuzz fuzz-sequences bench bench-memory $(BENCHMARKS:%=bench-%) clean
+.PHONY: help demo test test-slow test-oldest test-newest test-cuda-sim test-benchmarks docs lint format convs ops published faults errors golden fuzz fuzz-sequences bench bench-memory $(BENCHMARKS:%=bench-%) clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -82,9 +82,6 @@ faults: $(INSTALLED)  ## end ranks in every way and phase, and write docs/faults
 
 errors: $(INSTALLED)  ## list the messages of all errors in docs/errors.md
 	@$(BIN)/python tools/list_errors.py
-
-private-names: $(INSTALLED)  ## list the private names of torch and PyG in CONTRIBUTING.md
-	@$(BIN)/python tools/list_private_names.py
 
 golden: $(INSTALLED)  ## write the losses of small trainings that tests compare with
 	@PYTHONPATH=tests $(BIN)/python tests/golden/golden_runs.py

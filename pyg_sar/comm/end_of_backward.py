@@ -27,7 +27,7 @@ from pyg_sar.comm.ranks import current
 from pyg_sar.comm.vote import agree, differ
 from pyg_sar.utils.checksum import digest
 from pyg_sar.utils.dry_run import described
-from pyg_sar.utils.private_names import missing
+from pyg_sar.utils.installed import missing
 
 
 class Averager(Protocol):

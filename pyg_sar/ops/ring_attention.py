@@ -30,7 +30,7 @@ from torch import Tensor
 
 from pyg_sar.comm.functions import communicates, once_differentiable
 from pyg_sar.comm.send_recv import GRADIENTS_TAG, start_round
-from pyg_sar.utils.private_names import find_or_none
+from pyg_sar.utils.installed import find_or_none
 
 MOST_SCORES = 2**22
 
