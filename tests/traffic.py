@@ -11,10 +11,9 @@ from unittest import mock
 import torch.distributed as dist
 from torch import Tensor
 
-from pyg_sar.comm.buffers import Wire
 from pyg_sar.comm.exchange import GradientReturn
 from pyg_sar.comm.ranks import current
-from pyg_sar.comm.send_recv import ROWS_TAG, SendRecv
+from pyg_sar.comm.send_recv import ROWS_TAG, SendRecv, Wire
 from pyg_sar.comm.shared_memory import SharedMemory
 
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pyg_sar.comm.errors import at_location
-from pyg_sar.comm.met import Met
+from pyg_sar.comm.plain_values import Met
 from pyg_sar.utils import hook
 
 

@@ -18,10 +18,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.buffers import BufferPool, Buffers, Lend, TensorList, Wire
 from pyg_sar.comm.collectives import all_to_all, all_to_all_counts
 from pyg_sar.comm.ranks import current
-from pyg_sar.comm.send_recv import GRADIENTS_TAG, ROWS_TAG, SendRecv
+from pyg_sar.comm.send_recv import (
+    GRADIENTS_TAG,
+    ROWS_TAG,
+    BufferPool,
+    Buffers,
+    Lend,
+    SendRecv,
+    TensorList,
+    Wire,
+)
 from pyg_sar.shard.shard import Kept, Shard, Step
 
 _POOL: Kept[BufferPool] = Kept()

@@ -20,12 +20,11 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.buffers import BufferPool, Buffers, Lend, TensorList
 from pyg_sar.comm.comm import Comm
 from pyg_sar.comm.errors import at_location
 from pyg_sar.comm.exchange import Exchange, GradientReturn
 from pyg_sar.comm.ranks import chosen, current
-from pyg_sar.comm.send_recv import forms_of, tell_moved
+from pyg_sar.comm.send_recv import BufferPool, Buffers, Lend, TensorList, forms_of, tell_moved
 from pyg_sar.comm.sums import sum_as_gloo_does
 from pyg_sar.comm.turns import LazySend, Turns
 from pyg_sar.shard.shard import Step

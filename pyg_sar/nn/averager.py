@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from pyg_sar.comm.collectives import all_reduce_sum
+from pyg_sar.comm.collectives import all_reduce_sum, only_once
 from pyg_sar.comm.comm import Comm
 from pyg_sar.comm.end_of_backward import (
     in_hook,
@@ -30,7 +30,6 @@ from pyg_sar.comm.end_of_backward import (
     running,
     started,
 )
-from pyg_sar.comm.functions import only_once
 from pyg_sar.comm.ranks import check_own, chosen, current, world_size
 from pyg_sar.comm.vote import differ
 from pyg_sar.nn.buckets import SUM, buckets_of

@@ -15,8 +15,8 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from pyg_sar.comm.buffers import TensorList
 from pyg_sar.comm.exchange import Exchange
+from pyg_sar.comm.send_recv import TensorList
 from pyg_sar.shard.blocks import Block, Plan
 
 

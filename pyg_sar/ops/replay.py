@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.functions import communicates, once_differentiable, torch_apply
+from pyg_sar.comm.collectives import communicates, once_differentiable, torch_apply
 from pyg_sar.ops.chunks import Chunk, Run
 from pyg_sar.ops.program import (
     Arguments,

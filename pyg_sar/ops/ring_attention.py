@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.functions import communicates, once_differentiable
+from pyg_sar.comm.collectives import communicates, once_differentiable
 from pyg_sar.comm.send_recv import GRADIENTS_TAG, start_round
 from pyg_sar.utils.installed import find_or_none
 

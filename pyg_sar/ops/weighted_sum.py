@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.buffers import TensorList
+from pyg_sar.comm.collectives import communicates, once_differentiable
 from pyg_sar.comm.exchange import Exchange
-from pyg_sar.comm.functions import communicates, once_differentiable
+from pyg_sar.comm.send_recv import TensorList
 from pyg_sar.ops.block_loop import AllAtOnce, BlockByBlock, BlockLoop, Later
 from pyg_sar.ops.spmm import add_segment_sums, edge_dots, segment_sums, weighted_sums_and_dots
 from pyg_sar.shard.blocks import Block, Plan
