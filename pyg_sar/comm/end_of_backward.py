@@ -9,12 +9,12 @@ queue of callbacks at the end of a pass: the first hook of this library in a pas
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from traceback import walk_stack
 from types import FunctionType
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -184,9 +184,8 @@ def _check_alike(parameters: list[Tensor], called: list[str]) -> None:
         )
 
 
-_RUNNING: WeakKeyDictionary[Comm, Callable[[], Backward | None]] = WeakKeyDictionary()
+_RUNNING: WeakValueDictionary[Comm, Backward] = WeakValueDictionary()
 _AWAITING: WeakKeyDictionary[Comm, WeakKeyDictionary[Averager, None]] = WeakKeyDictionary()
-_NOTHING: Callable[[], None] = lambda: None  # noqa: E731
 
 
 def _awaiting(comm: Comm) -> WeakKeyDictionary[Averager, None]:
@@ -199,17 +198,17 @@ def running() -> Backward | None:
 
     It is that of the rank, not of the thread: on a GPU hooks run in a thread of the device.
     """
-    return _RUNNING.get(current(), _NOTHING)()
+    return _RUNNING.get(current())
 
 
 def started() -> Backward:
     """The backward pass that runs, noted from its first such call on; called in a backward."""
     comm = current()
-    backward = _RUNNING.get(comm, _NOTHING)()
+    backward = _RUNNING.get(comm)
     if backward is None:
         backward = Backward(comm)
         torch.autograd.Variable._execution_engine.queue_callback(backward)
-        _RUNNING[comm] = ref(backward)
+        _RUNNING[comm] = backward
     return backward
 
 
@@ -223,10 +222,9 @@ def _note(grad: Tensor) -> None:
 
 
 def await_backward(model: Averager) -> None:
-    """Notes that a model has run on a batch, and that a backward may come.
+    """Notes that a model has run on a batch: a backward that misses it takes part in its sum.
 
-    On a rank whose batch is empty a loss over all ranks need not depend on the model. The backward
-    of the loss takes part in the sum of the gradients all the same, as the other ranks do.
+    On a rank whose batch is empty a loss over all ranks need not depend on the model.
     """
     awaiting = _awaiting(current())
     awaiting.pop(model, None)  # it becomes the last one

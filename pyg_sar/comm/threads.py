@@ -29,7 +29,7 @@ from pyg_sar.comm.sums import sum_as_gloo_does
 from pyg_sar.comm.turns import LazySend, Turns
 from pyg_sar.shard.shard import Step
 from pyg_sar.utils import hook
-from pyg_sar.utils import offload as evictable
+from pyg_sar.utils.offload import watcher
 
 Result = TypeVar('Result')
 
@@ -46,9 +46,9 @@ class Around:
 
 
 def run_threads(
-    function: Callable[..., Result], world_size: int, *args: Any, **kwargs: Any
+    function: Callable[..., Result], world_size: int, *args: Any, around: Around | None = None
 ) -> list[Result]:
-    """Calls ``function(*args, **kwargs)`` on every rank of a world of threads.
+    """Calls ``function(*args)`` on every rank of a world of threads, with `around` around turns.
 
     Inside of it pyg_sar takes the thread for one rank of `world_size`; ``torch.distributed`` keeps
     its own view. Every rank starts with the caller's random states, and the caller has them back.
@@ -58,13 +58,9 @@ def run_threads(
     Raises RuntimeError if the ranks wait for each other, or meet at different operations; it names
     what two of them do. What the first rank raises comes as it is, and the others are ended.
     """
-    return run_around(Around(), partial(function, *args, **kwargs), world_size)
-
-
-def run_around(around: Around, function: Callable[[], Result], world_size: int) -> list[Result]:
-    """As :func:`run_threads`, with `around` called around turns."""
     if world_size < 1:
         raise ValueError(f"'world_size' must be at least 1 (got {world_size})")
+    around = around or Around()
     comms: list[ThreadComm] = []
     turns = Turns(world_size, lambda rank: comms[rank].operation, around.switch)
     boxes = _Boxes()
@@ -76,7 +72,7 @@ def run_around(around: Around, function: Callable[[], Result], world_size: int) 
         # All ranks' backwards would run in one thread of the device, whose turn is no rank's.
         backward_here = torch.autograd.set_multithreading_enabled(False)
         with turns.of_rank(rank), chosen.set(comms[rank]), own, backward_here, around.rank():
-            results[rank] = function()
+            results[rank] = function(*args)
 
     threads = [
         threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(world_size)
@@ -240,7 +236,9 @@ class ThreadComm(Comm):
 
 
 def _copy_run(run: Tensor, out: list[Tensor]) -> None:
-    evictable.copy_run(out[0], run)
+    watch = watcher.value
+    if watch is None or not watch.reads_run(out[0], run):
+        out[0].copy_(run)
 
 
 class LazyGradients(GradientReturn):

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from pyg_sar.utils import offload as evictable
+from pyg_sar.utils.offload import watcher
 from pyg_sar.utils.rng import states_of_process
 
 
@@ -138,7 +138,7 @@ class LazySend:
         read: Sequence[Tensor],
     ) -> None:
         self._tensors, self._make, self._read = list(form), make, read
-        watch = evictable.watcher.value
+        watch = watcher.value
         if make is not None and (watch is None or not watch.offers(read, self)):
             self.settle()
 
@@ -152,7 +152,7 @@ class LazySend:
         if self._make is not None:
             tensors = lend()
             self._make(tensors)
-            watch = evictable.watcher.value
+            watch = watcher.value
             if watch is not None:
                 for tensor in self._read:
                     watch.leaves(tensor)

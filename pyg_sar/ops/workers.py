@@ -12,10 +12,11 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import torch
 
-from pyg_sar.utils.offload import helper_context, watcher
+from pyg_sar.utils.offload import watcher
 
 _lock = threading.Lock()
 _pools: dict[int, ThreadPoolExecutor] = {}
@@ -31,7 +32,8 @@ def side_by_side(pieces: Iterable[Callable[[], object]], device: torch.device) -
         for piece in pieces:
             piece()
         return
-    is_inference, watched = torch.is_inference_mode_enabled(), helper_context()
+    is_inference, watch = torch.is_inference_mode_enabled(), watcher.value
+    watched = nullcontext if watch is None else watch.in_thread
 
     def run(piece: Callable[[], object]) -> None:
         with torch.inference_mode(is_inference), torch.no_grad(), watched():

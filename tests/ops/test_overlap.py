@@ -80,9 +80,9 @@ def _largest_window(steps: list[int], width: int) -> int:
     return max(sum(steps[start : start + width]) for start in starts)
 
 
-def _order_of_comm(root: str, depth: int) -> tuple[list[str], list[str], list[list[str]]]:
+def _order_of_comm(root: str) -> tuple[list[str], list[str], list[list[str]]]:
     """The events of a fetch and of a return of gradients, and all batches of messages."""
-    exchange = Exchange(pyg_sar.load_shard(root).edge_index.handle.shard, depth=depth)
+    exchange = Exchange(pyg_sar.load_shard(root).edge_index.handle.shard)
     shard = exchange.shard
     x = torch.randn(shard.num_own, 3)
     with recorded() as forward:
@@ -107,14 +107,6 @@ wait rows 2; compute 3
 """
 
 
-FORWARD_DEPTH_2 = """
-pack; start rows 0; pack; start rows 1; compute 0
-pack; wait rows 0; start rows 2; compute 1
-wait rows 1; compute 2
-wait rows 2; compute 3
-"""
-
-
 BACKWARD = """
 compute 0; compute 1; start gradients 0
 compute 2; wait gradients 0; start gradients 1; add
@@ -123,29 +115,16 @@ wait gradients 2; add
 """
 
 
-BACKWARD_DEPTH_2 = """
-compute 0; compute 1; start gradients 0
-compute 2; start gradients 1
-compute 3; wait gradients 0; start gradients 2; add
-wait gradients 1; add
-wait gradients 2; add
-"""
-
-
 def _lines(events: str) -> list[str]:
     return [event.strip() for line in events.strip().splitlines() for event in line.split(';')]
 
 
-@pytest.mark.parametrize(
-    ('depth', 'forward', 'backward'),
-    [(1, FORWARD, BACKWARD), (2, FORWARD_DEPTH_2, BACKWARD_DEPTH_2)],
-)
-def test_the_next_block_travels_while_one_is_computed(tmp_path, depth, forward, backward):
+def test_the_next_block_travels_while_one_is_computed(tmp_path):
     """Own block first while the first remote one travels; receives are posted before sends."""
     root = str(cut(small_graph(80, 700), 4, tmp_path / 'parts'))
-    for of_fetch, of_return, ops in run_ranks(_order_of_comm, 4, root, depth):
-        assert of_fetch == _lines(forward)
-        assert of_return == _lines(backward)
+    for of_fetch, of_return, ops in run_ranks(_order_of_comm, 4, root):
+        assert of_fetch == _lines(FORWARD)
+        assert of_return == _lines(BACKWARD)
         assert len(ops) == 6
         for batch in ops:
             assert batch == ['irecv', 'isend']
