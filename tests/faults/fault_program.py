@@ -56,18 +56,6 @@ def default_convs() -> list[torch.nn.Module]:
     return [SAGEConv(6, 8), GATConv(8, 4, heads=2), GCNConv(8, 3)]
 
 
-def gat_convs() -> list[torch.nn.Module]:
-    return [GATConv(6, 8), GATConv(8, 8), GATConv(8, 3)]
-
-
-def max_convs() -> list[torch.nn.Module]:
-    return [SAGEConv(6, 8, aggr='max'), SAGEConv(8, 8, aggr='max'), SAGEConv(8, 3, aggr='max')]
-
-
-def median_convs() -> list[torch.nn.Module]:
-    return [SAGEConv(i, o, aggr='median') for i, o in ((6, 8), (8, 8), (8, 3))]
-
-
 def run(
     rank: int, folder: str, fault: str, phase: str, convs: Any, mode: str, backend: str, path: Any
 ) -> None:
