@@ -119,11 +119,6 @@ def test_awkward_cuts(data, world_size, num_parts, kind):
     _check_fetch(data)
 
 
-@on_ranks(4, is_local=True)
-def test_ranks_may_prefetch_differently(data):
-    _check_fetch(data, dist.get_rank() + 1)
-
-
 def _fetch_and_return(root: str) -> None:
     data = pyg_sar.local(pyg_sar.load_shard(root))
     _check_fetch(data)

@@ -56,9 +56,7 @@ def default_convs() -> list[torch.nn.Module]:
     return [SAGEConv(6, 8), GATConv(8, 4, heads=2), GCNConv(8, 3)]
 
 
-def run(
-    rank: int, folder: str, fault: str, phase: str, convs: Any, mode: str, backend: str, path: Any
-) -> None:
+def run(rank: int, folder: str, fault: str, phase: str, backend: str, path: Any) -> None:
     """What a rank does: trains, and notes in a file what it ends with."""
     sys.path[:] = path
     torch.set_num_threads(1)
@@ -75,7 +73,7 @@ def run(
 
     at.armed = True  # type: ignore[attr-defined]
     try:
-        _train(rank, place, at, convs, mode, backend, fault if fails else '', phase)
+        _train(rank, place, at, backend, fault if fails else '', phase)
     except BaseException as error:
         found = {
             'time': time.monotonic(),
@@ -90,9 +88,7 @@ def run(
         raise
 
 
-def _train(
-    rank: int, place: Path, at: Any, convs: Any, mode: str, backend: str, fault: str, phase: str
-) -> None:
+def _train(rank: int, place: Path, at: Any, backend: str, fault: str, phase: str) -> None:
     device = 'cuda' if 'nccl' in backend else 'cpu'
     if device == 'cuda':
         take_device(rank, WORLD_SIZE)
@@ -115,13 +111,13 @@ def _train(
     with mock.patch.object(pyg_sar.rows.load, 'read_shard', reading):
         data = pyg_sar.load_shard(place.parent / parts).to(device)
     torch.manual_seed(0)
-    layers = convs()
+    layers = default_convs()
     if shape == 'construction':
         layers[2] = GCNConv(8, 4)
     net = Net(layers, at).double().to(device)
     dist.barrier()  # all have come as far as this
     at('construction')
-    model = pyg_sar.DistributedDataParallel(net, mode=mode)
+    model = pyg_sar.DistributedDataParallel(net)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     at.armed = False
     for epoch in range(5):

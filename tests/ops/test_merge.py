@@ -12,7 +12,7 @@ from small_graphs import assert_close
 from torch import Tensor
 from torch_geometric.utils import softmax
 
-from pyg_sar.ops.reductions import SoftmaxStats, Sum
+from pyg_sar.ops.reductions import SoftmaxStats
 
 
 def _blocks(num_edges: int, cuts: list[int]) -> list[slice]:
@@ -28,50 +28,6 @@ def _cut_edges(draw: st.DrawFn) -> tuple[int, Tensor, list[slice]]:
     dst = draw(st.lists(st.integers(0, num_dst - 1), max_size=20))
     cuts = draw(st.lists(st.integers(0, len(dst)), max_size=5))
     return num_dst, torch.tensor(dst, dtype=torch.int64), _blocks(len(dst), cuts)
-
-
-@given(_cut_edges(), st.sampled_from([(0, (3,)), (0, (2, 3)), (1, (3,)), (-2, (3,))]))
-@settings(max_examples=60, deadline=None)
-def test_sum(edges, layout):
-    """Nodes in dimension 0, 1 or -2."""
-    num_dst, dst, blocks = edges
-    dim, trailing = layout
-    leading = (2,) if dim else ()
-    messages = torch.randn(*leading, dst.numel(), *trailing, dtype=torch.float64)
-    axis = 1 if dim else 0
-    merge = Sum()
-    (state,) = merge.init(messages, num_dst, dim)
-    assert state.shape == (*leading, num_dst, *trailing)
-    for block in blocks:
-        length = block.stop - block.start
-        merge.step((state,), messages.narrow(axis, block.start, length), dst[block], dim)
-
-    one_hot = torch.nn.functional.one_hot(dst, num_dst).double()
-    want = torch.tensordot(one_hot, messages, dims=([0], [axis])).movedim(0, axis)
-    assert_close(state, want)
-
-
-@given(_cut_edges(), st.sampled_from([0, 1, -2]))
-@settings(max_examples=40, deadline=None)
-def test_sum_grad(edges, dim):
-    num_dst, dst, blocks = edges
-    leading = (2,) if dim else ()
-    axis = 1 if dim else 0
-    messages = torch.randn(*leading, dst.numel(), 3, dtype=torch.float64, requires_grad=True)
-    total = messages.new_zeros(*leading, num_dst, 3).index_add(axis, dst, messages)
-    grad_state = torch.randn_like(total)
-    (want,) = torch.autograd.grad(total, messages, grad_state)
-    got = [
-        Sum().grad(
-            grad_state,
-            (),
-            messages.detach().narrow(axis, block.start, block.stop - block.start),
-            dst[block],
-            dim,
-        )
-        for block in blocks
-    ]
-    assert torch.equal(torch.cat(got, dim=axis), want)
 
 
 def _merged_softmax(num_dst: int, dst: Tensor, logits: Tensor, blocks: list[slice]) -> Tensor:
