@@ -21,7 +21,7 @@ from torch import Tensor
 from pyg_sar.comm.errors import in_layer, layer_and_phase, location
 from pyg_sar.comm.ranks import current
 from pyg_sar.utils import hook
-from pyg_sar.utils.checksum import as_bytes
+from pyg_sar.utils.tensor_state import as_bytes
 
 Function = TypeVar('Function', bound=type)
 

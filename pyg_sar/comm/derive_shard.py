@@ -121,19 +121,12 @@ def _make_steps(base: Shard, halo: Tensor, halo_ptr: Tensor, first: int) -> tupl
 
 @dataclass(frozen=True, eq=False)
 class EdgeMove:
-    """Carries edge tensors to the reversed edges and back: a bijection, so back is the adjoint.
+    """Carries edge tensors to the reversed edges and back: a bijection, so back is the adjoint."""
 
-    Attributes:
-        send_perm: The edges by the rank that they go to, int64 ``[E]``.
-        send_counts: Edges that go to each rank.
-        recv_counts: Edges that come from each rank.
-        recv_perm: The index of every reversed edge among the received ones, int64 ``[E_rev]``.
-    """
-
-    send_perm: Tensor
-    send_counts: list[int]
-    recv_counts: list[int]
-    recv_perm: Tensor
+    send_perm: Tensor  # the edges by the rank that they go to, int64 ``[E]``
+    send_counts: list[int]  # edges that go to each rank
+    recv_counts: list[int]  # edges that come from each rank
+    recv_perm: Tensor  # the index of every reversed edge among the received ones, int64 ``[E_rev]``
 
     def to_reversed(self, values: Tensor) -> Tensor:
         """Edge values ``[E, ...]`` in the order of the reversed edges, ``[E_rev, ...]``.
@@ -161,19 +154,15 @@ class EdgeMove:
 
 @dataclass(frozen=True, eq=False)
 class Reversed:
-    """The edges out of the own nodes of a rank, turned around.
+    """The edges out of the own nodes of a rank, turned around."""
 
-    Attributes:
-        edge_index: The edges in local ids of `shard` and its block order. Row 0: the old
-            destinations, own or in the halo of `shard`. Row 1: the old sources, own.
-        shard: The same own nodes and parts, with a halo of old destinations. Of a bipartite shard
-            a bipartite one, from its destinations to its sources, where each rank is one part.
-        edges: Carries edge tensors over.
-    """
-
+    # In local ids of `shard` and its block order. Row 0: the old destinations, own or in the halo
+    # of `shard`. Row 1: the old sources, own.
     edge_index: ShardEdges
+    # The same own nodes and parts, with a halo of old destinations. Of a bipartite shard a
+    # bipartite one, from its destinations to its sources, where each rank is one part.
     shard: Shard
-    edges: EdgeMove
+    edges: EdgeMove  # carries edge tensors over
 
 
 @torch.inference_mode(False)  # it outlives the caller's mode

@@ -25,9 +25,9 @@ from pyg_sar.comm.comm import Comm
 from pyg_sar.comm.errors import in_call, location
 from pyg_sar.comm.ranks import current
 from pyg_sar.comm.vote import agree, differ
-from pyg_sar.utils.checksum import digest
 from pyg_sar.utils.dry_run import described
 from pyg_sar.utils.installed import missing
+from pyg_sar.utils.tensor_state import digest
 
 
 class Averager(Protocol):
@@ -50,27 +50,18 @@ class Backward:
     Users' hooks of gradients, also of accumulated ones (an optimizer in backward), must see sums
     over all ranks: during the pass they are off their parameters, and at its end they are called.
     Where some ranks alone have hooks, these may read, and nothing else.
-
-    Attributes:
-        task: Autograd's number of it.
-        is_checked: Whether it was checked that it accumulates gradients of parameters.
-        is_over: Whether all gradients have come.
-        are_hooked: On how many ranks users have such hooks, as far as they have told.
     """
 
     def __init__(self, comm: Comm) -> None:
         self._comm = comm
         self.task = torch._C._current_graph_task_id()
-        self.is_checked = self.is_over = False
-        self.are_hooked = 0
-        self._models: list[Averager] = []
+        self.is_checked = False  # whether it accumulates gradients of parameters
+        self.is_over = False  # whether all gradients have come
+        self.are_hooked = 0  # on how many ranks users have such hooks, as far as they have told
+        self.models: list[Averager] = []  # that :meth:`enter` was called for
         self._hooks: dict[Tensor, Any] = {}
         self._aside: dict[Tensor, tuple[dict[int, Any], Tensor | None]] = {}  # hooks, .grad before
         self._new: list[Tensor] = []
-
-    def entered(self, model: Averager) -> bool:
-        """Whether :meth:`enter` was called for a model."""
-        return model in self._models
 
     def is_hooked(self) -> bool:
         """Whether users have hooks on this rank that are called at the end."""
@@ -87,7 +78,7 @@ class Backward:
 
     def enter(self, model: Averager, parameters: Iterable[Tensor]) -> None:
         """Has the gradients of a model summed over the ranks at the end."""
-        self._models.append(model)
+        self.models.append(model)
         for p in parameters:
             if p not in self._hooks:
                 self._hooks[p] = p._post_accumulate_grad_hooks
@@ -98,10 +89,10 @@ class Backward:
         whole: dict[Tensor, None] = {}
         self.is_over = True
         try:
-            if not self._models:
+            if not self.models:
                 for model in reversed([*_awaiting(self._comm)]):  # as a backward would come to them
                     model.enter()
-            for model in sorted(self._models, key=lambda model: model.is_last):
+            for model in sorted(self.models, key=lambda model: model.is_last):
                 whole |= dict.fromkeys(model.reduce(set(self._new)))
         finally:
             _RUNNING.pop(self._comm, None)

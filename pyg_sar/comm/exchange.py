@@ -38,17 +38,11 @@ _SOURCE_IDS: Kept[Tensor] = Kept()
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """Halo rows that are fetched together.
+    """Halo rows that are fetched together."""
 
-    Attributes:
-        send_index: Own rows that other ranks fetch, by rank.
-        send_counts: How many each rank fetches from here.
-        recv_counts: How many are fetched from each rank.
-    """
-
-    send_index: Tensor
-    send_counts: list[int]
-    recv_counts: list[int]
+    send_index: Tensor  # own rows that other ranks fetch, by rank
+    send_counts: list[int]  # how many each rank fetches from here
+    recv_counts: list[int]  # how many are fetched from each rank
 
 
 class Exchange:

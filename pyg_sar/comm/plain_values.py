@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 from pyg_sar.comm.errors import PartedError, users_line, warn, with_root_cause
-from pyg_sar.utils.checksum import as_bytes, checksum
 from pyg_sar.utils.offload import array_of
+from pyg_sar.utils.tensor_state import as_bytes, checksum
 
 _ROOM = 2**18
 """Bytes of tensors that are kept until the next message; of others only the checksum."""

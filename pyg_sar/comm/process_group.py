@@ -34,7 +34,7 @@ from pyg_sar.comm.errors import at_location, location
 from pyg_sar.comm.faults import Reports, RootCause, TransferWatch, for_reports
 from pyg_sar.comm.shared_memory import Landing, SharedMemory, allocated, compute_first, find_shared
 from pyg_sar.comm.sums import Announced, sum_as_gloo_does
-from pyg_sar.utils.checksum import as_bytes
+from pyg_sar.utils.tensor_state import as_bytes
 
 _SHORT = 512
 """Bytes of a text that needs no further messages."""

@@ -148,10 +148,8 @@ ROWS_TAG, GRADIENTS_TAG = 0, 1
 class SendRecv:
     """One step under way; both sides know the counts, so empty messages are not sent.
 
-    Attributes:
-        received: The rows that come in; complete after :meth:`wait`.
-        sent: The rows that go out.
-        works: The transfers: those that come in, then those that go out.
+    What is `received` is complete after :meth:`wait`. `works` are the transfers that come in, then
+    those that go out.
     """
 
     def __init__(

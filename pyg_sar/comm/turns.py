@@ -43,9 +43,8 @@ class Ended(BaseException):
 class Turns:
     """Whose turn it is.
 
-    Attributes:
-        error: Why the world ends, or None.
-        states: Sets the states of the process back to what they were before the first turn.
+    `doing` tells the operation of a rank; `switch` is called before every turn of a rank, when
+    another one's has ended.
     """
 
     def __init__(
@@ -54,13 +53,9 @@ class Turns:
         doing: Callable[[int], str],
         switch: Callable[[int], None] = lambda rank: None,
     ) -> None:
-        """Takes the number of threads, and a function that tells the operation of a rank.
-
-        `switch` is called before every turn of a rank, when another one's has ended.
-        """
         self.size, self.doing, self.switch = size, doing, switch
-        self.error: BaseException | None = None
-        self.states = _states_of_process()
+        self.error: BaseException | None = None  # why the world ends
+        self.states = _states_of_process()  # sets them back to what they are now
         self._starts = [threading.Semaphore(0) for _ in range(size)]
         self._waits: list[Callable[[], bool]] = [lambda: True] * size
         self._done: set[int] = set()

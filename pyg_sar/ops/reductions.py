@@ -42,11 +42,9 @@ class Sum:
     reads_state = False
 
     def init(self, messages: Tensor, num_dst: int, dim: int) -> State:
-        """Zeros of one row per destination."""
         return (messages.new_zeros(_shape(messages, num_dst, dim)),)
 
     def step(self, state: State, messages: Tensor, dst: Tensor, dim: int) -> None:
-        """Adds every message to its destination's row."""
         if dim % messages.dim():
             state[0].index_add_(dim, dst, messages)
         else:
@@ -55,7 +53,6 @@ class Sum:
     def grad(
         self, grad_state: Tensor, state: State, messages: Tensor, dst: Tensor, dim: int
     ) -> Tensor:
-        """The gradient of its destination's row."""
         return grad_state.index_select(dim, dst)
 
 
@@ -70,12 +67,10 @@ class Product:
     reads_state = True
 
     def init(self, messages: Tensor, num_dst: int, dim: int) -> State:
-        """Ones, and no zeros."""
         shape = _shape(messages, num_dst, dim)
         return messages.new_ones(shape), messages.new_zeros(shape, dtype=torch.int32)
 
     def step(self, state: State, messages: Tensor, dst: Tensor, dim: int) -> None:
-        """Multiplies every message into its destination's row."""
         product, zeros = state
         is_zero = messages == 0
         zeros.index_add_(dim, dst, is_zero.to(zeros.dtype))
@@ -85,7 +80,6 @@ class Product:
     def grad(
         self, grad_state: Tensor, state: State, messages: Tensor, dst: Tensor, dim: int
     ) -> Tensor:
-        """The product of the destination's other factors."""
         product, zeros = state
         is_zero = messages == 0
         others = (grad_state * product).index_select(dim, dst) / messages.masked_fill(is_zero, 1)
@@ -109,7 +103,6 @@ class Extremum:
         self.reduce = reduce
 
     def init(self, messages: Tensor, num_dst: int, dim: int) -> State:
-        """The value that any message replaces, and zero counts."""
         if messages.is_floating_point():
             low, high = float('-inf'), float('inf')
         else:
@@ -130,7 +123,6 @@ class Extremum:
     def grad(
         self, grad_state: Tensor, state: State, messages: Tensor, dst: Tensor, dim: int
     ) -> Tensor:
-        """An even share for every message that attains the extremum."""
         extremum, count = state
         share = grad_state / (count + (extremum == 0))
         attains = messages == extremum.index_select(dim, dst)

@@ -23,14 +23,9 @@ pyg_sar.utils.malloc.return_freed_memory()
     ('first', 'asked', 'has'),
     [
         ('pyg_sar', None, True),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (
-                ('torch_geometric', None, False),
-                ('torch', None, True),
-                ('torch', '0', False),
-            )
-        ),
+        pytest.param('torch_geometric', None, False, marks=pytest.mark.slow),
+        pytest.param('torch', None, True, marks=pytest.mark.slow),
+        pytest.param('torch', '0', False, marks=pytest.mark.slow),
     ],
 )
 def test_huge_pages(first: str, asked: str | None, has: bool) -> None:
