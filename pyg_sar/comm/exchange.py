@@ -310,7 +310,7 @@ def exchange_of(shard: Shard, dtype: torch.dtype | None = None) -> Exchange:
     kind: type[Exchange] = current().exchange_kind or Exchange
     exchanges = _EXCHANGES.of(shard, dict)
     if (kind, dtype) not in exchanges:
-        exchanges[kind, dtype] = kind(shard, dtype)
+        exchanges[kind, dtype] = kind(shard, dtype=dtype)
     return exchanges[kind, dtype]
 
 
