@@ -130,11 +130,12 @@ def all_reduce_sum(
     return tensor
 
 
-def all_gather_alike(tensor: Tensor, what: str = 'a gather from all ranks') -> Tensor:
+def all_gather_alike(tensor: Tensor) -> Tensor:
     """The ranks' tensors of one shape and dtype, ``[world_size, ...]`` (collective)."""
     comm = current()
     if comm.size == 1:
         return tensor.unsqueeze(0)
+    what = 'a gather from all ranks'
     tag = f'{what} ({form_of(tensor)})'
     with comm.guard(what, tag=tag):
         if comm.goes_by_host(tensor.device):
