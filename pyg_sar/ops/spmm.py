@@ -5,7 +5,7 @@ and scatter; on a CPU it is three to eight times faster than ``index_add_``. Its
 slow, so backward is a sum over the transposed block. With a weight for every head it runs once for
 every head, beside ``sampled_addmm``; below a few channels, gather and multiply in chunks that stay
 in the cache are faster; on a GPU a CSR product (measured: docs/speed.md). Where numba is installed
-a compiled loop replaces all sums by head on a CPU (:mod:`pyg_sar.utils.loops`).
+a compiled loop replaces all sums by head on a CPU (:mod:`pyg_sar.utils.numba_loops`).
 """
 
 from __future__ import annotations
