@@ -112,7 +112,7 @@ class Exchange:
             rows.free()
 
     def way_back(
-        self, out: Sequence[Tensor], *, own: Callable[[], TensorList] | None = None
+        self, out: Sequence[Tensor], own: Callable[[], TensorList] | None
     ) -> GradientReturn:
         """Begins the adjoint of :meth:`fetch`; see GradientReturn."""
         return GradientReturn(self, out, own=own)

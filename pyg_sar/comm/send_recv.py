@@ -91,7 +91,7 @@ Lend = Callable[[Sequence[Tensor], int], Buffers]
 class Wire:
     """Packs rows for the way and unpacks them; wider floats are rounded to `dtype`, if given."""
 
-    def __init__(self, dtype: torch.dtype | None = None) -> None:
+    def __init__(self, dtype: torch.dtype | None) -> None:
         self.dtype = dtype
 
     def like(self, tensors: Sequence[Tensor]) -> TensorList:

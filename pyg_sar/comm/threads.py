@@ -310,7 +310,7 @@ class LazyExchange(Exchange):
             rows.free()
 
     def way_back(
-        self, out: Sequence[Tensor], *, own: Callable[[], TensorList] | None = None
+        self, out: Sequence[Tensor], own: Callable[[], TensorList] | None
     ) -> GradientReturn:
         return LazyGradients(self, out, own=own)
 

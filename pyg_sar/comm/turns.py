@@ -25,17 +25,6 @@ from pyg_sar.utils.offload import watcher
 from pyg_sar.utils.rng import states_of_process
 
 
-def _states_of_process() -> Callable[[], None]:
-    """A function that sets random generators and the default dtype back to their state now."""
-    put_back_generators, dtype = states_of_process(), torch.get_default_dtype()
-
-    def put_back() -> None:
-        put_back_generators()
-        torch.set_default_dtype(dtype)
-
-    return put_back
-
-
 class Ended(BaseException):
     """Another rank has failed: this one's thread ends."""
 
@@ -48,14 +37,11 @@ class Turns:
     """
 
     def __init__(
-        self,
-        size: int,
-        doing: Callable[[int], str],
-        switch: Callable[[int], None] = lambda rank: None,
+        self, size: int, doing: Callable[[int], str], switch: Callable[[int], None]
     ) -> None:
         self.size, self.doing, self.switch = size, doing, switch
         self.error: BaseException | None = None  # why the world ends
-        self.states = _states_of_process()  # sets them back to what they are now
+        self.states = states_of_process()  # sets them back to what they are now
         self._starts = [threading.Semaphore(0) for _ in range(size)]
         self._waits: list[Callable[[], bool]] = [lambda: True] * size
         self._done: set[int] = set()
@@ -86,7 +72,7 @@ class Turns:
         if is_ready():
             return
         self._waits[rank] = is_ready
-        put_back = _states_of_process()
+        put_back = states_of_process()
         self.give(rank)
         self._starts[rank].acquire()
         put_back()

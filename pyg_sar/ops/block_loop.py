@@ -82,7 +82,7 @@ class BlockByBlock:
         `later` may replace the loop's body where ranks take turns; the loop then skips blocks of
         other ranks' rows.
         """
-        returned = self.exchange.way_back(out, own=own)
+        returned = self.exchange.way_back(out, own)
         num_own = self.plan.shard.parts_per_rank
         num_skipped = 0 if own is None else num_own
         for number, (block, rows) in enumerate(self.fetch(read)):

@@ -62,10 +62,13 @@ def random_states_kept(device: torch.device) -> Iterator[None]:
 
 
 def states_of_process() -> Callable[[], set[str]]:
-    """A function that sets the generators of torch, NumPy and Python back, and says which drew."""
+    """A function that sets the process back to its state now, and says which generators drew.
+
+    That is the generators of torch, NumPy and Python, and the default dtype.
+    """
     (of_torch,) = random_states(_CPU)
     of_numpy = np.random.get_state()  # noqa: NPY002 (PyG's)
-    of_python = random.getstate()
+    of_python, dtype = random.getstate(), torch.get_default_dtype()
     of_devices: list[Tensor] = []
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         of_devices = torch.cuda.get_rng_state_all()
@@ -84,6 +87,7 @@ def states_of_process() -> Callable[[], set[str]]:
         if random.getstate() != of_python:
             changed.add('random')
             random.setstate(of_python)
+        torch.set_default_dtype(dtype)
         return changed
 
     return put_back
