@@ -1,4 +1,4 @@
-"""The error of a lost rank, and the layer of the model that it names."""
+"""The error of a lost rank: the layer of the model, and the line of the program, that it names."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _is_users(file: str) -> bool:
 
 
 def users_line() -> tuple[str, int] | None:
-    """The file and the line; None in a thread that the program has not started."""
+    """The user's file and line that called; None in a thread that the program has not started."""
     lines = ((f.f_code.co_filename, line) for f, line in traceback.walk_stack(sys._getframe()))
     return next((line for line in lines if _is_users(line[0])), None)
 

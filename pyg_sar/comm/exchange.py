@@ -267,9 +267,7 @@ class GradientReturn:
     def finish(self) -> TensorList:
         """Waits for the last gradients; returns the sums, :attr:`out`."""
         self._add_own()  # on a rank that has sent nothing
-        arrived = self._arrived()
-        if arrived is not None:
-            self._add(*arrived)
+        self._add(self._arrived())
         return self.out
 
     def _start(self, step: Step, sent: Buffers) -> None:
@@ -280,8 +278,7 @@ class GradientReturn:
         )
         self._travelling = send_recv, step
         self._add_own()  # while the gradients of this block are on their way
-        if arrived is not None:
-            self._add(*arrived)
+        self._add(arrived)
 
     def _arrived(self) -> tuple[Step, Buffers] | None:
         """The gradients that travel, once they are here, and their step."""
@@ -296,9 +293,11 @@ class GradientReturn:
         if self._own is not None:
             self.out, self._own = self._own(), None
 
-    def _add(self, step: Step, gradients: Buffers) -> None:
-        self.exchange.add(step, self.out, gradients.rows)
-        gradients.free()
+    def _add(self, arrived: tuple[Step, Buffers] | None) -> None:
+        if arrived is not None:
+            step, gradients = arrived
+            self.exchange.add(step, self.out, gradients.rows)
+            gradients.free()
 
 
 def exchange_of(shard: Shard, dtype: torch.dtype | None = None) -> Exchange:
