@@ -39,11 +39,7 @@ Place = tuple[str, str, int]
 
 
 class Met:
-    """The values of one rank.
-
-    Attributes:
-        checksum: Of all values since the last message, 32 bits.
-    """
+    """The values of one rank since the last message, and a `checksum` of them, 32 bits."""
 
     def __init__(self) -> None:
         self._rounds_alike = True

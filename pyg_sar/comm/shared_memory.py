@@ -125,8 +125,7 @@ class SharedMemory:
     def receive(self, message: Tensor, rank: int, targets: Sequence[Tensor]) -> None:
         """Copies the rows that a rank has sent into contiguous tensors.
 
-        Raises:
-            RuntimeError: If the rank has ended, or has sent other rows.
+        Raises RuntimeError if the rank has ended, or has sent other rows.
         """
         for (fd, secret, start, num_bytes), target in zip(message.tolist(), targets, strict=True):
             if num_bytes != target.nbytes:

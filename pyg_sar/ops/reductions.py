@@ -157,16 +157,13 @@ class SoftmaxStats:
     the maximum of every destination takes most of the time, m is one number for all of them as long
     as no logit is further than 20 from it. Else it is ``[num_dst, ...]``, as the sum is, and -inf
     where no edge ends.
-
-    Attributes:
-        rows: The destinations of the next `step`, whose `dst` counts from the first of them.
-        scale: ``exp(m - m')`` of every one of `rows` in the last `step`, by how much what was
-            weighted before shrinks; None for ones.
     """
 
     def __init__(self, num_dst: int, max: Tensor | None = None, sum: Tensor | None = None) -> None:
         self.num_dst, self.max, self.sum = num_dst, max, sum
-        self.rows = _ALL
+        self.rows = _ALL  # of the next `step`, whose `dst` counts from the first of them
+        # exp(m - m') of each of `rows` in the last `step`, by how much what was weighted before
+        # shrinks; None for ones.
         self.scale: Tensor | None = None
 
     def begin(self, logits: Tensor) -> None:

@@ -128,15 +128,11 @@ def check_log(level: str | None, name: str = "'log'") -> None:
 
 
 def set_log(level: LogLevel | None) -> None:
-    """Sets what this process logs from now on.
+    """Sets what this process logs from now on; a ValueError if it is no level.
 
-    Args:
-        level: ``'info'``: a line when a model is wrapped, a shard is loaded, and for the first
-            forward and backward of every layer. ``'debug'``: also one for every layer, pass, block
-            and operation of all ranks. ``'off'``: nothing. None leaves it as it is.
-
-    Raises:
-        ValueError: If it is none of these.
+    ``'info'``: a line when a model is wrapped, a shard is loaded, and for the first forward and
+    backward of every layer. ``'debug'``: also one for every layer, pass, block and operation of all
+    ranks. ``'off'``: nothing. None leaves it as it is.
     """
     global _running
     check_log(level)
