@@ -11,6 +11,7 @@ from typing import Any
 
 import cut_network
 import pytest
+from fault_program import TIMEOUT
 from small_graphs import cut, small_graph
 
 SLACK = 20.0  # seconds, on a busy machine
@@ -57,7 +58,7 @@ def test_a_rank_is_cut_off(tmp_path: Path) -> None:
         assert all(code == 1 for code in found['codes']), found
         for rank, end in enumerate(found['ends']):
             assert end['type'] == 'ExchangeError', found
-            limit = SLACK + (cut_network.TIMEOUT if how == 'silently' else 0)
+            limit = SLACK + (TIMEOUT if how == 'silently' else 0)
             assert end['seconds'] < limit, found
             if rank != faulty:
                 words = 'was silent for too long' if how == 'silently' else 'has ended or is cut'
