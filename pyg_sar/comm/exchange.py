@@ -81,32 +81,31 @@ class Exchange:
         """
         tensors = [t.contiguous() for t in tensors]
         form = self.wire.like(tensors)
-        steps = iter(self.shard.steps)
+        steps = self.shard.steps
         lend: Lend = partial(Buffers, None, 0) if keep else self.buffers
 
-        def packed() -> tuple[Step, Buffers] | None:
-            step = next(steps, None)
-            if step is None:
-                return None
+        def packed(step: Step) -> Buffers:
             sent = self.buffers(form, step.send_rows)
             self.pack(step, tensors, sent.rows)
-            return step, sent
+            return sent
 
         def start(step: Step, sent: Buffers) -> SendRecv:
             received = lend(form, step.recv_rows)
             return SendRecv(received, step.recv_rank, sent, step.send_rank, step.part, ROWS_TAG)
 
-        following = packed()
-        travelling = None if following is None else start(*following)
+        travelling = start(steps[0], packed(steps[0])) if steps else None
         for part in self.shard.parts:
             first, end = self.shard.source_range(part)
             yield [t[first:end] for t in tensors]
-        while travelling is not None:
-            following = packed()  # while the rows of this block are still on their way
+        for step in (*steps[1:], None):
+            if travelling is None:
+                return
+            # While the rows of this block are still on their way.
+            sent = None if step is None else packed(step)
             travelling.wait()
             travelling.sent.free()
             received = travelling.received
-            travelling = None if following is None else start(*following)
+            travelling = None if step is None or sent is None else start(step, sent)
             rows = self.wire.recast(received, tensors, lend)
             yield rows.rows
             rows.free()
@@ -239,7 +238,7 @@ class GradientReturn:
         self._own_blocks = iter(range(shard.parts_per_rank if own is None else 0))
         self._steps = iter(shard.steps)
         self._filled: tuple[Step, Buffers] | None = None
-        self._travelling: tuple[SendRecv, Step] | None = None
+        self._travelling: list[tuple[SendRecv, Step]] = []  # one at most
 
     def rows(self) -> TensorList:
         """Memory for the gradients ``[num_rows, ...]`` of the next block's source rows.
@@ -267,24 +266,24 @@ class GradientReturn:
     def finish(self) -> TensorList:
         """Waits for the last gradients; returns the sums, :attr:`out`."""
         self._add_own()  # on a rank that has sent nothing
-        self._add(self._arrived())
+        if self._travelling:
+            self._add(*self._arrived())
         return self.out
 
     def _start(self, step: Step, sent: Buffers) -> None:
-        arrived = self._arrived()
+        arrived = self._arrived() if self._travelling else None
         received = self._lend(self._form, step.send_rows)
         send_recv = SendRecv(
             received, step.send_rank, sent, step.recv_rank, step.part, GRADIENTS_TAG
         )
-        self._travelling = send_recv, step
+        self._travelling.append((send_recv, step))
         self._add_own()  # while the gradients of this block are on their way
-        self._add(arrived)
+        if arrived is not None:
+            self._add(*arrived)
 
-    def _arrived(self) -> tuple[Step, Buffers] | None:
+    def _arrived(self) -> tuple[Step, Buffers]:
         """The gradients that travel, once they are here, and their step."""
-        if self._travelling is None:
-            return None
-        (send_recv, step), self._travelling = self._travelling, None
+        send_recv, step = self._travelling.pop()
         send_recv.wait()
         send_recv.sent.free()
         return step, send_recv.received
@@ -293,11 +292,9 @@ class GradientReturn:
         if self._own is not None:
             self.out, self._own = self._own(), None
 
-    def _add(self, arrived: tuple[Step, Buffers] | None) -> None:
-        if arrived is not None:
-            step, gradients = arrived
-            self.exchange.add(step, self.out, gradients.rows)
-            gradients.free()
+    def _add(self, step: Step, gradients: Buffers) -> None:
+        self.exchange.add(step, self.out, gradients.rows)
+        gradients.free()
 
 
 def exchange_of(shard: Shard, dtype: torch.dtype | None = None) -> Exchange:

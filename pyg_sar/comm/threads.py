@@ -275,7 +275,7 @@ class LazyGradients(GradientReturn):
             came = _taken(step.send_rank, self._tag, self._form, step.send_rows, lend)
             if hook.watchers:
                 tell_moved(step.part, 'gradients', came.rows, step.recv_rows)
-            self._add((step, came))
+            self._add(step, came)
         return self.out
 
     def _start(self, step: Step, sent: Buffers) -> None:
