@@ -11,8 +11,8 @@ from pyg_sar.utils import command_line, malloc  # noqa: F401 - before anything i
 
 # isort: split
 import pyg_sar.launch  # noqa: F401 - the room, before `pyg_sar.launch` is the function
+from pyg_sar.utils import __version__ as __version__
 from pyg_sar.utils.log import set_log_by_environment
-from pyg_sar.utils.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from pyg_sar.checkpoint.checkpoint import load_checkpoint, save_checkpoint

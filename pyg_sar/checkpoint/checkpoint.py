@@ -28,7 +28,7 @@ from pyg_sar.nn.averager import PARTED
 from pyg_sar.nn.buckets import common
 from pyg_sar.nn.dropout_forward import of_model
 from pyg_sar.nn.same_model import check_values, sums_of
-from pyg_sar.utils.version import __version__
+from pyg_sar.utils import __version__
 
 
 @collective('save_checkpoint', 'ranks write their rows, and meet when all is on the disk')

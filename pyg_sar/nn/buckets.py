@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy
 from pyg_sar.comm.collectives import check_arrived
 from pyg_sar.comm.ranks import current, world_size
 from pyg_sar.rows.rows import Rows
-from pyg_sar.utils.checksum import digest
+from pyg_sar.utils.tensor_state import digest
 
 SUM = 'the sum of the gradients of parameters'
 

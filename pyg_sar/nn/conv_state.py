@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from pyg_sar.nn.narrow_exchange import GLOBAL_HOOKS
+from pyg_sar.utils.installed import missing
 from pyg_sar.utils.nested import PLAIN
-from pyg_sar.utils.private_names import missing
 
 _METHODS = ('message', 'aggregate', 'update', 'edge_update', 'propagate', 'edge_updater')
 _MESSAGE_HOOKS = ('_propagate', '_message', '_aggregate', '_edge_update')

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex as PyGEdgeIndex
 
-from pyg_sar.comm.reverse_edges import EdgeMove, Reversed, reverse
+from pyg_sar.comm.derive_shard import EdgeMove, Reversed, reverse
 from pyg_sar.comm.vote import Agreed, agree
 from pyg_sar.nn.dropout import edge_ids, has_ids
 from pyg_sar.rows.adjacency import Adjacency
@@ -30,7 +30,7 @@ def into_own(handle: ShardEdges, *, flip: bool = False) -> tuple[ShardEdges, Edg
 
     Edges that would run out of own nodes are turned round: then tensors of edges have to be moved,
     too. Collective where edges are turned round: one small all-gather, see also
-    :func:`pyg_sar.comm.reverse_edges`.
+    :func:`pyg_sar.comm.derive_shard`.
     """
     if handle.is_flipped == flip:
         return handle.sources_first(), None

@@ -13,9 +13,9 @@ from pyg_sar.comm.ranks import is_distributed
 from pyg_sar.comm.vote import agree, are_alike, differ, odd_and_usual
 from pyg_sar.nn.buckets import common
 from pyg_sar.nn.sar_conv import SARConv
-from pyg_sar.utils.checksum import checksum, digest
 from pyg_sar.utils.class_swap import plain_class
 from pyg_sar.utils.nested import PLAIN
+from pyg_sar.utils.tensor_state import checksum, digest
 
 _PLAIN = (*PLAIN, torch.dtype)
 

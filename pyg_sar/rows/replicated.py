@@ -18,17 +18,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pyg_sar.comm.collectives import all_reduce_sum
-from pyg_sar.comm.functions import communicates, once_differentiable
+from pyg_sar.comm.collectives import all_reduce_sum, communicates, once_differentiable
+from pyg_sar.comm.errors import warn
 from pyg_sar.comm.ranks import cache_of, check_lives, check_own, chosen, current, rank
 from pyg_sar.comm.ranks import world_size as num_ranks
 from pyg_sar.comm.vote import are_alike
 from pyg_sar.rows.registry import bare_name, is_in_place, name_of
-from pyg_sar.utils.checksum import as_bytes
 from pyg_sar.utils.dry_run import is_hidden
 from pyg_sar.utils.offload import array_of
-from pyg_sar.utils.tensor_state import version_of
-from pyg_sar.utils.users_line import warn
+from pyg_sar.utils.tensor_state import as_bytes, version_of
 
 LARGE = 2**24
 """A function of rows and a plain tensor with so many numbers warns."""

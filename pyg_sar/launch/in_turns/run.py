@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from pyg_sar.comm.ranks import current, is_distributed
-from pyg_sar.comm.threads import Around, run_around
+from pyg_sar.comm.threads import Around, run_threads
 from pyg_sar.launch.in_turns.evictions import LEAST_BYTES, Evictions, Figures
 from pyg_sar.launch.in_turns.spill_file import SpillFile
 from pyg_sar.launch.in_turns.users_calls import replaced
@@ -171,7 +171,7 @@ def play(
     return_freed_memory(LEAST_BYTES)
     try:
         with replaced():
-            results = run_around(_Evicting(evictions), function, num_ranks)
+            results = run_threads(function, num_ranks, around=_Evicting(evictions))
         gc.collect()  # tensors that only cycles hold need not be read
         evictions.restore()
     except BaseException:
