@@ -20,9 +20,9 @@ from pyg_sar.partition.balance import BALANCES
 from pyg_sar.partition.memmap import Scratch
 from pyg_sar.partition.options import OBJECTIVES, CutOptions, check_seed
 from pyg_sar.partition.partition_graph import cut_graph
-from pyg_sar.partition.sources.dataset_class import transformed
+from pyg_sar.partition.sources import NAMES, load_source
+from pyg_sar.partition.sources.datasets import transformed
 from pyg_sar.partition.sources.reverse import add_reverse_edges
-from pyg_sar.partition.sources.sources import NAMES, load_source
 from pyg_sar.utils.command_line import Parser, Progress, printable, run_command
 
 DESCRIPTION = 'Cuts a graph into parts, one shard per part, for distributed training.'

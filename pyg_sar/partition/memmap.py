@@ -18,11 +18,10 @@ import math
 import mmap
 import os
 import tempfile
-import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -64,73 +63,6 @@ class Scratch:
 
 
 MEMORY = Scratch()
-
-
-def map_array(
-    path: str | os.PathLike[str], member: str | None = None, scratch: Scratch = MEMORY
-) -> Array:
-    """Maps the array of a .npy file, or of a member of an .npz file, into memory.
-
-    It may be at an odd address, as archives do not align their members. A compressed member is
-    unpacked into `scratch`.
-    """
-    with Path(path).open('rb') as file:
-        if member is not None:
-            with zipfile.ZipFile(file) as archive:
-                names = archive.namelist()
-                members = [name for name in (member, f'{member}.npy') if name in names]
-                if not members:
-                    raise ValueError(f"expected the array '{member}' in '{path}' (got {names})")
-                info = archive.getinfo(members[0])
-                if info.compress_type != zipfile.ZIP_STORED:
-                    with archive.open(info) as stream:
-                        return _unpack(stream, path, info.file_size, scratch)
-            file.seek(info.header_offset + 26)
-            lengths = file.read(4)  # of the name and of the extra field, which end the header
-            length = sum(int.from_bytes(part, 'little') for part in (lengths[:2], lengths[2:]))
-            file.seek(length, os.SEEK_CUR)
-        shape, order, dtype = _npy_header(file, path, os.fstat(file.fileno()).st_size)
-        if math.prod(shape) == 0:
-            return np.empty(shape, dtype)
-        return np.asarray(np.memmap(file, dtype, 'c', file.tell(), shape, order))
-
-
-def _unpack(stream: IO[bytes], path: str | os.PathLike[str], size: int, scratch: Scratch) -> Array:
-    shape, order, dtype = _npy_header(stream, path, size)
-    num_bytes = math.prod(shape) * dtype.itemsize
-    space = scratch.empty((num_bytes,), torch.uint8)
-    for target in torch.split(space, 1 << 20):
-        octets = stream.read(target.numel())
-        if len(octets) < target.numel():
-            raise ValueError(f'expected {target.numel()} bytes more (got {len(octets)})')
-        target.numpy().data[:] = octets
-    if stream.read(1):  # the end, where zipfile compares its checksum
-        raise ValueError(f"expected {num_bytes} bytes in '{path}' (got more)")
-    return np.ndarray(shape, dtype, space.numpy(), order=order)
-
-
-def _npy_header(
-    file: IO[bytes], path: str | os.PathLike[str], size: int
-) -> tuple[Any, Any, np.dtype[Any]]:
-    """Shape, order and type of an array that a file of `size` bytes may hold."""
-    lib = np.lib.format
-    try:
-        version = lib.read_magic(file)
-    except ValueError as error:
-        raise ValueError(
-            f"expected the header of a .npy file in '{path}' (got {error}): numbers alone, as "
-            "np.memmap writes them, get one by np.save(path, np.memmap(path, dtype, 'r', 0, shape))"
-        ) from error
-    if version not in ((1, 0), (2, 0)):
-        raise ValueError(f"expected numpy's format 1.0 or 2.0 in '{path}' (got {version})")
-    read = lib.read_array_header_1_0 if version == (1, 0) else lib.read_array_header_2_0
-    shape, is_fortran, dtype = read(file)
-    if dtype.hasobject:
-        raise ValueError(f"expected plain numbers in '{path}' (got objects)")
-    num_bytes, left = math.prod(shape) * dtype.itemsize, size - file.tell()
-    if num_bytes > left:
-        raise ValueError(f"expected {num_bytes} bytes in '{path}' (got {left})")
-    return shape, 'F' if is_fortran else 'C', dtype
 
 
 def tensor_of(array: Array) -> Tensor | None:

@@ -38,7 +38,7 @@ from pyg_sar.partition.options import (
     check_seed,
     first_installed,
 )
-from pyg_sar.partition.sources.sources import load_source
+from pyg_sar.partition.sources import load_source
 from pyg_sar.partition.summary import PartitionSummary
 from pyg_sar.partition.writer import write_partition
 from pyg_sar.shard.format import NodeKey
@@ -93,7 +93,7 @@ def partition_graph(
     Args:
         data: The graph: ``edge_index`` integer [2, E], and any attributes; or a HeteroData with at
             least one relation; or a file or the name of a graph, as the command line takes it,
-            which stays on disk (see :mod:`pyg_sar.partition.sources.sources`). Sparse ``x``,
+            which stays on disk (see :mod:`pyg_sar.partition.sources`). Sparse ``x``,
             ``y`` and other attributes of well-known names are stored dense.
         num_parts: Number of parts P, 1 <= P <= N.
         root: Folder to write; it may not exist yet, or be empty.

@@ -21,8 +21,8 @@ from whole_partition import verify_partition
 
 import pyg_sar
 from pyg_sar.partition.memmap import Scratch
-from pyg_sar.partition.sources.saved import read_saved
-from pyg_sar.partition.sources.sources import load_source
+from pyg_sar.partition.sources import load_source
+from pyg_sar.partition.sources.files import read_saved
 from pyg_sar.rows.from_data import as_rows_of_graph
 from pyg_sar.shard.blocks import plan_of
 from pyg_sar.shard.edges import LocalEdges

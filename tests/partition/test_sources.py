@@ -26,7 +26,7 @@ from torch_geometric.datasets import FakeDataset, KarateClub
 import pyg_sar
 from pyg_sar.partition.memmap import Scratch
 from pyg_sar.partition.partition_graph import partition_graph
-from pyg_sar.partition.sources.sources import load_source
+from pyg_sar.partition.sources import load_source
 from pyg_sar.partition.sources.tables import read_table
 
 EDGES = np.array([[0, 1, 2, 3, 0], [1, 2, 3, 0, 2]])
