@@ -16,9 +16,8 @@ from typing import Any
 
 from torch_geometric.data import Data, HeteroData
 
-from pyg_sar.partition.balance import BALANCES
 from pyg_sar.partition.memmap import Scratch
-from pyg_sar.partition.options import OBJECTIVES, CutOptions, check_seed
+from pyg_sar.partition.options import BALANCES, OBJECTIVES, CutOptions, check_seed
 from pyg_sar.partition.partition_graph import cut_graph
 from pyg_sar.partition.sources import NAMES, load_source
 from pyg_sar.partition.sources.datasets import transformed
@@ -58,8 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(arguments: argparse.Namespace, prog: str, words: Sequence[str]) -> int:
     """Cuts the graph; returns the exit code. META.json notes `prog` and the words after it."""
     with warnings.catch_warnings():
-        # Warnings are news for the user here, not for a developer: always shown, and without
-        # file name and source line.
+        # They are news for the user here: always shown, and without file name and source line.
         warnings.simplefilter('default', UserWarning)
         warnings.showwarning = lambda message, *_, **__: print(
             f'note: {printable(str(message))}', file=sys.stderr
@@ -112,12 +110,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add('--num-parts', type=int, metavar='P', required=True, help='number of parts')
     for option in fields(CutOptions):
         add(f'--{option.name}', **{'default': option.default, **_ARGUMENTS[option.name]})
-    add(
-        '--datasets',
-        metavar='DIR',
-        default='dataset',
-        help='folder with datasets; default: dataset',
-    )
+    datasets = 'folder with datasets; default: dataset'
+    add('--datasets', metavar='DIR', default='dataset', help=datasets)
     undirected = 'add the reverse of every edge, as T.ToUndirected does'
     add('--undirected', action='store_true', help=undirected)
     transform = (

@@ -20,9 +20,7 @@ Content = dict[str, tuple[int, ...]]
 def target_folder(root: str | os.PathLike[str], *, force: bool) -> tuple[Path, Content]:
     """`root` without symbolic links, so that its parent is on the same file system; what is in it.
 
-    It may not exist yet, or be empty, or with `force` hold an earlier partition. Raises ValueError
-    if `root` holds anything and `force` is not given, holds anything but a partition, or cannot be
-    renamed.
+    Raises ValueError unless it does not exist, is empty, or with `force` holds a partition alone.
     """
     path = Path(os.path.realpath(root))
     if not path.exists():
@@ -76,10 +74,9 @@ def existing_parent(root: Path) -> Path:
 def replace_folder(root: Path, before: Content | None = None) -> Iterator[Path]:
     """Gives a temporary folder beside `root` that takes its place when the block ends well.
 
-    On any exception, KeyboardInterrupt too, the temporary folder is removed and `root` is as it
-    was. A process that is killed leaves its temporary folder, which nothing reads; the next one
-    that writes to `root` removes it. If at the end `root` is not as it was `before`, by default
-    now, it stays, and a ValueError tells under which name the new folder is kept.
+    On any exception the temporary folder is removed and `root` is as it was. What a killed process
+    leaves the next one that writes to `root` removes. If at the end `root` is not as it was
+    `before`, by default now, it stays, and a ValueError tells the name of the new folder.
     """
     before = _content(root) if before is None else before
     created = [parent for parent in root.parents if not parent.exists()]

@@ -29,13 +29,9 @@ from pyg_sar.partition.memmap import (
 class Buckets:
     """Records of items, grouped by ranges of items, in the order in which they came.
 
-    A bucket has a 128th of all records at most, or else one item.
-
-    Args:
-        item_ptr: Item i will have ``item_ptr[i + 1] - item_ptr[i]`` records, int64 [N + 1].
-        dtypes: Those of the fields of a record.
-        scratch: Where the records lie.
-        cuts: Items that begin a bucket in any case, ascending from 0 to N.
+    A bucket has a 128th of all records at most, or else one item. Item i will have
+    ``item_ptr[i + 1] - item_ptr[i]`` records, with fields of `dtypes`. The items `cuts`, ascending
+    from 0 to N, begin a bucket in any case.
 
     Attributes:
         bounds: Bucket b has the items ``bounds[b]`` to ``bounds[b + 1]``, int64 [B + 1].
@@ -97,8 +93,8 @@ def _bounds(ptr: Tensor, cuts: Tensor) -> Tensor:
 def stable_order(keys: Tensor, bound: int) -> Tensor:
     """The stable order of integers [n] in [0, `bound`), int64 [n].
 
-    Numbers are sorted several times as fast as the order of numbers is found, so the position of
-    each is appended to it in binary, where 64 bits suffice.
+    Sorting is several times as fast as finding an order, so the position of each number is appended
+    to it in binary, where 64 bits suffice.
     """
     count = keys.numel()
     bits = max(count - 1, 0).bit_length()
@@ -131,10 +127,9 @@ def both_ways(
     *,
     has_loops: bool = False,
 ) -> Buckets:
-    """Records ``row * N + column`` of every edge [2, E] and its reverse, by row.
+    """Records ``row * N + column`` of every edge [2, E] and its reverse, by row; or without loops.
 
-    One number is below 2^63 for up to 3 * 10^9 nodes. In scratch space an edge has 16 bytes.
-    With `has_loops` self loops are among them, twice as well.
+    One number is below 2^63 for up to 3 * 10^9 nodes.
     """
 
     def edges() -> Iterator[tuple[Tensor, Tensor]]:
@@ -155,15 +150,10 @@ def both_ways(
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The neighbours of every node, in ascending order.
+    """The neighbours of every node, in ascending order."""
 
-    Shapes:
-        - **indptr** int64 [N + 1]: node v has ``columns[indptr[v]:indptr[v + 1]]``
-        - **columns** int64, in scratch space
-    """
-
-    indptr: Tensor
-    columns: Tensor
+    indptr: Tensor  # int64 [N + 1]: node v has ``columns[indptr[v]:indptr[v + 1]]``
+    columns: Tensor  # int64, in scratch space
 
     def csr(
         self, start: int = 0, stop: int | None = None, dtype: type = np.int64
@@ -210,9 +200,9 @@ def neighbours_by_part(
     nodes: slice,
     num_parts: int,
 ) -> FloatArray:
-    """How many neighbours each of some nodes has in every part, [B, P].
+    """How many neighbours each of a run of nodes has in every part, [B, P].
 
-    `parts` is int64 [N], the part of every node or -1; `nodes` a run of nodes.
+    `parts` is int64 [N], the part of every node or -1.
     """
     ptr = indptr[nodes.start : nodes.stop + 1]
     degree, neighbours = np.diff(ptr), index[ptr[0] : ptr[-1]]

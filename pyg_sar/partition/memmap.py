@@ -1,11 +1,8 @@
 """Tensors and arrays in files: sources, scratch space, and the shards that are written.
 
 Everything computes with them as with any other, by chunks, and the page cache has of them what
-there is room for. A source's file is mapped copy on write: what is written to it stays in this
-process, in memory.
-
-Chunks grow with the tensor, as the memory for them shall be a small part of its own: to a 128th of
-it, but between the bounds below. Fewer rows take more time than they save memory, more save none.
+there is room for. A source's file is mapped copy on write: writes stay in this process. Chunks grow
+with the tensor, to a 128th of it, but between the bounds below.
 
 A shard is a file of torch.save, which leaves space for the numbers: a shared map of the file is
 then filled by chunks. So the zip archive has no checksums of the numbers, which torch does not
@@ -45,8 +42,8 @@ IN_MEMORY = 1 << 20
 class Scratch:
     """Space for temporary arrays, of which nothing is left when the process ends in any way.
 
-    Its files have no name, lie in `folder`, and are allocated as a whole: a full disk is an OSError
-    now, and no write fails later. Arrays of few bytes, and all without a folder, are in memory.
+    Its files in `folder` have no name. A full disk is an OSError as they are made, and no write
+    fails later. Arrays of few bytes, and all without a folder, are in memory.
     """
 
     folder: Path | None = None
@@ -82,7 +79,6 @@ INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 SHARE = 128
-
 CHUNK_ROWS, _MOST_ROWS = 1 << 14, 1 << 17
 """Edges, or node ids, per chunk."""
 
@@ -96,17 +92,11 @@ UNSIGNED = tuple(_AS_SIGNED)
 
 @dataclass(frozen=True)
 class RowStream:
-    """Rows of a tensor that are never in memory as a whole.
+    """Rows of a tensor that are never in memory as a whole."""
 
-    Attributes:
-        values: ``[N, ...]``, dense or sparse COO; in memory or mapped.
-        index: Integer [n]: which rows, all by default; in any order.
-        dtype: What they are saved as; that of `values` by default.
-    """
-
-    values: Tensor
-    index: Tensor | None = None
-    dtype: torch.dtype | None = None
+    values: Tensor  # ``[N, ...]``, dense or sparse COO; in memory or mapped
+    index: Tensor | None = None  # integer [n]: which rows, all by default; in any order
+    dtype: torch.dtype | None = None  # what they are saved as; that of `values` by default
 
     def chunks(self) -> Iterator[Tensor]:
         """The rows in order, in dense tensors of ordinary memory, of the type of `values`."""
@@ -191,9 +181,6 @@ def save_rows(content: object, path: Path) -> None:
     """Writes dicts of dense tensors [N, ...], RowStreams and plain values as torch.load reads them.
 
     Each tensor has its own space in the file. The folder is made if need be.
-
-    Raises:
-        OSError: If it cannot be written.
     """
     path.parent.mkdir(exist_ok=True)
     streams = _tensors(content)
@@ -209,16 +196,15 @@ def save_rows(content: object, path: Path) -> None:
     with torch.serialization.set_default_mmap_options(mmap.MAP_SHARED):
         spaces = _tensors(torch.load(path, weights_only=True, mmap=True))
     for stream, space in zip(streams, spaces, strict=True):
-        _fill(space, stream)
+        if space.numel():
+            _fill(space, stream.chunks() if isinstance(stream, RowStream) else chunks(stream))
 
 
-def _fill(space: Tensor, stream: Tensor | RowStream) -> None:
-    if space.numel():
-        rows = stream if isinstance(stream, RowStream) else RowStream(stream)
-        start = 0
-        for part in rows.chunks():
-            space[start : start + part.size(0)] = part
-            start += part.size(0)
+def _fill(space: Tensor, parts: Iterable[Tensor]) -> None:
+    start = 0
+    for part in parts:
+        space[start : start + part.size(0)] = part
+        start += part.size(0)
 
 
 def _tensors(content: object) -> list[Any]:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from pyg_sar.partition.balance import BALANCES, largest_load
-from pyg_sar.partition.memmap import IndexArray, Int64Array
-
-PACKAGES = ('pymetis', 'pyg_lib', 'torch_sparse')
-
+from pyg_sar.partition.graph import TypedGraph
+from pyg_sar.partition.memmap import BoolArray, IndexArray, Int64Array, count_into, edge_chunks
 
 MethodLike = str | Tensor | dict[str, Tensor]
 """The argument 'method': a name, or the part of every node."""
@@ -24,6 +24,11 @@ READ_EDGES = ('metis', 'ldg', 'kaminpar')
 METHODS = (*READ_EDGES, 'random', 'range', 'file:PATH')
 
 OBJECTIVES = ('cut', 'volume')
+
+BALANCES = ('nodes', 'edges')
+
+TOLERANCE = 1.05
+"""The load of the largest part over that of the mean part that a method may leave."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,36 @@ class CutOptions:
         """The options for META.json."""
         of_cut = {'objective': self.objective, 'balance': self.balance} if self.reads_edges else {}
         return {'method': self.name, 'seed': self.seed, **of_cut}
+
+
+def largest_load(mean: float) -> float:
+    """The most a part may hold: 5 % more than the mean; of few nodes the mean rounded up."""
+    return max(math.ceil(mean), math.floor(TOLERANCE * mean), 1)
+
+
+def node_weights(
+    graph: TypedGraph, balance: str, connected: BoolArray, num_parts: int
+) -> Int64Array | None:
+    """What every node weighs, int64 [N]: one, with ``'edges'`` plus its in-edges; None if all one.
+
+    Nodes that are not `connected` weigh nothing. A hub that weighs more than a part weighs a part:
+    it lies alone, and the others share the other parts evenly.
+    """
+    if balance == 'nodes':
+        return None if connected.all() else connected.astype(np.int64)
+    in_degree = torch.zeros(graph.num_nodes, dtype=torch.int64)
+    of_type = graph.by_type(in_degree)
+    for relation in graph.relations.values():
+        for _, _, dst in edge_chunks(relation.edge_index):
+            count_into(of_type[relation.dst], dst)
+    weights: Int64Array = in_degree.numpy() + connected
+    rest = int(weights.sum())
+    for number, heaviest in enumerate(np.sort(weights)[: -num_parts - 1 : -1]):
+        share = -(-rest // (num_parts - number))
+        if heaviest <= share:
+            break
+        rest -= int(heaviest)
+    return np.minimum(weights, share)
 
 
 @dataclass(frozen=True)
@@ -110,9 +145,10 @@ def check_options(options: CutOptions) -> None:
             f"'balance' does not apply to method={name!r}, which reads no edges "
             f'(got {options.balance!r})'
         )
-    if name == 'metis' and first_installed(PACKAGES) is None:
+    package = metis_package() if name == 'metis' else name
+    if package is None:
         raise ValueError("method 'metis' needs the package 'pymetis'; pip install pymetis")
-    if options.objective == 'volume' and (name != 'metis' or first_installed(PACKAGES[:1]) is None):
+    if options.objective == 'volume' and package != 'pymetis':
         raise ValueError(
             f"objective='volume' needs method='metis' by the package 'pymetis' (got {name!r})"
         )
@@ -126,12 +162,10 @@ def check_options(options: CutOptions) -> None:
             ) from error
 
 
-def first_installed(packages: tuple[str, ...]) -> str | None:
-    """The first package that can be imported."""
-    for package in packages:
-        try:
+def metis_package() -> str | None:
+    """The first package with METIS that can be imported."""
+    for package in ('pymetis', 'pyg_lib', 'torch_sparse'):
+        with suppress(ImportError):
             import_module(package)
-        except ImportError:
-            continue
-        return package
+            return package
     return None

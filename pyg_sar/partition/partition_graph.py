@@ -13,7 +13,6 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.partition.atomic_folder import existing_parent, replace_folder, target_folder
-from pyg_sar.partition.balance import node_weights
 from pyg_sar.partition.external_sort import neighbours
 from pyg_sar.partition.given import (
     equal_runs,
@@ -23,20 +22,19 @@ from pyg_sar.partition.given import (
     range_parts,
 )
 from pyg_sar.partition.graph import TypedGraph, typed_graph
-from pyg_sar.partition.kaminpar import kaminpar_parts
 from pyg_sar.partition.ldg import ldg_parts
 from pyg_sar.partition.masks import MASKS, parse_split, random_split
 from pyg_sar.partition.memmap import BoolArray, Int64Array, Scratch, aligned
-from pyg_sar.partition.metis import find_sub_parts, metis_parts
+from pyg_sar.partition.metis import find_sub_parts, kaminpar_parts, metis_parts
 from pyg_sar.partition.options import (
-    PACKAGES,
     CutOptions,
     MethodLike,
     Problem,
     check_options,
     check_positive,
     check_seed,
-    first_installed,
+    metis_package,
+    node_weights,
 )
 from pyg_sar.partition.sources import load_source
 from pyg_sar.partition.summary import PartitionSummary
@@ -47,11 +45,7 @@ from pyg_sar.utils.command_line import Progress
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Runs torch on one thread.
-
-    The passes are many short operations: threads that wait for each other gain little, and where
-    other programs want the cores they take several times as long.
-    """
+    """Runs torch on one thread: the passes are many short operations, which several slow down."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -79,11 +73,8 @@ def partition_graph(
     are kept. Every attribute with one row per node or per edge goes with its node or edge;
     scalars, strings and short lists of the graph go to META.json, from which a tuple comes back as
     a list and a tensor of one number as that number; anything else is dropped with a warning that
-    names it. The folder appears complete or not at all, and `data` is not changed.
-
-    Of a heterogeneous graph every relation is stored so: each edge with its destination, and types
-    of nodes without features or without edges, and relations without edges, as they are. A
-    partitioner sees all types as one graph, whose nodes weigh the same.
+    names it. The folder appears complete or not at all, and `data` is not changed. A partitioner
+    sees the types of a heterogeneous graph as one graph, whose nodes weigh the same.
 
     Not collective: one process cuts the graph, once::
 
@@ -137,18 +128,9 @@ def cut_graph(
 ) -> PartitionSummary:
     """What :func:`partition_graph` does.
 
-    Args:
-        data: As there, like `num_parts`, `root`, `split`, `force` and `progress`; or a function
-            that gives the graph, called once the options are known to be right.
-        num_parts: See `data`.
-        root: See `data`.
-        options: How nodes are assigned.
-        split: See `data`.
-        force: See `data`.
-        progress: See `data`.
-        in_cache_order: Whether neighbours are near each other in a part, and not in the order of
-            ids; by default where pymetis cuts.
-        command: The command line, noted in META.json.
+    `data` may be a function that gives the graph, called once the options are known to be right.
+    `in_cache_order` says whether neighbours are near each other in a part, instead of in the order
+    of ids; by default where pymetis cuts. `command` is for META.json.
     """
     num_parts = check_positive('num_parts', num_parts)
     target, before = target_folder(root, force=force)
@@ -169,7 +151,7 @@ def cut_graph(
         if fractions is not None:
             _add_split(graph, fractions, options.seed)
         if in_cache_order is None:
-            in_cache_order = options.name == 'metis' and first_installed(PACKAGES) == 'pymetis'
+            in_cache_order = options.name == 'metis' and metis_package() == 'pymetis'
         with Progress(quiet=not progress) as shown:
             if options.name == 'metis':
                 shown.phase('METIS')
@@ -209,11 +191,7 @@ def _add_split(graph: TypedGraph, fractions: tuple[float, float, float], seed: i
 
 
 def assign_nodes(graph: TypedGraph, num_parts: int, options: CutOptions) -> dict[NodeKey, Tensor]:
-    """The part of every node, int32 [N], by type.
-
-    A partitioner sees the nodes of all types in one graph, undirected. A type without edges is
-    dealt out evenly. Raises ValueError if the parts given are not N integers in [0, P).
-    """
+    """The part of every node, int32 [N], by type; a type without edges is dealt out evenly."""
     if options.reads_edges and num_parts == 1:
         parts = torch.zeros(graph.num_nodes, dtype=torch.int64)
     elif options.reads_edges:

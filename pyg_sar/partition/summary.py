@@ -10,13 +10,10 @@ from pyg_sar.shard.format import EdgeKey, NodeKey, type_name
 from pyg_sar.shard.meta import Meta
 from pyg_sar.utils.command_line import printable, text_table
 
-_SHOWN = 4
-"""Types of nodes and relations printed: those with most above the mean."""
-
 
 @dataclass(frozen=True)
 class PartitionSummary:
-    """The sizes of a partition.
+    """The sizes of a partition; of a heterogeneous graph, but for the last two, of all its types.
 
     Attributes:
         method: How nodes were assigned to parts.
@@ -34,8 +31,6 @@ class PartitionSummary:
         largest_block_edges: Edges of the largest block of one relation, own blocks too.
         type_num_nodes: Own nodes of every part, by type of nodes (None in a homogeneous graph).
         type_num_edges: Edges of every part, by relation.
-
-    Of a heterogeneous graph all but the last two are sums over types or relations.
     """
 
     method: str
@@ -128,9 +123,9 @@ def summarize(meta: Meta) -> PartitionSummary:
 
 
 def _worst(sizes: Mapping[Any, tuple[int, ...]]) -> str:
-    """Name and imbalance of the types with most above the mean; '' of a homogeneous graph."""
+    """Name and imbalance of the four types with most above the mean; '' of a homogeneous graph."""
     excess = {k: max(n) - sum(n) / len(n) for k, n in sizes.items() if k is not None}
-    worst = sorted(excess, key=excess.__getitem__, reverse=True)[:_SHOWN]
+    worst = sorted(excess, key=excess.__getitem__, reverse=True)[:4]
     return ', '.join(f'{type_name(key)} {_imbalance(sizes[key]):.3f}' for key in worst)
 
 

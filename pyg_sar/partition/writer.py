@@ -37,10 +37,9 @@ def write_partition(
 ) -> PartitionSummary:
     """Writes every file of a partition into an existing, empty folder.
 
-    `assignment` and `sub_parts` have the part and sub-part of every node, integer [N], by type: by
-    sub-parts the nodes of a part are in order, then by id. Parts may be empty. `provenance`, how
-    the assignment came about, and `command` are for META.json. `on_part` is called after every
-    part. Raises ValueError if a part or a block is too large for 32-bit ids.
+    `assignment` and `sub_parts` have the part and sub-part of every node, integer [N], by type: the
+    nodes of a part are in the order of sub-parts, then ids. `provenance` and `command` are for
+    META.json. Raises ValueError if a part or a block is too large for 32-bit ids.
     """
     if num_parts == 1:  # Known before any pass.
         for relation in graph.relations.values():
@@ -56,10 +55,8 @@ def write_partition(
     exchanges = {key: layout.find_halos(groups) for key, groups in edges.items()}
     for key, exchange in exchanges.items():
         _check_part_sizes(edges[key], exchange)
-    counts = {key: groups.partptr.diff().tolist() for key, groups in nodes.items()}
     for part in range(num_parts):
-        folder_of_part = file_names.part_dir(folder, part)
-        _write_part(folder_of_part, part, graph, nodes, edges, exchanges)
+        _write_part(file_names.part_dir(folder, part), part, graph, nodes, edges, exchanges)
         on_part()
     map_type = torch.int16 if num_parts <= torch.iinfo(torch.int16).max else torch.int32
     for node_key, groups in nodes.items():
@@ -72,38 +69,38 @@ def write_partition(
     whole = {name: tensors for name, tensors in graph.whole.items() if tensors}
     if whole:
         save_rows(whole, folder / file_names.WHOLE_FILE)
-    versions = {name: installed(name) for name in _VERSIONED}
+    packages = ('pyg_sar', 'torch', 'torch_geometric', 'pymetis', 'kaminpar')
     meta = Meta(
         num_parts=num_parts,
         fingerprint=_fingerprint(graph, assignment, sub_parts),
         graph=_name_of(graph),
         nodes={
             key: NodeInfo(
-                num_nodes=groups.num_nodes,
-                part_num_nodes=counts[key],
-                attrs={n: row_type(value) for n, value in graph.nodes[key].attrs.items()},
-                extra=graph.nodes[key].extra,
+                num_nodes=of_type.num_nodes,
+                part_num_nodes=nodes[key].partptr.diff().tolist(),
+                attrs={n: row_type(value) for n, value in of_type.attrs.items()},
+                extra=of_type.extra,
             )
-            for key, groups in nodes.items()
+            for key, of_type in graph.nodes.items()
         },
         edges={
             key: EdgeInfo(
-                src=graph.relations[key].src,
-                dst=graph.relations[key].dst,
-                num_edges=groups.edge_index.size(1),
+                src=relation.src,
+                dst=relation.dst,
+                num_edges=relation.edge_index.size(1),
                 part_num_edges=exchanges[key].block_edges.sum(1).tolist(),
                 halo_rows=exchanges[key].halo_rows.tolist(),
                 block_edges=exchanges[key].block_edges.tolist(),
-                attrs={n: row_type(value) for n, value in graph.relations[key].attrs.items()},
-                extra=graph.relations[key].extra,
+                attrs={n: row_type(value) for n, value in relation.attrs.items()},
+                extra=relation.extra,
             )
-            for key, groups in edges.items()
+            for key, relation in graph.relations.items()
         },
         graph_attrs=graph.attrs,
         notes={
             'partition': provenance,
             'command': command,
-            'versions': versions,
+            'versions': {name: installed(name) for name in packages},
             'dropped': {name: what for name, what in graph.dropped.items() if what},
         },
         checksums=folder_checksums(folder),
@@ -187,6 +184,3 @@ def _name_of(graph: TypedGraph) -> str:
         total = sum(int(hashed(0, of_chunk).sum()) for of_chunk in pairs)
         facts.append(f'{key!r} {r.edge_index.size(1)} {total % 2**64}')
     return hashlib.sha256('\n'.join(sorted(facts)).encode()).hexdigest()[:16]
-
-
-_VERSIONED = ('pyg_sar', 'torch', 'torch_geometric', 'pymetis', 'kaminpar')

@@ -30,14 +30,12 @@ from pyg_sar.shard.format import LAYOUT, VALUE
 
 
 def add_reverse_edges(data: Data | HeteroData, scratch: Scratch = MEMORY) -> Data | HeteroData:
-    """The graph with every edge in both directions.
+    """The graph with every edge in both directions; `data` is not changed.
 
     Edges come sorted by (source, destination); duplicates are merged and their attributes added up;
-    so are the entries of ``adj_t``, but for ones of a tensor of torch. A relation between two types
-    of nodes gets a relation of its own for the way back, ``rev_...``, and stays as it is. `data` is
-    not changed. What is new lies in `scratch`, or in memory; edges that have attributes are merged
-    in memory. Raises ValueError if edges are not as they must be, what belongs to
-    them is no tensor, or there is such a relation.
+    so are the entries of ``adj_t``, but for ones of a tensor of torch, which are no weights. A
+    relation between two types of nodes stays, and gets one for the way back, ``rev_...``. What is
+    new lies in `scratch`; edges that have attributes are merged in memory.
     """
     given, data = data, copy.copy(data)
     if isinstance(data, Data):
