@@ -1,9 +1,8 @@
 """The blocks of an edge_index: its edges grouped by the part that owns their source.
 
-The edge_index that reaches a conv's ``propagate`` is the shard's own, or one that the conv made
-from it (self loops added or removed, one relation selected). In both cases the source ids give the
-blocks. The shard's own edges lie in this order already; others have to be sorted. So a shard
-remembers the plans of the edge_indices it has seen, up to four times its own number of edges.
+The edge_index of a conv is the shard's own, which lies in this order already, or one that the conv
+made from it (self loops added or removed), which is sorted. So a shard remembers the plans of the
+edge_indices it has seen, up to four times its own number of edges.
 """
 
 from __future__ import annotations
@@ -25,8 +24,6 @@ from pyg_sar.utils.offload import start_of
 
 PLANS: Kept[list[Plan]] = Kept()
 _EQUAL: Kept[tuple[ref[Tensor], int]] = Kept()
-_MAX_EDGES = 4
-"""All plans that a shard remembers may have so many times its edges."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,16 +192,12 @@ def _source_part(src: Tensor, shard: Shard) -> Tensor:
 
 
 def plan_of(handle: ShardEdges) -> Plan:
-    """The blocks of edges, remembered by their content.
-
-    Row 0 holds their sources. Raises ValueError if an id is out of range, or a destination is not
-    an own node.
-    """
+    """The blocks of edges with their sources in row 0, remembered by their content."""
     shard = handle.shard
     plans = PLANS.of(shard, list)
     plan = next((p for p in reversed(plans) if _is_of(p, handle.ids)), None) or _make_plan(handle)
     plans[:] = [*(p for p in plans if p is not plan), plan]  # most recently used last
-    limit = _MAX_EDGES * max(shard.num_edges, shard.num_own, shard.num_dst)
+    limit = 4 * max(shard.num_edges, shard.num_own, shard.num_dst)
     while len(plans) > 1 and sum(p.num_edges for p in plans) > limit:
         plans.pop(0)
     return plan

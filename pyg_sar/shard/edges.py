@@ -100,11 +100,8 @@ def _local(value: Any) -> Any:
 
 
 def kept_on(handle: ShardEdges, key: Hashable, make: Callable[[], Any], space: Any = None) -> Any:
-    """The result of `make`, kept on edges while these are not written to and `space` is equal.
-
-    Nothing is kept on edges of inference mode, as writes to them cannot be seen.
-    """
-    if handle.ids.is_inference():
+    """The result of `make`, kept on edges while these are not written to and `space` is equal."""
+    if handle.ids.is_inference():  # of which writes cannot be seen
         return make()
     state = handle.ids._version, space
     if key not in handle.kept or handle.kept[key][0] != state:

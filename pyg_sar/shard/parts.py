@@ -29,12 +29,7 @@ class Part:
 
 
 def read_part(root: Path, part: int, meta: Meta) -> Part:
-    """Reads the files of one part, memory-mapped.
-
-    Raises:
-        FileNotFoundError: If a file is missing.
-        ValueError: If a file does not hold what META.json says.
-    """
+    """Reads the files of one part, memory-mapped; raises ValueError unless META.json says so."""
     folder = file_names.part_dir(root, part)
     graph, node_feats, edge_feats, sar = (
         (folder / name, load_tensors(folder / name, dict, root=root))
@@ -71,17 +66,10 @@ def _of_type(file: tuple[Path, dict[Any, Any]], key: NodeKey | EdgeKey) -> dict[
 
 
 def _attrs(
-    path: Path,
-    feats: dict[str, Any],
-    key: NodeKey | EdgeKey,
-    names: dict[str, Any],
-    count: int,
+    path: Path, feats: dict[str, Any], key: NodeKey | EdgeKey, names: dict[str, Any], count: int
 ) -> Tensors:
-    rows = {
-        k: v
-        for kind in ('feats', 'times')
-        for k, v in _dict_in(path, {kind: {}, **feats}, kind).items()
-    }
+    feats = {'feats': {}, 'times': {}, **feats}
+    rows = _dict_in(path, feats, 'feats') | _dict_in(path, feats, 'times')
     for name, expected in names.items():
         if not count and key is not None:
             rows.setdefault(name, _no_rows(path, name, expected))
@@ -93,10 +81,8 @@ def _attrs(
 
 def _no_rows(path: Path, name: str, row: dict[str, Any]) -> Tensor:
     """No rows of a type that META.json describes."""
-    dtype = getattr(torch, row['dtype'], None)
-    _expect(isinstance(dtype, torch.dtype), path, f"a dtype of '{name}'", row['dtype'])
     try:
-        return torch.empty((0, *row['shape']), dtype=dtype)
+        return torch.empty((0, *row['shape']), dtype=getattr(torch, row['dtype']))
     except (RuntimeError, OverflowError, TypeError) as error:
         raise ValueError(f"expected a shape of '{name}' in '{path}' (got {error})") from error
 
