@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from damage import NOT_FILES, Calls
 from hetero_graphs import hetero_graph
 from ranks import run_ranks
 from small_graphs import assert_all_raise, attempt, cut, small_graph
@@ -91,16 +92,8 @@ def test_metadata_that_no_longer_says_whose_it_is(folder: Path) -> None:
     _refused(folder, "expected the key 'pyg_sar'")
 
 
-class _Call:
-    def __init__(self, function: Callable[..., Any], *args: Any) -> None:
-        self.call = function, args
-
-    def __reduce__(self) -> Any:
-        return self.call
-
-
 def _allocates(function: Callable[..., Any]) -> Callable[[Path], None]:
-    call = _Call(function, 1 << 40)
+    call = Calls(function, 1 << 40)
     return lambda folder: torch.save({'n_id': call}, folder / 'part_1' / 'sar.pt')
 
 
@@ -151,7 +144,7 @@ def test_damaged_part(folder: Path, what: str) -> None:
 @pytest.mark.parametrize('name', ['part_1/sar.pt', 'META.json'])
 @pytest.mark.parametrize('is_archive', [True, False])
 def test_code(folder: Path, tmp_path: Path, name: str, is_archive: bool) -> None:
-    call = _Call(os.mkdir, str(tmp_path / 'made'))
+    call = Calls(os.mkdir, str(tmp_path / 'made'))
     torch.save({'n_id': call}, folder / name, _use_new_zipfile_serialization=is_archive)
     _refused(folder)
     assert not (tmp_path / 'made').exists()
@@ -160,20 +153,10 @@ def test_code(folder: Path, tmp_path: Path, name: str, is_archive: bool) -> None
 @pytest.mark.parametrize('is_archive', [True, False])
 def test_a_graph_file_that_allocates(tmp_path: Path, is_archive: bool) -> None:
     path = tmp_path / 'graph.pt'
-    content = {'edge_index': _Call(bytearray, 1 << 40)}
+    content = {'edge_index': Calls(bytearray, 1 << 40)}
     torch.save(content, path, _use_new_zipfile_serialization=is_archive)
     with pytest.raises(ValueError, match='bytearray'):
         read_saved(path)
-
-
-NOT_FILES: dict[str, Callable[[Path, Path], object]] = {
-    'pipe': lambda path, outside: os.mkfifo(path),
-    'device': lambda path, outside: path.symlink_to('/dev/zero'),
-    'link outside': lambda path, outside: path.symlink_to(outside),
-    'link to itself': lambda path, outside: path.symlink_to(path.name),
-    'folder': lambda path, outside: path.mkdir(),
-    'huge and empty': lambda path, outside: (path.touch(), os.truncate(path, 1 << 40)),
-}
 
 
 @pytest.mark.parametrize('kind', NOT_FILES)

@@ -207,8 +207,8 @@ def _ogb_folder(name: str, dataset: OgbDataset, root: Path) -> Path:
 
 def _ogb_data(graph: Any, labels: Any, split: list[Any], dataset: OgbDataset) -> Data:
     data = Data(num_nodes=int(graph['num_nodes']))
-    names = {'edge_index': 'edge_index', 'x': 'node_feat', 'edge_attr': 'edge_feat'}
-    for ours, theirs in {**names, dataset.node_file: dataset.node_file}.items():
+    names = ('edge_index', 'edge_index'), ('x', 'node_feat'), ('edge_attr', 'edge_feat')
+    for ours, theirs in (*names, (dataset.node_file, dataset.node_file)):
         if graph.get(theirs) is not None:
             data[ours] = _tensor(graph[theirs])
     _add_task(data, labels, split, dataset)

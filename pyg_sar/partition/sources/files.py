@@ -253,5 +253,5 @@ def _mapped(file: IO[bytes], path: Path) -> Array:
         raise ValueError(f"expected {num_bytes} bytes in '{path}' (got {left})")
     if num_bytes == 0:
         return np.empty(shape, dtype)
-    order = 'F' if is_fortran else 'C'
+    order: Any = 'F' if is_fortran else 'C'
     return np.asarray(np.memmap(file, dtype, 'c', file.tell(), shape, order))
