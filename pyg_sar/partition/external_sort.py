@@ -31,11 +31,8 @@ class Buckets:
 
     A bucket has a 128th of all records at most, or else one item. Item i will have
     ``item_ptr[i + 1] - item_ptr[i]`` records, with fields of `dtypes`. The items `cuts`, ascending
-    from 0 to N, begin a bucket in any case.
-
-    Attributes:
-        bounds: Bucket b has the items ``bounds[b]`` to ``bounds[b + 1]``, int64 [B + 1].
-        columns: The fields of the records, each a tensor of one value per record.
+    from 0 to N, begin a bucket in any case. Bucket b has the items ``bounds[b]`` to
+    ``bounds[b + 1]``; `columns` are the fields of all records, in the order of the buckets.
     """
 
     def __init__(

@@ -12,15 +12,8 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from pyg_sar.partition.atomic_folder import existing_parent, replace_folder, target_folder
+from pyg_sar.partition import given
 from pyg_sar.partition.external_sort import neighbours
-from pyg_sar.partition.given import (
-    equal_runs,
-    fill_empty_parts,
-    given_parts,
-    random_parts,
-    range_parts,
-)
 from pyg_sar.partition.graph import TypedGraph, typed_graph
 from pyg_sar.partition.ldg import ldg_parts
 from pyg_sar.partition.masks import MASKS, parse_split, random_split
@@ -38,7 +31,12 @@ from pyg_sar.partition.options import (
 )
 from pyg_sar.partition.sources import load_source
 from pyg_sar.partition.summary import PartitionSummary
-from pyg_sar.partition.writer import write_partition
+from pyg_sar.partition.writer import (
+    existing_parent,
+    replace_folder,
+    target_folder,
+    write_partition,
+)
 from pyg_sar.shard.format import NodeKey
 from pyg_sar.utils.command_line import Progress
 
@@ -197,11 +195,11 @@ def assign_nodes(graph: TypedGraph, num_parts: int, options: CutOptions) -> dict
     elif options.reads_edges:
         parts = _cut(graph, num_parts, options)
     elif options.name == 'random':
-        parts = random_parts(graph, num_parts, options.seed)
+        parts = given.random_parts(graph, num_parts, options.seed)
     elif options.name == 'range':
-        parts = range_parts(graph, num_parts)
+        parts = given.range_parts(graph, num_parts)
     else:
-        parts = given_parts(graph, num_parts, options.method)
+        parts = given.given_parts(graph, num_parts, options.method)
     return graph.by_type(parts.to(torch.int32))
 
 
@@ -230,8 +228,8 @@ def _cut(graph: TypedGraph, num_parts: int, options: CutOptions) -> Tensor:
     for key, start in graph.offsets.items():
         nodes = slice(start, start + graph.nodes[key].num_nodes)
         if graph.is_hetero and not connected[nodes].any():
-            parts[nodes] = equal_runs(graph.nodes[key].num_nodes, num_parts)
-    return fill_empty_parts(parts, num_parts)
+            parts[nodes] = given.equal_runs(graph.nodes[key].num_nodes, num_parts)
+    return given.fill_empty_parts(parts, num_parts)
 
 
 def _connected(graph: TypedGraph) -> BoolArray:

@@ -12,16 +12,10 @@ from pyg_sar.shard.shard import Shard, make_steps
 
 
 class ShardEdges:
-    """The edges into the own nodes of a rank, in local ids.
+    """The edges into the own nodes of a rank, in local ids: a plain int64 ``[2, num_edges]``.
 
     Row 0 holds sources: own nodes ``0 .. num_own - 1``, halo nodes from ``num_own`` on, grouped by
-    the part that owns them. Row 1 holds destinations: own nodes.
-
-    Attributes:
-        ids: int64 ``[2, num_edges]``, a plain tensor.
-        shard: The shard whose ids these are.
-        is_flipped: Whether row 0 holds the destinations and row 1 the sources.
-        kept: Results that :func:`kept_on` keeps.
+    the part that owns them. Row 1 holds destinations: own nodes. `is_flipped` is the other way.
     """
 
     def __init__(
@@ -59,12 +53,9 @@ class LocalEdges(Tensor):
 
     Its operations are torch's. Edges made of it are LocalEdges, which convs, loaders and the
     functions of pyg_sar refuse; its rows are plain.
-
-    Attributes:
-        handle: The edges that it was made of; what is made of it has none.
     """
 
-    handle: ShardEdges
+    handle: ShardEdges  # the edges that it was made of; what is made of it has none
 
     @classmethod
     def of(cls, handle: ShardEdges) -> LocalEdges:

@@ -21,10 +21,10 @@ from torch import Tensor
 from whole_partition import verify_partition
 
 import pyg_sar
-from pyg_sar.partition.atomic_folder import replace_folder
 from pyg_sar.partition.memmap import Scratch
 from pyg_sar.partition.sources import load_source
 from pyg_sar.partition.sources.files import read_saved
+from pyg_sar.partition.writer import replace_folder
 from pyg_sar.shard.files import folder_checksums, read_json
 from pyg_sar.shard.meta import signed
 from pyg_sar.shard.read_shard import read_shard

@@ -15,7 +15,7 @@ import torch
 from torch_geometric.data import Data
 
 import pyg_sar
-from pyg_sar.partition import atomic_folder
+from pyg_sar.partition import writer
 from pyg_sar.partition.__main__ import main
 from pyg_sar.shard.files import read_json
 from pyg_sar.utils import durable
@@ -196,7 +196,7 @@ def test_what_comes_into_the_place_while_a_graph_is_cut_stays(
     module, name = {
         'in the cut': (cut_graph, 'assign_nodes'),
         'as it ends': (cut_graph, 'write_partition'),
-        'at the exchange': (atomic_folder, 'put'),
+        'at the exchange': (writer, 'put'),
     }[when]
     monkeypatch.setattr(module, name, wrote(getattr(module, name)))
     if not exchanges:

@@ -259,7 +259,7 @@ def test_disk_full_leaves_nothing(tmp_path, graph):
 _KILLED = """
 import sys, time
 from pathlib import Path
-from pyg_sar.partition.atomic_folder import replace_folder
+from pyg_sar.partition.writer import replace_folder
 with replace_folder(Path(sys.argv[1])) as folder:
     (folder / 'half').write_text('a')
     print('ready', flush=True)

@@ -24,7 +24,7 @@ import torch
 from torch_geometric.data import Data
 
 import pyg_sar
-from pyg_sar.partition.atomic_folder import replace_folder
+from pyg_sar.partition.writer import replace_folder
 from pyg_sar.utils import durable
 
 _OF_SYSTEM = {

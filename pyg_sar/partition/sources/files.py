@@ -49,11 +49,7 @@ _EXPECTED = "expected a torch_geometric.data.Data, HeteroData or dict of tensors
 
 
 def load_saved(path: Path, *, is_mapped: bool = False) -> Any:
-    """What a file of torch.save holds, of tensors, plain values and PyG's classes of data.
-
-    With `is_mapped`, tensors are mapped and not read, where the file allows it. Raises
-    FileNotFoundError if there is no such file, ValueError if the file holds anything else.
-    """
+    """What a file of torch.save holds, of tensors, plain values and PyG's classes of data."""
     ordinary_file(path)
     try:
         with only_classes(_ALLOWED):
@@ -91,10 +87,10 @@ def _before_numpy(path: Path) -> str:
 
 
 def read_saved(path: Path, *, is_mapped: bool = False) -> Data | HeteroData:
-    """Reads a graph that torch.save wrote.
+    """Reads a graph that torch.save wrote; its tensors are mapped where the file allows it.
 
     It may be a PyG Data or HeteroData, a dict of tensors, or the ``processed/data.pt`` of a PyG
-    dataset of one graph. `is_mapped` is that of :func:`load_saved`.
+    dataset of one graph.
     """
     content = load_saved(path, is_mapped=is_mapped)
     if isinstance(content, tuple) and len(content) in (2, 3):
@@ -121,11 +117,7 @@ _FIRST = ('edge_index', 'x', 'y', 'num_nodes', *MASKS)
 
 
 def read_npz(path: Path, *, scratch: Scratch | None = None) -> dict[str, Array]:
-    """The arrays of an .npz file; no pickled object is ever loaded.
-
-    They are mapped where `scratch` is given, those that are compressed from there. Raises
-    ValueError if the file is no .npz file, or holds pickled objects.
-    """
+    """The arrays of an .npz file; mapped where `scratch` is given, compressed ones from there."""
     ordinary_file(path)
     try:
         if scratch is not None:
@@ -154,19 +146,13 @@ def array_files(path: Path) -> dict[str, Path]:
 
 
 def graph_of_arrays(arrays: Mapping[str, Array | Tensor], name: str) -> Data | HeteroData:
-    """A graph from arrays by name.
+    """A graph from arrays by name, in memory or mapped; `name` of all is for error messages.
 
     The arrays are ``edge_index`` [2, E]; optionally ``x`` [N, ...]; ``y``; masks, or ``train_idx``,
     ``val_idx`` and ``test_idx``; ``num_nodes``; and any array with one row per node or per edge.
-    A number becomes an attribute of the graph.
-
-    Of a heterogeneous graph the name of every array ends in the type it belongs to:
-    ``edge|SRC|NAME|DST`` are the edges of a relation, ``y|TYPE`` or ``num_nodes|TYPE`` belong to a
-    type of nodes, ``edge_attr|SRC|NAME|DST`` to a relation.
-
-    Args:
-        arrays: The arrays, in memory or mapped.
-        name: Where they come from, for error messages.
+    A number becomes an attribute of the graph. Of a heterogeneous graph the name of every array
+    ends in the type it belongs to: ``edge|SRC|NAME|DST`` are the edges of a relation, ``y|TYPE``
+    or ``num_nodes|TYPE`` belong to a type of nodes, ``edge_attr|SRC|NAME|DST`` to a relation.
     """
     is_hetero = any(key.startswith('edge|') for key in arrays)
     by_type: dict[tuple[str, ...], dict[str, Any]] = {}

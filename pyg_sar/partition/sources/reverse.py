@@ -93,13 +93,7 @@ def _tensor(key: str, value: Any) -> Tensor:
 
 def _merged(edge_index: Tensor, bound: int, scratch: Scratch) -> Tensor:
     """Edges both ways by (source, destination) without duplicates."""
-    num_edges = edge_index.size(1)
     records = both_ways(edge_index, bound, scratch, has_loops=True)
-    both, end = scratch.empty((2, 2 * num_edges), edge_index.dtype), 0
-    for bucket, _, _ in records:
-        unique = torch.unique(records.read(bucket))
-        merged = both[:, end : end + unique.numel()]
-        merged[0] = unique // max(bound, 1)
-        merged[1] = unique % max(bound, 1)
-        end += unique.numel()
-    return both[:, :end]
+    unique = (torch.unique(records.read(bucket)) for bucket in range(len(records)))
+    pairs = ((keys // max(bound, 1), keys % max(bound, 1)) for keys in unique)
+    return join_edges(pairs, 2 * edge_index.size(1), scratch, edge_index.dtype)
