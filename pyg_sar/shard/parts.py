@@ -92,25 +92,19 @@ def _check_index(path: Path, key: EdgeKey, index: Tensors, part: int, meta: Meta
     num_parts, num_edges = meta.num_parts, info.part_num_edges[part]
     src_counts = meta.nodes[info.src].part_num_nodes
     num_src, num_dst = src_counts[part], meta.nodes[info.dst].part_num_nodes[part]
-    boundary_counts = [rows[part] for rows in info.halo_rows]
-    expected = {
-        'halo_ptr': (torch.int64, num_parts + 1),
-        'halo_pos': (torch.int32, sum(info.halo_rows[part])),
-        'boundary_ptr': (torch.int64, num_parts + 1),
-        'boundary_pos': (torch.int32, sum(boundary_counts)),
-        'block_ptr': (torch.int64, num_parts + 1),
-        'src': (torch.int32, num_edges),
-        'dst': (torch.int32, num_edges),
+    counts = {
+        'halo': info.halo_rows[part],
+        'boundary': [rows[part] for rows in info.halo_rows],
+        'block': info.block_edges[part],
     }
-    for name, (dtype, size) in expected.items():
-        _check(path, _of(name, key), index.get(name), size, dtype)
-    for kind, counts in (
-        ('halo', info.halo_rows[part]),
-        ('boundary', boundary_counts),
-        ('block', info.block_edges[part]),
-    ):
-        actual, ptr = index[f'{kind}_ptr'].tolist(), [0, *accumulate(counts)]
-        _expect(actual == ptr, path, f"{ptr} for '{kind}_ptr'", actual)
+    for kind, of_kind in counts.items():
+        ptr: Any = index.get(f'{kind}_ptr')
+        _check(path, _of(f'{kind}_ptr', key), ptr, num_parts + 1, torch.int64)
+        actual, expected = ptr.tolist(), [0, *accumulate(of_kind)]
+        _expect(actual == expected, path, f"{expected} for '{kind}_ptr'", actual)
+    rows = {f'{kind}_pos': sum(counts[kind]) for kind in ('halo', 'boundary')}
+    for name, size in {**rows, 'src': num_edges, 'dst': num_edges}.items():
+        _check(path, _of(name, key), index.get(name), size, torch.int32)
     for q in range(num_parts):
         start, end = (num_src + int(n) for n in index['halo_ptr'][q : q + 2])
         first, last = (0, num_src) if q == part else (start, end)
@@ -120,10 +114,10 @@ def _check_index(path: Path, key: EdgeKey, index: Tensors, part: int, meta: Meta
         _check_range(path, 'dst', dst, 0, num_dst)
         _expect(bool((dst.diff() >= 0).all()), path, f"ascending 'dst' in block {q}", 'others')
         for kind, num_rows in (('halo', src_counts[q]), ('boundary', num_src)):
-            rows = rows_of(index, kind, q)
-            _check_range(path, f'{kind}_pos', rows, 0, num_rows)
+            of_part = rows_of(index, kind, q)
+            _check_range(path, f'{kind}_pos', of_part, 0, num_rows)
             # They are looked up by bisection.
-            _expect(bool((rows.diff() > 0).all()), path, f"ascending '{kind}_pos'", 'others')
+            _expect(bool((of_part.diff() > 0).all()), path, f"ascending '{kind}_pos'", 'others')
 
 
 def rows_of(index: Tensors, kind: str, other: int) -> Tensor:

@@ -15,6 +15,7 @@ import pytest
 import torch
 from damage import NOT_FILES, Calls
 from hetero_graphs import hetero_graph
+from partition_files import edit
 from ranks import run_ranks
 from small_graphs import assert_all_raise, attempt, cut, small_graph
 from torch import Tensor
@@ -33,18 +34,6 @@ from pyg_sar.shard.read_shard import read_shard
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return cut(small_graph(), 2, tmp_path / 'parts')
-
-
-def _edit(name: str, **changes: Callable[[Tensor], Tensor]) -> Callable[[Path], None]:
-    def change(folder: Path) -> None:
-        path = folder / 'part_1' / name
-        content = torch.load(path, weights_only=True)
-        for key, make in changes.items():
-            values = content if key in content else content['feats']
-            values[key] = make(values[key])
-        torch.save(content, path)
-
-    return change
 
 
 def _edit_meta(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
@@ -109,7 +98,7 @@ def _compress(folder: Path) -> None:
 
 def _repeated(*shape: int) -> Callable[[Path], None]:
     """A stride of zero makes a few bytes into any number."""
-    return _edit('node_feats.pt', x=lambda _: torch.zeros((), dtype=torch.float64).expand(shape))
+    return edit('node_feats.pt', x=lambda _: torch.zeros((), dtype=torch.float64).expand(shape))
 
 
 def _beyond(ids: Tensor) -> Tensor:
@@ -118,14 +107,17 @@ def _beyond(ids: Tensor) -> Tensor:
 
 DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
     # Looked up by bisection, it gave sources beyond the halo, which kernels read.
-    'halo out of order': (_edit('sar.pt', halo_pos=lambda t: t.flip(0)), "ascending 'halo_pos'"),
-    'nodes beyond the graph': (_edit('node_feats.pt', global_id=_beyond), 'expected ids in'),
-    'edges beyond the graph': (_edit('graph.pt', edge_id=_beyond), 'expected ids in'),
+    'halo out of order': (
+        edit('sar.pt', halo_pos=lambda t: t.flip(0)),
+        "ascending 'halo_pos'",
+    ),
+    'nodes beyond the graph': (edit('node_feats.pt', global_id=_beyond), 'expected ids in'),
+    'edges beyond the graph': (edit('graph.pt', edge_id=_beyond), 'expected ids in'),
     'more rows than bytes': (_repeated(10**12), 'more than its bytes'),
     'more columns than bytes': (_repeated(18, 10**12), 'more than its bytes'),
-    'sparse': (_edit('node_feats.pt', x=lambda t: t.to_sparse()), 'expected'),
-    'parameter': (_edit('node_feats.pt', x=torch.nn.Parameter), 'expected'),
-    'no memory': (_edit('node_feats.pt', x=lambda t: t.to('meta')), 'expected'),
+    'sparse': (edit('node_feats.pt', x=lambda t: t.to_sparse()), 'expected'),
+    'parameter': (edit('node_feats.pt', x=torch.nn.Parameter), 'expected'),
+    'no memory': (edit('node_feats.pt', x=lambda t: t.to('meta')), 'expected'),
     # torch admits it to what it reads with weights_only.
     'bytearray': (_allocates(bytearray), 'needs .*bytearray'),
     # A megabyte may become a gigabyte.

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from few import few
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from small_graphs import cut, small_graph
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
@@ -108,25 +104,6 @@ def test_blocks_partition_the_edges(shards, derived):
         edge_index = DERIVED[derived](data.edge_index.handle.ids, shard.num_own)
         handle = ShardEdges(edge_index, shard, is_whole=derived in ('whole', 'clone'))
         _check_plan(plan_of(handle), edge_index)
-
-
-@functools.cache
-def _four_parts() -> list[ShardEdges]:
-    with tempfile.TemporaryDirectory() as folder:
-        root = cut(small_graph(), 4, Path(folder) / 'parts')
-        shards = [read_shard(root, rank, 2) for rank in range(2)]
-        handles = [data.edge_index.handle for data in shards]
-        return [handle.with_ids(handle.ids.clone()) for handle in handles]
-
-
-@given(st.data())
-@settings(max_examples=40, deadline=None)
-def test_any_selection_in_any_order(data):
-    """Edges dropped, repeated and shuffled."""
-    handle = data.draw(st.sampled_from(_four_parts()))
-    places = data.draw(st.lists(st.integers(0, handle.num_edges - 1), max_size=60))
-    derived = handle.with_ids(handle.ids[:, torch.tensor(places, dtype=torch.int64)])
-    _check_plan(plan_of(derived), derived.ids)
 
 
 @pytest.mark.parametrize('derived', few(['permuted', 'whole', 'loops added', 'no edges'], every=4))
