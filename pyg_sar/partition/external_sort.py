@@ -118,11 +118,7 @@ def counts_to_ptr(counts: Tensor) -> Tensor:
 
 
 def both_ways(
-    edge_index: Tensor,
-    num_nodes: int,
-    scratch: Scratch,
-    *,
-    has_loops: bool = False,
+    edge_index: Tensor, num_nodes: int, scratch: Scratch, *, has_loops: bool = False
 ) -> Buckets:
     """Records ``row * N + column`` of every edge [2, E] and its reverse, by row; or without loops.
 
@@ -191,11 +187,7 @@ def neighbours(
 
 
 def neighbours_by_part(
-    indptr: IndexArray,
-    index: IndexArray,
-    parts: Int64Array,
-    nodes: slice,
-    num_parts: int,
+    indptr: IndexArray, index: IndexArray, parts: Int64Array, nodes: slice, num_parts: int
 ) -> FloatArray:
     """How many neighbours each of a run of nodes has in every part, [B, P].
 

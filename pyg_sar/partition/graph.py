@@ -270,8 +270,8 @@ def with_symmetric_adj_t(data: Data, size: int) -> Data:
     else:
         layout = getattr(torch, f'sparse_{name}')
         data.adj_t = to_torch_sparse_tensor(edges, value, size, layout=layout)
-    for name in {LAYOUT, VALUE, *([] if has_edge_index else ['edge_index'])} & {*data.keys()}:
-        del data[name]
+    for key in {LAYOUT, VALUE, *([] if has_edge_index else ['edge_index'])} & {*data.keys()}:
+        del data[key]
     if has_edge_index and name != 'csc':
         data.edge_index = edges.flip(0)
     return data

@@ -20,15 +20,9 @@ MethodLike = str | Tensor | dict[str, Tensor]
 """The argument 'method': a name, or the part of every node."""
 
 READ_EDGES = ('metis', 'ldg', 'kaminpar')
-
 METHODS = (*READ_EDGES, 'random', 'range', 'file:PATH')
-
 OBJECTIVES = ('cut', 'volume')
-
 BALANCES = ('nodes', 'edges')
-
-TOLERANCE = 1.05
-"""The load of the largest part over that of the mean part that a method may leave."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +48,6 @@ class CutOptions:
         """The options for META.json."""
         of_cut = {'objective': self.objective, 'balance': self.balance} if self.reads_edges else {}
         return {'method': self.name, 'seed': self.seed, **of_cut}
-
-
-def largest_load(mean: float) -> float:
-    """The most a part may hold: 5 % more than the mean; of few nodes the mean rounded up."""
-    return max(math.ceil(mean), math.floor(TOLERANCE * mean), 1)
 
 
 def node_weights(
@@ -105,9 +94,10 @@ class Problem:
 
     @property
     def cap(self) -> float:
-        """The most a part may hold."""
+        """The most a part may hold: 5 % more than the mean; of few nodes the mean rounded up."""
         total = self.num_nodes if self.weights is None else int(self.weights.sum())
-        return largest_load(total / self.num_parts)
+        mean = total / self.num_parts
+        return max(math.ceil(mean), math.floor(1.05 * mean), 1)
 
     def loads(self, parts: Int64Array) -> Int64Array:
         """What every part holds, [P], with the part of every node."""

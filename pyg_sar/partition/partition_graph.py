@@ -97,8 +97,8 @@ def partition_graph(
         balance: What every part shall have an equal share of, within 5 %: ``'nodes'``, or
             ``'edges'`` (every node and its in-edges); of a HeteroData those of all types together.
         split: Fractions such as ``'0.6/0.2/0.2'``: writes random ``train_mask``, ``val_mask`` and
-            ``test_mask`` over the labelled nodes (integer y >= 0; float y not NaN; all without y).
-            Of a HeteroData, in every type that has ``y``.
+            ``test_mask`` over the labelled nodes (integer y >= 0; float y not NaN; all without y),
+            of a HeteroData in every type that has ``y``.
         force: Whether to replace an earlier partition in `root`, once the new one is complete.
         progress: Whether to say on stderr what runs.
 
@@ -241,8 +241,7 @@ def _connected(graph: TypedGraph) -> BoolArray:
 
 def _deal(graph: TypedGraph, weights: Int64Array | None, num_parts: int) -> Tensor:
     """Contiguous runs of the nodes of a type, of about equal weight."""
-    if weights is None:
-        weights = np.ones(graph.num_nodes, dtype=np.int64)
+    weights = np.ones(graph.num_nodes, dtype=np.int64) if weights is None else weights
     dealt = []
     for weight in map(Tensor.numpy, graph.by_type(torch.from_numpy(weights)).values()):
         middle = np.cumsum(weight) - weight / 2

@@ -190,10 +190,10 @@ def read_meta(root: str | Path) -> Meta:
 
 _COUNT, _RELATION = 'a count', 'three names'
 _ROWS = {'dtype': str, 'shape': [_COUNT]}
-
-_KEYS = {'fingerprint': str, 'graph': str} | dict.fromkeys(
-    ('graph_attrs', 'checksums', 'partition', 'versions'), dict
-)
+_KEYS = {
+    **dict.fromkeys(('fingerprint', 'graph'), str),
+    **dict.fromkeys(('graph_attrs', 'checksums', 'partition', 'versions'), dict),
+}
 _NODE_KEYS = {
     'num_nodes': _COUNT,
     'part_num_nodes': (_COUNT,),
