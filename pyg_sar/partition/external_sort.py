@@ -120,9 +120,9 @@ def counts_to_ptr(counts: Tensor) -> Tensor:
 def both_ways(
     edge_index: Tensor, num_nodes: int, scratch: Scratch, *, has_loops: bool = False
 ) -> Buckets:
-    """Records ``row * N + column`` of every edge [2, E] and its reverse, by row; or without loops.
+    """Records ``row * N + column`` of every edge [2, E] and its reverse, by row.
 
-    One number is below 2^63 for up to 3 * 10^9 nodes.
+    One number is below 2^63 for up to 3 * 10^9 nodes. Self loops are twice there, or not at all.
     """
 
     def edges() -> Iterator[tuple[Tensor, Tensor]]:

@@ -156,6 +156,7 @@ def part_layout(
     blocks = Buckets(block_ptr, dtypes, scratch, cuts=torch.arange(block_ptr.numel()))
     for bucket in edges.of_part(part):
         _sort_bucket(edges, bucket, part, local, blocks)
+    del local
     src, dst, e_id = blocks.columns
     return (
         {

@@ -133,10 +133,10 @@ def write_partition(
     assignment: dict[NodeKey, Tensor],
     num_parts: int,
     *,
-    sub_parts: dict[NodeKey, Tensor] | None = None,
+    sub_parts: dict[NodeKey, Tensor],
     provenance: dict[str, Any],
-    command: list[str] | None = None,
-    on_part: Callable[[], object] = lambda: None,
+    command: list[str] | None,
+    on_part: Callable[[], object],
 ) -> PartitionSummary:
     """Writes every file of a partition into an existing, empty folder.
 
@@ -147,7 +147,6 @@ def write_partition(
     if num_parts == 1:  # Known before any pass.
         for relation in graph.relations.values():
             check_block_edges(relation.edge_index.size(1))
-    sub_parts = sub_parts or assignment
     nodes = {
         key: group_nodes(parts, num_parts, sub_parts[key]) for key, parts in assignment.items()
     }

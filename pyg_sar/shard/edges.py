@@ -12,10 +12,10 @@ from pyg_sar.shard.shard import Shard, make_steps
 
 
 class ShardEdges:
-    """The edges into the own nodes of a rank, in local ids: a plain int64 ``[2, num_edges]``.
+    """The edges into the own nodes of a rank: local ids, plain int64 ``[2, num_edges]``.
 
     Row 0 holds sources: own nodes ``0 .. num_own - 1``, halo nodes from ``num_own`` on, grouped by
-    the part that owns them. Row 1 holds destinations: own nodes. `is_flipped` is the other way.
+    the part that owns them. Row 1 holds destinations: own nodes. With `is_flipped` row 0 has these.
     """
 
     def __init__(

@@ -117,7 +117,10 @@ _OLD_PICKLES = 5  # magic number, protocol, system, content, keys of the numbers
 
 
 def load_tensors(path: Path, kind: type[T], *, root: Path) -> T:
-    """Reads a file of tensors and plain values, mapped; a copy, which can be evicted, in turns."""
+    """Reads a file of tensors and plain values, memory-mapped; no code of a file is ever run.
+
+    While ranks take turns tensors are copied into memory, which can be evicted.
+    """
     try:
         own_file(root, path)
     except FileNotFoundError as error:

@@ -29,7 +29,7 @@ class Part:
 
 
 def read_part(root: Path, part: int, meta: Meta) -> Part:
-    """Reads the files of one part, memory-mapped; raises ValueError unless META.json says so."""
+    """Reads the files of one part, mapped; a ValueError tells where META.json says otherwise."""
     folder = file_names.part_dir(root, part)
     graph, node_feats, edge_feats, sar = (
         (folder / name, load_tensors(folder / name, dict, root=root))

@@ -98,7 +98,10 @@ class Cut(NamedTuple):
 def make_steps(
     rank: int, world_size: int, halo_ptr: Sequence[int], sent: Callable[[int, int], Tensor]
 ) -> tuple[Step, ...]:
-    """The steps of a rank's exchange; ``sent(reader, i)`` reads own rows of the i-th own part."""
+    """The steps of a rank's exchange, also those in which nothing is sent.
+
+    ``sent(reader, i)`` are the own rows that rank `reader` reads of the i-th own part.
+    """
     per_rank = (len(halo_ptr) - 1) // world_size
     steps = []
     for s in range(1, world_size):

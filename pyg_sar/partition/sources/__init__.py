@@ -11,14 +11,8 @@ import torch
 from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.partition.memmap import MEMORY, Scratch
+from pyg_sar.partition.sources import files
 from pyg_sar.partition.sources.datasets import OGB, is_class, load_class, load_ogb
-from pyg_sar.partition.sources.files import (
-    array_files,
-    graph_of_arrays,
-    map_array,
-    read_npz,
-    read_saved,
-)
 from pyg_sar.partition.sources.tables import TABLES, as_csv, read_table, table_files
 
 NAMES = (
@@ -50,9 +44,9 @@ def load_source(
     space, datasets = scratch or MEMORY, Path(root or 'dataset')
     is_file = path.is_file()
     if is_file and path.suffix == '.pt':
-        return read_saved(path, is_mapped=scratch is not None)
+        return files.read_saved(path, is_mapped=scratch is not None)
     if is_file and path.suffix == '.npz':
-        return _graph(read_npz(path, scratch=scratch), name, scratch)
+        return _graph(files.read_npz(path, scratch=scratch), name, scratch)
     if edges := _edge_files(path):
         return _graph(_folder(path, edges, scratch), name, scratch)
     if table_files(path):
@@ -73,7 +67,7 @@ def load_source(
 
 def _graph(arrays: Any, name: str, scratch: Scratch | None) -> Data | HeteroData:
     """The graph of arrays; in memory with ids of 64 bits, unless they stay on disk."""
-    data = graph_of_arrays(arrays, name)
+    data = files.graph_of_arrays(arrays, name)
     for store in data.edge_stores if scratch is None else ():
         store['edge_index'] = store['edge_index'].to(torch.int64)
     return data
@@ -82,8 +76,8 @@ def _graph(arrays: Any, name: str, scratch: Scratch | None) -> Data | HeteroData
 def _edge_files(folder: Path) -> list[Path]:
     """The files of edges in a folder of arrays."""
     names = ('edge_index.npy', *(f'edges{suffix}' for suffix in TABLES))
-    files = [f for f in map(folder.joinpath, names) if f.is_file() or table_files(f)]
-    return files or [f for n, f in array_files(folder).items() if n.startswith('edge|')][:1]
+    found = [f for f in map(folder.joinpath, names) if f.is_file() or table_files(f)]
+    return found or [f for n, f in files.array_files(folder).items() if n.startswith('edge|')][:1]
 
 
 def _folder(path: Path, edges: list[Path], scratch: Scratch | None) -> dict[str, Any]:
@@ -91,7 +85,9 @@ def _folder(path: Path, edges: list[Path], scratch: Scratch | None) -> dict[str,
     if len(edges) > 1:
         names = [file.name for file in edges]
         raise ValueError(f"expected one file of edges in '{path}' (got {names})")
-    arrays: dict[str, Any] = {name: map_array(file) for name, file in array_files(path).items()}
+    arrays: dict[str, Any] = {
+        name: files.map_array(file) for name, file in files.array_files(path).items()
+    }
     if scratch is None:
         arrays = {name: np.array(array) for name, array in arrays.items()}
     if edges[0].suffix in TABLES:
