@@ -83,11 +83,11 @@ errors: $(INSTALLED)  ## list the messages of all errors in docs/errors.md
 golden: $(INSTALLED)  ## write the losses of small trainings that tests compare with
 	@PYTHONPATH=tests $(BIN)/python tests/golden/golden_runs.py
 
-fuzz: $(INSTALLED)  ## load damaged files and folders: 100,000, or ARGS='CASES --seed SEED'
-	@$(BIN)/python tests/fuzz/fuzzer.py $(ARGS)
+fuzz: $(INSTALLED)  ## load 100,000 damaged files and folders
+	@PYG_SAR_EXAMPLES=100000 $(BIN)/python -m pytest tests/fuzz/test_fuzz.py $(ARGS)
 
-fuzz-sequences: $(INSTALLED)  ## draw sequences of calls for an hour, or ARGS='--minutes 5 --seed SEED'
-	@$(BIN)/python tests/fuzz/sequences.py $(ARGS)
+fuzz-sequences: $(INSTALLED)  ## draw 20,000 sequences of calls
+	@PYG_SAR_EXAMPLES=20000 $(BIN)/python -m pytest tests/properties/test_sequence_properties.py -k "any_sequence_of_calls and not conv" $(ARGS)
 
 bench: $(INSTALLED)  ## the short form of all benchmarks of speed, and the tables of their READMEs
 	@for name in $(BENCHMARKS); do echo "benchmarks/$$name"; $(BIN)/python benchmarks/$$name/main.py --quick $(ARGS) || exit 1; done

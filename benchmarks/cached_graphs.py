@@ -14,7 +14,7 @@ from torch_geometric.data import Data, HeteroData
 
 import pyg_sar
 from pyg_sar.partition.masks import random_split
-from pyg_sar.partition.sources.sources import load_source
+from pyg_sar.partition.sources import load_source
 
 CACHE = Path(__file__).resolve().parent / '.cache'
 SEED = 0

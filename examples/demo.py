@@ -25,7 +25,7 @@ try:
     import pyg_sar
     from pyg_sar.nn.options import Mode
     from pyg_sar.partition.masks import random_split
-    from pyg_sar.partition.sources.sources import load_source
+    from pyg_sar.partition.sources import load_source
 except ImportError as error:
     sys.exit(f"error: {error}; 'make demo' in a clone installs all that the demo needs")
 

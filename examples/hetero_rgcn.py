@@ -21,7 +21,7 @@ from torch_geometric.nn import HeteroConv, HeteroDictLinear, Linear, SAGEConv
 from torch_geometric.transforms import ToUndirected
 
 import pyg_sar
-from pyg_sar.partition.sources.sources import load_source
+from pyg_sar.partition.sources import load_source
 
 WORDNET = Path(__file__).parent / 'data' / 'wordnet_hetero.npz'
 

@@ -22,7 +22,7 @@ from torch_geometric.nn.models import GAE, GraphSAGE, LightGCN
 from torch_geometric.transforms import RandomLinkSplit
 
 import pyg_sar
-from pyg_sar.partition.sources.sources import load_source
+from pyg_sar.partition.sources import load_source
 
 
 def split_links(data: Data) -> tuple[Data, dict[str, Tensor]]:

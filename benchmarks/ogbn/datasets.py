@@ -11,7 +11,7 @@ from torch_geometric.transforms import ToUndirected
 from torch_geometric.utils import scatter, to_undirected
 
 from pyg_sar.partition.masks import random_split
-from pyg_sar.partition.sources.sources import load_source
+from pyg_sar.partition.sources import load_source
 
 
 def load(name: str, root: str, *, scale: float, seed: int) -> Data | HeteroData:

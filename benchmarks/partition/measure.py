@@ -19,9 +19,9 @@ import torch
 
 import pyg_sar
 from pyg_sar.partition import external_sort, layout, metis, writer
-from pyg_sar.partition.atomic_folder import existing_parent
 from pyg_sar.partition.memmap import Scratch
-from pyg_sar.partition.sources.sources import load_source
+from pyg_sar.partition.sources import load_source
+from pyg_sar.partition.writer import existing_parent
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 

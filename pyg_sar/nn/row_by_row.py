@@ -12,8 +12,7 @@ from torch_geometric.nn import HGTConv
 from torch_geometric.utils.hetero import construct_bipartite_edge_index
 
 from pyg_sar.nn.intercept import replaced
-from pyg_sar.shard.edges import ShardEdges
-from pyg_sar.shard.join_relations import join_relations
+from pyg_sar.shard.edges import ShardEdges, join_relations
 
 ROW_BY_ROW = (HGTConv,)
 """Convs that sort all rows by type before a linear layer, which works row by row: they run on own

@@ -22,8 +22,7 @@ from pyg_sar.comm.send_recv import TensorList
 from pyg_sar.comm.vote import Agreed, agree
 from pyg_sar.ops.chunks import Surroundings
 from pyg_sar.ops.program import Arguments, gradients_of, no_autocast_cache
-from pyg_sar.shard.blocks import Plan
-from pyg_sar.shard.dst_chunks import DestinationChunk, make_chunks, no_chunk
+from pyg_sar.shard.blocks import DestinationChunk, Plan, make_chunks, no_chunk
 from pyg_sar.shard.shard import Kept
 
 

@@ -11,39 +11,18 @@ import shlex
 import sys
 import warnings
 from collections.abc import Sequence
-from dataclasses import fields
-from typing import Any
 
 from torch_geometric.data import Data, HeteroData
 
-from pyg_sar.partition.balance import BALANCES
 from pyg_sar.partition.memmap import Scratch
-from pyg_sar.partition.options import OBJECTIVES, CutOptions, check_seed
+from pyg_sar.partition.options import BALANCES, OBJECTIVES, CutOptions, check_seed
 from pyg_sar.partition.partition_graph import cut_graph
-from pyg_sar.partition.sources.dataset_class import transformed
+from pyg_sar.partition.sources import NAMES, load_source
+from pyg_sar.partition.sources.datasets import transformed
 from pyg_sar.partition.sources.reverse import add_reverse_edges
-from pyg_sar.partition.sources.sources import NAMES, load_source
 from pyg_sar.utils.command_line import Parser, Progress, printable, run_command
 
 DESCRIPTION = 'Cuts a graph into parts, one shard per part, for distributed training.'
-
-_ARGUMENTS: dict[str, dict[str, Any]] = {
-    'method': {
-        'help': 'metis; ldg (streaming, for graphs beyond METIS); kaminpar (if '
-        'installed); random; range; or file:PATH (.npy, .pt or .txt with one part id per node); '
-        'default: %(default)s',
-    },
-    'seed': {'type': int, 'help': 'default: %(default)s'},
-    'objective': {
-        'choices': OBJECTIVES,
-        'help': 'few edges between parts, or few rows exchanged per layer; default: %(default)s',
-    },
-    'balance': {
-        'choices': BALANCES,
-        'help': 'what every part has an equal share of; default: %(default)s',
-    },
-}
-"""How the command line takes the fields of :class:`CutOptions`."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,8 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(arguments: argparse.Namespace, prog: str, words: Sequence[str]) -> int:
     """Cuts the graph; returns the exit code. META.json notes `prog` and the words after it."""
     with warnings.catch_warnings():
-        # Warnings are news for the user here, not for a developer: always shown, and without
-        # file name and source line.
+        # They are news for the user here: always shown, and without file name and source line.
         warnings.simplefilter('default', UserWarning)
         warnings.showwarning = lambda message, *_, **__: print(
             f'note: {printable(str(message))}', file=sys.stderr
@@ -83,12 +61,11 @@ def _run(args: argparse.Namespace, command: Sequence[str]) -> int:
                 data = transformed(data, text, seed=args.seed)
         return data
 
-    check_seed(args.seed)
     summary = cut_graph(
         read,
         args.num_parts,
         args.out,
-        CutOptions(**{name: getattr(args, name) for name in _ARGUMENTS}),
+        CutOptions(args.method, check_seed(args.seed), args.objective, args.balance),
         split=args.split,
         force=args.force,
         progress=not args.quiet,
@@ -110,14 +87,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add('source', metavar='SOURCE', help=sources + ', '.join(NAMES))
     add('out', metavar='OUT', help='folder to write; must not exist or be empty')
     add('--num-parts', type=int, metavar='P', required=True, help='number of parts')
-    for option in fields(CutOptions):
-        add(f'--{option.name}', **{'default': option.default, **_ARGUMENTS[option.name]})
-    add(
-        '--datasets',
-        metavar='DIR',
-        default='dataset',
-        help='folder with datasets; default: dataset',
+    method = (
+        'metis; ldg (streaming, for graphs beyond METIS); kaminpar (if installed); random; range; '
+        'or file:PATH (.npy, .pt or .txt with one part id per node); default: %(default)s'
     )
+    add('--method', default='metis', help=method)
+    add('--seed', type=int, default=0, help='default: %(default)s')
+    objective = 'few edges between parts, or few rows exchanged per layer; default: %(default)s'
+    add('--objective', choices=OBJECTIVES, default='cut', help=objective)
+    balance = 'what every part has an equal share of; default: %(default)s'
+    add('--balance', choices=BALANCES, default='nodes', help=balance)
+    datasets = 'folder with datasets; default: dataset'
+    add('--datasets', metavar='DIR', default='dataset', help=datasets)
     undirected = 'add the reverse of every edge, as T.ToUndirected does'
     add('--undirected', action='store_true', help=undirected)
     transform = (

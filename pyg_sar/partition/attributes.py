@@ -28,35 +28,29 @@ _SPARSE_TYPES = (
 
 
 class SortedAttributes(NamedTuple):
-    """By name: tensors [N, ...] of nodes, [E, ...] of edges, values for JSON, and other tensors.
+    """Attributes by name."""
 
-    `dropped` tells of each attribute that is none of these what it was.
-    """
-
-    node: dict[str, Tensor]
-    edge: dict[str, Tensor]
-    graph: dict[str, Any]
-    whole: dict[str, Tensor]
-    dropped: dict[str, str]
+    node: dict[str, Tensor]  # [N, ...]
+    edge: dict[str, Tensor]  # [E, ...]
+    graph: dict[str, Any]  # for JSON
+    whole: dict[str, Tensor]  # other tensors
+    dropped: dict[str, str]  # what each was that is none of these
 
 
 def sort_attributes(
     data: Data | Mapping[str, Any], num_nodes: int | None, num_edges: int | None, *, where: str = ''
 ) -> SortedAttributes:
-    """Sorts the attributes of `data` by what they belong to.
+    """Sorts the attributes of a graph, or of one type, where one of the numbers is None.
 
-    The rule is explicit where PyG guesses: a tensor belongs to the nodes if it has one row per
-    node, to the edges if it has one row per edge. Where both numbers are the same, a name with
-    ``edge`` in it belongs to the edges, any other to the nodes. Tensors of two or more dimensions
-    with ``index`` in their names hold ids, not rows (``edge_label_index``), and ``face`` does
-    too; what goes with such ids (``edge_label``) has their rows. A tensor that belongs to neither
-    is kept whole. So is a list of nodes by a well-known name (``train_idx``), which also gives the
-    mask (``train_mask``). What is no tensor, scalar, string or list is dropped with a warning, and
-    so is a sparse tensor, unless its name is `y` or a well-known one: then it is stored dense.
-
-    `data` is a graph, or what a HeteroData holds of one type: then one of the numbers is None.
-    Raises ValueError if an attribute with a well-known name has another number of rows, or a name
-    is taken.
+    A tensor belongs to the nodes if it has one row per node, to the edges if it has one per edge.
+    Where both numbers are the same, a name with ``edge`` in it belongs to the edges, any other to
+    the nodes. Tensors of two or more dimensions with ``index`` in their names hold ids, not rows
+    (``edge_label_index``), and ``face`` does too; what goes with such ids (``edge_label``) has
+    their rows. A tensor that belongs to neither is kept whole. So is a list of nodes by a
+    well-known name (``train_idx``), which also gives the mask (``train_mask``). What is no tensor,
+    scalar, string or list is dropped with a warning, and so is a sparse tensor, unless its name is
+    `y` or a well-known one: then it is stored dense. Raises ValueError if an attribute with a
+    well-known name has another number of rows, or a name is taken.
     """
     attributes = SortedAttributes({}, {}, {}, {}, {})
     indices: dict[str, Tensor] = {}
@@ -73,29 +67,28 @@ def sort_attributes(
         tensor = _as_tensor(value)
         if tensor is not None and tensor.layout is not torch.strided:
             tensor = _from_sparse(name, tensor, where)
-        if tensor is None and name in _NODE_NAMES | _EDGE_NAMES:
-            raise ValueError(f"'{name}'{where} must be a tensor (got {_describe(value)})")
-        if tensor is not None and name in INDICES and tensor.dtype in UNSIGNED:
+        if tensor is None:
+            if name in _NODE_NAMES | _EDGE_NAMES:
+                raise ValueError(f"'{name}'{where} must be a tensor (got {_describe(value)})")
+            if _is_graph_value(value, num_nodes, num_edges):
+                attributes.graph[name] = value
+            else:
+                attributes.dropped[name] = _describe(value)
+            continue
+        if name in INDICES and tensor.dtype in UNSIGNED:
             tensor = tensor.long()
-        if tensor is not None and num_nodes is not None and _is_index(name, tensor, num_nodes):
+        if num_nodes is not None and _is_index(name, tensor, num_nodes):
             indices[name] = mask_of_index(tensor, num_nodes, name, where)
             attributes.whole[name] = tensor
             continue
-        owner, is_of_ids = None, name != 'edge' and data.get(f'{name}_index') is not None
-        if tensor is not None and not is_of_ids:
-            owner = _owner(name, tensor, num_nodes, num_edges, where)
-        if tensor is not None and owner == 'node':
-            attributes.node[name] = tensor
-        elif tensor is not None and owner == 'edge':
-            attributes.edge[name] = tensor
-        elif tensor is not None and tensor.dim() == 0 and not tensor.is_complex():
+        is_of_ids = name != 'edge' and data.get(f'{name}_index') is not None
+        owner = None if is_of_ids else _owner(name, tensor, num_nodes, num_edges, where)
+        if owner is not None:
+            getattr(attributes, owner)[name] = tensor
+        elif tensor.dim() == 0 and not tensor.is_complex():
             attributes.graph[name] = tensor.item()
-        elif _is_graph_value(value, num_nodes, num_edges):
-            attributes.graph[name] = value
-        elif tensor is not None:
-            attributes.whole[name] = tensor
         else:
-            attributes.dropped[name] = _describe(value)
+            attributes.whole[name] = tensor
     for name, mask in indices.items():
         stored = attributes.node.setdefault(INDICES[name], mask)
         if stored.shape != mask.shape or not torch.equal(stored.bool(), mask):
@@ -113,14 +106,11 @@ def sort_attributes(
 
 
 def count_rows(data: Data | Mapping[str, Any], ids: Iterable[Tensor], where: str = '') -> int:
-    """The number of nodes of `data`.
+    """The number of nodes of a graph, or of one type, at whose nodes `ids` edges start or end.
 
     ``num_nodes`` where it was set; else the rows of the first node attribute with a well-known
     name; else the size that PyG's EdgeIndex knows; else those of `y` or of an attribute with
-    ``node`` in its name; else the largest id that an edge has in it plus one.
-
-    `data` is a graph, or what a HeteroData holds of one type of nodes; at its nodes `ids` edges
-    start or end.
+    ``node`` in its name; else the largest id plus one.
     """
     if 'num_nodes' in data and data['num_nodes'] is not None:
         count = data['num_nodes']
@@ -152,10 +142,9 @@ def count_rows(data: Data | Mapping[str, Any], ids: Iterable[Tensor], where: str
 
 
 def label_facts(attrs: Mapping[str, Tensor], taken: Container[str]) -> dict[str, Any]:
-    """``num_classes`` and ``label_range`` of integer labels ``y``; nothing of other labels.
+    """``num_classes`` and ``label_range`` of integer labels ``y``, but for names that are `taken`.
 
     As PyG's datasets count: of one label per node the largest plus one, of several their number.
-    Negative labels, of nodes without one, are no class. Names that are `taken` stay the user's.
     """
     y = attrs.get('y')
     if y is None or y.numel() == 0 or y.dtype not in (torch.bool, *INTEGERS):

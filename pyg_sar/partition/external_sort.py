@@ -29,17 +29,10 @@ from pyg_sar.partition.memmap import (
 class Buckets:
     """Records of items, grouped by ranges of items, in the order in which they came.
 
-    A bucket has a 128th of all records at most, or else one item.
-
-    Args:
-        item_ptr: Item i will have ``item_ptr[i + 1] - item_ptr[i]`` records, int64 [N + 1].
-        dtypes: Those of the fields of a record.
-        scratch: Where the records lie.
-        cuts: Items that begin a bucket in any case, ascending from 0 to N.
-
-    Attributes:
-        bounds: Bucket b has the items ``bounds[b]`` to ``bounds[b + 1]``, int64 [B + 1].
-        columns: The fields of the records, each a tensor of one value per record.
+    A bucket has a 128th of all records at most, or else one item. Item i will have
+    ``item_ptr[i + 1] - item_ptr[i]`` records, with fields of `dtypes`. The items `cuts`, ascending
+    from 0 to N, begin a bucket in any case. Bucket b has the items ``bounds[b]`` to
+    ``bounds[b + 1]``; `columns` are the fields of all records, in the order of the buckets.
     """
 
     def __init__(
@@ -97,8 +90,8 @@ def _bounds(ptr: Tensor, cuts: Tensor) -> Tensor:
 def stable_order(keys: Tensor, bound: int) -> Tensor:
     """The stable order of integers [n] in [0, `bound`), int64 [n].
 
-    Numbers are sorted several times as fast as the order of numbers is found, so the position of
-    each is appended to it in binary, where 64 bits suffice.
+    Sorting is several times as fast as finding an order, so the position of each number is appended
+    to it in binary, where 64 bits suffice.
     """
     count = keys.numel()
     bits = max(count - 1, 0).bit_length()
@@ -125,16 +118,11 @@ def counts_to_ptr(counts: Tensor) -> Tensor:
 
 
 def both_ways(
-    edge_index: Tensor,
-    num_nodes: int,
-    scratch: Scratch,
-    *,
-    has_loops: bool = False,
+    edge_index: Tensor, num_nodes: int, scratch: Scratch, *, has_loops: bool = False
 ) -> Buckets:
     """Records ``row * N + column`` of every edge [2, E] and its reverse, by row.
 
-    One number is below 2^63 for up to 3 * 10^9 nodes. In scratch space an edge has 16 bytes.
-    With `has_loops` self loops are among them, twice as well.
+    One number is below 2^63 for up to 3 * 10^9 nodes. Self loops are twice there, or not at all.
     """
 
     def edges() -> Iterator[tuple[Tensor, Tensor]]:
@@ -155,15 +143,10 @@ def both_ways(
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The neighbours of every node, in ascending order.
+    """The neighbours of every node, in ascending order."""
 
-    Shapes:
-        - **indptr** int64 [N + 1]: node v has ``columns[indptr[v]:indptr[v + 1]]``
-        - **columns** int64, in scratch space
-    """
-
-    indptr: Tensor
-    columns: Tensor
+    indptr: Tensor  # int64 [N + 1]: node v has ``columns[indptr[v]:indptr[v + 1]]``
+    columns: Tensor  # int64, in scratch space
 
     def csr(
         self, start: int = 0, stop: int | None = None, dtype: type = np.int64
@@ -204,15 +187,11 @@ def neighbours(
 
 
 def neighbours_by_part(
-    indptr: IndexArray,
-    index: IndexArray,
-    parts: Int64Array,
-    nodes: slice,
-    num_parts: int,
+    indptr: IndexArray, index: IndexArray, parts: Int64Array, nodes: slice, num_parts: int
 ) -> FloatArray:
-    """How many neighbours each of some nodes has in every part, [B, P].
+    """How many neighbours each of a run of nodes has in every part, [B, P].
 
-    `parts` is int64 [N], the part of every node or -1; `nodes` a run of nodes.
+    `parts` is int64 [N], the part of every node or -1.
     """
     ptr = indptr[nodes.start : nodes.stop + 1]
     degree, neighbours = np.diff(ptr), index[ptr[0] : ptr[-1]]

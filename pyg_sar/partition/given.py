@@ -16,10 +16,7 @@ from pyg_sar.shard.files import is_of_system, load_plain
 
 
 def fill_empty_parts(assignment: Tensor, num_parts: int) -> Tensor:
-    """Moves single nodes from the largest parts to empty ones.
-
-    METIS leaves parts empty on graphs of a few nodes per part.
-    """
+    """Moves single nodes from the largest parts to empty ones, which METIS leaves on few nodes."""
     sizes = torch.bincount(assignment, minlength=num_parts)
     empty = (sizes == 0).nonzero().view(-1).tolist()
     if empty:
@@ -56,23 +53,21 @@ def random_parts(graph: TypedGraph, num_parts: int, seed: int) -> Tensor:
 
 def given_parts(graph: TypedGraph, num_parts: int, method: MethodLike) -> Tensor:
     """The parts of a tensor, of one for every type, or of a file; checked."""
-    count = graph.num_nodes
+    if isinstance(method, dict):
+        if method.keys() != graph.nodes.keys():
+            raise ValueError(
+                f"expected parts of the node types {list(graph.nodes)} in 'method' (got "
+                f'{list(method)})'
+            )
+        parts = []
+        for key, nodes in graph.nodes.items():
+            of_type = torch.as_tensor(method[str(key)])
+            parts.append(_checked(of_type, nodes.num_nodes, num_parts, f"'method' of '{key}'"))
+        return torch.cat(parts)
     if isinstance(method, Tensor):
-        return _checked(method, count, num_parts, "the tensor 'method'")
-    if isinstance(method, str):
-        path = Path(method.removeprefix('file:'))
-        return _checked(_read(path), count, num_parts, f"'{path}'")
-    if method.keys() != graph.nodes.keys():
-        raise ValueError(
-            f"expected parts of the node types {list(graph.nodes)} in 'method' (got {list(method)})"
-        )
-    parts = [
-        _checked(
-            torch.as_tensor(method[str(key)]), nodes.num_nodes, num_parts, f"'method' of '{key}'"
-        )
-        for key, nodes in graph.nodes.items()
-    ]
-    return torch.cat(parts)
+        return _checked(method, graph.num_nodes, num_parts, "the tensor 'method'")
+    path = Path(method.removeprefix('file:'))
+    return _checked(_read(path), graph.num_nodes, num_parts, f"'{path}'")
 
 
 def _read(path: Path) -> Tensor:

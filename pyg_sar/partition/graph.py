@@ -29,14 +29,11 @@ from pyg_sar.partition.memmap import (
     join_edges,
     smallest_and_largest,
 )
-from pyg_sar.shard.format import LAYOUT, VALUE, EdgeKey, Kind, NodeKey, type_name
+from pyg_sar.shard.format import LAYOUT, VALUE, EdgeKey, NodeKey, type_name
 
 
 def checked_edge_index(data: Data | Mapping[str, Any], relation: str = '') -> Tensor:
-    """The plain ``edge_index`` of a graph, or of what a HeteroData holds of one relation.
-
-    It is of its own integer type, [2, E], in main memory or mapped.
-    """
+    """The plain ``edge_index`` [2, E] of a graph or relation, of its own integer type."""
     of, where = (f' of {relation}', relation) if relation else ('', "'data'")
     edge_index = data.get('edge_index')
     if edge_index is None and ('adj_t' in data or 'adj' in data):
@@ -76,50 +73,37 @@ def check_ids(edge_index: Tensor, num_nodes: tuple[int, int], relation: str = ''
             )
 
 
-_LONGEST_NAME = 250
-"""Bytes; files may have 255, of which the suffix takes some."""
-
-
 @dataclass(frozen=True)
 class NodeSet:
-    """The N nodes of one type, tensors [N, ...] of them, and values that belong to the type."""
+    """The N nodes of one type."""
 
     num_nodes: int
-    attrs: dict[str, Tensor]
-    extra: dict[str, Any]
+    attrs: dict[str, Tensor]  # [N, ...]
+    extra: dict[str, Any]  # values that belong to the type
 
 
 @dataclass(frozen=True)
 class Relation:
-    """The edges of one type, tensors [E, ...] of them, and values that belong to the relation.
-
-    `edge_index` has ids within the types of the ends, of any integer type [2, E]; in memory or
-    mapped.
-    """
+    """The E edges of one type."""
 
     src: NodeKey
     dst: NodeKey
-    edge_index: Tensor
-    attrs: dict[str, Tensor]
-    extra: dict[str, Any]
+    edge_index: Tensor  # ids within the types of the ends, of any integer type [2, E]
+    attrs: dict[str, Tensor]  # [E, ...]
+    extra: dict[str, Any]  # values that belong to the relation
 
 
 @dataclass(frozen=True)
 class TypedGraph:
-    """A graph by types, and values that belong to the whole graph.
-
-    `whole` are tensors that every rank has whole, and `dropped` tells what attributes were that no
-    folder can hold, each by the name of the type, '' for the graph.
-    `scratch` is where temporary arrays with a row per edge lie, in memory by default.
-    """
+    """A graph by types; `whole` and `dropped` by the name of a type, '' for the graph."""
 
     nodes: dict[NodeKey, NodeSet]
     relations: dict[EdgeKey, Relation]
-    attrs: dict[str, Any]
-    whole: dict[str, dict[str, Tensor]]
-    dropped: dict[str, dict[str, str]]
+    attrs: dict[str, Any]  # values that belong to the whole graph
+    whole: dict[str, dict[str, Tensor]]  # tensors that every rank has whole
+    dropped: dict[str, dict[str, str]]  # what attributes were that no folder can hold
     is_hetero: bool
-    scratch: Scratch
+    scratch: Scratch  # for temporary arrays with a row per edge
 
     @property
     def num_nodes(self) -> int:
@@ -157,13 +141,10 @@ class TypedGraph:
 
 
 def typed_graph(data: Data | HeteroData, scratch: Scratch = MEMORY) -> TypedGraph:
-    """Checks a PyG graph and sorts what it holds.
-
-    Of integer labels ``y`` it gets ``num_classes`` and ``label_range``, unless it has them. Raises
-    ValueError if `data` is no graph, or something in it is not as it must be.
-    """
+    """Checks a PyG graph and sorts what it holds; a ValueError says what is not as it must be."""
+    num_graphs = {'num_graphs': data.num_graphs} if isinstance(data, Batch) else {}
     if isinstance(data, HeteroData):
-        return _hetero_graph(data, scratch)
+        return _hetero_graph(data, num_graphs, scratch)
     if not isinstance(data, Data):
         raise ValueError(
             f"'data' must be a torch_geometric.data.Data or HeteroData (got {type(data).__name__})"
@@ -181,7 +162,7 @@ def typed_graph(data: Data | HeteroData, scratch: Scratch = MEMORY) -> TypedGrap
     return TypedGraph(
         nodes={None: NodeSet(num_nodes, attributes.node, {})},
         relations={None: Relation(None, None, edge_index, attributes.edge, {})},
-        attrs=_num_graphs(data) | attributes.graph | label_facts(attributes.node, data),
+        attrs=num_graphs | attributes.graph | label_facts(attributes.node, data),
         whole={'': attributes.whole},
         dropped={'': attributes.dropped},
         is_hetero=False,
@@ -189,7 +170,7 @@ def typed_graph(data: Data | HeteroData, scratch: Scratch = MEMORY) -> TypedGrap
     )
 
 
-def _hetero_graph(data: HeteroData, scratch: Scratch) -> TypedGraph:
+def _hetero_graph(data: HeteroData, attrs: dict[str, Any], scratch: Scratch) -> TypedGraph:
     whole = data.stores[0].to_dict()  # what is of no type
     node_stores = {key: store.to_dict() for key, store in data.node_items()}
     edge_stores = {key: store.to_dict() for key, store in data.edge_items()}
@@ -227,13 +208,8 @@ def _hetero_graph(data: HeteroData, scratch: Scratch) -> TypedGraph:
         tensors[type_name(key)], dropped[type_name(key)] = attributes.whole, attributes.dropped
     attributes = sort_attributes(whole, None, None, where=' of the whole graph')
     tensors[''], dropped[''] = attributes.whole, attributes.dropped
-    attrs = _num_graphs(data) | attributes.graph
+    attrs = attrs | attributes.graph
     return TypedGraph(nodes, relations, attrs, tensors, dropped, is_hetero=True, scratch=scratch)
-
-
-def _num_graphs(data: Data | HeteroData) -> dict[str, int]:
-    """Of a batch of graphs what it knows beside its attributes."""
-    return {'num_graphs': data.num_graphs} if isinstance(data, Batch) else {}
 
 
 def _check_names(keys: list[Any]) -> None:
@@ -241,7 +217,7 @@ def _check_names(keys: list[Any]) -> None:
     for key in keys:
         name = type_name(key)
         is_odd = not name.isprintable() or '/' in name or '\\' in name or name in ('', '.', '..')
-        if is_odd or len(name.encode()) > _LONGEST_NAME:
+        if is_odd or len(name.encode()) > 250:  # of 255 that a file may have, with its suffix
             raise ValueError(
                 f'expected names of types that a file may have (got {key!r}): a folder of the cut '
                 "has that name, so write 'to_from' for 'to/from', and at most 250 bytes"
@@ -254,14 +230,13 @@ def _check_names(keys: list[Any]) -> None:
 
 
 _LAYOUTS = {torch.sparse_coo: 'coo', torch.sparse_csr: 'csr', torch.sparse_csc: 'csc'}
-_OF_NAME = {name: layout for layout, name in _LAYOUTS.items()}
 
 
 def with_edges_of_adj_t(data: Data) -> Data:
     """Data with ``edge_index`` in place of a square ``adj_t``, or the same object.
 
-    The edges run from columns to rows, in the order of the entries. A graph with both keeps both if
-    they have the same edges in one order, as by ``T.ToSparseTensor(remove_edge_index=False)``.
+    The edges run from columns to rows, in the order of the entries. A graph with both has the same
+    edges in one order in them, as by ``T.ToSparseTensor(remove_edge_index=False)``; else both stay.
     """
     matrix = data.get('adj_t')
     name = 'SparseTensor' if isinstance(matrix, SparseTensor) else None
@@ -282,25 +257,21 @@ def with_edges_of_adj_t(data: Data) -> Data:
     out.edge_index = edge_index
     if name != 'SparseTensor' or matrix.has_value():
         out[VALUE] = value.detach()
-    out[LAYOUT] = Kind(name, has_edge_index=given is not None).text
+    out[LAYOUT] = name + ' and edge_index' * (given is not None)
     return out
 
 
 def with_symmetric_adj_t(data: Data, size: int) -> Data:
-    """What :func:`with_edges_of_adj_t` gave, as a matrix of `size` again, of edges both ways.
-
-    A tensor of torch has a value for every edge. Where all were ones, the edges had no weights, and
-    ones they stay. `data` is changed; its edges are sorted by source and destination.
-    """
-    kind, value = Kind.of(data[LAYOUT]), data.get(VALUE)
+    """What :func:`with_edges_of_adj_t` gave, as a matrix of `size` again; of edges both ways."""
+    (name, _, has_edge_index), value = data[LAYOUT].partition(' and '), data.get(VALUE)
     edges: Any = data.edge_index  # as it is the same both ways: the entries, by rows or by columns
-    if kind.name == 'SparseTensor':
+    if name == 'SparseTensor':
         data.adj_t = SparseTensor.from_edge_index(edges, value, (size, size))
     else:
-        data.adj_t = to_torch_sparse_tensor(edges, value, size, layout=_OF_NAME[kind.name])
-    for name in (LAYOUT, VALUE, *([] if kind.has_edge_index else ['edge_index'])):
-        if name in data:
-            del data[name]
-    if kind.has_edge_index and kind.name != 'csc':
+        layout = getattr(torch, f'sparse_{name}')
+        data.adj_t = to_torch_sparse_tensor(edges, value, size, layout=layout)
+    for key in {LAYOUT, VALUE, *([] if has_edge_index else ['edge_index'])} & {*data.keys()}:
+        del data[key]
+    if has_edge_index and name != 'csc':
         data.edge_index = edges.flip(0)
     return data

@@ -30,19 +30,12 @@ from pyg_sar.partition.memmap import RowStream, Scratch, edge_chunks, ranges
 
 @dataclass(frozen=True)
 class NodeGroups:
-    """The nodes of one type grouped by the part that holds them.
+    """The nodes of one type grouped by the part that holds them."""
 
-    Shapes:
-        - **assignment** integer [N]: part of every node
-        - **node_perm** [N]: global node ids, by place; int32 if it suffices
-        - **partptr** int64 [P + 1]: part p is ``node_perm[partptr[p]:partptr[p + 1]]``
-        - **place** [N]: position of every node in `node_perm`, of the same type
-    """
-
-    assignment: Tensor
-    node_perm: Tensor
-    partptr: Tensor
-    place: Tensor
+    assignment: Tensor  # part of every node, integer [N]
+    node_perm: Tensor  # global node ids by place, [N]; int32 if it suffices
+    partptr: Tensor  # int64 [P + 1]: part p is ``node_perm[partptr[p]:partptr[p + 1]]``
+    place: Tensor  # position of every node in `node_perm`, of the same type
 
     @property
     def num_nodes(self) -> int:
@@ -68,31 +61,20 @@ def group_nodes(assignment: Tensor, num_parts: int, sub_parts: Tensor | None = N
     partptr = counts_to_ptr(torch.bincount(assignment, minlength=num_parts))
     place = torch.empty(order.shape, dtype=id_type)
     place[order] = torch.arange(order.numel(), dtype=id_type)
-    node_perm = order.to(id_type)
-    del order
-    return NodeGroups(assignment, node_perm, partptr, place)
+    return NodeGroups(assignment, order.to(id_type), partptr, place)
 
 
 @dataclass(frozen=True)
 class EdgeGroups:
-    """The edges of one relation, each with its destination.
-
-    Attributes:
-        src: The nodes that edges start from.
-        dst: The nodes that edges end in.
-        buckets: Records of global edge id, source and destination, by the destination's place;
-            edge ids ascend within a bucket.
-
-    Shapes:
-        - **edge_index** integer [2, E]: global ids of source and destination
-        - **partptr** int64 [P + 1]: part p has the buckets ``partptr[p]`` to ``partptr[p + 1]``
-    """
+    """The edges of one relation, each with its destination."""
 
     src: NodeGroups
     dst: NodeGroups
-    edge_index: Tensor
+    edge_index: Tensor  # global ids of source and destination, integer [2, E]
+    # Records of global edge id, source and destination, by the destination's place; edge ids ascend
+    # within a bucket.
     buckets: Buckets
-    partptr: Tensor
+    partptr: Tensor  # int64 [P + 1]: part p has the buckets ``partptr[p]`` to ``partptr[p + 1]``
 
     def of_part(self, part: int) -> range:
         """The buckets of one part."""
@@ -122,19 +104,11 @@ def smallest_dtype(count: int) -> torch.dtype:
 
 @dataclass(frozen=True)
 class Halos:
-    """Which rows every part reads from every other one.
+    """Which rows every part reads from every other one."""
 
-    Attributes:
-        halos: Places that each part reads, ascending and so by owner; int32 where it suffices.
-
-    Shapes:
-        - **halo_rows** int64 [P, P]: ``[p, q]`` rows that part p reads from part q
-        - **block_edges** int64 [P, P]: ``[p, q]`` edges from part q into part p
-    """
-
-    halos: list[Tensor]
-    halo_rows: Tensor
-    block_edges: Tensor
+    halos: list[Tensor]  # places that each part reads, ascending and so by owner
+    halo_rows: Tensor  # int64 [P, P]: ``[p, q]`` rows that part p reads from part q
+    block_edges: Tensor  # int64 [P, P]: ``[p, q]`` edges from part q into part p
 
     def boundary(self, part: int) -> Tensor:
         """Places of a part that others read, by (reader, place); of the halos' type."""
@@ -164,11 +138,7 @@ def find_halos(edges: EdgeGroups) -> Halos:
 def part_layout(
     edges: EdgeGroups, exchange: Halos, part: int, scratch: Scratch
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What ``sar.pt`` and ``graph.pt`` hold of one relation in one part.
-
-    The first has local ids, halo, boundary and blocks; the second the same edges, in the same
-    order, by global id. What has a row per edge lies in scratch space.
-    """
+    """What ``sar.pt`` holds of one relation in one part, and ``graph.pt``: the same edges by id."""
     nodes = edges.src
     src_start, src_end = nodes.partptr[part : part + 2].tolist()
     halo, num_own = exchange.halos[part], src_end - src_start
@@ -210,8 +180,7 @@ def part_layout(
 def _sort_bucket(edges: EdgeGroups, bucket: int, part: int, local: Tensor, blocks: Buckets) -> None:
     """Appends the edges of a bucket by (destination, source, id) to their blocks.
 
-    Sources are in the order of their ids in every order of nodes: a sum over the edges of a block
-    has the same bits.
+    In every order of nodes sources are in that of their ids: sums over a block have the same bits.
     """
     row, col = (edges.buckets.read(bucket, number) for number in (1, 2))
     first, stop = edges.buckets.bounds[bucket : bucket + 2].tolist()

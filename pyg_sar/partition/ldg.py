@@ -2,9 +2,8 @@
 
 Every node goes to the part that holds many of its neighbours and is not full. Beside the graph this
 needs one part id per node and the loads of the parts (14 bytes per edge in all, on 40 M edges).
-Nodes are decided in batches of a hundredth of a part. Later passes see where all neighbours went in
-the one before. Ten of them close most of the distance to METIS on power-law graphs, less of it on
-sparse ones, where METIS finds a cut of a few percent.
+Later passes see where all neighbours went in the one before. Ten of them close most of the distance
+to METIS on power-law graphs, less of it on sparse ones, where METIS cuts a few percent.
 
 - Stanton and Kliot, Streaming graph partitioning for large distributed graphs, KDD 2012.
 - More than one pass: Nishimura and Ugander, Restreaming graph partitioning, KDD 2013.
@@ -37,14 +36,11 @@ def ldg_parts(problem: Problem) -> Tensor:
     """Assigns nodes to parts in the order of their ids, a batch at a time.
 
     A batch sees the parts as they were before it. Where near ids are neighbours (a crawl, a sorted
-    vocabulary), which a pass over the edges tells, the first pass takes equal runs of ids for the
-    parts of nodes it has not come to; else it knows nothing of them. No part exceeds the cap,
-    unless a single node weighs more than what is left anywhere. The seed is that of the order in
-    which equally good parts are filled.
+    vocabulary), the first pass takes equal runs of ids for the parts of nodes it has not come to.
+    No part exceeds the cap, unless a single node weighs more than what is left anywhere.
     """
     indptr, index, num_parts, cap = problem.indptr, problem.index, problem.num_parts, problem.cap
-    num_nodes = problem.num_nodes
-    weights = problem.weights
+    num_nodes, weights = problem.num_nodes, problem.weights
     if weights is None:
         weights = np.broadcast_to(np.int64(1), num_nodes)  # one number, not N
     parts = _start(indptr, index, num_parts)

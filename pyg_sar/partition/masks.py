@@ -38,9 +38,8 @@ def random_split(
 ) -> dict[str, Tensor]:
     """Splits the labelled nodes at random into ``train_mask``, ``val_mask`` and ``test_mask``.
 
-    The masks are bool [N] and disjoint; every labelled node is in one of them. A node is labelled
-    if its integer labels `y` [N, ...] are >= 0, or if any of its float labels is not NaN; without
-    `y` every node is.
+    A node is labelled if its integer labels `y` [N, ...] are >= 0, or if any of its float labels is
+    not NaN; without `y` every node is.
     """
     labelled = _labelled(y, num_nodes).nonzero().view(-1)
     if labelled.numel() == 0:

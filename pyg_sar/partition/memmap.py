@@ -1,11 +1,8 @@
 """Tensors and arrays in files: sources, scratch space, and the shards that are written.
 
 Everything computes with them as with any other, by chunks, and the page cache has of them what
-there is room for. A source's file is mapped copy on write: what is written to it stays in this
-process, in memory.
-
-Chunks grow with the tensor, as the memory for them shall be a small part of its own: to a 128th of
-it, but between the bounds below. Fewer rows take more time than they save memory, more save none.
+there is room for. A source's file is mapped copy on write: writes stay in this process. Chunks grow
+with the tensor, to a 128th of it, but between the bounds below.
 
 A shard is a file of torch.save, which leaves space for the numbers: a shared map of the file is
 then filled by chunks. So the zip archive has no checksums of the numbers, which torch does not
@@ -18,11 +15,10 @@ import math
 import mmap
 import os
 import tempfile
-import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -46,8 +42,8 @@ IN_MEMORY = 1 << 20
 class Scratch:
     """Space for temporary arrays, of which nothing is left when the process ends in any way.
 
-    Its files have no name, lie in `folder`, and are allocated as a whole: a full disk is an OSError
-    now, and no write fails later. Arrays of few bytes, and all without a folder, are in memory.
+    Its files in `folder` have no name. A full disk is an OSError as they are made, and no write
+    fails later. Arrays of few bytes, and all without a folder, are in memory.
     """
 
     folder: Path | None = None
@@ -64,73 +60,6 @@ class Scratch:
 
 
 MEMORY = Scratch()
-
-
-def map_array(
-    path: str | os.PathLike[str], member: str | None = None, scratch: Scratch = MEMORY
-) -> Array:
-    """Maps the array of a .npy file, or of a member of an .npz file, into memory.
-
-    It may be at an odd address, as archives do not align their members. A compressed member is
-    unpacked into `scratch`.
-    """
-    with Path(path).open('rb') as file:
-        if member is not None:
-            with zipfile.ZipFile(file) as archive:
-                names = archive.namelist()
-                members = [name for name in (member, f'{member}.npy') if name in names]
-                if not members:
-                    raise ValueError(f"expected the array '{member}' in '{path}' (got {names})")
-                info = archive.getinfo(members[0])
-                if info.compress_type != zipfile.ZIP_STORED:
-                    with archive.open(info) as stream:
-                        return _unpack(stream, path, info.file_size, scratch)
-            file.seek(info.header_offset + 26)
-            lengths = file.read(4)  # of the name and of the extra field, which end the header
-            length = sum(int.from_bytes(part, 'little') for part in (lengths[:2], lengths[2:]))
-            file.seek(length, os.SEEK_CUR)
-        shape, order, dtype = _npy_header(file, path, os.fstat(file.fileno()).st_size)
-        if math.prod(shape) == 0:
-            return np.empty(shape, dtype)
-        return np.asarray(np.memmap(file, dtype, 'c', file.tell(), shape, order))
-
-
-def _unpack(stream: IO[bytes], path: str | os.PathLike[str], size: int, scratch: Scratch) -> Array:
-    shape, order, dtype = _npy_header(stream, path, size)
-    num_bytes = math.prod(shape) * dtype.itemsize
-    space = scratch.empty((num_bytes,), torch.uint8)
-    for target in torch.split(space, 1 << 20):
-        octets = stream.read(target.numel())
-        if len(octets) < target.numel():
-            raise ValueError(f'expected {target.numel()} bytes more (got {len(octets)})')
-        target.numpy().data[:] = octets
-    if stream.read(1):  # the end, where zipfile compares its checksum
-        raise ValueError(f"expected {num_bytes} bytes in '{path}' (got more)")
-    return np.ndarray(shape, dtype, space.numpy(), order=order)
-
-
-def _npy_header(
-    file: IO[bytes], path: str | os.PathLike[str], size: int
-) -> tuple[Any, Any, np.dtype[Any]]:
-    """Shape, order and type of an array that a file of `size` bytes may hold."""
-    lib = np.lib.format
-    try:
-        version = lib.read_magic(file)
-    except ValueError as error:
-        raise ValueError(
-            f"expected the header of a .npy file in '{path}' (got {error}): numbers alone, as "
-            "np.memmap writes them, get one by np.save(path, np.memmap(path, dtype, 'r', 0, shape))"
-        ) from error
-    if version not in ((1, 0), (2, 0)):
-        raise ValueError(f"expected numpy's format 1.0 or 2.0 in '{path}' (got {version})")
-    read = lib.read_array_header_1_0 if version == (1, 0) else lib.read_array_header_2_0
-    shape, is_fortran, dtype = read(file)
-    if dtype.hasobject:
-        raise ValueError(f"expected plain numbers in '{path}' (got objects)")
-    num_bytes, left = math.prod(shape) * dtype.itemsize, size - file.tell()
-    if num_bytes > left:
-        raise ValueError(f"expected {num_bytes} bytes in '{path}' (got {left})")
-    return shape, 'F' if is_fortran else 'C', dtype
 
 
 def tensor_of(array: Array) -> Tensor | None:
@@ -150,7 +79,6 @@ INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 SHARE = 128
-
 CHUNK_ROWS, _MOST_ROWS = 1 << 14, 1 << 17
 """Edges, or node ids, per chunk."""
 
@@ -164,17 +92,11 @@ UNSIGNED = tuple(_AS_SIGNED)
 
 @dataclass(frozen=True)
 class RowStream:
-    """Rows of a tensor that are never in memory as a whole.
+    """Rows of a tensor that are never in memory as a whole."""
 
-    Attributes:
-        values: ``[N, ...]``, dense or sparse COO; in memory or mapped.
-        index: Integer [n]: which rows, all by default; in any order.
-        dtype: What they are saved as; that of `values` by default.
-    """
-
-    values: Tensor
-    index: Tensor | None = None
-    dtype: torch.dtype | None = None
+    values: Tensor  # ``[N, ...]``, dense or sparse COO; in memory or mapped
+    index: Tensor | None = None  # integer [n]: which rows, all by default; in any order
+    dtype: torch.dtype | None = None  # what they are saved as; that of `values` by default
 
     def chunks(self) -> Iterator[Tensor]:
         """The rows in order, in dense tensors of ordinary memory, of the type of `values`."""
@@ -259,9 +181,6 @@ def save_rows(content: object, path: Path) -> None:
     """Writes dicts of dense tensors [N, ...], RowStreams and plain values as torch.load reads them.
 
     Each tensor has its own space in the file. The folder is made if need be.
-
-    Raises:
-        OSError: If it cannot be written.
     """
     path.parent.mkdir(exist_ok=True)
     streams = _tensors(content)
@@ -277,16 +196,15 @@ def save_rows(content: object, path: Path) -> None:
     with torch.serialization.set_default_mmap_options(mmap.MAP_SHARED):
         spaces = _tensors(torch.load(path, weights_only=True, mmap=True))
     for stream, space in zip(streams, spaces, strict=True):
-        _fill(space, stream)
+        if space.numel():
+            _fill(space, stream.chunks() if isinstance(stream, RowStream) else chunks(stream))
 
 
-def _fill(space: Tensor, stream: Tensor | RowStream) -> None:
-    if space.numel():
-        rows = stream if isinstance(stream, RowStream) else RowStream(stream)
-        start = 0
-        for part in rows.chunks():
-            space[start : start + part.size(0)] = part
-            start += part.size(0)
+def _fill(space: Tensor, parts: Iterable[Tensor]) -> None:
+    start = 0
+    for part in parts:
+        space[start : start + part.size(0)] = part
+        start += part.size(0)
 
 
 def _tensors(content: object) -> list[Any]:

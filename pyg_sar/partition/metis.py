@@ -1,6 +1,6 @@
-"""METIS: few edges between parts, and within a part an order in which gathers hit the cache.
+"""METIS and KaMinPar: few edges between parts; within one an order in which gathers hit the cache.
 
-Parts come from pymetis, or else from pyg-lib or torch-sparse, which always bisect and take no seed.
+METIS is pymetis, or else pyg-lib or torch-sparse, which always bisect and take no seed.
 Recursive bisection balances to 0.1 % where k-way leaves 3 %. On power-law graphs it cuts 2 to 7 %
 less from 16 parts on; on WordNet with words up to 3 % more, and on a grid 12 %. So pymetis does
 both, and k-way is taken if it cuts over 2 % less.
@@ -14,6 +14,7 @@ as ten, in two thirds of the time. Other orders: docs/speed.md.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from importlib import import_module
 from itertools import pairwise
@@ -26,7 +27,7 @@ from pyg_sar.partition.external_sort import neighbours
 from pyg_sar.partition.graph import TypedGraph
 from pyg_sar.partition.layout import group_nodes
 from pyg_sar.partition.memmap import edge_chunks, join_edges
-from pyg_sar.partition.options import PACKAGES, CutOptions, Problem, first_installed
+from pyg_sar.partition.options import CutOptions, Problem, metis_package
 from pyg_sar.shard.format import NodeKey
 
 _SEED = 4321
@@ -37,11 +38,8 @@ _WORTH = 0.98
 
 
 def metis_parts(problem: Problem) -> Tensor:
-    """The part of every node, int64 [N], by the first of the packages that is installed.
-
-    Parts may be empty on graphs of a few nodes per part.
-    """
-    package = first_installed(PACKAGES)
+    """The part of every node, int64 [N]. Parts may be empty on graphs of a few nodes per part."""
+    package = metis_package()
     if package != 'pymetis':
         return _by_pyg(problem, package)
     if problem.options.objective == 'volume':
@@ -90,6 +88,36 @@ def _by_pyg(problem: Problem, package: str | None) -> Tensor:
     return ops.partition2(*csr, None, weight, problem.num_parts, True)
 
 
+_IMBALANCE = 0.03
+"""By how much the largest part may exceed the mean; the default of KaMinPar and METIS's k-way."""
+
+
+def kaminpar_parts(problem: Problem) -> Tensor:
+    """The part of every node, int64 [N], by KaMinPar; several threads give other parts every time.
+
+    Gottesbueren, Heuer, Sanders, Schulz and Seemaier, Deep multilevel graph partitioning, ESA 2021.
+    """
+    kaminpar = import_module('kaminpar')
+    # The package reads graphs from files alone. This one has no name: nothing is left of it.
+    # It is ParHiP's: a header, the place of every node's neighbours, these, weights. Bits of the
+    # first number: no weights of edges, no weights of nodes.
+    weights = problem.weights
+    header = [3 if weights is None else 1, problem.num_nodes, len(problem.index)]
+    places = 8 * (problem.indptr + len(header) + problem.num_nodes + 1)
+    numbers = [np.array(header), places, problem.index]
+    if weights is not None:
+        numbers.append(np.maximum(weights, 1))  # which takes no zeros
+    with tempfile.TemporaryFile(dir=problem.folder) as file:
+        for array in numbers:
+            array.astype(np.int64, copy=False).tofile(file)
+        file.flush()
+        path = f'/proc/self/fd/{file.fileno()}'
+        graph = kaminpar.load_graph(path, kaminpar.GraphFileFormat.PARHIP)
+    kaminpar.reseed(problem.options.seed)
+    partitioner = kaminpar.KaMinPar(1, kaminpar.default_context())
+    return torch.tensor(partitioner.compute_partition(graph, problem.num_parts, _IMBALANCE))
+
+
 ROWS = 2048
 """Nodes of a sub-part, at most about."""
 
@@ -99,8 +127,7 @@ def find_sub_parts(
 ) -> dict[NodeKey, Tensor]:
     """The sub-part of every node, int32 [N], by type; those of a part follow one another.
 
-    METIS sees the nodes of all types in one graph, undirected, one part at a time. Parts that are
-    no larger than a sub-part stay whole; where all are, it gives `assignment` itself.
+    Parts that are no larger than a sub-part stay whole; where all are, it gives `assignment`.
     """
     parts = torch.cat(list(assignment.values()))
     groups = group_nodes(parts, num_parts)

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
+import math
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from pyg_sar.partition.balance import BALANCES, largest_load
-from pyg_sar.partition.memmap import IndexArray, Int64Array
-
-PACKAGES = ('pymetis', 'pyg_lib', 'torch_sparse')
-
+from pyg_sar.partition.graph import TypedGraph
+from pyg_sar.partition.memmap import BoolArray, IndexArray, Int64Array, count_into, edge_chunks
 
 MethodLike = str | Tensor | dict[str, Tensor]
 """The argument 'method': a name, or the part of every node."""
 
 READ_EDGES = ('metis', 'ldg', 'kaminpar')
-
 METHODS = (*READ_EDGES, 'random', 'range', 'file:PATH')
-
 OBJECTIVES = ('cut', 'volume')
+BALANCES = ('nodes', 'edges')
 
 
 @dataclass(frozen=True)
@@ -51,6 +50,31 @@ class CutOptions:
         return {'method': self.name, 'seed': self.seed, **of_cut}
 
 
+def node_weights(
+    graph: TypedGraph, balance: str, connected: BoolArray, num_parts: int
+) -> Int64Array | None:
+    """What every node weighs, int64 [N]: one, with ``'edges'`` plus its in-edges; None if all one.
+
+    Nodes that are not `connected` weigh nothing. A hub that weighs more than a part weighs a part:
+    it lies alone, and the others share the other parts evenly.
+    """
+    if balance == 'nodes':
+        return None if connected.all() else connected.astype(np.int64)
+    in_degree = torch.zeros(graph.num_nodes, dtype=torch.int64)
+    of_type = graph.by_type(in_degree)
+    for relation in graph.relations.values():
+        for _, _, dst in edge_chunks(relation.edge_index):
+            count_into(of_type[relation.dst], dst)
+    weights: Int64Array = in_degree.numpy() + connected
+    rest = int(weights.sum())
+    for number, heaviest in enumerate(np.sort(weights)[: -num_parts - 1 : -1]):
+        share = -(-rest // (num_parts - number))
+        if heaviest <= share:
+            break
+        rest -= int(heaviest)
+    return np.minimum(weights, share)
+
+
 @dataclass(frozen=True)
 class Problem:
     """The arguments of a method that reads edges."""
@@ -70,9 +94,10 @@ class Problem:
 
     @property
     def cap(self) -> float:
-        """The most a part may hold."""
+        """The most a part may hold: 5 % more than the mean; of few nodes the mean rounded up."""
         total = self.num_nodes if self.weights is None else int(self.weights.sum())
-        return largest_load(total / self.num_parts)
+        mean = total / self.num_parts
+        return max(math.ceil(mean), math.floor(1.05 * mean), 1)
 
     def loads(self, parts: Int64Array) -> Int64Array:
         """What every part holds, [P], with the part of every node."""
@@ -110,9 +135,10 @@ def check_options(options: CutOptions) -> None:
             f"'balance' does not apply to method={name!r}, which reads no edges "
             f'(got {options.balance!r})'
         )
-    if name == 'metis' and first_installed(PACKAGES) is None:
+    package = metis_package() if name == 'metis' else name
+    if package is None:
         raise ValueError("method 'metis' needs the package 'pymetis'; pip install pymetis")
-    if options.objective == 'volume' and (name != 'metis' or first_installed(PACKAGES[:1]) is None):
+    if options.objective == 'volume' and package != 'pymetis':
         raise ValueError(
             f"objective='volume' needs method='metis' by the package 'pymetis' (got {name!r})"
         )
@@ -126,12 +152,10 @@ def check_options(options: CutOptions) -> None:
             ) from error
 
 
-def first_installed(packages: tuple[str, ...]) -> str | None:
-    """The first package that can be imported."""
-    for package in packages:
-        try:
+def metis_package() -> str | None:
+    """The first package with METIS that can be imported."""
+    for package in ('pymetis', 'pyg_lib', 'torch_sparse'):
+        with suppress(ImportError):
             import_module(package)
-        except ImportError:
-            continue
-        return package
+            return package
     return None

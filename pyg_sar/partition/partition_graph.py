@@ -12,46 +12,38 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from pyg_sar.partition.atomic_folder import existing_parent, replace_folder, target_folder
-from pyg_sar.partition.balance import node_weights
+from pyg_sar.partition import given
 from pyg_sar.partition.external_sort import neighbours
-from pyg_sar.partition.given import (
-    equal_runs,
-    fill_empty_parts,
-    given_parts,
-    random_parts,
-    range_parts,
-)
 from pyg_sar.partition.graph import TypedGraph, typed_graph
-from pyg_sar.partition.kaminpar import kaminpar_parts
 from pyg_sar.partition.ldg import ldg_parts
 from pyg_sar.partition.masks import MASKS, parse_split, random_split
 from pyg_sar.partition.memmap import BoolArray, Int64Array, Scratch, aligned
-from pyg_sar.partition.metis import find_sub_parts, metis_parts
+from pyg_sar.partition.metis import find_sub_parts, kaminpar_parts, metis_parts
 from pyg_sar.partition.options import (
-    PACKAGES,
     CutOptions,
     MethodLike,
     Problem,
     check_options,
     check_positive,
     check_seed,
-    first_installed,
+    metis_package,
+    node_weights,
 )
-from pyg_sar.partition.sources.sources import load_source
+from pyg_sar.partition.sources import load_source
 from pyg_sar.partition.summary import PartitionSummary
-from pyg_sar.partition.writer import write_partition
+from pyg_sar.partition.writer import (
+    existing_parent,
+    replace_folder,
+    target_folder,
+    write_partition,
+)
 from pyg_sar.shard.format import NodeKey
 from pyg_sar.utils.command_line import Progress
 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Runs torch on one thread.
-
-    The passes are many short operations: threads that wait for each other gain little, and where
-    other programs want the cores they take several times as long.
-    """
+    """Runs torch on one thread: the passes are many short operations, which several slow down."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -79,11 +71,8 @@ def partition_graph(
     are kept. Every attribute with one row per node or per edge goes with its node or edge;
     scalars, strings and short lists of the graph go to META.json, from which a tuple comes back as
     a list and a tensor of one number as that number; anything else is dropped with a warning that
-    names it. The folder appears complete or not at all, and `data` is not changed.
-
-    Of a heterogeneous graph every relation is stored so: each edge with its destination, and types
-    of nodes without features or without edges, and relations without edges, as they are. A
-    partitioner sees all types as one graph, whose nodes weigh the same.
+    names it. The folder appears complete or not at all, and `data` is not changed. A partitioner
+    sees the types of a heterogeneous graph as one graph, whose nodes weigh the same.
 
     Not collective: one process cuts the graph, once::
 
@@ -93,7 +82,7 @@ def partition_graph(
     Args:
         data: The graph: ``edge_index`` integer [2, E], and any attributes; or a HeteroData with at
             least one relation; or a file or the name of a graph, as the command line takes it,
-            which stays on disk (see :mod:`pyg_sar.partition.sources.sources`). Sparse ``x``,
+            which stays on disk (see :mod:`pyg_sar.partition.sources`). Sparse ``x``,
             ``y`` and other attributes of well-known names are stored dense.
         num_parts: Number of parts P, 1 <= P <= N.
         root: Folder to write; it may not exist yet, or be empty.
@@ -108,8 +97,8 @@ def partition_graph(
         balance: What every part shall have an equal share of, within 5 %: ``'nodes'``, or
             ``'edges'`` (every node and its in-edges); of a HeteroData those of all types together.
         split: Fractions such as ``'0.6/0.2/0.2'``: writes random ``train_mask``, ``val_mask`` and
-            ``test_mask`` over the labelled nodes (integer y >= 0; float y not NaN; all without y).
-            Of a HeteroData, in every type that has ``y``.
+            ``test_mask`` over the labelled nodes (integer y >= 0; float y not NaN; all without y),
+            of a HeteroData in every type that has ``y``.
         force: Whether to replace an earlier partition in `root`, once the new one is complete.
         progress: Whether to say on stderr what runs.
 
@@ -137,18 +126,9 @@ def cut_graph(
 ) -> PartitionSummary:
     """What :func:`partition_graph` does.
 
-    Args:
-        data: As there, like `num_parts`, `root`, `split`, `force` and `progress`; or a function
-            that gives the graph, called once the options are known to be right.
-        num_parts: See `data`.
-        root: See `data`.
-        options: How nodes are assigned.
-        split: See `data`.
-        force: See `data`.
-        progress: See `data`.
-        in_cache_order: Whether neighbours are near each other in a part, and not in the order of
-            ids; by default where pymetis cuts.
-        command: The command line, noted in META.json.
+    `data` may be a function that gives the graph, called once the options are known to be right.
+    `in_cache_order` says whether neighbours are near each other in a part, instead of in the order
+    of ids; by default where pymetis cuts. `command` is for META.json.
     """
     num_parts = check_positive('num_parts', num_parts)
     target, before = target_folder(root, force=force)
@@ -169,7 +149,7 @@ def cut_graph(
         if fractions is not None:
             _add_split(graph, fractions, options.seed)
         if in_cache_order is None:
-            in_cache_order = options.name == 'metis' and first_installed(PACKAGES) == 'pymetis'
+            in_cache_order = options.name == 'metis' and metis_package() == 'pymetis'
         with Progress(quiet=not progress) as shown:
             if options.name == 'metis':
                 shown.phase('METIS')
@@ -209,21 +189,17 @@ def _add_split(graph: TypedGraph, fractions: tuple[float, float, float], seed: i
 
 
 def assign_nodes(graph: TypedGraph, num_parts: int, options: CutOptions) -> dict[NodeKey, Tensor]:
-    """The part of every node, int32 [N], by type.
-
-    A partitioner sees the nodes of all types in one graph, undirected. A type without edges is
-    dealt out evenly. Raises ValueError if the parts given are not N integers in [0, P).
-    """
+    """The part of every node, int32 [N], by type; a type without edges is dealt out evenly."""
     if options.reads_edges and num_parts == 1:
         parts = torch.zeros(graph.num_nodes, dtype=torch.int64)
     elif options.reads_edges:
         parts = _cut(graph, num_parts, options)
     elif options.name == 'random':
-        parts = random_parts(graph, num_parts, options.seed)
+        parts = given.random_parts(graph, num_parts, options.seed)
     elif options.name == 'range':
-        parts = range_parts(graph, num_parts)
+        parts = given.range_parts(graph, num_parts)
     else:
-        parts = given_parts(graph, num_parts, options.method)
+        parts = given.given_parts(graph, num_parts, options.method)
     return graph.by_type(parts.to(torch.int32))
 
 
@@ -252,8 +228,8 @@ def _cut(graph: TypedGraph, num_parts: int, options: CutOptions) -> Tensor:
     for key, start in graph.offsets.items():
         nodes = slice(start, start + graph.nodes[key].num_nodes)
         if graph.is_hetero and not connected[nodes].any():
-            parts[nodes] = equal_runs(graph.nodes[key].num_nodes, num_parts)
-    return fill_empty_parts(parts, num_parts)
+            parts[nodes] = given.equal_runs(graph.nodes[key].num_nodes, num_parts)
+    return given.fill_empty_parts(parts, num_parts)
 
 
 def _connected(graph: TypedGraph) -> BoolArray:
@@ -265,8 +241,7 @@ def _connected(graph: TypedGraph) -> BoolArray:
 
 def _deal(graph: TypedGraph, weights: Int64Array | None, num_parts: int) -> Tensor:
     """Contiguous runs of the nodes of a type, of about equal weight."""
-    if weights is None:
-        weights = np.ones(graph.num_nodes, dtype=np.int64)
+    weights = np.ones(graph.num_nodes, dtype=np.int64) if weights is None else weights
     dealt = []
     for weight in map(Tensor.numpy, graph.by_type(torch.from_numpy(weights)).values()):
         middle = np.cumsum(weight) - weight / 2

@@ -10,48 +10,27 @@ from pyg_sar.shard.format import EdgeKey, NodeKey, type_name
 from pyg_sar.shard.meta import Meta
 from pyg_sar.utils.command_line import printable, text_table
 
-_SHOWN = 4
-"""Types of nodes and relations printed: those with most above the mean."""
-
 
 @dataclass(frozen=True)
 class PartitionSummary:
-    """The sizes of a partition.
+    """The sizes of a partition; but for the last two those of all types together."""
 
-    Attributes:
-        method: How nodes were assigned to parts.
-        num_nodes: Number of nodes N.
-        num_edges: Number of directed edges E.
-        num_parts: Number of parts P.
-        part_num_nodes: Own nodes of every part.
-        part_num_edges: Edges of every part: those into its own nodes.
-        halo_rows: ``halo_rows[p][q]`` rows that part p reads from part q, per layer.
-        boundary_rows: Rows that every part sends, per layer, summed over its readers.
-        edge_cut: Directed edges whose two ends lie in different parts.
-        communication_volume: Rows exchanged per layer, the sum of all halo rows.
-        largest_block_rows: Most rows of one relation that a part reads from another: what a rank
-            receives at a time.
-        largest_block_edges: Edges of the largest block of one relation, own blocks too.
-        type_num_nodes: Own nodes of every part, by type of nodes (None in a homogeneous graph).
-        type_num_edges: Edges of every part, by relation.
-
-    Of a heterogeneous graph all but the last two are sums over types or relations.
-    """
-
-    method: str
-    num_nodes: int
-    num_edges: int
-    num_parts: int
-    part_num_nodes: tuple[int, ...]
-    part_num_edges: tuple[int, ...]
+    method: str  #: How nodes were assigned to parts.
+    num_nodes: int  #: Number of nodes N.
+    num_edges: int  #: Number of directed edges E.
+    num_parts: int  #: Number of parts P.
+    part_num_nodes: tuple[int, ...]  #: Own nodes of every part.
+    part_num_edges: tuple[int, ...]  #: Edges of every part: those into its own nodes.
+    #: ``halo_rows[p][q]`` rows that part p reads from part q, per layer.
     halo_rows: tuple[tuple[int, ...], ...]
-    boundary_rows: tuple[int, ...]
-    edge_cut: int
-    communication_volume: int
-    largest_block_rows: int = 0
-    largest_block_edges: int = 0
-    type_num_nodes: dict[NodeKey, tuple[int, ...]] = field(default_factory=dict, hash=False)
-    type_num_edges: dict[EdgeKey, tuple[int, ...]] = field(default_factory=dict, hash=False)
+    boundary_rows: tuple[int, ...]  #: Rows that every part sends, per layer, over its readers.
+    edge_cut: int  #: Directed edges whose two ends lie in different parts.
+    communication_volume: int  #: Rows exchanged per layer, the sum of all halo rows.
+    largest_block_rows: int  #: Most rows of one relation that a part reads from another.
+    largest_block_edges: int  #: Edges of the largest block of one relation, own blocks too.
+    #: Own nodes of every part, by type of nodes (None in a homogeneous graph).
+    type_num_nodes: dict[NodeKey, tuple[int, ...]] = field(hash=False)
+    type_num_edges: dict[EdgeKey, tuple[int, ...]] = field(hash=False)  #: The same by relation.
 
     @property
     def node_imbalance(self) -> float:
@@ -128,9 +107,9 @@ def summarize(meta: Meta) -> PartitionSummary:
 
 
 def _worst(sizes: Mapping[Any, tuple[int, ...]]) -> str:
-    """Name and imbalance of the types with most above the mean; '' of a homogeneous graph."""
+    """Name and imbalance of the four types with most above the mean; '' of a homogeneous graph."""
     excess = {k: max(n) - sum(n) / len(n) for k, n in sizes.items() if k is not None}
-    worst = sorted(excess, key=excess.__getitem__, reverse=True)[:_SHOWN]
+    worst = sorted(excess, key=excess.__getitem__, reverse=True)[:4]
     return ', '.join(f'{type_name(key)} {_imbalance(sizes[key]):.3f}' for key in worst)
 
 

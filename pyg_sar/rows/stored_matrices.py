@@ -9,22 +9,23 @@ from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor
 
 from pyg_sar.rows.adjacency_tensors import tensor_of, torch_matrix
 from pyg_sar.rows.edges import EdgeIndex
-from pyg_sar.shard.format import LAYOUT, VALUE, Kind
+from pyg_sar.shard.format import LAYOUT, VALUE
 
 
 def restore_adj_t(store: Any) -> None:
     """Makes ``adj_t`` of the edges of a loaded graph, if they are its entries."""
     if LAYOUT not in store:
         return
-    kind, edges = Kind.of(store.pop(LAYOUT)), store['edge_index']
+    name, _, has_edge_index = store.pop(LAYOUT).partition(' and ')
+    edges = store['edge_index']
     value = store.pop(VALUE) if VALUE in store else None
-    if kind.name == 'SparseTensor' and not WITH_TORCH_SPARSE:
+    if name == 'SparseTensor' and not WITH_TORCH_SPARSE:
         raise ValueError(
             "'adj_t' of this graph was a torch_sparse.SparseTensor: install torch_sparse, or "
             'apply T.ToSparseTensor(layout=torch.sparse_csr) before the graph is cut'
         )
-    store['adj_t'] = _matrix(kind.name, edges, value)
-    if not kind.has_edge_index:
+    store['adj_t'] = _matrix(name, edges, value)
+    if not has_edge_index:
         del store['edge_index']
 
 

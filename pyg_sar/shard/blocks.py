@@ -1,9 +1,8 @@
 """The blocks of an edge_index: its edges grouped by the part that owns their source.
 
-The edge_index that reaches a conv's ``propagate`` is the shard's own, or one that the conv made
-from it (self loops added or removed, one relation selected). In both cases the source ids give the
-blocks. The shard's own edges lie in this order already; others have to be sorted. So a shard
-remembers the plans of the edge_indices it has seen, up to four times its own number of edges.
+The edge_index of a conv is the shard's own, which lies in this order already, or one that the conv
+made from it (self loops added or removed), which is sorted. So a shard remembers the plans of the
+edge_indices it has seen, up to four times its own number of edges.
 """
 
 from __future__ import annotations
@@ -25,8 +24,6 @@ from pyg_sar.utils.offload import start_of
 
 PLANS: Kept[list[Plan]] = Kept()
 _EQUAL: Kept[tuple[ref[Tensor], int]] = Kept()
-_MAX_EDGES = 4
-"""All plans that a shard remembers may have so many times its edges."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,16 +192,12 @@ def _source_part(src: Tensor, shard: Shard) -> Tensor:
 
 
 def plan_of(handle: ShardEdges) -> Plan:
-    """The blocks of edges, remembered by their content.
-
-    Row 0 holds their sources. Raises ValueError if an id is out of range, or a destination is not
-    an own node.
-    """
+    """The blocks of edges with their sources in row 0, remembered by their content."""
     shard = handle.shard
     plans = PLANS.of(shard, list)
     plan = next((p for p in reversed(plans) if _is_of(p, handle.ids)), None) or _make_plan(handle)
     plans[:] = [*(p for p in plans if p is not plan), plan]  # most recently used last
-    limit = _MAX_EDGES * max(shard.num_edges, shard.num_own, shard.num_dst)
+    limit = 4 * max(shard.num_edges, shard.num_own, shard.num_dst)
     while len(plans) > 1 and sum(p.num_edges for p in plans) > limit:
         plans.pop(0)
     return plan
@@ -227,3 +220,71 @@ def _is_of(plan: Plan, ids: Tensor) -> bool:
         return False
     _EQUAL.put(plan, (ref(ids), ids._version))
     return True
+
+
+@dataclass(frozen=True, eq=False)
+class DestinationChunk:
+    """A range of own destinations with all their in-edges, which median or LSTM need at once.
+
+    Its edges keep the order of the original graph, in which LSTM and GRU read them.
+    """
+
+    dst: slice
+    # Indices of the edges in edge tensors, int64 ``[num_edges]``: by destination, and
+    # within a destination in the order of the whole graph.
+    edges: Tensor
+    # int64 ``[2, num_edges]``: rows of the chunk's sources, destinations from zero.
+    edge_index: Tensor
+    own: Tensor  # own rows among the sources, int64
+    halo: Tensor  # halo rows among them, int64, from zero; they follow the own rows
+
+    @property
+    def num_dst(self) -> int:
+        """Number of destinations."""
+        return int(self.dst.stop - self.dst.start)
+
+
+@torch.inference_mode(False)
+def make_chunks(plan: Plan, max_rows: int, max_dst: int | None = None) -> list[DestinationChunk]:
+    """Cuts the own destinations into runs of at most `max_rows` in-edges, one destination at least.
+
+    A chunk has `max_dst` destinations at most.
+    """
+    shard, edge_index = plan.shard, plan.edge_index
+    dst = edge_index[1]
+    if plan.is_whole and shard.e_id is not None:  # within a destination as in the whole graph
+        by_id = torch.argsort(shard.e_id)
+        order = by_id[torch.argsort(dst[by_id], stable=True)]
+    else:
+        order = torch.argsort(dst, stable=True)
+    ends = plan.in_degree.cumsum(0)
+    chunks: list[DestinationChunk] = []
+    start, first = 0, 0
+    while start < shard.num_dst or not chunks:
+        # The last destination that still fits, or the first one.
+        limit = torch.tensor(first + max_rows, device=ends.device)
+        end = max(int(torch.searchsorted(ends, limit, right=True)), start + 1)
+        end = min(end, shard.num_dst, start + (max_dst or shard.num_dst))
+        last = int(ends[end - 1]) if end else 0
+        edges = order[first:last]
+        src, dst = edge_index[:, edges]
+        rows, src = torch.unique(src, return_inverse=True)
+        is_own = rows < shard.num_own
+        chunks.append(
+            DestinationChunk(
+                dst=slice(start, end),
+                edges=edges,
+                edge_index=torch.stack([src, dst - start]),
+                own=rows[is_own],
+                halo=rows[~is_own] - shard.num_own,
+            )
+        )
+        start, first = end, last
+    return chunks
+
+
+def no_chunk(plan: Plan) -> DestinationChunk:
+    """A chunk of nothing, for a rank that has none left."""
+    empty = plan.edge_index[1][:0]
+    num_dst = plan.shard.num_dst
+    return DestinationChunk(slice(num_dst, num_dst), empty, plan.edge_index[:, :0], empty, empty)

@@ -48,10 +48,9 @@ def make_segments(
     is_sorted: bool = False,
     visits: Tensor | None = None,
 ) -> Segments:
-    """Groups edges by row; raises ValueError if there are more than 2^31 - 1.
+    """Groups edges by row; `is_sorted` says that rows, int64 ``[num_edges]``, ascend already.
 
-    `rows` and `cols` have one entry per edge, int64 ``[num_edges]``; `is_sorted` says that rows
-    ascend already. `visits` are all rows in the order that the segments get, int64 ``[num_rows]``.
+    `visits` are all rows in the order that the segments get, int64 ``[num_rows]``.
     """
     check_block_edges(rows.numel())
     if visits is not None:

@@ -1,9 +1,8 @@
 """Reads files of a folder that a stranger may have made: nothing in them is run.
 
-Only a folder's own ordinary files are opened. torch reads tensors with ``weights_only``, which
-admits only tensors and plain values. Such a small file can still become large in memory: by
-compressed records, by tensors that repeat one number with a stride of zero, by functions that
-allocate. The files of a partition need none of these, so they are refused.
+Only a folder's own ordinary files are opened, and tensors are read with ``weights_only``. A small
+file can still become large in memory: by compressed records, by tensors that repeat one number with
+a stride of zero, by functions that allocate. Such files are refused.
 """
 
 from __future__ import annotations
@@ -34,11 +33,9 @@ _MOST_BYTES = 1 << 28
 
 
 def own_file(root: str | Path, path: str | Path) -> Path:
-    """`path`, if it is an ordinary file in the folder `root` or below it.
+    """`path`, if it is an ordinary file below `root`, out of which no symbolic link may lead.
 
-    Symbolic links are followed: `root` may be one, and those inside may not lead out of it. Pipes
-    and devices are not opened: reading them may never end. Raises FileNotFoundError if there is
-    nothing, ValueError if it lies outside, or is no ordinary file.
+    Raises FileNotFoundError if there is nothing, else ValueError.
     """
     folder, real = os.path.realpath(root), os.path.realpath(path)
     if os.path.commonpath([folder, real]) != folder:
@@ -47,7 +44,7 @@ def own_file(root: str | Path, path: str | Path) -> Path:
 
 
 def ordinary_file(path: str | Path) -> Path:
-    """`path`, if it is an ordinary file: no folder, pipe or device."""
+    """`path`, if it is an ordinary file: reading a pipe or device may never end."""
     try:
         mode = os.stat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -136,9 +133,7 @@ def load_tensors(path: Path, kind: type[T], *, root: Path) -> T:
         check_tensors(content)
         if watcher.value is not None:
             content = in_nested(content, lambda x: x.clone() if isinstance(x, Tensor) else x)
-    # The unpickler meets damaged bytes with errors of any kind. Never a fallback: a file that needs
-    # more than tensors is not ours.
-    except Exception as error:
+    except Exception as error:  # The unpickler meets damaged bytes with errors of any kind.
         if is_of_system(error):
             raise
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -164,8 +159,8 @@ def only_classes(allowed: list[Any]) -> Iterator[None]:
 def load_plain(source: Path | io.BytesIO, *, is_mapped: bool = False) -> Any:
     """What torch.save has written, of tensors and plain values; sparse tensors are checked.
 
-    Raises ValueError if the file is larger in memory than on the disk. torch raises errors of any
-    kind where it holds anything else, or is damaged.
+    Raises ValueError if the file is larger in memory than on the disk, torch errors of any kind if
+    it is damaged.
     """
     check_plain(source)
     checked = torch.sparse.check_sparse_tensor_invariants()  # type: ignore[no-untyped-call]

@@ -7,14 +7,10 @@ the key ``"pyg_sar"`` of META.json.
 A homogeneous graph is a heterogeneous one with one type of nodes and one relation, both named None
 here. In its files their content stands alone; in those of a heterogeneous graph it stands in a dict
 by type, and META.json lists the types under ``"nodes"`` and ``"edges"``.
-
-Where the edges are the entries of ``data.adj_t``, an attribute of the edges holds the values of the
-matrix, and one of the graph its layout.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 FORMAT_VERSION = 2
@@ -63,30 +59,8 @@ def edge_map_file(root: str | Path, key: EdgeKey) -> Path:
 
 
 VALUE = 'edge_value_of_adj_t'
-"""The attribute of edges with the values of the matrix, if it has some."""
+"""Where the edges are entries of ``data.adj_t``, the attribute of edges with its values, if any."""
 
 LAYOUT = 'layout_of_adj_t'
-"""The attribute of the graph with the text of :class:`Kind`."""
-
-
-@dataclass(frozen=True)
-class Kind:
-    """What the matrix was.
-
-    Attributes:
-        name: ``'coo'``, ``'csr'`` or ``'csc'`` of torch, or ``'SparseTensor'``.
-        has_edge_index: Whether the graph has ``edge_index`` beside it.
-    """
-
-    name: str
-    has_edge_index: bool
-
-    @property
-    def text(self) -> str:
-        """As it stands in META.json."""
-        return self.name + ' and edge_index' * self.has_edge_index
-
-    @classmethod
-    def of(cls, text: str) -> Kind:
-        """What :attr:`text` says."""
-        return cls(text.split()[0], has_edge_index=' and ' in text)
+"""The attribute of the graph with what the matrix was, ``'coo'``, ``'csr'`` or ``'csc'`` of torch
+or ``'SparseTensor'``, followed by ``' and edge_index'`` if the graph had both."""

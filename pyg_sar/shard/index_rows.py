@@ -97,10 +97,7 @@ def write_rows_at(target: Tensor, index: Tensor, rows: Tensor) -> None:
 
 
 def _by_loop(name: str, values: Tensor, index: Tensor, rows: Tensor | None = None) -> Tensor | None:
-    """Reads narrow rows of `values`, or adds `rows` of any width to them, by a compiled loop.
-
-    Returns the rows read, or `values`; None where there is no loop for them.
-    """
+    """Reads narrow rows of `values`, or adds `rows` of any width; None if there is no loop."""
     width = values[:1].numel()
     fits = (
         values.device.type == 'cpu'

@@ -1,8 +1,7 @@
 """META.json: what a partition folder says of itself.
 
-It is read once, into :class:`Meta`, and checked in full, whoever wrote it. Every error names the
-file and the key. docs/format.md describes every key. META.json holds the checksums of all other
-files, and one of itself.
+It is read once, into :class:`Meta`, and checked in full, whoever wrote it. It holds the checksums
+of all other files, and one of itself. docs/format.md describes every key.
 """
 
 from __future__ import annotations
@@ -133,10 +132,7 @@ def _ours(content: Any) -> dict[str, Any] | None:
 
 
 def listed_files(root: str | Path) -> set[str]:
-    """The files that META.json lists, of a partition of any format; none of another program's.
-
-    Raises as :func:`pyg_sar.shard.files.read_json`.
-    """
+    """The files that META.json lists, of a partition of any format; none of another program's."""
     checksums = (_ours(read_json(root)) or {}).get('checksums')
     return set(checksums) if isinstance(checksums, dict) else set()
 
@@ -194,10 +190,10 @@ def read_meta(root: str | Path) -> Meta:
 
 _COUNT, _RELATION = 'a count', 'three names'
 _ROWS = {'dtype': str, 'shape': [_COUNT]}
-
-_KEYS = {'fingerprint': str, 'graph': str} | dict.fromkeys(
-    ('graph_attrs', 'checksums', 'partition', 'versions'), dict
-)
+_KEYS = {
+    **dict.fromkeys(('fingerprint', 'graph'), str),
+    **dict.fromkeys(('graph_attrs', 'checksums', 'partition', 'versions'), dict),
+}
 _NODE_KEYS = {
     'num_nodes': _COUNT,
     'part_num_nodes': (_COUNT,),

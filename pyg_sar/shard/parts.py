@@ -29,12 +29,7 @@ class Part:
 
 
 def read_part(root: Path, part: int, meta: Meta) -> Part:
-    """Reads the files of one part, memory-mapped.
-
-    Raises:
-        FileNotFoundError: If a file is missing.
-        ValueError: If a file does not hold what META.json says.
-    """
+    """Reads the files of one part, mapped; a ValueError tells where META.json says otherwise."""
     folder = file_names.part_dir(root, part)
     graph, node_feats, edge_feats, sar = (
         (folder / name, load_tensors(folder / name, dict, root=root))
@@ -71,17 +66,10 @@ def _of_type(file: tuple[Path, dict[Any, Any]], key: NodeKey | EdgeKey) -> dict[
 
 
 def _attrs(
-    path: Path,
-    feats: dict[str, Any],
-    key: NodeKey | EdgeKey,
-    names: dict[str, Any],
-    count: int,
+    path: Path, feats: dict[str, Any], key: NodeKey | EdgeKey, names: dict[str, Any], count: int
 ) -> Tensors:
-    rows = {
-        k: v
-        for kind in ('feats', 'times')
-        for k, v in _dict_in(path, {kind: {}, **feats}, kind).items()
-    }
+    feats = {'feats': {}, 'times': {}, **feats}
+    rows = _dict_in(path, feats, 'feats') | _dict_in(path, feats, 'times')
     for name, expected in names.items():
         if not count and key is not None:
             rows.setdefault(name, _no_rows(path, name, expected))
@@ -93,10 +81,8 @@ def _attrs(
 
 def _no_rows(path: Path, name: str, row: dict[str, Any]) -> Tensor:
     """No rows of a type that META.json describes."""
-    dtype = getattr(torch, row['dtype'], None)
-    _expect(isinstance(dtype, torch.dtype), path, f"a dtype of '{name}'", row['dtype'])
     try:
-        return torch.empty((0, *row['shape']), dtype=dtype)
+        return torch.empty((0, *row['shape']), dtype=getattr(torch, row['dtype']))
     except (RuntimeError, OverflowError, TypeError) as error:
         raise ValueError(f"expected a shape of '{name}' in '{path}' (got {error})") from error
 
@@ -106,25 +92,19 @@ def _check_index(path: Path, key: EdgeKey, index: Tensors, part: int, meta: Meta
     num_parts, num_edges = meta.num_parts, info.part_num_edges[part]
     src_counts = meta.nodes[info.src].part_num_nodes
     num_src, num_dst = src_counts[part], meta.nodes[info.dst].part_num_nodes[part]
-    boundary_counts = [rows[part] for rows in info.halo_rows]
-    expected = {
-        'halo_ptr': (torch.int64, num_parts + 1),
-        'halo_pos': (torch.int32, sum(info.halo_rows[part])),
-        'boundary_ptr': (torch.int64, num_parts + 1),
-        'boundary_pos': (torch.int32, sum(boundary_counts)),
-        'block_ptr': (torch.int64, num_parts + 1),
-        'src': (torch.int32, num_edges),
-        'dst': (torch.int32, num_edges),
+    counts = {
+        'halo': info.halo_rows[part],
+        'boundary': [rows[part] for rows in info.halo_rows],
+        'block': info.block_edges[part],
     }
-    for name, (dtype, size) in expected.items():
-        _check(path, _of(name, key), index.get(name), size, dtype)
-    for kind, counts in (
-        ('halo', info.halo_rows[part]),
-        ('boundary', boundary_counts),
-        ('block', info.block_edges[part]),
-    ):
-        actual, ptr = index[f'{kind}_ptr'].tolist(), [0, *accumulate(counts)]
-        _expect(actual == ptr, path, f"{ptr} for '{kind}_ptr'", actual)
+    for kind, of_kind in counts.items():
+        ptr: Any = index.get(f'{kind}_ptr')
+        _check(path, _of(f'{kind}_ptr', key), ptr, num_parts + 1, torch.int64)
+        actual, expected = ptr.tolist(), [0, *accumulate(of_kind)]
+        _expect(actual == expected, path, f"{expected} for '{kind}_ptr'", actual)
+    rows = {f'{kind}_pos': sum(counts[kind]) for kind in ('halo', 'boundary')}
+    for name, size in {**rows, 'src': num_edges, 'dst': num_edges}.items():
+        _check(path, _of(name, key), index.get(name), size, torch.int32)
     for q in range(num_parts):
         start, end = (num_src + int(n) for n in index['halo_ptr'][q : q + 2])
         first, last = (0, num_src) if q == part else (start, end)
@@ -134,10 +114,10 @@ def _check_index(path: Path, key: EdgeKey, index: Tensors, part: int, meta: Meta
         _check_range(path, 'dst', dst, 0, num_dst)
         _expect(bool((dst.diff() >= 0).all()), path, f"ascending 'dst' in block {q}", 'others')
         for kind, num_rows in (('halo', src_counts[q]), ('boundary', num_src)):
-            rows = rows_of(index, kind, q)
-            _check_range(path, f'{kind}_pos', rows, 0, num_rows)
+            of_part = rows_of(index, kind, q)
+            _check_range(path, f'{kind}_pos', of_part, 0, num_rows)
             # They are looked up by bisection.
-            _expect(bool((rows.diff() > 0).all()), path, f"ascending '{kind}_pos'", 'others')
+            _expect(bool((of_part.diff() > 0).all()), path, f"ascending '{kind}_pos'", 'others')
 
 
 def rows_of(index: Tensors, kind: str, other: int) -> Tensor:

@@ -38,13 +38,8 @@ def read_shard(
 ) -> Data | HeteroData:
     """Reads the parts of one rank into a PyG ``Data``; see :func:`pyg_sar.load_shard`.
 
-    Args:
-        root: The partition folder.
-        rank: Which rank's parts.
-        world_size: Number of ranks; divides the number of parts. None for one rank per part.
-        verify: Whether files are compared with their checksums.
-        whole_graph: Whether one rank of one reads all parts, and gives the rows in the order of the
-            graph.
+    Without `world_size` there is a rank for every part. With `verify` files are compared with their
+    checksums. With `whole_graph` one rank reads all parts, and gives rows in the graph's order.
     """
     root = Path(root)
     meta = read_meta(root)
@@ -123,10 +118,7 @@ def check_files(root: Path, meta: Meta, names: Iterable[str]) -> None:
 
 
 def note_kinds(data: Data, meta: Meta) -> None:
-    """Tells PyG which attributes are of nodes and which of edges.
-
-    It goes by the number of rows, and on one rank there may be as many nodes as edges.
-    """
+    """Tells PyG, which goes by numbers of rows, what is of nodes and what of edges."""
     kinds: defaultdict[AttrType, set[str]] = defaultdict(set)
     for nodes in meta.nodes.values():
         kinds[AttrType.NODE] |= {'n_id', *nodes.attrs}
@@ -265,12 +257,7 @@ def _join(
 
 
 def _rank_ids(
-    index: Tensors,
-    i: int,
-    own: range,
-    own_ptr: list[int],
-    halo_pos: list[Tensor],
-    halo_ptr: list[int],
+    index: Tensors, i: int, own: range, own_ptr: list[int], halo_pos: list[Tensor], halo_ptr: Any
 ) -> Tensor:
     """The id in the rank of every local id of its i-th part."""
     if len(own) == 1:

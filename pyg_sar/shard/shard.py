@@ -5,10 +5,8 @@ nodes of those parts one after another (``0 .. num_own - 1``), then the halo row
 part that owns them. So the source ids of every block are one contiguous range. Edges are sorted by
 (part that owns the source, destination, source), so a block is a slice of every edge tensor.
 
-Modules keep results with a shard, or with a plan of its blocks, in fields of their own. A rank's
-own result is kept as it is. A result that all ranks made together is kept as
-:class:`pyg_sar.comm.vote.Agreed`, unless it follows from the shard alone: then all ranks or none
-have it.
+Modules keep results with a shard, or with a plan of its blocks, in fields of their own: what all
+ranks made together as :class:`pyg_sar.comm.vote.Agreed`, unless it follows from the shard alone.
 """
 
 from __future__ import annotations
@@ -102,8 +100,7 @@ def make_steps(
 ) -> tuple[Step, ...]:
     """The steps of a rank's exchange, also those in which nothing is sent.
 
-    `halo_ptr` are ``num_parts + 1`` offsets of the halo rows that each part owns; ``sent(reader,
-    i)`` are own rows that rank `reader` reads of the i-th own part.
+    ``sent(reader, i)`` are the own rows that rank `reader` reads of the i-th own part.
     """
     per_rank = (len(halo_ptr) - 1) // world_size
     steps = []

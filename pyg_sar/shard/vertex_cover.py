@@ -36,11 +36,7 @@ def covers_pay(size: float, num_halo: int) -> bool:
 
 
 def vertex_cover(src: Tensor, dst: Tensor, num_src: int, num_dst: int) -> tuple[Tensor, Tensor]:
-    """A small set of sources and destinations that every edge has an end in.
-
-    `src` and `dst` are the ends of every edge, int64 ``[num_edges]``. Returns whether each source,
-    bool ``[num_src]``, and each destination, bool ``[num_dst]``, is in the set.
-    """
+    """A small set of sources and destinations that every edge has an end in, as two masks."""
     # One graph: destinations come after sources. Repeated edges count once.
     pairs, num = torch.unique(src * max(num_dst, 1) + dst), num_src + num_dst
     a, b = ends = pairs // max(num_dst, 1), pairs % max(num_dst, 1) + num_src

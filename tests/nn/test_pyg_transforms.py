@@ -15,7 +15,7 @@ from torch_geometric.transforms import BaseTransform
 
 import pyg_sar
 from pyg_sar.partition.__main__ import main
-from pyg_sar.partition.sources.dataset_class import transformed
+from pyg_sar.partition.sources.datasets import transformed
 
 OWN = [
     T.Constant(),

@@ -26,7 +26,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn.models import GAT, GCN, GraphSAGE
 
 import pyg_sar
-from pyg_sar.partition.sources.sources import load_source
+from pyg_sar.partition.sources import load_source
 
 MODELS = {
     'SAGE': lambda i, o: GraphSAGE(i, 32, 2, o, norm='batch_norm'),

@@ -13,6 +13,7 @@ import torch
 from partition_files import load_shard_files
 from torch import Tensor
 from torch_geometric.data import Data
+from whole_partition import verify_partition
 
 from pyg_sar.partition import memmap
 
@@ -128,11 +129,6 @@ def check_partition() -> CheckPartition:
     return _check_partition
 
 
-@pytest.fixture
-def assert_same_content() -> Callable[[Any, Any], None]:
-    return _assert_same_content
-
-
 def _load(path: Path) -> Any:
     return torch.load(path, weights_only=True, mmap=True)
 
@@ -142,97 +138,65 @@ def _check_partition(
     data: Data,
     num_parts: int,
     *,
-    node_attrs: tuple[str, ...] | None = None,
-    edge_attrs: tuple[str, ...] | None = None,
+    node_attrs: tuple[str, ...] = NODE_ATTRS,
+    edge_attrs: tuple[str, ...] = EDGE_ATTRS,
 ) -> list[int]:
-    """Checks every invariant of the format in plain Python; returns the part of every node.
+    """Checks that a folder is whole, and holds this graph and these attributes of those above.
 
-    Args:
-        root: The partition folder.
-        data: The graph it was made from.
-        num_parts: The number of parts asked for.
-        node_attrs: The node attributes it must hold; by default those of the graphs above.
-        edge_attrs: The same for the edges.
+    Returns the part of every node.
     """
-    node_attrs = tuple(n for n in NODE_ATTRS if n in data) if node_attrs is None else node_attrs
-    edge_attrs = tuple(n for n in EDGE_ATTRS if n in data) if edge_attrs is None else edge_attrs
-    edges = list(zip(*data.edge_index.tolist(), strict=True)) if data.edge_index.numel() else []
-    num_nodes, num_edges = data.num_nodes, len(edges)
+    assert verify_partition(root) == []
+    names = {
+        'node': [n for n in node_attrs if n in data],
+        'edge': [n for n in edge_attrs if n in data],
+    }
+    src, dst = data.edge_index
+    num_nodes, num_edges = data.num_nodes, src.numel()
     assert num_nodes is not None
-    meta = json.loads((root / 'META.json').read_text())
-    ours = meta['pyg_sar']
-    part_of: list[int] = _load(root / 'node_map.pt').tolist()
+    part_of = _load(root / 'node_map.pt')
     assert len(part_of) == num_nodes
-    assert all(0 <= part < num_parts for part in part_of)
-    assert _load(root / 'edge_map.pt').tolist() == [part_of[dst] for _, dst in edges]
-    assert sorted(path.name for path in root.iterdir()) == sorted(
-        ['META.json', 'node_map.pt', 'edge_map.pt', *(f'part_{p}' for p in range(num_parts))]
-    )
-
-    shards = [load_shard_files(root, part) for part in range(num_parts)]
+    assert torch.equal(_load(root / 'edge_map.pt'), part_of[dst])
+    assert {path.name for path in root.iterdir()} == {
+        *('META.json', 'node_map.pt', 'edge_map.pt'),
+        *(f'part_{part}' for part in range(num_parts)),
+    }
     halo_rows = [[0] * num_parts for _ in range(num_parts)]
     block_edges = [[0] * num_parts for _ in range(num_parts)]
-    seen: list[int] = []
-    for part, sar in enumerate(shards):
-        folder = root / f'part_{part}'
+    for part in range(num_parts):
+        folder, sar = root / f'part_{part}', load_shard_files(root, part)
         _check_storage(_load(folder / 'sar.pt'))
-        assert {name: str(value.dtype) for name, value in sar.items()} == {
-            **dict.fromkeys(
-                ('n_id', 'halo_ptr', 'boundary_ptr', 'block_ptr', 'e_id'), 'torch.int64'
-            ),
-            **dict.fromkeys(('halo_pos', 'boundary_pos', 'src', 'dst'), 'torch.int32'),
+        assert {path.name for path in folder.iterdir()} == {
+            *('edge_feats.pt', 'graph.pt', 'node_feats.pt', 'sar.pt')
         }
-        own = [node for node in range(num_nodes) if part_of[node] == part]
-        n_id, e_id = sar['n_id'].tolist(), sar['e_id'].tolist()
-        assert sorted(n_id) == own
-        own = n_id
-
-        # The halo, from the edges alone.
-        remote = {s for s, d in edges if part_of[d] == part and part_of[s] != part}
-        sources = list(own)  # The global id of every local source id.
-        assert len(sar['halo_ptr']) == len(sar['boundary_ptr']) == num_parts + 1
-        for owner in range(num_parts):
-            positions = _group(sar, 'halo', owner)
-            owner_ids = shards[owner]['n_id'].tolist()
-            expected = [owner_ids[position] for position in positions]
-            assert sorted(expected) == sorted(n for n in remote if part_of[n] == owner)
-            assert positions == sorted(set(positions))
-            assert _group(shards[owner], 'boundary', part) == positions
-            halo_rows[part][owner] = len(positions)
-            sources += expected
-        assert len(sar['halo_pos']) == int(sar['halo_ptr'][-1])
-        assert len(sar['boundary_pos']) == int(sar['boundary_ptr'][-1])
-
-        # Every edge into an own node, once, in the order of the format.
-        src, dst = sar['src'].tolist(), sar['dst'].tolist()
-        assert len(src) == len(dst) == len(e_id) == int(sar['block_ptr'][-1])
-        for s, d, e in zip(src, dst, e_id, strict=True):
-            assert 0 <= d < len(own)
-            assert 0 <= s < len(sources)
-            assert (sources[s], own[d]) == edges[e]
-        keys = [(part_of[edges[e][0]], d, edges[e][0], e) for d, e in zip(dst, e_id, strict=True)]
+        narrow = ('halo_pos', 'boundary_pos', 'src', 'dst')
+        for name, value in sar.items():
+            assert value.dtype == (torch.int32 if name in narrow else torch.int64)
+        # Own nodes; edges into them, as they are in the graph, in the order of the format.
+        own, e_id = sar['n_id'].tolist(), sar['e_id']
+        assert sorted(own) == (part_of == part).nonzero().view(-1).tolist()
+        graph = _load(folder / 'graph.pt')
+        assert graph['size'] == (num_nodes, num_nodes)
+        assert torch.equal(graph['row'], src[e_id].long())
+        assert torch.equal(graph['col'], dst[e_id].long())
+        _check_storage(graph)
+        owner = part_of[src[e_id]].tolist()
+        keys = [*zip(owner, sar['dst'].tolist(), src[e_id].tolist(), e_id.tolist(), strict=True)]
         assert keys == sorted(keys)
-        for owner in range(num_parts):
-            start, end = sar['block_ptr'][owner : owner + 2].tolist()
-            assert all(key[0] == owner for key in keys[start:end])
-            block_edges[part][owner] = end - start
-        seen += e_id
+        for other in range(num_parts):
+            remote = {s for _, _, s, _ in keys if other != part and part_of[s] == other}
+            halo_rows[part][other] = len(remote)
+            block_edges[part][other] = owner.count(other)
+        assert sar['halo_ptr'].diff().tolist() == halo_rows[part]
+        assert sar['block_ptr'].diff().tolist() == block_edges[part]
+        for kind, ids in (('node', own), ('edge', e_id.tolist())):
+            if names[kind] or kind == 'node':
+                _check_feats(folder / f'{kind}_feats.pt', data, names[kind], ids)
+            else:
+                assert _load(folder / f'{kind}_feats.pt') == {}
 
-        _check_graph(folder, data, e_id, edges)
-        _check_feats(folder / 'node_feats.pt', data, node_attrs, own)
-        if edge_attrs:
-            _check_feats(folder / 'edge_feats.pt', data, edge_attrs, e_id)
-        else:
-            assert _load(folder / 'edge_feats.pt') == {}
-        assert sorted(path.name for path in folder.iterdir()) == [
-            'edge_feats.pt',
-            'graph.pt',
-            'node_feats.pt',
-            'sar.pt',
-        ]
-    assert sorted(seen) == list(range(num_edges))
-
-    assert {key: meta[key] for key in meta if key != 'pyg_sar'} == {
+    meta = json.loads((root / 'META.json').read_text())
+    ours = meta.pop('pyg_sar')
+    assert meta == {
         'num_parts': num_parts,
         'node_types': None,
         'edge_types': None,
@@ -240,37 +204,30 @@ def _check_partition(
         'is_hetero': False,
         'is_sorted': False,
     }
-    assert ours['format_version'] == 2
-    assert (ours['num_nodes'], ours['num_edges']) == (num_nodes, num_edges)
-    assert ours['part_num_nodes'] == [len(sar['n_id']) for sar in shards]
-    assert ours['part_num_edges'] == [len(sar['e_id']) for sar in shards]
-    assert ours['halo_rows'] == halo_rows
-    assert ours['block_edges'] == block_edges
-    for kind, names in (('node_attrs', node_attrs), ('edge_attrs', edge_attrs)):
-        assert ours[kind] == {
+    said = {
+        'format_version': 2,
+        'num_nodes': num_nodes,
+        'num_edges': num_edges,
+        'part_num_nodes': part_of.bincount(minlength=num_parts).tolist(),
+        'part_num_edges': [sum(row) for row in block_edges],
+        'halo_rows': halo_rows,
+        'block_edges': block_edges,
+    }
+    for kind in ('node', 'edge'):
+        said[f'{kind}_attrs'] = {
             name: {
                 'dtype': str(data[name].dtype).removeprefix('torch.'),
                 'shape': list(data[name].shape[1:]),
             }
-            for name in names
+            for name in names[kind]
         }
-    cut = sum(part_of[s] != part_of[d] for s, d in edges)
-    assert ours['partition']['edge_cut'] == cut
+    assert said.items() <= ours.items()
+    assert ours['partition']['edge_cut'] == int((part_of[src] != part_of[dst]).sum())
     assert ours['partition']['communication_volume'] == sum(map(sum, halo_rows))
-    return part_of
+    return part_of.tolist()
 
 
-def _check_graph(folder: Path, data: Data, e_id: list[int], edges: list[tuple[int, int]]) -> None:
-    graph = _load(folder / 'graph.pt')
-    assert set(graph) == {'edge_id', 'row', 'col', 'size'}
-    assert graph['size'] == (data.num_nodes, data.num_nodes)
-    assert graph['row'].tolist() == [edges[e][0] for e in e_id]
-    assert graph['col'].tolist() == [edges[e][1] for e in e_id]
-    assert {graph[name].dtype for name in ('edge_id', 'row', 'col')} == {torch.int64}
-    _check_storage(graph)
-
-
-def _check_feats(path: Path, data: Data, names: tuple[str, ...], ids: list[int]) -> None:
+def _check_feats(path: Path, data: Data, names: list[str], ids: list[int]) -> None:
     content = _load(path)
     times = {*names} & {'time', 'edge_time'}
     assert set(content) == {'global_id', 'feats', *(['times'] if times else [])}
@@ -279,16 +236,10 @@ def _check_feats(path: Path, data: Data, names: tuple[str, ...], ids: list[int])
     assert {*content.get('times', {})} == times
     rows = {**content['feats'], **content.get('times', {})}
     for name, values in rows.items():
-        _assert_rows(values, data[name], ids)
+        assert values.dtype == data[name].dtype
+        assert torch.equal(values, data[name][ids])
     for values in (content, rows):
         _check_storage(values)
-
-
-def _assert_rows(rows: Tensor, source: Tensor, ids: list[int]) -> None:
-    assert rows.dtype == source.dtype
-    assert rows.shape == (len(ids), *source.shape[1:])
-    for row, id_ in zip(rows, ids, strict=True):
-        assert torch.equal(row, source[id_])
 
 
 def _check_storage(content: dict[str, Any]) -> None:
@@ -296,21 +247,3 @@ def _check_storage(content: dict[str, Any]) -> None:
     for value in content.values():
         if isinstance(value, Tensor):
             assert value.untyped_storage().nbytes() == value.numel() * value.element_size()
-
-
-def _group(sar: dict[str, Tensor], name: str, part: int) -> list[int]:
-    start, end = sar[f'{name}_ptr'][part : part + 2].tolist()
-    return sar[f'{name}_pos'][start:end].tolist()
-
-
-def _assert_same_content(a: Any, b: Any) -> None:
-    assert type(a) is type(b)
-    if isinstance(a, dict):
-        assert list(a) == list(b)
-        for key in a:
-            _assert_same_content(a[key], b[key])
-    elif isinstance(a, Tensor):
-        assert a.dtype == b.dtype
-        assert torch.equal(a, b)
-    else:
-        assert a == b

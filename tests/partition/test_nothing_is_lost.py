@@ -12,13 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from ranks import run_ranks
-from small_graphs import attempt
 from torch_geometric.data import Data
 
 import pyg_sar
-from pyg_sar.comm.ranks import rank
-from pyg_sar.partition import atomic_folder
+from pyg_sar.partition import writer
 from pyg_sar.partition.__main__ import main
 from pyg_sar.shard.files import read_json
 from pyg_sar.utils import durable
@@ -199,7 +196,7 @@ def test_what_comes_into_the_place_while_a_graph_is_cut_stays(
     module, name = {
         'in the cut': (cut_graph, 'assign_nodes'),
         'as it ends': (cut_graph, 'write_partition'),
-        'at the exchange': (atomic_folder, 'put'),
+        'at the exchange': (writer, 'put'),
     }[when]
     monkeypatch.setattr(module, name, wrote(getattr(module, name)))
     if not exchanges:
@@ -269,29 +266,6 @@ def test_whole_numbers_of_numpy(kind: Any, tmp_path: Path) -> None:
     path = pyg_sar.save_checkpoint(tmp_path / 'run', model, optimizer, epoch=kind(2))
     assert path.name == 'epoch-000002'
     assert pyg_sar.load_checkpoint(tmp_path / 'run', model).epoch == 2
-
-
-@pytest.mark.parametrize('value', [np.bool_(True), np.float64(2), np.int64(0), np.array([2]), '2'])
-def test_other_numbers_are_refused(value: Any, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="'num_parts' must be an int >= 1"):
-        pyg_sar.partition_graph(_small(), value, tmp_path / 'parts')
-    with pytest.raises(ValueError, match="'seed' must be an int in"):
-        pyg_sar.partition_graph(_small(), 2, tmp_path / 'parts', seed=value or -1)
-
-
-def _loaded(roots: list[str]) -> str:
-    return attempt(pyg_sar.load_shard, roots[rank()])
-
-
-def test_ranks_load_the_same_features(tmp_path: Path) -> None:
-    graph, roots = _small(), [str(tmp_path / 'a'), str(tmp_path / 'b')]
-    pyg_sar.partition_graph(graph, 2, roots[0], method='range')
-    shutil.copytree(roots[0], tmp_path / 'copy')
-    graph.x = graph.x + 1
-    pyg_sar.partition_graph(graph, 2, roots[1], method='range')
-    told = run_ranks(_loaded, 2, roots)
-    assert all('expected the same partition on all ranks' in each for each in told), told
-    assert run_ranks(_loaded, 2, [roots[0], str(tmp_path / 'copy')]) == ['no error'] * 2
 
 
 def test_a_file_is_no_folder_of_checkpoints(tmp_path: Path) -> None:

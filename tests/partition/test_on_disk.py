@@ -29,11 +29,12 @@ from pyg_sar import load_shard
 from pyg_sar.partition import layout, memmap, metis
 from pyg_sar.partition.__main__ import main
 from pyg_sar.partition.external_sort import neighbours, stable_order
-from pyg_sar.partition.memmap import RowStream, Scratch, map_array, save_rows
+from pyg_sar.partition.memmap import RowStream, Scratch, save_rows
 from pyg_sar.partition.options import CutOptions
 from pyg_sar.partition.partition_graph import cut_graph, partition_graph
+from pyg_sar.partition.sources import load_source
+from pyg_sar.partition.sources.files import map_array
 from pyg_sar.partition.sources.reverse import add_reverse_edges
-from pyg_sar.partition.sources.sources import load_source
 
 # Arrays
 
@@ -258,7 +259,7 @@ def test_disk_full_leaves_nothing(tmp_path, graph):
 _KILLED = """
 import sys, time
 from pathlib import Path
-from pyg_sar.partition.atomic_folder import replace_folder
+from pyg_sar.partition.writer import replace_folder
 with replace_folder(Path(sys.argv[1])) as folder:
     (folder / 'half').write_text('a')
     print('ready', flush=True)
@@ -416,7 +417,7 @@ def test_undirected_of_the_command_line(tmp_path):
             r"no relation \('b', 'rev_to', 'a'\), as the reverse edges of \('a', 'to', 'b'\)",
         ),
         (
-            HeteroData({('a', 'to', 'a'): {'adj_t': torch.eye(3).to_sparse_csr()}}),
+            HeteroData({('a', 'to', 'a'): {'adj_t': torch.eye(3).to_sparse()}}),
             r"\('a', 'to', 'a'\) \(got a sparse adjacency matrix; convert it",
         ),
     ],

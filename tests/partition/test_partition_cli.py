@@ -63,23 +63,6 @@ def test_success(source, graph, tmp_path, check_partition):
 
 
 @pytest.mark.slow
-def test_one_part(source, graph, tmp_path, check_partition, capfd):
-    assert _main(source, tmp_path / 'out', '--num-parts', 1) == 0
-    check_partition(tmp_path / 'out', graph, 1)
-    assert 'communication volume  0 rows per layer' in capfd.readouterr().out
-
-
-def test_error_is_one_line(tmp_path):
-    result = _run('cora', tmp_path / 'out', '--num-parts', 3)
-    assert result.returncode == 2
-    assert result.stdout == ''
-    assert result.stderr.startswith('error: expected a graph to read (got ')
-    assert result.stderr.count('\n') == 1
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform == 'win32', reason='no SIGINT to another process')
 def test_ctrl_c_leaves_nothing(tmp_path):
     """Interrupted once the first files are there."""
     graph = Data(x=torch.zeros(60_000, 64), edge_index=torch.randint(60_000, (2, 200_000)))

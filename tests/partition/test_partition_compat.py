@@ -129,22 +129,3 @@ def test_samplers_by_time_find_no_times(written):
     store = LocalFeatureStore.from_partition(str(root), 0)
     names = {attr.attr_name for attr in store.get_all_tensor_attrs()}
     assert not names & {'time', 'edge_time'}
-
-
-def test_our_own_loader_keeps_every_row(written):
-    data, root, time = written
-    for part in PARTS:
-        loaded = pyg_sar.load_shard(root, part)
-        for key in _keys(data, nodes=True):
-            store, whole = _of(loaded, key), _of(data, key)
-            for name in ('x', 'y', 'time'):
-                if name in whole:
-                    assert torch.equal(store[name], whole[name][store.n_id])
-        for key in _keys(data, nodes=False):
-            store, whole = _of(loaded, key), _of(data, key)
-            assert torch.equal(store.edge_attr, whole.edge_attr[store.e_id])
-            dst = loaded.n_id if key is None else loaded[key[2]].n_id
-            ends = dst[store.edge_index.as_subclass(torch.Tensor)[1]]
-            assert torch.equal(ends, whole.edge_index[1][store.e_id])
-            if time == 'edge_time':
-                assert torch.equal(store.edge_time, whole.edge_time[store.e_id])

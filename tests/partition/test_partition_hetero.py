@@ -86,11 +86,6 @@ def test_no_edges_at_all(tmp_path):
     assert loaded['a', 'to', 'b'].edge_index.shape == (2, 0)
 
 
-def test_balance(tmp_path):
-    data = hetero_graph(reverse=False)
-    assert partition_graph(data, 2, tmp_path / 'out', balance='edges').edge_imbalance < 1.2
-
-
 def test_parts_given_as_one_tensor_or_file(tmp_path):
     given = assignment(PARTS)
     flat = torch.cat(list(given.values()))

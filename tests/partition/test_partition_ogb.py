@@ -16,8 +16,8 @@ from partition_files import is_in_file
 import pyg_sar
 from pyg_sar.partition.__main__ import main
 from pyg_sar.partition.memmap import Scratch
-from pyg_sar.partition.sources.ogb import OGB
-from pyg_sar.partition.sources.sources import load_source
+from pyg_sar.partition.sources import load_source
+from pyg_sar.partition.sources.datasets import OGB
 
 # Not pytest.importorskip: ogb's import asks the internet for a newer version.
 needs_ogb = pytest.mark.skipif(find_spec('ogb') is None, reason='the package ogb is not installed')
@@ -108,7 +108,7 @@ def test_papers100m_stays_on_disk(save, tmp_path):
 
 
 def test_names_the_package(tmp_path, monkeypatch):
-    monkeypatch.setattr('pyg_sar.partition.sources.ogb.find_spec', lambda name: None)
+    monkeypatch.setattr('pyg_sar.partition.sources.datasets.find_spec', lambda name: None)
     _homogeneous(tmp_path / 'ogbn_arxiv', 'time')
     with pytest.raises(
         ValueError, match=r"read by the package ogb .*: pip install 'pyg_sar\[ogb\]'"

@@ -7,7 +7,7 @@ from importlib.metadata import version
 import pytest
 import torch
 from few import few
-from partition_files import meta_of
+from partition_files import meta_of, tree
 from torch_geometric.data import Data
 
 from pyg_sar.partition.options import CutOptions
@@ -84,18 +84,12 @@ def test_other_integer_types(graph, tmp_path, check_partition, dtype):
 
 
 @pytest.mark.parametrize('method', ['metis', 'random'])
-def test_same_seed_same_bytes(graph, tmp_path, assert_same_content, method):
+def test_same_seed_same_bytes(graph, tmp_path, method):
     del graph.train_mask
     for name in ('a', 'b'):
         partition_graph(graph, 3, tmp_path / name, method=method, seed=5, split='0.5/0.2/0.3')
-    files = sorted(path.relative_to(tmp_path / 'a') for path in (tmp_path / 'a').rglob('*.*'))
-    assert len(files) == 3 + 3 * 4
-    for file in files:
-        a, b = tmp_path / 'a' / file, tmp_path / 'b' / file
-        if file.suffix == '.json':
-            assert a.read_text() == b.read_text()
-        else:
-            assert_same_content(torch.load(a), torch.load(b))
+    assert len(tree(tmp_path / 'a')) == 3 + 3 * 4
+    assert tree(tmp_path / 'a') == tree(tmp_path / 'b')
 
 
 def test_fingerprint_tells_graphs_apart(tmp_path):
@@ -141,11 +135,3 @@ def test_command_and_versions_are_noted(graph, tmp_path):
     ours = meta_of(tmp_path / 'out')
     assert ours['command'] == ['a', 'b']
     assert ours['versions']['torch'] == version('torch')
-    found = {'edge_cut': 0, 'communication_volume': 0}
-    assert ours['partition'] | found == {
-        'method': 'metis',
-        'seed': 0,
-        'objective': 'cut',
-        'balance': 'nodes',
-        **found,
-    }

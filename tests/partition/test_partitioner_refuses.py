@@ -97,8 +97,10 @@ CASES: list[tuple[Any, str]] = [
     ),
     (_set('paper', num_nodes=3.7), "'num_nodes' of 'paper' must be an int >= 0"),
     ({'num_parts': 0}, "'num_parts' must be an int >= 1 (got 0)"),
-    ({'num_parts': 2.0}, '(got 2.0)'),
-    ({'num_parts': True}, '(got True)'),
+    *(
+        ({'num_parts': value}, f"'num_parts' must be an int >= 1 (got {value!r})")
+        for value in (2.0, True, '2', np.bool_(True), np.float64(2), np.int64(0), np.array([2]))
+    ),
     ({'num_parts': 5}, 'exceed the number of nodes (got 5 and 4)'),
     ({**HETERO, 'num_parts': 76}, '(got 76 and 75)'),
     ({**_data(edge_index=EDGES[:, :0], num_nodes=0), 'num_parts': 1}, '(got 1 and 0)'),
@@ -136,7 +138,10 @@ CASES: list[tuple[Any, str]] = [
     ({'method': torch.zeros(4).long(), 'balance': 'edges'}, "'balance' does not apply"),
     ({'objective': 'time'}, "'objective' must be one of"),
     ({'method': 'ldg', 'objective': 'volume'}, "objective='volume' needs method='metis'"),
-    ({'seed': -1}, "'seed' must be an int in"),
+    *(
+        ({'seed': seed}, "'seed' must be an int in")
+        for seed in (-1, np.bool_(True), np.float64(2), np.array([2]), '2')
+    ),
     *(
         ({'split': split}, "'split' must be three fractions")
         for split in ('0.6/0.4', '0.6,0.2,0.2', 'a/b/c', '', '60/20/20', '0/0.5/0.5', '1.2/-0.2/0')

@@ -26,7 +26,7 @@ from torch_geometric.datasets import FakeDataset, KarateClub
 import pyg_sar
 from pyg_sar.partition.memmap import Scratch
 from pyg_sar.partition.partition_graph import partition_graph
-from pyg_sar.partition.sources.sources import load_source
+from pyg_sar.partition.sources import load_source
 from pyg_sar.partition.sources.tables import read_table
 
 EDGES = np.array([[0, 1, 2, 3, 0], [1, 2, 3, 0, 2]])
@@ -276,6 +276,10 @@ def test_columns_are_known_by_their_names(tmp_path, header):
         ('edge_id,u,v\n0,7,1\n', "expected columns 'src' and 'dst'"),
         ('source,weight\n7,1\n', "expected columns 'src' and 'dst'"),
         ('source,from,target\n7,1,2\n', 'one of each'),
+        ('', "header in the first line of .*a.csv', such as src,dst .got ''"),
+        ('src,dst\n', "expected numbers in 'src' of .*a.csv' .got null.: no row has a value"),
+        ('src,dst,z\n0,1,\n', "expected numbers in 'z' of .*a.csv' .got null.: no row has a value"),
+        ('src,dst,z\n0,1,2024-01-02\n', r"numbers in 'z' .*date32.*'z'\]\.astype\('int64'\)"),
     ],
 )
 def test_bad_tables(tmp_path, text, message):
@@ -283,19 +287,6 @@ def test_bad_tables(tmp_path, text, message):
     (tmp_path / 'a.csv').write_text(text)
     with pytest.raises(ValueError, match=message):
         load_source(tmp_path / 'a.csv')
-
-
-@pytest.mark.parametrize(
-    ('text', 'message'),
-    [
-        ('', "header in the first line of .*a.csv', such as src,dst .got ''"),
-        ('src,dst\n', "expected numbers in 'src' of .*a.csv' .got null.: no row has a value"),
-        ('src,dst,z\n0,1,\n', "expected numbers in 'z' of .*a.csv' .got null.: no row has a value"),
-        ('src,dst,z\n0,1,2024-01-02\n', r"numbers in 'z' .*date32.*'z'\]\.astype\('int64'\)"),
-    ],
-)
-def test_poor_tables(tmp_path, text, message):
-    test_bad_tables(tmp_path, text, message)
 
 
 LISTS = {

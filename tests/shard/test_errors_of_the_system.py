@@ -16,7 +16,7 @@ from torch_geometric.data import Data
 from pyg_sar.checkpoint.files import read_state
 from pyg_sar.checkpoint.row_files import map_npy
 from pyg_sar.partition.given import _read
-from pyg_sar.partition.sources.sources import load_source
+from pyg_sar.partition.sources import load_source
 from pyg_sar.shard.files import load_plain, load_tensors
 
 READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {

@@ -11,40 +11,26 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.utils import to_undirected
 
+from pyg_sar.partition import graph, memmap
 from pyg_sar.partition.external_sort import both_ways
-from pyg_sar.partition.graph import (
-    check_ids,
-    checked_edge_index,
-    with_edges_of_adj_t,
-    with_symmetric_adj_t,
-)
-from pyg_sar.partition.memmap import (
-    MEMORY,
-    Scratch,
-    edge_chunks,
-    join_edges,
-    smallest_and_largest,
-    tensor_of,
-)
+from pyg_sar.partition.memmap import MEMORY, Scratch
 from pyg_sar.shard.format import LAYOUT, VALUE
 
 
 def add_reverse_edges(data: Data | HeteroData, scratch: Scratch = MEMORY) -> Data | HeteroData:
-    """The graph with every edge in both directions.
+    """The graph with every edge in both directions; `data` is not changed.
 
     Edges come sorted by (source, destination); duplicates are merged and their attributes added up;
-    so are the entries of ``adj_t``, but for ones of a tensor of torch. A relation between two types
-    of nodes gets a relation of its own for the way back, ``rev_...``, and stays as it is. `data` is
-    not changed. What is new lies in `scratch`, or in memory; edges that have attributes are merged
-    in memory. Raises ValueError if edges are not as they must be, what belongs to
-    them is no tensor, or there is such a relation.
+    so are the entries of ``adj_t``, but for ones of a tensor of torch, which are no weights. A
+    relation between two types of nodes stays, and gets one for the way back, ``rev_...``. What is
+    new lies in `scratch`; edges that have attributes are merged in memory.
     """
     given, data = data, copy.copy(data)
     if isinstance(data, Data):
-        data = with_edges_of_adj_t(data)
+        data = graph.with_edges_of_adj_t(data)
     types: Any = data.edge_types if isinstance(data, HeteroData) else ['']
     for type_, store in zip(types, data.edge_stores, strict=True):
-        edge_index = checked_edge_index(store, f'{type_}')
+        edge_index = graph.checked_edge_index(store, f'{type_}')
         if isinstance(data, HeteroData) and store.is_bipartite():
             src, relation, dst = type_
             way_back = dst, f'rev_{relation}', src
@@ -54,8 +40,10 @@ def add_reverse_edges(data: Data | HeteroData, scratch: Scratch = MEMORY) -> Dat
                     'name: rename it, or leave --undirected out where both ways are there'
                 )
             back = data[way_back]
-            turned = ((dst, src) for _, src, dst in edge_chunks(edge_index))
-            back.edge_index = join_edges(turned, edge_index.size(1), scratch, edge_index.dtype)
+            turned = ((dst, src) for _, src, dst in memmap.edge_chunks(edge_index))
+            back.edge_index = memmap.join_edges(
+                turned, edge_index.size(1), scratch, edge_index.dtype
+            )
             for key, value in store.items():
                 is_row = isinstance(value, Tensor) and value.dim() > 0
                 if key != 'edge_index' and is_row and value.size(0) == edge_index.size(1):
@@ -69,9 +57,10 @@ def add_reverse_edges(data: Data | HeteroData, scratch: Scratch = MEMORY) -> Dat
             of_torch = VALUE in attrs and 'SparseTensor' not in data[LAYOUT]
             are_ones = of_torch and bool((attrs[VALUE] == 1).all())
             bound = max(
-                (smallest_and_largest(ids)[1] + 1 for ids in edge_index if ids.numel()), default=0
+                (memmap.smallest_and_largest(ids)[1] + 1 for ids in edge_index if ids.numel()),
+                default=0,
             )
-            check_ids(edge_index, (bound, bound), f'{type_}')
+            graph.check_ids(edge_index, (bound, bound), f'{type_}')
             if attrs:
                 both, sums = to_undirected(edge_index.long(), [*attrs.values()], max(bound, 1))
                 store.update({'edge_index': both, **dict(zip(attrs, sums, strict=True))})
@@ -80,12 +69,12 @@ def add_reverse_edges(data: Data | HeteroData, scratch: Scratch = MEMORY) -> Dat
             if are_ones:
                 store[VALUE].fill_(1)
     if isinstance(data, Data) and LAYOUT in data:
-        return with_symmetric_adj_t(data, given.adj_t.size(0))
+        return graph.with_symmetric_adj_t(data, given.adj_t.size(0))
     return data
 
 
 def _tensor(key: str, value: Any) -> Tensor:
-    value = tensor_of(value) if isinstance(value, np.ndarray) else value
+    value = memmap.tensor_of(value) if isinstance(value, np.ndarray) else value
     if not isinstance(value, Tensor) or value.layout is not torch.strided:
         raise ValueError(
             f"expected a dense tensor in '{key}', as edges are merged (got {type(value).__name__})"
@@ -95,13 +84,7 @@ def _tensor(key: str, value: Any) -> Tensor:
 
 def _merged(edge_index: Tensor, bound: int, scratch: Scratch) -> Tensor:
     """Edges both ways by (source, destination) without duplicates."""
-    num_edges = edge_index.size(1)
     records = both_ways(edge_index, bound, scratch, has_loops=True)
-    both, end = scratch.empty((2, 2 * num_edges), edge_index.dtype), 0
-    for bucket, _, _ in records:
-        unique = torch.unique(records.read(bucket))
-        merged = both[:, end : end + unique.numel()]
-        merged[0] = unique // max(bound, 1)
-        merged[1] = unique % max(bound, 1)
-        end += unique.numel()
-    return both[:, :end]
+    unique = (torch.unique(records.read(bucket)) for bucket in range(len(records)))
+    pairs = ((keys // max(bound, 1), keys % max(bound, 1)) for keys in unique)
+    return memmap.join_edges(pairs, 2 * edge_index.size(1), scratch, edge_index.dtype)

@@ -15,7 +15,6 @@ from pyg_sar.partition.memmap import Scratch
 
 TABLES = ('.parquet', '.csv')
 
-
 _ENDS = ('src', 'source', 'from'), ('dst', 'target', 'to', 'destination')
 """Names of the columns of sources and of destinations."""
 
@@ -93,11 +92,8 @@ def _read(table: Any, path: Path, scratch: Scratch, batch_rows: int) -> dict[str
         raise ValueError(f"expected integers in {ends} of '{path}' (got {of_ends})")
     num_edges = table.count_rows()
     edge_index = scratch.empty((2, num_edges), _of_torch(min(of_ends, np.dtype(np.int64))))
-    columns = {
-        name: scratch.empty((num_edges,), _of_torch(dtypes[name]))
-        for name in names
-        if name not in ends
-    }
+    others = [name for name in names if name not in ends]
+    columns = {name: scratch.empty((num_edges,), _of_torch(dtypes[name])) for name in others}
     targets, end = {**dict(zip(ends, edge_index, strict=True)), **columns}, 0
     # One batch ahead and no threads: the memory is that of a few batches.
     few = {'batch_readahead': 1, 'fragment_readahead': 1, 'use_threads': False}
