@@ -20,7 +20,7 @@ from pyg_sar.utils.nested import leaves
 _ALIKE = 'select alike in both, as in x[mask] and y[mask]'
 
 
-def named_rule(names: str) -> Callable[[Callable[..., Any]], Rule]:
+def named_rule(names: str, instead: str = '') -> Callable[[Callable[..., Any]], Rule]:
     """Enters a rule ``f(func, ...)`` that has the parameters of the functions.
 
     An argument that `f` annotates as Rows must be rows. One annotated as Any may be rows; no other
@@ -41,7 +41,7 @@ def named_rule(names: str) -> Callable[[Callable[..., Any]], Rule]:
                     refuse(func)
             return function(func, **values)
 
-        return rule(names)(named)
+        return rule(names, instead)(named)
 
     return enter
 

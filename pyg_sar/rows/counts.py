@@ -147,7 +147,11 @@ def _by_places(func: Any, values: Any, index: Any, dim: int) -> Any:
     return values[(slice(None),) * dim + (place,)]
 
 
-@rule('pad constant_pad_nd')
+@rule(
+    'pad constant_pad_nd',
+    'add the node to the graph before the cut, as by torch_geometric.transforms.VirtualNode; pad '
+    'other dimensions by F.pad',
+)
 def _pad(func: Any, args: Any, kwargs: Any) -> Any:
     """In other dimensions than that of the rows."""
     num_dims = dim_of(argument(args, kwargs, 0, 'input'))

@@ -91,8 +91,9 @@ def _select(func: Any, input: Rows, dim: int, index: int) -> Any:
 
 @rule(
     'chunk split tensor_split split_with_sizes unsafe_chunk unsafe_split unsafe_split_with_sizes '
-    'hsplit vsplit dsplit unbind unbind_copy'
+    'hsplit vsplit dsplit'
 )
+@rule('unbind unbind_copy', 'write x[3] for one row, or for row in pyg_sar.gather(x)')
 def _pieces(func: Any, args: Any, kwargs: Any) -> Any:
     name = name_of(func)
     rows = argument(args, kwargs, 0, 'input', 'tensor')

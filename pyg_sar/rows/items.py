@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pyg_sar.comm.ranks import world_size
 from pyg_sar.rows.align import argument, bound, dim_of, own_rows, rows_in
-from pyg_sar.rows.registry import name_of, rule
+from pyg_sar.rows.registry import hint, name_of, rule
 from pyg_sar.rows.replicated import is_averaged, mean_gradient_if_plain, own_draws
 from pyg_sar.rows.rows import Rows, plainly, refuse
 from pyg_sar.rows.rowwise import not_empty, own_results
@@ -78,6 +78,12 @@ _BY_BATCH: dict[str, Where] = {
 """Functions whose arguments have items, and in which dimension."""
 
 
+hint(
+    'conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d',
+    'write torch.nn.Linear for a kernel of 1, or give it pyg_sar.gather(x)',
+)
+
+
 @rule(' '.join(_BY_BATCH))
 def _by_batch(func: Any, args: Any, kwargs: Any) -> Any:
     where = _BY_BATCH[name_of(func)]
@@ -106,7 +112,10 @@ def _place_of_a_point(func: Any, args: Any, kwargs: Any) -> int | None:
     return values._dim
 
 
-@rule('lstm gru rnn_tanh rnn_relu')
+@rule(
+    'lstm gru rnn_tanh rnn_relu',
+    'write x.unsqueeze(1) and batch_first=True, a sequence for every row',
+)
 def _recurrent(func: Any, args: Any, kwargs: Any) -> Any:
     if len(args) < 9 or isinstance(args[3], (list, tuple)):
         refuse(func, 'of packed sequences is not known to be right')

@@ -29,7 +29,7 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_sar.rows.registry import (
     ALL_ROWS,
-    BY_NAME,
+    instead_of,
     is_in_place,
     name_of,
     rule_of,
@@ -67,7 +67,7 @@ class Rows(Tensor):
         if slices_read.value:
             _check_slices(func, args)
         rule = rules_by_function.get(func)
-        if rule is None or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active():  # type: ignore[no-untyped-call]
+        if rule is None or torch._C._are_functorch_transforms_active():
             rule = rule_of(func)
         if rule is read:
             with plainly():
@@ -271,7 +271,7 @@ def refuse(
     name = (func if isinstance(func, str) else name_of(func)).strip('_')
     if inside.value:
         raise ValueError(f"{inside.value} ('{name}' of rows that are spread over the ranks {why})")
-    instead = instead or BY_NAME.get(name, ALL_ROWS)
+    instead = instead or instead_of.get(name, ALL_ROWS)
     conv = _plain_conv()
     if conv is not None:
         instead = (

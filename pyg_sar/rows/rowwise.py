@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pyg_sar.rows.align import align, argument, dim_of, dims_of, rows_in
 from pyg_sar.rows.over_ranks import all_rows
-from pyg_sar.rows.registry import bare_name, is_in_place, name_of, rule
+from pyg_sar.rows.registry import bare_name, hint, is_in_place, name_of, rule
 from pyg_sar.rows.replicated import own_draws
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.sharding import Space
@@ -77,6 +77,12 @@ _TABLE: dict[str, _Acts] = {
     **_of('multinomial sample_dirichlet', slice(-1, None), draws=True),
     **_of('dirichlet_grad', slice(-1, None)),
 }
+hint(
+    'sort argsort msort',
+    'write pyg_sar.gather(x).sort(dim=0); a median in a conv is aggr=MedianAggregation() of its '
+    'constructor',
+)
+hint('multinomial', 'write torch.multinomial(pyg_sar.gather(weights), n)')
 over_rows: dict[str, OverRows] = {}
 """Functions that compute over the rows of all ranks, by name."""
 

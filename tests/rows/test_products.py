@@ -48,7 +48,6 @@ ROW_BY_ROW = [
     Small('inner', torch.inner, '[7,3]@0 [2,3]'),
     Small('cdist', lambda a, b: torch.cdist(a.real, b.real), '[7,3]@0 [4,3]'),
     Small('cdist reversed', lambda a, b: torch.cdist(a.real, b.real), '[4,3] [7,3]@0'),
-    Small('cross', lambda a, b: torch.cross(a, b, dim=-1), '[7,3]@0 [7,3]@0'),
     Small('one row', torch.matmul, '[1,3]@0 [3,2]'),
 ]
 
@@ -79,7 +78,7 @@ REFUSED = [
     Small('linear', F.linear, '[7,3]@0 [7,3]@0'),
     Small('trace', torch.trace, '[7,7]@0'),
     Small('diagonal', torch.diagonal, '[7,7]@0'),
-    Small('cross along rows', lambda a: torch.cross(a, a, dim=0), '[3,2]@0'),
+    Small('cross', lambda a, b: torch.cross(a, b, dim=-1), '[7,3]@0 [7,3]@0'),
     Small('sparse', _sparse, '[7,3]@0'),
 ]
 

@@ -32,6 +32,7 @@ _TAKERS = (
     *((torch.func, name, name) for name in ('vjp', 'jvp', 'linearize')),
     (torch.nested, 'nested_tensor', 'nested_tensor'),
     (torch.jit.ScriptFunction, '__call__', 'TorchScript'),
+    (torch.jit, 'trace', 'torch.jit.trace'),
     (torch.autograd.graph, 'register_multi_grad_hook', 'register_multi_grad_hook'),
 )
 """What takes tensors, also in lists."""
