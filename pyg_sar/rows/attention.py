@@ -34,7 +34,7 @@ from pyg_sar.rows.align import (
     rows_in,
     whole_shape,
 )
-from pyg_sar.rows.items import Items, by_items
+from pyg_sar.rows.layers import Items, by_items
 from pyg_sar.rows.over_ranks import all_rows
 from pyg_sar.rows.registry import BROADCAST, rule
 from pyg_sar.rows.replicated import own_draws, with_mean_gradient

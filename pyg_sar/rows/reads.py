@@ -280,7 +280,10 @@ hint(
     'write loss.backward() or torch.autograd.grad(loss, x), of a loss that is one number',
 )
 hint('tensor Tensor new new_tensor asarray Variable', 'write x.detach().clone()')
-hint('TorchScript torch.jit.trace', 'call the model itself, without torch.jit.script or torch.jit.trace')
+hint(
+    'TorchScript torch.jit.trace',
+    'call the model itself, without torch.jit.script or torch.jit.trace',
+)
 
 
 @rule('convert_indices_from_coo_to_csr')

@@ -26,7 +26,6 @@ from pyg_sar.rows.pointwise import pointwise
 from pyg_sar.rows.registry import rule
 from pyg_sar.rows.replicated import with_mean_gradient
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, remember, tag
-from pyg_sar.rows.sharding import Space
 from pyg_sar.utils.users_line import users_line, warn
 
 _MANY_READS = 1000
@@ -134,14 +133,6 @@ def _unpadded(func: Any, values: Rows, mask: Tensor, dim: int) -> Any:
     with plainly():
         is_full = all(agree(bool(plain(flat).all())))
     return rows if is_full else _masked(func, rows, flat, 0)
-
-
-def numbers_of(mask: Rows, space: Space) -> Space:
-    """The numbers that a mask of several dimensions selects out of rows, one after another."""
-    many = space.times(math.prod(mask.shape[1:]))
-    with plainly():
-        chosen = plain(mask).reshape(-1)
-    return many.selected(tag(chosen, 0, many))
 
 
 def _by_rows(func: Any, values: Rows, ids: Rows, dim: int) -> Any:
