@@ -29,7 +29,7 @@ import pyg_sar
 from pyg_sar.comm.vote import agree
 from pyg_sar.rows.adjacency import Adjacency
 from pyg_sar.rows.registry import names as words
-from pyg_sar.rows.rows import Rows, plainly, slices_read
+from pyg_sar.rows.rows import Rows, copies_read, plainly
 
 NUM_PARTS = 3
 Label = tuple[str, str, str]
@@ -127,7 +127,7 @@ def wanted(mode: str, call: Call) -> Any:
 
 def _called(call: Call, given: Given, mode: str) -> Any:
     torch.manual_seed(0)
-    slices_read.value = None
+    copies_read.value = None
     with in_mode(mode):
         try:
             out = call.run(given)

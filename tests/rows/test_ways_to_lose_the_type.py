@@ -103,17 +103,11 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
     'torch.tensor': torch.tensor,
     'torch.tensor(data=)': lambda x: torch.tensor(data=x),
     'torch.Tensor': torch.Tensor,
-    'torch.DoubleTensor': torch.DoubleTensor,
-    'torch.sparse.DoubleTensor': lambda x: torch.sparse.DoubleTensor(
-        torch.arange(N).repeat(2, 1), x[:, 0], torch.Size([N, N])
-    ),
     'torch.autograd.Variable': torch.autograd.Variable,
     'plain.new': lambda x: torch.zeros(1, dtype=x.dtype).new(x),
     'x.new': lambda x: x.new(x),
     'plain.new_tensor': lambda x: torch.zeros(1, dtype=x.dtype).new_tensor(x),
     'plain.data = x': _set_data,
-    'x.real = y': lambda x: setattr(x, 'real', X),
-    'plain.real = x': lambda x: setattr(X.clone(), 'real', x),
     'pickle': pickle.dumps,
     'torch.save': lambda x: torch.save(x, io.BytesIO()),
     'save of a state_dict': lambda x: torch.save(Holder(x).state_dict(), io.BytesIO()),
