@@ -4,7 +4,7 @@ from functools import cache
 
 from torch_geometric.typing import WITH_TORCH_SPARSE
 
-from pyg_sar.rows.patches import constructors, functions, memory, transforms
+from pyg_sar.rows.patches import constructors, functions, memory
 
 
 @cache
@@ -13,7 +13,6 @@ def ask_for_rows() -> None:
     constructors.ask()
     functions.ask()
     memory.ask()
-    transforms.refuse_on_parts()
     if WITH_TORCH_SPARSE:
         from pyg_sar.rows import sparse_tensor
 

@@ -1,6 +1,6 @@
-"""Functions of torch and PyG that do not look for ``__torch_function__``, replaced for rows.
+"""Functions, classes and transforms of PyG and torch that do not look for ``__torch_function__``.
 
-The first load of a graph puts them in. Without rows among its arguments each calls the original.
+The first load of a graph replaces them. Without rows among its arguments each calls the original.
 Sparse matrices are made of all entries, and dealt to the ranks where it is known which rows they
 run between.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import wraps
 from typing import Any
 
@@ -17,9 +18,11 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex as edges_of_pyg
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.data.data import BaseData
 from torch_geometric.loader import ClusterData, GraphSAINTSampler, ShaDowKHopSampler
 from torch_geometric.nn import GroupAddRev
 from torch_geometric.sampler import HGTSampler, NeighborSampler
+from torch_geometric.transforms import BaseTransform
 from torch_geometric.utils import _negative_sampling, to_dense_batch
 
 from pyg_sar.comm.ranks import world_size
@@ -28,7 +31,7 @@ from pyg_sar.rows.adjacency import dealt_between, spaces_in
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.over_ranks import whole
 from pyg_sar.rows.patches.memory import tell_torchscript
-from pyg_sar.rows.rows import Rows
+from pyg_sar.rows.rows import Rows, inside
 from pyg_sar.shard.edges import LocalEdges
 from pyg_sar.utils.nested import in_nested, leaves
 from pyg_sar.utils.scoped import Scoped
@@ -70,6 +73,7 @@ def ask() -> None:
     edges_of_pyg.__new__ = _edges_as_they_are(edges_of_pyg.__new__)
     for cls, instead in _SAMPLERS.items():
         cls.__init__ = _of_whole_graphs(cls, instead)  # type: ignore[misc]
+    refuse_on_parts()
 
 
 def _of_all_rows(function: Callable[..., Any], *, draws: bool = False) -> Callable[..., Any]:
@@ -155,3 +159,43 @@ def _of_whole_graphs(cls: type, instead: str) -> Callable[..., None]:
         make(self, *args, **kwargs)
 
     return call
+
+
+_BY_ROW = {
+    *('Compose', 'ComposeFilters', 'Constant', 'ToDevice'),
+    *('AddRemainingSelfLoops', 'AddSelfLoops', 'LinearTransformation', 'RemoveSelfLoops'),
+    *('RemoveTrainingClasses', 'ToSparseTensor'),
+}
+"""Transforms of PyG that change a part as they change the whole graph."""
+
+_INSTEAD = {
+    'RandomLinkSplit': 'apply it to the data of pyg_sar.load_shard, before pyg_sar.local',
+    'LaplacianLambdaMax': 'apply it before the cut, by --transform; in a forward write '
+    'T.LaplacianLambdaMax()(Data(edge_index=pyg_sar.gather(edge_index), num_nodes=x.size(0)))',
+}
+
+
+def refuse_on_parts() -> None:
+    """Has every other transform of PyG refuse a part of a graph, from now on in this process.
+
+    They would take statistics, draw, or look for neighbours in one part, without an error. On rows
+    of all ranks they run; where a function inside of one is refused, the error names the transform.
+    """
+    call = BaseTransform.__call__
+
+    @wraps(call)
+    def __call__(self: BaseTransform, data: Any) -> Any:
+        name = type(self).__name__
+        is_of_pyg = type(self).__module__.startswith('torch_geometric.') and name not in _BY_ROW
+        if not is_of_pyg or not isinstance(data, BaseData):
+            return call(self, data)
+        edges = {type(value) for store in data.edge_stores for value in store.values()}
+        instead = 'apply it to the whole graph before it is cut (python -m pyg_sar.partition '
+        instead = _INSTEAD.get(name, f"{instead}--transform '{name}')")
+        refusal = f'T.{name} means nothing on a cut graph: {instead}'
+        if LocalEdges in edges:
+            raise ValueError(refusal)
+        with inside.set(refusal) if EdgeIndex in edges else nullcontext():
+            return call(self, data)
+
+    BaseTransform.__call__ = __call__
