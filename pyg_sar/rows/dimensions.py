@@ -25,7 +25,7 @@ from pyg_sar.rows.align import (
 from pyg_sar.rows.edges import EdgeIndex, edge_index
 from pyg_sar.rows.made_edges import edges_of, is_in, whole_ids
 from pyg_sar.rows.over_ranks import all_rows
-from pyg_sar.rows.registry import BROADCAST, name_of, rule
+from pyg_sar.rows.registry import BROADCAST, hint, name_of, rule
 from pyg_sar.rows.replicated import check_whole, with_mean_gradient
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.sharding import Space
@@ -95,10 +95,7 @@ def _select(func: Any, input: Rows, dim: int, index: int) -> Any:
         return tag(func(plain(input), dim, index), input._dim - (dim < input._dim), input._space)
 
 
-@rule(
-    'chunk split tensor_split split_with_sizes unsafe_chunk unsafe_split unsafe_split_with_sizes '
-    'hsplit vsplit dsplit'
-)
+@rule('chunk split tensor_split split_with_sizes unsafe_chunk unsafe_split unsafe_split_with_sizes')
 @rule('unbind unbind_copy', 'write x[3] for one row, or for row in pyg_sar.gather(x)')
 def _pieces(func: Any, args: Any, kwargs: Any) -> Any:
     name = name_of(func)
@@ -107,8 +104,6 @@ def _pieces(func: Any, args: Any, kwargs: Any) -> Any:
         refuse(func, 'by places that are rows has no meaning')
     num_dims, unbinds = dim_of(rows), name.startswith('unbind')
     dim = argument(args, kwargs, 1 if unbinds else 2, 'dim', default=0) % num_dims
-    if name in ('hsplit', 'vsplit', 'dsplit'):
-        dim = {'hsplit': int(num_dims > 1), 'vsplit': 0, 'dsplit': 2}[name]
     if dim != rows._dim:
         right = from_right(rows) - (unbinds and dim > rows._dim)
         with plainly():
@@ -120,7 +115,7 @@ def _pieces(func: Any, args: Any, kwargs: Any) -> Any:
         refuse(func, 'along the rows would give each of them to every rank')
     # Along the rows, as slices of all of them.
     named = {k: v for k, v in kwargs.items() if k not in ('input', 'tensor', 'dim')}
-    cut = torch.tensor_split if name in ('hsplit', 'vsplit', 'dsplit') else getattr(torch, name)
+    cut = getattr(torch, name)
     out = []
     for ids in cut(torch.arange(rows._space.total), *args[1:2], **named):
         first = int(ids[0]) if len(ids) else 0
@@ -142,14 +137,14 @@ def _stack(func: Any, tensors: Any, dim: int = 0) -> Any:
         return tag(torch.stack(own, dim), at + (dim <= at), space)
 
 
-@rule('cat concat concatenate hstack vstack row_stack dstack column_stack')
+hint('hstack vstack dstack row_stack column_stack', 'write torch.cat(tensors, dim)')
+
+
+@rule('cat concat concatenate')
 def _cat(func: Any, args: Any, kwargs: Any) -> Any:
     """Side by side, or rows after rows of another space."""
     parts = list(argument(args, kwargs, 0, 'tensors'))
-    name = func.__name__
     dim = argument(args, kwargs, 1, 'dim', 'axis', default=0)
-    if name not in ('cat', 'concat', 'concatenate'):
-        parts, dim = _stacked_parts(func, name, parts)
     parts = [part for part in parts if dim_of(part) != 1 or isinstance(part, Rows) or part.numel()]
     first = next(part for part in parts if isinstance(part, Rows))
     dim %= dim_of(first)
@@ -186,21 +181,6 @@ def _widened(part: Tensor, right: int, space: Space) -> Tensor:
         if shape[-right] == 1:
             shape[-right] = space.own
         return part.expand(shape)
-
-
-def _stacked_parts(func: Any, name: str, parts: list[Tensor]) -> tuple[list[Tensor], int]:
-    num_dims = dim_of(parts[0])
-    if name == 'hstack':
-        return parts, 0 if num_dims == 1 else 1
-    if name == 'column_stack':
-        if any(dim_of(part) == 0 for part in parts):
-            refuse(func, 'of single numbers is not known to be right')
-        return [part.unsqueeze(1) if dim_of(part) == 1 else part for part in parts], 1
-    if name in ('vstack', 'row_stack') and num_dims > 1:
-        return parts, 0
-    if name == 'dstack' and num_dims > 2:
-        return parts, 2
-    refuse(func, 'of so few dimensions is not known to be right', 'use stack or cat')
 
 
 def _more_edges(func: Any, parts: list[Any], dim: int) -> Any:

@@ -34,7 +34,7 @@ _KEEPS_IDS = _KEEPS_EDGES | names(
 _COPIES = names('clone index_select masked_select')
 _READS = names(
     'size len numel nelement dim ndimension is_floating_point is_complex get_device is_contiguous '
-    'element_size is_pinned type hash repr format requires_grad_ is_same_size'
+    'element_size is_pinned type hash repr format requires_grad_'
 )
 _MOVES = names('T mT H mH real')
 _JOINS = names('cat concat concatenate hstack')

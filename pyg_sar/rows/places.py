@@ -125,27 +125,19 @@ def _equal(func: Any, args: Any, kwargs: Any) -> Any:
         return all(agree(bool(func(*args, **kwargs))))
 
 
-@rule('gather take_along_dim')
-def _gathered(func: Any, args: Any, kwargs: Any) -> Any:
+@named_rule('gather')
+def _gather(func: Any, input: Any, dim: int, index: Any, sparse_grad: bool = False) -> Any:
     """Along a dimension that is not the rows': every row has its own places."""
-    is_gather = name_of(func) == 'gather'
-    values, dim = argument(args, kwargs, 0, 'input'), argument(args, kwargs, 2 - is_gather, 'dim')
-    index = argument(args, kwargs, 1 + is_gather, 'index', 'indices')
-    if dim is None:
-        refuse(func, 'of all numbers as one')
-    num_dims = dim_of(values)
-    places = {tensor._dim for tensor in rows_in((values, index))}
-    if dim_of(index) != num_dims or dim % num_dims in places:
-        if is_gather and dim_of(index) == num_dims and places == {dim % num_dims}:
-            return _by_places(func, values, index, dim % num_dims)
+    num_dims = dim_of(input)
+    dim, places = dim % num_dims, {tensor._dim for tensor in rows_in((input, index))}
+    if dim_of(index) != num_dims or dim in places:
+        if dim_of(index) == num_dims and places == {dim}:
+            return _by_places(func, input, index, dim)
         refuse(func, _BY_PLACES, _ONE_PLACE)
-    if is_gather and any(
-        not isinstance(tensor, Rows) and tensor.size(at) == 1
-        for tensor in (values, index)
-        for at in places
-    ):
+    plain_ones = [tensor for tensor in (input, index) if not isinstance(tensor, Rows)]
+    if any(tensor.size(at) == 1 for tensor in plain_ones for at in places):
         refuse(func, 'of one row alone is not known to be right')
-    return rowwise(func, args, kwargs, [dim % num_dims], pads=False)
+    return rowwise(func, (input, dim, index), {}, [dim], pads=False)
 
 
 _BY_PLACES = 'over the rows by several places in a row is not known to be right'

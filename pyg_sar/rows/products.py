@@ -149,16 +149,6 @@ def _with_batch(num_dims: int, matrix: str, vector: str) -> list[Hashable]:
     return [*range(-num_dims, -2), *matrix] if num_dims > 1 else [*vector[:num_dims]]
 
 
-@rule('inner', _ALL_PAIRS)
-def _inner(func: Any, args: Any, kwargs: Any) -> Any:
-    """``[..., k]`` and ``[..., k]``."""
-    a, b = _operands(func, args, kwargs)
-    if not dim_of(a) or not dim_of(b):
-        return a * b
-    of_a, of_b = [('a', i) for i in range(dim_of(a) - 1)], [('b', i) for i in range(dim_of(b) - 1)]
-    return contract(func, (a, b), ([*of_a, 'k'], [*of_b, 'k']), [*of_a, *of_b], func)
-
-
 @rule('linear')
 def _linear(func: Any, args: Any, kwargs: Any) -> Any:
     """Rows and plain parameters at once; anything else by the rule for products."""
@@ -214,7 +204,6 @@ def _with_bias(
 _PRODUCT: dict[str, Callable[..., Any]] = {
     'addmm': torch.mm,
     'addmv': torch.mv,
-    'addbmm': lambda a, b: torch.bmm(a, b).sum(0),
     'baddbmm': torch.bmm,
 }
 

@@ -56,11 +56,6 @@ def _grad_fn(func: Any, args: Any, kwargs: Any) -> Any:
     return read(func, args, kwargs)
 
 
-@rule('is_same_size')
-def _is_same_size(func: Any, args: Any, kwargs: Any) -> bool:
-    return whole_shape(args[0]) == whole_shape(argument(args, kwargs, 1, 'other'))
-
-
 @rule('type')
 def _type(func: Any, args: Any, kwargs: Any) -> Any:
     return (pointwise if len(args) > 1 or kwargs else read)(func, args, kwargs)

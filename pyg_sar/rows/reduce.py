@@ -33,7 +33,7 @@ _POSITIONS = {
 
 @rule(
     'sum mean amax amin max min std var norm linalg_vector_norm any all nansum nanmean logsumexp '
-    'count_nonzero argmax argmin median prod std_mean var_mean aminmax mode nanmedian quantile '
+    'count_nonzero argmax argmin median prod std_mean var_mean mode nanmedian quantile '
     'nanquantile kthvalue special_logsumexp is_all_true is_any_true'
 )
 def _reduction(func: Any, args: Any, kwargs: Any) -> Any:
@@ -127,11 +127,6 @@ def _nansum(over: Reduction) -> Tensor:
     return over.sum(torch.where(over.values.isnan(), 0, over.values))
 
 
-def _aminmax(over: Reduction) -> Any:
-    low, high = over.largest(over.values, least=True), over.largest(over.values)
-    return torch.return_types.aminmax((low, high))
-
-
 def _moments(over: Reduction) -> Any:
     correction = over.named.get('correction', 0 if over.named.get('unbiased') is False else 1)
     mean = over.sum(over.values, keepdim=True) / over.count
@@ -188,7 +183,6 @@ _OVER_ROWS: dict[str, Callable[[Reduction], Any]] = {
     'count_nonzero': lambda over: over.sum(over.values != 0, keepdim=False),
     **dict.fromkeys(['amax', 'max'], lambda over: over.largest(over.values)),
     **dict.fromkeys(['amin', 'min'], lambda over: over.largest(over.values, least=True)),
-    'aminmax': _aminmax,
     **dict.fromkeys(['var', 'std', 'var_mean', 'std_mean'], _moments),
     **dict.fromkeys(['norm', 'linalg_vector_norm'], _norm),
     'logsumexp': _logsumexp,
@@ -252,10 +246,3 @@ def _cosine_similarity(func: Any, x1: Any, x2: Any, dim: int = 1, eps: float = 1
         floor = eps * eps
         cosine: Tensor = dot / (squares[0].clamp_min(floor) * squares[1].clamp_min(floor)).sqrt()
         return cosine.to(few.dtype)
-
-
-@named_rule('pairwise_distance')
-def _pairwise_distance(
-    func: Any, x1: Any, x2: Any, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False
-) -> Any:
-    return (x1 - x2 + eps).norm(p, -1, keepdim=keepdim)

@@ -212,7 +212,6 @@ def _over_the_rows() -> list[Case]:
         _case(torch.histc, vector, 4),
         _case(F.one_hot, ties),
         _case(torch.cov, _of(3, 6)),
-        _case(torch.special.logsumexp, _of(6, 3), 0),
     ]
 
 
