@@ -10,7 +10,6 @@ from pyg_sar.rows import (
     index,
     layers,
     losses,
-    matrices,
     places,
     pointwise,
     products,

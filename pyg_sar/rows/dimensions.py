@@ -57,19 +57,16 @@ def _moved_to(
     return list(func(probe, *args, **dict(kwargs)).shape).index(dim + 2)
 
 
-@rule('squeeze squeeze_copy')
-def _squeeze(func: Any, args: Any, kwargs: Any) -> Any:
+@named_rule('squeeze squeeze_copy')
+def _squeeze(func: Any, input: Rows, dim: int | tuple[int, ...] | None = None) -> Any:
     """The dimension of the rows stays, as one own row is not all of them."""
-    rows = args[0] if args else kwargs.get('input')
-    shape = whole_shape(rows)
-    named = argument(args, kwargs, 1, 'dim')
-    dims = range(len(shape)) if named is None else dims_of(named, len(shape)) or []
-    gone = [dim for dim in dims if shape[dim] == 1]
-    if rows._dim in gone:
+    shape, at = whole_shape(input), input._dim
+    dims = range(len(shape)) if dim is None else dims_of(dim, len(shape)) or []
+    gone = tuple(i for i in dims if shape[i] == 1)
+    if at in gone:
         refuse(func, 'of a whole of one row would drop the dimension of the rows')
     with plainly():
-        dim = rows._dim - sum(dim < rows._dim for dim in gone)
-        return tag(func(rows, tuple(gone)), dim, rows._space)
+        return tag(func(input, gone), at - sum(i < at for i in gone), input._space)
 
 
 @named_rule('narrow narrow_copy')
@@ -140,12 +137,12 @@ def _stack(func: Any, tensors: Any, dim: int = 0) -> Any:
 hint('hstack vstack dstack row_stack column_stack', 'write torch.cat(tensors, dim)')
 
 
-@rule('cat concat concatenate')
-def _cat(func: Any, args: Any, kwargs: Any) -> Any:
+@named_rule('cat concat concatenate')
+def _cat(func: Any, tensors: Any, dim: int = 0) -> Any:
     """Side by side, or rows after rows of another space."""
-    parts = list(argument(args, kwargs, 0, 'tensors'))
-    dim = argument(args, kwargs, 1, 'dim', 'axis', default=0)
-    parts = [part for part in parts if dim_of(part) != 1 or isinstance(part, Rows) or part.numel()]
+    parts = [
+        part for part in tensors if dim_of(part) != 1 or isinstance(part, Rows) or part.numel()
+    ]
     first = next(part for part in parts if isinstance(part, Rows))
     dim %= dim_of(first)
     if isinstance(first, EdgeIndex):

@@ -37,7 +37,7 @@ _READS = names(
     'element_size is_pinned type hash repr format requires_grad_'
 )
 _MOVES = names('T mT H mH real')
-_JOINS = names('cat concat concatenate hstack')
+_JOINS = names('cat concat concatenate')
 _NEW_EDGES = 'write edge_index[:, mask], or torch.stack([row, col]) of new ids'
 _IN_PLACE = "cannot change a graph's edges in place"
 _MOVED: Kept[Ends] = Kept()

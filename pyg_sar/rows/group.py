@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pyg_sar.comm.exchange import exchange_of
 from pyg_sar.comm.row_map import from_halo
-from pyg_sar.rows.align import argument, dim_of, own_rows, rows_in, whole_shape
+from pyg_sar.rows.align import argument, dim_of, named_rule, own_rows, rows_in, whole_shape
 from pyg_sar.rows.edges import NodeIds
 from pyg_sar.rows.over_ranks import (
     fetched,
@@ -225,10 +225,14 @@ def _wide(index: Tensor, values: Tensor, dim: int) -> Tensor:
     return index.view(shape).expand_as(values)
 
 
-def _added_up(func: Any, out: Tensor, args: Any, kwargs: Any) -> Tensor:
-    """``table.index_put_((y, pred), ones, accumulate=True)``: what rows add to a table."""
-    index, values = argument(args, kwargs, 1, 'indices'), argument(args, kwargs, 2, 'values')
-    rows = rows_in((*index, values))
+@named_rule('index_put')
+def _index_put(func: Any, input: Any, indices: Any, values: Any, accumulate: bool = False) -> Any:
+    """``table.index_put_((y, pred), ones, accumulate=True)`` is what rows add to a table."""
+    out = input if name_of(func).endswith('_') else input.clone()
+    if not accumulate:
+        out[tuple(indices)] = values
+        return out
+    rows = rows_in((*indices, values))
     if isinstance(out, Rows) or any(tensor._dim or dim_of(tensor) > 1 for tensor in rows):
         refuse(func, 'with accumulate is known for vectors of rows into a plain tensor')
     space = rows[0]._space
@@ -238,19 +242,14 @@ def _added_up(func: Any, out: Tensor, args: Any, kwargs: Any) -> Tensor:
 
     with plainly():
         zeros = torch.zeros_like(out, requires_grad=False)
-        sums = zeros.index_put(tuple(own(ids) for ids in index), own(values), accumulate=True)
+        sums = zeros.index_put(tuple(own(ids) for ids in indices), own(values), accumulate=True)
         return out.add_(sum_of_ranks(sums))
 
 
-@rule('index_copy index_fill index_put')
-def _put(func: Any, args: Any, kwargs: Any) -> Any:
+@rule('index_copy index_fill')
+def _index_copy(func: Any, args: Any, kwargs: Any) -> Any:
     """Computed as ``out[index] = values``."""
     out = args[0] if name_of(func).endswith('_') else args[0].clone()
-    if bare_name(func) == 'index_put':
-        if argument(args, kwargs, 3, 'accumulate', default=False):
-            return _added_up(func, out, args, kwargs)
-        out[tuple(argument(args, kwargs, 1, 'indices'))] = argument(args, kwargs, 2, 'values')
-        return out
     dim = argument(args, kwargs, 1, 'dim') % dim_of(out)
     index = argument(args, kwargs, 2, 'index')
     if bare_name(func) == 'index_fill':  # a gradient of the value counts every place once

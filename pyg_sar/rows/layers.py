@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pyg_sar.comm.ranks import world_size
 from pyg_sar.ops.batch_norm import BatchNorm, moments
-from pyg_sar.rows.align import argument, bound, dim_of, own_rows, rows_in
+from pyg_sar.rows.align import argument, bound, dim_of, named_rule, own_rows, rows_in
 from pyg_sar.rows.registry import hint, name_of, rule
 from pyg_sar.rows.replicated import is_averaged, mean_gradient_if_plain, own_draws
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
@@ -144,12 +144,12 @@ def _embedding(func: Any, args: Any, kwargs: Any) -> Any:
     return by_items(func, (), named, {'input': Items(ids._dim)}, ids._dim)
 
 
-@rule('prelu')
-def _prelu(func: Any, args: Any, kwargs: Any) -> Any:
-    rows = argument(args, kwargs, 0, 'input')
-    if not isinstance(rows, Rows) or (rows._dim == 1 and dim_of(rows) > 1):
+@named_rule('prelu')
+def _prelu(func: Any, input: Rows, weight: Tensor) -> Any:
+    dim = input._dim
+    if dim == 1 and dim_of(input) > 1:
         refuse(func, 'would have the channels of this rank alone')
-    return by_items(func, args, kwargs, {'input': Items(rows._dim)}, rows._dim)
+    return by_items(func, (input, weight), {}, {'input': Items(dim)}, dim)
 
 
 _NODES_FIRST = (
