@@ -1,22 +1,15 @@
-"""Functions over the nodes of all ranks, or the batches of all, that torch has no name for."""
+"""Functions over the batches of all ranks that torch has no name for."""
 
 from __future__ import annotations
-
-from functools import wraps
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from pyg_sar.comm.collectives import all_gather_alike, all_to_all
 from pyg_sar.comm.errors import collective
-from pyg_sar.comm.ranks import check_lives, world_size
-from pyg_sar.rows.edges import EdgeIndex
-from pyg_sar.rows.negative_sampling import negative_sampling as negative_pairs
+from pyg_sar.comm.ranks import world_size
 from pyg_sar.rows.over_ranks import sum_of_ranks
-from pyg_sar.rows.rows import Rows, tag
-from pyg_sar.rows.sharding import Space, rows_of_ranks
-from pyg_sar.shard.edges import LocalEdges, refuse_local
+from pyg_sar.rows.rows import Rows
 
 
 @collective('mean_of_batches', 'one sum over all ranks, and one in backward')
@@ -96,16 +89,3 @@ def gather_batches(values: Tensor) -> Tensor:
     counts = all_gather_alike(torch.tensor(values.size(0))).tolist()
     sent = values.expand(num_ranks, *values.shape).flatten(0, 1)
     return all_to_all(sent, [values.size(0)] * num_ranks, counts)
-
-
-@wraps(negative_pairs)
-def negative_sampling(edge_index: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Negative edges as rows, of edges of the whole graph."""
-    if isinstance(edge_index, LocalEdges):
-        refuse_local('negative_sampling')
-    if not isinstance(edge_index, EdgeIndex):
-        return negative_pairs(edge_index, *args, **kwargs)
-    check_lives(edge_index._space.comm)
-    pairs = negative_pairs(edge_index.handle, *args, **kwargs)
-    count = pairs.size(1)
-    return tag(pairs, 1, Space(count, what='negative edges', total=rows_of_ranks(count)))
