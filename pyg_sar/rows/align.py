@@ -114,6 +114,12 @@ def brought(func: Any, rows: Rows, space: Space) -> Any:
         return tag(fetched(rows, space.ids(rows.device)).movedim(0, rows._dim), rows._dim, space)
 
 
+def masked(func: Any, mask: Tensor, space: Space) -> tuple[Space, Tensor]:
+    """The rows that a mask selects, and the plain mask of the own rows."""
+    key = brought(func, mask, space) if isinstance(mask, Rows) else own_rows(func, mask, 0, space)
+    return space.selected(key), plain(key)
+
+
 def align(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any], int, Space]:

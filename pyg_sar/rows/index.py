@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_sar.rows.align import brought, dim_of, listed, own_rows
+from pyg_sar.rows.align import brought, dim_of, listed, masked, own_rows
 from pyg_sar.rows.edges import NodeIds
 from pyg_sar.rows.over_ranks import whole
 from pyg_sar.rows.registry import rule
@@ -128,8 +128,7 @@ def _set_rows(func: Any, values: Rows, items: list[Any], position: int, new: Any
             if dim_of(at) > 1:
                 _set_numbers(func, values, at, new)
                 return
-            key = brought(func, at, space) if isinstance(at, Rows) else own_rows(func, at, 0, space)
-            items[position], chosen = plain(key), space.selected(key)
+            chosen, items[position] = masked(func, at, space)
         elif isinstance(at, NodeIds) and at.of is space and at.shard is None:
             items[position], chosen = at.places, at._space
         else:

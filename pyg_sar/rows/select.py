@@ -11,7 +11,15 @@ from torch import Tensor
 from pyg_sar.comm.exchange import exchange_of
 from pyg_sar.comm.row_map import with_halo
 from pyg_sar.comm.vote import agree
-from pyg_sar.rows.align import brought, check_range, dim_of, named_rule, own_rows, whole_shape
+from pyg_sar.rows.align import (
+    brought,
+    check_range,
+    dim_of,
+    masked,
+    named_rule,
+    own_rows,
+    whole_shape,
+)
 from pyg_sar.rows.edges import NodeIds, node_ids
 from pyg_sar.rows.index import (
     TWO_DIMENSIONS,
@@ -119,8 +127,7 @@ def _masked(func: Any, values: Rows, mask: Tensor, dim: int) -> Any:
             chosen = plain(mask).reshape(-1)
         many = tag(flat, 0, space.times(width))
         return _masked(func, many, tag(chosen, 0, space.times(width)), 0)
-    key = brought(func, mask, space) if isinstance(mask, Rows) else own_rows(func, mask, 0, space)
-    selected = space.selected(key)
+    selected, _ = masked(func, mask, space)
     with plainly():
         return tag(plain(values).index_select(dim, selected.chosen(values.device)), dim, selected)
 

@@ -11,7 +11,7 @@ import inspect
 import random
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import wraps
+from functools import cache, wraps
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from torch_geometric.loader import ClusterData, GraphSAINTSampler, ShaDowKHopSam
 from torch_geometric.nn import GroupAddRev
 from torch_geometric.sampler import HGTSampler, NeighborSampler
 from torch_geometric.transforms import BaseTransform
+from torch_geometric.typing import WITH_TORCH_SPARSE
 from torch_geometric.utils import _negative_sampling, to_dense_batch
 
 from pyg_sar.comm.ranks import world_size
@@ -30,8 +31,9 @@ from pyg_sar.comm.vote import agree
 from pyg_sar.rows.adjacency import dealt_between, spaces_in
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.over_ranks import whole
-from pyg_sar.rows.patches.memory import tell_torchscript
+from pyg_sar.rows.patched_memory import refuse_where_memory_is_taken, tell_torchscript
 from pyg_sar.rows.rows import Rows, inside
+from pyg_sar.rows.users_functions import ask_in_functions
 from pyg_sar.shard.edges import LocalEdges
 from pyg_sar.utils.nested import in_nested, leaves
 from pyg_sar.utils.scoped import Scoped
@@ -54,8 +56,11 @@ alike_draws = Scoped(False)
 """Whether all ranks draw the negative edges of rank 0, even if the edges are plain tensors."""
 
 
-def ask() -> None:
-    """Replaces the functions."""
+@cache
+def ask_for_rows() -> None:
+    """Puts functions that ask a tensor for its class in place of the others, once in a process."""
+    refuse_where_memory_is_taken()
+    ask_in_functions()
     for name in _SPARSE:
         function = getattr(torch, name)
         asking = _of_all_rows(function)
@@ -74,6 +79,10 @@ def ask() -> None:
     for cls, instead in _SAMPLERS.items():
         cls.__init__ = _of_whole_graphs(cls, instead)  # type: ignore[misc]
     refuse_on_parts()
+    if WITH_TORCH_SPARSE:
+        from pyg_sar.rows import sparse_tensor
+
+        sparse_tensor.ask()
 
 
 def _of_all_rows(function: Callable[..., Any], *, draws: bool = False) -> Callable[..., Any]:

@@ -40,7 +40,7 @@ _TRANSFORMS = (
 )
 
 
-def ask() -> None:
+def refuse_where_memory_is_taken() -> None:
     """Replaces the functions."""
     for owner, name, told in _MAKERS:
         function = getattr(owner, name)
