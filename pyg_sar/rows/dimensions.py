@@ -28,6 +28,7 @@ from pyg_sar.rows.over_ranks import all_rows
 from pyg_sar.rows.registry import BROADCAST, hint, name_of, rule
 from pyg_sar.rows.replicated import check_whole, with_mean_gradient
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
+from pyg_sar.rows.rowwise import rowwise
 from pyg_sar.rows.sharding import Space
 
 
@@ -228,3 +229,15 @@ def _between_any_nodes(func: Any, parts: list[Any], first: EdgeIndex) -> Any:
     if is_in(ids[0], src) and is_in(ids[1], dst):
         return edges_of(func, ids, src, dst)
     return ids
+
+
+@rule(
+    'pad constant_pad_nd',
+    'add the node to the graph before the cut, as by torch_geometric.transforms.VirtualNode; pad '
+    'other dimensions by F.pad',
+)
+def _pad(func: Any, args: Any, kwargs: Any) -> Any:
+    """In other dimensions than that of the rows."""
+    num_dims = dim_of(argument(args, kwargs, 0, 'input'))
+    first = num_dims - len(argument(args, kwargs, 1, 'pad')) // 2
+    return rowwise(func, args, kwargs, range(first, num_dims))

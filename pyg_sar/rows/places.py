@@ -159,18 +159,6 @@ def _by_places(func: Any, values: Any, index: Any, dim: int) -> Any:
     return values[(slice(None),) * dim + (place,)]
 
 
-@rule(
-    'pad constant_pad_nd',
-    'add the node to the graph before the cut, as by torch_geometric.transforms.VirtualNode; pad '
-    'other dimensions by F.pad',
-)
-def _pad(func: Any, args: Any, kwargs: Any) -> Any:
-    """In other dimensions than that of the rows."""
-    num_dims = dim_of(argument(args, kwargs, 0, 'input'))
-    first = num_dims - len(argument(args, kwargs, 1, 'pad')) // 2
-    return rowwise(func, args, kwargs, range(first, num_dims))
-
-
 def _gathered(values: Tensor) -> Tensor:
     return all_gather_alike(values.contiguous()) if world_size() > 1 else values.unsqueeze(0)
 

@@ -125,11 +125,7 @@ def _grad(func: Any, args: Any, kwargs: Any) -> Any:
 
 @rule('.shape')
 def _shape(func: Any, args: Any, kwargs: Any) -> Any:
-    (rows,) = args
-    with plainly():
-        shape = list(rows.shape)
-    shape[rows._dim] = rows._space.total
-    return torch.Size(shape)
+    return torch.Size(whole_shape(args[0]))
 
 
 @rule('.nbytes size len numel nelement')

@@ -140,15 +140,15 @@ class Space:
             places[self.ids(device)] = torch.arange(self.own, device=device)
             return places
 
-        return self._kept('places', device, make)[ids]
+        return self.kept('places', device, make)[ids]
 
     def chosen(self, device: torch.device) -> Tensor:
         """Of a selection, which own rows of `parent` it has, int64 ``[own]``."""
         assert self.mask is not None
         mask = self.mask
-        return self._kept('chosen', device, lambda: mask.to(device).nonzero().view(-1))
+        return self.kept('chosen', device, lambda: mask.to(device).nonzero().view(-1))
 
-    def _kept(self, what: str, key: Any, make: Callable[[], T]) -> T:
+    def kept(self, what: str, key: Any, make: Callable[[], T]) -> T:
         """What is derived by a key; all ranks ask in one order, and so drop the same ones."""
         cache = self._derived[what]
         if key in cache:
@@ -168,7 +168,7 @@ class Space:
         if count == 1:
             return self
         own, what = self.own * count, self.what
-        return self._kept('times', count, lambda: Space(own, what=what, base=self, count=count))
+        return self.kept('times', count, lambda: Space(own, what=what, base=self, count=count))
 
     def selected(self, mask: Tensor) -> Space:
         """The rows that a mask of own rows selects; equal for the same mask, not written to since.
@@ -200,7 +200,7 @@ class Space:
     def joined(self, others: tuple[Space, ...]) -> Space:
         """The rows of this space, then those of others."""
         spaces = (self, *others)
-        return self._kept(
+        return self.kept(
             'joined',
             others,
             lambda: Space(
@@ -228,7 +228,7 @@ class Space:
                 ids = torch.arange(here * count // ranks, (here + 1) * count // ranks)
             return Space(ids.numel(), what='new rows', ids=ids, total=count)
 
-        return self._kept('dealt', count, make)
+        return self.kept('dealt', count, make)
 
     def is_same(self, other: Space) -> bool:
         """Whether both hold the same rows in the same order, on all ranks.
@@ -244,7 +244,7 @@ class Space:
                     space.ids(space._device())
             return all(agree(self._is_alike_here(other)))
 
-        return self._kept('is same', other, ask)
+        return self.kept('is same', other, ask)
 
     def _is_alike_here(self, other: Space) -> bool:
         if self.own != other.own:
