@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import torch
@@ -34,32 +33,6 @@ class Projected(ByThree):
     @staticmethod
     def joined(out: Tensor) -> Tensor:
         return out.squeeze(0).transpose(0, 1).reshape(out.size(2), 8)
-
-
-class Nodeformer(Projected):
-    """Positive random features, with a normaliser by einsum."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer('projection', torch.randn(4, 12))
-
-    def features(self, x: Tensor, is_query: bool) -> Tensor:
-        x = x / math.sqrt(math.sqrt(4))
-        dash = torch.einsum('nhd,dm->nhm', x, self.projection.to(x.dtype))
-        diagonal = (x**2).sum(-1, keepdim=True) / 2
-        if is_query:
-            top = dash.amax(dim=-1, keepdim=True).detach()
-        else:
-            top = dash.amax(dim=(0, -1), keepdim=True).detach()
-        return (torch.exp(dash - diagonal - top) + 1e-6) / math.sqrt(12)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.heads(x)
-        q, k = self.features(q, True), self.features(k, False)
-        kvs = torch.einsum('nhm,nhd->hmd', k, v)
-        num = torch.einsum('nhm,hmd->nhd', q, kvs)
-        den = torch.einsum('nhm,hm->nh', q, k.sum(0)).unsqueeze(-1)
-        return (num / den).reshape(x.size(0), 8)
 
 
 class SoftmaxOverNodes(Projected):
@@ -365,7 +338,6 @@ class Codebook(Projected):
 
 
 MODELS: dict[str, Callable[[], Module]] = {
-    'nodeformer_kernel': lambda: Layered(Nodeformer),
     'softmax_over_nodes': lambda: Layered(SoftmaxOverNodes),
     'linear_by_bmm': lambda: Layered(Matmuls),
     'sdpa_mask_of_keys': lambda: Layered(KeyMask),
