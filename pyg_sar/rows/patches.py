@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 import random
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import cache, wraps
 from typing import Any
 
@@ -201,10 +200,11 @@ def refuse_on_parts() -> None:
         edges = {type(value) for store in data.edge_stores for value in store.values()}
         instead = 'apply it to the whole graph before it is cut (python -m pyg_sar.partition '
         instead = _INSTEAD.get(name, f"{instead}--transform '{name}')")
-        refusal = f'T.{name} means nothing on a cut graph: {instead}'
         if LocalEdges in edges:
-            raise ValueError(refusal)
-        with inside.set(refusal) if EdgeIndex in edges else nullcontext():
+            raise ValueError(f'T.{name} means nothing on a cut graph: {instead}')
+        if EdgeIndex not in edges:
+            return call(self, data)
+        with inside.set(f'T.{name} means nothing on a cut graph: {instead}'):
             return call(self, data)
 
     BaseTransform.__call__ = __call__
