@@ -54,6 +54,7 @@ _MOST_DRAWN_ALIKE = 2**22
     # Other names of those that torch tags.
     'absolute arccos arccosh arcsin arcsinh arctan arctan2 arctanh divide fix floor_divide greater '
     'greater_equal less less_equal multiply negative not_equal subtract '
+    'expit gammainc gammaincc gammaln multigammaln ndtr psi '
 )
 def pointwise(func: Any, args: Any, kwargs: Any) -> Any:
     """Runs on the own rows."""

@@ -86,8 +86,8 @@ def is_in_place(name: str) -> bool:
 
 @cache
 def bare_name(func: Any) -> str:
-    """Its name without the underscores of methods in place and of operators."""
-    return name_of(func).strip('_')
+    """Its name without the underscores of methods in place and of operators, or torch.special."""
+    return name_of(func).strip('_').removeprefix('special_')
 
 
 def _find(func: Any) -> Rule:
@@ -105,8 +105,10 @@ def _find(func: Any) -> Rule:
 
 
 def _forms(name: str) -> list[str]:
-    """A name as it is, without underscores, and of an operator without ``r`` or ``i`` in front."""
+    """A name as it is, without underscores, and without ``special_``, or an operator's r or i."""
     forms = [name, name.strip('_')]
+    if name.startswith('special_'):
+        forms.append(name.removeprefix('special_'))
     if name.startswith('__') and name.endswith('__') and forms[1][:1] in ('r', 'i'):
         forms.append(forms[1][1:])
     return forms
@@ -119,7 +121,8 @@ def is_pointwise(name: str) -> bool:
         packet = getattr(torch.ops.aten, form, None)
         if packet is not None and form != 'equal':
             tags = (getattr(packet, overload).tags for overload in packet.overloads())
-            return any(torch.Tag.pointwise in of_overload for of_overload in tags)
+            if any(torch.Tag.pointwise in of_overload for of_overload in tags):
+                return True
     return False
 
 
