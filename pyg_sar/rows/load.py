@@ -15,6 +15,7 @@ from pyg_sar.comm.errors import collective
 from pyg_sar.comm.ranks import current, is_distributed
 from pyg_sar.comm.vote import agree, differ, odd_and_usual, raise_on_all
 from pyg_sar.rows.from_data import as_rows_of_graph
+from pyg_sar.rows.patches import ask_for_rows
 from pyg_sar.shard.meta import read_meta
 from pyg_sar.shard.read_shard import read_shard
 from pyg_sar.utils.log import bytes_text, say
@@ -74,6 +75,7 @@ def load_shard(
             number of parts is not a multiple of the number of ranks, a file does not hold what
             META.json says or was changed, or the ranks' folders hold different partitions.
     """
+    ask_for_rows()
     data = _logged(_read(root, rank, verify))
     return data if rank is not None else as_rows_of_graph(data)
 
