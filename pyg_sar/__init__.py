@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from pyg_sar.nn.sar_conv import SARConv
     from pyg_sar.partition.partition_graph import partition_graph
     from pyg_sar.rows.from_data import gather, local
-    from pyg_sar.rows.gather import negative_sampling
     from pyg_sar.rows.load import load_shard
+    from pyg_sar.rows.negative_sampling import negative_sampling
     from pyg_sar.rows.restrict import restrict
 
 _HOMES = {
@@ -47,7 +47,7 @@ _HOMES = {
     'load_rows': 'checkpoint.row_files',
     'load_shard': 'rows.load',
     'local': 'rows.from_data',
-    'negative_sampling': 'rows.gather',
+    'negative_sampling': 'rows.negative_sampling',
     'partition_graph': 'partition.partition_graph',
     'profile': 'launch.profile',
     'restrict': 'rows.restrict',

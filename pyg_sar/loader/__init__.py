@@ -2,4 +2,4 @@
 
 from pyg_sar.loader.link_neighbor_loader import LinkNeighborLoader
 from pyg_sar.loader.neighbor_loader import NeighborLoader
-from pyg_sar.rows.gather import gather_batches, mean_of_batches
+from pyg_sar.rows.over_ranks import gather_batches, mean_of_batches

@@ -31,7 +31,7 @@ from pyg_sar.rows.adjacency import NO_MATRICES, adjacencies
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.from_data import conv_arguments, rows_by_type
 from pyg_sar.rows.made_edges import with_edges_of_ids
-from pyg_sar.rows.patches.constructors import alike_draws
+from pyg_sar.rows.patches import alike_draws
 from pyg_sar.rows.registry import signature_of
 from pyg_sar.utils.class_swap import ClassSwap, become, name_of, plain_class
 

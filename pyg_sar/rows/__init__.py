@@ -4,17 +4,13 @@ Rules stand in a file for each family of functions, see :mod:`pyg_sar.rows.regis
 """
 
 from pyg_sar.rows import (
-    argmax,
-    assign,
     attention,
-    counts,
     dimensions,
     group,
-    items,
-    join,
+    index,
+    layers,
     losses,
-    matrices,
-    norms,
+    places,
     pointwise,
     products,
     reads,

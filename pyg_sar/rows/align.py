@@ -20,7 +20,7 @@ from pyg_sar.utils.nested import leaves
 _ALIKE = 'select alike in both, as in x[mask] and y[mask]'
 
 
-def named_rule(names: str) -> Callable[[Callable[..., Any]], Rule]:
+def named_rule(names: str, instead: str = '') -> Callable[[Callable[..., Any]], Rule]:
     """Enters a rule ``f(func, ...)`` that has the parameters of the functions.
 
     An argument that `f` annotates as Rows must be rows. One annotated as Any may be rows; no other
@@ -41,7 +41,7 @@ def named_rule(names: str) -> Callable[[Callable[..., Any]], Rule]:
                     refuse(func)
             return function(func, **values)
 
-        return rule(names)(named)
+        return rule(names, instead)(named)
 
     return enter
 
@@ -112,6 +112,12 @@ def brought(func: Any, rows: Rows, space: Space) -> Any:
         refuse(func, f'({space!r}) and of others ({other!r}) has no meaning', _ALIKE)
     with plainly():
         return tag(fetched(rows, space.ids(rows.device)).movedim(0, rows._dim), rows._dim, space)
+
+
+def masked(func: Any, mask: Tensor, space: Space) -> tuple[Space, Tensor]:
+    """The rows that a mask selects, and the plain mask of the own rows."""
+    key = brought(func, mask, space) if isinstance(mask, Rows) else own_rows(func, mask, 0, space)
+    return space.selected(key), plain(key)
 
 
 def align(

@@ -15,13 +15,11 @@ from __future__ import annotations
 import math
 from contextlib import nullcontext
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pyg_sar.comm.ranks import world_size
 from pyg_sar.comm.vote import agree
 from pyg_sar.ops.ring_attention import attend_to_all
 from pyg_sar.rows.align import (
@@ -34,13 +32,12 @@ from pyg_sar.rows.align import (
     rows_in,
     whole_shape,
 )
-from pyg_sar.rows.items import Items, by_items
+from pyg_sar.rows.layers import Items, by_items
 from pyg_sar.rows.over_ranks import all_rows
 from pyg_sar.rows.registry import BROADCAST, rule
 from pyg_sar.rows.replicated import own_draws, with_mean_gradient
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.rowwise import rowwise
-from pyg_sar.rows.sharding import Space
 
 _PAIRS = (
     'has N x N numbers: attention to some pairs is a conv on their edges (TransformerConv), or '
@@ -120,7 +117,11 @@ def _of_all_to_all(
             refuse(
                 func, f'takes a mask of keys, [..., 1, N], without gradient; of pairs it {_PAIRS}'
             )
-        bias = _added(mask if isinstance(mask, Rows) else _as_rows(mask, key._space), query.dtype)
+        space = key._space
+        if not isinstance(mask, Rows):
+            own_mask = mask.index_select(-1, space.ids(mask.device))
+            mask = tag(own_mask, mask.dim() - 1, space)
+        bias = _added(mask, query.dtype)
     space = query._space
     with plainly():
         own = [plain(x) for x in (query, key, value)]
@@ -135,24 +136,9 @@ def _of_all_to_all(
             q, k, v = (x.to(dtype) for x in (q, k, v))
             bias = None if bias is None else bias.to(dtype)
         with torch.autocast(device, enabled=False):
-            out = attend_to_all(q, k, v, bias, scale, _counts(key._space))
+            counts = key._space.kept('counts', None, lambda: agree(key._space.own))
+            out = attend_to_all(q, k, v, bias, scale, counts)
         return tag(out.view(*batch, *out.shape[-2:]), len(batch), space)
-
-
-def _as_rows(mask: Tensor, space: Space) -> Any:
-    return tag(mask.index_select(-1, space.ids(mask.device)), mask.dim() - 1, space)
-
-
-_num_own: WeakKeyDictionary[Space, list[int]] = WeakKeyDictionary()
-
-
-def _counts(space: Space) -> list[int]:
-    """How many rows every rank has (collective at the first time)."""
-    if world_size() == 1:
-        return [space.own]
-    if space not in _num_own:
-        _num_own[space] = agree(space.own)
-    return _num_own[space]
 
 
 @rule('multi_head_attention_forward')

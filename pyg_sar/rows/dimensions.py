@@ -1,4 +1,4 @@
-"""Dimensions that are added, moved, taken away and cut: where the rows are then."""
+"""Dimensions that are added, moved, taken away and cut, and tensors that are joined."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_sar.comm.vote import agree
 from pyg_sar.rows.align import (
+    align,
     argument,
     as_rows,
     dim_of,
@@ -20,9 +22,14 @@ from pyg_sar.rows.align import (
     rows_in,
     whole_shape,
 )
+from pyg_sar.rows.edges import EdgeIndex, edge_index
+from pyg_sar.rows.made_edges import edges_of, is_in, whole_ids
 from pyg_sar.rows.over_ranks import all_rows
-from pyg_sar.rows.registry import name_of, rule
+from pyg_sar.rows.registry import BROADCAST, hint, name_of, rule
+from pyg_sar.rows.replicated import check_whole, with_mean_gradient
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
+from pyg_sar.rows.rowwise import rowwise
+from pyg_sar.rows.sharding import Space
 
 
 @rule(
@@ -51,19 +58,16 @@ def _moved_to(
     return list(func(probe, *args, **dict(kwargs)).shape).index(dim + 2)
 
 
-@rule('squeeze squeeze_copy')
-def _squeeze(func: Any, args: Any, kwargs: Any) -> Any:
+@named_rule('squeeze squeeze_copy')
+def _squeeze(func: Any, input: Rows, dim: int | tuple[int, ...] | None = None) -> Any:
     """The dimension of the rows stays, as one own row is not all of them."""
-    rows = args[0] if args else kwargs.get('input')
-    shape = whole_shape(rows)
-    named = argument(args, kwargs, 1, 'dim')
-    dims = range(len(shape)) if named is None else dims_of(named, len(shape)) or []
-    gone = [dim for dim in dims if shape[dim] == 1]
-    if rows._dim in gone:
+    shape, at = whole_shape(input), input._dim
+    dims = range(len(shape)) if dim is None else dims_of(dim, len(shape)) or []
+    gone = tuple(i for i in dims if shape[i] == 1)
+    if at in gone:
         refuse(func, 'of a whole of one row would drop the dimension of the rows')
     with plainly():
-        dim = rows._dim - sum(dim < rows._dim for dim in gone)
-        return tag(func(rows, tuple(gone)), dim, rows._space)
+        return tag(func(input, gone), at - sum(i < at for i in gone), input._space)
 
 
 @named_rule('narrow narrow_copy')
@@ -89,10 +93,8 @@ def _select(func: Any, input: Rows, dim: int, index: int) -> Any:
         return tag(func(plain(input), dim, index), input._dim - (dim < input._dim), input._space)
 
 
-@rule(
-    'chunk split tensor_split split_with_sizes unsafe_chunk unsafe_split unsafe_split_with_sizes '
-    'hsplit vsplit dsplit unbind unbind_copy'
-)
+@rule('chunk split tensor_split split_with_sizes unsafe_chunk unsafe_split unsafe_split_with_sizes')
+@rule('unbind unbind_copy', 'write x[3] for one row, or for row in pyg_sar.gather(x)')
 def _pieces(func: Any, args: Any, kwargs: Any) -> Any:
     name = name_of(func)
     rows = argument(args, kwargs, 0, 'input', 'tensor')
@@ -100,8 +102,6 @@ def _pieces(func: Any, args: Any, kwargs: Any) -> Any:
         refuse(func, 'by places that are rows has no meaning')
     num_dims, unbinds = dim_of(rows), name.startswith('unbind')
     dim = argument(args, kwargs, 1 if unbinds else 2, 'dim', default=0) % num_dims
-    if name in ('hsplit', 'vsplit', 'dsplit'):
-        dim = {'hsplit': int(num_dims > 1), 'vsplit': 0, 'dsplit': 2}[name]
     if dim != rows._dim:
         right = from_right(rows) - (unbinds and dim > rows._dim)
         with plainly():
@@ -113,7 +113,7 @@ def _pieces(func: Any, args: Any, kwargs: Any) -> Any:
         refuse(func, 'along the rows would give each of them to every rank')
     # Along the rows, as slices of all of them.
     named = {k: v for k, v in kwargs.items() if k not in ('input', 'tensor', 'dim')}
-    cut = torch.tensor_split if name in ('hsplit', 'vsplit', 'dsplit') else getattr(torch, name)
+    cut = getattr(torch, name)
     out = []
     for ids in cut(torch.arange(rows._space.total), *args[1:2], **named):
         first = int(ids[0]) if len(ids) else 0
@@ -133,3 +133,111 @@ def _stack(func: Any, tensors: Any, dim: int = 0) -> Any:
     with plainly():
         own = [own_rows(func, tensor, at, space) for tensor in tensors]
         return tag(torch.stack(own, dim), at + (dim <= at), space)
+
+
+hint('hstack vstack dstack row_stack column_stack', 'write torch.cat(tensors, dim)')
+
+
+@named_rule('cat concat concatenate')
+def _cat(func: Any, tensors: Any, dim: int = 0) -> Any:
+    """Side by side, or rows after rows of another space."""
+    parts = [
+        part for part in tensors if dim_of(part) != 1 or isinstance(part, Rows) or part.numel()
+    ]
+    first = next(part for part in parts if isinstance(part, Rows))
+    dim %= dim_of(first)
+    if isinstance(first, EdgeIndex):
+        return _more_edges(func, parts, dim)
+    if dim != first._dim:
+        (parts,), _, right, space = align(func, (parts,), {})
+        parts = [_widened(part, right, space) for part in parts]
+        with plainly():
+            return as_rows(torch.cat([plain(part) for part in parts], dim), right, space)
+    spaces, own = [], []
+    for part in parts:
+        if isinstance(part, Rows):
+            if part._dim != dim:
+                refuse(func, *BROADCAST)
+            spaces.append(part._space)
+            own.append(plain(part))
+            continue
+        space = first._space.dealt(part.size(dim))
+        check_whole(func, part)
+        with plainly():
+            own.append(with_mean_gradient(part).index_select(dim, space.ids(part.device)))
+        spaces.append(space)
+    with plainly():
+        return tag(torch.cat(own, dim), dim, spaces[0].joined(tuple(spaces[1:])))
+
+
+def _widened(part: Tensor, right: int, space: Space) -> Tensor:
+    """A plain tensor with one row, with as many as there are own rows."""
+    if isinstance(part, Rows):
+        return part
+    with plainly():
+        shape = list(part.shape)
+        if shape[-right] == 1:
+            shape[-right] = space.own
+        return part.expand(shape)
+
+
+def _more_edges(func: Any, parts: list[Any], dim: int) -> Any:
+    """Edges and more edges: of the same nodes, self loops, or any ids of nodes."""
+    first = next(part for part in parts if isinstance(part, EdgeIndex))
+    # Negative edges stay on the ranks that drew them: pairs of ids, and no edges.
+    rows = [part for part in parts if isinstance(part, Rows) and not isinstance(part, EdgeIndex)]
+    is_drawn = any(not tensor._space.has_ids() for tensor in rows)
+    if dim != 1 or (is_drawn and not isinstance(parts[-1], EdgeIndex)):
+        return torch.cat(
+            [part.whole_ids if isinstance(part, EdgeIndex) else part for part in parts], dim
+        )
+    pairs = [_local(func, part, first) for part in parts if parts[0] is first]
+    local = [pair for pair in pairs if pair is not None]
+    if len(local) < len(parts):
+        return _between_any_nodes(func, parts, first)
+    ids, spaces = zip(*local, strict=True)
+    joined = first.handle.with_ids(torch.cat(ids, dim=1))
+    return edge_index(joined, spaces[0].joined(spaces[1:]), first.ends)
+
+
+def _local(func: Any, part: Any, first: EdgeIndex) -> tuple[Tensor, Space] | None:
+    """Edges in ids of the rank, if it owns their ends as it owns those of the first edges."""
+    ends, flipped = first.ends, first.handle.is_flipped
+    if isinstance(part, EdgeIndex):
+        is_like = part.ends is ends and part.handle.is_flipped == flipped
+        return (part.handle.ids, part._space) if is_like else None
+    if isinstance(part, Rows):
+        return None
+    space = first._space.dealt(part.size(1))
+    check_whole(func, part)
+    own = part[:, space.ids(part.device)]
+    src, dst = own.flip(0) if flipped else own
+    if not all(agree(is_in(src, ends.src) and is_in(dst, ends.dst))):
+        return None
+    local = torch.stack([ends.src.places(src), ends.dst.places(dst)])
+    if not all(agree(bool((local >= 0).all()))):
+        return None
+    return local.flip(0) if flipped else local, space
+
+
+def _between_any_nodes(func: Any, parts: list[Any], first: EdgeIndex) -> Any:
+    """Edges of their own; ids that are of no node stay plain."""
+    ids = torch.cat([whole_ids(part) for part in parts], dim=1)
+    src, dst = first.ends.src, first.ends.dst
+    if first.handle.is_flipped:
+        src, dst = dst, src
+    if is_in(ids[0], src) and is_in(ids[1], dst):
+        return edges_of(func, ids, src, dst)
+    return ids
+
+
+@rule(
+    'pad constant_pad_nd',
+    'add the node to the graph before the cut, as by torch_geometric.transforms.VirtualNode; pad '
+    'other dimensions by F.pad',
+)
+def _pad(func: Any, args: Any, kwargs: Any) -> Any:
+    """In other dimensions than that of the rows."""
+    num_dims = dim_of(argument(args, kwargs, 0, 'input'))
+    first = num_dims - len(argument(args, kwargs, 1, 'pad')) // 2
+    return rowwise(func, args, kwargs, range(first, num_dims))

@@ -17,7 +17,7 @@ from torch_geometric import EdgeIndex as edges_of_pyg
 
 from pyg_sar.comm.exchange import with_halo_ids
 from pyg_sar.comm.ranks import check_lives
-from pyg_sar.rows.align import argument, brought, dim_of, listed, own_rows, sizes_in
+from pyg_sar.rows.align import argument, dim_of, listed, masked, sizes_in
 from pyg_sar.rows.over_ranks import all_rows, whole
 from pyg_sar.rows.registry import bare_name, is_in_place, name_of, names
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
@@ -34,10 +34,10 @@ _KEEPS_IDS = _KEEPS_EDGES | names(
 _COPIES = names('clone index_select masked_select')
 _READS = names(
     'size len numel nelement dim ndimension is_floating_point is_complex get_device is_contiguous '
-    'element_size is_pinned type hash repr format requires_grad_ is_same_size'
+    'element_size is_pinned type hash repr format requires_grad_'
 )
 _MOVES = names('T mT H mH real')
-_JOINS = names('cat concat concatenate hstack')
+_JOINS = names('cat concat concatenate')
 _NEW_EDGES = 'write edge_index[:, mask], or torch.stack([row, col]) of new ids'
 _IN_PLACE = "cannot change a graph's edges in place"
 _MOVED: Kept[Ends] = Kept()
@@ -260,10 +260,7 @@ def _selected(edges: EdgeIndex, index: Any) -> Any:
     elif index.dtype != torch.bool:
         chosen, which = listed('indexing', whole(index), space)
     else:
-        if isinstance(index, Rows):
-            index = brought('indexing', index, space)
-        which = own_rows('indexing', index, 0, space)
-        chosen = space.selected(index if isinstance(index, Rows) else which)
+        chosen, which = masked('indexing', index, space)
     with plainly():
         handle = edges.handle.with_ids(edges.handle.ids[:, which])
     return edge_index(handle, chosen, edges.ends)

@@ -19,7 +19,6 @@ from pyg_sar.rows.adjacency import Adjacency, refuse_matrices
 from pyg_sar.rows.align import brought, own_rows
 from pyg_sar.rows.edges import EdgeIndex, Ends, edge_index, node_ids
 from pyg_sar.rows.over_ranks import all_rows
-from pyg_sar.rows.patches import ask_for_rows
 from pyg_sar.rows.replicated import PLAIN, with_mean_gradient
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, same_plain, tag
 from pyg_sar.rows.sharding import Space
@@ -33,7 +32,6 @@ from pyg_sar.utils.tensor_state import version_of
 
 def as_rows_of_graph(data: Any) -> Any:
     """Data of a shard with rows in place of plain tensors, and counts of the whole (collective)."""
-    ask_for_rows()
     nodes: dict[Any, Space] = {}
     edges = [store['edge_index'].handle.shard.num_edges for store in data.edge_stores]
     totals = [sum(counts) for counts in zip(*agree(edges), strict=True)]

@@ -20,7 +20,7 @@ from pyg_sar.rows.over_ranks import (
     zeros_of,
 )
 from pyg_sar.rows.pointwise import into_plain, pointwise
-from pyg_sar.rows.registry import BY_NAME, bare_name, name_of, rule
+from pyg_sar.rows.registry import bare_name, hint, name_of, rule
 from pyg_sar.rows.replicated import PLAIN, mean_gradient_if_plain, with_mean_gradient
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.shard.shard import Shard
@@ -28,7 +28,21 @@ from pyg_sar.utils.nested import in_nested
 
 _WAYS = {'add': 'sum', 'sum': 'sum', 'mean': 'mean', 'amax': 'amax', 'amin': 'amin', 'prod': 'prod'}
 
-_GATHER = BY_NAME['scatter_mul']
+_GATHER = "write torch_geometric.utils.scatter(*map(pyg_sar.gather, (x, index)), reduce='mul')"
+
+hint('scatter_mul', _GATHER)
+hint(
+    'scatter_sum scatter_mean segment_sum_csr segment_mean_csr segment_min_csr segment_max_csr '
+    'segment_sum_coo segment_mean_coo segment_min_coo segment_max_coo segment_reduce',
+    "write torch_geometric.utils.scatter(x, index, dim=0, reduce='sum'), or 'mean', 'min', 'max', "
+    'with the group of every row as index',
+)
+hint(
+    'scatter_max scatter_min',
+    "write top = torch_geometric.utils.scatter(x, index, dim=0, reduce='max'); a logsumexp is "
+    'top + scatter((x - top[index]).exp(), index, dim=0).log()',
+)
+hint('gather_csr gather_coo', 'write table[index] with the group of every row as index')
 
 
 @rule('scatter_add index_add scatter_reduce index_reduce scatter')
@@ -204,55 +218,6 @@ class _AtSources(_GroupedValues):
         return from_halo(local, self.exchange).movedim(0, self.dim)
 
 
-@named_rule('scatter_max scatter_min')
-def _firsts(
-    func: Any, src: Any, index: Any, dim: int = -1, out: Any = None, dim_size: int | None = None
-) -> tuple[Any, Any]:
-    """As torch_scatter has it: the extreme of each group, and the place of the first one.
-
-    Groups without a number are 0, of place ``src.size(dim)``.
-    """
-    dim %= dim_of(src)
-    if out is not None:
-        refuse(func, "with 'out' is not known to be right")
-    size = int(index.max()) + 1 if dim_size is None else dim_size
-    if isinstance(src, Rows) and src._dim != dim and type(index) in PLAIN and index.dim() == 1:
-        with plainly():
-            values, places = func(plain(src), index, dim, None, size)
-            return tag(values, src._dim, src._space), tag(places, src._dim, src._space)
-    space = rows_in((src, index))[0]._space
-    if not space.has_ids():
-        refuse(func, f'needs places in the whole, which are not known ({space!r})')
-    if not isinstance(src, Rows):
-        src = tag(own_rows(func, src, dim, space), dim, space)
-    if not isinstance(index, Rows):
-        at = min(dim, dim_of(index) - 1)
-        index = tag(own_rows(func, index, at, space), at, space)
-    if dim_of(index) == 1:
-        index = index.view([1] * dim + [-1])
-    while dim_of(index) < dim_of(src):
-        index = index.unsqueeze(-1)
-    index = index.expand_as(src)
-    shape = whole_shape(src)
-    none, shape[dim] = shape[dim], size
-    range_of = torch.finfo if src.is_floating_point() else torch.iinfo
-    is_max = name_of(func) == 'scatter_max'
-    worst = range_of(src.dtype).min if is_max else range_of(src.dtype).max
-    values = src.detach()
-    counts = values > worst if is_max else values < worst  # not NaN
-    start = torch.full(shape, worst, dtype=src.dtype, device=src.device)
-    way = 'amax' if is_max else 'amin'
-    tops = start.scatter_reduce(dim, index, torch.where(counts, values, worst), way)
-    is_top = counts & (values == tops.gather(dim, index))
-    ids = space.ids(src.device).view([-1] + [1] * (dim_of(src) - dim - 1))
-    place = tag(ids, 0, space)
-    start = torch.full(shape, none, device=src.device)
-    firsts = start.scatter_reduce(dim, index, torch.where(is_top, place, none), 'amin')
-    is_first = place == firsts.gather(dim, index)
-    zeros = torch.zeros(shape, dtype=src.dtype, device=src.device)
-    return zeros.scatter_add(dim, index, torch.where(is_first, src, 0)), firsts
-
-
 def _wide(index: Tensor, values: Tensor, dim: int) -> Tensor:
     """A vector of groups for every number of some values."""
     shape = [1] * values.dim()
@@ -260,10 +225,14 @@ def _wide(index: Tensor, values: Tensor, dim: int) -> Tensor:
     return index.view(shape).expand_as(values)
 
 
-def _added_up(func: Any, out: Tensor, args: Any, kwargs: Any) -> Tensor:
-    """``table.index_put_((y, pred), ones, accumulate=True)``: what rows add to a table."""
-    index, values = argument(args, kwargs, 1, 'indices'), argument(args, kwargs, 2, 'values')
-    rows = rows_in((*index, values))
+@named_rule('index_put')
+def _index_put(func: Any, input: Any, indices: Any, values: Any, accumulate: bool = False) -> Any:
+    """``table.index_put_((y, pred), ones, accumulate=True)`` is what rows add to a table."""
+    out = input if name_of(func).endswith('_') else input.clone()
+    if not accumulate:
+        out[tuple(indices)] = values
+        return out
+    rows = rows_in((*indices, values))
     if isinstance(out, Rows) or any(tensor._dim or dim_of(tensor) > 1 for tensor in rows):
         refuse(func, 'with accumulate is known for vectors of rows into a plain tensor')
     space = rows[0]._space
@@ -273,19 +242,14 @@ def _added_up(func: Any, out: Tensor, args: Any, kwargs: Any) -> Tensor:
 
     with plainly():
         zeros = torch.zeros_like(out, requires_grad=False)
-        sums = zeros.index_put(tuple(own(ids) for ids in index), own(values), accumulate=True)
+        sums = zeros.index_put(tuple(own(ids) for ids in indices), own(values), accumulate=True)
         return out.add_(sum_of_ranks(sums))
 
 
-@rule('index_copy index_fill index_put')
-def _put(func: Any, args: Any, kwargs: Any) -> Any:
+@rule('index_copy index_fill')
+def _index_copy(func: Any, args: Any, kwargs: Any) -> Any:
     """Computed as ``out[index] = values``."""
     out = args[0] if name_of(func).endswith('_') else args[0].clone()
-    if bare_name(func) == 'index_put':
-        if argument(args, kwargs, 3, 'accumulate', default=False):
-            return _added_up(func, out, args, kwargs)
-        out[tuple(argument(args, kwargs, 1, 'indices'))] = argument(args, kwargs, 2, 'values')
-        return out
     dim = argument(args, kwargs, 1, 'dim') % dim_of(out)
     index = argument(args, kwargs, 2, 'index')
     if bare_name(func) == 'index_fill':  # a gradient of the value counts every place once

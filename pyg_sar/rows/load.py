@@ -15,6 +15,7 @@ from pyg_sar.comm.errors import collective
 from pyg_sar.comm.ranks import current, is_distributed
 from pyg_sar.comm.vote import agree, differ, odd_and_usual, raise_on_all
 from pyg_sar.rows.from_data import as_rows_of_graph
+from pyg_sar.rows.patches import ask_for_rows
 from pyg_sar.shard.meta import read_meta
 from pyg_sar.shard.read_shard import read_shard
 from pyg_sar.utils.log import bytes_text, say
@@ -74,31 +75,27 @@ def load_shard(
             number of parts is not a multiple of the number of ranks, a file does not hold what
             META.json says or was changed, or the ranks' folders hold different partitions.
     """
+    ask_for_rows()
     data = _logged(_read(root, rank, verify))
     return data if rank is not None else as_rows_of_graph(data)
 
 
 def _read(root: str | Path, rank: int | None, verify: bool) -> Data | HeteroData:
     """The parts of a rank, as plain tensors of its own rows."""
-    if not is_distributed():
-        start = launched(os.environ) if rank is None else None
-        if start is not None and start.world_size > 1:
-            raise ValueError(
-                'expected pyg_sar.init() before load_shard, as this is one of '
-                f'{start.world_size} processes started by {start.launcher} (call pyg_sar.init() '
-                'first)'
-            )
-        own, num_ranks = (0, 1) if rank is None else (rank, None)
-        is_whole = num_ranks == 1 and rank is None
-        return read_shard(root, own, num_ranks, verify=verify, whole_graph=is_whole)
+    start = None if is_distributed() or rank is not None else launched(os.environ)
+    if start is not None and start.world_size > 1:
+        raise ValueError(
+            f'expected pyg_sar.init() before load_shard, as this is one of {start.world_size} '
+            f'processes started by {start.launcher} (call pyg_sar.init() first)'
+        )
 
     def read() -> Data | HeteroData:
+        comm = current()
+        own = comm.rank if rank is None else rank
+        size = comm.size if rank is None or is_distributed() else None
+        is_whole = comm.size == 1 and rank is None
         try:
-            own = current().rank if rank is None else rank
-            size = current().size
-            return read_shard(
-                root, own, size, verify=verify, whole_graph=size == 1 and rank is None
-            )
+            return read_shard(root, own, size, verify=verify, whole_graph=is_whole)
         except (FileNotFoundError, ValueError):
             raise
         except Exception as error:
@@ -106,7 +103,8 @@ def _read(root: str | Path, rank: int | None, verify: bool) -> Data | HeteroData
             raise ValueError(text) from error
 
     data = raise_on_all(read)
-    _check_same_partition(data)
+    if is_distributed():
+        _check_same_partition(data)
     return data
 
 

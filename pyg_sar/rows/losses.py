@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pyg_sar.comm.ranks import world_size
 from pyg_sar.rows.align import align, bound, dim_of, own_rows, rows_in
-from pyg_sar.rows.items import Items, Where, by_items
+from pyg_sar.rows.layers import Items, Where, by_items
 from pyg_sar.rows.over_ranks import sum_of_ranks
 from pyg_sar.rows.registry import name_of, rule
 from pyg_sar.rows.replicated import with_mean_gradient

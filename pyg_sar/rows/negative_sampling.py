@@ -16,8 +16,12 @@ from torch import Tensor
 
 from pyg_sar.comm.errors import collective
 from pyg_sar.comm.exchange import with_halo_ids
+from pyg_sar.comm.ranks import check_lives
 from pyg_sar.comm.vote import agree, check_equal, raise_on_all
-from pyg_sar.shard.edges import ShardEdges
+from pyg_sar.rows.edges import EdgeIndex
+from pyg_sar.rows.rows import tag
+from pyg_sar.rows.sharding import Space, rows_of_ranks
+from pyg_sar.shard.edges import LocalEdges, ShardEdges, refuse_local
 from pyg_sar.shard.shard import n_id_of
 from pyg_sar.utils.rng import uniform
 
@@ -61,6 +65,24 @@ def negative_sampling(
         ValueError: On all ranks, if they want different things, edges run between nodes of two
             types, `num_nodes` is not that of the whole graph, or with `paired` no source is found.
     """
+    asked = num_nodes, num_neg_samples, paired, seed
+    if isinstance(edge_index, LocalEdges):
+        refuse_local('negative_sampling')
+    if not isinstance(edge_index, EdgeIndex):
+        return _drawn(edge_index, *asked)
+    check_lives(edge_index._space.comm)
+    pairs = _drawn(edge_index.handle, *asked)
+    count = pairs.size(1)
+    return tag(pairs, 1, Space(count, what='negative edges', total=rows_of_ranks(count)))
+
+
+def _drawn(
+    edge_index: Tensor | ShardEdges,
+    num_nodes: int | None,
+    num_neg_samples: int | None,
+    paired: bool,
+    seed: int | None,
+) -> Tensor:
     error = None
     if paired and num_neg_samples is not None:
         error = f"'num_neg_samples' has no meaning with paired=True (got {num_neg_samples})"

@@ -18,12 +18,21 @@ from pyg_sar.ops.linear import linear
 from pyg_sar.rows.adjacency import dealt, product
 from pyg_sar.rows.align import dim_of, named_rule, own_rows, rows_in
 from pyg_sar.rows.over_ranks import sum_of_ranks
-from pyg_sar.rows.registry import bare_name, is_in_place, name_of, rule
+from pyg_sar.rows.registry import bare_name, hint, is_in_place, name_of, rule
 from pyg_sar.rows.replicated import with_mean_gradient
 from pyg_sar.rows.rows import Rows, plainly, refuse, tag
-from pyg_sar.rows.rowwise import rowwise
 
 Letters = Sequence[Hashable]
+
+_ALL_PAIRS = (
+    'write q @ pyg_sar.gather(k).t(), all pairs of the own rows, linear attention q @ (k.t() @ v), '
+    'or torch.nn.functional.scaled_dot_product_attention(q, k, v)'
+)
+hint('outer ger', 'write x[:, None] * pyg_sar.gather(y), all pairs of the own rows')
+hint(
+    'diag diagonal',
+    'write torch.diag(pyg_sar.gather(x)); (x * y).sum(1) is the diagonal of x @ y.t()',
+)
 
 
 def contract(
@@ -88,7 +97,8 @@ def _operands(func: Any, args: Any, kwargs: Any) -> Any:
     return _in_order(args, kwargs)
 
 
-@rule('matmul rmatmul mm bmm mv dot vdot linalg_matmul sparse_mm spmm')
+@rule('matmul rmatmul mm bmm linalg_matmul', _ALL_PAIRS)
+@rule('mv dot vdot sparse_mm spmm')
 def _matmul(func: Any, args: Any, kwargs: Any) -> Any:
     """``[..., i, k] @ [..., k, j]``, or vectors ``[k]``."""
     is_reduced = bare_name(func) == 'sparse_mm' and len(args) == 3 and not kwargs
@@ -139,16 +149,6 @@ def _with_batch(num_dims: int, matrix: str, vector: str) -> list[Hashable]:
     return [*range(-num_dims, -2), *matrix] if num_dims > 1 else [*vector[:num_dims]]
 
 
-@rule('inner')
-def _inner(func: Any, args: Any, kwargs: Any) -> Any:
-    """``[..., k]`` and ``[..., k]``."""
-    a, b = _operands(func, args, kwargs)
-    if not dim_of(a) or not dim_of(b):
-        return a * b
-    of_a, of_b = [('a', i) for i in range(dim_of(a) - 1)], [('b', i) for i in range(dim_of(b) - 1)]
-    return contract(func, (a, b), ([*of_a, 'k'], [*of_b, 'k']), [*of_a, *of_b], func)
-
-
 @rule('linear')
 def _linear(func: Any, args: Any, kwargs: Any) -> Any:
     """Rows and plain parameters at once; anything else by the rule for products."""
@@ -171,7 +171,7 @@ def _of_any_linear(func: Any, input: Any, weight: Any, bias: Any = None) -> Any:
     return _with_bias(func, (input, weight), letters, [*batch, *of_out], bias)
 
 
-@named_rule('bilinear')
+@named_rule('bilinear', _ALL_PAIRS)
 def _bilinear(func: Any, input1: Any, input2: Any, weight: Any, bias: Any = None) -> Any:
     """``[..., i]``, ``[..., j]`` and a weight ``[o, i, j]``, and a bias ``[o]``."""
     batch: list[Hashable] = list(range(dim_of(input1) - 1))
@@ -204,12 +204,11 @@ def _with_bias(
 _PRODUCT: dict[str, Callable[..., Any]] = {
     'addmm': torch.mm,
     'addmv': torch.mv,
-    'addbmm': lambda a, b: torch.bmm(a, b).sum(0),
     'baddbmm': torch.bmm,
 }
 
 
-@rule(' '.join(_PRODUCT))
+@rule(' '.join(_PRODUCT), _ALL_PAIRS)
 def _added(func: Any, args: Any, kwargs: Any) -> Any:
     """``beta * input + alpha * product``; what `input` holds has no meaning with a `beta` of 0."""
     alpha, beta = kwargs.get('alpha', 1), kwargs.get('beta', 1)
@@ -224,7 +223,7 @@ def _added(func: Any, args: Any, kwargs: Any) -> Any:
     return to.copy_(product) if is_in_place(name_of(func)) else product
 
 
-@rule('einsum')
+@rule('einsum', _ALL_PAIRS)
 def _einsum(func: Any, args: Any, kwargs: Any) -> Any:
     """Letters as the user has them; those of ``...`` are numbers from the right."""
     equation, *operands = args
@@ -251,20 +250,10 @@ def _spelled(text: str, num_dims: int) -> list[Hashable]:
     return [*before, *(range(len(before) + len(after) - num_dims, 0) if dots else []), *after]
 
 
-@named_rule('cross')
-def _cross(func: Any, input: Any, other: Any, dim: int | None = None) -> Any:
-    if dim is None:
-        refuse(
-            func, 'without a dimension is not known to be right', 'write torch.cross(x, y, dim=1)'
-        )
-    num_dims = max(dim_of(input), dim_of(other))
-    return rowwise(func, (input, other), {'dim': dim}, [dim % num_dims], pads=False)
-
-
 _MODE = 'use_mm_for_euclid_dist_if_necessary'
 
 
-@named_rule('cdist')
+@named_rule('cdist', 'write torch.cdist(x, pyg_sar.gather(y)), all pairs of the own rows')
 def _cdist(func: Any, x1: Any, x2: Any, p: float = 2.0, compute_mode: Any = _MODE) -> Any:
     """Distances ``[..., i, j]`` of ``[..., i, k]`` and ``[..., j, k]``, all of `k` at once."""
     of_a, of_b = _with_batch(dim_of(x1), 'ik', ''), _with_batch(dim_of(x2), 'jk', '')

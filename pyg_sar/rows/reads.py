@@ -15,7 +15,7 @@ from pyg_sar.comm.ranks import world_size
 from pyg_sar.rows.align import argument, dim_of, named_rule, own_rows, whole_shape
 from pyg_sar.rows.over_ranks import all_rows, whole
 from pyg_sar.rows.pointwise import pointwise
-from pyg_sar.rows.registry import bare_name, name_of, rule
+from pyg_sar.rows.registry import bare_name, hint, name_of, rule
 from pyg_sar.rows.replicated import PLAIN, divide_gradient, is_divided
 from pyg_sar.rows.rows import Rows, plain, plainly, read, refuse, tag
 from pyg_sar.utils.installed import find
@@ -54,11 +54,6 @@ def _grad_fn(func: Any, args: Any, kwargs: Any) -> Any:
             'write register_full_backward_hook, which gets that of the whole graph',
         )
     return read(func, args, kwargs)
-
-
-@rule('is_same_size')
-def _is_same_size(func: Any, args: Any, kwargs: Any) -> bool:
-    return whole_shape(args[0]) == whole_shape(argument(args, kwargs, 1, 'other'))
 
 
 @rule('type')
@@ -130,11 +125,7 @@ def _grad(func: Any, args: Any, kwargs: Any) -> Any:
 
 @rule('.shape')
 def _shape(func: Any, args: Any, kwargs: Any) -> Any:
-    (rows,) = args
-    with plainly():
-        shape = list(rows.shape)
-    shape[rows._dim] = rows._space.total
-    return torch.Size(shape)
+    return torch.Size(whole_shape(args[0]))
 
 
 @rule('.nbytes size len numel nelement')
@@ -247,7 +238,7 @@ def _leave_to_python() -> None:
 
 @rule('transformed')
 def _transformed(func: Any, args: Any, kwargs: Any) -> Any:
-    refuse(func, f'inside of torch.func or torch.jit {_NO_PLAN}', _PLAIN_MODEL)
+    refuse(func, f'inside of torch.func {_NO_PLAN}', _PLAIN_MODEL)
 
 
 @rule('unknown')
@@ -258,11 +249,32 @@ def _unknown(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 @rule(
-    'item numpy array array_wrap __bool__ __float__ __int__ __index__ __complex__ '
-    '__contains__ dlpack to_dlpack'
+    'numpy array array_wrap',
+    'write pyg_sar.gather(x).numpy(force=True), all rows on every rank, or give pyg_sar.gather(x) '
+    'to what makes arrays (NumPy, SciPy, scikit-learn, some functions of PyG); in place of '
+    'structured_negative_sampling pyg_sar.negative_sampling(edge_index, paired=True)',
 )
+@rule(
+    'item __float__ __int__ __index__ __complex__',
+    'write x[3, 0].item() for one number, or x.sum().item() for one of all rows',
+)
+@rule('__bool__', 'write (x > 0).all() or (x > 0).any(), which are one bool of all rows')
+@rule('__contains__', 'write (x == value).any()')
+@rule('dlpack to_dlpack')
 def _one_number(func: Any, args: Any, kwargs: Any) -> Any:
     refuse(func)
+
+
+hint(
+    'grad vjp jvp linearize torch.func.vmap torch.func.grad torch.func.grad_and_value '
+    'torch.func.jacrev torch.func.jacfwd torch.func.hessian torch.func.functionalize',
+    'write loss.backward() or torch.autograd.grad(loss, x), of a loss that is one number',
+)
+hint('tensor Tensor new new_tensor asarray Variable', 'write x.detach().clone()')
+hint(
+    'TorchScript torch.jit.trace',
+    'call the model itself, without torch.jit.script or torch.jit.trace',
+)
 
 
 @rule('convert_indices_from_coo_to_csr')
@@ -271,7 +283,7 @@ def _pointers(func: Any, args: Any, kwargs: Any) -> Any:
     return func(whole(args[0]), *args[1:], **kwargs)
 
 
-@named_rule('tolist')
+@named_rule('tolist', 'write pyg_sar.gather(x).tolist()')
 def _list(func: Any, input: Rows) -> Any:
     """The numbers of a vector, which every rank has for it."""
     if dim_of(input) != 1:

@@ -1,6 +1,6 @@
 """Reductions: along other dimensions they run here, over the rows over all ranks.
 
-Softmax over the rows and norms along any dimension are made of them.
+Softmax over the rows, norms along any dimension and covariances are made of them.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from torch import Tensor
 from pyg_sar.rows.align import align, argument, as_rows, dim_of, dims_of, named_rule
 from pyg_sar.rows.over_ranks import has_fractions, largest_of_ranks, sum_of_ranks, widened
 from pyg_sar.rows.pointwise import pointwise
-from pyg_sar.rows.registry import bare_name, rule
+from pyg_sar.rows.registry import bare_name, rule, rule_of
 from pyg_sar.rows.replicated import mean_gradient_if_plain
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
-from pyg_sar.rows.rowwise import not_empty, over_rows, own_results
+from pyg_sar.rows.rowwise import needs_all_rows, not_empty, over_rows, own_results
 from pyg_sar.utils.nested import in_nested
 
 _POSITIONS = {
@@ -33,11 +33,11 @@ _POSITIONS = {
 
 @rule(
     'sum mean amax amin max min std var norm linalg_vector_norm any all nansum nanmean logsumexp '
-    'count_nonzero argmax argmin median prod std_mean var_mean aminmax mode nanmedian quantile '
-    'nanquantile kthvalue special_logsumexp is_all_true is_any_true'
+    'count_nonzero argmax argmin median prod std_mean var_mean mode nanmedian quantile '
+    'nanquantile kthvalue is_all_true is_any_true'
 )
 def _reduction(func: Any, args: Any, kwargs: Any) -> Any:
-    name = bare_name(func).removeprefix('special_')
+    name = bare_name(func)
     name = {'is_all_true': 'all', 'is_any_true': 'any'}.get(name, name)
     rows = args[0] if args else kwargs.get('input')
     named = dict(zip(_POSITIONS.get(name, ('dim', 'keepdim')), args[1:], strict=False)) | kwargs
@@ -127,11 +127,6 @@ def _nansum(over: Reduction) -> Tensor:
     return over.sum(torch.where(over.values.isnan(), 0, over.values))
 
 
-def _aminmax(over: Reduction) -> Any:
-    low, high = over.largest(over.values, least=True), over.largest(over.values)
-    return torch.return_types.aminmax((low, high))
-
-
 def _moments(over: Reduction) -> Any:
     correction = over.named.get('correction', 0 if over.named.get('unbiased') is False else 1)
     mean = over.sum(over.values, keepdim=True) / over.count
@@ -188,7 +183,6 @@ _OVER_ROWS: dict[str, Callable[[Reduction], Any]] = {
     'count_nonzero': lambda over: over.sum(over.values != 0, keepdim=False),
     **dict.fromkeys(['amax', 'max'], lambda over: over.largest(over.values)),
     **dict.fromkeys(['amin', 'min'], lambda over: over.largest(over.values, least=True)),
-    'aminmax': _aminmax,
     **dict.fromkeys(['var', 'std', 'var_mean', 'std_mean'], _moments),
     **dict.fromkeys(['norm', 'linalg_vector_norm'], _norm),
     'logsumexp': _logsumexp,
@@ -200,7 +194,7 @@ by_place: dict[str, Callable[[Reduction], Any]] = {}
 
 
 def _softmax(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
-    name = bare_name(func).removeprefix('special_')
+    name = bare_name(func)
     position = 3 if getattr(func, '__module__', '') == 'torch.nn.functional' else 2
     dtype = argument(args, kwargs, position, 'dtype')
     values = plain(rows) if dtype is None else plain(rows).to(dtype)
@@ -225,7 +219,7 @@ def log_softmax_over_rows(values: Tensor, dim: int) -> Tensor:
     return shifted - sum_of_ranks(shifted.exp().sum(dim, keepdim=True)).log()
 
 
-for _name in ('softmax', 'log_softmax', 'softmin', 'special_softmax', 'special_log_softmax'):
+for _name in ('softmax', 'log_softmax', 'softmin'):
     over_rows[_name] = _softmax
 
 
@@ -254,8 +248,48 @@ def _cosine_similarity(func: Any, x1: Any, x2: Any, dim: int = 1, eps: float = 1
         return cosine.to(few.dtype)
 
 
-@named_rule('pairwise_distance')
-def _pairwise_distance(
-    func: Any, x1: Any, x2: Any, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False
+@named_rule('cov')
+def _covariance(
+    func: Any, input: Rows, correction: int = 1, fweights: Any = None, aweights: Any = None
 ) -> Any:
-    return (x1 - x2 + eps).norm(p, -1, keepdim=keepdim)
+    """The rows are what is observed, in the last dimension."""
+    if input._dim != dim_of(input) - 1 or fweights is not None or aweights is not None:
+        refuse(func, 'is known where the rows are observations without weights')
+    with plainly():
+        values, total = plain(input), input._space.total
+        if not (values.is_floating_point() or values.is_complex()):
+            values = values.to(torch.get_default_dtype())
+        wide = values.unsqueeze(0) if values.dim() == 1 else values
+        mean = sum_of_ranks(wide.sum(1, keepdim=True, dtype=widened(wide.dtype))) / total
+        centred = wide - mean
+        out = sum_of_ranks(centred @ centred.mH) / max(total - correction, 0)
+        return out.to(values.dtype).squeeze()
+
+
+@rule('linalg_norm')
+def _norm_of_any(func: Any, args: Any, kwargs: Any) -> Any:
+    """Of vectors or matrices, by the number of dimensions."""
+    named = dict(zip(('input', 'ord', 'dim', 'keepdim'), args, strict=False)) | kwargs
+    rows = named.pop('A', None) if 'A' in named else named.pop('input')
+    kind, dim = named.pop('ord', None), named.pop('dim', None)
+    if not isinstance(rows, Rows):
+        refuse(func)
+    num_dims = len(dim) if isinstance(dim, (tuple, list)) else 1
+    if dim is None:
+        num_dims = 1 if kind is None else dim_of(rows)
+    if num_dims == 1 or kind is None:
+        return torch.linalg.vector_norm(rows, 2 if kind is None else kind, dim, **named)
+    return torch.linalg.matrix_norm(rows, kind, (0, 1) if dim is None else dim, **named)
+
+
+def _over_matrices(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
+    """Over both dimensions; the Frobenius norm is that of one vector of all numbers."""
+    if argument(args, kwargs, 1, 'ord', default='fro') != 'fro':
+        needs_all_rows(func)
+    dims = argument(args, kwargs, 2, 'dim', default=(-2, -1))
+    keepdim = argument(args, kwargs, 3, 'keepdim', default=False)
+    norm, dtype = torch.linalg.vector_norm, kwargs.get('dtype')
+    return rule_of(norm)(norm, (rows, 2, dims, keepdim), {'dtype': dtype} if dtype else {})
+
+
+over_rows['linalg_matrix_norm'] = _over_matrices

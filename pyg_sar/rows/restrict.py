@@ -19,10 +19,10 @@ from pyg_sar.comm.derive_shard import all_part_ptr, derive_shard
 from pyg_sar.comm.errors import collective
 from pyg_sar.comm.exchange import Exchange, exchange_of
 from pyg_sar.comm.vote import agree, check_equal, raise_on_all
-from pyg_sar.rows.align import brought, listed, own_rows
+from pyg_sar.rows.align import listed, masked
 from pyg_sar.rows.edges import EdgeIndex, Ends, NodeIds, edge_index, node_ids
 from pyg_sar.rows.over_ranks import whole
-from pyg_sar.rows.rows import Rows, plain, plainly
+from pyg_sar.rows.rows import plain
 from pyg_sar.rows.sharding import Space
 
 
@@ -186,9 +186,8 @@ def _chosen(chosen: Space, space: Space, positions: Tensor) -> Any:
 def _wanted(nodes: Tensor, space: Space) -> tuple[Space, Tensor]:
     """The nodes of a mask or of ids as a space, and their positions among the own ones."""
     if nodes.dtype == torch.bool:
-        mask: Any = brought('restrict', nodes, space) if isinstance(nodes, Rows) else nodes
-        mask = mask if isinstance(mask, Rows) else own_rows('restrict', mask, 0, space)
-        return space.selected(mask), plain(mask).nonzero().view(-1)
+        chosen, mask = masked('restrict', nodes, space)
+        return chosen, mask.nonzero().view(-1)
     if isinstance(nodes, NodeIds) and nodes.of is space and nodes.shard is None:
         return nodes._space, nodes.places
     return listed('restrict', whole(nodes), space)
@@ -218,15 +217,12 @@ def _check(data: Data, nodes: Tensor, num_layers: int) -> None:
     expected = f"expected 'nodes' to be a bool mask or int64 ids of the {num_nodes} nodes"
     if not isinstance(nodes, Tensor):
         raise ValueError(f'{expected} (got {type(nodes).__name__})')
-    is_mask = nodes.dtype == torch.bool and nodes.shape == (num_nodes,)
-    got = ''
-    if not is_mask and (nodes.dtype != torch.int64 or nodes.dim() != 1):
-        got = f'{nodes.dtype} of shape {tuple(nodes.shape)}'
-    elif not is_mask:
-        with plainly():
-            ids = plain(nodes)
-            low, high = (int(v) for v in torch.aminmax(ids)) if ids.numel() else (0, 0)
-            is_twice = torch.unique(ids).numel() != ids.numel()
-        got = f'{low} to {high}' if low < 0 or high >= num_nodes else 'repeated ones' * is_twice
-    if got:
-        raise ValueError(f'{expected}, each once (got {got})')
+    if nodes.dtype == torch.bool and nodes.shape == (num_nodes,):
+        return
+    if nodes.dtype != torch.int64 or nodes.dim() != 1:
+        raise ValueError(f'{expected} (got {nodes.dtype} of shape {tuple(nodes.shape)})')
+    ids = plain(nodes)
+    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < num_nodes:
+        raise ValueError(f'{expected} (got {int(ids.min())} to {int(ids.max())})')
+    if torch.unique(ids).numel() != ids.numel():
+        raise ValueError(f'{expected}, each once (got repeated ones)')

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from pyg_sar.rows.align import align, argument, dim_of, dims_of, rows_in
 from pyg_sar.rows.over_ranks import all_rows
-from pyg_sar.rows.registry import bare_name, is_in_place, name_of, rule
-from pyg_sar.rows.replicated import own_draws
+from pyg_sar.rows.registry import bare_name, hint, is_in_place, name_of, rule
+from pyg_sar.rows.replicated import mean_gradient_if_plain, own_draws
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.sharding import Space
 from pyg_sar.utils.nested import in_nested
@@ -66,7 +66,7 @@ def _of(names: str, *acts: Any, **options: Any) -> dict[str, _Acts]:
 _LAST, _ALL, _NOWHERE = (-1,), None, 9
 
 _TABLE: dict[str, _Acts] = {
-    **_of('softmax log_softmax softmin special_softmax special_log_softmax', (1, _LAST)),
+    **_of('softmax log_softmax softmin', (1, _LAST)),
     **_of('sort argsort cumsum cumprod cummax cummin logcumsumexp glu', (1, _LAST), of_a_vector),
     **_of('topk diff', (2, _LAST), of_a_vector),
     **_of('flip', (1, _ALL), of_a_vector),
@@ -77,6 +77,12 @@ _TABLE: dict[str, _Acts] = {
     **_of('multinomial sample_dirichlet', slice(-1, None), draws=True),
     **_of('dirichlet_grad', slice(-1, None)),
 }
+hint(
+    'sort argsort msort',
+    'write pyg_sar.gather(x).sort(dim=0); a median in a conv is aggr=MedianAggregation() of its '
+    'constructor',
+)
+hint('multinomial', 'write torch.multinomial(pyg_sar.gather(weights), n)')
 over_rows: dict[str, OverRows] = {}
 """Functions that compute over the rows of all ranks, by name."""
 
@@ -184,3 +190,22 @@ def not_empty(value: Tensor, dim: int) -> Tensor:
         steps = torch.arange(row.numel(), device=value.device) % 5 + 1
         row = steps.view(shape).to(value.dtype)
     return torch.cat([value, row], dim)
+
+
+@rule('linalg_solve linalg_solve_triangular cholesky_solve')
+def _solve(func: Any, args: Any, kwargs: Any) -> Any:
+    """Right-hand sides that are rows, each by itself."""
+    tensors = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, Tensor)]
+    right, is_left = argument(args, kwargs, 1, 'B', 'other'), kwargs.get('left', True)
+    if name_of(func) == 'cholesky_solve':
+        right, is_left = argument(args, kwargs, 0, 'input', 'B'), True
+    are_rows = isinstance(right, Rows) and len(rows_in(tensors)) == 1
+    if not are_rows or {dim_of(tensor) for tensor in tensors} != {2} or right._dim != is_left:
+        refuse(func, 'is known of one matrix, and right-hand sides that are rows')
+    with plainly():
+        result = func(*in_nested(args, _own), **in_nested(kwargs, _own))
+        return tag(result, right._dim, right._space)
+
+
+def _own(value: Any) -> Any:
+    return plain(value) if isinstance(value, Rows) else mean_gradient_if_plain(value)

@@ -12,7 +12,15 @@ from pyg_sar.comm.errors import users_line, warn
 from pyg_sar.comm.exchange import exchange_of
 from pyg_sar.comm.row_map import with_halo
 from pyg_sar.comm.vote import agree
-from pyg_sar.rows.align import argument, brought, check_range, dim_of, own_rows, whole_shape
+from pyg_sar.rows.align import (
+    brought,
+    check_range,
+    dim_of,
+    masked,
+    named_rule,
+    own_rows,
+    whole_shape,
+)
 from pyg_sar.rows.edges import NodeIds, node_ids
 from pyg_sar.rows.index import (
     TWO_DIMENSIONS,
@@ -27,7 +35,6 @@ from pyg_sar.rows.pointwise import pointwise
 from pyg_sar.rows.registry import rule
 from pyg_sar.rows.replicated import with_mean_gradient
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, remember, tag
-from pyg_sar.rows.sharding import Space
 
 _MANY_READS = 1000
 _read_at: dict[tuple[str, int] | None, set[int]] = {}
@@ -120,8 +127,7 @@ def _masked(func: Any, values: Rows, mask: Tensor, dim: int) -> Any:
             chosen = plain(mask).reshape(-1)
         many = tag(flat, 0, space.times(width))
         return _masked(func, many, tag(chosen, 0, space.times(width)), 0)
-    key = brought(func, mask, space) if isinstance(mask, Rows) else own_rows(func, mask, 0, space)
-    selected = space.selected(key)
+    selected, _ = masked(func, mask, space)
     with plainly():
         return tag(plain(values).index_select(dim, selected.chosen(values.device)), dim, selected)
 
@@ -134,14 +140,6 @@ def _unpadded(func: Any, values: Rows, mask: Tensor, dim: int) -> Any:
     with plainly():
         is_full = all(agree(bool(plain(flat).all())))
     return rows if is_full else _masked(func, rows, flat, 0)
-
-
-def numbers_of(mask: Rows, space: Space) -> Space:
-    """The numbers that a mask of several dimensions selects out of rows, one after another."""
-    many = space.times(math.prod(mask.shape[1:]))
-    with plainly():
-        chosen = plain(mask).reshape(-1)
-    return many.selected(tag(chosen, 0, many))
 
 
 def _by_rows(func: Any, values: Rows, ids: Rows, dim: int) -> Any:
@@ -222,26 +220,21 @@ def _of_plain(func: Any, values: Tensor, items: list[Any]) -> Any:
         return tag(out, tensors[0] + widest - right, space)
 
 
-@rule('index_select')
-def _index_select(func: Any, args: Any, kwargs: Any) -> Any:
-    values = argument(args, kwargs, 0, 'input', 'self')
-    dim, index = argument(args, kwargs, 1, 'dim'), argument(args, kwargs, 2, 'index')
-    dim %= dim_of(values)
-    return values[(slice(None),) * dim + (index,)]
+@named_rule('index_select')
+def _index_select(func: Any, input: Any, dim: int, index: Any) -> Any:
+    return input[(slice(None),) * (dim % dim_of(input)) + (index,)]
 
 
-@rule('take')
-def _take(func: Any, args: Any, kwargs: Any) -> Any:
-    values, index = argument(args, kwargs, 0, 'input'), argument(args, kwargs, 1, 'index')
-    if dim_of(values) != 1:
+@named_rule('take')
+def _take(func: Any, input: Any, index: Any) -> Any:
+    if dim_of(input) != 1:
         refuse(func)
-    return values[index]
+    return input[index]
 
 
-@rule('masked_select')
-def _masked_select(func: Any, args: Any, kwargs: Any) -> Any:
-    pair = args[0], argument(args, kwargs, 1, 'mask')
-    values, mask = torch.broadcast_tensors(*pair)  # type: ignore[no-untyped-call]
+@named_rule('masked_select')
+def _masked_select(func: Any, input: Any, mask: Any) -> Any:
+    values, mask = torch.broadcast_tensors(input, mask)  # type: ignore[no-untyped-call]
     return values[mask]
 
 
@@ -249,18 +242,16 @@ def _masked_select(func: Any, args: Any, kwargs: Any) -> Any:
 def _where(func: Any, args: Any, kwargs: Any) -> Any:
     """Number by number; of a condition alone the places where it holds."""
     if len(args) + len(kwargs) == 1:
-        return nonzero(func, (argument(args, kwargs, 0, 'condition'),), {'as_tuple': True})
+        return nonzero(func, args or tuple(kwargs.values()), {'as_tuple': True})
     return pointwise(func, args, kwargs)
 
 
-@rule('nonzero argwhere')
-def nonzero(func: Any, args: Any, kwargs: Any) -> Any:
+@named_rule('nonzero argwhere')
+def nonzero(func: Any, input: Rows, as_tuple: bool = False) -> Any:
     """Places in the whole of what is not zero, as rows of a selection."""
-    rows = args[0]
-    if rows._dim or dim_of(rows) > 2 or not rows._space.has_ids():
+    rows, space = input, input._space
+    if rows._dim or dim_of(rows) > 2 or not space.has_ids():
         refuse(func)
-    as_tuple = argument(args, kwargs, 1, 'as_tuple', default=False)
-    space = rows._space
     with plainly():
         own = plain(rows) != 0
         if rows.dim() == 1:

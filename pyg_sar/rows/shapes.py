@@ -148,14 +148,10 @@ def _expand(func: Any, args: Any, kwargs: Any) -> Any:
         return tag(plain(x).expand(sizes), dim, x._space)
 
 
-@rule('repeat tile')
+@rule('repeat')
 def _repeat(func: Any, args: Any, kwargs: Any) -> Any:
     """All rows a second time after the first would be rows in another order."""
-    rows = args[0] if args else kwargs['input']
-    counts = sizes_in(args[1:], kwargs, 'repeats', 'dims')
-    num_dims = dim_of(rows)
-    if name_of(func) == 'tile':
-        counts = [1] * (num_dims - len(counts)) + counts
+    rows, counts = args[0], sizes_in(args[1:], kwargs, 'repeats')
     dim = len(counts) - from_right(rows)
     if dim >= 0 and counts[dim] != 1:
         refuse(
@@ -208,15 +204,6 @@ def _new(func: Any, args: Any, kwargs: Any) -> Any:
             return func(plain(rows), size, *rest, **named)
         size[0] = space.own
         return tag(func(plain(rows), size, *rest, **named), 0, space)
-
-
-@rule('new')
-def _new_of_a_size(func: Any, args: Any, kwargs: Any) -> Any:
-    """``x.new(size)``, the old form of ``x.new_empty(size)``."""
-    rows, *size = args
-    if kwargs or not all(isinstance(n, (int, torch.Size)) for n in size):
-        refuse(func, 'takes a size alone', 'write x.new_tensor(values)')
-    return rows.new_empty(*size)
 
 
 @rule('new_tensor')

@@ -6,6 +6,7 @@ it can take the own rows from a plain tensor with the rows of the whole graph.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from itertools import accumulate
 from typing import Any, TypeVar
@@ -72,11 +73,7 @@ class Space:
     def _forget(self) -> None:
         """Forgets all that was derived from this space."""
         self._selections: list[tuple[Tensor, object, Space]] = []
-        self._multiples: dict[int, Space] = {}
-        self._alike: dict[Space, bool] = {}
-        self._order: Tensor | None = None
-        self._chosen: Tensor | None = None
-        self._unions: dict[Any, Space] = {}
+        self._derived: dict[str, dict[Any, Any]] = defaultdict(dict)
 
     def __getattr__(self, name: str) -> int:
         """`total`, where it is not known yet.
@@ -136,20 +133,33 @@ class Space:
 
     def places(self, ids: Tensor) -> Tensor:
         """Where rows of the whole are among the own ones, -1 for those of other ranks."""
-        if self._order is None or self._order.device != ids.device:
-            with torch.inference_mode(False):
-                own = self.ids(ids.device)
-                self._order = torch.full((self.total,), -1, dtype=torch.int64, device=ids.device)
-                self._order[own] = torch.arange(self.own, device=ids.device)
-        return self._order[ids]
+        device = ids.device
+
+        def make() -> Tensor:
+            places = torch.full((self.total,), -1, dtype=torch.int64, device=device)
+            places[self.ids(device)] = torch.arange(self.own, device=device)
+            return places
+
+        return self.kept('places', device, make)[ids]
 
     def chosen(self, device: torch.device) -> Tensor:
         """Of a selection, which own rows of `parent` it has, int64 ``[own]``."""
-        if self._chosen is None or self._chosen.device != device:
-            assert self.mask is not None
-            with torch.inference_mode(False):
-                self._chosen = self.mask.to(device).nonzero().view(-1)
-        return self._chosen
+        assert self.mask is not None
+        mask = self.mask
+        return self.kept('chosen', device, lambda: mask.to(device).nonzero().view(-1))
+
+    def kept(self, what: str, key: Any, make: Callable[[], T]) -> T:
+        """What is derived by a key; all ranks ask in one order, and so drop the same ones."""
+        cache = self._derived[what]
+        if key in cache:
+            value = cache.pop(key)
+        else:
+            with torch.inference_mode(False):  # it outlives the caller's mode
+                value = make()
+        cache[key] = value
+        while len(cache) > _MOST_KEPT:
+            cache.pop(next(iter(cache)))
+        return value
 
     def times(self, count: int) -> Space:
         """Every row `count` times, one after another."""
@@ -158,7 +168,7 @@ class Space:
         if count == 1:
             return self
         own, what = self.own * count, self.what
-        return _kept(self._multiples, count, lambda: Space(own, what=what, base=self, count=count))
+        return self.kept('times', count, lambda: Space(own, what=what, base=self, count=count))
 
     def selected(self, mask: Tensor) -> Space:
         """The rows that a mask of own rows selects; equal for the same mask, not written to since.
@@ -190,8 +200,8 @@ class Space:
     def joined(self, others: tuple[Space, ...]) -> Space:
         """The rows of this space, then those of others."""
         spaces = (self, *others)
-        return _kept(
-            self._unions,
+        return self.kept(
+            'joined',
             others,
             lambda: Space(
                 sum(space.own for space in spaces),
@@ -209,7 +219,6 @@ class Space:
             if space.total == count:
                 return space
 
-        @torch.inference_mode(False)
         def make() -> Space:
             if fitting and fitting[0].has_ids():
                 ids = fitting[0].ids(self._device())
@@ -219,7 +228,7 @@ class Space:
                 ids = torch.arange(here * count // ranks, (here + 1) * count // ranks)
             return Space(ids.numel(), what='new rows', ids=ids, total=count)
 
-        return _kept(self._unions, count, make)
+        return self.kept('dealt', count, make)
 
     def is_same(self, other: Space) -> bool:
         """Whether both hold the same rows in the same order, on all ranks.
@@ -235,7 +244,7 @@ class Space:
                     space.ids(space._device())
             return all(agree(self._is_alike_here(other)))
 
-        return _kept(self._alike, other, ask)
+        return self.kept('is same', other, ask)
 
     def _is_alike_here(self, other: Space) -> bool:
         if self.own != other.own:
@@ -262,7 +271,7 @@ class Space:
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        derived = ['_selections', '_multiples', '_alike', '_order', '_chosen', '_unions']
+        derived = {'_selections', '_derived'}
         kept = {name: value for name, value in vars(self).items() if name not in derived}
         return kept | {'comm': None}
 
@@ -280,12 +289,3 @@ def rows_of_ranks(own: int) -> int:
     if world_size() == 1:
         return own
     return int(all_reduce_sum(torch.tensor([own]), 'the number of rows that are selected'))
-
-
-def _kept(cache: dict[Any, T], key: Any, make: Callable[[], T]) -> T:
-    """The value in a cache, or a new one; all ranks ask in one order, and so drop the same ones."""
-    value = cache.pop(key) if key in cache else make()
-    cache[key] = value
-    while len(cache) > _MOST_KEPT:
-        cache.pop(next(iter(cache)))
-    return value

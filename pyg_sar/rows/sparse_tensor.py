@@ -47,29 +47,19 @@ class _Storage:
     def __init__(self, matrix: AdjacencySparseTensor) -> None:
         vars(self)['_matrix'] = matrix
 
-    def row(self) -> Any:
-        return self._matrix.edges[1]
-
-    def col(self) -> Any:
-        return self._matrix.edges[0]
-
-    def value(self) -> Any:
-        return self._matrix.value
-
-    def rowptr(self) -> Any:
-        return self._matrix.csr()[0]
-
-    def has_value(self) -> bool:
-        return self._matrix.value is not None
-
-    def sparse_sizes(self) -> tuple[int, int]:
-        return self._matrix.sparse_sizes()
-
     def __getattr__(self, name: str) -> Any:
+        matrix = self._matrix
         if name.endswith('_') and not name.startswith('_'):
             refuse_change(name)
-        found = getattr(self._matrix.whole().storage, name)
-        return found
+        known: dict[str, Callable[[], Any]] = {
+            'row': lambda: matrix.edges[1],
+            'col': lambda: matrix.edges[0],
+            'value': lambda: matrix.value,
+            'rowptr': lambda: matrix.csr()[0],
+            'has_value': lambda: matrix.value is not None,
+            'sparse_sizes': matrix.sparse_sizes,
+        }
+        return known[name] if name in known else getattr(matrix.whole().storage, name)
 
     def __setattr__(self, name: str, value: Any) -> NoReturn:
         refuse_change(f'storage.{name} = ...')

@@ -314,8 +314,8 @@ IN_STEP: dict[str, Mistake] = {
     ),
     'torch.jit.trace of rows': Mistake(
         lambda data, rank: torch.jit.trace(torch.nn.Linear(6, 3).double(), data.x),
-        'inside of torch.func or torch.jit',
-        'give it plain tensors and the plain model',
+        "'torch.jit.trace' of rows",
+        'call the model itself',
     ),
     'torch.export of rows': Mistake(
         lambda data, rank: torch.export.export(net(), (data.x, data.edge_index)),

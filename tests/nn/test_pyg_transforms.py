@@ -120,6 +120,6 @@ def test_counts(graph: Data, tmp_path: Path) -> None:
 
 
 def test_the_list_is_of_transforms() -> None:
-    from pyg_sar.rows.patches.transforms import _BY_ROW
+    from pyg_sar.rows.patches import _BY_ROW
 
     assert {t for t in _BY_ROW if inspect.isclass(getattr(T, t, None))} == _BY_ROW

@@ -60,56 +60,37 @@ def _batch_norms() -> list[Case]:
     ]
 
 
-@_hand
-def _lstm() -> list[Case]:
-    def lstm(x: Tensor, h: Tensor, c: Tensor, batch_first: bool, *weights: Tensor) -> Any:
-        options = (True, 1, 0.0, True, False, batch_first)
-        return torch.lstm(x, (h, c), list(weights), *options)
+def _weights(gates: int) -> list[Tensor]:
+    return [_of(3 * gates, 5), _of(3 * gates, 3), _of(3 * gates), _of(3 * gates)]
 
-    weights = [_of(12, 5), _of(12, 3), _of(12), _of(12)]
+
+def _recurrent(function: Any, gates: int, num_states: int = 1) -> list[Case]:
+    """Sequences in the middle and in front, and a cell."""
+
+    def call(x: Tensor, batch_first: bool, *rest: Tensor) -> Any:
+        states, weights = rest[:num_states], list(rest[num_states:])
+        state = states[0] if num_states == 1 else states
+        return function(x, state, weights, True, 1, 0.0, True, False, batch_first)
+
+    def cell(x: Tensor, *rest: Tensor) -> Any:
+        states, weights = rest[:num_states], rest[num_states:]
+        state = states[0] if num_states == 1 else states
+        return getattr(torch, f'{function.__name__}_cell')(x, state, *weights)
+
+    call.__name__, cell.__name__ = function.__name__, f'{function.__name__}_cell'
+    states, weights = [_of(1, 6, 3) for _ in range(num_states)], _weights(gates)
     return [
-        _case(lstm, _of(4, 6, 5), _of(1, 6, 3), _of(1, 6, 3), False, *weights),
-        _case(lstm, _of(6, 4, 5), _of(1, 6, 3), _of(1, 6, 3), True, *weights),
-    ]
-
-
-def _recurrent(function: Any, gates: int) -> list[Case]:
-    def call(x: Tensor, h: Tensor, batch_first: bool, *weights: Tensor) -> Any:
-        return function(x, h, list(weights), True, 1, 0.0, True, False, batch_first)
-
-    call.__name__ = function.__name__
-    weights = [_of(3 * gates, 5), _of(3 * gates, 3), _of(3 * gates), _of(3 * gates)]
-    return [
-        _case(call, _of(4, 6, 5), _of(1, 6, 3), False, *weights),
-        _case(call, _of(6, 4, 5), _of(1, 6, 3), True, *weights),
+        _case(call, _of(4, 6, 5), False, *states, *weights),
+        _case(call, _of(6, 4, 5), True, *states, *weights),
+        _case(cell, _of(6, 5), *(state[0] for state in states), *weights),
     ]
 
 
 @_hand
 def _recurrents() -> list[Case]:
-    given = {torch.gru: 3, torch.rnn_tanh: 1, torch.rnn_relu: 1}
-    return [case for each, gates in given.items() for case in _recurrent(each, gates)]
-
-
-@_hand
-def _lstm_cells() -> list[Case]:
-    def lstm_cell(x: Tensor, h: Tensor, c: Tensor, *weights: Tensor) -> Any:
-        return torch.lstm_cell(x, (h, c), *weights)
-
-    return [
-        _case(lstm_cell, _of(6, 5), _of(6, 3), _of(6, 3), _of(12, 5), _of(12, 3), _of(12), _of(12))
-    ]
-
-
-def _cell(function: Any, gates: int) -> list[Case]:
-    weights = [_of(3 * gates, 5), _of(3 * gates, 3), _of(3 * gates), _of(3 * gates)]
-    return [_case(function, _of(6, 5), _of(6, 3), *weights)]
-
-
-@_hand
-def _cells() -> list[Case]:
-    given = {torch.gru_cell: 3, torch.rnn_tanh_cell: 1, torch.rnn_relu_cell: 1}
-    return [case for each, gates in given.items() for case in _cell(each, gates)]
+    gates = {torch.gru: 3, torch.rnn_tanh: 1, torch.rnn_relu: 1}
+    others = [case for each, number in gates.items() for case in _recurrent(each, number)]
+    return [*_recurrent(torch.lstm, 4, 2), *others]
 
 
 @_hand
@@ -212,7 +193,6 @@ def _over_the_rows() -> list[Case]:
         _case(torch.histc, vector, 4),
         _case(F.one_hot, ties),
         _case(torch.cov, _of(3, 6)),
-        _case(torch.special.logsumexp, _of(6, 3), 0),
     ]
 
 

@@ -48,7 +48,6 @@ PROGRAMS: dict[str, Callable[[Any, Any, Tensor], Any]] = {
     'any true': lambda x, y, w: x * torch._is_any_true(y == 3) + torch._is_any_true(y > 9),
     'equal': lambda x, y, w: x * torch.equal(y, torch.arange(N) % 4),
     'all close': lambda x, y, w: x * torch.allclose(x, x + 1e-12) + torch.allclose(x, x * 2),
-    'of one size': lambda x, y, w: x * x.is_same_size(torch.ones(N, WIDTH)) + y.is_same_size(w),
     'a distribution': lambda x, y, w: torch.distributions.Normal(x, w.exp()).log_prob(x * 2),
     'a distribution of classes': lambda x, y, w: torch.distributions.Categorical(
         logits=x

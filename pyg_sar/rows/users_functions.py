@@ -192,7 +192,7 @@ def _by_number(function: Any) -> Any:
     return call
 
 
-def ask() -> None:
+def ask_in_functions() -> None:
     """Replaces ``Function.apply``, and how a module makes nodes for its backward hooks."""
     Function.apply = classmethod(_apply_to_rows)
     _functional.sparse_adam = _by_number(_functional.sparse_adam)

@@ -1,6 +1,6 @@
-"""Functions of torch and PyG that do not look for ``__torch_function__``, replaced for rows.
+"""Functions, classes and transforms of PyG and torch that do not look for ``__torch_function__``.
 
-The first load of a graph puts them in. Without rows among its arguments each calls the original.
+The first load of a graph replaces them. Without rows among its arguments each calls the original.
 Sparse matrices are made of all entries, and dealt to the ranks where it is known which rows they
 run between.
 """
@@ -10,16 +10,19 @@ from __future__ import annotations
 import inspect
 import random
 from collections.abc import Callable
-from functools import wraps
+from functools import cache, wraps
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex as edges_of_pyg
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.data.data import BaseData
 from torch_geometric.loader import ClusterData, GraphSAINTSampler, ShaDowKHopSampler
 from torch_geometric.nn import GroupAddRev
 from torch_geometric.sampler import HGTSampler, NeighborSampler
+from torch_geometric.transforms import BaseTransform
+from torch_geometric.typing import WITH_TORCH_SPARSE
 from torch_geometric.utils import _negative_sampling, to_dense_batch
 
 from pyg_sar.comm.ranks import world_size
@@ -27,8 +30,9 @@ from pyg_sar.comm.vote import agree
 from pyg_sar.rows.adjacency import dealt_between, spaces_in
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.over_ranks import whole
-from pyg_sar.rows.patches.memory import tell_torchscript
-from pyg_sar.rows.rows import Rows
+from pyg_sar.rows.patched_memory import refuse_where_memory_is_taken, tell_torchscript
+from pyg_sar.rows.rows import Rows, inside
+from pyg_sar.rows.users_functions import ask_in_functions
 from pyg_sar.shard.edges import LocalEdges
 from pyg_sar.utils.nested import in_nested, leaves
 from pyg_sar.utils.scoped import Scoped
@@ -51,8 +55,11 @@ alike_draws = Scoped(False)
 """Whether all ranks draw the negative edges of rank 0, even if the edges are plain tensors."""
 
 
-def ask() -> None:
-    """Replaces the functions."""
+@cache
+def ask_for_rows() -> None:
+    """Puts functions that ask a tensor for its class in place of the others, once in a process."""
+    refuse_where_memory_is_taken()
+    ask_in_functions()
     for name in _SPARSE:
         function = getattr(torch, name)
         asking = _of_all_rows(function)
@@ -70,6 +77,11 @@ def ask() -> None:
     edges_of_pyg.__new__ = _edges_as_they_are(edges_of_pyg.__new__)
     for cls, instead in _SAMPLERS.items():
         cls.__init__ = _of_whole_graphs(cls, instead)  # type: ignore[misc]
+    refuse_on_parts()
+    if WITH_TORCH_SPARSE:
+        from pyg_sar.rows import sparse_tensor
+
+        sparse_tensor.ask()
 
 
 def _of_all_rows(function: Callable[..., Any], *, draws: bool = False) -> Callable[..., Any]:
@@ -155,3 +167,44 @@ def _of_whole_graphs(cls: type, instead: str) -> Callable[..., None]:
         make(self, *args, **kwargs)
 
     return call
+
+
+_BY_ROW = {
+    *('Compose', 'ComposeFilters', 'Constant', 'ToDevice'),
+    *('AddRemainingSelfLoops', 'AddSelfLoops', 'LinearTransformation', 'RemoveSelfLoops'),
+    *('RemoveTrainingClasses', 'ToSparseTensor'),
+}
+"""Transforms of PyG that change a part as they change the whole graph."""
+
+_INSTEAD = {
+    'RandomLinkSplit': 'apply it to the data of pyg_sar.load_shard, before pyg_sar.local',
+    'LaplacianLambdaMax': 'apply it before the cut, by --transform; in a forward write '
+    'T.LaplacianLambdaMax()(Data(edge_index=pyg_sar.gather(edge_index), num_nodes=x.size(0)))',
+}
+
+
+def refuse_on_parts() -> None:
+    """Has every other transform of PyG refuse a part of a graph, from now on in this process.
+
+    They would take statistics, draw, or look for neighbours in one part, without an error. On rows
+    of all ranks they run; where a function inside of one is refused, the error names the transform.
+    """
+    call = BaseTransform.__call__
+
+    @wraps(call)
+    def __call__(self: BaseTransform, data: Any) -> Any:
+        name = type(self).__name__
+        is_of_pyg = type(self).__module__.startswith('torch_geometric.') and name not in _BY_ROW
+        if not is_of_pyg or not isinstance(data, BaseData):
+            return call(self, data)
+        values = [value for store in data.edge_stores for value in store.values()]
+        instead = 'apply it to the whole graph before it is cut (python -m pyg_sar.partition '
+        instead = _INSTEAD.get(name, f"{instead}--transform '{name}')")
+        if any(isinstance(value, LocalEdges) for value in values):
+            raise ValueError(f'T.{name} means nothing on a cut graph: {instead}')
+        if not any(isinstance(value, EdgeIndex) for value in values):
+            return call(self, data)
+        with inside.set(f'T.{name} means nothing on a cut graph: {instead}'):
+            return call(self, data)
+
+    BaseTransform.__call__ = __call__

@@ -1,7 +1,7 @@
-"""Layers with parameters: the rows are items of a batch, and every item is computed by itself.
+"""Layers with parameters: rows are items of a batch, each computed by itself, or normalised.
 
 Which argument has items in which dimension is written down here for each function. Parameters and
-other plain tensors are of all items.
+other plain tensors are of all items. A batch norm in training takes the moments of all ranks' rows.
 """
 
 from __future__ import annotations
@@ -12,13 +12,16 @@ from functools import partial
 from itertools import repeat
 from typing import Any, NamedTuple
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from pyg_sar.comm.ranks import world_size
-from pyg_sar.rows.align import argument, bound, dim_of, own_rows, rows_in
-from pyg_sar.rows.registry import name_of, rule
+from pyg_sar.ops.batch_norm import BatchNorm, moments
+from pyg_sar.rows.align import argument, bound, dim_of, named_rule, own_rows, rows_in
+from pyg_sar.rows.registry import hint, name_of, rule
 from pyg_sar.rows.replicated import is_averaged, mean_gradient_if_plain, own_draws
-from pyg_sar.rows.rows import Rows, plainly, refuse
+from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.rowwise import not_empty, own_results
 from pyg_sar.utils.nested import in_nested
 
@@ -78,6 +81,12 @@ _BY_BATCH: dict[str, Where] = {
 """Functions whose arguments have items, and in which dimension."""
 
 
+hint(
+    'conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d',
+    'write torch.nn.Linear for a kernel of 1, or give it pyg_sar.gather(x)',
+)
+
+
 @rule(' '.join(_BY_BATCH))
 def _by_batch(func: Any, args: Any, kwargs: Any) -> Any:
     where = _BY_BATCH[name_of(func)]
@@ -106,7 +115,10 @@ def _place_of_a_point(func: Any, args: Any, kwargs: Any) -> int | None:
     return values._dim
 
 
-@rule('lstm gru rnn_tanh rnn_relu')
+@rule(
+    'lstm gru rnn_tanh rnn_relu',
+    'write x.unsqueeze(1) and batch_first=True, a sequence for every row',
+)
 def _recurrent(func: Any, args: Any, kwargs: Any) -> Any:
     if len(args) < 9 or isinstance(args[3], (list, tuple)):
         refuse(func, 'of packed sequences is not known to be right')
@@ -132,9 +144,93 @@ def _embedding(func: Any, args: Any, kwargs: Any) -> Any:
     return by_items(func, (), named, {'input': Items(ids._dim)}, ids._dim)
 
 
-@rule('prelu')
-def _prelu(func: Any, args: Any, kwargs: Any) -> Any:
-    rows = argument(args, kwargs, 0, 'input')
-    if not isinstance(rows, Rows) or (rows._dim == 1 and dim_of(rows) > 1):
+@named_rule('prelu')
+def _prelu(func: Any, input: Rows, weight: Tensor) -> Any:
+    dim = input._dim
+    if dim == 1 and dim_of(input) > 1:
         refuse(func, 'would have the channels of this rank alone')
-    return by_items(func, args, kwargs, {'input': Items(rows._dim)}, rows._dim)
+    return by_items(func, (input, weight), {}, {'input': Items(dim)}, dim)
+
+
+_NODES_FIRST = (
+    'put nodes first, where they are samples and no channels: norm(x.transpose(0, 1)); a number '
+    'for every node is (x - x.mean(dim, keepdim=True)) / x.std(dim, keepdim=True)'
+)
+
+
+def _bound(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """Arguments by name; refuses if the first is not rows or another one is."""
+    named = bound(func, args, kwargs)
+    first, *rest = named.values()
+    if not isinstance(first, Rows) or any(isinstance(value, Rows) for value in rest):
+        refuse(func, 'as weights or statistics is not known to be right')
+    return named
+
+
+def _on_own_rows(func: Any, named: dict[str, Any]) -> Any:
+    rows = named['input']
+    with plainly():
+        own = rows if rows._space.own else not_empty(plain(rows), rows._dim)
+        others = {name: mean_gradient_if_plain(value) for name, value in named.items()}
+        return own_results(func(**others | {'input': own}), rows._dim, rows._space)
+
+
+@rule('batch_norm')
+def _batch_norm(func: Any, args: Any, kwargs: Any) -> Any:
+    """In training by the moments of all ranks' rows; running statistics are equal on all ranks."""
+    named = _bound(func, args, kwargs)
+    rows = named['input']
+    if rows._dim == 1:
+        refuse(func, 'would have the channels of this rank alone', _NODES_FIRST)
+    if not named['training'] or world_size() == 1:
+        return _on_own_rows(func, named)
+    dim, space = rows._dim, rows._space
+    with plainly():
+        x = plain(rows)
+        last = x.movedim(1, -1)
+        flat = last.reshape(-1, x.size(1))
+        mean, var, count = moments(flat.detach())
+        if count < 2:
+            raise ValueError(
+                f'expected more than 1 row on all ranks together when training (got {count})'
+            )
+        _update(named, mean, var * (count / (count - 1)))
+        weight, bias = (mean_gradient_if_plain(named[name]) for name in ('weight', 'bias'))
+        out: Tensor = BatchNorm.apply(flat, weight, bias, mean, var, count, named['eps'])
+        return tag(out.view(last.shape).movedim(-1, 1), dim, space)
+
+
+def _update(named: dict[str, Any], mean: Tensor, var: Tensor) -> None:
+    with torch.no_grad():
+        for name, value in (('running_mean', mean), ('running_var', var)):
+            running = named[name]
+            if running is not None:
+                running.lerp_(value.to(running.dtype), named['momentum'])
+
+
+@rule('instance_norm')
+def _instance_norm(func: Any, args: Any, kwargs: Any) -> Any:
+    named = _bound(func, args, kwargs)
+    rows = named['input']
+    if rows._dim == 1:
+        refuse(func, 'would have the channels of this rank alone', _NODES_FIRST)
+    if not named['use_input_stats']:
+        return _on_own_rows(func, named)
+    statistics = 'running_mean', 'running_var'
+    if rows._dim == 0:
+        if named['running_mean'] is not None:
+            dims = list(range(2, dim_of(rows)))
+            _update(named, rows.detach().mean(dims).mean(0), rows.detach().var(dims).mean(0))
+        return _on_own_rows(func, named | dict.fromkeys(statistics))
+    # As torch has it: a batch norm in which every instance has channels of its own.
+    count, channels, *others = rows.shape
+    flat = rows.reshape(1, count * channels, *others)
+    names = ('weight', 'bias', *statistics)
+    repeated = {n: None if named[n] is None else named[n].repeat(count) for n in names}
+    mean, var, momentum = repeated['running_mean'], repeated['running_var'], named['momentum']
+    affine = repeated['weight'], repeated['bias']
+    out = F.batch_norm(flat, mean, var, *affine, True, momentum, named['eps'])
+    for name, value in zip(statistics, (mean, var), strict=True):
+        if value is not None:
+            named[name].copy_(value.view(count, channels).mean(0))
+    return out.reshape(rows.shape)
