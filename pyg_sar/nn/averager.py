@@ -44,7 +44,7 @@ class Averager:
     """Averages the gradients of parameters that layers read outside of any model.
 
     A bucket has at most `bucket_bytes`, or one larger gradient. While it `accumulates`, gradients
-    only gather. The averager of a model is :class:`pyg_sar.nn.ddp.gradients.Gradients`.
+    only gather. The averager of a model is :class:`pyg_sar.nn.gradients.Gradients`.
     """
 
     is_last = True  # of the averagers of a backward

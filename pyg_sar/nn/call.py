@@ -22,7 +22,7 @@ from pyg_sar.comm.reverse_edges import EdgeMove
 from pyg_sar.nn.dropout import EdgeDraws
 from pyg_sar.nn.intercept import MessageError, SourceIndex
 from pyg_sar.nn.options import Options
-from pyg_sar.nn.source_rows import RowSum, SourceRows
+from pyg_sar.nn.products import RowSum, SourceRows
 from pyg_sar.ops.program import Arguments
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.shard.blocks import Plan, plan_of

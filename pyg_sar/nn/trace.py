@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from pyg_sar.nn.call import Call
 from pyg_sar.nn.intercept import Intercept, MessageError, WatchedIndex
 from pyg_sar.nn.linear_in_softmax import SoftmaxUse
-from pyg_sar.nn.products import ProductRecorder
+from pyg_sar.nn.products import ProductRecorder, RowSum
 from pyg_sar.nn.reductions import Aggregate, ReductionRecorder
 from pyg_sar.nn.sample_edges import (
     NUM_SAMPLES,
@@ -35,7 +35,6 @@ from pyg_sar.nn.sample_edges import (
     states_of,
     written_among,
 )
-from pyg_sar.nn.source_rows import RowSum
 from pyg_sar.nn.whole_reads import run_aggregation, run_message, takes_statistics
 from pyg_sar.ops.program import Arguments, no_autocast_cache
 from pyg_sar.ops.reductions import Sum
@@ -153,7 +152,7 @@ def trace(call: Call) -> Trace:
     values = call.inputs(samples, edge_index, index, NUM_SAMPLES)
     rows = _only_source(call, values)
     states = states_of(values)
-    recorder = ProductRecorder(rows, samples.edge)
+    recorder = ProductRecorder(rows, samples.edge, NUM_SAMPLES)
     aggregate = None
     # A gradient inside the function is taken in this thread, which alone numbers the history.
     here = torch.autograd.set_multithreading_enabled(False)

@@ -16,7 +16,7 @@ from torch_geometric.nn import GATConv, GCNConv
 
 import pyg_sar
 from pyg_sar.comm.ranks import rank
-from pyg_sar.nn.ddp import gradients
+from pyg_sar.nn import gradients
 from pyg_sar.rows import replicated
 
 GRAPH = awkward_graph()

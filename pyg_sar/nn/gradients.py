@@ -1,12 +1,18 @@
 """The averager of a model: gradients of its parameters become the mean over the ranks.
 
+As with torch's DistributedDataParallel the gradient is that of the mean of the P ranks' losses,
+``M = (L_1 + ... + L_P) / P``. Every rank starts backward with 1, and exchanges give gradients back
+to where rows came from, so rank r finds ``d(L_1 + ... + L_P) / d(its copy of p)``; added up over
+the ranks and divided by P that is ``dM/dp``. A loss that is equal on all ranks is M itself: a
+penalty of the weights counts once.
+
 Hooks see a backward at the model's parameters, and at the outputs of the model and of its layers:
 so also on a rank whose loss does not depend on the parameters.
 
-Tensors outside of the model that need a gradient, inputs or leaves behind them, belong to one rank
-each, so there is nothing to add up; their gradient, that of the sum of all losses, is divided by
-the number of ranks. A hook divides it at the leaf and not where the tensor enters the model, as a
-loss may read the leaf in another way, too.
+Tensors outside of the model that need a gradient belong to one rank each: there is nothing to add
+up, and their gradient, that of the sum of all losses, is divided by the number of ranks. A hook
+divides it at the leaf and not where the tensor enters the model, as a loss may read the leaf in
+another way, too.
 
 Running statistics of batches travel with the gradients. All ranks raise an error if some have run a
 batch in training and others one in evaluation, or the whole graph.
