@@ -9,7 +9,6 @@ from torch import Tensor
 
 from pyg_sar.comm.vote import Agreed, agree
 from pyg_sar.nn.call import Call
-from pyg_sar.nn.conv_state import state_of
 from pyg_sar.nn.intercept import WholeGraphSizes
 from pyg_sar.nn.sample_edges import (
     NUM_MADE_UP,
@@ -17,6 +16,7 @@ from pyg_sar.nn.sample_edges import (
     Undone,
     edge_rows,
     samples_of,
+    state_of,
     states_of,
     undo,
     with_made_up_edges,

@@ -30,9 +30,8 @@ from pyg_sar.comm.ranks import (
 from pyg_sar.comm.vote import raise_on_all
 from pyg_sar.nn.averager import MIB
 from pyg_sar.nn.gradients import Gradients
-from pyg_sar.nn.same_model import check_same_model, check_same_values
 from pyg_sar.nn.sar_conv import refuse_tracing
-from pyg_sar.nn.wrap import LazyLayers, wrap
+from pyg_sar.nn.wrap import LazyLayers, check_same_model, check_same_values, wrap
 from pyg_sar.ops.linear import compute_by_onednn
 from pyg_sar.rows.rows import Rows
 from pyg_sar.utils.class_swap import ClassSwap, become

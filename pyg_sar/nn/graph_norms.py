@@ -28,7 +28,7 @@ from torch_geometric.utils import (
 )
 
 from pyg_sar.comm.vote import Agreed
-from pyg_sar.nn.exchanges import into_own
+from pyg_sar.nn.call_edges import into_own
 from pyg_sar.nn.intercept import AnyFn, Forms
 from pyg_sar.rows.adjacency import Adjacency, by_whole
 from pyg_sar.rows.edges import EdgeIndex

@@ -13,7 +13,6 @@ from torch import Tensor
 from pyg_sar.comm.row_map import with_halo
 from pyg_sar.nn.by_destination import run_gather
 from pyg_sar.nn.call import Call
-from pyg_sar.nn.conv_state import state_of
 from pyg_sar.nn.narrow_exchange import (
     NarrowSum,
     is_hooked,
@@ -26,6 +25,7 @@ from pyg_sar.nn.narrow_exchange import (
 from pyg_sar.nn.options import Path
 from pyg_sar.nn.reductions import BlockMessages, finish
 from pyg_sar.nn.reuse import raw_sum
+from pyg_sar.nn.sample_edges import state_of
 from pyg_sar.nn.trace import Trace, set_attributes, trace
 from pyg_sar.ops.chunks import Run
 from pyg_sar.ops.online_softmax import online

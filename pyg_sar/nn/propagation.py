@@ -14,9 +14,9 @@ from pyg_sar.comm.errors import location
 from pyg_sar.comm.exchange import exchange_of
 from pyg_sar.nn.agreement import agree_on_plan
 from pyg_sar.nn.call import Call, after_step, arguments_of, before_step
+from pyg_sar.nn.call_edges import edges_in, ids_of_edges, into_own
 from pyg_sar.nn.dropout import EdgeDraws
 from pyg_sar.nn.dropout_forward import edge_draws
-from pyg_sar.nn.exchanges import edges_in, ids_of_edges, into_own
 from pyg_sar.nn.layer_plan import Forward, running
 from pyg_sar.nn.narrow_exchange import NarrowSum
 from pyg_sar.nn.plan import CallPlan, TracedPlan
@@ -40,30 +40,7 @@ def propagate(conv: Any, /, edge_index: Any, size: Any = None, **kwargs: Any) ->
 
     A method of SARConv; called from outside of forward it is a layer by itself.
     """
-    now = running.value
-    if now is not None and conv not in now.plan.paths:
-        now = None
-    if now is None and (cut_edges := edges_in([edge_index])):
-        with conv._on_cut_graph(cut_edges, (), {}, in_forward=False):
-            return conv.propagate(edge_index, size, **kwargs)
-    if now is not None and isinstance(edge_index, Adjacency) and not conv.fuse:
-        edge_index, kwargs = _along_edges(conv, 'message', edge_index, kwargs)
-    if now is None or not isinstance(edge_index, (EdgeIndex, ShardEdges)):
-        if size is not None:  # PyG's method is without it where the conv never gives one
-            kwargs['size'] = size
-        return conv._plain_class.propagate(conv, edge_index, **kwargs)
-    arguments = before_step(conv, 'propagate', (edge_index, size, kwargs))
-    edges = arguments[0] if isinstance(arguments[0], EdgeIndex) else None
-    dst = None if edges is None else _dst_space(conv, edges)
-    plan, call = _planned(now, conv, 'message', arguments)
-    with own_draws(call.plan.edge_index.device) if plan.uses_rng else nullcontext():
-        out = plan.result(call)
-    out = _updated(out, call, dst, arguments[2])
-    if isinstance(out, NarrowSum) and dst is not None:
-        out.of_nodes(dst)
-    elif type(out) is Tensor and dst is not None:
-        out = tag(out, int(conv.node_dim) % out.dim(), dst)
-    return after_step(conv, 'propagate', arguments, out)
+    return _pass_messages(conv, 'message', edge_index, size, kwargs)
 
 
 def edge_updater(conv: Any, /, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
@@ -71,26 +48,49 @@ def edge_updater(conv: Any, /, edge_index: Any, size: Any = None, **kwargs: Any)
 
     See :func:`propagate`.
     """
+    return _pass_messages(conv, 'edge_update', edge_index, size, kwargs)
+
+
+def _pass_messages(
+    conv: Any, function: str, edge_index: Any, size: Any, kwargs: dict[str, Any]
+) -> Tensor:
+    is_message, method = function == 'message', _method(function)
     now = running.value
     if now is not None and conv not in now.plan.paths:
         now = None
     if now is None and (cut_edges := edges_in([edge_index])):
         with conv._on_cut_graph(cut_edges, (), {}, in_forward=False):
-            return conv.edge_updater(edge_index, size, **kwargs)
-    if now is not None and isinstance(edge_index, Adjacency):
-        edge_index, kwargs = _along_edges(conv, 'edge_update', edge_index, kwargs)
+            out: Tensor = getattr(conv, method)(edge_index, size, **kwargs)
+            return out
+    if now is not None and isinstance(edge_index, Adjacency) and not (is_message and conv.fuse):
+        edge_index, kwargs = _along_edges(conv, function, edge_index, kwargs)
     if now is None or not isinstance(edge_index, (EdgeIndex, ShardEdges)):
-        if size is not None:
+        if size is not None:  # PyG's method is without it where the conv never gives one
             kwargs['size'] = size
-        return conv._plain_class.edge_updater(conv, edge_index, **kwargs)
-    arguments = before_step(conv, 'edge_update', (edge_index, size, kwargs))
-    plan, call = _planned(now, conv, 'edge_update', arguments)
+        out = getattr(conv._plain_class, method)(conv, edge_index, **kwargs)
+        return out
+    step = 'propagate' if is_message else function
+    arguments = before_step(conv, step, (edge_index, size, kwargs))
+    edges = arguments[0] if isinstance(arguments[0], EdgeIndex) else None
+    dst = None if edges is None else _dst_space(conv, edges)
+    plan, call = _planned(now, conv, function, arguments)
     with own_draws(call.plan.edge_index.device) if plan.uses_rng else nullcontext():
         out = plan.result(call)
-    out = call.in_given_order(out)
-    if call.edges is not None:
-        out = tag(out, 0, call.edges._space)
-    return after_step(conv, 'edge_update', arguments, out)
+    if not is_message:
+        out = call.in_given_order(out)
+        out = out if edges is None else tag(out, 0, edges._space)
+        return after_step(conv, step, arguments, out)
+    out = _updated(out, call, dst, arguments[2])
+    if isinstance(out, NarrowSum) and dst is not None:
+        out.of_nodes(dst)
+    elif type(out) is Tensor and dst is not None:
+        out = tag(out, int(conv.node_dim) % out.dim(), dst)
+    return after_step(conv, step, arguments, out)
+
+
+def _method(function: str) -> str:
+    """The method of MessagePassing that calls a function."""
+    return 'propagate' if function == 'message' else 'edge_updater'
 
 
 def _updated(out: Tensor, call: Call, dst: Space | None, kwargs: dict[str, Any]) -> Tensor:
@@ -243,13 +243,12 @@ def _check_tells_sizes(
     steps = ('message', 'aggregate', 'update') if function == 'message' else (function,)
     read = {name for step in steps for name in conv.inspector.get_param_names(step)}
     needs_targets = function == 'message' or not read.isdisjoint(('size_i', 'dim_size'))
-    method = 'propagate' if function == 'message' else 'edge_updater'
     for end, what, is_read in (('_i', 'target', needs_targets), ('_j', 'source', 'size_j' in read)):
         if is_read and end not in told:
             raise ValueError(
-                f"expected 'size' in {method} of {name_of(conv)}, as its edges run between two "
-                f'sets of nodes and no argument has a row for each {what} (got None): give size='
-                '(number of sources, number of targets)'
+                f"expected 'size' in {_method(function)} of {name_of(conv)}, as its edges run "
+                f'between two sets of nodes and no argument has a row for each {what} (got None): '
+                'give size=(number of sources, number of targets)'
             )
 
 
@@ -334,7 +333,7 @@ def _is_generated(conv: MessagePassing, function: str) -> bool:
     PyG's own methods read a pair by the flow of the conv; those that it generates always read the
     first at '_j' and the second at '_i'.
     """
-    method = 'propagate' if function == 'message' else 'edge_updater'
+    method = _method(function)
     return bool(getattr(plain_class(conv), method).__module__.endswith(f'_{method}'))
 
 

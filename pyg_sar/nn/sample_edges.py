@@ -1,9 +1,9 @@
-"""Runs a message function on a few edges and leaves the conv as it was."""
+"""Runs a message function on a few edges, and leaves the conv as it was."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from pyg_sar.ops.program import Arguments
 from pyg_sar.utils.class_swap import name_of
 from pyg_sar.utils.dry_run import Snapshot
 from pyg_sar.utils.nested import PLAIN
+from pyg_sar.utils.private_names import missing
 from pyg_sar.utils.rng import states_of_process
 
 NUM_SAMPLES = 13
@@ -145,6 +146,46 @@ def edge_rows(
                 f"expected {name_of(conv)} to set '{name}' to one row per edge in every block"
             )
     return tuple(changed[name] for name in names)
+
+
+def state_of(conv: torch.nn.Module) -> Callable[[], AbstractContextManager[None]]:
+    """Notes parameters, buffers and plain attributes of a conv and all modules in it.
+
+    Returns a function that makes a context, in which the conv is as it was noted. Plain attributes
+    are numbers and words: ``training``, ``dropout``. Tensors are compared by identity; autograd
+    finds one that was changed in place.
+    """
+    noted: list[tuple[Any, dict[str, Any]]] = []
+    lists = []  # from which recurrent modules read their parameters
+    for module in conv.modules():
+        own = vars(module)
+        noted += [(t, dict(t)) for t in (module._parameters, module._buffers) if t]
+        noted.append((own, {k: v for k, v in own.items() if isinstance(v, PLAIN)}))
+        if isinstance(module, torch.nn.RNNBase):
+            if '_flat_weights' not in own:
+                raise missing('torch.nn.RNNBase._flat_weights')
+            lists.append((own['_flat_weights'], list(own['_flat_weights'])))
+
+    @contextmanager
+    def as_in_forward() -> Iterator[None]:
+        changed = []
+        others = [list(now) for now, _ in lists]
+        for weights, noted_weights in lists:
+            weights[:] = noted_weights
+        for now, then in noted:
+            other = {k: now[k] for k, v in then.items() if k in now and now[k] is not v}
+            if other:
+                changed.append((now, other))
+                now.update({key: then[key] for key in other})
+        try:
+            yield
+        finally:
+            for now, other in changed:
+                now.update(other)
+            for (weights, _), other_weights in zip(lists, others, strict=True):
+                weights[:] = other_weights
+
+    return as_in_forward
 
 
 def samples_of(call: Call) -> tuple[Arguments, Tensor]:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex as PyGEdgeIndex
+from torch_geometric.utils.hetero import construct_bipartite_edge_index
 
 from pyg_sar.comm.reverse_edges import EdgeMove, Reversed, reverse
 from pyg_sar.comm.vote import Agreed, agree
 from pyg_sar.nn.dropout import edge_ids, has_ids
+from pyg_sar.nn.intercept import replaced
 from pyg_sar.rows.adjacency import Adjacency
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.shard.blocks import Plan
 from pyg_sar.shard.edges import LocalEdges, ShardEdges, refuse_local
+from pyg_sar.shard.join_relations import join_relations
 from pyg_sar.shard.shard import Kept, Shard
 from pyg_sar.utils.nested import PLAIN, leaves_of
 
@@ -102,3 +106,27 @@ def edges_in(values: Iterable[Any]) -> list[EdgeIndex]:
 def shards_of(edges: Iterable[EdgeIndex]) -> list[Shard]:
     """The shards of edges, each once."""
     return list(dict.fromkeys(edge_index.handle.shard for edge_index in edges))
+
+
+def relations_joined(x_dict: Mapping[str, Tensor]) -> AbstractContextManager[None]:
+    """``construct_bipartite_edge_index`` for a conv on own rows by type."""
+
+    def joint_edge_index(
+        edge_index_dict: Mapping[Any, ShardEdges],
+        src_offset_dict: Mapping[Any, int],
+        dst_offset_dict: Mapping[Any, int],
+        edge_attr_dict: Mapping[str, Tensor],
+        num_nodes: int | None = None,
+    ) -> tuple[ShardEdges, Tensor]:
+        relations = list(src_offset_dict)
+        handles = [edge_index_dict[relation] for relation in relations]
+        dst_offsets = [dst_offset_dict[relation[-1]] for relation in relations]
+        num_dst = sum(x.size(0) for x in x_dict.values())
+        joined = join_relations(handles, list(src_offset_dict.values()), dst_offsets, num_dst)
+        attributes = [
+            edge_attr_dict['__'.join(relation)].expand(handle.num_edges, -1)
+            for relation, handle in zip(relations, handles, strict=True)
+        ]
+        return joined, torch.cat(attributes)
+
+    return replaced({construct_bipartite_edge_index: joint_edge_index})
