@@ -215,7 +215,7 @@ class Call:
     def run(self, values: dict[str, Any]) -> Tensor:
         """Runs the function on :meth:`inputs`."""
         conv, draws = self.conv, self.draws
-        with nullcontext() if draws is None else draws.of_message(values.get(_IDS)):
+        with nullcontext() if draws is None else draws.of(values.get(_IDS)):
             if self.function == 'factor':
                 kwargs = conv.inspector.collect_param_data('message', values)
                 with torch._C._EnableTorchFunction():
@@ -233,7 +233,7 @@ class Call:
         """Runs the conv's aggregation on :meth:`inputs` and the messages."""
         conv = self.conv
         kwargs = conv.inspector.collect_param_data('aggregate', values)
-        with nullcontext() if self.draws is None else self.draws.of_aggregation():
+        with nullcontext() if self.draws is None else self.draws.of(None, in_aggregation=True):
             kwargs = before_step(conv, 'aggregate', (kwargs,))[0]
             return after_step(conv, 'aggregate', (kwargs,), conv.aggregate(messages, **kwargs))
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from inspect import unwrap
 from traceback import walk_stack
 from types import GeneratorType
@@ -25,7 +26,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
 from pyg_sar.comm.vote import agree, check_equal
-from pyg_sar.nn.dropout import Dropout, Drops, EdgeDraws, KeyedDraw
+from pyg_sar.nn.dropout import Dropout, Drops, EdgeDraws, factors
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.rows import Rows, plain, tag
 from pyg_sar.utils.nested import leaves_of
@@ -174,26 +175,20 @@ class _Forward(Drops):
     def drop(self, x: Tensor, p: float, inplace: bool) -> Any:
         self.counts = True
         state = hashed_on(self.next_state(), 0)
-        if isinstance(x, Rows):
-            return self._of_rows(x, p, state, inplace)
-        draw = KeyedDraw(p, state, self._ids_of(x))
-        if inplace:
-            return x.mul_(draw.draw(x))
-        dropped: Tensor = Dropout.apply(x, draw)
-        return dropped
-
-    def _of_rows(self, x: Rows, p: float, state: Tensor, inplace: bool) -> Any:
-        if x._dim or not x._space.has_ids():
-            raise ValueError(
-                f"'dropout_seed' takes rows with ids in the first dimension (got {x._space!r})"
-            )
-        draw, own = KeyedDraw(p, state, x._space.ids(x.device)), plain(x)
-        if inplace:
-            return x.mul_(tag(draw.draw(own), 0, x._space))
-        return tag(Dropout.apply(own, draw), 0, x._space)
+        draw = partial(factors, p, state, self._ids_of(x))
+        own = plain(x) if isinstance(x, Rows) else x
+        out = draw(own) if inplace else Dropout.apply(own, draw)
+        out = tag(out, 0, x._space) if isinstance(x, Rows) else out
+        return x.mul_(out) if inplace else out
 
     def _ids_of(self, x: Tensor) -> Tensor:
-        """The ids of the rows of a plain tensor, which is one of the whole graph."""
+        """The ids of rows; a plain tensor beside rows is one of the whole graph."""
+        if isinstance(x, Rows):
+            if x._dim or not x._space.has_ids():
+                raise ValueError(
+                    f"'dropout_seed' takes rows with ids in the first dimension (got {x._space!r})"
+                )
+            return x._space.ids(x.device)
         if self._has_rows and x.dim():
             return torch.arange(x.size(0), device=x.device)
         raise ValueError(
