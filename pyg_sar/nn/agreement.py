@@ -44,11 +44,6 @@ class Decision:
     across_edges: bool = False  # whether the function needs the edges of all ranks
     uses_rng: bool = True  # whether it draws random numbers, or may do so
 
-    @property
-    def words(self) -> str:
-        """The path, in words that are equal on all ranks."""
-        return f'{self.path}, with gradient' if self.takes_gradient else self.path
-
 
 def agree_on_plan(call: Call, draws: EdgeDraws | None) -> CallPlan:
     """Checks a kind of call once, with all ranks (collective: one all-gather), and picks its path.
@@ -100,7 +95,7 @@ def _decision(call: Call) -> tuple[Decision, Trace | None]:
                 uses_rng = traced.uses_rng
                 check_edges_are_independent(call, traced.num_calls, 0 if uses_rng else None)
             except UnsupportedMessageError:
-                uses_rng, traced = observe(call).uses_rng, None
+                uses_rng, traced = observe(call)[0].uses_rng, None
             # One mask may keep none of a few rows.
             for seed in range(3) if uses_rng else (None,):
                 check_destinations_are_independent(call, seed)
@@ -186,7 +181,8 @@ def _agreed(name: str, own: Decision, error: Exception | None, world_size: int) 
     check_equal(f'tensors in {name}', [other.types for other in all_of])
     across_edges = any(other.across_edges for other in all_of)
     if not across_edges:
-        check_equal(f'path of {name}', [other.words for other in all_of])
+        paths = [other.path + ', with gradient' * other.takes_gradient for other in all_of]
+        check_equal(f'path of {name}', paths)
     return replace(
         own,
         one_pass=all(other.one_pass for other in all_of),

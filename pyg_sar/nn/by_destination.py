@@ -33,14 +33,12 @@ from pyg_sar.utils.class_swap import name_of
 _WHOLE_GRAPH: Kept[Agreed[tuple[int, int]]] = Kept()
 
 
-def observe(call: Call) -> Seen:
-    """Runs message and aggregation on a few edges, each into a destination of its own."""
-    return _observed(call)[0]
-
-
 @no_autocast_cache()
-def _observed(call: Call) -> tuple[Seen, WholeGraphSizes]:
-    """As :func:`observe`, with the sizes of the whole graph that they ask for."""
+def observe(call: Call) -> tuple[Seen, WholeGraphSizes]:
+    """Runs message and aggregation on a few edges, each into a destination of its own.
+
+    Also gives the sizes of the whole graph that they ask for.
+    """
     samples, edge_index = samples_of(call)
     first_node = node_of_now()
     sizes = WholeGraphSizes(call.conv, NUM_SAMPLES, NUM_SAMPLES, is_sample=True)
@@ -58,7 +56,7 @@ def run_gather(call: Call, *, in_chunks: bool) -> tuple[Tensor | None, tuple[Ten
     Not `in_chunks` all destinations are one chunk. Gives the aggregation's result in the conv's
     node dimension, the edge outputs, and what is to be set on the conv.
     """
-    plan, (seen, asked) = call.plan, _observed(call)
+    plan, (seen, asked) = call.plan, observe(call)
     if asked.is_dense and not (plan.is_whole and plan.shard.e_id is not None):
         raise ValueError(
             f'expected the edge_index of the shard itself in {name_of(call.conv)}, whose '
@@ -92,7 +90,9 @@ def run_gather(call: Call, *, in_chunks: bool) -> tuple[Tensor | None, tuple[Ten
     arguments = replace(call.arguments, learnable=seen.learnable)
     rows = max(plan.num_edges, 1)
     if in_chunks:
-        rows = edges_within(_edge_bytes(arguments, seen), plan.edge_index.device)
+        read = *arguments.src, *arguments.dst, *arguments.edge, *seen.edge_outputs, seen.out
+        edge_bytes = max(t[:1].numel() * t.element_size() for t in read)
+        rows = edges_within(edge_bytes, plan.edge_index.device)
     # A dense batch has as many rows for every node as the largest in-degree.
     max_dst = max(rows // max(sizes.width, 1), 1) if asked.is_dense else None
     chunks = chunks_of(plan, rows, max_dst, call.exchange)
@@ -132,9 +132,3 @@ def _run(
     else:
         out = call.aggregate(values, message)
     return out.movedim(call.conv.node_dim, 0)
-
-
-def _edge_bytes(arguments: Arguments, seen: Seen) -> int:
-    """Bytes of the largest row of an edge, or of what is computed from it."""
-    tensors = [*arguments.src, *arguments.dst, *arguments.edge, *seen.edge_outputs, seen.out]
-    return max(t[:1].numel() * t.element_size() for t in tensors)

@@ -8,7 +8,6 @@ block, and everything else is passed as it is.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -157,14 +156,6 @@ class Call:
         """One row per edge, in the order of the caller's edges."""
         return values if self.move is None else self.move.to_forward(values)
 
-    def check_draws(self, uses_rng: bool) -> None:
-        """Raises a ValueError if the function drew by torch although its masks are by edge."""
-        if self.draws is not None and uses_rng:
-            raise ValueError(
-                f"'dropout_seed' needs a '{self.function}' of {name_of(self.conv)} that draws "
-                'random numbers by F.dropout or torch.nn.Dropout only (got others)'
-            )
-
     def inputs(
         self, arguments: Arguments, edge_index: Tensor, dst: Tensor, num_dst: int
     ) -> dict[str, Any]:
@@ -198,19 +189,6 @@ class Call:
                     value = value.movedim(0, node_dim)
             values[slot.name] = value
         return values
-
-    def edge_values(self, values: dict[str, Any]) -> Iterator[tuple[str, Tensor, bool]]:
-        """The tensors of :meth:`inputs` with a row per edge, and whether they are read at nodes."""
-        for slot in self.slots:
-            if slot.role in ('src', 'dst', 'edge'):
-                yield slot.name, values[slot.name], slot.role != 'edge'
-
-    def no_inputs(self, dst: Tensor, num_dst: int) -> dict[str, Any]:
-        """:meth:`inputs` of no edges: `dst` is empty, and so is every edge tensor."""
-        a = self.arguments
-        nothing = Arguments(a.src, a.dst, tuple(t[:0] for t in a.edge), a.whole)
-        no_edges = torch.empty(2, 0, dtype=torch.int64, device=dst.device)
-        return self.inputs(nothing, no_edges, dst, num_dst)
 
     def run(self, values: dict[str, Any]) -> Tensor:
         """Runs the function on :meth:`inputs`."""

@@ -156,7 +156,7 @@ class NarrowSum(Tensor):
     """Sums ``[num_dst, K]`` of rows after a layer, which answer that layer only."""
 
     _weight: Tensor
-    _space: Space | None = None
+    _space: Space | None = None  # of the nodes whose rows the layer gives
 
     @staticmethod
     def of(total: Tensor, weight: Tensor) -> NarrowSum:
@@ -164,10 +164,6 @@ class NarrowSum(Tensor):
         self = total.as_subclass(NarrowSum)
         self._weight = weight
         return self
-
-    def of_nodes(self, space: Space) -> None:
-        """Sets the nodes whose rows the layer gives."""
-        self._space = space
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -24,7 +24,7 @@ from pyg_sar.nn.narrow_exchange import (
 )
 from pyg_sar.nn.options import Path
 from pyg_sar.nn.reductions import BlockMessages, finish
-from pyg_sar.nn.reuse import raw_sum
+from pyg_sar.nn.reuse import kept_sum
 from pyg_sar.nn.sample_edges import state_of
 from pyg_sar.nn.trace import Trace, set_attributes, trace
 from pyg_sar.ops.chunks import Run
@@ -142,11 +142,17 @@ class RowSum(TracedPlan):
         hooked = is_alone and is_hooked(conv)
         if self.path == 'linear' and is_alone:
             if not (x.requires_grad and torch.is_grad_enabled()):  # the same on all ranks
-                raw = raw_sum(conv, x, weight, plan, call.exchange.wire.dtype, is_hooked=hooked)
-                if raw is not None:
-                    if not raw.is_kept:
-                        raw.keep(self.row_sum(call, x, weight, hooked))
-                    return raw.kept(copies=not (call.in_forward and only_reads(conv, x)))
+                out = kept_sum(
+                    lambda: self.row_sum(call, x, weight, hooked),
+                    (type(conv.aggr_module), call.exchange.wire.dtype),
+                    x,
+                    weight,
+                    plan,
+                    is_hooked=hooked,
+                    copies=not (call.in_forward and only_reads(conv, x)),
+                )
+                if out is not None:
+                    return out
             pays = self.pays if call.edge_index.is_whole else []
             layer = layer_after(conv, x, plan, pays) if call.in_forward else None
             if layer is not None:
@@ -250,10 +256,13 @@ class OneShot(CallPlan):
         sizes = [edges.ends.src.total, num_dst]
         index = edges._row(1 - edges.handle.is_flipped)
         rows = {}
-        for name, value, at_nodes in call.edge_values(values):
-            dim = int(call.conv.node_dim) % value.dim() if at_nodes else 0
+        for slot in call.slots:
+            if slot.role not in ('src', 'dst', 'edge'):
+                continue
+            value = values[slot.name]
+            dim = 0 if slot.role == 'edge' else int(call.conv.node_dim) % value.dim()
             # Not the tensor itself: of an edge tensor that is kept as the plain one of its rows.
-            rows[name] = tag(value.view_as(value), dim, space)
+            rows[slot.name] = tag(value.view_as(value), dim, space)
         return {
             **values,
             'edge_index': edges,

@@ -82,7 +82,7 @@ def _pass_messages(
         return after_step(conv, step, arguments, out)
     out = _updated(out, call, dst, arguments[2])
     if isinstance(out, NarrowSum) and dst is not None:
-        out.of_nodes(dst)
+        out._space = dst
     elif type(out) is Tensor and dst is not None:
         out = tag(out, int(conv.node_dim) % out.dim(), dst)
     return after_step(conv, step, arguments, out)

@@ -217,6 +217,8 @@ def finish(
     """
     conv, num_dst = call.conv, plan.shard.num_dst
     no_message = message.detach().narrow(conv.node_dim, 0, 0)
-    no_dst = plan.edge_index[1][:0].as_subclass(BlockIndex)
+    a, no_edges = call.arguments, plan.edge_index[:, :0]
+    nothing = Arguments(a.src, a.dst, tuple(t[:0] for t in a.edge), a.whole)
+    values = call.inputs(nothing, no_edges, no_edges[1].as_subclass(BlockIndex), num_dst)
     with _Finisher(conv, aggregate, states, plan, is_mean):
-        return call.aggregate(call.no_inputs(no_dst, num_dst), no_message)
+        return call.aggregate(values, no_message)

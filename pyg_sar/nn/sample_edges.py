@@ -86,10 +86,6 @@ class Undone:
         """Which of the changed attributes are plain numbers or words, with their values."""
         return {k: v for k, v in self.changed.items() if isinstance(v, PLAIN)}
 
-    def edge_rows(self, names: tuple[str, ...], num_edges: int) -> tuple[Tensor, ...]:
-        """What attributes were set to, with one row per edge."""
-        return edge_rows(self.conv, self.changed, names, num_edges)
-
 
 def states_of(values: Mapping[str, Any]) -> dict[str, tuple[Tensor, object]]:
     """Tensors among the inputs of a function, each with a copy or its version, to see writes."""
@@ -216,16 +212,6 @@ def made_up_row(values: Tensor) -> Tensor:
 
 NUM_MADE_UP = 9
 """More in-edges than a sampled destination has, to see effects of the largest in-degree."""
-
-
-def with_other_values(arguments: Arguments) -> Arguments:
-    """The rows with other floating values; values between 0 and 1 stay between 0 and 1."""
-
-    def other(values: Tensor) -> Tensor:
-        return values.detach() * 0.75 if values.is_floating_point() else values
-
-    src, dst, edge = (tuple(map(other, g)) for g in (arguments.src, arguments.dst, arguments.edge))
-    return Arguments(src, dst, edge, arguments.whole)
 
 
 def with_made_up_edges(arguments: Arguments, edge_index: Tensor) -> tuple[Arguments, Tensor]:

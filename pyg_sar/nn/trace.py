@@ -30,6 +30,7 @@ from pyg_sar.nn.reductions import Aggregate, ReductionRecorder
 from pyg_sar.nn.sample_edges import (
     NUM_SAMPLES,
     Undone,
+    edge_rows,
     not_saved,
     samples_of,
     states_of,
@@ -40,6 +41,7 @@ from pyg_sar.ops.program import Arguments, no_autocast_cache
 from pyg_sar.ops.reductions import Sum
 from pyg_sar.rows.registry import name_of
 from pyg_sar.rows.rows import Rows, tag
+from pyg_sar.utils.class_swap import name_of as class_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,10 +208,14 @@ def left_behind(
     reduced: Sequence[Tensor],
 ) -> tuple[Seen, list[Tensor]]:
     """What the function that computed `out` left behind, and the tensors `reduced` or per edge."""
-    call.check_draws(undone.uses_rng)
+    if call.draws is not None and undone.uses_rng:
+        raise ValueError(
+            f"'dropout_seed' needs a '{call.function}' of {class_name(call.conv)} that draws "
+            'random numbers by F.dropout or torch.nn.Dropout only (got others)'
+        )
     undone.check_edges_alone()
     names = undone.edge_attributes
-    edge_outputs = undone.edge_rows(names, NUM_SAMPLES)
+    edge_outputs = edge_rows(call.conv, undone.changed, names, NUM_SAMPLES)
     if call.function != 'message':
         edge_outputs = (out, *edge_outputs)
     outputs = [*reduced, *edge_outputs]
