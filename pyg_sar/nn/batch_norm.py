@@ -47,16 +47,6 @@ def _updates_of(norm: Any) -> OwnUpdates | None:
     return updates
 
 
-def note_update(norm: Any, is_updated: Tensor) -> None:
-    """Notes that a norm is going to update its running statistics by a batch of this rank."""
-    own = _updates_of(norm)
-    if own is None:
-        tracked = getattr(norm, 'num_batches_tracked', None)
-        norm._own_updates = OwnUpdates(is_updated, None if tracked is None else tracked.clone())
-    else:
-        own.is_updated = own.is_updated | is_updated
-
-
 class RunningStatistics:
     """Running statistics of all norms in a module, as vectors that can be added up over the ranks.
 
@@ -79,13 +69,14 @@ class RunningStatistics:
             if any(map(_updates_of, norms)):
                 packed[kind] = torch.cat([piece for norm in norms for piece in _pieces(norm, kind)])
             else:
-                packed[kind] = torch.zeros(sum(map(_size, norms)), dtype=kind[0], device=kind[1])
+                sizes = (sum(_sizes(norm)) for norm in norms)
+                packed[kind] = torch.zeros(sum(sizes), dtype=kind[0], device=kind[1])
         return packed
 
     def set(self, kind: Kind, total: Tensor) -> None:
         """Sets them from the sum of all ranks' :meth:`packed`, or from a multiple of it."""
         norms = self._norms[kind]
-        sizes = [_size(norm) for norm in norms]
+        sizes = [sum(_sizes(norm)) for norm in norms]
         has_any = total[[end - 1 for end in accumulate(sizes)]].tolist()
         for norm, piece, count in zip(norms, torch.split(total, sizes), has_any, strict=True):
             if count > 0:
@@ -115,14 +106,10 @@ def _sizes(norm: Any) -> list[int]:
     return [mean.size(0), mean.numel(), mean.numel(), 1, 1]
 
 
-def _size(norm: Any) -> int:
-    return sum(_sizes(norm))
-
-
 def _pieces(norm: Any, kind: Kind) -> Iterator[Tensor]:
     own = _updates_of(norm)
     if own is None:
-        yield torch.zeros(_size(norm), dtype=kind[0], device=kind[1])
+        yield torch.zeros(sum(_sizes(norm)), dtype=kind[0], device=kind[1])
         return
     weight = own.is_updated.to(dtype=kind[0], device=kind[1])
     yield weight
@@ -191,7 +178,11 @@ def _forward(norm: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if isinstance(norm, pyg.HeteroBatchNorm):
             types = args[0] if args else kwargs['type_vec']
             has_rows = torch.bincount(types, minlength=norm.running_mean.size(0)) > 0
-        note_update(norm, has_rows)
+        own, tracked = _updates_of(norm), getattr(norm, 'num_batches_tracked', None)
+        if own is None:
+            norm._own_updates = OwnUpdates(has_rows, None if tracked is None else tracked.clone())
+        else:
+            own.is_updated = own.is_updated | has_rows
     with _kept_for_backward(norm):
         return forward(x, *args, **kwargs) if x.numel() else x.view_as(x)
 
