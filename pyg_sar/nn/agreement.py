@@ -27,7 +27,7 @@ from pyg_sar.nn.linear_in_softmax import has_gradient_of_use
 from pyg_sar.nn.options import Path
 from pyg_sar.nn.plan import PLANS, CallPlan, Gather, OneShot, program_of
 from pyg_sar.nn.sample_edges import NUM_SAMPLES, Undone, samples_of
-from pyg_sar.nn.trace import Trace, trace
+from pyg_sar.nn.trace import Trace, trace, with_factor
 from pyg_sar.ops.program import Arguments
 from pyg_sar.utils.class_swap import name_of
 from pyg_sar.utils.dry_run import is_of_user
@@ -116,7 +116,7 @@ def _decision(call: Call) -> tuple[Decision, Trace | None]:
         takes_gradient = any(map(_needs_grad, call.arguments.edge))
         own = replace(own, path='weighted', takes_gradient=takes_gradient)
     elif call.options.mode != 'one_shot':
-        traced = with_factor(call, traced)
+        traced = _with_factor(call, traced)
         of_edges = call if traced.factor is None else call.of_factor(traced.source)
         one_pass = traced.computed.weights is not None and has_gradient_of_use(
             of_edges, program_of(of_edges, traced.computed, num_dst=1)
@@ -203,7 +203,7 @@ def _needs_grad(tensor: Tensor) -> bool:
     return tensor.requires_grad and torch.is_grad_enabled()
 
 
-def with_factor(call: Call, traced: Trace) -> Trace:
+def _with_factor(call: Call, traced: Trace) -> Trace:
     """The trace of a message that is summed, with its factor and the name of x_j, if it has one."""
     conv, node_dim = call.conv, call.conv.node_dim
     is_watched = conv._message_forward_pre_hooks or conv._message_forward_hooks
@@ -214,18 +214,18 @@ def with_factor(call: Call, traced: Trace) -> Trace:
         if x is None or x.dtype != traced.out.dtype or node_dim not in (0, -x.dim()):
             continue
         with suppress(MessageError, RuntimeError):  # it uses x_j otherwise, or in another shape
-            of_factor = call.of_factor(slot.name)
-            factor = trace(of_factor)
-            found = replace(traced, source=slot.name, factor=factor, summed=of_factor.summed)
-            has_row_per_edge = factor.out.shape[:1] == (NUM_SAMPLES,)
-            if has_row_per_edge and _is_product(call, of_factor, found, slot.index):
+            found = with_factor(traced, call, slot.name)
+            if _is_product(call, found, slot.index):
                 return found
     return traced
 
 
-def _is_product(call: Call, of_factor: Call, traced: Trace, source: int) -> bool:
+def _is_product(call: Call, traced: Trace, source: int) -> bool:
     """Whether factor times x_j is the message on samples, also in what takes a gradient."""
     assert traced.factor is not None
+    if traced.factor.out.shape[:1] != (NUM_SAMPLES,):
+        return False
+    of_factor = call.of_factor(traced.source)
     samples, edge_index = samples_of(call)
     edge_index[1] = 0
     rows = samples.src[source]

@@ -26,7 +26,7 @@ from pyg_sar.nn.options import Path
 from pyg_sar.nn.reductions import BlockMessages, finish
 from pyg_sar.nn.reuse import kept_sum
 from pyg_sar.nn.sample_edges import state_of
-from pyg_sar.nn.trace import Trace, set_attributes, trace
+from pyg_sar.nn.trace import Trace, set_attributes, trace, with_factor
 from pyg_sar.ops.chunks import Run
 from pyg_sar.ops.online_softmax import online
 from pyg_sar.ops.program import Program
@@ -66,11 +66,9 @@ class TracedPlan(CallPlan):
 
     def traced(self, call: Call) -> TracedPlan:
         """With a trace of this call."""
-        traced, source = trace(call), self.trace.source
-        if source:
-            of_factor = call.of_factor(source)
-            factor = trace(of_factor)
-            traced = replace(traced, source=source, factor=factor, summed=of_factor.summed)
+        traced = trace(call)
+        if self.trace.source:
+            traced = with_factor(traced, call, self.trace.source)
         if self.trace.computed.weights is None:  # on some rank
             traced = traced.in_passes()
         return replace(self, trace=traced)

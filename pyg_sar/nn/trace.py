@@ -126,6 +126,13 @@ class Trace(Seen):
         return self.aggregate is not None and self.aggregate.reduces_message
 
 
+def with_factor(traced: Trace, call: Call, source: str) -> Trace:
+    """The trace with that of what the message multiplies the argument `source` by."""
+    of_factor = call.of_factor(source)
+    factor = trace(of_factor)
+    return replace(traced, source=source, factor=factor, summed=of_factor.summed)
+
+
 @no_autocast_cache()
 @not_saved()
 def trace(call: Call) -> Trace:
