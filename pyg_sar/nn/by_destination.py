@@ -115,12 +115,7 @@ def _whole_graph(plan: Plan) -> tuple[int, int]:
 
 
 def _run(
-    call: Call,
-    arguments: Arguments,
-    edge_index: Tensor,
-    num_dst: int,
-    *,
-    is_watched: bool = False,
+    call: Call, arguments: Arguments, edge_index: Tensor, num_dst: int, *, is_watched: bool = False
 ) -> Tensor:
     """The aggregation's result with nodes first; a row per edge of ``edge_update``."""
     values = call.inputs(arguments, edge_index, edge_index[1], num_dst)

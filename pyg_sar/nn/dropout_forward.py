@@ -120,12 +120,7 @@ class _Forward(Drops):
     """One forward: numbers its calls, and draws the masks of nodes."""
 
     def __init__(
-        self,
-        owner: SameDropout,
-        module: torch.nn.Module,
-        *,
-        has_rows: bool,
-        has_edges: bool,
+        self, owner: SameDropout, module: torch.nn.Module, *, has_rows: bool, has_edges: bool
     ) -> None:
         super().__init__()
         self.module, self.counts, self._has_rows = module, module.training, has_rows

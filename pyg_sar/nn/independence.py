@@ -21,13 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pyg_sar.nn.call import Call
 from pyg_sar.nn.intercept import MessageError, UnsupportedMessageError, WholeGraphSizes, overridden
 from pyg_sar.nn.reductions import BlockMessages
-from pyg_sar.nn.sample_edges import (
-    NUM_MADE_UP,
-    NUM_SAMPLES,
-    Undone,
-    samples_of,
-    with_made_up_edges,
-)
+from pyg_sar.nn.sample_edges import NUM_MADE_UP, NUM_SAMPLES, Undone, samples_of, with_made_up_edges
 from pyg_sar.nn.whole_reads import takes_statistics
 from pyg_sar.ops.program import Arguments, no_autocast_cache
 from pyg_sar.utils.nested import leaves

@@ -42,11 +42,7 @@ Model = TypeVar('Model', bound=torch.nn.Module)
 
 
 def wrap(
-    model: Model,
-    *,
-    log: LogLevel | None = None,
-    dropout_seed: int | None = None,
-    **options: Any,
+    model: Model, *, log: LogLevel | None = None, dropout_seed: int | None = None, **options: Any
 ) -> Model:
     """Makes the convs and norms of a model those of ranks, in place; returns the model.
 

@@ -135,10 +135,7 @@ def test_losses_do_not_depend_on_the_ranks(
     _check(run_as_threads(_losses, num_ranks, roots[num_parts]), expected)
 
 
-_OPTIONS: list[dict[str, Any]] = [
-    {'mode': 'one_shot'},
-    {'mode': 'sequential_no_remat'},
-]
+_OPTIONS: list[dict[str, Any]] = [{'mode': 'one_shot'}, {'mode': 'sequential_no_remat'}]
 
 
 @pytest.mark.parametrize('options', _OPTIONS)

@@ -15,15 +15,7 @@ from few import few
 from graphs import awkward_graph
 from hetero_graphs import assignment
 from hetero_models import CASES as HETERO_CASES
-from model_cases import (
-    _CONV,
-    FUNCTIONS,
-    NUM_NODES,
-    OF_MOLECULES,
-    REFUSED,
-    ROWWISE,
-    UNSUPERVISED,
-)
+from model_cases import _CONV, FUNCTIONS, NUM_NODES, OF_MOLECULES, REFUSED, ROWWISE, UNSUPERVISED
 from model_cases import CASES as MODEL_CASES
 from norm_models import CASES as NORM_CASES
 from outcome import assert_exact

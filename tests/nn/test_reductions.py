@@ -82,9 +82,7 @@ def _on_rank(name: str, root: str) -> None:
     program = PROGRAMS[name]
     want = _trained(_graph(), program, lambda model: model)
     got = _trained(
-        pyg_sar.load_shard(root),
-        program,
-        lambda model: pyg_sar.DistributedDataParallel(model),
+        pyg_sar.load_shard(root), program, lambda model: pyg_sar.DistributedDataParallel(model)
     )
     for a, b in zip(got, want, strict=True):
         assert_close(pyg_sar.gather(a), b)
