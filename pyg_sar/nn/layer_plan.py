@@ -79,7 +79,6 @@ class Forward:
 
     conv: MessagePassing
     plan: LayerPlan
-    options: Options
     in_forward: bool  # whether the conv's own forward takes what propagate returns
 
 

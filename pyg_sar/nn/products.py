@@ -72,6 +72,7 @@ class ProductRecorder(TorchDispatchMode):
 
     Attributes:
         is_pure: Whether there were only reshapes and at most one product.
+        product: That product; its `out` may be reshaped since.
         edge_bytes: What the largest tensor with a row per edge takes for each.
     """
 
@@ -83,18 +84,8 @@ class ProductRecorder(TorchDispatchMode):
         # The tensors are kept, so that no other one gets their ids.
         self._rows = {} if rows is None else {id(rows): rows}
         self._weights = {id(t): (i, t) for i, t in enumerate(edge)}
-        self._product: WeightedRows | None = None
+        self.product: WeightedRows | None = None
         self._is_reshaped = False
-
-    def product(self, out: Tensor) -> WeightedRows | None:
-        """The product that gives the messages `out`, if nothing else happens to them."""
-        is_product = self._product is not None and self._product.out is out
-        return self._product if self.is_pure and is_product else None
-
-    @property
-    def has_product(self) -> bool:
-        """Whether there was a product."""
-        return self._product is not None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunctionSubclass():  # torch 2.5 asks them again
@@ -117,9 +108,9 @@ class ProductRecorder(TorchDispatchMode):
         elif id(before) in self._rows:
             self._rows[id(out)] = out
             self._is_reshaped = True
-        elif self._product is not None and before is self._product.out:
-            p = self._product
-            self._product = WeightedRows(p.index, out, p.weight_shape, p.rows_shape, True)
+        elif self.product is not None and before is self.product.out:
+            p = self.product
+            self.product = WeightedRows(p.index, out, p.weight_shape, p.rows_shape, True)
         else:
             return False
         return True
@@ -127,12 +118,12 @@ class ProductRecorder(TorchDispatchMode):
     def _multiply(self, a: Any, b: Any, out: Tensor) -> bool:
         for weight, rows in ((a, b), (b, a)):
             entry = self._weights.get(id(weight))
-            if entry is None or id(rows) not in self._rows or self._product is not None:
+            if entry is None or id(rows) not in self._rows or self.product is not None:
                 continue
             # Under autocast rows may be narrower than weights, which come from a softmax.
             if out.shape != rows.shape or weight.dtype != out.dtype:
                 return False
-            self._product = WeightedRows(entry[0], out, weight.shape, rows.shape, self._is_reshaped)
+            self.product = WeightedRows(entry[0], out, weight.shape, rows.shape, self._is_reshaped)
             return True
         return False
 

@@ -198,7 +198,7 @@ def _call(
         }
     if move is not None:
         kwargs = kwargs | {n: move.to_reversed(kwargs[n]) for n in sorted(edge_names)}
-    options = now.options
+    options = now.conv._sar.options
     return Call(
         conv=conv,
         function=function,

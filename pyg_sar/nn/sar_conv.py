@@ -219,7 +219,7 @@ class SARConv(MessagePassing, metaclass=ClassSwap):
                         'wrap the module whose forward has the convs with dropout_seed'
                     )
                 plan = plan_for(self, self._state(), edges, args, kwargs, in_forward=in_forward)
-                now = Forward(self, plan, sar.options, in_forward)
+                now = Forward(self, plan, in_forward)
                 with running.set(now), forms.set(FORMS), alike_draws.set(True):
                     yield plan
             except BaseException as error:

@@ -188,7 +188,7 @@ def trace(call: Call) -> Trace:
         num_calls=0 if aggregate is None else len(aggregate.calls),
         messages=tuple(t.detach() for t in reduced),
         aggregate=aggregate,
-        is_copy=is_pure and out is rows and is_matrix and not recorder.has_product,
+        is_copy=is_pure and out is rows and is_matrix and recorder.product is None,
         weight=weight,
         is_plain_weight=is_plain and is_matrix,
         edge_bytes=recorder.edge_bytes,
@@ -263,8 +263,8 @@ def _only_source(call: Call, inputs: dict[str, Any]) -> Tensor | None:
 
 
 def _weight_index(call: Call, recorder: ProductRecorder, out: Tensor) -> int | None:
-    product = recorder.product(out)
-    if product is None:
+    product = recorder.product
+    if product is None or product.out is not out:
         return None
     weight, (x,) = call.arguments.edge[product.index], call.arguments.src
     needs_grad = torch.is_grad_enabled() and (weight.requires_grad or x.requires_grad)

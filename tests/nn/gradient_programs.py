@@ -20,7 +20,8 @@ from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn import GATConv, GCNConv, GroupAddRev, LGConv, SAGEConv
 
 import pyg_sar
-from pyg_sar import DistributedDataParallel, mean_of_batches
+from pyg_sar import DistributedDataParallel
+from pyg_sar.loader import mean_of_batches
 
 Program = Callable[['Run'], None]
 PROGRAMS: dict[str, Program] = {}

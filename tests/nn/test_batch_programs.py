@@ -22,8 +22,9 @@ from torch_geometric.nn import BatchNorm, GATConv, GCNConv, HeteroConv, SAGEConv
 from torch_geometric.utils import trim_to_layer
 
 import pyg_sar
-from pyg_sar import DistributedDataParallel, NodeEmbedding, gather, mean_of_batches
+from pyg_sar import DistributedDataParallel, NodeEmbedding, gather
 from pyg_sar.comm.ranks import rank
+from pyg_sar.loader import mean_of_batches
 
 
 class Net(nn.Module):

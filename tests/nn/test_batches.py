@@ -20,8 +20,9 @@ from torch_geometric.nn import BatchNorm, GATConv, GCNConv, GINConv, InstanceNor
 from torch_geometric.nn.models import GraphSAGE
 
 import pyg_sar
-from pyg_sar import DistributedDataParallel, gather, mean_of_batches
+from pyg_sar import DistributedDataParallel, gather
 from pyg_sar.comm.ranks import rank
+from pyg_sar.loader import mean_of_batches
 
 
 class Net(nn.Module):

@@ -15,8 +15,8 @@ from small_graphs import assert_close
 from torch import Tensor
 
 import pyg_sar
-from pyg_sar import mean_of_batches
 from pyg_sar.comm.ranks import rank
+from pyg_sar.loader import mean_of_batches
 
 COUNTS = [[9], [3, 8], [5, 0, 6], [1, 7, 2, 1]]
 """Rows of every rank."""
