@@ -1,8 +1,7 @@
 """Ranks agree on the path of a kind of call before the first, so that none waits in vain.
 
 A rank alone cannot choose: its few edges may not show what a function does. The cheapest path that
-is exact is found on samples. A message may be x_j times a factor that it computes without x_j, and
-summed over heads.
+is exact is found on samples.
 """
 
 from __future__ import annotations

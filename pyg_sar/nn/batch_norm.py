@@ -1,11 +1,10 @@
 """Norms of batches of a rank: PyG's own, also for batches without rows, and equal on all ranks.
 
 On rows of the whole graph a norm runs as it is. On a plain tensor, as a loader gives it, it takes
-the statistics of this rank's batch, and updates its running statistics by them. torch's
-DistributedDataParallel gives all ranks those of rank 0 at the next forward, and forgets the batches
-of the others. Here their mean is taken. A step of a running mean is linear,
-``(1 - m) running + m mean``, so the mean of the ranks' running statistics is the one that follows
-from the mean of their batches' statistics. A rank whose batch had no rows does not count.
+the statistics of this rank's batch, and updates its running statistics by them. All ranks get the
+mean of these. A step of a running mean is linear, ``(1 - m) running + m mean``, so that mean is the
+one that follows from the mean of the batches' statistics. A rank whose batch had no rows does not
+count.
 
 :class:`pyg_sar.DistributedDataParallel` sends them with the gradients. Statistics that no backward
 followed are made equal at their next use: in evaluation, or in training on the whole graph.

@@ -2,9 +2,8 @@
 
 A mask is drawn again in backward and not kept: that is cheaper than torch's draws on a CPU.
 
-Convs add self loops and models select edges, so stored ids do not reach all edges. An edge is named
-by its ends and by its number among the edges between them, in their order: neither a partition nor
-a selection changes that order.
+Convs add self loops, so stored ids do not reach all edges. An edge is named by its ends and by its
+number among the edges between them: neither a partition nor a selection changes their order.
 """
 
 from __future__ import annotations

@@ -122,17 +122,16 @@ def plan_for(
         kinds = _input_kinds([*args, *kwargs.values()], shapes)
     kind += tuple(kinds)
     plan = next((p for p in plans.values() if p.kind == kind and p.state == state), None)
-    error = None
-    for shard in shards if plan is None else ():
-        exchange_of(shard, dtype=options.exchange_dtype)
+    words, error, is_known = '' if plan is None else plan.words, None, plan is not None
     if plan is None:
+        for shard in shards:
+            exchange_of(shard, dtype=options.exchange_dtype)
         try:
             _check_not_explained(conv)
             _check_features(conv, edges[0], args, kwargs)
         except ValueError as wrong:
             error = wrong
-    words = _words(conv, options, kind) if plan is None else plan.words
-    is_known = plan is not None
+        words = _words(conv, options, kind)
     if shards[0].world_size > 1:
         note(type(conv).__name__, args, kwargs)
         compared = f'{words}; plain tensors of shape {shapes}' if shapes else words
@@ -182,11 +181,10 @@ def _check_features(
     is_missing = x is None or (isinstance(x, (tuple, list)) and len(x) > 0 and x[0] is None)
     if is_missing and is_pygs and 'pos' not in arguments:
         of_ids = '; RGCNConv also takes the ids of the own nodes, data.n_id'
+        hint = of_ids if isinstance(conv, RGCNConv) else ''
         raise ValueError(
             f"expected features in 'x' of {name_of(conv)} (got None): nodes without features get "
-            'rows of their own by pyg_sar.NodeEmbedding(data, width)()'
-            + of_ids
-            * isinstance(conv, RGCNConv)
+            f'rows of their own by pyg_sar.NodeEmbedding(data, width)(){hint}'
         )
     # A relation under another name may be an incidence, along which messages go there and back.
     if edges.ends.shard.is_bipartite and isinstance(x, Tensor) and 'edge_index' in arguments:

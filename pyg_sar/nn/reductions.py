@@ -36,17 +36,11 @@ _MERGED_AS = {'add': 'sum', 'sum': 'sum', 'mean': 'sum', 'mul': 'mul', 'max': 'm
 
 @dataclass(frozen=True)
 class Aggregate:
-    """The reductions of a conv's aggregation.
+    """The reductions of a conv's aggregation."""
 
-    Attributes:
-        reductions: All that are merged, each once.
-        calls: Reductions in the order of the calls: the index in `reductions`, and the kind.
-        reduces_message: Whether all are sums of the message itself.
-    """
-
-    reductions: tuple[MessageReduction, ...]
-    calls: tuple[tuple[int, str], ...]
-    reduces_message: bool
+    reductions: tuple[MessageReduction, ...]  # all that are merged, each once
+    calls: tuple[tuple[int, str], ...]  # in their order: index in `reductions`, and the kind
+    reduces_message: bool  # whether all are sums of the message itself
 
 
 def _index_of(tensor: Tensor, messages: list[Tensor]) -> int:

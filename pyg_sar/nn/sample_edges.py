@@ -28,16 +28,9 @@ NUM_SAMPLES = 13
 class Undone:
     """While it lasts a function may set attributes of its conv and draw random numbers.
 
-    At the end the conv, its modules and the generators are as they were.
-
-    Args:
-        conv: The conv.
-        arguments: The function's; it may write to the program's tensors among them.
-
-    Attributes:
-        changed: The attributes that were set, with their values.
-        refilled: The names of attributes that were changed in place.
-        uses_rng: Whether random numbers of torch were drawn.
+    At the end the conv, its modules, the generators and the program's tensors among the arguments
+    are as they were. Then `changed` are the attributes that were set, with their values,
+    `refilled` the names of those changed in place, and `uses_rng` whether torch drew numbers.
     """
 
     def __init__(self, conv: torch.nn.Module, arguments: Arguments) -> None:

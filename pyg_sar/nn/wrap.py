@@ -146,8 +146,7 @@ class LazyLayers:
     def __call__(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         """Runs the module once before its first forward (collective, as that is).
 
-        Raises:
-            ValueError: On all ranks, if the layers' shapes differ.
+        Raises ValueError on all ranks if the layers' shapes differ.
         """
         if self._is_running or module not in self._waiting:
             return
@@ -191,8 +190,7 @@ def check_same_model(model: torch.nn.Module, options: dict[str, object]) -> None
     all ranks raise a ValueError with the first line that differs.
     """
     own = _describe(model, options)
-    digest = hashlib.sha256('\n'.join(own).encode()).hexdigest()
-    if len(set(agree(digest))) == 1:
+    if len(set(agree(hashlib.sha256('\n'.join(own).encode()).hexdigest()))) == 1:
         return
     of_ranks = agree(own)
     odd, usual = odd_and_usual(of_ranks)
@@ -208,10 +206,7 @@ def check_same_model(model: torch.nn.Module, options: dict[str, object]) -> None
 def check_same_values(model: torch.nn.Module, when: str, advice: str) -> None:
     """Compares the ranks' parameters and buffers (collective: one small all-gather).
 
-    `when` and `advice` are for the message.
-
-    Raises:
-        ValueError: On all ranks, with the name of the first that differs.
+    Raises ValueError on all ranks, with the name of the first that differs, `when` and `advice`.
     """
     values = {**common(model.named_parameters()), **common(model.named_buffers())}
     sums = digest(values.values()) if is_distributed() else 0
