@@ -17,7 +17,7 @@ from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
 from pyg_sar.comm.vote import agree, check_equal, differ
-from pyg_sar.nn.by_destination import observe
+from pyg_sar.nn.at_once import observe
 from pyg_sar.nn.call import Call
 from pyg_sar.nn.dropout import EdgeDraws
 from pyg_sar.nn.independence import check_destinations_are_independent, check_edges_are_independent

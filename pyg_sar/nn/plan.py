@@ -10,8 +10,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.row_map import with_halo
-from pyg_sar.nn.by_destination import run_gather
+from pyg_sar.nn.at_once import run_gather, run_one_shot
 from pyg_sar.nn.call import Call
 from pyg_sar.nn.narrow_exchange import (
     NarrowSum,
@@ -33,9 +32,6 @@ from pyg_sar.ops.program import Program
 from pyg_sar.ops.reductions import State
 from pyg_sar.ops.replay import replay
 from pyg_sar.ops.weighted_sum import weighted_sum
-from pyg_sar.rows.align import own_rows
-from pyg_sar.rows.rows import Rows, plain, tag
-from pyg_sar.utils.class_swap import name_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,84 +201,7 @@ class OneShot(CallPlan):
     across_edges: bool = False  # whether the function needs the edges of all ranks
 
     def result(self, call: Call) -> Tensor:  # noqa: D102
-        edges, num_dst = call.plan.edge_index, call.plan.shard.num_dst
-        src = tuple(with_halo(t, call.exchange) for t in call.arguments.src)
-        values = call.inputs(replace(call.arguments, src=src), edges, edges[1], num_dst)
-        if self.across_edges:
-            values = self._of_all_edges(call, values)
-        before = dict(vars(call.conv))
-        out = call.run(values)
-        _tag_what_is_kept(call, before)
-        if call.function == 'message':
-            out = call.aggregate(values, out)
-        if isinstance(out, tuple):  # of nodes and of edges: rows of the whole graph
-            return out
-        if self.across_edges and not isinstance(out, Rows):
-            out = self._own(call, out)
-        out = plain(out)
-        if call.plan.num_edges == 0 and out.is_floating_point() and not out.requires_grad:
-            # Other ranks, which have edges, wait for this one in backward.
-            for parameter in call.conv.parameters():
-                out = out + 0 * parameter.sum()
-        return out
-
-    def _own(self, call: Call, out: Tensor) -> Tensor:
-        """Own rows of a result with those of all nodes, or of all edges."""
-        edges = call.edges
-        assert edges is not None
-        is_message = call.function == 'message'
-        space = edges.ends.dst if is_message else edges._space
-        dim = int(call.conv.node_dim) % out.dim() if is_message else 0
-        if out.size(dim) != space.total:
-            raise ValueError(
-                f"expected a row per node in what 'aggregate' of {name_of(call.conv)} gives, "
-                f'{space.total} rows (got shape {tuple(out.shape)}): its argument dim_size is '
-                'their number'
-            )
-        return own_rows('propagate', out, dim, space)
-
-    def _of_all_edges(self, call: Call, values: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of the function, as rows of the edges of all ranks."""
-        edges = call.edges
-        if edges is None or call.move is not None:
-            raise ValueError(
-                f"'{self.function}' looks at all edges at once (it takes statistics, asks for "
-                'their number or values, keeps something of them, or has hooks): call it with rows '
-                'and the edge_index of pyg_sar.load_shard, with messages from row 0 to row 1'
-            )
-        space, num_dst = edges._space, edges.ends.dst.total
-        sizes = [edges.ends.src.total, num_dst]
-        index = edges._row(1 - edges.handle.is_flipped)
-        rows = {}
-        for slot in call.slots:
-            if slot.role not in ('src', 'dst', 'edge'):
-                continue
-            value = values[slot.name]
-            dim = 0 if slot.role == 'edge' else int(call.conv.node_dim) % value.dim()
-            # Not the tensor itself: of an edge tensor that is kept as the plain one of its rows.
-            rows[slot.name] = tag(value.view_as(value), dim, space)
-        return {
-            **values,
-            'edge_index': edges,
-            'size': sizes[::-1] if edges.handle.is_flipped else sizes,
-            'index': index,
-            'edge_index_i': index,
-            'edge_index_j': edges._row(int(edges.handle.is_flipped)),
-            'size_i': num_dst,
-            'size_j': edges.ends.src.total,
-            'dim_size': num_dst,
-            **rows,
-            **call.as_they_are,
-        }
-
-
-def _tag_what_is_kept(call: Call, before: dict[str, Any]) -> None:
-    """Makes rows of what a message over all own edges has set on the conv, a row for each."""
-    conv, num_edges = call.conv, call.plan.num_edges
-    for name, value in list(vars(conv).items()):
-        is_new = type(value) is Tensor and before.get(name) is not value
-        if is_new and call.edges is not None and value.shape[:1] == (num_edges,):
-            setattr(conv, name, tag(call.in_given_order(value), 0, call.edges._space))
+        return run_one_shot(call, self.function, across_edges=self.across_edges)
 
 
 PLANS: dict[Path, Any] = {

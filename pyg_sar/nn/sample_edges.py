@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -236,3 +236,42 @@ def not_saved() -> Iterator[None]:
 def _detached(tensor: Tensor) -> Tensor:
     with torch._C.DisableTorchFunction(), _disable_current_modes():  # they count operations
         return tensor.detach()
+
+
+def node_of_now() -> Any:
+    """A node of the autograd history that is younger than all others; None without gradients."""
+    return torch.ones(1, requires_grad=torch.is_grad_enabled()).exp().grad_fn
+
+
+def learnable_leaves(
+    outputs: Sequence[Tensor], samples: Arguments, first_node: Any
+) -> tuple[Tensor, ...]:
+    """Leaves of the outputs' history that are not arguments.
+
+    A function computed `outputs` from `samples`, right after `first_node` of the history was made.
+    """
+    sample_ids = {id(t) for t in samples}
+    leaves: dict[int, Tensor] = {}
+    seen: set[Any] = set()
+    last_node = node_of_now()
+    todo = [t.grad_fn for t in outputs if t.grad_fn is not None]
+    for output in outputs:
+        if output.requires_grad and output.grad_fn is None and id(output) not in sample_ids:
+            leaves[id(output)] = output
+    while todo:
+        node = todo.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, 'variable', None)
+        if variable is not None:
+            if id(variable) not in sample_ids:
+                leaves[id(variable)] = variable
+            continue
+        if not first_node._sequence_nr() <= node._sequence_nr() <= last_node._sequence_nr():
+            raise MessageError(
+                'it reads a tensor that forward computed and kept on the conv; '
+                'pass that tensor to propagate instead'
+            )
+        todo += [parent for parent, _ in node.next_functions if parent is not None]
+    return tuple(leaves.values())

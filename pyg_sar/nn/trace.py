@@ -31,6 +31,8 @@ from pyg_sar.nn.sample_edges import (
     NUM_SAMPLES,
     Undone,
     edge_rows,
+    learnable_leaves,
+    node_of_now,
     not_saved,
     samples_of,
     states_of,
@@ -248,11 +250,6 @@ def _linear_weights(
     return use.weights.detach()
 
 
-def node_of_now() -> Any:
-    """A node of the autograd history that is younger than all others; None without gradients."""
-    return torch.ones(1, requires_grad=torch.is_grad_enabled()).exp().grad_fn
-
-
 def _only_source(call: Call, inputs: dict[str, Any]) -> Tensor | None:
     """x_j, if it is the only node tensor the function reads."""
     nodes = [slot for slot in call.slots if slot.role in ('src', 'dst')]
@@ -272,40 +269,6 @@ def _weight_index(call: Call, recorder: ProductRecorder, out: Tensor) -> int | N
         return None
     node_dim = call.conv.node_dim % len(product.rows_shape)
     return product.index if product.is_by_head(node_dim) else None
-
-
-def learnable_leaves(
-    outputs: Sequence[Tensor], samples: Arguments, first_node: Any
-) -> tuple[Tensor, ...]:
-    """Leaves of the outputs' history that are not arguments.
-
-    A function computed `outputs` from `samples`, right after `first_node` of the history was made.
-    """
-    sample_ids = {id(t) for t in samples}
-    leaves: dict[int, Tensor] = {}
-    seen: set[Any] = set()
-    last_node = node_of_now()
-    todo = [t.grad_fn for t in outputs if t.grad_fn is not None]
-    for output in outputs:
-        if output.requires_grad and output.grad_fn is None and id(output) not in sample_ids:
-            leaves[id(output)] = output
-    while todo:
-        node = todo.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        variable = getattr(node, 'variable', None)
-        if variable is not None:
-            if id(variable) not in sample_ids:
-                leaves[id(variable)] = variable
-            continue
-        if not first_node._sequence_nr() <= node._sequence_nr() <= last_node._sequence_nr():
-            raise MessageError(
-                'it reads a tensor that forward computed and kept on the conv; '
-                'pass that tensor to propagate instead'
-            )
-        todo += [parent for parent, _ in node.next_functions if parent is not None]
-    return tuple(leaves.values())
 
 
 @contextmanager

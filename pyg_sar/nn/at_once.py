@@ -1,12 +1,14 @@
-"""Runs message and aggregation of a conv on the gather path: on all in-edges of some nodes."""
+"""Runs a conv's message and aggregation on all in-edges of some nodes, or on all edges, at once."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from pyg_sar.comm.row_map import with_halo
 from pyg_sar.comm.vote import Agreed, agree
 from pyg_sar.nn.call import Call
 from pyg_sar.nn.intercept import WholeGraphSizes
@@ -15,17 +17,20 @@ from pyg_sar.nn.sample_edges import (
     NUM_SAMPLES,
     Undone,
     edge_rows,
+    node_of_now,
     samples_of,
     state_of,
     states_of,
     undo,
     with_made_up_edges,
 )
-from pyg_sar.nn.trace import Seen, left_behind, node_of_now
+from pyg_sar.nn.trace import Seen, left_behind
 from pyg_sar.nn.whole_reads import run_aggregation, run_message
 from pyg_sar.ops.by_destination import ChunkProgram, chunks_of, gather
 from pyg_sar.ops.chunks import edges_within
 from pyg_sar.ops.program import Arguments, no_autocast_cache
+from pyg_sar.rows.align import own_rows
+from pyg_sar.rows.rows import Rows, plain, tag
 from pyg_sar.shard.blocks import Plan
 from pyg_sar.shard.shard import Kept
 from pyg_sar.utils.class_swap import name_of
@@ -127,3 +132,83 @@ def _run(
     else:
         out = call.aggregate(values, message)
     return out.movedim(call.conv.node_dim, 0)
+
+
+def run_one_shot(call: Call, name: str, *, across_edges: bool) -> Tensor:
+    """Plain autograd over all edges, with own and all halo rows.
+
+    `across_edges` says that the function, whose `name` is for messages, needs those of all ranks.
+    """
+    conv, (edges, num_edges, shard) = call.conv, (call.edges, call.plan.num_edges, call.plan.shard)
+    src = tuple(with_halo(t, call.exchange) for t in call.arguments.src)
+    ids = call.plan.edge_index
+    values = call.inputs(replace(call.arguments, src=src), ids, ids[1], shard.num_dst)
+    if across_edges:
+        values = _of_all_edges(call, name, values)
+    before = dict(vars(conv))
+    out = call.run(values)
+    for attribute, value in list(vars(conv).items()):
+        is_new = type(value) is Tensor and before.get(attribute) is not value
+        if is_new and edges is not None and value.shape[:1] == (num_edges,):
+            setattr(conv, attribute, tag(call.in_given_order(value), 0, edges._space))
+    if call.function == 'message':
+        out = call.aggregate(values, out)
+    if isinstance(out, tuple):  # of nodes and of edges: rows of the whole graph
+        return out
+    if across_edges and not isinstance(out, Rows):
+        out = _own(call, out)
+    out = plain(out)
+    if num_edges == 0 and out.is_floating_point() and not out.requires_grad:
+        # Other ranks, which have edges, wait for this one in backward.
+        for parameter in conv.parameters():
+            out = out + 0 * parameter.sum()
+    return out
+
+
+def _own(call: Call, out: Tensor) -> Tensor:
+    """Own rows of a result with those of all nodes, or of all edges."""
+    edges, is_message = call.edges, call.function == 'message'
+    assert edges is not None
+    space = edges.ends.dst if is_message else edges._space
+    dim = int(call.conv.node_dim) % out.dim() if is_message else 0
+    if out.size(dim) != space.total:
+        raise ValueError(
+            f"expected a row per node in what 'aggregate' of {name_of(call.conv)} gives, "
+            f'{space.total} rows (got shape {tuple(out.shape)}): its argument dim_size is '
+            'their number'
+        )
+    return own_rows('propagate', out, dim, space)
+
+
+def _of_all_edges(call: Call, name: str, values: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of the function, as rows of the edges of all ranks."""
+    edges = call.edges
+    if edges is None or call.move is not None:
+        raise ValueError(
+            f"'{name}' looks at all edges at once (it takes statistics, asks for their number or "
+            'values, keeps something of them, or has hooks): call it with rows and the edge_index '
+            'of pyg_sar.load_shard, with messages from row 0 to row 1'
+        )
+    space, num_src, num_dst = edges._space, edges.ends.src.total, edges.ends.dst.total
+    is_flipped = edges.handle.is_flipped
+    index = edges._row(1 - is_flipped)
+    rows = {}
+    for slot in call.slots:
+        if slot.role in ('src', 'dst', 'edge'):
+            value = values[slot.name]
+            dim = 0 if slot.role == 'edge' else int(call.conv.node_dim) % value.dim()
+            # Not the tensor itself: of an edge tensor that is kept as the plain one of its rows.
+            rows[slot.name] = tag(value.view_as(value), dim, space)
+    return {
+        **values,
+        'edge_index': edges,
+        'size': [num_dst, num_src] if is_flipped else [num_src, num_dst],
+        'index': index,
+        'edge_index_i': index,
+        'edge_index_j': edges._row(int(is_flipped)),
+        'size_i': num_dst,
+        'size_j': num_src,
+        'dim_size': num_dst,
+        **rows,
+        **call.as_they_are,
+    }
