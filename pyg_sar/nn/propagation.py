@@ -14,7 +14,15 @@ from pyg_sar.comm.errors import location
 from pyg_sar.comm.exchange import exchange_of
 from pyg_sar.nn.agreement import agree_on_plan
 from pyg_sar.nn.call import Call, after_step, arguments_of, before_step
-from pyg_sar.nn.call_edges import edges_in, ids_of_edges, into_own
+from pyg_sar.nn.call_edges import (
+    along_edges,
+    dst_space,
+    edges_in,
+    ids_of_edges,
+    into_own,
+    is_generated,
+    method_of,
+)
 from pyg_sar.nn.dropout import EdgeDraws
 from pyg_sar.nn.dropout_forward import edge_draws
 from pyg_sar.nn.layer_plan import Forward, running
@@ -28,7 +36,7 @@ from pyg_sar.rows.replicated import PLAIN, own_draws
 from pyg_sar.rows.rows import Rows, plainly, same_plain, tag
 from pyg_sar.rows.sharding import Space
 from pyg_sar.shard.edges import ShardEdges
-from pyg_sar.utils.class_swap import name_of, plain_class
+from pyg_sar.utils.class_swap import name_of
 from pyg_sar.utils.log import say
 from pyg_sar.utils.nested import leaves
 
@@ -54,7 +62,7 @@ def edge_updater(conv: Any, /, edge_index: Any, size: Any = None, **kwargs: Any)
 def _pass_messages(
     conv: Any, function: str, edge_index: Any, size: Any, kwargs: dict[str, Any]
 ) -> Tensor:
-    is_message, method = function == 'message', _method(function)
+    is_message, method = function == 'message', method_of(function)
     now = running.value
     if now is not None and conv not in now.plan.paths:
         now = None
@@ -63,7 +71,7 @@ def _pass_messages(
             out: Tensor = getattr(conv, method)(edge_index, size, **kwargs)
             return out
     if now is not None and isinstance(edge_index, Adjacency) and not (is_message and conv.fuse):
-        edge_index, kwargs = _along_edges(conv, function, edge_index, kwargs)
+        edge_index, kwargs = along_edges(conv, function, edge_index, kwargs)
     if now is None or not isinstance(edge_index, (EdgeIndex, ShardEdges)):
         if size is not None:  # PyG's method is without it where the conv never gives one
             kwargs['size'] = size
@@ -72,7 +80,7 @@ def _pass_messages(
     step = 'propagate' if is_message else function
     arguments = before_step(conv, step, (edge_index, size, kwargs))
     edges = arguments[0] if isinstance(arguments[0], EdgeIndex) else None
-    dst = None if edges is None else _dst_space(conv, edges)
+    dst = None if edges is None else dst_space(conv, edges)
     plan, call = _planned(now, conv, function, arguments)
     with own_draws(call.plan.edge_index.device) if plan.uses_rng else nullcontext():
         out = plan.result(call)
@@ -88,11 +96,6 @@ def _pass_messages(
     return after_step(conv, step, arguments, out)
 
 
-def _method(function: str) -> str:
-    """The method of MessagePassing that calls a function."""
-    return 'propagate' if function == 'message' else 'edge_updater'
-
-
 def _updated(out: Tensor, call: Call, dst: Space | None, kwargs: dict[str, Any]) -> Tensor:
     """``MessagePassing.update``, which computes on nodes: it gets rows where the conv got rows."""
     conv, num_dst = call.conv, call.exchange.shard.num_dst
@@ -101,9 +104,10 @@ def _updated(out: Tensor, call: Call, dst: Space | None, kwargs: dict[str, Any])
         values, num_dst = values | kwargs, dst.total
         out = tag(out, int(conv.node_dim) % out.dim(), dst)
     sizes = {'dim_size': num_dst, 'size_i': num_dst, 'size_j': call.num_nodes[0], 'ptr': None}
-    values = sizes | values
-    out = conv.update(out, **conv.inspector.collect_param_data('update', values))
-    return out
+    updated: Tensor = conv.update(
+        out, **conv.inspector.collect_param_data('update', sizes | values)
+    )
+    return updated
 
 
 def _planned(
@@ -121,11 +125,8 @@ def _planned(
     shard = call.exchange.shard
     device = call.edge_index.ids.device.type
     key = path, function, shard.fingerprint, torch.is_autocast_enabled(device), draws is not None
-    key += (
-        *call.as_they_are,
-        *sorted(call.edge_names),
-        *_kinds_in(call.kwargs, int(conv.node_dim)),
-    )
+    kinds = _kinds_in(call.kwargs, int(conv.node_dim))
+    key += (*call.as_they_are, *sorted(call.edge_names), *kinds)
     plan = layer.calls.get(key)
     if plan is None:
         with not_saved():
@@ -174,7 +175,7 @@ def _call(
         num_nodes = num_nodes[::-1] if handle.is_flipped != against else num_nodes
         if num_nodes[0] != num_nodes[1]:
             sizes = (None, None) if size is None else tuple(size)[:: -1 if against else 1]
-            at = not against or _is_generated(conv, function)
+            at = not against or is_generated(conv, function)
             _check_tells_sizes(conv, function, sizes, names, kwargs, at)
         kwargs = _own(kwargs, edges, conv)
     else:  # of HGTConv, which computes with own rows
@@ -191,7 +192,7 @@ def _call(
     oriented, move = into_own(handle, flip=against)
     if against and size is not None:
         size = tuple(size)[::-1]
-    if against and not _is_generated(conv, function):
+    if against and not is_generated(conv, function):
         kwargs = {
             name: value[::-1] if isinstance(value, (tuple, list)) and len(value) == 2 else value
             for name, value in kwargs.items()
@@ -246,7 +247,7 @@ def _check_tells_sizes(
     for end, what, is_read in (('_i', 'target', needs_targets), ('_j', 'source', 'size_j' in read)):
         if is_read and end not in told:
             raise ValueError(
-                f"expected 'size' in {_method(function)} of {name_of(conv)}, as its edges run "
+                f"expected 'size' in {method_of(function)} of {name_of(conv)}, as its edges run "
                 f'between two sets of nodes and no argument has a row for each {what} (got None): '
                 'give size=(number of sources, number of targets)'
             )
@@ -305,38 +306,3 @@ def _kinds_in(kwargs: dict[str, Any], node_dim: int) -> list[Any]:
                 needs_grad = tensor.requires_grad and with_gradients
                 kinds.append((name, *shape, tensor.dtype, needs_grad))
     return kinds
-
-
-def _along_edges(
-    conv: MessagePassing, function: str, matrix: Adjacency, kwargs: dict[str, Any]
-) -> tuple[Any, dict[str, Any]]:
-    """Edges of a matrix, and arguments with its values, as ``MessagePassing._collect`` has them.
-
-    Against the flow the matrix stays, which PyG refuses. PyG's generated methods fill one name.
-    """
-    if conv.flow != 'source_to_target':
-        return matrix, kwargs
-    value, is_generated = matrix.value, _is_generated(conv, function)
-    read = arguments_of(conv, function)
-    names = [n for n in ('edge_weight', 'edge_attr', 'edge_type') if n in read]
-    filled, is_of_torch = dict(kwargs), is_generated or isinstance(matrix, Tensor)
-    is_none = is_of_torch and value is not None and value.dim() == 1
-    for name in names[:1] if is_generated else names:
-        if name in kwargs and kwargs[name] is None:
-            filled[name] = None if name == 'edge_attr' and is_none else value
-    return matrix.edges, filled
-
-
-def _is_generated(conv: MessagePassing, function: str) -> bool:
-    """Whether PyG generated the method for the class.
-
-    PyG's own methods read a pair by the flow of the conv; those that it generates always read the
-    first at '_j' and the second at '_i'.
-    """
-    method = _method(function)
-    return bool(getattr(plain_class(conv), method).__module__.endswith(f'_{method}'))
-
-
-def _dst_space(conv: MessagePassing, edges: EdgeIndex) -> Space:
-    is_against = edges.handle.is_flipped != (conv.flow != 'source_to_target')
-    return edges.ends.src if is_against else edges.ends.dst
