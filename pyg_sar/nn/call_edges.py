@@ -136,9 +136,8 @@ def relations_joined(x_dict: Mapping[str, Tensor]) -> AbstractContextManager[Non
     return replaced({construct_bipartite_edge_index: joint_edge_index})
 
 
-def method_of(function: str) -> str:
-    """The method of MessagePassing that calls a function."""
-    return 'propagate' if function == 'message' else 'edge_updater'
+METHODS = {'message': 'propagate', 'edge_update': 'edge_updater'}
+"""The methods of MessagePassing that call functions of a conv."""
 
 
 def along_edges(
@@ -167,7 +166,7 @@ def is_generated(conv: MessagePassing, function: str) -> bool:
     PyG's own methods read a pair by the flow of the conv; those that it generates always read the
     first at '_j' and the second at '_i'.
     """
-    method = method_of(function)
+    method = METHODS[function]
     return bool(getattr(plain_class(conv), method).__module__.endswith(f'_{method}'))
 
 

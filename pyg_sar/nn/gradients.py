@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable, Iterator
-from functools import cache, partial
+from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -182,8 +182,7 @@ class Gradients(Averager):
             words = f'a batch in {"training" if module.training else "evaluation"}'
         for output in outputs:
             if not output.is_leaf:
-                entered = partial(_entered, ref(self), words)
-                output.register_hook(entered)  # type: ignore[no-untyped-call]
+                output.register_hook(_Entry(self, words))  # type: ignore[no-untyped-call]
         # A forward in a backward repeats one that was seen before, on stand-ins.
         if torch._C._current_graph_task_id() != -1:
             return
@@ -274,9 +273,14 @@ def _put_in(into: torch.nn.Module, name: str, value: Any) -> None:
         gradients.watch([value])
 
 
-def _entered(of: ref[Gradients], forward: str, grad: Tensor) -> None:
-    """The hook of a module's output: a backward comes to the module."""
-    gradients = of()
-    if gradients is not None and gradients.is_alive:
-        gradients._passed.add(forward)
-        gradients.enter()
+class _Entry:
+    """The hook of a module's output, one of this library by its class: a backward comes there."""
+
+    def __init__(self, gradients: Gradients, forward: str) -> None:
+        self.gradients, self.forward = ref(gradients), forward
+
+    def __call__(self, grad: Tensor) -> None:
+        gradients = self.gradients()
+        if gradients is not None and gradients.is_alive:
+            gradients._passed.add(self.forward)
+            gradients.enter()

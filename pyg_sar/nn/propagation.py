@@ -15,13 +15,13 @@ from pyg_sar.comm.exchange import exchange_of
 from pyg_sar.nn.agreement import agree_on_plan
 from pyg_sar.nn.call import Call, after_step, arguments_of, before_step
 from pyg_sar.nn.call_edges import (
+    METHODS,
     along_edges,
     dst_space,
     edges_in,
     ids_of_edges,
     into_own,
     is_generated,
-    method_of,
 )
 from pyg_sar.nn.dropout import EdgeDraws
 from pyg_sar.nn.dropout_forward import edge_draws
@@ -43,26 +43,15 @@ from pyg_sar.utils.nested import leaves
 _logger = logging.getLogger(__name__)
 
 
-def propagate(conv: Any, /, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
-    """``MessagePassing.propagate`` over all in-edges of the own nodes, remote ones included.
-
-    A method of SARConv; called from outside of forward it is a layer by itself.
-    """
-    return _pass_messages(conv, 'message', edge_index, size, kwargs)
-
-
-def edge_updater(conv: Any, /, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
-    """``MessagePassing.edge_updater``: one row per edge of an edge_index, in its order.
-
-    See :func:`propagate`.
-    """
-    return _pass_messages(conv, 'edge_update', edge_index, size, kwargs)
-
-
-def _pass_messages(
-    conv: Any, function: str, edge_index: Any, size: Any, kwargs: dict[str, Any]
+def pass_messages(
+    conv: Any, function: str, /, edge_index: Any, size: Any = None, **kwargs: Any
 ) -> Tensor:
-    is_message, method = function == 'message', method_of(function)
+    """``MessagePassing.propagate`` over all in-edges of the own nodes, or ``edge_updater``.
+
+    The first for function ``'message'``; the other, for ``'edge_update'``, gives a row for every
+    edge of an edge_index, in its order. Called from outside of forward it is a layer by itself.
+    """
+    is_message, method = function == 'message', METHODS[function]
     now = running.value
     if now is not None and conv not in now.plan.paths:
         now = None
@@ -247,7 +236,7 @@ def _check_tells_sizes(
     for end, what, is_read in (('_i', 'target', needs_targets), ('_j', 'source', 'size_j' in read)):
         if is_read and end not in told:
             raise ValueError(
-                f"expected 'size' in {method_of(function)} of {name_of(conv)}, as its edges run "
+                f"expected 'size' in {METHODS[function]} of {name_of(conv)}, as its edges run "
                 f'between two sets of nodes and no argument has a row for each {what} (got None): '
                 'give size=(number of sources, number of targets)'
             )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partialmethod
 from typing import Any, NoReturn
 
 import torch
@@ -23,7 +24,7 @@ from pyg_sar.nn.graph_norms import FORMS
 from pyg_sar.nn.intercept import bind_functions, forms
 from pyg_sar.nn.layer_plan import Forward, Layer, LayerPlan, plan_for, running, state_of_modules
 from pyg_sar.nn.options import Options, Path, options_of
-from pyg_sar.nn.propagation import edge_updater, propagate
+from pyg_sar.nn.propagation import pass_messages
 from pyg_sar.ops.linear import compute_by_onednn
 from pyg_sar.rows.adjacency import NO_MATRICES, adjacencies
 from pyg_sar.rows.edges import EdgeIndex
@@ -193,8 +194,8 @@ class SARConv(MessagePassing, metaclass=ClassSwap):
                 out = super().forward(*own_args, **own)
             return rows_by_type(out, (args, kwargs))
 
-    propagate = propagate
-    edge_updater = edge_updater
+    propagate = partialmethod(pass_messages, 'message')
+    edge_updater = partialmethod(pass_messages, 'edge_update')
 
     @contextmanager
     def _on_cut_graph(
