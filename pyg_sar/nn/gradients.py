@@ -21,7 +21,7 @@ batch in training and others one in evaluation, or the whole graph.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary, ref
@@ -115,7 +115,8 @@ class Gradients(Averager):
         self, group: dist.ProcessGroup | None = None, bucket_bytes: float = 25 * MIB
     ) -> None:
         super().__init__(group, bucket_bytes)
-        self._model: ref[torch.nn.Module] | None = None
+        # The model; None if it is gone or has another averager.
+        self.model: Callable[[], torch.nn.Module | None] = lambda: None
         self._has_rows = False  # whether a forward got rows of the whole graph
         self._forwards: set[str] = set()  # on batches, in words
         self._passed: set[str] = set()  # forwards that a backward has passed
@@ -147,7 +148,7 @@ class Gradients(Averager):
             if gradients is not None:
                 gradients.is_alive = False
 
-        self._model, self.is_alive = ref(model, end), True
+        self.model, self.is_alive = ref(model, end), True
         self.take_in(model)
 
     def take_in(self, module: torch.nn.Module) -> None:
@@ -159,7 +160,7 @@ class Gradients(Averager):
     @torch.compiler.disable
     def before_forward(self, module: torch.nn.Module, args: Any) -> None:
         """Notes the module whose forward the user called: the model, or a layer in it."""
-        if self._outermost is None or (self._model is not None and module is self._model()):
+        if self._outermost is None or module is self.model():
             self._outermost = module
             evaluated.value = None if torch.is_grad_enabled() else module
 
@@ -196,10 +197,6 @@ class Gradients(Averager):
             parameters = set(module.parameters())
             behind = leaves_behind([*outputs, *(t for t in inputs if t.requires_grad)])
             divide_gradients(t for t in behind if t not in parameters and not is_averaged(t))
-
-    def model(self) -> torch.nn.Module | None:
-        """The model; None if it is gone or has another averager."""
-        return None if self._model is None else self._model()
 
     def is_of_batches(self) -> bool:
         """See :meth:`Averager.is_of_batches`."""
@@ -247,7 +244,7 @@ class Gradients(Averager):
 
     def let_go(self) -> None:
         """Leaves the model to another averager."""
-        self._model, self.is_alive = None, False
+        self.model, self.is_alive = lambda: None, False
         for handle in self._handles:
             handle.remove()
 

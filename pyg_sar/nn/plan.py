@@ -71,7 +71,7 @@ class TracedPlan(CallPlan):
 
     def on_edges(self, call: Call) -> tuple[list[State], tuple[Tensor, ...]]:
         """The states of the reductions, and the edge outputs, of what runs on every edge."""
-        computed = self.trace.computed
+        computed = self.trace.factor or self.trace
         learnable = computed.learnable
         if self.learnable is not None:  # a program may have replaced the parameters since
             learnable = tuple([getattr(module(), name) for module, name in self.learnable])

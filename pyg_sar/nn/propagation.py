@@ -69,12 +69,12 @@ def pass_messages(
     step = 'propagate' if is_message else function
     arguments = before_step(conv, step, (edge_index, size, kwargs))
     edges = arguments[0] if isinstance(arguments[0], EdgeIndex) else None
-    dst = None if edges is None else dst_space(conv, edges)
+    dst = dst_space(conv, edges) if is_message and edges is not None else None
     plan, call = _planned(now, conv, function, arguments)
     with own_draws(call.plan.edge_index.device) if plan.uses_rng else nullcontext():
         out = plan.result(call)
     if not is_message:
-        out = call.in_given_order(out)
+        out = out if call.move is None else call.move.to_forward(out)
         out = out if edges is None else tag(out, 0, edges._space)
         return after_step(conv, step, arguments, out)
     out = _updated(out, call, dst, arguments[2])
