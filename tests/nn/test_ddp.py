@@ -98,8 +98,3 @@ def test_refused_on_all_ranks(make, kwargs, words, world_size):
     else:
         outcomes = run_ranks(_built, world_size, kwargs, make)
     assert_all_raise(outcomes, 'ValueError', words)
-
-
-def test_an_unknown_option_is_an_error():
-    outcomes = run_ranks(_built, 2, {'overlap': True}, 'net')
-    assert_all_raise(outcomes, 'TypeError', 'overlap')

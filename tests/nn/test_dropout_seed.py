@@ -135,10 +135,7 @@ def test_losses_do_not_depend_on_the_ranks(
     _check(run_as_threads(_losses, num_ranks, roots[num_parts]), expected)
 
 
-_OPTIONS: list[dict[str, Any]] = [{'mode': 'one_shot'}, {'mode': 'sequential_no_remat'}]
-
-
-@pytest.mark.parametrize('options', _OPTIONS)
+@pytest.mark.parametrize('options', [{'mode': 'one_shot'}, {'mode': 'sequential_no_remat'}])
 def test_losses_do_not_depend_on_how_they_are_computed(
     roots: dict[int, Path], expected: list[float], options: dict[str, Any]
 ) -> None:
