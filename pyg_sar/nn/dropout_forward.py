@@ -2,8 +2,7 @@
 
 The mask of a node or an edge is a function of the seed, the step (how many forwards in training
 there were), the number of the call in the forward, and the id in the whole graph. So it does not
-matter which rank draws it, how many there are, in how many pieces a message is computed, or whether
-it is computed again, also by ``torch.utils.checkpoint`` inside of the forward.
+depend on the ranks, on pieces of a message, or on whether ``torch.utils.checkpoint`` runs it again.
 
 A plain tensor among rows is one of the whole graph: its row numbers are ids. Functions that draw
 random numbers in another way would differ from rank to rank, so they are refused.

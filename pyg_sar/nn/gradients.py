@@ -9,10 +9,9 @@ penalty of the weights counts once.
 Hooks see a backward at the model's parameters, and at the outputs of the model and of its layers:
 so also on a rank whose loss does not depend on the parameters.
 
-Tensors outside of the model that need a gradient belong to one rank each: there is nothing to add
-up, and their gradient, that of the sum of all losses, is divided by the number of ranks. A hook
-divides it at the leaf and not where the tensor enters the model, as a loss may read the leaf in
-another way, too.
+Tensors outside of the model that need a gradient belong to one rank each: their gradient, that of
+the sum of all losses, is divided by the number of ranks. A hook divides it at the leaf and not
+where the tensor enters the model, as a loss may read the leaf in another way, too.
 
 Running statistics of batches travel with the gradients. All ranks raise an error if some have run a
 batch in training and others one in evaluation, or the whole graph.

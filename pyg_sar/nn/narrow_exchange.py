@@ -6,10 +6,9 @@ call, and keep the answer with the shard. In any other call they decide together
 asked for these edges with these weights. Weights are compared by content.
 
 A sum commutes with a linear map of the rows: ``sum(x) @ W.T == sum(x @ W.T)``, and so does a mean.
-Where a conv gives what it has aggregated to a layer of fewer columns (256 to 40), exchanging and
-summing ``x @ W.T`` costs a fraction. The convs that do so are listed, so that the first forward,
-and one after a restart, have the same bits as all others. The result of propagate then answers that
-layer only; any other use raises.
+Where a conv gives its sums to a layer of fewer columns (256 to 40), ``x @ W.T`` is exchanged and
+summed. The convs that do so are listed, so that every forward has the same bits. The result of
+propagate then answers that layer only; any other use raises.
 """
 
 from __future__ import annotations

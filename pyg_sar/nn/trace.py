@@ -1,14 +1,12 @@
 """Finds out what a message function does, by running it once on a few edges.
 
 What a function computes decides its path, not the name of the conv. A trace sees the operations
-below autograd: how messages are made of x_j (x_j itself, or one product with an edge tensor, takes
-the linear path), and the softmaxes over in-edges. It also notes random numbers, attributes that the
-function sets, and the learnable tensors that it uses; only these are inputs of the autograd
-Function.
+below autograd: how messages are made of x_j, and the softmaxes over in-edges. It also notes random
+numbers, attributes that the function sets, and the learnable tensors that it uses; only these are
+inputs of the autograd Function.
 
-It refuses what would be silently wrong block by block: other uses of the destination index, and
-tensors with a history that are no argument. A norm inside a message needs the statistics of all
-edges, so such a layer is computed with one exchange in every mode.
+It refuses what would be silently wrong block by block: other uses of the destination index, tensors
+with a history that are no argument, and norms, which need the statistics of all edges.
 """
 
 from __future__ import annotations
