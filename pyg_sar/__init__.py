@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyg_sar.launch.profile import profile
     from pyg_sar.loader.link_neighbor_loader import LinkNeighborLoader
     from pyg_sar.loader.neighbor_loader import NeighborLoader
-    from pyg_sar.nn.ddp.data_parallel import DistributedDataParallel
+    from pyg_sar.nn.data_parallel import DistributedDataParallel
     from pyg_sar.nn.node_embedding import NodeEmbedding
     from pyg_sar.nn.sar_conv import SARConv
     from pyg_sar.partition.partition_graph import partition_graph
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pyg_sar.rows.restrict import restrict
 
 _HOMES = {
-    'DistributedDataParallel': 'nn.ddp.data_parallel',
+    'DistributedDataParallel': 'nn.data_parallel',
     'ExchangeError': 'comm.errors',
     'LinkNeighborLoader': 'loader.link_neighbor_loader',
     'NeighborLoader': 'loader.neighbor_loader',

@@ -27,7 +27,7 @@ from pyg_sar.comm.vote import agree, check_equal, on_rank_0, raise_on_all
 from pyg_sar.nn.averager import PARTED
 from pyg_sar.nn.buckets import common
 from pyg_sar.nn.dropout_forward import of_model
-from pyg_sar.nn.same_model import check_values, sums_of
+from pyg_sar.nn.wrap import check_values, sums_of
 from pyg_sar.utils import __version__
 
 

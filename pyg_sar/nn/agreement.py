@@ -1,8 +1,7 @@
 """Ranks agree on the path of a kind of call before the first, so that none waits in vain.
 
 A rank alone cannot choose: its few edges may not show what a function does. The cheapest path that
-is exact is found on samples. A message may be x_j times a factor that it computes without x_j, and
-summed over heads.
+is exact is found on samples.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
 from pyg_sar.comm.vote import agree, check_equal, differ
-from pyg_sar.nn.by_destination import observe
+from pyg_sar.nn.at_once import observe
 from pyg_sar.nn.call import Call
 from pyg_sar.nn.dropout import EdgeDraws
 from pyg_sar.nn.independence import check_destinations_are_independent, check_edges_are_independent
@@ -27,7 +26,7 @@ from pyg_sar.nn.linear_in_softmax import has_gradient_of_use
 from pyg_sar.nn.options import Path
 from pyg_sar.nn.plan import PLANS, CallPlan, Gather, OneShot, program_of
 from pyg_sar.nn.sample_edges import NUM_SAMPLES, Undone, samples_of
-from pyg_sar.nn.trace import Trace, trace
+from pyg_sar.nn.trace import Trace, trace, with_factor
 from pyg_sar.ops.program import Arguments
 from pyg_sar.utils.class_swap import name_of
 from pyg_sar.utils.dry_run import is_of_user
@@ -43,11 +42,6 @@ class Decision:
     one_pass: bool = False  # whether one pass computes its softmax
     across_edges: bool = False  # whether the function needs the edges of all ranks
     uses_rng: bool = True  # whether it draws random numbers, or may do so
-
-    @property
-    def words(self) -> str:
-        """The path, in words that are equal on all ranks."""
-        return f'{self.path}, with gradient' if self.takes_gradient else self.path
 
 
 def agree_on_plan(call: Call, draws: EdgeDraws | None) -> CallPlan:
@@ -100,7 +94,7 @@ def _decision(call: Call) -> tuple[Decision, Trace | None]:
                 uses_rng = traced.uses_rng
                 check_edges_are_independent(call, traced.num_calls, 0 if uses_rng else None)
             except UnsupportedMessageError:
-                uses_rng, traced = observe(call).uses_rng, None
+                uses_rng, traced = observe(call)[0].uses_rng, None
             # One mask may keep none of a few rows.
             for seed in range(3) if uses_rng else (None,):
                 check_destinations_are_independent(call, seed)
@@ -121,7 +115,7 @@ def _decision(call: Call) -> tuple[Decision, Trace | None]:
         takes_gradient = any(map(_needs_grad, call.arguments.edge))
         own = replace(own, path='weighted', takes_gradient=takes_gradient)
     elif call.options.mode != 'one_shot':
-        traced = with_factor(call, traced)
+        traced = _with_factor(call, traced)
         of_edges = call if traced.factor is None else call.of_factor(traced.source)
         one_pass = traced.computed.weights is not None and has_gradient_of_use(
             of_edges, program_of(of_edges, traced.computed, num_dst=1)
@@ -186,7 +180,8 @@ def _agreed(name: str, own: Decision, error: Exception | None, world_size: int) 
     check_equal(f'tensors in {name}', [other.types for other in all_of])
     across_edges = any(other.across_edges for other in all_of)
     if not across_edges:
-        check_equal(f'path of {name}', [other.words for other in all_of])
+        paths = [other.path + ', with gradient' * other.takes_gradient for other in all_of]
+        check_equal(f'path of {name}', paths)
     return replace(
         own,
         one_pass=all(other.one_pass for other in all_of),
@@ -207,7 +202,7 @@ def _needs_grad(tensor: Tensor) -> bool:
     return tensor.requires_grad and torch.is_grad_enabled()
 
 
-def with_factor(call: Call, traced: Trace) -> Trace:
+def _with_factor(call: Call, traced: Trace) -> Trace:
     """The trace of a message that is summed, with its factor and the name of x_j, if it has one."""
     conv, node_dim = call.conv, call.conv.node_dim
     is_watched = conv._message_forward_pre_hooks or conv._message_forward_hooks
@@ -218,18 +213,18 @@ def with_factor(call: Call, traced: Trace) -> Trace:
         if x is None or x.dtype != traced.out.dtype or node_dim not in (0, -x.dim()):
             continue
         with suppress(MessageError, RuntimeError):  # it uses x_j otherwise, or in another shape
-            of_factor = call.of_factor(slot.name)
-            factor = trace(of_factor)
-            found = replace(traced, source=slot.name, factor=factor, summed=of_factor.summed)
-            has_row_per_edge = factor.out.shape[:1] == (NUM_SAMPLES,)
-            if has_row_per_edge and _is_product(call, of_factor, found, slot.index):
+            found = with_factor(traced, call, slot.name)
+            if _is_product(call, found, slot.index):
                 return found
     return traced
 
 
-def _is_product(call: Call, of_factor: Call, traced: Trace, source: int) -> bool:
+def _is_product(call: Call, traced: Trace, source: int) -> bool:
     """Whether factor times x_j is the message on samples, also in what takes a gradient."""
     assert traced.factor is not None
+    if traced.factor.out.shape[:1] != (NUM_SAMPLES,):
+        return False
+    of_factor = call.of_factor(traced.source)
     samples, edge_index = samples_of(call)
     edge_index[1] = 0
     rows = samples.src[source]

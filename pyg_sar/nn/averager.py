@@ -1,12 +1,11 @@
 """Averages gradients of parameters over the ranks at the end of every backward.
 
-torch's DistributedDataParallel arms its hooks in ``forward``, once for one backward: a second one,
-a method of the model or a parameter that is unfrozen later leave a rank's own gradients, silently.
-Here parameters arm themselves, by a hook that lasts. At the end of a backward that comes to one of
-them ``.grad`` becomes the mean over the ranks, for every parameter of which any rank has got a
-gradient. Gradients from before are equal on all ranks, so they are their own mean: accumulated
-gradients stay right. Nothing is sent while backward still runs, as a graph model's parameters are
-small beside its rows.
+torch's DistributedDataParallel arms its hooks in ``forward``, for one backward: a second one, or a
+method of the model, leaves a rank's own gradients, silently. Here each parameter has a hook that
+lasts. At the end of a backward that comes to one of them ``.grad`` becomes the mean over the ranks,
+for every parameter of which any rank has got a gradient. Gradients from before are equal on all
+ranks, so they are their own mean: accumulated gradients stay right. Nothing is sent while backward
+still runs, as a graph model's parameters are small beside its rows.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class Averager:
     """Averages the gradients of parameters that layers read outside of any model.
 
     A bucket has at most `bucket_bytes`, or one larger gradient. While it `accumulates`, gradients
-    only gather. The averager of a model is :class:`pyg_sar.nn.ddp.gradients.Gradients`.
+    only gather. The averager of a model is :class:`pyg_sar.nn.gradients.Gradients`.
     """
 
     is_last = True  # of the averagers of a backward

@@ -1,11 +1,10 @@
 """Norms of batches of a rank: PyG's own, also for batches without rows, and equal on all ranks.
 
 On rows of the whole graph a norm runs as it is. On a plain tensor, as a loader gives it, it takes
-the statistics of this rank's batch, and updates its running statistics by them. torch's
-DistributedDataParallel gives all ranks those of rank 0 at the next forward, and forgets the batches
-of the others. Here their mean is taken. A step of a running mean is linear,
-``(1 - m) running + m mean``, so the mean of the ranks' running statistics is the one that follows
-from the mean of their batches' statistics. A rank whose batch had no rows does not count.
+the statistics of this rank's batch, and updates its running statistics by them. All ranks get the
+mean of these. A step of a running mean is linear, ``(1 - m) running + m mean``, so that mean is the
+one that follows from the mean of the batches' statistics. A rank whose batch had no rows does not
+count.
 
 :class:`pyg_sar.DistributedDataParallel` sends them with the gradients. Statistics that no backward
 followed are made equal at their next use: in evaluation, or in training on the whole graph.
@@ -47,16 +46,6 @@ def _updates_of(norm: Any) -> OwnUpdates | None:
     return updates
 
 
-def note_update(norm: Any, is_updated: Tensor) -> None:
-    """Notes that a norm is going to update its running statistics by a batch of this rank."""
-    own = _updates_of(norm)
-    if own is None:
-        tracked = getattr(norm, 'num_batches_tracked', None)
-        norm._own_updates = OwnUpdates(is_updated, None if tracked is None else tracked.clone())
-    else:
-        own.is_updated = own.is_updated | is_updated
-
-
 class RunningStatistics:
     """Running statistics of all norms in a module, as vectors that can be added up over the ranks.
 
@@ -79,13 +68,14 @@ class RunningStatistics:
             if any(map(_updates_of, norms)):
                 packed[kind] = torch.cat([piece for norm in norms for piece in _pieces(norm, kind)])
             else:
-                packed[kind] = torch.zeros(sum(map(_size, norms)), dtype=kind[0], device=kind[1])
+                sizes = (sum(_sizes(norm)) for norm in norms)
+                packed[kind] = torch.zeros(sum(sizes), dtype=kind[0], device=kind[1])
         return packed
 
     def set(self, kind: Kind, total: Tensor) -> None:
         """Sets them from the sum of all ranks' :meth:`packed`, or from a multiple of it."""
         norms = self._norms[kind]
-        sizes = [_size(norm) for norm in norms]
+        sizes = [sum(_sizes(norm)) for norm in norms]
         has_any = total[[end - 1 for end in accumulate(sizes)]].tolist()
         for norm, piece, count in zip(norms, torch.split(total, sizes), has_any, strict=True):
             if count > 0:
@@ -115,14 +105,10 @@ def _sizes(norm: Any) -> list[int]:
     return [mean.size(0), mean.numel(), mean.numel(), 1, 1]
 
 
-def _size(norm: Any) -> int:
-    return sum(_sizes(norm))
-
-
 def _pieces(norm: Any, kind: Kind) -> Iterator[Tensor]:
     own = _updates_of(norm)
     if own is None:
-        yield torch.zeros(_size(norm), dtype=kind[0], device=kind[1])
+        yield torch.zeros(sum(_sizes(norm)), dtype=kind[0], device=kind[1])
         return
     weight = own.is_updated.to(dtype=kind[0], device=kind[1])
     yield weight
@@ -191,7 +177,11 @@ def _forward(norm: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if isinstance(norm, pyg.HeteroBatchNorm):
             types = args[0] if args else kwargs['type_vec']
             has_rows = torch.bincount(types, minlength=norm.running_mean.size(0)) > 0
-        note_update(norm, has_rows)
+        own, tracked = _updates_of(norm), getattr(norm, 'num_batches_tracked', None)
+        if own is None:
+            norm._own_updates = OwnUpdates(has_rows, None if tracked is None else tracked.clone())
+        else:
+            own.is_updated = own.is_updated | has_rows
     with _kept_for_backward(norm):
         return forward(x, *args, **kwargs) if x.numel() else x.view_as(x)
 

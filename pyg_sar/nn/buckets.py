@@ -53,14 +53,11 @@ class Bucket:
         summed: SumOverRanks,
         parted: Callable[[], None],
     ) -> tuple[list[Tensor], list[int], Tensor | None]:
-        """Sets ``.grad`` of parameters of which a rank has a new one to its mean (collective).
+        """Sets ``.grad`` of parameters of which a rank has a `new` one to its mean (collective).
 
-        Args:
-            new: The parameters with a new gradient on this rank.
-            more_flags: What this rank tells the others.
-            more: A vector that is averaged with the gradients.
-            summed: Adds up a vector.
-            parted: Raises, on all ranks, if the parameters differ between ranks.
+        With the gradients travel `more_flags`, which this rank tells the others, and a vector
+        `more`, which is averaged, too. `summed` adds up a vector; `parted` raises, on all ranks, if
+        the parameters differ between them.
 
         Returns:
             These parameters, how many ranks have set each of `more_flags`, and the mean of `more`.

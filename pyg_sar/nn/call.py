@@ -8,7 +8,6 @@ block, and everything else is passed as it is.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,7 +21,7 @@ from pyg_sar.comm.exchange import Exchange
 from pyg_sar.nn.dropout import EdgeDraws
 from pyg_sar.nn.intercept import MessageError, SourceIndex
 from pyg_sar.nn.options import Options
-from pyg_sar.nn.source_rows import RowSum, SourceRows
+from pyg_sar.nn.products import RowSum, SourceRows
 from pyg_sar.ops.program import Arguments
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.shard.blocks import Plan, plan_of
@@ -157,14 +156,6 @@ class Call:
         """One row per edge, in the order of the caller's edges."""
         return values if self.move is None else self.move.to_forward(values)
 
-    def check_draws(self, uses_rng: bool) -> None:
-        """Raises a ValueError if the function drew by torch although its masks are by edge."""
-        if self.draws is not None and uses_rng:
-            raise ValueError(
-                f"'dropout_seed' needs a '{self.function}' of {name_of(self.conv)} that draws "
-                'random numbers by F.dropout or torch.nn.Dropout only (got others)'
-            )
-
     def inputs(
         self, arguments: Arguments, edge_index: Tensor, dst: Tensor, num_dst: int
     ) -> dict[str, Any]:
@@ -199,23 +190,10 @@ class Call:
             values[slot.name] = value
         return values
 
-    def edge_values(self, values: dict[str, Any]) -> Iterator[tuple[str, Tensor, bool]]:
-        """The tensors of :meth:`inputs` with a row per edge, and whether they are read at nodes."""
-        for slot in self.slots:
-            if slot.role in ('src', 'dst', 'edge'):
-                yield slot.name, values[slot.name], slot.role != 'edge'
-
-    def no_inputs(self, dst: Tensor, num_dst: int) -> dict[str, Any]:
-        """:meth:`inputs` of no edges: `dst` is empty, and so is every edge tensor."""
-        a = self.arguments
-        nothing = Arguments(a.src, a.dst, tuple(t[:0] for t in a.edge), a.whole)
-        no_edges = torch.empty(2, 0, dtype=torch.int64, device=dst.device)
-        return self.inputs(nothing, no_edges, dst, num_dst)
-
     def run(self, values: dict[str, Any]) -> Tensor:
         """Runs the function on :meth:`inputs`."""
         conv, draws = self.conv, self.draws
-        with nullcontext() if draws is None else draws.of_message(values.get(_IDS)):
+        with nullcontext() if draws is None else draws.of(values.get(_IDS)):
             if self.function == 'factor':
                 kwargs = conv.inspector.collect_param_data('message', values)
                 with torch._C._EnableTorchFunction():
@@ -233,7 +211,7 @@ class Call:
         """Runs the conv's aggregation on :meth:`inputs` and the messages."""
         conv = self.conv
         kwargs = conv.inspector.collect_param_data('aggregate', values)
-        with nullcontext() if self.draws is None else self.draws.of_aggregation():
+        with nullcontext() if self.draws is None else self.draws.of(None, in_aggregation=True):
             kwargs = before_step(conv, 'aggregate', (kwargs,))[0]
             return after_step(conv, 'aggregate', (kwargs,), conv.aggregate(messages, **kwargs))
 

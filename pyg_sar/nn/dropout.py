@@ -2,15 +2,14 @@
 
 A mask is drawn again in backward and not kept: that is cheaper than torch's draws on a CPU.
 
-Convs add self loops and models select edges, so stored ids do not reach all edges. An edge is named
-by its ends and by its number among the edges between them, in their order: neither a partition nor
-a selection changes that order.
+Convs add self loops, so stored ids do not reach all edges. An edge is named by its ends and by its
+number among the edges between them: neither a partition nor a selection changes their order.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from math import prod
 from typing import Any
 
@@ -31,43 +30,37 @@ _HASHES = 2**15
 """Hashes of one step and thread: so few that their results stay in the cache of a core."""
 
 
-class KeyedDraw:
-    """The mask of one dropout of rows with ids, int64 ``[num_rows]``.
+def factors(p: float, state: Tensor, ids: Tensor, like: Tensor) -> Tensor:
+    """Factors of a dropout of rows ``[num_rows, ...]`` like these, which have `ids`.
 
-    The share `p` that is dropped is rounded to a multiple of ``2^-16``. `state` comes from
-    :func:`pyg_sar.utils.rng.hashed_on`.
+    They are 0, or the reciprocal of the share that is kept. The share `p` that is dropped is
+    rounded to a multiple of ``2^-16``. `state` comes from :func:`pyg_sar.utils.rng.hashed_on`.
     """
-
-    def __init__(self, p: float, state: Tensor, ids: Tensor) -> None:
-        self.p, self.state, self.ids = p, state, ids
-
-    def draw(self, like: Tensor) -> Tensor:
-        """Factors of rows ``[num_rows, ...]``: 0, or the reciprocal of the share that is kept."""
-        width = prod(like.shape[1:])
-        kept = torch.empty(like.size(0), width, dtype=torch.bool, device=like.device)
-        groups = torch.arange(-(-width // LANES), device=like.device)
-        hashes = _HASHES * torch.get_num_threads() if like.device.type == 'cpu' else 2**30
-        step = max(hashes // max(groups.numel(), 1), 1)
-        for start in range(0, like.size(0) if width else 0, step):
-            ids = self.ids[start : start + step].unsqueeze(1)
-            kept[start : start + step] = kept_of(hashed_on(self.state, ids, groups), self.p, width)
-        share = round(self.p * 2**16) / 2**16
-        return kept.view(like.shape).to(like.dtype).mul_(0.0 if share == 1 else 1 / (1 - share))
+    width = prod(like.shape[1:])
+    kept = torch.empty(like.size(0), width, dtype=torch.bool, device=like.device)
+    groups = torch.arange(-(-width // LANES), device=like.device)
+    hashes = _HASHES * torch.get_num_threads() if like.device.type == 'cpu' else 2**30
+    step = max(hashes // max(groups.numel(), 1), 1)
+    for start in range(0, like.size(0) if width else 0, step):
+        some = ids[start : start + step].unsqueeze(1)
+        kept[start : start + step] = kept_of(hashed_on(state, some, groups), p, width)
+    share = round(p * 2**16) / 2**16
+    return kept.view(like.shape).to(like.dtype).mul_(0.0 if share == 1 else 1 / (1 - share))
 
 
 class Dropout(torch.autograd.Function):
-    """A dropout that keeps the draw of its mask and not the mask."""
+    """A dropout that keeps how its :func:`factors` are drawn and not the factors."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, draw: KeyedDraw) -> Tensor:
+    def forward(ctx: Any, x: Tensor, draw: Callable[[Tensor], Tensor]) -> Tensor:
         """The rows after dropout."""
         ctx.draw = draw
-        return x * draw.draw(x)
+        return x * draw(x)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         """The gradient through the same mask."""
-        return grads[0] * ctx.draw.draw(grads[0]), None
+        return grads[0] * ctx.draw(grads[0]), None
 
 
 def _arguments(
@@ -97,40 +90,35 @@ class Drops(TorchFunctionMode):
         return self.drop(x, p, inplace or func is torch.dropout_) if training and p > 0 else x
 
 
-@dataclass(eq=False)
-class EdgeDraws:
-    """The dropouts in a message function, the same whichever edges it runs on."""
+class EdgeDraws(Drops):
+    """The dropouts in a message function, the same whichever edges it runs on.
 
-    # The masks of this call of message passing are drawn from it; None for a run on samples, which
-    # drops nothing.
-    state: Tensor | None = None
-    has_drawn: bool = False
+    The masks of a call of message passing are drawn from its `state`; None is that of a run on
+    samples, which drops nothing. `has_drawn` says whether there were any.
+    """
 
-    def of_message(self, ids: Tensor | None) -> AbstractContextManager[Any]:
-        """While it lasts, dropouts drop rows of edges with these ids, int64 ``[num_edges]``."""
-        return _OfEdges(self, ids)
-
-    def of_aggregation(self) -> AbstractContextManager[Any]:
-        """While it lasts, dropouts are refused."""
-        return _OfEdges(self, None, in_aggregation=True)
-
-
-class _OfEdges(Drops):
-    def __init__(
-        self, draws: EdgeDraws, ids: Tensor | None, *, in_aggregation: bool = False
-    ) -> None:
+    def __init__(self, state: Tensor | None = None) -> None:
         super().__init__()
-        self._draws, self._ids, self._in_aggregation = draws, ids, in_aggregation
-        self._number = 0
+        self._state, self.has_drawn = state, False
 
-    def drop(self, x: Tensor, p: float, inplace: bool) -> Any:
+    @contextmanager
+    def of(self, ids: Tensor | None, *, in_aggregation: bool = False) -> Iterator[None]:
+        """While it lasts, dropouts drop rows of edges with these ids, int64 ``[num_edges]``.
+
+        `in_aggregation` they are refused.
+        """
+        self._ids, self._in_aggregation, self._number = ids, in_aggregation, 0
+        with self:
+            yield
+
+    def drop(self, x: Tensor, p: float, inplace: bool) -> Any:  # noqa: D102
         if self._in_aggregation:
             raise ValueError(
                 "'dropout_seed' takes no dropout inside an aggregation (got one of shape "
                 f'{tuple(x.shape)}): drop messages, or what the conv returns'
             )
-        self._draws.has_drawn = True
-        if self._draws.state is None:
+        self.has_drawn = True
+        if self._state is None:
             factor = torch.ones_like(x)
         elif self._ids is None:
             raise ValueError(
@@ -144,7 +132,7 @@ class _OfEdges(Drops):
                 'they are given to propagate'
             )
         else:
-            factor = KeyedDraw(p, hashed_on(self._draws.state, self._number), self._ids).draw(x)
+            factor = factors(p, hashed_on(self._state, self._number), self._ids, x)
         self._number += 1
         return x.mul_(factor) if inplace else x * factor
 

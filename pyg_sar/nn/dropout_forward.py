@@ -2,8 +2,7 @@
 
 The mask of a node or an edge is a function of the seed, the step (how many forwards in training
 there were), the number of the call in the forward, and the id in the whole graph. So it does not
-matter which rank draws it, how many there are, in how many pieces a message is computed, or whether
-it is computed again, also by ``torch.utils.checkpoint`` inside of the forward.
+depend on the ranks, on pieces of a message, or on whether ``torch.utils.checkpoint`` runs it again.
 
 A plain tensor among rows is one of the whole graph: its row numbers are ids. Functions that draw
 random numbers in another way would differ from rank to rank, so they are refused.
@@ -14,6 +13,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from inspect import unwrap
 from traceback import walk_stack
 from types import GeneratorType
@@ -25,7 +25,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
 from pyg_sar.comm.vote import agree, check_equal
-from pyg_sar.nn.dropout import Dropout, Drops, EdgeDraws, KeyedDraw
+from pyg_sar.nn.dropout import Dropout, Drops, EdgeDraws, factors
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.rows import Rows, plain, tag
 from pyg_sar.utils.installed import missing
@@ -119,12 +119,7 @@ class _Forward(Drops):
     """One forward: numbers its calls, and draws the masks of nodes."""
 
     def __init__(
-        self,
-        owner: SameDropout,
-        module: torch.nn.Module,
-        *,
-        has_rows: bool,
-        has_edges: bool,
+        self, owner: SameDropout, module: torch.nn.Module, *, has_rows: bool, has_edges: bool
     ) -> None:
         super().__init__()
         self.module, self.counts, self._has_rows = module, module.training, has_rows
@@ -174,26 +169,20 @@ class _Forward(Drops):
     def drop(self, x: Tensor, p: float, inplace: bool) -> Any:
         self.counts = True
         state = hashed_on(self.next_state(), 0)
-        if isinstance(x, Rows):
-            return self._of_rows(x, p, state, inplace)
-        draw = KeyedDraw(p, state, self._ids_of(x))
-        if inplace:
-            return x.mul_(draw.draw(x))
-        dropped: Tensor = Dropout.apply(x, draw)
-        return dropped
-
-    def _of_rows(self, x: Rows, p: float, state: Tensor, inplace: bool) -> Any:
-        if x._dim or not x._space.has_ids():
-            raise ValueError(
-                f"'dropout_seed' takes rows with ids in the first dimension (got {x._space!r})"
-            )
-        draw, own = KeyedDraw(p, state, x._space.ids(x.device)), plain(x)
-        if inplace:
-            return x.mul_(tag(draw.draw(own), 0, x._space))
-        return tag(Dropout.apply(own, draw), 0, x._space)
+        draw = partial(factors, p, state, self._ids_of(x))
+        own = plain(x) if isinstance(x, Rows) else x
+        out = draw(own) if inplace else Dropout.apply(own, draw)
+        out = tag(out, 0, x._space) if isinstance(x, Rows) else out
+        return x.mul_(out) if inplace else out
 
     def _ids_of(self, x: Tensor) -> Tensor:
-        """The ids of the rows of a plain tensor, which is one of the whole graph."""
+        """The ids of rows; a plain tensor beside rows is one of the whole graph."""
+        if isinstance(x, Rows):
+            if x._dim or not x._space.has_ids():
+                raise ValueError(
+                    f"'dropout_seed' takes rows with ids in the first dimension (got {x._space!r})"
+                )
+            return x._space.ids(x.device)
         if self._has_rows and x.dim():
             return torch.arange(x.size(0), device=x.device)
         raise ValueError(

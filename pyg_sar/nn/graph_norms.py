@@ -1,8 +1,7 @@
 """PyG's functions that normalise a whole graph or change its self loops, kept with the edges.
 
-By the rules of rows self loops would need the ids of all nodes on every rank, and ask other ranks
-at every forward of a conv with attention. Both ends of a self loop are an own node, so they are
-removed and added on the ids of a rank.
+Both ends of a self loop are an own node, so they are removed and added on the ids of a rank: by the
+rules of rows that would ask other ranks at every forward.
 
 Normalisations (gcn_norm, get_laplacian) are PyG's own by the rules of rows: degrees of halo sources
 come from their owners. Without weights they would make a plain tensor of ones for all edges of the
@@ -28,7 +27,7 @@ from torch_geometric.utils import (
 )
 
 from pyg_sar.comm.vote import Agreed
-from pyg_sar.nn.exchanges import into_own
+from pyg_sar.nn.call_edges import into_own
 from pyg_sar.nn.intercept import AnyFn, Forms
 from pyg_sar.rows.adjacency import Adjacency, by_whole
 from pyg_sar.rows.edges import EdgeIndex

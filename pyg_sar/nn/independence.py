@@ -21,14 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pyg_sar.nn.call import Call
 from pyg_sar.nn.intercept import MessageError, UnsupportedMessageError, WholeGraphSizes, overridden
 from pyg_sar.nn.reductions import BlockMessages
-from pyg_sar.nn.sample_edges import (
-    NUM_MADE_UP,
-    NUM_SAMPLES,
-    Undone,
-    samples_of,
-    with_made_up_edges,
-    with_other_values,
-)
+from pyg_sar.nn.sample_edges import NUM_MADE_UP, NUM_SAMPLES, Undone, samples_of, with_made_up_edges
 from pyg_sar.nn.whole_reads import takes_statistics
 from pyg_sar.ops.program import Arguments, no_autocast_cache
 from pyg_sar.utils.nested import leaves
@@ -73,7 +66,7 @@ def _check_numbers(
     """Checks that numbers left on the conv do not depend on the edges."""
     others = [
         (arguments, edge_index),
-        (with_other_values(arguments), edge_index),
+        (_with_other_floats(arguments, lambda values: values * 0.75), edge_index),
         _without_last(arguments, edge_index),
     ]
     results = [outputs(*other, NUM_SAMPLES)[1] for other in others]
@@ -118,14 +111,19 @@ def _with_other_last(arguments: Arguments, sign: int) -> Arguments:
     """
 
     def other(values: Tensor) -> Tensor:
-        if not values.is_floating_point():
-            return values
-        last = values.detach()[-1:]
+        last = values[-1:]
         within = (last >= 0) & (last <= 1)
         far = sign * (3 * last.abs() + 5)
-        return torch.cat([values.detach()[:-1], torch.where(within, 0.5 + 0.48 * sign, far)])
+        return torch.cat([values[:-1], torch.where(within, 0.5 + 0.48 * sign, far)])
 
-    src, dst, edge = (tuple(map(other, g)) for g in (arguments.src, arguments.dst, arguments.edge))
+    return _with_other_floats(arguments, other)
+
+
+def _with_other_floats(arguments: Arguments, other: Callable[[Tensor], Tensor]) -> Arguments:
+    read = arguments.src, arguments.dst, arguments.edge
+    src, dst, edge = (
+        tuple(other(t.detach()) if t.is_floating_point() else t for t in group) for group in read
+    )
     return Arguments(src, dst, edge, arguments.whole)
 
 

@@ -2,8 +2,7 @@
 
 Users import ``softmax`` or ``gcn_norm`` under any name. So functions are found by identity, among
 the globals of the modules that define a conv's classes, and of the libraries' modules. There a
-dispatcher replaces each for good: it calls the form that is in force in its thread, or else the
-function itself. Threads may each train a model.
+dispatcher replaces each for good: it calls the form in force in its thread, or the function itself.
 
 A message function and an aggregation look across the in-edges of a node through three functions:
 ``softmax``, ``scatter`` and ``degree``. An :class:`Intercept` replaces them by its own methods
@@ -228,23 +227,14 @@ def _plain_dst(index: Tensor | None, what: str) -> Tensor:
 
 @dataclass
 class WholeGraphSizes:
-    """Gives a conv's aggregation sizes of the whole graph, and notes which it asks for.
-
-    Attributes:
-        conv: The conv.
-        width: The largest in-degree.
-        num_nodes: Number of destinations.
-        is_sample: Whether the edges are made up, so that any size will do.
-        is_dense: Whether dense batches of messages were made.
-        are_read: Whether any size was asked for.
-    """
+    """Gives a conv's aggregation sizes of the whole graph, and notes which it asks for."""
 
     conv: torch.nn.Module
-    width: int
-    num_nodes: int
-    is_sample: bool = False
-    is_dense: bool = field(default=False, init=False)
-    are_read: bool = field(default=False, init=False)
+    width: int  # the largest in-degree
+    num_nodes: int  # destinations
+    is_sample: bool = False  # whether the edges are made up, so that any size will do
+    is_dense: bool = field(default=False, init=False)  # whether dense batches were made
+    are_read: bool = field(default=False, init=False)  # whether any size was asked for
 
     @contextmanager
     def in_force(self) -> Iterator[None]:

@@ -21,8 +21,8 @@ from pyg_sar.comm.exchange import exchange_of
 from pyg_sar.comm.vote import agree, are_alike, differ, odd_and_usual, raise_error_on_all
 from pyg_sar.nn.averager import PARTED
 from pyg_sar.nn.buckets import common
-from pyg_sar.nn.conv_state import words_of_modules
-from pyg_sar.nn.exchanges import shards_of
+from pyg_sar.nn.call_edges import shards_of
+from pyg_sar.nn.narrow_exchange import GLOBAL_HOOKS
 from pyg_sar.nn.options import Options
 from pyg_sar.nn.plan import CallPlan
 from pyg_sar.rows.adjacency import Adjacency
@@ -32,6 +32,7 @@ from pyg_sar.rows.replicated import note
 from pyg_sar.rows.rows import Rows, plainly
 from pyg_sar.utils.class_swap import name_of, plain_class
 from pyg_sar.utils.dry_run import is_hidden
+from pyg_sar.utils.nested import PLAIN
 from pyg_sar.utils.scoped import Scoped
 from pyg_sar.utils.tensor_state import digest
 
@@ -78,7 +79,6 @@ class Forward:
 
     conv: MessagePassing
     plan: LayerPlan
-    options: Options
     in_forward: bool  # whether the conv's own forward takes what propagate returns
 
 
@@ -90,6 +90,8 @@ evaluated: Scoped[torch.nn.Module | None] = Scoped(None)
 """The model that is called, until its first layer, which compares all its parameters."""
 
 _VALUES = 'parameters with the checksum'
+_METHODS = ('message', 'aggregate', 'update', 'edge_update', 'propagate', 'edge_updater')
+_MESSAGE_HOOKS = ('_propagate', '_message', '_aggregate', '_edge_update')
 
 
 def plan_for(
@@ -120,17 +122,16 @@ def plan_for(
         kinds = _input_kinds([*args, *kwargs.values()], shapes)
     kind += tuple(kinds)
     plan = next((p for p in plans.values() if p.kind == kind and p.state == state), None)
-    error = None
-    for shard in shards if plan is None else ():
-        exchange_of(shard, dtype=options.exchange_dtype)
+    words, error, is_known = '' if plan is None else plan.words, None, plan is not None
     if plan is None:
+        for shard in shards:
+            exchange_of(shard, dtype=options.exchange_dtype)
         try:
             _check_not_explained(conv)
             _check_features(conv, edges[0], args, kwargs)
         except ValueError as wrong:
             error = wrong
-    words = _words(conv, options, kind) if plan is None else plan.words
-    is_known = plan is not None
+        words = _words(conv, options, kind)
     if shards[0].world_size > 1:
         note(type(conv).__name__, args, kwargs)
         compared = f'{words}; plain tensors of shape {shapes}' if shapes else words
@@ -180,11 +181,10 @@ def _check_features(
     is_missing = x is None or (isinstance(x, (tuple, list)) and len(x) > 0 and x[0] is None)
     if is_missing and is_pygs and 'pos' not in arguments:
         of_ids = '; RGCNConv also takes the ids of the own nodes, data.n_id'
+        hint = of_ids if isinstance(conv, RGCNConv) else ''
         raise ValueError(
             f"expected features in 'x' of {name_of(conv)} (got None): nodes without features get "
-            'rows of their own by pyg_sar.NodeEmbedding(data, width)()'
-            + of_ids
-            * isinstance(conv, RGCNConv)
+            f'rows of their own by pyg_sar.NodeEmbedding(data, width)(){hint}'
         )
     # A relation under another name may be an incidence, along which messages go there and back.
     if edges.ends.shard.is_bipartite and isinstance(x, Tensor) and 'edge_index' in arguments:
@@ -247,7 +247,7 @@ def _words(conv: MessagePassing, options: Options, kind: tuple[Any, ...]) -> str
         words.append('in inference mode')
     if not in_forward:
         words.append('called from outside of forward')
-    words += words_of_modules(conv)
+    words += _words_of_modules(conv)
     for kind_of_input in kinds:
         if isinstance(kind_of_input, tuple):
             dtype, dim, needs_grad = kind_of_input
@@ -255,3 +255,34 @@ def _words(conv: MessagePassing, options: Options, kind: tuple[Any, ...]) -> str
         elif kind_of_input is not None:
             words.append(kind_of_input)
     return '; '.join(words)
+
+
+def state_of_modules(modules: Iterable[torch.nn.Module]) -> list[Any]:
+    """Numbers, words, hooks, own methods and children of modules; equal while none has changed."""
+    state: list[Any] = [any(GLOBAL_HOOKS)]
+    for module in modules:
+        table = vars(module)
+        state.append(type(module))
+        state += table['_modules'].values()
+        for name, value in table.items():
+            if isinstance(value, PLAIN):
+                state += name, value
+            elif name.endswith('_hooks'):
+                if value and 'state_dict' not in name:
+                    state += name, *value.values()
+            elif name in _METHODS:
+                state += name, value
+    return state
+
+
+def _words_of_modules(conv: torch.nn.Module) -> list[str]:
+    """The part of a conv's state that must be alike on all ranks, in words."""
+    words = []
+    for path, module in conv.named_modules():
+        if module.training != conv.training:
+            words.append(f"'{path}' in {'training' if module.training else 'evaluation'}")
+        for name, hooks in vars(module).items():
+            if name.startswith(_MESSAGE_HOOKS) and name.endswith('_hooks') and hooks:
+                called = (getattr(h, '__qualname__', type(h).__qualname__) for h in hooks.values())
+                words.append(f"{name[1:]} of '{path}': {', '.join(called)}")
+    return words

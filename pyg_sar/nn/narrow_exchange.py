@@ -6,15 +6,13 @@ call, and keep the answer with the shard. In any other call they decide together
 asked for these edges with these weights. Weights are compared by content.
 
 A sum commutes with a linear map of the rows: ``sum(x) @ W.T == sum(x @ W.T)``, and so does a mean.
-Where a conv gives what it has aggregated to a layer of fewer columns (256 to 40), exchanging and
-summing ``x @ W.T`` costs a fraction. The convs that do so are listed, so that the first forward,
-and one after a restart, have the same bits as all others. The result of propagate then answers that
-layer only; any other use raises.
+Where a conv gives its sums to a layer of fewer columns (256 to 40), ``x @ W.T`` is exchanged and
+summed. The convs that do so are listed, so that every forward has the same bits. The result of
+propagate then answers that layer only; any other use raises.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -37,12 +35,13 @@ from pyg_sar.utils.dry_run import lazy_draws
 from pyg_sar.utils.tensor_state import checksum, storage_of
 
 _MAX_WEIGHTS = 4
-_COVERS: Kept[Agreed[_Answer]] = Kept()
-_ALL: Kept[_Answer] = Kept()  # of all edges without weights
-_IN_VAIN: Kept[int] = Kept()
+# The plan by which rows and sums travel; None where that spares too little.
+_COVERS: Kept[Agreed[tuple[Plan | None]]] = Kept()
+_ALL: Kept[tuple[Plan | None]] = Kept()  # of all edges without weights
+_ASKED: Kept[int] = Kept()
 
-_MAX_IN_VAIN = 4
-"""How many times the edges of a shard may be asked for in vain."""
+_MAX_ASKED = 8
+"""How many times ranks ask along the edges of a shard: a program may make them anew each time."""
 
 
 def with_partial_sums(
@@ -53,51 +52,26 @@ def with_partial_sums(
     `weight` are constant weights ``[num_edges]`` of the plan's `edges`, or None. Collective but for
     all edges without weights: one small all-gather, see :meth:`pyg_sar.comm.Agreed.find`;
     where the ranks ask, see :func:`pyg_sar.ops.partial_sums.covered`.
-
-    For edges or weights that a program makes anew in every forward ranks ask in vain: after a few
-    of them rows travel.
     """
     shard = plan.shard
-    if shard.world_size == 1:
-        return plan, exchange
-    if (
-        weight is not None and weight.device.type != 'cpu'
-    ):  # reading its content would wait for the device
+    # Reading the content of weights on a device would wait for it.
+    if shard.world_size == 1 or (weight is not None and weight.device.type != 'cpu'):
         return plan, exchange
     if edges.is_whole and weight is None:
-        return _along(_ALL.of(shard, lambda: _Answer(covered(plan, None), 0)), plan, exchange)
-    key = None if weight is None else (weight.dtype, *checksum(weight))
-    answers = _COVERS.of(plan, lambda: Agreed(_MAX_WEIGHTS))
-    in_vain = _IN_VAIN.of(shard, int)
-    limit = _MAX_IN_VAIN * max(shard.num_edges, shard.num_own, shard.num_dst)
-    # Without gradients the weights that a model computes look like constants.
-    may_last = weight is None or torch.is_grad_enabled()
-    asks = may_last and in_vain + plan.num_edges <= limit
-    answer, all_ask = answers.find(key, asks)
-    if answer is not None:
-        in_vain, answer.in_vain = in_vain - answer.in_vain, 0
-    elif all_ask:
-        in_vain += plan.num_edges
-        answer = _Answer(covered(plan, weight), plan.num_edges)
-        answers.keep(key, answer)
+        (by_sums,) = _ALL.of(shard, lambda: (covered(plan, None),))
     else:
+        key = None if weight is None else (weight.dtype, *checksum(weight))
+        answers, asked = _COVERS.of(plan, lambda: Agreed(_MAX_WEIGHTS)), _ASKED.of(shard, int)
+        # Without gradients the weights that a model computes look like constants.
+        may_last = weight is None or torch.is_grad_enabled()
+        answer, all_ask = answers.find(key, may_last and asked < _MAX_ASKED)
+        if answer is None and all_ask:
+            answer = answers.keep(key, (covered(plan, weight),))
+            _ASKED.put(shard, asked + 1)
+        by_sums = None if answer is None else answer[0]
+    if by_sums is None:
         return plan, exchange
-    _IN_VAIN.put(shard, in_vain)
-    return _along(answer, plan, exchange)
-
-
-def _along(answer: _Answer, plan: Plan, exchange: Exchange) -> tuple[Plan, Exchange]:
-    if answer.plan is None:
-        return plan, exchange
-    return answer.plan, exchange_of(answer.plan.shard, dtype=exchange.wire.dtype)
-
-
-@dataclass(eq=False)
-class _Answer:
-    """The result of asking once."""
-
-    plan: Plan | None  # by which rows and sums travel; None if that spares too little
-    in_vain: int  # number of edges that were asked for; 0 once it has been used again
+    return by_sums, exchange_of(by_sums.shard, dtype=exchange.wire.dtype)
 
 
 _KINDS_OF_HOOKS = ('forward', 'forward_pre', 'backward', 'backward_pre')
@@ -180,7 +154,7 @@ class NarrowSum(Tensor):
     """Sums ``[num_dst, K]`` of rows after a layer, which answer that layer only."""
 
     _weight: Tensor
-    _space: Space | None = None
+    _space: Space | None = None  # of the nodes whose rows the layer gives
 
     @staticmethod
     def of(total: Tensor, weight: Tensor) -> NarrowSum:
@@ -188,10 +162,6 @@ class NarrowSum(Tensor):
         self = total.as_subclass(NarrowSum)
         self._weight = weight
         return self
-
-    def of_nodes(self, space: Space) -> None:
-        """Sets the nodes whose rows the layer gives."""
-        self._space = space
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -44,10 +44,9 @@ class NodeEmbedding(torch.nn.Module):
     number of ranks and any partition. Scale them with ``embedding.weight.mul_(0.1)`` in
     ``torch.no_grad()``.
 
-    Optimizers that treat every number by itself are exact (SGD, Adam, SparseAdam ...).
-    ``clip_grad_norm_``, and other norms and sums of weight and gradient, are over the rows of all
-    ranks; all ranks must call them. So is a penalty such as ``embedding.weight.square().sum()``.
-    Functions that would see the rows of one rank alone are refused.
+    Optimizers that treat every number by itself are exact (SGD, Adam, SparseAdam ...). Norms and
+    sums of weight and gradient, such as in ``clip_grad_norm_`` or a penalty, are over the rows of
+    all ranks; all ranks must call them. What would see the rows of one rank alone is refused.
 
     ``state_dict()`` has the rows of this rank. :func:`pyg_sar.save_checkpoint` writes the rows of
     all ranks by id, with the optimizer's state. Any number of ranks loads them, and so does
@@ -96,20 +95,16 @@ class NodeEmbedding(torch.nn.Module):
         self.embedding_dim, self.sparse, self.seed = embedding_dim, sparse, seed
         self.node_type = data._key if isinstance(data, NodeStorage) else None
         self.graph = vars(data if self.node_type else data.stores[0]).get('_graph')
-        self._hold(torch.empty(n_id.numel(), embedding_dim), n_id, num_nodes)
-        self.register_state_dict_post_hook(_note_nodes)  # type: ignore[no-untyped-call]
-        self.register_load_state_dict_pre_hook(_check_nodes)  # type: ignore[no-untyped-call]
-        self.reset_parameters()
-
-    def _hold(self, values: Tensor, n_id: Tensor, num_nodes: int) -> None:
-        """Takes the rows of some nodes as weight; one process takes those of all nodes, by id."""
+        self.n_id, self.num_nodes = n_id, num_nodes
         ask_for_rows()
         _watch_optimizers()
         what = 'nodes' if self.node_type is None else f"nodes of type '{self.node_type}'"
         space = Space(len(n_id), what=what, ids=n_id, total=num_nodes)
         space.is_learned = True
-        self.n_id, self.num_nodes = n_id, num_nodes
-        self.weight = torch.nn.Parameter(tag(values, 0, space))
+        self.weight = torch.nn.Parameter(tag(torch.empty(len(n_id), embedding_dim), 0, space))
+        self.register_state_dict_post_hook(_note_nodes)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(_check_nodes)  # type: ignore[no-untyped-call]
+        self.reset_parameters()
 
     def _ids(self) -> Tensor:
         """Ids of the nodes whose rows the weight has here."""

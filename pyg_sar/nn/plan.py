@@ -10,10 +10,8 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.row_map import with_halo
-from pyg_sar.nn.by_destination import run_gather
+from pyg_sar.nn.at_once import run_gather, run_one_shot
 from pyg_sar.nn.call import Call
-from pyg_sar.nn.conv_state import state_of
 from pyg_sar.nn.narrow_exchange import (
     NarrowSum,
     is_hooked,
@@ -25,17 +23,15 @@ from pyg_sar.nn.narrow_exchange import (
 )
 from pyg_sar.nn.options import Path
 from pyg_sar.nn.reductions import BlockMessages, finish
-from pyg_sar.nn.reuse import raw_sum
-from pyg_sar.nn.trace import Trace, set_attributes, trace
+from pyg_sar.nn.reuse import kept_sum
+from pyg_sar.nn.sample_edges import state_of
+from pyg_sar.nn.trace import Trace, set_attributes, trace, with_factor
 from pyg_sar.ops.chunks import Run
 from pyg_sar.ops.online_softmax import online
 from pyg_sar.ops.program import Program
 from pyg_sar.ops.reductions import State
 from pyg_sar.ops.replay import replay
 from pyg_sar.ops.weighted_sum import weighted_sum
-from pyg_sar.rows.align import own_rows
-from pyg_sar.rows.rows import Rows, plain, tag
-from pyg_sar.utils.class_swap import name_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,18 +62,16 @@ class TracedPlan(CallPlan):
 
     def traced(self, call: Call) -> TracedPlan:
         """With a trace of this call."""
-        traced, source = trace(call), self.trace.source
-        if source:
-            of_factor = call.of_factor(source)
-            factor = trace(of_factor)
-            traced = replace(traced, source=source, factor=factor, summed=of_factor.summed)
+        traced = trace(call)
+        if self.trace.source:
+            traced = with_factor(traced, call, self.trace.source)
         if self.trace.computed.weights is None:  # on some rank
             traced = traced.in_passes()
         return replace(self, trace=traced)
 
     def on_edges(self, call: Call) -> tuple[list[State], tuple[Tensor, ...]]:
         """The states of the reductions, and the edge outputs, of what runs on every edge."""
-        computed = self.trace.computed
+        computed = self.trace.factor or self.trace
         learnable = computed.learnable
         if self.learnable is not None:  # a program may have replaced the parameters since
             learnable = tuple([getattr(module(), name) for module, name in self.learnable])
@@ -142,11 +136,17 @@ class RowSum(TracedPlan):
         hooked = is_alone and is_hooked(conv)
         if self.path == 'linear' and is_alone:
             if not (x.requires_grad and torch.is_grad_enabled()):  # the same on all ranks
-                raw = raw_sum(conv, x, weight, plan, call.exchange.wire.dtype, is_hooked=hooked)
-                if raw is not None:
-                    if not raw.is_kept:
-                        raw.keep(self.row_sum(call, x, weight, hooked))
-                    return raw.kept(copies=not (call.in_forward and only_reads(conv, x)))
+                out = kept_sum(
+                    lambda: self.row_sum(call, x, weight, hooked),
+                    (type(conv.aggr_module), call.exchange.wire.dtype),
+                    x,
+                    weight,
+                    plan,
+                    is_hooked=hooked,
+                    copies=not (call.in_forward and only_reads(conv, x)),
+                )
+                if out is not None:
+                    return out
             pays = self.pays if call.edge_index.is_whole else []
             layer = layer_after(conv, x, plan, pays) if call.in_forward else None
             if layer is not None:
@@ -201,81 +201,7 @@ class OneShot(CallPlan):
     across_edges: bool = False  # whether the function needs the edges of all ranks
 
     def result(self, call: Call) -> Tensor:  # noqa: D102
-        edges, num_dst = call.plan.edge_index, call.plan.shard.num_dst
-        src = tuple(with_halo(t, call.exchange) for t in call.arguments.src)
-        values = call.inputs(replace(call.arguments, src=src), edges, edges[1], num_dst)
-        if self.across_edges:
-            values = self._of_all_edges(call, values)
-        before = dict(vars(call.conv))
-        out = call.run(values)
-        _tag_what_is_kept(call, before)
-        if call.function == 'message':
-            out = call.aggregate(values, out)
-        if isinstance(out, tuple):  # of nodes and of edges: rows of the whole graph
-            return out
-        if self.across_edges and not isinstance(out, Rows):
-            out = self._own(call, out)
-        out = plain(out)
-        if call.plan.num_edges == 0 and out.is_floating_point() and not out.requires_grad:
-            # Other ranks, which have edges, wait for this one in backward.
-            for parameter in call.conv.parameters():
-                out = out + 0 * parameter.sum()
-        return out
-
-    def _own(self, call: Call, out: Tensor) -> Tensor:
-        """Own rows of a result with those of all nodes, or of all edges."""
-        edges = call.edges
-        assert edges is not None
-        is_message = call.function == 'message'
-        space = edges.ends.dst if is_message else edges._space
-        dim = int(call.conv.node_dim) % out.dim() if is_message else 0
-        if out.size(dim) != space.total:
-            raise ValueError(
-                f"expected a row per node in what 'aggregate' of {name_of(call.conv)} gives, "
-                f'{space.total} rows (got shape {tuple(out.shape)}): its argument dim_size is '
-                'their number'
-            )
-        return own_rows('propagate', out, dim, space)
-
-    def _of_all_edges(self, call: Call, values: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of the function, as rows of the edges of all ranks."""
-        edges = call.edges
-        if edges is None or call.move is not None:
-            raise ValueError(
-                f"'{self.function}' looks at all edges at once (it takes statistics, asks for "
-                'their number or values, keeps something of them, or has hooks): call it with rows '
-                'and the edge_index of pyg_sar.load_shard, with messages from row 0 to row 1'
-            )
-        space, num_dst = edges._space, edges.ends.dst.total
-        sizes = [edges.ends.src.total, num_dst]
-        index = edges._row(1 - edges.handle.is_flipped)
-        rows = {}
-        for name, value, at_nodes in call.edge_values(values):
-            dim = int(call.conv.node_dim) % value.dim() if at_nodes else 0
-            # Not the tensor itself: of an edge tensor that is kept as the plain one of its rows.
-            rows[name] = tag(value.view_as(value), dim, space)
-        return {
-            **values,
-            'edge_index': edges,
-            'size': sizes[::-1] if edges.handle.is_flipped else sizes,
-            'index': index,
-            'edge_index_i': index,
-            'edge_index_j': edges._row(int(edges.handle.is_flipped)),
-            'size_i': num_dst,
-            'size_j': edges.ends.src.total,
-            'dim_size': num_dst,
-            **rows,
-            **call.as_they_are,
-        }
-
-
-def _tag_what_is_kept(call: Call, before: dict[str, Any]) -> None:
-    """Makes rows of what a message over all own edges has set on the conv, a row for each."""
-    conv, num_edges = call.conv, call.plan.num_edges
-    for name, value in list(vars(conv).items()):
-        is_new = type(value) is Tensor and before.get(name) is not value
-        if is_new and call.edges is not None and value.shape[:1] == (num_edges,):
-            setattr(conv, name, tag(call.in_given_order(value), 0, call.edges._space))
+        return run_one_shot(call, self.function, across_edges=self.across_edges)
 
 
 PLANS: dict[Path, Any] = {

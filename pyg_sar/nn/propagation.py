@@ -14,9 +14,17 @@ from pyg_sar.comm.errors import location
 from pyg_sar.comm.exchange import exchange_of
 from pyg_sar.nn.agreement import agree_on_plan
 from pyg_sar.nn.call import Call, after_step, arguments_of, before_step
+from pyg_sar.nn.call_edges import (
+    METHODS,
+    along_edges,
+    dst_space,
+    edges_in,
+    ids_of_edges,
+    into_own,
+    is_generated,
+)
 from pyg_sar.nn.dropout import EdgeDraws
 from pyg_sar.nn.dropout_forward import edge_draws
-from pyg_sar.nn.exchanges import edges_in, ids_of_edges, into_own
 from pyg_sar.nn.layer_plan import Forward, running
 from pyg_sar.nn.narrow_exchange import NarrowSum
 from pyg_sar.nn.plan import CallPlan, TracedPlan
@@ -28,69 +36,53 @@ from pyg_sar.rows.replicated import PLAIN, own_draws
 from pyg_sar.rows.rows import Rows, plainly, same_plain, tag
 from pyg_sar.rows.sharding import Space
 from pyg_sar.shard.edges import ShardEdges
-from pyg_sar.utils.class_swap import name_of, plain_class
+from pyg_sar.utils.class_swap import name_of
 from pyg_sar.utils.log import say
 from pyg_sar.utils.nested import leaves
 
 _logger = logging.getLogger(__name__)
 
 
-def propagate(conv: Any, /, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
-    """``MessagePassing.propagate`` over all in-edges of the own nodes, remote ones included.
+def pass_messages(
+    conv: Any, function: str, /, edge_index: Any, size: Any = None, **kwargs: Any
+) -> Tensor:
+    """``MessagePassing.propagate`` over all in-edges of the own nodes, or ``edge_updater``.
 
-    A method of SARConv; called from outside of forward it is a layer by itself.
+    The first for function ``'message'``; the other, for ``'edge_update'``, gives a row for every
+    edge of an edge_index, in its order. Called from outside of forward it is a layer by itself.
     """
+    is_message, method = function == 'message', METHODS[function]
     now = running.value
     if now is not None and conv not in now.plan.paths:
         now = None
     if now is None and (cut_edges := edges_in([edge_index])):
         with conv._on_cut_graph(cut_edges, (), {}, in_forward=False):
-            return conv.propagate(edge_index, size, **kwargs)
-    if now is not None and isinstance(edge_index, Adjacency) and not conv.fuse:
-        edge_index, kwargs = _along_edges(conv, 'message', edge_index, kwargs)
+            out: Tensor = getattr(conv, method)(edge_index, size, **kwargs)
+            return out
+    if now is not None and isinstance(edge_index, Adjacency) and not (is_message and conv.fuse):
+        edge_index, kwargs = along_edges(conv, function, edge_index, kwargs)
     if now is None or not isinstance(edge_index, (EdgeIndex, ShardEdges)):
         if size is not None:  # PyG's method is without it where the conv never gives one
             kwargs['size'] = size
-        return conv._plain_class.propagate(conv, edge_index, **kwargs)
-    arguments = before_step(conv, 'propagate', (edge_index, size, kwargs))
+        out = getattr(conv._plain_class, method)(conv, edge_index, **kwargs)
+        return out
+    step = 'propagate' if is_message else function
+    arguments = before_step(conv, step, (edge_index, size, kwargs))
     edges = arguments[0] if isinstance(arguments[0], EdgeIndex) else None
-    dst = None if edges is None else _dst_space(conv, edges)
-    plan, call = _planned(now, conv, 'message', arguments)
+    dst = dst_space(conv, edges) if is_message and edges is not None else None
+    plan, call = _planned(now, conv, function, arguments)
     with own_draws(call.plan.edge_index.device) if plan.uses_rng else nullcontext():
         out = plan.result(call)
+    if not is_message:
+        out = out if call.move is None else call.move.to_forward(out)
+        out = out if edges is None else tag(out, 0, edges._space)
+        return after_step(conv, step, arguments, out)
     out = _updated(out, call, dst, arguments[2])
     if isinstance(out, NarrowSum) and dst is not None:
-        out.of_nodes(dst)
+        out._space = dst
     elif type(out) is Tensor and dst is not None:
         out = tag(out, int(conv.node_dim) % out.dim(), dst)
-    return after_step(conv, 'propagate', arguments, out)
-
-
-def edge_updater(conv: Any, /, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
-    """``MessagePassing.edge_updater``: one row per edge of an edge_index, in its order.
-
-    See :func:`propagate`.
-    """
-    now = running.value
-    if now is not None and conv not in now.plan.paths:
-        now = None
-    if now is None and (cut_edges := edges_in([edge_index])):
-        with conv._on_cut_graph(cut_edges, (), {}, in_forward=False):
-            return conv.edge_updater(edge_index, size, **kwargs)
-    if now is not None and isinstance(edge_index, Adjacency):
-        edge_index, kwargs = _along_edges(conv, 'edge_update', edge_index, kwargs)
-    if now is None or not isinstance(edge_index, (EdgeIndex, ShardEdges)):
-        if size is not None:
-            kwargs['size'] = size
-        return conv._plain_class.edge_updater(conv, edge_index, **kwargs)
-    arguments = before_step(conv, 'edge_update', (edge_index, size, kwargs))
-    plan, call = _planned(now, conv, 'edge_update', arguments)
-    with own_draws(call.plan.edge_index.device) if plan.uses_rng else nullcontext():
-        out = plan.result(call)
-    out = call.in_given_order(out)
-    if call.edges is not None:
-        out = tag(out, 0, call.edges._space)
-    return after_step(conv, 'edge_update', arguments, out)
+    return after_step(conv, step, arguments, out)
 
 
 def _updated(out: Tensor, call: Call, dst: Space | None, kwargs: dict[str, Any]) -> Tensor:
@@ -101,9 +93,10 @@ def _updated(out: Tensor, call: Call, dst: Space | None, kwargs: dict[str, Any])
         values, num_dst = values | kwargs, dst.total
         out = tag(out, int(conv.node_dim) % out.dim(), dst)
     sizes = {'dim_size': num_dst, 'size_i': num_dst, 'size_j': call.num_nodes[0], 'ptr': None}
-    values = sizes | values
-    out = conv.update(out, **conv.inspector.collect_param_data('update', values))
-    return out
+    updated: Tensor = conv.update(
+        out, **conv.inspector.collect_param_data('update', sizes | values)
+    )
+    return updated
 
 
 def _planned(
@@ -121,11 +114,8 @@ def _planned(
     shard = call.exchange.shard
     device = call.edge_index.ids.device.type
     key = path, function, shard.fingerprint, torch.is_autocast_enabled(device), draws is not None
-    key += (
-        *call.as_they_are,
-        *sorted(call.edge_names),
-        *_kinds_in(call.kwargs, int(conv.node_dim)),
-    )
+    kinds = _kinds_in(call.kwargs, int(conv.node_dim))
+    key += (*call.as_they_are, *sorted(call.edge_names), *kinds)
     plan = layer.calls.get(key)
     if plan is None:
         with not_saved():
@@ -174,7 +164,7 @@ def _call(
         num_nodes = num_nodes[::-1] if handle.is_flipped != against else num_nodes
         if num_nodes[0] != num_nodes[1]:
             sizes = (None, None) if size is None else tuple(size)[:: -1 if against else 1]
-            at = not against or _is_generated(conv, function)
+            at = not against or is_generated(conv, function)
             _check_tells_sizes(conv, function, sizes, names, kwargs, at)
         kwargs = _own(kwargs, edges, conv)
     else:  # of HGTConv, which computes with own rows
@@ -191,14 +181,14 @@ def _call(
     oriented, move = into_own(handle, flip=against)
     if against and size is not None:
         size = tuple(size)[::-1]
-    if against and not _is_generated(conv, function):
+    if against and not is_generated(conv, function):
         kwargs = {
             name: value[::-1] if isinstance(value, (tuple, list)) and len(value) == 2 else value
             for name, value in kwargs.items()
         }
     if move is not None:
         kwargs = kwargs | {n: move.to_reversed(kwargs[n]) for n in sorted(edge_names)}
-    options = now.options
+    options = now.conv._sar.options
     return Call(
         conv=conv,
         function=function,
@@ -243,13 +233,12 @@ def _check_tells_sizes(
     steps = ('message', 'aggregate', 'update') if function == 'message' else (function,)
     read = {name for step in steps for name in conv.inspector.get_param_names(step)}
     needs_targets = function == 'message' or not read.isdisjoint(('size_i', 'dim_size'))
-    method = 'propagate' if function == 'message' else 'edge_updater'
     for end, what, is_read in (('_i', 'target', needs_targets), ('_j', 'source', 'size_j' in read)):
         if is_read and end not in told:
             raise ValueError(
-                f"expected 'size' in {method} of {name_of(conv)}, as its edges run between two "
-                f'sets of nodes and no argument has a row for each {what} (got None): give size='
-                '(number of sources, number of targets)'
+                f"expected 'size' in {METHODS[function]} of {name_of(conv)}, as its edges run "
+                f'between two sets of nodes and no argument has a row for each {what} (got None): '
+                'give size=(number of sources, number of targets)'
             )
 
 
@@ -306,38 +295,3 @@ def _kinds_in(kwargs: dict[str, Any], node_dim: int) -> list[Any]:
                 needs_grad = tensor.requires_grad and with_gradients
                 kinds.append((name, *shape, tensor.dtype, needs_grad))
     return kinds
-
-
-def _along_edges(
-    conv: MessagePassing, function: str, matrix: Adjacency, kwargs: dict[str, Any]
-) -> tuple[Any, dict[str, Any]]:
-    """Edges of a matrix, and arguments with its values, as ``MessagePassing._collect`` has them.
-
-    Against the flow the matrix stays, which PyG refuses. PyG's generated methods fill one name.
-    """
-    if conv.flow != 'source_to_target':
-        return matrix, kwargs
-    value, is_generated = matrix.value, _is_generated(conv, function)
-    read = arguments_of(conv, function)
-    names = [n for n in ('edge_weight', 'edge_attr', 'edge_type') if n in read]
-    filled, is_of_torch = dict(kwargs), is_generated or isinstance(matrix, Tensor)
-    is_none = is_of_torch and value is not None and value.dim() == 1
-    for name in names[:1] if is_generated else names:
-        if name in kwargs and kwargs[name] is None:
-            filled[name] = None if name == 'edge_attr' and is_none else value
-    return matrix.edges, filled
-
-
-def _is_generated(conv: MessagePassing, function: str) -> bool:
-    """Whether PyG generated the method for the class.
-
-    PyG's own methods read a pair by the flow of the conv; those that it generates always read the
-    first at '_j' and the second at '_i'.
-    """
-    method = 'propagate' if function == 'message' else 'edge_updater'
-    return bool(getattr(plain_class(conv), method).__module__.endswith(f'_{method}'))
-
-
-def _dst_space(conv: MessagePassing, edges: EdgeIndex) -> Space:
-    is_against = edges.handle.is_flipped != (conv.flow != 'source_to_target')
-    return edges.ends.src if is_against else edges.ends.dst

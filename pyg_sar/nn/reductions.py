@@ -36,17 +36,11 @@ _MERGED_AS = {'add': 'sum', 'sum': 'sum', 'mean': 'sum', 'mul': 'mul', 'max': 'm
 
 @dataclass(frozen=True)
 class Aggregate:
-    """The reductions of a conv's aggregation.
+    """The reductions of a conv's aggregation."""
 
-    Attributes:
-        reductions: All that are merged, each once.
-        calls: Reductions in the order of the calls: the index in `reductions`, and the kind.
-        reduces_message: Whether all are sums of the message itself.
-    """
-
-    reductions: tuple[MessageReduction, ...]
-    calls: tuple[tuple[int, str], ...]
-    reduces_message: bool
+    reductions: tuple[MessageReduction, ...]  # all that are merged, each once
+    calls: tuple[tuple[int, str], ...]  # in their order: index in `reductions`, and the kind
+    reduces_message: bool  # whether all are sums of the message itself
 
 
 def _index_of(tensor: Tensor, messages: list[Tensor]) -> int:
@@ -217,6 +211,8 @@ def finish(
     """
     conv, num_dst = call.conv, plan.shard.num_dst
     no_message = message.detach().narrow(conv.node_dim, 0, 0)
-    no_dst = plan.edge_index[1][:0].as_subclass(BlockIndex)
+    a, no_edges = call.arguments, plan.edge_index[:, :0]
+    nothing = Arguments(a.src, a.dst, tuple(t[:0] for t in a.edge), a.whole)
+    values = call.inputs(nothing, no_edges, no_edges[1].as_subclass(BlockIndex), num_dst)
     with _Finisher(conv, aggregate, states, plan, is_mean):
-        return call.aggregate(call.no_inputs(no_dst, num_dst), no_message)
+        return call.aggregate(values, no_message)

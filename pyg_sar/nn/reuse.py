@@ -7,6 +7,7 @@ that happens.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 from weakref import ref
@@ -14,7 +15,6 @@ from weakref import ref
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
-from torch_geometric.nn import MessagePassing
 
 from pyg_sar.comm.vote import least_of_ranks
 from pyg_sar.shard.blocks import Plan
@@ -72,69 +72,61 @@ _NOTHING, _KEEPS, _HAS = range(3)
 """A rank computes a result, or also keeps it, or has kept it."""
 
 
-@dataclass(eq=False)
-class RawSum:
-    """The aggregated raw features of one plan: kept already, or to be kept."""
+@dataclass(frozen=True, eq=False)
+class _Sum:
+    """A kept result, with what it was made of and how that was, which shows writes."""
 
-    x: Tensor
-    weight: Tensor | None
-    results: dict[Any, tuple[Any, list[Any], Tensor, int]]  # by kind: weight, states, result
-    kind: tuple[type, Any]  # the aggregation, and the dtype in which rows travel
-    is_kept: bool = False
+    weight: ref[Tensor] | None
+    states: list[Any]  # version and checksum of each tensor
+    out: Tensor
+    version: int
 
-    def states(self) -> list[Any]:
-        """Version and checksum of each tensor, which show writes."""
-        return [(t._version, checksum(t)) for t in (self.x, self.weight) if t is not None]
-
-    def is_known(self) -> bool:
-        """Whether this rank has kept it, and nothing has changed since."""
-        if self.kind not in self.results:
+    def is_of(self, weight: Tensor | None, tensors: list[Tensor]) -> bool:
+        """Whether it is the sum with this weight, and nothing has changed since."""
+        if weight is not (None if self.weight is None else self.weight()):
             return False
-        weight, states, out, version = self.results[self.kind]
-        if self.weight is not (None if weight is None else weight()) or out._version != version:
-            return False
-        return states == self.states()
-
-    def kept(self, *, copies: bool) -> Tensor:
-        """The result, or a copy of it for who might write to it."""
-        out = self.results[self.kind][2]
-        return lent_copy(out) if copies else out
-
-    def keep(self, out: Tensor) -> None:
-        """Keeps the result."""
-        weight = None if self.weight is None else ref(self.weight)
-        self.results[self.kind] = weight, self.states(), out.detach(), out._version
+        return self.out._version == self.version and self.states == _states(tensors)
 
 
-def raw_sum(
-    conv: MessagePassing,
+def _states(tensors: list[Tensor]) -> list[Any]:
+    return [(t._version, checksum(t)) for t in tensors]
+
+
+def kept_sum(
+    make: Callable[[], Tensor],
+    kind: Hashable,
     x: Tensor,
     weight: Tensor | None,
     plan: Plan,
-    dtype: torch.dtype | None,
     *,
     is_hooked: bool,
-) -> RawSum | None:
-    """Where sums of raw features are kept; None where ranks do not keep them.
+    copies: bool,
+) -> Tensor | None:
+    """The sum of raw features that `make` computes, or one that was kept; None if ranks keep none.
 
-    At most one result is kept for each tensor, aggregation and `dtype` of rows that travel. A
-    tensor is known by identity, version and checksum, so features after a dropout, or that were
-    written to, are aggregated again; a result is freed with its tensor. Writers get a copy.
+    At most one result is kept for each tensor and `kind`: the aggregation, and the dtype in which
+    rows travel. A tensor is known by identity, version and checksum, so features after a dropout,
+    or that were written to, are aggregated again; a result is freed with its tensor.
 
-    The conv's aggregation is a sum. `weight` are those of the edges. With `is_hooked` the
-    aggregation has to run, for its hooks. Collective: one small all-gather.
+    `weight` are those of the edges. With `is_hooked` the aggregation has to run, for its hooks.
+    Who might write to the result gets `copies`. Collective: one small all-gather.
     """
     by_tensor = SUMS.of(plan, WeakIdKeyDictionary)
-    raw = RawSum(x, weight, by_tensor.get(x, {}), (type(conv.aggr_module), dtype))
+    results: dict[Hashable, _Sum] = by_tensor.get(x, {})
+    tensors = [t for t in (x, weight) if t is not None]
     state = _NOTHING
-    if not is_hooked and not any(t.is_inference() for t in (x, weight) if t is not None):
-        if raw.is_known():
+    if not is_hooked and not any(t.is_inference() for t in tensors):
+        if kind in results and results[kind].is_of(weight, tensors):
             state = _HAS
         elif torch.is_grad_enabled():  # without gradients nothing is kept
             state = _KEEPS
     state = least_of_ranks(state, plan.shard.world_size)
     if state == _NOTHING:
         return None
-    by_tensor[x] = raw.results
-    raw.is_kept = state == _HAS
-    return raw
+    by_tensor[x] = results
+    if state == _KEEPS:
+        out = make()
+        of_weight = None if weight is None else ref(weight)
+        results[kind] = _Sum(of_weight, _states(tensors), out.detach(), out._version)
+    kept = results[kind].out
+    return lent_copy(kept) if copies else kept

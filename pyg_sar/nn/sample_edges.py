@@ -1,9 +1,9 @@
-"""Runs a message function on a few edges and leaves the conv as it was."""
+"""Runs a message function on a few edges, and leaves the conv as it was."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from pyg_sar.nn.intercept import MessageError
 from pyg_sar.ops.program import Arguments
 from pyg_sar.utils.class_swap import name_of
 from pyg_sar.utils.dry_run import Snapshot
+from pyg_sar.utils.installed import missing
 from pyg_sar.utils.nested import PLAIN
 from pyg_sar.utils.rng import states_of_process
 
@@ -27,16 +28,9 @@ NUM_SAMPLES = 13
 class Undone:
     """While it lasts a function may set attributes of its conv and draw random numbers.
 
-    At the end the conv, its modules and the generators are as they were.
-
-    Args:
-        conv: The conv.
-        arguments: The function's; it may write to the program's tensors among them.
-
-    Attributes:
-        changed: The attributes that were set, with their values.
-        refilled: The names of attributes that were changed in place.
-        uses_rng: Whether random numbers of torch were drawn.
+    At the end the conv, its modules, the generators and the program's tensors among the arguments
+    are as they were. Then `changed` are the attributes that were set, with their values,
+    `refilled` the names of those changed in place, and `uses_rng` whether torch drew numbers.
     """
 
     def __init__(self, conv: torch.nn.Module, arguments: Arguments) -> None:
@@ -84,10 +78,6 @@ class Undone:
     def numbers(self) -> dict[str, Any]:
         """Which of the changed attributes are plain numbers or words, with their values."""
         return {k: v for k, v in self.changed.items() if isinstance(v, PLAIN)}
-
-    def edge_rows(self, names: tuple[str, ...], num_edges: int) -> tuple[Tensor, ...]:
-        """What attributes were set to, with one row per edge."""
-        return edge_rows(self.conv, self.changed, names, num_edges)
 
 
 def states_of(values: Mapping[str, Any]) -> dict[str, tuple[Tensor, object]]:
@@ -147,6 +137,46 @@ def edge_rows(
     return tuple(changed[name] for name in names)
 
 
+def state_of(conv: torch.nn.Module) -> Callable[[], AbstractContextManager[None]]:
+    """Notes parameters, buffers and plain attributes of a conv and all modules in it.
+
+    Returns a function that makes a context, in which the conv is as it was noted. Plain attributes
+    are numbers and words: ``training``, ``dropout``. Tensors are compared by identity; autograd
+    finds one that was changed in place.
+    """
+    noted: list[tuple[Any, dict[str, Any]]] = []
+    lists = []  # from which recurrent modules read their parameters
+    for module in conv.modules():
+        own = vars(module)
+        noted += [(t, dict(t)) for t in (module._parameters, module._buffers) if t]
+        noted.append((own, {k: v for k, v in own.items() if isinstance(v, PLAIN)}))
+        if isinstance(module, torch.nn.RNNBase):
+            if '_flat_weights' not in own:
+                raise missing('torch.nn.RNNBase._flat_weights')
+            lists.append((own['_flat_weights'], list(own['_flat_weights'])))
+
+    @contextmanager
+    def as_in_forward() -> Iterator[None]:
+        changed = []
+        others = [list(now) for now, _ in lists]
+        for weights, noted_weights in lists:
+            weights[:] = noted_weights
+        for now, then in noted:
+            other = {k: now[k] for k, v in then.items() if k in now and now[k] is not v}
+            if other:
+                changed.append((now, other))
+                now.update({key: then[key] for key in other})
+        try:
+            yield
+        finally:
+            for now, other in changed:
+                now.update(other)
+            for (weights, _), other_weights in zip(lists, others, strict=True):
+                weights[:] = other_weights
+
+    return as_in_forward
+
+
 def samples_of(call: Call) -> tuple[Arguments, Tensor]:
     """Arguments of a few edges, each from a source and into a destination of its own."""
     arguments = call.arguments
@@ -175,16 +205,6 @@ def made_up_row(values: Tensor) -> Tensor:
 
 NUM_MADE_UP = 9
 """More in-edges than a sampled destination has, to see effects of the largest in-degree."""
-
-
-def with_other_values(arguments: Arguments) -> Arguments:
-    """The rows with other floating values; values between 0 and 1 stay between 0 and 1."""
-
-    def other(values: Tensor) -> Tensor:
-        return values.detach() * 0.75 if values.is_floating_point() else values
-
-    src, dst, edge = (tuple(map(other, g)) for g in (arguments.src, arguments.dst, arguments.edge))
-    return Arguments(src, dst, edge, arguments.whole)
 
 
 def with_made_up_edges(arguments: Arguments, edge_index: Tensor) -> tuple[Arguments, Tensor]:
@@ -216,3 +236,42 @@ def not_saved() -> Iterator[None]:
 def _detached(tensor: Tensor) -> Tensor:
     with torch._C.DisableTorchFunction(), _disable_current_modes():  # they count operations
         return tensor.detach()
+
+
+def node_of_now() -> Any:
+    """A node of the autograd history that is younger than all others; None without gradients."""
+    return torch.ones(1, requires_grad=torch.is_grad_enabled()).exp().grad_fn
+
+
+def learnable_leaves(
+    outputs: Sequence[Tensor], samples: Arguments, first_node: Any
+) -> tuple[Tensor, ...]:
+    """Leaves of the outputs' history that are not arguments.
+
+    A function computed `outputs` from `samples`, right after `first_node` of the history was made.
+    """
+    sample_ids = {id(t) for t in samples}
+    leaves: dict[int, Tensor] = {}
+    seen: set[Any] = set()
+    last_node = node_of_now()
+    todo = [t.grad_fn for t in outputs if t.grad_fn is not None]
+    for output in outputs:
+        if output.requires_grad and output.grad_fn is None and id(output) not in sample_ids:
+            leaves[id(output)] = output
+    while todo:
+        node = todo.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, 'variable', None)
+        if variable is not None:
+            if id(variable) not in sample_ids:
+                leaves[id(variable)] = variable
+            continue
+        if not first_node._sequence_nr() <= node._sequence_nr() <= last_node._sequence_nr():
+            raise MessageError(
+                'it reads a tensor that forward computed and kept on the conv; '
+                'pass that tensor to propagate instead'
+            )
+        todo += [parent for parent, _ in node.next_functions if parent is not None]
+    return tuple(leaves.values())

@@ -9,23 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partialmethod
 from typing import Any, NoReturn
 
 import torch
-from torch_geometric.nn import MessagePassing
+from torch_geometric.nn import HGTConv, MessagePassing
 
 from pyg_sar.comm.errors import in_layer
 from pyg_sar.comm.ranks import left_by, world_size
 from pyg_sar.nn.averager import average_gradients
-from pyg_sar.nn.conv_state import state_of_modules
+from pyg_sar.nn.call_edges import edges_in, relations_joined
 from pyg_sar.nn.dropout_forward import is_running
-from pyg_sar.nn.exchanges import edges_in
 from pyg_sar.nn.graph_norms import FORMS
 from pyg_sar.nn.intercept import bind_functions, forms
-from pyg_sar.nn.layer_plan import Forward, Layer, LayerPlan, plan_for, running
+from pyg_sar.nn.layer_plan import Forward, Layer, LayerPlan, plan_for, running, state_of_modules
 from pyg_sar.nn.options import Options, Path, options_of
-from pyg_sar.nn.propagation import edge_updater, propagate
-from pyg_sar.nn.row_by_row import ROW_BY_ROW, relations_joined
+from pyg_sar.nn.propagation import pass_messages
 from pyg_sar.ops.linear import compute_by_onednn
 from pyg_sar.rows.adjacency import NO_MATRICES, adjacencies
 from pyg_sar.rows.edges import EdgeIndex
@@ -187,15 +186,16 @@ class SARConv(MessagePassing, metaclass=ClassSwap):
         if torch.is_grad_enabled() and world_size() > 1:
             average_gradients(self.parameters())
         with self._on_cut_graph(edges, args, kwargs):
-            if not isinstance(self, ROW_BY_ROW):
+            if not isinstance(self, HGTConv):
                 return super().forward(*args, **kwargs)
+            # It sorts all rows by type before a linear layer: it runs on own rows.
             own_args, own = conv_arguments((args, kwargs), edges, name_of(self))
             with relations_joined(own_args[0] if own_args else own['x_dict']):
                 out = super().forward(*own_args, **own)
             return rows_by_type(out, (args, kwargs))
 
-    propagate = propagate
-    edge_updater = edge_updater
+    propagate = partialmethod(pass_messages, 'message')
+    edge_updater = partialmethod(pass_messages, 'edge_update')
 
     @contextmanager
     def _on_cut_graph(
@@ -220,7 +220,7 @@ class SARConv(MessagePassing, metaclass=ClassSwap):
                         'wrap the module whose forward has the convs with dropout_seed'
                     )
                 plan = plan_for(self, self._state(), edges, args, kwargs, in_forward=in_forward)
-                now = Forward(self, plan, sar.options, in_forward)
+                now = Forward(self, plan, in_forward)
                 with running.set(now), forms.set(FORMS), alike_draws.set(True):
                     yield plan
             except BaseException as error:

@@ -1,14 +1,12 @@
 """Finds out what a message function does, by running it once on a few edges.
 
 What a function computes decides its path, not the name of the conv. A trace sees the operations
-below autograd: how messages are made of x_j (x_j itself, or one product with an edge tensor, takes
-the linear path), and the softmaxes over in-edges. It also notes random numbers, attributes that the
-function sets, and the learnable tensors that it uses; only these are inputs of the autograd
-Function.
+below autograd: how messages are made of x_j, and the softmaxes over in-edges. It also notes random
+numbers, attributes that the function sets, and the learnable tensors that it uses; only these are
+inputs of the autograd Function.
 
-It refuses what would be silently wrong block by block: other uses of the destination index, and
-tensors with a history that are no argument. A norm inside a message needs the statistics of all
-edges, so such a layer is computed with one exchange in every mode.
+It refuses what would be silently wrong block by block: other uses of the destination index, tensors
+with a history that are no argument, and norms, which need the statistics of all edges.
 """
 
 from __future__ import annotations
@@ -25,22 +23,25 @@ from torch.overrides import TorchFunctionMode
 from pyg_sar.nn.call import Call
 from pyg_sar.nn.intercept import Intercept, MessageError, WatchedIndex
 from pyg_sar.nn.linear_in_softmax import SoftmaxUse
-from pyg_sar.nn.products import ProductRecorder
+from pyg_sar.nn.products import ProductRecorder, RowSum
 from pyg_sar.nn.reductions import Aggregate, ReductionRecorder
 from pyg_sar.nn.sample_edges import (
     NUM_SAMPLES,
     Undone,
+    edge_rows,
+    learnable_leaves,
+    node_of_now,
     not_saved,
     samples_of,
     states_of,
     written_among,
 )
-from pyg_sar.nn.source_rows import RowSum
 from pyg_sar.nn.whole_reads import run_aggregation, run_message, takes_statistics
 from pyg_sar.ops.program import Arguments, no_autocast_cache
 from pyg_sar.ops.reductions import Sum
 from pyg_sar.rows.registry import name_of
 from pyg_sar.rows.rows import Rows, tag
+from pyg_sar.utils.class_swap import name_of as class_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +126,13 @@ class Trace(Seen):
         return self.aggregate is not None and self.aggregate.reduces_message
 
 
+def with_factor(traced: Trace, call: Call, source: str) -> Trace:
+    """The trace with that of what the message multiplies the argument `source` by."""
+    of_factor = call.of_factor(source)
+    factor = trace(of_factor)
+    return replace(traced, source=source, factor=factor, summed=of_factor.summed)
+
+
 @no_autocast_cache()
 @not_saved()
 def trace(call: Call) -> Trace:
@@ -153,7 +161,7 @@ def trace(call: Call) -> Trace:
     values = call.inputs(samples, edge_index, index, NUM_SAMPLES)
     rows = _only_source(call, values)
     states = states_of(values)
-    recorder = ProductRecorder(rows, samples.edge)
+    recorder = ProductRecorder(rows, samples.edge, NUM_SAMPLES)
     aggregate = None
     # A gradient inside the function is taken in this thread, which alone numbers the history.
     here = torch.autograd.set_multithreading_enabled(False)
@@ -180,7 +188,7 @@ def trace(call: Call) -> Trace:
         num_calls=0 if aggregate is None else len(aggregate.calls),
         messages=tuple(t.detach() for t in reduced),
         aggregate=aggregate,
-        is_copy=is_pure and out is rows and is_matrix and not recorder.has_product,
+        is_copy=is_pure and out is rows and is_matrix and recorder.product is None,
         weight=weight,
         is_plain_weight=is_plain and is_matrix,
         edge_bytes=recorder.edge_bytes,
@@ -207,10 +215,14 @@ def left_behind(
     reduced: Sequence[Tensor],
 ) -> tuple[Seen, list[Tensor]]:
     """What the function that computed `out` left behind, and the tensors `reduced` or per edge."""
-    call.check_draws(undone.uses_rng)
+    if call.draws is not None and undone.uses_rng:
+        raise ValueError(
+            f"'dropout_seed' needs a '{call.function}' of {class_name(call.conv)} that draws "
+            'random numbers by F.dropout or torch.nn.Dropout only (got others)'
+        )
     undone.check_edges_alone()
     names = undone.edge_attributes
-    edge_outputs = undone.edge_rows(names, NUM_SAMPLES)
+    edge_outputs = edge_rows(call.conv, undone.changed, names, NUM_SAMPLES)
     if call.function != 'message':
         edge_outputs = (out, *edge_outputs)
     outputs = [*reduced, *edge_outputs]
@@ -236,11 +248,6 @@ def _linear_weights(
     return use.weights.detach()
 
 
-def node_of_now() -> Any:
-    """A node of the autograd history that is younger than all others; None without gradients."""
-    return torch.ones(1, requires_grad=torch.is_grad_enabled()).exp().grad_fn
-
-
 def _only_source(call: Call, inputs: dict[str, Any]) -> Tensor | None:
     """x_j, if it is the only node tensor the function reads."""
     nodes = [slot for slot in call.slots if slot.role in ('src', 'dst')]
@@ -251,8 +258,8 @@ def _only_source(call: Call, inputs: dict[str, Any]) -> Tensor | None:
 
 
 def _weight_index(call: Call, recorder: ProductRecorder, out: Tensor) -> int | None:
-    product = recorder.product(out)
-    if product is None:
+    product = recorder.product
+    if product is None or product.out is not out:
         return None
     weight, (x,) = call.arguments.edge[product.index], call.arguments.src
     needs_grad = torch.is_grad_enabled() and (weight.requires_grad or x.requires_grad)
@@ -260,40 +267,6 @@ def _weight_index(call: Call, recorder: ProductRecorder, out: Tensor) -> int | N
         return None
     node_dim = call.conv.node_dim % len(product.rows_shape)
     return product.index if product.is_by_head(node_dim) else None
-
-
-def learnable_leaves(
-    outputs: Sequence[Tensor], samples: Arguments, first_node: Any
-) -> tuple[Tensor, ...]:
-    """Leaves of the outputs' history that are not arguments.
-
-    A function computed `outputs` from `samples`, right after `first_node` of the history was made.
-    """
-    sample_ids = {id(t) for t in samples}
-    leaves: dict[int, Tensor] = {}
-    seen: set[Any] = set()
-    last_node = node_of_now()
-    todo = [t.grad_fn for t in outputs if t.grad_fn is not None]
-    for output in outputs:
-        if output.requires_grad and output.grad_fn is None and id(output) not in sample_ids:
-            leaves[id(output)] = output
-    while todo:
-        node = todo.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        variable = getattr(node, 'variable', None)
-        if variable is not None:
-            if id(variable) not in sample_ids:
-                leaves[id(variable)] = variable
-            continue
-        if not first_node._sequence_nr() <= node._sequence_nr() <= last_node._sequence_nr():
-            raise MessageError(
-                'it reads a tensor that forward computed and kept on the conv; '
-                'pass that tensor to propagate instead'
-            )
-        todo += [parent for parent, _ in node.next_functions if parent is not None]
-    return tuple(leaves.values())
 
 
 @contextmanager

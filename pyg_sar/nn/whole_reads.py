@@ -103,17 +103,15 @@ class WholeReads(TorchFunctionMode):
     """While it lasts, refuses a message whose Python code reads what depends on all edges.
 
     Args:
-        num_edges: Number of its edges.
         alike: Tensors that are the same for every block, such as parameters.
         allows_none: Whether it may ask if there are edges at all: without any it gives no rows.
 
-    Raises:
-        MessageError: At the end, if the message has caught it.
+    Raises MessageError, at the end once more if the message has caught it.
     """
 
-    def __init__(self, num_edges: int, alike: list[Tensor], *, allows_none: bool) -> None:
+    def __init__(self, alike: list[Tensor], *, allows_none: bool) -> None:
         super().__init__()
-        self._num_edges, self.allows_none = num_edges, allows_none
+        self.allows_none = allows_none
         self._alike = {id(tensor): tensor for tensor in alike}  # kept: ids are used again
         self._counted: dict[int, Tensor] = {}
         self._error: MessageError | None = None
@@ -156,7 +154,7 @@ class WholeReads(TorchFunctionMode):
         is_counted = id(tensor) in self._counted
 
         def counted(size: int) -> int:
-            is_of_edges = is_counted or (size and size % self._num_edges == 0)
+            is_of_edges = is_counted or (size and size % NUM_SAMPLES == 0)
             return EdgeCount.of(size, self) if is_of_edges else size
 
         if isinstance(out, int):
@@ -166,7 +164,7 @@ class WholeReads(TorchFunctionMode):
 
 def run_message(call: Call, values: dict[str, Any], samples: Arguments) -> Tensor:
     """Runs a message on sampled edges, watched."""
-    reads = WholeReads(NUM_SAMPLES, _alike(call, samples), allows_none=True)
+    reads = WholeReads(_alike(call, samples), allows_none=True)
     with reads:
         return call.run(_counted(values, reads))
 
@@ -180,7 +178,7 @@ def run_aggregation(
     parts = [type(conv).aggregate, *map(type, modules)]
     if all(part.__module__.startswith(('torch.', 'torch_geometric.')) for part in parts):
         return call.aggregate(values, message)
-    reads = WholeReads(NUM_SAMPLES, _alike(call, samples), allows_none=False)
+    reads = WholeReads(_alike(call, samples), allows_none=False)
     with reads:
         return call.aggregate(_counted(values, reads), message)
 

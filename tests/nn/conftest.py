@@ -1,4 +1,4 @@
-"""A small graph, and its three parts in one process."""
+"""A small graph, its folder in three parts, and these in one process."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ def graph() -> Data:
 
 
 @pytest.fixture
-def shard(graph: Data, tmp_path: Path) -> Data:
+def root(graph: Data, tmp_path: Path) -> str:
+    return str(cut(graph, 3, tmp_path / 'parts'))
+
+
+@pytest.fixture
+def shard(root: str) -> Data:
     """Three parts in one process."""
-    return pyg_sar.load_shard(cut(graph, 3, tmp_path / 'parts'))
+    return pyg_sar.load_shard(root)

@@ -15,15 +15,7 @@ from few import few
 from graphs import awkward_graph
 from hetero_graphs import assignment
 from hetero_models import CASES as HETERO_CASES
-from model_cases import (
-    _CONV,
-    FUNCTIONS,
-    NUM_NODES,
-    OF_MOLECULES,
-    REFUSED,
-    ROWWISE,
-    UNSUPERVISED,
-)
+from model_cases import _CONV, FUNCTIONS, NUM_NODES, OF_MOLECULES, REFUSED, ROWWISE, UNSUPERVISED
 from model_cases import CASES as MODEL_CASES
 from norm_models import CASES as NORM_CASES
 from outcome import assert_exact
@@ -132,11 +124,6 @@ def test_refused_by_name(name: str) -> None:
     with pytest.raises(ValueError, match=f"^{name} at '1'"):
         pyg_sar.DistributedDataParallel(inside)
     assert type(inside[0]) is GCNConv
-
-
-@pytest.mark.parametrize('name', sorted(FUNCTIONS))
-def test_captum_has_no_modules(name: str) -> None:
-    assert not isinstance(getattr(M, name), type)
 
 
 @pytest.mark.parametrize('name', ['LightGCN-ranking', 'LINKX', 'RECT_L', *UNSUPERVISED_CASES])

@@ -22,7 +22,7 @@ from torch_geometric.nn import ClusterGCNConv, GraphConv, SAGEConv
 from traffic import counted
 
 import pyg_sar
-from pyg_sar.nn.ddp.wrap import wrap
+from pyg_sar.nn.wrap import wrap
 from pyg_sar.rows.rows import Rows
 
 IN, OUT = 12, 3

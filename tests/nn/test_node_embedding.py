@@ -391,11 +391,7 @@ def test_program(name: str, ranks: int, tmp_path: Path) -> None:
 
 def _of_part(parts: str, root: str, *, num_steps: int, saves: int, sparse: bool) -> dict[str, Any]:
     """Some steps from the newest checkpoint on, or by one process from the start."""
-    run = Run(
-        pyg_sar.load_shard(parts) if parts else small_graph(),
-        sparse=sparse,
-        plain=not parts,
-    )
+    run = Run(pyg_sar.load_shard(parts) if parts else small_graph(), sparse=sparse, plain=not parts)
     return _resumed(run, root, num_steps, saves, sparse)
 
 
@@ -694,9 +690,6 @@ def test_what_is_no_part_of_a_graph(tmp_path: Path) -> None:
     assert_all_raise(none, 'ValueError', 'embedding_dim')
     assert_all_raise(part, 'ValueError', 'one rank')
     assert_all_raise(replaced, 'TypeError', 'weight')
-
-
-# The check
 
 
 # Processes

@@ -15,7 +15,7 @@ from torch_geometric import nn as pyg
 
 from pyg_sar import DistributedDataParallel
 from pyg_sar.comm.ranks import rank
-from pyg_sar.nn.ddp.wrap import wrap
+from pyg_sar.nn.wrap import wrap
 
 NORMS = [
     name

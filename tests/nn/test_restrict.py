@@ -24,14 +24,7 @@ from small_graphs import (
 )
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.nn import (
-    GATConv,
-    GCNConv,
-    GraphConv,
-    SAGEConv,
-    SimpleConv,
-    TransformerConv,
-)
+from torch_geometric.nn import GATConv, GCNConv, GraphConv, SAGEConv, SimpleConv, TransformerConv
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 import pyg_sar

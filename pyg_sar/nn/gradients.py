@@ -1,12 +1,17 @@
 """The averager of a model: gradients of its parameters become the mean over the ranks.
 
+As with torch's DistributedDataParallel the gradient is that of the mean of the P ranks' losses,
+``M = (L_1 + ... + L_P) / P``. Every rank starts backward with 1, and exchanges give gradients back
+to where rows came from, so rank r finds ``d(L_1 + ... + L_P) / d(its copy of p)``; added up over
+the ranks and divided by P that is ``dM/dp``. A loss that is equal on all ranks is M itself: a
+penalty of the weights counts once.
+
 Hooks see a backward at the model's parameters, and at the outputs of the model and of its layers:
 so also on a rank whose loss does not depend on the parameters.
 
-Tensors outside of the model that need a gradient, inputs or leaves behind them, belong to one rank
-each, so there is nothing to add up; their gradient, that of the sum of all losses, is divided by
-the number of ranks. A hook divides it at the leaf and not where the tensor enters the model, as a
-loss may read the leaf in another way, too.
+Tensors outside of the model that need a gradient belong to one rank each: their gradient, that of
+the sum of all losses, is divided by the number of ranks. A hook divides it at the leaf and not
+where the tensor enters the model, as a loss may read the leaf in another way, too.
 
 Running statistics of batches travel with the gradients. All ranks raise an error if some have run a
 batch in training and others one in evaluation, or the whole graph.
@@ -15,7 +20,7 @@ batch in training and others one in evaluation, or the whole graph.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary, ref
@@ -37,8 +42,8 @@ from pyg_sar.nn.averager import MIB, PARTED, Averager
 from pyg_sar.nn.batch_norm import RunningStatistics
 from pyg_sar.nn.buckets import SUM
 from pyg_sar.nn.layer_plan import evaluated
-from pyg_sar.nn.same_model import check_same_values
 from pyg_sar.nn.sar_conv import SARConv
+from pyg_sar.nn.wrap import check_same_values
 from pyg_sar.rows.replicated import is_averaged
 from pyg_sar.rows.rows import Rows
 from pyg_sar.utils.nested import leaves_of
@@ -109,7 +114,8 @@ class Gradients(Averager):
         self, group: dist.ProcessGroup | None = None, bucket_bytes: float = 25 * MIB
     ) -> None:
         super().__init__(group, bucket_bytes)
-        self._model: ref[torch.nn.Module] | None = None
+        # The model; None if it is gone or has another averager.
+        self.model: Callable[[], torch.nn.Module | None] = lambda: None
         self._has_rows = False  # whether a forward got rows of the whole graph
         self._forwards: set[str] = set()  # on batches, in words
         self._passed: set[str] = set()  # forwards that a backward has passed
@@ -141,7 +147,7 @@ class Gradients(Averager):
             if gradients is not None:
                 gradients.is_alive = False
 
-        self._model, self.is_alive = ref(model, end), True
+        self.model, self.is_alive = ref(model, end), True
         self.take_in(model)
 
     def take_in(self, module: torch.nn.Module) -> None:
@@ -153,7 +159,7 @@ class Gradients(Averager):
     @torch.compiler.disable
     def before_forward(self, module: torch.nn.Module, args: Any) -> None:
         """Notes the module whose forward the user called: the model, or a layer in it."""
-        if self._outermost is None or (self._model is not None and module is self._model()):
+        if self._outermost is None or module is self.model():
             self._outermost = module
             evaluated.value = None if torch.is_grad_enabled() else module
 
@@ -190,10 +196,6 @@ class Gradients(Averager):
             parameters = set(module.parameters())
             behind = leaves_behind([*outputs, *(t for t in inputs if t.requires_grad)])
             divide_gradients(t for t in behind if t not in parameters and not is_averaged(t))
-
-    def model(self) -> torch.nn.Module | None:
-        """The model; None if it is gone or has another averager."""
-        return None if self._model is None else self._model()
 
     def is_of_batches(self) -> bool:
         """See :meth:`Averager.is_of_batches`."""
@@ -241,7 +243,7 @@ class Gradients(Averager):
 
     def let_go(self) -> None:
         """Leaves the model to another averager."""
-        self._model, self.is_alive = None, False
+        self.model, self.is_alive = lambda: None, False
         for handle in self._handles:
             handle.remove()
 
@@ -268,9 +270,9 @@ def _put_in(into: torch.nn.Module, name: str, value: Any) -> None:
 
 
 class _Entry:
-    """The hook of a module's output: a backward comes to the module."""
+    """The hook of a module's output, one of this library by its class: a backward comes there."""
 
-    def __init__(self, gradients: Gradients, forward: str = '') -> None:
+    def __init__(self, gradients: Gradients, forward: str) -> None:
         self.gradients, self.forward = ref(gradients), forward
 
     def __call__(self, grad: Tensor) -> None:

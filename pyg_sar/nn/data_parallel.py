@@ -29,11 +29,9 @@ from pyg_sar.comm.ranks import (
 )
 from pyg_sar.comm.vote import raise_on_all
 from pyg_sar.nn.averager import MIB
-from pyg_sar.nn.ddp.gradients import Gradients
-from pyg_sar.nn.ddp.wrap import wrap
-from pyg_sar.nn.lazy import LazyLayers
-from pyg_sar.nn.same_model import check_same_model, check_same_values
+from pyg_sar.nn.gradients import Gradients
 from pyg_sar.nn.sar_conv import refuse_tracing
+from pyg_sar.nn.wrap import LazyLayers, check_same_model, check_same_values, wrap
 from pyg_sar.ops.linear import compute_by_onednn
 from pyg_sar.rows.rows import Rows
 from pyg_sar.utils.class_swap import ClassSwap, become
@@ -95,14 +93,14 @@ Model = TypeVar('Model', bound=torch.nn.Module)
 class DistributedDataParallel(torch.nn.Module, metaclass=ClassSwap):
     """Makes a PyG model train on a partitioned graph as on one machine.
 
-    Gives `module` itself back, whose class is changed on the fly: a ``Net`` stays a ``Net``, and is
-    a ``DistributedDataParallel``, too. Its attributes, methods, hooks and the keys of its
-    ``state_dict()`` stay as they are. Every conv becomes a :class:`SARConv`, in place, and norms
-    take the statistics of all ranks' rows; all other modules run as they are. The gradients of the
-    ranks are averaged at the end of every backward, whichever method of the model or of a layer has
-    used the parameters. On data of :func:`pyg_sar.load_shard` gradients are those of one process,
-    also gradients of inputs. Rows of a :class:`pyg_sar.NodeEmbedding` are neither sent nor
-    averaged.
+    Gives `module` itself back, with another class that is made on the fly: a ``Net`` stays a
+    ``Net``, and is a ``DistributedDataParallel``, too. Its attributes, methods, hooks and the keys
+    of its ``state_dict()`` stay as they are. Every conv becomes a :class:`SARConv`, in place, and
+    norms take the statistics of all ranks' rows; all other modules run as they are. The gradients
+    of the ranks are averaged at the end of every backward, whichever method of the model or of a
+    layer has used the parameters, also one that is put into the model later. On data of
+    :func:`pyg_sar.load_shard` gradients are those of one process, also gradients of inputs. Rows of
+    a :class:`pyg_sar.NodeEmbedding` are neither sent nor averaged.
 
     All ranks must have equal parameters and buffers. This is checked at construction. A checksum of
     the parameters travels with every sum of gradients, so ranks that part are told at the next
@@ -115,10 +113,8 @@ class DistributedDataParallel(torch.nn.Module, metaclass=ClassSwap):
     Lazy layers (``GATConv((-1, -1), 64)``) get their shapes at the first forward. It runs once
     before, without gradients and in evaluation mode; then all ranks get the parameters of rank 0.
 
-    Parameters and layers that are put into the model later are averaged, too. A copy (``deepcopy``,
-    ``pickle``, ``torch.save``) averages its own gradients. A model that is given again takes the
-    new options; one inside of another is averaged with that. ``model.module`` is the model, for
-    programs written for torch's wrapper.
+    A copy (``deepcopy``, ``pickle``, ``torch.save``) averages its own gradients. A model that is
+    given again takes the new options. ``model.module`` is the model, as with torch's wrapper.
 
     Hooks of parameters get the whole gradient, at the end of the backward; where some ranks alone
     have hooks (``if rank == 0: wandb.watch(model)``), they may only read. On batches, hooks of
@@ -135,9 +131,8 @@ class DistributedDataParallel(torch.nn.Module, metaclass=ClassSwap):
 
     Args:
         module: A PyG model, or a model of rows alone such as an MLP.
-        timeout: How long exchanges and the sum of the gradients wait for a silent rank: seconds or
-            a timedelta. None is the timeout of the default group. Until the model is built that
-            timeout holds in any case, as one rank may compile and import for longer than others.
+        timeout: How long exchanges and the sum of the gradients wait for a silent rank, once the
+            model is built: seconds or a timedelta. None is the timeout of the default group.
         return_memory: Have glibc give freed tensors of 4 MiB or more back to the system at once.
             None does so where there are several ranks: on one, tensors below 32 MiB are kept.
         process_group: A group of all ranks for the gradients; None for that of the exchanges.
@@ -155,11 +150,10 @@ class DistributedDataParallel(torch.nn.Module, metaclass=ClassSwap):
             torch's wrapper that change nothing (`output_device`, `static_graph`) are accepted.
 
     Raises:
-        ValueError: On all ranks, if a module cannot be computed on a cut graph (the error names it,
-            with the reason), if an option has no meaning for this model, if models or parameters
-            differ between ranks, also later; for a `process_group` of some ranks only, another
-            device in `device_ids`, or `broadcast_buffers`. At a forward in training, if the model
-            draws numbers that `dropout_seed` cannot draw by id.
+        ValueError: On all ranks, if a module cannot be computed on a cut graph, with the reason; if
+            an argument has no meaning for this model; if models or parameters differ between ranks,
+            also later. At a forward in training, if the model draws numbers that `dropout_seed`
+            cannot draw by id.
         ExchangeError: If another rank has ended or is silent.
     """
 
@@ -193,12 +187,7 @@ class DistributedDataParallel(torch.nn.Module, metaclass=ClassSwap):
 
         def wrapped() -> tuple[Model, timedelta | None]:
             _check(module, process_group, bucket_cap_mb, broadcast_buffers, device_ids)
-            model = wrap(
-                module,
-                dropout_seed=dropout_seed,
-                log=log,
-                **options,
-            )
+            model = wrap(module, dropout_seed=dropout_seed, log=log, **options)
             return model, as_timedelta(timeout)
 
         module, limit = raise_on_all(wrapped)

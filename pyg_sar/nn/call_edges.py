@@ -1,22 +1,29 @@
-"""The edges of a call: the way they run, and what names them."""
+"""The edges of a call: the way they run, their nodes, and what names them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex as PyGEdgeIndex
+from torch_geometric.nn import MessagePassing
+from torch_geometric.utils.hetero import construct_bipartite_edge_index
 
 from pyg_sar.comm.derive_shard import EdgeMove, Reversed, reverse
 from pyg_sar.comm.vote import Agreed, agree
+from pyg_sar.nn.call import arguments_of
 from pyg_sar.nn.dropout import edge_ids, has_ids
+from pyg_sar.nn.intercept import replaced
 from pyg_sar.rows.adjacency import Adjacency
 from pyg_sar.rows.edges import EdgeIndex
+from pyg_sar.rows.sharding import Space
 from pyg_sar.shard.blocks import Plan
-from pyg_sar.shard.edges import LocalEdges, ShardEdges, refuse_local
+from pyg_sar.shard.edges import LocalEdges, ShardEdges, join_relations, refuse_local
 from pyg_sar.shard.shard import Kept, Shard
+from pyg_sar.utils.class_swap import plain_class
 from pyg_sar.utils.nested import PLAIN, leaves_of
 
 _MAX_REVERSED = 4
@@ -102,3 +109,67 @@ def edges_in(values: Iterable[Any]) -> list[EdgeIndex]:
 def shards_of(edges: Iterable[EdgeIndex]) -> list[Shard]:
     """The shards of edges, each once."""
     return list(dict.fromkeys(edge_index.handle.shard for edge_index in edges))
+
+
+def relations_joined(x_dict: Mapping[str, Tensor]) -> AbstractContextManager[None]:
+    """``construct_bipartite_edge_index`` for a conv on own rows by type."""
+
+    def joint_edge_index(
+        edge_index_dict: Mapping[Any, ShardEdges],
+        src_offset_dict: Mapping[Any, int],
+        dst_offset_dict: Mapping[Any, int],
+        edge_attr_dict: Mapping[str, Tensor],
+        num_nodes: int | None = None,
+    ) -> tuple[ShardEdges, Tensor]:
+        relations = list(src_offset_dict)
+        handles = [edge_index_dict[relation] for relation in relations]
+        dst_offsets = [dst_offset_dict[relation[-1]] for relation in relations]
+        num_dst = sum(x.size(0) for x in x_dict.values())
+        joined = join_relations(handles, list(src_offset_dict.values()), dst_offsets, num_dst)
+        attributes = [
+            edge_attr_dict['__'.join(relation)].expand(handle.num_edges, -1)
+            for relation, handle in zip(relations, handles, strict=True)
+        ]
+        return joined, torch.cat(attributes)
+
+    return replaced({construct_bipartite_edge_index: joint_edge_index})
+
+
+METHODS = {'message': 'propagate', 'edge_update': 'edge_updater'}
+"""The methods of MessagePassing that call functions of a conv."""
+
+
+def along_edges(
+    conv: MessagePassing, function: str, matrix: Adjacency, kwargs: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    """Edges of a matrix, and arguments with its values, as ``MessagePassing._collect`` has them.
+
+    Against the flow the matrix stays, which PyG refuses. PyG's generated methods fill one name.
+    """
+    if conv.flow != 'source_to_target':
+        return matrix, kwargs
+    value, fills_one = matrix.value, is_generated(conv, function)
+    read = arguments_of(conv, function)
+    names = [n for n in ('edge_weight', 'edge_attr', 'edge_type') if n in read]
+    filled, is_of_torch = dict(kwargs), fills_one or isinstance(matrix, Tensor)
+    is_none = is_of_torch and value is not None and value.dim() == 1
+    for name in names[:1] if fills_one else names:
+        if name in kwargs and kwargs[name] is None:
+            filled[name] = None if name == 'edge_attr' and is_none else value
+    return matrix.edges, filled
+
+
+def is_generated(conv: MessagePassing, function: str) -> bool:
+    """Whether PyG generated the method for the class.
+
+    PyG's own methods read a pair by the flow of the conv; those that it generates always read the
+    first at '_j' and the second at '_i'.
+    """
+    method = METHODS[function]
+    return bool(getattr(plain_class(conv), method).__module__.endswith(f'_{method}'))
+
+
+def dst_space(conv: MessagePassing, edges: EdgeIndex) -> Space:
+    """The nodes that messages along the edges go to."""
+    is_against = edges.handle.is_flipped != (conv.flow != 'source_to_target')
+    return edges.ends.src if is_against else edges.ends.dst
