@@ -1,4 +1,8 @@
-"""What takes the memory of a tensor without a look at its class: with rows it is refused."""
+"""What takes the memory of a tensor without a look at its class: with rows it is refused.
+
+The old names of types (``torch.FloatTensor``) are classes of C, so classes of Python take their
+place, by which ``isinstance`` and ``x.type(torch.FloatTensor)`` go as before.
+"""
 
 from __future__ import annotations
 
@@ -52,10 +56,16 @@ def refuse_where_memory_is_taken() -> None:
         setattr(owner, name, _refusing(getattr(owner, name), told, None))
     for owner, name in _TRANSFORMS:
         setattr(owner, name, _transforming(getattr(owner, name), name))
-    Tensor.data = _data(Tensor.data)  # type: ignore[assignment]
+    for name in ('data', 'real', 'imag'):
+        setattr(Tensor, name, _attribute(name))
     as_tensor = torch.as_tensor
     torch.as_tensor = _converting(as_tensor)
     tell_torchscript(torch.as_tensor, as_tensor)
+    for module in (torch, torch.sparse, torch.cuda, torch.cuda.sparse):
+        for name, kind in [*vars(module).items()]:
+            if type(kind).__name__ == 'tensortype':
+                setattr(module, name, _OldType(f'{module.__name__}.{name}', (), {'kind': kind}))
+    torch.set_default_tensor_type = _of_old_types(torch.set_default_tensor_type)
 
 
 def tell_torchscript(replacement: Any, function: Any) -> None:
@@ -68,12 +78,18 @@ def tell_torchscript(replacement: Any, function: Any) -> None:
         warnings.warn(f'{error}; TorchScript of {function.__name__} will fail', stacklevel=2)
 
 
+def _are_rows(*values: Any) -> bool:
+    """Whether a program, not the package itself, gives rows."""
+    return any(isinstance(v, Rows) for v in values) and torch._C._is_torch_function_enabled()
+
+
 def _refusing(function: Callable[..., Any], name: str, first: int | None) -> Any:
     """Refuses rows among the arguments from the `first` one on; if None, also in lists."""
 
     @wraps(function)  # without a signature, as torch.compile looks for one
     def call(*args: Any, **kwargs: Any) -> Any:
         values = leaves((args, kwargs)) if first is None else (*args[first:], *kwargs.values())
+        # As _are_rows, which would be a call more: torch.tensor is called in every step.
         if any(isinstance(v, Rows) for v in values) and torch._C._is_torch_function_enabled():
             refuse(name)
         return function(*args, **kwargs)
@@ -82,6 +98,8 @@ def _refusing(function: Callable[..., Any], name: str, first: int | None) -> Any
 
 
 def _transforming(transform: Callable[..., Any], name: str) -> Any:
+    """A transform whose functions refuse rows."""
+
     @wraps(transform)
     def call(*args: Any, **kwargs: Any) -> Any:
         return _refusing(transform(*args, **kwargs), f'torch.func.{name}', None)
@@ -89,19 +107,54 @@ def _transforming(transform: Callable[..., Any], name: str) -> Any:
     return call
 
 
-def _data(of_c: Any) -> property:
-    """``Tensor.data``, which is set to memory: of rows it is that of the rank."""
+class _OldType(type):
+    """The class of what stands for ``torch.FloatTensor`` and its like."""
 
-    def data(tensor: Any) -> Any:  # torch tells __torch_function__ of the name
+    kind: Any
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if _are_rows(*args, *kwargs.values()):
+            refuse(
+                cls.__name__, instead='write x.to(dtype), or torch.sparse_coo_tensor(ids, x, size)'
+            )
+        return cls.kind(*args, **kwargs)
+
+    def __instancecheck__(cls, value: Any) -> bool:
+        return isinstance(value, cls.kind)
+
+    def __getattr__(cls, name: str) -> Any:
+        return getattr(type.__getattribute__(cls, 'kind'), name)
+
+    def __repr__(cls) -> str:
+        return repr(cls.kind)
+
+
+def _of_old_types(function: Callable[..., Any]) -> Any:
+    """``torch.set_default_tensor_type``, which takes the class of C alone."""
+
+    @wraps(function)
+    def call(kind: Any) -> None:
+        for old in vars(torch).values() if isinstance(kind, str) else ():
+            kind = old if isinstance(old, _OldType) and old.__name__ == kind else kind
+        function(kind.kind if isinstance(kind, _OldType) else kind)
+
+    return call
+
+
+def _attribute(name: str) -> property:
+    """An attribute of tensors that is set to memory: of rows it is that of the rank."""
+    of_c = getattr(Tensor, name)
+
+    def get(tensor: Any) -> Any:
         return of_c.__get__(tensor)
 
     def set_memory(tensor: Any, value: Any) -> None:
-        is_of_plain = isinstance(value, Rows) and not isinstance(tensor, Rows)
-        if is_of_plain and torch._C._is_torch_function_enabled():
-            refuse('data =')
+        if _are_rows(tensor, value) and (name != 'data' or not isinstance(tensor, Rows)):
+            refuse(f'{name} =')
         of_c.__set__(tensor, value)
 
-    return property(data, set_memory, doc=of_c.__doc__)
+    get.__name__ = name  # torch tells __torch_function__ of it
+    return property(get, set_memory, doc=of_c.__doc__)
 
 
 def _converting(function: Callable[..., Any]) -> Any:

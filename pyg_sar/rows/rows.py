@@ -18,6 +18,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Iterator
+from dataclasses import dataclass
 from traceback import walk_stack
 from typing import Any, NoReturn
 
@@ -29,6 +30,7 @@ from torch_geometric.nn import MessagePassing
 from pyg_sar.rows.registry import (
     ALL_ROWS,
     instead_of,
+    is_in_place,
     name_of,
     rule_of,
     rules_by_function,
@@ -62,8 +64,8 @@ class Rows(Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if len(types) > 1 and any(hasattr(kind, 'is_matrix') for kind in types):
             return NotImplemented  # a sparse matrix knows what it is with rows
-        if copies_read.value:
-            _check_copies(func, args)
+        if slices_read.value:
+            _check_slices(func, args)
         rule = rules_by_function.get(func)
         if rule is None or torch._C._are_functorch_transforms_active():
             rule = rule_of(func)
@@ -198,36 +200,67 @@ def same_plain(rows: Rows) -> Tensor:
         return own
 
 
-copies_read: Scoped[list[tuple[Any, Tensor, int, Any, StorageWeakRef]] | None] = Scoped(None)
-"""Slices of rows that were read: their index, what shares their count of changes, that count, the
-slice, and the memory of the rows."""
+@dataclass(frozen=True, eq=False)
+class _Slice:
+    """A slice of rows that was read: a copy on every rank, where torch gives a view.
+
+    A program that changes one in place (``x[3].zero_()``) expects ``x`` to change, and the other
+    way round. A plain tensor tells nobody that it changes, so the next function of rows looks. The
+    slice is forgotten once the program has freed it unchanged.
+    """
+
+    index: Any
+    same: Tensor  # which has one count of changes with it
+    version: int
+    whole: weakref.ref[Tensor]  # which lives as long as any view of the slice
+    values: StorageWeakRef  # of the rows
+
+
+slices_read: Scoped[list[_Slice] | None] = Scoped(None)
 
 
 def remember(out: Tensor, values: Tensor, index: Any) -> None:
-    """Remembers that ``values[index]`` gave a copy on every rank, where torch gives a view.
-
-    A program that changes one in place (``x[3].zero_()``) expects ``x`` to change. A plain tensor
-    tells nobody that it changes, so the next function of rows looks.
-    """
+    """Remembers that ``values[index]`` gave a copy."""
     if out.is_inference():  # whose changes are not counted
         return
     with plainly():
-        of_slice = weakref.ref(out if out._base is None else out._base)  # lives as long as views
-        memory = StorageWeakRef(values.untyped_storage())  # type: ignore[no-untyped-call]
-        copy = index, out.detach(), out._version, of_slice, memory
-    copies_read.value = [*(copies_read.value or []), copy]
+        whole = weakref.ref(out if out._base is None else out._base)
+        storage = StorageWeakRef(values.untyped_storage())  # type: ignore[no-untyped-call]
+        part = _Slice(index, out.detach(), out._version, whole, storage)
+    slices_read.value = [*(slices_read.value or []), part]
 
 
-def _check_copies(func: Any, args: Any) -> None:
-    """Raises a ValueError if a copy has changed; ``x[:5] += 1`` writes it back itself."""
-    copies = copies_read.value or []
-    copies_read.value = [c for c in copies if c[1]._version == c[2] and c[3]() is not None]
-    for index, same, version, _, memory in copies:
-        writes_back = func is Tensor.__setitem__ and str(args[1]) == str(index)
-        if same._version != version and not (writes_back or memory.expired()):  # type: ignore[no-untyped-call]
+def _check_slices(func: Any, args: Any) -> None:
+    """Raises a ValueError if a slice has changed, or if `func` changes rows that a slice shows.
+
+    ``x[:5] += 1`` writes the slice back itself. An optimizer may change parameters.
+    """
+    every = slices_read.value or []
+    changed = [part for part in every if part.same._version != part.version]
+    alive = [part for part in every if part not in changed and part.whole() is not None]
+    slices_read.value = alive
+    for part in changed:
+        writes_back = func is Tensor.__setitem__ and str(args[1]) == str(part.index)
+        if not (writes_back or part.values.expired()):  # type: ignore[no-untyped-call]
             raise ValueError(
                 'a slice of rows is a copy on every rank, and one was changed in place, which the '
                 'rows do not see: write x[:5] = ... instead, or change x[:5].clone()'
+            )
+    if not args or not is_in_place(name_of(func)) or not isinstance(args[0], Tensor):
+        return
+    with plainly():
+        if (args[0].is_leaf and args[0].requires_grad) or args[0].is_sparse:
+            return
+        storage = args[0].untyped_storage()._cdata
+        # A slice that is an argument itself may be nobody else's.
+        arguments = {
+            id(tensor) for arg in args[1:] for tensor in (arg, getattr(arg, '_base', None))
+        }
+        if any(p.values.cdata == storage and id(p.whole()) not in arguments for p in alive):
+            raise ValueError(
+                f"'{name_of(func)}' changes rows in place of which a slice was read before: the "
+                'slice is a copy on every rank and does not change with them; read it afterwards, '
+                'or read x[:5].clone()'
             )
 
 

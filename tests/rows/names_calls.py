@@ -14,7 +14,7 @@ import operator
 import pickle
 import random
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -311,6 +311,17 @@ def _ids(count: int) -> Tensor:
     return torch.arange(count).repeat(2, 1)
 
 
+def _legacy(module: Any) -> Iterator[tuple[str, Callable[[Any], Any]]]:
+    for name in sorted(words('Float Double Long Int Short Char Byte Bool Half BFloat16')):
+        kind = getattr(module, f'{name}Tensor', None)
+        if kind is None:
+            continue
+        if module is torch:
+            yield f'torch.{name}Tensor', kind
+        else:
+            yield f'torch.sparse.{name}Tensor', lambda t, k=kind: k(_ids(len(t)), t)
+
+
 def _sparse(name: str) -> Callable[[Any], Any]:
 
     def run(t: Any) -> Any:
@@ -409,6 +420,8 @@ MAKERS: dict[str, Callable[[Any], Any]] = {
     'torch.nn.Parameter': lambda t: torch.nn.Parameter(t, requires_grad=t.is_floating_point()),
     'torch.nn.Buffer': lambda t: torch.nn.Buffer(t),
     'torch.Tensor.as_subclass': lambda t: Tensor.as_subclass(t, Tensor),
+    **dict(_legacy(torch)),
+    **dict(_legacy(torch.sparse)),
     **{f'torch.{name}': _sparse(name) for name in SPARSE},
     **{f'torch.{name} of places': _of_places(name) for name in SPARSE},
     'torch.from_dlpack': torch.from_dlpack,

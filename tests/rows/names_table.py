@@ -20,7 +20,7 @@ import pyg_sar
 from pyg_sar.comm.vote import agree
 from pyg_sar.rows.adjacency import Adjacency
 from pyg_sar.rows.registry import names as words
-from pyg_sar.rows.rows import Rows, copies_read, plainly
+from pyg_sar.rows.rows import Rows, plainly, slices_read
 
 NUM_PARTS = 3
 Label = tuple[str, str, str]
@@ -118,7 +118,7 @@ def wanted(mode: str, call: Call) -> Any:
 
 def _called(call: Call, given: Given, mode: str) -> Any:
     torch.manual_seed(0)
-    copies_read.value = None
+    slices_read.value = None
     with in_mode(mode):
         try:
             out = call.run(given)

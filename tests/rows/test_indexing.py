@@ -173,6 +173,26 @@ def test_a_copy_that_is_changed_is_refused(cut: tuple[int, str]) -> None:
     run_ranks(_on_ranks, cut[0], cut[1], _changes_copies)
 
 
+def _shows_rows_that_change(data: Any) -> None:
+    x = data.x.clone()
+    first = x[:5]
+    for change in (x.relu_, lambda: x.__setitem__(7, 0.0), lambda: x[:, 0].zero_()):
+        with pytest.raises(ValueError, match='of which a slice was read before'):
+            change()
+    x[9] = first[0]
+    del first
+    x.relu_()
+    weight = torch.nn.Parameter(data.x.clone())
+    users = weight[:5]
+    with torch.no_grad():
+        weight.mul_(2)  # as an optimizer does
+    assert users.size(0) == 5
+
+
+def test_rows_that_a_slice_shows_do_not_change(cut: tuple[int, str]) -> None:
+    run_ranks(_on_ranks, cut[0], cut[1], _shows_rows_that_change)
+
+
 def _changes_edges(data: Any) -> None:
     edges = data.edge_index
     for change in (

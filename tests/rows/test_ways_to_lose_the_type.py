@@ -96,6 +96,12 @@ _REFUSED = """
 REFUSED: dict[str, Callable[[Any], Any]] = {
     **{name.strip(): MAKERS[name.strip()] for name in _REFUSED.split(';')},
     'x.new': lambda x: x.new(x),
+    'torch.DoubleTensor': torch.DoubleTensor,
+    'torch.sparse.DoubleTensor': lambda x: torch.sparse.DoubleTensor(
+        torch.arange(N).repeat(2, 1), x[:, 0], torch.Size([N, N])
+    ),
+    'x.real = y': lambda x: setattr(x, 'real', X),
+    'plain.real = x': lambda x: setattr(X.clone(), 'real', x),
     'save of a state_dict': lambda x: torch.save(Holder(x).state_dict(), io.BytesIO()),
     'untyped_storage': lambda x: x.untyped_storage(),
     'storage': lambda x: x.storage(),
