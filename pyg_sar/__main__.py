@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
+from pyg_sar.utils import __version__
 from pyg_sar.utils.command_line import Parser, run_command
-from pyg_sar.utils.version import __version__
 
 _COMMANDS = {
     'partition': ('pyg_sar.partition.__main__', 'cut a graph into one part for every rank'),

@@ -24,7 +24,7 @@ from pyg_sar.comm.row_map import rows
 from pyg_sar.comm.vote import agree, check_equal, on_rank_0, raise_on_all
 from pyg_sar.rows.align import own_rows
 from pyg_sar.rows.from_data import as_local, space_of_nodes
-from pyg_sar.rows.rows import Rows, plain, tag
+from pyg_sar.rows.rows import Rows, tag
 from pyg_sar.shard.edges import refuse_local
 from pyg_sar.shard.files import is_of_system, ordinary_file
 from pyg_sar.utils.durable import discard, name_beside, put
@@ -39,17 +39,6 @@ class Table:
     values: Tensor  # ``[num_rows, ...]``
     n_id: Tensor  # whose rows they are, int64 ``[num_rows]``
     num_nodes: int  # of all ranks
-
-    @classmethod
-    def of(cls, weight: Rows, values: Tensor) -> Table:
-        """The table of a node embedding, `values` its own rows or an optimizer's state of them."""
-        space = weight._space
-        return cls(plain(values).detach(), space.ids(weight.device), space.total)
-
-    @property
-    def shape(self) -> list[int]:
-        """The shape of the rows of all nodes."""
-        return [self.num_nodes, *self.values.shape[1:]]
 
     def run(self) -> tuple[Array, int]:
         """The rows of this rank's run of ids, and the first id (collective: see ``rows``)."""

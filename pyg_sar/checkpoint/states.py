@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,6 @@ from pyg_sar.nn.node_embedding import NodeEmbedding
 from pyg_sar.rows.rows import Rows, plain, tag
 from pyg_sar.utils.rng import random_states as states_of_torch
 from pyg_sar.utils.rng import set_random_states as set_states_of_torch
-
-State = tuple[dict[str, Any], dict[str, Table]]
-"""A dict of tensors and plain values, and the tables that belong to it, by key."""
 
 
 def plain_model(model: torch.nn.Module) -> torch.nn.Module:
@@ -33,35 +31,38 @@ def embeddings(model: torch.nn.Module) -> dict[str, Rows]:
     return {name: p for name, p in named if isinstance(p, Rows)}
 
 
-def embeddings_of(optimizer: Optimizer) -> dict[int, Rows]:
-    """The rows of node embeddings that an optimizer has, by their numbers in its state."""
-    parameters = (p for group in optimizer.param_groups for p in group['params'])
-    return {index: p for index, p in enumerate(parameters) if isinstance(p, Rows)}
+def entries_of_rows(
+    model: torch.nn.Module, optimizer: Optimizer | None, held: dict[str, Any]
+) -> Iterator[tuple[str, dict[str, Any], str, Rows]]:
+    """The tensors with a row for every node that states have, where the model has own rows.
+
+    Of each its key, the dict that has it, its key there, and the node embedding.
+    """
+    for name, weight in embeddings(model).items():
+        yield f'model.{name}', held['model'], name, weight
+    groups = [] if optimizer is None else optimizer.param_groups
+    for index, weight in enumerate(p for group in groups for p in group['params']):
+        values = held['optimizer']['state'].get(index, {}) if isinstance(weight, Rows) else {}
+        for name in [n for n, v in values.items() if isinstance(v, Tensor) and v.dim() > 0]:
+            yield f'optimizer.{index}.{name}', values, name, weight
 
 
-def model_state(model: torch.nn.Module) -> State:
-    """The state of a model, under the keys of the plain PyG model."""
-    own = embeddings(model)
-    state = {k: v for k, v in plain_model(model).state_dict().items() if k not in own}
-    return state, {f'model.{name}': Table.of(weight, weight) for name, weight in own.items()}
+def optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
+    """The ``state_dict()`` and the class; entries may be taken out of it."""
+    state = optimizer.state_dict()
+    own = {index: dict(values) for index, values in state['state'].items()}
+    return {'class': type(optimizer).__name__, **state, 'state': own}
 
 
-def optimizer_state(optimizer: Optimizer) -> State:
-    """The ``state_dict()`` and class; tensors of a node embedding must have all its rows."""
-    state, tables, kind = optimizer.state_dict(), dict[str, Table](), type(optimizer).__name__
-    for index, weight in embeddings_of(optimizer).items():
-        values = state['state'].get(index, {})
-        of_rows = {n: v for n, v in values.items() if isinstance(v, Tensor) and v.dim() > 0}
-        for name, value in of_rows.items():
-            if plain(value).shape != plain(weight).shape:
-                raise ValueError(
-                    f"expected '{name}' of {kind} to have a row for every node (got "
-                    f'{list(value.shape)} for {list(weight.shape)})'
-                )
-            tables[f'optimizer.{index}.{name}'] = Table.of(weight, value)
-        if of_rows:
-            state['state'][index] = {n: v for n, v in values.items() if n not in of_rows}
-    return {'class': kind, **state}, tables
+def table_of(key: str, values: Tensor, weight: Rows, optimizer: Optimizer) -> Table:
+    """The table of a node embedding, or of an optimizer's state of it, which has all its rows."""
+    if plain(values).shape != plain(weight).shape:
+        raise ValueError(
+            f"expected '{key.split('.')[-1]}' of {type(optimizer).__name__} to have a row for "
+            f'every node (got {list(values.shape)} for {list(weight.shape)})'
+        )
+    space = weight._space
+    return Table(plain(values).detach(), space.ids(weight.device), space.total)
 
 
 def graphs(model: torch.nn.Module) -> dict[str, str]:
@@ -107,12 +108,7 @@ def keep_own_rows(
     model: torch.nn.Module, optimizer: Optimizer | None, saved: dict[str, Any]
 ) -> None:
     """Leaves own rows alone in tensors of all nodes, where the model has only own rows."""
-    entries = [(saved['model'], name, weight) for name, weight in embeddings(model).items()]
-    for index, weight in ({} if optimizer is None else embeddings_of(optimizer)).items():
-        values = saved['optimizer']['state'].get(index, {})
-        of_rows = (n for n, v in values.items() if isinstance(v, Tensor) and v.dim() > 0)
-        entries += [(values, name, weight) for name in of_rows]
-    for values, name, weight in entries:
+    for _, values, name, weight in entries_of_rows(model, optimizer, saved):
         value, space = values[name], weight._space
         if value.shape != weight.shape:
             got = f'{[*weight.shape]} (got {[*value.shape]})'

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pyg_sar.comm.errors import at_location
-from pyg_sar.comm.met import Met
+from pyg_sar.comm.plain_values import Met
 from pyg_sar.utils import hook
 
 
@@ -34,39 +34,25 @@ class Comm:
 
     The methods from :meth:`sum_alike` on are called within a :meth:`guard`. Those that communicate
     are collective.
-
-    Attributes:
-        rank: The rank.
-        size: The number of ranks.
-        group: The process group of the exchanges, if there is one.
-        world: Gives the default process group that it belongs to, while that lives; else None.
-        takes_turns: Whether the ranks are threads of one process.
-        met: The plain values that have met rows since the last message.
-        operation: The operation that this rank has come to last, in words.
-        peer: The rank it is done with; None for all.
-        travelling: What is sent and received now, as :class:`SendRecv`.
-        caches: What :func:`pyg_sar.comm.ranks.cache_of` gives, by name.
-        num_made: How many things all ranks have made together; see :class:`Agreed`.
-        run: What ranks that are threads of one run have in common.
-        exchange_kind: The class of its exchanges, where they send no messages.
-        summed_bytes: What is summed over the ranks at no cost, by :meth:`sum_alike`.
     """
 
     rank, size = 0, 1
-    group: dist.ProcessGroup | None = None
-    takes_turns = False
-    run: object = None
-    exchange_kind: type[Any] | None = None
-    summed_bytes = 0
+    group: dist.ProcessGroup | None = None  # of the exchanges, if there is one
+    takes_turns = False  # whether the ranks are threads of one process
+    run: object = None  # what ranks that are threads of one run have in common
+    exchange_kind: type[Any] | None = None  # of its exchanges, where they send no messages
+    summed_bytes = 0  # what `sum_alike` sums over the ranks at no cost
 
     def __init__(self) -> None:
-        self.operation, self.met = '', Met()
+        # Gives the default process group that it belongs to, while that lives.
         self.world: Callable[[], dist.ProcessGroup | None] = lambda: None
         self._process = os.getpid()
-        self.peer: int | None = None
-        self.travelling: set[Any] = set()
-        self.caches: dict[Any, Any] = {}
-        self.num_made = 0
+        self.operation = ''  # that this rank has come to last, in words
+        self.peer: int | None = None  # the rank it is done with; None for all
+        self.met = Met()  # the plain values that have met rows since the last message
+        self.travelling: set[Any] = set()  # what is sent and received now, as `SendRecv`
+        self.caches: dict[Any, Any] = {}  # what `ranks.cache_of` gives, by name
+        self.num_made = 0  # how many things all ranks have made together, as `Agreed` counts
 
     def check(self, operation: str) -> None:
         """Raises ExchangeError if the exchanges have ended; connects the ranks if they are not."""

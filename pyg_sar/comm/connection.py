@@ -35,20 +35,14 @@ GRACE = 2.0  # seconds in which all ranks may raise alike before the one that ra
 
 
 class Connection(Comm):
-    """A comm whose connections may break.
+    """A comm whose connections may break."""
 
-    Attributes:
-        error: Why it has ended, or None.
-        reports: The reports of the ranks that have ended.
-        seconds: How long a silent rank is waited for.
-    """
-
-    reports: Reports
-    seconds = float('inf')
+    reports: Reports  # of the ranks that have ended
+    seconds = float('inf')  # how long a silent rank is waited for
 
     def __init__(self) -> None:
         super().__init__()
-        self.error: ExchangeError | None = None
+        self.error: ExchangeError | None = None  # why it has ended
         self._num_operations = self._num_raised = 0
         self._inside: threading.Thread | None = None  # that is in an operation
         self._verdict: threading.Thread | None = None  # finds out whether and why this one ends
@@ -230,11 +224,7 @@ _SETTINGS = {'TORCH_NCCL_ASYNC_ERROR_HANDLING': '0', 'TORCH_NCCL_DUMP_ON_TIMEOUT
 
 
 def meet(group: dist.ProcessGroup | None) -> None:
-    """Waits until all ranks come here; an error if one has ended (collective).
-
-    Args:
-        group: Of all ranks; None for the default one.
-    """
+    """Waits until all ranks of a group, or of the default one, come here (collective)."""
     default = dist.group.WORLD
     group = group or default
     if torch.device('cpu') in group._device_types:  # type: ignore[union-attr]

@@ -1,21 +1,52 @@
-"""The error of a lost rank, and the layer of the model that it names."""
+"""The error of a lost rank: the layer of the model, and the line of the program, that it names."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
+import os
 import sys
+import threading
 import time
+import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import cache
+from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
 import torch
+import torch_geometric
 
 from pyg_sar.utils import hook
 from pyg_sar.utils.scoped import Scoped
-from pyg_sar.utils.users_line import users_line
+
+_LIBRARIES = Path(__file__).parent, Path(torch.__file__), Path(torch_geometric.__file__)
+_OTHERS = (
+    *(contextlib.__file__, threading.__file__, '<'),
+    *(f'{path.absolute().parent}{os.sep}' for path in _LIBRARIES),
+)
+
+
+@cache
+def _is_users(file: str) -> bool:
+    return not file.startswith(_OTHERS) and os.sep in file
+
+
+def users_line() -> tuple[str, int] | None:
+    """The user's file and line that called; None in a thread that the program has not started."""
+    lines = ((f.f_code.co_filename, line) for f, line in traceback.walk_stack(sys._getframe()))
+    return next((line for line in lines if _is_users(line[0])), None)
+
+
+def warn(text: str) -> None:
+    """Warns, and names that line."""
+    file, line = users_line() or (__file__, 0)
+    warnings.warn_explicit(text, UserWarning, file, line)
+
 
 Function = TypeVar('Function', bound=Callable[..., Any])
 Error = TypeVar('Error', bound=Exception)

@@ -8,7 +8,6 @@ Exchanges use a process group of their own, so they never meet the collectives o
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -18,42 +17,42 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.buffers import BufferPool, Buffers, Lend, TensorList, Wire
 from pyg_sar.comm.collectives import all_to_all, all_to_all_counts
 from pyg_sar.comm.ranks import current
-from pyg_sar.comm.send_recv import GRADIENTS_TAG, ROWS_TAG, SendRecv
+from pyg_sar.comm.send_recv import (
+    GRADIENTS_TAG,
+    ROWS_TAG,
+    BufferPool,
+    Buffers,
+    Lend,
+    SendRecv,
+    TensorList,
+    Wire,
+)
 from pyg_sar.shard.shard import Kept, Shard, Step
 
 _POOL: Kept[BufferPool] = Kept()
-_EXCHANGES: Kept[dict[tuple[type[Exchange], int, torch.dtype | None], Exchange]] = Kept()
+_EXCHANGES: Kept[dict[tuple[type[Exchange], torch.dtype | None], Exchange]] = Kept()
 _SOURCE_IDS: Kept[Tensor] = Kept()
 
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """Halo rows that are fetched together.
+    """Halo rows that are fetched together."""
 
-    Attributes:
-        send_index: Own rows that other ranks fetch, by rank.
-        send_counts: How many each rank fetches from here.
-        recv_counts: How many are fetched from each rank.
-    """
-
-    send_index: Tensor
-    send_counts: list[int]
-    recv_counts: list[int]
+    send_index: Tensor  # own rows that other ranks fetch, by rank
+    send_counts: list[int]  # how many each rank fetches from here
+    recv_counts: list[int]  # how many are fetched from each rank
 
 
 class Exchange:
     """Fetches halo rows of this rank's shard, and returns their gradients to the owners.
 
-    So many steps as `depth` travel ahead of the block that is computed. Wider floating-point rows
-    and their gradients are rounded to `dtype` while they travel; None sends them as they are.
+    One step travels ahead of the block that is computed. Wider floating-point rows and their
+    gradients are rounded to `dtype` while they travel; None sends them as they are.
     """
 
-    def __init__(self, shard: Shard, *, depth: int = 1, dtype: torch.dtype | None = None) -> None:
-        if depth < 1:
-            raise ValueError(f"'depth' must be at least 1 (got {depth})")
+    def __init__(self, shard: Shard, dtype: torch.dtype | None = None) -> None:
         rank, world_size = 0, 1
         if shard.world_size > 1:
             comm = current()
@@ -65,7 +64,6 @@ class Exchange:
                 f'(got the shard of rank {shard.rank} of {shard.world_size})'
             )
         self.shard = shard
-        self.depth = depth
         self.wire = Wire(dtype)
         pool = _POOL.put(shard, self._pool())
         most = max((max(s.recv_rows, s.send_rows) for s in shard.steps), default=0)
@@ -83,45 +81,40 @@ class Exchange:
         """
         tensors = [t.contiguous() for t in tensors]
         form = self.wire.like(tensors)
-        steps = deque(self.shard.steps)
-        travelling: deque[SendRecv] = deque()
+        steps = self.shard.steps
         lend: Lend = partial(Buffers, None, 0) if keep else self.buffers
 
-        def start(sent: Buffers) -> None:
-            step = steps.popleft()
-            received = lend(form, step.recv_rows)
-            travelling.append(
-                SendRecv(received, step.recv_rank, sent, step.send_rank, step.part, ROWS_TAG)
-            )
+        def packed(step: Step) -> Buffers:
+            sent = self.buffers(form, step.send_rows)
+            self.pack(step, tensors, sent.rows)
+            return sent
 
+        def start(step: Step, sent: Buffers) -> SendRecv:
+            received = lend(form, step.recv_rows)
+            return SendRecv(received, step.recv_rank, sent, step.send_rank, step.part, ROWS_TAG)
+
+        travelling = start(steps[0], packed(steps[0])) if steps else None
         for part in self.shard.parts:
-            while steps and len(travelling) < self.depth:
-                start(self._packed(steps[0], form, tensors))
             first, end = self.shard.source_range(part)
             yield [t[first:end] for t in tensors]
-        while travelling:
+        for step in (*steps[1:], None):
+            if travelling is None:
+                return
             # While the rows of this block are still on their way.
-            packed = self._packed(steps[0], form, tensors) if steps else None
-            send_recv = travelling.popleft()
-            send_recv.wait()
-            send_recv.sent.free()
-            if packed is not None:
-                start(packed)
-            rows = self.wire.recast(send_recv.received, tensors, lend)
+            sent = None if step is None else packed(step)
+            travelling.wait()
+            travelling.sent.free()
+            received = travelling.received
+            travelling = None if step is None or sent is None else start(step, sent)
+            rows = self.wire.recast(received, tensors, lend)
             yield rows.rows
             rows.free()
 
     def way_back(
-        self, out: Sequence[Tensor], *, own: Callable[[], TensorList] | None = None
+        self, out: Sequence[Tensor], own: Callable[[], TensorList] | None
     ) -> GradientReturn:
         """Begins the adjoint of :meth:`fetch`; see GradientReturn."""
         return GradientReturn(self, out, own=own)
-
-    def _packed(self, step: Step, form: TensorList, tensors: TensorList) -> Buffers:
-        """The rows that a step sends, in a buffer."""
-        sent = self.buffers(form, step.send_rows)
-        self.pack(step, tensors, sent.rows)
-        return sent
 
     def pack(self, step: Step, tensors: TensorList, out: TensorList) -> None:
         """Puts the own rows that a step sends, and sums of them, into `out` as they travel."""
@@ -221,9 +214,9 @@ class Exchange:
 class GradientReturn:
     """The adjoint of :meth:`Exchange.fetch`: sends each block's row gradients to their owner.
 
-    Blocks come in the order of the plan: fill :meth:`rows`, then :meth:`send`. The gradients of as
-    many blocks as the exchange is deep travel while the next block is computed. They are added in
-    the order of the steps once the next have been sent, so sums do not depend on timing.
+    Blocks come in the order of the plan: fill :meth:`rows`, then :meth:`send`. The gradients of one
+    block travel while the next block is computed. They are added in the order of the steps once the
+    next have been sent, so sums do not depend on timing.
 
     Gradients of other ranks are added to `out`, ``[num_own, ...]`` of each tensor: zeros, or of any
     content where all own blocks are written. `own` computes the gradients of the own blocks, once
@@ -245,7 +238,7 @@ class GradientReturn:
         self._own_blocks = iter(range(shard.parts_per_rank if own is None else 0))
         self._steps = iter(shard.steps)
         self._filled: tuple[Step, Buffers] | None = None
-        self._travelling: deque[tuple[SendRecv, Step]] = deque()
+        self._travelling: list[tuple[SendRecv, Step]] = []  # one at most
 
     def rows(self) -> TensorList:
         """Memory for the gradients ``[num_rows, ...]`` of the next block's source rows.
@@ -273,13 +266,12 @@ class GradientReturn:
     def finish(self) -> TensorList:
         """Waits for the last gradients; returns the sums, :attr:`out`."""
         self._add_own()  # on a rank that has sent nothing
-        while self._travelling:
+        if self._travelling:
             self._add(*self._arrived())
         return self.out
 
     def _start(self, step: Step, sent: Buffers) -> None:
-        is_full = len(self._travelling) == self.exchange.depth
-        arrived = self._arrived() if is_full else None
+        arrived = self._arrived() if self._travelling else None
         received = self._lend(self._form, step.send_rows)
         send_recv = SendRecv(
             received, step.send_rank, sent, step.recv_rank, step.part, GRADIENTS_TAG
@@ -290,8 +282,8 @@ class GradientReturn:
             self._add(*arrived)
 
     def _arrived(self) -> tuple[Step, Buffers]:
-        """The gradients that have travelled longest, once they are here, and their step."""
-        send_recv, step = self._travelling.popleft()
+        """The gradients that travel, once they are here, and their step."""
+        send_recv, step = self._travelling.pop()
         send_recv.wait()
         send_recv.sent.free()
         return step, send_recv.received
@@ -305,7 +297,7 @@ class GradientReturn:
         gradients.free()
 
 
-def exchange_of(shard: Shard, depth: int = 1, dtype: torch.dtype | None = None) -> Exchange:
+def exchange_of(shard: Shard, dtype: torch.dtype | None = None) -> Exchange:
     """The exchange of a shard, kept with it, of the comm's kind; see Exchange.
 
     A `dtype` rounds rows that messages read. Degrees and other numbers of the whole graph are never
@@ -313,10 +305,9 @@ def exchange_of(shard: Shard, depth: int = 1, dtype: torch.dtype | None = None) 
     """
     kind: type[Exchange] = current().exchange_kind or Exchange
     exchanges = _EXCHANGES.of(shard, dict)
-    exchange = exchanges.get((kind, depth, dtype))
-    if exchange is None:
-        exchange = exchanges[kind, depth, dtype] = kind(shard, depth=depth, dtype=dtype)
-    return exchange
+    if (kind, dtype) not in exchanges:
+        exchanges[kind, dtype] = kind(shard, dtype=dtype)
+    return exchanges[kind, dtype]
 
 
 def lent_to_another(shard: Shard) -> dict[Kept[Any], Any]:

@@ -44,19 +44,12 @@ def for_reports(seconds: float) -> float:
 
 
 class RootCause(NamedTuple):
-    """Why a rank has ended.
+    """Why a rank has ended."""
 
-    Attributes:
-        peer: The rank that it lost, or None.
-        failure: Its own exception in words, or None.
-        silent: Whether it lost that rank at a timeout; else the connection was closed.
-        doing: The operation at which it ended, in words.
-    """
-
-    peer: int | None
-    failure: str | None = None
-    silent: bool = False
-    doing: str = ''
+    peer: int | None  # the rank that it lost
+    failure: str | None = None  # its own exception in words
+    silent: bool = False  # whether it lost that rank at a timeout; else the connection was closed
+    doing: str = ''  # the operation at which it ended, in words
 
 
 class Reports:

@@ -5,9 +5,9 @@ Exchanges use a group of their own, so they never meet the collectives of the us
 Messages of different sizes must not meet: gloo ends the process then. So every collective begins
 with a gather of 72 bytes of every rank: a code of what the operation is, where it is done and what
 it moves, a small number of the operation's own, up to 56 bytes to be summed, and a checksum of the
-plain values that have met rows (:mod:`pyg_sar.comm.met`). A decision of a layer, and the sum of a
-loss, are this message and nothing else. A larger sum that follows in every step, as that of
-gradients does, is announced by the message before it (:mod:`pyg_sar.comm.sums`).
+plain values that have met rows (:mod:`pyg_sar.comm.plain_values`). A decision of a layer, and the
+sum of a loss, are this message and nothing else. A larger sum that follows in every step, as that
+of gradients does, is announced by the message before it (:mod:`pyg_sar.comm.sums`).
 Messages between two ranks carry the code as their tag, so those of different layers never meet.
 """
 
@@ -34,7 +34,7 @@ from pyg_sar.comm.errors import at_location, location
 from pyg_sar.comm.faults import Reports, RootCause, TransferWatch, for_reports
 from pyg_sar.comm.shared_memory import Landing, SharedMemory, allocated, compute_first, find_shared
 from pyg_sar.comm.sums import Announced, sum_as_gloo_does
-from pyg_sar.utils.checksum import as_bytes
+from pyg_sar.utils.tensor_state import as_bytes
 
 _SHORT = 512
 """Bytes of a text that needs no further messages."""

@@ -18,11 +18,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.collectives import all_to_all, all_to_all_counts
+from pyg_sar.comm.collectives import (
+    all_to_all,
+    all_to_all_counts,
+    communicates,
+    once_differentiable,
+)
 from pyg_sar.comm.end_of_backward import note_backward_of
 from pyg_sar.comm.errors import collective
 from pyg_sar.comm.exchange import Exchange
-from pyg_sar.comm.functions import communicates, once_differentiable
 from pyg_sar.comm.ranks import cache_of, rank, world_size
 from pyg_sar.comm.vote import Agreed, agree, raise_error_on_all, raise_on_all
 from pyg_sar.utils.tensor_state import version_of

@@ -76,11 +76,8 @@ def writable(memories: Iterable[Tensor]) -> list[Tensor]:
 class SharedMemory:
     """Of a rank: which other ranks can read its memory, and it theirs.
 
-    A process that ends waits until what it has sent is read, as it would for its messages.
-
-    Args:
-        pids: The processes of these ranks, by rank.
-        seconds: How long it waits at its end.
+    `pids` are the processes of these ranks. A process that ends waits `seconds` at most until what
+    it has sent is read, as it would for its messages.
     """
 
     def __init__(self, pids: dict[int, int] | None = None, seconds: float = 0.0) -> None:
@@ -128,8 +125,7 @@ class SharedMemory:
     def receive(self, message: Tensor, rank: int, targets: Sequence[Tensor]) -> None:
         """Copies the rows that a rank has sent into contiguous tensors.
 
-        Raises:
-            RuntimeError: If the rank has ended, or has sent other rows.
+        Raises RuntimeError if the rank has ended, or has sent other rows.
         """
         for (fd, secret, start, num_bytes), target in zip(message.tolist(), targets, strict=True):
             if num_bytes != target.nbytes:
@@ -157,14 +153,9 @@ class Landing:
 
 
 def find_shared(rank: int, gather: Callable[[Tensor], Tensor], seconds: float) -> SharedMemory:
-    """Finds out which ranks can read each other's memory (collective: two all-gathers).
+    """Finds out which ranks can read each other's memory (collective: two calls of `gather`).
 
     Ranks of different networks (namespaces) of one machine stand for different machines.
-
-    Args:
-        rank: The own rank.
-        gather: Gives what all ranks have, ``[size, ...]``.
-        seconds: See :class:`SharedMemory`.
     """
     probe, network = None, 0
     with suppress(OSError):

@@ -26,16 +26,12 @@ _MOST = 1000
 
 
 class Announced:
-    """The sums that are announced on a rank; equal on all, as all have compared their messages.
-
-    Attributes:
-        message: A checksum of the messages since the last large sum: what the last one is known by.
-        coming: The sums that it announces, as far as they have not come.
-    """
+    """The sums that are announced on a rank; equal on all, as all have compared their messages."""
 
     def __init__(self) -> None:
-        self.message, self.coming = 0, list[_Sum]()
-        self._seen = 0
+        # A message is known by a checksum of all messages since the last large sum.
+        self.message = self._seen = 0
+        self.coming: list[_Sum] = []  # what it announces, as far as it has not come
         self._known: dict[int, list[_Sum]] = {}  # those that follow a message
         self._left_out: set[int] = set()  # messages that one of their sums did not follow
 

@@ -20,17 +20,16 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.buffers import BufferPool, Buffers, Lend, TensorList
 from pyg_sar.comm.comm import Comm
 from pyg_sar.comm.errors import at_location
 from pyg_sar.comm.exchange import Exchange, GradientReturn
 from pyg_sar.comm.ranks import chosen, current
-from pyg_sar.comm.send_recv import forms_of, tell_moved
+from pyg_sar.comm.send_recv import BufferPool, Buffers, Lend, TensorList, forms_of, tell_moved
 from pyg_sar.comm.sums import sum_as_gloo_does
 from pyg_sar.comm.turns import LazySend, Turns
 from pyg_sar.shard.shard import Step
 from pyg_sar.utils import hook
-from pyg_sar.utils import offload as evictable
+from pyg_sar.utils.offload import watcher
 
 Result = TypeVar('Result')
 
@@ -47,9 +46,9 @@ class Around:
 
 
 def run_threads(
-    function: Callable[..., Result], world_size: int, *args: Any, **kwargs: Any
+    function: Callable[..., Result], world_size: int, *args: Any, around: Around | None = None
 ) -> list[Result]:
-    """Calls ``function(*args, **kwargs)`` on every rank of a world of threads.
+    """Calls ``function(*args)`` on every rank of a world of threads, with `around` around turns.
 
     Inside of it pyg_sar takes the thread for one rank of `world_size`; ``torch.distributed`` keeps
     its own view. Every rank starts with the caller's random states, and the caller has them back.
@@ -59,13 +58,9 @@ def run_threads(
     Raises RuntimeError if the ranks wait for each other, or meet at different operations; it names
     what two of them do. What the first rank raises comes as it is, and the others are ended.
     """
-    return run_around(Around(), partial(function, *args, **kwargs), world_size)
-
-
-def run_around(around: Around, function: Callable[[], Result], world_size: int) -> list[Result]:
-    """As :func:`run_threads`, with `around` called around turns."""
     if world_size < 1:
         raise ValueError(f"'world_size' must be at least 1 (got {world_size})")
+    around = around or Around()
     comms: list[ThreadComm] = []
     turns = Turns(world_size, lambda rank: comms[rank].operation, around.switch)
     boxes = _Boxes()
@@ -77,7 +72,7 @@ def run_around(around: Around, function: Callable[[], Result], world_size: int) 
         # All ranks' backwards would run in one thread of the device, whose turn is no rank's.
         backward_here = torch.autograd.set_multithreading_enabled(False)
         with turns.of_rank(rank), chosen.set(comms[rank]), own, backward_here, around.rank():
-            results[rank] = function()
+            results[rank] = function(*args)
 
     threads = [
         threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(world_size)
@@ -241,7 +236,9 @@ class ThreadComm(Comm):
 
 
 def _copy_run(run: Tensor, out: list[Tensor]) -> None:
-    evictable.copy_run(out[0], run)
+    watch = watcher.value
+    if watch is None or not watch.reads_run(out[0], run):
+        out[0].copy_(run)
 
 
 class LazyGradients(GradientReturn):
@@ -313,7 +310,7 @@ class LazyExchange(Exchange):
             rows.free()
 
     def way_back(
-        self, out: Sequence[Tensor], *, own: Callable[[], TensorList] | None = None
+        self, out: Sequence[Tensor], own: Callable[[], TensorList] | None
     ) -> GradientReturn:
         return LazyGradients(self, out, own=own)
 

@@ -21,19 +21,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from pyg_sar.utils import offload as evictable
+from pyg_sar.utils.offload import watcher
 from pyg_sar.utils.rng import states_of_process
-
-
-def _states_of_process() -> Callable[[], None]:
-    """A function that sets random generators and the default dtype back to their state now."""
-    put_back_generators, dtype = states_of_process(), torch.get_default_dtype()
-
-    def put_back() -> None:
-        put_back_generators()
-        torch.set_default_dtype(dtype)
-
-    return put_back
 
 
 class Ended(BaseException):
@@ -43,24 +32,16 @@ class Ended(BaseException):
 class Turns:
     """Whose turn it is.
 
-    Attributes:
-        error: Why the world ends, or None.
-        states: Sets the states of the process back to what they were before the first turn.
+    `doing` tells the operation of a rank; `switch` is called before every turn of a rank, when
+    another one's has ended.
     """
 
     def __init__(
-        self,
-        size: int,
-        doing: Callable[[int], str],
-        switch: Callable[[int], None] = lambda rank: None,
+        self, size: int, doing: Callable[[int], str], switch: Callable[[int], None]
     ) -> None:
-        """Takes the number of threads, and a function that tells the operation of a rank.
-
-        `switch` is called before every turn of a rank, when another one's has ended.
-        """
         self.size, self.doing, self.switch = size, doing, switch
-        self.error: BaseException | None = None
-        self.states = _states_of_process()
+        self.error: BaseException | None = None  # why the world ends
+        self.states = states_of_process()  # sets them back to what they are now
         self._starts = [threading.Semaphore(0) for _ in range(size)]
         self._waits: list[Callable[[], bool]] = [lambda: True] * size
         self._done: set[int] = set()
@@ -91,7 +72,7 @@ class Turns:
         if is_ready():
             return
         self._waits[rank] = is_ready
-        put_back = _states_of_process()
+        put_back = states_of_process()
         self.give(rank)
         self._starts[rank].acquire()
         put_back()
@@ -138,7 +119,7 @@ class LazySend:
         read: Sequence[Tensor],
     ) -> None:
         self._tensors, self._make, self._read = list(form), make, read
-        watch = evictable.watcher.value
+        watch = watcher.value
         if make is not None and (watch is None or not watch.offers(read, self)):
             self.settle()
 
@@ -152,7 +133,7 @@ class LazySend:
         if self._make is not None:
             tensors = lend()
             self._make(tensors)
-            watch = evictable.watcher.value
+            watch = watcher.value
             if watch is not None:
                 for tensor in self._read:
                     watch.leaves(tensor)

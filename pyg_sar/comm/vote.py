@@ -12,8 +12,8 @@ from typing import Any, Generic, TypeVar
 
 from pyg_sar.comm.comm import Comm
 from pyg_sar.comm.errors import with_root_cause
+from pyg_sar.comm.plain_values import decode, encode
 from pyg_sar.comm.ranks import current
-from pyg_sar.utils.json import decode, encode
 
 T = TypeVar('T')
 

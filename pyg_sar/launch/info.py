@@ -17,10 +17,10 @@ from pyg_sar.partition.summary import PartitionSummary, summarize
 from pyg_sar.shard.files import file_checksum, folder_files, own_file
 from pyg_sar.shard.format import META_FILE
 from pyg_sar.shard.meta import Meta, read_meta
+from pyg_sar.utils import __version__
 from pyg_sar.utils.command_line import checked, printable, text_table
+from pyg_sar.utils.installed import installed
 from pyg_sar.utils.malloc import has_huge_pages
-from pyg_sar.utils.private_names import installed
-from pyg_sar.utils.version import __version__
 
 DESCRIPTION = """Tells what a folder of parts holds and what an epoch exchanges; without PARTS,
 which packages, backends and devices there are."""

@@ -24,7 +24,7 @@ from pyg_sar.comm.errors import end_in_a_line
 from pyg_sar.comm.ranks import as_timedelta, current, is_distributed
 from pyg_sar.comm.vote import agree
 from pyg_sar.launch.fast_start import THREADS, has_allocator
-from pyg_sar.launch.machines import Share, Sight, have_own_gpus, own_sight, shares
+from pyg_sar.launch.machines import Sight, have_own_gpus, own_sight, shares
 from pyg_sar.utils.log import say
 
 _logger = logging.getLogger(__name__)
@@ -154,7 +154,14 @@ def _join(start: Launched, interface: str | None, limit: timedelta | None) -> No
         ) from error
     atexit.register(_leave)
     end_in_a_line()
-    _log_start(start, share, backend)
+    used = os.environ.get(_INTERFACES[0], 'the one of the name of the machine')
+    say(
+        _logger,
+        logging.INFO,
+        f'by {start.launcher}, {share.local_rank + 1} of {share.num_local} ranks on '
+        f'{socket.gethostname()}, rank 0 at {start.address}:{start.port}, {backend}, '
+        f'{_current_device()}, {torch.get_num_threads()} threads, interface: {used}',
+    )
 
 
 def _seed_alike() -> None:
@@ -165,14 +172,10 @@ def _seed_alike() -> None:
     states = _states()
     are_unset = [a == b for a, b in zip(states, _AT_IMPORT, strict=True)]
     answers = agree((states if current().rank == 0 else None, are_unset))
-    are_unset = [all(unset) for unset in zip(*(unset for _, unset in answers), strict=True)]
-    of_python, of_numpy, of_torch = answers[0][0]
-    if are_unset[0]:
-        random.setstate(of_python)
-    if are_unset[1]:
-        np.random.set_state(of_numpy)  # noqa: NPY002
-    if are_unset[2]:
-        torch.set_rng_state(torch.tensor(of_torch, dtype=torch.uint8))
+    by_generator = zip(_SET_STATE, answers[0][0], *(unset for _, unset in answers), strict=True)
+    for set_state, state, *of_ranks in by_generator:
+        if all(of_ranks):
+            set_state(state)
 
 
 def _states() -> tuple[Any, Any, Any]:
@@ -182,6 +185,11 @@ def _states() -> tuple[Any, Any, Any]:
     return random.getstate(), of_numpy, torch.get_rng_state().tolist()
 
 
+_SET_STATE: Any = (
+    random.setstate,
+    np.random.set_state,
+    lambda state: torch.set_rng_state(torch.tensor(state, dtype=torch.uint8)),
+)
 _AT_IMPORT = _states()
 
 
@@ -214,17 +222,6 @@ def _meet(start: Launched, limit: timedelta | None) -> tuple[dist.Store, list[Si
         store.set('all ranks', json.dumps([json.loads(store.get(name)) for name in names]))
     sights = json.loads(store.get('all ranks'))
     return store, [Sight(machine, network, *map(tuple, r)) for machine, network, *r in sights]
-
-
-def _log_start(start: Launched, share: Share, backend: str) -> None:
-    interface = os.environ.get(_INTERFACES[0], 'the one of the name of the machine')
-    say(
-        _logger,
-        logging.INFO,
-        f'by {start.launcher}, {share.local_rank + 1} of {share.num_local} ranks on '
-        f'{socket.gethostname()}, rank 0 at {start.address}:{start.port}, {backend}, '
-        f'{_current_device()}, {torch.get_num_threads()} threads, interface: {interface}',
-    )
 
 
 def _leave() -> None:

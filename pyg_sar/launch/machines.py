@@ -40,18 +40,15 @@ def own_sight() -> Sight:
     try:
         machine = Path('/proc/sys/kernel/random/boot_id').read_text(encoding='ascii').strip()
         network = f'{machine} {os.readlink("/proc/self/ns/net")}'
-    except OSError:  # not Linux
+    except OSError:  # a container that has no /proc
         machine = network = host
-    cores = (
-        os.sched_getaffinity(0) if hasattr(os, 'sched_getaffinity') else range(os.cpu_count() or 1)
-    )
     gpus = []
     if torch.cuda.is_available():
         for i in range(torch.cuda.device_count()):
             properties = torch.cuda.get_device_properties(i)
             gpus.append(str(getattr(properties, 'uuid', f'{machine} {i}')))
     interfaces = tuple(name for _, name in socket.if_nameindex())
-    return Sight(machine, network, tuple(sorted(cores)), tuple(gpus), interfaces)
+    return Sight(machine, network, tuple(sorted(os.sched_getaffinity(0))), tuple(gpus), interfaces)
 
 
 def shares(ranks: Sequence[Sight]) -> list[Share]:

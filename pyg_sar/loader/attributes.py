@@ -21,8 +21,8 @@ from pyg_sar.comm.vote import agree, check_equal
 from pyg_sar.shard.edges import LocalEdges, ShardEdges
 from pyg_sar.shard.format import EdgeKey, NodeKey
 from pyg_sar.shard.read_shard import of_whole
-from pyg_sar.utils.checksum import as_bytes
 from pyg_sar.utils.installed import loops
+from pyg_sar.utils.tensor_state import as_bytes
 
 Values = dict[str, Tensor]
 

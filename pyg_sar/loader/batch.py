@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -12,53 +10,10 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
-from pyg_sar.comm.vote import count_ranks
-from pyg_sar.loader.arguments import Options
-from pyg_sar.loader.attributes import AttributeRows, edge_stores, ends_of, node_stores, take
-from pyg_sar.loader.graph import LocalGraph
+from pyg_sar.loader.attributes import edge_stores, ends_of, node_stores, take
 from pyg_sar.loader.rounds import Round
-from pyg_sar.loader.seeds.seeds import SeedBatches, Seeds
-from pyg_sar.rows.from_data import as_local
+from pyg_sar.loader.seeds import SeedBatches
 from pyg_sar.shard.format import EdgeKey
-
-ROUND = 12
-"""Batches that ranks sample together: so many times fewer messages."""
-
-
-class Epoch(NamedTuple):
-    """The numbers from which all draws of an epoch follow."""
-
-    number: int  # from 0 on
-    draws: int  # of neighbours and negatives
-    order: int | None  # of the seeds; None where they keep theirs
-
-
-@dataclass(frozen=True, eq=False)
-class Sampler:
-    """Makes the batches of this rank."""
-
-    data: Data | HeteroData
-    graph: LocalGraph
-    fans: dict[EdgeKey, tuple[int, ...]]  # how many in-edges are drawn, by hop; -1 for all
-    options: Options
-    seeds: Seeds
-    num_batches: int
-
-    def batches(
-        self, attributes: AttributeRows, epoch: Epoch, start: int
-    ) -> Iterator[Data | HeteroData]:
-        """Batches of an epoch from one on (collective at the first of every round)."""
-        order = self.seeds.order(epoch.order)
-        of_round = ROUND if self.graph.world_size > 1 else 1
-        for first in range(start, self.num_batches, of_round):
-            count_ranks(f'sampling batch {first} of epoch {epoch.number}', True)
-            asked = range(first, min(first + of_round, self.num_batches))
-            seeds = self.seeds.of_batches(order, epoch.draws, asked)
-            sampled = Round(self.graph, attributes, self.fans, self.options, seeds)
-            data = as_local(self.data)
-            for number in range(len(asked)):
-                yield make_batch(data, sampled, number)
-            del sampled
 
 
 class _Edges(NamedTuple):

@@ -8,22 +8,34 @@ the epoch: it depends neither on how many ranks there are, nor on who samples wh
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.comm.errors import in_call
 from pyg_sar.comm.ranks import left_by, world_size
-from pyg_sar.comm.vote import agree, check_equal, raise_on_all
+from pyg_sar.comm.vote import agree, check_equal, count_ranks, raise_on_all
 from pyg_sar.loader.arguments import LoaderOptions, Options, fans_of, read_options
-from pyg_sar.loader.attributes import check_data, edge_stores, find
-from pyg_sar.loader.batch import Epoch, Sampler
+from pyg_sar.loader.attributes import AttributeRows, check_data, edge_stores, find
+from pyg_sar.loader.batch import make_batch
 from pyg_sar.loader.graph import build
-from pyg_sar.loader.seeds.seeds import Asked
+from pyg_sar.loader.rounds import Round
+from pyg_sar.loader.seeds import Asked
 from pyg_sar.rows.from_data import as_local, check_not_local
 from pyg_sar.shard.format import EdgeKey
 from pyg_sar.utils.rng import hashed
+
+ROUND = 12
+"""Batches that ranks sample together: so many times fewer messages."""
+
+
+class Epoch(NamedTuple):
+    """The numbers from which all draws of an epoch follow."""
+
+    number: int  # from 0 on
+    draws: int  # of neighbours and negatives
+    order: int | None  # of the seeds; None where they keep theirs
 
 
 class Loader:
@@ -56,22 +68,25 @@ class Loader:
                 return data, options, fans_of(num_neighbors, list(edge_stores(data)))
 
             data, options, fans = raise_on_all(read)
-            same = {**options.of_batches, 'num_neighbors': list(fans.items())}
+            same = {name: value for name, value in vars(options).items() if name != 'transform'}
+            same['num_neighbors'] = list(fans.items())
             kinds = {name: None if v is None else type(v).__name__ for name, v in of_seeds.items()}
             _check_alike({**same, **kinds})
             same_seeds, make_seeds = raise_on_all(lambda: read_seeds(typed, options, **of_seeds))
             _check_alike(same_seeds)
             graph = build(data, find(data), options)
             seeds = make_seeds(graph)
-            self._num_batches = seeds.num_batches(options.drop_last)
+            rest = 0 if options.drop_last else options.batch_size - 1
+            self._num_batches = (seeds.total + rest) // options.batch_size
             if not self._num_batches:
                 raise ValueError(
                     f"'{next(iter(same_seeds))}' must give a batch of {options.batch_size} seeds "
                     f'(got {seeds.total} seeds, with drop_last={options.drop_last})'
                 )
             self._identity = {**same, **same_seeds, 'num_batches': self._num_batches}
-            self._sampler = Sampler(typed, graph, fans, options, seeds, self._num_batches)
-            self._options, self.data, self.transform = options, typed, options.transform
+            self._graph, self._fans, self._seeds = graph, fans, seeds
+            self._options, self._data, self.transform = options, typed, options.transform
+            self.data = typed
             self.batch_size, self.drop_last = options.batch_size, options.drop_last
             self._epoch, self._at, self._is_loaded = Epoch(-1, 0, None), 0, False
 
@@ -82,13 +97,13 @@ class Loader:
         """Begins an epoch, or goes on with one that was loaded (collective)."""
         with in_call(self._name), torch.device('cpu'):
             epoch, at = (self._epoch, self._at) if self._is_loaded else (self._next_epoch(), 0)
-            sampler, attributes = self._sampler, find(as_local(self._sampler.data))
+            attributes = find(as_local(self._data))
             answers = agree(((epoch.number, at), self._at, tuple(epoch)))
             check_equal('epoch and batch', [start for start, _, _ in answers])
             check_equal('number of batches taken before', [taken for _, taken, _ in answers])
             epoch = Epoch(*answers[0][2])  # a rank may have drawn other numbers
             self._epoch, self._at, self._is_loaded = epoch, at, False
-        return self._iterate(sampler.batches(attributes, epoch, at), epoch, at)
+        return self._iterate(self._batches(attributes, epoch, at), epoch, at)
 
     def _iterate(
         self, batches: Iterator[Data | HeteroData], epoch: Epoch, at: int
@@ -96,7 +111,30 @@ class Loader:
         for _ in range(at, self._num_batches):
             if self._epoch is not epoch:
                 raise ValueError('expected the newest iteration of this loader (got an older one)')
-            yield self._next(batches)
+            try:
+                with in_call(self._name), torch.device('cpu'):  # not the program's default
+                    batch = next(batches)
+            except Exception as error:
+                left_by(error)
+                raise
+            self._at += 1
+            yield batch if self.transform is None else self.transform(batch)
+
+    def _batches(
+        self, attributes: AttributeRows, epoch: Epoch, at: int
+    ) -> Iterator[Data | HeteroData]:
+        """Batches of an epoch from one on (collective at the first of every round)."""
+        graph, order = self._graph, self._seeds.order(epoch.order)
+        of_round = ROUND if graph.world_size > 1 else 1
+        for first in range(at, self._num_batches, of_round):
+            count_ranks(f'sampling batch {first} of epoch {epoch.number}', True)
+            asked = range(first, min(first + of_round, self._num_batches))
+            seeds = self._seeds.of_batches(order, epoch.draws, asked)
+            sampled = Round(graph, attributes, self._fans, self._options, seeds)
+            data = as_local(self._data)
+            for number in range(len(asked)):
+                yield make_batch(data, sampled, number)
+            del sampled
 
     def _next_epoch(self) -> Epoch:
         """The numbers of an epoch; without a seed torch's DataLoader draws them so."""
@@ -107,16 +145,6 @@ class Loader:
         else:
             draws, order = hashed(seed, number, torch.arange(2)).tolist()
         return Epoch(number, draws, order if shuffle else None)
-
-    def _next(self, batches: Iterator[Data | HeteroData]) -> Data | HeteroData:
-        try:
-            with in_call(self._name), torch.device('cpu'):  # not the program's default
-                batch = next(batches)
-        except Exception as error:
-            left_by(error)
-            raise
-        self._at += 1
-        return batch if self.transform is None else self.transform(batch)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loader is: so many batches of its epoch have been taken.

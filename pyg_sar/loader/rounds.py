@@ -21,7 +21,7 @@ from pyg_sar.loader.ask import Drawn, Question, ask_for_edges, ask_for_rows
 from pyg_sar.loader.attributes import AttributeRows, Values
 from pyg_sar.loader.graph import LocalGraph
 from pyg_sar.loader.numbering import number
-from pyg_sar.loader.seeds.seeds import SeedBatches, offsets
+from pyg_sar.loader.seeds import SeedBatches, offsets
 from pyg_sar.shard.format import EdgeKey, NodeKey
 from pyg_sar.utils.rng import hashed_on
 
@@ -86,7 +86,7 @@ class Round:
         for hop in range(self.num_hops):
             fan = {key: hops[hop] for key, hops in fans.items() if hops[hop]}
             # Where seeds are own nodes the first hop asks nobody.
-            self._expand(hop, fan, may_ask=hop > 0 or not seeds.are_own)
+            self._expand(hop, fan, may_ask=hop > 0 or seeds.links is not None)
         if options.subgraph_type == 'induced':
             self.edges = {key: Linked() for key in graph.edges}
             self._expand(self.num_hops, dict.fromkeys(self.edges, -1), may_ask=True)

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from pyg_sar.comm.collectives import all_reduce_sum
+from pyg_sar.comm.collectives import all_reduce_sum, only_once
 from pyg_sar.comm.comm import Comm
 from pyg_sar.comm.end_of_backward import (
     in_hook,
@@ -29,7 +29,6 @@ from pyg_sar.comm.end_of_backward import (
     running,
     started,
 )
-from pyg_sar.comm.functions import only_once
 from pyg_sar.comm.ranks import check_own, chosen, current, world_size
 from pyg_sar.comm.vote import differ
 from pyg_sar.nn.buckets import SUM, buckets_of
@@ -87,7 +86,7 @@ class Averager:
     def enter(self, at: Tensor | None = None) -> None:
         """Notes that the running backward has come to a parameter; `at` is one in its hooks."""
         backward = started()
-        if not backward.entered(self):
+        if self not in backward.models:
             self._learning = [p for p in self.parameters() if p.requires_grad]
             backward.enter(self, self._learning)
             if not (self.accumulates or self.is_of_batches()):
@@ -99,7 +98,7 @@ class Averager:
         """Notes a gradient; returns one for the caller of torch.autograd.grad."""
         task, backward = torch._C._current_graph_task_id(), running()
         is_nested = backward is not None and task != backward.task
-        if backward is not None and backward.entered(self) and (is_nested or backward.is_checked):
+        if backward is not None and self in backward.models and (is_nested or backward.is_checked):
             if not is_nested:
                 self._accumulating = task
             return None

@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy
 from pyg_sar.comm.collectives import check_arrived
 from pyg_sar.comm.ranks import current, world_size
 from pyg_sar.rows.rows import Rows
-from pyg_sar.utils.checksum import digest
+from pyg_sar.utils.tensor_state import digest
 
 SUM = 'the sum of the gradients of parameters'
 
@@ -84,7 +84,8 @@ class Bucket:
         sizes.insert(len(self.common), numbers.numel())
         means = [*torch.split(total, sizes)]
         counts = message.read(means.pop(len(self.common)).real.tolist())
-        current().met.arrived()
+        if self.kind[1].type != 'cpu':
+            current().met.arrived()
         check_arrived(SUM)  # before anyone's gradient changes
         if not message.is_alike:
             parted()

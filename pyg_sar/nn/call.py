@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
+from pyg_sar.comm.derive_shard import EdgeMove
 from pyg_sar.comm.exchange import Exchange
-from pyg_sar.comm.reverse_edges import EdgeMove
 from pyg_sar.nn.dropout import EdgeDraws
 from pyg_sar.nn.intercept import MessageError, SourceIndex
 from pyg_sar.nn.options import Options

@@ -12,7 +12,7 @@ from torch_geometric import EdgeIndex as PyGEdgeIndex
 from torch_geometric.nn import MessagePassing
 from torch_geometric.utils.hetero import construct_bipartite_edge_index
 
-from pyg_sar.comm.reverse_edges import EdgeMove, Reversed, reverse
+from pyg_sar.comm.derive_shard import EdgeMove, Reversed, reverse
 from pyg_sar.comm.vote import Agreed, agree
 from pyg_sar.nn.call import arguments_of
 from pyg_sar.nn.dropout import edge_ids, has_ids
@@ -38,7 +38,7 @@ def into_own(handle: ShardEdges, *, flip: bool = False) -> tuple[ShardEdges, Edg
 
     Edges that would run out of own nodes are turned round: then tensors of edges have to be moved,
     too. Collective where edges are turned round: one small all-gather, see also
-    :func:`pyg_sar.comm.reverse_edges`.
+    :func:`pyg_sar.comm.derive_shard`.
     """
     if handle.is_flipped == flip:
         return handle.sources_first(), None

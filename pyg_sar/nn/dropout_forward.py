@@ -28,8 +28,8 @@ from pyg_sar.comm.vote import agree, check_equal
 from pyg_sar.nn.dropout import Dropout, Drops, EdgeDraws, factors
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.rows import Rows, plain, tag
+from pyg_sar.utils.installed import missing
 from pyg_sar.utils.nested import leaves_of
-from pyg_sar.utils.private_names import missing
 from pyg_sar.utils.rng import hashed, hashed_on, random_states
 from pyg_sar.utils.scoped import Scoped
 

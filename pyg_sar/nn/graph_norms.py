@@ -35,8 +35,7 @@ from pyg_sar.rows.edges import edge_index as make_edge_index
 from pyg_sar.rows.from_data import conv_arguments, derived
 from pyg_sar.rows.rows import plain, tag
 from pyg_sar.shard.edges import kept_on
-from pyg_sar.utils.checksum import checksum
-from pyg_sar.utils.tensor_state import version_of
+from pyg_sar.utils.tensor_state import checksum, version_of
 
 _MAX_RESULTS = 4
 

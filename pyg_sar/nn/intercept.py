@@ -38,7 +38,7 @@ from torch_geometric.utils import softmax as pyg_softmax
 from torch_geometric.utils import to_dense_batch as pyg_to_dense_batch
 
 from pyg_sar.ops.program import SoftmaxFn
-from pyg_sar.utils.private_names import find_or_none
+from pyg_sar.utils.installed import find_or_none
 from pyg_sar.utils.scoped import Scoped
 
 _qualified_name = find_or_none('torch._jit_internal._qualified_name')

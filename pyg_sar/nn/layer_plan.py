@@ -30,11 +30,11 @@ from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.registry import signature_of
 from pyg_sar.rows.replicated import note
 from pyg_sar.rows.rows import Rows, plainly
-from pyg_sar.utils.checksum import digest
 from pyg_sar.utils.class_swap import name_of, plain_class
 from pyg_sar.utils.dry_run import is_hidden
 from pyg_sar.utils.nested import PLAIN
 from pyg_sar.utils.scoped import Scoped
+from pyg_sar.utils.tensor_state import digest
 
 
 @dataclass(eq=False)

@@ -22,8 +22,8 @@ from pyg_sar.nn.call import Call
 from pyg_sar.nn.products import operations
 from pyg_sar.nn.sample_edges import Undone, samples_of
 from pyg_sar.ops.program import Program, no_autocast_cache
+from pyg_sar.utils.installed import find_or_none
 from pyg_sar.utils.nested import leaves
-from pyg_sar.utils.private_names import find_or_none
 
 _TO_COPY = find_or_none('torch.ops.aten._to_copy.default')
 

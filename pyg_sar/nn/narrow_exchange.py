@@ -31,9 +31,8 @@ from pyg_sar.rows.sharding import Space
 from pyg_sar.shard.blocks import Plan
 from pyg_sar.shard.edges import ShardEdges
 from pyg_sar.shard.shard import Kept
-from pyg_sar.utils.checksum import checksum
 from pyg_sar.utils.dry_run import lazy_draws
-from pyg_sar.utils.tensor_state import storage_of
+from pyg_sar.utils.tensor_state import checksum, storage_of
 
 _MAX_WEIGHTS = 4
 # The plan by which rows and sums travel; None where that spares too little.

@@ -20,7 +20,7 @@ from pyg_sar.rows.from_data import as_local, space_of_nodes
 from pyg_sar.rows.patches import ask_for_rows
 from pyg_sar.rows.rows import Rows, plain, plainly, tag
 from pyg_sar.rows.sharding import Space
-from pyg_sar.utils.private_names import find
+from pyg_sar.utils.installed import find
 from pyg_sar.utils.rng import normal
 
 _DRAWN_AT_ONCE = 2**12  # rows: what is computed on the way stays in the cache

@@ -20,7 +20,7 @@ from pyg_sar.comm.vote import least_of_ranks
 from pyg_sar.shard.blocks import Plan
 from pyg_sar.shard.shard import Kept
 from pyg_sar.utils import offload as evictable
-from pyg_sar.utils.checksum import checksum
+from pyg_sar.utils.tensor_state import checksum
 
 
 def kept_copy(tensor: Tensor) -> Tensor:

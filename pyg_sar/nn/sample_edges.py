@@ -17,8 +17,8 @@ from pyg_sar.nn.intercept import MessageError
 from pyg_sar.ops.program import Arguments
 from pyg_sar.utils.class_swap import name_of
 from pyg_sar.utils.dry_run import Snapshot
+from pyg_sar.utils.installed import missing
 from pyg_sar.utils.nested import PLAIN
-from pyg_sar.utils.private_names import missing
 from pyg_sar.utils.rng import states_of_process
 
 NUM_SAMPLES = 13

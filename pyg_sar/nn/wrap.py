@@ -30,11 +30,11 @@ from pyg_sar.nn.dropout_forward import SameDropout, of_model
 from pyg_sar.nn.options import options_of
 from pyg_sar.nn.sar_conv import SARConv, name_layers, why_refused
 from pyg_sar.ops.linear import compute_by_onednn
-from pyg_sar.utils.checksum import checksum, digest
 from pyg_sar.utils.class_swap import plain_class
 from pyg_sar.utils.dry_run import inert
 from pyg_sar.utils.log import LogLevel, check_log, say, set_log
 from pyg_sar.utils.nested import PLAIN
+from pyg_sar.utils.tensor_state import checksum, digest
 
 _logger = logging.getLogger(__name__)
 

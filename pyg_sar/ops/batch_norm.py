@@ -12,8 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pyg_sar.comm.collectives import all_gather_alike, all_reduce_sum
-from pyg_sar.comm.functions import communicates, once_differentiable
+from pyg_sar.comm.collectives import (
+    all_gather_alike,
+    all_reduce_sum,
+    communicates,
+    once_differentiable,
+)
 from pyg_sar.comm.vote import agree
 
 

@@ -15,8 +15,8 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from pyg_sar.comm.buffers import TensorList
 from pyg_sar.comm.exchange import Exchange
+from pyg_sar.comm.send_recv import TensorList
 from pyg_sar.shard.blocks import Block, Plan
 
 
@@ -82,7 +82,7 @@ class BlockByBlock:
         `later` may replace the loop's body where ranks take turns; the loop then skips blocks of
         other ranks' rows.
         """
-        returned = self.exchange.way_back(out, own=own)
+        returned = self.exchange.way_back(out, own)
         num_own = self.plan.shard.parts_per_rank
         num_skipped = 0 if own is None else num_own
         for number, (block, rows) in enumerate(self.fetch(read)):

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.buffers import TensorList
+from pyg_sar.comm.collectives import communicates, once_differentiable
 from pyg_sar.comm.exchange import Exchange, Request
-from pyg_sar.comm.functions import communicates, once_differentiable
+from pyg_sar.comm.send_recv import TensorList
 from pyg_sar.comm.vote import Agreed, agree
 from pyg_sar.ops.chunks import Surroundings
 from pyg_sar.ops.program import Arguments, gradients_of, no_autocast_cache

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.buffers import TensorList
 from pyg_sar.comm.exchange import Exchange
+from pyg_sar.comm.send_recv import TensorList
 from pyg_sar.ops.block_loop import BlockByBlock
 from pyg_sar.ops.program import Arguments, Program, without_hooks
 from pyg_sar.shard.blocks import Block, Plan

@@ -22,7 +22,7 @@ from torch.autograd import forward_ad
 from torch.backends import mkldnn
 from torch_geometric.nn import Linear
 
-from pyg_sar.utils.private_names import find_or_none
+from pyg_sar.utils.installed import find_or_none
 
 _LEAST_WEIGHTS, _LEAST_PRODUCTS = 2**10, 2**23
 """Numbers of a weight, and multiplications of a layer, from which on it pays."""

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.functions import communicates, once_differentiable, torch_apply
+from pyg_sar.comm.collectives import communicates, once_differentiable, torch_apply
 from pyg_sar.ops.chunks import Run
 from pyg_sar.ops.program import no_autocast_cache
 from pyg_sar.ops.reductions import SoftmaxStats, State

@@ -42,11 +42,9 @@ class Sum:
     reads_state = False
 
     def init(self, messages: Tensor, num_dst: int, dim: int) -> State:
-        """Zeros of one row per destination."""
         return (messages.new_zeros(_shape(messages, num_dst, dim)),)
 
     def step(self, state: State, messages: Tensor, dst: Tensor, dim: int) -> None:
-        """Adds every message to its destination's row."""
         if dim % messages.dim():
             state[0].index_add_(dim, dst, messages)
         else:
@@ -55,7 +53,6 @@ class Sum:
     def grad(
         self, grad_state: Tensor, state: State, messages: Tensor, dst: Tensor, dim: int
     ) -> Tensor:
-        """The gradient of its destination's row."""
         return grad_state.index_select(dim, dst)
 
 
@@ -70,12 +67,10 @@ class Product:
     reads_state = True
 
     def init(self, messages: Tensor, num_dst: int, dim: int) -> State:
-        """Ones, and no zeros."""
         shape = _shape(messages, num_dst, dim)
         return messages.new_ones(shape), messages.new_zeros(shape, dtype=torch.int32)
 
     def step(self, state: State, messages: Tensor, dst: Tensor, dim: int) -> None:
-        """Multiplies every message into its destination's row."""
         product, zeros = state
         is_zero = messages == 0
         zeros.index_add_(dim, dst, is_zero.to(zeros.dtype))
@@ -85,7 +80,6 @@ class Product:
     def grad(
         self, grad_state: Tensor, state: State, messages: Tensor, dst: Tensor, dim: int
     ) -> Tensor:
-        """The product of the destination's other factors."""
         product, zeros = state
         is_zero = messages == 0
         others = (grad_state * product).index_select(dim, dst) / messages.masked_fill(is_zero, 1)
@@ -109,7 +103,6 @@ class Extremum:
         self.reduce = reduce
 
     def init(self, messages: Tensor, num_dst: int, dim: int) -> State:
-        """The value that any message replaces, and zero counts."""
         if messages.is_floating_point():
             low, high = float('-inf'), float('inf')
         else:
@@ -130,7 +123,6 @@ class Extremum:
     def grad(
         self, grad_state: Tensor, state: State, messages: Tensor, dst: Tensor, dim: int
     ) -> Tensor:
-        """An even share for every message that attains the extremum."""
         extremum, count = state
         share = grad_state / (count + (extremum == 0))
         attains = messages == extremum.index_select(dim, dst)
@@ -165,16 +157,13 @@ class SoftmaxStats:
     the maximum of every destination takes most of the time, m is one number for all of them as long
     as no logit is further than 20 from it. Else it is ``[num_dst, ...]``, as the sum is, and -inf
     where no edge ends.
-
-    Attributes:
-        rows: The destinations of the next `step`, whose `dst` counts from the first of them.
-        scale: ``exp(m - m')`` of every one of `rows` in the last `step`, by how much what was
-            weighted before shrinks; None for ones.
     """
 
     def __init__(self, num_dst: int, max: Tensor | None = None, sum: Tensor | None = None) -> None:
         self.num_dst, self.max, self.sum = num_dst, max, sum
-        self.rows = _ALL
+        self.rows = _ALL  # of the next `step`, whose `dst` counts from the first of them
+        # exp(m - m') of each of `rows` in the last `step`, by how much what was weighted before
+        # shrinks; None for ones.
         self.scale: Tensor | None = None
 
     def begin(self, logits: Tensor) -> None:

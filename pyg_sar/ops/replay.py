@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.functions import communicates, once_differentiable, torch_apply
+from pyg_sar.comm.collectives import communicates, once_differentiable, torch_apply
 from pyg_sar.ops.chunks import Chunk, Run
 from pyg_sar.ops.program import (
     Arguments,
@@ -37,26 +37,14 @@ from pyg_sar.shard.index_rows import add_rows_at, add_runs_at, rows_at
 def replay(run: Run) -> tuple[list[State], tuple[Tensor, ...]]:
     """Runs a message function over all blocks and merges its messages.
 
-    ============  ======================  ===================================================
-    tensor        shape                   meaning
-    ============  ======================  ===================================================
-    src           ``[num_own, ...]``      own rows, read at an edge's source
-    dst           ``[num_dst, ...]``      own rows, read at an edge's destination
-    edge          ``[num_edges, ...]``    one row per edge of `plan`
-    whole         any                     read as they are
-    learnable     any                     leaf tensors the function reads by itself
-    states        ``[num_dst, ...]``      a finished merge state for each reduction
-    edge outputs  ``[num_edges, ...]``    what the function computes per edge
-    ============  ======================  ===================================================
+    Gives a finished merge state ``[num_dst, ...]`` of every reduction, and the edge outputs
+    ``[num_edges, ...]``.
 
     Saved for backward: the arguments and, per softmax, maximum and sum; never halo rows or messages
     (unless the run keeps the rows received, so that backward need not fetch them again).
 
     Communication: ``1 + num_softmax`` exchanges in forward; as many in backward, and one exchange
     of gradients if a source tensor needs one.
-
-    Returns:
-        The merge states and the edge outputs.
     """
     tensors = iter(_Replay.apply(run, *run.arguments))
     states = [tuple(islice(tensors, r.merge.num_tensors)) for r in run.program.reductions]

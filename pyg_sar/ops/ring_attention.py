@@ -28,9 +28,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.functions import communicates, once_differentiable
+from pyg_sar.comm.collectives import communicates, once_differentiable
 from pyg_sar.comm.send_recv import GRADIENTS_TAG, start_round
-from pyg_sar.utils.private_names import find_or_none
+from pyg_sar.utils.installed import find_or_none
 
 MOST_SCORES = 2**22
 
@@ -50,10 +50,8 @@ class KeyBlock(NamedTuple):
 class Attended:
     """The output for own queries over the blocks so far.
 
-    Attributes:
-        out: The sum of ``exp(score - top) * value``, ``[H, L, V]``; divided in the end.
-        top: The largest score of each query, ``[H, L, 1]``.
-        total: The sum of ``exp(score - top)``, ``[H, L, 1]``.
+    `top` ``[H, L, 1]`` is the largest score of each query, `total` the sum of ``exp(score - top)``,
+    and `out` ``[H, L, V]`` that of ``exp(score - top) * value``, divided in the end.
     """
 
     def __init__(self, query: Tensor, width: int, scale: float) -> None:

@@ -5,7 +5,7 @@ and scatter; on a CPU it is three to eight times faster than ``index_add_``. Its
 slow, so backward is a sum over the transposed block. With a weight for every head it runs once for
 every head, beside ``sampled_addmm``; below a few channels, gather and multiply in chunks that stay
 in the cache are faster; on a GPU a CSR product (measured: docs/speed.md). Where numba is installed
-a compiled loop replaces all sums by head on a CPU (:mod:`pyg_sar.utils.loops`).
+a compiled loop replaces all sums by head on a CPU (:mod:`pyg_sar.utils.numba_loops`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from pyg_sar.ops.weighted_loops import has_loop, run_loop
-from pyg_sar.ops.workers import side_by_side
+from pyg_sar.ops.weighted_loops import has_loop, run_loop, side_by_side
 from pyg_sar.shard.blocks import Block
 from pyg_sar.shard.csr import MAX_EDGES, Segments, chunks_of_segments
 from pyg_sar.shard.index_rows import rows_at, write_rows_at
@@ -139,13 +138,10 @@ def _segment_sums(
 def add_weighted_sums(
     out: Tensor, values: Tensor, segments: Segments, weight: Tensor, *, replace: bool = False
 ) -> Tensor:
-    """Adds the sum of every segment, weighted by head, to its row of `out`.
+    """As :func:`add_segment_sums` of one dtype, with a weight ``[num_edges, H]`` for every head.
 
-    For the edges e of segment s,
-    ``out[keys[s], h] += sum of weight[e, h] * values[columns[e], h]``.
-    Nothing of ``[num_edges, H, C]`` is made. Of one dtype are `out` ``[num_rows, H, C]``, `values`
-    ``[num_cols, H, C]`` and `weight` ``[num_edges, H]`` in edge order. With `replace` the sums
-    replace what `out` holds, and rows without a segment become zero. Returns `out`.
+    ``out[keys[s], h] += sum of weight[e, h] * values[columns[e], h]``, of rows ``[H, C]``; nothing
+    of ``[num_edges, H, C]`` is made.
     """
     if has_loop(values) and out.is_contiguous():
         run_loop(values, segments, out=out, weight=weight, replace=replace)

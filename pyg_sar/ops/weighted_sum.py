@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.buffers import TensorList
+from pyg_sar.comm.collectives import communicates, once_differentiable
 from pyg_sar.comm.exchange import Exchange
-from pyg_sar.comm.functions import communicates, once_differentiable
+from pyg_sar.comm.send_recv import TensorList
 from pyg_sar.ops.block_loop import AllAtOnce, BlockByBlock, BlockLoop, Later
 from pyg_sar.ops.spmm import add_segment_sums, edge_dots, segment_sums, weighted_sums_and_dots
 from pyg_sar.shard.blocks import Block, Plan
@@ -39,16 +39,9 @@ def weighted_sum(
 ) -> Tensor:
     """``out[i, h] = sum of weight[e, h] * x[j, h] over all edges e: j -> i``, remote ones included.
 
-    ========  ======================  ==================================================
-    tensor    shape                   meaning
-    ========  ======================  ==================================================
-    x         ``[num_own, H, C]``     own rows; floating point
-    weight    ``[num_edges, H]``      weights of the edges of `plan`; dtype of x
-    out       ``[num_dst, H, C]``     sums over all in-edges
-    ========  ======================  ==================================================
-
-    Without heads x and out are ``[..., F]``, and the weight is ``[num_edges]`` and taken for a
-    constant, or None for ones.
+    From own rows x ``[num_own, H, C]``, floating point, and weights ``[num_edges, H]`` of the edges
+    of `plan`, of the same dtype, to sums ``[num_dst, H, C]``. Without heads x and out are
+    ``[..., F]``, and the weight is ``[num_edges]`` and taken for a constant, or None for ones.
 
     | forward:  receive the rows of block q; ``out[:, h] += A_qh @ rows_q[:, h]``
     | backward: ``grad_rows_q[:, h] = A_qh^T @ grad_out[:, h]``; send them to q; if the weight needs

@@ -20,7 +20,7 @@ from pyg_sar.shard.csr import check_block_edges
 from pyg_sar.shard.files import folder_checksums
 from pyg_sar.shard.format import EdgeKey, NodeKey
 from pyg_sar.shard.meta import EdgeInfo, Meta, NodeInfo, meta_text, row_type
-from pyg_sar.utils.private_names import installed
+from pyg_sar.utils.installed import installed
 from pyg_sar.utils.rng import hashed
 
 

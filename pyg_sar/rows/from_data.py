@@ -12,7 +12,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.storage import BaseStorage
 
-from pyg_sar.comm.errors import collective
+from pyg_sar.comm.errors import collective, users_line
 from pyg_sar.comm.ranks import cache_of
 from pyg_sar.comm.vote import agree
 from pyg_sar.rows.adjacency import Adjacency, refuse_matrices
@@ -29,7 +29,6 @@ from pyg_sar.shard.read_shard import of_whole
 from pyg_sar.utils.nested import in_nested
 from pyg_sar.utils.scoped import Scoped
 from pyg_sar.utils.tensor_state import version_of
-from pyg_sar.utils.users_line import users_line
 
 
 def as_rows_of_graph(data: Any) -> Any:

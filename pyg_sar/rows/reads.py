@@ -18,7 +18,7 @@ from pyg_sar.rows.pointwise import pointwise
 from pyg_sar.rows.registry import bare_name, name_of, rule
 from pyg_sar.rows.replicated import PLAIN, divide_gradient, is_divided
 from pyg_sar.rows.rows import Rows, plain, plainly, read, refuse, tag
-from pyg_sar.utils.private_names import find
+from pyg_sar.utils.installed import find
 
 rule(
     'is_floating_point is_complex element_size get_device is_contiguous dim ndimension retain_grad '

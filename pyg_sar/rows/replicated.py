@@ -18,18 +18,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pyg_sar.comm.collectives import all_reduce_sum
-from pyg_sar.comm.functions import communicates, once_differentiable
-from pyg_sar.comm.met import Met
+from pyg_sar.comm.collectives import all_reduce_sum, communicates, once_differentiable
+from pyg_sar.comm.errors import warn
 from pyg_sar.comm.ranks import cache_of, check_lives, check_own, chosen, current, rank
 from pyg_sar.comm.ranks import world_size as num_ranks
 from pyg_sar.comm.vote import are_alike
 from pyg_sar.rows.registry import bare_name, is_in_place, name_of
-from pyg_sar.utils.checksum import as_bytes
 from pyg_sar.utils.dry_run import is_hidden
 from pyg_sar.utils.offload import array_of
-from pyg_sar.utils.tensor_state import version_of
-from pyg_sar.utils.users_line import warn
+from pyg_sar.utils.tensor_state import as_bytes, version_of
 
 LARGE = 2**24
 """A function of rows and a plain tensor with so many numbers warns."""
@@ -209,14 +206,13 @@ def note(func: Any, args: Any, kwargs: Any) -> None:
         del found[0]
     if name in _OF_THIS_RANK:
         return
-    met = current().met
-    found = [_compared(value, name, met) for value in found]
+    found = [_compared(value, name) for value in found]
     found = [value for value in found if value is not None]
     if found:
-        met.note(name, found)
+        current().met.note(name, found)
 
 
-def _compared(value: Any, name: str, met: Met) -> Any:
+def _compared(value: Any, name: str) -> Any:
     """What of a value the next message compares, or None: it has before, need not, or waits."""
     if isinstance(value, (np.ndarray, np.generic)):
         return str(value.tolist()) if value.size <= _MOST else None
@@ -234,5 +230,5 @@ def _compared(value: Any, name: str, met: Met) -> Any:
     seen[value] = version
     if is_on_host:
         return value.detach()
-    met.note_later(name, value)
+    current().met.note_later(name, value)
     return None

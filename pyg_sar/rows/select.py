@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_sar.comm.errors import users_line, warn
 from pyg_sar.comm.exchange import exchange_of
 from pyg_sar.comm.row_map import with_halo
 from pyg_sar.comm.vote import agree
@@ -27,7 +28,6 @@ from pyg_sar.rows.registry import rule
 from pyg_sar.rows.replicated import with_mean_gradient
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, remember, tag
 from pyg_sar.rows.sharding import Space
-from pyg_sar.utils.users_line import users_line, warn
 
 _MANY_READS = 1000
 _read_at: dict[tuple[str, int] | None, set[int]] = {}

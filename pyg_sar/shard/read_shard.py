@@ -23,7 +23,7 @@ from pyg_sar.shard.format import META_FILE, PART_FILES, WHOLE_FILE, EdgeKey, par
 from pyg_sar.shard.meta import Meta, read_meta
 from pyg_sar.shard.parts import Part, Tensors, read_part, rows_of
 from pyg_sar.shard.shard import Cut, Shard, make_steps
-from pyg_sar.utils.private_names import missing
+from pyg_sar.utils.installed import missing
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

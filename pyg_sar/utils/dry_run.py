@@ -31,19 +31,16 @@ from pyg_sar.utils.tensor_state import GivenAway, HeldTensor, Writes
 
 _LIBRARIES = ('torch', 'torch_geometric', 'pyg_sar')
 _HOOKS = ('_forward_hooks', '_forward_pre_hooks', '_backward_hooks', '_backward_pre_hooks')
-_TABLES = ('_parameters', '_buffers', '_modules')
 _OF_MODULES = frozenset(vars(torch.nn.Module()))
 
 
 @contextmanager
-def inert(model: torch.nn.Module, arguments: Any = None) -> Iterator[None]:
+def inert(model: torch.nn.Module, arguments: Any) -> Iterator[None]:
     """In its ``with``, a call of a model changes nothing that a program sees after it.
 
     What modules with lazy parameters learn stays: their attributes, and random numbers that they
-    draw. `arguments` are those of the call.
-
-    Raises:
-        ValueError: If a tensor was changed in place that cannot be changed back.
+    draw. `arguments` are those of the call. Raises ValueError if a tensor was changed in place that
+    cannot be changed back.
     """
     learning = [
         module
@@ -70,13 +67,10 @@ def inert(model: torch.nn.Module, arguments: Any = None) -> Iterator[None]:
 
 
 class _Draws:
-    """Gives the numbers drawn in its ``with`` generators of their own, which go on at the next.
-
-    Attributes:
-        own: Sets the generators to their states after these numbers alone.
-    """
+    """Gives the numbers drawn in its ``with`` generators of their own, which go on at the next."""
 
     def __init__(self) -> None:
+        # Sets the generators to their states after these numbers alone.
         self.own = self._others = states_of_process()
         self._depth = 0
 
@@ -134,9 +128,7 @@ def without_users_hooks(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
 class Snapshot:
     """The content of modules, containers and objects, however deep, and of their tensors.
 
-    Args:
-        roots: Where to begin.
-        without: Modules whose attributes may change.
+    Attributes of modules in `without` may change.
     """
 
     def __init__(self, roots: Any, without: Iterable[torch.nn.Module] = ()) -> None:
@@ -160,10 +152,11 @@ class Snapshot:
             self._held.append(held)
             return [(name, held.grad)]
         if isinstance(value, torch.nn.Module):
-            self._hold(name, vars(value), _own_attributes, _set_attributes)
+            own = vars(value)
+            self._hold(name, own, _own_attributes, _set_attributes)
             self._hold('', value._buffers, *_TABLE)
-            tables = [entry for table in _TABLES for entry in vars(value)[table].items()]
-            return [*tables, *_own_attributes(vars(value)).items()]
+            tables = own['_parameters'], own['_buffers'], own['_modules'], _own_attributes(own)
+            return [entry for table in tables for entry in table.items()]
         for kind, read, write in _KINDS:
             if isinstance(value, kind):
                 self._hold(name, value, read, write)
@@ -188,11 +181,7 @@ class Snapshot:
             yield
 
     def restore(self) -> list[str]:
-        """Sets all back; gives the names of the attributes in which something was changed.
-
-        Raises:
-            ValueError: If a tensor has changed that cannot be changed back.
-        """
+        """Sets all back, or raises ValueError; gives the names of attributes that had changed."""
         changed = [(held, names) for held in self._held if (names := held.changed())]
         for held, _ in changed:
             held.put_back()

@@ -49,14 +49,10 @@ class Watcher:
     """Receives reports of what this process does, in the thread that does it.
 
     Layers and operations may nest. Each one that begins also ends, also after an exception.
-
-    Attributes:
-        watches_all: Whether it watches all ranks that are threads.
-        watched_rank: Otherwise the only rank that it watches; None if ranks are not threads.
     """
 
-    watches_all = False
-    watched_rank: object = None
+    watches_all = False  # all ranks that are threads
+    watched_rank: object = None  # else the only one that it watches; None if ranks are no threads
 
     def enter_layer(self, layer: str, phase: str) -> None:
         """A layer's ``'forward'`` begins, or the ``'backward'`` of a step of it that communicates.

@@ -1,13 +1,61 @@
-"""Finds out whether the compiled loops can be had."""
+"""What the installed packages have: their versions, private names, and loops that numba compiles.
+
+Names of torch and PyG that are not public may go in any version. CONTRIBUTING.md lists all that are
+used. One that is gone is an error where it is used; what only a corner needs is looked for there by
+:func:`find`.
+"""
 
 from __future__ import annotations
 
+import importlib
 import os
 import warnings
+from contextlib import suppress
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pkgutil import resolve_name
 from types import ModuleType
+from typing import Any
 
 import numpy as np
+
+with warnings.catch_warnings():
+    # PyG prepares functions for TorchScript, which torch has given up; no user can change it.
+    warnings.filterwarnings('ignore', '.torch.jit.[a-z_]+. is (deprecated|not supported)')
+    warnings.filterwarnings('ignore', "Failing to pass a value to the 'type_params'")
+    importlib.import_module('torch_geometric.nn')
+
+
+def installed(package: str) -> str | None:
+    """The version of a package that is installed, of PyG also a nightly one; None if it is not."""
+    for name in (package, 'pyg-nightly') if package == 'torch_geometric' else (package,):
+        with suppress(PackageNotFoundError):
+            return version(name) if name == package else f'{version(name)} of {name}'
+    return None
+
+
+def find(name: str) -> Any:
+    """The object of a name with dots; an ImportError where it is gone."""
+    try:
+        return resolve_name(name)
+    except (AttributeError, ImportError):
+        raise missing(name) from None
+
+
+def find_or_none(name: str) -> Any:
+    """As :func:`find`, or None."""
+    with suppress(ImportError):
+        return find(name)
+    return None
+
+
+def missing(name: str) -> ImportError:
+    """The error where a private name is gone."""
+    package = name.partition('.')[0]
+    return ImportError(
+        f"pyg_sar needs '{name}', which {package} {installed(package)} does not have: install a "
+        "version that it is tested with ('pip check' tells which)"
+    )
 
 
 @cache

@@ -21,23 +21,14 @@ from pyg_sar.utils.scoped import Scoped
 
 @dataclass
 class Counts:
-    """What passes of a layer exchange, wait and compute, or what is outside of layers.
+    """What passes of a layer exchange, wait and compute, or what is outside of layers."""
 
-    Attributes:
-        rows_received: Rows that came from other ranks; where several tensors travel, those of each.
-        rows_sent: Rows that went to other ranks.
-        bytes_received: Bytes of these rows, as they travelled.
-        bytes_sent: Bytes of these rows, as they travelled.
-        waiting: Seconds inside operations with other ranks: until rows or sums are there.
-        computing: All other seconds.
-    """
-
-    rows_received: int = 0
+    rows_received: int = 0  # from other ranks; where several tensors travel, those of each
     rows_sent: int = 0
-    bytes_received: int = 0
+    bytes_received: int = 0  # as they travelled
     bytes_sent: int = 0
-    waiting: float = 0.0
-    computing: float = 0.0
+    waiting: float = 0.0  # seconds inside operations with other ranks: until rows or sums are there
+    computing: float = 0.0  # all other seconds
 
 
 class _UnderWay:
@@ -73,13 +64,11 @@ class Meter(Watcher):
         return self._outside
 
     def enter_layer(self, layer: str, phase: str) -> None:
-        """A pass begins."""
         self.count('computing')
         name = f'{layer}, {phase}' if layer else OUTSIDE
         self.here.passes.append((name, self.counts_of(name)))
 
     def leave_layer(self) -> None:
-        """The innermost pass ends."""
         self.end_pass()
 
     def end_pass(self) -> tuple[str, Counts]:
@@ -96,16 +85,13 @@ class Meter(Watcher):
         return seconds
 
     def enter_operation(self, operation: str, peer: int | None) -> None:
-        """Counts the time until now as computing."""
         self.count('computing')
         self.here.operation = operation if peer is None else ''
 
     def leave_operation(self) -> None:
-        """Counts the time until now as waiting."""
         self.count('waiting')
 
     def moved(self, transfer: Transfer) -> None:
-        """Counts rows."""
         counts = self.here.passes[-1][1]
         for name in ('rows_received', 'rows_sent', 'bytes_received', 'bytes_sent'):
             setattr(counts, name, getattr(counts, name) + getattr(transfer, name))
@@ -142,15 +128,11 @@ def check_log(level: str | None, name: str = "'log'") -> None:
 
 
 def set_log(level: LogLevel | None) -> None:
-    """Sets what this process logs from now on.
+    """Sets what this process logs from now on; a ValueError if it is no level.
 
-    Args:
-        level: ``'info'``: a line when a model is wrapped, a shard is loaded, and for the first
-            forward and backward of every layer. ``'debug'``: also one for every layer, pass, block
-            and operation of all ranks. ``'off'``: nothing. None leaves it as it is.
-
-    Raises:
-        ValueError: If it is none of these.
+    ``'info'``: a line when a model is wrapped, a shard is loaded, and for the first forward and
+    backward of every layer. ``'debug'``: also one for every layer, pass, block and operation of all
+    ranks. ``'off'``: nothing. None leaves it as it is.
     """
     global _running
     check_log(level)
@@ -223,14 +205,12 @@ class Log(Meter):
         say(_logger, level, f'{name}, {what}: {_traffic(counts)}, {_seconds(counts)}')
 
     def leave_operation(self) -> None:
-        """Logs the wait of an operation of all ranks."""
         seconds = self.count('waiting')
         if self.here.operation:
             text = f'{self.here.passes[-1][0]}: {self.here.operation}, waited {seconds:.6f} s'
             say(_logger, logging.DEBUG, text)
 
     def moved(self, transfer: Transfer) -> None:
-        """Logs a block."""
         super().moved(transfer)
         if _logger.isEnabledFor(logging.DEBUG):
             name, counts = self.here.passes[-1]

@@ -6,8 +6,8 @@ in its thread. It sees neither compiled loops nor other threads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import numpy as np
@@ -63,30 +63,17 @@ watcher: Scoped[Watcher | None] = Scoped(None)
 """The watcher of this thread, where memory may be away."""
 
 
-def helper_context() -> Callable[[], AbstractContextManager[Any]]:
-    """A context for threads that compute for the calling thread."""
-    return nullcontext if watcher.value is None else watcher.value.in_thread
-
-
-_data_ptr = Tensor.data_ptr  # torch's own, which ranks in turns replace
-
-
-def address_of(tensor: Tensor) -> int:
-    """The address of a tensor that is in memory, for the time of one call."""
-    return _data_ptr(tensor)
+address_of = Tensor.data_ptr
+"""torch's own, which ranks in turns replace: the address of a tensor that is in memory."""
 
 
 class _Memory:
-    """The interface from which NumPy makes an array."""
+    """What NumPy makes an array from; the array keeps the tensor alive."""
 
-    def __init__(self, tensor: Tensor) -> None:
-        self._tensor = tensor  # lives as long as the array
-        self.__array_interface__ = {
-            'version': 3,
-            'shape': (tensor.numel(),),
-            'typestr': np.dtype(str(tensor.dtype).removeprefix('torch.')).str,
-            'data': (address_of(tensor), False),
-        }
+    def __init__(self, tensor: Tensor, kind: str) -> None:
+        self._tensor, address = tensor, (address_of(tensor), False)
+        form = {'shape': (tensor.numel(),), 'typestr': np.dtype(kind).str}
+        self.__array_interface__ = {'version': 3, 'data': address, **form}
 
 
 def array_of(tensor: Tensor, *, is_written: bool = False) -> np.ndarray[Any, Any]:
@@ -98,10 +85,10 @@ def array_of(tensor: Tensor, *, is_written: bool = False) -> np.ndarray[Any, Any
         raise ValueError(f'expected a contiguous tensor (got strides {tensor.stride()})')
     if watcher.value is not None:
         watcher.value.needs(tensor, is_written=is_written)
+    kind = str(tensor.dtype).removeprefix('torch.')
     with torch._C.DisableTorchFunction():
-        if tensor.numel() == 0:  # NumPy of Python 3.10 takes no address of nothing
-            return np.empty(0, str(tensor.dtype).removeprefix('torch.'))
-        return np.asarray(_Memory(tensor))
+        # NumPy of Python 3.10 takes no address of nothing.
+        return np.asarray(_Memory(tensor, kind)) if tensor.numel() else np.empty(0, kind)
 
 
 def arrays_of(
@@ -146,10 +133,3 @@ def selected_rows(tensor: Tensor, index: Tensor) -> Tensor:
     out = tensor.new_empty(index.numel(), *tensor.shape[1:])
     select_rows(out, tensor, index)
     return out
-
-
-def copy_run(out: Tensor, run: Tensor) -> None:
-    """``out.copy_(run)`` of a contiguous tensor that may be away."""
-    watch = watcher.value
-    if watch is None or not watch.reads_run(out, run):
-        out.copy_(run)

@@ -62,10 +62,13 @@ def random_states_kept(device: torch.device) -> Iterator[None]:
 
 
 def states_of_process() -> Callable[[], set[str]]:
-    """A function that sets the generators of torch, NumPy and Python back, and says which drew."""
+    """A function that sets the process back to its state now, and says which generators drew.
+
+    That is the generators of torch, NumPy and Python, and the default dtype.
+    """
     (of_torch,) = random_states(_CPU)
     of_numpy = np.random.get_state()  # noqa: NPY002 (PyG's)
-    of_python = random.getstate()
+    of_python, dtype = random.getstate(), torch.get_default_dtype()
     of_devices: list[Tensor] = []
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         of_devices = torch.cuda.get_rng_state_all()
@@ -84,6 +87,7 @@ def states_of_process() -> Callable[[], set[str]]:
         if random.getstate() != of_python:
             changed.add('random')
             random.setstate(of_python)
+        torch.set_default_dtype(dtype)
         return changed
 
     return put_back
@@ -95,14 +99,9 @@ _HALF = 2**32 - 1
 
 
 def uniform(seed: int, *keys: Tensor | int) -> Tensor:
-    """Numbers from [0, 1), uniform, and independent for different seeds or keys.
+    """Numbers from [0, 1), float64, uniform, and independent for different seeds or keys.
 
-    Args:
-        seed: Any integer of 64 bits.
-        *keys: Integers or int64 tensors that broadcast, such as ids ``[N, 1]`` and columns ``[C]``.
-
-    Returns:
-        float64, of the shape that the keys broadcast to.
+    `keys` are integers or int64 tensors that broadcast, such as ids ``[N, 1]`` and columns ``[C]``.
     """
     return _shifted(hashed(seed, *keys), 11).double() * 2.0**-53
 
@@ -145,24 +144,11 @@ LANES = 4
 """Numbers of 16 bits in a hash."""
 
 
-def kept(p: float, seed: int, *keys: Tensor | int, width: int) -> Tensor:
-    """Which of `width` numbers for every key a dropout keeps.
-
-    Args:
-        p: The share that is dropped, from 0 to 1; rounded to a multiple of ``2^-16``.
-        seed: Any integer of 64 bits.
-        *keys: As :func:`uniform` takes them.
-        width: How many numbers there are.
-
-    Returns:
-        bool ``[..., width]``, after the shape that the keys broadcast to.
-    """
-    state = hashed(seed, *keys).unsqueeze(-1)
-    return kept_of(hashed_on(state, torch.arange(-(-width // LANES))), p, width)
-
-
 def kept_of(hashes: Tensor, p: float, width: int) -> Tensor:
-    """Which numbers are kept, from hashes ``[..., ceil(width / 4)]``: each is four of 16 bits."""
+    """Which of `width` numbers a dropout keeps, bool, of hashes ``[..., ceil(width / 4)]``.
+
+    A hash is four numbers of 16 bits; the share that is dropped is a multiple of ``2^-16``.
+    """
     lanes = hashes.view(torch.int16)[..., :width]
     bound = round(p * 2**16) - 2**15
     return torch.zeros_like(lanes, dtype=torch.bool) if bound == 2**15 else lanes >= bound

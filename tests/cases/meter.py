@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
-from pyg_sar.comm.buffers import Buffers
 from pyg_sar.comm.exchange import Exchange, GradientReturn
-from pyg_sar.comm.send_recv import ROWS_TAG, SendRecv
+from pyg_sar.comm.send_recv import ROWS_TAG, Buffers, SendRecv
 from pyg_sar.nn.call import Call
 from pyg_sar.nn.plan import PLANS, CallPlan, Replay
 from pyg_sar.shard.shard import Shard

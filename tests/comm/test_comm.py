@@ -10,7 +10,6 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from few import few
 from on_ranks import on_ranks
 from partition_files import load_shard_files
 from ranks import run_ranks
@@ -69,8 +68,8 @@ def _block_ids(data: Data) -> list[Tensor]:
     return ids
 
 
-def _check_fetch(data: Data, depth: int = 1, *, keep: bool = False) -> None:
-    exchange = Exchange(data.edge_index.handle.shard, depth=depth)
+def _check_fetch(data: Data, *, keep: bool = False) -> None:
+    exchange = Exchange(data.edge_index.handle.shard)
     want = [_values(ids) for ids in _block_ids(data)]
     kept = []
     for _ in range(2):
@@ -107,11 +106,10 @@ def _same(found: list[Tensor], expected: list[Tensor]) -> bool:
 
 
 @pytest.mark.parametrize('keep', [False, True])
-@pytest.mark.parametrize('depth', few([1, 2, 5]))
 @pytest.mark.parametrize(('world_size', 'num_parts'), LAYOUTS)
 @on_ranks(is_local=True)
-def test_fetch_gives_the_owners_rows(data, world_size, num_parts, depth, keep):
-    _check_fetch(data, depth, keep=keep)
+def test_fetch_gives_the_owners_rows(data, world_size, num_parts, keep):
+    _check_fetch(data, keep=keep)
 
 
 @pytest.mark.parametrize(('world_size', 'num_parts'), [(2, 4), (3, 3), (4, 4)])
@@ -119,11 +117,6 @@ def test_fetch_gives_the_owners_rows(data, world_size, num_parts, depth, keep):
 @on_ranks(is_local=True)
 def test_awkward_cuts(data, world_size, num_parts, kind):
     _check_fetch(data)
-
-
-@on_ranks(4, is_local=True)
-def test_ranks_may_prefetch_differently(data):
-    _check_fetch(data, dist.get_rank() + 1)
 
 
 def _fetch_and_return(root: str) -> None:
@@ -244,13 +237,6 @@ def test_without_other_processes():
     assert values.tolist() == [0, 1, 2]
 
 
-@on_ranks(1, 2, is_local=True)
-def test_depth_must_be_positive(data):
-    for depth in (0, -1):
-        with pytest.raises(ValueError, match=rf"'depth' .*{depth}"):
-            Exchange(data.edge_index.handle.shard, depth=depth)
-
-
 @pytest.mark.parametrize('world_size', [1, 3])
 @on_ranks(num_parts=3, is_local=True)
 def test_another_ranks_shard(data, world_size):
@@ -264,7 +250,7 @@ def test_another_ranks_shard(data, world_size):
 @on_ranks(is_local=True)
 def test_a_process_group_of_its_own(data):
     """The user's own collectives in between cross nothing."""
-    exchange = Exchange(data.edge_index.handle.shard, depth=2)
+    exchange = Exchange(data.edge_index.handle.shard)
     want = [_values(ids)[0] for ids in _block_ids(data)]
     for (rows,), expected in zip(exchange.fetch([_values(data.n_id)[0]]), want, strict=True):
         total = torch.ones(3)

@@ -58,7 +58,7 @@ def test_rows_are_rounded_and_own_rows_are_not(data, world_size, num_parts, dtyp
     shard = data.edge_index.handle.shard
     torch.manual_seed(dist.get_rank())
     values = _values(shard.num_own)
-    exact, narrow = Exchange(shard), Exchange(shard, depth=1 + keep, dtype=dtype)
+    exact, narrow = Exchange(shard), Exchange(shard, dtype=dtype)
     pairs = zip(exact.fetch(values, keep=True), narrow.fetch(values, keep=keep), strict=True)
     for number, (expected, found) in enumerate(pairs):
         if number >= shard.parts_per_rank:

@@ -10,8 +10,8 @@ from small_graphs import ASSIGNMENTS, assert_close, small_graph
 from torch import Tensor
 
 from pyg_sar.comm.collectives import all_reduce_sum
+from pyg_sar.comm.derive_shard import reverse
 from pyg_sar.comm.exchange import exchange_of
-from pyg_sar.comm.reverse_edges import reverse
 from pyg_sar.ops.weighted_sum import weighted_sum
 from pyg_sar.shard.blocks import plan_of
 

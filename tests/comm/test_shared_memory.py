@@ -18,10 +18,9 @@ from on_ranks import on_ranks
 from torch import Tensor
 from traffic import apart
 
-from pyg_sar.comm.buffers import BufferPool
 from pyg_sar.comm.exchange import Exchange, GradientReturn
 from pyg_sar.comm.ranks import current
-from pyg_sar.comm.send_recv import start_round
+from pyg_sar.comm.send_recv import BufferPool, start_round
 from pyg_sar.comm.shared_memory import SharedMemory, allocated, find_shared, writable
 
 pytestmark = pytest.mark.skipif(not hasattr(os, 'memfd_create'), reason='needs Linux')

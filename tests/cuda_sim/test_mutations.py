@@ -17,9 +17,8 @@ from torch import Tensor
 from torch_geometric.nn import GATConv, SAGEConv
 
 import pyg_sar
-from pyg_sar.comm.buffers import BufferPool, Buffers
 from pyg_sar.comm.process_group import GroupComm
-from pyg_sar.comm.send_recv import SendRecv
+from pyg_sar.comm.send_recv import BufferPool, Buffers, SendRecv
 
 BACKEND = 'cpu:gloo,cuda:nccl'
 

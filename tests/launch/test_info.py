@@ -13,7 +13,6 @@ import pytest
 import torch
 from hetero_graphs import assignment, hetero_graph
 from small_graphs import small_graph
-from torch import Tensor
 from whole_partition import verify_partition
 
 import pyg_sar
@@ -46,10 +45,6 @@ def _set(name: str, value: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[
     return lambda content: content.update({name: value(content[name])})
 
 
-def _swap_last(values: torch.Tensor) -> torch.Tensor:
-    return torch.cat([values[-1:], values[1:-1], values[:1]])
-
-
 def test_a_whole_folder(written: Path) -> None:
     assert verify_partition(written) == []
 
@@ -61,33 +56,10 @@ def test_a_whole_heterogeneous_folder(tmp_path: Path, method: str) -> None:
     assert verify_partition(tmp_path / 'parts') == []
 
 
-def _other_row(rows: Tensor) -> Tensor:
-    """The row after one of these in its place, in the same order."""
-    place = int((rows.diff() > 1).nonzero()[0])
-    return torch.cat([rows[:place], rows[place : place + 1] + 1, rows[place + 1 :]])
-
-
 DAMAGES: dict[str, tuple[str, Callable[[Any], object], str]] = {
     'a feature': ('part_1/node_feats.pt', lambda c: c['feats']['x'].neg_(), 'was changed'),
-    'a node twice': (
-        'part_0/node_feats.pt',
-        _set('global_id', lambda t: t + (t == t[0])),
-        'more than once',
-    ),
-    'destinations': ('part_2/graph.pt', _set('col', _swap_last), 'the edges of part 2 are others'),
     'a source': ('part_1/graph.pt', _set('row', lambda t: t.roll(1)), 'the edges of part 1'),
-    'a halo': (
-        'part_1/sar.pt',
-        _set('halo_pos', lambda t: _other_row(t)),
-        'part 1 reads other rows from part',
-    ),
-    'a halo out of order': (
-        'part_1/sar.pt',
-        _set('halo_pos', lambda t: t.roll(1).clamp(max=5)),
-        "expected ascending 'halo_pos'",
-    ),
     'a range': ('part_2/sar.pt', _set('dst', lambda t: t + 100), 'expected ids in'),
-    "PyG's map": ('node_map.pt', lambda c: None, "'{root}/node_map.pt' tells other parts"),
     "PyG's graph": ('part_0/graph.pt', lambda c: c.pop('col'), 'holds no graph'),
 }
 
@@ -95,21 +67,11 @@ DAMAGES: dict[str, tuple[str, Callable[[Any], object], str]] = {
 @pytest.mark.parametrize('damage', DAMAGES)
 def test_damage_is_found(folder: Path, damage: str) -> None:
     name, change, sentence = DAMAGES[damage]
-    if name == 'node_map.pt':
-        torch.save(1 - torch.load(folder / name).clamp(max=1), folder / name)
-    else:
-        _edit(folder / name, change)
+    _edit(folder / name, change)
     assert wrong_files(folder, read_meta(folder)) == [
         f"'{folder / name}' was changed after it was written"
     ]
-    problems = verify_partition(folder)
-    assert any(sentence.format(root=folder) in problem for problem in problems), problems
-
-
-def test_an_edge_of_another_graph(folder: Path) -> None:
-    change = _set('edge_id', lambda t: torch.where(t == t.max(), 0, t))
-    _edit(folder / 'part_0' / 'graph.pt', change)
-    assert any('edges 1 lie in no part' in p for p in verify_partition(folder))
+    assert any(sentence in problem for problem in verify_partition(folder))
 
 
 def test_files_of_the_folder(folder: Path) -> None:

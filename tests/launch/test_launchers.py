@@ -99,7 +99,7 @@ def test_torchrun_on_two_machines(program: list[object], expected: torch.Tensor)
     assert done.stderr.count('interface: eth0') == 4
 
 
-_WHY_NO_NETWORKS = 'import network_cells; print(network_cells.why_no_networks())'
+_WHY_NO_NETWORKS = 'import test_network; print(test_network.why_no_networks())'
 
 
 _SPAWN = """

@@ -75,56 +75,32 @@ def _counts(passes: Any) -> tuple[int, ...]:
     return passes.rows_received, passes.rows_sent, passes.bytes_received, passes.bytes_sent
 
 
-def _expected(data: Data, *, reverse: bool = False, times: int = 1, width: int = 8) -> Any:
-    """What travels when every halo row does, `times` times, from the shard's own numbers."""
+def _expected(data: Data, *, reverse: bool) -> tuple[int, ...]:
+    """What travels when every halo row does in two steps, from the shard's own numbers."""
     shard = data.edge_index.handle.shard
     sent = sum(step.send_index.numel() for step in shard.steps)
     rows = (sent, shard.num_halo) if reverse else (shard.num_halo, sent)
-    return tuple(times * n for n in (*rows, *(n * WIDTH * width for n in rows)))
+    return tuple(2 * n for n in (*rows, *(n * WIDTH * 8 for n in rows)))
 
 
-def _profiled(data: Data, mode: str, kind: str) -> tuple[list[Any], Any, Any]:
-    """What passes have moved in two steps; what every halo row is, forward and backward."""
-    dtype = torch.bfloat16 if kind == 'bfloat16' else None
-    options = {} if mode == 'one_shot' else {'partial_sums': False}
-    model = _model(_gat if kind == 'gat' else _sage, mode=mode, exchange_dtype=dtype, **options)
-    _step(model, data)  # plans
-    with pyg_sar.profile() as prof:
-        _step(model, data)
-        _step(model, data)
-    sizes = {'width': 2} if dtype else {}
-    found = [tuple(_counts(each) for each in _passes(prof, i, kind)) for i in range(2)]
-    halo = _expected(data, times=2, **sizes)
-    return found, halo, _expected(data, times=2, reverse=True, **sizes)
-
-
-def _passes(prof: Any, layer: int, kind: str = 'sage') -> list[Any]:
+def _passes(prof: Any, layer: int, conv: str = 'SAGEConv') -> list[Any]:
     """The forward and the backward of a layer."""
-    conv = 'GATConv' if kind == 'gat' else 'SAGEConv'
     names = [f"layer 'convs.{layer}' ({conv}), {phase}" for phase in ('forward', 'backward')]
     return [prof.counts[name] for name in names]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('kind_', ['float64', 'bfloat16'])
-@pytest.mark.parametrize(
-    ('world_size', 'mode'),
-    [(1, 'sequential'), (3, 'sequential'), (3, 'sequential_no_remat'), (3, 'one_shot')],
-)
-@of_rows
-def test_rows_and_bytes_of_sums(data, world_size, mode, kind_):
-    """A sum sends every halo row once in forward, and its gradient once in backward."""
-    found, halo, back = _profiled(data, mode, kind_)
-    assert found == [(halo, back)] * 2
-    assert (halo[0] > 0) == (world_size > 1)
 
 
 @pytest.mark.parametrize('mode', ['sequential', 'sequential_no_remat'])
 @of_rows
 def test_rows_of_attention(data, mode):
     """Logits and features travel; only without rows kept are they received again in backward."""
-    found, halo, back = _profiled(data, mode, 'gat')
-    for forward, backward in found:
+    model = _model(_gat, mode=mode, partial_sums=False)
+    _step(model, data)  # plans
+    with pyg_sar.profile() as prof:
+        _step(model, data)
+        _step(model, data)
+    halo, back = (_expected(data, reverse=reverse) for reverse in (False, True))
+    for layer in range(2):
+        forward, backward = map(_counts, _passes(prof, layer, 'GATConv'))
         assert forward[0] == 2 * halo[0]  # a row of logits and one of features
         assert forward[2] == halo[2] + halo[2] // WIDTH
         again = halo[2] if mode == 'sequential' else 0
@@ -189,7 +165,7 @@ def test_times_and_tables(data):
             model(data.x, data.edge_index)
     assert prof.seconds <= time.perf_counter() - before
     counts = prof.counts
-    passes = [p for i in range(2) for p in _passes(prof, i, 'gat')]
+    passes = [p for i in range(2) for p in _passes(prof, i, 'GATConv')]
     assert all(p.waiting > 0 and p.computing > 0 for p in passes)
     assert counts['outside of layers'].waiting > 0  # the norm
     spent = sum(p.waiting + p.computing for p in counts.values())

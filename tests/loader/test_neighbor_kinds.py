@@ -10,8 +10,11 @@ import torch
 from joined import batches
 from small_graphs import cut, small_graph
 from torch import Tensor
+from torch_geometric.nn.models import SGFormer
+from torch_geometric.utils import to_dense_batch
 
 import pyg_sar
+from pyg_sar.rows.patches import ask_for_rows
 
 Edges = set[tuple[int, int, int]]
 
@@ -194,3 +197,16 @@ def test_repeated_seeds(folder: str) -> None:
     shuffled = pyg_sar.NeighborLoader(data, [1], rows.repeat(20), batch_size=2, shuffle=True)
     ids = torch.cat([batch.input_id for batch in shuffled])
     assert ids.sort().values.tolist() == list(range(100))
+
+
+def test_a_model_that_reads_batch() -> None:
+    ask_for_rows()  # as load_shard does
+    x, batch = torch.zeros(0, 4, requires_grad=True), torch.zeros(0, dtype=torch.int64)
+    dense, mask = to_dense_batch(x, batch)
+    assert dense.shape == (1, 0, 4)
+    assert mask.shape == (1, 0)
+    model = SGFormer(4, 8, 3)
+    out = model(x, torch.zeros(2, 0, dtype=torch.int64), batch)
+    assert out.shape == (0, 3)
+    out.sum().backward()
+    assert all((p.grad == 0).all() for p in model.parameters())  # all ranks average them

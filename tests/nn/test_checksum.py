@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyg_sar.utils.checksum import checksum
+from pyg_sar.utils.tensor_state import checksum
 
 NUM_ROWS = 1000
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)

@@ -218,7 +218,9 @@ def test_masks_by_hand_in_plain_pyg(
 
     def by_hand(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
         call, ids = next(rows)
-        kept = rng.kept(p, SEED, 1, call, 0, ids, width=x.size(1))
+        state, width = rng.hashed(SEED, 1, call, 0, ids).unsqueeze(-1), x.size(1)
+        columns = torch.arange(-(-width // rng.LANES))
+        kept = rng.kept_of(rng.hashed_on(state, columns), p, width)
         share = round(p * 2**16) / 2**16
         return x * kept / (1 - share)
 

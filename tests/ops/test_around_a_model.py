@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from ranks import run_ranks
 from small_graphs import assert_all_raise, attempt, cut, small_graph
 from torch import Tensor
@@ -58,41 +57,10 @@ def _double() -> Any:
     torch.set_default_dtype(torch.float32)
 
 
-def _steps(model: Module, optimizer: torch.optim.Optimizer, data: Any, count: int) -> None:
-    for _ in range(count):
-        optimizer.zero_grad()
-        F.cross_entropy(model(data.x, data.edge_index), data.y).backward()
-        optimizer.step()
-
-
 def _of(kind: str) -> tuple[Module, torch.optim.Optimizer]:
     torch.set_default_dtype(torch.float64)
     model = Net(kind)
     return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-
-def _on_rank(root: str, run: str, kind: str, count: int, load: bool) -> dict[str, Tensor]:
-    data = pyg_sar.load_shard(root)
-    model, optimizer = _of(kind)
-    wrapped = pyg_sar.DistributedDataParallel(model)
-    if load:
-        pyg_sar.load_checkpoint(run, wrapped, optimizer)
-    _steps(wrapped, optimizer, data, count)
-    if not load:
-        pyg_sar.save_checkpoint(run, wrapped, optimizer, epoch=count)
-    return wrapped.module.state_dict()
-
-
-@kinds
-def test_saved_on_two_ranks_and_loaded_on_three(kind: str, tmp_path: Path) -> None:
-    graph, run = small_graph(), str(tmp_path / 'run')
-    for num_ranks, count, load in ((2, 2, False), (3, 1, True)):
-        root = str(cut(graph, num_ranks, tmp_path / f'parts{num_ranks}'))
-        found = run_ranks(_on_rank, num_ranks, root, run, kind, count, load)
-    model, optimizer = _of(kind)
-    _steps(model, optimizer, graph, 3)
-    for name, want in model.state_dict().items():
-        torch.testing.assert_close(found[0][name], want, **TOLERANCE)
 
 
 def _outputs(root: str, kind: str, dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from small_graphs import assert_close
 from torch import Tensor
 from torch_geometric.utils import softmax
 
-from pyg_sar.ops.reductions import SoftmaxStats, Sum
+from pyg_sar.ops.reductions import SoftmaxStats
 
 
 def _blocks(num_edges: int, cuts: list[int]) -> list[slice]:
@@ -28,50 +28,6 @@ def _cut_edges(draw: st.DrawFn) -> tuple[int, Tensor, list[slice]]:
     dst = draw(st.lists(st.integers(0, num_dst - 1), max_size=20))
     cuts = draw(st.lists(st.integers(0, len(dst)), max_size=5))
     return num_dst, torch.tensor(dst, dtype=torch.int64), _blocks(len(dst), cuts)
-
-
-@given(_cut_edges(), st.sampled_from([(0, (3,)), (0, (2, 3)), (1, (3,)), (-2, (3,))]))
-@settings(max_examples=60, deadline=None)
-def test_sum(edges, layout):
-    """Nodes in dimension 0, 1 or -2."""
-    num_dst, dst, blocks = edges
-    dim, trailing = layout
-    leading = (2,) if dim else ()
-    messages = torch.randn(*leading, dst.numel(), *trailing, dtype=torch.float64)
-    axis = 1 if dim else 0
-    merge = Sum()
-    (state,) = merge.init(messages, num_dst, dim)
-    assert state.shape == (*leading, num_dst, *trailing)
-    for block in blocks:
-        length = block.stop - block.start
-        merge.step((state,), messages.narrow(axis, block.start, length), dst[block], dim)
-
-    one_hot = torch.nn.functional.one_hot(dst, num_dst).double()
-    want = torch.tensordot(one_hot, messages, dims=([0], [axis])).movedim(0, axis)
-    assert_close(state, want)
-
-
-@given(_cut_edges(), st.sampled_from([0, 1, -2]))
-@settings(max_examples=40, deadline=None)
-def test_sum_grad(edges, dim):
-    num_dst, dst, blocks = edges
-    leading = (2,) if dim else ()
-    axis = 1 if dim else 0
-    messages = torch.randn(*leading, dst.numel(), 3, dtype=torch.float64, requires_grad=True)
-    total = messages.new_zeros(*leading, num_dst, 3).index_add(axis, dst, messages)
-    grad_state = torch.randn_like(total)
-    (want,) = torch.autograd.grad(total, messages, grad_state)
-    got = [
-        Sum().grad(
-            grad_state,
-            (),
-            messages.detach().narrow(axis, block.start, block.stop - block.start),
-            dst[block],
-            dim,
-        )
-        for block in blocks
-    ]
-    assert torch.equal(torch.cat(got, dim=axis), want)
 
 
 def _merged_softmax(num_dst: int, dst: Tensor, logits: Tensor, blocks: list[slice]) -> Tensor:
@@ -90,23 +46,6 @@ def test_softmax_over_any_blocks(edges, trailing, scale):
     logits = torch.randn(dst.numel(), *trailing, dtype=torch.float64) * scale
     got = _merged_softmax(num_dst, dst, logits, blocks)
     assert_close(got, softmax(logits, dst, num_nodes=num_dst))
-
-
-@pytest.mark.parametrize('logits', [[1e3, -1e3, 999.0], [-1e3, 1e3, 1e3], [-1e308, 1e308, 0.0]])
-def test_softmax_of_huge_logits(logits):
-    """Exp of any of them alone would overflow or vanish."""
-    logits, dst = torch.tensor(logits, dtype=torch.float64), torch.zeros(3).long()
-    got = _merged_softmax(1, dst, logits, _blocks(3, [1, 2]))
-    assert_close(got, torch.softmax(logits, 0))
-
-
-def test_softmax_float32():
-    dst = torch.randint(5, (200,))
-    logits = torch.randn(200, 4) * 100
-    got = _merged_softmax(7, dst, logits, _blocks(200, [13, 13, 90, 170]))
-    assert got.dtype == torch.float32
-    want = softmax(logits.double(), dst, num_nodes=7)
-    assert_close(got, want.float(), tolerance=1e-5)
 
 
 def test_softmax_statistics():
@@ -152,11 +91,3 @@ def test_masked_logits(logits, cuts):
     want = softmax(logits, dst, num_nodes=2)
     assert bool(want.isfinite().all())
     assert_close(got, want)
-
-
-def test_masked_logits_beside_others():
-    """A destination whose edges in a block are all masked leaves the others alone."""
-    logits = torch.tensor([-INF, 1.0, 2.0, 0.0], dtype=torch.float64)
-    dst = torch.tensor([0, 1, 0, 1])
-    got = _merged_softmax(2, dst, logits, _blocks(4, [2]))
-    assert_close(got, softmax(logits, dst, num_nodes=2))

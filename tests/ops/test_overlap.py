@@ -50,8 +50,8 @@ def _rows_held() -> Iterator[list[int]]:
         yield held
 
 
-def _layer(root: str, name: str) -> tuple[list[Tensor], int, list[int]]:
-    """Output and gradients of a layer, most rows held, and rows of every step."""
+def _layer(root: str, name: str) -> tuple[int, list[int]]:
+    """Of a layer the most rows held, and the rows of every step."""
     data = pyg_sar.load_shard(root)
     torch.manual_seed(3)
     conv = SARConv(MESSAGES[name]().double())
@@ -61,8 +61,7 @@ def _layer(root: str, name: str) -> tuple[list[Tensor], int, list[int]]:
         out = conv(x, data.edge_index, *edges)
         out.backward(torch.ones_like(out))
     assert held[-1] == 0
-    found = pyg_sar.local([out.detach(), x.grad, *(p.grad for p in conv.parameters())])
-    return found, max(held), [step.recv_rows for step in data.edge_index.handle.shard.steps]
+    return max(held), [step.recv_rows for step in data.edge_index.handle.shard.steps]
 
 
 @pytest.mark.parametrize('name', ['GINE', 'GAT'])
@@ -70,7 +69,7 @@ def _layer(root: str, name: str) -> tuple[list[Tensor], int, list[int]]:
 def test_rows_held(tmp_path, name, num_parts):
     """One block beside the next one, which travels."""
     root = str(cut(small_graph(80, 700), num_parts, tmp_path / 'parts'))
-    for _, held, steps in run_ranks(_layer, 4, root, name):
+    for held, steps in run_ranks(_layer, 4, root, name):
         assert held == _largest_window(steps, 2)
 
 
@@ -80,9 +79,9 @@ def _largest_window(steps: list[int], width: int) -> int:
     return max(sum(steps[start : start + width]) for start in starts)
 
 
-def _order_of_comm(root: str, depth: int) -> tuple[list[str], list[str], list[list[str]]]:
+def _order_of_comm(root: str) -> tuple[list[str], list[str], list[list[str]]]:
     """The events of a fetch and of a return of gradients, and all batches of messages."""
-    exchange = Exchange(pyg_sar.load_shard(root).edge_index.handle.shard, depth=depth)
+    exchange = Exchange(pyg_sar.load_shard(root).edge_index.handle.shard)
     shard = exchange.shard
     x = torch.randn(shard.num_own, 3)
     with recorded() as forward:
@@ -107,14 +106,6 @@ wait rows 2; compute 3
 """
 
 
-FORWARD_DEPTH_2 = """
-pack; start rows 0; pack; start rows 1; compute 0
-pack; wait rows 0; start rows 2; compute 1
-wait rows 1; compute 2
-wait rows 2; compute 3
-"""
-
-
 BACKWARD = """
 compute 0; compute 1; start gradients 0
 compute 2; wait gradients 0; start gradients 1; add
@@ -123,29 +114,16 @@ wait gradients 2; add
 """
 
 
-BACKWARD_DEPTH_2 = """
-compute 0; compute 1; start gradients 0
-compute 2; start gradients 1
-compute 3; wait gradients 0; start gradients 2; add
-wait gradients 1; add
-wait gradients 2; add
-"""
-
-
 def _lines(events: str) -> list[str]:
     return [event.strip() for line in events.strip().splitlines() for event in line.split(';')]
 
 
-@pytest.mark.parametrize(
-    ('depth', 'forward', 'backward'),
-    [(1, FORWARD, BACKWARD), (2, FORWARD_DEPTH_2, BACKWARD_DEPTH_2)],
-)
-def test_the_next_block_travels_while_one_is_computed(tmp_path, depth, forward, backward):
+def test_the_next_block_travels_while_one_is_computed(tmp_path):
     """Own block first while the first remote one travels; receives are posted before sends."""
     root = str(cut(small_graph(80, 700), 4, tmp_path / 'parts'))
-    for of_fetch, of_return, ops in run_ranks(_order_of_comm, 4, root, depth):
-        assert of_fetch == _lines(forward)
-        assert of_return == _lines(backward)
+    for of_fetch, of_return, ops in run_ranks(_order_of_comm, 4, root):
+        assert of_fetch == _lines(FORWARD)
+        assert of_return == _lines(BACKWARD)
         assert len(ops) == 6
         for batch in ops:
             assert batch == ['irecv', 'isend']

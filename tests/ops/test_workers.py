@@ -11,7 +11,7 @@ import torch
 from ranks import run_as_threads
 
 from pyg_sar.ops.spmm import add_weighted_sums, edge_dots
-from pyg_sar.ops.workers import side_by_side
+from pyg_sar.ops.weighted_loops import side_by_side
 from pyg_sar.shard.csr import make_segments
 
 CPU = torch.device('cpu')

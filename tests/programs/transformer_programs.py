@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from attention_programs import Layered, fit
+from attention_programs import ByThree, Layered, fit
 from shared import Program
 from torch import Tensor
 from torch.nn import (
@@ -25,15 +25,8 @@ from torch_geometric.nn import GCNConv, global_add_pool, global_mean_pool
 from torch_geometric.utils import scatter, softmax
 
 
-class Projected(Module):
-    """Queries, keys and values of 2 heads."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.q, self.k, self.v = Linear(8, 8), Linear(8, 8), Linear(8, 8)
-
-    def heads(self, x: Tensor) -> tuple[Tensor, ...]:
-        return tuple(lin(x).view(x.size(0), 2, 4) for lin in (self.q, self.k, self.v))
+class Projected(ByThree):
+    """As sequences, too."""
 
     def sequences(self, x: Tensor) -> tuple[Tensor, ...]:
         """[1, heads, N, d]."""
@@ -137,11 +130,6 @@ class Sdpa(Projected):
         return self.joined(F.scaled_dot_product_attention(q, k, v, **self.given(x)))
 
 
-class Causal(Sdpa):
-    def given(self, x: Tensor) -> dict[str, object]:
-        return {'is_causal': True}
-
-
 class KeyMask(Sdpa):
     """Keys of a mask, [N] as bool, broadcast over queries."""
 
@@ -178,11 +166,6 @@ class AdjacencyMask(Module):
         x = self.lin(data.x)
         out: Tensor = self.out(F.scaled_dot_product_attention(x, x, x, attn_mask=mask))
         return out
-
-
-class Dropping(Sdpa):
-    def given(self, x: Tensor) -> dict[str, object]:
-        return {'dropout_p': 0.5} if self.training else {}
 
 
 class Grouped(Sdpa):
@@ -288,13 +271,6 @@ class ByHand(Projected):
         return torch.einsum('hnm,mhd->nhd', scores.softmax(-1), v).flatten(1)
 
 
-class ByBmm(Projected):
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (each.transpose(0, 1) for each in self.heads(x))
-        scores = torch.bmm(q, k.transpose(1, 2)).softmax(-1)
-        return torch.bmm(scores, v).transpose(0, 1).flatten(1)
-
-
 class PooledByAttention(Module):
     """A seed asks all nodes by multi-head attention with weights, which are over nodes."""
 
@@ -334,17 +310,6 @@ class Virtual(Module):
         h = torch.cat([self.token.to(x.dtype), x])
         out, _ = self.attention(h, h, h, need_weights=False)
         return out[1:] + out[0]
-
-
-class Cumulative(Projected):
-    """Causal linear attention by cumsum, in the order of ids."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.heads(x)
-        q, k = F.elu(q) + 1, F.elu(k) + 1
-        kv = torch.einsum('nhd,nhe->nhde', k, v).cumsum(0)
-        z = torch.einsum('nhd,nhd->nh', q, k.cumsum(0)).unsqueeze(-1)
-        return (torch.einsum('nhd,nhde->nhe', q, kv) / z).flatten(1)
 
 
 class Ends(Encoder):
@@ -528,15 +493,11 @@ MODELS: dict[str, Callable[[], Module]] = {
 }
 
 REFUSED: dict[str, Callable[[], Module]] = {
-    'sdpa_causal': lambda: Layered(Causal),
     'sdpa_mask_of_pairs': lambda: Layered(PairMask),
-    'sdpa_dropout': lambda: Layered(Dropping),
     'multihead_with_weights': lambda: Layered(WithWeights),
     'multihead_dropout': lambda: Layered(DroppingHeads),
     'encoder_causal': lambda: Layered(CausalEncoder),
     'softmax_by_einsum': lambda: Layered(ByHand),
-    'softmax_by_bmm': lambda: Layered(ByBmm),
-    'cumulative': lambda: Layered(Cumulative),
     'encoder_padded_at_its_end': lambda: Layered(Ends),
     'landmarks_of_runs': lambda: Layered(Landmarks),
     'sdpa_mask_of_edges': lambda: AdjacencyMask(),

@@ -24,7 +24,6 @@ import torch
 from torch_geometric.data import Data
 
 import pyg_sar
-from pyg_sar.partition.atomic_folder import replace_folder
 from pyg_sar.utils import durable
 
 _OF_SYSTEM = {
@@ -128,24 +127,8 @@ class _Partition:
         return int(x[0]) if x.equal(x[0].expand(4, 1)) else -1
 
 
-class _Folder:
-    """A folder in the place of another one, as the partitioner writes it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.root = folder / 'parts'
-
-    def write(self, value: int) -> None:
-        with replace_folder(self.root) as folder:
-            for name in 'ab':
-                (folder / name).write_text(str(value))
-
-    def read(self) -> int:
-        (value,) = {(self.root / name).read_text() for name in 'ab'}
-        return int(value)
-
-
 @pytest.mark.filterwarnings('ignore:.*fork.*:DeprecationWarning')
-@pytest.mark.parametrize('kind', [_File, _Checkpoint, _Partition, _Folder])
+@pytest.mark.parametrize('kind', [_File, _Checkpoint, _Partition])
 def test_killed_at_every_call_of_the_system(kind: Any, tmp_path: Path) -> None:
     what = kind(tmp_path)
     what.write(1)

@@ -18,11 +18,15 @@ pyg_sar.utils.malloc.return_freed_memory()
 """
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith('linux'), reason='huge pages of Linux')
 @pytest.mark.parametrize(
     ('first', 'asked', 'has'),
-    few([('torch_geometric', None, False), ('torch', None, True), ('torch', '0', False)]),
+    [
+        ('pyg_sar', None, True),
+        pytest.param('torch_geometric', None, False, marks=pytest.mark.slow),
+        pytest.param('torch', None, True, marks=pytest.mark.slow),
+        pytest.param('torch', '0', False, marks=pytest.mark.slow),
+    ],
 )
 def test_huge_pages(first: str, asked: str | None, has: bool) -> None:
     """Asked for at import, if that is before the first tensor and the user has not chosen."""
@@ -37,14 +41,6 @@ def test_huge_pages(first: str, asked: str | None, has: bool) -> None:
     )
     assert found.stdout.strip() == str(has)
     assert ('import pyg_sar before torch_geometric' in found.stderr) == (not has)
-
-
-@pytest.mark.skipif(not sys.platform.startswith('linux'), reason='huge pages of Linux')
-def test_pyg_sar_alone_has_huge_pages() -> None:
-    env = {k: v for k, v in os.environ.items() if k != 'THP_MEM_ALLOC_ENABLE'}
-    command = [sys.executable, '-W', 'ignore', '-c', _PAGES.format(first='pyg_sar')]
-    found = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == 'True'
 
 
 @pytest.mark.skipif('GCC' not in torch.__config__.show(), reason='the OpenMP of GCC')

@@ -7,17 +7,18 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import list_private_names
 import pytest
 import torch
 from torch_geometric.data import Data
 from torch_geometric.nn import SimpleConv
 
 import pyg_sar
-from pyg_sar.utils import private_names
-from pyg_sar.utils.private_names import NAMES, Private, find, find_or_none
+from pyg_sar.utils.installed import find, find_or_none
 
-SOURCES = [p for p in Path(pyg_sar.__file__).parent.rglob('*.py') if p.stem != 'private_names']
+SOURCES = [*Path(pyg_sar.__file__).parent.rglob('*.py')]
+PAGE = (Path(__file__).parents[2] / 'CONTRIBUTING.md').read_text(encoding='utf-8')
+ROWS = re.findall(r'^\| (`torch.*?) \|', PAGE.split('## Private names')[1].split('\n## ')[0], re.M)
+NAMES = [name.strip('`') for row in ROWS for name in row.split(', ')]
 TEXT = ''.join(path.read_text(encoding='utf-8') for path in SOURCES)
 DATA = Data(x=torch.ones(1, 1))
 OF_OBJECTS = {
@@ -30,12 +31,7 @@ ENDINGS = ('_forward_hooks', '_forward_pre_hooks', '_foreach_', '_fused_', '_glo
 """Parts that are looked for where the sources put a name together."""
 
 
-def test_contributing_has_the_table_of_today() -> None:
-    page = list_private_names.PAGE.read_text(encoding='utf-8')
-    assert page == list_private_names.replaced(page), 'make private-names'
-
-
-@pytest.mark.parametrize('name', [name for row in NAMES for name in row.names.split()])
+@pytest.mark.parametrize('name', NAMES)
 def test_a_name_exists_and_is_used(name: str) -> None:
     last = name.removesuffix('.default').rpartition('.')[2]
     if name in OF_OBJECTS:
@@ -43,11 +39,13 @@ def test_a_name_exists_and_is_used(name: str) -> None:
         DATA.is_node_attr('x')
         assert hasattr(owner, last)
     else:
-        find(name)
+        cls, is_object, attribute = name.partition('().')
+        assert not is_object or hasattr(find(cls)(), attribute)
+        assert is_object or find(name) is not None
     assert re.search(rf'\b{last}\b', TEXT) or any(e in last and e in TEXT for e in ENDINGS)
 
 
-LISTED = {word for row in NAMES for word in re.split('[ .]', row.names)}
+LISTED = {word for name in NAMES for word in name.split('.')}
 OWNERS = torch.Tensor, torch.UntypedStorage, torch.nn.Module(), SimpleConv()
 OF_OWNERS = {name for owner in OWNERS for name in dir(owner)}
 
@@ -78,9 +76,8 @@ def test_private_names_are_listed() -> None:
         assert {*re.findall(r'\b_[a-zA-Z]\w*', names)} <= LISTED, path
 
 
-def test_a_name_that_is_gone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(private_names, 'NAMES', [Private('torch._C._nothing', 'a test')])
-    sentence = r"pyg_sar needs 'torch._C._nothing' \(a test\), which torch [\w.+]+ does not have"
+def test_a_name_that_is_gone_is_told() -> None:
+    sentence = r"pyg_sar needs 'torch._C._nothing', which torch [\w.+]+ does not have"
     with pytest.raises(ImportError, match=sentence):
         find('torch._C._nothing')
     assert find_or_none('torch._C._nothing') is None

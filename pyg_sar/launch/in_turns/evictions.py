@@ -7,17 +7,59 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from pyg_sar.launch.in_turns.figures import Figures
 from pyg_sar.launch.in_turns.places import OnDisk, OnHost
 from pyg_sar.launch.in_turns.spill_file import SpillFile
 from pyg_sar.launch.in_turns.tiers import Away, Clock, Held, Tier
+from pyg_sar.utils.log import bytes_text
 
 LEAST_BYTES = 64 << 10
 """Smaller storages are not evicted."""
+
+
+@dataclass
+class Figures:
+    """Bytes that were moved so far.
+
+    Attributes:
+        evictions: How often the memory of a tensor was taken away.
+        written: Bytes written to the disk.
+        read: Bytes read from it.
+        read_of_others: Bytes of it that another rank than the one that reads has made: rows of
+            other parts, with those between them that lie in the same pages.
+        peak: Bytes of large tensors in memory of the host, at most; with what waits there for GPUs.
+        device_peak: Bytes of large tensors on one GPU, at most.
+        to_host: Bytes that were copied from GPUs to wait.
+        to_device: Bytes that were copied back.
+        largest: Bytes of the largest tensor.
+        disk: Bytes of the file.
+    """
+
+    evictions: int = 0
+    written: int = 0
+    read: int = 0
+    read_of_others: int = 0
+    peak: int = 0
+    device_peak: int = 0
+    to_host: int = 0
+    to_device: int = 0
+    largest: int = 0
+    disk: int = 0
+
+    def __str__(self) -> str:
+        """The figures in words."""
+        phrases = [f'{bytes_text(self.peak)} of large tensors at most']
+        if self.device_peak:
+            phrases = [f'{bytes_text(self.device_peak)} of large tensors on a GPU at most']
+            phrases.append(f'{bytes_text(self.peak)} in memory of the host')
+        phrases += [f'{bytes_text(self.written)} written', f'{bytes_text(self.read)} read']
+        if self.read_of_others:
+            phrases.append(f'of that {bytes_text(self.read_of_others)} of other parts')
+        return ', '.join(phrases)
 
 
 class Evictions:
@@ -107,7 +149,7 @@ class Evictions:
                 held.stays = True
 
     def is_read_by_rows(self, storage: torch.UntypedStorage) -> bool:
-        """Whether a storage is away and is another rank's, or has no room here."""
+        """Whether to read single rows: it is away, and another rank's or larger than the room."""
         held = self._held.get(storage._cdata)
         if held is None or not held.is_away:
             return False

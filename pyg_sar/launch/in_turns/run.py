@@ -18,9 +18,8 @@ from typing import Any
 import torch
 
 from pyg_sar.comm.ranks import current, is_distributed
-from pyg_sar.comm.threads import Around, run_around
-from pyg_sar.launch.in_turns.evictions import LEAST_BYTES, Evictions
-from pyg_sar.launch.in_turns.figures import Figures
+from pyg_sar.comm.threads import Around, run_threads
+from pyg_sar.launch.in_turns.evictions import LEAST_BYTES, Evictions, Figures
 from pyg_sar.launch.in_turns.spill_file import SpillFile
 from pyg_sar.launch.in_turns.users_calls import replaced
 from pyg_sar.launch.in_turns.watch import Watch
@@ -149,10 +148,22 @@ def play(
     least: int = LEAST_BYTES,
 ) -> InTurns:
     """As :func:`run_in_turns`, for so many ranks; `least` is that of `Evictions`."""
-    check_options(host_memory, spill, reserve)
+    has_gpu = torch.cuda.is_available()
+    if host_memory is not None and not has_gpu:
+        raise ValueError(
+            f"'host_memory' is for programs on a GPU (got {host_memory} and no GPU; 'memory' is "
+            'that of the host)'
+        )
+    if spill is None and not has_gpu:
+        raise ValueError("'spill' must be a folder where there is no GPU (got None)")
+    if spill is None and (host_memory is not None or reserve):
+        raise ValueError(
+            f"'spill' must be a folder with host_memory={host_memory} and reserve={reserve} (got "
+            'None; then memory of the host takes all that is evicted)'
+        )
     budget, reserved = _bytes('memory', memory), _bytes('reserve', reserve)
     host_budget = budget if host_memory is None else _bytes('host_memory', host_memory)
-    if torch.cuda.is_available():
+    if has_gpu:
         torch.cuda.init()  # type: ignore[no-untyped-call]  # ranks begin with its random state
     file = None if spill is None else SpillFile(spill, reserved)
     host_budget = sys.maxsize if file is None else host_budget
@@ -160,7 +171,7 @@ def play(
     return_freed_memory(LEAST_BYTES)
     try:
         with replaced():
-            results = run_around(_Evicting(evictions), function, num_ranks)
+            results = run_threads(function, num_ranks, around=_Evicting(evictions))
         gc.collect()  # tensors that only cycles hold need not be read
         evictions.restore()
     except BaseException:
@@ -188,25 +199,6 @@ class _Evicting(Around):
 
     def switch(self, rank: int) -> None:
         self._evictions.begin(rank)
-
-
-def check_options(
-    host_memory: str | int | None, spill: str | Path | None, reserve: str | int
-) -> None:
-    """Raises a ValueError for options of :func:`run_in_turns` that do not fit this machine."""
-    has_gpu = torch.cuda.is_available()
-    if host_memory is not None and not has_gpu:
-        raise ValueError(
-            f"'host_memory' is for programs on a GPU (got {host_memory} and no GPU; 'memory' is "
-            'that of the host)'
-        )
-    if spill is None and not has_gpu:
-        raise ValueError("'spill' must be a folder where there is no GPU (got None)")
-    if spill is None and (host_memory is not None or reserve):
-        raise ValueError(
-            f"'spill' must be a folder with host_memory={host_memory} and reserve={reserve} (got "
-            'None; then memory of the host takes all that is evicted)'
-        )
 
 
 def _bytes(name: str, size: str | int) -> int:

@@ -128,10 +128,5 @@ def _rounded(num_bytes: int) -> int:
 
 def _parts(address: int, num_bytes: int) -> list[tuple[int, memoryview]]:
     """Memory in parts that one call can move, with the starts of these."""
-    sizes = [
-        (start, min(_CALL_BYTES, num_bytes - start)) for start in range(0, num_bytes, _CALL_BYTES)
-    ]
-    return [
-        (start, memoryview((ctypes.c_char * size).from_address(address + start)).cast('B'))
-        for start, size in sizes
-    ]
+    memory = memoryview((ctypes.c_char * num_bytes).from_address(address)).cast('B')
+    return [(at, memory[at : at + _CALL_BYTES]) for at in range(0, num_bytes, _CALL_BYTES)]

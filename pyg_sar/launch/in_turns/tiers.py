@@ -5,18 +5,17 @@ what autograd has saved stay valid. A storage that a turn has touched stays unti
 operation, loop or thread of the rank that runs can lose what it works on. Where the budget is
 exceeded, storages of other ranks go, in this order:
 
-1. those that their rank did not touch in the last turn in which it touched anything (they lie deep
-   in the autograd graph), least recently touched first;
-2. those that it touched then, but had made before;
-3. those that it made then: its next turn works on them;
-4. those of which others have still to read rows, in their turns.
+1. not touched by its rank in that rank's last turn (deep in the autograd graph), the least recently
+   touched first;
+2. touched in that turn, made in an earlier one;
+3. made in that turn: the rank's next turn works on it;
+4. offered: other ranks have still to read rows of it.
 
-Of 2 and 3 those of the rank go first whose turn comes last. Ranks take turns in a circle, so the
-least recently used would be the worst choice. Belady's choice, which knows the whole epoch, moves
-hardly less (docs/speed.md).
+Within 2 and 3 the rank that waits longest for its next turn loses its storages first. Ranks take
+turns in a circle, so the least recently used would be the worst choice. Belady's choice, which
+knows the whole epoch, moves hardly less (docs/speed.md).
 
-A storage that was written once and has not changed since is not written again; one that dies is
-never written.
+A storage is not written again before it has changed; one that dies is never written.
 """
 
 from __future__ import annotations
@@ -102,9 +101,9 @@ _OF_TENSORS = _num_references(weakref.ref(_tensor.untyped_storage()))
 
 
 def _is_used(storage: weakref.ref[torch.UntypedStorage]) -> bool:
-    """Whether Python has the storage itself, or nobody has it any more.
+    """Whether Python code holds the storage object, and not only tensors on it, or it has died.
 
-    What is done with it then is no operation on a tensor.
+    Such code may read it without an operation of torch.
     """
     return _num_references(storage) > _OF_TENSORS
 

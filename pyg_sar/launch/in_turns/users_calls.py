@@ -17,8 +17,8 @@ from torch import Tensor
 
 from pyg_sar.comm.ranks import rank
 from pyg_sar.launch.in_turns.watch import Watch
+from pyg_sar.utils.installed import find_or_none
 from pyg_sar.utils.offload import keep_here, watcher
-from pyg_sar.utils.private_names import find_or_none
 
 _are_all_disabled = find_or_none('torch._C._is_torch_function_all_disabled')
 

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from pyg_sar.launch.in_turns.evictions import Evictions
-from pyg_sar.launch.in_turns.row_reads import read_rows, read_run
+from pyg_sar.launch.in_turns.places import read_rows, read_run
 from pyg_sar.launch.in_turns.tiers import Away
 from pyg_sar.utils.offload import Offered, array_of, watcher
 from pyg_sar.utils.tensor_state import GIVE_AWAY, written_by

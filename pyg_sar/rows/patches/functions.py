@@ -26,9 +26,9 @@ from pyg_sar.rows.replicated import mean_of_ranks
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.sharding import Space
 from pyg_sar.utils.dry_run import described
+from pyg_sar.utils.installed import find, missing
 from pyg_sar.utils.nested import leaves
 from pyg_sar.utils.offload import start_of
-from pyg_sar.utils.private_names import find, missing
 
 _APPLY_HOOK = 'torch.utils.hooks.BackwardHook._apply_on_tensors'
 

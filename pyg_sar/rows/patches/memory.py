@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.autograd import Variable
 
 from pyg_sar.rows.rows import Rows, refuse
+from pyg_sar.utils.installed import find
 from pyg_sar.utils.nested import leaves
-from pyg_sar.utils.private_names import find
 
 _MAKERS = (
     *((torch, name, name) for name in ('tensor', 'asarray', 'to_dlpack')),

@@ -37,6 +37,18 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def _run(*words: str) -> subprocess.CompletedProcess[str]:
+    """The script as all ranks."""
+    options = ['--memory', '1MB', '--spill', '.', '--parts', 'one']
+    return subprocess.run(
+        [*COMMAND, *options, 'train.py', *words],
+        env={**os.environ, 'PYTHONPATH': os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
 def _error(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     """The one line that a wrong command line ends in."""
     try:
@@ -49,15 +61,8 @@ def _error(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_a_script_runs_as_all_ranks(folder: Path) -> None:
-    options = ['--memory', '1MB', '--spill', '.', '--parts', 'one']
     own = ['--hidden', '3', '--memory', '7', '--parts', 'mine']  # of the script, whatever it is
-    done = subprocess.run(
-        [*COMMAND, *options, 'train.py', *own],
-        env={**os.environ, 'PYTHONPATH': os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = _run(*own)
     assert done.returncode == 0, done.stderr
     lines = [line.split(maxsplit=3) for line in done.stdout.splitlines()]
     assert sorted(line[0] for line in lines) == ['0', '1', '2']
@@ -78,14 +83,7 @@ def test_a_script_runs_as_all_ranks(folder: Path) -> None:
 )
 def test_how_a_script_ends(folder: Path, ending: str, code: int, text: str) -> None:
     (folder / 'train.py').write_text(f'import sys\n{ending}\n')
-    options = ['--memory', '1MB', '--spill', '.', '--parts', 'one']
-    done = subprocess.run(
-        [*COMMAND, *options, 'train.py'],
-        env={**os.environ, 'PYTHONPATH': os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = _run()
     assert done.returncode == code, done.stderr
     assert text in done.stderr
     assert ('Traceback' in done.stderr) == ('raise' in ending)

@@ -23,9 +23,25 @@ from pyg_sar.utils import offload as evictable
 SIZE = 1000
 
 
-def _others_turn() -> None:
+def others_turn() -> None:
     vote.agree(0)  # the last rank here goes on by itself,
     vote.agree(0)  # and waits here
+
+
+def lend(to: int, rows: Tensor, index: Tensor) -> None:
+    """Offers another rank rows, which it takes in its turn."""
+
+    def make(out: list[Tensor]) -> None:
+        evictable.select_rows(out[0], rows, index)
+
+    like = rows.new_empty(1).expand(index.numel(), *rows.shape[1:])
+    ranks.current().send_lazily(to, 'rows', [like], make, [rows])
+
+
+def borrow(of: int, *shape: int) -> Tensor:
+    """Takes what another rank has lent."""
+    (came,) = ranks.current().take(of, 'rows', lambda: [torch.empty(shape)])
+    return came
 
 
 def _pickled(tensor: Tensor) -> Tensor:
@@ -67,12 +83,12 @@ def test_every_way_to_read(tmp_path: Path, way: str) -> None:
         there = torch.randn(SIZE, generator=generator)
         evictable.keep_here(there)
         held = there.clone()
-        _others_turn()
+        others_turn()
         with torch._C.DisableTorchFunction():
             assert held.untyped_storage().nbytes() == 0
         found = READS[way](held)
         expected = READS[way](there)
-        _others_turn()
+        others_turn()
         return found, expected, held + 0, there + 0
 
     for found, expected, *after in play(program, 2, memory=0, spill=tmp_path, least=256).results:
@@ -98,17 +114,17 @@ def test_storages_that_were_made_of_storages(tmp_path: Path, way: str) -> None:
         storage = STORAGES[way](held.untyped_storage())
         del held
         tensor = torch.empty(0).set_(storage)
-        _others_turn()
-        _others_turn()
+        others_turn()
+        others_turn()
         first = tensor[3].item(), storage.tolist()[12:16]
-        _others_turn()
+        others_turn()
         found = storage.tolist()
         storage.fill_(0)
-        _others_turn()
+        others_turn()
         is_zero = not tensor.any()
         tensor += 3
         del storage
-        _others_turn()
+        others_turn()
         with torch._C.DisableTorchFunction():
             is_away = tensor.untyped_storage().nbytes() == 0
         return (is_zero, *first), found, tensor + 0, is_away
@@ -143,11 +159,11 @@ def test_what_is_written_after_it_was_away_is_written_again(tmp_path: Path, way:
     def program() -> tuple[Tensor, Tensor]:
         held, there = torch.ones(SIZE), torch.ones(SIZE)
         evictable.keep_here(there)
-        _others_turn()
+        others_turn()
         held.sum()  # it is here, and unchanged
         WRITES[way](held)
         WRITES[way](there)
-        _others_turn()
+        others_turn()
         return held + 0, there + 0
 
     for found, expected in play(program, 2, memory=0, spill=tmp_path, least=256).results:
@@ -158,7 +174,7 @@ def test_what_did_not_change_is_written_once_and_what_dies_never(tmp_path: Path)
     def program() -> None:
         held = torch.ones(SIZE)
         for _ in range(5):
-            _others_turn()
+            others_turn()
             held.sum()
             held * 2  # dies
 
@@ -171,7 +187,7 @@ def test_what_did_not_change_is_written_once_and_what_dies_never(tmp_path: Path)
 def test_a_budget_that_suffices_moves_nothing(tmp_path: Path) -> None:
     def program() -> None:
         held = torch.ones(SIZE)
-        _others_turn()
+        others_turn()
         held.sum()
 
     figures = play(program, 2, memory='1MB', spill=tmp_path, least=256).figures
@@ -183,7 +199,7 @@ def test_the_rank_that_waits_longest_goes_first(tmp_path: Path) -> None:
         held = torch.ones(SIZE)
         away = []
         for _ in range(4):
-            _others_turn()
+            others_turn()
             with torch._C.DisableTorchFunction():
                 away.append(held.untyped_storage().nbytes() == 0)
             held.sum()
@@ -197,25 +213,16 @@ def test_the_rank_that_waits_longest_goes_first(tmp_path: Path) -> None:
 
 def test_rows_are_what_they_were_when_they_were_offered(tmp_path: Path) -> None:
     def program() -> list[Tensor]:
-        ours, others = ranks.current(), 1 - ranks.rank()
+        others, index = 1 - ranks.rank(), torch.arange(0, SIZE, 3)
         rows, found = torch.full((SIZE, 2), float(ranks.rank())), []
-        for step in range(3):
-            index = torch.arange(0, SIZE, 3)
-            like = rows.new_empty(1).expand(index.numel(), 2)
-
-            def make(out: list[Tensor], rows: Tensor = rows, index: Tensor = index) -> None:
-                evictable.select_rows(out[0], rows, index)
-
-            ours.send_lazily(others, 'rows', [like], make, [rows])
-            ours.await_sends({others: 1}, 'rows')
+        for _ in range(3):
+            lend(others, rows, index)
+            ranks.current().await_sends({others: 1}, 'rows')
             if ranks.rank() == 1:
                 rows += 10  # rank 0 has not taken them
-            place = [rows.new_empty(like.shape)]
-            (came,) = ours.take(others, 'rows', lambda place=place: place)
-            found.append(came.clone())
+            found.append(borrow(others, index.numel(), 2).clone())
             if ranks.rank() == 0:
                 rows += 10
-            assert step < 3
         return found
 
     for memory in (0, 1 << 30):
@@ -246,7 +253,7 @@ def test_rows_of_any_index_are_read(tmp_path: Path, kind: str) -> None:
 
     def program() -> Tensor | None:
         rows = torch.arange(num_rows * width + 5, dtype=torch.float32)[5:].view(num_rows, width)
-        _others_turn()
+        others_turn()
         if ranks.rank() == 1:
             return None
         assert evictable.is_read_by_rows(rows)
@@ -294,10 +301,10 @@ def test_a_kept_copy_is_evicted_as_one_and_is_what_it_was(tmp_path: Path) -> Non
         rows = weight * 2
         copy = kept_copy(rows)
         out = copy.square().sum()
-        _others_turn()
+        others_turn()
         if changes:
             rows.data.mul_(7)
-            _others_turn()
+            others_turn()
         out.backward()
         assert weight.grad is not None
         return weight.grad, rows.detach()
@@ -314,16 +321,11 @@ def test_a_kept_copy_is_evicted_as_one_and_is_what_it_was(tmp_path: Path) -> Non
 
 def test_rows_of_others_go_before_the_turn_ends(tmp_path: Path) -> None:
     def program() -> Tensor:
-        ours, others = ranks.current(), 1 - ranks.rank()
-        rows, index = torch.full((SIZE,), float(ours.rank)), torch.arange(3)
-
-        def make(out: list[Tensor]) -> None:
-            evictable.select_rows(out[0], rows, index)
-
-        ours.send_lazily(others, 'rows', [rows.new_empty(3)], make, [rows])
-        ours.await_sends({others: 1}, 'rows')
+        others, rows = 1 - ranks.rank(), torch.full((SIZE,), float(ranks.rank()))
+        lend(others, rows, torch.arange(3))
+        ranks.current().await_sends({others: 1}, 'rows')
         own = rows.sum()
-        (came,) = ours.take(others, 'rows', lambda: [rows.new_empty(3)])
+        came = borrow(others, 3)
         made = torch.ones(SIZE)  # there is no room for it, for own rows and for those of the other
         return own + came.sum() + made.sum()
 
@@ -334,18 +336,13 @@ def test_rows_of_others_go_before_the_turn_ends(tmp_path: Path) -> None:
 
 def test_what_others_have_still_to_read_goes_last(tmp_path: Path) -> None:
     def program() -> float:
-        ours, index = ranks.current(), torch.arange(3)
-        to, of = (ours.rank + 1) % 4, (ours.rank - 1) % 4
-        rows = torch.full((SIZE,), float(ours.rank))
-
-        def make(out: list[Tensor]) -> None:
-            evictable.select_rows(out[0], rows, index)
-
-        ours.send_lazily(to, 'rows', [rows.new_empty(3)], make, [rows])
+        rank = ranks.rank()
+        to, of = (rank + 1) % 4, (rank - 1) % 4
+        rows = torch.full((SIZE,), float(rank))
+        lend(to, rows, torch.arange(3))
         held = torch.ones(SIZE)  # made later, so else it would stay longer
-        ours.await_sends({of: 1}, 'rows')
-        (came,) = ours.take(of, 'rows', lambda: [rows.new_empty(3)])
-        return (held.sum() + came.sum()).item()
+        ranks.current().await_sends({of: 1}, 'rows')
+        return (held.sum() + borrow(of, 3).sum()).item()
 
     found = play(program, 4, memory=4 * 4 * SIZE, spill=tmp_path, least=256)
     assert found.results == [1009.0, 1000.0, 1003.0, 1006.0]
@@ -358,7 +355,7 @@ def test_tensors_from_before_stay(tmp_path: Path) -> None:
 
     def program() -> int:
         view = before[:500]
-        _others_turn()
+        others_turn()
         with torch._C.DisableTorchFunction():
             return view.untyped_storage().nbytes()
 

@@ -6,7 +6,6 @@ import errno
 import os
 import resource
 import signal
-import subprocess
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -96,40 +95,6 @@ def test_a_disk_that_never_answers_again(tmp_path: Path, monkeypatch: pytest.Mon
         for tensor in left:
             is_there = torch.equal(tensor, torch.ones_like(tensor))
             assert is_there or bool((tensor.isnan() | (tensor == -1)).all())
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Any:
-    """Mounts a file system of so many bytes of memory, which root may."""
-    folder = tmp_path / 'disk'
-    folder.mkdir()
-
-    def mount(num_bytes: int) -> Path:
-        options = ['-t', 'tmpfs', '-o', f'size={num_bytes}', 'none', str(folder)]
-        done = subprocess.run(['mount', *options], capture_output=True, text=True, check=False)
-        if done.returncode:
-            pytest.skip(f'no small file system can be mounted here: {done.stderr}')
-        return folder
-
-    yield mount
-    subprocess.run(['umount', str(folder)], capture_output=True, check=False)
-
-
-def test_a_disk_that_is_full(tmp_path: Path, small_disk: Callable[[int], Path]) -> None:
-    expected = _play(tmp_path, small_program)
-    assert expected.figures.disk >= 20 * 4096
-    for num_pages in places(expected.figures.disk // 4096 + 1):
-        folder = small_disk(max(num_pages, 1) * 4096)
-        with nothing_is_left(folder):
-            if num_pages * 4096 >= expected.figures.disk:
-                assert _play(folder, small_program).results == expected.results
-            else:
-                with pytest.raises(OSError, match=r'No space left .*evicted memory') as found:
-                    _play(folder, small_program)
-                assert found.value.filename == str(folder)
-                with pytest.raises(OSError, match=r'No space left .*reserving'):
-                    _play(folder, pytest.fail, reserve=expected.figures.disk)
-        subprocess.run(['umount', str(folder)], check=True)
 
 
 def test_a_limit_of_the_size_of_files(tmp_path: Path) -> None:

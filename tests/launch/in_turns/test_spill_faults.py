@@ -10,27 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from launch.in_turns.faults import Calls, fails
+from launch.in_turns.faults import Calls, fails, small_program
 
-from pyg_sar.comm import ranks, vote
 from pyg_sar.launch.in_turns.run import InTurns, play, run_in_turns
 from pyg_sar.launch.in_turns.spill_file import SpillFile
 
 
-def _program() -> list[float]:
-    """Holds tensors over the turns of others."""
-    torch.manual_seed(ranks.rank())
-    held = [torch.randn(1000) for _ in range(4)]
-    found = []
-    for _ in range(3):
-        vote.agree(0)
-        held = [each * 2 for each in held]
-        vote.agree(0)
-        found.append(sum(each.sum().item() for each in held))
-    return found
-
-
-def _play(folder: Path, program: Callable[[], Any] = _program, **options: Any) -> InTurns:
+def _play(folder: Path, program: Callable[[], Any] = small_program, **options: Any) -> InTurns:
     return play(program, 2, memory=0, spill=folder, least=256, **options)
 
 
@@ -71,7 +57,7 @@ def test_space_is_reserved_before_anything_runs(
 
 def test_nothing_is_left(tmp_path: Path) -> None:
     def program() -> list[str]:
-        _program()
+        small_program()
         return os.listdir(tmp_path)
 
     assert _play(tmp_path, program).results == [[], []]
@@ -88,12 +74,12 @@ def test_places_are_used_again(tmp_path: Path) -> None:
 
 def test_arguments_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="'memory' must be bytes"):
-        play(_program, 2, memory=-1, spill=tmp_path)
+        play(small_program, 2, memory=-1, spill=tmp_path)
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
     with pytest.raises(ValueError, match="'host_memory' is for programs on a GPU"):
-        play(_program, 2, memory=0, spill=tmp_path, host_memory='1GB')
+        play(small_program, 2, memory=0, spill=tmp_path, host_memory='1GB')
     with pytest.raises(ValueError, match="'spill' must be a folder where there is no GPU"):
-        play(_program, 2, memory=0)
+        play(small_program, 2, memory=0)
     with pytest.raises(FileNotFoundError):
-        run_in_turns(_program, tmp_path / 'no parts', memory=0, spill=tmp_path)
+        run_in_turns(small_program, tmp_path / 'no parts', memory=0, spill=tmp_path)
     assert os.listdir(tmp_path) == []

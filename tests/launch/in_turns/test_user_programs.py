@@ -12,7 +12,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from few import few
-from launch.in_turns.programs import NUM_RANKS, write_parts
+from launch.in_turns.faults import are_equal
+from launch.in_turns.programs import KINDS, NUM_RANKS, train
 from ranks import run_ranks
 from torch import Tensor
 from torch_geometric import seed_everything
@@ -127,26 +128,11 @@ def sampled(folder: str, on_batches: bool) -> list[Any]:
     return [found, run.weights()]
 
 
-@pytest.fixture(scope='module')
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    found = tmp_path_factory.mktemp('parts')
-    write_parts(found)
-    return str(found)
-
-
-def _in_turns(folder: str, program: Callable[..., Any], *args: Any) -> list[Any]:
-    run = partial(program, folder, *args)
+def _in_turns(folder: Path, program: Callable[..., Any], *args: Any) -> list[Any]:
+    run = partial(program, str(folder), *args)
     found = play(run, NUM_RANKS, memory=0, spill=folder, least=256)
     assert found.figures.evictions > 0
     return found.results
-
-
-def _are_equal(ours: Any, theirs: Any) -> bool:
-    if isinstance(ours, Tensor):
-        return torch.equal(ours, theirs)
-    if isinstance(ours, list):
-        return len(ours) == len(theirs) and all(map(_are_equal, ours, theirs))
-    return bool(ours == theirs)
 
 
 PROGRAMS: dict[str, Any] = {
@@ -159,22 +145,36 @@ PROGRAMS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize('name', few(PROGRAMS))
-def test_bits_of_processes(folder: str, name: str) -> None:
+def test_bits_of_processes(folder: Path, name: str) -> None:
     program, *args = PROGRAMS[name]
-    expected = run_ranks(program, NUM_RANKS, folder, *args)
-    assert _are_equal(_in_turns(folder, program, *args), expected)
+    expected = run_ranks(program, NUM_RANKS, str(folder), *args)
+    assert are_equal(_in_turns(folder, program, *args), expected)
 
 
-def test_a_run_goes_on_in_turns_or_on_processes(folder: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize('kind', few(KINDS, every=6))
+def test_bits_whatever_is_evicted(folder: Path, kind: str) -> None:
+    expected = run_ranks(train, NUM_RANKS, str(folder), kind)
+    run = partial(play, partial(train, str(folder), kind), NUM_RANKS, spill=folder, least=256)
+    whole = run(memory=1 << 40)
+    assert are_equal(whole.results, expected)
+    assert whole.figures.evictions == whole.figures.written == 0
+    for budget in (whole.figures.peak // 2, 0):
+        found = run(memory=budget)
+        assert are_equal(found.results, expected)
+        assert min(found.figures.evictions, found.figures.written, found.figures.read) > 0
+        assert found.figures.peak < whole.figures.peak
+
+
+def test_a_run_goes_on_in_turns_or_on_processes(folder: Path, tmp_path: Path) -> None:
     """Whoever has written the checkpoint."""
     in_turns = partial(_in_turns, folder, saved)
-    processes = partial(run_ranks, saved, NUM_RANKS, folder)
+    processes = partial(run_ranks, saved, NUM_RANKS, str(folder))
     ours, theirs, mixed = (str(tmp_path / name) for name in ('ours', 'theirs', 'mixed'))
     for epoch in (0, 3):
         expected = processes(theirs)
         assert expected[0][0] == epoch
-        assert _are_equal(in_turns(ours), expected)
-        assert _are_equal((in_turns if epoch else processes)(mixed), expected)
+        assert are_equal(in_turns(ours), expected)
+        assert are_equal((in_turns if epoch else processes)(mixed), expected)
     files = sorted((tmp_path / 'theirs').rglob('*'))
     assert sum(file.is_file() for file in files) > 4
     for file in files:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from launch.in_turns.programs import NUM_RANKS, write_parts
+from launch.in_turns.programs import NUM_RANKS
 from ranks import run_ranks
 from torch_geometric.nn import GAT, GraphSAGE
 
@@ -24,13 +24,6 @@ from pyg_sar.comm.turns import Turns
 from pyg_sar.launch.in_turns.run import play
 from pyg_sar.utils import hook
 from pyg_sar.utils.log import Counts, set_log
-
-
-@pytest.fixture(scope='module')
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = tmp_path_factory.mktemp('parts')
-    write_parts(found)
-    return found
 
 
 def _model(kind: str, **options: Any) -> Any:

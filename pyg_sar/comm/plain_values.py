@@ -1,16 +1,22 @@
-"""Plain values that have met rows since the last message: all ranks must have had the same.
+"""Plain values that ranks compare, as those that have met rows, and their form as JSON.
 
-A plain tensor is one of the whole graph, equal on all ranks. With another one on each rank (columns
-in the order of a set, a threshold of its own) results belong to no graph. A comparison of each is a
-message. So a rank keeps a checksum of these values, which the next message carries. Where checksums
-differ, the ranks send the values, and the first that differs is an error with its line.
+Plain values that meet rows are those of the whole graph, equal on all ranks. With another one on
+each rank (columns in the order of a set, a threshold of its own) results belong to no graph. A
+comparison of each would be a message. So a rank keeps a checksum of these values, which the next
+message carries. Where checksums differ, the ranks send the values, and the first that differs is an
+error with its line.
 
 A line that only some ranks have run is no error: one rank may look at rows that others do not.
 Processors of two kinds round differently: numbers that differ by so little are taken for equal.
+
+Plain values travel as JSON: what comes from the network is never unpickled. The object collectives
+of ``torch.distributed`` unpickle, which may run any code of the sender.
 """
 
 from __future__ import annotations
 
+import json
+import numbers
 import os
 from collections import Counter
 from typing import Any
@@ -19,11 +25,9 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.errors import PartedError, with_root_cause
-from pyg_sar.utils.checksum import as_bytes, checksum
-from pyg_sar.utils.json import decode, encode
+from pyg_sar.comm.errors import PartedError, users_line, warn, with_root_cause
 from pyg_sar.utils.offload import array_of
-from pyg_sar.utils.users_line import users_line, warn
+from pyg_sar.utils.tensor_state import as_bytes, checksum
 
 _ROOM = 2**18
 """Bytes of tensors that are kept until the next message; of others only the checksum."""
@@ -35,16 +39,12 @@ Place = tuple[str, str, int]
 
 
 class Met:
-    """The values of one rank.
-
-    Attributes:
-        checksum: Of all values since the last message, 32 bits.
-    """
+    """The values of one rank since the last message, and a `checksum` of them, 32 bits."""
 
     def __init__(self) -> None:
         self._rounds_alike = True
-        self._read_before: set[tuple[str, int, str]] = set()
-        self._coming: list[tuple[tuple[str, int, str], Tensor]] = []
+        self._read_before: set[tuple[tuple[str, int], str]] = set()
+        self._coming: list[tuple[tuple[str, int], str, Tensor]] = []
         self.clear()
 
     def clear(self) -> None:
@@ -57,25 +57,22 @@ class Met:
 
         To read it makes the host wait for the device, which no later step shall.
         """
-        place = (*(users_line() or ('', 0)), function)
-        if place in self._read_before and len(self._coming) < _FEW:
-            copy = value.detach().to('cpu', non_blocking=True)
-            self._coming.append((place, copy))
+        at = users_line() or ('', 0), function
+        if at in self._read_before and len(self._coming) < _FEW:
+            self._coming.append((*at, value.detach().to('cpu', non_blocking=True)))
         else:
-            self._read_before.add(place)
-            self._note(*place, [value.detach().cpu()])
+            self._read_before.add(at)
+            self.note(function, [value.detach().cpu()])
 
     def arrived(self) -> None:
         """Notes what :meth:`note_later` got; the host has just waited for all of its devices."""
         coming, self._coming = self._coming, []
-        for place, value in coming:
-            self._note(*place, [value])
+        for line, function, value in coming:
+            self.note(function, [value], line)
 
-    def note(self, function: str, values: list[Any]) -> None:
+    def note(self, function: str, values: list[Any], at: tuple[str, int] | None = None) -> None:
         """Takes note of numbers, words and tensors of the host that a function of rows takes."""
-        self._note(*(users_line() or ('', 0)), function, values)
-
-    def _note(self, file: str, line: int, function: str, values: list[Any]) -> None:
+        file, line = at or users_line() or ('', 0)
         for value in values:
             is_tensor = isinstance(value, Tensor)
             is_float = value.is_floating_point() if is_tensor else type(value) is float
@@ -155,3 +152,67 @@ def _said(value: Any) -> str:
         return str(value)[:80]
     numbers = ', '.join(f'{number:.6g}' for number in value.reshape(-1)[:6].tolist())
     return f'a tensor of shape {tuple(value.shape)} [{numbers}{", ..." * (value.numel() > 6)}]'
+
+
+_SCALARS = (str, int, float, bool, type(None))
+_SEQUENCES: dict[str, Any] = {'list': list, 'tuple': tuple, 'set': set, 'frozenset': frozenset}
+
+
+def encode(value: Any) -> bytes:
+    """JSON that :func:`decode` makes equal values of the same types from.
+
+    Of None, bool, int, float, str, torch.dtype, a dense tensor, or lists, tuples, sets and dicts of
+    them; raises TypeError for anything else.
+    """
+    return json.dumps(_tagged(value)).encode()
+
+
+def decode(text: bytes) -> Any:
+    """The value that was encoded."""
+    try:
+        return _untagged(json.loads(text))
+    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
+        raise ValueError(f'expected plain values as JSON (got {error!r})') from error
+
+
+def _tagged(value: Any) -> Any:
+    """`value` in JSON's own types: a list is a list, anything else that is no scalar a dict."""
+    if type(value) in _SCALARS:
+        return value
+    if type(value) is list:
+        return [_tagged(item) for item in value]
+    kind = type(value).__name__
+    if type(value) is _SEQUENCES.get(kind):
+        return {kind: [_tagged(item) for item in value]}
+    if type(value) is dict:
+        return {kind: [[_tagged(key), _tagged(item)] for key, item in value.items()]}
+    if isinstance(value, torch.dtype):
+        return {'dtype': str(value).removeprefix('torch.')}
+    if type(value) is Tensor:
+        content = as_bytes(value.cpu())
+        return {'tensor': [_tagged(value.dtype), [*value.shape], content.tolist()]}
+    if isinstance(value, (numbers.Integral, numbers.Real)):  # of NumPy
+        return int(value) if isinstance(value, numbers.Integral) else float(value)
+    if isinstance(value, str):
+        return str(value)
+    raise TypeError(f'expected plain values to send to other ranks (got a {type(value).__name__})')
+
+
+def _untagged(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_untagged(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    if kind in _SEQUENCES:
+        return _SEQUENCES[kind](_untagged(item) for item in content)
+    if kind == 'dict':
+        return {_untagged(key): _untagged(item) for key, item in content}
+    if kind == 'dtype':
+        dtype = getattr(torch, content)
+        if isinstance(dtype, torch.dtype):
+            return dtype
+    if kind == 'tensor':
+        dtype, shape, octets = content
+        return torch.tensor(octets, dtype=torch.uint8).view(_untagged(dtype)).view(shape)
+    raise ValueError(f"an unknown kind of value, '{kind}'")

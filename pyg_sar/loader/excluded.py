@@ -7,9 +7,46 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch_geometric.data import Data, HeteroData
 
+from pyg_sar.loader.arguments import Options
+from pyg_sar.loader.attributes import ends_of
 from pyg_sar.loader.choose import ranges
 from pyg_sar.loader.numbering import number
+from pyg_sar.shard.format import EdgeKey
+
+
+def read_excluded(
+    data: Data | HeteroData, key: EdgeKey, asked: Any, options: Options
+) -> dict[EdgeKey, tuple[bool, ...]]:
+    """Relations without edges between the ends of links: there (False), and back (True)."""
+    src, dst = ends_of(key)
+    if isinstance(asked, (tuple, list)) and isinstance(data, HeteroData):
+        named = tuple(asked)
+        if named not in data.edge_types or ends_of(named) != (dst, src):
+            raise ValueError(
+                f"'exclude_edges' must be a relation from '{dst}' to '{src}' of {data.edge_types} "
+                f'(got {asked!r})'
+            )
+        return {key: (False, True)} if named == key else {key: (False,), named: (True,)}
+    if asked == 'reverse':
+        if src != dst:
+            raise ValueError(
+                f"'exclude_edges' must name the reverse of {key}, as its ends are of two types "
+                "(got 'reverse')"
+            )
+        return {key: (False, True)}
+    if type(asked) is not bool:
+        raise ValueError(
+            "'exclude_edges' must be False, True, 'reverse' or a relation that is the reverse "
+            f'(got {asked!r})'
+        )
+    if asked is True and options.subgraph_type == 'bidirectional':
+        raise ValueError(
+            "exclude_edges=True leaves the reverse of links, which subgraph_type='bidirectional' "
+            "turns round: say exclude_edges='reverse', or name the reverse relation (got True)"
+        )
+    return {key: (False,)} if asked else {}
 
 
 class Excluded:

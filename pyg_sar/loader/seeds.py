@@ -18,20 +18,17 @@ from torch import Tensor
 from pyg_sar.loader.ask import Traffic, send
 from pyg_sar.loader.attributes import ends_of
 from pyg_sar.loader.choose import ranges
+from pyg_sar.loader.excluded import Excluded
 from pyg_sar.loader.graph import LocalGraph
+from pyg_sar.loader.negatives import Negatives
 from pyg_sar.loader.numbering import number
-from pyg_sar.loader.seeds.excluded import Excluded
-from pyg_sar.loader.seeds.negatives import Negatives
 from pyg_sar.shard.format import EdgeKey, NodeKey
 from pyg_sar.utils.rng import hashed, hashed_on
 
 EDGES, NEGATIVES = range(2)  # purposes of hashes
 
 Asked = tuple[dict[str, Any], Callable[[LocalGraph], 'Seeds']]
-"""Values that must be equal on all ranks; and a function that makes seeds.
-
-The function raises a ValueError on all ranks if seeds are wrong on one (collective).
-"""
+"""Values that must be equal on all ranks, and a function that then makes the seeds (collective)."""
 
 
 class First(NamedTuple):
@@ -75,11 +72,6 @@ class SeedBatches:
         """The number K of batches."""
         return len(self.cuts) - 1
 
-    @property
-    def are_own(self) -> bool:
-        """Whether all nodes are own ones."""
-        return self.links is None
-
 
 class Order(NamedTuple):
     """The seeds of a rank in the order of an epoch, int64 ``[N]`` each."""
@@ -105,15 +97,6 @@ class Seeds:
     # Relations without edges between the ends of a batch's links: there (False), and back (True).
     excluded: Mapping[EdgeKey, tuple[bool, ...]] = field(default_factory=dict)
 
-    @property
-    def types(self) -> tuple[NodeKey, ...]:
-        """The types of the ends."""
-        return ends_of(self.type) if len(self.ends) == 2 else (self.type,)
-
-    def num_batches(self, drop_last: bool) -> int:
-        """The number of batches of an epoch, on every rank."""
-        return (self.total + (0 if drop_last else self.batch_size - 1)) // self.batch_size
-
     def order(self, number: int | None) -> Order:
         """The order of an epoch: as torch's RandomSampler draws it by a number; None for none."""
         index = self.index
@@ -136,7 +119,8 @@ class Seeds:
         batch, slot = torch.repeat_interleave(lengths), order.in_epoch[own] % self.batch_size
         sizes = [min(self.batch_size, self.total - b * self.batch_size) for b in batches]
         time, ends = None if self.time is None else self.time[at], [p[at] for p in self.ends]
-        state, until, tree, batch_of_group = self._states(EDGES, number, batches), None, None, None
+        state = hashed(number, EDGES, torch.tensor(batches))
+        until, tree, batch_of_group = None, None, None
         drawn = self._negatives(number, batches, sizes, batch, slot, ends[0], time)
         excluded_pairs = self._of_all_ranks(batch, *ends) if self.excluded else []
         batch, link = torch.cat([batch, drawn.batch]), torch.cat([link, drawn.link])
@@ -181,10 +165,6 @@ class Seeds:
             self._excluded(excluded_pairs, batch_of_group),
         )
 
-    def _states(self, purpose: int, number: int, batches: range) -> Tensor:
-        """Hashes from which the draws of batches follow, ``[len(batches)]``."""
-        return hashed(number, purpose, torch.tensor(batches))
-
     @property
     def _per_link(self) -> int | None:
         """With triplets, how many negatives each link has."""
@@ -217,7 +197,7 @@ class Seeds:
         order = order[torch.argsort(batch[link[order]], stable=True)]
         link, slot = link[order], slot[order]
         batch, until = batch[link], None if time is None else time[link]
-        state = hashed_on(self._states(NEGATIVES, number, batches)[batch], slot)
+        state = hashed_on(hashed(number, NEGATIVES, torch.tensor(batches))[batch], slot)
         drawn = negatives.draw(state, None if amount is None else src[link], until)
         ends = [*drawn] if amount is None else [none, drawn[1]]
         return _NegativePairs(ends, link, batch, torch.tensor(sizes)[batch] + slot)
@@ -233,7 +213,7 @@ class Seeds:
     ) -> tuple[dict[NodeKey, First], list[Tensor]]:
         """The nodes of every type, once in a group; and the numbers of the ends, end by end."""
         sizes = [end.numel() for end in ends]
-        src_type, dst_type = self.types
+        src_type, dst_type = ends_of(self.type)
         positions, groups, types = ends, list(torch.split(group, sizes)), [src_type, dst_type]
         if src_type == dst_type:
             positions, groups, types = [torch.cat(ends)], [group], [src_type]

@@ -14,8 +14,8 @@ import torch
 from ranks import run_ranks
 from torch import Tensor
 
+from pyg_sar.comm.plain_values import decode, encode
 from pyg_sar.comm.vote import agree
-from pyg_sar.utils.json import decode, encode
 
 PACKAGE = Path(__file__).parents[2] / 'pyg_sar'
 VALUES: list[Any] = [
