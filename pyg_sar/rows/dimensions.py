@@ -25,7 +25,7 @@ from pyg_sar.rows.align import (
 from pyg_sar.rows.edges import EdgeIndex, edge_index
 from pyg_sar.rows.made_edges import edges_of, is_in, whole_ids
 from pyg_sar.rows.over_ranks import all_rows
-from pyg_sar.rows.registry import BROADCAST, hint, name_of, rule
+from pyg_sar.rows.registry import BROADCAST, name_of, rule
 from pyg_sar.rows.replicated import check_whole, with_mean_gradient
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.rowwise import rowwise
@@ -135,7 +135,21 @@ def _stack(func: Any, tensors: Any, dim: int = 0) -> Any:
         return tag(torch.stack(own, dim), at + (dim <= at), space)
 
 
-hint('hstack vstack dstack row_stack column_stack', 'write torch.cat(tensors, dim)')
+_SIDE_BY_SIDE = {'hstack': 1, 'column_stack': 1, 'vstack': 0, 'row_stack': 0, 'dstack': 2}
+
+
+@named_rule(' '.join(_SIDE_BY_SIDE))
+def _stacked(func: Any, tensors: Any) -> Any:
+    """Rows of numbers are a column of a table, and else side by side."""
+    name, parts = func.__name__, list(tensors)
+    dim, least = _SIDE_BY_SIDE[name], min(dim_of(part) for part in parts)
+    if name == 'column_stack' and least > 0:
+        return torch.cat([p.unsqueeze(1) if dim_of(p) == 1 else p for p in parts], 1)
+    if name == 'hstack' and least == 1:
+        return torch.cat(parts, 0)
+    if least <= dim or (name in ('vstack', 'row_stack') and least < 2):
+        refuse(func, 'of so few dimensions is not known to be right', 'use stack or cat')
+    return torch.cat(parts, dim)
 
 
 @named_rule('cat concat concatenate')

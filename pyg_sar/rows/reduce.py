@@ -248,6 +248,13 @@ def _cosine_similarity(func: Any, x1: Any, x2: Any, dim: int = 1, eps: float = 1
         return cosine.to(few.dtype)
 
 
+@named_rule('pairwise_distance')
+def _pairwise_distance(
+    func: Any, x1: Any, x2: Any, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False
+) -> Any:
+    return (x1 - x2 + eps).norm(p, -1, keepdim=keepdim)
+
+
 @named_rule('cov')
 def _covariance(
     func: Any, input: Rows, correction: int = 1, fweights: Any = None, aweights: Any = None

@@ -148,10 +148,13 @@ def _expand(func: Any, args: Any, kwargs: Any) -> Any:
         return tag(plain(x).expand(sizes), dim, x._space)
 
 
-@rule('repeat')
+@rule('repeat tile')
 def _repeat(func: Any, args: Any, kwargs: Any) -> Any:
     """All rows a second time after the first would be rows in another order."""
-    rows, counts = args[0], sizes_in(args[1:], kwargs, 'repeats')
+    rows = args[0] if args else kwargs['input']
+    counts = sizes_in(args[1:], kwargs, 'repeats', 'dims')
+    if name_of(func) == 'tile':
+        counts = [1] * (dim_of(rows) - len(counts)) + counts
     dim = len(counts) - from_right(rows)
     if dim >= 0 and counts[dim] != 1:
         refuse(
