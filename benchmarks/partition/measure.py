@@ -184,7 +184,7 @@ def _own_memory(process: int | str = 'self') -> int:
 
 
 def _sample(process: int, peak: Any) -> None:
-    """Keeps the largest memory of a process in `peak`."""
+    """HasCache the largest memory of a process in `peak`."""
     while True:
         with peak.get_lock():
             peak.value = max(peak.value, _own_memory(process))

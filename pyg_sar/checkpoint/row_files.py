@@ -23,7 +23,7 @@ from pyg_sar.comm.ranks import rank, world_size
 from pyg_sar.comm.row_map import rows
 from pyg_sar.comm.vote import agree, check_equal, on_rank_0, raise_on_all
 from pyg_sar.rows.align import own_rows
-from pyg_sar.rows.from_data import as_local, space_of_nodes
+from pyg_sar.rows.from_data import as_local, sharding_of_nodes
 from pyg_sar.rows.rows import Rows, tag
 from pyg_sar.shard.edges import refuse_local
 from pyg_sar.shard.files import is_of_system, ordinary_file
@@ -104,10 +104,10 @@ def save_rows(path: str | os.PathLike[str], values: Tensor, data: Any) -> None:
             than such rows is at `path`.
         OSError: On all ranks, if one of them cannot write.
     """
-    path, space = Path(path), space_of_nodes(data)
+    path, sharding = Path(path), sharding_of_nodes(data)
     raise_on_all(lambda: _check(path, values, data))
-    if space is not None and type(values) is Tensor:
-        values = own_rows('save_rows', values, 0, space)
+    if sharding is not None and type(values) is Tensor:
+        values = own_rows('save_rows', values, 0, sharding)
     values, data = as_local((values, data))
     row = str(values.dtype), tuple(values.shape[1:])
     check_equal("rows in 'values'", agree(row))
@@ -147,7 +147,7 @@ def load_rows(path: str | os.PathLike[str], data: Any) -> Tensor:
         OSError: On all ranks, if one of them cannot read.
     """
     path = Path(path)
-    space, own = space_of_nodes(data), as_local(data)
+    sharding, own = sharding_of_nodes(data), as_local(data)
 
     def read() -> Tensor:
         _check_data('load_rows', path, data)
@@ -161,7 +161,7 @@ def load_rows(path: str | os.PathLike[str], data: Any) -> Tensor:
         return torch.from_numpy(np.asarray(rows[own.n_id.cpu().numpy()]))
 
     values = raise_on_all(read).to(own.n_id.device)
-    return values if space is None else tag(values, 0, space)
+    return values if sharding is None else tag(values, 0, sharding)
 
 
 def _check_data(what: str, path: Path, data: Any) -> None:

@@ -61,8 +61,8 @@ def table_of(key: str, values: Tensor, weight: Rows, optimizer: Optimizer) -> Ta
             f"expected '{key.split('.')[-1]}' of {type(optimizer).__name__} to have a row for "
             f'every node (got {list(values.shape)} for {list(weight.shape)})'
         )
-    space = weight._space
-    return Table(plain(values).detach(), space.ids(weight.device), space.total)
+    sharding = weight._sharding
+    return Table(plain(values).detach(), sharding.ids(weight.device), sharding.total)
 
 
 def graphs(model: torch.nn.Module) -> dict[str, str]:
@@ -109,11 +109,11 @@ def keep_own_rows(
 ) -> None:
     """Leaves own rows alone in tensors of all nodes, where the model has only own rows."""
     for _, values, name, weight in entries_of_rows(model, optimizer, saved):
-        value, space = values[name], weight._space
+        value, sharding = values[name], weight._sharding
         if value.shape != weight.shape:
             got = f'{[*weight.shape]} (got {[*value.shape]})'
             raise ValueError(f"expected '{name}' as {got}")
-        values[name] = tag(value[space.ids(value.device)].to(weight.device), 0, space)
+        values[name] = tag(value[sharding.ids(value.device)].to(weight.device), 0, sharding)
 
 
 def set_optimizer_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:

@@ -29,11 +29,11 @@ from pyg_sar.comm.send_recv import (
     TensorList,
     Wire,
 )
-from pyg_sar.shard.shard import Kept, Shard, Step
+from pyg_sar.shard.shard import Cached, Shard, Step
 
-_POOL: Kept[BufferPool] = Kept()
-_EXCHANGES: Kept[dict[tuple[type[Exchange], torch.dtype | None], Exchange]] = Kept()
-_SOURCE_IDS: Kept[Tensor] = Kept()
+_POOL: Cached[BufferPool] = Cached()
+_EXCHANGES: Cached[dict[tuple[type[Exchange], torch.dtype | None], Exchange]] = Cached()
+_SOURCE_IDS: Cached[Tensor] = Cached()
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +73,9 @@ class Exchange:
     def _pool(self) -> BufferPool:
         return _POOL.of(self.shard, BufferPool)
 
-    def fetch(self, tensors: Sequence[Tensor], *, keep: bool = False) -> Iterator[TensorList]:
+    def all_gather_halo(
+        self, tensors: Sequence[Tensor], *, keep: bool = False
+    ) -> Iterator[TensorList]:
         """The source rows ``[num_rows, ...]`` of every block, in the order of the plan's blocks.
 
         Own blocks of the tensors ``[num_own, ...]`` come as views; remote ones in buffers that are
@@ -212,7 +214,7 @@ class Exchange:
 
 
 class GradientReturn:
-    """The adjoint of :meth:`Exchange.fetch`: sends each block's row gradients to their owner.
+    """The adjoint of :meth:`Exchange.all_gather_halo`: sends row gradients to their owner.
 
     Blocks come in the order of the plan: fill :meth:`rows`, then :meth:`send`. The gradients of one
     block travel while the next block is computed. They are added in the order of the steps once the
@@ -310,7 +312,7 @@ def exchange_of(shard: Shard, dtype: torch.dtype | None = None) -> Exchange:
     return exchanges[kind, dtype]
 
 
-def lent_to_another(shard: Shard) -> dict[Kept[Any], Any]:
+def lent_to_another(shard: Shard) -> dict[Cached[Any], Any]:
     """Entries for a shard that is derived from this one: exchanges of both share buffers."""
     return {_POOL: _POOL.of(shard, BufferPool)}
 

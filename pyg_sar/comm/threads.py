@@ -34,11 +34,11 @@ from pyg_sar.utils.offload import watcher
 Result = TypeVar('Result')
 
 
-class Around:
+class TurnHooks:
     """Hooks around turns; those of this base class do nothing."""
 
     def rank(self) -> AbstractContextManager[Any]:
-        """Around the program of a rank, in its thread."""
+        """TurnHooks the program of a rank, in its thread."""
         return nullcontext()
 
     def switch(self, rank: int) -> None:
@@ -46,7 +46,7 @@ class Around:
 
 
 def run_threads(
-    function: Callable[..., Result], world_size: int, *args: Any, around: Around | None = None
+    function: Callable[..., Result], world_size: int, *args: Any, around: TurnHooks | None = None
 ) -> list[Result]:
     """Calls ``function(*args)`` on every rank of a world of threads, with `around` around turns.
 
@@ -60,7 +60,7 @@ def run_threads(
     """
     if world_size < 1:
         raise ValueError(f"'world_size' must be at least 1 (got {world_size})")
-    around = around or Around()
+    around = around or TurnHooks()
     comms: list[ThreadComm] = []
     turns = Turns(world_size, lambda rank: comms[rank].operation, around.switch)
     boxes = _Boxes()
@@ -288,7 +288,9 @@ class LazyExchange(Exchange):
     def _pool(self) -> BufferPool:
         return _comm().boxes.pool
 
-    def fetch(self, tensors: Sequence[Tensor], *, keep: bool = False) -> Iterator[TensorList]:
+    def all_gather_halo(
+        self, tensors: Sequence[Tensor], *, keep: bool = False
+    ) -> Iterator[TensorList]:
         tensors, steps = [t.contiguous() for t in tensors], self.shard.steps
         form = self.wire.like(tensors)
         lend: Lend = partial(Buffers, None, 0) if keep else self.buffers

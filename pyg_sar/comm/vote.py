@@ -172,7 +172,7 @@ class Agreed(Generic[T]):
         return thing, all_set
 
     def keep(self, key: Hashable, thing: T) -> T:
-        """Keeps a thing that all ranks have just made, under this rank's key."""
+        """HasCache a thing that all ranks have just made, under this rank's key."""
         comm = current()
         comm.num_made += 1
         self._things[weakref.ref(comm), key, comm.num_made] = thing

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch_geometric.sampler.base import NumNeighbors, SubgraphType
 
 from pyg_sar.rows.align import own_rows
-from pyg_sar.rows.from_data import as_local, space_of_nodes
-from pyg_sar.rows.sharding import Space
+from pyg_sar.rows.from_data import as_local, sharding_of_nodes
+from pyg_sar.rows.sharding import Sharding
 from pyg_sar.shard.format import EdgeKey, type_name
 from pyg_sar.utils.log import say
 from pyg_sar.utils.rng import hashed
@@ -187,11 +187,11 @@ def fans_of(num_neighbors: Any, relations: list[EdgeKey]) -> dict[EdgeKey, tuple
     return out
 
 
-def nodes_of(store: Any) -> tuple[Tensor, Space]:
+def nodes_of(store: Any) -> tuple[Tensor, Sharding]:
     """Ids of the own nodes of a type, on the CPU, and of whose nodes they are."""
     n_id = as_local(store['n_id']).cpu()
-    whole = Space(n_id.numel(), what='nodes', ids=n_id, total=n_id.numel())  # of one process
-    return n_id, space_of_nodes(store) or whole
+    whole = Sharding(n_id.numel(), what='nodes', ids=n_id, total=n_id.numel())  # of one process
+    return n_id, sharding_of_nodes(store) or whole
 
 
 def own_of(ids: Tensor, n_id: Tensor) -> tuple[Tensor, Tensor]:
@@ -219,26 +219,26 @@ def of_all_ranks(ids: Tensor) -> str:
     return f'{count} of the whole graph, hash {int(hashes.sum()) % 2**32:x}'
 
 
-def own_values(name: str, value: Any, space: Space) -> Tensor:
+def own_values(name: str, value: Any, sharding: Sharding) -> Tensor:
     """The own rows of an argument with a row for every seed, on the CPU (collective).
 
     Raises ValueError, if it has not as many.
     """
     values = torch.as_tensor(value)
-    if not values.dim() or values.size(0) != space.total:
+    if not values.dim() or values.size(0) != sharding.total:
         raise ValueError(
-            f"'{name}' must have a row for each of {space.total} seeds, in their order (got shape "
-            f'{tuple(values.shape)}): write {name}=values[ids] for the seeds that ids select'
+            f"'{name}' must have a row for each of {sharding.total} seeds, in their order (got "
+            f'shape {tuple(values.shape)}): write {name}=values[ids] for the seeds that ids select'
         )
-    return own_rows(name, values, 0, space).detach().cpu()
+    return own_rows(name, values, 0, sharding).detach().cpu()
 
 
-def own_times(name: str, value: Any, space: Space) -> Tensor:
+def own_times(name: str, value: Any, sharding: Sharding) -> Tensor:
     """As :func:`own_values`, of an argument with a number for every seed."""
-    time = own_values(name, value, space)
+    time = own_values(name, value, sharding)
     if time.dim() > 1 or time.is_complex() or bool(time.isnan().any()):
         raise ValueError(
-            f"'{name}' must have a number for each of {space.total} seeds, not NaN (got "
+            f"'{name}' must have a number for each of {sharding.total} seeds, not NaN (got "
             f'{time.dtype} {tuple(time.shape)})'
         )
     return time

@@ -32,7 +32,7 @@ from pyg_sar.loader.negatives import Negatives, read_neg_sampling
 from pyg_sar.loader.seeds import Asked, Seeds
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.from_data import gather
-from pyg_sar.rows.sharding import Space
+from pyg_sar.rows.sharding import Sharding
 from pyg_sar.shard.edges import LocalEdges, refuse_local
 from pyg_sar.shard.format import EdgeKey
 
@@ -141,7 +141,7 @@ class _Links(NamedTuple):
 
     row: Tensor  # own rows of the destinations
     sources: Callable[[LocalGraph], Tensor]  # their positions (collective)
-    space: Space  # as rows of which they count
+    sharding: Sharding  # as rows of which they count
     same: str  # words that must be equal on all ranks
 
 
@@ -173,8 +173,8 @@ def _read_links(
     links = _own_links(data, key, chosen)
     ends = [node_stores(data)[end] for end in ends_of(key)]
     negatives = read_neg_sampling(neg_sampling, ends)
-    label = None if edge_label is None else own_values('edge_label', edge_label, links.space)
-    times = own_times('edge_label_time', edge_label_time, links.space) if has_time else None
+    label = None if edge_label is None else own_values('edge_label', edge_label, links.sharding)
+    times = own_times('edge_label_time', edge_label_time, links.sharding) if has_time else None
     if label is not None and negatives is not None and negatives.is_triplet():
         raise ValueError("'edge_label' has no meaning with triplets (got one): leave it out")
     drawn: Any = None
@@ -201,8 +201,8 @@ def _read_links(
             graph,
             key,
             (links.sources(graph), graph.nodes[ends_of(key)[1]].positions(links.row)),
-            links.space.ids(torch.device('cpu')),
-            links.space.total,
+            links.sharding.ids(torch.device('cpu')),
+            links.sharding.total,
             None if times is None else graph.as_times(times),
             options.batch_size,
             options.has_trees,
@@ -240,7 +240,7 @@ def _own_links(data: Data | HeteroData, key: EdgeKey, value: Any) -> _Links:
             position[of_shard[graph.edges[key].row]] = graph.edges[key].source.long()
             return position[src]
 
-        return _Links(dst, among_edges, value._space, f'{value._space.total} edges')
+        return _Links(dst, among_edges, value._sharding, f'{value._sharding.total} edges')
     try:
         pairs = torch.as_tensor(gather(value)).detach().cpu()
     except (TypeError, ValueError, RuntimeError) as error:
@@ -264,8 +264,8 @@ def _own_links(data: Data | HeteroData, key: EdgeKey, value: Any) -> _Links:
             return graph.nodes[src_type].positions(place)
         return torch.tensor(graph.nodes[src_type].rank_ptr)[owner] + place
 
-    space = Space(index.numel(), what='links', ids=index, total=pairs.size(1))
-    return _Links(row, anywhere, space, of_all_ranks(pairs))
+    sharding = Sharding(index.numel(), what='links', ids=index, total=pairs.size(1))
+    return _Links(row, anywhere, sharding, of_all_ranks(pairs))
 
 
 def _relation_of(data: Data | HeteroData, value: Any) -> tuple[EdgeKey, Any]:

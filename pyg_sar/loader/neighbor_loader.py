@@ -25,7 +25,7 @@ from pyg_sar.loader.seeds import Asked, Seeds
 from pyg_sar.rows.align import own_rows
 from pyg_sar.rows.from_data import gather
 from pyg_sar.rows.rows import Rows
-from pyg_sar.rows.sharding import Space
+from pyg_sar.rows.sharding import Sharding
 from pyg_sar.shard.format import NodeKey
 
 
@@ -121,8 +121,8 @@ def _read_nodes(
     if has_time and options.time_attr is None:
         raise ValueError("'input_time' needs a 'time_attr' (got None)")
     key, nodes = _type_of(data, input_nodes)
-    row, space, same = _own_seeds(node_stores(data)[key], nodes)
-    own_time = own_times('input_time', input_time, space) if has_time else None
+    row, sharding, same = _own_seeds(node_stores(data)[key], nodes)
+    own_time = own_times('input_time', input_time, sharding) if has_time else None
 
     def seeds(graph: LocalGraph) -> Seeds:
         nodes, time = graph.nodes[key], None
@@ -137,8 +137,8 @@ def _read_nodes(
             raise ValueError(
                 "'input_time' must be given where seeds have no 'time_attr' of their own (got None)"
             )
-        index, size = space.ids(torch.device('cpu')), options.batch_size
-        return Seeds(graph, key, (position,), index, space.total, time, size, options.has_trees)
+        index, size = sharding.ids(torch.device('cpu')), options.batch_size
+        return Seeds(graph, key, (position,), index, sharding.total, time, size, options.has_trees)
 
     return {'input_nodes': (key, same), 'input_time': has_time}, seeds
 
@@ -158,18 +158,18 @@ def _type_of(data: Data | HeteroData, value: Any) -> tuple[NodeKey, Any]:
     return key, nodes
 
 
-def _own_seeds(store: Any, value: Any) -> tuple[Tensor, Space, str]:
-    """Own rows of the seeds, their space, and words that must be equal on all ranks."""
-    n_id, space = nodes_of(store)
-    count = space.total
+def _own_seeds(store: Any, value: Any) -> tuple[Tensor, Sharding, str]:
+    """Own rows of the seeds, their sharding, and words that must be equal on all ranks."""
+    n_id, sharding = nodes_of(store)
+    count = sharding.total
     if value is None:
-        return torch.arange(space.own), space, 'all'
+        return torch.arange(sharding.own), sharding, 'all'
     try:
         nodes = value if isinstance(value, Rows) else torch.as_tensor(value).cpu()
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"'input_nodes' must be a mask or ids (got {value!r})") from error
     if nodes.dtype == torch.bool and nodes.shape == (count,):
-        mask = space.selected(own_rows('input_nodes', nodes, 0, space))
+        mask = sharding.selected(own_rows('input_nodes', nodes, 0, sharding))
         return mask.chosen(torch.device('cpu')), mask, f'a mask of {mask.total}'
     ids = gather(nodes).detach().cpu()
     if ids.dim() != 1 or ids.dtype == torch.bool or (ids.numel() and ids.is_floating_point()):
@@ -180,5 +180,5 @@ def _own_seeds(store: Any, value: Any) -> tuple[Tensor, Space, str]:
     ids = ids.long()
     check_ids('input_nodes', ids, count)
     row, index = own_of(ids, n_id)
-    listed = Space(index.numel(), what='seeds', ids=index, total=ids.numel())
+    listed = Sharding(index.numel(), what='seeds', ids=index, total=ids.numel())
     return row, listed, of_all_ranks(ids)

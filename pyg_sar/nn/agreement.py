@@ -25,7 +25,7 @@ from pyg_sar.nn.intercept import MessageError, UnsupportedMessageError
 from pyg_sar.nn.linear_in_softmax import has_gradient_of_use
 from pyg_sar.nn.options import Path
 from pyg_sar.nn.plan import PLANS, CallPlan, Gather, OneShot, program_of
-from pyg_sar.nn.sample_edges import NUM_SAMPLES, Undone, samples_of
+from pyg_sar.nn.sample_edges import NUM_SAMPLES, UndoneSideEffects, samples_of
 from pyg_sar.nn.trace import Trace, trace, with_factor
 from pyg_sar.ops.program import Arguments
 from pyg_sar.utils.class_swap import name_of
@@ -228,9 +228,9 @@ def _is_product(call: Call, traced: Trace, source: int) -> bool:
     samples, edge_index = samples_of(call)
     edge_index[1] = 0
     rows = samples.src[source]
-    with Undone(call.conv, call.arguments):
+    with UndoneSideEffects(call.conv, call.arguments):
         (message,), _ = program_of(call, traced, 1).run(samples, edge_index, _softmax)
-    with Undone(call.conv, call.arguments):  # with the same draws
+    with UndoneSideEffects(call.conv, call.arguments):  # with the same draws
         _, (factor, *_) = program_of(of_factor, traced.factor, 1).run(
             samples_of(of_factor)[0], edge_index, _softmax
         )

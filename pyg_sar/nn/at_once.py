@@ -13,18 +13,18 @@ from pyg_sar.comm.vote import Agreed, agree
 from pyg_sar.nn.call import Call
 from pyg_sar.nn.intercept import WholeGraphSizes
 from pyg_sar.nn.sample_edges import (
-    NUM_MADE_UP,
+    NUM_PADDING,
     NUM_SAMPLES,
-    Undone,
+    UndoneSideEffects,
     edge_rows,
     node_of_now,
     samples_of,
     state_of,
     states_of,
     undo,
-    with_made_up_edges,
+    with_padding_edges,
 )
-from pyg_sar.nn.trace import Seen, left_behind
+from pyg_sar.nn.trace import SideEffects, left_behind
 from pyg_sar.nn.whole_reads import run_aggregation, run_message
 from pyg_sar.ops.by_destination import ChunkProgram, chunks_of, gather
 from pyg_sar.ops.chunks import edges_within
@@ -32,14 +32,14 @@ from pyg_sar.ops.program import Arguments, no_autocast_cache
 from pyg_sar.rows.align import own_rows
 from pyg_sar.rows.rows import Rows, plain, tag
 from pyg_sar.shard.blocks import Plan
-from pyg_sar.shard.shard import Kept
+from pyg_sar.shard.shard import Cached
 from pyg_sar.utils.class_swap import name_of
 
-_WHOLE_GRAPH: Kept[Agreed[tuple[int, int]]] = Kept()
+_WHOLE_GRAPH: Cached[Agreed[tuple[int, int]]] = Cached()
 
 
 @no_autocast_cache()
-def observe(call: Call) -> tuple[Seen, WholeGraphSizes]:
+def observe(call: Call) -> tuple[SideEffects, WholeGraphSizes]:
     """Runs message and aggregation on a few edges, each into a destination of its own.
 
     Also gives the sizes of the whole graph that they ask for.
@@ -50,12 +50,14 @@ def observe(call: Call) -> tuple[Seen, WholeGraphSizes]:
     slots = [slot for slot in call.slots if slot.role in ('edge', 'whole')]
     states = states_of({slot.name: getattr(samples, slot.role)[slot.index] for slot in slots})
     here = torch.autograd.set_multithreading_enabled(False)  # as in a trace
-    with here, Undone(call.conv, call.arguments) as undone, sizes.in_force():
+    with here, UndoneSideEffects(call.conv, call.arguments) as undone, sizes.in_force():
         out = _run(call, samples, edge_index, NUM_SAMPLES, is_watched=True)
     return left_behind(call, undone, states, samples, first_node, out, ())[0], sizes
 
 
-def run_gather(call: Call, *, in_chunks: bool) -> tuple[Tensor | None, tuple[Tensor, ...], Seen]:
+def run_gather(
+    call: Call, *, in_chunks: bool
+) -> tuple[Tensor | None, tuple[Tensor, ...], SideEffects]:
     """Computes a conv's message and aggregation by chunks of destinations.
 
     Not `in_chunks` all destinations are one chunk. Gives the aggregation's result in the conv's
@@ -76,9 +78,9 @@ def run_gather(call: Call, *, in_chunks: bool) -> tuple[Tensor | None, tuple[Ten
         needs_more = edge_index.size(1) < 2 or int(edge_index[1, 0]) > 0
         if num_dst and needs_more:
             # PyG's quantiles take two messages or more, and some for the first node.
-            arguments, edge_index = with_made_up_edges(arguments, edge_index)
+            arguments, edge_index = with_padding_edges(arguments, edge_index)
             out, edge_outputs = run(arguments, edge_index, num_dst + 1)
-            edge_outputs = tuple(o[NUM_MADE_UP:] for o in edge_outputs)
+            edge_outputs = tuple(o[NUM_PADDING:] for o in edge_outputs)
             return None if out is None else out[1:], edge_outputs
         conv, before = call.conv, dict(vars(call.conv))
         try:
@@ -150,7 +152,7 @@ def run_one_shot(call: Call, name: str, *, across_edges: bool) -> Tensor:
     for attribute, value in list(vars(conv).items()):
         is_new = type(value) is Tensor and before.get(attribute) is not value
         if is_new and edges is not None and value.shape[:1] == (num_edges,):
-            setattr(conv, attribute, tag(call.in_given_order(value), 0, edges._space))
+            setattr(conv, attribute, tag(call.in_given_order(value), 0, edges._sharding))
     if call.function == 'message':
         out = call.aggregate(values, out)
     if isinstance(out, tuple):  # of nodes and of edges: rows of the whole graph
@@ -169,15 +171,15 @@ def _own(call: Call, out: Tensor) -> Tensor:
     """Own rows of a result with those of all nodes, or of all edges."""
     edges, is_message = call.edges, call.function == 'message'
     assert edges is not None
-    space = edges.ends.dst if is_message else edges._space
+    sharding = edges.ends.dst if is_message else edges._sharding
     dim = int(call.conv.node_dim) % out.dim() if is_message else 0
-    if out.size(dim) != space.total:
+    if out.size(dim) != sharding.total:
         raise ValueError(
             f"expected a row per node in what 'aggregate' of {name_of(call.conv)} gives, "
-            f'{space.total} rows (got shape {tuple(out.shape)}): its argument dim_size is '
+            f'{sharding.total} rows (got shape {tuple(out.shape)}): its argument dim_size is '
             'their number'
         )
-    return own_rows('propagate', out, dim, space)
+    return own_rows('propagate', out, dim, sharding)
 
 
 def _of_all_edges(call: Call, name: str, values: dict[str, Any]) -> dict[str, Any]:
@@ -189,7 +191,7 @@ def _of_all_edges(call: Call, name: str, values: dict[str, Any]) -> dict[str, An
             'values, keeps something of them, or has hooks): call it with rows and the edge_index '
             'of pyg_sar.load_shard, with messages from row 0 to row 1'
         )
-    space, num_src, num_dst = edges._space, edges.ends.src.total, edges.ends.dst.total
+    sharding, num_src, num_dst = edges._sharding, edges.ends.src.total, edges.ends.dst.total
     is_flipped = edges.handle.is_flipped
     index = edges._row(1 - is_flipped)
     rows = {}
@@ -198,7 +200,7 @@ def _of_all_edges(call: Call, name: str, values: dict[str, Any]) -> dict[str, An
             value = values[slot.name]
             dim = 0 if slot.role == 'edge' else int(call.conv.node_dim) % value.dim()
             # Not the tensor itself: of an edge tensor that is kept as the plain one of its rows.
-            rows[slot.name] = tag(value.view_as(value), dim, space)
+            rows[slot.name] = tag(value.view_as(value), dim, sharding)
     return {
         **values,
         'edge_index': edges,

@@ -26,7 +26,7 @@ from torch_geometric.nn import norm as pyg
 from pyg_sar.comm.collectives import all_reduce_sum
 from pyg_sar.comm.ranks import world_size
 from pyg_sar.rows.rows import Rows, plain, tag
-from pyg_sar.rows.sharding import Space
+from pyg_sar.rows.sharding import Sharding
 
 Kind: TypeAlias = tuple[torch.dtype, torch.device]
 
@@ -161,7 +161,7 @@ class SyncBatchNorm(torch.nn.BatchNorm1d, torch.nn.SyncBatchNorm):
         """The normalised rows ``[num_rows, C]`` (collective in training)."""
         if isinstance(input, Rows):
             return torch.nn.BatchNorm1d.forward(self, input)
-        rows = tag(input.view_as(input), 0, Space(input.size(0), what='rows of batches'))
+        rows = tag(input.view_as(input), 0, Sharding(input.size(0), what='rows of batches'))
         return plain(torch.nn.BatchNorm1d.forward(self, rows))
 
 

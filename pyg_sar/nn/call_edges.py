@@ -19,17 +19,17 @@ from pyg_sar.nn.dropout import edge_ids, has_ids
 from pyg_sar.nn.intercept import replaced
 from pyg_sar.rows.adjacency import Adjacency
 from pyg_sar.rows.edges import EdgeIndex
-from pyg_sar.rows.sharding import Space
+from pyg_sar.rows.sharding import Sharding
 from pyg_sar.shard.blocks import Plan
 from pyg_sar.shard.edges import LocalEdges, ShardEdges, join_relations, refuse_local
-from pyg_sar.shard.shard import Kept, Shard
+from pyg_sar.shard.shard import Cached, Shard
 from pyg_sar.utils.class_swap import plain_class
 from pyg_sar.utils.nested import PLAIN, leaves_of
 
 _MAX_REVERSED = 4
-_REVERSED: Kept[list[tuple[Tensor, Agreed[Reversed]]]] = Kept()
-_IDS: Kept[Tensor] = Kept()
-_IDS_OF_REVERSED: Kept[Agreed[Tensor]] = Kept()
+_REVERSED: Cached[list[tuple[Tensor, Agreed[Reversed]]]] = Cached()
+_IDS: Cached[Tensor] = Cached()
+_IDS_OF_REVERSED: Cached[Agreed[Tensor]] = Cached()
 
 
 def into_own(handle: ShardEdges, *, flip: bool = False) -> tuple[ShardEdges, EdgeMove | None]:
@@ -169,7 +169,7 @@ def is_generated(conv: MessagePassing, function: str) -> bool:
     return bool(getattr(plain_class(conv), method).__module__.endswith(f'_{method}'))
 
 
-def dst_space(conv: MessagePassing, edges: EdgeIndex) -> Space:
+def dst_sharding(conv: MessagePassing, edges: EdgeIndex) -> Sharding:
     """The nodes that messages along the edges go to."""
     is_against = edges.handle.is_flipped != (conv.flow != 'source_to_target')
     return edges.ends.src if is_against else edges.ends.dst

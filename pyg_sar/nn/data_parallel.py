@@ -269,7 +269,7 @@ def _check(
         if part is module or next(part.parameters(recurse=False), None) is not None:
             check_own(part)
     for name, p in module.named_parameters():
-        if isinstance(p, Rows) and not p._space.is_learned:
+        if isinstance(p, Rows) and not p._sharding.is_learned:
             raise ValueError(
                 f"'{name}' must be a plain parameter (got rows of the whole graph): a learned row "
                 'for every node is pyg_sar.NodeEmbedding, and rows that do not learn are a buffer '

@@ -172,17 +172,18 @@ class _Forward(Drops):
         draw = partial(factors, p, state, self._ids_of(x))
         own = plain(x) if isinstance(x, Rows) else x
         out = draw(own) if inplace else Dropout.apply(own, draw)
-        out = tag(out, 0, x._space) if isinstance(x, Rows) else out
+        out = tag(out, 0, x._sharding) if isinstance(x, Rows) else out
         return x.mul_(out) if inplace else out
 
     def _ids_of(self, x: Tensor) -> Tensor:
         """The ids of rows; a plain tensor beside rows is one of the whole graph."""
         if isinstance(x, Rows):
-            if x._dim or not x._space.has_ids():
+            if x._dim or not x._sharding.has_ids():
                 raise ValueError(
-                    f"'dropout_seed' takes rows with ids in the first dimension (got {x._space!r})"
+                    "'dropout_seed' takes rows with ids in the first dimension "
+                    f'(got {x._sharding!r})'
                 )
-            return x._space.ids(x.device)
+            return x._sharding.ids(x.device)
         if self._has_rows and x.dim():
             return torch.arange(x.size(0), device=x.device)
         raise ValueError(

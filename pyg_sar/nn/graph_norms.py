@@ -49,10 +49,10 @@ def _removed(edges: EdgeIndex, edge_attr: Any = None) -> tuple[Any, Any]:
 
     def without_loops() -> tuple[Any, Tensor]:
         src, dst = edges.handle.ids
-        is_kept: Tensor = tag(src != dst, 0, edges._space)
+        is_kept: Tensor = tag(src != dst, 0, edges._sharding)
         return edges[:, is_kept], is_kept
 
-    without, is_kept = kept_on(edges.handle, 'removed', without_loops, edges._space)
+    without, is_kept = kept_on(edges.handle, 'removed', without_loops, edges._sharding)
     return without, None if edge_attr is None else edge_attr[is_kept]
 
 
@@ -77,14 +77,14 @@ def _added(
         handle = before.handle
         loops = torch.arange(nodes.own, device=handle.ids.device).repeat(2, 1)
         joined = handle.with_ids(torch.cat([handle.ids, loops], dim=1))
-        return make_edge_index(joined, before._space.joined((nodes,)), edges.ends)
+        return make_edge_index(joined, before._sharding.joined((nodes,)), edges.ends)
 
-    added = kept_on(before.handle, 'added', with_loops, before._space)
+    added = kept_on(before.handle, 'added', with_loops, before._sharding)
     if edge_attr is None:
         return added, None
     own = conv_arguments(edge_attr, [edges], function.__name__)
     attributes = function(edges.handle.ids, own, fill_value, nodes.own)[1]
-    return added, tag(attributes, 0, added._space)
+    return added, tag(attributes, 0, added._sharding)
 
 
 def _is_of_one_set(edges: EdgeIndex) -> bool:
@@ -117,9 +117,9 @@ def _gcn_norm(
     if move is None:
         return edges, weight
     handle = oriented.flip() if against else oriented  # turned round here, not at every forward
-    space = derived(edges._space, handle)
-    return make_edge_index(handle, space, edges.ends), tag(
-        move.to_reversed(plain(weight)), 0, space
+    sharding = derived(edges._sharding, handle)
+    return make_edge_index(handle, sharding, edges.ends), tag(
+        move.to_reversed(plain(weight)), 0, sharding
     )
 
 
@@ -134,7 +134,7 @@ def _laplacian(edges: EdgeIndex, weight: Tensor | None, *args: Any, **kwargs: An
 
 def _ones(edges: EdgeIndex, dtype: torch.dtype | None) -> Any:
     ones = torch.ones(edges.handle.num_edges, dtype=dtype, device=edges.handle.ids.device)
-    return tag(ones, 0, edges._space)
+    return tag(ones, 0, edges._sharding)
 
 
 def _kept(
@@ -149,7 +149,11 @@ def _kept(
 
     Collective with weights: one small all-gather.
     """
-    handle, space, key = edges.handle, edges._space, (function.__name__, args, *kwargs.items())
+    handle, sharding, key = (
+        edges.handle,
+        edges._sharding,
+        (function.__name__, args, *kwargs.items()),
+    )
 
     def compute(weight: Tensor | None = None) -> tuple[Result, object]:
         result = on_rows(edges, weight, *args, **kwargs)
@@ -159,10 +163,10 @@ def _kept(
         return version_of(kept[0][1]) != kept[1]  # by a program, in place
 
     if edge_weight is None:
-        kept = kept_on(handle, key, compute, space)
+        kept = kept_on(handle, key, compute, sharding)
         if key in handle.kept and is_written_to(kept):
             del handle.kept[key]
-            kept = kept_on(handle, key, compute, space)
+            kept = kept_on(handle, key, compute, sharding)
         return kept[0]
     if edge_weight.shape[:1] != (edges.size(1),):
         raise ValueError(
@@ -170,10 +174,10 @@ def _kept(
             f'(got shape {tuple(edge_weight.shape)})'
         )
     own = conv_arguments(edge_weight, [edges], function.__name__)
-    weight = tag(own.view_as(own), 0, space)
+    weight = tag(own.view_as(own), 0, sharding)
     if own.requires_grad or own.is_inference():
         return compute(weight)[0]
-    results = kept_on(handle, function.__name__, lambda: Agreed(_MAX_RESULTS), space)
+    results = kept_on(handle, function.__name__, lambda: Agreed(_MAX_RESULTS), sharding)
     content = (*key, id(own), version_of(own), checksum(own))
     of_ranks, _ = results.find(content)
     if of_ranks is None or is_written_to(of_ranks[1]):

@@ -21,7 +21,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pyg_sar.nn.call import Call
 from pyg_sar.nn.intercept import MessageError, UnsupportedMessageError, WholeGraphSizes, overridden
 from pyg_sar.nn.reductions import BlockMessages
-from pyg_sar.nn.sample_edges import NUM_MADE_UP, NUM_SAMPLES, Undone, samples_of, with_made_up_edges
+from pyg_sar.nn.sample_edges import (
+    NUM_PADDING,
+    NUM_SAMPLES,
+    UndoneSideEffects,
+    samples_of,
+    with_padding_edges,
+)
 from pyg_sar.nn.whole_reads import takes_statistics
 from pyg_sar.ops.program import Arguments, no_autocast_cache
 from pyg_sar.utils.nested import leaves
@@ -48,16 +54,16 @@ def check_destinations_are_independent(call: Call, seed: int | None) -> None:
         for sign in (1, -1):
             other, _ = outputs(_with_other_last(samples, sign), edge_index, NUM_SAMPLES)
             _compare(everything, other)
-        more, _ = outputs(*with_made_up_edges(samples, edge_index), NUM_SAMPLES + 1)
-        _compare(everything, more, starts=(NUM_MADE_UP, 1))
+        more, _ = outputs(*with_padding_edges(samples, edge_index), NUM_SAMPLES + 1)
+        _compare(everything, more, starts=(NUM_PADDING, 1))
         if not samples.edge:
             return
         # The same edge values on all edges: groups made from them would join the destinations.
         alike = replace(samples, edge=tuple(t[:1].expand_as(t) for t in samples.edge))
         everything, _ = outputs(alike, edge_index, NUM_SAMPLES)
-        others = with_made_up_edges(*_without_last(alike, edge_index))
+        others = with_padding_edges(*_without_last(alike, edge_index))
         more, _ = outputs(*others, NUM_SAMPLES + 1)
-        _compare(everything, more, starts=(NUM_MADE_UP, 1))
+        _compare(everything, more, starts=(NUM_PADDING, 1))
 
 
 def _check_numbers(
@@ -88,7 +94,7 @@ def check_edges_are_independent(call: Call, num_reductions: int, seed: int | Non
 
     def reduced(arguments: Arguments, edges: Tensor) -> _Values:
         of_edges = BlockMessages(call, num_reductions, NUM_SAMPLES)
-        with Undone(call.conv, call.arguments), _draws(seed, edges, NUM_SAMPLES):
+        with UndoneSideEffects(call.conv, call.arguments), _draws(seed, edges, NUM_SAMPLES):
             messages, outputs = of_edges.run(arguments, edges, _of_one_edge)
         dim = call.conv.node_dim
         return [(t, dim) for t in messages] + [(t, 0) for t in outputs]
@@ -135,7 +141,7 @@ def _outputs(
     call: Call, seed: int | None, arguments: Arguments, edge_index: Tensor, num_dst: int
 ) -> tuple[_Values, dict[str, Any]]:
     """Messages and aggregation, or per-edge results, and the numbers that the function sets."""
-    with Undone(call.conv, call.arguments) as undone, _draws(seed, edge_index, num_dst):
+    with UndoneSideEffects(call.conv, call.arguments) as undone, _draws(seed, edge_index, num_dst):
         values = call.inputs(arguments, edge_index, edge_index[1], num_dst)
         out = call.run(values)
         results = [(out, 0)]
@@ -159,7 +165,7 @@ class _DrawsByRow(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._seed, self._number, self._device = seed, 0, edge_index.device
         has_more = num_dst > NUM_SAMPLES  # of them the first are made up
-        self._rows = (edge_index.size(1), NUM_MADE_UP * has_more), (num_dst, int(has_more))
+        self._rows = (edge_index.size(1), NUM_PADDING * has_more), (num_dst, int(has_more))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         before, kwargs = random_states(self._device), kwargs or {}

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyg_sar.nn.call import Call
 from pyg_sar.nn.products import operations
-from pyg_sar.nn.sample_edges import Undone, samples_of
+from pyg_sar.nn.sample_edges import UndoneSideEffects, samples_of
 from pyg_sar.ops.program import Program, no_autocast_cache
 from pyg_sar.utils.installed import find_or_none
 from pyg_sar.utils.nested import leaves
@@ -189,7 +189,7 @@ def has_gradient_of_use(call: Call, program: Program) -> bool:
         leaves.append(torch.softmax(logits.detach(), 0).requires_grad_())
         return leaves[0].clone()
 
-    with Undone(call.conv, call.arguments), torch.enable_grad():
+    with UndoneSideEffects(call.conv, call.arguments), torch.enable_grad():
         messages, edge_outputs = program.run(samples, edge_index, softmax)
     outputs = [*messages, *edge_outputs]
     if len(leaves) != 1 or not all(t.requires_grad for t in outputs):

@@ -27,18 +27,18 @@ from pyg_sar.ops.linear import is_plain_layer, linear
 from pyg_sar.ops.partial_sums import covered
 from pyg_sar.rows.replicated import with_mean_gradient
 from pyg_sar.rows.rows import tag
-from pyg_sar.rows.sharding import Space
+from pyg_sar.rows.sharding import Sharding
 from pyg_sar.shard.blocks import Plan
 from pyg_sar.shard.edges import ShardEdges
-from pyg_sar.shard.shard import Kept
+from pyg_sar.shard.shard import Cached
 from pyg_sar.utils.dry_run import lazy_draws
 from pyg_sar.utils.tensor_state import checksum, storage_of
 
 _MAX_WEIGHTS = 4
 # The plan by which rows and sums travel; None where that spares too little.
-_COVERS: Kept[Agreed[tuple[Plan | None]]] = Kept()
-_ALL: Kept[tuple[Plan | None]] = Kept()  # of all edges without weights
-_ASKED: Kept[int] = Kept()
+_COVERS: Cached[Agreed[tuple[Plan | None]]] = Cached()
+_ALL: Cached[tuple[Plan | None]] = Cached()  # of all edges without weights
+_ASKED: Cached[int] = Cached()
 
 _MAX_ASKED = 8
 """How many times ranks ask along the edges of a shard: a program may make them anew each time."""
@@ -154,7 +154,7 @@ class NarrowSum(Tensor):
     """Sums ``[num_dst, K]`` of rows after a layer, which answer that layer only."""
 
     _weight: Tensor
-    _space: Space | None = None  # of the nodes whose rows the layer gives
+    _sharding: Sharding | None = None  # of the nodes whose rows the layer gives
 
     @staticmethod
     def of(total: Tensor, weight: Tensor) -> NarrowSum:
@@ -173,7 +173,7 @@ class NarrowSum(Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             out, bias = args[0].as_subclass(Tensor), args[2]
             out = out if bias is None else out + with_mean_gradient(bias)
-            return out if args[0]._space is None else tag(out, 0, args[0]._space)
+            return out if args[0]._sharding is None else tag(out, 0, args[0]._sharding)
 
 
 def _forward(conv: MessagePassing) -> Any:

@@ -16,10 +16,10 @@ from pyg_sar.comm.errors import collective
 from pyg_sar.comm.ranks import world_size
 from pyg_sar.comm.row_map import rows as rows_by_id
 from pyg_sar.comm.vote import agree
-from pyg_sar.rows.from_data import as_local, space_of_nodes
+from pyg_sar.rows.from_data import as_local, sharding_of_nodes
 from pyg_sar.rows.patches import ask_for_rows
 from pyg_sar.rows.rows import Rows, plain, plainly, tag
-from pyg_sar.rows.sharding import Space
+from pyg_sar.rows.sharding import Sharding
 from pyg_sar.utils.installed import find
 from pyg_sar.utils.rng import normal
 
@@ -72,7 +72,7 @@ class NodeEmbedding(torch.nn.Module):
     ) -> None:
         super().__init__()
         is_store = 'n_id' in data if not hasattr(data, 'node_types') else False
-        self._space = space_of_nodes(data) if is_store else None
+        self._sharding = sharding_of_nodes(data) if is_store else None
         data = as_local(data)
         n_id, error = _ids(data)
         end = int(n_id.max()) + 1 if n_id.numel() else 0
@@ -99,9 +99,9 @@ class NodeEmbedding(torch.nn.Module):
         ask_for_rows()
         _watch_optimizers()
         what = 'nodes' if self.node_type is None else f"nodes of type '{self.node_type}'"
-        space = Space(len(n_id), what=what, ids=n_id, total=num_nodes)
-        space.is_learned = True
-        self.weight = torch.nn.Parameter(tag(torch.empty(len(n_id), embedding_dim), 0, space))
+        sharding = Sharding(len(n_id), what=what, ids=n_id, total=num_nodes)
+        sharding.is_learned = True
+        self.weight = torch.nn.Parameter(tag(torch.empty(len(n_id), embedding_dim), 0, sharding))
         self.register_state_dict_post_hook(_note_nodes)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(_check_nodes)  # type: ignore[no-untyped-call]
         self.reset_parameters()
@@ -134,13 +134,13 @@ class NodeEmbedding(torch.nn.Module):
         Raises:
             ValueError: On all ranks, if on one of them an id is no node's.
         """
-        if self._space is None:
+        if self._sharding is None:
             return self.plain_rows(n_id)
         if n_id is not None and not isinstance(n_id, Rows):
             return rows_by_id(self, n_id, self.n_id.to(n_id.device))
         out = self.plain_rows(None if n_id is None else as_local(n_id))
-        dim, space = (0, self._space) if n_id is None else (n_id._dim, n_id._space)
-        return tag(out, dim, space)
+        dim, sharding = (0, self._sharding) if n_id is None else (n_id._dim, n_id._sharding)
+        return tag(out, dim, sharding)
 
     def plain_rows(self, n_id: Tensor | None = None) -> Tensor:
         """The result of forward, as a plain tensor of own rows."""
@@ -194,14 +194,14 @@ def _check_nodes(
     if isinstance(table, Rows):
         return
     if has_all and isinstance(weight, Rows) and len(n_id) < module.num_nodes:  # of an Embedding
-        state_dict[f'{prefix}weight'] = tag(table[n_id.to(table.device)], 0, weight._space)
+        state_dict[f'{prefix}weight'] = tag(table[n_id.to(table.device)], 0, weight._sharding)
     elif local_metadata.get('n_id') not in (None, _code_of(n_id)):
         errors.append(
             f"'{prefix}weight' has the rows of other nodes than this rank's: "
             'pyg_sar.save_checkpoint and load_checkpoint bring rows to their nodes'
         )
     elif isinstance(weight, Rows) and table is not None and table.shape == plain(weight).shape:
-        state_dict[f'{prefix}weight'] = tag(table.detach(), 0, weight._space)
+        state_dict[f'{prefix}weight'] = tag(table.detach(), 0, weight._sharding)
 
 
 def _code_of(n_id: Tensor) -> int:
@@ -218,7 +218,7 @@ def _tag_state(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     for p, state in optimizer.state.items():
         for value in state.values():
             if isinstance(p, Rows) and type(value) is Tensor and value.shape == plain(p).shape:
-                tag(value, 0, p._space)
+                tag(value, 0, p._sharding)
 
 
 def _places(own: Tensor, n_id: Tensor) -> Tensor | None:

@@ -127,7 +127,7 @@ class RowSum(TracedPlan):
     pays: list[bool] = field(default_factory=list)
 
     def result(self, call: Call) -> Tensor:
-        """Keeps sums of raw features, and may apply a narrower layer before the sum."""
+        """HasCache sums of raw features, and may apply a narrower layer before the sum."""
         set_attributes(call, self.trace, ())
         conv, plan, index = call.conv, call.plan, self.trace.weight
         x = call.arguments.src[0]

@@ -17,7 +17,7 @@ from pyg_sar.nn.call import Call, after_step, arguments_of, before_step
 from pyg_sar.nn.call_edges import (
     METHODS,
     along_edges,
-    dst_space,
+    dst_sharding,
     edges_in,
     ids_of_edges,
     into_own,
@@ -34,7 +34,7 @@ from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.from_data import conv_arguments
 from pyg_sar.rows.replicated import PLAIN, own_draws
 from pyg_sar.rows.rows import Rows, plainly, same_plain, tag
-from pyg_sar.rows.sharding import Space
+from pyg_sar.rows.sharding import Sharding
 from pyg_sar.shard.edges import ShardEdges
 from pyg_sar.utils.class_swap import name_of
 from pyg_sar.utils.log import say
@@ -69,23 +69,23 @@ def pass_messages(
     step = 'propagate' if is_message else function
     arguments = before_step(conv, step, (edge_index, size, kwargs))
     edges = arguments[0] if isinstance(arguments[0], EdgeIndex) else None
-    dst = dst_space(conv, edges) if is_message and edges is not None else None
+    dst = dst_sharding(conv, edges) if is_message and edges is not None else None
     plan, call = _planned(now, conv, function, arguments)
     with own_draws(call.plan.edge_index.device) if plan.uses_rng else nullcontext():
         out = plan.result(call)
     if not is_message:
         out = out if call.move is None else call.move.to_forward(out)
-        out = out if edges is None else tag(out, 0, edges._space)
+        out = out if edges is None else tag(out, 0, edges._sharding)
         return after_step(conv, step, arguments, out)
     out = _updated(out, call, dst, arguments[2])
     if isinstance(out, NarrowSum) and dst is not None:
-        out._space = dst
+        out._sharding = dst
     elif type(out) is Tensor and dst is not None:
         out = tag(out, int(conv.node_dim) % out.dim(), dst)
     return after_step(conv, step, arguments, out)
 
 
-def _updated(out: Tensor, call: Call, dst: Space | None, kwargs: dict[str, Any]) -> Tensor:
+def _updated(out: Tensor, call: Call, dst: Sharding | None, kwargs: dict[str, Any]) -> Tensor:
     """``MessagePassing.update``, which computes on nodes: it gets rows where the conv got rows."""
     conv, num_dst = call.conv, call.exchange.shard.num_dst
     values = call.kwargs
@@ -159,7 +159,7 @@ def _call(
             along = ends[::-1] if handle.is_flipped else ends
             own = zip(size, along, strict=True)
             size = tuple(end.own if n == end.total else n for n, end in own)
-        num_edges, whole = edges._space.total, kwargs
+        num_edges, whole = edges._sharding.total, kwargs
         num_nodes = ends[0].total, ends[1].total
         num_nodes = num_nodes[::-1] if handle.is_flipped != against else num_nodes
         if num_nodes[0] != num_nodes[1]:
@@ -174,7 +174,7 @@ def _call(
     for name in per_edge:
         value: Any = None if name in as_they_are else whole[name]
         if isinstance(value, Rows):
-            if value._dim == 0 and value._space.total == num_edges:
+            if value._dim == 0 and value._sharding.total == num_edges:
                 edge_names.add(name)
         elif isinstance(value, Tensor) and value.dim() and value.size(0) == num_edges:
             edge_names.add(name)
@@ -249,28 +249,28 @@ def _is_read_as_it_is(value: Any, edges: EdgeIndex) -> bool:
     rows, or tensors of all edges.
     """
     if not isinstance(value, Tensor):
-        total = edges._space.total
+        total = edges._sharding.total
         tensors = [each for each in leaves(value) if isinstance(each, Tensor)]
         return any(isinstance(t, (Rows, EdgeIndex)) or total in t.shape for t in tensors)
     ends = edges.ends.src, edges.ends.dst
     if isinstance(value, Rows):
-        is_of_edges = value._dim > 0 and value._space.total == edges._space.total
-        return value._space in ends or is_of_edges
+        is_of_edges = value._dim > 0 and value._sharding.total == edges._sharding.total
+        return value._sharding in ends or is_of_edges
     if type(value) not in PLAIN or not value.dim():
         return False
-    if value.size(0) != edges._space.total and edges._space.total in value.shape[1:]:
+    if value.size(0) != edges._sharding.total and edges._sharding.total in value.shape[1:]:
         return True
-    return not edges._space.is_whole and value.size(0) in [end.total for end in ends]
+    return not edges._sharding.is_whole and value.size(0) in [end.total for end in ends]
 
 
 def _own(kwargs: dict[str, Any], edges: EdgeIndex, conv: MessagePassing) -> dict[str, Any]:
     """Rows of the whole graph as those of this rank."""
-    spaces = edges.ends.src, edges.ends.dst, edges._space
+    shardings = edges.ends.src, edges.ends.dst, edges._sharding
     own: dict[str, Any] = {}
     with plainly():
         for name, value in kwargs.items():
             parts = value if type(value) is tuple else (value,)
-            if all(v is None or (type(v) is Rows and v._space in spaces) for v in parts):
+            if all(v is None or (type(v) is Rows and v._sharding in shardings) for v in parts):
                 parts = tuple(None if v is None else same_plain(v) for v in parts)
                 own[name] = parts if type(value) is tuple else parts[0]
             else:

@@ -18,7 +18,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from pyg_sar.comm.vote import least_of_ranks
 from pyg_sar.shard.blocks import Plan
-from pyg_sar.shard.shard import Kept
+from pyg_sar.shard.shard import Cached
 from pyg_sar.utils import offload as evictable
 from pyg_sar.utils.tensor_state import checksum
 
@@ -67,7 +67,7 @@ class _Settles:
             copy.data = copy.data.clone()
 
 
-SUMS: Kept[Any] = Kept()
+SUMS: Cached[Any] = Cached()
 _NOTHING, _KEEPS, _HAS = range(3)
 """A rank computes a result, or also keeps it, or has kept it."""
 

@@ -25,7 +25,7 @@ NUM_SAMPLES = 13
 """Hardly a width of rows: sizes that are multiples of it count edges."""
 
 
-class Undone:
+class UndoneSideEffects:
     """While it lasts a function may set attributes of its conv and draw random numbers.
 
     At the end the conv, its modules, the generators and the program's tensors among the arguments
@@ -41,7 +41,7 @@ class Undone:
         self._whole = arguments.whole
         self._drew: set[str] = set()
 
-    def __enter__(self) -> Undone:
+    def __enter__(self) -> UndoneSideEffects:
         self._before = dict(vars(self.conv))
         self._snapshot = Snapshot((self.conv, self._whole))
         self._states = states_of_process()
@@ -194,29 +194,29 @@ def _sample(values: Tensor) -> Tensor:
     """The first rows, finite, and made-up ones where a rank has fewer."""
     rows = values.detach()[:NUM_SAMPLES].nan_to_num(1, 1, -1)
     missing = NUM_SAMPLES - rows.size(0)
-    rows = torch.cat([rows, made_up_row(rows).expand(missing, *rows.shape[1:])])
+    rows = torch.cat([rows, padding_row(rows).expand(missing, *rows.shape[1:])])
     return rows.requires_grad_(values.requires_grad)
 
 
-def made_up_row(values: Tensor) -> Tensor:
+def padding_row(values: Tensor) -> Tensor:
     """A row like those of `values`: ones, or index zero."""
     return values.new_full((1, *values.shape[1:]), 1 if values.is_floating_point() else 0)
 
 
-NUM_MADE_UP = 9
+NUM_PADDING = 9
 """More in-edges than a sampled destination has, to see effects of the largest in-degree."""
 
 
-def with_made_up_edges(arguments: Arguments, edge_index: Tensor) -> tuple[Arguments, Tensor]:
+def with_padding_edges(arguments: Arguments, edge_index: Tensor) -> tuple[Arguments, Tensor]:
     """The edges, after some between made-up nodes that end in a new first destination."""
     num_src = next((t.size(0) for t in arguments.src), 0)
-    first = edge_index.new_tensor([[num_src], [0]]).expand(2, NUM_MADE_UP)
+    first = edge_index.new_tensor([[num_src], [0]]).expand(2, NUM_PADDING)
     shifted = torch.stack([edge_index[0], edge_index[1] + 1])
     more = replace(
         arguments,
-        src=tuple(torch.cat([t, made_up_row(t)]) for t in arguments.src),
-        dst=tuple(torch.cat([made_up_row(t), t]) for t in arguments.dst),
-        edge=tuple(torch.cat([*[made_up_row(t)] * NUM_MADE_UP, t]) for t in arguments.edge),
+        src=tuple(torch.cat([t, padding_row(t)]) for t in arguments.src),
+        dst=tuple(torch.cat([padding_row(t), t]) for t in arguments.dst),
+        edge=tuple(torch.cat([*[padding_row(t)] * NUM_PADDING, t]) for t in arguments.edge),
     )
     return more, torch.cat([first, shifted], dim=1)
 

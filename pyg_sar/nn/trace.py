@@ -27,7 +27,7 @@ from pyg_sar.nn.products import ProductRecorder, RowSum
 from pyg_sar.nn.reductions import Aggregate, ReductionRecorder
 from pyg_sar.nn.sample_edges import (
     NUM_SAMPLES,
-    Undone,
+    UndoneSideEffects,
     edge_rows,
     learnable_leaves,
     node_of_now,
@@ -45,7 +45,7 @@ from pyg_sar.utils.class_swap import name_of as class_name
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class SideEffects:
     """What a message function left behind when it ran on a few edges."""
 
     out: Tensor  # its result; in a run on all in-edges that of its aggregation
@@ -60,18 +60,18 @@ class Seen:
     written: tuple[str, ...]  # the rows of nodes that it changes in place
 
 
-def set_attributes(call: Call, seen: Seen, values: Sequence[Tensor]) -> None:
+def set_attributes(call: Call, seen: SideEffects, values: Sequence[Tensor]) -> None:
     """Sets on the conv what its function sets: one row per edge, and numbers."""
     for name, number in seen.numbers.items():
         setattr(call.conv, name, number)
     for name, value in zip(seen.edge_attributes, values, strict=True):
         rows = call.in_given_order(value)
-        rows = rows if call.edges is None else tag(rows, 0, call.edges._space)
+        rows = rows if call.edges is None else tag(rows, 0, call.edges._sharding)
         setattr(call.conv, name, rows)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trace(Seen):
+class Trace(SideEffects):
     """What a message function does."""
 
     num_softmax: int  # softmaxes over in-edges
@@ -165,7 +165,12 @@ def trace(call: Call) -> Trace:
     aggregate = None
     # A gradient inside the function is taken in this thread, which alone numbers the history.
     here = torch.autograd.set_multithreading_enabled(False)
-    with here, Undone(conv, call.arguments) as undone, _refusing_statistics(conv), _NoRows():
+    with (
+        here,
+        UndoneSideEffects(conv, call.arguments) as undone,
+        _refusing_statistics(conv),
+        _NoRows(),
+    ):
         with in_message, recorder, use:
             out = run_message(call, values, samples)
         if call.function == 'message':
@@ -207,13 +212,13 @@ class _NoRows(TorchFunctionMode):
 
 def left_behind(
     call: Call,
-    undone: Undone,
+    undone: UndoneSideEffects,
     states: Mapping[str, tuple[Tensor, object]],
     samples: Arguments,
     first_node: Any,
     out: Tensor,
     reduced: Sequence[Tensor],
-) -> tuple[Seen, list[Tensor]]:
+) -> tuple[SideEffects, list[Tensor]]:
     """What the function that computed `out` left behind, and the tensors `reduced` or per edge."""
     if call.draws is not None and undone.uses_rng:
         raise ValueError(
@@ -226,7 +231,7 @@ def left_behind(
     if call.function != 'message':
         edge_outputs = (out, *edge_outputs)
     outputs = [*reduced, *edge_outputs]
-    seen = Seen(
+    seen = SideEffects(
         out=out.detach(),
         edge_outputs=tuple(t.detach() for t in edge_outputs),
         edge_attributes=names,

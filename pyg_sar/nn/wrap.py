@@ -31,7 +31,7 @@ from pyg_sar.nn.options import options_of
 from pyg_sar.nn.sar_conv import SARConv, name_layers, why_refused
 from pyg_sar.ops.linear import compute_by_onednn
 from pyg_sar.utils.class_swap import plain_class
-from pyg_sar.utils.dry_run import inert
+from pyg_sar.utils.dry_run import dry_run
 from pyg_sar.utils.log import LogLevel, check_log, say, set_log
 from pyg_sar.utils.nested import PLAIN
 from pyg_sar.utils.tensor_state import checksum, digest
@@ -153,7 +153,7 @@ class LazyLayers:
         if any(map(is_lazy, self._waiting[module].values())):
             self._is_running = True
             try:
-                with torch.no_grad(), inert(module, (args, kwargs)), _in_evaluation(module):
+                with torch.no_grad(), dry_run(module, (args, kwargs)), _in_evaluation(module):
                     module.forward(*args, **kwargs)
             finally:
                 self._is_running = False

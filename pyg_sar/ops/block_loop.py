@@ -38,7 +38,7 @@ class BlockByBlock:
     # exchange; None to keep nothing.
     kept: list[Tensor] | None = None
 
-    def fetch(self, tensors: TensorList) -> Iterator[tuple[Block, TensorList]]:
+    def all_gather_halo(self, tensors: TensorList) -> Iterator[tuple[Block, TensorList]]:
         """Every block with the rows ``[num_rows, ...]`` of each tensor that it reads.
 
         These are views of own or kept rows, or buffers that the next block overwrites. Collective,
@@ -49,7 +49,7 @@ class BlockByBlock:
             return zip(blocks, repeat([]), strict=False)
         if self.kept:
             return zip(blocks, self._rows_again(tensors, self.kept), strict=True)
-        fetched = self.exchange.fetch(tensors, keep=self.kept is not None)
+        fetched = self.exchange.all_gather_halo(tensors, keep=self.kept is not None)
         if self.kept is not None:
             fetched = self._keeping(fetched, self.kept)
         return zip(blocks, fetched, strict=True)
@@ -66,7 +66,7 @@ class BlockByBlock:
         for first in range(0, len(kept), len(tensors)):
             yield kept[first : first + len(tensors)]
 
-    def give_back(
+    def reduce_scatter(
         self,
         read: TensorList,
         out: TensorList,
@@ -85,7 +85,7 @@ class BlockByBlock:
         returned = self.exchange.way_back(out, own)
         num_own = self.plan.shard.parts_per_rank
         num_skipped = 0 if own is None else num_own
-        for number, (block, rows) in enumerate(self.fetch(read)):
+        for number, (block, rows) in enumerate(self.all_gather_halo(read)):
             if number < num_skipped:
                 continue
             is_remote = number >= num_own
@@ -105,26 +105,26 @@ class AllAtOnce:
     exchange: Exchange
     kept: list[Tensor] | None = None
 
-    def fetch(self, tensors: TensorList) -> Iterator[tuple[Block, TensorList]]:
-        """As :meth:`BlockByBlock.fetch`."""
+    def all_gather_halo(self, tensors: TensorList) -> Iterator[tuple[Block, TensorList]]:
+        """As :meth:`BlockByBlock.all_gather_halo`."""
         halo = self.kept or (self.exchange.fetch_all(tensors) if tensors else [])
         if self.kept is not None and not self.kept:
             self.kept.extend(halo)
         return ((block, self._of(block, tensors, halo)) for block in self.plan.blocks)
 
-    def give_back(
+    def reduce_scatter(
         self,
         read: TensorList,
         out: TensorList,
         own: Callable[[], TensorList] | None = None,
         later: Later | None = None,
     ) -> Iterator[tuple[Block, TensorList, TensorList]]:
-        """As :meth:`BlockByBlock.give_back`; it leaves nothing for later."""
+        """As :meth:`BlockByBlock.reduce_scatter`; it leaves nothing for later."""
         num_halo, num_skipped = self.plan.shard.num_halo, 0
         halo = [t.new_empty(num_halo, *t.shape[1:]) for t in out]
         if own is not None:
             out[:], num_skipped = own(), self.plan.shard.parts_per_rank
-        for number, (block, rows) in enumerate(self.fetch(read)):
+        for number, (block, rows) in enumerate(self.all_gather_halo(read)):
             if number >= num_skipped:
                 yield block, rows, self._of(block, out, halo)
         self.exchange.return_all(halo, out)

@@ -20,10 +20,10 @@ from pyg_sar.comm.collectives import communicates, once_differentiable
 from pyg_sar.comm.exchange import Exchange, Request
 from pyg_sar.comm.send_recv import TensorList
 from pyg_sar.comm.vote import Agreed, agree
-from pyg_sar.ops.chunks import Surroundings
+from pyg_sar.ops.chunks import RngAndAutocast
 from pyg_sar.ops.program import Arguments, gradients_of, no_autocast_cache
 from pyg_sar.shard.blocks import DestinationChunk, Plan, make_chunks, no_chunk
-from pyg_sar.shard.shard import Kept
+from pyg_sar.shard.shard import Cached
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class ChunkProgram:
 DestinationChunks = list[tuple[DestinationChunk, Request]]
 """The chunks of a plan, as many on all ranks, with who fetches what from whom."""
 
-_CHUNKS: Kept[Agreed[DestinationChunks]] = Kept()
+_CHUNKS: Cached[Agreed[DestinationChunks]] = Cached()
 
 
 def chunks_of(
@@ -82,8 +82,10 @@ def gather(
     Saved for backward: the arguments. Communication: one all-to-all per chunk and source tensor in
     forward, again in backward, and one for its gradient where it needs one.
     """
-    surroundings = Surroundings(program.uses_rng, plan.edge_index.device, program.as_in_forward)
-    run = _ChunkRun(program, plan, chunks, exchange, surroundings, arguments)
+    rng_and_autocast = RngAndAutocast(
+        program.uses_rng, plan.edge_index.device, program.as_in_forward
+    )
+    run = _ChunkRun(program, plan, chunks, exchange, rng_and_autocast, arguments)
     out = _Gather.apply(run, *arguments)
     return (None, tuple(out)) if program.out is None else (out[0], tuple(out[1:]))
 
@@ -96,7 +98,7 @@ class _ChunkRun:
     plan: Plan
     chunks: DestinationChunks
     exchange: Exchange
-    surroundings: Surroundings
+    rng_and_autocast: RngAndAutocast
     arguments: Arguments
 
     def read(self) -> Iterator[tuple[DestinationChunk, Request, Arguments]]:
@@ -105,14 +107,14 @@ class _ChunkRun:
         for number, (chunk, request) in enumerate(self.chunks):
             halo = self.exchange.fetch_requested(list(inputs.src), request)
             pairs = zip(inputs.src, halo, strict=True)
-            if self.surroundings.uses_rng:
-                self.surroundings.enter(number)
+            if self.rng_and_autocast.uses_rng:
+                self.rng_and_autocast.enter(number)
             src = tuple(torch.cat([t.index_select(0, chunk.own), rows]) for t, rows in pairs)
             dst = tuple(t[chunk.dst] for t in inputs.dst)
             edge = tuple(t.index_select(0, chunk.edges) for t in inputs.edge)
             yield chunk, request, Arguments(src, dst, edge, inputs.whole, inputs.learnable)
 
-    def give_back(
+    def reduce_scatter(
         self, out: TensorList
     ) -> Iterator[tuple[DestinationChunk, Arguments, TensorList]]:
         """Every chunk again, with zeros to which the caller adds gradients of its source rows.
@@ -196,8 +198,8 @@ class _Gather(torch.autograd.Function):
         num_src, targets = len(saved.src), list(total)
         needs_src = [i for i in range(num_src) if total[i] is not None]
         out = [t for t in total[:num_src] if t is not None]
-        with run.surroundings.again(saved.learnable):
-            for chunk, arguments, of_src in run.give_back(out):
+        with run.rng_and_autocast.again(saved.learnable):
+            for chunk, arguments, of_src in run.reduce_scatter(out):
                 for i, target in zip(needs_src, of_src, strict=True):
                     targets[i] = target
                 if chunk.num_dst:

@@ -24,7 +24,7 @@ from pyg_sar.ops.block_loop import BlockByBlock
 from pyg_sar.ops.program import Arguments, Program, without_hooks
 from pyg_sar.shard.blocks import Block, Plan
 from pyg_sar.shard.index_rows import rows_at
-from pyg_sar.shard.shard import Kept
+from pyg_sar.shard.shard import Cached
 from pyg_sar.utils.rng import random_states_kept
 
 CHUNK_BYTES = 2 << 20
@@ -38,7 +38,7 @@ CUDA_CHUNK_BYTES = 256 << 20
 """On a GPU, where small operations take as long as larger ones."""
 
 MIN_EDGES = 256
-_CHUNKS: Kept[dict[int, list[list[Chunk]]]] = Kept()
+_CHUNKS: Cached[dict[int, list[list[Chunk]]]] = Cached()
 
 
 def edges_within(edge_bytes: int, device: torch.device) -> int:
@@ -122,7 +122,7 @@ class Run:
 
     program: Program
     loop: BlockByBlock
-    surroundings: Surroundings
+    rng_and_autocast: RngAndAutocast
     arguments: Arguments
 
     @staticmethod
@@ -130,9 +130,11 @@ class Run:
         program: Program, arguments: Arguments, plan: Plan, exchange: Exchange, *, keep_rows: bool
     ) -> Run:
         """A program on all blocks; `keep_rows` keeps the rows received for backward."""
-        surroundings = Surroundings(program.uses_rng, plan.edge_index.device, program.as_in_forward)
+        rng_and_autocast = RngAndAutocast(
+            program.uses_rng, plan.edge_index.device, program.as_in_forward
+        )
         loop = BlockByBlock(plan, exchange, [] if keep_rows else None)
-        return Run(program, loop, surroundings, arguments)
+        return Run(program, loop, rng_and_autocast, arguments)
 
     def save(self, ctx: Any, *others: Tensor) -> None:
         """Saves what backward needs, with other tensors."""
@@ -162,24 +164,24 @@ class Run:
 
     def chunks(self) -> Chunks:
         """The chunks of all blocks (collective unless rows are kept)."""
-        fetched = self.loop.fetch(list(self.arguments.src))
+        fetched = self.loop.all_gather_halo(list(self.arguments.src))
         blocks = zip(fetched, of_blocks(self.loop.plan, self.max_edges), strict=True)
         return chain.from_iterable(self._read(of_block, rows) for (_, rows), of_block in blocks)
 
-    def give_back(self, out: TensorList) -> Iterator[tuple[TensorList, Chunks]]:
+    def reduce_scatter(self, out: TensorList) -> Iterator[tuple[TensorList, Chunks]]:
         """For every block where the gradients of source rows go, and its chunks (collective).
 
-        `out` is as :meth:`BlockByBlock.give_back` takes it.
+        `out` is as :meth:`BlockByBlock.reduce_scatter` takes it.
         """
-        returned = self.loop.give_back(list(self.arguments.src), out)
+        returned = self.loop.reduce_scatter(list(self.arguments.src), out)
         blocks = zip(returned, of_blocks(self.loop.plan, self.max_edges), strict=True)
         return ((targets, self._read(of_block, rows)) for (_, rows, targets), of_block in blocks)
 
     def _read(self, of_block: list[Chunk], rows: TensorList) -> Chunks:
         read = self.arguments
         for chunk in of_block:
-            if self.surroundings.uses_rng:
-                self.surroundings.enter(chunk.number)
+            if self.rng_and_autocast.uses_rng:
+                self.rng_and_autocast.enter(chunk.number)
             src, dst = edge_index = chunk.edge_index
             yield (
                 chunk,
@@ -195,7 +197,7 @@ class Run:
             )
 
 
-class Surroundings:
+class RngAndAutocast:
     """A random state for every chunk and the autocast mode, so that a replay sees them again.
 
     The first chunk goes on from the caller's state: a graph of one chunk draws what PyG draws. The

@@ -112,7 +112,7 @@ class _Online(torch.autograd.Function):
         grads = (*grad_states, *grad_links)
         replayed = ReplayBackward(run, [()] * len(parts), grads, [stats])
         replayed.row_sums = [_row_sum(parts, grad_states, grad_sums, total)]
-        with run.surroundings.again(run.arguments.learnable):
+        with run.rng_and_autocast.again(run.arguments.learnable):
             return None, None, *replayed.gradients(ctx.needs_input_grad[2:])
 
 

@@ -84,7 +84,7 @@ class _Replay(torch.autograd.Function):
         merges = [r.merge for r in run.program.reductions]
         states = [tuple(islice(rest, m.num_tensors if m.reads_state else 0)) for m in merges]
         replayed = ReplayBackward(run, states, grads, stats)
-        with run.surroundings.again(run.arguments.learnable):
+        with run.rng_and_autocast.again(run.arguments.learnable):
             for k in reversed(range(len(stats))):
                 replayed.find_row_sum(k)
             return None, *replayed.gradients(ctx.needs_input_grad[1:])
@@ -183,7 +183,9 @@ class ReplayBackward:
         targets = list(total)
         num_src = len(self.run.arguments.src)
         needs_src = [i for i in range(num_src) if needs[i]]
-        for of_src, chunks in self.run.give_back([t for t in total[:num_src] if t is not None]):
+        for of_src, chunks in self.run.reduce_scatter(
+            [t for t in total[:num_src] if t is not None]
+        ):
             for i, rows in zip(needs_src, of_src, strict=True):
                 targets[i] = rows.zero_()  # block by block, so all own rows, too
             for chunk, edge_index, arguments in chunks:

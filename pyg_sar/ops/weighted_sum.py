@@ -70,7 +70,7 @@ class _WeightedSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, loop: BlockLoop, mean: bool) -> Tensor:
         out: Tensor | None = None
-        for block, (rows,) in loop.fetch([x]):
+        for block, (rows,) in loop.all_gather_halo([x]):
             if block.num_edges == 0:
                 continue
             block_weight = None if weight is None else block.span(weight)
@@ -102,7 +102,7 @@ class _WeightedSum(torch.autograd.Function):
         )
         read = [x] if needs_weight else []
         if not needs_x:
-            for block, rows in loop.fetch(read):
+            for block, rows in loop.all_gather_halo(read):
                 gradients.write([], block, rows)
             return None, gradients.of_weight, None, None
         # With one part the own block's sum is the gradient itself, in one pass.
@@ -110,7 +110,7 @@ class _WeightedSum(torch.autograd.Function):
         out = [grad if is_one else grad.new_empty(plan.shard.num_own, *grad.shape[1:])]
         own = partial(gradients.of_rows, plan.blocks[0], read) if is_one else None
         later = None if read else Later([grad], gradients.write_later)
-        for block, rows, targets in loop.give_back(read, out, own, later):
+        for block, rows, targets in loop.reduce_scatter(read, out, own, later):
             gradients.write(targets, block, rows)
         return out[0], gradients.of_weight, None, None
 

@@ -3,7 +3,7 @@
 ``T.ToSparseTensor`` and PyG's helpers make matrices that torch or torch_sparse define. Of a cut
 graph they are an :class:`Adjacency`: edges that run from the columns to the rows, and a value for
 each. Convs and products with rows use these edges. Every other function runs on the whole matrix,
-which each rank then has for a moment, and matrices that it gives are dealt to the ranks again. So
+which each rank then has for a moment, and matrices that it gives are scattered again. So
 what a function means is what torch, torch_sparse or PyG say.
 """
 
@@ -25,7 +25,7 @@ from pyg_sar.rows.made_edges import edges_of, whole_ids
 from pyg_sar.rows.over_ranks import whole
 from pyg_sar.rows.registry import name_of
 from pyg_sar.rows.rows import Rows, plain, plainly, tag
-from pyg_sar.rows.sharding import Space
+from pyg_sar.rows.sharding import Sharding
 from pyg_sar.shard.edges import kept_on
 from pyg_sar.utils.nested import in_nested, leaves
 from pyg_sar.utils.tensor_state import version_of
@@ -71,11 +71,11 @@ class Adjacency:
 
         In a row they are in the order of the matrix, or by their local columns.
         """
-        handle, space = self.edges.handle, self.edges._space
+        handle, sharding = self.edges.handle, self.edges._sharding
 
         def make() -> tuple[Tensor, Tensor, Tensor]:
             device = handle.ids.device
-            keys = handle.ids[0] if by_column else space.ids(device)
+            keys = handle.ids[0] if by_column else sharding.ids(device)
             order = keys.argsort(stable=True)
             order = order[handle.ids[1, order].argsort(stable=True)]
             col, row = handle.ids[:, order]
@@ -83,7 +83,7 @@ class Adjacency:
 
         with plainly():
             made: tuple[Tensor, Tensor, Tensor] = kept_on(
-                handle, ('compressed', by_column), make, space
+                handle, ('compressed', by_column), make, sharding
             )
         return made
 
@@ -116,7 +116,7 @@ def product(func: Callable[..., Any], matrix: Adjacency, x: Tensor, *options: An
 
 
 def by_whole(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """What a function gives of whole matrices and whole tensors; matrices are dealt again.
+    """What a function gives of whole matrices and whole tensors; matrices are scattered again.
 
     They are kept with the first matrix, while its values take no gradient and are not written to.
     """
@@ -155,26 +155,26 @@ def of_whole(value: Any) -> Any:
     return whole_ids(value) if isinstance(value, EdgeIndex) else whole(value)
 
 
-def dealt_between(matrix: Any, spaces: Iterable[Space]) -> Any:
+def dealt_between(matrix: Any, shardings: Iterable[Sharding]) -> Any:
     """A plain sparse matrix as an Adjacency, if its sizes tell which rows it runs between."""
     sizes = sizes_of(matrix)
     if sizes is None or world_size() == 1:
         return matrix
-    fitting = [[s for s in dict.fromkeys(spaces) if s.total == n and s.has_ids()] for n in sizes]
+    fitting = [[s for s in dict.fromkeys(shardings) if s.total == n and s.has_ids()] for n in sizes]
     if any(len(found) != 1 for found in fitting):
         return matrix
-    return dealt('a sparse matrix', matrix, fitting[0][0], fitting[1][0])
+    return scattered('a sparse matrix', matrix, fitting[0][0], fitting[1][0])
 
 
-def spaces_in(args: Iterable[Any]) -> list[Space]:
+def shardings_in(args: Iterable[Any]) -> list[Sharding]:
     """The rows of nodes that ids of edges among arguments run between."""
-    spaces: list[Space] = []
+    shardings: list[Sharding] = []
     for arg in args:
         if isinstance(arg, NodeIds):
-            spaces.append(arg.of)
+            shardings.append(arg.of)
         if isinstance(arg, Rows) and arg.dtype == torch.int64:
-            spaces += arg._space.neighbours
-    return spaces
+            shardings += arg._sharding.neighbours
+    return shardings
 
 
 _READERS: list[Callable[[Any], Any]] = []
@@ -200,7 +200,7 @@ def sizes_of(matrix: Any) -> tuple[int, int] | None:
     return sizes
 
 
-def dealt(func: Any, matrix: Any, rows: Space, cols: Space) -> Any:
+def scattered(func: Any, matrix: Any, rows: Sharding, cols: Sharding) -> Any:
     """A plain sparse matrix, equal on all ranks, as an Adjacency (collective).
 
     Its edges are kept with it until it is written to.
@@ -209,14 +209,14 @@ def dealt(func: Any, matrix: Any, rows: Space, cols: Space) -> Any:
     row, col, value = entries()
     edges = _edges_of_entries(func, row, col, rows, cols, key)
     if value is not None:
-        value = tag(own_rows(func, value, 0, edges._space), 0, edges._space)
+        value = tag(own_rows(func, value, 0, edges._sharding), 0, edges._sharding)
     out = make(edges, value)
     out.results = {}
     return out
 
 
 def _edges_of_entries(
-    func: Any, row: Tensor, col: Tensor, rows: Space, cols: Space, key: Any
+    func: Any, row: Tensor, col: Tensor, rows: Sharding, cols: Sharding, key: Any
 ) -> EdgeIndex:
     is_tensor = isinstance(key, Tensor)
     kept = cache_of('matrices') if is_tensor else cache_of('matrices', weakref.WeakKeyDictionary)
@@ -260,5 +260,5 @@ def adjacencies(args: Any, kwargs: Any) -> tuple[Any, Any]:
     every = [*args, *kwargs.values()]
     if all(sizes_of(arg) is None for arg in every):
         return args, kwargs
-    spaces = [arg._space for arg in leaves(every) if isinstance(arg, Rows) and arg._dim == 0]
-    return in_nested((args, kwargs), lambda arg: dealt_between(arg, spaces))
+    shardings = [arg._sharding for arg in leaves(every) if isinstance(arg, Rows) and arg._dim == 0]
+    return in_nested((args, kwargs), lambda arg: dealt_between(arg, shardings))

@@ -111,7 +111,7 @@ class AdjacencyTensor(Adjacency, Tensor):
         )
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
-        return f'AdjacencyTensor({self.edges._space!r}, size={tuple(self.shape)}, {self.layout})'
+        return f'AdjacencyTensor({self.edges._sharding!r}, size={tuple(self.shape)}, {self.layout})'
 
 
 def _is_dense(x: Any) -> bool:

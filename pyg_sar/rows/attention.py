@@ -83,9 +83,9 @@ def _attention(
         if is_causal or (attn_mask is not None and dim_of(attn_mask) < 2):
             refuse(func, "with 'is_causal' is not known to be right")
         key, value = with_mean_gradient(key), with_mean_gradient(value)
-        (query, mask), _, right, space = align(func, (query, attn_mask), {})
+        (query, mask), _, right, sharding = align(func, (query, attn_mask), {})
         with plainly(), own_draws(query.device) if dropout_p > 0 else nullcontext():
-            return as_rows(attend(query, key, value, mask), right, space)
+            return as_rows(attend(query, key, value, mask), right, sharding)
     rows = rows_in((query, key, value))
     if enable_gqa and any(tensor._dim == dim_of(tensor) - 3 for tensor in rows):
         refuse(func, "with 'enable_gqa' and rows as heads is not known to be right")
@@ -110,19 +110,19 @@ def _added(mask: Tensor, dtype: torch.dtype) -> Any:
 def _of_all_to_all(
     func: Any, query: Rows, key: Rows, value: Rows, mask: Tensor | None, scale: float
 ) -> Any:
-    value = brought(func, value, key._space)
+    value = brought(func, value, key._sharding)
     bias = None
     if mask is not None:
-        if whole_shape(mask)[-2:] != [1, key._space.total] or mask.requires_grad:
+        if whole_shape(mask)[-2:] != [1, key._sharding.total] or mask.requires_grad:
             refuse(
                 func, f'takes a mask of keys, [..., 1, N], without gradient; of pairs it {_PAIRS}'
             )
-        space = key._space
+        sharding = key._sharding
         if not isinstance(mask, Rows):
-            own_mask = mask.index_select(-1, space.ids(mask.device))
-            mask = tag(own_mask, mask.dim() - 1, space)
+            own_mask = mask.index_select(-1, sharding.ids(mask.device))
+            mask = tag(own_mask, mask.dim() - 1, sharding)
         bias = _added(mask, query.dtype)
-    space = query._space
+    sharding = query._sharding
     with plainly():
         own = [plain(x) for x in (query, key, value)]
         batch = torch.broadcast_shapes(*(x.shape[:-2] for x in own))  # type: ignore[no-untyped-call]
@@ -136,9 +136,9 @@ def _of_all_to_all(
             q, k, v = (x.to(dtype) for x in (q, k, v))
             bias = None if bias is None else bias.to(dtype)
         with torch.autocast(device, enabled=False):
-            counts = key._space.kept('counts', None, lambda: agree(key._space.own))
+            counts = key._sharding.kept('counts', None, lambda: agree(key._sharding.own))
             out = attend_to_all(q, k, v, bias, scale, counts)
-        return tag(out.view(*batch, *out.shape[-2:]), len(batch), space)
+        return tag(out.view(*batch, *out.shape[-2:]), len(batch), sharding)
 
 
 @rule('multi_head_attention_forward')

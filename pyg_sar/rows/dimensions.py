@@ -29,7 +29,7 @@ from pyg_sar.rows.registry import BROADCAST, name_of, rule
 from pyg_sar.rows.replicated import check_whole, with_mean_gradient
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.rowwise import rowwise
-from pyg_sar.rows.sharding import Space
+from pyg_sar.rows.sharding import Sharding
 
 
 @rule(
@@ -42,7 +42,7 @@ def _move(func: Any, args: Any, kwargs: Any) -> Any:
     named = tuple((key, _hashable(value)) for key, value in kwargs.items() if key != 'input')
     with plainly():
         dim = _moved_to(func, rows.dim(), rows._dim, rest, named)
-        return tag(func(*args, **kwargs), dim, rows._space)
+        return tag(func(*args, **kwargs), dim, rows._sharding)
 
 
 def _hashable(value: Any) -> Any:
@@ -67,7 +67,7 @@ def _squeeze(func: Any, input: Rows, dim: int | tuple[int, ...] | None = None) -
     if at in gone:
         refuse(func, 'of a whole of one row would drop the dimension of the rows')
     with plainly():
-        return tag(func(input, gone), at - sum(i < at for i in gone), input._space)
+        return tag(func(input, gone), at - sum(i < at for i in gone), input._sharding)
 
 
 @named_rule('narrow narrow_copy')
@@ -75,8 +75,8 @@ def _narrow(func: Any, input: Rows, dim: int, start: int, length: int) -> Any:
     dim %= dim_of(input)
     if dim != input._dim:
         with plainly():
-            return tag(func(plain(input), dim, start, length), input._dim, input._space)
-    total = input._space.total
+            return tag(func(plain(input), dim, start, length), input._dim, input._sharding)
+    total = input._sharding.total
     begin = int(start) + (total if start < 0 else 0)
     if not 0 <= begin <= begin + length <= total:
         raise RuntimeError(f'narrow: {length} rows from {start} on, of {total}')
@@ -90,7 +90,7 @@ def _select(func: Any, input: Rows, dim: int, index: int) -> Any:
     if dim == input._dim:
         return input[(slice(None),) * dim + (index,)]
     with plainly():
-        return tag(func(plain(input), dim, index), input._dim - (dim < input._dim), input._space)
+        return tag(func(plain(input), dim, index), input._dim - (dim < input._dim), input._sharding)
 
 
 @rule('chunk split tensor_split split_with_sizes unsafe_chunk unsafe_split unsafe_split_with_sizes')
@@ -105,7 +105,7 @@ def _pieces(func: Any, args: Any, kwargs: Any) -> Any:
     if dim != rows._dim:
         right = from_right(rows) - (unbinds and dim > rows._dim)
         with plainly():
-            return as_rows(func(*args, **kwargs), right, rows._space)
+            return as_rows(func(*args, **kwargs), right, rows._sharding)
     if unbinds and num_dims == 1:  # numbers, as with tolist
         with plainly():
             return all_rows(rows).unbind(0)
@@ -115,7 +115,7 @@ def _pieces(func: Any, args: Any, kwargs: Any) -> Any:
     named = {k: v for k, v in kwargs.items() if k not in ('input', 'tensor', 'dim')}
     cut = getattr(torch, name)
     out = []
-    for ids in cut(torch.arange(rows._space.total), *args[1:2], **named):
+    for ids in cut(torch.arange(rows._sharding.total), *args[1:2], **named):
         first = int(ids[0]) if len(ids) else 0
         out.append(rows[(slice(None),) * dim + (slice(first, first + len(ids)),)])
     return tuple(out)
@@ -125,14 +125,14 @@ def _pieces(func: Any, args: Any, kwargs: Any) -> Any:
 def _stack(func: Any, tensors: Any, dim: int = 0) -> Any:
     """Plain tensors among them have the rows of the whole."""
     first = rows_in(tensors)[0]
-    at, space = first._dim, first._space
+    at, sharding = first._dim, first._sharding
     shapes = [whole_shape(tensor) for tensor in tensors]
     if any(shape != shapes[0] for shape in shapes):
         raise RuntimeError(f'stack expects each tensor to be equal size, but got {shapes}')
     dim %= len(shapes[0]) + 1
     with plainly():
-        own = [own_rows(func, tensor, at, space) for tensor in tensors]
-        return tag(torch.stack(own, dim), at + (dim <= at), space)
+        own = [own_rows(func, tensor, at, sharding) for tensor in tensors]
+        return tag(torch.stack(own, dim), at + (dim <= at), sharding)
 
 
 _SIDE_BY_SIDE = {'hstack': 1, 'column_stack': 1, 'vstack': 0, 'row_stack': 0, 'dstack': 2}
@@ -154,7 +154,7 @@ def _stacked(func: Any, tensors: Any) -> Any:
 
 @named_rule('cat concat concatenate')
 def _cat(func: Any, tensors: Any, dim: int = 0) -> Any:
-    """Side by side, or rows after rows of another space."""
+    """Side by side, or rows after rows of another sharding."""
     parts = [
         part for part in tensors if dim_of(part) != 1 or isinstance(part, Rows) or part.numel()
     ]
@@ -163,35 +163,35 @@ def _cat(func: Any, tensors: Any, dim: int = 0) -> Any:
     if isinstance(first, EdgeIndex):
         return _more_edges(func, parts, dim)
     if dim != first._dim:
-        (parts,), _, right, space = align(func, (parts,), {})
-        parts = [_widened(part, right, space) for part in parts]
+        (parts,), _, right, sharding = align(func, (parts,), {})
+        parts = [_widened(part, right, sharding) for part in parts]
         with plainly():
-            return as_rows(torch.cat([plain(part) for part in parts], dim), right, space)
-    spaces, own = [], []
+            return as_rows(torch.cat([plain(part) for part in parts], dim), right, sharding)
+    shardings, own = [], []
     for part in parts:
         if isinstance(part, Rows):
             if part._dim != dim:
                 refuse(func, *BROADCAST)
-            spaces.append(part._space)
+            shardings.append(part._sharding)
             own.append(plain(part))
             continue
-        space = first._space.dealt(part.size(dim))
+        sharding = first._sharding.scattered(part.size(dim))
         check_whole(func, part)
         with plainly():
-            own.append(with_mean_gradient(part).index_select(dim, space.ids(part.device)))
-        spaces.append(space)
+            own.append(with_mean_gradient(part).index_select(dim, sharding.ids(part.device)))
+        shardings.append(sharding)
     with plainly():
-        return tag(torch.cat(own, dim), dim, spaces[0].joined(tuple(spaces[1:])))
+        return tag(torch.cat(own, dim), dim, shardings[0].joined(tuple(shardings[1:])))
 
 
-def _widened(part: Tensor, right: int, space: Space) -> Tensor:
+def _widened(part: Tensor, right: int, sharding: Sharding) -> Tensor:
     """A plain tensor with one row, with as many as there are own rows."""
     if isinstance(part, Rows):
         return part
     with plainly():
         shape = list(part.shape)
         if shape[-right] == 1:
-            shape[-right] = space.own
+            shape[-right] = sharding.own
         return part.expand(shape)
 
 
@@ -200,7 +200,7 @@ def _more_edges(func: Any, parts: list[Any], dim: int) -> Any:
     first = next(part for part in parts if isinstance(part, EdgeIndex))
     # Negative edges stay on the ranks that drew them: pairs of ids, and no edges.
     rows = [part for part in parts if isinstance(part, Rows) and not isinstance(part, EdgeIndex)]
-    is_drawn = any(not tensor._space.has_ids() for tensor in rows)
+    is_drawn = any(not tensor._sharding.has_ids() for tensor in rows)
     if dim != 1 or (is_drawn and not isinstance(parts[-1], EdgeIndex)):
         return torch.cat(
             [part.whole_ids if isinstance(part, EdgeIndex) else part for part in parts], dim
@@ -209,29 +209,29 @@ def _more_edges(func: Any, parts: list[Any], dim: int) -> Any:
     local = [pair for pair in pairs if pair is not None]
     if len(local) < len(parts):
         return _between_any_nodes(func, parts, first)
-    ids, spaces = zip(*local, strict=True)
+    ids, shardings = zip(*local, strict=True)
     joined = first.handle.with_ids(torch.cat(ids, dim=1))
-    return edge_index(joined, spaces[0].joined(spaces[1:]), first.ends)
+    return edge_index(joined, shardings[0].joined(shardings[1:]), first.ends)
 
 
-def _local(func: Any, part: Any, first: EdgeIndex) -> tuple[Tensor, Space] | None:
+def _local(func: Any, part: Any, first: EdgeIndex) -> tuple[Tensor, Sharding] | None:
     """Edges in ids of the rank, if it owns their ends as it owns those of the first edges."""
     ends, flipped = first.ends, first.handle.is_flipped
     if isinstance(part, EdgeIndex):
         is_like = part.ends is ends and part.handle.is_flipped == flipped
-        return (part.handle.ids, part._space) if is_like else None
+        return (part.handle.ids, part._sharding) if is_like else None
     if isinstance(part, Rows):
         return None
-    space = first._space.dealt(part.size(1))
+    sharding = first._sharding.scattered(part.size(1))
     check_whole(func, part)
-    own = part[:, space.ids(part.device)]
+    own = part[:, sharding.ids(part.device)]
     src, dst = own.flip(0) if flipped else own
     if not all(agree(is_in(src, ends.src) and is_in(dst, ends.dst))):
         return None
-    local = torch.stack([ends.src.places(src), ends.dst.places(dst)])
+    local = torch.stack([ends.src.local_index(src), ends.dst.local_index(dst)])
     if not all(agree(bool((local >= 0).all()))):
         return None
-    return local.flip(0) if flipped else local, space
+    return local.flip(0) if flipped else local, sharding
 
 
 def _between_any_nodes(func: Any, parts: list[Any], first: EdgeIndex) -> Any:

@@ -21,7 +21,7 @@ from pyg_sar.rows.edges import EdgeIndex, Ends, edge_index, node_ids
 from pyg_sar.rows.over_ranks import all_rows
 from pyg_sar.rows.replicated import PLAIN, with_mean_gradient
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, same_plain, tag
-from pyg_sar.rows.sharding import Space
+from pyg_sar.rows.sharding import Sharding
 from pyg_sar.rows.stored_matrices import restore_adj_t
 from pyg_sar.shard.edges import LocalEdges, ShardEdges, refuse_local
 from pyg_sar.shard.read_shard import of_whole
@@ -32,45 +32,47 @@ from pyg_sar.utils.tensor_state import version_of
 
 def as_rows_of_graph(data: Any) -> Any:
     """Data of a shard with rows in place of plain tensors, and counts of the whole (collective)."""
-    nodes: dict[Any, Space] = {}
+    nodes: dict[Any, Sharding] = {}
     edges = [store['edge_index'].handle.shard.num_edges for store in data.edge_stores]
     totals = [sum(counts) for counts in zip(*agree(edges), strict=True)]
     for store in data.node_stores:
         key, n_id = store._key, store['n_id']
         what = 'nodes' if key is None else f"nodes of type '{key}'"
-        nodes[key] = Space(n_id.numel(), what=what, ids=n_id, total=store['num_nodes_total'])
+        nodes[key] = Sharding(n_id.numel(), what=what, ids=n_id, total=store['num_nodes_total'])
     for store, total in zip(data.edge_stores, totals, strict=True):
         _attach_edges(store, total, nodes)
     for store in data.node_stores:
-        space = nodes[store._key]
-        _tag_attributes(store, space, store.is_node_attr)
+        sharding = nodes[store._key]
+        _tag_attributes(store, sharding, store.is_node_attr)
         n_id = plain(store['n_id'])
-        places = torch.arange(space.own, device=n_id.device)
-        store['n_id'] = node_ids(n_id, 0, space, space, places, None)
-        store['num_nodes'] = space.total
+        places = torch.arange(sharding.own, device=n_id.device)
+        store['n_id'] = node_ids(n_id, 0, sharding, sharding, places, None)
+        store['num_nodes'] = sharding.total
     for store in data.edge_stores:
         restore_adj_t(store)
     return data
 
 
-def _tag_attributes(store: Any, space: Space, is_of_space: Callable[[str], bool]) -> None:
+def _tag_attributes(store: Any, sharding: Sharding, is_of_sharding: Callable[[str], bool]) -> None:
     """Makes the attributes with a row for every own node, or edge, rows."""
     for name, value in list(store.items()):
         if name == 'edge_index' or isinstance(value, Rows) or not isinstance(value, Tensor):
             continue
-        has_rows = value.dim() > 0 and value.size(0) == space.own and name not in of_whole(store)
-        if has_rows and (store._key is not None or is_of_space(name)):
-            store[name] = tag(value.view(value.shape), 0, space)
+        has_rows = value.dim() > 0 and value.size(0) == sharding.own and name not in of_whole(store)
+        if has_rows and (store._key is not None or is_of_sharding(name)):
+            store[name] = tag(value.view(value.shape), 0, sharding)
 
 
-def _attach_edges(store: Any, total: int, nodes: dict[Any, Space]) -> None:
+def _attach_edges(store: Any, total: int, nodes: dict[Any, Sharding]) -> None:
     key, handle = store._key, store['edge_index'].handle
     src, dst = (nodes[None],) * 2 if key is None else (nodes[key[0]], nodes[key[2]])
     what = 'edges' if key is None else f'edges of {key}'
     shard = handle.shard
-    space = Space(shard.num_edges, what=what, ids=shard.e_id, total=total, neighbours=(dst, src))
-    _tag_attributes(store, space, store.is_edge_attr)
-    store['edge_index'] = edge_index(handle, space, Ends(shard, src, dst))
+    sharding = Sharding(
+        shard.num_edges, what=what, ids=shard.e_id, total=total, neighbours=(dst, src)
+    )
+    _tag_attributes(store, sharding, store.is_edge_attr)
+    store['edge_index'] = edge_index(handle, sharding, Ends(shard, src, dst))
 
 
 def as_local(value: Any) -> Any:
@@ -91,51 +93,53 @@ def _local(data: Any) -> Any:
     out = copy.copy(data)
     for store in _stores_of(out):
         n_id = store.get('n_id')
-        spaces = [v._space for v in (n_id, store.get('edge_index')) if isinstance(v, Rows)]
+        shardings = [v._sharding for v in (n_id, store.get('edge_index')) if isinstance(v, Rows)]
         for name, value in list(store.items()):
             if isinstance(value, Adjacency):
                 del store[name]
                 continue
-            store[name] = _local_attribute(data, store, name, value, spaces)
+            store[name] = _local_attribute(data, store, name, value, shardings)
         if isinstance(n_id, Rows):
-            store['num_nodes'] = n_id._space.own
+            store['num_nodes'] = n_id._sharding.own
     return out
 
 
-def _local_attribute(data: Any, store: Any, name: str, value: Any, spaces: list[Space]) -> Any:
+def _local_attribute(
+    data: Any, store: Any, name: str, value: Any, shardings: list[Sharding]
+) -> Any:
     """Own rows of an attribute; a plain tensor that a program has set is of the whole graph."""
     if isinstance(value, np.ndarray) and value.dtype.kind in 'biufc':
         value = torch.from_numpy(value)
     is_known = isinstance(value, Rows) or type(value) is not Tensor or not value.dim()
-    if is_known or name in of_whole(store) or any(space.is_whole for space in spaces):
+    if is_known or name in of_whole(store) or any(sharding.is_whole for sharding in shardings):
         return _local(value)
     dim = data.__cat_dim__(name, value, store) if hasattr(data, '__cat_dim__') else 0
     if not isinstance(dim, int):
         return value
     size = value.size(dim)
-    fitting = [space for space in spaces if space.total == size]
+    fitting = [sharding for sharding in shardings if sharding.total == size]
     if len(fitting) > 1:  # as PyG tells nodes from edges
         fitting = fitting[-1:] if 'edge' in name else fitting[:1]
     if fitting:
         return _own_of_whole(value, dim, fitting[0])
-    for space in spaces:
-        if space.own == size:
+    for sharding in shardings:
+        if sharding.own == size:
             raise ValueError(
-                f"expected rows of the whole graph in '{name}', {space.total} of them, or rows "
+                f"expected rows of the whole graph in '{name}', {sharding.total} of them, or rows "
                 f'made of those that load_shard gave (got a plain tensor with {size} rows, as many '
-                f'as this rank has of {space!r})'
+                f'as this rank has of {sharding!r})'
             )
     return value
 
 
-def _own_of_whole(value: Tensor, dim: int, space: Space) -> Any:
+def _own_of_whole(value: Tensor, dim: int, sharding: Sharding) -> Any:
     """Own rows of a plain tensor of the whole, kept until the program writes to it."""
-    key = version_of(value), dim, space
+    key = version_of(value), dim, sharding
     cache = cache_of('own rows')
     old_key, own = cache.get(value, (None, None))
     if old_key != key:
         with torch.inference_mode(False):
-            own = value.index_select(dim, space.ids(value.device))
+            own = value.index_select(dim, sharding.ids(value.device))
         cache[value] = key, own
     return own
 
@@ -151,10 +155,10 @@ def check_not_local(what: str, data: Any) -> None:
         refuse_local(what)
 
 
-def space_of_nodes(data: Any) -> Space | None:
+def sharding_of_nodes(data: Any) -> Sharding | None:
     """The nodes of a graph of one type, or of a type, whose rows are typed; None of other data."""
     n_id = data.get('n_id') if hasattr(data, 'get') else getattr(data, 'n_id', None)
-    return n_id._space if isinstance(n_id, Rows) else None
+    return n_id._sharding if isinstance(n_id, Rows) else None
 
 
 def conv_arguments(values: Any, edges: list[EdgeIndex], what: str) -> Any:
@@ -163,41 +167,43 @@ def conv_arguments(values: Any, edges: list[EdgeIndex], what: str) -> Any:
     A plain tensor with a row for every node, or every edge, of the whole stands for these.
     """
     refuse_matrices(what, values)
-    of_edges = list(dict.fromkeys(index._space for index in edges))
+    of_edges = list(dict.fromkeys(index._sharding for index in edges))
     if of_edges[0].is_whole:
         return in_nested(values, lambda v: v.handle if isinstance(v, EdgeIndex) else v)
     ends = dict.fromkeys(end for index in edges for end in (index.ends.src, index.ends.dst))
-    spaces = [*ends, *of_edges]
+    shardings = [*ends, *of_edges]
 
     def own(value: Any) -> Any:
         if isinstance(value, EdgeIndex):
             return value.handle
         if isinstance(value, Rows):
-            return same_plain(_of_conv(value, spaces))
+            return same_plain(_of_conv(value, shardings))
         if type(value) in PLAIN and value.dim():
-            return _own_of_plain(value, spaces, of_edges, what)
+            return _own_of_plain(value, shardings, of_edges, what)
         return value
 
     with plainly():
         return in_nested(values, own)
 
 
-def _of_conv(value: Rows, spaces: list[Space]) -> Any:
-    """Rows of any space as rows of the conv's nodes or edges, if these are as many."""
-    space = value._space
-    if space in spaces:
+def _of_conv(value: Rows, shardings: list[Sharding]) -> Any:
+    """Rows of any sharding as rows of the conv's nodes or edges, if these are as many."""
+    sharding = value._sharding
+    if sharding in shardings:
         return value
-    fitting = [other for other in spaces if other.total == space.total]
-    if not fitting or any(other.is_same(space) for other in fitting):
+    fitting = [other for other in shardings if other.total == sharding.total]
+    if not fitting or any(other.is_same(sharding) for other in fitting):
         return value
     if len(fitting) > 1:
-        refuse('a conv', f'({space!r}) may be of {fitting}')
+        refuse('a conv', f'({sharding!r}) may be of {fitting}')
     return brought('a conv', value, fitting[0])
 
 
-def _own_of_plain(value: Tensor, spaces: list[Space], of_edges: list[Space], what: str) -> Tensor:
+def _own_of_plain(
+    value: Tensor, shardings: list[Sharding], of_edges: list[Sharding], what: str
+) -> Tensor:
     size = value.size(0)
-    fitting = [space for space in spaces if space.total == size]
+    fitting = [sharding for sharding in shardings if sharding.total == size]
     # A vector that learns may be one of weights of a layer, as wide as there are nodes.
     is_of_layer = value.dim() == 1 and value.requires_grad and not set(fitting) & set(of_edges)
     if fitting and not is_of_layer:
@@ -206,33 +212,33 @@ def _own_of_plain(value: Tensor, spaces: list[Space], of_edges: list[Space], wha
         return own_rows(what, value, 0, fitting[0])
     # A parameter has no rows: it is equal on all ranks.
     if not isinstance(value, torch.nn.Parameter) and (value.dim() > 1 or size > 1):
-        for space in spaces:
-            if space.own == size != space.total:
-                refuse(what, f'and a plain tensor with {size} rows (these are {space!r})')
+        for sharding in shardings:
+            if sharding.own == size != sharding.total:
+                refuse(what, f'and a plain tensor with {size} rows (these are {sharding!r})')
     return with_mean_gradient(value)
 
 
 def rows_by_type(out: Mapping[str, Any], arguments: Any) -> dict[str, Any]:
-    """Own rows by type of node as rows of the spaces that the rows or edges of a call have."""
-    spaces: dict[str, Space] = {}
+    """Own rows by type of node as rows of the shardings that the rows or edges of a call have."""
+    shardings: dict[str, Sharding] = {}
 
     def note(value: Any) -> None:
         for key, rows in value.items() if isinstance(value, Mapping) else ():
             if isinstance(rows, EdgeIndex):  # a plain tensor may have stood for the nodes
-                spaces.setdefault(key[0], rows.ends.src)
-                spaces.setdefault(key[-1], rows.ends.dst)
+                shardings.setdefault(key[0], rows.ends.src)
+                shardings.setdefault(key[-1], rows.ends.dst)
             elif isinstance(rows, Rows):
-                spaces[key] = rows._space
+                shardings[key] = rows._sharding
         for item in value if isinstance(value, (tuple, list)) else ():
             note(item)
 
     note([*arguments[0], *arguments[1].values()])
-    return {k: v if v is None else tag(v, 0, spaces[k]) for k, v in out.items()}
+    return {k: v if v is None else tag(v, 0, shardings[k]) for k, v in out.items()}
 
 
-def derived(space: Space, handle: ShardEdges) -> Space:
-    """The space of edges made of those of another one, in an order of their own."""
-    return Space(handle.num_edges, what='edges made of others', neighbours=space.neighbours)
+def derived(sharding: Sharding, handle: ShardEdges) -> Sharding:
+    """The sharding of edges made of those of another one, in an order of their own."""
+    return Sharding(handle.num_edges, what='edges made of others', neighbours=sharding.neighbours)
 
 
 lines_of_local: Scoped[list[tuple[str, int] | None] | None] = Scoped(None)

@@ -71,10 +71,10 @@ def _grouped(func: Any, args: Any, kwargs: Any) -> Any:
         return _plain_into_rows(func, args, kwargs, dim)
     keeps = bool(argument(args, kwargs, 5, 'include_self', default=True))
     before = out.clone() if in_place else out  # what was there is kept for backward
-    space, is_flat = rows[0]._space, 'index' in name
-    at = own_rows(func, index, 0 if is_flat else dim, space)
+    sharding, is_flat = rows[0]._sharding, 'index' in name
+    at = own_rows(func, index, 0 if is_flat else dim, sharding)
     shaped = values if isinstance(values, Tensor) else torch.full_like(at, values)
-    own = own_rows(func, shaped, dim, space)
+    own = own_rows(func, shaped, dim, sharding)
     with plainly():
         if shaped.dtype != out.dtype:  # torch has an error for most of these
             one = [1] * out.dim()
@@ -90,7 +90,7 @@ def _grouped(func: Any, args: Any, kwargs: Any) -> Any:
             content = groups.into(with_mean_gradient(before), way, keeps)
         if in_place:
             return out.copy_(content)
-        return tag(content, out._dim, out._space) if isinstance(out, Rows) else content
+        return tag(content, out._dim, out._sharding) if isinstance(out, Rows) else content
 
 
 def _along_other(func: Any, out: Rows, index: Any, args: Any, kwargs: Any) -> Any:
@@ -99,20 +99,20 @@ def _along_other(func: Any, out: Rows, index: Any, args: Any, kwargs: Any) -> An
 
     def own(value: Any) -> Any:
         if type(value) in PLAIN and value is not index and dim_of(value):
-            return own_rows(func, value, out._dim, out._space)
+            return own_rows(func, value, out._dim, out._sharding)
         return plain(value)
 
     with plainly():
         args, kwargs = in_nested((args, kwargs), own)
-        return tag(func(*args, **kwargs), out._dim, out._space)
+        return tag(func(*args, **kwargs), out._dim, out._sharding)
 
 
 def _plain_into_rows(func: Any, args: Any, kwargs: Any, dim: int) -> Any:
     """Plain numbers into rows: every rank has all of these, and keeps its own rows."""
     out: Rows = args[0]
-    if out._dim != dim or not out._space.has_ids():
-        refuse(func, f'into {out._space!r} by plain numbers is not known to be right')
-    ids = out._space.ids(out.device)
+    if out._dim != dim or not out._sharding.has_ids():
+        refuse(func, f'into {out._sharding!r} by plain numbers is not known to be right')
+    ids = out._sharding.ids(out.device)
 
     def of_all(value: Any) -> Any:
         if value is not out:
@@ -122,20 +122,20 @@ def _plain_into_rows(func: Any, args: Any, kwargs: Any, dim: int) -> Any:
 
     with plainly():
         new = func(*in_nested(args, of_all), **in_nested(kwargs, of_all)).index_select(dim, ids)
-        return out.copy_(new) if name_of(func).endswith('_') else tag(new, dim, out._space)
+        return out.copy_(new) if name_of(func).endswith('_') else tag(new, dim, out._sharding)
 
 
 def _into_rows(
     func: Any, out: Rows, ids: NodeIds | None, groups: Any, way: str, keeps: bool
 ) -> Any:
     """Own rows of `out`, in which own values are grouped, by ids of nodes or by numbers."""
-    dim, space, own = groups.dim, out._space, plain(out)
+    dim, sharding, own = groups.dim, out._sharding, plain(out)
     shard = None if ids is None else ids.shard
     is_far = shard is not None and shard.world_size > 1
-    if ids is None or ids.of is not space or (is_far and way not in ('sum', 'mean')):
-        whole = groups.into(fetched(out, torch.arange(space.total)).movedim(0, dim), way, keeps)
-        return whole.index_select(dim, space.ids(whole.device))
-    places = ids.places
+    if ids is None or ids.of is not sharding or (is_far and way not in ('sum', 'mean')):
+        whole = groups.into(fetched(out, torch.arange(sharding.total)).movedim(0, dim), way, keeps)
+        return whole.index_select(dim, sharding.ids(whole.device))
+    places = ids.local_index
     if places.dim() == 1 and groups.index.dim() > 1:
         places = _wide(places, groups.index, dim)
     if shard is not None and is_far:
@@ -235,10 +235,10 @@ def _index_put(func: Any, input: Any, indices: Any, values: Any, accumulate: boo
     rows = rows_in((*indices, values))
     if isinstance(out, Rows) or any(tensor._dim or dim_of(tensor) > 1 for tensor in rows):
         refuse(func, 'with accumulate is known for vectors of rows into a plain tensor')
-    space = rows[0]._space
+    sharding = rows[0]._sharding
 
     def own(value: Tensor) -> Tensor:
-        return own_rows(func, value, 0, space) if dim_of(value) else with_mean_gradient(value)
+        return own_rows(func, value, 0, sharding) if dim_of(value) else with_mean_gradient(value)
 
     with plainly():
         zeros = torch.zeros_like(out, requires_grad=False)

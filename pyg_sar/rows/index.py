@@ -16,7 +16,7 @@ from pyg_sar.rows.over_ranks import whole
 from pyg_sar.rows.registry import rule
 from pyg_sar.rows.replicated import mean_gradient_if_plain, with_mean_gradient
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
-from pyg_sar.rows.sharding import Space
+from pyg_sar.rows.sharding import Sharding
 from pyg_sar.utils.nested import in_nested
 
 TWO_DIMENSIONS = (
@@ -87,7 +87,7 @@ def index_other_dims(func: Any, values: Rows, items: list[Any], position: int) -
         # Dimensions of tensors that are apart come first.
         dim += wide if not is_run or tensors[0] < position else 0
     with plainly():
-        return tag(plain(values)[tuple(items)], dim, values._space)
+        return tag(plain(values)[tuple(items)], dim, values._sharding)
 
 
 @rule('__setitem__')
@@ -103,7 +103,7 @@ def _setitem(func: Any, args: Any, kwargs: Any) -> None:
         with plainly():
             like = index_other_dims(func, values, items, position)
             behind = like.dim() - like._dim
-        _write(func, values, items, new, behind, values._space)
+        _write(func, values, items, new, behind, values._sharding)
         return
     if any(isinstance(item, Tensor) for i, item in enumerate(items) if i != position):
         _set_entries(func, values, items, position, new)
@@ -111,7 +111,9 @@ def _setitem(func: Any, args: Any, kwargs: Any) -> None:
     _set_rows(func, values, items, position, new)
 
 
-def _write(func: Any, values: Rows, items: list[Any], new: Any, right: int, chosen: Space) -> None:
+def _write(
+    func: Any, values: Rows, items: list[Any], new: Any, right: int, chosen: Sharding
+) -> None:
     """Into own rows; the rows of `new` are its dimension `right` from the right, 1 for the last."""
     if isinstance(new, Tensor):
         dim = dim_of(new) - right
@@ -122,21 +124,21 @@ def _write(func: Any, values: Rows, items: list[Any], new: Any, right: int, chos
 
 
 def _set_rows(func: Any, values: Rows, items: list[Any], position: int, new: Any) -> None:
-    at, space = items[position], values._space
+    at, sharding = items[position], values._sharding
     with plainly():
         if isinstance(at, Tensor) and at.dtype == torch.bool:
             if dim_of(at) > 1:
                 _set_numbers(func, values, at, new)
                 return
-            chosen, items[position] = masked(func, at, space)
-        elif isinstance(at, NodeIds) and at.of is space and at.shard is None:
-            items[position], chosen = at.places, at._space
+            chosen, items[position] = masked(func, at, sharding)
+        elif isinstance(at, NodeIds) and at.of is sharding and at.shard is None:
+            items[position], chosen = at.local_index, at._sharding
         else:
             at = whole(at)
             if isinstance(at, slice):
-                at = torch.arange(space.total, device=values.device)[at]
+                at = torch.arange(sharding.total, device=values.device)[at]
             ids = torch.as_tensor(at, device=values.device)
-            chosen, items[position] = listed(func, ids.reshape(-1), space)
+            chosen, items[position] = listed(func, ids.reshape(-1), sharding)
     behind = items[position + 1 :]
     right = 1 + sum(map(dims_used, behind)) - sum(type(item) is int for item in behind)
     if isinstance(at, Tensor) and dim_of(at) > 1 and isinstance(new, Tensor):
@@ -165,7 +167,7 @@ def _set_entries(func: Any, values: Rows, items: list[Any], position: int, new: 
         lists = [whole(item).to(values.device) for item in items]
         shape = torch.broadcast_shapes(*(each.shape for each in lists))  # type: ignore[no-untyped-call]
         lists = [each.expand(shape).reshape(-1) for each in lists]
-        chosen, places = listed(func, lists[position], values._space)
+        chosen, places = listed(func, lists[position], values._sharding)
         mine = chosen.ids(values.device)
         plain(values)[tuple(places if i == position else e[mine] for i, e in enumerate(lists))] = (
             new
@@ -177,9 +179,9 @@ def _set_numbers(func: Any, values: Rows, mask: Tensor, new: Any) -> None:
     is_number = not isinstance(new, Tensor) or not dim_of(new)
     if not isinstance(mask, Rows) or mask._dim != values._dim or (mask._dim and not is_number):
         refuse(func, 'by a mask of several dimensions is known for masks of rows only')
-    key: Rows = brought(func, mask, values._space)
+    key: Rows = brought(func, mask, values._sharding)
     if isinstance(new, Rows):
-        new = brought(func, new, numbers_of(key, values._space))
+        new = brought(func, new, numbers_of(key, values._sharding))
     elif isinstance(new, Tensor) and dim_of(new):
         refuse(func, 'by a mask of several dimensions takes a number, or what it has selected')
     plain(values)[plain(key)] = plain(new) if isinstance(new, Rows) else mean_gradient_if_plain(new)
@@ -192,9 +194,9 @@ def _set_in_plain(values: Tensor, index: Any, new: Any) -> None:
         values[index] = new
 
 
-def numbers_of(mask: Rows, space: Space) -> Space:
+def numbers_of(mask: Rows, sharding: Sharding) -> Sharding:
     """The numbers that a mask of several dimensions selects out of rows, one after another."""
-    many = space.times(math.prod(mask.shape[1:]))
+    many = sharding.times(math.prod(mask.shape[1:]))
     with plainly():
         chosen = plain(mask).reshape(-1)
     return many.selected(tag(chosen, 0, many))

@@ -52,7 +52,7 @@ def by_items(
     """
     named = [*zip([*where, *repeat('', len(args))], args, strict=False), *kwargs.items()]
     rows = rows_in(args, kwargs)[0]
-    space = rows._space
+    sharding = rows._sharding
 
     def own(at: Items | None, value: Any) -> Any:
         if not isinstance(value, Tensor):
@@ -62,15 +62,15 @@ def by_items(
         dim, num_dims = at or Items(-1)
         if getattr(value, '_dim', dim) != dim or num_dims not in (None, dim_of(value)):
             refuse(func, 'would mix them: it is known where they are the items of a batch')
-        value = own_rows(func, value, dim, space)
-        return value if space.own else not_empty(value, dim)
+        value = own_rows(func, value, dim, sharding)
+        return value if sharding.own else not_empty(value, dim)
 
     with plainly(), own_draws(rows.device) if draws else nullcontext():
         values = [in_nested(value, partial(own, where.get(name))) for name, value in named]
         results = func(*values[: len(args)], **dict(zip(kwargs, values[len(args) :], strict=True)))
         if isinstance(out, tuple):
-            return tuple(map(own_results, results, out, repeat(space)))
-        return in_nested(results, lambda result: own_results(result, out, space))
+            return tuple(map(own_results, results, out, repeat(sharding)))
+        return in_nested(results, lambda result: own_results(result, out, sharding))
 
 
 _CELLS = ('lstm', 'gru', 'rnn_tanh', 'rnn_relu')
@@ -170,9 +170,9 @@ def _bound(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
 def _on_own_rows(func: Any, named: dict[str, Any]) -> Any:
     rows = named['input']
     with plainly():
-        own = rows if rows._space.own else not_empty(plain(rows), rows._dim)
+        own = rows if rows._sharding.own else not_empty(plain(rows), rows._dim)
         others = {name: mean_gradient_if_plain(value) for name, value in named.items()}
-        return own_results(func(**others | {'input': own}), rows._dim, rows._space)
+        return own_results(func(**others | {'input': own}), rows._dim, rows._sharding)
 
 
 @rule('batch_norm')
@@ -184,7 +184,7 @@ def _batch_norm(func: Any, args: Any, kwargs: Any) -> Any:
         refuse(func, 'would have the channels of this rank alone', _NODES_FIRST)
     if not named['training'] or world_size() == 1:
         return _on_own_rows(func, named)
-    dim, space = rows._dim, rows._space
+    dim, sharding = rows._dim, rows._sharding
     with plainly():
         x = plain(rows)
         last = x.movedim(1, -1)
@@ -197,7 +197,7 @@ def _batch_norm(func: Any, args: Any, kwargs: Any) -> Any:
         _update(named, mean, var * (count / (count - 1)))
         weight, bias = (mean_gradient_if_plain(named[name]) for name in ('weight', 'bias'))
         out: Tensor = BatchNorm.apply(flat, weight, bias, mean, var, count, named['eps'])
-        return tag(out.view(last.shape).movedim(-1, 1), dim, space)
+        return tag(out.view(last.shape).movedim(-1, 1), dim, sharding)
 
 
 def _update(named: dict[str, Any], mean: Tensor, var: Tensor) -> None:

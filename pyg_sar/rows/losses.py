@@ -58,10 +58,10 @@ def _of_numbers(func: Any, args: Any, kwargs: Any) -> Any:
     weight, var = named.get('weight'), named.get('var')
     if isinstance(var, Tensor) and dim_of(var) == dim_of(named['input']) - 1:
         named['var'] = var.unsqueeze(-1)
-    _, own, right, space = align(func, (), named)
+    _, own, right, sharding = align(func, (), named)
     with plainly():
         out = func(**own)
-        out = tag(out, out.dim() - right, space)
+        out = tag(out, out.dim() - right, sharding)
     if how == 'mean' and name_of(func) in _DIVIDES_BY_WEIGHTS and weight is not None:
         return out.sum() / weight.sum()
     if how == 'batchmean' and name_of(func) == 'kl_div':
@@ -91,12 +91,12 @@ def _of_classes(func: Any, args: Any, kwargs: Any) -> Any:
     dims = {tensor._dim + (tensor is target and are_labels and tensor._dim > 0) for tensor in rows}
     if len(dims) > 1:
         refuse(func, 'and labels of other rows has no meaning')
-    space, dim = rows[0]._space, dims.pop()
+    sharding, dim = rows[0]._sharding, dims.pop()
     if num_dims < 2 or dim == 1:
         refuse(func, 'of classes that are spread over the ranks is not known to be right')
     at = dim - (dim > 1)  # in what has no classes
-    named['input'] = own_rows(func, input_, dim, space)
-    named['target'] = target = own_rows(func, target, at if are_labels else dim, space)
+    named['input'] = own_rows(func, input_, dim, sharding)
+    named['target'] = target = own_rows(func, target, at if are_labels else dim, sharding)
     with plainly():
         if weight is not None:
             named['weight'] = weight = with_mean_gradient(weight)
@@ -110,7 +110,7 @@ def _of_classes(func: Any, args: Any, kwargs: Any) -> Any:
             count = _counted(target, weight, named['ignore_index'], wide).to(target.device)
             sums = sum_of_ranks(torch.stack([losses.sum(dtype=wide), count.to(wide)]))
             return (sums[0] / sums[1]).to(losses.dtype)
-        out = tag(func(**named), at, space)
+        out = tag(func(**named), at, sharding)
     return _reduced(func, out, how)
 
 

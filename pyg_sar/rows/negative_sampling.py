@@ -20,7 +20,7 @@ from pyg_sar.comm.ranks import check_lives
 from pyg_sar.comm.vote import agree, check_equal, raise_on_all
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.rows import tag
-from pyg_sar.rows.sharding import Space, rows_of_ranks
+from pyg_sar.rows.sharding import Sharding, rows_of_ranks
 from pyg_sar.shard.edges import LocalEdges, ShardEdges, refuse_local
 from pyg_sar.shard.shard import n_id_of
 from pyg_sar.utils.rng import uniform
@@ -70,10 +70,10 @@ def negative_sampling(
         refuse_local('negative_sampling')
     if not isinstance(edge_index, EdgeIndex):
         return _drawn(edge_index, *asked)
-    check_lives(edge_index._space.comm)
+    check_lives(edge_index._sharding.comm)
     pairs = _drawn(edge_index.handle, *asked)
     count = pairs.size(1)
-    return tag(pairs, 1, Space(count, what='negative edges', total=rows_of_ranks(count)))
+    return tag(pairs, 1, Sharding(count, what='negative edges', total=rows_of_ranks(count)))
 
 
 def _drawn(

@@ -24,7 +24,7 @@ from pyg_sar.comm.ranks import check_lives, world_size
 from pyg_sar.comm.row_map import rows as rows_by_id
 from pyg_sar.comm.vote import agree
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse
-from pyg_sar.rows.sharding import Space
+from pyg_sar.rows.sharding import Sharding
 
 
 def widened(dtype: torch.dtype) -> torch.dtype:
@@ -125,26 +125,26 @@ def fetched(rows: Rows, ids: Tensor) -> Tensor:
     From int64 of any shape to ``[*ids.shape, ...]`` (collective, see
     :func:`pyg_sar.comm.row_map.rows`).
     """
-    check_lives(rows._space.comm)
+    check_lives(rows._sharding.comm)
     rows = getattr(rows, 'whole_ids', rows)  # of edges the ids of the whole
-    space = rows._space
-    if not space.has_ids():
-        refuse('indexing', f'by numbers is not known where the rows lie ({space!r})')
+    sharding = rows._sharding
+    if not sharding.has_ids():
+        refuse('indexing', f'by numbers is not known where the rows lie ({sharding!r})')
     with plainly():
         x = plain(rows).movedim(rows._dim, 0)
-        ids = torch.where(ids < 0, ids + space.total, ids)
+        ids = torch.where(ids < 0, ids + sharding.total, ids)
         if world_size() == 1:
-            return x[space.places(ids)]
+            return x[sharding.local_index(ids)]
         if not has_fractions(x):
             x = x.detach()
-        return rows_by_id(x, ids, space.ids(x.device))
+        return rows_by_id(x, ids, sharding.ids(x.device))
 
 
 def all_rows(rows: Rows) -> Tensor:
     """All rows in the order of the whole, on every rank (collective)."""
-    if rows._space.is_whole:  # edges: all else is plain
+    if rows._sharding.is_whole:  # edges: all else is plain
         return plain(rows)
-    everything = torch.arange(rows._space.total, device=rows.device)
+    everything = torch.arange(rows._sharding.total, device=rows.device)
     return fetched(rows, everything).movedim(0, rows._dim).contiguous()
 
 
@@ -153,10 +153,10 @@ def whole(value: Any) -> Any:
     return all_rows(value) if isinstance(value, Rows) else value
 
 
-def are_own(ids: Tensor, space: Space) -> bool:
+def are_own(ids: Tensor, sharding: Sharding) -> bool:
     """Whether every rank is asked for rows of its own only (collective)."""
     with plainly():
-        return all(agree(bool((space.places(ids) >= 0).all())))
+        return all(agree(bool((sharding.local_index(ids) >= 0).all())))
 
 
 @collective('mean_of_batches', 'one sum over all ranks, and one in backward')

@@ -1,7 +1,7 @@
 """Functions, classes and transforms of PyG and torch that do not look for ``__torch_function__``.
 
 The first load of a graph replaces them. Without rows among its arguments each calls the original.
-Sparse matrices are made of all entries, and dealt to the ranks where it is known which rows they
+Sparse matrices are made of all entries, and scattered where it is known which rows they
 run between.
 """
 
@@ -27,7 +27,7 @@ from torch_geometric.utils import _negative_sampling, to_dense_batch
 
 from pyg_sar.comm.ranks import world_size
 from pyg_sar.comm.vote import agree
-from pyg_sar.rows.adjacency import dealt_between, spaces_in
+from pyg_sar.rows.adjacency import dealt_between, shardings_in
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.over_ranks import whole
 from pyg_sar.rows.patched_memory import refuse_where_memory_is_taken, tell_torchscript
@@ -92,9 +92,9 @@ def _of_all_rows(function: Callable[..., Any], *, draws: bool = False) -> Callab
             # PyG draws pairs by Python's generator, which programs seldom seed: take rank 0's.
             random.setstate(agree(random.getstate())[0])
         if has_rows:
-            spaces = spaces_in(leaves((args, kwargs)))
+            shardings = shardings_in(leaves((args, kwargs)))
             args, kwargs = in_nested((args, kwargs), whole)
-            return dealt_between(function(*args, **kwargs), spaces)
+            return dealt_between(function(*args, **kwargs), shardings)
         return function(*args, **kwargs)
 
     return call

@@ -49,7 +49,7 @@ def _looked_up(func: Any, args: Any, kwargs: Any) -> Any:
     if not isinstance(asks, Rows) or len(rows_in(tensors)) > 1 or not is_a_list:
         refuse(func, 'takes rows and one list of values')
     with plainly():
-        return tag(func(*args, **kwargs), asks._dim, asks._space)
+        return tag(func(*args, **kwargs), asks._dim, asks._sharding)
 
 
 @named_rule('bincount')
@@ -85,7 +85,7 @@ def _one_hot(func: Any, input: Rows, num_classes: int = -1) -> Any:
         own = plain(input)
         if num_classes < 0:
             num_classes = max(agree(int(own.max()) + 1 if own.numel() else 0))
-        return tag(F.one_hot(own, num_classes), input._dim, input._space)
+        return tag(F.one_hot(own, num_classes), input._dim, input._sharding)
 
 
 @rule('unique unique_dim')
@@ -109,7 +109,7 @@ def _unique(func: Any, args: Any, kwargs: Any) -> Any:
         at = at[first : first + own.size(0)]  # those of the own values
         out = [values]
         if named.get('return_inverse'):
-            out.append(tag(at[places] if own.numel() else places, rows._dim, rows._space))
+            out.append(tag(at[places] if own.numel() else places, rows._dim, rows._sharding))
         if named.get('return_counts'):
             out.append(sum_of_ranks(counts.new_zeros(values.size(0)).index_add(0, at, counts)))
         return out[0] if len(out) == 1 else tuple(out)
@@ -149,7 +149,7 @@ def _by_places(func: Any, values: Any, index: Any, dim: int) -> Any:
     with plainly():
         if not isinstance(values, Rows):
             out = with_mean_gradient(values).gather(dim, plain(index))
-            return tag(out, dim, index._space)
+            return tag(out, dim, index._sharding)
         others = [i for i in range(index.dim()) if i != dim]
         if any(index.stride(i) and index.size(i) != 1 for i in others):
             refuse(func, _BY_PLACES, _ONE_PLACE)
@@ -164,12 +164,12 @@ def _gathered(values: Tensor) -> Tensor:
 
 
 def _ids(func: Any, rows: Rows) -> Tensor:
-    space = rows._space
-    if not space.has_ids():
-        refuse(func, f'tells places in the whole, which are not known ({space!r})')
+    sharding = rows._sharding
+    if not sharding.has_ids():
+        refuse(func, f'tells places in the whole, which are not known ({sharding!r})')
     shape = [1] * dim_of(rows)
-    shape[rows._dim] = space.own
-    return space.ids(rows.device).view(shape)
+    shape[rows._dim] = sharding.own
+    return sharding.ids(rows.device).view(shape)
 
 
 def _places(func: Any, rows: Rows, dims: list[int]) -> Tensor:
@@ -177,7 +177,7 @@ def _places(func: Any, rows: Rows, dims: list[int]) -> Tensor:
     places = torch.zeros((), dtype=torch.int64, device=rows.device)
     for dim in dims:
         if dim == rows._dim:
-            places = places * rows._space.total + _ids(func, rows)
+            places = places * rows._sharding.total + _ids(func, rows)
             continue
         shape = [1] * dim_of(rows)
         shape[dim] = plain(rows).size(dim)
@@ -230,10 +230,10 @@ def _topk(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
     """The largest of the largest of every rank."""
     k = argument(args, kwargs, 1, 'k')
     largest = argument(args, kwargs, 3, 'largest', default=True)
-    values, dim, total = plain(rows).detach(), rows._dim, rows._space.total
+    values, dim, total = plain(rows).detach(), rows._dim, rows._sharding.total
     if k > total:
         raise RuntimeError(f'selected index k out of range (k = {k}, {total} rows)')
-    num_own = min(k, rows._space.own)
+    num_own = min(k, rows._sharding.own)
     best, at = values.topk(num_own, dim, largest)
     ids = _ids(func, rows).expand_as(values).gather(dim, at)
     missing = list(values.shape)
@@ -247,7 +247,7 @@ def _topk(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
         order = torch.argsort(key, dim=dim, descending=descending, stable=True)
         best, ids = best.gather(dim, order), ids.gather(dim, order)
     ids = ids.narrow(dim, 0, k)
-    own = rows._space.places(ids)
+    own = rows._sharding.local_index(ids)
     there = not_empty(plain(rows), dim)
     picked = torch.where(own >= 0, there.gather(dim, own.clamp(min=0)), 0)
     return torch.return_types.topk((sum_of_ranks(picked).to(there.dtype), ids))
@@ -255,24 +255,24 @@ def _topk(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
 
 def _in_other_order(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
     """Rows one after another, or from the last to the first: each rank gets its own ones."""
-    name, space, dim = name_of(func), rows._space, rows._dim
+    name, sharding, dim = name_of(func), rows._sharding, rows._dim
     if [*dims_acted_on(func, dim_of(rows), args, kwargs)] != [dim]:
         needs_all_rows(func)
-    places = torch.arange(space.total, device=rows.device)
+    places = torch.arange(sharding.total, device=rows.device)
     moved = places.roll(argument(args, kwargs, 1, 'shifts')) if name == 'roll' else places.flip(0)
-    if not space.has_ids():
-        refuse(func, f'is not known where the rows lie ({space!r})')
-    return tag(fetched(rows, moved[space.ids(rows.device)]).movedim(0, dim), dim, space)
+    if not sharding.has_ids():
+        refuse(func, f'is not known where the rows lie ({sharding!r})')
+    return tag(fetched(rows, moved[sharding.ids(rows.device)]).movedim(0, dim), dim, sharding)
 
 
 def _sorted(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
     """Equal numbers stay where they are, as the ``batch`` of one graph; others are gathered."""
-    name, space = name_of(func), rows._space
-    if dim_of(rows) == 1 and space.has_ids() and _are_equal(rows):
-        ids = space.ids(rows.device)
-        places = torch.arange(space.own, device=rows.device)
-        order = node_ids(ids.clone(), 0, space, space, places, None)
-        values = tag(plain(rows).clone(), 0, space)
+    name, sharding = name_of(func), rows._sharding
+    if dim_of(rows) == 1 and sharding.has_ids() and _are_equal(rows):
+        ids = sharding.ids(rows.device)
+        places = torch.arange(sharding.own, device=rows.device)
+        order = node_ids(ids.clone(), 0, sharding, sharding, places, None)
+        values = tag(plain(rows).clone(), 0, sharding)
         return order if name == 'argsort' else torch.return_types.sort((values, order))
     return of_a_vector(func, rows, args, kwargs)
 

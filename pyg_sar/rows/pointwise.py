@@ -19,7 +19,7 @@ from pyg_sar.rows.over_ranks import whole
 from pyg_sar.rows.registry import bare_name, is_in_place, is_pointwise, name_of, names, rule
 from pyg_sar.rows.replicated import PLAIN, mean_gradient_if_plain, own_draws, with_mean_gradient
 from pyg_sar.rows.rows import Rows, plainly, refuse, tag
-from pyg_sar.rows.sharding import Space
+from pyg_sar.rows.sharding import Sharding
 from pyg_sar.utils.nested import in_nested
 
 _DRAWS = names(
@@ -60,32 +60,32 @@ def pointwise(func: Any, args: Any, kwargs: Any) -> Any:
     """Runs on the own rows."""
     rows = args[0] if args else None
     if isinstance(rows, Rows):
-        space = rows._space
+        sharding = rows._sharding
         with plainly():
             right = rows.dim() - rows._dim
             for arg in (*args[1:], *kwargs.values()):
                 if isinstance(arg, Rows):
-                    if arg._space is not space or arg.dim() - arg._dim != right:
+                    if arg._sharding is not sharding or arg.dim() - arg._dim != right:
                         break
                 elif type(arg) in PLAIN:
-                    if arg.dim() >= right and (arg.size(-right) != 1 or space.known_total == 1):
+                    if arg.dim() >= right and (arg.size(-right) != 1 or sharding.known_total == 1):
                         break
                 elif isinstance(arg, (Tensor, list, tuple)):
                     break
-            else:  # rows of one space, and what is the same for every row
+            else:  # rows of one sharding, and what is the same for every row
                 args = [with_mean_gradient(v) if type(v) in PLAIN else v for v in args]
                 kwargs = {
                     k: with_mean_gradient(v) if type(v) in PLAIN else v for k, v in kwargs.items()
                 }
                 out = func(*args, **kwargs)
                 if isinstance(out, Tensor):
-                    return tag(out, out.dim() - right, space)
-                return as_rows(out, right, space)
+                    return tag(out, out.dim() - right, sharding)
+                return as_rows(out, right, sharding)
     elif is_in_place(name_of(func)):
         return into_plain(func, args, kwargs)
-    args, kwargs, right, space = align(func, args, kwargs)
+    args, kwargs, right, sharding = align(func, args, kwargs)
     with plainly():
-        return as_rows(func(*args, **kwargs), right, space)
+        return as_rows(func(*args, **kwargs), right, sharding)
 
 
 @rule('to type_as')
@@ -94,7 +94,7 @@ def _cast(func: Any, args: Any, kwargs: Any) -> Any:
     tensor = args[0]
     with plainly():
         out = func(*args, **kwargs)
-        return tag(out, tensor._dim, tensor._space) if isinstance(tensor, Rows) else out
+        return tag(out, tensor._dim, tensor._sharding) if isinstance(tensor, Rows) else out
 
 
 @rule(' '.join(_DRAWS))
@@ -103,7 +103,7 @@ def _drawn(func: Any, args: Any, kwargs: Any) -> Any:
     rows: Any = args[0] if args else None
     if _is_off(name, args, kwargs) or (is_in_place(name) and not isinstance(rows, Rows)):
         return pointwise(func, args, kwargs)
-    args, kwargs, right, space = align(func, args, kwargs)
+    args, kwargs, right, sharding = align(func, args, kwargs)
     values = (*args, *kwargs.values())
     with plainly():
         if name in _DRAWS_ALIKE and is_drawn_alike(rows):
@@ -111,12 +111,12 @@ def _drawn(func: Any, args: Any, kwargs: Any) -> Any:
         generator = next((v for v in values if isinstance(v, torch.Generator)), None)
         device = next(arg.device for arg in values if isinstance(arg, Rows))
         with own_draws(device, generator):
-            return as_rows(func(*args, **kwargs), right, space)
+            return as_rows(func(*args, **kwargs), right, sharding)
 
 
 def is_drawn_alike(rows: Any) -> bool:
     """Whether a draw like these rows gives the numbers of one process."""
-    if not isinstance(rows, Rows) or not rows._space.has_ids():
+    if not isinstance(rows, Rows) or not rows._sharding.has_ids():
         return False
     return math.prod(whole_shape(rows)) <= _MOST_DRAWN_ALIKE
 
@@ -124,8 +124,8 @@ def is_drawn_alike(rows: Any) -> bool:
 def _drawn_alike(func: Any, name: str, rows: Rows, args: Any, kwargs: Any) -> Any:
     """All numbers on every rank, of which it takes its own."""
     drawn = func(_like_whole(rows, is_in_place(name)), *args[1:], **kwargs)
-    own = drawn.index_select(rows._dim, rows._space.ids(rows.device))
-    return rows.copy_(own) if is_in_place(name) else tag(own, rows._dim, rows._space)
+    own = drawn.index_select(rows._dim, rows._sharding.ids(rows.device))
+    return rows.copy_(own) if is_in_place(name) else tag(own, rows._dim, rows._sharding)
 
 
 def _like_whole(rows: Rows, in_place: bool) -> Tensor:
@@ -134,7 +134,7 @@ def _like_whole(rows: Rows, in_place: bool) -> Tensor:
     Ranks ask each other, as the strides of one row say nothing (collective, but for new vectors).
     """
     shape, own = whole_shape(rows), None
-    if rows._space.own > 1:
+    if rows._sharding.own > 1:
         strides = rows.stride()
         order = sorted(range(len(shape)), key=lambda dim: -strides[dim])
         own = order, in_place and not rows.is_contiguous()
@@ -177,10 +177,10 @@ def _by_number(func: Any, args: Any, kwargs: Any) -> Any:
     values = [next(lists) if _is_list(arg) else mean_gradient_if_plain(arg) for arg in values]
     with plainly():
         results = func(*values[: len(args)], **dict(zip(kwargs, values[len(args) :], strict=True)))
-    places = [(right, space) for *_, right, space in own]
-    for result, (right, space) in zip(results or (), places, strict=False):
-        if space is not None:
-            as_rows(result, right, space)
+    places = [(right, sharding) for *_, right, sharding in own]
+    for result, (right, sharding) in zip(results or (), places, strict=False):
+        if sharding is not None:
+            as_rows(result, right, sharding)
     return results
 
 
@@ -210,4 +210,4 @@ def _values(func: Any, args: Any, kwargs: Any) -> Any:
         if rows._dim or rows.sparse_dim() != 1:
             refuse(func)
         values = func(rows)
-        return tag(values, 0, Space(values.size(0), what='rows that were looked up'))
+        return tag(values, 0, Sharding(values.size(0), what='rows that were looked up'))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.ops.linear import linear
-from pyg_sar.rows.adjacency import dealt, product
+from pyg_sar.rows.adjacency import product, scattered
 from pyg_sar.rows.align import dim_of, named_rule, own_rows, rows_in
 from pyg_sar.rows.over_ranks import sum_of_ranks
 from pyg_sar.rows.registry import bare_name, hint, is_in_place, name_of, rule
@@ -55,20 +55,20 @@ def contract(
     letter = rows_letter(func, operands, letters)
     if letter is None:
         refuse(func, 'of these shapes is not known to be right')
-    space = rows_in(operands)[0]._space
+    sharding = rows_in(operands)[0]._sharding
     own = []
     for tensor, of in zip(operands, letters, strict=True):
         if letter not in of:
             own.append(with_mean_gradient(tensor))
             continue
         dim = list(of).index(letter)
-        is_one = not isinstance(tensor, Rows) and tensor.size(dim) == 1 and space.total != 1
+        is_one = not isinstance(tensor, Rows) and tensor.size(dim) == 1 and sharding.total != 1
         if is_one and letter not in broadcasting:
-            refuse(func, f'({space!r}) and a plain tensor with one row there has no meaning')
-        own.append(own_rows(func, tensor, dim, space))
+            refuse(func, f'({sharding!r}) and a plain tensor with one row there has no meaning')
+        own.append(own_rows(func, tensor, dim, sharding))
     with plainly():
         result = run(*own)
-        return tag(result, out.index(letter), space) if letter in out else sum_of_ranks(result)
+        return tag(result, out.index(letter), sharding) if letter in out else sum_of_ranks(result)
 
 
 def rows_letter(
@@ -129,19 +129,19 @@ def _linear_of_rows(x: Rows, weight: Tensor, bias: Tensor | None = None) -> Any:
     with plainly():
         bias = bias if bias is None else with_mean_gradient(bias)
         own = Tensor.as_subclass(x, Tensor)  # a saved tensor has no rows
-        return tag(linear(own, with_mean_gradient(weight), bias), x._dim, x._space)
+        return tag(linear(own, with_mean_gradient(weight), bias), x._dim, x._sharding)
 
 
 def _of_sparse(func: Any, matrix: Tensor, rows: Rows, *options: Any) -> Any:
     """A plain sparse matrix of the whole by rows: its entries are edges between them."""
-    space = rows._space
+    sharding = rows._sharding
     if rows._dim or matrix.dim() != 2 or dim_of(rows) > 2:
         refuse(func, 'and a sparse matrix is known for matrices of rows')
-    if matrix.size(1) != space.total:
+    if matrix.size(1) != sharding.total:
         raise RuntimeError(f'{tuple(matrix.shape)} @ {tuple(rows.shape)}: the sizes do not fit')
     if matrix.size(0) != matrix.size(1):
         refuse(func, 'and a sparse matrix that is not square is not known to be right')
-    return product(func, dealt(func, matrix, space, space), rows, *options)
+    return product(func, scattered(func, matrix, sharding, sharding), rows, *options)
 
 
 def _with_batch(num_dims: int, matrix: str, vector: str) -> list[Hashable]:

@@ -85,24 +85,24 @@ def _attribute(func: Any, args: Any, kwargs: Any) -> Any:
         if isinstance(out, Tensor):
             if out.dim() != rows.dim():
                 refuse(func)
-            return tag(out, rows._dim, rows._space)
+            return tag(out, rows._dim, rows._sharding)
     return out
 
 
 @rule('attribute_set')
 def _set(func: Any, args: Any, kwargs: Any) -> Any:
-    """Sets data or gradient of rows, to rows of the same space, or a plain tensor of the whole."""
+    """Sets data or gradient of rows, to rows sharded alike, or a plain tensor of the whole."""
     to, *rest = args
     with plainly():
         if rest and isinstance(rest[0], Tensor):
             value: Any = rest[0]
             if isinstance(to, Rows) and type(value) in PLAIN and [*value.shape] == whole_shape(to):
-                value = tag(own_rows(func, value, to._dim, to._space), to._dim, to._space)
+                value = tag(own_rows(func, value, to._dim, to._sharding), to._dim, to._sharding)
             if isinstance(to, Rows) != isinstance(value, Rows):
                 refuse(func, 'is another thing than a plain tensor')
             both = isinstance(to, Rows) and isinstance(value, Rows)
-            if both and (to._dim != value._dim or not to._space.is_same(value._space)):
-                refuse(func, 'takes rows of the same space')
+            if both and (to._dim != value._dim or not to._sharding.is_same(value._sharding)):
+                refuse(func, 'takes rows of the same sharding')
             vars(to).pop('_own', None)  # the plain tensor of what it held
             return func(to, value)
         func(*args, **kwargs)
@@ -119,8 +119,8 @@ def _grad(func: Any, args: Any, kwargs: Any) -> Any:
         if grad is None:
             return None
         if rows.is_leaf:
-            return tag(grad, rows._dim, rows._space)
-    return tag(grad / world_size(), rows._dim, rows._space)
+            return tag(grad, rows._dim, rows._sharding)
+    return tag(grad / world_size(), rows._dim, rows._sharding)
 
 
 @rule('.shape')
@@ -167,8 +167,8 @@ def _share(func: Any, out: Tensor, grad: Any) -> Any:
     if grad is None:
         refuse(func, 'needs a gradient with one row each')
     if not isinstance(grad, Rows):
-        grad = tag(own_rows(func, grad, out._dim, out._space), out._dim, out._space)
-    elif not out._space.is_same(grad._space):
+        grad = tag(own_rows(func, grad, out._dim, out._sharding), out._dim, out._sharding)
+    elif not out._sharding.is_same(grad._sharding):
         refuse(func, 'takes a gradient of the same rows')
     return plain(grad) * world_size()
 
@@ -177,7 +177,7 @@ def _share(func: Any, out: Tensor, grad: Any) -> Any:
 def _hook(func: Any, args: Any, kwargs: Any) -> Any:
     """A user's hook gets rows of the gradient as one process has it."""
     rows, hook = args
-    dim, space = rows._dim, rows._space
+    dim, sharding = rows._dim, rows._sharding
     with plainly():
         modules = (getattr(owner, '__module__', '') or '' for owner in (hook, type(hook)))
         if any(module.startswith('pyg_sar.') for module in modules):  # one of ours
@@ -186,7 +186,7 @@ def _hook(func: Any, args: Any, kwargs: Any) -> Any:
         count = 1 if is_divided(rows) else world_size()  # by a hook before this one
 
         def of_rows(grad: Tensor) -> Tensor | None:
-            out = hook(tag(grad / count, dim, space))
+            out = hook(tag(grad / count, dim, sharding))
             return None if out is None else plain(out) * count
 
         return func(rows, of_rows)
@@ -206,7 +206,7 @@ def _autograd_grad(func: Any, args: Any, kwargs: Any) -> Any:
         for i, (grad, tensor) in enumerate(zip(grads, many, strict=True)):
             if isinstance(tensor, Rows) and grad is not None:
                 grad = grad if is_divided(tensor) else grad / world_size()
-                grads[i] = tag(grad, tensor._dim, tensor._space)
+                grads[i] = tag(grad, tensor._dim, tensor._sharding)
         return tuple(grads)
 
 

@@ -55,11 +55,11 @@ def _reduction(func: Any, args: Any, kwargs: Any) -> Any:
         if dims is not None and rows._dim not in dims:
             dim = rows._dim - (0 if keepdim else sum(i < rows._dim for i in dims))
             dim += isinstance(named.get('q'), Tensor) and named['q'].dim() > 0
-            own: Tensor = rows if rows._space.own else not_empty(plain(rows), rows._dim)
+            own: Tensor = rows if rows._sharding.own else not_empty(plain(rows), rows._dim)
             results = func(own, *map(mean_gradient_if_plain, args[1:]), **kwargs)
             if isinstance(results, Tensor):
-                return own_results(results, dim, rows._space)
-            return in_nested(results, lambda result: own_results(result, dim, rows._space))
+                return own_results(results, dim, rows._sharding)
+            return in_nested(results, lambda result: own_results(result, dim, rows._sharding))
         by = by_place if name in ('max', 'min') and dims is not None else _OVER_ROWS
         over = by.get(name) or by_place[name]
         values = plain(rows).to(named['dtype']) if named.get('dtype') else plain(rows)
@@ -97,7 +97,7 @@ class Reduction:
     def count(self) -> int:
         """How many numbers go into one result, of all ranks."""
         others = math.prod(self.values.size(i) for i in self.dims if i != self.rows._dim)
-        return self.rows._space.total * others
+        return self.rows._sharding.total * others
 
     def sum(self, values: Tensor, *, keepdim: bool | None = None) -> Tensor:
         """The sum of `values` over all ranks; of half precision as float32."""
@@ -208,7 +208,7 @@ def _softmax(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
         none = plain(rows)[:0]
         args, kwargs = in_nested((args, kwargs), lambda arg: none if arg is rows else arg)
         result = result.to(func(*args, **kwargs).dtype)
-    return tag(result, rows._dim, rows._space)
+    return tag(result, rows._dim, rows._sharding)
 
 
 def log_softmax_over_rows(values: Tensor, dim: int) -> Tensor:
@@ -230,13 +230,13 @@ def _normalize(func: Any, input: Rows, p: float = 2.0, dim: int = 1, eps: float 
 
 @named_rule('cosine_similarity')
 def _cosine_similarity(func: Any, x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Any:
-    (x, y), _, right, space = align(func, (x1, x2), {})
+    (x, y), _, right, sharding = align(func, (x1, x2), {})
     num_dims = max(dim_of(x), dim_of(y))
     from_right = num_dims - dim % num_dims
     with plainly():
         if from_right != right:
             out = torch.cosine_similarity(x, y, dim, eps)
-            return as_rows(out, right - (from_right < right), space)
+            return as_rows(out, right - (from_right < right), sharding)
         few = torch.cosine_similarity(x.new_zeros([1]), y.new_zeros([1]), 0, eps)
         x, y = (plain(tensor).to(widened(tensor.dtype)) for tensor in (x, y))
         products = x * y
@@ -263,7 +263,7 @@ def _covariance(
     if input._dim != dim_of(input) - 1 or fweights is not None or aweights is not None:
         refuse(func, 'is known where the rows are observations without weights')
     with plainly():
-        values, total = plain(input), input._space.total
+        values, total = plain(input), input._sharding.total
         if not (values.is_floating_point() or values.is_complex()):
             values = values.to(torch.get_default_dtype())
         wide = values.unsqueeze(0) if values.dim() == 1 else values

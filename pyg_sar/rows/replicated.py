@@ -194,8 +194,8 @@ def note(func: Any, args: Any, kwargs: Any) -> None:
             values.extend((value.start, value.stop, value.step))
         elif isinstance(value, _NUMBERS):
             found.append(value)
-        elif not lives and hasattr(value, '_space'):
-            comm, world, lives = value._space.comm, dist.group.WORLD, True
+        elif not lives and hasattr(value, '_sharding'):
+            comm, world, lives = value._sharding.comm, dist.group.WORLD, True
             is_there = comm is not None and world is not None and comm.world() is world
             if not is_there and name_of(func) != 'shape':
                 check_lives(comm)

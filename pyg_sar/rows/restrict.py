@@ -23,7 +23,7 @@ from pyg_sar.rows.align import listed, masked
 from pyg_sar.rows.edges import EdgeIndex, Ends, NodeIds, edge_index, node_ids
 from pyg_sar.rows.over_ranks import whole
 from pyg_sar.rows.rows import plain
-from pyg_sar.rows.sharding import Space
+from pyg_sar.rows.sharding import Sharding
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,12 +117,12 @@ def restrict(data: Data, nodes: Tensor, num_layers: int) -> RestrictedLayers:
     raise_on_all(lambda: _check(data, nodes, num_layers))
     check_equal("'nodes' and 'num_layers'", agree((nodes.dtype == torch.bool, num_layers)))
     of_graph: EdgeIndex = data.edge_index
-    space, shard = of_graph.ends.dst, of_graph.handle.shard
+    sharding, shard = of_graph.ends.dst, of_graph.handle.shard
     exchange = exchange_of(shard)
     src, dst = of_graph.handle.ids.unbind()
 
-    space_out, output_nodes = _wanted(nodes, space)
-    space_dst, reached = space_out, output_nodes.to(src.device)
+    sharding_out, output_nodes = _wanted(nodes, sharding)
+    sharding_dst, reached = sharding_out, output_nodes.to(src.device)
     # The row of every own node; -1: not reached so far. Nodes reached earlier come first, so the
     # rows of a layer are the first ones of the layer before it.
     row = torch.full((shard.num_own,), -1, device=src.device)
@@ -138,7 +138,7 @@ def restrict(data: Data, nodes: Tensor, num_layers: int) -> RestrictedLayers:
         new = is_new.nonzero().view(-1)
         row[new] = torch.arange(num_dst, num_dst + new.numel(), device=src.device)
         reached = torch.cat([reached, new])
-        space_src = space_dst.joined((space.selected(is_new),))
+        sharding_src = sharding_dst.joined((sharding.selected(is_new),))
 
         # Its parts are not the partition's, as the destinations of all own parts come first. A part
         # only has to be a range of rows, and small enough for a block.
@@ -155,42 +155,46 @@ def restrict(data: Data, nodes: Tensor, num_layers: int) -> RestrictedLayers:
             name=f'restricted for layer {number} of {num_layers}',
             dst_rows=num_dst,
         )
-        if space.is_whole:  # one process holds edges in the order of the graph
+        if sharding.is_whole:  # one process holds edges in the order of the graph
             inverse = order.argsort()
             restricted, order = restricted.with_ids(restricted.ids[:, inverse]), order[inverse]
-        needed = of_graph._space.selected(is_needed)
-        space_of_edges = Space(
+        needed = of_graph._sharding.selected(is_needed)
+        sharding_of_edges = Sharding(
             needed.own,
             what='edges',
             ids=needed.ids(src.device)[order],
             total=needed.total,
-            neighbours=(space_dst, space_src),
+            neighbours=(sharding_dst, sharding_src),
         )
         layer = RestrictedLayer(
-            edge_index(restricted, space_of_edges, Ends(restricted.shard, space_src, space_dst)),
-            _chosen(space_of_edges, of_graph._space, edges[order]),
-            _chosen(space_dst, space_src, torch.arange(num_dst, device=src.device)),
+            edge_index(
+                restricted, sharding_of_edges, Ends(restricted.shard, sharding_src, sharding_dst)
+            ),
+            _chosen(sharding_of_edges, of_graph._sharding, edges[order]),
+            _chosen(sharding_dst, sharding_src, torch.arange(num_dst, device=src.device)),
         )
         layers.insert(0, layer)
-        space_dst = space_src
+        sharding_dst = sharding_src
     return RestrictedLayers(
-        _chosen(space_dst, space, reached), _chosen(space_out, space, output_nodes), tuple(layers)
+        _chosen(sharding_dst, sharding, reached),
+        _chosen(sharding_out, sharding, output_nodes),
+        tuple(layers),
     )
 
 
-def _chosen(chosen: Space, space: Space, positions: Tensor) -> Any:
-    """The ids of chosen rows of a space, by their positions among the own ones."""
-    return node_ids(space.ids(positions.device)[positions], 0, chosen, space, positions, None)
+def _chosen(chosen: Sharding, sharding: Sharding, positions: Tensor) -> Any:
+    """The ids of chosen rows of a sharding, by their positions among the own ones."""
+    return node_ids(sharding.ids(positions.device)[positions], 0, chosen, sharding, positions, None)
 
 
-def _wanted(nodes: Tensor, space: Space) -> tuple[Space, Tensor]:
-    """The nodes of a mask or of ids as a space, and their positions among the own ones."""
+def _wanted(nodes: Tensor, sharding: Sharding) -> tuple[Sharding, Tensor]:
+    """The nodes of a mask or of ids as a sharding, and their positions among the own ones."""
     if nodes.dtype == torch.bool:
-        chosen, mask = masked('restrict', nodes, space)
+        chosen, mask = masked('restrict', nodes, sharding)
         return chosen, mask.nonzero().view(-1)
-    if isinstance(nodes, NodeIds) and nodes.of is space and nodes.shard is None:
-        return nodes._space, nodes.places
-    return listed('restrict', whole(nodes), space)
+    if isinstance(nodes, NodeIds) and nodes.of is sharding and nodes.shard is None:
+        return nodes._sharding, nodes.local_index
+    return listed('restrict', whole(nodes), sharding)
 
 
 def _read_by_any(src: Tensor, exchange: Exchange) -> Tensor:
@@ -206,7 +210,7 @@ def _read_by_any(src: Tensor, exchange: Exchange) -> Tensor:
 def _check(data: Data, nodes: Tensor, num_layers: int) -> None:
     edges: Any = getattr(data, 'edge_index', None)
     is_known = isinstance(edges, EdgeIndex) and edges.ends.src is edges.ends.dst
-    if not is_known or edges.handle.is_flipped or not edges._space.has_ids():
+    if not is_known or edges.handle.is_flipped or not edges._sharding.has_ids():
         raise ValueError(
             "'data' must be that of pyg_sar.load_shard with one type of nodes (got "
             f"{type(edges).__name__} as its 'edge_index')"

@@ -36,7 +36,7 @@ from pyg_sar.rows.registry import (
     rules_by_function,
 )
 from pyg_sar.rows.replicated import note
-from pyg_sar.rows.sharding import Space
+from pyg_sar.rows.sharding import Sharding
 from pyg_sar.utils.scoped import Scoped
 
 inside: Scoped[str] = Scoped('')
@@ -47,14 +47,14 @@ plainly = torch._C.DisableTorchFunctionSubclass
 
 
 class Rows(Tensor):
-    """Own rows of a space, in one dimension; see the module.
+    """Own rows of a sharding, in one dimension; see the module.
 
     Made by :func:`pyg_sar.load_shard` and by convs on a cut graph. :func:`pyg_sar.local` gives the
     plain tensor of the own rows, :func:`pyg_sar.gather` all rows in the order of the whole graph.
     """
 
     _dim: int
-    _space: Space
+    _sharding: Sharding
     _own: Tensor
 
     def __new__(cls, *_: Any, **__: Any) -> Rows:  # noqa: D102
@@ -99,8 +99,8 @@ class Rows(Tensor):
         memo[id(self)] = copy
         return copy
 
-    def _state(self) -> tuple[int, Space, bool, bool]:
-        return self._dim, self._space, self.requires_grad, isinstance(self, torch.nn.Parameter)
+    def _state(self) -> tuple[int, Sharding, bool, bool]:
+        return self._dim, self._sharding, self.requires_grad, isinstance(self, torch.nn.Parameter)
 
     def __copy__(self) -> Tensor:
         with plainly():
@@ -119,7 +119,7 @@ class Rows(Tensor):
         refuse('set_')
 
     def __reduce_ex__(self, proto: Any) -> Any:
-        if self._space.is_learned:
+        if self._sharding.is_learned:
             values = plain(self.detach())
             if isinstance(self, torch.nn.Parameter):
                 return _rebuilt, (values, *self._state())
@@ -133,7 +133,7 @@ class Rows(Tensor):
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         with plainly():
             own = self.as_subclass(Tensor)
-            where = f'{self._space!r}, dim={self._dim}'
+            where = f'{self._sharding!r}, dim={self._dim}'
             return f'Rows({where}, all are in pyg_sar.gather(x), own={own!r})'
 
     def __iter__(self) -> Iterator[Any]:
@@ -149,30 +149,30 @@ def read(func: Any, args: Any, kwargs: Any) -> Any:
 _NAMES_OF_NUMPY = {'axis': 'dim', 'keepdims': 'keepdim'}
 
 
-def tag(tensor: Tensor, dim: int, space: Space) -> Any:
-    """Makes a new plain tensor rows of a space, in dimension `dim`; gives the same object.
+def tag(tensor: Tensor, dim: int, sharding: Sharding) -> Any:
+    """Makes a new plain tensor rows of a sharding, in dimension `dim`; gives the same object.
 
     With one process tensors stay plain: its own rows are those of the whole.
     """
-    if space.is_whole:
+    if sharding.is_whole:
         return tensor
     if type(tensor) is Tensor:
-        if tensor.size(dim) != space.own:
+        if tensor.size(dim) != sharding.own:
             raise ValueError(
-                f'expected {space!r} in dimension {dim} (got a tensor of shape '
+                f'expected {sharding!r} in dimension {dim} (got a tensor of shape '
                 f'{tuple(tensor.shape)}): please report it, with the program that shows it'
             )
         tensor.__class__ = Rows
     elif type(tensor) is not Rows:
         tensor = tensor.as_subclass(Rows)
-    tensor._dim, tensor._space = dim, space  # type: ignore[attr-defined]
+    tensor._dim, tensor._sharding = dim, sharding  # type: ignore[attr-defined]
     return tensor
 
 
 def _rebuilt(
-    values: Tensor, dim: int, space: Space, requires_grad: bool, is_parameter: bool
+    values: Tensor, dim: int, sharding: Sharding, requires_grad: bool, is_parameter: bool
 ) -> Tensor:
-    rows: Tensor = tag(values, dim, space)
+    rows: Tensor = tag(values, dim, sharding)
     if is_parameter:
         return torch.nn.Parameter(rows, requires_grad)
     return rows.requires_grad_(requires_grad)

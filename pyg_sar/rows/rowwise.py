@@ -21,7 +21,7 @@ from pyg_sar.rows.over_ranks import all_rows
 from pyg_sar.rows.registry import bare_name, hint, is_in_place, name_of, rule
 from pyg_sar.rows.replicated import mean_gradient_if_plain, own_draws
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
-from pyg_sar.rows.sharding import Space
+from pyg_sar.rows.sharding import Sharding
 from pyg_sar.utils.nested import in_nested
 
 OverRows = Callable[[Any, Rows, Any, Any], Any]
@@ -142,9 +142,9 @@ def rowwise(
         with own_draws(rows_in(args, kwargs)[0].device, generator):
             return rowwise(func, args, kwargs, dims, pads=pads)
     if isinstance(rows, Rows) and not any(isinstance(arg, Tensor) for arg in others):
-        space, num_dims, dim = rows._space, dim_of(rows), rows._dim
+        sharding, num_dims, dim = rows._sharding, dim_of(rows), rows._dim
     else:
-        args, kwargs, right, space = align(func, args, kwargs)
+        args, kwargs, right, sharding = align(func, args, kwargs)
         tensors = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, Tensor)]
         num_dims = max(map(dim_of, tensors))
         dim = num_dims - right
@@ -159,22 +159,22 @@ def rowwise(
     def as_rows(value: Any) -> Any:
         is_less = isinstance(value, Tensor) and value.dim() < num_dims
         before = sum(i < dim for i in dims) if is_less else 0
-        return own_results(value, dim - before, space)
+        return own_results(value, dim - before, sharding)
 
     with plainly():
-        if pads and not space.own:
+        if pads and not sharding.own:
             args, kwargs = in_nested((args, kwargs), own)
         results = func(*args, **kwargs)
-        if type(results) is Tensor and results.dim() == num_dims and space.own:
-            return tag(results, dim, space)
+        if type(results) is Tensor and results.dim() == num_dims and sharding.own:
+            return tag(results, dim, sharding)
         return in_nested(results, as_rows)
 
 
-def own_results(value: Any, dim: int, space: Space) -> Any:
+def own_results(value: Any, dim: int, sharding: Sharding) -> Any:
     """A result as rows; without own rows nothing is kept of it."""
     if not isinstance(value, Tensor):
         return value
-    return tag(value if space.own else value.narrow(dim, 0, 0), dim, space)
+    return tag(value if sharding.own else value.narrow(dim, 0, 0), dim, sharding)
 
 
 def not_empty(value: Tensor, dim: int) -> Tensor:
@@ -204,7 +204,7 @@ def _solve(func: Any, args: Any, kwargs: Any) -> Any:
         refuse(func, 'is known of one matrix, and right-hand sides that are rows')
     with plainly():
         result = func(*in_nested(args, _own), **in_nested(kwargs, _own))
-        return tag(result, right._dim, right._space)
+        return tag(result, right._dim, right._sharding)
 
 
 def _own(value: Any) -> Any:

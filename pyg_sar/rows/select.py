@@ -66,7 +66,7 @@ def _getitem(func: Any, args: Any, kwargs: Any) -> Any:
 
 def select_rows(func: Any, values: Rows, at: Any, dim: int) -> Any:
     """Some of the rows, in dimension `dim`."""
-    space = values._space
+    sharding = values._sharding
     if isinstance(at, Tensor) and at.dtype == torch.bool:
         return _masked(func, values, at, dim)
     if isinstance(at, Rows):
@@ -74,10 +74,10 @@ def select_rows(func: Any, values: Rows, at: Any, dim: int) -> Any:
     if isinstance(at, slice):
         if dim == 0 and at.step in (None, 1) and at.start in (None, 0) and at.stop is None:
             return values
-        at = torch.arange(space.total, device=values.device)[at]
+        at = torch.arange(sharding.total, device=values.device)[at]
     if isinstance(at, int):
-        if not -space.total <= at < space.total:
-            raise IndexError(f'index {at} is out of bounds for {space.total} rows')
+        if not -sharding.total <= at < sharding.total:
+            raise IndexError(f'index {at} is out of bounds for {sharding.total} rows')
         _watch_loop(at)
         with plainly():
             out = fetched(values, torch.tensor([at], device=values.device))
@@ -85,7 +85,7 @@ def select_rows(func: Any, values: Rows, at: Any, dim: int) -> Any:
     if not isinstance(at, Tensor):
         refuse(func)
     ids = at.to(values.device).long()
-    check_range(func, ids, space)
+    check_range(func, ids, sharding)
     with plainly():
         return _in_place_of(fetched(values, ids), ids, dim)
 
@@ -112,7 +112,7 @@ def _in_place_of(out: Tensor, ids: Tensor, dim: int) -> Tensor:
 
 def _masked(func: Any, values: Rows, mask: Tensor, dim: int) -> Any:
     """Selected rows; a mask of more dimensions selects numbers out of rows."""
-    space = values._space
+    sharding = values._sharding
     if dim_of(mask) > 1:
         if dim == dim_of(mask) - 1 and whole_shape(mask)[:-1] == [1] * dim:
             return _unpadded(func, values, mask, dim)
@@ -123,11 +123,11 @@ def _masked(func: Any, values: Rows, mask: Tensor, dim: int) -> Any:
         count = dim_of(mask)
         width = math.prod(mask.shape[1:])
         with plainly():
-            flat = plain(values).reshape(space.own * width, *values.shape[count:])
+            flat = plain(values).reshape(sharding.own * width, *values.shape[count:])
             chosen = plain(mask).reshape(-1)
-        many = tag(flat, 0, space.times(width))
-        return _masked(func, many, tag(chosen, 0, space.times(width)), 0)
-    selected, _ = masked(func, mask, space)
+        many = tag(flat, 0, sharding.times(width))
+        return _masked(func, many, tag(chosen, 0, sharding.times(width)), 0)
+    selected, _ = masked(func, mask, sharding)
     with plainly():
         return tag(plain(values).index_select(dim, selected.chosen(values.device)), dim, selected)
 
@@ -135,7 +135,7 @@ def _masked(func: Any, values: Rows, mask: Tensor, dim: int) -> Any:
 def _unpadded(func: Any, values: Rows, mask: Tensor, dim: int) -> Any:
     """The rows of a dense batch of one graph, ``[1, N, ...]``, by its mask ``[1, N]``."""
     rows: Any = values.view(values.shape[dim:])
-    own = None if isinstance(mask, Rows) else own_rows(func, mask[(0,) * dim], 0, rows._space)
+    own = None if isinstance(mask, Rows) else own_rows(func, mask[(0,) * dim], 0, rows._sharding)
     flat = mask.view(-1) if own is None else own
     with plainly():
         is_full = all(agree(bool(plain(flat).all())))
@@ -145,22 +145,28 @@ def _unpadded(func: Any, values: Rows, mask: Tensor, dim: int) -> Any:
 def _by_rows(func: Any, values: Rows, ids: Rows, dim: int) -> Any:
     """Rows by ids that are rows themselves: ``x[edge_index[0]]``, ``x[parent]``."""
     with plainly():
-        if isinstance(ids, NodeIds) and ids.of is values._space:
+        if isinstance(ids, NodeIds) and ids.of is values._sharding:
             x: Tensor = plain(values).movedim(dim, 0)
             if ids.shard is not None:
                 x = with_halo(x, exchange_of(ids.shard))
-            out = x.index_select(0, ids.places.reshape(-1)).view(*ids.places.shape, *x.shape[1:])
-        elif ids._space is values._space and all(agree(_are_places(ids))):
+            out = x.index_select(0, ids.local_index.reshape(-1)).view(
+                *ids.local_index.shape, *x.shape[1:]
+            )
+        elif ids._sharding is values._sharding and all(agree(_are_places(ids))):
             out = plain(values).movedim(dim, 0).clone()  # a permutation that moves nothing
         else:
             out = fetched(values, plain(ids))
-        return tag(_in_place_of(out, ids, dim), dim + ids._dim, ids._space)
+        return tag(_in_place_of(out, ids, dim), dim + ids._dim, ids._sharding)
 
 
 def _are_places(ids: Rows) -> bool:
     """Whether every row has its own place in the whole (without asking other ranks)."""
     own = plain(ids)
-    return own.dim() == 1 and ids._space.has_ids() and torch.equal(own, ids._space.ids(own.device))
+    return (
+        own.dim() == 1
+        and ids._sharding.has_ids()
+        and torch.equal(own, ids._sharding.ids(own.device))
+    )
 
 
 def _number_in_each_row(func: Any, values: Rows, items: list[Any], position: int) -> Any:
@@ -178,19 +184,19 @@ def _number_in_each_row(func: Any, values: Rows, items: list[Any], position: int
     other: Any = others[0]
     if at.dtype == torch.bool:
         refuse(func, 'by a mask and by numbers at once is not known to be right')
-    space = values._space
+    sharding = values._sharding
     if not isinstance(at, Rows):
-        at = tag(own_rows(func, at, 0, other._space), 0, other._space)
+        at = tag(own_rows(func, at, 0, other._sharding), 0, other._sharding)
     if not isinstance(other, Rows):
-        other = tag(own_rows(func, other, 0, at._space), 0, at._space)
+        other = tag(own_rows(func, other, 0, at._sharding), 0, at._sharding)
     if dim_of(at) != 1 or dim_of(other) != 1:
-        refuse(func, 'by rows of different spaces')
-    other = brought(func, other, at._space)
+        refuse(func, 'by rows of different shardings')
+    other = brought(func, other, at._sharding)
     with plainly():
-        own = torch.equal(plain(at), space.ids(at.device)) if at._space is space else False
+        own = torch.equal(plain(at), sharding.ids(at.device)) if at._sharding is sharding else False
         picked = plain(values if all(agree(own)) else _by_rows(func, values, at, 0))
         count = torch.arange(picked.size(0), device=picked.device)
-        return tag(picked[count, plain(other)], 0, at._space)
+        return tag(picked[count, plain(other)], 0, at._sharding)
 
 
 def _of_plain(func: Any, values: Tensor, items: list[Any]) -> Any:
@@ -200,24 +206,24 @@ def _of_plain(func: Any, values: Tensor, items: list[Any]) -> Any:
         position = masks[0]
         if len(masks) > 1 or any(dims_used(item) != 1 for item in items[:position]):
             refuse(func, 'by several masks is not known to be right')
-        space = items[position]._space
-        return tag(own_rows(func, values, position, space), position, space)[tuple(items)]
+        sharding = items[position]._sharding
+        return tag(own_rows(func, values, position, sharding), position, sharding)[tuple(items)]
     numbers = [item for item in items if isinstance(item, Rows)]
-    right, space = dim_of(numbers[0]) - numbers[0]._dim, numbers[0]._space
+    right, sharding = dim_of(numbers[0]) - numbers[0]._dim, numbers[0]._sharding
     if any(dim_of(tensor) - tensor._dim != right for tensor in numbers[1:]):
-        refuse(func, 'by rows of different spaces')
+        refuse(func, 'by rows of different shardings')
     tensors = [i for i, item in enumerate(items) if isinstance(item, Tensor) or type(item) is int]
     if tensors != list(range(tensors[0], tensors[-1] + 1)) or None in items[: tensors[-1]]:
         refuse(func, 'by rows in several places is not known to be right')
 
     def own(item: Any) -> Any:
         is_wide = isinstance(item, Tensor) and item.dim() >= right
-        return own_rows(func, item, item.dim() - right, space) if is_wide else item
+        return own_rows(func, item, item.dim() - right, sharding) if is_wide else item
 
     with plainly():
         out = with_mean_gradient(values)[tuple(own(item) for item in items)]
         widest = max(dim_of(items[i]) for i in tensors if isinstance(items[i], Tensor))
-        return tag(out, tensors[0] + widest - right, space)
+        return tag(out, tensors[0] + widest - right, sharding)
 
 
 @named_rule('index_select')
@@ -249,17 +255,17 @@ def _where(func: Any, args: Any, kwargs: Any) -> Any:
 @named_rule('nonzero argwhere')
 def nonzero(func: Any, input: Rows, as_tuple: bool = False) -> Any:
     """Places in the whole of what is not zero, as rows of a selection."""
-    rows, space = input, input._space
-    if rows._dim or dim_of(rows) > 2 or not space.has_ids():
+    rows, sharding = input, input._sharding
+    if rows._dim or dim_of(rows) > 2 or not sharding.has_ids():
         refuse(func)
     with plainly():
         own = plain(rows) != 0
         if rows.dim() == 1:
-            selected = space.selected(rows if rows.dtype == torch.bool else own)
+            selected = sharding.selected(rows if rows.dtype == torch.bool else own)
             places = own.nonzero().view(-1) if as_tuple else own.nonzero()
-            ids = node_ids(space.ids(rows.device)[places], 0, selected, space, places, None)
+            ids = node_ids(sharding.ids(rows.device)[places], 0, selected, sharding, places, None)
             return (ids,) if as_tuple else ids
-        selected = space.times(rows.size(1)).selected(own.reshape(-1))
+        selected = sharding.times(rows.size(1)).selected(own.reshape(-1))
         row, column = own.nonzero().unbind(1)
-        both = tag(torch.stack([space.ids(rows.device)[row], column], dim=1), 0, selected)
+        both = tag(torch.stack([sharding.ids(rows.device)[row], column], dim=1), 0, selected)
     return both.unbind(1) if as_tuple else both

@@ -22,7 +22,7 @@ from pyg_sar.rows.align import (
 )
 from pyg_sar.rows.registry import name_of, rule
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
-from pyg_sar.rows.sharding import Space
+from pyg_sar.rows.sharding import Sharding
 
 
 @rule('view reshape view_as reshape_as flatten unflatten ravel')
@@ -39,11 +39,11 @@ def _reshape(func: Any, args: Any, kwargs: Any) -> Any:
     if not isinstance(rows, Rows):  # plain.view_as(rows)
         with plainly():
             return rows.view(sizes) if name == 'view_as' else rows.reshape(sizes)
-    shape, dim, space = reshaped(func, rows, sizes)
+    shape, dim, sharding = reshaped(func, rows, sizes)
     with plainly():
         own = Tensor.as_subclass(rows, Tensor)
         out = own.view(shape) if name in ('view', 'view_as') else own.reshape(shape)
-        return tag(out, dim, space)
+        return tag(out, dim, sharding)
 
 
 def _sizes(name: str, rows: Tensor, args: Any, kwargs: Any) -> list[Any]:
@@ -79,29 +79,29 @@ def _of_dtype(func: Any, rows: Rows, dtype: torch.dtype) -> Any:
     with plainly():
         if rows._dim == rows.dim() - 1 and dtype.itemsize != rows.dtype.itemsize:
             refuse(func, 'with numbers of another width would be other rows')
-        return tag(plain(rows).view(dtype), rows._dim, rows._space)
+        return tag(plain(rows).view(dtype), rows._dim, rows._sharding)
 
 
-def reshaped(func: Any, rows: Rows, sizes: Sequence[Any]) -> tuple[list[int], int, Space]:
+def reshaped(func: Any, rows: Rows, sizes: Sequence[Any]) -> tuple[list[int], int, Sharding]:
     """The shape with own rows, where they are and whose, for the sizes of the whole.
 
     One of them may be -1. Numbers lie in the order of the dimensions. So rows can take what is in
     them along: of ``[N, 8]`` the shape ``[N * 2, 4]`` has every row twice as two rows, next to each
-    other on the same rank; the space knows the way back. Rows cannot be split, or merged with what
+    other on the same rank; the sharding knows the way back. Rows are not split, or merged with what
     is before them: those lie apart.
     """
-    old, space = whole_shape(rows), rows._space
+    old, sharding = whole_shape(rows), rows._sharding
     new = inferred(sizes, old)
-    base = space.base or space
+    base = sharding.base or sharding
     # As many numbers of every row of `base` lie in the rows as in what takes them up.
-    per_base = space.count * math.prod(old[rows._dim + 1 :])
+    per_base = sharding.count * math.prod(old[rows._dim + 1 :])
     fits: list[tuple[bool, int, int, int]] = []
     for dim, size in enumerate(new):
         after = math.prod(new[dim + 1 :])
         is_known = after or base.total  # else nothing is in the rows, and there are none
-        count = (per_base // after if after else size // base.total) if is_known else space.count
+        count = (per_base // after if after else size // base.total) if is_known else sharding.count
         if size == base.total * count and count * after == per_base:
-            fits.append((count != space.count, count, abs(dim - rows._dim), dim))
+            fits.append((count != sharding.count, count, abs(dim - rows._dim), dim))
     if not fits:
         refuse(
             func,
@@ -109,9 +109,9 @@ def reshaped(func: Any, rows: Rows, sizes: Sequence[Any]) -> tuple[list[int], in
             'bring the rows to the front before, as in x.t().reshape(-1, 4)',
         )
     _, count, _, dim = min(fits)  # of a whole of one row several fit
-    new_space = base if count == 1 else base.times(count)
-    new[dim] = new_space.own
-    return new, dim, new_space
+    new_sharding = base if count == 1 else base.times(count)
+    new[dim] = new_sharding.own
+    return new, dim, new_sharding
 
 
 def inferred(sizes: Sequence[Any], old: Sequence[int]) -> list[int]:
@@ -131,21 +131,21 @@ def _expand(func: Any, args: Any, kwargs: Any) -> Any:
     other = argument(args, kwargs, 1, 'other') if name_of(func) == 'expand_as' else None
     if not isinstance(x, Rows):  # plain.expand_as(rows)
         assert other is not None
-        (own, like), _, right, space = align(func, (x, other), {})
+        (own, like), _, right, sharding = align(func, (x, other), {})
         with plainly():
-            return as_rows(own.expand_as(like), right, space)
+            return as_rows(own.expand_as(like), right, sharding)
     named = {key: value for key, value in kwargs.items() if key != 'implicit'}
     sizes = sizes_in(args[1:], named, 'size') if other is None else whole_shape(other)
     dim = len(sizes) - from_right(x)
     if dim < 0:
         raise RuntimeError(f"expand: {sizes} has fewer dimensions than the tensor's {dim_of(x)}")
-    if sizes[dim] not in (-1, x._space.total):
-        refuse(func, f'to {sizes[dim]} rows has no meaning ({x._space!r})')
+    if sizes[dim] not in (-1, x._sharding.total):
+        refuse(func, f'to {sizes[dim]} rows has no meaning ({x._sharding!r})')
     if isinstance(other, Rows):
         align(func, (x, other), {})  # of the same rows
     with plainly():
-        sizes[dim] = x._space.own
-        return tag(plain(x).expand(sizes), dim, x._space)
+        sizes[dim] = x._sharding.own
+        return tag(plain(x).expand(sizes), dim, x._sharding)
 
 
 @rule('repeat tile')
@@ -163,7 +163,7 @@ def _repeat(func: Any, args: Any, kwargs: Any) -> Any:
             'write x.repeat_interleave(n, 0), each row n times, or pyg_sar.gather(x).repeat(n, 1)',
         )
     with plainly():
-        return tag(plain(rows).repeat(counts), dim, rows._space)
+        return tag(plain(rows).repeat(counts), dim, rows._sharding)
 
 
 @named_rule('repeat_interleave')
@@ -173,17 +173,17 @@ def _repeat_interleave(func: Any, input: Rows, repeats: Any, dim: int | None = N
     is_along = dim % dim_of(input) == input._dim
     if isinstance(repeats, Rows) or (is_along and not isinstance(repeats, int)):
         refuse(func, 'along the rows takes one number for all of them')
-    space = input._space.times(repeats) if is_along else input._space
+    sharding = input._sharding.times(repeats) if is_along else input._sharding
     with plainly():
-        return tag(torch.repeat_interleave(plain(input), repeats, dim), input._dim, space)
+        return tag(torch.repeat_interleave(plain(input), repeats, dim), input._dim, sharding)
 
 
-def space_of_size(rows: Rows, size: Sequence[int]) -> Space | None:
-    """The only known space with as many rows as a new tensor of a size; None without one."""
+def sharding_of_size(rows: Rows, size: Sequence[int]) -> Sharding | None:
+    """The only known sharding with as many rows as a new tensor of a size; None without one."""
     if not size:
         return None
-    near = (rows._space, *rows._space.neighbours)
-    fitting = {space for space in near if space.known_total == size[0]}
+    near = (rows._sharding, *rows._sharding.neighbours)
+    fitting = {sharding for sharding in near if sharding.known_total == size[0]}
     return fitting.pop() if len(fitting) == 1 else None
 
 
@@ -201,12 +201,12 @@ def _new(func: Any, args: Any, kwargs: Any) -> Any:
     else:
         size, rest = sizes_in(rest, named, 'size'), []
         named.pop('size', None)
-    space = None if named.get('requires_grad') else space_of_size(rows, size)
+    sharding = None if named.get('requires_grad') else sharding_of_size(rows, size)
     with plainly():
-        if space is None:
+        if sharding is None:
             return func(plain(rows), size, *rest, **named)
-        size[0] = space.own
-        return tag(func(plain(rows), size, *rest, **named), 0, space)
+        size[0] = sharding.own
+        return tag(func(plain(rows), size, *rest, **named), 0, sharding)
 
 
 @rule('new_tensor')

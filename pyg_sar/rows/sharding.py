@@ -1,6 +1,6 @@
 """Whose rows a tensor holds: the nodes of a type, the edges of a relation, or a selection of them.
 
-A rank has some of the rows of a space, in an order of its own. Where the ids of its rows are known,
+A rank has some rows of a sharding, in an order of its own. Where the ids of its rows are known,
 it can take the own rows from a plain tensor with the rows of the whole graph.
 """
 
@@ -23,23 +23,23 @@ from pyg_sar.utils.tensor_state import version_of
 T = TypeVar('T')
 
 _MOST_KEPT = 8
-"""Derived spaces of each kind that a space keeps: those that were used last."""
+"""Derived shardings of each kind that a sharding keeps: those that were used last."""
 
 
-class Space:
+class Sharding:
     """The rows of all ranks, of which this one has `own`.
 
     Attributes:
         own: Number of own rows.
-        comm: The ranks that have them; None of a space that comes from another process.
+        comm: The ranks that have them; None of a sharding that comes from another process.
         is_whole: Whether one process holds all rows, in the order of the whole.
         what: What the rows are, for messages: ``'nodes'``, ``"edges of 'cites'"`` ...
-        parent: Of a selection the space that it was selected from.
+        parent: Of a selection the sharding that it was selected from.
         mask: Of a selection, which own rows of `parent` it has, bool ``[parent.own]``.
         base: Of rows that stand for others `count` times, one after another, those others.
         count: How often; 1 without a base.
-        pieces: Of spaces that were joined, these, one after another.
-        neighbours: Further spaces that new tensors may be meant for, as of edges those of nodes.
+        pieces: Of shardings that were joined, these, one after another.
+        neighbours: Further shardings that new tensors may be meant for, as of edges those of nodes.
         is_learned: Whether they are of a learned table: each rank saves its own, as plain tensors.
         total: Number of rows of all ranks (collective at the first time, if it is not known yet).
     """
@@ -54,12 +54,12 @@ class Space:
         what: str,
         ids: Tensor | None = None,
         total: int | None = None,
-        parent: Space | None = None,
+        parent: Sharding | None = None,
         mask: Tensor | None = None,
-        base: Space | None = None,
+        base: Sharding | None = None,
         count: int = 1,
-        pieces: tuple[Space, ...] = (),
-        neighbours: tuple[Space, ...] = (),
+        pieces: tuple[Sharding, ...] = (),
+        neighbours: tuple[Sharding, ...] = (),
     ) -> None:
         self.comm: Comm | None = current()
         self.is_whole = self.comm.size == 1
@@ -71,8 +71,8 @@ class Space:
         self._forget()
 
     def _forget(self) -> None:
-        """Forgets all that was derived from this space."""
-        self._selections: list[tuple[Tensor, object, Space]] = []
+        """Forgets all that was derived from this sharding."""
+        self._selections: list[tuple[Tensor, object, Sharding]] = []
         self._derived: dict[str, dict[Any, Any]] = defaultdict(dict)
 
     def __getattr__(self, name: str) -> int:
@@ -81,7 +81,7 @@ class Space:
         No cached_property: it holds a lock meanwhile, which ranks that are threads wait for.
         """
         if name != 'total':
-            raise AttributeError(f'a Space has no {name!r}')
+            raise AttributeError(f'a Sharding has no {name!r}')
         if self.base is not None:
             self.total = self.base.total * self.count
         else:
@@ -116,7 +116,7 @@ class Space:
             steps = torch.arange(self.count, device=device)
             return (self.base.ids(device).unsqueeze(1) * self.count + steps).view(-1)
         if self.pieces and self.has_ids():
-            firsts = accumulate([space.total for space in self.pieces], initial=0)
+            firsts = accumulate([sharding.total for sharding in self.pieces], initial=0)
             pairs = zip(self.pieces, firsts, strict=False)
             return torch.cat([piece.ids(device) + first for piece, first in pairs])
         if self.parent is not None and self.mask is not None:
@@ -131,7 +131,7 @@ class Space:
             f'are (got {self!r})'
         )
 
-    def places(self, ids: Tensor) -> Tensor:
+    def local_index(self, ids: Tensor) -> Tensor:
         """Where rows of the whole are among the own ones, -1 for those of other ranks."""
         device = ids.device
 
@@ -161,31 +161,31 @@ class Space:
             cache.pop(next(iter(cache)))
         return value
 
-    def times(self, count: int) -> Space:
+    def times(self, count: int) -> Sharding:
         """Every row `count` times, one after another."""
         if self.base is not None:
             return self.base.times(self.count * count)
         if count == 1:
             return self
         own, what = self.own * count, self.what
-        return self.kept('times', count, lambda: Space(own, what=what, base=self, count=count))
+        return self.kept('times', count, lambda: Sharding(own, what=what, base=self, count=count))
 
-    def selected(self, mask: Tensor) -> Space:
+    def selected(self, mask: Tensor) -> Sharding:
         """The rows that a mask of own rows selects; equal for the same mask, not written to since.
 
         Ranks run one program, so they find the same mask again or all do not. They tell each other
         how many rows it selects now: a shape may be read on one rank alone.
         """
         version = version_of(mask)
-        for old_mask, then, space in self._selections:
+        for old_mask, then, sharding in self._selections:
             if old_mask is mask and then == version:
-                return space
+                return sharding
         # The mask may be one of rows; what is kept outlives the caller's mode.
         with torch._C.DisableTorchFunctionSubclass(), torch.inference_mode(False):
             own = mask.detach().as_subclass(Tensor).clone()  # it may be written to
         count = int(own.sum())
         in_worker = torch.utils.data.get_worker_info() is not None
-        space = Space(
+        sharding = Sharding(
             count,
             what=f'selected {self.what}',
             total=None if in_worker else rows_of_ranks(count),
@@ -193,44 +193,44 @@ class Space:
             mask=own,
             neighbours=self.neighbours,
         )
-        self._selections.append((mask, version, space))
+        self._selections.append((mask, version, sharding))
         del self._selections[:-_MOST_KEPT]
-        return space
+        return sharding
 
-    def joined(self, others: tuple[Space, ...]) -> Space:
-        """The rows of this space, then those of others."""
-        spaces = (self, *others)
+    def joined(self, others: tuple[Sharding, ...]) -> Sharding:
+        """The rows of this sharding, then those of others."""
+        shardings = (self, *others)
         return self.kept(
             'joined',
             others,
-            lambda: Space(
-                sum(space.own for space in spaces),
+            lambda: Sharding(
+                sum(sharding.own for sharding in shardings),
                 what=self.what,
-                pieces=spaces,
-                total=sum(space.total for space in spaces),
+                pieces=shardings,
+                total=sum(sharding.total for sharding in shardings),
                 neighbours=self.neighbours,
             ),
         )
 
-    def dealt(self, count: int) -> Space:
+    def scattered(self, count: int) -> Sharding:
         """Where new rows go that are equal on all ranks: to nodes, if there are so many."""
-        fitting = [space for space in self.neighbours if space.total >= count]
-        for space in fitting:
-            if space.total == count:
-                return space
+        fitting = [sharding for sharding in self.neighbours if sharding.total >= count]
+        for sharding in fitting:
+            if sharding.total == count:
+                return sharding
 
-        def make() -> Space:
+        def make() -> Sharding:
             if fitting and fitting[0].has_ids():
                 ids = fitting[0].ids(self._device())
                 ids = ids[ids < count]  # a loop at each of the first nodes
             else:
                 ranks, here = world_size(), rank()
                 ids = torch.arange(here * count // ranks, (here + 1) * count // ranks)
-            return Space(ids.numel(), what='new rows', ids=ids, total=count)
+            return Sharding(ids.numel(), what='new rows', ids=ids, total=count)
 
-        return self.kept('dealt', count, make)
+        return self.kept('scattered', count, make)
 
-    def is_same(self, other: Space) -> bool:
+    def is_same(self, other: Sharding) -> bool:
         """Whether both hold the same rows in the same order, on all ranks.
 
         Collective where two selections or lists of ids have to be compared; the answer is kept.
@@ -239,14 +239,14 @@ class Space:
             return True
 
         def ask() -> bool:
-            for space in (self, other):
-                if space.pieces and space.has_ids():
-                    space.ids(space._device())
+            for sharding in (self, other):
+                if sharding.pieces and sharding.has_ids():
+                    sharding.ids(sharding._device())
             return all(agree(self._is_alike_here(other)))
 
         return self.kept('is same', other, ask)
 
-    def _is_alike_here(self, other: Space) -> bool:
+    def _is_alike_here(self, other: Sharding) -> bool:
         if self.own != other.own:
             return False
         if self.parent is not None and other.parent is not None:
@@ -267,7 +267,7 @@ class Space:
         tensor = self._ids if self._ids is not None else self.mask
         return torch.device('cpu') if tensor is None else tensor.device
 
-    def __deepcopy__(self, memo: Any) -> Space:
+    def __deepcopy__(self, memo: Any) -> Sharding:
         return self
 
     def __getstate__(self) -> dict[str, Any]:

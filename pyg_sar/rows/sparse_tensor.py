@@ -23,7 +23,7 @@ from pyg_sar.rows.adjacency import (
     product,
     reader,
     refuse_change,
-    spaces_in,
+    shardings_in,
 )
 from pyg_sar.rows.adjacency_tensors import AdjacencyTensor, tensor_of
 from pyg_sar.rows.edges import EdgeIndex
@@ -134,7 +134,7 @@ class AdjacencySparseTensor(Adjacency, SparseTensor):
         return self
 
     def set_value(self, value: Any, layout: Any = None) -> Any:  # noqa: D102
-        is_rows = isinstance(value, Rows) and value._space.is_same(self.edges._space)
+        is_rows = isinstance(value, Rows) and value._sharding.is_same(self.edges._sharding)
         if value is None or (is_rows and layout != 'csc'):
             return sparse_tensor_of(self.edges, value)
         return by_whole(SparseTensor.set_value, self, value, layout)
@@ -159,7 +159,7 @@ class AdjacencySparseTensor(Adjacency, SparseTensor):
         return tensor_of(self.edges, value, torch.sparse_csr, is_unique=True)
 
     def __repr__(self) -> str:
-        return f'AdjacencySparseTensor({self.edges._space!r}, size={tuple(self.sizes())})'
+        return f'AdjacencySparseTensor({self.edges._sharding!r}, size={tuple(self.sizes())})'
 
     def __deepcopy__(self, memo: Any) -> Any:
         value = None if self.value is None else self.value.clone()
@@ -195,13 +195,13 @@ def _run(function: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any
         values: list[Any] = [*args, *kwargs.values()]
         src, x, *options = values
         if isinstance(x, Rows) and not isinstance(src, Adjacency):
-            src = dealt_between(src, [x._space])
+            src = dealt_between(src, [x._sharding])
         if isinstance(src, Adjacency) and isinstance(x, Tensor) and not isinstance(x, Adjacency):
             return product(function, src, x, *options)
     if matrix is not None:
         return by_whole(function, *args, **kwargs)
     out = function(*in_nested(args, whole), **in_nested(kwargs, whole))
-    return in_nested(out, lambda made: dealt_between(made, spaces_in(every)))
+    return in_nested(out, lambda made: dealt_between(made, shardings_in(every)))
 
 
 def _call(*args: Any, _run: Any, **kwargs: Any) -> Any:
@@ -257,10 +257,10 @@ def _of_all_rows(make: Any) -> Any:
 
 
 def _new(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    """``SparseTensor(row=rows, ...)`` is dealt to the ranks; of plain entries it is plain."""
+    """``SparseTensor(row=rows, ...)`` is scattered to the ranks; of plain entries it is plain."""
     out = object.__new__(cls)
     every = [*args, *kwargs.values()]
     if cls is not SparseTensor or not any(isinstance(arg, Rows) for arg in every):
         return out
     out.__init__(*args, **kwargs)
-    return dealt_between(out, spaces_in(every))
+    return dealt_between(out, shardings_in(every))

@@ -30,7 +30,7 @@ def restore_adj_t(store: Any) -> None:
 
 
 def _matrix(name: str, edges: EdgeIndex, value: Any) -> Any:
-    is_whole = edges._space.is_whole
+    is_whole = edges._sharding.is_whole
     if name != 'SparseTensor':
         layout = getattr(torch, f'sparse_{name}')
         if not is_whole:

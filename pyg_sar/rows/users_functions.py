@@ -24,7 +24,7 @@ from pyg_sar.comm.errors import in_call
 from pyg_sar.comm.ranks import world_size
 from pyg_sar.rows.replicated import mean_of_ranks
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
-from pyg_sar.rows.sharding import Space
+from pyg_sar.rows.sharding import Sharding
 from pyg_sar.utils.dry_run import described
 from pyg_sar.utils.installed import find, missing
 from pyg_sar.utils.nested import leaves
@@ -32,7 +32,7 @@ from pyg_sar.utils.offload import start_of
 
 _APPLY_HOOK = 'torch.utils.hooks.BackwardHook._apply_on_tensors'
 
-_Spec = tuple[int, Space] | None
+_Spec = tuple[int, Sharding] | None
 
 _apply: Any = inspect.getattr_static(Function, 'apply')  # of Python, or since torch 2.14 of C
 
@@ -49,7 +49,7 @@ def _apply_to_rows(cls: Any, *args: Any, **kwargs: Any) -> Any:
         for tensor in outs:
             for rows in inputs if type(tensor) is Tensor else ():
                 if _is_at(tensor, rows.shape, start_of(rows)):  # forward has returned its argument
-                    tag(tensor, rows._dim, rows._space)
+                    tag(tensor, rows._dim, rows._sharding)
         nodes = (t.grad_fn for t in outs if isinstance(t, Tensor))
         node: Any = next(filter(None, nodes), None)
         if node is not None:
@@ -60,7 +60,7 @@ def _apply_to_rows(cls: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _spec(value: Any) -> _Spec:
-    return (value._dim, value._space) if isinstance(value, Rows) else None
+    return (value._dim, value._sharding) if isinstance(value, Rows) else None
 
 
 def _is_at(tensor: Tensor, shape: Any, address: tuple[int, int]) -> bool:

@@ -19,11 +19,11 @@ from torch import Tensor
 from pyg_sar.shard.csr import MAX_EDGES, Segments, compacted, make_segments
 from pyg_sar.shard.edges import ShardEdges
 from pyg_sar.shard.index_rows import rows_at, write_rows_at
-from pyg_sar.shard.shard import Kept, Shard
+from pyg_sar.shard.shard import Cached, Shard
 from pyg_sar.utils.offload import start_of
 
-PLANS: Kept[list[Plan]] = Kept()
-_EQUAL: Kept[tuple[ref[Tensor], int]] = Kept()
+PLANS: Cached[list[Plan]] = Cached()
+_EQUAL: Cached[tuple[ref[Tensor], int]] = Cached()
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +37,7 @@ class Block:
     edges: slice | Tensor  # their indices in edge tensors, a range or int64 ``[num_edges]``
     all_edges: Tensor = field(repr=False)
     # Source rows, and destinations, in the order of the sums; None for ascending order.
-    visits: tuple[Tensor | None, ...] = field(repr=False)
+    node_order: tuple[Tensor | None, ...] = field(repr=False)
 
     @property
     def edge_index(self) -> Tensor:
@@ -78,15 +78,17 @@ class Block:
     def by_dst(self) -> Segments:
         """Edges grouped by destination: the forward sum."""
         src, dst = self.edge_index
-        visits = self.visits[1]
-        return self._counted(make_segments(dst, src, self.num_dst, is_sorted=True, visits=visits))
+        node_order = self.node_order[1]
+        return self._counted(
+            make_segments(dst, src, self.num_dst, is_sorted=True, node_order=node_order)
+        )
 
     @cached_property
     @torch.inference_mode(False)
     def by_src(self) -> Segments:
         """Edges grouped by source row: the transposed sum of backward."""
         src, dst = self.edge_index
-        return self._counted(make_segments(src, dst, self.num_rows, visits=self.visits[0]))
+        return self._counted(make_segments(src, dst, self.num_rows, node_order=self.node_order[0]))
 
     def _counted(self, segments: Segments) -> Segments:
         """Segments of the block with the edges counted as in :meth:`span`."""
@@ -112,7 +114,7 @@ class Plan:
     edge_index: Tensor  # plain int64 ``[2, num_edges]``
     version: int  # of `edge_index` when the blocks were made
     is_whole: bool = False  # whether these are all edges of the shard in their order
-    kept: dict[Kept[Any], Any] = field(default_factory=dict, repr=False)
+    kept: dict[Cached[Any], Any] = field(default_factory=dict, repr=False)
 
     @cached_property
     def num_edges(self) -> int:
@@ -138,7 +140,7 @@ def _make_plan(handle: ShardEdges) -> Plan:
         part = _source_part(plain[0], shard)
         perm = torch.argsort(part * max(shard.num_dst, 1) + plain[1], stable=True)
         ptr = [0, *torch.bincount(part, minlength=shard.num_parts).cumsum(0).tolist()]
-    visits = tuple(end.nodes.to(plain.device) for end in shard.cut or ()) or (None, None)
+    node_order = tuple(end.nodes.to(plain.device) for end in shard.cut or ()) or (None, None)
     blocks = []
     for part_id in (*shard.parts, *(step.part for step in shard.steps)):
         start, end = shard.source_range(part_id)
@@ -151,7 +153,7 @@ def _make_plan(handle: ShardEdges) -> Plan:
                 start=start,
                 edges=edges if perm is None else perm[edges],
                 all_edges=plain,
-                visits=visits,
+                node_order=node_order,
             )
         )
     return Plan(shard, tuple(blocks), plain, plain._version, is_whole=handle.is_whole)

@@ -46,18 +46,20 @@ def make_segments(
     num_rows: int,
     *,
     is_sorted: bool = False,
-    visits: Tensor | None = None,
+    node_order: Tensor | None = None,
 ) -> Segments:
     """Groups edges by row; `is_sorted` says that rows, int64 ``[num_edges]``, ascend already.
 
-    `visits` are all rows in the order that the segments get, int64 ``[num_rows]``.
+    `node_order` are all rows in the order that the segments get, int64 ``[num_rows]``.
     """
     check_block_edges(rows.numel())
-    if visits is not None:
-        positions = torch.empty_like(visits)
-        positions[visits] = torch.arange(num_rows, device=visits.device)
+    if node_order is not None:
+        positions = torch.empty_like(node_order)
+        positions[node_order] = torch.arange(num_rows, device=node_order.device)
         segments = make_segments(positions[rows], cols, num_rows)
-        return segments._replace(keys=visits if segments.keys is None else visits[segments.keys])
+        return segments._replace(
+            keys=node_order if segments.keys is None else node_order[segments.keys]
+        )
     perm = None
     if not is_sorted:
         perm = torch.argsort(rows, stable=True)

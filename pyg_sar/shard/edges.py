@@ -90,11 +90,13 @@ def _local(value: Any) -> Any:
     return value.as_subclass(LocalEdges) if value.dim() == 2 and value.size(0) == 2 else value
 
 
-def kept_on(handle: ShardEdges, key: Hashable, make: Callable[[], Any], space: Any = None) -> Any:
-    """The result of `make`, kept on edges while these are not written to and `space` is equal."""
+def kept_on(
+    handle: ShardEdges, key: Hashable, make: Callable[[], Any], sharding: Any = None
+) -> Any:
+    """The result of `make`, kept while edges are not written to and `sharding` is equal."""
     if handle.ids.is_inference():  # of which writes cannot be seen
         return make()
-    state = handle.ids._version, space
+    state = handle.ids._version, sharding
     if key not in handle.kept or handle.kept[key][0] != state:
         with torch.inference_mode(False):  # it outlives the caller's mode
             handle.kept[key] = state, make()

@@ -23,27 +23,27 @@ from torch import Tensor
 T = TypeVar('T')
 
 
-class Keeps(Protocol):
+class HasCache(Protocol):
     """A shard or a plan."""
 
     @property
-    def kept(self) -> dict[Kept[Any], Any]:
+    def kept(self) -> dict[Cached[Any], Any]:
         """By field."""
 
 
-class Kept(Generic[T]):
+class Cached(Generic[T]):
     """A field, which one module makes once for its own results."""
 
-    def get(self, owner: Keeps) -> T | None:
+    def get(self, owner: HasCache) -> T | None:
         """The value kept with `owner`, or None."""
         return owner.kept.get(self)
 
-    def put(self, owner: Keeps, value: T) -> T:
-        """Keeps a value instead of the one before."""
+    def put(self, owner: HasCache, value: T) -> T:
+        """HasCache a value instead of the one before."""
         owner.kept[self] = value
         return value
 
-    def of(self, owner: Keeps, make: Callable[[], T]) -> T:
+    def of(self, owner: HasCache, make: Callable[[], T]) -> T:
         """The value kept with `owner`; a first one comes from `make`."""
         value: T | None = owner.kept.get(self)
         return self.put(owner, make()) if value is None else value
@@ -143,7 +143,7 @@ class Shard:
     # Where one process holds the whole graph, in its order: how its sources and its destinations
     # were cut. Sums visit them in that order, as neighbours are near each other there.
     cut: tuple[Cut, Cut] | None = field(default=None, repr=False)
-    kept: dict[Kept[Any], Any] = field(default_factory=dict, repr=False)
+    kept: dict[Cached[Any], Any] = field(default_factory=dict, repr=False)
 
     @cached_property
     def partition(self) -> str:

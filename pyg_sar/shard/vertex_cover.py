@@ -105,7 +105,7 @@ class BlockCover:
             start=0,
             edges=slice(0, order.numel()),
             all_edges=torch.stack([src, dst]).int()[:, order],
-            visits=(None, None),
+            node_order=(None, None),
             weight=weight,
         )
 

@@ -35,7 +35,7 @@ _OF_MODULES = frozenset(vars(torch.nn.Module()))
 
 
 @contextmanager
-def inert(model: torch.nn.Module, arguments: Any) -> Iterator[None]:
+def dry_run(model: torch.nn.Module, arguments: Any) -> Iterator[None]:
     """In its ``with``, a call of a model changes nothing that a program sees after it.
 
     What modules with lazy parameters learn stays: their attributes, and random numbers that they

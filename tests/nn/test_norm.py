@@ -6,7 +6,7 @@ import pytest
 import torch
 from on_ranks import on_ranks, on_threads
 from ranks import run_as_threads
-from rows_by_hand import as_rows, space_of
+from rows_by_hand import as_rows, sharding_of
 from small_graphs import assert_close
 from torch import Tensor
 
@@ -18,7 +18,7 @@ from pyg_sar.ops.batch_norm import _local_moments
 @on_ranks(3, 0)
 def test_fewer_than_two_rows(counts):
     module = DistributedDataParallel(torch.nn.BatchNorm1d(4).double())
-    x = as_rows(torch.randn(sum(counts), 4, dtype=torch.float64), space_of(counts))
+    x = as_rows(torch.randn(sum(counts), 4, dtype=torch.float64), sharding_of(counts))
     with pytest.raises(ValueError, match=rf'on all ranks together.*\(got {sum(counts)}\)'):
         module(x)
     assert gather(module.eval()(x).detach()).size(0) == sum(counts)
@@ -28,7 +28,7 @@ def test_fewer_than_two_rows(counts):
 def test_wrong_dimensions():
     for shape in ((4,), (4, 4, 3, 3)):
         with pytest.raises(ValueError, match='expected 2D or 3D input'):
-            torch.nn.BatchNorm1d(4)(as_rows(torch.randn(shape), space_of([2, 2])))
+            torch.nn.BatchNorm1d(4)(as_rows(torch.randn(shape), sharding_of([2, 2])))
 
 
 OFFSETS = {
@@ -50,8 +50,8 @@ def _far_from_zero(dtype: torch.dtype, mean: float, deviation: float) -> tuple[T
 
 
 def _run_far_from_zero(dtype: torch.dtype, mean: float, deviation: float) -> tuple[Tensor, ...]:
-    space = space_of([40, 190, 70])
-    x, grad = (as_rows(t, space) for t in _far_from_zero(dtype, mean, deviation))
+    sharding = sharding_of([40, 190, 70])
+    x, grad = (as_rows(t, sharding) for t in _far_from_zero(dtype, mean, deviation))
     module = torch.nn.BatchNorm1d(4, momentum=1.0, eps=1e-30).to(dtype)
     out = module(x.requires_grad_())
     (out * grad).sum().backward()

@@ -13,12 +13,12 @@ import torch.distributed as dist
 from few import few
 from norm_cases import CASES, NormCase
 from ranks import run_as_threads, run_ranks
-from rows_by_hand import as_rows, space_of
+from rows_by_hand import as_rows, sharding_of
 from small_graphs import assert_close
 from torch import Tensor
 
 from pyg_sar import DistributedDataParallel, gather
-from pyg_sar.rows.sharding import Space
+from pyg_sar.rows.sharding import Sharding
 
 LAYOUTS = [[11], [3, 8], [6, 0, 5], [0, 0, 9], [1, 7, 2, 1], [0, 1, 1], [0, 1, 0]]
 """Rows of every rank: unequal, one, none, all on one, one of all."""
@@ -56,17 +56,17 @@ def _run(
     module: torch.nn.Module,
     case: NormCase,
     steps: list[dict[str, Tensor]],
-    space: Space | None = None,
+    sharding: Sharding | None = None,
     device: str = 'cpu',
 ) -> list[dict[str, Tensor]] | str:
-    """Training steps, then an evaluation, or the kind of error; on ranks with a space of rows."""
+    """Training steps, then an evaluation, or the kind of error; on ranks with sharded rows."""
     results = []
-    model = module.to(device) if space is None else DistributedDataParallel(module.to(device))
+    model = module.to(device) if sharding is None else DistributedDataParallel(module.to(device))
     for step in [*steps, steps[0]]:
         module.train(len(results) < len(steps))
         values = {name: value.clone().to(device) for name, value in step.items()}
-        if space is not None:
-            values = {name: as_rows(value, space) for name, value in values.items()}
+        if sharding is not None:
+            values = {name: as_rows(value, sharding) for name, value in values.items()}
         given = [name for name in ('x', *case.rows) if values[name].is_floating_point()]
         given = given[case.is_fixed :]
         for name in given:
@@ -94,11 +94,11 @@ def _trained(module: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
 def _run_rank(
     counts: list[int], dtype: torch.dtype, device: str, names: list[str]
 ) -> dict[str, Any]:
-    found, space = {}, space_of(counts)
+    found, sharding = {}, sharding_of(counts)
     for name in names:
         case = CASES[name]
         steps = _steps(case, sum(counts), dtype)
-        found[name] = _run(_make(case, dtype), case, steps, space, device)
+        found[name] = _run(_make(case, dtype), case, steps, sharding, device)
     return found
 
 
@@ -151,11 +151,11 @@ def test_batch_norms_closely():
 
 def _low_precision() -> dict[str, tuple[torch.dtype, bool]]:
     """The dtype of the output, and whether it is that of float64 within a bfloat16's precision."""
-    results, space = {}, space_of([4, 7])
+    results, sharding = {}, sharding_of([4, 7])
     for name, case in CASES.items():
         if name.startswith(('MessageNorm', 'DiffGroupNorm')):
             continue
-        step = {k: as_rows(v, space) for k, v in _steps(case, 11, torch.bfloat16)[1].items()}
+        step = {k: as_rows(v, sharding) for k, v in _steps(case, 11, torch.bfloat16)[1].items()}
         outs = []
         for dtype in (torch.bfloat16, torch.float64):
             module = DistributedDataParallel(_make(case, torch.bfloat16).to(dtype))
@@ -198,7 +198,7 @@ def test_a_wrapped_norm_stays_what_it_is(name):
 
 def _count_collectives() -> dict[str, tuple[int, int]]:
     """All-reduces and all-gathers of a forward, in training and in evaluation."""
-    calls, space = [], space_of([5, 5])
+    calls, sharding = [], sharding_of([5, 5])
     collectives = dist.all_reduce, dist.all_gather
 
     def counting(collective: Any, *args: Any, **kwargs: Any) -> Any:
@@ -214,7 +214,7 @@ def _count_collectives() -> dict[str, tuple[int, int]]:
                 DistributedDataParallel(_make(case, torch.float64)),
                 _steps(case, 10, torch.float64)[0],
             )
-            args = [as_rows(rows[key], space) for key in ('x', *case.rows)]
+            args = [as_rows(rows[key], sharding) for key in ('x', *case.rows)]
             counts = []
             for training in (True, False):
                 calls.clear()

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from few import few
 from ranks import run_as_threads, run_ranks
-from rows_by_hand import as_rows, space_of
+from rows_by_hand import as_rows, sharding_of
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing, conv, norm
@@ -204,8 +204,8 @@ def _cancelled(on_ranks: bool) -> Tensor:
     x, grad = (torch.randn(4000, 32, generator=generator) for _ in range(2))
     x, grad = (2 * x + 5).bfloat16(), (grad + 1).bfloat16()
     if on_ranks:
-        space = space_of([1500, 2500])
-        x, grad = as_rows(x, space), as_rows(grad, space)
+        sharding = sharding_of([1500, 2500])
+        x, grad = as_rows(x, sharding), as_rows(grad, sharding)
     x.requires_grad_()
     (torch.nn.BatchNorm1d(32)(x) * grad).float().sum().backward()
     return pyg_sar.gather(x.grad).double().sum(0)

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from ranks import run_as_threads
-from rows_by_hand import as_rows, space_of
+from rows_by_hand import as_rows, sharding_of
 from torch import Tensor
 from torch_geometric.nn import GPSConv
 
@@ -94,7 +94,7 @@ def _results(whole: Tensor | None, form: str, mode: str, *, exact: bool = False)
     x, few = (torch.randn(n, WIDTH, generator=draw).to(cast or dtype) for n in (N, 5))
     x, few = ((each.double() if exact else each.to(dtype)) for each in (x, few))
     if whole is None:
-        x = as_rows(x, space_of(COUNTS[world_size()]))
+        x = as_rows(x, sharding_of(COUNTS[world_size()]))
     x, few = x.requires_grad_(), few.requires_grad_()
     autocast = torch.autocast('cpu', cast) if cast and not exact else nullcontext()
     masks = x.detach().float() if exact else x.detach()
@@ -130,8 +130,8 @@ def _gps(whole: Any) -> dict[str, Any]:
     torch.manual_seed(0)
     x, batch = torch.randn(N, WIDTH), torch.zeros(N, dtype=torch.int64)
     if whole is None:
-        space = space_of(COUNTS[world_size()])
-        x, batch = as_rows(x, space), as_rows(batch, space)
+        sharding = sharding_of(COUNTS[world_size()])
+        x, batch = as_rows(x, sharding), as_rows(batch, sharding)
     layer: Any = GPSConv(WIDTH, None, heads=2, dropout=0.0, norm=None)
     layer = layer if whole is not None else pyg_sar.DistributedDataParallel(layer)
     with torch.autocast('cpu', torch.bfloat16):
@@ -154,7 +154,7 @@ def test_the_attention_of_gps(num_ranks: int) -> None:
 
 
 def _refused() -> None:
-    x = as_rows(torch.randn(N, WIDTH), space_of(COUNTS[world_size()]))
+    x = as_rows(torch.randn(N, WIDTH), sharding_of(COUNTS[world_size()]))
     with torch.autocast('cpu', torch.bfloat16):
         for options in ({'is_causal': True}, {'dropout_p': 0.5}):
             with pytest.raises(ValueError, match='scaled_dot_product_attention'):

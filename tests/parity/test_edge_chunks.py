@@ -126,7 +126,7 @@ def test_no_more_edges_are_alive(root: Path, aggr: str, monkeypatch: pytest.Monk
 
 
 class Dropout(MessagePassing):
-    """Keeps its mask per edge: with a softmax as the aggregation it takes two passes."""
+    """HasCache its mask per edge: with a softmax as the aggregation it takes two passes."""
 
     def __init__(self, aggr: str) -> None:
         super().__init__(aggr=aggr)

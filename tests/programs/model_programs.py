@@ -301,7 +301,7 @@ PROGRAMS |= {
 
 
 def compiled(data: Data, ddp: Ddp) -> Results:
-    """Around the parallel model, and inside of it."""
+    """TurnHooks the parallel model, and inside of it."""
     first = torch.compile(model_of(ddp), backend='eager')
     losses = descend(lambda: supervised(first(data.x, data.edge_index), data), first)
     torch.manual_seed(0)

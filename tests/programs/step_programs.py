@@ -77,7 +77,7 @@ class Equilibrium(aggr.EquilibriumAggregation):
 
 
 class Memory(nn.Module):
-    """Keeps a running mean of what it sees, in a buffer."""
+    """HasCache a running mean of what it sees, in a buffer."""
 
     def __init__(self, mean: Callable[[Tensor], Tensor]) -> None:
         super().__init__()

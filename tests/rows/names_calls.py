@@ -49,7 +49,7 @@ class Given:
         return self.one != 1
 
     @property
-    def places(self) -> Any:
+    def local_index(self) -> Any:
         return torch.zeros_like(self.one, dtype=torch.int64)
 
     @property

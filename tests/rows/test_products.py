@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pyg_sar.comm.ranks import rank
 from pyg_sar.rows.rows import tag
-from pyg_sar.rows.sharding import Space
+from pyg_sar.rows.sharding import Sharding
 
 
 def _einsum(equation: str) -> Any:
@@ -89,7 +89,7 @@ def test_refused(small: Small) -> None:
 
 @on_threads(2)
 def test_refusing_every_pair_names_what_to_use_instead() -> None:
-    x = tag(torch.ones(rank() + 1, 3), 0, Space(rank() + 1, what='nodes', total=3))
+    x = tag(torch.ones(rank() + 1, 3), 0, Sharding(rank() + 1, what='nodes', total=3))
     with pytest.raises(ValueError, match='spread over the ranks') as error:
         x @ x.t()
     assert 'torch.nn.functional.scaled_dot_product_attention' in str(error.value)

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from pyg_sar.comm.ranks import rank
 from pyg_sar.rows.rows import Rows, tag
-from pyg_sar.rows.shapes import space_of_size
-from pyg_sar.rows.sharding import Space
+from pyg_sar.rows.shapes import sharding_of_size
+from pyg_sar.rows.sharding import Sharding
 
 ROWS = [
     Small('view', lambda x: x.view(x.size(0), -1), '[7,2,3]@0'),
@@ -85,10 +85,10 @@ def test_refused(small: Small) -> None:
     assert verdict(small, has_empty=False).status == 'refused'
 
 
-def _cut(total: int = 3, **options: Any) -> tuple[Space, Any]:
+def _cut(total: int = 3, **options: Any) -> tuple[Sharding, Any]:
     ids = torch.tensor([[1, 0], [2, 4]])[rank()][: 2 if total > 3 else 2 - rank()]
-    space = Space(len(ids), what='nodes', ids=ids, total=total, **options)
-    return space, tag(torch.ones(len(ids), 2), 0, space)
+    sharding = Sharding(len(ids), what='nodes', ids=ids, total=total, **options)
+    return sharding, tag(torch.ones(len(ids), 2), 0, sharding)
 
 
 def _errors() -> list[str]:
@@ -108,16 +108,16 @@ def test_sizes_that_do_not_fit_are_named_on_all_ranks_alike() -> None:
 
 @on_threads(2)
 def test_new_tensors_are_of_the_only_space_of_their_size() -> None:
-    nodes = Space(1, what='nodes', ids=torch.tensor([rank()]), total=2)
-    space, x = _cut(neighbours=(nodes,))
-    assert space_of_size(x, [3, 9]) is space
-    assert space_of_size(x, [2]) is nodes
-    assert space_of_size(x, [4]) is None
-    assert space_of_size(x, []) is None
-    assert x.new_zeros(2, 5)._space is nodes
-    assert x.new_ones(x.size())._space is space
+    nodes = Sharding(1, what='nodes', ids=torch.tensor([rank()]), total=2)
+    sharding, x = _cut(neighbours=(nodes,))
+    assert sharding_of_size(x, [3, 9]) is sharding
+    assert sharding_of_size(x, [2]) is nodes
+    assert sharding_of_size(x, [4]) is None
+    assert sharding_of_size(x, []) is None
+    assert x.new_zeros(2, 5)._sharding is nodes
+    assert x.new_ones(x.size())._sharding is sharding
     for plain in (x.new_zeros(4), x.new_zeros(()), x.new_zeros(3, requires_grad=True)):
         assert not isinstance(plain, Rows)
-    twice = tag(torch.ones(1, 2), 0, Space(1, what='edges', total=2, neighbours=(nodes,)))
+    twice = tag(torch.ones(1, 2), 0, Sharding(1, what='edges', total=2, neighbours=(nodes,)))
     assert type(twice.new_zeros(2)) is Tensor  # may be meant for nodes or edges
     assert type(x.new_tensor([1.0, 2.0, 3.0])) is Tensor

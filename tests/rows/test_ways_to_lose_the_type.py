@@ -139,7 +139,7 @@ def test_stays_rows(name: str) -> None:
     out = KEEPS[name](x)
     assert type(out) is Rows or isinstance(out, torch.nn.Parameter)
     assert torch.equal(pyg_sar.gather(out), X)
-    assert out._space is x._space
+    assert out._sharding is x._sharding
 
 
 @pytest.mark.filterwarnings('ignore:torch.sparse.SparseTensor', 'ignore:Sparse CSR tensor support')

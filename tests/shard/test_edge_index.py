@@ -88,10 +88,10 @@ def test_other_edges_of_the_shard(handle):
 def test_kept_until_written_to(handle):
     made = [kept_on(handle, 'key', object) for _ in range(2)]
     assert made[0] is made[1]
-    assert kept_on(handle, 'key', object, space=1) is not made[0]
-    kept = kept_on(handle, 'key', object, space=1)
+    assert kept_on(handle, 'key', object, sharding=1) is not made[0]
+    kept = kept_on(handle, 'key', object, sharding=1)
     handle.ids[:, 0] = 0
-    assert kept_on(handle, 'key', object, space=1) is not kept
+    assert kept_on(handle, 'key', object, sharding=1) is not kept
     with torch.inference_mode():
         unseen = handle.with_ids(handle.ids.clone(), is_whole=True)
     assert unseen.is_whole

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from pyg_sar.comm.ranks import current, is_distributed
-from pyg_sar.comm.threads import Around, run_threads
+from pyg_sar.comm.threads import TurnHooks, run_threads
 from pyg_sar.launch.in_turns.evictions import LEAST_BYTES, Evictions, Figures
 from pyg_sar.launch.in_turns.spill_file import SpillFile
 from pyg_sar.launch.in_turns.users_calls import replaced
@@ -188,7 +188,7 @@ def play(
     return InTurns(results, figures)
 
 
-class _Evicting(Around):
+class _Evicting(TurnHooks):
     """Evicts memory when a turn begins."""
 
     def __init__(self, evictions: Evictions) -> None:

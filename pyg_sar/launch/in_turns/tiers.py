@@ -229,7 +229,7 @@ class Tier:
         self.here -= held.taken
 
     def spare(self, held: Held, storage: torch.UntypedStorage) -> None:
-        """Keeps a storage that has become spare, as long as there is room."""
+        """HasCache a storage that has become spare, as long as there is room."""
         if self.here > self.budget:
             self.empty(held, storage)
         elif self._queue is not None:
