@@ -96,7 +96,7 @@ def _read(root: str | Path, rank: int | None, verify: bool) -> Data | HeteroData
         is_whole = comm.size == 1 and rank is None
         try:
             return read_shard(root, own, size, verify=verify, whole_graph=is_whole)
-        except (FileNotFoundError, ValueError):
+        except (FileNotFoundError, ImportError, ValueError):
             raise
         except Exception as error:
             text = f"expected a partition folder at '{root}' (got {error!r})"

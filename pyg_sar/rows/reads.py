@@ -271,9 +271,10 @@ hint(
     'write loss.backward() or torch.autograd.grad(loss, x), of a loss that is one number',
 )
 hint('tensor Tensor new new_tensor asarray Variable', 'write x.detach().clone()')
+hint('TorchScript', 'call the model itself, without torch.jit.script or torch.jit.trace')
 hint(
-    'TorchScript torch.jit.trace',
-    'call the model itself, without torch.jit.script or torch.jit.trace',
+    'torch.jit.trace',
+    'trace the plain model on plain tensors, on one machine; model.state_dict() has its keys',
 )
 
 
