@@ -37,7 +37,9 @@ CONVS: dict[str, Callable[[], torch.nn.Module]] = {
 
 def _counted() -> Any:
     """Counts the exchanges of rows that this process starts."""
-    return mock.patch.object(Exchange, 'fetch', autospec=True, side_effect=Exchange.fetch)
+    return mock.patch.object(
+        Exchange, 'all_gather_halo', autospec=True, side_effect=Exchange.all_gather_halo
+    )
 
 
 def _step(model: torch.nn.Module, x: Tensor, edge_index: Tensor, *args: Any) -> list[Tensor]:

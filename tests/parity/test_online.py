@@ -44,7 +44,7 @@ class _Counts:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.fetched = self.returned = 0
-        fetch, finish = Exchange.fetch, GradientReturn.finish
+        fetch, finish = Exchange.all_gather_halo, GradientReturn.finish
 
         def counted_fetch(*args: Any, **kwargs: Any) -> Any:
             self.fetched += 1
@@ -54,7 +54,7 @@ class _Counts:
             self.returned += 1
             return finish(*args)
 
-        patch.setattr(Exchange, 'fetch', counted_fetch)
+        patch.setattr(Exchange, 'all_gather_halo', counted_fetch)
         patch.setattr(GradientReturn, 'finish', counted_finish)
 
     def take(self) -> tuple[int, int]:
