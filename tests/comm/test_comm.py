@@ -73,7 +73,7 @@ def _check_fetch(data: Data, *, keep: bool = False) -> None:
     want = [_values(ids) for ids in _block_ids(data)]
     kept = []
     for _ in range(2):
-        rows = exchange.fetch(_values(data.n_id), keep=keep)
+        rows = exchange.all_gather_halo(_values(data.n_id), keep=keep)
         for expected in want:
             block = next(rows)
             kept.append((block, expected))
@@ -162,7 +162,7 @@ def _check_adjoints(data: Data) -> None:
     x = random(n)
     errors = []
 
-    ax = [[t.clone() for t in rows] for rows in exchange.fetch(x)]
+    ax = [[t.clone() for t in rows] for rows in exchange.all_gather_halo(x)]
     y = [random(rows[0].size(0)) for rows in ax]
     aty = [torch.zeros_like(t) for t in x]
     returned = GradientReturn(exchange, aty)
@@ -252,7 +252,9 @@ def test_a_process_group_of_its_own(data):
     """The user's own collectives in between cross nothing."""
     exchange = Exchange(data.edge_index.handle.shard)
     want = [_values(ids)[0] for ids in _block_ids(data)]
-    for (rows,), expected in zip(exchange.fetch([_values(data.n_id)[0]]), want, strict=True):
+    for (rows,), expected in zip(
+        exchange.all_gather_halo([_values(data.n_id)[0]]), want, strict=True
+    ):
         total = torch.ones(3)
         dist.all_reduce(total)
         assert total.tolist() == [3.0] * 3

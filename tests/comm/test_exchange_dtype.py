@@ -59,7 +59,11 @@ def test_rows_are_rounded_and_own_rows_are_not(data, world_size, num_parts, dtyp
     torch.manual_seed(dist.get_rank())
     values = _values(shard.num_own)
     exact, narrow = Exchange(shard), Exchange(shard, dtype=dtype)
-    pairs = zip(exact.fetch(values, keep=True), narrow.fetch(values, keep=keep), strict=True)
+    pairs = zip(
+        exact.all_gather_halo(values, keep=True),
+        narrow.all_gather_halo(values, keep=keep),
+        strict=True,
+    )
     for number, (expected, found) in enumerate(pairs):
         if number >= shard.parts_per_rank:
             sent, expected = expected[0], [_rounded(t, dtype) for t in expected]

@@ -145,7 +145,7 @@ def _rows_of_two_layers(root: str) -> str:
     exchange = Exchange(data.edge_index.handle.shard)
     rank = dist.get_rank()
     with in_layer(f"layer 'convs.{min(rank, 1)}'"):
-        return attempt(lambda: list(exchange.fetch([torch.ones(len(data.x), 6)])))
+        return attempt(lambda: list(exchange.all_gather_halo([torch.ones(len(data.x), 6)])))
 
 
 def test_rows_of_two_layers_never_meet(tmp_path):

@@ -37,7 +37,7 @@ def _there_and_back(data: Any, dtype: torch.dtype | None, keep: bool) -> list[Te
     own = data.x[: shard.num_own].double(), data.n_id[: shard.num_own, None]
     found = []
     for _ in range(3):  # memory is used again
-        for number, rows in enumerate(exchange.fetch(own, keep=keep)):
+        for number, rows in enumerate(exchange.all_gather_halo(own, keep=keep)):
             found += [t * (number + 1) for t in rows]
         back = GradientReturn(exchange, [torch.zeros_like(own[0])])
         for number in range(len(shard.parts) + len(shard.steps)):
@@ -78,7 +78,7 @@ def test_messages_tell_only_where_rows_are(data):
     exchange = Exchange(shard)
 
     def fetch() -> None:
-        for _ in exchange.fetch([own]):
+        for _ in exchange.all_gather_halo([own]):
             pass
 
     steps = sum(step.send_rows > 0 for step in shard.steps)

@@ -315,7 +315,7 @@ IN_STEP: dict[str, Mistake] = {
     'torch.jit.trace of rows': Mistake(
         lambda data, rank: torch.jit.trace(torch.nn.Linear(6, 3).double(), data.x),
         "'torch.jit.trace' of rows",
-        'call the model itself',
+        'trace the plain model',
     ),
     'torch.export of rows': Mistake(
         lambda data, rank: torch.export.export(net(), (data.x, data.edge_index)),
