@@ -10,7 +10,7 @@ INSTALLED := $(VENV)/installed
 
 NEEDED := torch torch_geometric numpy pymetis tqdm
 ifneq ($(MAKECMDGOALS),demo)
-NEEDED += numba matplotlib pyarrow expecttest hypothesis pytest xdist ruff mypy
+NEEDED += numba matplotlib pyarrow expecttest hypothesis pytest xdist ruff mypy importlinter
 endif
 FIND := from importlib.util import find_spec; import sys; print(all(map(find_spec, sys.argv[1:])))
 ifdef VIRTUAL_ENV
@@ -23,7 +23,7 @@ endif
 .DEFAULT_GOAL := help
 BENCHMARKS := attention kernels convs limit epoch start scaling accuracy sampling ogbn partition network one_machine
 
-.PHONY: help demo test test-slow test-oldest test-newest test-cuda-sim test-benchmarks docs lint format convs ops published faults errors private-names golden fuzz fuzz-sequences bench bench-memory $(BENCHMARKS:%=bench-%) clean
+.PHONY: help demo test test-slow test-oldest test-newest test-cuda-sim test-benchmarks docs lint format convs ops published errors golden fuzz fuzz-sequences bench bench-memory $(BENCHMARKS:%=bench-%) clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -39,13 +39,13 @@ test-slow: $(INSTALLED)  ## run the same for more cuts, sizes and modes, and the
 	@$(BIN)/python -m pytest -m 'slow and not bench' -n 2 --dist loadfile $(ARGS)
 
 # Plain PyG 2.6.1 gives NaN for the case GENConv: power.
-OLDEST := -k 'not power' tests/model/test_training.py tests/parity/test_parity.py::test_one_process tests/parity/test_parity.py::test_world_sizes
+OLDEST := -k 'not power' tests/nn/test_training.py tests/parity/test_parity.py::test_one_process tests/parity/test_parity.py::test_world_sizes
 
 test-oldest: .venv-oldest/installed  ## small trainings and parity with the oldest torch and PyG that are declared
 	@.venv-oldest/bin/python -m pytest $(OLDEST) $(ARGS)
 
 test-newest: .venv-newest/installed  ## run the tests with the newest of all packages, pre-releases of torch too
-	@.venv-newest/bin/python -m pytest -m 'not slow and not bench' -n 2 --dist loadfile -W 'ignore:pyg_sar is tested with' $(ARGS)
+	@.venv-newest/bin/python -m pytest -m 'not slow and not bench' -n 2 --dist loadfile $(ARGS)
 
 test-cuda-sim: $(INSTALLED)  ## run what users of GPUs do on a simulated one, with a simulated NCCL
 	@PYTHONPATH=tests/cuda_sim $(BIN)/python -m pytest -p simulated_cuda -m 'cuda_sim and not slow' -n 2 --dist loadfile tests/gpu tests/cuda_sim $(ARGS)
@@ -58,10 +58,11 @@ docs: .venv-docs/installed  ## build the site into build/docs, without a warning
 	@.venv-docs/bin/python -m sphinx -q -b linkcheck -D 'linkcheck_ignore=https?://.*' -c docs -d build/doctrees . build/links
 	@echo "build/docs/index.html; $$(wc -l < build/links/output.json) links, those out of the site not fetched: build/links/output.json"
 
-lint: $(INSTALLED)  ## check style and types
+lint: $(INSTALLED)  ## check style, types and which room imports which
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/lint-imports
 
 format: $(INSTALLED)  ## sort imports and format
 	@$(BIN)/ruff check --select I --fix .
@@ -76,23 +77,17 @@ ops: $(INSTALLED)  ## run every function of torch on rows and write docs/ops.md
 published: $(INSTALLED)  ## run the scripts of a checkout of PyG, CHECKOUT=FOLDER, and write docs/published.md
 	@$(BIN)/python tools/published/main.py $(CHECKOUT) --out docs/published.md $(ARGS)
 
-faults: $(INSTALLED)  ## end ranks in every way and phase, and write docs/faults.md
-	@$(BIN)/python tests/faults/table.py
-
 errors: $(INSTALLED)  ## list the messages of all errors in docs/errors.md
 	@$(BIN)/python tools/list_errors.py
-
-private-names: $(INSTALLED)  ## list the private names of torch and PyG in CONTRIBUTING.md
-	@$(BIN)/python tools/list_private_names.py
 
 golden: $(INSTALLED)  ## write the losses of small trainings that tests compare with
 	@PYTHONPATH=tests $(BIN)/python tests/golden/golden_runs.py
 
-fuzz: $(INSTALLED)  ## load damaged files and folders: 100,000, or ARGS='CASES --seed SEED'
-	@$(BIN)/python tests/fuzz/fuzzer.py $(ARGS)
+fuzz: $(INSTALLED)  ## load 100,000 damaged files and folders
+	@PYG_SAR_EXAMPLES=100000 $(BIN)/python -m pytest tests/fuzz/test_fuzz.py $(ARGS)
 
-fuzz-sequences: $(INSTALLED)  ## draw sequences of calls for an hour, or ARGS='--minutes 5 --seed SEED'
-	@$(BIN)/python tests/fuzz/sequences.py $(ARGS)
+fuzz-sequences: $(INSTALLED)  ## draw 20,000 sequences of calls
+	@PYG_SAR_EXAMPLES=20000 $(BIN)/python -m pytest tests/properties/test_sequence_properties.py -k "any_sequence_of_calls and not conv" $(ARGS)
 
 bench: $(INSTALLED)  ## the short form of all benchmarks of speed, and the tables of their READMEs
 	@for name in $(BENCHMARKS); do echo "benchmarks/$$name"; $(BIN)/python benchmarks/$$name/main.py --quick $(ARGS) || exit 1; done

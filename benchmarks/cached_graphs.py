@@ -8,34 +8,49 @@ import tempfile
 from pathlib import Path
 
 import torch
-from graphs_on_disk import drawn
+from synthetic import shape_of, synthetic_graph
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 import pyg_sar
-from pyg_sar.partitioner.graph.split import random_split
-from pyg_sar.partitioner.sources.sources import load_source
+from pyg_sar.partition.masks import random_split
+from pyg_sar.partition.sources import load_source
 
 CACHE = Path(__file__).resolve().parent / '.cache'
 SEED = 0
 
 ARXIV = 'synthetic:arxiv'
 WORDNET = 'wordnet-noun'
+NOUNS = CACHE.parents[1] / 'examples' / 'data' / 'wordnet_noun.npz'
 TINY = 'synthetic:1500,6000'
 """1,500 nodes and 12,000 directed edges: to see that a benchmark runs."""
+
+
+def make(name: str, seed: int = SEED) -> Data:
+    """The graph of a name.
+
+    ``'synthetic:NAME'`` has one of ``synthetic.SHAPES``, ``'synthetic:N,E'`` N nodes, E undirected
+    edges, 32 features and 8 classes; ``'wordnet-noun'`` is in examples/data; any other name is
+    what the partitioner takes.
+    """
+    kind, _, shape = name.partition(':')
+    if kind == 'synthetic':
+        return synthetic_graph(shape_of(shape), seed=seed)
+    data: Data = load_source(NOUNS if name == WORDNET else name)
+    if 'num_classes' not in data:
+        data.num_classes = int(data.y.max()) + 1
+    return data
 
 
 def graph_file(name: str) -> Path:
     """A .pt file with the graph as a PyG Data, with masks and num_classes.
 
     Args:
-        name: What the partitioner takes (``'synthetic:arxiv'``, ``'wordnet-noun'``, a file);
-            ``'synthetic:N,E'`` for N nodes and E undirected edges, 32 features and 8 classes; or
-            ``'drawn:NAME'`` for one of ``graphs_on_disk.SHAPES``.
+        name: What :func:`make` takes.
     """
     path = _folder(name) / 'graph.pt'
     if not path.exists():
-        data = _make(name)
+        data = make(name)
         if 'train_mask' not in data:
             data.update(random_split(data.y, data.num_nodes, (0.6, 0.2, 0.2), seed=SEED))
         _save(data, path)
@@ -52,8 +67,7 @@ def cut(name: str, num_parts: int) -> Path:
     """A partition folder with the graph cut into `num_parts` by METIS."""
     folder = _folder(name) / f'parts{num_parts}'
     if not folder.exists():
-        graph = _drawn(name) if name.startswith('drawn:') else load_graph(name)
-        pyg_sar.partition_graph(graph, num_parts, folder, seed=SEED)
+        pyg_sar.partition_graph(load_graph(name), num_parts, folder, seed=SEED)
     return folder
 
 
@@ -73,14 +87,6 @@ def read_all(data: Data | HeteroData) -> None:
         for value in store.values():
             if isinstance(value, Tensor) and value.layout == torch.strided:
                 value.as_subclass(Tensor).sum()
-
-
-def _make(name: str) -> Data:
-    return load_source(_drawn(name) if name.startswith('drawn:') else name, seed=SEED)
-
-
-def _drawn(name: str) -> Path:
-    return drawn(name.removeprefix('drawn:'), CACHE)
 
 
 def _folder(name: str) -> Path:

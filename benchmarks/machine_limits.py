@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.kernels import linear
+from pyg_sar.ops import linear
 
 Run = Callable[[], Tensor]
 

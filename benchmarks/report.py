@@ -23,7 +23,7 @@ import torch
 from measured_training import num_cores
 
 import pyg_sar
-from pyg_sar.compiled.installed import loops
+from pyg_sar.utils.installed import loops
 
 Row = dict[str, Any]
 

@@ -43,7 +43,7 @@ nitpick_ignore_regex = [
     ('py:mod', '.*'),  # rooms that are not public
     (
         'py:class',
-        r'pyg_sar\.(ddp\.wrap\.Model|partitioner\.on_disk\..*)',
+        r'pyg_sar\.(ddp\.wrap\.Model|partition\.memmap\..*)',
     ),
 ]
 

@@ -1,6 +1,7 @@
-"""Trains APPNP: predictions of every node by itself, then personalised PageRank over the graph.
+r"""Trains APPNP: predictions of every node by itself, then personalised PageRank over the graph.
 
-    python -m pyg_sar.partition wordnet-noun parts/ --num-parts 4 --split 0.6/0.2/0.2
+    python -m pyg_sar.partition examples/data/wordnet_noun.npz parts/ --num-parts 4 \
+        --split 0.6/0.2/0.2
     torchrun --nproc-per-node 4 examples/appnp.py parts/
     python examples/appnp.py parts/    # one process, which owns all the parts
 

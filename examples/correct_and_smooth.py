@@ -1,6 +1,7 @@
-"""Trains an MLP on every node by itself, then corrects and smooths its predictions over the graph.
+r"""Trains an MLP on every node by itself, then corrects and smooths its predictions over the graph.
 
-    python -m pyg_sar.partition wordnet-noun parts/ --num-parts 4 --split 0.6/0.2/0.2
+    python -m pyg_sar.partition examples/data/wordnet_noun.npz parts/ --num-parts 4 \
+        --split 0.6/0.2/0.2
     torchrun --nproc-per-node 4 examples/correct_and_smooth.py parts/
     python examples/correct_and_smooth.py parts/    # one process, which owns all the parts
 
@@ -19,6 +20,7 @@ from torch_geometric.nn.models import MLP, CorrectAndSmooth
 from train_full_batch import labelled_sets
 
 import pyg_sar
+from pyg_sar.launch.init import Process
 
 
 def main() -> None:
@@ -53,7 +55,7 @@ def main() -> None:
         report(process, 'smoothed', y_soft, data, sets)
 
 
-def report(process: pyg_sar.Process, what: str, out: Tensor, data: Data, sets: list[str]) -> None:
+def report(process: Process, what: str, out: Tensor, data: Data, sets: list[str]) -> None:
     """Every rank computes the shares, one prints."""
     correct = (out.argmax(dim=-1) == data.y).float()
     means = {name: float(correct[data[f'{name}_mask']].mean()) for name in sets}

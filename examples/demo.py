@@ -23,9 +23,9 @@ try:
     from measured_training import make_model, num_cores, run_training
 
     import pyg_sar
-    from pyg_sar.conv.options import Mode
-    from pyg_sar.partitioner.graph.split import random_split
-    from pyg_sar.partitioner.sources.sources import load_source
+    from pyg_sar.nn.options import Mode
+    from pyg_sar.partition.masks import random_split
+    from pyg_sar.partition.sources import load_source
 except ImportError as error:
     sys.exit(f"error: {error}; 'make demo' in a clone installs all that the demo needs")
 
@@ -40,7 +40,7 @@ def main() -> None:
     start = time.perf_counter()
     out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
-    _say(f'1. Cut {args.graph} into {args.num_parts} parts')
+    _say(f'1. Cut {Path(args.graph).stem} into {args.num_parts} parts')
     _prepare(args, out)
 
     _say(f'2. Train {args.layers}-layer GraphSAGE, hidden {args.hidden}, from the same weights')
@@ -94,7 +94,8 @@ def main() -> None:
 
 def _prepare(args: argparse.Namespace, out: Path) -> None:
     """Writes graph.pt and weights.pt, and the partition folder parts/."""
-    data = load_source(args.graph, seed=args.seed)
+    data = load_source(args.graph)
+    data.num_classes = int(data.y.max()) + 1
     if 'train_mask' not in data:
         data.update(random_split(data.y, data.num_nodes, (0.6, 0.2, 0.2), seed=args.seed))
     torch.save(data, out / 'graph.pt')
@@ -160,9 +161,8 @@ def _draw(runs: dict[str, Run], args: argparse.Namespace, path: str) -> None:
     for axis in (left, accuracy, right):
         axis.spines['top'].set_visible(False)
     right.spines['right'].set_visible(False)
-    figure.suptitle(
-        f'{args.layers}-layer GraphSAGE, hidden {args.hidden}, full batch on {args.graph}'
-    )
+    graph = Path(args.graph).stem
+    figure.suptitle(f'{args.layers}-layer GraphSAGE, hidden {args.hidden}, full batch on {graph}')
     # Below both: over the curves there is no place that is free for any number of epochs.
     figure.legend(handles=[*grey, *lines], frameon=False, loc='lower center', ncols=3)
     figure.tight_layout(rect=(0, 0.06, 1, 1))
@@ -180,7 +180,8 @@ def _say(text: str) -> None:
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('--graph', default='wordnet-noun', help='or synthetic:arxiv, or a file')
+    graph = str(HERE / 'data' / 'wordnet_noun.npz')
+    parser.add_argument('--graph', default=graph, help='a file, or another source')
     parser.add_argument('--num-parts', type=int, default=4, help='parts, and processes')
     parser.add_argument('--hidden', type=int, default=128)
     parser.add_argument('--layers', type=int, default=3)

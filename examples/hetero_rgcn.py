@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +21,9 @@ from torch_geometric.nn import HeteroConv, HeteroDictLinear, Linear, SAGEConv
 from torch_geometric.transforms import ToUndirected
 
 import pyg_sar
-from pyg_sar.partitioner.sources.sources import load_source
+from pyg_sar.partition.sources import load_source
+
+WORDNET = Path(__file__).parent / 'data' / 'wordnet_hetero.npz'
 
 
 class RGCN(torch.nn.Module):
@@ -76,7 +79,7 @@ def main() -> None:
     args = parse()
     if args.partition:
         # Both ways, so that words hear of their synsets; every way back is a relation of its own.
-        data = ToUndirected(merge=False)(load_source('wordnet-hetero'))
+        data = ToUndirected(merge=False)(load_source(WORDNET))
         print(pyg_sar.partition_graph(data, args.partition, args.root, split='0.6/0.2/0.2'))
         return
     process = pyg_sar.init()

@@ -3,6 +3,7 @@
     torchrun --nproc-per-node 4 examples/train_full_batch.py parts/ --checkpoint run/
     torchrun --nproc-per-node 4 examples/inference.py parts/ run/ predictions.npy
     python examples/inference.py parts/ weights.pt predictions.npy    # one process
+    pyg-sar run --in-turns --memory 4GB --spill . examples/inference.py parts/ run/ rows.npy
 
 The weights come from a folder of pyg_sar.save_checkpoint, written by any number of ranks, or from a
 file of torch.save(model.state_dict(), ...) of plain PyG. The graph may be another one than that of

@@ -1,6 +1,7 @@
-"""Learns embeddings without labels by Deep Graph Infomax, full batch, as one machine would.
+r"""Learns embeddings without labels by Deep Graph Infomax, full batch, as one machine would.
 
-    python -m pyg_sar.partition wordnet-noun parts/ --num-parts 4 --split 0.6/0.2/0.2
+    python -m pyg_sar.partition examples/data/wordnet_noun.npz parts/ --num-parts 4 \
+        --split 0.6/0.2/0.2
     torchrun --nproc-per-node 4 examples/infomax.py parts/
     python examples/infomax.py parts/    # one process, which owns all the parts
 

@@ -1,6 +1,7 @@
-"""Trains GraphSAGE in one process on a graph whose activations do not fit into its memory.
+r"""Trains GraphSAGE in one process on a graph whose activations do not fit into its memory.
 
-    python -m pyg_sar.partition synthetic:arxiv parts/ --num-parts 8
+    python -m pyg_sar.partition examples/data/wordnet_noun.npz parts/ --num-parts 8 \
+        --split 0.6/0.2/0.2
     python examples/larger_than_memory.py parts/ --memory 64MB --spill /scratch
 
 All parts take turns; what waits is in a file on the disk. The losses are those of one process that

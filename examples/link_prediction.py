@@ -22,7 +22,7 @@ from torch_geometric.nn.models import GAE, GraphSAGE, LightGCN
 from torch_geometric.transforms import RandomLinkSplit
 
 import pyg_sar
-from pyg_sar.partitioner.sources.sources import load_source
+from pyg_sar.partition.sources import load_source
 
 
 def split_links(data: Data) -> tuple[Data, dict[str, Tensor]]:
@@ -104,7 +104,8 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('root', help='partition folder')
     parser.add_argument('--partition', type=int, metavar='P', help='write --graph there in P parts')
-    parser.add_argument('--graph', default='wordnet-noun', help='what to cut; a name or a file')
+    graph = str(Path(__file__).parent / 'data' / 'wordnet_noun.npz')
+    parser.add_argument('--graph', default=graph, help='what to cut; a file, or another source')
     parser.add_argument('--model', choices=('gae', 'lightgcn'), default='gae')
     parser.add_argument('--hidden', type=int, default=64, help='numbers per node')
     parser.add_argument('--epochs', type=int, default=30)

@@ -51,7 +51,7 @@ def train(
             values = F.binary_cross_entropy_with_logits(
                 (src * dst).sum(dim=-1), label, reduction='none'
             )
-            loss = pyg_sar.mean_of_batches(values)
+            loss = pyg_sar.loader.mean_of_batches(values)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -1,6 +1,7 @@
-"""Trains SIGN: features propagated over the whole graph once, then an MLP on every node by itself.
+r"""Trains SIGN: features propagated over the whole graph once, then an MLP on every node by itself.
 
-    python -m pyg_sar.partition wordnet-noun parts/ --num-parts 4 --split 0.6/0.2/0.2
+    python -m pyg_sar.partition examples/data/wordnet_noun.npz parts/ --num-parts 4 \
+        --split 0.6/0.2/0.2
     torchrun --nproc-per-node 4 examples/sign.py parts/ --features sign.npy    # kept in a file
     python examples/sign.py parts/    # one process, which owns all the parts
 

@@ -84,7 +84,7 @@ def train(
         losses, shares = [], []
         model.train()
         for out, y in answers(model, loaders[0], sets[0][2]):
-            loss = pyg_sar.mean_of_batches(F.cross_entropy(out, y, reduction='none'))
+            loss = pyg_sar.loader.mean_of_batches(F.cross_entropy(out, y, reduction='none'))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -93,7 +93,7 @@ def train(
         with torch.no_grad():
             for out, y in answers(model, loaders[1], sets[1][2]):
                 shares.append(out.argmax(dim=-1) == y)
-            yield torch.stack(losses).mean(), pyg_sar.mean_of_batches(torch.cat(shares))
+            yield torch.stack(losses).mean(), pyg_sar.loader.mean_of_batches(torch.cat(shares))
 
 
 def answers(

@@ -1,6 +1,7 @@
-"""Trains a GNN on a partition folder, full batch, exactly as one machine would.
+r"""Trains a GNN on a partition folder, full batch, exactly as one machine would.
 
-    python -m pyg_sar.partition wordnet-noun parts/ --num-parts 4 --split 0.6/0.2/0.2
+    python -m pyg_sar.partition examples/data/wordnet_noun.npz parts/ --num-parts 4 \
+        --split 0.6/0.2/0.2
     torchrun --nproc-per-node 4 examples/train_full_batch.py parts/
     python examples/train_full_batch.py parts/    # one process, which owns all the parts
 

@@ -1,6 +1,7 @@
-"""Trains a GNN on mini-batches that are sampled from a partition folder, and evaluates it exactly.
+r"""Trains a GNN on mini-batches that are sampled from a partition folder, and evaluates it exactly.
 
-    python -m pyg_sar.partition wordnet-noun parts/ --num-parts 2 --split 0.6/0.2/0.2
+    python -m pyg_sar.partition examples/data/wordnet_noun.npz parts/ --num-parts 2 \
+        --split 0.6/0.2/0.2
     torchrun --nproc-per-node 2 examples/train_sampled.py parts/ --exact-epochs 5
     python examples/train_sampled.py parts/    # one process, which owns all the parts
 
@@ -92,7 +93,9 @@ def batch_losses(model: torch.nn.Module, loader: pyg_sar.NeighborLoader) -> Iter
         }
         out = model(batch.x, batch.edge_index, **hops)[: batch.batch_size]
         y = batch.y[: batch.batch_size]
-        yield pyg_sar.mean_of_batches(F.cross_entropy(out, y, reduction='none', ignore_index=-1))
+        yield pyg_sar.loader.mean_of_batches(
+            F.cross_entropy(out, y, reduction='none', ignore_index=-1)
+        )
 
 
 def full_batch_loss(model: torch.nn.Module, data: Data) -> Iterator[Tensor]:

@@ -1,42 +1,61 @@
 """Distributed full-batch training of PyTorch Geometric models, exactly, on a partitioned graph.
 
-What most programs need is here; what is used less is in :mod:`pyg_sar.partitioner` and
-:mod:`pyg_sar.planner`.
+What most programs need is here, imported when it is first used; what is used less is in
+:mod:`pyg_sar.partition` and :mod:`pyg_sar.loader`.
 """
 
-from pyg_sar.kernels import openmp  # noqa: F401 - before anything imports torch
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from pyg_sar.utils import command_line, malloc  # noqa: F401 - before anything imports torch
 
 # isort: split
-from pyg_sar.ground import private_names  # noqa: F401 - before anything needs one
+import pyg_sar.launch  # noqa: F401 - the room, before `pyg_sar.launch` is the function
+from pyg_sar.utils import __version__ as __version__
+from pyg_sar.utils.log import set_log_by_environment
 
-# isort: split
-from pyg_sar.checkpoint import load_checkpoint, load_rows, save_checkpoint, save_rows
-from pyg_sar.comm import ExchangeError
-from pyg_sar.conv.sar_conv import SARConv
-from pyg_sar.ddp import DistributedDataParallel
-from pyg_sar.in_turns import run_in_turns
-from pyg_sar.launching import Process, init, launch
-from pyg_sar.load import load_shard
-from pyg_sar.monitor import set_log_by_environment
-from pyg_sar.own_rows import NodeEmbedding
-from pyg_sar.partitioner import partition_graph
-from pyg_sar.profiling import profile
-from pyg_sar.restricted_layers import restrict
-from pyg_sar.rows.attach import gather, local
-from pyg_sar.rows.over_all_nodes import (
-    gather_batches,
-    mean_of_batches,
-    negative_sampling,
-)
-from pyg_sar.rows.unasked.inference import refuse_inference
-from pyg_sar.rows.unasked.transforms import refuse_on_parts
-from pyg_sar.sampling import LinkNeighborLoader, NeighborLoader
+if TYPE_CHECKING:
+    from pyg_sar.checkpoint.checkpoint import load_checkpoint, save_checkpoint
+    from pyg_sar.checkpoint.row_files import load_rows, save_rows
+    from pyg_sar.comm.errors import ExchangeError
+    from pyg_sar.launch.in_turns.run import run_in_turns
+    from pyg_sar.launch.init import init
+    from pyg_sar.launch.launch import launch
+    from pyg_sar.launch.profile import profile
+    from pyg_sar.loader.link_neighbor_loader import LinkNeighborLoader
+    from pyg_sar.loader.neighbor_loader import NeighborLoader
+    from pyg_sar.nn.data_parallel import DistributedDataParallel
+    from pyg_sar.nn.node_embedding import NodeEmbedding
+    from pyg_sar.nn.sar_conv import SARConv
+    from pyg_sar.partition.partition_graph import partition_graph
+    from pyg_sar.rows.from_data import gather, local
+    from pyg_sar.rows.load import load_shard
+    from pyg_sar.rows.negative_sampling import negative_sampling
+    from pyg_sar.rows.restrict import restrict
 
-__version__ = '0.1.0'
-
-set_log_by_environment()
-refuse_on_parts()
-refuse_inference()
+_HOMES = {
+    'DistributedDataParallel': 'nn.data_parallel',
+    'ExchangeError': 'comm.errors',
+    'LinkNeighborLoader': 'loader.link_neighbor_loader',
+    'NeighborLoader': 'loader.neighbor_loader',
+    'NodeEmbedding': 'nn.node_embedding',
+    'SARConv': 'nn.sar_conv',
+    'gather': 'rows.from_data',
+    'init': 'launch.init',
+    'launch': 'launch.launch',
+    'load_checkpoint': 'checkpoint.checkpoint',
+    'load_rows': 'checkpoint.row_files',
+    'load_shard': 'rows.load',
+    'local': 'rows.from_data',
+    'negative_sampling': 'rows.negative_sampling',
+    'partition_graph': 'partition.partition_graph',
+    'profile': 'launch.profile',
+    'restrict': 'rows.restrict',
+    'run_in_turns': 'launch.in_turns.run',
+    'save_checkpoint': 'checkpoint.checkpoint',
+    'save_rows': 'checkpoint.row_files',
+}
+_ROOMS = ('checkpoint', 'comm', 'loader', 'nn', 'ops', 'partition', 'rows', 'shard', 'utils')
 
 __all__ = [
     'DistributedDataParallel',
@@ -44,17 +63,14 @@ __all__ = [
     'LinkNeighborLoader',
     'NeighborLoader',
     'NodeEmbedding',
-    'Process',
     'SARConv',
     'gather',
-    'gather_batches',
     'init',
     'launch',
     'load_checkpoint',
     'load_rows',
     'load_shard',
     'local',
-    'mean_of_batches',
     'negative_sampling',
     'partition_graph',
     'profile',
@@ -63,3 +79,20 @@ __all__ = [
     'save_checkpoint',
     'save_rows',
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return import_module(f'pyg_sar.{name}')
+    if name not in _HOMES:
+        raise AttributeError(f"module 'pyg_sar' has no attribute '{name}'")
+    value = globals()[name] = getattr(import_module(f'pyg_sar.{_HOMES[name]}'), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_ROOMS})
+
+
+del globals()['launch']
+set_log_by_environment()

@@ -103,6 +103,6 @@ def resumed(
 
 
 def _beat(path: str | None) -> None:
-    if path is not None and pyg_sar.comm.rank() == 0:
+    if path is not None and pyg_sar.comm.ranks.rank() == 0:
         with open(path, 'ab') as file:
             file.write(b'.')

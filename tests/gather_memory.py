@@ -1,6 +1,6 @@
 """Prints the peak memory of one layer on the gather path, above what the process held before.
 
-``python gather_memory.py FOLDER AGGR MAX_ROWS RANK WORLD_SIZE STORE``: a fresh process for every
+``python gather_memory.py FOLDER AGGR MIN_EDGES RANK WORLD_SIZE STORE``: a fresh process for every
 figure, as the C library keeps what earlier work freed.
 """
 
@@ -15,7 +15,8 @@ import torch.distributed as dist
 from torch_geometric.nn import SAGEConv, SimpleConv
 
 import pyg_sar
-from pyg_sar.memory import return_freed_memory
+from pyg_sar.ops import chunks
+from pyg_sar.utils.malloc import return_freed_memory
 
 WIDTH = 64
 
@@ -31,7 +32,7 @@ def _status(name: str) -> int:
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith(name + ':'))
 
 
-def main(folder: str, aggr: str, max_rows: str, rank: str, world_size: str, store: str) -> None:
+def main(folder: str, aggr: str, min_edges: str, rank: str, world_size: str, store: str) -> None:
     """Forward and backward of one layer; prints bytes."""
     torch.set_num_threads(1)
     return_freed_memory()
@@ -43,7 +44,8 @@ def main(folder: str, aggr: str, max_rows: str, rank: str, world_size: str, stor
         )
     torch.manual_seed(0)
     data = pyg_sar.load_shard(folder)
-    conv = pyg_sar.SARConv(CONVS[aggr](), max_rows=int(max_rows))
+    chunks.MIN_EDGES, chunks.CHUNK_BYTES = int(min_edges), 1
+    conv = pyg_sar.SARConv(CONVS[aggr]())
     x = data.x.requires_grad_()
     # Libraries load their code when they are first used.
     ring = torch.stack([torch.arange(20) % 7, torch.arange(20) // 2])

@@ -161,6 +161,8 @@ def launch_of(command: str) -> _Launch:
     program, *rest = words
     if program == 'python':
         return _Launch(rest, env=env)
+    if program == 'pyg-sar':
+        return _Launch(['-m', 'pyg_sar', *rest], env=env)
     assert program == 'torchrun', command
     parser = argparse.ArgumentParser(exit_on_error=False)
     for option, default in (('--nproc-per-node', 1), ('--nnodes', 1), ('--node-rank', 0)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,3 +33,35 @@ def tree(folder: Path) -> dict[str, bytes]:
     """All files by their path."""
     files = sorted(path for path in folder.rglob('*') if path.is_file())
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def is_in_file(values: torch.Tensor) -> bool:
+    """Whether the numbers of a tensor lie in a map of a file, whether or not it has a name."""
+    for line in Path('/proc/self/maps').read_text().splitlines():
+        bounds, _, _, _, inode, *_ = line.split()
+        start, end = (int(bound, 16) for bound in bounds.split('-'))
+        if start <= values.data_ptr() < end:
+            return inode != '0'
+    return False
+
+
+def edit_part(file: str, change: Callable[[Any], object], part: int = 1) -> Callable[[Path], None]:
+    """Changes a file of one part."""
+
+    def edit(root: Path) -> None:
+        content = load_part(root, part, file)
+        change(content)
+        torch.save(content, root / f'part_{part}' / file)
+
+    return edit
+
+
+def edit(file: str, **changes: Callable[[Any], Any]) -> Callable[[Path], None]:
+    """Changes tensors of a file of part 1, by their names."""
+
+    def change(content: Any) -> None:
+        for name, make in changes.items():
+            values = content if name in content else content['feats']
+            values[name] = make(values[name])
+
+    return edit_part(file, change)

@@ -7,18 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm import rank
+from pyg_sar.comm.ranks import rank
 from pyg_sar.rows.rows import tag
-from pyg_sar.rows.space import Space
+from pyg_sar.rows.sharding import Sharding
 
 
-def space_of(counts: list[int]) -> Space:
+def sharding_of(counts: list[int]) -> Sharding:
     """So many rows on every rank, one rank's after another's."""
     start = sum(counts[: rank()])
     ids = torch.arange(start, start + counts[rank()])
-    return Space(ids.numel(), what='nodes', ids=ids, total=sum(counts))
+    return Sharding(ids.numel(), what='nodes', ids=ids, total=sum(counts))
 
 
-def as_rows(whole: Tensor, space: Space) -> Any:
+def as_rows(whole: Tensor, sharding: Sharding) -> Any:
     """The own rows of a tensor that all ranks have whole."""
-    return tag(whole.detach()[space.ids(whole.device)], 0, space)
+    return tag(whole.detach()[sharding.ids(whole.device)], 0, sharding)

@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 import pyg_sar
-import pyg_sar.partitioner
-import pyg_sar.planner
+import pyg_sar.loader
+import pyg_sar.partition
 
 FILE = Path(__file__).parent / 'public_names.txt'
 
@@ -16,11 +16,11 @@ FILE = Path(__file__).parent / 'public_names.txt'
 def signatures() -> list[str]:
     """A line for every public name and for every public method of a class."""
     lines = []
-    modules = (pyg_sar, pyg_sar.partitioner, pyg_sar.planner)
+    modules = (pyg_sar, pyg_sar.partition, pyg_sar.loader)
     for module in modules:
         for name in sorted(getattr(module, '__all__', None) or vars(module)):
             value = getattr(module, name)
-            is_own = getattr(value, '__module__', '').startswith(module.__name__)
+            is_own = getattr(value, '__module__', '').startswith('pyg_sar.')
             if name.startswith('_') or not callable(value) or not is_own:
                 continue
             lines.append(f'{module.__name__}.{name}{inspect.signature(value)}')

@@ -11,25 +11,20 @@ from unittest import mock
 import torch.distributed as dist
 from torch import Tensor
 
-from pyg_sar.comm import GradientReturn
-from pyg_sar.comm.buffers import Wire
-from pyg_sar.comm.processes.shared_memory import SharedMemory
+from pyg_sar.comm.exchange import GradientReturn
 from pyg_sar.comm.ranks import current
-from pyg_sar.comm.swap import ROWS_TAG, Swap
+from pyg_sar.comm.send_recv import ROWS_TAG, SendRecv, Wire
+from pyg_sar.comm.shared_memory import SharedMemory
 
 
 @dataclass
 class Traffic:
-    """What a rank sent and received.
+    """What a rank sent and received."""
 
-    Attributes:
-        point_to_point: Messages received from one rank.
-        all_to_alls: Exchanges with all ranks at once.
-        bytes_sent: Bytes that went to other ranks.
-    """
-
-    point_to_point: int = 0
-    all_to_alls: int = 0
+    receives: list[tuple[int, int]] = field(default_factory=list)  # a message: the rank, its rows
+    sends: list[tuple[int, int]] = field(default_factory=list)
+    all_to_alls: int = 0  # exchanges with all ranks at once
+    others: int = 0  # other collectives
     bytes_sent: int = 0
 
 
@@ -45,9 +40,10 @@ def counted() -> Iterator[Traffic]:
     batch, all_to_all = dist.batch_isend_irecv, dist.all_to_all_single
 
     def count_batch(ops: list[dist.P2POp]) -> Any:
-        traffic.point_to_point += sum(op.op is dist.irecv for op in ops)
-        sent = [op.tensor for op in ops if op.op is dist.isend]
-        traffic.bytes_sent += sum(t.numel() * t.element_size() for t in sent)
+        for op in ops:
+            is_sent = op.op is dist.isend
+            (traffic.sends if is_sent else traffic.receives).append((op.peer, op.tensor.size(0)))
+            traffic.bytes_sent += op.tensor.nbytes * is_sent
         return batch(ops)
 
     def count_all_to_all(
@@ -58,10 +54,22 @@ def counted() -> Iterator[Traffic]:
         traffic.bytes_sent += others * sent.element_size()
         return all_to_all(received, sent, recv_sizes, send_sizes, **kwargs)
 
+    def other(name: str) -> Any:
+        function = getattr(dist, name)
+
+        def count(*args: Any, **kwargs: Any) -> Any:
+            traffic.others += 1
+            return function(*args, **kwargs)
+
+        return mock.patch.object(dist, name, count)
+
     with (
         apart(),
         mock.patch.object(dist, 'batch_isend_irecv', count_batch),
         mock.patch.object(dist, 'all_to_all_single', count_all_to_all),
+        other('all_reduce'),
+        other('all_gather'),
+        other('broadcast'),
     ):
         yield traffic
 
@@ -89,23 +97,23 @@ class Order:
 def recorded() -> Iterator[Order]:
     """Records the order of what the exchange does while it lasts."""
     order = Order()
-    batch, start, wait = dist.batch_isend_irecv, Swap.__init__, Swap.wait
+    batch, start, wait = dist.batch_isend_irecv, SendRecv.__init__, SendRecv.wait
     pack, add = Wire.pack, Wire.add
-    names: dict[Swap, str] = {}
+    names: dict[SendRecv, str] = {}
     numbers = {'rows': 0, 'gradients': 0}
 
     def note_batch(ops: list[dist.P2POp]) -> Any:
         order.ops.append([op.op.__name__ for op in ops])
         return batch(ops)
 
-    def note_start(self: Swap, *args: Any) -> None:
+    def note_start(self: SendRecv, *args: Any) -> None:
         kind = 'rows' if args[-1] == ROWS_TAG else 'gradients'
         names[self] = f'{kind} {numbers[kind]}'
         numbers[kind] += 1
         order.note(f'start {names[self]}')
         start(self, *args)
 
-    def note_wait(self: Swap) -> None:
+    def note_wait(self: SendRecv) -> None:
         order.note(f'wait {names[self]}')
         wait(self)
 
@@ -120,8 +128,8 @@ def recorded() -> Iterator[Order]:
     with (
         apart(),
         mock.patch.object(dist, 'batch_isend_irecv', note_batch),
-        mock.patch.object(Swap, '__init__', note_start),
-        mock.patch.object(Swap, 'wait', note_wait),
+        mock.patch.object(SendRecv, '__init__', note_start),
+        mock.patch.object(SendRecv, 'wait', note_wait),
         mock.patch.object(Wire, 'pack', note_pack),
         mock.patch.object(Wire, 'add', note_add),
     ):

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.describe.verify import wrong_files
-from pyg_sar.shard.format import file_names
-from pyg_sar.shard.format.file_names import EdgeKey, NodeKey
-from pyg_sar.shard.format.meta import Meta, read_meta
-from pyg_sar.shard.format.tensor_file import load_tensors
-from pyg_sar.shard.read.parts import Part, read_part, rows_of
+from pyg_sar.launch.info import wrong_files
+from pyg_sar.shard import format as file_names
+from pyg_sar.shard.files import load_tensors
+from pyg_sar.shard.format import EdgeKey, NodeKey
+from pyg_sar.shard.meta import Meta, read_meta
+from pyg_sar.shard.parts import Part, read_part, rows_of
 
 
 def verify_partition(root: str | Path) -> list[str]:

@@ -11,14 +11,13 @@ PAGE = ROOT / 'docs' / 'errors.md'
 BEGIN = '<!-- messages -->'
 TOPICS = {
     'Starting, loading, and ranks': ('launching', 'load', 'shard', 'comm'),
-    'Wrapping and training': ('ddp', 'averaging', 'recompute', 'dropout', 'norm', 'own_rows'),
+    'Wrapping and training': ('ddp', 'averaging', 'dropout', 'norm', 'own_rows'),
     'Layers': ('conv', 'aggregate', 'kernels', 'restricted_layers', 'attention'),
     'Functions of rows': ('rows', 'over_all_nodes', 'draws'),
     'Mini-batches': ('sampling',),
-    'Cutting a graph': ('partitioner', 'partition', 'transforms', 'commands'),
-    'Will it fit': ('plan', 'planner'),
+    'Cutting a graph': ('partitioner', 'partition', 'transforms'),
     'Checkpoints': ('checkpoint',),
-    'Profiles': ('profiling', 'monitor', 'memory', 'describe'),
+    'Profiles': ('profiling', 'monitor', 'memory'),
 }
 
 

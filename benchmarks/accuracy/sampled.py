@@ -59,7 +59,7 @@ def train_on_batches(
                 num_sampled_edges_per_hop=batch.num_sampled_edges,
             )[: batch.batch_size]
             y = batch.y[: batch.batch_size]
-            yield pyg_sar.mean_of_batches(
+            yield pyg_sar.loader.mean_of_batches(
                 F.cross_entropy(out, y, reduction='none', ignore_index=-1)
             )
 

@@ -30,7 +30,7 @@ import pyg_sar
 
 HERE = Path(__file__).resolve().parent
 SETS = ('train', 'val', 'test')
-DTYPES = {'float32': None, 'bfloat16': torch.bfloat16, 'float16': torch.float16}
+DTYPES = {'float32': None, 'bfloat16': torch.bfloat16}
 OTHER_SEED = 'float32, other seed'  # how much of a difference is chance
 
 
@@ -164,7 +164,7 @@ def _relative_error(found: list[Tensor], exact: list[Tensor]) -> float:
 
 
 def _total(count: int) -> int:
-    return int(pyg_sar.gather_batches(torch.tensor([count])).sum())
+    return int(pyg_sar.loader.gather_batches(torch.tensor([count])).sum())
 
 
 def print_rows(graph: str, results: dict[str, Any]) -> None:

@@ -217,7 +217,7 @@ def _layers(graph: str, parts: int) -> Iterator[Row]:
     x = torch.randn(data.num_nodes, 64, device='cuda', requires_grad=True)
     for name, (make, path) in CONVS.items():
         torch.manual_seed(0)
-        conv = pyg_sar.DistributedDataParallel(make(), max_rows=200_000).to('cuda')
+        conv = pyg_sar.DistributedDataParallel(make()).to('cuda')
 
         def run(conv: torch.nn.Module = conv) -> list[Tensor]:
             x.grad = None

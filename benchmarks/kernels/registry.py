@@ -1,6 +1,6 @@
 """What is measured: the jobs of a block, the kernels that do them, and their peers.
 
-A new kernel of :mod:`pyg_sar.kernels` needs one entry in ``JOBS``. Public functions there that no
+A new kernel of :mod:`pyg_sar.ops` needs one entry in ``JOBS``. Public functions there that no
 entry names are listed as not measured.
 """
 
@@ -18,9 +18,9 @@ import torch
 from machine_limits import Run, gather_bytes
 from torch import Tensor
 
-import pyg_sar.kernels
-from pyg_sar.shard.bags import Bags, make_bags
-from pyg_sar.shard.plan import Block
+import pyg_sar.ops
+from pyg_sar.shard.blocks import Block
+from pyg_sar.shard.csr import Segments, make_segments
 
 HEADS = 4
 
@@ -61,8 +61,8 @@ class Work:
         return torch.rand(self.rows.numel(), HEADS)
 
     @cached_property
-    def bags(self) -> Bags:
-        return make_bags(self.rows, self.cols, self.num_rows, is_sorted=self.is_sorted)
+    def segments(self) -> Segments:
+        return make_segments(self.rows, self.cols, self.num_rows, is_sorted=self.is_sorted)
 
     def heads(self, values: Tensor) -> Tensor:
         """``[N, F]`` as ``[N, H, C]``."""
@@ -86,7 +86,7 @@ class Job:
     """One thing that a block needs done.
 
     Attributes:
-        kernel: The function of :mod:`pyg_sar.kernels` that does it.
+        kernel: The function of :mod:`pyg_sar.ops` that does it.
         ours: Makes the call to it.
         peers: Makes the same of others, by name; the first is what ratios are against.
         num_weights: Numbers of every edge and head that move as well.
@@ -120,13 +120,13 @@ def _sum_by_csr(work: Work) -> Run:
 
 
 def _ours_sum(work: Work, kernel: Callable[..., Tensor]) -> Run:
-    bags, values = work.bags, work.values
-    return lambda: kernel(values, bags)
+    segments, values = work.segments, work.values
+    return lambda: kernel(values, segments)
 
 
 def _ours_added_sum(work: Work, kernel: Callable[..., Tensor]) -> Run:
-    bags, values = work.bags, work.values
-    return lambda: kernel(torch.zeros(work.num_rows, work.num_features), values, bags)
+    segments, values = work.segments, work.values
+    return lambda: kernel(torch.zeros(work.num_rows, work.num_features), values, segments)
 
 
 def _heads_by_index_add(work: Work) -> Run:
@@ -150,11 +150,11 @@ def _heads_by_csr(work: Work) -> Run:
 
 
 def _ours_heads(work: Work, kernel: Callable[..., Tensor]) -> Run:
-    bags, values, weight = work.bags, work.heads(work.values), work.weight
+    segments, values, weight = work.segments, work.heads(work.values), work.weight
 
     def run() -> Tensor:
         out = work.heads(torch.empty(work.num_rows, work.num_features))
-        return kernel(out, values, bags, weight, replace=True).flatten(1)
+        return kernel(out, values, segments, weight, replace=True).flatten(1)
 
     return run
 
@@ -168,8 +168,8 @@ def _dots_by_gather(work: Work) -> Run:
 
 
 def _ours_dots(work: Work, kernel: Callable[..., Tensor]) -> Run:
-    bags, right, left = work.bags, work.heads(work.values), work.left
-    return lambda: kernel(torch.empty_like(work.weight), left, right, bags)
+    segments, right, left = work.segments, work.heads(work.values), work.left
+    return lambda: kernel(torch.empty_like(work.weight), left, right, segments)
 
 
 def _both_by_gather(work: Work) -> Run:
@@ -194,8 +194,8 @@ def _ours_both(work: Work, kernel: Callable[..., None]) -> Run:
 _SUM_PEERS = {'index_add': _sum_by_index_add, 'sparse.mm CSR': _sum_by_csr}
 
 JOBS = {
-    'sum': Job('bag_sums', _ours_sum, _SUM_PEERS),
-    'sum, added': Job('add_bag_sums', _ours_added_sum, _SUM_PEERS),
+    'sum': Job('segment_sums', _ours_sum, _SUM_PEERS),
+    'sum, added': Job('add_segment_sums', _ours_added_sum, _SUM_PEERS),
     f'weighted sum, {HEADS} heads': Job(
         'add_weighted_sums',
         _ours_heads,
@@ -221,10 +221,10 @@ JOBS = {
 
 
 def kernels() -> dict[str, Callable[..., Tensor]]:
-    """The public functions of :mod:`pyg_sar.kernels`, by name."""
+    """The public functions of :mod:`pyg_sar.ops`, by name."""
     found = {}
-    for info in pkgutil.iter_modules(pyg_sar.kernels.__path__):
-        module = importlib.import_module(f'{pyg_sar.kernels.__name__}.{info.name}')
+    for info in pkgutil.iter_modules(pyg_sar.ops.__path__):
+        module = importlib.import_module(f'{pyg_sar.ops.__name__}.{info.name}')
         for name, value in vars(module).items():
             is_own = isinstance(value, FunctionType) and value.__module__ == module.__name__
             if is_own and not name.startswith('_'):

@@ -19,13 +19,13 @@ import torch
 from tqdm import tqdm
 
 import pyg_sar
-from pyg_sar.partitioner.graph.split import random_split
-from pyg_sar.partitioner.sources.sources import load_source
-from pyg_sar.shard.format.meta import read_meta
+from pyg_sar.partition.masks import random_split
+from pyg_sar.shard.meta import read_meta
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
+from cached_graphs import make  # noqa: E402
 from measured_training import run_training  # noqa: E402
 from report import environment  # noqa: E402
 
@@ -95,7 +95,7 @@ def measure(args: argparse.Namespace, folder: Path, cuts: Result) -> Iterator[Re
 
 def _prepare(graph: str, args: argparse.Namespace, folder: Path) -> Result:
     """Writes graph.pt and one partition folder for every number of processes."""
-    data = load_source(graph, seed=args.seed)
+    data = make(graph, args.seed)
     if 'train_mask' not in data:
         data.update(random_split(data.y, data.num_nodes, (0.6, 0.2, 0.2), seed=args.seed))
     torch.save(data, folder / 'graph.pt')
@@ -110,7 +110,7 @@ def _prepare(graph: str, args: argparse.Namespace, folder: Path) -> Result:
 
 
 def cut_of(parts: Path) -> Result:
-    """What META.json says of the blocks: from it memory is predicted (`pyg_sar.planner`)."""
+    """What META.json says of the blocks."""
     meta = read_meta(parts)
     (nodes,), (edges,) = meta.nodes.values(), meta.edges.values()
     return {

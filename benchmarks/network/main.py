@@ -1,4 +1,4 @@
-"""Epochs on links as slow as one says, beside what the model of many ranks foretells."""
+"""Epochs on links as slow as one says."""
 
 from __future__ import annotations
 
@@ -10,25 +10,20 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from tqdm import tqdm
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
-sys.path.insert(0, str(HERE.parent / 'scaling'))
 
 import overlap  # noqa: E402
-import unequal  # noqa: E402
 from cached_graphs import ARXIV, TINY, cut, sizes  # noqa: E402
-from many_ranks import LATENCY, PAYLOAD, epoch_seconds, exchange_seconds  # noqa: E402
 from namespaces import INTERFACE, Hosts, missing  # noqa: E402
 from plots import COLORS, log_axes, panels, save  # noqa: E402
 from program_team import ProgramTeam  # noqa: E402
-from rank import LINK, NO_NETWORK, ROWS, VARIANTS  # noqa: E402
+from rank import LINK, NO_NETWORK, PREFETCH, ROWS, VARIANTS  # noqa: E402
 from report import Benchmark, Row, ratios, show, show_size, summary, table  # noqa: E402
-from traffic import traffic, width  # noqa: E402
 
 LOOPBACK = 0.0  # stands for a link that is not shaped
 PROBE_SECONDS, PROBE_BYTES = 3.0, 256e6  # of the measurement of a link, at most
@@ -36,13 +31,12 @@ SIZES: dict[str, dict[str, Any]] = {
     'full': {
         'graph': ARXIV,
         'models': ['sage', 'gat'],
-        'variants': [variant for variant in VARIANTS if variant != 'prefetch 2'],
+        'variants': [*VARIANTS],
         'links': [0.1, 0.5, 1.0, 5.0],
         'processes': 4,
         'layers': 3,
         'rounds': 5,
         'picture': False,
-        'unequal': False,
     },
     'quick': {'rounds': 2},
     'tiny': {
@@ -58,7 +52,7 @@ SIZES: dict[str, dict[str, Any]] = {
 def measure(args: argparse.Namespace) -> Iterator[Row]:
     """Of every model on every link, in every round all variants in turn, and one without rows.
 
-    With `picture` only what :mod:`overlap` draws, with `unequal` only what :mod:`unequal` measures.
+    With `picture` only what :mod:`overlap` draws.
     """
     reason = missing()
     if reason:
@@ -72,10 +66,6 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
         if args.picture:
             found = overlap.measure(apart, hosts, args.models, args.rounds)
             overlap.write(found, Path(args.out) if args.out else HERE)
-            return
-        if args.unequal:
-            found = unequal.measure(args, apart, hosts)
-            unequal.write(found, Path(args.out) if args.out else HERE)
             return
         beside = stack.enter_context(_team(args, f'{folder}/beside', None))
         for model in tqdm(args.models, unit='model'):
@@ -130,7 +120,6 @@ def _rows(args: argparse.Namespace, model: str, link: float, found: Steps) -> It
             'cpu_alone': summary(_largest(alone, 'cpu_seconds')),
             'bytes_sent': summary(_largest(steps, 'bytes_sent')),
             'load': os.getloadavg()[0],
-            **traffic(args, model, variant),
             'losses': [step[0]['loss'] for step in steps],
         }
 
@@ -165,27 +154,10 @@ def _check_losses(args: argparse.Namespace, model: str, found: Steps) -> None:
     losses = {
         variant: [step[0]['loss'] for step in found[f'{model}/{variant}']]
         for variant in args.variants
-        if width(variant) == 1 and variant != ROWS
+        if 'exchange_dtype' not in VARIANTS[variant] and variant != ROWS
     }
     if len({tuple(each) for each in losses.values()}) > 1:
         raise RuntimeError(f'expected equal losses of all variants (got {losses})')
-
-
-def _foretold(row: Row, bandwidth: float) -> list[float]:
-    """Seconds of an epoch on a link, with nothing hidden, for each measured compute."""
-    exchange, summed = (exchange_seconds(row[k], bandwidth) for k in ('row_bytes', 'sum_bytes'))
-    steps = row['steps'] * LATENCY + summed
-    return [epoch_seconds(c, 0.0, exchange, steps) for c in row['each_compute']]
-
-
-def _by_name(row: Row) -> list[float]:
-    """Foretold for a link that gives all it has."""
-    return _by_steps(row) if row['link'] == LOOPBACK else _foretold(row, row['link'] * 1e9 / 8)
-
-
-def _by_steps(row: Row) -> list[float]:
-    """Foretold for what the ranks were measured to send in steps; headers are in it already."""
-    return _foretold(row, row['link_bytes_per_second']['median'] / PAYLOAD)
 
 
 def _link(link: float) -> str:
@@ -194,26 +166,25 @@ def _link(link: float) -> str:
 
 def render(report: dict[str, Any]) -> dict[str, str]:
     rows, lines = report['rows'], []
+    first = rows[0]
     for r in rows:
-        is_first = r['variant'] == rows[0]['variant']
+        first = r if r['variant'] == PREFETCH else first
+        is_first = r is first
         lines.append(
             [
                 r['model'] if is_first else '',
                 _link(r['link']) if is_first else '',
                 r['variant'],
                 show(r['seconds']),
-                f'{median(_by_name(r)):.2f}',
-                f'**{show(ratios(r["each_seconds"], _by_name(r)))}**',
-                f'{show(ratios(r["each_seconds"], _by_steps(r)))}',
+                f'**{show(ratios(r["each_seconds"], first["each_seconds"]))}**',
                 f'{r["compute_seconds"]["median"]:.2f}',
                 f'{r["cpu_seconds"]["median"]:.2f}',
                 f'{r["cpu_alone"]["median"]:.2f}',
                 f'{r["bytes_sent"]["median"] / 1e6:,.1f}',
-                f'{(r["row_bytes"] + r["sum_bytes"]) / 1e6:,.1f}',
             ]
         )
-    header = ['model', 'link', 'variant', 's per epoch', 'foretold', '**of foretold**', 'by steps']
-    header += ['no network', 'CPU s', 'no network', 'MB sent', 'foretold']
+    header = ['model', 'link', 'variant', 's per epoch', '**of prefetch 1**']
+    header += ['no network', 'CPU s', 'no network', 'MB sent']
     size = f'`{rows[0]["graph"]}`: {show_size(rows[0])}; {rows[0]["processes"]} ranks.'
     given = {
         _link(r['link']): f'{r["link_bytes_per_second"]["median"] * 8e-9:.2f} Gb/s' for r in rows
@@ -222,7 +193,6 @@ def render(report: dict[str, Any]) -> dict[str, str]:
     return {
         'table': f'{size}\n\n{table(header, lines)}',
         'links': links,
-        'unequal': unequal.render(HERE),
     }
 
 
@@ -238,9 +208,6 @@ def draw(report: dict[str, Any], path: Path) -> None:
             times = [[r['seconds'][k] for r in of] for k in ('min', 'median', 'max')]
             axis.plot(links, times[1], color=color, marker='o', label=variant)
             axis.fill_between(links, times[0], times[2], color=color, alpha=0.15)
-            foretold = [median(_by_name(r)) for r in of]
-            axis.plot(links, foretold, color=color, linestyle=':', marker='x')
-        axis.plot([], [], color='0.3', linestyle=':', marker='x', label='foretold')
         log_axes(axis, links)
         axis.set_xlabel('Gb/s')
         axis.set_ylabel('s per epoch')

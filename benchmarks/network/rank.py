@@ -29,9 +29,10 @@ from timeline import Timeline  # noqa: E402
 from training import default_hidden  # noqa: E402
 
 import pyg_sar  # noqa: E402
-from pyg_sar.comm import Comm, exchange, gradient_return  # noqa: E402
-from pyg_sar.comm.processes.group import GroupComm  # noqa: E402
-from pyg_sar.comm.swap import Swap  # noqa: E402
+from pyg_sar.comm import exchange  # noqa: E402
+from pyg_sar.comm.comm import Comm  # noqa: E402
+from pyg_sar.comm.process_group import GroupComm  # noqa: E402
+from pyg_sar.comm.send_recv import SendRecv  # noqa: E402
 
 LINK, TIMELINE, NO_NETWORK, ROWS = 'link', 'timeline', 'no network', 'rows only'
 PREFETCH, NO_PREFETCH = 'prefetch 1', 'no prefetch'
@@ -39,20 +40,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
     PREFETCH: {},
     ROWS: {'partial_sums': False},
     NO_PREFETCH: {},
-    'prefetch 3': {'prefetch': 3},
     'bfloat16': {'exchange_dtype': torch.bfloat16},
-    'prefetch 2': {'prefetch': 2},  # where links are unequal
 }
 
 
 def at_once(comm: Comm, received: Sequence[Tensor], *_: Any) -> tuple[list[Any], list[Any]]:
-    """In place of :meth:`Comm.start_swap`: rows of zeros have come already."""
+    """In place of :meth:`Comm.start_send_recv`: rows of zeros have come already."""
     for tensor in received:
         tensor.zero_()
     return [], []
 
 
-class WaitedSwap(Swap):
+class WaitedSendRecv(SendRecv):
     """One step of an exchange that nothing else is done beside."""
 
     def __init__(self, *args: Any) -> None:
@@ -99,12 +98,10 @@ class Training:
 
     def _patches(self) -> list[Any]:
         if self._variant == NO_NETWORK and not self._is_first:  # the first one makes the plans
-            return [patch.object(GroupComm, 'start_swap', at_once)]
+            return [patch.object(GroupComm, 'start_send_recv', at_once)]
         self._is_first = False
         if self._variant == NO_PREFETCH:
-            return [
-                patch.object(module, 'Swap', WaitedSwap) for module in (exchange, gradient_return)
-            ]
+            return [patch.object(exchange, 'SendRecv', WaitedSendRecv)]
         return []
 
 

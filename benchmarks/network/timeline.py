@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from pyg_sar.monitor import hook
+from pyg_sar.utils import hook
 
 _SAMPLE_SECONDS = 0.005
 

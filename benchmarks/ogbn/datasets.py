@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 from configs import CONFIGS, MAG_EDGES, MAG_NODES, Config
+from synthetic import GraphShape, synthetic_graph
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.transforms import ToUndirected
 from torch_geometric.utils import scatter, to_undirected
 
-from pyg_sar.partitioner.graph.split import random_split
-from pyg_sar.partitioner.sources.sources import load_source
-from pyg_sar.partitioner.sources.synthetic import GraphShape, synthetic_graph
+from pyg_sar.partition.masks import random_split
+from pyg_sar.partition.sources import load_source
 
 
 def load(name: str, root: str, *, scale: float, seed: int) -> Data | HeteroData:

@@ -43,12 +43,14 @@ class Workload:
     rounds: int = 1
 
 
+PRODUCTS = 'synthetic:easy-products'
+
 WORKLOADS = {
     'tiny': Workload(TINY, 3, ('1MB', '1GB'), hidden=32, cold='1MB'),
     'arxiv': Workload(ARXIV, 8, ('1MB', '150MB', '400MB', '800MB', '100GB'), cold='1MB', rounds=3),
     'arxiv-gat': Workload(ARXIV, 8, ('1MB', '400MB', '100GB'), 'gat', 128, rounds=3),
-    'products': Workload('drawn:products', 16, ('4GB',), cold='4GB'),
-    'two-layer GCN': Workload('drawn:products', 4, ('4GB', '6GB'), 'gcn', 256, 2, 'layer_norm'),
+    'products': Workload(PRODUCTS, 16, ('4GB',), cold='4GB'),
+    'two-layer GCN': Workload(PRODUCTS, 4, ('4GB', '6GB'), 'gcn', 256, 2, 'layer_norm'),
 }
 SIZES: dict[str, dict[str, Any]] = {
     'full': {'workloads': list(WORKLOADS)[1:], 'epochs': 3, 'rounds': 3, 'spill': str(CACHE)},

@@ -17,24 +17,26 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 from cached_graphs import CACHE  # noqa: E402
-from graphs_on_disk import SHAPES, drawn  # noqa: E402
 from plots import COLORS, panels, save  # noqa: E402
 from report import Benchmark, Row, table  # noqa: E402
+from synthetic import SHAPES, on_disk  # noqa: E402
 
 SIZES: dict[str, dict[str, Any]] = {
-    'full': {'graphs': ['arxiv', 'medium', 'synthetic', 'products', 'large'], 'folder': str(CACHE)},
-    'quick': {'graphs': ['arxiv', 'medium']},
+    'full': {
+        'graphs': ['easy-arxiv', 'easy-medium', 'easy-products', 'easy-large'],
+        'folder': str(CACHE),
+    },
+    'quick': {'graphs': ['easy-arxiv', 'easy-medium']},
     'tiny': {'graphs': ['tiny']},
 }
 
 
 CUTS = {
     'tiny': (2, 'metis'),
-    'arxiv': (4, 'metis'),
-    'medium': (8, 'metis'),
-    'synthetic': (8, 'metis'),
-    'products': (8, 'metis'),
-    'large': (8, 'random'),
+    'easy-arxiv': (4, 'metis'),
+    'easy-medium': (8, 'metis'),
+    'easy-products': (8, 'metis'),
+    'easy-large': (8, 'random'),
 }
 """Number of parts, and method."""
 PAPERS = {'num_nodes': 111_059_956, 'num_edges': 3_228_124_712, 'num_features': 128}
@@ -50,7 +52,7 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
     """Each graph in turn, drawn on first use and then kept in `folder`."""
     for name in (bar := tqdm(args.graphs, unit='graph')):
         bar.set_description(f'{name}: drawing')
-        source = drawn(name, Path(args.folder))
+        source = on_disk(name, Path(args.folder))
         num_parts, method = CUTS[name]
         bar.set_description(f'{name}: partitioning')
         with tempfile.TemporaryDirectory(dir=args.folder) as folder:

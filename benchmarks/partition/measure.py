@@ -5,27 +5,30 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import multiprocessing
+import os
 import shutil
 import sys
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import pyg_sar
-from pyg_sar.partitioner import assignment, cut_graph, sub_parts
-from pyg_sar.partitioner.methods import metis
-from pyg_sar.partitioner.on_disk import neighbours
-from pyg_sar.partitioner.on_disk.mapped import Scratch, trim
-from pyg_sar.partitioner.sources.sources import load_source
-from pyg_sar.partitioner.write import layout, writer
-from pyg_sar.partitioner.write.atomic_folder import existing_parent
+from pyg_sar.partition import external_sort, layout, metis, writer
+from pyg_sar.partition.memmap import Scratch
+from pyg_sar.partition.sources import load_source
+from pyg_sar.partition.writer import existing_parent
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from graphs_on_disk import generate
+from synthetic import SHAPES, save, synthetic_graph
+
+# The module, not the function of this name that the package offers.
+cutting = import_module('pyg_sar.partition.partition_graph')
 
 METIS = 'METIS'
 ASSIGN = 'assign'
@@ -41,10 +44,12 @@ class Phases:
 
     def __init__(self) -> None:
         self.found: dict[str, dict[str, float]] = {}
-        self.held = _status('VmRSS')
+        self.held = _own_memory()
+        self._peak = multiprocessing.Value('q', self.held)
+        # A thread would wait while METIS holds the interpreter.
+        multiprocessing.Process(target=_sample, args=(os.getpid(), self._peak), daemon=True).start()
         self._open = ['other']
         self._since = time.perf_counter()
-        Path('/proc/self/clear_refs').write_text('5')
 
     def watch(
         self, module: Any, function: str, phase: str, own: Callable[[Any], int] | None = None
@@ -65,7 +70,7 @@ class Phases:
             own_bytes = own(args[0]) if own else 0
             known = self.found.setdefault(phase, _nothing())
             if phase == METIS:
-                beside = _status('VmRSS') - self.held - own_bytes
+                beside = _own_memory() - self.held - own_bytes
                 known['beside_bytes'] = max(known['beside_bytes'], beside)
             try:
                 return wrapped(*args, **kwargs)
@@ -80,14 +85,15 @@ class Phases:
         return self.found
 
     def _turn(self, own_bytes: int = 0) -> None:
-        now, peak = time.perf_counter(), _status('VmHWM') - self.held
+        now, held = time.perf_counter(), _own_memory()
+        with self._peak.get_lock():
+            peak, self._peak.value = max(self._peak.value, held) - self.held, held
         phase = self._open[-1]
         known = self.found.setdefault(phase, _nothing())
         known['seconds'] += now - self._since
         known['peak_bytes'] = max(known['peak_bytes'], peak)
         if phase != METIS:
             known['beside_bytes'] = max(known['beside_bytes'], peak - own_bytes)
-        Path('/proc/self/clear_refs').write_text('5')
         self._since = now
 
 
@@ -103,32 +109,28 @@ def main() -> None:
     csr: dict[str, int] = {}
 
     def sized(*arguments: Any, keep_duplicates: bool = False) -> Any:
-        near = neighbours.neighbours(*arguments, keep_duplicates=keep_duplicates)
+        near = external_sort.neighbours(*arguments, keep_duplicates=keep_duplicates)
         if not keep_duplicates:
             csr.update(num_nodes=near.indptr.numel() - 1, num_neighbours=near.columns.numel())
         return near
 
-    assignment.neighbours = sized
-    phases.watch(cut_graph, 'load_source', 'read')
-    phases.watch(cut_graph, 'typed_graph', 'check')
-    for module in (assignment, sub_parts):
+    cutting.neighbours = sized
+    phases.watch(cutting, 'load_source', 'read')
+    phases.watch(cutting, 'typed_graph', 'check')
+    for module in (cutting, metis):
         phases.watch(module, 'neighbours', 'undirected graph')
-    phases.watch(neighbours.Neighbours, 'csr', "METIS's input", lambda near: near.columns.nbytes)
-    for module in (metis, sub_parts):
-        phases.watch(
-            module,
-            'metis_assignment',
-            METIS,
-            lambda given: given.indptr.nbytes + given.index.nbytes,
-        )
-    phases.watch(cut_graph, 'assign_nodes', ASSIGN)
+    phases.watch(external_sort.Neighbours, 'csr', "METIS's input", lambda near: near.columns.nbytes)
+    phases.watch(
+        metis, 'pymetis_parts', METIS, lambda given: given.indptr.nbytes + given.index.nbytes
+    )
+    phases.watch(cutting, 'assign_nodes', ASSIGN)
     for module, function in (
         (writer, 'group_nodes'),
         (writer, 'group_edges'),
         (layout, 'find_halos'),
     ):
         phases.watch(module, function, 'edges by part')
-    phases.watch(cut_graph, 'write_partition', 'write')
+    phases.watch(cutting, 'write_partition', 'write')
     start = time.perf_counter()
     summary = pyg_sar.partition_graph(args.source, args.num_parts, args.out, method=args.method)
     seconds = time.perf_counter() - start
@@ -136,7 +138,7 @@ def main() -> None:
         torch.set_num_threads(1)  # as in partition_graph
         scratch = Scratch(existing_parent(args.out))
         data = load_source(args.source, scratch=scratch)
-        assignment.neighbours(data.edge_index, summary.num_nodes, scratch)
+        cutting.neighbours(data.edge_index, summary.num_nodes, scratch)
     found = phases.end()
     # Between these phases next to nothing happens, but METIS's arrays are there.
     beside = [of['beside_bytes'] for phase, of in found.items() if phase not in ('other', ASSIGN)]
@@ -162,23 +164,31 @@ def main() -> None:
 def _first(folder: Path, num_parts: int, method: str) -> None:
     """A partition of 2,000 nodes: what it loads of the libraries is not the graph's."""
     source = folder.with_name('tiny')
-    generate(source, num_nodes=2000, num_pairs=8000, num_features=8)
+    save(synthetic_graph(SHAPES['tiny']), source)
     pyg_sar.partition_graph(source, num_parts, folder, method=method)
     shutil.rmtree(source)
     shutil.rmtree(folder)
     gc.collect()
-    trim()
 
 
 def _nothing() -> dict[str, float]:
     return {'seconds': 0.0, 'peak_bytes': 0, 'beside_bytes': 0}
 
 
-def _status(name: str) -> int:
-    for line in Path('/proc/self/status').read_text().splitlines():
-        if line.startswith(f'{name}:'):
+def _own_memory(process: int | str = 'self') -> int:
+    """Bytes of memory that are no pages of files, which the page cache takes back."""
+    for line in Path(f'/proc/{process}/status').read_text().splitlines():
+        if line.startswith('RssAnon:'):
             return int(line.split()[1]) * 1024
-    raise ValueError(f"expected '{name}' in /proc/self/status (got none)")
+    raise ValueError(f"expected 'RssAnon' in /proc/{process}/status (got none)")
+
+
+def _sample(process: int, peak: Any) -> None:
+    """HasCache the largest memory of a process in `peak`."""
+    while True:
+        with peak.get_lock():
+            peak.value = max(peak.value, _own_memory(process))
+        time.sleep(0.002)
 
 
 if __name__ == '__main__':

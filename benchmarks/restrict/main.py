@@ -25,7 +25,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import SAGEConv
 
 import pyg_sar
-from pyg_sar.restricted_layers import RestrictedLayers
+from pyg_sar.rows.restrict import RestrictedLayers
 
 HERE = Path(__file__).resolve().parent
 

@@ -22,7 +22,7 @@ from report import Benchmark, Row, ratios, show, show_ranks, show_size, summary,
 from team import Steps, Team, slowest, take_turns  # noqa: E402
 from torch_geometric.typing import WITH_PYG_LIB, WITH_TORCH_SPARSE  # noqa: E402
 
-PYG, OURS, CACHE = "PyG's NeighborLoader", 'pyg_sar', 'pyg_sar, with a cache'
+PYG, OURS = "PyG's NeighborLoader", 'pyg_sar'
 LINKS = 'pyg_sar, links with negatives'
 SIZES: dict[str, dict[str, Any]] = {
     'full': {
@@ -32,7 +32,6 @@ SIZES: dict[str, dict[str, Any]] = {
         'batch_size': 1024,
         'num_links': 256,
         'batches': 48,
-        'cache_share': 0.25,
         'hidden': 256,
         'lr': 0.003,
         'rounds': 5,
@@ -70,15 +69,13 @@ def _sampling(args: argparse.Namespace) -> Iterator[Row]:
             program = ProgramTeam([[*command, *map(str, values)]], {'PYTHONPATH': path})
             teams[PYG], kinds[PYG] = stack.enter_context(program), (PYG, 1)
         for processes in args.processes:
-            for variant in (OURS, CACHE, LINKS):
-                if processes > 1 or variant != CACHE:
-                    options = dict(shared, source=str(cut(args.graph, processes)))
-                    options['cache_share'] = args.cache_share if variant == CACHE else 0.0
-                    of_rank = args.num_links if variant == LINKS else args.batch_size
-                    options |= {'links': variant == LINKS, 'batch_size': of_rank * processes}
-                    team = Team(sample, processes, **options)
-                    name = f'{variant} {processes}'
-                    teams[name], kinds[name] = stack.enter_context(team), (variant, processes)
+            for variant in (OURS, LINKS):
+                options = dict(shared, source=str(cut(args.graph, processes)))
+                of_rank = args.num_links if variant == LINKS else args.batch_size
+                options |= {'links': variant == LINKS, 'batch_size': of_rank * processes}
+                team = Team(sample, processes, **options)
+                name = f'{variant} {processes}'
+                teams[name], kinds[name] = stack.enter_context(team), (variant, processes)
         steps = take_turns(teams, args.rounds, progress='sampling')
     rates = {
         name: [
@@ -109,7 +106,7 @@ def _sampling(args: argparse.Namespace) -> Iterator[Row]:
                 for key in ('collectives', 'bytes_sent', 'remote')
             }
             shares = [rank['waiting'] / rank['seconds'] for rank in ranks]
-            row |= {**per_batch, 'waiting': summary(shares), 'hit_rate': ranks[-1]['hit_rate']}
+            row |= {**per_batch, 'waiting': summary(shares)}
         yield row
 
 
@@ -157,7 +154,7 @@ def render(report: dict[str, Any]) -> dict[str, str]:
     sampled = [row for row in rows if row['what'] == 'sampling']
     trained = [row for row in rows if row['what'] == 'training']
     header = ['variant', 'ranks', 'batches per s', 'million edges per s', 'of PyG']
-    header += ['collectives', 'MiB sent', 'remote rows', 'from the cache', 'waiting']
+    header += ['collectives', 'MiB sent', 'remote rows', 'waiting']
     lines = []
     for row in sampled:
         line = [row['variant'], row['processes'], show(row['batches_per_second'])]
@@ -165,8 +162,7 @@ def render(report: dict[str, Any]) -> dict[str, str]:
         line += ['' if row['of_pyg'] is None else show(row['of_pyg'])]
         if 'collectives' in row:
             line += [f'{row["collectives"]:.2f}', f'{row["bytes_sent"] / 2**20:.2f}']
-            line += [f'{row["remote"]:,.0f}', f'{row["hit_rate"]:.0%}']
-            line += [f'{row["waiting"]["median"]:.0%}']
+            line += [f'{row["remote"]:,.0f}', f'{row["waiting"]["median"]:.0%}']
         lines.append([*line, *[''] * (len(header) - len(line))])
     head = f'`{rows[0]["graph"]}`: {show_size(rows[0])}.'
     head += ' Collectives, MiB sent and remote rows are those of a rank for a batch.'

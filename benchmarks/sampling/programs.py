@@ -11,13 +11,12 @@ import torch
 import torch.nn.functional as F
 from cached_graphs import read_all
 from measured_training import make_model
-from torch import Tensor
 from torch_geometric.data import Data
 
 import pyg_sar
-from pyg_sar.comm import agree, rank
-from pyg_sar.monitor import hook
-from pyg_sar.monitor.hook import Transfer, Watcher
+from pyg_sar.comm.ranks import rank
+from pyg_sar.utils import hook
+from pyg_sar.utils.hook import Transfer, Watcher
 
 
 def sample(
@@ -26,7 +25,6 @@ def sample(
     fan_outs: list[int],
     batch_size: int,
     batches: int,
-    cache_share: float,
     links: bool = False,
 ) -> Iterator[dict[str, Any]]:
     """Yields what an epoch without training costs, one after another.
@@ -36,12 +34,10 @@ def sample(
         fan_outs: By hop.
         batch_size: Seeds of all ranks.
         batches: How many an epoch has at most.
-        cache_share: Of the bytes of the halo's rows, how many may be kept; of the smallest halo.
         links: Whether batches are of links, each with a negative one, instead of nodes.
     """
     data = _load(source)
-    cache = int(cache_share * min(agree(_halo_bytes(data)))) or None
-    options: dict[str, Any] = {'batch_size': batch_size, 'prefetch': 0, 'cache': cache}
+    options: dict[str, Any] = {'batch_size': batch_size}
     loader: Any = (
         _link_loader(data, fan_outs, batches * batch_size, **options)
         if links
@@ -61,7 +57,7 @@ def sample(
         seconds = time.perf_counter() - start
         hook.remove(operations)
         result = {'seconds': seconds, 'batches': len(loader), 'edges': edges, 'remote': remote}
-        yield {**result, **operations.counts(), 'hit_rate': loader.hit_rate if cache else 0.0}
+        yield {**result, **operations.counts()}
 
 
 def train(
@@ -91,7 +87,7 @@ def train(
                 num_sampled_edges_per_hop=batch.num_sampled_edges,
             )[: batch.batch_size]
             values = F.cross_entropy(out, batch.y[: batch.batch_size], reduction='none')
-            loss = pyg_sar.mean_of_batches(values)
+            loss = pyg_sar.loader.mean_of_batches(values)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -136,13 +132,6 @@ def _link_loader(
         seed=0,
         **options,
     )
-
-
-def _halo_bytes(data: Data) -> int:
-    num_rows, data = data.edge_index.handle.shard.num_halo, pyg_sar.local(data)
-    tensors = [value for _, value in data if isinstance(value, Tensor)]
-    of_nodes = [value for value in tensors if value.size(0) == data.num_nodes]
-    return num_rows * sum(value[0].numel() * value.element_size() for value in of_nodes)
 
 
 class _Operations(Watcher):

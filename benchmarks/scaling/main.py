@@ -12,7 +12,6 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-import many_ranks  # noqa: E402
 from cached_graphs import ARXIV, TINY, sizes  # noqa: E402
 from measured_training import num_cores  # noqa: E402
 from plots import COLORS, log_axes, panels, save  # noqa: E402
@@ -147,4 +146,4 @@ def draw(report: dict[str, Any], path: Path) -> None:
 
 
 if __name__ == '__main__':
-    Benchmark(HERE, SIZES, measure, render, draw, doc=__doc__, static=many_ranks.tables()).main()
+    Benchmark(HERE, SIZES, measure, render, draw, doc=__doc__).main()

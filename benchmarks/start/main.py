@@ -25,7 +25,7 @@ from report import Benchmark, Row, ratios, show, show_size, summary, table  # no
 from team import slowest  # noqa: E402
 from training import PLAIN, PLAIN_CSR, default_hidden  # noqa: E402
 
-from pyg_sar.launching.fast_start import fast_environment  # noqa: E402
+from pyg_sar.launch.fast_start import fast_environment  # noqa: E402
 
 OURS = 'pyg_sar'
 STARTS = ('as it comes', 'pyg-sar run')

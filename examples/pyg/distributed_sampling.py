@@ -55,7 +55,7 @@ def train():
         optimizer.zero_grad()
         out, y = model(batch.x, batch.edge_index)[: batch.batch_size], batch.y[: batch.batch_size]
         # plain: loss = F.cross_entropy(out, y)
-        loss = pyg_sar.mean_of_batches(F.cross_entropy(out, y, reduction='none'))  # sar
+        loss = pyg_sar.loader.mean_of_batches(F.cross_entropy(out, y, reduction='none'))  # sar
         loss.backward()
         optimizer.step()
     return float(loss.detach())

@@ -1,4 +1,7 @@
-"""The files of a checkpoint.
+"""The folders of checkpoints and the files in them.
+
+A checkpoint gets its name, ``epoch-000012``, after its files are on the disk: whatever has such a
+name is complete, wherever a run was killed.
 
 - ``checkpoint.json``: the format, who wrote it, the epoch, and the names of the other files
 - ``model.pt``: the plain model's ``state_dict()``, as ``torch.save`` writes it; beside it
@@ -13,6 +16,9 @@ torch describes the files: another version of torch reads them as well.
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +27,56 @@ from urllib.parse import quote
 import torch
 from torch import Tensor
 
-from pyg_sar.checkpoint.tables import map_npy
-from pyg_sar.shard.format.files import is_of_system, own_file
-from pyg_sar.shard.format.tensor_file import check_tensors, load_plain
+from pyg_sar.checkpoint.row_files import map_npy
+from pyg_sar.shard.files import check_tensors, is_of_system, load_plain, own_file
+from pyg_sar.utils import durable
+
+_NAME = re.compile(r'epoch-\d{6,}')
+_LOCK = '.writing'
+
+
+def complete(root: Path) -> list[Path]:
+    """The complete checkpoints in `root`, oldest first; none if there is no such folder."""
+    if not root.is_dir():
+        return []
+    folders = [path for path in root.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
+    return sorted(folders, key=_epoch_of)
+
+
+def folder_of(root: Path, epoch: int) -> Path:
+    """The folder of a complete checkpoint."""
+    return root / f'epoch-{epoch:06d}'
+
+
+@contextmanager
+def begun(root: Path, epoch: int) -> Iterator[Path]:
+    """A folder to write a checkpoint into; what killed runs left is removed.
+
+    Nobody else writes to `root` meanwhile: raises RuntimeError, who does.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    with durable.locked(root / _LOCK):
+        existing = complete(root)
+        if existing and epoch <= _epoch_of(existing[-1]):
+            raise ValueError(
+                f"expected an 'epoch' after {_epoch_of(existing[-1])}, the newest checkpoint in "
+                f'{root} (got {epoch}): load that one first, or use another folder'
+            )
+        durable.remove_left(root, _NAME.pattern)
+        with durable.workshop(folder_of(root, epoch)) as new:
+            yield new
+
+
+def publish(new: Path, folder: Path, *, keep: int) -> None:
+    """Gives a written checkpoint its name, durably; then removes all but the `keep` newest ones."""
+    durable.put(new, folder)
+    for old in complete(folder.parent)[:-keep]:
+        old.rename(new.parent / old.name)  # at no time half there under its own name
+
+
+def _epoch_of(folder: Path) -> int:
+    return int(folder.name.removeprefix('epoch-'))
+
 
 _FORMAT = 2
 _MOST_BYTES = 1 << 24  # of checkpoint.json
@@ -102,12 +155,9 @@ def read_state(folder: Path, root: Path, name: str) -> Any:
 
 
 def read_table(folder: Path, root: Path, key: str, dtype: str) -> Tensor:
-    """The rows of all nodes, mapped; raises as :func:`read_state`."""
-    path = own_file(root, table_file(folder, key))
-    try:
-        return torch.from_numpy(map_npy(path)).view(getattr(torch, dtype))
-    except (ValueError, TypeError, AttributeError, RuntimeError) as error:
-        raise ValueError(f'{path} cannot be read: {error}') from error
+    """The rows of all nodes, mapped; of damaged files and wrong dtypes errors are of any kind."""
+    rows = map_npy(own_file(root, table_file(folder, key)))
+    return torch.from_numpy(rows).view(getattr(torch, dtype))
 
 
 def _load(source: Path, *, is_mapped: bool = False) -> Any:

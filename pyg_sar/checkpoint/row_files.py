@@ -1,8 +1,16 @@
-"""Rows of all nodes on disk, in a file ``.npy`` that any program reads."""
+"""A row for every node of the whole graph in one ``.npy`` file, in the order of ids.
+
+A rank has rows of its own nodes, whose ids lie anywhere. Ranks that wrote them there would write
+next to one another all over the file, which shared file systems do badly or, mapped into memory,
+wrongly. So each rank fetches the rows of a run of ids from their owners, and writes the run in one
+piece. No rank ever holds more than its own rows and its run.
+"""
 
 from __future__ import annotations
 
+import math
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +18,67 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_sar.checkpoint.tables import Table, create_npy, map_npy, write_npy
-from pyg_sar.comm import agree, check_equal, collective, on_rank_0, rank, together, world_size
-from pyg_sar.ground.durable import discard, name_beside, put
+from pyg_sar.comm.errors import collective
+from pyg_sar.comm.ranks import rank, world_size
+from pyg_sar.comm.row_map import rows
+from pyg_sar.comm.vote import agree, check_equal, on_rank_0, raise_on_all
 from pyg_sar.rows.align import own_rows
-from pyg_sar.rows.attach import as_local, space_of_nodes
+from pyg_sar.rows.from_data import as_local, sharding_of_nodes
 from pyg_sar.rows.rows import Rows, tag
 from pyg_sar.shard.edges import refuse_local
+from pyg_sar.shard.files import is_of_system, ordinary_file
+from pyg_sar.utils.durable import discard, name_beside, put
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Rows of a table, on the rank that has them."""
+
+    values: Tensor  # ``[num_rows, ...]``
+    n_id: Tensor  # whose rows they are, int64 ``[num_rows]``
+    num_nodes: int  # of all ranks
+
+    def run(self) -> tuple[Array, int]:
+        """The rows of this rank's run of ids, and the first id (collective: see ``rows``)."""
+        first, end = (r * self.num_nodes // world_size() for r in (rank(), rank() + 1))
+        with torch.no_grad():
+            ids = torch.arange(first, end, device=self.values.device)
+            values = rows(self.values, ids, self.n_id).cpu().contiguous()
+        if values.dtype == torch.bfloat16:  # NumPy has none: the file has the bits
+            values = values.view(torch.int16)
+        return values.numpy(), first
+
+
+def create_npy(path: Path, run: Array, num_nodes: int) -> None:
+    """Makes a file for the rows of all nodes, of the kind of those of a run."""
+    shape = num_nodes, *run.shape[1:]
+    np.lib.format.open_memmap(path, mode='w+', dtype=run.dtype, shape=shape)
+
+
+def write_npy(path: Path, run: Array, first: int, num_nodes: int) -> None:
+    """Writes the rows from the id `first` on; not mapped, as only their bytes may be touched."""
+    row_bytes = math.prod(run.shape[1:], start=run.dtype.itemsize)
+    with path.open('r+b') as file:
+        file.seek((first - num_nodes) * row_bytes, os.SEEK_END)
+        file.flush()
+        run.tofile(file)
+        os.fsync(file.fileno())
+
+
+def map_npy(path: Path) -> Array:
+    """The rows of all nodes, mapped; writes to them stay in memory.
+
+    Raises ValueError for other files than arrays of numbers.
+    """
+    ordinary_file(path)
+    try:
+        return np.lib.format.open_memmap(path, mode='c')
+    except Exception as error:  # of damaged bytes it may be anything
+        if is_of_system(error):
+            raise
+        raise ValueError(f"expected an array in '{path}' (got: {error})") from error
 
 
 @collective('save_rows', 'ranks write their rows, and meet when all is on the disk')
@@ -42,10 +104,10 @@ def save_rows(path: str | os.PathLike[str], values: Tensor, data: Any) -> None:
             than such rows is at `path`.
         OSError: On all ranks, if one of them cannot write.
     """
-    path, space = Path(path), space_of_nodes(data)
-    together(lambda: _check(path, values, data))
-    if space is not None and type(values) is Tensor:
-        values = own_rows('save_rows', values, 0, space)
+    path, sharding = Path(path), sharding_of_nodes(data)
+    raise_on_all(lambda: _check(path, values, data))
+    if sharding is not None and type(values) is Tensor:
+        values = own_rows('save_rows', values, 0, sharding)
     values, data = as_local((values, data))
     row = str(values.dtype), tuple(values.shape[1:])
     check_equal("rows in 'values'", agree(row))
@@ -54,7 +116,7 @@ def save_rows(path: str | os.PathLike[str], values: Tensor, data: Any) -> None:
     new = path.with_name(on_rank_0(lambda: name_beside(path).name))
     try:
         on_rank_0(lambda: create_npy(new, run, num_nodes))
-        together(lambda: write_npy(new, run, first, num_nodes))
+        raise_on_all(lambda: write_npy(new, run, first, num_nodes))
         on_rank_0(lambda: put(new, path))
     except BaseException:
         if rank() == 0:
@@ -85,7 +147,7 @@ def load_rows(path: str | os.PathLike[str], data: Any) -> Tensor:
         OSError: On all ranks, if one of them cannot read.
     """
     path = Path(path)
-    space, own = space_of_nodes(data), as_local(data)
+    sharding, own = sharding_of_nodes(data), as_local(data)
 
     def read() -> Tensor:
         _check_data('load_rows', path, data)
@@ -98,8 +160,8 @@ def load_rows(path: str | os.PathLike[str], data: Any) -> Tensor:
             )
         return torch.from_numpy(np.asarray(rows[own.n_id.cpu().numpy()]))
 
-    values = together(read).to(own.n_id.device)
-    return values if space is None else tag(values, 0, space)
+    values = raise_on_all(read).to(own.n_id.device)
+    return values if sharding is None else tag(values, 0, sharding)
 
 
 def _check_data(what: str, path: Path, data: Any) -> None:

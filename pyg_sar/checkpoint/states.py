@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from pyg_sar.checkpoint.tables import Table, graphs
-from pyg_sar.ground.random_states import random_states as states_of_torch
-from pyg_sar.ground.random_states import set_random_states as set_states_of_torch
+from pyg_sar.checkpoint.row_files import Table
+from pyg_sar.nn.node_embedding import NodeEmbedding
 from pyg_sar.rows.rows import Rows, plain, tag
-
-State = tuple[dict[str, Any], dict[str, Table]]
-"""A dict of tensors and plain values, and the tables that belong to it, by key."""
+from pyg_sar.utils.rng import random_states as states_of_torch
+from pyg_sar.utils.rng import set_random_states as set_states_of_torch
 
 
 def plain_model(model: torch.nn.Module) -> torch.nn.Module:
@@ -32,53 +31,59 @@ def embeddings(model: torch.nn.Module) -> dict[str, Rows]:
     return {name: p for name, p in named if isinstance(p, Rows)}
 
 
-def embeddings_of(optimizer: Optimizer) -> dict[int, Rows]:
-    """The rows of node embeddings that an optimizer has, by their numbers in its state."""
-    parameters = (p for group in optimizer.param_groups for p in group['params'])
-    return {index: p for index, p in enumerate(parameters) if isinstance(p, Rows)}
+def entries_of_rows(
+    model: torch.nn.Module, optimizer: Optimizer | None, held: dict[str, Any]
+) -> Iterator[tuple[str, dict[str, Any], str, Rows]]:
+    """The tensors with a row for every node that states have, where the model has own rows.
+
+    Of each its key, the dict that has it, its key there, and the node embedding.
+    """
+    for name, weight in embeddings(model).items():
+        yield f'model.{name}', held['model'], name, weight
+    groups = [] if optimizer is None else optimizer.param_groups
+    for index, weight in enumerate(p for group in groups for p in group['params']):
+        values = held['optimizer']['state'].get(index, {}) if isinstance(weight, Rows) else {}
+        for name in [n for n, v in values.items() if isinstance(v, Tensor) and v.dim() > 0]:
+            yield f'optimizer.{index}.{name}', values, name, weight
 
 
-def model_state(model: torch.nn.Module) -> State:
-    """The state of a model, under the keys of the plain PyG model."""
-    own = embeddings(model)
-    state = {k: v for k, v in plain_model(model).state_dict().items() if k not in own}
-    return state, {f'model.{name}': Table.of(weight, weight) for name, weight in own.items()}
+def optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
+    """The ``state_dict()`` and the class; entries may be taken out of it."""
+    state = optimizer.state_dict()
+    own = {index: dict(values) for index, values in state['state'].items()}
+    return {'class': type(optimizer).__name__, **state, 'state': own}
 
 
-def optimizer_state(optimizer: Optimizer) -> State:
-    """The ``state_dict()`` and class; tensors of a node embedding must have all its rows."""
-    state, tables, kind = optimizer.state_dict(), dict[str, Table](), type(optimizer).__name__
-    for index, weight in embeddings_of(optimizer).items():
-        values = state['state'].get(index, {})
-        of_rows = {n: v for n, v in values.items() if isinstance(v, Tensor) and v.dim() > 0}
-        for name, value in of_rows.items():
-            if plain(value).shape != plain(weight).shape:
-                raise ValueError(
-                    f"expected '{name}' of {kind} to have a row for every node (got "
-                    f'{list(value.shape)} for {list(weight.shape)})'
-                )
-            tables[f'optimizer.{index}.{name}'] = Table.of(weight, value)
-        if of_rows:
-            state['state'][index] = {n: v for n, v in values.items() if n not in of_rows}
-    return {'class': kind, **state}, tables
+def table_of(key: str, values: Tensor, weight: Rows, optimizer: Optimizer) -> Table:
+    """The table of a node embedding, or of an optimizer's state of it, which has all its rows."""
+    if plain(values).shape != plain(weight).shape:
+        raise ValueError(
+            f"expected '{key.split('.')[-1]}' of {type(optimizer).__name__} to have a row for "
+            f'every node (got {list(values.shape)} for {list(weight.shape)})'
+        )
+    sharding = weight._sharding
+    return Table(plain(values).detach(), sharding.ids(weight.device), sharding.total)
+
+
+def graphs(model: torch.nn.Module) -> dict[str, str]:
+    """The graph whose nodes each node embedding of a model has, if it was loaded, by its name."""
+    named = model.named_modules(remove_duplicate=False)
+    return {k: m.graph for k, m in named if isinstance(m, NodeEmbedding) and m.graph is not None}
 
 
 def check_model(model: torch.nn.Module, saved: dict[str, Any], of_graphs: dict[str, str]) -> None:
     """Raises ValueError with the first difference in names, shapes, dtypes and graphs."""
-    state, tables = model_state(model)
-    kind, left = type(plain_model(model)).__name__, dict(saved)
-    for name, value in (state | {k.removeprefix('model.'): v for k, v in tables.items()}).items():
+    inner, left = plain_model(model), dict(saved)
+    kind = f'the model, a {type(inner).__name__}'
+    for name, value in (inner.state_dict() | embeddings(model)).items():
         if name not in left:
-            raise ValueError(f"expected '{name}' of the model, a {kind}, in it (got none)")
+            raise ValueError(f"expected '{name}' of {kind}, in it (got none)")
         got = _form(left.pop(name))
         if not torch.nn.parameter.is_lazy(value) and got != _form(value):
-            raise ValueError(
-                f"expected '{name}' of the model, a {kind}, as {_form(value)} (got {got})"
-            )
+            raise ValueError(f"expected '{name}' of {kind}, as {_form(value)} (got {got})")
     if left:
-        extra = next(iter(left))
-        raise ValueError(f"expected only what the model, a {kind}, has (got '{extra}', too)")
-    for name, graph in graphs(plain_model(model)).items():
+        raise ValueError(f"expected only what {kind}, has (got '{next(iter(left))}', too)")
+    for name, graph in graphs(inner).items():
         if of_graphs.get(name, graph) != graph:
             raise ValueError(
                 f"expected rows of the graph {graph} for '{name}' (got some of {of_graphs[name]}, "
@@ -87,9 +92,7 @@ def check_model(model: torch.nn.Module, saved: dict[str, Any], of_graphs: dict[s
 
 
 def _form(value: object) -> str:
-    if isinstance(value, Table):
-        return f'{value.shape} {value.values.dtype}'
-    return f'{list(value.shape)} {value.dtype}' if isinstance(value, Tensor) else 'no tensor'
+    return f'{[*value.shape]} {value.dtype}' if isinstance(value, Tensor) else 'no tensor'
 
 
 def entry_of(key: str, saved: dict[str, Any]) -> tuple[dict[str, Any], str]:
@@ -98,29 +101,19 @@ def entry_of(key: str, saved: dict[str, Any]) -> tuple[dict[str, Any], str]:
     if kind == 'model':
         return saved['model'], entry
     number, entry = entry.split('.', 1)
-    of_optimizer = saved.get('optimizer', {'state': {int(number): {}}})  # else not asked for
-    return of_optimizer['state'][int(number)], entry
+    return saved['optimizer']['state'][int(number)], entry
 
 
 def keep_own_rows(
     model: torch.nn.Module, optimizer: Optimizer | None, saved: dict[str, Any]
 ) -> None:
     """Leaves own rows alone in tensors of all nodes, where the model has only own rows."""
-    for name, weight in embeddings(model).items():
-        saved['model'][name] = _own_rows(saved['model'][name], weight)
-    for index, weight in ({} if optimizer is None else embeddings_of(optimizer)).items():
-        values = saved['optimizer']['state'].get(index, {})
-        for name, value in values.items():
-            if isinstance(value, Tensor) and value.dim() > 0:
-                if value.shape != weight.shape:
-                    got = f'{[*weight.shape]} (got {[*value.shape]})'
-                    raise ValueError(f"expected '{name}' as {got}")
-                values[name] = _own_rows(value, weight)
-
-
-def _own_rows(values: Tensor, weight: Rows) -> Any:
-    space = weight._space
-    return tag(values[space.ids(values.device)].to(weight.device), 0, space)
+    for _, values, name, weight in entries_of_rows(model, optimizer, saved):
+        value, sharding = values[name], weight._sharding
+        if value.shape != weight.shape:
+            got = f'{[*weight.shape]} (got {[*value.shape]})'
+            raise ValueError(f"expected '{name}' as {got}")
+        values[name] = tag(value[sharding.ids(value.device)].to(weight.device), 0, sharding)
 
 
 def set_optimizer_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:
@@ -133,26 +126,18 @@ def set_optimizer_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:
 
 def random_states() -> dict[str, Any]:
     """States of torch (CPU, and the current CUDA device if in use), NumPy and Python."""
-    name, key, *rest = np.random.get_state()  # noqa: NPY002 (what PyG draws from)
-    version, internal, gauss = random.getstate()
     uses_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    of_torch = states_of_torch(torch.device('cuda' if uses_gpu else 'cpu'))
-    states = {
-        'torch': of_torch[0],
-        'numpy': (str(name), torch.from_numpy(np.asarray(key, dtype=np.int64)), *rest),
-        'python': (version, torch.tensor(internal), gauss),
+    name, key, *rest = np.random.get_state()  # noqa: NPY002 (what PyG draws from)
+    return {
+        'torch': states_of_torch(torch.device('cuda' if uses_gpu else 'cpu')),
+        'numpy': (str(name), np.asarray(key).tolist(), *rest),
+        'python': random.getstate(),
     }
-    if uses_gpu:
-        states['cuda'] = of_torch[1]
-    return states
 
 
 def set_random_states(states: dict[str, Any]) -> None:
     """Sets :func:`random_states`."""
-    name, key, *rest = states['numpy']
-    np.random.set_state((name, key.numpy().astype(np.uint32), *rest))  # noqa: NPY002
-    version, internal, gauss = states['python']
-    random.setstate((version, tuple(internal.tolist()), gauss))
-    has_gpu = 'cuda' in states and torch.cuda.is_available()
-    of_torch = [states['torch'], states['cuda']] if has_gpu else [states['torch']]
-    set_states_of_torch(of_torch, torch.device('cuda' if has_gpu else 'cpu'))
+    has_gpu = len(states['torch']) > 1 and torch.cuda.is_available()
+    set_states_of_torch(states['torch'], torch.device('cuda' if has_gpu else 'cpu'))
+    np.random.set_state(states['numpy'])  # noqa: NPY002
+    random.setstate(states['python'])

@@ -1,11 +1,15 @@
-"""The few collectives beside the exchanges.
+"""The few collectives beside the exchanges, and decorators of autograd Functions that communicate.
 
-Each begins with a message that has the same form in all, so that they meet only if they are at the
-same operation (:mod:`pyg_sar.comm.processes.group`).
+Each collective begins with a message that has the same form in all, so that they meet only if they
+are at the same operation (:mod:`pyg_sar.comm.process_group`).
+
+The backward of a Function is in the layer of its forward. It has no derivative itself: second
+derivatives would take values that backward computes again for constants, and be silently wrong.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -14,133 +18,87 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pyg_sar.comm.faults.errors import because_of
-from pyg_sar.comm.functions import communicates
+from pyg_sar.comm.errors import in_layer, layer_and_phase, location
 from pyg_sar.comm.ranks import current
-from pyg_sar.ground.checksum import as_bytes
-from pyg_sar.ground.json_values import decode, encode
-from pyg_sar.monitor import hook
+from pyg_sar.utils import hook
+from pyg_sar.utils.tensor_state import as_bytes
 
-T = TypeVar('T')
+Function = TypeVar('Function', bound=type)
 
-_KINDS = {k.__name__: k for k in (FileNotFoundError, OSError, TypeError, ValueError, RuntimeError)}
+torch_apply: Any = vars(torch.autograd.Function)['apply']
+"""torch's own, before the one of users' Functions was replaced."""
 
 
-def together(step: Callable[[], T]) -> T:
-    """Takes a step on every rank and returns its result (collective: see :func:`agree`).
+def communicates(function: Function) -> Function:
+    """For autograd Functions that communicate: their backward is in the layer of their forward."""
+    forward: Callable[..., Any] = function.forward  # type: ignore[attr-defined]
+    backward: Callable[..., Any] = function.backward  # type: ignore[attr-defined]
 
-    If it raises on any rank, all raise: a rank its own error, or else that of the first other rank,
-    with its rank. A step has no collectives.
+    @functools.wraps(forward)
+    def noting(ctx: Any, *args: Any) -> Any:
+        ctx.layer = layer_and_phase.value[0]
+        return forward(ctx, *args)
+
+    @functools.wraps(backward)
+    def naming(ctx: Any, *grads: Any) -> Any:
+        with in_layer(ctx.layer, 'backward'):
+            try:
+                return backward(ctx, *grads)
+            except BaseException as error:
+                current().left_by(error)
+                raise
+
+    function.forward = staticmethod(noting)  # type: ignore[attr-defined]
+    function.backward = staticmethod(naming)  # type: ignore[attr-defined]
+    function.apply = torch_apply  # type: ignore[attr-defined]
+    return function
+
+
+def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes the backward of an autograd Function one that has no derivative itself.
+
+    A gradient of what `backward` returns is a RuntimeError. torch's decorator of this name notices
+    only what ``Tensor.backward`` visits and where the gradients that come in have a history:
+    ``torch.autograd.grad(first, inputs)`` would leave out the second derivative without a word.
     """
-    result: Any = None
-    error = None
-    try:
-        result = step()
-    except Exception as caught:  # whatever it is, the other ranks must not wait for this one
-        error = caught
-    raise_together(error)
-    return result
+
+    @functools.wraps(backward)
+    def once(ctx: Any, *grads: Tensor | None) -> Any:
+        if not torch.is_grad_enabled():  # no create_graph=True
+            return backward(ctx, *grads)
+        with torch.no_grad():
+            out = backward(ctx, *grads)
+        tensors = (*grads, *ctx.saved_tensors)
+        sources = [t for t in tensors if t is not None and t.requires_grad]
+        if not sources:
+            return out
+        results = out if isinstance(out, tuple) else (out,)
+        return tuple(only_once(r, *sources) if isinstance(r, Tensor) else r for r in results)
+
+    return once
 
 
-def on_rank_0(step: Callable[[], T]) -> T:
-    """Takes `step` on rank 0 alone; all get its plain values; raises as `together`."""
-    own = together(lambda: step() if current().rank == 0 else None)
-    return agree(own)[0]
+def only_once(result: Tensor, *sources: Tensor) -> Tensor:
+    """A first derivative, computed from `sources`: a gradient of it raises a RuntimeError."""
+    out: Tensor = _Once.apply(location(), result, *sources)
+    return out
 
 
-def raise_together(error: Exception | None) -> None:
-    """Raises as :func:`together`, where this rank's error was caught before."""
-    kind = next((name for name, k in _KINDS.items() if isinstance(error, k)), 'RuntimeError')
-    answers = agree(None if error is None else (kind, str(error)))
-    if error is not None:
-        raise error
-    for rank, other in enumerate(answers):
-        if other is not None:
-            kind, text = other
-            raise because_of(rank, current().rank, _KINDS[kind](f'rank {rank}: {text}'))
+class _Once(torch.autograd.Function):
+    """A first derivative, with what it depends on."""
 
+    @staticmethod
+    def forward(ctx: Any, where: str, result: Tensor, *sources: Tensor) -> Tensor:
+        ctx.where = where
+        return result.view_as(result)
 
-def agree(value: Any) -> list[Any]:
-    """The values of all ranks in rank order (collective: two small all-gathers).
-
-    A value is plain: None, bool, int, float, str, torch.dtype, a dense tensor, or lists, tuples,
-    sets and dicts of them. It comes back equal and of the same type.
-    """
-    comm = current()
-    if comm.size == 1:
-        return [value]
-    text, what = encode(value), 'a comparison of all ranks'
-    with comm.guard(what):
-        texts = comm.gather_texts(text, what)
-    return [decode(t) for t in texts]
-
-
-def odd_and_usual(values: Sequence[object]) -> tuple[int, int]:
-    """Of values that are not all equal a rank with a rare one, and a rank with the commonest."""
-    counts = [values.count(value) for value in values]
-    usual = counts.index(max(counts))
-    others = [rank for rank, value in enumerate(values) if value != values[usual]]
-    return min(others, key=lambda rank: counts[rank]), usual
-
-
-def differ(text: str, rank: int) -> ValueError:
-    """The error that all ranks raise where `rank` differs; only that rank prints a traceback."""
-    return because_of(rank, current().rank, ValueError(text))
-
-
-def check_equal(what: str, values: Sequence[object]) -> None:
-    """Raises a ValueError if the ranks' `values` of something differ."""
-    if any(value != values[0] for value in values):
-        odd, usual = odd_and_usual(values)
-        raise differ(
-            f'expected the same {what} on all ranks: {values[odd]} on rank {odd} (got '
-            f'{values[usual]} on rank {usual}): give the same on every rank',
-            odd,
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> None:
+        where = f' through {ctx.where}' if ctx.where else ''
+        raise RuntimeError(
+            f'expected first derivatives only (got a gradient of a gradient{where}): on a graph '
+            'that is cut pyg_sar computes no second ones'
         )
-
-
-def all_ranks(value: bool, world_size: int) -> bool:
-    """Whether `value` holds on all ranks (collective; see :func:`least_of_ranks`)."""
-    return bool(least_of_ranks(int(value), world_size))
-
-
-def least_of_ranks(value: int, world_size: int) -> int:
-    """The smallest of the ranks' values 0, 1 or 2 (collective: one small all-gather)."""
-    assert 0 <= value <= 2
-    if world_size == 1:
-        return value
-    counts = _sum('a decision of all ranks', number=(1, 1 << 20, 0)[value])
-    assert counts is not None
-    ones, zeros = divmod(counts, 1 << 20)  # more than there are ranks
-    return 0 if zeros else 1 if ones else 2
-
-
-def are_alike(words: str, flag: bool) -> tuple[bool, bool]:
-    """Whether words are the same on all ranks and, if so, whether a flag is set on all.
-
-    Collective: one small all-gather.
-    """
-    unset = _sum('a comparison of forwards', number=not flag, state=words)
-    return unset is not None, unset == 0
-
-
-def count_ranks(words: str, flag: bool) -> int:
-    """How many ranks have set a flag (collective: one small all-gather).
-
-    All raise ExchangeError where `words`, the operation that a rank is at, differ.
-    """
-    count = _sum(words, number=flag)
-    assert count is not None
-    return count
-
-
-def _sum(what: str, *, number: int, state: str = '') -> int | None:
-    """An operation that is nothing but the number it begins with."""
-    comm = current()
-    if comm.size == 1:
-        return number
-    with comm.guard(what):
-        return comm.sum_alike(what, number=number, state=state)
 
 
 def form_of(tensor: Tensor, *, is_rows: bool = False) -> str:
@@ -158,29 +116,30 @@ def all_reduce_sum(
     """
     comm = current()
     if comm.size > 1:
-        alike = f'{what} ({form_of(tensor)})'
-        with comm.guard(what, alike=alike):
+        tag = f'{what} ({form_of(tensor)})'
+        with comm.guard(what, tag=tag):
             if comm.goes_by_host(tensor.device, group):  # others: gloo has no part in it
                 if tensor.device.type == 'cpu' and group is None and tensor.numel():
                     if tensor.nbytes <= comm.summed_bytes:
-                        comm.sum_alike(alike, summed=tensor)
+                        comm.sum_alike(tag, summed=tensor)
                     else:
-                        comm.sum_large(alike, tensor)
+                        comm.sum_large(tag, tensor)
                     return tensor
-                comm.sum_alike(alike)
+                comm.sum_alike(tag)
             comm.all_reduce(tensor, group)
     return tensor
 
 
-def all_gather_alike(tensor: Tensor, what: str = 'a gather from all ranks') -> Tensor:
+def all_gather_alike(tensor: Tensor) -> Tensor:
     """The ranks' tensors of one shape and dtype, ``[world_size, ...]`` (collective)."""
     comm = current()
     if comm.size == 1:
         return tensor.unsqueeze(0)
-    alike = f'{what} ({form_of(tensor)})'
-    with comm.guard(what, alike=alike):
+    what = 'a gather from all ranks'
+    tag = f'{what} ({form_of(tensor)})'
+    with comm.guard(what, tag=tag):
         if comm.goes_by_host(tensor.device):
-            comm.sum_alike(alike)
+            comm.sum_alike(tag)
         return comm.all_gather(tensor.contiguous())
 
 
@@ -227,9 +186,9 @@ def all_to_all(
     # As bytes: every dtype goes through every backend.
     row_bytes = math.prod(rows.shape[1:]) * rows.element_size()
     sizes = [n * row_bytes for n in recv_counts], [n * row_bytes for n in send_counts]
-    words = form_of(rows, is_rows=True)
+    form = form_of(rows, is_rows=True)
     counts = recv_counts, send_counts
-    exchange_bytes(as_bytes(received), as_bytes(rows), *sizes, counts, words, is_compared)
+    exchange_bytes(as_bytes(received), as_bytes(rows), *sizes, counts, form, is_compared)
     return received
 
 
@@ -248,10 +207,10 @@ def exchange_bytes(
     is, in words that are equal on all ranks; `is_compared` is that of :func:`all_to_all`.
     """
     what = 'an exchange of rows with all ranks at once'
-    alike, comm = f'{what} ({form})', current()
-    with comm.guard(what, alike=alike):
+    tag, comm = f'{what} ({form})', current()
+    with comm.guard(what, tag=tag):
         if not is_compared and comm.goes_by_host(sent.device):
-            comm.sum_alike(alike)
+            comm.sum_alike(tag)
         comm.all_to_all(received, sent, recv_sizes, send_sizes)
         if hook.watchers:
             # Its own rows stay here.

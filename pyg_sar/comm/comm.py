@@ -1,7 +1,7 @@
 """Operations of a rank with the others, whoever carries the messages.
 
 There are three kinds: the process group of ``torch.distributed``
-(:mod:`pyg_sar.comm.processes.group`), ranks that are threads of one process
+(:mod:`pyg_sar.comm.process_group`), ranks that are threads of one process
 (:mod:`pyg_sar.comm.threads`), and one rank by itself, which is the base class here.
 """
 
@@ -11,22 +11,15 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
-from weakref import WeakKeyDictionary
+from typing import Any, NoReturn, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pyg_sar.comm.faults.errors import at_location
-from pyg_sar.comm.met import Met
-from pyg_sar.monitor import hook
-
-if TYPE_CHECKING:
-    from pyg_sar.averaging import Averager
-    from pyg_sar.comm.buffers import BufferPool
-    from pyg_sar.comm.end_of_backward import Backward
-    from pyg_sar.comm.exchange import Exchange
+from pyg_sar.comm.errors import at_location
+from pyg_sar.comm.plain_values import Met
+from pyg_sar.utils import hook
 
 
 class Work(Protocol):
@@ -41,56 +34,36 @@ class Comm:
 
     The methods from :meth:`sum_alike` on are called within a :meth:`guard`. Those that communicate
     are collective.
-
-    Attributes:
-        rank: The rank.
-        size: The number of ranks.
-        group: The process group of the exchanges, if there is one.
-        world: Gives the default process group that it belongs to, while that lives; else None.
-        takes_turns: Whether the ranks are threads of one process.
-        debug: Whether the ranks compare what they do before every operation.
-        met: The plain values that have met rows since the last message.
-        operation: The operation that this rank has come to last, in words.
-        peer: The rank it is done with; None for all.
-        travelling: Swaps that are under way.
-        backward: Gives the backward pass that runs, if it has come to anything of this library.
-        awaiting: Models that have run on a batch, whose backward may come.
-        caches: What :func:`pyg_sar.comm.cache_of` gives, by name.
-        num_made: How many things all ranks have made together; see :class:`Agreed`.
-        pool: Memory for rows, where ranks have it in common.
-        exchange_kind: The class of its exchanges, where they send no messages.
-        summed_bytes: What is summed over the ranks at no cost, by :meth:`sum_alike`.
     """
 
     rank, size = 0, 1
-    group: dist.ProcessGroup | None = None
-    takes_turns = False
-    debug = False
-    pool: BufferPool | None = None
-    exchange_kind: type[Exchange] | None = None
-    summed_bytes = 0
+    group: dist.ProcessGroup | None = None  # of the exchanges, if there is one
+    takes_turns = False  # whether the ranks are threads of one process
+    run: object = None  # what ranks that are threads of one run have in common
+    exchange_kind: type[Any] | None = None  # of its exchanges, where they send no messages
+    summed_bytes = 0  # what `sum_alike` sums over the ranks at no cost
 
     def __init__(self) -> None:
-        self.operation, self.met = '', Met()
+        # Gives the default process group that it belongs to, while that lives.
         self.world: Callable[[], dist.ProcessGroup | None] = lambda: None
         self._process = os.getpid()
-        self.peer: int | None = None
-        self.travelling: set[Any] = set()
-        self.backward: Callable[[], Backward | None] = lambda: None
-        self.awaiting: WeakKeyDictionary[Averager, None] = WeakKeyDictionary()
-        self.caches: dict[Any, Any] = {}
-        self.num_made = 0
+        self.operation = ''  # that this rank has come to last, in words
+        self.peer: int | None = None  # the rank it is done with; None for all
+        self.met = Met()  # the plain values that have met rows since the last message
+        self.travelling: set[Any] = set()  # what is sent and received now, as `SendRecv`
+        self.caches: dict[Any, Any] = {}  # what `ranks.cache_of` gives, by name
+        self.num_made = 0  # how many things all ranks have made together, as `Agreed` counts
 
     def check(self, operation: str) -> None:
         """Raises ExchangeError if the exchanges have ended; connects the ranks if they are not."""
 
     def guard(
-        self, operation: str, peer: int | None = None, *, alike: str = '', is_wait: bool = False
+        self, operation: str, peer: int | None = None, *, tag: str = '', is_wait: bool = False
     ) -> AbstractContextManager[None]:
         """For the time of an operation with other ranks: its errors come as ExchangeError.
 
-        `peer` is the rank it is done with, None for all. Debugging raises on all ranks where
-        `alike` differs: the operation, with what it moves, in words that are equal on all ranks.
+        `peer` is the rank it is done with, None for all. Threads compare `tag`: the operation,
+        with what it moves, in words that are equal on all ranks.
         `is_wait`: the end of one that began before; all ranks begin as many.
         """
         if not self.is_here():
@@ -117,7 +90,7 @@ class Comm:
         """
 
     def fail(self, error: BaseException) -> None:
-        """Ends the exchanges because of an exception of this rank's own, or of a lane's."""
+        """Ends the exchanges because of an exception of this rank's own."""
 
     def set_timeout(self, timeout: timedelta | None) -> None:
         """How long the ranks wait for a silent one from now on; None leaves it as it is."""
@@ -133,19 +106,19 @@ class Comm:
         return True
 
     def sum_alike(
-        self, alike: str, *, number: int = 0, state: str = '', summed: Tensor | None = None
+        self, tag: str, *, number: int = 0, state: str = '', summed: Tensor | None = None
     ) -> int | None:
         """The sum of the ranks' numbers, less than ``2**24``, or None if their states differ.
 
-        `alike` is the operation at which all must be, in words that are equal on all ranks; else
+        `tag` is the operation at which all must be, in words that are equal on all ranks; else
         all raise. `state` is what the ranks ask whether they have it in common, in words.
         `summed`, of :attr:`summed_bytes` at most, is summed over the ranks in place.
         """
         return number
 
-    def sum_large(self, alike: str, tensor: Tensor) -> None:
-        """Sums a tensor of the host over the ranks in place; `alike` is that of `sum_alike`."""
-        self.sum_alike(alike)
+    def sum_large(self, tag: str, tensor: Tensor) -> None:
+        """Sums a tensor of the host over the ranks in place; `tag` is that of `sum_alike`."""
+        self.sum_alike(tag)
         self.all_reduce(tensor)
 
     def gather_texts(self, text: bytes, what: str) -> list[bytes]:
@@ -156,17 +129,17 @@ class Comm:
         """Memory for rows that travel: a uint8 vector, of any content."""
         return torch.empty(num_bytes, dtype=torch.uint8, device=device)
 
-    def start_swap(
+    def start_send_recv(
         self,
         received: Sequence[Tensor],
         recv_rank: int,
         sent: Sequence[Tensor],
         send_rank: int,
-        words: str,
+        tag: str,
     ) -> tuple[list[Work], list[Work]]:
         """Begins to receive contiguous tensors from one rank and to send others to another rank.
 
-        Gives the transfers that come in, and those that go out. Messages meet if their words are
+        Gives the transfers that come in, and those that go out. Messages meet if their tags are
         equal, where the backend knows tags (gloo).
         """
         raise NotImplementedError

@@ -13,24 +13,35 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from traceback import walk_stack
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
-from weakref import ref
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pyg_sar.comm.collectives import agree, differ
 from pyg_sar.comm.comm import Comm
-from pyg_sar.comm.faults.errors import in_call, location
+from pyg_sar.comm.errors import in_call, location
 from pyg_sar.comm.ranks import current
-from pyg_sar.ground.checksum import digest
-from pyg_sar.ground.inert import described
-from pyg_sar.ground.private_names import missing
+from pyg_sar.comm.vote import agree, differ
+from pyg_sar.utils.dry_run import described
+from pyg_sar.utils.installed import missing
+from pyg_sar.utils.tensor_state import digest
 
-if TYPE_CHECKING:
-    from pyg_sar.averaging import Averager
+
+class Averager(Protocol):
+    """Has gradients of some parameters summed over the ranks."""
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it sums after the others."""
+
+    def enter(self) -> None:
+        """Notes that the running backward has come to it."""
+
+    def reduce(self, new: set[Tensor]) -> list[Tensor]:
+        """Sums gradients, `new` on this rank; gives the parameters of which any rank has one."""
 
 
 class Backward:
@@ -39,27 +50,18 @@ class Backward:
     Users' hooks of gradients, also of accumulated ones (an optimizer in backward), must see sums
     over all ranks: during the pass they are off their parameters, and at its end they are called.
     Where some ranks alone have hooks, these may read, and nothing else.
-
-    Attributes:
-        task: Autograd's number of it.
-        is_checked: Whether it was checked that it accumulates gradients of parameters.
-        is_over: Whether all gradients have come.
-        are_hooked: On how many ranks users have such hooks, as far as they have told.
     """
 
     def __init__(self, comm: Comm) -> None:
         self._comm = comm
         self.task = torch._C._current_graph_task_id()
-        self.is_checked = self.is_over = False
-        self.are_hooked = 0
-        self._models: list[Averager] = []
+        self.is_checked = False  # whether it accumulates gradients of parameters
+        self.is_over = False  # whether all gradients have come
+        self.are_hooked = 0  # on how many ranks users have such hooks, as far as they have told
+        self.models: list[Averager] = []  # that :meth:`enter` was called for
         self._hooks: dict[Tensor, Any] = {}
         self._aside: dict[Tensor, tuple[dict[int, Any], Tensor | None]] = {}  # hooks, .grad before
         self._new: list[Tensor] = []
-
-    def entered(self, model: Averager) -> bool:
-        """Whether :meth:`enter` was called for a model."""
-        return model in self._models
 
     def is_hooked(self) -> bool:
         """Whether users have hooks on this rank that are called at the end."""
@@ -76,7 +78,7 @@ class Backward:
 
     def enter(self, model: Averager, parameters: Iterable[Tensor]) -> None:
         """Has the gradients of a model summed over the ranks at the end."""
-        self._models.append(model)
+        self.models.append(model)
         for p in parameters:
             if p not in self._hooks:
                 self._hooks[p] = p._post_accumulate_grad_hooks
@@ -87,13 +89,13 @@ class Backward:
         whole: dict[Tensor, None] = {}
         self.is_over = True
         try:
-            if not self._models:
-                for model in reversed([*self._comm.awaiting]):  # as a backward would come to them
+            if not self.models:
+                for model in reversed([*_awaiting(self._comm)]):  # as a backward would come to them
                     model.enter()
-            for model in sorted(self._models, key=lambda model: model.is_last):
+            for model in sorted(self.models, key=lambda model: model.is_last):
                 whole |= dict.fromkeys(model.reduce(set(self._new)))
         finally:
-            self._comm.backward = lambda: None
+            _RUNNING.pop(self._comm, None)
             aside = self._aside
             self._give_hooks_back()
         is_alone = 0 < self.are_hooked < self._comm.size
@@ -173,22 +175,31 @@ def _check_alike(parameters: list[Tensor], called: list[str]) -> None:
         )
 
 
+_RUNNING: WeakValueDictionary[Comm, Backward] = WeakValueDictionary()
+_AWAITING: WeakKeyDictionary[Comm, WeakKeyDictionary[Averager, None]] = WeakKeyDictionary()
+
+
+def _awaiting(comm: Comm) -> WeakKeyDictionary[Averager, None]:
+    """Models that have run on a batch, whose backward may come."""
+    return _AWAITING.setdefault(comm, WeakKeyDictionary())
+
+
 def running() -> Backward | None:
     """The outermost backward pass that runs, if it has come to a hook of this library.
 
     It is that of the rank, not of the thread: on a GPU hooks run in a thread of the device.
     """
-    return current().backward()
+    return _RUNNING.get(current())
 
 
 def started() -> Backward:
     """The backward pass that runs, noted from its first such call on; called in a backward."""
     comm = current()
-    backward = comm.backward()
+    backward = _RUNNING.get(comm)
     if backward is None:
         backward = Backward(comm)
         torch.autograd.Variable._execution_engine.queue_callback(backward)
-        comm.backward = ref(backward)
+        _RUNNING[comm] = backward
     return backward
 
 
@@ -202,19 +213,18 @@ def _note(grad: Tensor) -> None:
 
 
 def await_backward(model: Averager) -> None:
-    """Notes that a model has run on a batch, and that a backward may come.
+    """Notes that a model has run on a batch: a backward that misses it takes part in its sum.
 
-    On a rank whose batch is empty a loss over all ranks need not depend on the model. The backward
-    of the loss takes part in the sum of the gradients all the same, as the other ranks do.
+    On a rank whose batch is empty a loss over all ranks need not depend on the model.
     """
-    awaiting = current().awaiting
+    awaiting = _awaiting(current())
     awaiting.pop(model, None)  # it becomes the last one
     awaiting[model] = None
 
 
 def has_come(model: Averager) -> None:
     """Notes that the backward of a model has come."""
-    current().awaiting.pop(model, None)
+    _awaiting(current()).pop(model, None)
 
 
 def is_accumulated(leaf: Tensor) -> bool:

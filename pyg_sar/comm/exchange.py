@@ -1,4 +1,4 @@
-"""The exchange of boundary rows.
+"""The exchange of boundary rows: there the rows, and back their gradients.
 
 Messages are point to point and follow the steps of the shard. The next rows are packed and travel
 while the current block is computed. No rank waits for all others.
@@ -8,8 +8,7 @@ Exchanges use a process group of their own, so they never meet the collectives o
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
@@ -18,46 +17,42 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.buffers import BufferPool, Buffers, Lend, Rows, Wire
 from pyg_sar.comm.collectives import all_to_all, all_to_all_counts
-from pyg_sar.comm.gradient_return import GradientReturn
 from pyg_sar.comm.ranks import current
-from pyg_sar.comm.swap import ROWS_TAG, Swap
-from pyg_sar.shard.kept import Kept
-from pyg_sar.shard.shard import Shard, Step
+from pyg_sar.comm.send_recv import (
+    GRADIENTS_TAG,
+    ROWS_TAG,
+    BufferPool,
+    Buffers,
+    Lend,
+    SendRecv,
+    TensorList,
+    Wire,
+)
+from pyg_sar.shard.shard import Cached, Shard, Step
 
-_POOL: Kept[BufferPool] = Kept()
-_EXCHANGES: Kept[dict[tuple[type[Exchange], int, torch.dtype | None], Exchange]] = Kept()
-_SOURCE_IDS: Kept[Tensor] = Kept()
+_POOL: Cached[BufferPool] = Cached()
+_EXCHANGES: Cached[dict[tuple[type[Exchange], torch.dtype | None], Exchange]] = Cached()
+_SOURCE_IDS: Cached[Tensor] = Cached()
 
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """Halo rows that are fetched together.
+    """Halo rows that are fetched together."""
 
-    Attributes:
-        send_index: Own rows that other ranks fetch, by rank.
-        send_counts: How many each rank fetches from here.
-        recv_counts: How many are fetched from each rank.
-    """
-
-    send_index: Tensor
-    send_counts: list[int]
-    recv_counts: list[int]
+    send_index: Tensor  # own rows that other ranks fetch, by rank
+    send_counts: list[int]  # how many each rank fetches from here
+    recv_counts: list[int]  # how many are fetched from each rank
 
 
 class Exchange:
     """Fetches halo rows of this rank's shard, and returns their gradients to the owners.
 
-    So many steps as `depth` travel ahead of the block that is computed. Wider floating-point rows
-    and their gradients are rounded to `dtype` while they travel; None sends them as they are.
+    One step travels ahead of the block that is computed. Wider floating-point rows and their
+    gradients are rounded to `dtype` while they travel; None sends them as they are.
     """
 
-    way_back: type[GradientReturn] = GradientReturn
-
-    def __init__(self, shard: Shard, *, depth: int = 1, dtype: torch.dtype | None = None) -> None:
-        if depth < 1:
-            raise ValueError(f"'depth' must be at least 1 (got {depth})")
+    def __init__(self, shard: Shard, dtype: torch.dtype | None = None) -> None:
         rank, world_size = 0, 1
         if shard.world_size > 1:
             comm = current()
@@ -69,14 +64,18 @@ class Exchange:
                 f'(got the shard of rank {shard.rank} of {shard.world_size})'
             )
         self.shard = shard
-        self.depth = depth
         self.wire = Wire(dtype)
-        pool = _POOL.put(shard, current().pool or _POOL.of(shard, BufferPool))
+        pool = _POOL.put(shard, self._pool())
         most = max((max(s.recv_rows, s.send_rows) for s in shard.steps), default=0)
         # Memory for rows like those of some tensors, which is used again.
         self.buffers: Lend = partial(Buffers, pool, most)
 
-    def fetch(self, tensors: Sequence[Tensor], *, keep: bool = False) -> Iterator[Rows]:
+    def _pool(self) -> BufferPool:
+        return _POOL.of(self.shard, BufferPool)
+
+    def all_gather_halo(
+        self, tensors: Sequence[Tensor], *, keep: bool = False
+    ) -> Iterator[TensorList]:
         """The source rows ``[num_rows, ...]`` of every block, in the order of the plan's blocks.
 
         Own blocks of the tensors ``[num_own, ...]`` come as views; remote ones in buffers that are
@@ -84,41 +83,42 @@ class Exchange:
         """
         tensors = [t.contiguous() for t in tensors]
         form = self.wire.like(tensors)
-        steps = deque(self.shard.steps)
-        travelling: deque[Swap] = deque()
+        steps = self.shard.steps
         lend: Lend = partial(Buffers, None, 0) if keep else self.buffers
 
-        def start(sent: Buffers) -> None:
-            step = steps.popleft()
-            received = lend(form, step.recv_rows)
-            travelling.append(
-                Swap(received, step.recv_rank, sent, step.send_rank, step.part, ROWS_TAG)
-            )
+        def packed(step: Step) -> Buffers:
+            sent = self.buffers(form, step.send_rows)
+            self.pack(step, tensors, sent.rows)
+            return sent
 
+        def start(step: Step, sent: Buffers) -> SendRecv:
+            received = lend(form, step.recv_rows)
+            return SendRecv(received, step.recv_rank, sent, step.send_rank, step.part, ROWS_TAG)
+
+        travelling = start(steps[0], packed(steps[0])) if steps else None
         for part in self.shard.parts:
-            while steps and len(travelling) < self.depth:
-                start(self._packed(steps[0], form, tensors))
             first, end = self.shard.source_range(part)
             yield [t[first:end] for t in tensors]
-        while travelling:
+        for step in (*steps[1:], None):
+            if travelling is None:
+                return
             # While the rows of this block are still on their way.
-            packed = self._packed(steps[0], form, tensors) if steps else None
-            swap = travelling.popleft()
-            swap.wait()
-            swap.sent.free()
-            if packed is not None:
-                start(packed)
-            rows = self.wire.recast(swap.received, tensors, lend)
+            sent = None if step is None else packed(step)
+            travelling.wait()
+            travelling.sent.free()
+            received = travelling.received
+            travelling = None if step is None or sent is None else start(step, sent)
+            rows = self.wire.recast(received, tensors, lend)
             yield rows.rows
             rows.free()
 
-    def _packed(self, step: Step, form: Rows, tensors: Rows) -> Buffers:
-        """The rows that a step sends, in a buffer."""
-        sent = self.buffers(form, step.send_rows)
-        self.pack(step, tensors, sent.rows)
-        return sent
+    def way_back(
+        self, out: Sequence[Tensor], own: Callable[[], TensorList] | None
+    ) -> GradientReturn:
+        """Begins the adjoint of :meth:`fetch`; see GradientReturn."""
+        return GradientReturn(self, out, own=own)
 
-    def pack(self, step: Step, tensors: Rows, out: Rows) -> None:
+    def pack(self, step: Step, tensors: TensorList, out: TensorList) -> None:
         """Puts the own rows that a step sends, and sums of them, into `out` as they travel."""
         num_rows = step.send_index.numel()
         for rows, tensor in zip(out, tensors, strict=True):
@@ -126,7 +126,7 @@ class Exchange:
             if step.sums is not None:
                 step.sums.put(rows[num_rows:], tensor)
 
-    def add(self, step: Step, out: Rows, gradients: Rows) -> None:
+    def add(self, step: Step, out: TensorList, gradients: TensorList) -> None:
         """Adds gradients of the rows that a step has sent to those of own rows."""
         num_rows = step.send_index.numel()
         for own, came in zip(out, gradients, strict=True):
@@ -134,7 +134,7 @@ class Exchange:
             if step.sums is not None:
                 step.sums.add(own, came[num_rows:])
 
-    def fetch_all(self, tensors: Sequence[Tensor]) -> Rows:
+    def fetch_all(self, tensors: Sequence[Tensor]) -> TensorList:
         """All halo rows ``[num_halo, ...]`` at once: an all-to-all for each tensor (collective)."""
         return self.fetch_requested(tensors, self._everything)
 
@@ -172,7 +172,7 @@ class Exchange:
             requests.append(Request(torch.cat(sent), asked[:, i].tolist(), counts[i].tolist()))
         return requests
 
-    def fetch_requested(self, tensors: Sequence[Tensor], request: Request) -> Rows:
+    def fetch_requested(self, tensors: Sequence[Tensor], request: Request) -> TensorList:
         """The halo rows of a request: one all-to-all for each tensor (collective)."""
         if self.shard.world_size == 1:
             return [tensor[:0] for tensor in tensors]
@@ -213,20 +213,106 @@ class Exchange:
         )
 
 
-def exchange_of(shard: Shard, depth: int = 1, dtype: torch.dtype | None = None) -> Exchange:
+class GradientReturn:
+    """The adjoint of :meth:`Exchange.all_gather_halo`: sends row gradients to their owner.
+
+    Blocks come in the order of the plan: fill :meth:`rows`, then :meth:`send`. The gradients of one
+    block travel while the next block is computed. They are added in the order of the steps once the
+    next have been sent, so sums do not depend on timing.
+
+    Gradients of other ranks are added to `out`, ``[num_own, ...]`` of each tensor: zeros, or of any
+    content where all own blocks are written. `own` computes the gradients of the own blocks, once
+    the first messages are on their way. These replace `out`, which then tells only shapes and
+    dtypes; own blocks are skipped.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        out: Sequence[Tensor],
+        *,
+        own: Callable[[], TensorList] | None = None,
+    ) -> None:
+        self.exchange, self.out, self._own = exchange, list(out), own
+        self._form = exchange.wire.like(self.out)
+        self._lend: Lend = exchange.buffers
+        shard = exchange.shard
+        self._own_blocks = iter(range(shard.parts_per_rank if own is None else 0))
+        self._steps = iter(shard.steps)
+        self._filled: tuple[Step, Buffers] | None = None
+        self._travelling: list[tuple[SendRecv, Step]] = []  # one at most
+
+    def rows(self) -> TensorList:
+        """Memory for the gradients ``[num_rows, ...]`` of the next block's source rows.
+
+        For an own block views into `out`; for a remote one a buffer of any content.
+        """
+        block = next(self._own_blocks, None)
+        if block is not None:
+            start, end = self.exchange.shard.own_ptr[block : block + 2]
+            return [o[start:end] for o in self.out]
+        step = next(self._steps)
+        self._filled = step, self._lend(self.out, step.recv_rows)
+        return self._filled[1].rows
+
+    def takes_over(self, make: Callable[[TensorList], None], read: TensorList) -> bool:
+        """Whether the next block's owner computes the gradients from `read`; else do it here."""
+        return False
+
+    def send(self) -> None:
+        """Sends the gradients in :meth:`rows`."""
+        if self._filled is not None:
+            (step, filled), self._filled = self._filled, None
+            self._start(step, self.exchange.wire.recast(filled, self._form, self._lend))
+
+    def finish(self) -> TensorList:
+        """Waits for the last gradients; returns the sums, :attr:`out`."""
+        self._add_own()  # on a rank that has sent nothing
+        if self._travelling:
+            self._add(*self._arrived())
+        return self.out
+
+    def _start(self, step: Step, sent: Buffers) -> None:
+        arrived = self._arrived() if self._travelling else None
+        received = self._lend(self._form, step.send_rows)
+        send_recv = SendRecv(
+            received, step.send_rank, sent, step.recv_rank, step.part, GRADIENTS_TAG
+        )
+        self._travelling.append((send_recv, step))
+        self._add_own()  # while the gradients of this block are on their way
+        if arrived is not None:
+            self._add(*arrived)
+
+    def _arrived(self) -> tuple[Step, Buffers]:
+        """The gradients that travel, once they are here, and their step."""
+        send_recv, step = self._travelling.pop()
+        send_recv.wait()
+        send_recv.sent.free()
+        return step, send_recv.received
+
+    def _add_own(self) -> None:
+        if self._own is not None:
+            self.out, self._own = self._own(), None
+
+    def _add(self, step: Step, gradients: Buffers) -> None:
+        self.exchange.add(step, self.out, gradients.rows)
+        gradients.free()
+
+
+def exchange_of(shard: Shard, dtype: torch.dtype | None = None) -> Exchange:
     """The exchange of a shard, kept with it, of the comm's kind; see Exchange.
 
     A `dtype` rounds rows that messages read. Degrees and other numbers of the whole graph are never
     rounded.
     """
-    exchanges, kind = _EXCHANGES.of(shard, dict), current().exchange_kind or Exchange
-    exchange = exchanges.get((kind, depth, dtype))
-    if exchange is None:
-        exchange = exchanges[kind, depth, dtype] = kind(shard, depth=depth, dtype=dtype)
-    return exchange
+    kind: type[Exchange] = current().exchange_kind or Exchange
+    exchanges = _EXCHANGES.of(shard, dict)
+    if (kind, dtype) not in exchanges:
+        exchanges[kind, dtype] = kind(shard, dtype=dtype)
+    return exchanges[kind, dtype]
 
 
-def lent_to_another(shard: Shard) -> dict[Kept[Any], Any]:
+def lent_to_another(shard: Shard) -> dict[Cached[Any], Any]:
     """Entries for a shard that is derived from this one: exchanges of both share buffers."""
     return {_POOL: _POOL.of(shard, BufferPool)}
 

@@ -14,11 +14,12 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 
 from pyg_sar.comm.comm import Comm
-from pyg_sar.comm.processes.group import GroupComm
-from pyg_sar.ground.scoped import Scoped
+from pyg_sar.comm.process_group import GroupComm
+from pyg_sar.utils import hook
+from pyg_sar.utils.scoped import Scoped
 
 chosen: Scoped[Comm | None] = Scoped(None)
-"""The comm that is set for a thread: that of a rank which is a thread, or a lane."""
+"""The comm that is set for a thread: that of a rank which is a thread."""
 
 _ALONE = Comm()
 _owners: Any = WeakIdKeyDictionary()
@@ -53,7 +54,7 @@ def check_own(thing: Any) -> None:
     comm = current()
     if comm.takes_turns:
         owner = _owners.get(thing, lambda: None)() or comm
-        if owner is not comm and owner.pool is comm.pool:  # of this run
+        if owner is not comm and owner.run is comm.run:  # of this run
             raise ValueError(
                 f"expected a {'tensor' if isinstance(thing, Tensor) else 'model'} of this rank's "
                 f'own (got that of rank {owner.rank}: make what learns inside of the function that '
@@ -80,6 +81,9 @@ def rank() -> int:
 def world_size() -> int:
     """Number of ranks; 1 of a process by itself."""
     return current().size
+
+
+hook.rank_and_size = lambda: (rank(), world_size())
 
 
 def check_lives(comm: Comm | None) -> None:
@@ -117,27 +121,6 @@ def as_timedelta(timeout: float | timedelta | None) -> timedelta | None:
 def set_timeout(timeout: timedelta | None) -> None:
     """How long exchanges wait for a silent rank from now on (collective if it is another time)."""
     current().set_timeout(timeout)
-
-
-def set_debug(debug: bool | None) -> None:
-    """Whether ranks compare their programs before every operation from now on; None: as it is."""
-    if debug is not None and is_distributed():
-        current().debug = debug
-
-
-def open_lane() -> GroupComm | None:
-    """A comm for one more thread of every rank, which :attr:`chosen` is then (collective).
-
-    Operations of a lane never meet those of the program, whatever their order. It ends when the
-    program's comm does. None where there is one rank, or ranks are threads.
-    """
-    main = current()
-    if main.size == 1 or not isinstance(main, GroupComm):
-        return None
-    main.check('an exchange')
-    lane = GroupComm(main)
-    lane.check('an exchange')
-    return lane
 
 
 def _let_go() -> None:

@@ -1,6 +1,21 @@
-"""Rows that know whose they are: data of a cut graph, and what may be computed with them."""
+"""Tensors that know whose rows they hold, and a rule on rows for every function of torch.
 
-from pyg_sar.rows import rules
-from pyg_sar.rows.attach import gather, local
-from pyg_sar.rows.rows import Rows, tag
-from pyg_sar.rows.space import Space
+Rules stand in a file for each family of functions, see :mod:`pyg_sar.rows.registry`.
+"""
+
+from pyg_sar.rows import (
+    attention,
+    dimensions,
+    group,
+    index,
+    layers,
+    losses,
+    places,
+    pointwise,
+    products,
+    reads,
+    reduce,
+    rowwise,
+    select,
+    shapes,
+)

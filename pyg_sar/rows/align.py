@@ -10,17 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.ground.nested import leaves
 from pyg_sar.rows.over_ranks import fetched
 from pyg_sar.rows.registry import BROADCAST, Rule, name_of, rule, signature_of
 from pyg_sar.rows.replicated import check_whole, with_mean_gradient
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
-from pyg_sar.rows.space import Space
+from pyg_sar.rows.sharding import Sharding
+from pyg_sar.utils.nested import leaves
 
 _ALIKE = 'select alike in both, as in x[mask] and y[mask]'
 
 
-def named_rule(names: str) -> Callable[[Callable[..., Any]], Rule]:
+def named_rule(names: str, instead: str = '') -> Callable[[Callable[..., Any]], Rule]:
     """Enters a rule ``f(func, ...)`` that has the parameters of the functions.
 
     An argument that `f` annotates as Rows must be rows. One annotated as Any may be rows; no other
@@ -41,7 +41,7 @@ def named_rule(names: str) -> Callable[[Callable[..., Any]], Rule]:
                     refuse(func)
             return function(func, **values)
 
-        return rule(names)(named)
+        return rule(names, instead)(named)
 
     return enter
 
@@ -62,7 +62,7 @@ def whole_shape(tensor: Tensor) -> list[int]:
     with plainly():
         shape = list(tensor.shape)
     if isinstance(tensor, Rows):
-        shape[tensor._dim] = tensor._space.total
+        shape[tensor._dim] = tensor._sharding.total
     return shape
 
 
@@ -71,83 +71,95 @@ def from_right(rows: Rows) -> int:
     return dim_of(rows) - rows._dim
 
 
-def own_rows(func: Any, tensor: Tensor, dim: int, space: Space) -> Tensor:
+def own_rows(func: Any, tensor: Tensor, dim: int, sharding: Sharding) -> Tensor:
     """The own rows of a tensor that has rows of the whole graph in dimension `dim`; plain.
 
-    A plain tensor of size 1 there stays as it is. Rows of another space with as many rows are sent
+    A plain tensor of size 1 there stays as it is. Rows of another sharding with as many are sent
     to the ranks that need them: row i of the whole goes with row i, as on one machine.
     """
     if isinstance(tensor, Rows):
         if tensor._dim != dim:
             refuse(func, *BROADCAST)
-        return plain(brought(func, tensor, space))
+        return plain(brought(func, tensor, sharding))
     with plainly():
         size = tensor.size(dim)
-        if size == 1 and space.known_total != 1:
+        if size == 1 and sharding.known_total != 1:
             return with_mean_gradient(tensor)
-        if size == space.total and space.has_ids():
+        if size == sharding.total and sharding.has_ids():
             check_whole(func, tensor)
-            return with_mean_gradient(tensor).index_select(dim, space.ids(tensor.device))
-    if size == space.total:
+            return with_mean_gradient(tensor).index_select(dim, sharding.ids(tensor.device))
+    if size == sharding.total:
         refuse(
             func,
-            f'and a plain tensor with {size} rows, as these are {space!r} without an order over '
+            f'and a plain tensor with {size} rows, as these are {sharding!r} without an order over '
             'all ranks',
             'write torch.ones_like(x), or another tensor made from the rows',
         )
     refuse(
         func,
-        f'and a plain tensor with {size} rows: a plain tensor has all {space.total} rows of the '
-        f'whole graph, in its order, or one (these are {space!r})',
+        f'and a plain tensor with {size} rows: a plain tensor has all {sharding.total} rows of the '
+        f'whole graph, in its order, or one (these are {sharding!r})',
         f'{_ALIKE}, or write pyg_sar.gather(x)',
     )
 
 
-def brought(func: Any, rows: Rows, space: Space) -> Any:
-    """Rows of any space as rows of one with as many; the same object if they are of it."""
-    if space.is_same(rows._space):
+def brought(func: Any, rows: Rows, sharding: Sharding) -> Any:
+    """Rows of any sharding as rows of one with as many; the same object if they are of it."""
+    if sharding.is_same(rows._sharding):
         return rows
-    other = rows._space
-    if other.total != space.total or not (other.has_ids() and space.has_ids()):
-        refuse(func, f'({space!r}) and of others ({other!r}) has no meaning', _ALIKE)
+    other = rows._sharding
+    if other.total != sharding.total or not (other.has_ids() and sharding.has_ids()):
+        refuse(func, f'({sharding!r}) and of others ({other!r}) has no meaning', _ALIKE)
     with plainly():
-        return tag(fetched(rows, space.ids(rows.device)).movedim(0, rows._dim), rows._dim, space)
+        return tag(
+            fetched(rows, sharding.ids(rows.device)).movedim(0, rows._dim), rows._dim, sharding
+        )
+
+
+def masked(func: Any, mask: Tensor, sharding: Sharding) -> tuple[Sharding, Tensor]:
+    """The rows that a mask selects, and the plain mask of the own rows."""
+    key = (
+        brought(func, mask, sharding)
+        if isinstance(mask, Rows)
+        else own_rows(func, mask, 0, sharding)
+    )
+    return sharding.selected(key), plain(key)
 
 
 def align(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any], int, Space]:
+) -> tuple[tuple[Any, ...], dict[str, Any], int, Sharding]:
     """The arguments of a function that works number by number, with own rows everywhere.
 
-    Returns them with the dimension of the rows from the right, and their space.
+    Returns them with the dimension of the rows from the right, and their sharding.
     """
     rows = rows_in(args, kwargs)
-    right, space = from_right(rows[0]), rows[0]._space
+    right, sharding = from_right(rows[0]), rows[0]._sharding
     if any(from_right(other) != right for other in rows[1:]):
         refuse(func, *BROADCAST)
 
-    own = tuple(_aligned(func, arg, right, space) for arg in args)
-    named = {name: _aligned(func, value, right, space) for name, value in kwargs.items()}
-    return own, named, right, space
+    own = tuple(_aligned(func, arg, right, sharding) for arg in args)
+    named = {name: _aligned(func, value, right, sharding) for name, value in kwargs.items()}
+    return own, named, right, sharding
 
 
-def _aligned(func: Any, value: Any, right: int, space: Space) -> Any:
+def _aligned(func: Any, value: Any, right: int, sharding: Sharding) -> Any:
     if isinstance(value, Rows):
-        return brought(func, value, space)
+        return brought(func, value, sharding)
     if isinstance(value, Tensor):
         dim = value.dim() - right
-        return own_rows(func, value, dim, space) if dim >= 0 else with_mean_gradient(value)
+        return own_rows(func, value, dim, sharding) if dim >= 0 else with_mean_gradient(value)
     if type(value) in (list, tuple) and any(isinstance(item, Tensor) for item in value):
-        return type(value)(_aligned(func, item, right, space) for item in value)
+        return type(value)(_aligned(func, item, right, sharding) for item in value)
     return value
 
 
-def as_rows(out: Any, right: int, space: Space) -> Any:
+def as_rows(out: Any, right: int, sharding: Sharding) -> Any:
     """Results, also in lists and named tuples, with rows in a dimension from the right."""
     if isinstance(out, Tensor):
-        return tag(out, dim_of(out) - right, space)
+        return tag(out, dim_of(out) - right, sharding)
     if isinstance(out, (tuple, list)):
-        results = [as_rows(result, right, space) for result in out]
+        results = [as_rows(result, right, sharding) for result in out]
         return type(out)(*results) if hasattr(out, '_fields') else type(out)(results)
     return out
 
@@ -189,18 +201,20 @@ def sizes_in(args: Sequence[Any], kwargs: dict[str, Any], *names: str) -> list[A
     return list(sizes)
 
 
-def check_range(func: Any, ids: Tensor, space: Space) -> None:
+def check_range(func: Any, ids: Tensor, sharding: Sharding) -> None:
     """Raises for a list that differs between the ranks, or has ids that no row of the whole has."""
     check_whole(func, ids)
     with plainly():
-        if ids.numel() and not -space.total <= int(ids.min()) <= int(ids.max()) < space.total:
-            raise IndexError(f'index out of range: expected ids from 0 to {space.total - 1}')
+        if ids.numel() and not -sharding.total <= int(ids.min()) <= int(ids.max()) < sharding.total:
+            raise IndexError(f'index out of range: expected ids from 0 to {sharding.total - 1}')
 
 
-def listed(func: Any, ids: Tensor, space: Space) -> tuple[Space, Tensor]:
-    """The space of a list of rows of the whole, equal on all ranks, and places of the own ones."""
-    check_range(func, ids, space)
-    places = space.places(torch.where(ids < 0, ids + space.total, ids))
+def listed(func: Any, ids: Tensor, sharding: Sharding) -> tuple[Sharding, Tensor]:
+    """The sharding of a list of rows of the whole, equal on all ranks, and where its own are."""
+    check_range(func, ids, sharding)
+    places = sharding.local_index(torch.where(ids < 0, ids + sharding.total, ids))
     own = (places >= 0).nonzero().view(-1)
-    what, near = f'listed {space.what}', space.neighbours
-    return Space(own.numel(), what=what, ids=own, total=ids.numel(), neighbours=near), places[own]
+    what, near = f'listed {sharding.what}', sharding.neighbours
+    return Sharding(own.numel(), what=what, ids=own, total=ids.numel(), neighbours=near), places[
+        own
+    ]

@@ -15,17 +15,16 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex as edges_of_pyg
 
-from pyg_sar.comm import with_halo_ids
+from pyg_sar.comm.exchange import with_halo_ids
 from pyg_sar.comm.ranks import check_lives
-from pyg_sar.ground.nested import in_nested, leaves
-from pyg_sar.rows.align import argument, brought, dim_of, listed, own_rows, sizes_in
+from pyg_sar.rows.align import argument, dim_of, listed, masked, sizes_in
 from pyg_sar.rows.over_ranks import all_rows, whole
 from pyg_sar.rows.registry import bare_name, is_in_place, name_of, names
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
-from pyg_sar.rows.space import Space
+from pyg_sar.rows.sharding import Sharding
 from pyg_sar.shard.edges import ShardEdges
-from pyg_sar.shard.kept import Kept
-from pyg_sar.shard.shard import Shard
+from pyg_sar.shard.shard import Cached, Shard
+from pyg_sar.utils.nested import in_nested, leaves
 
 _KEEPS_EDGES = names('to cpu cuda clone detach contiguous pin_memory long type_as')
 _KEEPS_IDS = _KEEPS_EDGES | names(
@@ -35,13 +34,13 @@ _KEEPS_IDS = _KEEPS_EDGES | names(
 _COPIES = names('clone index_select masked_select')
 _READS = names(
     'size len numel nelement dim ndimension is_floating_point is_complex get_device is_contiguous '
-    'element_size is_pinned type hash repr format requires_grad_ is_same_size'
+    'element_size is_pinned type hash repr format requires_grad_'
 )
 _MOVES = names('T mT H mH real')
-_JOINS = names('cat concat concatenate hstack')
+_JOINS = names('cat concat concatenate')
 _NEW_EDGES = 'write edge_index[:, mask], or torch.stack([row, col]) of new ids'
 _IN_PLACE = "cannot change a graph's edges in place"
-_MOVED: Kept[Ends] = Kept()
+_MOVED: Cached[Ends] = Cached()
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,8 +48,8 @@ class Ends:
     """The nodes that the edges of a shard run between."""
 
     shard: Shard
-    src: Space
-    dst: Space
+    src: Sharding
+    dst: Sharding
 
     def on(self, shard: Shard) -> Ends:
         """These nodes as ends of the edges of a shard that was moved to another device."""
@@ -68,13 +67,13 @@ class NodeIds(Rows):
 
     Attributes:
         of: The nodes.
-        places: Places of own rows, then of halo rows, of the shape of the own rows.
+        local_index: Places of own rows, then of halo rows, of the shape of the own rows.
         shard: Whose halo it is; None if all are own nodes.
         is_view: Whether torch would write into the edges that they are of.
     """
 
-    of: Space
-    places: Tensor
+    of: Sharding
+    local_index: Tensor
     shard: Shard | None
     is_view: bool
 
@@ -92,21 +91,23 @@ class NodeIds(Rows):
         is_moved = isinstance(ids, NodeIds) and name in _KEEPS_IDS
         if is_moved and type(out) is Rows and out.dtype == torch.int64:
             with plainly():
-                places = tag(ids.places.view(ids.places.shape), ids._dim, ids._space)
+                places = tag(ids.local_index.view(ids.local_index.shape), ids._dim, ids._sharding)
             there = func(places, *args[1:], **kwargs or {})
-            moved = node_ids(out, out._dim, out._space, ids.of, plain(there), ids.shard)
+            moved = node_ids(out, out._dim, out._sharding, ids.of, plain(there), ids.shard)
             moved.is_view = ids.is_view and name not in _COPIES
             return moved
         return out
 
 
-def node_ids(ids: Tensor, dim: int, space: Space, of: Space, places: Tensor, shard: Any) -> Any:
+def node_ids(
+    ids: Tensor, dim: int, sharding: Sharding, of: Sharding, places: Tensor, shard: Any
+) -> Any:
     """Ids of nodes, whose places are known."""
-    out = tag(ids, dim, space)
-    if space.is_whole:
+    out = tag(ids, dim, sharding)
+    if sharding.is_whole:
         return out
     out.__class__ = NodeIds
-    out.of, out.places, out.shard, out.is_view = of, places, shard, False
+    out.of, out.local_index, out.shard, out.is_view = of, places, shard, False
     return out
 
 
@@ -138,7 +139,7 @@ class EdgeIndex(Rows):
                 refuse(func, _IN_PLACE, _NEW_EDGES)
             return None  # no gradient, as ever
         if isinstance(edges, EdgeIndex) and not is_read:
-            check_lives(edges._space.comm)
+            check_lives(edges._sharding.comm)
             if is_in_place(name):
                 refuse(func, _IN_PLACE, _NEW_EDGES)
             out = _kept(edges, func, args[1:], kwargs)
@@ -147,7 +148,7 @@ class EdgeIndex(Rows):
         one: Any = edges  # a list of edges may come first, or a plain tensor
         if not isinstance(edges, EdgeIndex):
             one = next(e for e in leaves((args, kwargs)) if isinstance(e, EdgeIndex))
-        is_whole = one._space.is_whole
+        is_whole = one._sharding.is_whole
         if not is_read and (name not in _JOINS or is_whole):
             args, kwargs = in_nested((args, kwargs), _values_of)
         if is_whole:
@@ -158,12 +159,12 @@ class EdgeIndex(Rows):
     @property
     def whole_ids(self) -> Rows:
         """The ids of the whole graph as ordinary rows."""
-        if self._space.is_whole:
+        if self._sharding.is_whole:
             return plain(self)
-        check_lives(self._space.comm)
+        check_lives(self._sharding.comm)
         if self._whole_ids is None:
             rows = [plain(self._row(i)) for i in (0, 1)]
-            self._whole_ids = tag(torch.stack(rows), 1, self._space)
+            self._whole_ids = tag(torch.stack(rows), 1, self._sharding)
         return self._whole_ids
 
     def _row(self, row: int) -> Any:
@@ -172,7 +173,7 @@ class EdgeIndex(Rows):
             local = self.handle.ids[row]
             ids = (ends.source_ids if is_src else ends.dst.ids)(local.device)[local]
             of, shard = (ends.src, ends.shard) if is_src else (ends.dst, None)
-            row_ids = node_ids(ids, 0, self._space, of, local, shard)
+            row_ids = node_ids(ids, 0, self._sharding, of, local, shard)
         if isinstance(row_ids, NodeIds):
             row_ids.is_view = True
         return row_ids
@@ -184,18 +185,18 @@ class EdgeIndex(Rows):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         handle = self.handle.with_ids(self.handle.ids.clone(), is_whole=self.handle.is_whole)
-        memo[id(self)] = copy = edge_index(handle, self._space, self.ends)
+        memo[id(self)] = copy = edge_index(handle, self._sharding, self.ends)
         return copy
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
-        return f'EdgeIndex({self._space!r})'
+        return f'EdgeIndex({self._sharding!r})'
 
 
-def edge_index(handle: ShardEdges, space: Space, ends: Ends) -> EdgeIndex:
-    """The edges of a handle, whose rows are those of `space`."""
+def edge_index(handle: ShardEdges, sharding: Sharding, ends: Ends) -> EdgeIndex:
+    """The edges of a handle, whose rows are those of `sharding`."""
     with plainly():
         out = handle.ids.as_subclass(EdgeIndex)
-    out._dim, out._space, out.handle, out.ends, out._whole_ids = 1, space, handle, ends, None
+    out._dim, out._sharding, out.handle, out.ends, out._whole_ids = 1, sharding, handle, ends, None
     return out
 
 
@@ -212,11 +213,11 @@ def _kept(edges: EdgeIndex, func: Any, args: Any, kwargs: Any) -> Any:
             if func(handle.ids.new_empty(0), *args, **kwargs).dtype == torch.int64:
                 ids = func(handle.ids, *args, **kwargs)
                 moved = handle.with_ids(ids, is_whole=handle.is_whole)
-                return edge_index(moved, edges._space, edges.ends.on(moved.shard))
+                return edge_index(moved, edges._sharding, edges.ends.on(moved.shard))
     if name == '__getitem__':
         return _taken(edges, args[0])
-    if name == 'flipud' or (name == 'flip' and sizes_in(args, kwargs, 'dims') in ([0], [-2])):
-        return edge_index(handle.flip(), edges._space, edges.ends)
+    if name == 'flip' and sizes_in(args, kwargs, 'dims') in ([0], [-2]):
+        return edge_index(handle.flip(), edges._sharding, edges.ends)
     if name == 'unbind' and dim in (None, 0):
         return edges._row(0), edges._row(1)
     if name == 'index_select':
@@ -251,20 +252,17 @@ def _taken(edges: EdgeIndex, index: Any) -> Any:
 
 def _selected(edges: EdgeIndex, index: Any) -> Any:
     """Edges by a mask of rows or of the whole, or by their places in the whole."""
-    space = edges._space
+    sharding = edges._sharding
     if isinstance(index, slice):
-        index = torch.arange(space.total)[index]
+        index = torch.arange(sharding.total)[index]
     if not isinstance(index, Tensor) or index.dtype == torch.uint8 or dim_of(index) != 1:
         return None
-    if isinstance(index, NodeIds) and index.of is space:
-        chosen, which = index._space, index.places
+    if isinstance(index, NodeIds) and index.of is sharding:
+        chosen, which = index._sharding, index.local_index
     elif index.dtype != torch.bool:
-        chosen, which = listed('indexing', whole(index), space)
+        chosen, which = listed('indexing', whole(index), sharding)
     else:
-        if isinstance(index, Rows):
-            index = brought('indexing', index, space)
-        which = own_rows('indexing', index, 0, space)
-        chosen = space.selected(index if isinstance(index, Rows) else which)
+        chosen, which = masked('indexing', index, sharding)
     with plainly():
         handle = edges.handle.with_ids(edges.handle.ids[:, which])
     return edge_index(handle, chosen, edges.ends)

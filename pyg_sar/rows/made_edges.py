@@ -12,18 +12,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm import agree, all_reduce_sum, cache_of, rank, world_size
-from pyg_sar.comm.reshard.derive_shard import derive_shard
-from pyg_sar.ground.changes import version_of
+from pyg_sar.comm.collectives import all_reduce_sum
+from pyg_sar.comm.derive_shard import derive_shard
+from pyg_sar.comm.ranks import cache_of, rank, world_size
+from pyg_sar.comm.vote import agree
 from pyg_sar.rows.edges import EdgeIndex, Ends, edge_index
 from pyg_sar.rows.over_ranks import all_rows
 from pyg_sar.rows.replicated import check_whole
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse
-from pyg_sar.rows.space import Space
+from pyg_sar.rows.sharding import Sharding
 from pyg_sar.shard.shard import Shard
+from pyg_sar.utils.tensor_state import version_of
 
 
-def edges_of(func: Any, ids: Tensor, src: Space, dst: Space, key: Tensor | None = None) -> Any:
+def edges_of(
+    func: Any, ids: Tensor, src: Sharding, dst: Sharding, key: Tensor | None = None
+) -> Any:
     """Edges by ids of the whole, int64 ``[2, E]``, equal on all ranks (collective).
 
     They are kept with `ids`, or with the tensor `key`, until the program writes to it.
@@ -42,11 +46,11 @@ def edges_of(func: Any, ids: Tensor, src: Space, dst: Space, key: Tensor | None 
     return edges
 
 
-def _dealt(ids: Tensor, src: Space, dst: Space) -> EdgeIndex:
-    for row, space in zip(ids, (src, dst), strict=True):
-        if not is_in(row, space):
-            raise IndexError(f'expected ids from 0 to {space.total - 1} in an edge_index')
-    to = dst.places(ids[1])
+def _dealt(ids: Tensor, src: Sharding, dst: Sharding) -> EdgeIndex:
+    for row, sharding in zip(ids, (src, dst), strict=True):
+        if not is_in(row, sharding):
+            raise IndexError(f'expected ids from 0 to {sharding.total - 1} in an edge_index')
+    to = dst.local_index(ids[1])
     is_own = to >= 0
     part_ptr = [0, *accumulate(agree(src.own))]
     numbers = torch.zeros(src.total, dtype=torch.int64, device=ids.device)
@@ -58,8 +62,10 @@ def _dealt(ids: Tensor, src: Space, dst: Space) -> EdgeIndex:
         _base(), part_ptr, numbers[ids[0][is_own]], to[is_own], name='made', dst_rows=rows
     )
     which = is_own.nonzero().view(-1)[order]
-    space = Space(which.numel(), what='edges', ids=which, total=ids.size(1), neighbours=(dst, src))
-    return edge_index(handle, space, Ends(handle.shard, src, dst))
+    sharding = Sharding(
+        which.numel(), what='edges', ids=which, total=ids.size(1), neighbours=(dst, src)
+    )
+    return edge_index(handle, sharding, Ends(handle.shard, src, dst))
 
 
 def _base() -> Shard:
@@ -69,9 +75,9 @@ def _base() -> Shard:
     return Shard('', 'program', rank(), ranks, ranks, 0, (0, 0), none, none, ())
 
 
-def is_in(ids: Tensor, space: Space) -> bool:
+def is_in(ids: Tensor, sharding: Sharding) -> bool:
     """Whether these are ids of its rows."""
-    return not ids.numel() or bool(0 <= int(ids.min()) <= int(ids.max()) < space.total)
+    return not ids.numel() or bool(0 <= int(ids.min()) <= int(ids.max()) < sharding.total)
 
 
 def whole_ids(edges: Any) -> Tensor:
@@ -90,6 +96,6 @@ def with_edges_of_ids(conv: Any, names: list[str], args: Any, kwargs: Any) -> tu
         return args, kwargs
     if len(rest) != 1 or not isinstance(rest[0], Rows):
         return args, kwargs
-    edges = edges_of(conv, whole_ids(ids), first._space, rest[0]._space)
+    edges = edges_of(conv, whole_ids(ids), first._sharding, rest[0]._sharding)
     out = [edges if arg is ids else arg for arg in args]
     return out, {key: edges if value is ids else value for key, value in kwargs.items()}

@@ -1,4 +1,4 @@
-"""Sums and extrema over the rows of all ranks, and rows by their place in the whole.
+"""Sums and extrema over the rows of all ranks, rows by their place in the whole, and all batches.
 
 Sums and extrema are plain and equal on all ranks; backward adds up their gradients of all ranks.
 """
@@ -11,19 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm import (
-    agree,
+from pyg_sar.comm.collectives import (
     all_gather_alike,
     all_reduce_sum,
+    all_to_all,
     check_arrived,
     sum_over_ranks,
-    world_size,
 )
 from pyg_sar.comm.end_of_backward import note_backward_of
-from pyg_sar.comm.ranks import check_lives
-from pyg_sar.over_all_nodes.rows import rows as rows_by_id
+from pyg_sar.comm.errors import collective
+from pyg_sar.comm.ranks import check_lives, world_size
+from pyg_sar.comm.row_map import rows as rows_by_id
+from pyg_sar.comm.vote import agree
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse
-from pyg_sar.rows.space import Space
+from pyg_sar.rows.sharding import Sharding
 
 
 def widened(dtype: torch.dtype) -> torch.dtype:
@@ -122,28 +123,28 @@ def fetched(rows: Rows, ids: Tensor) -> Tensor:
     """Rows by their place in the whole; `ids` may differ from rank to rank.
 
     From int64 of any shape to ``[*ids.shape, ...]`` (collective, see
-    :func:`pyg_sar.over_all_nodes.rows.rows`).
+    :func:`pyg_sar.comm.row_map.rows`).
     """
-    check_lives(rows._space.comm)
+    check_lives(rows._sharding.comm)
     rows = getattr(rows, 'whole_ids', rows)  # of edges the ids of the whole
-    space = rows._space
-    if not space.has_ids():
-        refuse('indexing', f'by numbers is not known where the rows lie ({space!r})')
+    sharding = rows._sharding
+    if not sharding.has_ids():
+        refuse('indexing', f'by numbers is not known where the rows lie ({sharding!r})')
     with plainly():
         x = plain(rows).movedim(rows._dim, 0)
-        ids = torch.where(ids < 0, ids + space.total, ids)
+        ids = torch.where(ids < 0, ids + sharding.total, ids)
         if world_size() == 1:
-            return x[space.places(ids)]
+            return x[sharding.local_index(ids)]
         if not has_fractions(x):
             x = x.detach()
-        return rows_by_id(x, ids, space.ids(x.device))
+        return rows_by_id(x, ids, sharding.ids(x.device))
 
 
 def all_rows(rows: Rows) -> Tensor:
     """All rows in the order of the whole, on every rank (collective)."""
-    if rows._space.is_whole:  # edges: all else is plain
+    if rows._sharding.is_whole:  # edges: all else is plain
         return plain(rows)
-    everything = torch.arange(rows._space.total, device=rows.device)
+    everything = torch.arange(rows._sharding.total, device=rows.device)
     return fetched(rows, everything).movedim(0, rows._dim).contiguous()
 
 
@@ -152,7 +153,86 @@ def whole(value: Any) -> Any:
     return all_rows(value) if isinstance(value, Rows) else value
 
 
-def are_own(ids: Tensor, space: Space) -> bool:
+def are_own(ids: Tensor, sharding: Sharding) -> bool:
     """Whether every rank is asked for rows of its own only (collective)."""
     with plainly():
-        return all(agree(bool((space.places(ids) >= 0).all())))
+        return all(agree(bool((sharding.local_index(ids) >= 0).all())))
+
+
+@collective('mean_of_batches', 'one sum over all ranks, and one in backward')
+def mean_of_batches(losses: Tensor) -> Tensor:
+    """The mean over the rows of all ranks' batches, equal on all ranks.
+
+    A rank's own mean would weigh its rows by how many other rows its batch has. Batches may be of
+    unequal size, or empty on some ranks. Gradients are those of one process with all rows::
+
+        out, y = torch.randn(6, 3, requires_grad=True), torch.arange(6) % 3  # of a rank's batch
+        losses = F.cross_entropy(out, y, reduction='none')
+        loss = pyg_sar.loader.mean_of_batches(losses)
+
+    Args:
+        losses: A number or more for every row of this rank's batch, ``[num_rows, ...]``. Numbers
+            that are not floating point, such as ``out.argmax(dim=-1) == y``, are counted.
+
+    Returns:
+        One number, ``[]``; 0 if no rank has any rows.
+
+    Raises:
+        ValueError: If `losses` are rows of the whole graph, whose ``mean()`` is over all ranks, or
+            one number, which has no rows.
+    """
+    if isinstance(losses, Rows):
+        raise ValueError(
+            "expected plain numbers of a batch in 'losses' (got rows of the whole graph): "
+            'losses.mean() is the mean over those of all ranks'
+        )
+    if not losses.dim():
+        raise ValueError(
+            "'mean_of_batches' takes a number for every row of a batch (got one number): a loss "
+            "with reduction='none' gives them"
+        )
+    if not losses.is_floating_point():
+        losses = losses.to(torch.get_default_dtype())
+    local = losses.sum(dtype=losses.dtype if losses.dtype == torch.float64 else torch.float32)
+    # float64 counts exactly up to 2^53.
+    total, count = sum_of_ranks(
+        torch.stack([local.double(), local.new_tensor(losses.numel()).double()])
+    )
+    mean: Tensor = total / count.detach().clamp(min=1)
+    return mean.to(losses.dtype)
+
+
+@collective('gather_batches', 'two exchanges with all ranks')
+def gather_batches(values: Tensor) -> Tensor:
+    """The rows of all ranks' batches, one rank after another, on every rank.
+
+    For a metric of all of them, such as scikit-learn's ``roc_auc_score``::
+
+        scores, labels = torch.rand(6), torch.arange(6) % 2  # of all batches of this rank
+        scores = pyg_sar.loader.gather_batches(scores)
+        labels = pyg_sar.loader.gather_batches(labels)
+
+    Args:
+        values: ``[num_rows, ...]``; ranks may have unequal numbers of rows, or none.
+
+    Returns:
+        ``[num_rows of all ranks, ...]``, without history.
+
+    Raises:
+        ValueError: If `values` are rows of the whole graph, which :func:`pyg_sar.gather` takes, or
+            one number, which has no rows.
+    """
+    if isinstance(values, Rows):
+        raise ValueError(
+            "'gather_batches' takes plain tensors of batches (got rows of the whole graph): "
+            'pyg_sar.gather(x) gives all rows of these'
+        )
+    if not values.dim():
+        raise ValueError(
+            "'gather_batches' takes a number for every row of a batch (got one number): "
+            'torch.cat(batches) joins those of a rank'
+        )
+    values, num_ranks = values.detach(), world_size()
+    counts = all_gather_alike(torch.tensor(values.size(0))).tolist()
+    sent = values.expand(num_ranks, *values.shape).flatten(0, 1)
+    return all_to_all(sent, [values.size(0)] * num_ranks, counts)

@@ -19,12 +19,17 @@ _by_name: dict[str, Rule] = {}
 rules_by_function: dict[Any, Rule] = {}
 
 
-def rule(names: str) -> Callable[[Rule], Rule]:
+instead_of: dict[str, str] = {}
+"""What to write where a function is refused, by its name without underscores around it."""
+
+
+def rule(names: str, instead: str = '') -> Callable[[Rule], Rule]:
     """Enters a rule for functions of torch by their names, without underscores around them.
 
     ``add`` stands for ``torch.add``, ``Tensor.add_``, ``+``, ``+=`` and their reversed forms;
-    ``.shape`` for an attribute that is read.
+    ``.shape`` for an attribute that is read. `instead` is what to write where it refuses.
     """
+    hint(names, instead)
 
     def enter(function: Rule) -> Rule:
         for name in names.split():
@@ -35,9 +40,15 @@ def rule(names: str) -> Callable[[Rule], Rule]:
     return enter
 
 
+def hint(names: str, instead: str) -> None:
+    """Enters what to write in place of functions."""
+    if instead:
+        instead_of.update({name.strip('_'): instead for name in names.split()})
+
+
 def rule_of(func: Any) -> Rule:
     """The rule of a function of torch; the one that refuses if there is none."""
-    if torch.jit.is_tracing() or torch._C._are_functorch_transforms_active():  # type: ignore[no-untyped-call]
+    if torch._C._are_functorch_transforms_active():
         return _by_name['transformed']
     if func not in rules_by_function:
         rules_by_function[func] = _find(func)
@@ -75,8 +86,8 @@ def is_in_place(name: str) -> bool:
 
 @cache
 def bare_name(func: Any) -> str:
-    """Its name without the underscores of methods in place and of operators."""
-    return name_of(func).strip('_')
+    """Its name without the underscores of methods in place and of operators, or torch.special."""
+    return name_of(func).strip('_').removeprefix('special_')
 
 
 def _find(func: Any) -> Rule:
@@ -94,8 +105,10 @@ def _find(func: Any) -> Rule:
 
 
 def _forms(name: str) -> list[str]:
-    """A name as it is, without underscores, and of an operator without ``r`` or ``i`` in front."""
+    """A name as it is, without underscores, and without ``special_``, or an operator's r or i."""
     forms = [name, name.strip('_')]
+    if name.startswith('special_'):
+        forms.append(name.removeprefix('special_'))
     if name.startswith('__') and name.endswith('__') and forms[1][:1] in ('r', 'i'):
         forms.append(forms[1][1:])
     return forms
@@ -108,7 +121,8 @@ def is_pointwise(name: str) -> bool:
         packet = getattr(torch.ops.aten, form, None)
         if packet is not None and form != 'equal':
             tags = (getattr(packet, overload).tags for overload in packet.overloads())
-            return any(torch.Tag.pointwise in of_overload for of_overload in tags)
+            if any(torch.Tag.pointwise in of_overload for of_overload in tags):
+                return True
     return False
 
 
@@ -123,57 +137,3 @@ BROADCAST = (
     'pairs',
 )
 """Why rows do not broadcast against rows, and what to write."""
-
-_INSTEAD = {
-    'write pyg_sar.gather(x).numpy(force=True), all rows on every rank, or give pyg_sar.gather(x) '
-    'to what makes arrays (NumPy, SciPy, scikit-learn, some functions of PyG); in place of '
-    'structured_negative_sampling pyg_sar.negative_sampling(edge_index, paired=True)': (
-        'numpy array array_wrap'
-    ),
-    'write pyg_sar.gather(x).tolist()': 'tolist',
-    'write x[3, 0].item() for one number, or x.sum().item() for one of all rows': (
-        'item float int index complex'
-    ),
-    'write (x > 0).all() or (x > 0).any(), which are one bool of all rows': 'bool',
-    'write (x == value).any()': 'contains',
-    'write x[3] for one row, or for row in pyg_sar.gather(x)': 'unbind iter',
-    "write torch_geometric.utils.scatter(x, index, dim=0, reduce='sum'), or 'mean', 'min', 'max', "
-    'with the group of every row as index': (
-        'scatter_sum scatter_mean segment_sum_csr segment_mean_csr segment_min_csr segment_max_csr '
-        'segment_sum_coo segment_mean_coo segment_min_coo segment_max_coo segment_reduce'
-    ),
-    "write top = torch_geometric.utils.scatter(x, index, dim=0, reduce='max'); a logsumexp is "
-    'top + scatter((x - top[index]).exp(), index, dim=0).log()': 'scatter_max scatter_min',
-    'write pyg_sar.gather(x).sort(dim=0); a median in a conv is aggr=MedianAggregation() of its '
-    'constructor': 'sort argsort msort',
-    "write torch_geometric.utils.scatter(*map(pyg_sar.gather, (x, index)), reduce='mul')": (
-        'scatter_mul'
-    ),
-    'write table[index] with the group of every row as index': 'gather_csr gather_coo',
-    'write torch.diag(pyg_sar.gather(x)); (x * y).sum(1) is the diagonal of x @ y.t()': (
-        'diag diagonal'
-    ),
-    'write torch.multinomial(pyg_sar.gather(weights), n)': 'multinomial',
-    'write x.unsqueeze(1) and batch_first=True, a sequence for every row': (
-        'lstm gru rnn_tanh rnn_relu'
-    ),
-    'write q @ pyg_sar.gather(k).t(), all pairs of the own rows, linear attention q @ (k.t() @ v), '
-    'or torch.nn.functional.scaled_dot_product_attention(q, k, v)': (
-        'matmul rmatmul mm bmm linalg_matmul addmm addbmm baddbmm einsum inner tensordot bilinear'
-    ),
-    'write x[:, None] * pyg_sar.gather(y), all pairs of the own rows': 'outer ger',
-    'write torch.cdist(x, pyg_sar.gather(y)), all pairs of the own rows': 'cdist pdist',
-    'add the node to the graph before the cut, as by torch_geometric.transforms.VirtualNode; pad '
-    'other dimensions by F.pad': 'pad constant_pad_nd',
-    'write torch.nn.Linear for a kernel of 1, or give it pyg_sar.gather(x)': (
-        'conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d'
-    ),
-    'write loss.backward() or torch.autograd.grad(loss, x), of a loss that is one number': (
-        'grad vjp jvp linearize torch.func.vmap torch.func.grad torch.func.grad_and_value '
-        'torch.func.jacrev torch.func.jacfwd torch.func.hessian torch.func.functionalize'
-    ),
-    'call the model itself, without torch.jit.script or torch.jit.trace': 'TorchScript',
-}
-
-BY_NAME = {name: text for text, names in _INSTEAD.items() for name in names.split()}
-"""By the name of a function, without underscores around it."""

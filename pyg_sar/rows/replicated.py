@@ -1,8 +1,9 @@
-"""Plain tensors, which are equal on all ranks, and whose gradients stay so.
+"""Plain tensors and numbers beside rows, which are equal on all ranks, and whose gradients stay so.
 
 In a function with rows a rank's gradient of a plain tensor comes from its own rows alone. The
 gradients of the parameters of a :class:`pyg_sar.DistributedDataParallel` are averaged at the end of
-the backward, those of any other plain tensor within it.
+the backward, those of any other plain tensor within it. What meets rows is noted, and compared by
+the next message.
 """
 
 from __future__ import annotations
@@ -12,16 +13,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from pyg_sar.comm import all_reduce_sum, are_alike, communicates, once_differentiable, rank
-from pyg_sar.comm import world_size as num_ranks
-from pyg_sar.comm.ranks import cache_of, check_own, chosen
-from pyg_sar.evictable import array_of
-from pyg_sar.ground.changes import version_of
-from pyg_sar.ground.checksum import as_bytes
-from pyg_sar.monitor.users_line import warn
+from pyg_sar.comm.collectives import all_reduce_sum, communicates, once_differentiable
+from pyg_sar.comm.errors import warn
+from pyg_sar.comm.ranks import cache_of, check_lives, check_own, chosen, current, rank
+from pyg_sar.comm.ranks import world_size as num_ranks
+from pyg_sar.comm.vote import are_alike
+from pyg_sar.rows.registry import bare_name, is_in_place, name_of
+from pyg_sar.utils.dry_run import is_hidden
+from pyg_sar.utils.offload import array_of
+from pyg_sar.utils.tensor_state import as_bytes, version_of
 
 LARGE = 2**24
 """A function of rows and a plain tensor with so many numbers warns."""
@@ -155,3 +160,75 @@ def _generator(device: torch.device) -> torch.Generator:
         index = torch.cuda.current_device() if device.index is None else device.index
         return torch.cuda.default_generators[index]
     return torch.default_generator
+
+
+_MOST = 2**14
+"""Numbers of a tensor that is compared; larger ones with the rows of the whole are, too."""
+
+_AT_ONCE = 2**10
+"""Numbers that are read at every call; a tensor with more only when something was written to it."""
+
+_NUMBERS = (bool, int, float, complex, str, np.ndarray, np.generic)
+
+_OF_THIS_RANK = ('requires_grad', 'retain_grad', 'grad', 'to', 'cuda')
+"""Functions and attributes that say what a rank wants to know of its rows, and where they lie."""
+
+_BY_IDS = ('getitem', 'index_select', 'take', 'gather', 'take_along_dim')
+"""Functions that read places of a table. Others may hold anything, as where a function writes."""
+
+
+def note(func: Any, args: Any, kwargs: Any) -> None:
+    """Takes note of the numbers and plain tensors that a function of rows, or a conv, takes.
+
+    Raises:
+        RuntimeError: If the ranks that have the rows are no more.
+    """
+    values, found, lives = [*args, *(kwargs or {}).values()], [], False
+    for value in values:  # grows
+        kind = type(value)
+        if kind is Tensor or (kind is torch.nn.Parameter and not value.requires_grad):
+            found.append(value)
+        elif kind in (list, tuple):
+            values.extend(value)
+        elif kind is slice:
+            values.extend((value.start, value.stop, value.step))
+        elif isinstance(value, _NUMBERS):
+            found.append(value)
+        elif not lives and hasattr(value, '_sharding'):
+            comm, world, lives = value._sharding.comm, dist.group.WORLD, True
+            is_there = comm is not None and world is not None and comm.world() is world
+            if not is_there and name_of(func) != 'shape':
+                check_lives(comm)
+    if not found or is_hidden.value or torch._C._are_functorch_transforms_active():
+        return
+    name = bare_name(func)
+    if values[0] is found[0] and (name in _BY_IDS or is_in_place(name_of(func))):
+        del found[0]
+    if name in _OF_THIS_RANK:
+        return
+    found = [_compared(value, name) for value in found]
+    found = [value for value in found if value is not None]
+    if found:
+        current().met.note(name, found)
+
+
+def _compared(value: Any, name: str) -> Any:
+    """What of a value the next message compares, or None: it has before, need not, or waits."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return str(value.tolist()) if value.size <= _MOST else None
+    if not isinstance(value, Tensor):
+        return value
+    count = value.numel()
+    if not 0 < count <= _MOST or value.layout != torch.strided or value.is_meta:
+        return None
+    is_on_host = value.device.type == 'cpu'
+    if is_on_host and count <= _AT_ONCE:
+        return value
+    version, seen = version_of(value), cache_of('met')
+    if seen.get(value) == version:
+        return None
+    seen[value] = version
+    if is_on_host:
+        return value.detach()
+    current().met.note_later(name, value)
+    return None

@@ -27,17 +27,17 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch_geometric.nn import MessagePassing
 
-from pyg_sar.ground.scoped import Scoped
-from pyg_sar.rows.met import note
 from pyg_sar.rows.registry import (
     ALL_ROWS,
-    BY_NAME,
+    instead_of,
     is_in_place,
     name_of,
     rule_of,
     rules_by_function,
 )
-from pyg_sar.rows.space import Space
+from pyg_sar.rows.replicated import note
+from pyg_sar.rows.sharding import Sharding
+from pyg_sar.utils.scoped import Scoped
 
 inside: Scoped[str] = Scoped('')
 """Begins the error for a function that is refused inside of a transform."""
@@ -47,14 +47,14 @@ plainly = torch._C.DisableTorchFunctionSubclass
 
 
 class Rows(Tensor):
-    """Own rows of a space, in one dimension; see the module.
+    """Own rows of a sharding, in one dimension; see the module.
 
     Made by :func:`pyg_sar.load_shard` and by convs on a cut graph. :func:`pyg_sar.local` gives the
     plain tensor of the own rows, :func:`pyg_sar.gather` all rows in the order of the whole graph.
     """
 
     _dim: int
-    _space: Space
+    _sharding: Sharding
     _own: Tensor
 
     def __new__(cls, *_: Any, **__: Any) -> Rows:  # noqa: D102
@@ -67,7 +67,7 @@ class Rows(Tensor):
         if slices_read.value:
             _check_slices(func, args)
         rule = rules_by_function.get(func)
-        if rule is None or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active():  # type: ignore[no-untyped-call]
+        if rule is None or torch._C._are_functorch_transforms_active():
             rule = rule_of(func)
         if rule is read:
             with plainly():
@@ -99,8 +99,8 @@ class Rows(Tensor):
         memo[id(self)] = copy
         return copy
 
-    def _state(self) -> tuple[int, Space, bool, bool]:
-        return self._dim, self._space, self.requires_grad, isinstance(self, torch.nn.Parameter)
+    def _state(self) -> tuple[int, Sharding, bool, bool]:
+        return self._dim, self._sharding, self.requires_grad, isinstance(self, torch.nn.Parameter)
 
     def __copy__(self) -> Tensor:
         with plainly():
@@ -119,7 +119,7 @@ class Rows(Tensor):
         refuse('set_')
 
     def __reduce_ex__(self, proto: Any) -> Any:
-        if self._space.is_learned:
+        if self._sharding.is_learned:
             values = plain(self.detach())
             if isinstance(self, torch.nn.Parameter):
                 return _rebuilt, (values, *self._state())
@@ -133,7 +133,7 @@ class Rows(Tensor):
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         with plainly():
             own = self.as_subclass(Tensor)
-            where = f'{self._space!r}, dim={self._dim}'
+            where = f'{self._sharding!r}, dim={self._dim}'
             return f'Rows({where}, all are in pyg_sar.gather(x), own={own!r})'
 
     def __iter__(self) -> Iterator[Any]:
@@ -149,30 +149,30 @@ def read(func: Any, args: Any, kwargs: Any) -> Any:
 _NAMES_OF_NUMPY = {'axis': 'dim', 'keepdims': 'keepdim'}
 
 
-def tag(tensor: Tensor, dim: int, space: Space) -> Any:
-    """Makes a new plain tensor rows of a space, in dimension `dim`; gives the same object.
+def tag(tensor: Tensor, dim: int, sharding: Sharding) -> Any:
+    """Makes a new plain tensor rows of a sharding, in dimension `dim`; gives the same object.
 
     With one process tensors stay plain: its own rows are those of the whole.
     """
-    if space.is_whole:
+    if sharding.is_whole:
         return tensor
     if type(tensor) is Tensor:
-        if tensor.size(dim) != space.own:
+        if tensor.size(dim) != sharding.own:
             raise ValueError(
-                f'expected {space!r} in dimension {dim} (got a tensor of shape '
+                f'expected {sharding!r} in dimension {dim} (got a tensor of shape '
                 f'{tuple(tensor.shape)}): please report it, with the program that shows it'
             )
         tensor.__class__ = Rows
     elif type(tensor) is not Rows:
         tensor = tensor.as_subclass(Rows)
-    tensor._dim, tensor._space = dim, space  # type: ignore[attr-defined]
+    tensor._dim, tensor._sharding = dim, sharding  # type: ignore[attr-defined]
     return tensor
 
 
 def _rebuilt(
-    values: Tensor, dim: int, space: Space, requires_grad: bool, is_parameter: bool
+    values: Tensor, dim: int, sharding: Sharding, requires_grad: bool, is_parameter: bool
 ) -> Tensor:
-    rows: Tensor = tag(values, dim, space)
+    rows: Tensor = tag(values, dim, sharding)
     if is_parameter:
         return torch.nn.Parameter(rows, requires_grad)
     return rows.requires_grad_(requires_grad)
@@ -271,7 +271,7 @@ def refuse(
     name = (func if isinstance(func, str) else name_of(func)).strip('_')
     if inside.value:
         raise ValueError(f"{inside.value} ('{name}' of rows that are spread over the ranks {why})")
-    instead = instead or BY_NAME.get(name, ALL_ROWS)
+    instead = instead or instead_of.get(name, ALL_ROWS)
     conv = _plain_conv()
     if conv is not None:
         instead = (

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from pyg_sar.shard.shard import Shard
+from pyg_sar.shard.shard import Shard, make_steps
 
 
 class ShardEdges:
-    """The edges into the own nodes of a rank, in local ids.
+    """The edges into the own nodes of a rank: local ids, plain int64 ``[2, num_edges]``.
 
     Row 0 holds sources: own nodes ``0 .. num_own - 1``, halo nodes from ``num_own`` on, grouped by
-    the part that owns them. Row 1 holds destinations: own nodes.
-
-    Attributes:
-        ids: int64 ``[2, num_edges]``, a plain tensor.
-        shard: The shard whose ids these are.
-        is_flipped: Whether row 0 holds the destinations and row 1 the sources.
-        kept: Results that :func:`kept_on` keeps.
+    the part that owns them. Row 1 holds destinations: own nodes. With `is_flipped` row 0 has these.
     """
 
     def __init__(
@@ -59,12 +53,9 @@ class LocalEdges(Tensor):
 
     Its operations are torch's. Edges made of it are LocalEdges, which convs, loaders and the
     functions of pyg_sar refuse; its rows are plain.
-
-    Attributes:
-        handle: The edges that it was made of; what is made of it has none.
     """
 
-    handle: ShardEdges
+    handle: ShardEdges  # the edges that it was made of; what is made of it has none
 
     @classmethod
     def of(cls, handle: ShardEdges) -> LocalEdges:
@@ -99,14 +90,13 @@ def _local(value: Any) -> Any:
     return value.as_subclass(LocalEdges) if value.dim() == 2 and value.size(0) == 2 else value
 
 
-def kept_on(handle: ShardEdges, key: Hashable, make: Callable[[], Any], space: Any = None) -> Any:
-    """The result of `make`, kept on edges while these are not written to and `space` is equal.
-
-    Nothing is kept on edges of inference mode, as writes to them cannot be seen.
-    """
-    if handle.ids.is_inference():
+def kept_on(
+    handle: ShardEdges, key: Hashable, make: Callable[[], Any], sharding: Any = None
+) -> Any:
+    """The result of `make`, kept while edges are not written to and `sharding` is equal."""
+    if handle.ids.is_inference():  # of which writes cannot be seen
         return make()
-    state = handle.ids._version, space
+    state = handle.ids._version, sharding
     if key not in handle.kept or handle.kept[key][0] != state:
         with torch.inference_mode(False):  # it outlives the caller's mode
             handle.kept[key] = state, make()
@@ -123,3 +113,62 @@ def refuse_local(what: str) -> NoReturn:
 
 def _version(ids: Tensor) -> int:
     return 0 if ids.is_inference() else ids._version
+
+
+def join_relations(
+    handles: Sequence[ShardEdges],
+    src_offsets: Sequence[int],
+    dst_offsets: Sequence[int],
+    num_dst: int,
+) -> ShardEdges:
+    """The edges of several relations as one bipartite graph, for a layer over all types (HGT).
+
+    Each relation's own sources start at its offset, and fill all rows in this order; so do the own
+    nodes of its destination type, of which all types have `num_dst`. Every rank's parts count as
+    one part. Joining takes no communication.
+    """
+    shards = [handle.shard for handle in handles]
+    first = shards[0]
+    world_size, device = first.world_size, handles[0].ids.device
+    num_own = sum(shard.num_own for shard in shards)
+    # The joint id of every local source of a relation: own ones, then the halo, which is joined by
+    # owner and then by relation.
+    ptrs = [shard.halo_ptr[:: shard.parts_per_rank] for shard in shards]
+    ids = [[torch.arange(o, o + s.num_own)] for s, o in zip(shards, src_offsets, strict=True)]
+    halo_ptr = [0]
+    for owner in range(world_size):
+        end = halo_ptr[-1]
+        for ptr, of_relation in zip(ptrs, ids, strict=True):
+            start, end = end, end + ptr[owner + 1] - ptr[owner]
+            of_relation.append(torch.arange(num_own + start, num_own + end))
+        halo_ptr.append(end)
+    edges = []
+    for handle, of_relation, offset in zip(handles, ids, dst_offsets, strict=True):
+        src, dst = handle.ids
+        edges.append(torch.stack([torch.cat(of_relation).to(device)[src], dst + offset]))
+
+    def sent(reader: int, _: int) -> Tensor:
+        return torch.cat(
+            [
+                step.send_index + offset
+                for shard, offset in zip(shards, src_offsets, strict=True)
+                for step in shard.steps
+                if step.send_rank == reader
+            ]
+        )
+
+    whole = torch.cat(edges, dim=1)
+    shard = Shard(
+        root=first.root,
+        fingerprint=f'{first.partition} {len(shards)} relations',
+        rank=first.rank,
+        world_size=world_size,
+        num_parts=world_size,
+        num_nodes=first.num_nodes,
+        own_ptr=(0, num_own),
+        halo_ptr=tuple(halo_ptr),
+        block_ptr=(*[0] * world_size, whole.size(1)),
+        steps=make_steps(first.rank, world_size, halo_ptr, sent),
+        dst_rows=num_dst,
+    )
+    return ShardEdges(whole, shard)

@@ -4,6 +4,9 @@ A rank owns a contiguous run of ``num_parts / world_size`` parts. Its local node
 nodes of those parts one after another (``0 .. num_own - 1``), then the halo rows grouped by the
 part that owns them. So the source ids of every block are one contiguous range. Edges are sorted by
 (part that owns the source, destination, source), so a block is a slice of every edge tensor.
+
+Modules keep results with a shard, or with a plan of its blocks, in fields of their own: what all
+ranks made together as :class:`pyg_sar.comm.vote.Agreed`, unless it follows from the shard alone.
 """
 
 from __future__ import annotations
@@ -12,12 +15,38 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from pyg_sar.shard.kept import Kept
+T = TypeVar('T')
+
+
+class HasCache(Protocol):
+    """A shard or a plan."""
+
+    @property
+    def kept(self) -> dict[Cached[Any], Any]:
+        """By field."""
+
+
+class Cached(Generic[T]):
+    """A field, which one module makes once for its own results."""
+
+    def get(self, owner: HasCache) -> T | None:
+        """The value kept with `owner`, or None."""
+        return owner.kept.get(self)
+
+    def put(self, owner: HasCache, value: T) -> T:
+        """HasCache a value instead of the one before."""
+        owner.kept[self] = value
+        return value
+
+    def of(self, owner: HasCache, make: Callable[[], T]) -> T:
+        """The value kept with `owner`; a first one comes from `make`."""
+        value: T | None = owner.kept.get(self)
+        return self.put(owner, make()) if value is None else value
 
 
 class PartialSums(Protocol):
@@ -71,8 +100,7 @@ def make_steps(
 ) -> tuple[Step, ...]:
     """The steps of a rank's exchange, also those in which nothing is sent.
 
-    `halo_ptr` are ``num_parts + 1`` offsets of the halo rows that each part owns; ``sent(reader,
-    i)`` are own rows that rank `reader` reads of the i-th own part.
+    ``sent(reader, i)`` are the own rows that rank `reader` reads of the i-th own part.
     """
     per_rank = (len(halo_ptr) - 1) // world_size
     steps = []
@@ -115,7 +143,7 @@ class Shard:
     # Where one process holds the whole graph, in its order: how its sources and its destinations
     # were cut. Sums visit them in that order, as neighbours are near each other there.
     cut: tuple[Cut, Cut] | None = field(default=None, repr=False)
-    kept: dict[Kept[Any], Any] = field(default_factory=dict, repr=False)
+    kept: dict[Cached[Any], Any] = field(default_factory=dict, repr=False)
 
     @cached_property
     def partition(self) -> str:
@@ -154,7 +182,7 @@ class Shard:
 
     @cached_property
     def num_halo(self) -> int:
-        """Number of remote rows the edges of this rank read."""
+        """Number of halo rows the edges of this rank read."""
         return self.halo_ptr[-1]
 
     @cached_property

@@ -53,7 +53,6 @@ CASES = [
     Case('GCNConv', 'normalize=False', lambda: _gcn(normalize=False), WEIGHT),
     Case('GCNConv', 'cached', lambda: _gcn(cached=True), twice),
     Case('GCNConv', 'aggr=max', lambda: _gcn(aggr='max')),
-    Case('GCNConv', 'decomposed_layers=2', lambda: _gcn(decomposed_layers=2)),
     Case('GCNConv', 'flow=target_to_source', lambda: _gcn(flow='target_to_source'), WEIGHT),
     Case('GENConv', 'softmax', lambda: conv.GENConv(8, 6)),
     Case('GENConv', 'softmax, learnable t', lambda: _gen(t=0.7, learn_t=True), ATTR),

@@ -19,7 +19,7 @@ from meter import Meter, metered
 from torch import Tensor
 
 import pyg_sar
-from pyg_sar.comm import rank, takes_turns, world_size
+from pyg_sar.comm.ranks import rank, takes_turns, world_size
 
 TOLERANCE = 1e-10
 """Of absolute differences, relative to the largest entry of a tensor where that exceeds 1."""

@@ -11,12 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
-from pyg_sar.comm.buffers import Buffers
-from pyg_sar.comm.exchange import Exchange
-from pyg_sar.comm.gradient_return import GradientReturn
-from pyg_sar.comm.swap import ROWS_TAG, Swap
-from pyg_sar.conv.call.plans import PLANS, CallPlan, Replay
-from pyg_sar.conv.message.one_call import Call
+from pyg_sar.comm.exchange import Exchange, GradientReturn
+from pyg_sar.comm.send_recv import ROWS_TAG, Buffers, SendRecv
+from pyg_sar.nn.call import Call
+from pyg_sar.nn.plan import PLANS, CallPlan, Replay
 from pyg_sar.shard.shard import Shard
 
 
@@ -86,9 +84,9 @@ def metered() -> Iterator[Meter]:
         def count(buffers: Buffers) -> int:
             return sum(rows.size(0) for rows in buffers.rows)
 
-        def swap(original: Any, self: Swap, *args: Any, **kwargs: Any) -> None:
+        def send_recv(original: Any, self: SendRecv, *args: Any, **kwargs: Any) -> None:
             original(self, *args, **kwargs)
-            if type(self) is not Swap:  # blocks of attention to all nodes
+            if type(self) is not SendRecv:  # blocks of attention to all nodes
                 return
             received, sent, tag = args[0], args[2], args[-1]
             is_rows = tag == ROWS_TAG
@@ -98,7 +96,7 @@ def metered() -> Iterator[Meter]:
         def gradient_rows(original: Any, self: GradientReturn) -> Any:
             rows = original(self)
             if self._filled is not None:
-                # Held from now on, though the swap comes later.
+                # Held from now on, though the transfer comes later.
                 meter.take(self._filled[1], 'gradients', count(self._filled[1]))
             return rows
 
@@ -125,7 +123,7 @@ def metered() -> Iterator[Meter]:
             meter.shards.append(shard)
 
         patch(Exchange, '__init__', exchange)
-        patch(Swap, '__init__', swap)
+        patch(SendRecv, '__init__', send_recv)
         patch(Buffers, 'free', free)
         patch(GradientReturn, 'rows', gradient_rows)
         patch(Exchange, 'fetch_requested', fetch_requested)

@@ -50,7 +50,6 @@ CASES = [
     _case('edge_updater, no gradients', lambda: own.EdgeUpdates(has_softmax=True), _fixed_x),
     _case('two propagates, node_dim=1', own.Stacked, WEIGHT),
     _case('three propagates', own.ManyPropagates, takes('edge_weight', 'edge_type')),
-    _case('decomposed_layers=2', lambda: own.SoftmaxOfChannels(decomposed_layers=2)),
     _case('flow=target_to_source', lambda: own.Own(flow='target_to_source')),
     _case(
         'flow=target_to_source, edge features',

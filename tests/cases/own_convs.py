@@ -164,13 +164,6 @@ class ManyPropagates(Own):
         return x_j if edge_weight is None else x_j * edge_weight.view(-1, 1)
 
 
-class SoftmaxOfChannels(Own):
-    """Decomposed, it is another function: of each half of the channels."""
-
-    def message(self, x_j: Tensor) -> Tensor:
-        return x_j.softmax(dim=-1)
-
-
 class SetsEdgeValues(Own):
     """A message that keeps its attention for forward."""
 

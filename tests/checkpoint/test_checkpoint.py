@@ -98,7 +98,7 @@ def _states(root: str) -> tuple[Any, Any]:
     """What each generator draws after saving, and after loading."""
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    rank = pyg_sar.comm.rank()
+    rank = pyg_sar.comm.ranks.rank()
     torch.manual_seed(rank)
     np.random.seed(rank + 7)  # noqa: NPY002
     before = random.getstate()

@@ -23,8 +23,8 @@ from torch_geometric.data import Data
 
 import pyg_sar
 from pyg_sar import load_checkpoint, save_checkpoint
-from pyg_sar.checkpoint import save
-from pyg_sar.ground import durable
+from pyg_sar.checkpoint import files
+from pyg_sar.utils import durable
 
 
 def _net() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
@@ -100,6 +100,24 @@ def test_nothing_in_a_folder_is_run(tmp_path, name, dump):
     assert not trap.exists()
     pickle.loads(pickle.dumps(_Hostile(trap)))  # the trap is a trap
     assert trap.exists()
+
+
+class _Allowed:
+    def __init__(self) -> None:
+        self.best = torch.ones(2)
+
+
+def test_a_class_that_the_user_allows_is_saved_and_loaded(tmp_path):
+    extra = {'record': _Allowed()}
+    with pytest.raises(ValueError, match="'extra' cannot be saved"):
+        save_checkpoint(tmp_path, *_net(), epoch=1, extra=extra)
+    with torch.serialization.safe_globals([_Allowed]):
+        save_checkpoint(tmp_path, *_net(), epoch=1, extra=extra)
+        found = load_checkpoint(tmp_path, *_net()).extra['record']
+    assert isinstance(found, _Allowed)
+    assert torch.equal(found.best, extra['record'].best)
+    with pytest.raises(ValueError, match=r'extra\.pt cannot be read'):
+        load_checkpoint(tmp_path, *_net())
 
 
 @pytest.mark.parametrize('name', ['model.pt', 'checkpoint.json'])
@@ -190,7 +208,7 @@ def test_what_is_half_written_is_never_chosen_and_goes(tmp_path, monkeypatch):
 def test_a_second_run_in_the_midst_of_the_first_is_refused(tmp_path, monkeypatch):
     """In one process: who tries to save while another one writes is told who that is."""
     told: list[str] = []
-    write = save.write_state
+    write = files.write_state
 
     def write_slowly(*args: Any) -> None:
         if not told:
@@ -198,7 +216,7 @@ def test_a_second_run_in_the_midst_of_the_first_is_refused(tmp_path, monkeypatch
             told[0] = attempt(save_checkpoint, tmp_path, *_net(), epoch=1)
         write(*args)
 
-    monkeypatch.setattr(save, 'write_state', write_slowly)
+    monkeypatch.setattr(files, 'write_state', write_slowly)
     model, optimizer = _net()
     save_checkpoint(tmp_path, model, optimizer, epoch=1)
     here = f"RuntimeError: '{tmp_path}' must have one writer at a time .*process {os.getpid()} on "
@@ -260,12 +278,12 @@ def test_a_full_disk_is_an_error_of_the_system(tmp_path):
 def _disk_full_on_rank_1(root: str) -> list[str]:
     """A table of nodes is what rank 1 writes."""
     model = torch.nn.ModuleDict(
-        {'table': pyg_sar.NodeEmbedding(_nodes_of(pyg_sar.comm.rank()), 2, seed=0)}
+        {'table': pyg_sar.NodeEmbedding(_nodes_of(pyg_sar.comm.ranks.rank()), 2, seed=0)}
     )
     optimizer = torch.optim.Adam(model.parameters())
     save_checkpoint(root, model, optimizer, epoch=1)
     sync = os.fsync
-    if pyg_sar.comm.rank() == 1:
+    if pyg_sar.comm.ranks.rank() == 1:
         os.fsync = _full
     try:
         text = attempt(save_checkpoint, root, model, optimizer, epoch=2)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 import pyg_sar
-from pyg_sar.shard.format.meta import read_meta
+from pyg_sar.shard.meta import read_meta
 
 
 def _named(data: Any, root: Path, num_parts: int = 2, **options: Any) -> str:
@@ -45,7 +45,7 @@ def test_a_graph_has_one_name_however_it_is_cut(tmp_path):
     same = [
         (graph, 1, {}),
         (graph, 4, {'method': 'ldg'}),
-        (graph, 3, {'method': 'metis', 'order': 'cache', 'seed': 5}),
+        (graph, 3, {'method': 'metis', 'seed': 5}),
         (_with(edges[:, order]), 2, {}),
         (_with(edges.int()), 2, {}),
         (tmp_path / 'graph.npz', 2, {}),

@@ -14,7 +14,7 @@ from small_graphs import assert_all_raise, attempt, cut, small_graph
 from torch import Tensor
 
 import pyg_sar
-from pyg_sar.comm import rank
+from pyg_sar.comm.ranks import rank
 
 N = 40
 

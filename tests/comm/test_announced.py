@@ -16,9 +16,12 @@ from torch import Tensor
 from torch_geometric.nn import GraphSAGE
 
 import pyg_sar
-from pyg_sar.comm import agree, all_ranks, all_reduce_sum, in_layer, set_timeout
+from pyg_sar.comm.collectives import all_reduce_sum
 from pyg_sar.comm.comm import Comm
-from pyg_sar.comm.processes.announced import Announced
+from pyg_sar.comm.errors import in_layer
+from pyg_sar.comm.ranks import set_timeout
+from pyg_sar.comm.sums import Announced
+from pyg_sar.comm.vote import agree, all_ranks
 
 SENDING = 'all_reduce', 'all_gather', 'broadcast', 'all_to_all_single'
 

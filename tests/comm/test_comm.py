@@ -10,7 +10,6 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from few import few
 from on_ranks import on_ranks
 from partition_files import load_shard_files
 from ranks import run_ranks
@@ -21,12 +20,14 @@ from traffic import put
 
 import pyg_sar
 from pyg_sar import partition_graph
-from pyg_sar.aggregate.halo import from_halo, with_halo
-from pyg_sar.comm import Exchange, GradientReturn, agree, all_reduce_sum, raise_together
-from pyg_sar.comm.faults.groups import new_group
-from pyg_sar.comm.ranks import open_lane
-from pyg_sar.shard.plan import plan_of
-from pyg_sar.shard.read.read_shard import read_shard
+from pyg_sar.comm.collectives import all_reduce_sum
+from pyg_sar.comm.connection import new_group
+from pyg_sar.comm.exchange import Exchange, GradientReturn
+from pyg_sar.comm.process_group import GroupComm
+from pyg_sar.comm.row_map import from_halo, with_halo
+from pyg_sar.comm.vote import agree, raise_error_on_all
+from pyg_sar.shard.blocks import plan_of
+from pyg_sar.shard.read_shard import read_shard
 
 LAYOUTS = [(1, 1), (1, 4), (2, 2), (2, 6), (3, 3), (3, 6), (4, 4)]
 """World sizes and numbers of parts."""
@@ -67,12 +68,12 @@ def _block_ids(data: Data) -> list[Tensor]:
     return ids
 
 
-def _check_fetch(data: Data, depth: int = 1, *, keep: bool = False) -> None:
-    exchange = Exchange(data.edge_index.handle.shard, depth=depth)
+def _check_fetch(data: Data, *, keep: bool = False) -> None:
+    exchange = Exchange(data.edge_index.handle.shard)
     want = [_values(ids) for ids in _block_ids(data)]
     kept = []
     for _ in range(2):
-        rows = exchange.fetch(_values(data.n_id), keep=keep)
+        rows = exchange.all_gather_halo(_values(data.n_id), keep=keep)
         for expected in want:
             block = next(rows)
             kept.append((block, expected))
@@ -105,11 +106,10 @@ def _same(found: list[Tensor], expected: list[Tensor]) -> bool:
 
 
 @pytest.mark.parametrize('keep', [False, True])
-@pytest.mark.parametrize('depth', few([1, 2, 5]))
 @pytest.mark.parametrize(('world_size', 'num_parts'), LAYOUTS)
 @on_ranks(is_local=True)
-def test_fetch_gives_the_owners_rows(data, world_size, num_parts, depth, keep):
-    _check_fetch(data, depth, keep=keep)
+def test_fetch_gives_the_owners_rows(data, world_size, num_parts, keep):
+    _check_fetch(data, keep=keep)
 
 
 @pytest.mark.parametrize(('world_size', 'num_parts'), [(2, 4), (3, 3), (4, 4)])
@@ -117,11 +117,6 @@ def test_fetch_gives_the_owners_rows(data, world_size, num_parts, depth, keep):
 @on_ranks(is_local=True)
 def test_awkward_cuts(data, world_size, num_parts, kind):
     _check_fetch(data)
-
-
-@on_ranks(4, is_local=True)
-def test_ranks_may_prefetch_differently(data):
-    _check_fetch(data, dist.get_rank() + 1)
 
 
 def _fetch_and_return(root: str) -> None:
@@ -167,7 +162,7 @@ def _check_adjoints(data: Data) -> None:
     x = random(n)
     errors = []
 
-    ax = [[t.clone() for t in rows] for rows in exchange.fetch(x)]
+    ax = [[t.clone() for t in rows] for rows in exchange.all_gather_halo(x)]
     y = [random(rows[0].size(0)) for rows in ax]
     aty = [torch.zeros_like(t) for t in x]
     returned = GradientReturn(exchange, aty)
@@ -207,17 +202,17 @@ def _answers() -> tuple[list[Any], list[str]]:
     rank = dist.get_rank()
     world_size = dist.get_world_size()
     values = agree({'rank': rank, 'tensor': torch.arange(rank)})
-    errors = [attempt(raise_together, None)]
+    errors = [attempt(raise_error_on_all, None)]
     for who in range(world_size):
         for kind in (ValueError, FileNotFoundError):
             error = kind(f'trouble {who}') if rank == who else None
-            errors.append(attempt(raise_together, error))
-    errors.append(attempt(raise_together, ValueError(f'all {rank}')))
+            errors.append(attempt(raise_error_on_all, error))
+    errors.append(attempt(raise_error_on_all, ValueError(f'all {rank}')))
     return values, errors
 
 
 @pytest.mark.parametrize('world_size', [1, 2, 4])
-def test_agree_and_raise_together(world_size):
+def test_agree_and_raise_error_on_all(world_size):
     for rank, (values, errors) in enumerate(run_ranks(_answers, world_size)):
         assert [value['rank'] for value in values] == list(range(world_size))
         assert [value['tensor'].tolist() for value in values] == [
@@ -234,19 +229,12 @@ def test_agree_and_raise_together(world_size):
 
 def test_without_other_processes():
     assert agree('alone') == ['alone']
-    raise_together(None)
+    raise_error_on_all(None)
     with pytest.raises(FileNotFoundError, match='alone'):
-        raise_together(FileNotFoundError('alone'))
+        raise_error_on_all(FileNotFoundError('alone'))
     values = torch.arange(3)
     assert all_reduce_sum(values) is values
     assert values.tolist() == [0, 1, 2]
-
-
-@on_ranks(1, 2, is_local=True)
-def test_depth_must_be_positive(data):
-    for depth in (0, -1):
-        with pytest.raises(ValueError, match=rf"'depth' .*{depth}"):
-            Exchange(data.edge_index.handle.shard, depth=depth)
 
 
 @pytest.mark.parametrize('world_size', [1, 3])
@@ -262,9 +250,11 @@ def test_another_ranks_shard(data, world_size):
 @on_ranks(is_local=True)
 def test_a_process_group_of_its_own(data):
     """The user's own collectives in between cross nothing."""
-    exchange = Exchange(data.edge_index.handle.shard, depth=2)
+    exchange = Exchange(data.edge_index.handle.shard)
     want = [_values(ids)[0] for ids in _block_ids(data)]
-    for (rows,), expected in zip(exchange.fetch([_values(data.n_id)[0]]), want, strict=True):
+    for (rows,), expected in zip(
+        exchange.all_gather_halo([_values(data.n_id)[0]]), want, strict=True
+    ):
         total = torch.ones(3)
         dist.all_reduce(total)
         assert total.tolist() == [3.0] * 3
@@ -283,7 +273,8 @@ def test_no_rank_leaves_a_group_that_another_still_connects():
             store.set('all are connected', '')
         return group
 
-    with mock.patch('pyg_sar.comm.processes.group.new_group', slow):
-        lane = open_lane()
+    with mock.patch('pyg_sar.comm.process_group.new_group', slow):
+        comm = GroupComm()
+        comm.connect()
     assert store.check(['all are connected'])
-    lane.close()
+    comm.close()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from torch import Tensor
 
-from pyg_sar.comm import least_of_ranks
 from pyg_sar.comm.comm import Comm
 from pyg_sar.comm.ranks import chosen
+from pyg_sar.comm.vote import least_of_ranks
 
 
 class _Ranks(Comm):
@@ -25,7 +25,7 @@ class _Ranks(Comm):
             return least_of_ranks(value, self.size)
 
     def sum_alike(
-        self, alike: str, *, number: int = 0, state: str = '', summed: Tensor | None = None
+        self, tag: str, *, number: int = 0, state: str = '', summed: Tensor | None = None
     ) -> int | None:
         assert 0 <= number < 2**24
         self._sent[self._value] = number

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,65 +14,13 @@ from small_graphs import ASSIGNMENTS, small_graph
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv, TransformerConv
-from traffic import apart, put
+from traffic import counted, put
 
 from pyg_sar import SARConv
-from pyg_sar.comm import Exchange, GradientReturn
+from pyg_sar.comm.exchange import Exchange, GradientReturn
 
 LAYOUTS = [(1, 1), (1, 4), (2, 2), (2, 6), (3, 3), (3, 6), (4, 4)]
 """World sizes and numbers of parts."""
-
-
-@dataclass
-class Traffic:
-    """Point-to-point messages as (peer, rows), all-to-alls as rows received."""
-
-    receives: list[tuple[int, int]] = field(default_factory=list)
-    sends: list[tuple[int, int]] = field(default_factory=list)
-    all_to_alls: int = 0
-    others: int = 0
-
-
-@contextmanager
-def _counted() -> Iterator[Traffic]:
-    """Counts what this rank sends and receives while it lasts."""
-    traffic = Traffic()
-    batch = dist.batch_isend_irecv
-    counted = {
-        name: getattr(dist, name)
-        for name in ('all_reduce', 'all_gather_object', 'all_gather', 'broadcast', 'send', 'recv')
-    }
-    all_to_all = dist.all_to_all_single
-
-    def count_batch(ops: list[dist.P2POp]) -> Any:
-        for op in ops:
-            kind = traffic.receives if op.op is dist.irecv else traffic.sends
-            kind.append((op.peer, op.tensor.size(0)))
-        return batch(ops)
-
-    def count_all_to_all(*args: Any, **kwargs: Any) -> Any:
-        traffic.all_to_alls += 1
-        return all_to_all(*args, **kwargs)
-
-    def count(name: str) -> Callable[..., Any]:
-        def counter(*args: Any, **kwargs: Any) -> Any:
-            traffic.others += 1
-            return counted[name](*args, **kwargs)
-
-        return counter
-
-    dist.batch_isend_irecv = count_batch
-    dist.all_to_all_single = count_all_to_all
-    for name in counted:
-        setattr(dist, name, count(name))
-    try:
-        with apart():
-            yield traffic
-    finally:
-        dist.batch_isend_irecv = batch
-        dist.all_to_all_single = all_to_all
-        for name, function in counted.items():
-            setattr(dist, name, function)
 
 
 def _halo_rows(data: Data, parts: Tensor, world_size: int, num_parts: int) -> list[list[int]]:
@@ -120,10 +65,10 @@ def test_one_message_per_step(data, world_size, num_parts, kind):
     shard = data.edge_index.handle.shard
     exchange, rows = Exchange(shard), _rows_of(shard)
     x = torch.randn(shard.num_own, 3)
-    with _counted() as forward:
-        for _ in exchange.fetch([x]):
+    with counted() as forward:
+        for _ in exchange.all_gather_halo([x]):
             pass
-    with _counted() as backward:
+    with counted() as backward:
         returned = GradientReturn(exchange, [torch.zeros_like(x)])
         for part in [*shard.parts, *(step.part for step in shard.steps)]:
             start, end = shard.source_range(part)
@@ -176,9 +121,9 @@ def test_exchanges_of_a_layer(data, name, mode):
     conv = SARConv(CONVS[name]().double(), mode=mode)
     x = data.x.clone().requires_grad_()
     conv(x, data.edge_index)
-    with _counted() as forward:
+    with counted() as forward:
         out = conv(x, data.edge_index)
-    with _counted() as backward:
+    with counted() as backward:
         out.backward(torch.ones_like(out))
     num_steps = sum(count > 0 for count in _rows_of(data.edge_index.handle.shard)[dist.get_rank()])
     rows_forward, rows_backward, gradients = EXCHANGES[name, mode]

@@ -9,10 +9,11 @@ from on_ranks import on_ranks
 from small_graphs import ASSIGNMENTS, assert_close, small_graph
 from torch import Tensor
 
-from pyg_sar.aggregate.weighted_sum import weighted_sum
-from pyg_sar.comm import all_reduce_sum, exchange_of
-from pyg_sar.comm.reshard.reverse_edges import reverse
-from pyg_sar.shard.plan import plan_of
+from pyg_sar.comm.collectives import all_reduce_sum
+from pyg_sar.comm.derive_shard import reverse
+from pyg_sar.comm.exchange import exchange_of
+from pyg_sar.ops.weighted_sum import weighted_sum
+from pyg_sar.shard.blocks import plan_of
 
 LAYOUTS = [(1, 1), (1, 3), (2, 2), (3, 3), (2, 6), (4, 4), (4, 8)]
 """World sizes and numbers of parts."""

@@ -18,15 +18,10 @@ from on_ranks import on_ranks
 from torch import Tensor
 from traffic import apart
 
-from pyg_sar.comm import Exchange, GradientReturn, current
-from pyg_sar.comm.buffers import BufferPool
-from pyg_sar.comm.processes.shared_memory import (
-    SharedMemory,
-    allocated,
-    find_shared,
-    writable,
-)
-from pyg_sar.comm.swap import start_round
+from pyg_sar.comm.exchange import Exchange, GradientReturn
+from pyg_sar.comm.ranks import current
+from pyg_sar.comm.send_recv import BufferPool, start_round
+from pyg_sar.comm.shared_memory import SharedMemory, allocated, find_shared, writable
 
 pytestmark = pytest.mark.skipif(not hasattr(os, 'memfd_create'), reason='needs Linux')
 
@@ -42,7 +37,7 @@ def _there_and_back(data: Any, dtype: torch.dtype | None, keep: bool) -> list[Te
     own = data.x[: shard.num_own].double(), data.n_id[: shard.num_own, None]
     found = []
     for _ in range(3):  # memory is used again
-        for number, rows in enumerate(exchange.fetch(own, keep=keep)):
+        for number, rows in enumerate(exchange.all_gather_halo(own, keep=keep)):
             found += [t * (number + 1) for t in rows]
         back = GradientReturn(exchange, [torch.zeros_like(own[0])])
         for number in range(len(shard.parts) + len(shard.steps)):
@@ -83,7 +78,7 @@ def test_messages_tell_only_where_rows_are(data):
     exchange = Exchange(shard)
 
     def fetch() -> None:
-        for _ in exchange.fetch([own]):
+        for _ in exchange.all_gather_halo([own]):
             pass
 
     steps = sum(step.send_rows > 0 for step in shard.steps)
@@ -213,20 +208,20 @@ def test_only_ranks_of_one_network_that_can_open_memory_share_it():
 PROGRAM = """
 import os, sys, time
 import torch, torch.distributed as dist
-from pyg_sar.comm import current
+from pyg_sar.comm.ranks import current
 rank = int(sys.argv[1])
 dist.init_process_group('gloo', init_method='file://' + sys.argv[2], rank=rank, world_size=2)
 comm = current()
 with comm.guard('rows'):
     if rank == 0:
-        for work in comm.start_swap([], 1, [torch.full((9,), 3.0)], 1, 'rows')[1]:
+        for work in comm.start_send_recv([], 1, [torch.full((9,), 3.0)], 1, 'rows')[1]:
             work.wait()
         print('sent', flush=True)
         if sys.argv[3] == 'dies':
             os._exit(1)
     else:
         came = torch.zeros(9)
-        works = comm.start_swap([came], 0, [], 0, 'rows')[0]
+        works = comm.start_send_recv([came], 0, [], 0, 'rows')[0]
         time.sleep(1.5)
         for work in works:
             work.wait()

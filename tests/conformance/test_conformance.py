@@ -7,15 +7,7 @@ from pathlib import Path
 import pytest
 import table
 import torch_geometric.nn.conv
-from conv_cases import (
-    ALL,
-    CASES,
-    CHECKS,
-    EXACT,
-    OF_CONVS,
-    READ_ROWS_IN_FORWARD,
-    REFUSED_BY_DESIGN,
-)
+from conv_cases import ALL, CASES, CHECKS, EXACT, OF_CONVS, READ_ROWS_IN_FORWARD, REFUSED_BY_DESIGN
 from exact import reference
 from outcome import CUTS, NO_NODES, Outcome, outcomes
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from ranks import run_ranks
 from torch import Tensor
 
-from pyg_sar.kernels.weighted_sums import _pattern
+from pyg_sar.ops.spmm import _pattern
 
 NCCL = 'cpu:gloo,cuda:nccl'
 

@@ -17,9 +17,8 @@ from torch import Tensor
 from torch_geometric.nn import GATConv, SAGEConv
 
 import pyg_sar
-from pyg_sar.comm.buffers import BufferPool, Buffers
-from pyg_sar.comm.processes.group import GroupComm
-from pyg_sar.comm.swap import Swap
+from pyg_sar.comm.process_group import GroupComm
+from pyg_sar.comm.send_recv import BufferPool, Buffers, SendRecv
 
 BACKEND = 'cpu:gloo,cuda:nccl'
 
@@ -28,30 +27,30 @@ def _without_device(self: BufferPool, num_bytes: int, device: torch.device) -> T
     return torch.empty(num_bytes, dtype=torch.uint8)
 
 
-_begin, _wait = Swap.__init__, Swap.wait
+_begin, _wait = SendRecv.__init__, SendRecv.wait
 
 
-def _begin_and_free(self: Swap, received: Any, to: int, sent: Buffers, *args: Any) -> None:
+def _begin_and_free(self: SendRecv, received: Any, to: int, sent: Buffers, *args: Any) -> None:
     _begin(self, received, to, sent, *args)
     sent.free()
 
 
-def _wait_for_the_device(self: Swap) -> None:
+def _wait_for_the_device(self: SendRecv) -> None:
     _wait(self)
     torch.zeros(1, device='cuda').item()
 
 
 MUTATIONS: dict[str, tuple[Any, str, Any]] = {
-    '': (Swap, 'no such name', None),
+    '': (SendRecv, 'no such name', None),
     'a forgotten device': (BufferPool, 'take', _without_device),
-    'a buffer used again before its rows have left': (Swap, '__init__', _begin_and_free),
-    'a wait left out': (Swap, 'wait', lambda self: None),
+    'a buffer used again before its rows have left': (SendRecv, '__init__', _begin_and_free),
+    'a wait left out': (SendRecv, 'wait', lambda self: None),
     'a group that idle ranks do not connect': (
         GroupComm,
         'connect_devices',
         lambda self, device: None,
     ),
-    'a wait for the device in every step': (Swap, 'wait', _wait_for_the_device),
+    'a wait for the device in every step': (SendRecv, 'wait', _wait_for_the_device),
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import importlib.util
 import inspect
 import re
 import textwrap
@@ -19,15 +20,13 @@ from pages import ROOT
 from torch_geometric.nn import GATConv, GraphSAGE
 
 import pyg_sar
-import pyg_sar.partitioner
-import pyg_sar.planner
+import pyg_sar.partition
 
 
 def _public() -> dict[str, Any]:
     """What is public, by name."""
     found = {f'pyg_sar.{name}': getattr(pyg_sar, name) for name in pyg_sar.__all__}
-    rooms = pyg_sar.partitioner, pyg_sar.planner
-    for room in rooms:
+    for room in [pyg_sar.partition]:
         for name, value in vars(room).items():
             home = getattr(value, '__module__', '')
             is_ours = (
@@ -132,3 +131,13 @@ def test_examples_of_docstrings_are_found() -> None:
     text = 'First.\n\nAs in::\n\n    a = 1\n\n    b = 2\n\nMore.\n\n>>> c = 3\n... d\n'
     assert _examples(text) == ['a = 1\n\nb = 2\n\n', 'c = 3\nd']
     assert ast.parse(_examples(text)[0])
+
+
+def test_every_message_is_on_the_page() -> None:
+    spec = importlib.util.spec_from_file_location('list_errors', ROOT / 'tools' / 'list_errors.py')
+    assert spec is not None
+    assert spec.loader is not None
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    page = tool.PAGE.read_text(encoding='utf-8')
+    assert page.partition(tool.BEGIN + '\n')[2] == tool.listed(), "'make errors' writes the page"

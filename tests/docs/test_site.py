@@ -63,7 +63,7 @@ def test_the_site_has_the_pages(site: Path) -> None:
     front = (site / 'docs' / 'index.html').read_text(encoding='utf-8')
     assert 'exactly' in front
     assert '<figcaption>' in front
-    assert (site / '_modules' / 'pyg_sar' / 'load.html').exists()
+    assert (site / '_modules' / 'pyg_sar' / 'rows' / 'load.html').exists()
 
 
 @pytest.mark.slow

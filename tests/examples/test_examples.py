@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from example_programs import EXAMPLES, run, started, torchrun
-from torch_geometric.data import Data
+from example_programs import EXAMPLES, example, run, started, torchrun
+from graphs import two_communities
+from hetero_graphs import hetero_graph
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.nn.models import GraphSAGE
+from torch_geometric.utils import to_undirected
 
 import pyg_sar
 
@@ -35,6 +41,18 @@ def _graph() -> Data:
         val_mask=(y >= 0) & (draw >= 0.5) & (draw < 0.7),
         test_mask=(y >= 0) & (draw >= 0.7),
     )
+
+
+def _hetero_graph() -> HeteroData:
+    """With validation nodes; lonely nodes, which no relation reaches, stay with the others."""
+    data = hetero_graph()
+    data['paper'].val_mask = ~data['paper'].train_mask
+    data['paper'].y[::7] = -1
+    data['paper'].train_mask[::7] = False
+    for store in data.node_stores:
+        if 'x' in store:
+            store.x = store.x.float()
+    return data
 
 
 @pytest.fixture(scope='module')
@@ -105,6 +123,7 @@ _EPOCHS = ['epoch'] * EPOCHS
 _SHORT: dict[str, tuple[list[object], list[str]]] = {
     'appnp': (['--dropout', 0, '--hops', 4], _EPOCHS),
     'correct_and_smooth': (['--layers', 5], [*_EPOCHS, 'predicted', 'corrected', 'smoothed']),
+    'hetero_rgcn': (['--target', 'paper', '--hidden', 8], _EPOCHS),
     'infomax': (['--hidden', 8], [*_EPOCHS, 'test']),
     'link_prediction': (['--hidden', 8], _EPOCHS),
     'sign': (['--hops', 2], _EPOCHS),
@@ -119,7 +138,10 @@ def test_example_is_the_same_on_one_and_two_processes(name: str, tmp_path: Path)
     found = []
     for launcher in ([], torchrun(2)):
         root = tmp_path / f'parts{len(found)}'
-        pyg_sar.partition_graph(_graph(), 2, root, method=torch.arange(60) % 3 // 2)
+        if name == 'hetero_rgcn':
+            pyg_sar.partition_graph(_hetero_graph(), 2, root)
+        else:
+            pyg_sar.partition_graph(_graph(), 2, root, method=torch.arange(60) % 3 // 2)
         links = torch.arange(60).view(2, 2, 15)
         torch.save({'val': links, 'test': links.flip(1)}, f'{root}.links.pt')
         command = [*launcher, EXAMPLES / f'{name}.py', root, '--epochs', EPOCHS, *options]
@@ -136,3 +158,67 @@ def test_example_is_the_same_on_one_and_two_processes(name: str, tmp_path: Path)
         one *= 2
     for (_, got), (_, want) in zip(two, one, strict=True):
         torch.testing.assert_close(torch.tensor(got), torch.tensor(want), rtol=1e-4, atol=1e-4)
+
+
+def _communities() -> Data:
+    data = two_communities(40)
+    data.x, data.y = data.x.float(), torch.arange(data.num_nodes) % 4
+    return data
+
+
+def _trained_model(data: Data) -> torch.nn.Module:
+    torch.manual_seed(0)
+    model = GraphSAGE(data.num_features, 16, 2, 4, norm='batch_norm')
+    model(data.x, data.edge_index)  # norms have statistics
+    return model
+
+
+def _program(*words: object) -> list[object]:
+    return [EXAMPLES / 'inference.py', *words, '--hidden', 16, '--layers', 2]
+
+
+def _infer(folder: Path, *words: object, ranks: int = 1) -> None:
+    run(*(torchrun(ranks) if ranks > 1 else []), *_program(*words), folder=folder)
+
+
+@pytest.mark.slow
+def test_weights_of_plain_pyg_and_a_checkpoint(tmp_path: Path) -> None:
+    data = _communities()
+    model = _trained_model(data)
+    pyg_sar.partition_graph(data, 2, tmp_path / 'parts')
+    torch.save(model.state_dict(), tmp_path / 'weights.pt')
+    optimizer = torch.optim.Adam(model.parameters())
+    pyg_sar.save_checkpoint(tmp_path / 'run', model, optimizer, epoch=3)
+    _infer(tmp_path, 'parts', 'weights.pt', 'one.npy', '--probabilities')
+    _infer(tmp_path, 'parts', 'run', 'two.npy', ranks=2)
+    in_turns = ['-m', 'pyg_sar', 'run', '--in-turns', '--memory', '1MB', '--spill', '.']
+    run(*in_turns, *_program('parts', 'weights.pt', 'three.npy'), folder=tmp_path)
+    with torch.no_grad():
+        want = model.eval()(data.x, data.edge_index).softmax(dim=-1)
+    torch.testing.assert_close(torch.from_numpy(np.load(tmp_path / 'one.npy')), want)
+    for name in ('two.npy', 'three.npy'):
+        assert np.array_equal(np.load(tmp_path / name), want.argmax(dim=-1).numpy())
+
+
+def _large_graph() -> Data:
+    """8,000 nodes and 120,000 edges."""
+    torch.manual_seed(0)
+    y = torch.randint(8, (8000,))
+    x = torch.nn.functional.one_hot(y, 32) + torch.randn(8000, 32)
+    edge_index = to_undirected(torch.randint(8000, (2, 60_000)))
+    return Data(x=x, edge_index=edge_index, y=y, train_mask=torch.rand(8000) < 0.6, num_classes=8)
+
+
+@pytest.mark.slow
+def test_losses_are_those_of_one_process(tmp_path: Path) -> None:
+    root = tmp_path / 'parts'
+    pyg_sar.partition_graph(_large_graph(), 2, root)
+    options = ['--memory', '1MB', '--spill', tmp_path, '--hidden', 64, '--epochs', 3]
+    text = run(EXAMPLES / 'larger_than_memory.py', root, *options)
+    args = argparse.Namespace(root=root, hidden=64, epochs=3)
+    wanted = torch.tensor(example('larger_than_memory').train(args))
+    found = torch.tensor([float(loss) for loss in re.findall(r'loss (\S+)', text)])
+    torch.testing.assert_close(found, wanted, rtol=0, atol=2e-4)
+    figures = re.search(r'([0-9.]+) MB written, ([0-9.]+) MB read', text)
+    assert figures is not None
+    assert min(map(float, figures.groups())) > 1

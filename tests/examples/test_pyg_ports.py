@@ -22,8 +22,8 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 import pyg_sar
-from pyg_sar import partition
 from pyg_sar.comm.threads import run_threads
+from pyg_sar.partition import __main__ as partition
 
 FOLDER = ROOT / 'examples' / 'pyg'
 PORTS = sorted(path.stem for path in FOLDER.glob('*.py') if path.stem != 'graphs')

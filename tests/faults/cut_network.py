@@ -12,18 +12,12 @@ import os
 import subprocess
 import sys
 import time
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from fault_program import Net, default_convs
+from fault_program import WORLD_SIZE, run, wait_for
 
-import pyg_sar
-
-WORLD_SIZE = 3
-TIMEOUT = 10.0
 CASES = [
     ('silently', 'file', 2),
     ('silently', 'tcp', 2),
@@ -52,21 +46,21 @@ def _cut(root: Path, number: int, how: str, store: str, faulty: int) -> dict[str
     net = f'10.7.{number}'
     where = f'file://{folder}/store' if store == 'file' else f'tcp://{net}.1:29500'
     ranks = [
-        _CONTEXT.Process(target=_run_rank, args=(i, root / 'parts', folder, where, faulty))
+        _CONTEXT.Process(target=_run_rank, args=(i, folder, how, where, faulty))
         for i in range(WORLD_SIZE)
     ]
     for rank in ranks:
         rank.start()
     try:
         for i, rank in enumerate(ranks):
-            _wait_for(folder / f'started-{i}')
+            wait_for(folder / f'started-{i}')
             _ip(f'link add v{number}-{i} type veth peer name eth0 netns {rank.pid}')
             _ip(f'link set v{number}-{i} master br0 up')
             address = f'addr add {net}.{i + 1}/24 dev eth0'
             for line in (address, 'link set eth0 up', 'link set lo up'):
                 _run(f'nsenter -t {rank.pid} -n ip {line}')
         (folder / 'ready').touch()
-        _wait_for(folder / 'cut me off')
+        wait_for(folder / 'cut me off')
         start = time.monotonic()
         if how == 'silently':
             _ip(f'link set v{number}-{faulty} down')
@@ -94,49 +88,13 @@ def _ip(arguments: str) -> None:
     _run(f'ip {arguments}')
 
 
-def _wait_for(file: Path) -> None:
-    end = time.monotonic() + 120
-    while not file.exists():
-        if time.monotonic() > end:
-            raise TimeoutError(f'{file} did not appear')
-        time.sleep(0.02)
-
-
-def _run_rank(rank: int, parts: Path, folder: Path, where: str, faulty: int) -> None:
-    """What a rank does: trains, and notes in a file what it ends with."""
+def _run_rank(rank: int, folder: Path, how: str, where: str, faulty: int) -> None:
+    """The program of a rank, in a network of its own."""
     ctypes.CDLL(None).unshare(_CLONE_NEWNET)
     (folder / f'started-{rank}').touch()
-    _wait_for(folder / 'ready')
+    wait_for(folder / 'ready')
     os.environ['GLOO_SOCKET_IFNAME'] = 'eth0'
-
-    epochs: list[int] = []
-
-    def at(phase: str) -> None:
-        if phase == 'forward' and rank == faulty and len(epochs) == 3:
-            (folder / 'cut me off').touch()
-            _wait_for(folder / 'cut off')
-
-    limit = timedelta(seconds=60)
-    found: dict[str, Any] = {}
-    try:
-        dist.init_process_group(
-            'gloo', init_method=where, rank=rank, world_size=WORLD_SIZE, timeout=limit
-        )
-        data = pyg_sar.load_shard(parts)
-        torch.manual_seed(0)
-        net = Net(default_convs(), at).double()
-        model = pyg_sar.DistributedDataParallel(net)
-        for epoch in range(4):
-            epochs.append(epoch)
-            if epoch == 2:  # all have come as far as this
-                pyg_sar.DistributedDataParallel(net, timeout=TIMEOUT)
-            model(data.x, data.edge_index).sum(1).mean().backward()
-    except Exception as error:
-        found = {'type': type(error).__name__, 'text': str(error)}
-        found['peer'] = getattr(error, 'peer', None)
-        raise
-    finally:
-        (folder / f'end-{rank}').write_text(json.dumps({**found, 'time': time.monotonic()}))
+    run(rank, str(folder), how, 'forward', 'gloo', sys.path, faulty, where)
 
 
 if __name__ == '__main__':

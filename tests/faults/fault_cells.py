@@ -6,14 +6,12 @@ import json
 import multiprocessing
 import sys
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import ranks  # noqa: F401 (what its fork server imports)
-import torch
 from fault_program import (
     FAULTS,
     FAULTY,
@@ -22,7 +20,6 @@ from fault_program import (
     PHASES,
     TIMEOUT,
     WORLD_SIZE,
-    default_convs,
     run,
 )
 from small_graphs import cut, small_graph
@@ -36,8 +33,6 @@ class Cell(NamedTuple):
 
     fault: str
     phase: str
-    convs: Callable[[], list[torch.nn.Module]] = default_convs
-    mode: str = 'sequential'
     backend: str = 'gloo'
 
 

@@ -23,11 +23,11 @@ import torch.distributed as dist
 from path_programs import place_of, program
 
 import pyg_sar
-from pyg_sar.comm import set_timeout
-from pyg_sar.comm.faults.errors import location
-from pyg_sar.comm.processes import group as process_group
-from pyg_sar.comm.processes.group import GroupComm
-from pyg_sar.conv.options import Mode
+from pyg_sar.comm import process_group
+from pyg_sar.comm.errors import location
+from pyg_sar.comm.process_group import GroupComm
+from pyg_sar.comm.ranks import set_timeout
+from pyg_sar.nn.options import Mode
 
 FAULTY = 2
 TIMEOUT = 10.0

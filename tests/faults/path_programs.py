@@ -20,7 +20,7 @@ from torch_geometric.nn import (
 )
 
 import pyg_sar
-from pyg_sar.conv.options import Mode
+from pyg_sar.nn.options import Mode
 
 MODES: tuple[Mode, ...] = get_args(Mode)[:3]
 AGAINST = 'target_to_source'
@@ -137,7 +137,7 @@ OTHERS: dict[str, tuple[Callable[..., Step], str]] = {
     ),
     'restrict': (_calls(lambda data: pyg_sar.restrict(data, data.train_mask, 2)), 'restrict'),
     'mean_of_batches': (
-        _calls(lambda data: pyg_sar.mean_of_batches(pyg_sar.local(data.x)[:, 0])),
+        _calls(lambda data: pyg_sar.loader.mean_of_batches(pyg_sar.local(data.x)[:, 0])),
         'mean_of_batches',
     ),
 }

@@ -15,9 +15,8 @@ from on_ranks import on_ranks
 from small_graphs import attempt
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
-from pyg_sar import DistributedDataParallel, ExchangeError, local
-from pyg_sar.comm import Exchange
-from pyg_sar.comm.faults import connection
+from pyg_sar import DistributedDataParallel, ExchangeError
+from pyg_sar.comm import connection
 
 
 class Net(torch.nn.Module):
@@ -116,23 +115,17 @@ def test_models_are_compared(kind, words):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('phase', ['forward', 'backward'])
 @on_ranks(by='own processes')
-def test_a_rank_that_skips_a_layer(data, phase):
+def test_a_rank_that_skips_a_layer(data):
     net = _net()
-    model = DistributedDataParallel(net, debug=True, timeout=60)
+    model = DistributedDataParallel(net, timeout=60)
     _train(model, data)
     if dist.get_rank() == 2:
-        if phase == 'forward':
-            net.skipped = 1
-        else:
-            net.convs[1].register_forward_hook(lambda m, args, out: out.detach().requires_grad_())
-    layers = ["layer 'convs.1' (GATConv)", "layer 'convs.2' (GCNConv)"]
-    if phase == 'backward':  # rank 2 has no more to do in it
-        layers = ["layer 'convs.1' (GATConv), backward", 'the sum of the gradients of parameters']
+        net.skipped = 1
     with pytest.raises(ExchangeError, match='run the same lines on every rank') as error:
         _train(model, data)
-    assert all(layer in str(error.value) for layer in layers)
+    for layer in ("layer 'convs.1'", "layer 'convs.2'"):
+        assert layer in str(error.value)
     assert dist.get_rank() == 2 or 'rank 2 is at' in str(error.value)
 
 
@@ -149,28 +142,10 @@ def test_unequal_epochs_end_at_the_timeout(data):
     with pytest.raises(ExchangeError, match='rank 2 was silent') as error:
         _train(model, data)
     assert "layer 'convs.0' (SAGEConv), forward" in str(error.value)
-    assert 'debug=True tells which' in str(error.value)
+    assert 'all ranks must make the same calls' in str(error.value)
 
 
 @pytest.mark.parametrize('timeout', [0, -1, True, 'a minute'])
 def test_timeouts_that_are_none(timeout: Any) -> None:
     with pytest.raises(ValueError, match="'timeout' must be"):
         DistributedDataParallel(_net(), timeout=timeout)
-
-
-@pytest.mark.parametrize(
-    ('odd', 'form'), [('width', 'torch.float64 (5,)'), ('dtype', 'torch.float32 (6,)')]
-)
-@on_ranks(by='own processes')
-def test_other_rows_are_found_before_they_move(data, odd, form):
-    rank, model = dist.get_rank(), DistributedDataParallel(_net(), debug=True)
-    _train(model, data)
-    x = data.x
-    if rank == 1:
-        x = x[:, :5] if odd == 'width' else x.float()
-    found = attempt(lambda: list(Exchange(data.edge_index.handle.shard).fetch([local(x)])))
-    assert f'; rank {rank} stopped at ' in found
-    other, form = (0, 'torch.float64 (6,)') if rank == 1 else (1, form)
-    assert found.startswith(f'ExchangeError: rank {other} is at a step of rows (rows of {form})')
-    with pytest.raises(ExchangeError, match='exchanges ended before'):
-        _train(model, data)

@@ -17,8 +17,9 @@ import torch.distributed as dist
 from ranks import run_once
 from small_graphs import attempt
 
-from pyg_sar.comm import agree, current, set_timeout
-from pyg_sar.comm.faults.reports import Cause, Reports
+from pyg_sar.comm.faults import Reports, RootCause
+from pyg_sar.comm.ranks import current, set_timeout
+from pyg_sar.comm.vote import agree
 
 TIMEOUT = timedelta(seconds=20)
 
@@ -67,20 +68,20 @@ class _Store(dict[str, str]):
         return all(key in self for key in keys)
 
 
-def _first_cause(own: Cause, said: dict[int, Cause], world_size: int = 4) -> Cause:
+def _root_cause(own: RootCause, said: dict[int, RootCause], world_size: int = 4) -> RootCause:
     """What rank 0 concludes."""
     store: Any = _Store()
     reports = [Reports(store, '', rank, world_size) for rank in range(world_size)]
     for rank, cause in {0: own, **said}.items():
         reports[rank].write(cause)
-    return reports[0].first_cause(own, 0.05)
+    return reports[0].root_cause(own, 0.05)
 
 
-def _lost(peer: int | None, *, silent: bool = False) -> Cause:
-    return Cause(peer, None, silent)
+def _lost(peer: int | None, *, silent: bool = False) -> RootCause:
+    return RootCause(peer, None, silent)
 
 
-SILENT, CLOSED, FAILED = _lost(3, silent=True), _lost(3), Cause(3, 'ValueError: no')
+SILENT, CLOSED, FAILED = _lost(3, silent=True), _lost(3), RootCause(3, 'ValueError: no')
 
 
 @pytest.mark.parametrize(
@@ -93,15 +94,15 @@ SILENT, CLOSED, FAILED = _lost(3, silent=True), _lost(3), Cause(3, 'ValueError: 
         (_lost(1), {1: _lost(3)}, CLOSED),
         (_lost(1), {1: _lost(3, silent=True)}, SILENT),
         (_lost(1, silent=True), {1: _lost(2, silent=True), 2: _lost(3, silent=True)}, SILENT),
-        (_lost(1), {1: _lost(3), 3: Cause(None, 'ValueError: no')}, FAILED),
+        (_lost(1), {1: _lost(3), 3: RootCause(None, 'ValueError: no')}, FAILED),
         # It has lost this one: two that do not do the same.
         (
             _lost(1, silent=True),
-            {1: Cause(0, None, True, 'a sum')},
-            Cause(1, None, True, 'a sum'),
+            {1: RootCause(0, None, True, 'a sum')},
+            RootCause(1, None, True, 'a sum'),
         ),
         # The same where that one came to its timeout first, and closed its connections.
-        (_lost(1), {1: Cause(0, None, True, 'a sum')}, Cause(1, None, True, 'a sum')),
+        (_lost(1), {1: RootCause(0, None, True, 'a sum')}, RootCause(1, None, True, 'a sum')),
         # Rank 3 is cut off, and has lost others for its part.
         (_lost(3), {1: _lost(3), 2: _lost(3), 3: _lost(1)}, CLOSED),
         # It is not known whom this rank has lost.
@@ -112,12 +113,12 @@ SILENT, CLOSED, FAILED = _lost(3, silent=True), _lost(3), Cause(3, 'ValueError: 
         (_lost(1), {1: _lost(None), 2: _lost(None)}, CLOSED),
         # All have reported, and one was silent for others: that is why its connections closed.
         (_lost(None), {r: _lost(None, silent=r < 3) for r in (1, 2, 3)}, _lost(None, silent=True)),
-        (_lost(None), {3: Cause(None, 'ValueError: no')}, FAILED),
+        (_lost(None), {3: RootCause(None, 'ValueError: no')}, FAILED),
         (_lost(None), {}, _lost(None)),
     ],
 )
-def test_first_cause(own: Cause, said: dict[int, Cause], found: Cause) -> None:
-    assert _first_cause(own, said) == found
+def test_root_cause(own: RootCause, said: dict[int, RootCause], found: RootCause) -> None:
+    assert _root_cause(own, said) == found
 
 
 _SCRIPT = """
@@ -131,10 +132,10 @@ limit = timedelta(seconds=60)
 dist.init_process_group(
     'gloo', init_method=f'file://{store}', rank=rank, world_size=2, timeout=limit
 )
-pyg_sar.mean_of_batches(torch.ones(1))
+pyg_sar.loader.mean_of_batches(torch.ones(1))
 if rank == 1:
     raise KeyError('outside of all layers')
-pyg_sar.mean_of_batches(torch.ones(1))
+pyg_sar.loader.mean_of_batches(torch.ones(1))
 """
 
 

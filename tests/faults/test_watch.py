@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from torch.futures import Future
 
-from pyg_sar.comm.faults.watch import TransferWatch
+from pyg_sar.comm.faults import TransferWatch
 
 OPERATION = 'receiving the rows of part 2'
 

@@ -13,37 +13,27 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from damage import NOT_FILES, Calls
 from hetero_graphs import hetero_graph
+from partition_files import edit
 from ranks import run_ranks
 from small_graphs import assert_all_raise, attempt, cut, small_graph
 from torch import Tensor
 from whole_partition import verify_partition
 
 import pyg_sar
-from pyg_sar.partitioner.on_disk.mapped import Scratch
-from pyg_sar.partitioner.sources.saved import read_saved
-from pyg_sar.partitioner.sources.sources import load_source
-from pyg_sar.partitioner.write.atomic_folder import replace_folder
-from pyg_sar.shard.format.checksums import folder_checksums
-from pyg_sar.shard.format.meta import read_json, signed
-from pyg_sar.shard.read.read_shard import read_shard
+from pyg_sar.partition.memmap import Scratch
+from pyg_sar.partition.sources import load_source
+from pyg_sar.partition.sources.files import read_saved
+from pyg_sar.partition.writer import replace_folder
+from pyg_sar.shard.files import folder_checksums, read_json
+from pyg_sar.shard.meta import signed
+from pyg_sar.shard.read_shard import read_shard
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return cut(small_graph(), 2, tmp_path / 'parts')
-
-
-def _edit(name: str, **changes: Callable[[Tensor], Tensor]) -> Callable[[Path], None]:
-    def change(folder: Path) -> None:
-        path = folder / 'part_1' / name
-        content = torch.load(path, weights_only=True)
-        for key, make in changes.items():
-            values = content if key in content else content['feats']
-            values[key] = make(values[key])
-        torch.save(content, path)
-
-    return change
 
 
 def _edit_meta(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
@@ -91,16 +81,8 @@ def test_metadata_that_no_longer_says_whose_it_is(folder: Path) -> None:
     _refused(folder, "expected the key 'pyg_sar'")
 
 
-class _Call:
-    def __init__(self, function: Callable[..., Any], *args: Any) -> None:
-        self.call = function, args
-
-    def __reduce__(self) -> Any:
-        return self.call
-
-
 def _allocates(function: Callable[..., Any]) -> Callable[[Path], None]:
-    call = _Call(function, 1 << 40)
+    call = Calls(function, 1 << 40)
     return lambda folder: torch.save({'n_id': call}, folder / 'part_1' / 'sar.pt')
 
 
@@ -116,7 +98,7 @@ def _compress(folder: Path) -> None:
 
 def _repeated(*shape: int) -> Callable[[Path], None]:
     """A stride of zero makes a few bytes into any number."""
-    return _edit('node_feats.pt', x=lambda _: torch.zeros((), dtype=torch.float64).expand(shape))
+    return edit('node_feats.pt', x=lambda _: torch.zeros((), dtype=torch.float64).expand(shape))
 
 
 def _beyond(ids: Tensor) -> Tensor:
@@ -125,14 +107,17 @@ def _beyond(ids: Tensor) -> Tensor:
 
 DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
     # Looked up by bisection, it gave sources beyond the halo, which kernels read.
-    'halo out of order': (_edit('sar.pt', halo_pos=lambda t: t.flip(0)), "ascending 'halo_pos'"),
-    'nodes beyond the graph': (_edit('node_feats.pt', global_id=_beyond), 'expected ids in'),
-    'edges beyond the graph': (_edit('graph.pt', edge_id=_beyond), 'expected ids in'),
+    'halo out of order': (
+        edit('sar.pt', halo_pos=lambda t: t.flip(0)),
+        "ascending 'halo_pos'",
+    ),
+    'nodes beyond the graph': (edit('node_feats.pt', global_id=_beyond), 'expected ids in'),
+    'edges beyond the graph': (edit('graph.pt', edge_id=_beyond), 'expected ids in'),
     'more rows than bytes': (_repeated(10**12), 'more than its bytes'),
     'more columns than bytes': (_repeated(18, 10**12), 'more than its bytes'),
-    'sparse': (_edit('node_feats.pt', x=lambda t: t.to_sparse()), 'expected'),
-    'parameter': (_edit('node_feats.pt', x=torch.nn.Parameter), 'expected'),
-    'no memory': (_edit('node_feats.pt', x=lambda t: t.to('meta')), 'expected'),
+    'sparse': (edit('node_feats.pt', x=lambda t: t.to_sparse()), 'expected'),
+    'parameter': (edit('node_feats.pt', x=torch.nn.Parameter), 'expected'),
+    'no memory': (edit('node_feats.pt', x=lambda t: t.to('meta')), 'expected'),
     # torch admits it to what it reads with weights_only.
     'bytearray': (_allocates(bytearray), 'needs .*bytearray'),
     # A megabyte may become a gigabyte.
@@ -151,7 +136,7 @@ def test_damaged_part(folder: Path, what: str) -> None:
 @pytest.mark.parametrize('name', ['part_1/sar.pt', 'META.json'])
 @pytest.mark.parametrize('is_archive', [True, False])
 def test_code(folder: Path, tmp_path: Path, name: str, is_archive: bool) -> None:
-    call = _Call(os.mkdir, str(tmp_path / 'made'))
+    call = Calls(os.mkdir, str(tmp_path / 'made'))
     torch.save({'n_id': call}, folder / name, _use_new_zipfile_serialization=is_archive)
     _refused(folder)
     assert not (tmp_path / 'made').exists()
@@ -160,20 +145,10 @@ def test_code(folder: Path, tmp_path: Path, name: str, is_archive: bool) -> None
 @pytest.mark.parametrize('is_archive', [True, False])
 def test_a_graph_file_that_allocates(tmp_path: Path, is_archive: bool) -> None:
     path = tmp_path / 'graph.pt'
-    content = {'edge_index': _Call(bytearray, 1 << 40)}
+    content = {'edge_index': Calls(bytearray, 1 << 40)}
     torch.save(content, path, _use_new_zipfile_serialization=is_archive)
     with pytest.raises(ValueError, match='bytearray'):
         read_saved(path)
-
-
-NOT_FILES: dict[str, Callable[[Path, Path], object]] = {
-    'pipe': lambda path, outside: os.mkfifo(path),
-    'device': lambda path, outside: path.symlink_to('/dev/zero'),
-    'link outside': lambda path, outside: path.symlink_to(outside),
-    'link to itself': lambda path, outside: path.symlink_to(path.name),
-    'folder': lambda path, outside: path.mkdir(),
-    'huge and empty': lambda path, outside: (path.touch(), os.truncate(path, 1 << 40)),
-}
 
 
 @pytest.mark.parametrize('kind', NOT_FILES)
@@ -259,13 +234,6 @@ def test_arrays(tmp_path: Path, scratch: Scratch | None) -> None:
         load_source(path, scratch=scratch)
 
 
-def test_offsets_that_are_no_integers(tmp_path: Path) -> None:
-    csr = {'x_data': np.ones(1), 'x_indices': np.zeros(1), 'x_indptr': np.array([0.0, 1, 1, 1, 1])}
-    path = _npz(tmp_path / 'graph.npz', **csr, x_shape=np.array([4, 2]))
-    with pytest.raises(ValueError, match='expected a CSR matrix'):
-        load_source(path)
-
-
 def test_pipes_beside_a_partition(tmp_path: Path) -> None:
     """One by the name of what a killed run leaves was waited for without end."""
     os.mkfifo(tmp_path / '.parts.0.tmp')
@@ -323,4 +291,4 @@ def test_ranks_with_other_rows_for_each_other(tmp_path: Path) -> None:
         content['pyg_sar'] |= {'fingerprint': fingerprint, 'checksums': {}}
         (folder / 'META.json').write_text(signed(content))
     outcomes = run_ranks(_load_own, 2, [str(ours), str(theirs)])
-    assert_all_raise(outcomes, 'ValueError', 'expected the same partition on all ranks', 'sends')
+    assert_all_raise(outcomes, 'ValueError', 'expected the same partition on all ranks', 'copy one')

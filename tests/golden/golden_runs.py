@@ -88,10 +88,8 @@ RUNS = {
     'SAGE, rows only': Run(SAGEConv, options={'partial_sums': False}),
     'SAGE, rows kept': Run(SAGEConv, options={'mode': 'sequential_no_remat'}),
     'SAGE, one_shot': Run(SAGEConv, options={'mode': 'one_shot'}),
-    'SAGE, prefetch 3': Run(SAGEConv, options={'prefetch': 3}),
     'SAGE, bfloat16 rows': Run(SAGEConv, options={'exchange_dtype': torch.bfloat16}),
     'SAGE, accumulated': Run(SAGEConv, steps=2),
-    'SAGE, checkpoint_activations': Run(SAGEConv, options={'checkpoint_activations': True}),
     'SAGE, sampled': Run(SAGEConv, samples=True),
     'SAGE, median': Run(_median),
     'GCN, weights': Run(GCNConv, ('edge_weight',)),
@@ -168,7 +166,7 @@ def _loss(model: Any, data: Any, run: Run) -> Tensor:
         out = model(data.x, data.edge_index, *(data[name] for name in run.edges))
     if run.samples:
         out, y = out[: data.batch_size], data.y[: data.batch_size]
-        return pyg_sar.mean_of_batches(F.cross_entropy(out, y, reduction='none'))
+        return pyg_sar.loader.mean_of_batches(F.cross_entropy(out, y, reduction='none'))
     return F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-for room in ('model', 'norm', 'sampling'):
+for room in ('nn', 'loader'):
     sys.path.append(str(Path(__file__).parents[1] / room))
 sys.path.append(str(Path(__file__).parents[2] / 'benchmarks'))
 

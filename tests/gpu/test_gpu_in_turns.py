@@ -14,16 +14,17 @@ from typing import Any
 
 import pytest
 import torch
-from in_turns.programs import KINDS, NUM_RANKS, train, write_parts
+from launch.in_turns.programs import KINDS, NUM_RANKS, train, write_parts
 from setups import on
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import GraphSAGE
 
 import pyg_sar
-from pyg_sar import comm, evictable
-from pyg_sar.in_turns.places import OnHost
-from pyg_sar.in_turns.run import InTurns, play, run_in_turns
+from pyg_sar.comm import vote
+from pyg_sar.launch.in_turns.places import OnHost
+from pyg_sar.launch.in_turns.run import InTurns, play, run_in_turns
+from pyg_sar.utils import offload as evictable
 
 pytestmark = pytest.mark.cuda_sim
 FEW = ('sage', 'gat')
@@ -122,8 +123,8 @@ def test_eight_parts_need_a_quarter_of_the_memory_of_one(tmp_path: Path) -> None
 
 
 def _others_turn() -> None:
-    comm.agree(0)  # the last rank here may go on by itself,
-    comm.agree(0)  # and waits here
+    vote.agree(0)  # the last rank here may go on by itself,
+    vote.agree(0)  # and waits here
 
 
 def _pickled(tensor: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from fault_program import FAULTY, PHASES
 from ranks import run_once
 
 import pyg_sar
-from pyg_sar.comm import current, rank, set_timeout
+from pyg_sar.comm.ranks import current, rank, set_timeout
 
 pytestmark = pytest.mark.cuda_sim
 BESIDE_GLOO, ALONE = 'cpu:gloo,cuda:nccl', 'nccl'
@@ -50,11 +50,11 @@ def _receive_too_much() -> str:
     received, sent = ([], rows) if own else (rows, [])
     try:
         with current().guard('receiving rows', 1 - own):
-            come, go = current().start_swap(received, 1 - own, sent, 1 - own, 'rows')
+            come, go = current().start_send_recv(received, 1 - own, sent, 1 - own, 'rows')
             for work in (*come, *go):
                 work.wait()
         while True:
-            pyg_sar.comm.all_reduce_sum(torch.zeros(1))
+            pyg_sar.comm.collectives.all_reduce_sum(torch.zeros(1))
     except pyg_sar.ExchangeError as error:
         return str(error)
 
@@ -67,10 +67,12 @@ def _send_first() -> str:
         os.kill(os.getpid(), signal.SIGKILL)
     try:
         with current().guard('sending rows', 1):
-            for work in current().start_swap([], 1, [torch.zeros(4, device=device)], 1, 'rows')[1]:
+            for work in current().start_send_recv(
+                [], 1, [torch.zeros(4, device=device)], 1, 'rows'
+            )[1]:
                 work.wait()
         while True:
-            pyg_sar.comm.all_reduce_sum(torch.zeros(1))
+            pyg_sar.comm.collectives.all_reduce_sum(torch.zeros(1))
     except pyg_sar.ExchangeError as error:
         return str(error)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch_geometric.nn import GraphSAGE
 
 import pyg_sar
-from pyg_sar.comm import rank
+from pyg_sar.comm.ranks import rank
 
 pytestmark = pytest.mark.cuda_sim
 BACKENDS = ['nccl', 'cpu:gloo,cuda:nccl']
@@ -117,7 +117,7 @@ def test_tensors_of_devices_that_differ_between_ranks(wrong: int, tmp_path: Path
 
 def _rows_of_batches() -> list[float]:
     own = torch.arange(1 + 2 * rank(), dtype=torch.float64, device='cuda')
-    found = pyg_sar.gather_batches(own)
+    found = pyg_sar.loader.gather_batches(own)
     assert found.device == own.device
     return found.tolist()
 

@@ -33,8 +33,6 @@ import pyg_sar
 MODES = ['sequential', 'sequential_no_remat', 'one_shot']
 KINDS: list[tuple[str, dict[str, Any]]] = [
     *((mode, {}) for mode in MODES),
-    ('sequential', {'checkpoint_activations': True}),
-    ('sequential', {'debug': True}),
 ]
 
 
@@ -174,10 +172,7 @@ CONVS: dict[str, Callable[[int, int], torch.nn.Module]] = {
     'FiLM': pyg.FiLMConv,
     'Cheb': lambda i, o: pyg.ChebConv(i, o, K=2),
 }
-OPTIONS = [
-    {'checkpoint_activations': again, 'exchange_dtype': dtype, 'debug': debug}
-    for again, dtype, debug in product((False, True), (None, torch.bfloat16), (False, True))
-]
+OPTIONS = [{'exchange_dtype': dtype} for dtype in (None, torch.bfloat16)]
 
 
 class Net(torch.nn.Module):
@@ -208,7 +203,6 @@ def _losses(name: str, mode: str, root: str, device: str) -> list[Tensor]:
             loss.backward()
             optimizer.step()
             found.append(loss.detach().cpu())
-    pyg_sar.comm.set_debug(False)
     return found
 
 

@@ -36,7 +36,7 @@ LAYERS: dict[str, tuple[Callable[[], torch.nn.Module], int]] = {
     'graph norm': (lambda: pyg.GraphNorm(6), 4),  # its sums ask whether any rank has a history
 }
 """And how often one may wait, forward and backward, for all blocks together."""
-OF_PARAMETERS = ('ground/checksum.py', 'averaging/buckets.py')
+OF_PARAMETERS = ('utils/tensor_state.py', 'nn/buckets.py')
 """Where a backward pass waits three times for the sum of gradients, whatever the layers."""
 
 

@@ -52,7 +52,7 @@ def main() -> None:
         # The checkout is read for the README alone; where it starts is no folder with a pyg_sar.
         trial = [python, clone / 'tests' / 'installed' / 'try_out.py']
         subprocess.run(trial, cwd=folder / 'env', env=env, check=True)
-        subprocess.run([python, '-m', 'pyg_sar'], cwd=folder / 'env', env=env, check=True)
+        subprocess.run([python, '-m', 'pyg_sar', 'info'], cwd=folder / 'env', env=env, check=True)
 
 
 if __name__ == '__main__':

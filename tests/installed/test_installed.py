@@ -12,47 +12,69 @@ import pytest
 from newcomer import copied, install_lines
 
 import pyg_sar
-from pyg_sar import __main__, __version__
+from pyg_sar import __version__
+from pyg_sar.__main__ import main
+from pyg_sar.launch import info
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_what_is_told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    there = __main__.find_spec
-    monkeypatch.setattr(__main__, 'find_spec', lambda name: name != 'ogb' and there(name))
-    assert __main__.main([]) == 0
+def test_what_is_installed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = info.find_spec
+    monkeypatch.setattr(info, 'find_spec', lambda name: name != 'ogb' and there(name))
+    assert main(['info']) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f'pyg_sar {__version__}'
     assert any(line.startswith('backends  gloo') for line in lines)
     assert ['ogb', 'not', 'installed'] in [line.split()[:3] for line in lines]
     assert "install an extra with pip install 'pyg_sar[EXTRA]'" in lines
+    assert main(['info', '--verify']) == 2
+    assert capsys.readouterr().err == 'error: --verify needs a folder PARTS\n'
 
 
-@pytest.mark.filterwarnings('ignore:.*found in sys.modules:RuntimeWarning')  # by other tests
-def test_one_command_for_all_programs(capfd: pytest.CaptureFixture[str]) -> None:
-    assert __main__.main([]) == 0
-    told = capfd.readouterr().out
-    assert [line.split()[1] for line in told.splitlines() if line.startswith('pyg-sar ')] == [
-        *__main__._PROGRAMS,
-        'PROGRAM',
-    ]
-    argv = [*sys.argv]
-    for name in __main__._PROGRAMS:
-        assert __main__.main([name, '--help']) == 0
-        assert f'python -m pyg_sar.{name.replace("-", "_")}' in capfd.readouterr().out
-        assert __main__.main([name, '--no-such']) == 2
-        assert capfd.readouterr().err.startswith('error: ')
-    assert __main__.main(['cut']) == 2
-    assert "no program 'cut'" in capfd.readouterr().err
-    assert sys.argv == argv
+def _told(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[object, str]:
+    """The exit code, and all that a command prints where it ends by itself."""
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    return ended.value.code, ''.join(capsys.readouterr())
+
+
+def test_one_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _told(['--version'], capsys) == (0, f'pyg_sar {__version__}\n')
+    code, told = _told([], capsys)
+    assert code == 0
+    assert told.startswith('usage: pyg-sar [-h]')
+    for name in ('partition', 'run', 'info'):
+        assert f'\n    {name}' in told
+        code, of_command = _told([name, '--help'], capsys)
+        assert code == 0
+        assert of_command.startswith(f'usage: pyg-sar {name} [-h]')
+        code, error = _told([name, '--no-such'], capsys)
+        assert code == 2
+        assert error.startswith('error: ')
+        assert error.count('\n') == 1
+    assert _told(['cut'], capsys)[0] == 2
+    assert '--nproc-per-node' in _told(['run', '--help'], capsys)[1]
     assert callable(pyg_sar.run_in_turns)
+
+
+@pytest.mark.slow
+def test_the_form_that_was_typed() -> None:
+    """As a module; neither PyG nor Python warns."""
+    for words in (['pyg_sar'], ['pyg_sar', 'info'], ['pyg_sar.partition']):
+        command = [sys.executable, '-m', *words, '--help']
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, '')
+        assert done.stdout.startswith(f'usage: python -m {" ".join(words)} [-h]')
 
 
 def test_the_extras_that_are_told_are_those_that_there_are() -> None:
     text = (ROOT / 'pyproject.toml').read_text()
     section = text.split('[project.optional-dependencies]\n')[1].split('\n[')[0]
     extras = [line.split(' = ')[0] for line in section.splitlines() if ' = ' in line]
-    assert [*__main__._EXTRAS] == [name for name in extras if name not in ('all', 'test', 'dev')]
+    assert [*info._EXTRAS] == [name for name in extras if name not in ('all', 'test', 'dev')]
 
 
 def test_a_newcomer_runs_the_lines_of_the_readme() -> None:

@@ -23,7 +23,6 @@ from torch_geometric.explain import Explainer, GNNExplainer, ModelConfig
 from torch_geometric.loader import NeighborLoader
 from torch_geometric.nn import (
     GCNConv,
-    GraphSAGE,
     HypergraphConv,
     MessagePassing,
     SAGEConv,
@@ -73,7 +72,7 @@ def loss_of(model: Any, data: Any) -> Tensor:
 
 def mean_of_rows(data: Any, rank: int) -> None:
     out = net()(data.x, data.edge_index)
-    pyg_sar.mean_of_batches(F.cross_entropy(out, data.y, reduction='none'))
+    pyg_sar.loader.mean_of_batches(F.cross_entropy(out, data.y, reduction='none'))
 
 
 def evaluates_on_rank_0(data: Any, rank: int) -> None:
@@ -131,12 +130,6 @@ def loader_of_pyg(data: Any, rank: int) -> None:
     NeighborLoader(data, [2, 2], batch_size=4)
 
 
-def inference_by_a_loader(data: Any, rank: int) -> None:
-    model = GraphSAGE(data.num_features, 8, 2, 3).to(data.x.dtype).eval()
-    loader = pyg_sar.NeighborLoader(data, [-1], batch_size=16)
-    pyg_sar.DistributedDataParallel(model).inference(loader)
-
-
 def if_of_rows(data: Any, rank: int) -> None:
     if data.x > 0:
         data.x.zero_()
@@ -177,17 +170,13 @@ def only_own_rows_given(data: Any, rank: int) -> None:
 
 def mean_of_the_mean_of_a_batch(data: Any, rank: int) -> None:
     model = net()
-    for batch in pyg_sar.NeighborLoader(data, [2, 2], data.train_mask, batch_size=4, prefetch=0):
+    for batch in pyg_sar.NeighborLoader(data, [2, 2], data.train_mask, batch_size=4):
         out = model(batch.x, batch.edge_index)[: batch.batch_size]
-        pyg_sar.mean_of_batches(F.cross_entropy(out, batch.y[: batch.batch_size]))
+        pyg_sar.loader.mean_of_batches(F.cross_entropy(out, batch.y[: batch.batch_size]))
 
 
 def share_of_a_rank(data: Any, rank: int) -> None:
     pyg_sar.NeighborLoader(data, [2, 2], torch.arange(20)[rank::NUM_RANKS], batch_size=4)
-
-
-def chosen_by_a_rank(data: Any, rank: int) -> None:
-    pyg_sar.NeighborLoader(data, [2, 2])(torch.arange(20)[rank::NUM_RANKS])
 
 
 def links_of_a_rank(data: Any, rank: int) -> None:
@@ -196,7 +185,7 @@ def links_of_a_rank(data: Any, rank: int) -> None:
 
 
 def misspelt_option(data: Any, rank: int) -> None:
-    pyg_sar.DistributedDataParallel(Net(), chekpoint_activations=True)
+    pyg_sar.DistributedDataParallel(Net(), drpout_seed=1)
 
 
 def labels_of_other_nodes(data: Any, rank: int) -> None:
@@ -235,9 +224,6 @@ IN_STEP: dict[str, Mistake] = {
     'numpy of rows': Mistake(numpy_of_rows, "'numpy' of rows", 'pyg_sar.gather(x)'),
     "PyG's NeighborLoader": Mistake(
         loader_of_pyg, "PyG's NeighborSampler samples", 'use pyg_sar.NeighborLoader'
-    ),
-    'inference by a loader': Mistake(
-        inference_by_a_loader, "'inference' of GraphSAGE", 'write model(data.x, data.edge_index)'
     ),
     'T.RandomLinkSplit of own rows': Mistake(
         only_own_rows_split, 'T.RandomLinkSplit means nothing', 'the data of pyg_sar.load_shard'
@@ -328,8 +314,8 @@ IN_STEP: dict[str, Mistake] = {
     ),
     'torch.jit.trace of rows': Mistake(
         lambda data, rank: torch.jit.trace(torch.nn.Linear(6, 3).double(), data.x),
-        'inside of torch.func or torch.jit',
-        'give it plain tensors and the plain model',
+        "'torch.jit.trace' of rows",
+        'trace the plain model',
     ),
     'torch.export of rows': Mistake(
         lambda data, rank: torch.export.export(net(), (data.x, data.edge_index)),
@@ -353,16 +339,13 @@ IN_STEP: dict[str, Mistake] = {
         "expected the same 'input_nodes' on all ranks",
         'give the same on every rank',
     ),
-    "a rank's choice of seeds": Mistake(
-        chosen_by_a_rank, "expected the same 'index' on all ranks", 'give the same on every rank'
-    ),
     "a rank's share of links": Mistake(
         links_of_a_rank,
         "expected the same 'edge_label_index' on all ranks",
         'give the same on every rank',
     ),
     'a misspelt option': Mistake(
-        misspelt_option, "no option 'chekpoint_activations'", 'do you mean checkpoint_activations?'
+        misspelt_option, "no option 'drpout_seed'", 'do you mean dropout_seed?'
     ),
     'labels of other nodes': Mistake(
         labels_of_other_nodes, "'cross_entropy' of rows", 'select alike in both'

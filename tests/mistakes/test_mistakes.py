@@ -17,8 +17,7 @@ from ranks import run_once
 from small_graphs import attempt, cut, small_graph
 
 import pyg_sar
-from pyg_sar import partition, plan
-from pyg_sar.describe.__main__ import main as describe
+from pyg_sar.__main__ import main
 
 FIRST = 200  # characters of a message that are read
 
@@ -86,25 +85,24 @@ def test_on_a_terminal(name: str, root: Path, tmp_path: Path) -> None:
         assert re.search(r'rank +: 1 ', cause)
 
 
+FAKE = 'torch_geometric.datasets.FakeDataset(num_graphs=1)'
+
 COMMANDS = {
-    'plan --memory 64': (plan.main, ['PARTS', 'MODEL', '--memory', '64'], '64 bytes? say 64GB'),
+    'run --memory 64': (['run', '--in-turns', '--memory', '64', 'train.py'], '64 bytes? say 64GB'),
     'partition nofile.pt': (
-        partition.main,
-        ['nofile.pt', 'out', '--num-parts', '2'],
+        ['partition', 'nofile.pt', 'out', '--num-parts', '2'],
         "'nofile.pt', no such file",
     ),
     'partition --transform GcnNorm': (
-        partition.main,
-        ['synthetic:200,600', 'out', '--num-parts', '2', '--transform', 'GcnNorm'],
+        ['partition', FAKE, 'out', '--num-parts', '2', '--transform', 'GcnNorm'],
         'do you mean GCNNorm?',
     ),
-    'describe a folder of others': (
-        describe,
-        ['.'],
+    'info of a folder of others': (
+        ['info', '.'],
         'got one without META.json: it was not written by pyg_sar.partition, or only in part): '
         'python -m pyg_sar.partition makes one',
     ),
-    'describe --plot x': (describe, ['PARTS', '--plot', 'x'], 'ends in .png'),
+    'info --plot x': (['info', 'PARTS', '--plot', 'x'], 'ends in .png'),
 }
 
 
@@ -116,7 +114,7 @@ def test_of_a_command(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    main, words, told = COMMANDS[name]
+    words, told = COMMANDS[name]
     monkeypatch.chdir(tmp_path)
     try:
         code = main([str(root) if word == 'PARTS' else word for word in words])

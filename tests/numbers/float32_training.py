@@ -1,6 +1,7 @@
-"""Long training in float32: losses on a cut graph beside those of one-process PyG.
+r"""Long training in float32: losses on a cut graph beside those of one-process PyG.
 
-    python tests/numbers/float32_training.py --epochs 200 --graph wordnet-noun
+    python tests/numbers/float32_training.py --epochs 200 \
+        --graph examples/data/wordnet_noun.npz
 
 Each line tells how far losses lie from those of plain PyG with the same initial weights, and how
 far plain PyG lies from itself with the nodes in another order: rounding, and what training makes
@@ -25,7 +26,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn.models import GAT, GCN, GraphSAGE
 
 import pyg_sar
-from pyg_sar.partitioner.sources.sources import load_source
+from pyg_sar.partition.sources import load_source
 
 MODELS = {
     'SAGE': lambda i, o: GraphSAGE(i, 32, 2, o, norm='batch_norm'),
@@ -96,7 +97,7 @@ def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
     parser.add_argument('--epochs', type=int, default=200)
-    parser.add_argument('--graph', default='communities', help='or wordnet-noun ...')
+    parser.add_argument('--graph', default='communities', help='or a file')
     parser.add_argument('--models', nargs='+', default=list(MODELS))
     parser.add_argument('--ranks', nargs='+', type=int, default=[2, 4])
     args = parser.parse_args()

@@ -18,7 +18,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing, conv, norm
 
 import pyg_sar
-from pyg_sar.averaging import average_gradients
+from pyg_sar.nn.averager import average_gradients
 
 NUM_FEATURES, NUM_EDGE_FEATURES = 3, 2
 
@@ -85,7 +85,7 @@ LAYERS = {
     'max': Layer(lambda: conv.SAGEConv(F_, 2, aggr='max')),
     'std': Layer(lambda: conv.SAGEConv(F_, 2, aggr='std')),
     'several': Layer(lambda: conv.SAGEConv(F_, 2, aggr=['min', 'var', 'mean', 'softmax'])),
-    'median': Layer(lambda: conv.SAGEConv(F_, 2, aggr='median'), options={'max_rows': 8}),
+    'median': Layer(lambda: conv.SAGEConv(F_, 2, aggr='median')),
     'against the edges': Layer(
         lambda: conv.GATConv(F_, 2, edge_dim=E_, flow='target_to_source'), 'edge_attr'
     ),

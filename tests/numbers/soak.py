@@ -116,7 +116,7 @@ def _losses(run: Run, data: Data, model: torch.nn.Module, loader: Any, epoch: in
         for batch in loader:
             out = model(batch.x, batch.edge_index)[: batch.batch_size]
             each = F.cross_entropy(out, batch.y[: batch.batch_size], reduction='none')
-            yield pyg_sar.mean_of_batches(each)
+            yield pyg_sar.loader.mean_of_batches(each)
         return
     edge_index = dropout_edge(data.edge_index, 0.2)[0] if epoch % 7 == 0 else data.edge_index
     each = F.cross_entropy(model(data.x, edge_index), data.y, reduction='none')
@@ -127,7 +127,7 @@ def soak(run: Run) -> tuple[list[dict[str, float]], list[float]]:
     """What a rank held after every part of the run, and the loss then."""
     data = pyg_sar.load_shard(run.root)
     torch.manual_seed(0)
-    model = pyg_sar.DistributedDataParallel(SoakModel(), checkpoint_activations=True)
+    model = pyg_sar.DistributedDataParallel(SoakModel())
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     loader = None
     if run.data == 'sampled':

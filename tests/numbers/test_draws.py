@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyg_sar.draws import normal, uniform
+from pyg_sar.utils.rng import normal, uniform
 
 N = 100_000
 _MASK = 2**64 - 1

@@ -9,11 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from ranks import run_as_threads
-from rows_by_hand import as_rows, space_of
+from rows_by_hand import as_rows, sharding_of
 from torch import Tensor
 
 import pyg_sar
-from pyg_sar.comm import world_size
+from pyg_sar.comm.ranks import world_size
 
 N = 90_000
 """More rows than the largest number of float16."""
@@ -49,7 +49,7 @@ def _results(world: Tensor | None, dtype: torch.dtype, kind: torch.dtype) -> dic
     """What a rank finds, or one process with `world`; numbers of `dtype` are computed as `kind`."""
     numbers = 1 + torch.randn(N, 3, generator=torch.Generator().manual_seed(0)) / 4
     whole = numbers.to(dtype).to(kind)
-    x = whole if world is not None else as_rows(whole, space_of(COUNTS[world_size()]))
+    x = whole if world is not None else as_rows(whole, sharding_of(COUNTS[world_size()]))
     out = {}
     for name, function in FUNCTIONS.items():
         leaf = x.detach().clone().requires_grad_()

@@ -33,7 +33,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 OPTIONS: dict[str, dict[str, Any]] = {
     'default': {},
-    'all': {'timeout': 60, 'checkpoint_activations': True, 'mode': 'sequential_no_remat'},
+    'all': {'timeout': 60, 'mode': 'sequential_no_remat'},
 }
 
 

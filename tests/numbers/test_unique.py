@@ -14,7 +14,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 import pyg_sar
-from pyg_sar.ground import json_values
+from pyg_sar.comm import plain_values
 
 NUM_NODES = 31
 WHOLE = (torch.int64, torch.int32, torch.uint8, torch.bool)
@@ -77,7 +77,7 @@ def test_as_one_process(tmp_path: Path, kind: str, world_size: int) -> None:
 
 def _longest_text(root: Path) -> int:
     """The characters of the longest text that this rank sends for the ids of all."""
-    data, encode = pyg_sar.load_shard(root), json_values.encode
+    data, encode = pyg_sar.load_shard(root), plain_values.encode
     lengths = [0]
 
     def noting(value: Any) -> bytes:
@@ -85,7 +85,7 @@ def _longest_text(root: Path) -> int:
         lengths.append(len(text))
         return text
 
-    with mock.patch('pyg_sar.comm.collectives.encode', noting):
+    with mock.patch('pyg_sar.comm.vote.encode', noting):
         assert data.n_id.unique().numel() == 600
     return max(lengths)
 

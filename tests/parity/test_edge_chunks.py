@@ -19,8 +19,8 @@ from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
 import pyg_sar
-from pyg_sar.aggregate import chunks
-from pyg_sar.shard import rows_at
+from pyg_sar.ops import chunks
+from pyg_sar.shard import index_rows as rows_at
 
 ROW_BYTES = 64  # of x: 8 float64
 
@@ -78,7 +78,7 @@ def _of_wide_rows(*args: str) -> Result:
 
 @pytest.mark.parametrize('name', [*NAMES[:2], NAMES[3], NAMES[5]])
 def test_chunks_of_wide_rows(root: Path, name: str) -> None:
-    """More edges than destinations, as their sums over bags of rows ask for."""
+    """More edges than destinations, as their sums over segments of rows ask for."""
     assert_exact(name, run_ranks(_of_wide_rows, 3, name, str(root), 'sequential'))
 
 
@@ -126,7 +126,7 @@ def test_no_more_edges_are_alive(root: Path, aggr: str, monkeypatch: pytest.Monk
 
 
 class Dropout(MessagePassing):
-    """Keeps its mask per edge: with a softmax as the aggregation it takes two passes."""
+    """HasCache its mask per edge: with a softmax as the aggregation it takes two passes."""
 
     def __init__(self, aggr: str) -> None:
         super().__init__(aggr=aggr)
@@ -146,7 +146,7 @@ def test_every_chunk_draws_its_own(root: Path, aggr: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(chunks, 'CHUNK_BYTES', 1)
     data = pyg_sar.load_shard(root)
     conv = Dropout(aggr)
-    module = pyg_sar.DistributedDataParallel(conv, max_rows=32)
+    module = pyg_sar.DistributedDataParallel(conv)
     module(data.x, data.edge_index)
     masks = conv.kept[:288].view(9, -1)
     assert len({tuple(mask.tolist()) for mask in masks}) == len(masks)

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from conv_case import make
 from conv_cases import CASES
 from conv_graphs import plain
@@ -19,8 +18,8 @@ from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import softmax
 
 import pyg_sar
-from pyg_sar.aggregate import chunks
-from pyg_sar.comm import Exchange, GradientReturn
+from pyg_sar.comm.exchange import Exchange, GradientReturn
+from pyg_sar.ops import chunks
 
 TOLERANCE = 1e-10
 INF = float('inf')
@@ -45,7 +44,7 @@ class _Counts:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.fetched = self.returned = 0
-        fetch, finish = Exchange.fetch, GradientReturn.finish
+        fetch, finish = Exchange.all_gather_halo, GradientReturn.finish
 
         def counted_fetch(*args: Any, **kwargs: Any) -> Any:
             self.fetched += 1
@@ -55,7 +54,7 @@ class _Counts:
             self.returned += 1
             return finish(*args)
 
-        patch.setattr(Exchange, 'fetch', counted_fetch)
+        patch.setattr(Exchange, 'all_gather_halo', counted_fetch)
         patch.setattr(GradientReturn, 'finish', counted_finish)
 
     def take(self) -> tuple[int, int]:
@@ -227,21 +226,3 @@ def test_in_place_on_the_result(root: Path) -> None:
             return inputs.mul_(2)
 
     _compare(Adding(lambda alpha: alpha), pyg_sar.load_shard(root), plain())
-
-
-def test_hook_of_a_later_call(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hook registered after the first call makes messages that are not linear."""
-    counts = _Counts(monkeypatch)
-    conv = Using(lambda alpha: alpha)
-    data = pyg_sar.load_shard(root)
-    module = pyg_sar.DistributedDataParallel(conv)
-    module(data.x, data.edge_index)
-    assert counts.take()[0] == 1
-    handle = conv.register_message_forward_hook(lambda _, __, out: F.relu(out))
-    graph = plain()
-    out = module(data.x, data.edge_index)
-    assert counts.take()[0] == 0  # it sees all edges at once
-    torch.testing.assert_close(
-        out, conv(graph.x, graph.edge_index)[data.n_id], rtol=0, atol=TOLERANCE
-    )
-    handle.remove()

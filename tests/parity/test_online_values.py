@@ -21,8 +21,8 @@ from torch_geometric.nn import GATConv, GATv2Conv, MessagePassing, TransformerCo
 from torch_geometric.utils import softmax
 
 import pyg_sar
-from pyg_sar.aggregate import chunks
-from pyg_sar.conv.call import agreement
+from pyg_sar.nn import agreement
+from pyg_sar.ops import chunks
 
 TOLERANCE = 1e-10
 INF = float('inf')

@@ -20,7 +20,7 @@ from outcome import assert_exact
 from ranks import run_as_threads, run_ranks
 
 import pyg_sar
-from pyg_sar.partitioner import sub_parts
+from pyg_sar.partition import metis
 
 MODES = ['sequential', 'sequential_no_remat', 'one_shot']
 
@@ -102,7 +102,7 @@ def partitions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One folder per method and number of parts; METIS's with nodes in another order than by id."""
     root = tmp_path_factory.mktemp('parity')
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sub_parts, 'ROWS', 4)
+        patch.setattr(metis, 'ROWS', 4)
         for num_parts in (1, 2, 3, 4, 6):
             for method in ('metis', 'random'):
                 folder = root / f'{method}{num_parts}'
@@ -208,13 +208,6 @@ def test_threads_have_the_bits_of_processes(partitions: Path, name: str, world_s
             assert ours.keys() == theirs.keys()
             for key, value in ours.items():
                 assert torch.equal(value, theirs[key]), key
-
-
-@pytest.mark.parametrize('name', [*WIDELY[-2:], 'RGATConv: mod=scaled'])
-@pytest.mark.parametrize('max_rows', [1, 40])
-def test_chunks(partitions: Path, name: str, max_rows: int) -> None:
-    """Whatever the bound of the gather path."""
-    check(name, 3, partitions / 'random3', form='wrapped', max_rows=max_rows)
 
 
 @pytest.mark.slow

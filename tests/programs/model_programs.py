@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from shared import (
     Ddp,
+    Net,
     Program,
     Results,
     descend,
@@ -20,10 +21,11 @@ from shared import (
     weights,
 )
 from torch import Tensor
+from torch.func import functional_call
 from torch.nn import BatchNorm1d, Linear, Module, ModuleList, Parameter, ReLU, Sequential
 from torch_geometric import nn as pyg
 from torch_geometric.data import Data
-from torch_geometric.nn import GATConv, GCNConv, SAGEConv
+from torch_geometric.nn import GPSE, GATConv, GCNConv, SAGEConv, WLConv
 
 
 class Attentive(Module):
@@ -223,3 +225,100 @@ def hidden_state_between_steps(data: Data, ddp: Ddp) -> Results:
         h = h.detach()
         losses.append(loss.item())
     return {'losses': losses, 'h': h, 'weights': weights(model)}
+
+
+def _trained(data: Data, ddp: Ddp, virtual_node: bool) -> Results:
+    torch.manual_seed(0)
+    model = GPSE(
+        6,
+        dim_out=4,
+        dim_inner=8,
+        layers_pre_mp=1,
+        layers_mp=2,
+        layers_post_mp=2,
+        virtual_node=virtual_node,
+        num_node_targets=3,
+        num_graph_targets=2,
+        multi_head_dim_inner=4,
+        dropout=0.0,
+    )
+    model = ddp(model.double())
+
+    def loss() -> torch.Tensor:
+        batch = data.clone()
+        batch.batch, batch.y_graph = torch.zeros_like(data.y), torch.ones(1, 2).double()
+        batch.y = F.one_hot(data.y, 3).double()
+        pred, true = model(batch)
+        return (pred - true).abs().mean()
+
+    return {'losses': descend(loss, model, 0.05), 'weights': weights(model)}
+
+
+def gpse(data: Data, ddp: Ddp) -> Results:
+    return _trained(data, ddp, virtual_node=False)
+
+
+def gpse_with_a_virtual_node(data: Data, ddp: Ddp) -> Results:
+    return _trained(data, ddp, virtual_node=True)
+
+
+def weisfeiler_lehman(data: Data, ddp: Ddp) -> Results:
+    """Colours of two rounds of WLConv, which is no MessagePassing, and their histogram."""
+    conv = WLConv()
+    first = conv(data.y, data.edge_index)
+    second = conv(first, data.edge_index)
+    return {'first': first, 'second': second, 'histogram': conv.histogram(second)}
+
+
+def a_generator_in_forward(data: Data, ddp: Ddp) -> Results:
+    generator = torch.Generator().manual_seed(7)
+
+    class Noisy(Net):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            x = x + torch.rand(x.size(0), 1, generator=generator, dtype=x.dtype)
+            keep = torch.bernoulli(torch.full(x.shape, 0.5, dtype=x.dtype), generator=generator)
+            x = (x * keep / 0.5)[torch.randperm(x.size(0), generator=generator)]
+            return super().forward(x, edge_index)
+
+    return trained(data, ddp, Noisy) | {'state': generator.get_state()}
+
+
+def of_complex_numbers(data: Data, ddp: Ddp, conv: Module) -> Results:
+    model, x = ddp(conv), torch.complex(data.x, data.x.flip(1)).requires_grad_()
+    free = torch.randn(4, dtype=torch.cdouble, requires_grad=True)
+    out = model(x, data.edge_index) * free
+    (out.abs().square().mean() + (out.mean(0) * out[3]).sum().abs()).backward()
+    grads = {name: p.grad for name, p in inner(model).named_parameters()}
+    parts = {name: torch.view_as_real(grad) for name, grad in grads.items()}
+    return parts | {name: torch.view_as_real(t.grad.resolve_conj()) for name, t in [('f', free)]}
+
+
+PROGRAMS |= {
+    'complex_conv': lambda data, ddp: of_complex_numbers(
+        data, ddp, GCNConv(6, 4).to(torch.cdouble)
+    ),
+}
+
+
+def compiled(data: Data, ddp: Ddp) -> Results:
+    """TurnHooks the parallel model, and inside of it."""
+    first = torch.compile(model_of(ddp), backend='eager')
+    losses = descend(lambda: supervised(first(data.x, data.edge_index), data), first)
+    torch.manual_seed(0)
+    second = ddp(torch.compile(Net().double(), backend='eager'))
+    losses += descend(lambda: supervised(second(data.x, data.edge_index), data), second)
+    return {'losses': losses, 'weights': [list(weights(m).values()) for m in (first, second)]}
+
+
+def fast_weights_of_the_first_order(data: Data, ddp: Ddp) -> Results:
+    model: Any = model_of(ddp)
+    fast = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
+    for _ in range(2):
+        out = functional_call(model, fast, (data.x, data.edge_index))
+        loss = F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
+        grads = torch.autograd.grad(loss, list(fast.values()), allow_unused=True)
+        fast = {
+            name: (w if g is None else w - 0.1 * g).detach().requires_grad_()
+            for (name, w), g in zip(fast.items(), grads, strict=True)
+        }
+    return {'fast': list(fast.values()), 'weights': weights(model)}

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Module
+from torch.optim import Optimizer
 from torch_geometric.data import HeteroData
 from torch_geometric.nn import GCNConv
 
@@ -88,14 +89,16 @@ def trained(
 
 def descend(
     loss_of: Callable[[], Tensor],
-    parameters: Module | Iterable[Tensor],
+    what: Module | Iterable[Tensor] | Optimizer,
     lr: float = 0.1,
     steps: int = 3,
 ) -> list[float]:
-    """Steps of plain gradient descent; the loss before each."""
-    if isinstance(parameters, Module):
-        parameters = parameters.parameters()
-    optimizer = torch.optim.SGD((p for p in parameters if p.requires_grad), lr=lr)
+    """Steps of an optimizer, or of plain gradient descent on parameters; the loss before each."""
+    if isinstance(what, Optimizer):
+        optimizer = what
+    else:
+        parameters = what.parameters() if isinstance(what, Module) else what
+        optimizer = torch.optim.SGD((p for p in parameters if p.requires_grad), lr=lr)
     losses = []
     for _ in range(steps):
         optimizer.zero_grad()

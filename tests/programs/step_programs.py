@@ -77,7 +77,7 @@ class Equilibrium(aggr.EquilibriumAggregation):
 
 
 class Memory(nn.Module):
-    """Keeps a running mean of what it sees, in a buffer."""
+    """HasCache a running mean of what it sees, in a buffer."""
 
     def __init__(self, mean: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -111,11 +111,6 @@ def _page_rank(x: Tensor, e: Tensor) -> Tensor:
     for _ in range(3):
         rank = 0.15 / x.size(0) + 0.85 * utils.scatter(rank[e[0]], e[1], 0, x.size(0))
     return x * rank * 10
-
-
-def _whitened(x: Tensor) -> Tensor:
-    q, _ = torch.linalg.qr(x)
-    return q[:, :C].abs()
 
 
 def _k_means(x: Tensor) -> Tensor:
@@ -167,10 +162,6 @@ STEPS: dict[str, Callable[[], nn.Module]] = {
     'top half by score': lambda: Plain(
         lambda x, e: x * (x[:, :1] >= x[:, 0].sort().values[x.size(0) // 2])
     ),
-    'log_softmax over nodes': lambda: Plain(lambda x, e: x + x.log_softmax(0)),
-    'scaled_dot_product_attention': lambda: Plain(
-        lambda x, e: F.scaled_dot_product_attention(x[None], x[None], x[None])[0]
-    ),
     'InstanceNorm of PyG': lambda: Of(lambda m, x, e: m(x), tg.InstanceNorm(C)),
     'PairNorm': lambda: Of(lambda m, x, e: m(x), tg.PairNorm()),
     'GraphSizeNorm': lambda: Of(lambda m, x, e: m(x), tg.GraphSizeNorm()),
@@ -178,8 +169,6 @@ STEPS: dict[str, Callable[[], nn.Module]] = {
     'DiffGroupNorm': lambda: Of(lambda m, x, e: m(x), tg.DiffGroupNorm(C, 2)),
     'LayerNorm of the graph': lambda: Of(lambda m, x, e: m(x), tg.LayerNorm(C)),
     'k-means': lambda: Plain(lambda x, e: _k_means(x)),
-    'einsum over nodes': lambda: Plain(lambda x, e: x @ torch.einsum('nc,nd->cd', x, x) / 10),
-    'index_add of rows': lambda: Plain(lambda x, e: x.index_add(0, e[1], x[e[0]])),
     'DenseGCNConv': lambda: Of(lambda m, x, e: m(x, _dense(x, e))[0], tg.DenseGCNConv(C, C)),
     'DMoN': lambda: Of(lambda m, x, e: x * m(x[None], _dense(x, e)[None])[3], tg.DMoNPooling(C, 3)),
     'dense_mincut_pool': lambda: Plain(
@@ -216,7 +205,6 @@ STEPS: dict[str, Callable[[], nn.Module]] = {
         nn.MultiheadAttention(4, 2, batch_first=True),
     ),
     'ChebConv': lambda: Of(lambda m, x, e: m(x, e), tg.ChebConv(C, C, 3)),
-    'masked by sign': lambda: Plain(lambda x, e: torch.where(x > 0, x, -0.1 * x)),
     'selected and put back': lambda: Plain(
         lambda x, e: x.index_copy(0, (x[:, 0] > 0).nonzero()[:, 0], x[x[:, 0] > 0] * 2)
     ),
@@ -230,13 +218,9 @@ REFUSED: dict[str, Callable[[], nn.Module]] = {
         lambda m, x, e: x + m(x, _zeros(x)).view(2, C).sum(0), aggr.SortAggregation(2)
     ),
     'EquilibriumAggregation': lambda: _pooled(Equilibrium(C, C, [8])),
-    'transposed and reshaped': lambda: Plain(lambda x, e: x.t().reshape(x.shape)),
     'MultiheadAttention': WholeGraphLayer,
     'GRU': lambda: Of(lambda m, x, e: m(x)[0], nn.GRU(C, C)),
     'Conv1d': lambda: Of(lambda m, x, e: m(x.t()[None])[0].t(), nn.Conv1d(C, C, 3, padding=1)),
-    'AvgPool1d': lambda: Plain(lambda x, e: F.avg_pool1d(x.t(), 3, 1, 1).t()),
-    'qr': lambda: Plain(lambda x, e: _whitened(x)),
-    'svd': lambda: Plain(lambda x, e: x / torch.linalg.svdvals(x)[0]),
     'all inner products': lambda: Of(
         lambda m, x, e: x * m.forward_all(x).mean(), InnerProductDecoder()
     ),
@@ -244,9 +228,6 @@ REFUSED: dict[str, Callable[[], nn.Module]] = {
         lambda x, e: x + tg.dense_diff_pool(x, _dense(x, e), x[:, :3])[0][0].mean(0)
     ),
     'a conv on dense neighbours': NearestConv,
-    'rows that are filled': lambda: Plain(
-        lambda x, e: torch.zeros_like(x).masked_scatter(x > 0, x[x > 0])
-    ),
 }
 
 

@@ -36,14 +36,7 @@ def loss_of(model: Module, data: Data) -> Tensor:
 
 
 def steps(data: Data, model: Module, optimizer: torch.optim.Optimizer, num: int = 3) -> list[float]:
-    losses = []
-    for _ in range(num):
-        optimizer.zero_grad()
-        loss = loss_of(model, data)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
+    return descend(lambda: loss_of(model, data), optimizer, steps=num)
 
 
 def lbfgs(data: Data, ddp: Ddp) -> Results:

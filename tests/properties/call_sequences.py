@@ -245,8 +245,6 @@ def sequences(draw: st.DrawFn, conv: str = '') -> Sequence:
     options: dict[str, Any] = {'mode': mode}
     if mode != 'one_shot':
         options['partial_sums'] = draw(st.sampled_from([True, True, True, False]))
-        if draw(st.integers(0, 3)) == 3:
-            options['max_rows'] = draw(st.sampled_from([1, 7]))
     return Sequence(
         num_nodes=num_nodes,
         num_edges=min(num_nodes * dense, 200),

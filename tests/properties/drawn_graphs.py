@@ -19,10 +19,10 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data, HeteroData
 
-from pyg_sar.shard.format.file_names import EdgeKey, NodeKey
+from pyg_sar.shard.format import EdgeKey, NodeKey
 
 MANY = int(os.environ.get('PYG_SAR_EXAMPLES', '0'))
-METHODS = ('metis', 'random', 'range', 'ldg', 'fennel', 'given', 'file')
+METHODS = ('metis', 'random', 'range', 'ldg', 'given', 'file')
 
 NODE_NAMES = ('x', 'y', 'pos', 'train_mask', 'node_type', 'z', 'feats', 'global_id', 'time', 'size')
 EDGE_NAMES = ('edge_attr', 'edge_weight', 'edge_type', 'edge_time', 'edge_label', 'is_edge')

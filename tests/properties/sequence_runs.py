@@ -11,9 +11,9 @@ from call_sequences import Sequence, World, plain_world, run
 from torch import Tensor
 
 import pyg_sar
-from pyg_sar.comm import rank
+from pyg_sar.comm.ranks import rank
+from pyg_sar.comm.row_map import rows
 from pyg_sar.comm.threads import run_threads
-from pyg_sar.over_all_nodes import rows
 
 TOLERANCE = 1e-9
 

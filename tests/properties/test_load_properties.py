@@ -19,7 +19,7 @@ from whole_partition import verify_partition
 
 import pyg_sar
 from pyg_sar.shard.edges import LocalEdges
-from pyg_sar.shard.read.read_shard import read_shard
+from pyg_sar.shard.read_shard import read_shard
 
 pytestmark = pytest.mark.filterwarnings('ignore:Sparse CS. tensor support is in beta')
 

@@ -1,7 +1,7 @@
 """Whatever was called before: a call on several ranks gives what plain PyG gives on one process.
 
 What ranks keep from call to call is found here when it is kept for too long: a sequence that is
-wrong is made as short as it can be, and is printed. `make fuzz-sequences` draws others for an hour.
+wrong is made as short as it can be, and is printed. `make fuzz-sequences` draws others.
 """
 
 from __future__ import annotations

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import copy
 import io
-import itertools
 import json
 import math
 import operator
 import pickle
 import random
-import statistics
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,8 +23,8 @@ import torch
 from some_functions import made_functions
 from torch import Tensor
 
+from pyg_sar.rows.patches import ask_for_rows
 from pyg_sar.rows.registry import names as words
-from pyg_sar.rows.unasked import ask_for_rows
 
 ask_for_rows()  # as load_shard does: makers below are looked up once
 
@@ -51,7 +49,7 @@ class Given:
         return self.one != 1
 
     @property
-    def places(self) -> Any:
+    def local_index(self) -> Any:
         return torch.zeros_like(self.one, dtype=torch.int64)
 
     @property
@@ -370,12 +368,6 @@ def _array_like(t: Any) -> Any:
     return out
 
 
-def _copied_by_numpy(t: Any) -> Any:
-    out = np.zeros(tuple(t.shape))
-    np.copyto(out, t)
-    return out
-
-
 def _in_data(t: Any) -> Any:
     plain = torch.zeros(1).to(t.dtype)
     plain.data = t
@@ -411,7 +403,6 @@ SPARSE = sorted(
 
 MAKERS: dict[str, Callable[[Any], Any]] = {
     'torch.tensor': lambda t: torch.tensor(t),
-    'torch.tensor dtype': lambda t: torch.tensor(t, dtype=torch.float64),
     'torch.tensor(data=)': lambda t: torch.tensor(data=t),
     'torch.tensor [t]': lambda t: torch.tensor([t, t]),
     'torch.tensor [t[0]]': lambda t: torch.tensor([t[0], t[1]]),
@@ -420,8 +411,6 @@ MAKERS: dict[str, Callable[[Any], Any]] = {
     'torch.as_tensor dtype': lambda t: torch.as_tensor(t, dtype=torch.float64),
     'torch.as_tensor [t]': lambda t: torch.as_tensor([t, t]),
     'torch.asarray': torch.asarray,
-    'torch.asarray copy': lambda t: torch.asarray(t, copy=True),
-    'torch.asarray dtype': lambda t: torch.asarray(t, dtype=torch.float64),
     'torch.scalar_tensor': lambda t: torch.scalar_tensor(t[0]),
     'torch.Tensor': torch.Tensor,
     'torch.Tensor list': lambda t: torch.Tensor([*t]),
@@ -436,43 +425,22 @@ MAKERS: dict[str, Callable[[Any], Any]] = {
     **{f'torch.{name}': _sparse(name) for name in SPARSE},
     **{f'torch.{name} of places': _of_places(name) for name in SPARSE},
     'torch.from_dlpack': torch.from_dlpack,
-    'torch.utils.dlpack.from_dlpack': torch.utils.dlpack.from_dlpack,
     'torch.utils.dlpack.to_dlpack': lambda t: torch.utils.dlpack.to_dlpack(t),
-    'torch.to_dlpack': lambda t: torch.to_dlpack(t),
     'torch.from_numpy': lambda t: torch.from_numpy(t.numpy()),
     'torch.frombuffer': lambda t: torch.frombuffer(memoryview(t.numpy()), dtype=t.dtype),
     'torch.nested.nested_tensor': lambda t: torch.nested.nested_tensor([t]),
-    'torch.nested.nested_tensor rows': lambda t: torch.nested.nested_tensor([t[0], t[1]]),
-    'torch.nested.nested_tensor jagged': lambda t: torch.nested.nested_tensor(
-        [t, t], layout=torch.jagged
-    ),
     'torch.nested.as_nested_tensor': lambda t: torch.nested.as_nested_tensor([t]),
-    'torch.nested.as_nested_tensor jagged': lambda t: torch.nested.as_nested_tensor(
-        [t, t], layout=torch.jagged
-    ),
-    'torch.nested.as_nested_tensor t': lambda t: torch.nested.as_nested_tensor(t),
     'torch.nested.nested_tensor_from_jagged': lambda t: torch.nested.nested_tensor_from_jagged(
         t, torch.tensor([0, 3, t.size(0)])
     ),
-    'torch.nested.to_padded_tensor': lambda t: torch.nested.to_padded_tensor(
-        torch.nested.nested_tensor([t]), 0.0
-    ),
-    'torch.nested.narrow': lambda t: torch.nested.narrow(
-        t.unsqueeze(0), 1, torch.tensor([0]), torch.tensor([2]), layout=torch.jagged
-    ),
     'torch.nested.masked_select': lambda t: torch.nested.masked_select(t, t != 1),
     'masked_tensor': lambda t: torch.masked.masked_tensor(t, t != 1).to_tensor(0),
-    'as_masked_tensor': lambda t: torch.masked.as_masked_tensor(t, t != 1).to_tensor(0),
-    'MaskedTensor': lambda t: torch.masked.MaskedTensor(t, t != 1).to_tensor(0),
     'plain.data =': _in_data,
     'plain.new_tensor': lambda t: torch.zeros(1).new_tensor(t),
-    'plain.new_tensor(data=)': lambda t: torch.zeros(1).new_tensor(data=t),
     'plain.new': lambda t: torch.zeros(1, dtype=t.dtype).new(t),
     'plain.set_': lambda t: torch.zeros(1, dtype=t.dtype).set_(t),
-    'plain.set_(source=)': lambda t: torch.zeros(1, dtype=t.dtype).set_(source=t),
     'plain.type_as': lambda t: torch.arange(3).type_as(t),
     'plain.to': lambda t: torch.arange(3).to(t),
-    'plain.to(other=)': lambda t: torch.arange(3).to(other=t),
     'plain.type': lambda t: torch.arange(3).type(t.type()),
     'plain.copy_': lambda t: torch.zeros(tuple(t.shape), dtype=t.dtype).copy_(t),
     'plain.resize_as_': lambda t: torch.zeros(1, dtype=t.dtype).resize_as_(t).zero_(),
@@ -483,52 +451,30 @@ MAKERS: dict[str, Callable[[Any], Any]] = {
     'load_state_dict assign': _assigned,
     'np.asarray': np.asarray,
     'np.array': np.array,
-    'np.array [t]': lambda t: np.array([t, t]),
-    'np.array [*t]': lambda t: np.array([*t]),
-    'np.asanyarray': np.asanyarray,
-    'np.ascontiguousarray': np.ascontiguousarray,
     'np.fromiter': lambda t: np.fromiter(t, dtype=float),
-    'np.frombuffer': np.frombuffer,
     'np.from_dlpack': np.from_dlpack,
-    'np.copyto': _copied_by_numpy,
     'array[...] =': _array_like,
     'np.add': lambda t: np.add(t, 1),
-    'np.sum': np.sum,
-    'np.mean': np.mean,
-    'np.unique': np.unique,
     'np.shape': np.shape,
     'np.size': np.size,
     'np.ndim': np.ndim,
-    'np.stack': lambda t: np.stack([t, t]),
-    'np.concatenate': lambda t: np.concatenate([t, t]),
-    'np.isin': lambda t: np.isin(t, 1),
-    'np.sort': np.sort,
-    'np.argmax': np.argmax,
     'np.ones * t': lambda t: np.ones(tuple(t.shape)) * t,
     'np.float64 * t': lambda t: np.float64(2) * t,
     'np.ones[t]': lambda t: np.arange(400.0)[t],
     'np.random.choice': lambda t: np.random.default_rng(0).choice(t),
-    'np.testing.assert_array_equal': lambda t: np.testing.assert_array_equal(t, t),
     'copy.copy': copy.copy,
     'copy.deepcopy': copy.deepcopy,
-    'copy.deepcopy in dict': lambda t: copy.deepcopy({'t': [t]}),
     'pickle': lambda t: pickle.loads(pickle.dumps(t)),
     'torch.save': _saved,
-    'torch.save dict': lambda t: _saved({'t': t}),
     'json.dumps': lambda t: json.dumps(t.tolist()),
     'list': list,
-    'tuple': tuple,
     'set': lambda t: len({*t.tolist()}),
     '[*t]': lambda t: [*t],
     'iter': lambda t: next(iter(t)),
-    'enumerate': lambda t: [*enumerate(t)][1],
     'zip': lambda t: [*zip(t, t, strict=True)],
-    'map': lambda t: [*map(float, t)],
-    'unpacking': lambda t: (lambda a, *rest: a)(*t),
     'reversed': lambda t: [*reversed(t)],
     'len': len,
     'bool': bool,
-    'bool t[:1]': lambda t: bool(t[:1]),
     'float': float,
     'float t[0]': lambda t: float(t.reshape(-1)[0]),
     'int': int,
@@ -539,11 +485,7 @@ MAKERS: dict[str, Callable[[Any], Any]] = {
     'pow': lambda t: pow(t, 2),
     'rpow': lambda t: 2**t,
     'sum': sum,
-    'max': max,
     'min': min,
-    'sorted': sorted,
-    'any': any,
-    'all': all,
     'in': lambda t: 1 in t,
     'in list': lambda t: [*t.tolist()].count(1),
     't in [t]': lambda t: any(t is each for each in [t]),
@@ -554,20 +496,12 @@ MAKERS: dict[str, Callable[[Any], Any]] = {
     'slice': lambda t: torch.arange(9)[t[1] : 5],
     'math.sqrt': lambda t: math.sqrt(abs(t.reshape(-1)[1])),
     'math.fsum': math.fsum,
-    'math.floor': math.floor,
-    'math.trunc': math.trunc,
-    'statistics.mean': lambda t: statistics.mean(t),
-    'itertools.accumulate': lambda t: [*itertools.accumulate(t)],
     'random.choice': lambda t: random.Random(0).choice(t),
-    'random.sample': lambda t: random.Random(0).sample([*t], 3),
     'struct.pack': lambda t: struct.pack('f', t[0]),
     'bytes': bytes,
-    'bytearray': bytearray,
     'memoryview': memoryview,
     'torch.is_tensor': torch.is_tensor,
     'torch.is_nonzero': torch.is_nonzero,
-    'torch.is_storage': torch.is_storage,
-    'torch.numel': torch.numel,
     'torch.equal': lambda t: torch.equal(t, t),
     'torch.typename': torch.typename,
     'torch.testing.assert_close': lambda t: torch.testing.assert_close(t, t),
@@ -576,22 +510,13 @@ MAKERS: dict[str, Callable[[Any], Any]] = {
     'torch.zeros size': lambda t: torch.zeros(t[1]),
     'torch.full': lambda t: torch.full((2,), t.reshape(-1)[1]),
     'torch.arange': lambda t: torch.arange(t[1]),
-    'torch.linspace': lambda t: torch.linspace(0, t.reshape(-1)[1], 5),
-    'torch.eye': lambda t: torch.eye(t[1]),
     'torch.normal': lambda t: torch.normal(t.float(), 0.0),
     'torch.complex': lambda t: torch.complex(t, t),
     'torch.polar': lambda t: torch.polar(t, t),
-    'torch.block_diag': lambda t: torch.block_diag(t, t),
-    'torch.cartesian_prod': lambda t: torch.cartesian_prod(t, torch.ones(2).to(t.dtype)),
-    'torch.combinations': lambda t: torch.combinations(t[:4]),
-    'torch.meshgrid': lambda t: torch.meshgrid(t, t, indexing='ij'),
     'torch.broadcast_tensors': lambda t: torch.broadcast_tensors(t, torch.ones(1)),
-    'torch.broadcast_shapes': lambda t: torch.broadcast_shapes(t.shape, (1,)),
     'torch.quantize_per_tensor': lambda t: torch.quantize_per_tensor(
         t, 0.5, 0, torch.qint8
     ).dequantize(),
-    'torch.view_as_real': lambda t: torch.view_as_real(torch.complex(t, t)),
-    'torch.block_diag plain': lambda t: torch.block_diag(torch.ones(2, 2), t),
     'torch.stack list': lambda t: torch.stack([*t]),
     'torch.cat plain': lambda t: torch.cat([t[:2], torch.ones_like(t[:2])]),
     'pad_sequence': lambda t: torch.nn.utils.rnn.pad_sequence([t, t]),
@@ -599,26 +524,15 @@ MAKERS: dict[str, Callable[[Any], Any]] = {
     'pack_padded_sequence': lambda t: (
         torch.nn.utils.rnn.pack_padded_sequence(t.unsqueeze(1), torch.tensor([len(t)])).data
     ),
-    'unpad_sequence': lambda t: torch.nn.utils.rnn.unpad_sequence(
-        t.unsqueeze(0), torch.tensor([2]), batch_first=True
-    ),
     'parameters_to_vector': lambda t: torch.nn.utils.parameters_to_vector([t]),
     'clip_grad_norm_': lambda t: torch.nn.utils.clip_grad_norm_([t], 1.0),
-    'get_total_norm': lambda t: torch.nn.utils.get_total_norm([t]),
     'default_collate': lambda t: torch.utils.data.default_collate([t, t]),
-    'default_convert': torch.utils.data.default_convert,
     'one_hot': torch.nn.functional.one_hot,
-    'EmbeddingBag': lambda t: torch.nn.functional.embedding_bag(
-        t.reshape(1, -1), torch.ones(400, 2)
-    ),
     'Embedding.from_pretrained': lambda t: torch.nn.Embedding.from_pretrained(t)(
         torch.tensor([1, 0])
     ),
     'Linear of t': lambda t: torch.nn.functional.linear(torch.ones(2, t.size(-1)).to(t.dtype), t),
     'multiprocessing': lambda t: torch.multiprocessing.reductions.reduce_tensor(t),
-    'reduce_storage': lambda t: torch.multiprocessing.reductions.reduce_storage(
-        t.untyped_storage()
-    ),
     **made_functions(),
 }
 """What makes something of a tensor, or of a list of it, or takes one for a number."""

@@ -1,21 +1,12 @@
-"""Runs all calls of names_calls.py on ranks and on one process, and compares with plain tensors.
-
-python tests/rows/names_table.py [name ...]
-"""
+"""Runs all calls of names_calls.py on ranks and on one process, and compares with plain tensors."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 import warnings
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
-
-if __name__ == '__main__':
-    sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 
 import numpy as np
 import torch
@@ -26,8 +17,8 @@ from small_graphs import small_graph
 from torch import Tensor
 
 import pyg_sar
-from pyg_sar.comm import agree
-from pyg_sar.rows.matrices.adjacency import Adjacency
+from pyg_sar.comm.vote import agree
+from pyg_sar.rows.adjacency import Adjacency
 from pyg_sar.rows.registry import names as words
 from pyg_sar.rows.rows import Rows, plainly, slices_read
 
@@ -160,16 +151,6 @@ def flat(value: Any) -> list[Any]:
     return [f'a {type(value).__name__}']
 
 
-def run_calls(root: str, mode: str, given_labels: list[Label]) -> list[Verdict]:
-    """Verdicts of a rank, which has a part of the graph."""
-    data, verdicts = pyg_sar.load_shard(root), []
-    with quiet():
-        for number, label in enumerate(given_labels):
-            reached[pyg_sar.comm.rank()] = number
-            verdicts.append(_verdict(calls_of(label[0])[label], data, mode))
-    return verdicts
-
-
 reached: dict[int, int] = {}
 """Where ranks that are threads are, by rank."""
 
@@ -295,7 +276,8 @@ _so_far: dict[int, list[Verdict]] = {}
 
 
 def _noted(root: str, mode: str, given: list[Label]) -> list[Verdict]:
-    rank = pyg_sar.comm.rank()
+    """Verdicts of a rank, which has a part of the graph."""
+    rank = pyg_sar.comm.ranks.rank()
     _so_far[rank] = []
     data = pyg_sar.load_shard(root)
     with quiet():
@@ -318,7 +300,7 @@ def _of_all(verdicts: list[Verdict]) -> Verdict:
 def in_processes(given: Iterable[Label], *, world_size: int = 3) -> dict[Label, Verdict]:
     """The same on processes, for calls that all ranks end."""
     names = [*given]
-    done = run_ranks(run_calls, world_size, str(parts_of(NUM_PARTS)), 'plain', names, timeout=300)
+    done = run_ranks(_noted, world_size, str(parts_of(NUM_PARTS)), 'plain', names, timeout=300)
     pairs = zip(names, *done, strict=True)
     return {label: _of_all([Verdict(*one) for one in each]) for label, *each in pairs}
 
@@ -326,31 +308,3 @@ def in_processes(given: Iterable[Label], *, world_size: int = 3) -> dict[Label, 
 def faults(found: dict[Label, Verdict]) -> dict[Label, Verdict]:
     """What is wrong, or differs between ranks."""
     return {k: v for k, v in found.items() if v.status in ('WRONG', 'PARTS')}
-
-
-def main() -> None:
-    """Prints what is wrong, and counts."""
-    only, mode = set(sys.argv[1:]), 'plain'
-    runs: dict[str, Callable[[], dict[Label, Verdict]]] = {}
-    for each in only & {'--inference', '--autocast'}:
-        mode = each.strip('-')
-    only -= {'--inference', '--autocast', '--all'}
-    given = [label for name in sorted(only) for label in calls_of(name)] if only else labels()
-    runs['3 ranks'] = lambda: verdicts_of(given, mode=mode)
-    runs['1 rank'] = lambda: verdicts_of(given, world_size=1, mode=mode)
-    for what, run in runs.items():
-        found = run()
-        counts = Counter(each.status for each in found.values())
-        print(f'{what}, {mode}: {len({k[0] for k in found})} names, {dict(counts)}')
-        by_name = defaultdict(list)
-        for (name, kind, how), verdict in faults(found).items():
-            by_name[name].append(f'{kind} {how}: {verdict.status} {verdict.why}'[:260])
-        for name, lines in by_name.items():
-            print(f'{name}:', *lines, sep='\n    ')
-        if '--all' in sys.argv:
-            for label, verdict in found.items():
-                print(label, verdict.status, verdict.why[:200])
-
-
-if __name__ == '__main__':
-    main()

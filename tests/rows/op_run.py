@@ -16,11 +16,11 @@ import torch
 from op_trees import leaves_of, replaced, tensors_of
 from torch import Tensor
 
-from pyg_sar.comm import rank
+from pyg_sar.comm.ranks import rank
 from pyg_sar.comm.threads import run_threads
 from pyg_sar.rows.over_ranks import sum_of_ranks
 from pyg_sar.rows.rows import Rows, plain, plainly, tag
-from pyg_sar.rows.space import Space
+from pyg_sar.rows.sharding import Sharding
 
 NUM_RANKS = 3
 SAYS_REFUSED = 'that are spread over the ranks'
@@ -119,13 +119,13 @@ def own_ids(total: int, rank: int, *, has_empty: bool) -> Tensor:
 
 
 def _on_rank(case: Case, tagging: Tagging, whole: Whole, has_empty: bool, is_random: bool) -> Any:
-    spaces: dict[int, Space] = {}
+    shardings: dict[int, Sharding] = {}
 
-    def space_of(total: int) -> Space:
-        if total not in spaces:
+    def sharding_of(total: int) -> Sharding:
+        if total not in shardings:
             ids = own_ids(total, rank(), has_empty=has_empty)
-            spaces[total] = Space(len(ids), what='rows', ids=ids, total=total)
-        return spaces[total]
+            shardings[total] = Sharding(len(ids), what='rows', ids=ids, total=total)
+        return shardings[total]
 
     tensors = tensors_of((case.args, case.kwargs))
     leaves: list[Tensor] = []
@@ -135,11 +135,11 @@ def _on_rank(case: Case, tagging: Tagging, whole: Whole, has_empty: bool, is_ran
             if dim is None:
                 leaves.append(_leaf(value, takes))
             else:
-                space = space_of(value.size(dim))
-                own = value.index_select(dim, space.ids(value.device))
-                leaves.append(tag(_leaf(own, takes), dim, space))
+                sharding = sharding_of(value.size(dim))
+                own = value.index_select(dim, sharding.ids(value.device))
+                leaves.append(tag(_leaf(own, takes), dim, sharding))
         given = [
-            t.clone() if dim is None else tag(plain(t).clone(), dim, t._space)  # type: ignore[attr-defined]
+            t.clone() if dim is None else tag(plain(t).clone(), dim, t._sharding)  # type: ignore[attr-defined]
             for t, dim in zip(leaves, tagging, strict=True)
         ]
     out = leaves_of(_called(case, given))
@@ -162,7 +162,7 @@ def _on_rank(case: Case, tagging: Tagging, whole: Whole, has_empty: bool, is_ran
         own = want
         with plainly():
             if isinstance(leaf, Rows):
-                own = want.index_select(leaf._dim, leaf._space.ids(want.device))
+                own = want.index_select(leaf._dim, leaf._sharding.ids(want.device))
             grad = torch.zeros_like(own) if grad is None else plain(grad)
             why = _difference(grad, own, whole.tolerance)
         if why:
@@ -191,12 +191,12 @@ def _results_verdict(out: list[Any], whole: Whole) -> tuple[Verdict, list[Tensor
         with plainly():
             if isinstance(made, Rows):
                 verdict.has_rows = True
-                dim, space = made._dim, made._space
-                if not 0 <= dim < want.dim() or space.total != want.size(dim):
-                    return Verdict('WRONG', f'result {i}: {space!r} in dimension {dim}'), []
-                if not space.has_ids():
+                dim, sharding = made._dim, made._sharding
+                if not 0 <= dim < want.dim() or sharding.total != want.size(dim):
+                    return Verdict('WRONG', f'result {i}: {sharding!r} in dimension {dim}'), []
+                if not sharding.has_ids():
                     return Verdict('WRONG', f'result {i}: rows without ids'), []
-                ids = space.ids(want.device)
+                ids = sharding.ids(want.device)
                 want = want.index_select(dim, ids)
                 if weight is not None:
                     weight = weight.index_select(dim, ids)

@@ -29,7 +29,7 @@ _RANDOM = """
     nn.functional.alpha_dropout nn.functional.dropout nn.functional.dropout2d
     nn.functional.dropout3d nn.functional.feature_alpha_dropout nn.functional.rrelu
     nn.functional.fractional_max_pool2d nn.functional.fractional_max_pool3d
-    binomial poisson random_ gumbel_softmax dropout1d feature_dropout
+    binomial poisson random_
     nn.functional.multi_head_attention_forward
     nn.functional.scaled_dot_product_attention
 """

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 from ranks import run_as_threads
-from rows_by_hand import as_rows, space_of
+from rows_by_hand import as_rows, sharding_of
 from torch import Tensor
 
 import pyg_sar
-from pyg_sar.comm import world_size
+from pyg_sar.comm.ranks import world_size
 
 N, WIDTH = 9, 3
 COUNTS = {1: [N], 3: [3, 0, 6]}
@@ -29,7 +29,7 @@ PROGRAMS: dict[str, Callable[[Any, Any, Tensor], Any]] = {
     'one number': lambda x, y, w: x + torch.tensor(2).type_as(x),
     'a matrix': lambda x, y, w: x @ torch.eye(WIDTH).type_as(x),
     'a softmax': lambda x, y, w: x * torch.softmax(w.type_as(y.double()), 0),
-    'labels of another space': lambda x, y, w: x[y > 1].sum() * y.type_as(x[y > 1]).sum(),
+    'labels of another sharding': lambda x, y, w: x[y > 1].sum() * y.type_as(x[y > 1]).sum(),
     'rows as a parameter': lambda x, y, w: y.type_as(w).mean() * x,
     'rows as rows of more dimensions': lambda x, y, w: y.to(x).unsqueeze(1) * x,
     'a slice of rows': lambda x, y, w: x[:2].type_as(y.double()).sum() * x,
@@ -48,7 +48,6 @@ PROGRAMS: dict[str, Callable[[Any, Any, Tensor], Any]] = {
     'any true': lambda x, y, w: x * torch._is_any_true(y == 3) + torch._is_any_true(y > 9),
     'equal': lambda x, y, w: x * torch.equal(y, torch.arange(N) % 4),
     'all close': lambda x, y, w: x * torch.allclose(x, x + 1e-12) + torch.allclose(x, x * 2),
-    'of one size': lambda x, y, w: x * x.is_same_size(torch.ones(N, WIDTH)) + y.is_same_size(w),
     'a distribution': lambda x, y, w: torch.distributions.Normal(x, w.exp()).log_prob(x * 2),
     'a distribution of classes': lambda x, y, w: torch.distributions.Categorical(
         logits=x
@@ -65,8 +64,8 @@ def _results(whole: bool) -> dict[str, list[Tensor]]:
         x = torch.linspace(-1, 2, N * WIDTH, dtype=torch.float64).view(N, WIDTH)
         y = torch.arange(N) % 4
         if not whole:
-            space = space_of(COUNTS[world_size()])
-            x, y = as_rows(x, space), as_rows(y, space)
+            sharding = sharding_of(COUNTS[world_size()])
+            x, y = as_rows(x, sharding), as_rows(y, sharding)
         x, w = x.requires_grad_(), torch.tensor([1.0, 2.0, 4.0], requires_grad=True)
         made = program(x, y, w)
         made.square().sum().backward()

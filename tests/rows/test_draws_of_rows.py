@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 from ranks import run_as_threads
-from rows_by_hand import as_rows, space_of
+from rows_by_hand import as_rows, sharding_of
 from torch import Tensor
 
 import pyg_sar
-from pyg_sar.comm import world_size
+from pyg_sar.comm.ranks import world_size
 
 N = 24
 COUNTS = {1: [N], 3: [9, 1, 14]}
@@ -45,7 +45,7 @@ def _drawn(whole: Tensor | None) -> dict[tuple[str, str], Tensor]:
         for name, draw in DRAWS.items():
             x = torch.arange(float(N)).view(-1, 1) + torch.zeros(N, 5)
             if whole is None:
-                x = as_rows(x, space_of(COUNTS[world_size()]))
+                x = as_rows(x, sharding_of(COUNTS[world_size()]))
             out[view, name] = pyg_sar.gather(draw(of(x)))
     return out
 

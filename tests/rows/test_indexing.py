@@ -217,6 +217,7 @@ def _sparse(data: Any) -> Tensor:
     return _whole(matrix.to_sparse_csr() @ data.x)
 
 
+@pytest.mark.filterwarnings('ignore:Sparse CSR tensor support')
 def test_compressed_matrix_of_edges(cut: tuple[int, str]) -> None:
     want = _sparse(_graph())
     for got in run_ranks(_on_ranks, cut[0], cut[1], _sparse):

@@ -136,7 +136,7 @@ def test_own_rows_are_taken_by_id(
 
 def _of_one_rank(root: str) -> str:
     data = pyg_sar.load_shard(root)
-    data.y = torch.zeros(int((assign(N, 3) == pyg_sar.comm.rank()).sum()))
+    data.y = torch.zeros(int((assign(N, 3) == pyg_sar.comm.ranks.rank()).sum()))
     with pytest.raises(ValueError, match=r"rows of the whole graph in 'y', 40 of them") as caught:
         pyg_sar.NeighborLoader(data, [2], batch_size=2)
     return str(caught.value)

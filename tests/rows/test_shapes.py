@@ -11,10 +11,10 @@ from ranks import run_as_threads
 from small_cases import Small, verdict
 from torch import Tensor
 
-from pyg_sar.comm import rank
-from pyg_sar.rows import Space, tag
-from pyg_sar.rows.rows import Rows
-from pyg_sar.rows.rules.moves.shapes import space_of_size
+from pyg_sar.comm.ranks import rank
+from pyg_sar.rows.rows import Rows, tag
+from pyg_sar.rows.shapes import sharding_of_size
+from pyg_sar.rows.sharding import Sharding
 
 ROWS = [
     Small('view', lambda x: x.view(x.size(0), -1), '[7,2,3]@0'),
@@ -28,44 +28,23 @@ ROWS = [
     Small('view_as', lambda x, y: x.view_as(y), '[7,6]@0 [7,2,3]@0'),
     Small('plain view_as', lambda x, y: x.view_as(y) * y, '[7,6] [7,2,3]@0'),
     Small('reshape', lambda x: x.t().reshape(3, 2, 7), '[7,6]@0'),
-    Small('flatten', lambda x: x.flatten(1), '[7,2,3]@0'),
-    Small('flatten of all', torch.flatten, '[7,2,3]@0'),
-    Small('ravel', torch.ravel, '[7,2]@0'),
-    Small('unflatten', lambda x: x.unflatten(-1, (2, -1)), '[7,6]@0'),
     Small('unflatten rows', lambda x: x.flatten().unflatten(0, (7, -1)), '[7,6]@0'),
     Small('one row', lambda x: x.view(-1, 2, 3).view(1, 6).view(-1), '[1,6]@0'),
     Small('no numbers', lambda x: x.reshape(7, 0, 2), '[7,0]@0'),
     Small('expand', lambda x: x.expand(4, -1, 2), '[7,1]@0'),
     Small('expand to the whole', lambda x: x.expand(x.size(0), 5), '[7,1]@0'),
-    Small('expand_as', lambda x, y: x.expand_as(y), '[7,1]@0 [7,3]'),
     Small('plain expand_as', lambda x, y: x.expand_as(y), '[3] [7,3]@0'),
-    Small('repeat', lambda x: x.repeat(2, 1, 3), '[7,2]@0'),
     Small('tile', lambda x: x.tile(3), '[7,2]@0'),
+    Small('hstack', lambda *a: torch.hstack(a), '[7,2]@0 [7,3]@0'),
+    Small('column_stack', lambda *a: torch.column_stack(a), '[7]@0 [7,3]@0'),
+    Small('dstack', lambda *a: torch.dstack(a), '[7,2,1]@0 [7,2,3]@0'),
     Small('repeat_interleave', lambda x: x.repeat_interleave(2, dim=0), '[7,2]@0'),
-    Small('repeat_interleave features', lambda x: x.repeat_interleave(2, 1), '[7,2]@0'),
     Small('repeat_interleave of all', lambda x: x.repeat_interleave(2), '[7,2]@0'),
     Small('repeats back', lambda x: x.repeat_interleave(2, 0).view(7, 2, 3).sum(1), '[7,3]@0'),
-    Small('unsqueeze', lambda x: x.unsqueeze(0) + x.unsqueeze(-3), '[7,2]@0'),
-    Small('squeeze', torch.squeeze, '[7,1]@0'),
     Small('squeeze a dimension', lambda x: x.squeeze(-1).squeeze(0), '[7,1]@0'),
     Small('in place', lambda x: (x * 1).unsqueeze_(1).transpose_(0, 1).squeeze_(0), '[7,2]@0'),
-    Small('permute', lambda x: x.permute(2, 0, 1).movedim(1, -1).adjoint(), '[7,2,3]@0'),
-    Small('swapaxes', lambda x: torch.swapaxes(x, 0, 1).moveaxis([0, 1], [2, 0]), '[7,2,3]@0'),
-    Small('t', lambda x: x.t(), '[7]@0'),
-    Small('narrow', lambda x: x.narrow(1, 1, 2), '[7,4]@0'),
-    Small('select', lambda x: x.select(-1, 2) + torch.select(x, 1, 0), '[7,4]@0'),
     Small('narrow to all', lambda x: x.narrow(0, 0, 7), '[7,4]@0'),
-    Small('chunk', lambda x: x.chunk(2, -1), '[7,4]@0'),
-    Small('split', lambda x: x.split([1, 3], 1), '[7,4]@0'),
-    Small('split sizes', lambda x: torch.split(x, 3, dim=1), '[7,4]@0'),
-    Small('hsplit', lambda x: x.hsplit(2), '[7,4]@0'),
-    Small('unbind', lambda x: x.unbind(1), '[7,4]@0'),
-    Small('unbind in front', lambda x: x.unbind(0), '[2,7,3]@1'),
-    Small('unfold', lambda x: x.unfold(1, 2, 1), '[7,4]@0'),
-    Small('stack', lambda x, y: torch.stack([x, y]), '[7,2]@0 [7,2]@0'),
     Small('stack of plain rows', lambda x, y: torch.stack([y, x], dim=-1), '[7,2]@0 [7,2]'),
-    Small('atleast', lambda x: torch.atleast_3d(x, x.unsqueeze(1)), '[7]@0'),
-    Small('complex', lambda x: torch.view_as_real(torch.view_as_complex(x)), '[7,3,2]@0'),
     Small('bits', lambda x: x.view(torch.int32), '[7,2]@0'),
     Small('new', lambda x: x.new_zeros(7, 2) + x.new_full((x.size(0), 1), 3), '[7,2]@0'),
 ]
@@ -89,8 +68,6 @@ REFUSED = [
     Small('unbind', list, '[7,2]@0'),
     Small('unfold', lambda x: x.unfold(0, 2, 1), '[7,2]@0'),
     Small('stack of turned', lambda x, y: torch.stack([x, y]), '[7,7]@0 [7,7]@1'),
-    Small('meshgrid', lambda x: torch.meshgrid(x, x, indexing='ij'), '[7]@0'),
-    Small('block_diag', torch.block_diag, '[7,2]@0'),
     Small('as_strided', lambda x: x.as_strided((2, 2), (1, 1)), '[7,2]@0'),
 ]
 
@@ -108,10 +85,10 @@ def test_refused(small: Small) -> None:
     assert verdict(small, has_empty=False).status == 'refused'
 
 
-def _cut(total: int = 3, **options: Any) -> tuple[Space, Any]:
+def _cut(total: int = 3, **options: Any) -> tuple[Sharding, Any]:
     ids = torch.tensor([[1, 0], [2, 4]])[rank()][: 2 if total > 3 else 2 - rank()]
-    space = Space(len(ids), what='nodes', ids=ids, total=total, **options)
-    return space, tag(torch.ones(len(ids), 2), 0, space)
+    sharding = Sharding(len(ids), what='nodes', ids=ids, total=total, **options)
+    return sharding, tag(torch.ones(len(ids), 2), 0, sharding)
 
 
 def _errors() -> list[str]:
@@ -131,16 +108,16 @@ def test_sizes_that_do_not_fit_are_named_on_all_ranks_alike() -> None:
 
 @on_threads(2)
 def test_new_tensors_are_of_the_only_space_of_their_size() -> None:
-    nodes = Space(1, what='nodes', ids=torch.tensor([rank()]), total=2)
-    space, x = _cut(neighbours=(nodes,))
-    assert space_of_size(x, [3, 9]) is space
-    assert space_of_size(x, [2]) is nodes
-    assert space_of_size(x, [4]) is None
-    assert space_of_size(x, []) is None
-    assert x.new_zeros(2, 5)._space is nodes
-    assert x.new_ones(x.size())._space is space
+    nodes = Sharding(1, what='nodes', ids=torch.tensor([rank()]), total=2)
+    sharding, x = _cut(neighbours=(nodes,))
+    assert sharding_of_size(x, [3, 9]) is sharding
+    assert sharding_of_size(x, [2]) is nodes
+    assert sharding_of_size(x, [4]) is None
+    assert sharding_of_size(x, []) is None
+    assert x.new_zeros(2, 5)._sharding is nodes
+    assert x.new_ones(x.size())._sharding is sharding
     for plain in (x.new_zeros(4), x.new_zeros(()), x.new_zeros(3, requires_grad=True)):
         assert not isinstance(plain, Rows)
-    twice = tag(torch.ones(1, 2), 0, Space(1, what='edges', total=2, neighbours=(nodes,)))
+    twice = tag(torch.ones(1, 2), 0, Sharding(1, what='edges', total=2, neighbours=(nodes,)))
     assert type(twice.new_zeros(2)) is Tensor  # may be meant for nodes or edges
     assert type(x.new_tensor([1.0, 2.0, 3.0])) is Tensor

@@ -44,28 +44,11 @@ def _results(data: Any) -> list[Tensor]:
 def _scattered(data: Any) -> list[Tensor]:
     import torch_scatter as ts
 
-    x, y = data.x.round(), data.y  # many are equal
-    row, col = data.edge_index
-    calls = []
-    for function in (ts.scatter_max, ts.scatter_min):
-        calls += [
-            lambda x, f=function: f(x, y, 0, dim_size=5),
-            lambda x, f=function: f(x[row], col, 0, dim_size=data.num_nodes),
-            lambda x, f=function: f(x[col], row, 0),
-            lambda x, f=function: f(x.t(), y),
-            lambda x, f=function: f(x, torch.tensor([0, 1, 1, 0, 2, 2]), 1),
-            lambda x, f=function: f(torch.where(x > 1, float('nan'), x), y, 0),
-            lambda x, f=function: f(torch.where(x > 0, -float('inf'), x), y, 0),
-            lambda x, f=function: f(x, torch.stack([y, y, 2 - y, y * 0, y, y], 1), 0),
-        ]
-    for function in (ts.scatter_softmax, ts.scatter_log_softmax):
-        calls += [
-            lambda x, f=function: f(x[row], col, 0),
-            lambda x, f=function: f(x[row], col, 0, dim_size=data.num_nodes),
-            lambda x, f=function: f(x, y, 0),
-        ]
-    calls += [lambda x: ts.scatter_std(x, y, 0), lambda x: ts.scatter(x, y, 0, reduce='max')]
-    return [result for call in calls for result in _with_gradient(call, x)]
+    calls = [
+        lambda x: ts.scatter_std(x, data.y, 0),
+        lambda x: ts.scatter(x, data.y, 0, reduce='mean'),
+    ]
+    return [result for call in calls for result in _with_gradient(call, data.x)]
 
 
 def _with_gradient(call: Callable[[Any], Any], x: Any) -> list[Tensor]:

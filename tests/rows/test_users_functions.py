@@ -15,7 +15,7 @@ from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 
 import pyg_sar
-from pyg_sar.rows.unasked import ask_for_rows
+from pyg_sar.rows.patches import ask_for_rows
 
 W = torch.linspace(0, 1, 8, dtype=torch.float64).view(4, 2)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 PROGRAM = """
-from pyg_sar.monitor.users_line import users_line, warn
+from pyg_sar.comm.errors import users_line, warn
 found = users_line()
 warn('as told')
 """

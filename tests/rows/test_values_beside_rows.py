@@ -16,7 +16,8 @@ from torch import Tensor
 from torch_geometric.nn import SAGEConv, SimpleConv
 
 import pyg_sar
-from pyg_sar.comm import agree, rank
+from pyg_sar.comm.ranks import rank
+from pyg_sar.comm.vote import agree
 
 
 class Scaled(SimpleConv):

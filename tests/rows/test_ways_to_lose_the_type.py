@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-import pickle
 from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
@@ -12,6 +11,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
+from names_calls import MAKERS
 from on_ranks import on_threads
 from ranks import run_as_threads
 from some_rows import N, X, rows
@@ -20,9 +20,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import pyg_sar
 from pyg_sar.rows.rows import Rows
-from pyg_sar.rows.unasked import ask_for_rows
-
-ask_for_rows()  # as load_shard does
 
 
 class Holder(torch.nn.Module):
@@ -39,31 +36,14 @@ def _data_of(x: Any) -> Any:
     return x
 
 
-def _set_data(x: Any) -> Any:
-    plain = torch.zeros(N, 4, dtype=x.dtype)
-    plain.data = x
-    return plain
-
-
-def double(x: Tensor) -> Tensor:
-    return 2 * x
-
-
 KEEPS: dict[str, Callable[[Any], Any]] = {
-    'torch.as_tensor': torch.as_tensor,
-    'torch.asarray': torch.asarray,
-    'torch.tensor': torch.tensor,
-    'torch.Tensor': torch.Tensor,
-    'torch.DoubleTensor': torch.DoubleTensor,
-    'torch.autograd.Variable': torch.autograd.Variable,
-    'plain.new': lambda x: torch.zeros(1, dtype=x.dtype).new(x),
-    'x.new': lambda x: x.new(x),
-    'plain.new_tensor': lambda x: torch.zeros(1, dtype=x.dtype).new_tensor(x),
+    **{
+        name: MAKERS[name]
+        for name in ('torch.as_tensor', 'torch.as_tensor dtype', 'copy.copy', 'copy.deepcopy')
+    },
     'x.data': lambda x: x.data,
     'x.data = y': _data_of,
     'x.type(dtype)': lambda x: x.type(torch.float64),
-    'copy.copy': copy.copy,
-    'copy.deepcopy': copy.deepcopy,
     'Parameter': lambda x: torch.nn.Parameter(x).detach(),
     'register_buffer': lambda x: Holder(x).x,
     'state_dict': lambda x: Holder(x).state_dict()['x'],
@@ -89,11 +69,7 @@ WHOLE: dict[str, Callable[[Any], Any]] = {
     'vjp': lambda x: torch.autograd.functional.vjp(lambda a: a.square().sum(0), x, X[0])[1],
     'type': lambda x: torch.tensor(x.type() == 'torch.DoubleTensor'),
     'a number of NumPy': lambda x: (np.float64(2) * x).sum(0),
-    'plain.data = x': _set_data,
     'plain += rows': lambda x: torch.zeros(N, 4, dtype=x.dtype).add_(x),
-    'torch.sparse.DoubleTensor': lambda x: torch.sparse.DoubleTensor(
-        torch.arange(N).repeat(2, 1), x[:, 0], torch.Size([N, N])
-    ).to_dense(),
     'torch.sparse_coo_tensor': lambda x: torch.sparse_coo_tensor(
         torch.arange(N).repeat(2, 1), x[:, 0], (N, N), check_invariants=True
     ).to_dense(),
@@ -109,9 +85,23 @@ WHOLE: dict[str, Callable[[Any], Any]] = {
     ).to_dense(),
 }
 
+_REFUSED = """
+    torch.asarray; torch.tensor; torch.tensor(data=); torch.Tensor; torch.autograd.Variable;
+    plain.new; plain.new_tensor; plain.data =; pickle; torch.save; plain.set_;
+    torch.nested.nested_tensor; torch.utils.dlpack.to_dlpack; torch.jit.script; torch.vmap;
+    torch.func.grad; register_multi_grad_hook; torch.func.vjp; torch.from_dlpack;
+    np.from_dlpack; np.asarray; np.array; np.add; list; sum; [*t]; reversed; in;
+    torch.tensor [t]; torch.func.jvp; torch.nested.as_nested_tensor; multiprocessing
+"""
 REFUSED: dict[str, Callable[[Any], Any]] = {
-    'pickle': pickle.dumps,
-    'torch.save': lambda x: torch.save(x, io.BytesIO()),
+    **{name.strip(): MAKERS[name.strip()] for name in _REFUSED.split(';')},
+    'x.new': lambda x: x.new(x),
+    'torch.DoubleTensor': torch.DoubleTensor,
+    'torch.sparse.DoubleTensor': lambda x: torch.sparse.DoubleTensor(
+        torch.arange(N).repeat(2, 1), x[:, 0], torch.Size([N, N])
+    ),
+    'x.real = y': lambda x: setattr(x, 'real', X),
+    'plain.real = x': lambda x: setattr(X.clone(), 'real', x),
     'save of a state_dict': lambda x: torch.save(Holder(x).state_dict(), io.BytesIO()),
     'untyped_storage': lambda x: x.untyped_storage(),
     'storage': lambda x: x.storage(),
@@ -119,40 +109,16 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
     'share_memory_': lambda x: x.share_memory_(),
     'as_subclass': lambda x: x.as_subclass(Tensor),
     'set_': lambda x: x.set_(X),
-    'plain.set_': lambda x: torch.zeros(1, dtype=x.dtype).set_(x),
-    'nested_tensor': lambda x: torch.nested.nested_tensor([x]),
-    'to_dlpack': torch.utils.dlpack.to_dlpack,
-    'a script function': lambda x: torch.jit.script(double)(x),
-    'vmap': lambda x: torch.vmap(double)(x),
-    'torch.func.grad': lambda x: torch.func.grad(lambda a: a.square().sum())(x),
-    'register_multi_grad_hook': lambda x: torch.autograd.graph.register_multi_grad_hook(
-        [2 * x.requires_grad_()], print
-    ),
-    'torch.func.vjp': lambda x: torch.func.vjp(double, x),
-    'torch.from_dlpack': torch.from_dlpack,
-    'np.from_dlpack': np.from_dlpack,
-    'np.asarray': np.asarray,
-    'np.array': np.array,
-    'a function of NumPy': lambda x: np.add(x, 1),
     'numpy': lambda x: x.numpy(force=True),
     'tolist': lambda x: x.tolist(),
-    'list': list,
-    'sum': sum,
-    'unpacking': lambda x: [*x],
-    'reversed': reversed,
-    'in': lambda x: 3.0 in x,
     'float of rows': lambda x: float(x[:, 0]),
     'bool of rows': lambda x: bool((x > 0).all(1)),
     'x.new_tensor': lambda x: x.new_tensor(x),
-    'torch.tensor of a list of rows': lambda x: torch.tensor([x, x]),
     'a script module': lambda x: torch.jit.script(torch.nn.Linear(4, 2).double())(x),
     'torch.jit.trace': lambda x: torch.jit.trace(lambda a: (2 * a).sum(0), (x,)),
     'rows inside of vmap': lambda x: torch.vmap(lambda w: x @ w)(torch.ones(3, 4, 2).double()),
     'rows inside of torch.func.grad': lambda x: torch.func.grad(lambda w: (x @ w).sum())(X[0]),
-    'torch.func.jvp': lambda x: torch.func.jvp(lambda a: a.sum(0), (x,), (x,)),
     'to_sparse': lambda x: x.to_sparse(),
-    'as_nested_tensor': lambda x: torch.nested.as_nested_tensor([x]),
-    'multiprocessing': lambda x: torch.multiprocessing.reductions.reduce_tensor(x),
 }
 
 REFUSED_BY_TORCH: dict[str, Callable[[Any], Any]] = {
@@ -173,10 +139,10 @@ def test_stays_rows(name: str) -> None:
     out = KEEPS[name](x)
     assert type(out) is Rows or isinstance(out, torch.nn.Parameter)
     assert torch.equal(pyg_sar.gather(out), X)
-    assert out._space is x._space
+    assert out._sharding is x._sharding
 
 
-@pytest.mark.filterwarnings('ignore:torch.sparse.SparseTensor')
+@pytest.mark.filterwarnings('ignore:torch.sparse.SparseTensor', 'ignore:Sparse CSR tensor support')
 @pytest.mark.parametrize('name', WHOLE)
 @pytest.mark.parametrize('world_size', [1, 3])
 @on_threads(3)

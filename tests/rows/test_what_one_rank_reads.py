@@ -1,4 +1,4 @@
-"""What a program reads of rows on one rank alone, as it prints on rank 0; what spaces remember."""
+"""What a program reads of rows on one rank alone, as it prints on rank 0, and what is kept."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from some_rows import N, X, rows
 from torch_geometric.utils import degree
 
 import pyg_sar
-from pyg_sar.comm import rank
+from pyg_sar.comm.ranks import rank
 
 
 @on_ranks(3, by='threads')
@@ -38,7 +38,7 @@ def test_shapes_are_known_without_asking(data: Any) -> None:
             assert f'{each}' == repr(each)
             assert each.shape == each.size()
             assert each.numel() == each.shape.numel()
-            assert each.size(each._dim) == each._space.total
+            assert each.size(each._dim) == each._sharding.total
             assert len(each) == each.shape[0]
     assert found[0].shape[0] == int(pyg_sar.gather(x)[:, 0].gt(0).sum())
     assert [each.sum().item() for each in found if each.is_floating_point()]
@@ -46,18 +46,18 @@ def test_shapes_are_known_without_asking(data: Any) -> None:
 
 @on_threads(3)
 def test_no_more_spaces_from_step_to_step() -> None:
-    x, spaces, sums = rows(), [], []
+    x, shardings, sums = rows(), [], []
     for step in range(30):
         chosen = x[x[:, 0] > (step - 15) / 10]
         again = x[x[:, 0] > (step - 15) / 10]
         both = torch.cat([x, chosen])
         loops = torch.cat([x, torch.ones(step + 1, 4, dtype=x.dtype)])
         wide = x[:, :1].expand(N, step + 2).reshape(-1)
-        spaces += [weakref.ref(each._space) for each in (chosen, again, both, loops, wide)]
+        shardings += [weakref.ref(each._sharding) for each in (chosen, again, both, loops, wide)]
         sums.append(float(both.sum() + loops.sum() + (chosen - again).abs().sum()))
     del chosen, again, both, loops, wide
     gc.collect()
-    assert sum(each() is not None for each in spaces) < len(spaces) / 2
+    assert sum(each() is not None for each in shardings) < len(shardings) / 2
     for step, found in enumerate(sums):
         right = X[X[:, 0] > (step - 15) / 10].sum() + 2 * X.sum() + 4 * (step + 1)
         torch.testing.assert_close(found, float(right))

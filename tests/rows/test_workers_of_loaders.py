@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from torch_geometric.nn import SAGEConv
 
 import pyg_sar
-from pyg_sar.comm import rank
+from pyg_sar.comm.ranks import rank
 
 
 def _chosen(data: Any) -> Any:

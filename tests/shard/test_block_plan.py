@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import functools
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from few import few
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from small_graphs import cut, small_graph
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.utils import add_remaining_self_loops, add_self_loops, remove_self_loops
 
+import pyg_sar
 from pyg_sar import partition_graph
-from pyg_sar.shard.bags import Bags
+from pyg_sar.shard import csr as segments
+from pyg_sar.shard.blocks import PLANS, Block, Plan, plan_of
+from pyg_sar.shard.csr import Segments
 from pyg_sar.shard.edges import ShardEdges
-from pyg_sar.shard.plan import PLANS, Block, Plan, plan_of
-from pyg_sar.shard.read.read_shard import read_shard
+from pyg_sar.shard.read_shard import read_shard
+from pyg_sar.shard.vertex_cover import vertex_cover
 
 LAYOUTS = [(1, 1), (1, 3), (2, 2), (3, 3), (2, 4), (2, 6), (4, 4)]
 """World sizes and numbers of parts."""
@@ -81,22 +80,24 @@ def _check_plan(plan: Plan, edge_index: Tensor) -> None:
         assert torch.equal(block.edge_index, torch.stack([src - start, dst]))
         assert bool((dst.diff() >= 0).all())
         found = block.span(torch.arange(num_edges))
-        _check_bags(block.by_dst, found, places, edge_index[1], edge_index[0] - start)
-        _check_bags(block.by_src, found, places, edge_index[0] - start, edge_index[1])
+        _check_segments(block.by_dst, found, places, edge_index[1], edge_index[0] - start)
+        _check_segments(block.by_src, found, places, edge_index[0] - start, edge_index[1])
         assert (block.by_dst.num_rows, block.by_src.num_rows) == (shard.num_own, block.num_rows)
     assert sorted(seen) == list(range(num_edges))
     degree = [edge_index[1].tolist().count(node) for node in range(shard.num_own)]
     assert plan.in_degree.tolist() == degree
 
 
-def _check_bags(bags: Bags, found: Tensor, places: list[int], rows: Tensor, cols: Tensor) -> None:
+def _check_segments(
+    segments: Segments, found: Tensor, places: list[int], rows: Tensor, cols: Tensor
+) -> None:
     """Every entry is an edge of the block, with the edge's row and column."""
-    keys = torch.arange(bags.num_rows) if bags.keys is None else bags.keys
-    row = torch.repeat_interleave(keys, bags.ptr.diff().long())
-    edges = found if bags.perm is None else found[bags.perm]
+    keys = torch.arange(segments.num_rows) if segments.keys is None else segments.keys
+    row = torch.repeat_interleave(keys, segments.ptr.diff().long())
+    edges = found if segments.perm is None else found[segments.perm]
     assert edges.sort().values.tolist() == sorted(places)
     assert torch.equal(row, rows[edges])
-    assert torch.equal(bags.columns.long(), cols[edges])
+    assert torch.equal(segments.columns.long(), cols[edges])
 
 
 @pytest.mark.parametrize('derived', few(DERIVED))
@@ -106,25 +107,6 @@ def test_blocks_partition_the_edges(shards, derived):
         edge_index = DERIVED[derived](data.edge_index.handle.ids, shard.num_own)
         handle = ShardEdges(edge_index, shard, is_whole=derived in ('whole', 'clone'))
         _check_plan(plan_of(handle), edge_index)
-
-
-@functools.cache
-def _four_parts() -> list[ShardEdges]:
-    with tempfile.TemporaryDirectory() as folder:
-        root = cut(small_graph(), 4, Path(folder) / 'parts')
-        shards = [read_shard(root, rank, 2) for rank in range(2)]
-        handles = [data.edge_index.handle for data in shards]
-        return [handle.with_ids(handle.ids.clone()) for handle in handles]
-
-
-@given(st.data())
-@settings(max_examples=40, deadline=None)
-def test_any_selection_in_any_order(data):
-    """Edges dropped, repeated and shuffled."""
-    handle = data.draw(st.sampled_from(_four_parts()))
-    places = data.draw(st.lists(st.integers(0, handle.num_edges - 1), max_size=60))
-    derived = handle.with_ids(handle.ids[:, torch.tensor(places, dtype=torch.int64)])
-    _check_plan(plan_of(derived), derived.ids)
 
 
 @pytest.mark.parametrize('derived', few(['permuted', 'whole', 'loops added', 'no edges'], every=4))
@@ -232,3 +214,87 @@ def test_more_destinations_than_sources(tmp_path):
             src, dst = block.edge_index
             found[:, block.edges] = torch.stack([src + block.start, dst])
         assert torch.equal(found, derived)
+
+
+# Which rows and sums of a block travel
+
+
+@pytest.mark.parametrize('num_edges', [20, 60, 200, 600])
+def test_drawn_graphs(num_edges: int) -> None:
+    """At most 10 % larger than a largest matching, which no cover is smaller than."""
+    generator = torch.Generator().manual_seed(num_edges)
+    src, dst = (torch.rand(2, num_edges, generator=generator).square() * 60).long()
+    is_src, is_dst = vertex_cover(src, dst, 60, 60)
+    assert bool((is_src[src] | is_dst[dst]).all())
+    matching = _matching(src.tolist(), dst.tolist())
+    assert matching <= int(is_src.sum() + is_dst.sum()) <= 1.1 * matching
+
+
+def _matching(src: list[int], dst: list[int]) -> int:
+    """The size of a largest matching, by augmenting paths."""
+    ends: dict[int, list[int]] = {}
+    for s, d in zip(src, dst, strict=True):
+        ends.setdefault(s, []).append(d)
+    source_of: dict[int, int] = {}
+
+    def matched(s: int, seen: set[int]) -> bool:
+        for d in ends[s]:
+            if d not in seen:
+                seen.add(d)
+                if d not in source_of or matched(source_of[d], seen):
+                    source_of[d] = s
+                    return True
+        return False
+
+    return sum(matched(s, set()) for s in ends)
+
+
+# Blocks of more edges than 32 bits count
+
+LIMIT = 12
+TWO_CLIQUES = torch.cartesian_prod(torch.arange(4), torch.arange(4)).t()
+TWO_CLIQUES = TWO_CLIQUES[:, TWO_CLIQUES[0] != TWO_CLIQUES[1]]
+TWO_CLIQUES = torch.cat([TWO_CLIQUES, TWO_CLIQUES + 4], dim=1)
+"""12 edges each."""
+
+HALVES = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
+
+
+@pytest.fixture
+def small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, 'MAX_EDGES', LIMIT)
+
+
+def _graph(edge_index: torch.Tensor = TWO_CLIQUES) -> Data:
+    return Data(edge_index=edge_index, num_nodes=8)
+
+
+@pytest.mark.usefixtures('small_limit')
+def test_a_block_that_is_cut(tmp_path):
+    message = r'expected at most 12 edges .*\(got 24\); use more parts'
+    with pytest.raises(ValueError, match=message):
+        partition_graph(_graph(), 1, tmp_path / 'one')
+    assert list(tmp_path.iterdir()) == []
+    partition_graph(_graph(), 2, tmp_path / 'two', method=HALVES)
+    one_more = torch.cat([TWO_CLIQUES, torch.tensor([[5], [5]])], dim=1)
+    with pytest.raises(ValueError, match=r'\(got 13\); use more parts'):
+        partition_graph(_graph(one_more), 2, tmp_path / 'more', method=HALVES)
+    assert [path.name for path in tmp_path.iterdir()] == ['two']
+
+
+def test_a_block_that_is_loaded(tmp_path, monkeypatch):
+    """One process that holds both parts has the blocks of both."""
+    both = torch.cat([TWO_CLIQUES, torch.tensor([[0], [4]])], dim=1)
+    partition_graph(_graph(both), 2, tmp_path / 'two', method=HALVES)
+    monkeypatch.setattr(segments, 'MAX_EDGES', LIMIT)
+    with pytest.raises(ValueError, match=r'\(got 13\); use more parts'):
+        pyg_sar.local(pyg_sar.load_shard(tmp_path / 'two'))
+
+
+@pytest.mark.usefixtures('small_limit')
+def test_a_block_with_self_loops():
+    """Of an edge_index that a conv has added self loops to."""
+    ids = torch.zeros(LIMIT, dtype=torch.int64)
+    assert segments.make_segments(ids, ids, 1).ptr.tolist() == [0, LIMIT]
+    with pytest.raises(ValueError, match=r'\(got 13\); use more parts'):
+        segments.make_segments(torch.zeros(13).long(), torch.zeros(13).long(), 1)

@@ -18,9 +18,9 @@ from torch_geometric.utils import add_remaining_self_loops, add_self_loops, degr
 
 import pyg_sar
 from pyg_sar import SARConv
+from pyg_sar.shard.blocks import plan_of
 from pyg_sar.shard.edges import LocalEdges, ShardEdges, kept_on
-from pyg_sar.shard.plan import plan_of
-from pyg_sar.shard.read.read_shard import read_shard
+from pyg_sar.shard.read_shard import read_shard
 
 
 @pytest.fixture
@@ -88,10 +88,10 @@ def test_other_edges_of_the_shard(handle):
 def test_kept_until_written_to(handle):
     made = [kept_on(handle, 'key', object) for _ in range(2)]
     assert made[0] is made[1]
-    assert kept_on(handle, 'key', object, space=1) is not made[0]
-    kept = kept_on(handle, 'key', object, space=1)
+    assert kept_on(handle, 'key', object, sharding=1) is not made[0]
+    kept = kept_on(handle, 'key', object, sharding=1)
     handle.ids[:, 0] = 0
-    assert kept_on(handle, 'key', object, space=1) is not kept
+    assert kept_on(handle, 'key', object, sharding=1) is not kept
     with torch.inference_mode():
         unseen = handle.with_ids(handle.ids.clone(), is_whole=True)
     assert unseen.is_whole
@@ -223,24 +223,3 @@ def test_an_edge_index_of_pyg_in_a_layer(single):
     conv = SARConv(SAGEConv(6, 4)).double()
     out = conv(single.x, EdgeIndex(single.edge_index))
     assert_close(out, conv(single.x, single.edge_index))
-
-
-def _utilities(edge_index: Tensor, num_nodes: int) -> dict[str, Tensor]:
-    generator_state = torch.get_rng_state()
-    torch.manual_seed(5)
-    out = {
-        'add_self_loops': add_self_loops(edge_index, num_nodes=num_nodes)[0],
-        'add_remaining_self_loops': add_remaining_self_loops(edge_index, num_nodes=num_nodes)[0],
-        'dropout_edge': dropout_edge(edge_index, p=0.5)[0],
-        'dropout_edge in evaluation': dropout_edge(edge_index, p=0.5, training=False)[0],
-    }
-    torch.set_rng_state(generator_state)
-    return out
-
-
-def test_utilities_in_a_layer(single):
-    plain = SAGEConv(6, 4).double()
-    conv = SARConv(copy.deepcopy(plain))
-    for edge_index in _utilities(single.edge_index, single.num_nodes).values():
-        want = plain(single.x, pyg_sar.gather(edge_index) + 0)
-        assert_close(conv(single.x, edge_index), want)

@@ -14,10 +14,10 @@ import torch
 from torch_geometric.data import Data
 
 from pyg_sar.checkpoint.files import read_state
-from pyg_sar.checkpoint.tables import map_npy
-from pyg_sar.partitioner.methods.given import _read
-from pyg_sar.partitioner.sources.sources import load_source
-from pyg_sar.shard.format.tensor_file import load_plain, load_tensors
+from pyg_sar.checkpoint.row_files import map_npy
+from pyg_sar.partition.given import _read
+from pyg_sar.partition.sources import load_source
+from pyg_sar.shard.files import load_plain, load_tensors
 
 READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     'a saved graph': ('graph.pt', load_source),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pyg_sar.shard.rows_at import add_rows_at, add_runs_at, rows_at, write_rows_at
+from pyg_sar.shard.index_rows import add_rows_at, add_runs_at, rows_at, write_rows_at
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64]
 SHAPES = [(), (1,), (2,), (3,), (4,), (2, 2), (4, 1), (5,), (8,), (0,)]

@@ -465,7 +465,7 @@ _LOADER = (
 )
 _ALL = 'all neighbours; '
 _WORKERS = "{'batch_size': 1024, 'num_workers': 6, 'persistent_workers': True}"
-_MEAN = "pyg_sar.mean_of_batches(F.cross_entropy(out, y, reduction='none'))"
+_MEAN = "pyg_sar.loader.mean_of_batches(F.cross_entropy(out, y, reduction='none'))"
 
 _PADDING = (
     'its attention counts padding, as long as the largest tree of a batch, '
@@ -497,11 +497,12 @@ LOADERS = [
             (", 'num_workers': 6, 'persistent_workers': True", ''),
             (
                 'loss = F.cross_entropy(y_hat, y)',
-                "loss = pyg_sar.mean_of_batches(F.cross_entropy(y_hat, y, reduction='none'))",
+                'loss = pyg_sar.loader.mean_of_batches('
+                "F.cross_entropy(y_hat, y, reduction='none'))",
             ),
             (
                 'total_loss += float(loss) * batch.batch_size',
-                'y_hat, y = map(pyg_sar.gather_batches, (y_hat, y))\n'
+                'y_hat, y = map(pyg_sar.loader.gather_batches, (y_hat, y))\n'
                 '        total_loss += float(loss) * len(y)',
             ),
             ('total_examples += batch.batch_size', 'total_examples += len(y)'),
@@ -522,7 +523,7 @@ LOADERS = [
                 ('loss = F.cross_entropy(out, y)', 'loss = ' + _MEAN),
                 (
                     'total_correct += int((pred == y).sum())',
-                    'pred, y = map(pyg_sar.gather_batches, (pred, y))\n'
+                    'pred, y = map(pyg_sar.loader.gather_batches, (pred, y))\n'
                     '        total_correct += int((pred == y).sum())',
                 ),
             ),

@@ -1,1 +1,0 @@
-"""The autograd Functions: weighted sums, recomputed messages, chunks of destinations, halo."""

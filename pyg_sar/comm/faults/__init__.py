@@ -1,1 +1,0 @@
-"""A rank that fails, is lost or is silent ends the others with a reason."""

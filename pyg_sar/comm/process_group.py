@@ -1,0 +1,290 @@
+"""The comm of a default process group of ``torch.distributed``.
+
+Exchanges use a group of their own, so they never meet the collectives of the user.
+
+Messages of different sizes must not meet: gloo ends the process then. So every collective begins
+with a gather of 72 bytes of every rank: a code of what the operation is, where it is done and what
+it moves, a small number of the operation's own, up to 56 bytes to be summed, and a checksum of the
+plain values that have met rows (:mod:`pyg_sar.comm.plain_values`). A decision of a layer, and the
+sum of a loss, are this message and nothing else. A larger sum that follows in every step, as that
+of gradients does, is announced by the message before it (:mod:`pyg_sar.comm.sums`).
+Messages between two ranks carry the code as their tag, so those of different layers never meet.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import threading
+import weakref
+import zlib
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import partial
+from traceback import clear_frames
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pyg_sar.comm.comm import Work
+from pyg_sar.comm.connection import Connection, meet, new_group, timeout_of
+from pyg_sar.comm.errors import at_location, location
+from pyg_sar.comm.faults import Reports, RootCause, TransferWatch, for_reports
+from pyg_sar.comm.shared_memory import Landing, SharedMemory, allocated, compute_first, find_shared
+from pyg_sar.comm.sums import Announced, sum_as_gloo_does
+from pyg_sar.utils.tensor_state import as_bytes
+
+_SHORT = 512
+"""Bytes of a text that needs no further messages."""
+
+_CLASS = re.compile(r' ?\(\w+\)')
+_NUMBER_BITS = 24
+_WORDS = 9  # of 8 bytes: code and number, what is summed, and a checksum
+_numbers = itertools.count()
+
+
+class GroupComm(Connection):
+    """A rank of the default process group; connected at the first use (collective)."""
+
+    summed_bytes = 8 * (_WORDS - 2)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.world = weakref.ref(dist.group.WORLD)
+        self.timeout: timedelta | None = None
+        self._devices: set[torch.device] = set()
+        self._watch: TransferWatch | None = None
+        self._announced = Announced()
+        self._shared = SharedMemory()
+
+    def connect(self) -> None:
+        """Makes the group."""
+        limit = self.timeout or timeout_of(dist.group.WORLD)
+        self.seconds = limit.total_seconds() if limit is not None else float('inf')
+        if self.group is None:
+            store = dist.distributed_c10d._get_default_store()
+            self.reports = Reports(store, f'pyg_sar/{next(_numbers)}', self.rank, self.size)
+        try:
+            meet(self.group)
+            self.group = new_group(limit)
+            # A rank that closed it now would end those that are still connecting.
+            meet(self.group)
+            self._small = torch.device('cpu')
+            types: Sequence[torch.device] = self.group._device_types
+            if types and self._small not in types:
+                self._small = types[0]
+            self._shared = find_shared(
+                self.rank, lambda own: self.all_gather(own.to(self._small)).cpu(), self.seconds
+            )
+            if self._shared.pids:
+                compute_first()
+        except RuntimeError as error:
+            clear_frames(error.__traceback__)
+            raise self.lost(error.with_traceback(None), 'connecting the ranks', None) from error
+        self._watch = TransferWatch(self._lost_on_device, self.seconds - for_reports(self.seconds))
+        self._devices = set()
+
+    def set_timeout(self, timeout: timedelta | None) -> None:
+        """See :meth:`Comm.set_timeout` (collective if it is another time)."""
+        if timeout is None or timeout == self.timeout:
+            return
+        self.check('an exchange')
+        self.timeout, before, watch = timeout, self.group, self._watch
+        self.connect()
+        assert watch is not None
+        watch.close()
+        dist.destroy_process_group(before)
+
+    def connect_devices(self, device: torch.device) -> None:
+        """See :meth:`Comm.connect_devices`.
+
+        NCCL connects all ranks in their first operation, and two ranks in their first transfer. The
+        host waits for that in C: within an exchange it would wait for ranks without rows, or lost.
+        """
+        if device in self._devices:
+            return
+        self.check('an exchange')
+        if not self.goes_by_host(device):
+            with self.guard('connecting the devices of the ranks'):
+                numbers, ones = torch.zeros(self.size, device=device), [1] * self.size
+                self.all_reduce(numbers)
+                self.all_to_all(numbers.clone(), numbers, ones, ones)
+        self._devices.add(device)
+
+    def _lost_on_device(self, error: Exception, operation: str) -> None:
+        """Ends the group after a lost transfer, in the watching thread; `check` waits for it."""
+        self._verdict = threading.current_thread()
+        self.lost(error, operation, None)
+
+    def close(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+        if self.error is not None:
+            self._shared.forget()
+        super().close()
+
+    def goes_by_host(self, device: torch.device, group: dist.ProcessGroup | None = None) -> bool:
+        if device.type == 'cpu':
+            return True
+        return bool((group or self.group or self._opened())._get_backend(device).name() == 'gloo')
+
+    def sum_alike(
+        self, tag: str, *, number: int = 0, state: str = '', summed: Tensor | None = None
+    ) -> int | None:
+        """See :meth:`Comm.sum_alike`; one message of 72 bytes."""
+        # Without the class of the layer: the comparison of forwards has it.
+        same = f'{tag} in {_CLASS.sub("", location())}'
+        same += self._announced.by(self, same)
+        code = zlib.crc32((same + state).encode())
+        record = torch.zeros(_WORDS, dtype=torch.int64)
+        record[0] = code << _NUMBER_BITS | number
+        if summed is not None:
+            record[1:].view(torch.uint8)[: summed.nbytes] = as_bytes(summed)
+        record[-1] = self.met.checksum
+        records = self.all_gather(record.to(self._small)).cpu()
+        heads = records[:, 0].tolist()
+        if all(head >> _NUMBER_BITS == code for head in heads):
+            self._compare_met(records[:, -1].tolist())
+            if summed is not None:
+                rows = records[:, 1:].contiguous().view(torch.uint8)[:, : summed.nbytes]
+                numbers = [row.clone().view(summed.dtype) for row in rows]
+                summed.copy_(sum_as_gloo_does(numbers).view(summed.shape))
+            return sum(head % (1 << _NUMBER_BITS) for head in heads)
+        own = f'{zlib.crc32(same.encode())} {at_location(tag)}'
+        texts = self._texts(own.encode(), _SHORT)
+        codes, said = zip(*(t.decode(errors='replace').split(' ', 1) for t in texts), strict=True)
+        rank = next((r for r, code in enumerate(codes) if code != codes[self.rank]), None)
+        if rank is None:
+            self._compare_met(records[:, -1].tolist())
+            return None
+        reason = f'rank {rank} is at {said[rank].strip()}: run the same lines on every rank'
+        error = self._error(rank, self.operation, reason)
+        self.reports.write(RootCause(rank, doing=at_location(tag)))
+        self.end(error)
+        raise error
+
+    def _compare_met(self, checksums: list[int]) -> None:
+        """Raises if plain values that have met rows differ; two messages if checksums do."""
+        if len({*checksums}) == 1:
+            self.met.clear()
+            return
+        self.met.compare(self._long_texts(self.met.encoded()), self.rank)
+
+    def sum_large(self, tag: str, tensor: Tensor) -> None:
+        """See :meth:`Comm.sum_large`; one message if it is announced, else two."""
+        self._announced.sum_by(self, tag, tensor)
+
+    def gather_texts(self, text: bytes, what: str) -> list[bytes]:
+        """See :meth:`Comm.gather_texts`: a number and one all-gather, two if one is not short."""
+        if self.sum_alike(what, number=len(text) > _SHORT):
+            return self._long_texts(text)
+        return self._texts(text, _SHORT)
+
+    def _long_texts(self, text: bytes) -> list[bytes]:
+        lengths = self.all_gather(torch.tensor(len(text), device=self._small))
+        return self._texts(text, int(lengths.max()))
+
+    def _texts(self, text: bytes, size: int) -> list[bytes]:
+        own = torch.frombuffer(bytearray(text.ljust(size)[:size]), dtype=torch.uint8)
+        return [t.numpy().tobytes() for t in self.all_gather(own.to(self._small)).cpu()]
+
+    def allocate(self, num_bytes: int, device: torch.device) -> Tensor:
+        is_read = device.type == 'cpu' and self._shared.pids
+        return allocated(num_bytes) if is_read else super().allocate(num_bytes, device)
+
+    def start_send_recv(
+        self,
+        received: Sequence[Tensor],
+        recv_rank: int,
+        sent: Sequence[Tensor],
+        send_rank: int,
+        tag: str,
+    ) -> tuple[list[Work], list[Work]]:
+        """See :meth:`Comm.start_send_recv`.
+
+        Receives come first: a send completes early only if its receive is posted already.
+        """
+        shared = self._shared.pids
+        is_read = recv_rank in shared and bool(received) and received[0].device.type == 'cpu'
+        is_lent = send_rank in shared and bool(sent) and sent[0].device.type == 'cpu'
+        if is_read:
+            come = [torch.empty(len(received), 4, dtype=torch.int64)]
+        else:
+            come = [self._carried(t) for t in received]
+        go = [self._shared.send(sent, send_rank)] if is_lent else [self._filled(t) for t in sent]
+        if not come and not go:
+            return [], []
+        group, code = self.group or self._opened(), zlib.crc32(tag.encode()) >> 1
+        ops = [dist.P2POp(dist.irecv, t, recv_rank, group, code) for t in come]
+        ops += [dist.P2POp(dist.isend, t, send_rank, group, code) for t in go]
+        # NCCL gives one for all.
+        works: list[Work] = [*dist.batch_isend_irecv(ops)]
+        device = ops[0].tensor.device
+        for work in works if device.type != 'cpu' else ():
+            self._see(work, device)
+        coming, going = works[: len(come)], works[len(come) :]
+        if is_read:
+            read = partial(self._shared.receive, come[0], recv_rank, received)
+            return [Landing(coming[0], read)], going
+        for i, (message, tensor) in enumerate(zip(come, received, strict=True)):
+            if message.device != tensor.device:
+                to_device = partial(tensor.copy_, message, non_blocking=True)
+                coming[i] = Landing(coming[i], to_device)
+        return coming, going
+
+    def all_to_all(
+        self, received: Tensor, sent: Tensor, recv_sizes: list[int], send_sizes: list[int]
+    ) -> None:
+        group, sizes = self.group or self._opened(), (recv_sizes, send_sizes)
+        self._await(
+            dist.all_to_all_single(received, sent, *sizes, group=group, async_op=True), sent
+        )
+
+    def all_reduce(self, tensor: Tensor, group: dist.ProcessGroup | None = None) -> None:
+        chosen = group or self.group or self._opened()
+        self._await(dist.all_reduce(tensor, group=chosen, async_op=True), tensor, group)
+
+    def all_gather(self, own: Tensor) -> Tensor:
+        group, out = self.group or self._opened(), own.new_empty(self.size, *own.shape)
+        self._await(dist.all_gather(list(out.unbind()), own, group=group, async_op=True), own)
+        return out
+
+    def broadcast(self, tensor: Tensor) -> None:
+        if self._announced.coming:
+            self._announced.leave_out(self)
+        group = self.group or self._opened()
+        sent = tensor if self.goes_by_host(tensor.device) else self._carried(tensor)
+        self._await(dist.broadcast(sent, src=0, group=group, async_op=True), tensor)
+
+    def _opened(self) -> dist.ProcessGroup:
+        """The group, connected at the first use; raises ExchangeError if it has ended meanwhile."""
+        self.check(self.operation)
+        assert self.group is not None
+        return self.group
+
+    def _await(self, work: Any, tensor: Tensor, group: dist.ProcessGroup | None = None) -> None:
+        """Waits for a collective; under NCCL the stream of the device waits, and not the host."""
+        if tensor.device.type != 'cpu' and group is None:
+            self._see(work, tensor.device)
+        work.wait()
+
+    def _see(self, work: Any, device: torch.device) -> None:
+        """Watches a transfer between devices, whose own wait reports no lost rank."""
+        if self._watch is not None and not self.goes_by_host(device):
+            self._watch.add(work, self.operation)
+
+    def _carried(self, tensor: Tensor) -> Tensor:
+        """The tensor that the backend carries for a contiguous one."""
+        if tensor.device.type == 'cpu':
+            return tensor
+        if self.goes_by_host(tensor.device):  # gloo takes every address for one of the host
+            return torch.empty(tensor.shape, dtype=tensor.dtype, device='cpu', pin_memory=True)
+        return as_bytes(tensor)  # NCCL does not know all dtypes
+
+    def _filled(self, tensor: Tensor) -> Tensor:
+        """What the backend sends for a contiguous tensor."""
+        carried = self._carried(tensor)
+        return carried if carried.device == tensor.device else carried.copy_(tensor)

@@ -1,1 +1,0 @@
-"""Ranks as processes, joined by ``torch.distributed``."""

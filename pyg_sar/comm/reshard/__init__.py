@@ -1,1 +1,0 @@
-"""Shards from other shards: derived and reversed edges."""

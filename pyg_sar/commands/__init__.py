@@ -1,1 +1,0 @@
-"""Shared by the command-line programs: options, errors, tables, and models of the user."""

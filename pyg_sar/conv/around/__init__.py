@@ -1,1 +1,0 @@
-"""Functions that a conv's own forward calls outside of messages."""

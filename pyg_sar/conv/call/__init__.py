@@ -1,1 +1,0 @@
-"""One call of ``propagate`` or ``edge_updater`` on a cut graph."""

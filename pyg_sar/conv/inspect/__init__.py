@@ -1,1 +1,0 @@
-"""Finds out what a message does before it runs on the graph."""

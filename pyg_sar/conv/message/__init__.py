@@ -1,1 +1,0 @@
-"""PyG's message and aggregation code, run on pieces of the graph."""

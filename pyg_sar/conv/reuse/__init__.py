@@ -1,1 +1,0 @@
-"""Results that are not computed or sent again."""

@@ -1,1 +1,0 @@
-"""Looks into partition folders: what they hold, what they cost, whether they are as written."""

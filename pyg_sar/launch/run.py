@@ -1,0 +1,80 @@
+"""The command ``pyg-sar run train.py``: torchrun with a fast start, or all ranks in turn."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.run import determine_local_world_size, get_args_parser
+
+from pyg_sar.launch.fast_start import allocator_library, fast_environment
+from pyg_sar.launch.in_turns.run import parse_bytes, run_script
+from pyg_sar.utils.command_line import checked
+
+DESCRIPTION = """Runs a program as torchrun does, with the same options, and sets what makes it
+fast: an allocator that keeps freed memory (where the extra 'fast' is installed), huge pages, and
+the threads of a rank. Variables that you have set stay. Without options the program runs as one
+process. With --in-turns one process plays all ranks, and what exceeds its memory goes to a disk."""
+
+_IN_TURNS = ('memory', 'spill', 'parts')
+
+
+def parser_options() -> dict[str, Any]:
+    """What the parser of the command is made of."""
+    return {'parents': [get_args_parser()], 'add_help': False, 'allow_abbrev': True}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that torchrun has not."""
+    add = parser.add_argument_group('ranks in turn, in place of options of torchrun').add_argument
+    add('--in-turns', action='store_true', help='play all ranks, one after another')
+    memory = 'that large tensors of all ranks may take together, e.g. 4GB'
+    add('--memory', type=checked(parse_bytes), metavar='SIZE', help=memory)
+    add('--spill', metavar='DIR', help='a folder on a disk for what exceeds it')
+    parts = 'the folder of a partition, with one part for every rank; default: parts'
+    add('--parts', metavar='DIR', help=parts)
+
+
+def run(arguments: argparse.Namespace, prog: str, words: Sequence[str]) -> int:
+    """Becomes the program, or torchrun; with ``--in-turns`` returns when the program has ended."""
+    if arguments.in_turns:
+        return _run_in_turns(arguments)
+    given = [name for name in _IN_TURNS if getattr(arguments, name) is not None]
+    if given:
+        raise ValueError(f'--{given[0]} is for ranks in turn: add --in-turns')
+    num_ranks, command = 1, [sys.executable, *words]
+    if words[0].startswith('-'):
+        num_ranks = determine_local_world_size(arguments.nproc_per_node)
+        command = [sys.executable, '-m', 'torch.distributed.run', *words]
+    else:
+        _check_file(arguments.training_script)
+    variables = fast_environment(num_ranks, os.environ)
+    text = ' '.join(f'{name}={value}' for name, value in sorted(variables.items()))
+    if allocator_library() is None:
+        text += " (no allocator: pip install 'pyg_sar[fast]')"
+    print(f'{prog}: {num_ranks} on this machine, {text}', file=sys.stderr, flush=True)
+    os.execve(sys.executable, command, {**os.environ, **variables})
+
+
+def _run_in_turns(arguments: argparse.Namespace) -> int:
+    script, words = arguments.training_script, arguments.training_script_args
+    plain = vars(get_args_parser().parse_args([script, *words]))
+    others = [name for name, value in plain.items() if getattr(arguments, name) != value]
+    if others:
+        option = others[0].replace('_', '-')
+        raise ValueError(f'--in-turns takes no options of torchrun (got --{option})')
+    if arguments.memory is None:
+        raise ValueError('--in-turns needs --memory SIZE before the program')
+    _check_file(script)
+    sizes = {'memory': arguments.memory, 'spill': arguments.spill}
+    print(run_script(Path(script), words, arguments.parts or 'parts', **sizes), file=sys.stderr)
+    return 0
+
+
+def _check_file(path: str) -> None:
+    if not os.path.exists(path):
+        raise ValueError(f'no such file: {path}')

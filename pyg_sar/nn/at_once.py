@@ -1,0 +1,216 @@
+"""Runs a conv's message and aggregation on all in-edges of some nodes, or on all edges, at once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_sar.comm.row_map import with_halo
+from pyg_sar.comm.vote import Agreed, agree
+from pyg_sar.nn.call import Call
+from pyg_sar.nn.intercept import WholeGraphSizes
+from pyg_sar.nn.sample_edges import (
+    NUM_PADDING,
+    NUM_SAMPLES,
+    UndoneSideEffects,
+    edge_rows,
+    node_of_now,
+    samples_of,
+    state_of,
+    states_of,
+    undo,
+    with_padding_edges,
+)
+from pyg_sar.nn.trace import SideEffects, left_behind
+from pyg_sar.nn.whole_reads import run_aggregation, run_message
+from pyg_sar.ops.by_destination import ChunkProgram, chunks_of, gather
+from pyg_sar.ops.chunks import edges_within
+from pyg_sar.ops.program import Arguments, no_autocast_cache
+from pyg_sar.rows.align import own_rows
+from pyg_sar.rows.rows import Rows, plain, tag
+from pyg_sar.shard.blocks import Plan
+from pyg_sar.shard.shard import Cached
+from pyg_sar.utils.class_swap import name_of
+
+_WHOLE_GRAPH: Cached[Agreed[tuple[int, int]]] = Cached()
+
+
+@no_autocast_cache()
+def observe(call: Call) -> tuple[SideEffects, WholeGraphSizes]:
+    """Runs message and aggregation on a few edges, each into a destination of its own.
+
+    Also gives the sizes of the whole graph that they ask for.
+    """
+    samples, edge_index = samples_of(call)
+    first_node = node_of_now()
+    sizes = WholeGraphSizes(call.conv, NUM_SAMPLES, NUM_SAMPLES, is_sample=True)
+    slots = [slot for slot in call.slots if slot.role in ('edge', 'whole')]
+    states = states_of({slot.name: getattr(samples, slot.role)[slot.index] for slot in slots})
+    here = torch.autograd.set_multithreading_enabled(False)  # as in a trace
+    with here, UndoneSideEffects(call.conv, call.arguments) as undone, sizes.in_force():
+        out = _run(call, samples, edge_index, NUM_SAMPLES, is_watched=True)
+    return left_behind(call, undone, states, samples, first_node, out, ())[0], sizes
+
+
+def run_gather(
+    call: Call, *, in_chunks: bool
+) -> tuple[Tensor | None, tuple[Tensor, ...], SideEffects]:
+    """Computes a conv's message and aggregation by chunks of destinations.
+
+    Not `in_chunks` all destinations are one chunk. Gives the aggregation's result in the conv's
+    node dimension, the edge outputs, and what is to be set on the conv.
+    """
+    plan, (seen, asked) = call.plan, observe(call)
+    if asked.is_dense and not (plan.is_whole and plan.shard.e_id is not None):
+        raise ValueError(
+            f'expected the edge_index of the shard itself in {name_of(call.conv)}, whose '
+            'aggregation may depend on the order of the edges (got edges derived from it)'
+        )
+    width, num_nodes = _whole_graph(plan) if asked.are_read else (0, 0)
+    sizes, is_message = WholeGraphSizes(call.conv, width, num_nodes), call.function == 'message'
+
+    def run(
+        arguments: Arguments, edge_index: Tensor, num_dst: int
+    ) -> tuple[Tensor | None, tuple[Tensor, ...]]:
+        needs_more = edge_index.size(1) < 2 or int(edge_index[1, 0]) > 0
+        if num_dst and needs_more:
+            # PyG's quantiles take two messages or more, and some for the first node.
+            arguments, edge_index = with_padding_edges(arguments, edge_index)
+            out, edge_outputs = run(arguments, edge_index, num_dst + 1)
+            edge_outputs = tuple(o[NUM_PADDING:] for o in edge_outputs)
+            return None if out is None else out[1:], edge_outputs
+        conv, before = call.conv, dict(vars(call.conv))
+        try:
+            with sizes.in_force():
+                out = _run(call, arguments, edge_index, num_dst)
+        finally:
+            changed = undo(conv, before)
+        of_edges = edge_rows(conv, changed, seen.edge_attributes, edge_index.size(1))
+        return (out, of_edges) if is_message else (None, (out, *of_edges))
+
+    program = ChunkProgram(
+        run, seen.out if is_message else None, seen.edge_outputs, seen.uses_rng, state_of(call.conv)
+    )
+    arguments = replace(call.arguments, learnable=seen.learnable)
+    rows = max(plan.num_edges, 1)
+    if in_chunks:
+        read = *arguments.src, *arguments.dst, *arguments.edge, *seen.edge_outputs, seen.out
+        edge_bytes = max(t[:1].numel() * t.element_size() for t in read)
+        rows = edges_within(edge_bytes, plan.edge_index.device)
+    # A dense batch has as many rows for every node as the largest in-degree.
+    max_dst = max(rows // max(sizes.width, 1), 1) if asked.is_dense else None
+    chunks = chunks_of(plan, rows, max_dst, call.exchange)
+    out, outputs = gather(program, arguments, plan, chunks, call.exchange)
+    return None if out is None else out.movedim(0, call.conv.node_dim), outputs, seen
+
+
+def _whole_graph(plan: Plan) -> tuple[int, int]:
+    """The largest in-degree and the number of destinations of all ranks.
+
+    Collective: one small all-gather, two at the first time.
+    """
+
+    def make() -> tuple[int, int]:
+        own = int(plan.in_degree.max()) if plan.in_degree.numel() else 0
+        widths, sizes = zip(*agree((own, plan.shard.num_dst)), strict=True)
+        return max(widths), sum(sizes)
+
+    return _WHOLE_GRAPH.of(plan, Agreed).get(None, make)
+
+
+def _run(
+    call: Call, arguments: Arguments, edge_index: Tensor, num_dst: int, *, is_watched: bool = False
+) -> Tensor:
+    """The aggregation's result with nodes first; a row per edge of ``edge_update``."""
+    values = call.inputs(arguments, edge_index, edge_index[1], num_dst)
+    message = run_message(call, values, arguments) if is_watched else call.run(values)
+    if call.function != 'message':
+        return message
+    if is_watched:
+        out = run_aggregation(call, values, message, arguments)
+    else:
+        out = call.aggregate(values, message)
+    return out.movedim(call.conv.node_dim, 0)
+
+
+def run_one_shot(call: Call, name: str, *, across_edges: bool) -> Tensor:
+    """Plain autograd over all edges, with own and all halo rows.
+
+    `across_edges` says that the function, whose `name` is for messages, needs those of all ranks.
+    """
+    conv, (edges, num_edges, shard) = call.conv, (call.edges, call.plan.num_edges, call.plan.shard)
+    src = tuple(with_halo(t, call.exchange) for t in call.arguments.src)
+    ids = call.plan.edge_index
+    values = call.inputs(replace(call.arguments, src=src), ids, ids[1], shard.num_dst)
+    if across_edges:
+        values = _of_all_edges(call, name, values)
+    before = dict(vars(conv))
+    out = call.run(values)
+    for attribute, value in list(vars(conv).items()):
+        is_new = type(value) is Tensor and before.get(attribute) is not value
+        if is_new and edges is not None and value.shape[:1] == (num_edges,):
+            setattr(conv, attribute, tag(call.in_given_order(value), 0, edges._sharding))
+    if call.function == 'message':
+        out = call.aggregate(values, out)
+    if isinstance(out, tuple):  # of nodes and of edges: rows of the whole graph
+        return out
+    if across_edges and not isinstance(out, Rows):
+        out = _own(call, out)
+    out = plain(out)
+    if num_edges == 0 and out.is_floating_point() and not out.requires_grad:
+        # Other ranks, which have edges, wait for this one in backward.
+        for parameter in conv.parameters():
+            out = out + 0 * parameter.sum()
+    return out
+
+
+def _own(call: Call, out: Tensor) -> Tensor:
+    """Own rows of a result with those of all nodes, or of all edges."""
+    edges, is_message = call.edges, call.function == 'message'
+    assert edges is not None
+    sharding = edges.ends.dst if is_message else edges._sharding
+    dim = int(call.conv.node_dim) % out.dim() if is_message else 0
+    if out.size(dim) != sharding.total:
+        raise ValueError(
+            f"expected a row per node in what 'aggregate' of {name_of(call.conv)} gives, "
+            f'{sharding.total} rows (got shape {tuple(out.shape)}): its argument dim_size is '
+            'their number'
+        )
+    return own_rows('propagate', out, dim, sharding)
+
+
+def _of_all_edges(call: Call, name: str, values: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of the function, as rows of the edges of all ranks."""
+    edges = call.edges
+    if edges is None or call.move is not None:
+        raise ValueError(
+            f"'{name}' looks at all edges at once (it takes statistics, asks for their number or "
+            'values, keeps something of them, or has hooks): call it with rows and the edge_index '
+            'of pyg_sar.load_shard, with messages from row 0 to row 1'
+        )
+    sharding, num_src, num_dst = edges._sharding, edges.ends.src.total, edges.ends.dst.total
+    is_flipped = edges.handle.is_flipped
+    index = edges._row(1 - is_flipped)
+    rows = {}
+    for slot in call.slots:
+        if slot.role in ('src', 'dst', 'edge'):
+            value = values[slot.name]
+            dim = 0 if slot.role == 'edge' else int(call.conv.node_dim) % value.dim()
+            # Not the tensor itself: of an edge tensor that is kept as the plain one of its rows.
+            rows[slot.name] = tag(value.view_as(value), dim, sharding)
+    return {
+        **values,
+        'edge_index': edges,
+        'size': [num_dst, num_src] if is_flipped else [num_src, num_dst],
+        'index': index,
+        'edge_index_i': index,
+        'edge_index_j': edges._row(int(is_flipped)),
+        'size_i': num_dst,
+        'size_j': num_src,
+        'dim_size': num_dst,
+        **rows,
+        **call.as_they_are,
+    }

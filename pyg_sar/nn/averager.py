@@ -1,0 +1,257 @@
+"""Averages gradients of parameters over the ranks at the end of every backward.
+
+torch's DistributedDataParallel arms its hooks in ``forward``, for one backward: a second one, or a
+method of the model, leaves a rank's own gradients, silently. Here each parameter has a hook that
+lasts. At the end of a backward that comes to one of them ``.grad`` becomes the mean over the ranks,
+for every parameter of which any rank has got a gradient. Gradients from before are equal on all
+ranks, so they are their own mean: accumulated gradients stay right. Nothing is sent while backward
+still runs, as a graph model's parameters are small beside its rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, cast
+from weakref import WeakKeyDictionary, ref
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+
+from pyg_sar.comm.collectives import all_reduce_sum, only_once
+from pyg_sar.comm.comm import Comm
+from pyg_sar.comm.end_of_backward import (
+    in_hook,
+    is_accumulated,
+    is_inside_a_function,
+    is_ours,
+    running,
+    started,
+)
+from pyg_sar.comm.ranks import check_own, chosen, current, world_size
+from pyg_sar.comm.vote import differ
+from pyg_sar.nn.buckets import SUM, buckets_of
+from pyg_sar.rows.replicated import is_averaged, is_divided, mean_of_ranks
+from pyg_sar.rows.rows import Rows
+
+MIB = 2**20
+
+
+class Averager:
+    """Averages the gradients of parameters that layers read outside of any model.
+
+    A bucket has at most `bucket_bytes`, or one larger gradient. While it `accumulates`, gradients
+    only gather. The averager of a model is :class:`pyg_sar.nn.gradients.Gradients`.
+    """
+
+    is_last = True  # of the averagers of a backward
+    is_alive = True  # whether it averages: its model may be gone
+
+    def __init__(
+        self, group: dist.ProcessGroup | None = None, bucket_bytes: float = 25 * MIB
+    ) -> None:
+        self.accumulates = False
+        self.bucket_bytes = bucket_bytes
+        self._group = group
+        self._watched: list[ref[Tensor]] = []  # in the order in which layers met them
+        self._learning: list[Tensor] = []  # those of the backward that runs
+        self._gathered: set[Tensor] = set()
+        self._asked: dict[Tensor, Tensor] = {}  # gradients for autograd.grad's caller
+        self._accumulating = -1  # autograd's number of the backward that adds to ``.grad``
+
+    def watch(self, tensors: Iterable[Tensor]) -> None:
+        """Notes gradients of parameters from now on; lazy ones have none yet."""
+        for p in tensors:
+            if is_lazy(p) or not (p.is_floating_point() or p.is_complex()) or _averages(self, p):
+                continue
+            is_frozen = not p.requires_grad
+            if is_frozen:  # it takes no hook
+                p.requires_grad_(True)
+            handle = p.register_hook(Arrival(self, p))  # type: ignore[no-untyped-call]
+            if is_frozen:
+                p.requires_grad_(False)
+            _put_first(cast(Any, p._backward_hooks), handle.id)
+            self._watched.append(ref(p))
+
+    def is_of_batches(self) -> bool:
+        """Whether gradients of the backward that runs are those of batches."""
+        return False
+
+    def parameters(self) -> list[Tensor]:
+        """The parameters that may get a gradient, in the same order on all ranks."""
+        self._watched = [reference for reference in self._watched if reference() is not None]
+        return [p for reference in self._watched if (p := reference()) is not None]
+
+    def enter(self, at: Tensor | None = None) -> None:
+        """Notes that the running backward has come to a parameter; `at` is one in its hooks."""
+        backward = started()
+        if self not in backward.models:
+            self._learning = [p for p in self.parameters() if p.requires_grad]
+            backward.enter(self, self._learning)
+            if not (self.accumulates or self.is_of_batches()):
+                for p in self._learning:
+                    if p is not at and not isinstance(p, Rows):
+                        backward.set_aside(p)
+
+    def note(self, p: Tensor, grad: Tensor) -> Tensor | None:
+        """Notes a gradient; returns one for the caller of torch.autograd.grad."""
+        task, backward = torch._C._current_graph_task_id(), running()
+        is_nested = backward is not None and task != backward.task
+        if backward is not None and self in backward.models and (is_nested or backward.is_checked):
+            if not is_nested:
+                self._accumulating = task
+            return None
+        if is_accumulated(p):
+            self.enter(p)
+            backward = started()
+            backward.is_checked, self._accumulating = True, backward.task
+            return None
+        if is_nested or is_inside_a_function():  # a part of that Function's gradient
+            return None
+        if grad.requires_grad and self.is_last:
+            return only_once(mean_of_ranks(grad.detach()), grad)
+        self.enter(p)
+        if self.accumulates or grad.requires_grad:
+            raise RuntimeError(
+                'torch.autograd.grad would give the share of one rank of the gradient of a '
+                f'parameter of shape {tuple(p.shape)}, as with create_graph=True and in no_sync() '
+                'nothing is summed: call loss.backward() and read .grad'
+            )
+        self._asked[p] = grad.clone(memory_format=torch.contiguous_format)
+        return self._asked[p]  # whole when this backward ends
+
+    def reduce(self, new: set[Tensor]) -> list[Tensor]:
+        """Replaces gradients by their mean over the ranks (collective: an all-reduce per bucket).
+
+        In this backward `new` have got a gradient on this rank. Returns the parameters of which any
+        rank has a new gradient; none while gradients only gather.
+        """
+        self._gathered.update(p for p in self._learning if p in new)
+        if self.accumulates or not self.is_alive:
+            return []
+        with torch.no_grad():
+            whole = self.average()
+        self._learning = []
+        self._asked.clear()
+        self._gathered.clear()
+        return whole
+
+    def average(self) -> list[Tensor]:
+        """Averages the leaves with a gradient, which are the same on all ranks."""
+        parameters = [p for p in self._learning if p in self._gathered or p in self._asked]
+        return self.average_of(parameters, {})
+
+    def average_of(
+        self, parameters: list[Tensor], more: dict[tuple[torch.dtype, torch.device], Tensor]
+    ) -> list[Tensor]:
+        """Averages gradients and, in place, the vectors `more` by dtype and device."""
+        whole: list[Tensor] = []
+        is_asked = False  # whether any rank has gradients for autograd.grad's caller
+        backward = running()
+        flags = [bool(self._asked), backward is not None and backward.is_hooked()]
+        buckets, vectors = buckets_of(parameters, self.bucket_bytes), dict(more)
+        for bucket in buckets:
+            vector = vectors.pop(bucket.kind, None)
+            new, counts, mean = bucket.average(
+                self._gathered, flags, vector, self.summed, self.parted
+            )
+            whole += new
+            is_asked |= counts[0] > 0
+            if backward is not None:
+                backward.are_hooked = max(backward.are_hooked, counts[1])
+            if mean is not None:
+                more[bucket.kind] = mean
+        for vector in vectors.values():  # of a dtype or device that no parameter has
+            self.summed(vector)
+        for bucket in buckets if is_asked else ():
+            bucket.average_asked(self._asked, self.summed)
+        return whole
+
+    def summed(self, vector: Tensor) -> Tensor:
+        """Sums a vector over the ranks, in place."""
+        return all_reduce_sum(vector, SUM, self._group)
+
+    def parted(self) -> None:
+        """Raises a ValueError on all ranks, as their parameters differ."""
+        raise differ(f'parameters outside of a model must be equal on all ranks: {PARTED}', 0)
+
+
+PARTED = (
+    'a random number, a branch on data, a setting or a step of an optimizer on one rank alone '
+    'changes them there: run the same lines on every rank, with the same seed'
+)
+"""What makes parameters differ, and the way out."""
+
+
+def average_gradients(tensors: Iterable[Tensor]) -> None:
+    """Averages, from now on, gradients of tensors that layers read as parameters.
+
+    The backward of a layer alone gives the share of a rank.
+    """
+    comm = current()
+    averager = _of_comm.get(comm) or _of_comm.setdefault(comm, Averager())
+    for tensor in tensors:
+        if is_averaged(tensor) or is_divided(tensor) or not tensor.requires_grad:
+            continue
+        if tensor.is_leaf:
+            averager.watch([tensor])
+        else:
+            tensor.register_hook(_OfComputed())  # type: ignore[no-untyped-call]
+
+
+_of_comm: WeakKeyDictionary[Comm, Averager] = WeakKeyDictionary()
+
+
+class _OfComputed:
+    averages = True
+
+    def __call__(self, grad: Tensor) -> Tensor | None:
+        return None if is_inside_a_function() else mean_of_ranks(grad)
+
+
+class Arrival:
+    """The hook of a parameter, which gets every gradient of it."""
+
+    __torch_unserializable__ = True
+
+    def __init__(self, averager: Averager, parameter: Tensor) -> None:
+        self.averager, self._parameter = ref(averager), ref(parameter)
+
+    def __call__(self, grad: Tensor) -> Tensor | None:
+        """Notes the gradient; returns that of all ranks where somebody reads it at once."""
+        averager, p = self.averager(), self._parameter()
+        if averager is None or not averager.is_alive or p is None:
+            return None
+        if chosen.value is not None:
+            check_own(p)
+        if averager._accumulating != torch._C._current_graph_task_id():
+            if world_size() == 1:
+                return None
+            asked = averager.note(p, grad)
+            if asked is not None:
+                return asked
+        is_last = all(isinstance(hook, Arrival) for hook in (p._backward_hooks or {}).values())
+        if is_last or averager.is_of_batches() or isinstance(p, Rows) or not is_accumulated(p):
+            return None
+        with in_hook(*(hook for hook in (p._backward_hooks or {}).values() if not is_ours(hook))):
+            return mean_of_ranks(grad)  # for the user's hooks; the mean of that is itself
+
+
+def _averages(averager: Averager, p: Tensor) -> bool:
+    """Whether an averager has a parameter; that of a model takes it from one outside of models."""
+    hooks = cast(dict[int, Any], p._backward_hooks or {})
+    arrivals = {key: hook for key, hook in hooks.items() if isinstance(hook, Arrival)}
+    for key, hook in arrivals.items():
+        other = hook.averager()
+        is_gone = other is None or not other.is_alive
+        if other is None or is_gone or (other.is_last and not averager.is_last):
+            del hooks[key]
+    return any(hook.averager() is averager for hook in arrivals.values())
+
+
+def _put_first(hooks: dict[int, Any], first: int) -> None:
+    """Autograd calls hooks in the order of the plain dict inside an OrderedDict."""
+    items = [(first, hooks[first]), *((k, v) for k, v in hooks.items() if k != first)]
+    hooks.clear()
+    hooks.update(items)

@@ -1,0 +1,160 @@
+"""Gradients in vectors of some MiB, whose mean over the ranks replaces them.
+
+With them travel, at no cost, flags of the parameters that have a new gradient, and a checksum of
+the parameters, by which ranks notice that they have parted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+
+from pyg_sar.comm.collectives import check_arrived
+from pyg_sar.comm.ranks import current, world_size
+from pyg_sar.rows.rows import Rows
+from pyg_sar.utils.tensor_state import digest
+
+SUM = 'the sum of the gradients of parameters'
+
+SumOverRanks = Callable[[Tensor], Tensor]
+"""Makes a vector the sum over the ranks, in place (collective)."""
+
+
+def common(named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    """The parameters or buffers that are equal on all ranks and have numbers already."""
+    return {
+        name: tensor
+        for name, tensor in named
+        if not (isinstance(tensor, Rows) or is_lazy(tensor))
+        and tensor.layout == torch.strided
+        and tensor.device.type != 'meta'
+    }
+
+
+@dataclass(eq=False)
+class Bucket:
+    """Parameters of one dtype and device."""
+
+    kind: tuple[torch.dtype, torch.device]
+    parameters: list[Tensor] = field(default_factory=list)
+    common: list[Tensor] = field(default_factory=list)  # without rows of a rank's own
+    num_bytes: int = 0  # of `common`
+
+    def average(
+        self,
+        new: set[Tensor],
+        more_flags: list[bool],
+        more: Tensor | None,
+        summed: SumOverRanks,
+        parted: Callable[[], None],
+    ) -> tuple[list[Tensor], list[int], Tensor | None]:
+        """Sets ``.grad`` of parameters of which a rank has a `new` one to its mean (collective).
+
+        With the gradients travel `more_flags`, which this rank tells the others, and a vector
+        `more`, which is averaged, too. `summed` adds up a vector; `parted` raises, on all ranks, if
+        the parameters differ between them.
+
+        Returns:
+            These parameters, how many ranks have set each of `more_flags`, and the mean of `more`.
+        """
+        for p in self.parameters:
+            if p.grad is not None and p.grad.requires_grad:
+                raise RuntimeError(
+                    'expected backward() without create_graph=True: on a graph that is cut pyg_sar '
+                    'computes no second derivatives'
+                )
+            if p.grad is not None and p.grad.is_sparse and not isinstance(p, Rows):
+                p.grad = p.grad.to_dense()
+        flags = [p in new and p.grad is not None for p in self.parameters]
+        message = _Message([*flags, *more_flags], digest(self.common), self.kind[0])
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.common]
+        vectors = [*(grad.reshape(-1) for grad in gradients), *([] if more is None else [more])]
+        sizes = [vector.numel() for vector in vectors]
+        numbers = torch.tensor(message.numbers, dtype=self.kind[0], device=self.kind[1])
+        vectors.insert(len(self.common), numbers)
+        total = torch.cat(vectors)
+        total /= world_size()
+        del gradients, vectors
+        summed(total)
+        sizes.insert(len(self.common), numbers.numel())
+        means = [*torch.split(total, sizes)]
+        counts = message.read(means.pop(len(self.common)).real.tolist())
+        if self.kind[1].type != 'cpu':
+            current().met.arrived()
+        check_arrived(SUM)  # before anyone's gradient changes
+        if not message.is_alike:
+            parted()
+        whole = {p: None for p, count in zip(self.parameters, counts, strict=False) if count}
+        for p in whole:
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+        for p, mean in zip(self.common, means, strict=False):
+            if p in whole and p.grad is not None:
+                p.grad.copy_(mean.view_as(p))
+        return list(whole), counts[len(flags) :], None if more is None else means[-1]
+
+    def average_asked(self, asked: dict[Tensor, Tensor], summed: SumOverRanks) -> None:
+        """Sets gradients that autograd.grad gives to their mean, in place (collective)."""
+        if not self.common:
+            return
+        shares = [asked.get(p, torch.zeros_like(p)) for p in self.common]
+        total = torch.cat([share.reshape(-1) for share in shares]) / world_size()
+        summed(total)
+        check_arrived(SUM)
+        means = torch.split(total, [share.numel() for share in shares])
+        for share, mean in zip(shares, means, strict=True):
+            share.copy_(mean.view_as(share))
+
+
+class _Message:
+    """Flags and a number, as numbers of a dtype that are added up exactly.
+
+    With P ranks each is ``flag * P * 2^k + digit`` with a digit of k bits of the number. The sum
+    over the ranks gives how many have set the flag, and the sum of their digits: P times the own
+    one where they are equal. Where the dtype has too few bits for that, digits are left out.
+    """
+
+    def __init__(self, flags: list[bool], number: int, dtype: torch.dtype) -> None:
+        size = world_size()
+        bits = 1 - round(math.log2(torch.finfo(dtype).eps)) - 1 - 2 * (size - 1).bit_length()
+        bits = min(bits, 32)
+        self._base, self._digits = size << bits if bits > 0 else 0, [0] * len(flags)
+        if self._base:
+            self._digits = [number >> i * bits & (1 << bits) - 1 for i in range(len(flags))]
+            # The factor P makes the division by P exact.
+            pairs = zip(flags, self._digits, strict=True)
+            self.numbers = [float(size * (flag * self._base + digit)) for flag, digit in pairs]
+        else:
+            self.numbers = [float(flag) for flag in flags]
+        self.is_alike = True
+
+    def read(self, shares: list[float]) -> list[int]:
+        """How many ranks have set each flag, by their mean; notes whether all have the number."""
+        if not self._base:
+            return [math.ceil(share * world_size() - 0.5) or int(share > 0) for share in shares]
+        pairs = [divmod(round(share), self._base) for share in shares]
+        size = world_size()
+        own = [size * digit for digit in self._digits]
+        self.is_alike = [digits for _, digits in pairs] == own
+        return [count for count, _ in pairs]
+
+
+def buckets_of(parameters: Iterable[Tensor], max_bytes: float) -> list[Bucket]:
+    """The parameters in their order; a bucket has `max_bytes` at most, or one larger parameter."""
+    buckets: list[Bucket] = []
+    last: dict[tuple[torch.dtype, torch.device], Bucket] = {}
+    for p in parameters:
+        kind, is_common = (p.dtype, p.device), not isinstance(p, Rows)
+        num_bytes = p.numel() * p.element_size() if is_common else 0
+        if kind not in last or last[kind].num_bytes + num_bytes > max_bytes:
+            last[kind] = Bucket(kind)
+            buckets.append(last[kind])
+        bucket = last[kind]
+        bucket.parameters.append(p)
+        bucket.common += [p] if is_common else []
+        bucket.num_bytes += num_bytes
+    return buckets

@@ -1,0 +1,288 @@
+"""The start of a forward on a cut graph, before the conv computes anything.
+
+Ranks agree once on how a call of message passing is computed. That holds for one state of the conv:
+its hooks, its training mode, its numbers and the kinds of its inputs. If one rank alone registered
+a hook, it would decide anew while the others wait for its rows. So every forward begins with one
+small all-gather. It tells whether the ranks' states are alike, and whether one of them has to
+decide anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.nn import MessagePassing, RGCNConv
+
+from pyg_sar.comm.exchange import exchange_of
+from pyg_sar.comm.vote import agree, are_alike, differ, odd_and_usual, raise_error_on_all
+from pyg_sar.nn.averager import PARTED
+from pyg_sar.nn.buckets import common
+from pyg_sar.nn.call_edges import shards_of
+from pyg_sar.nn.narrow_exchange import GLOBAL_HOOKS
+from pyg_sar.nn.options import Options
+from pyg_sar.nn.plan import CallPlan
+from pyg_sar.rows.adjacency import Adjacency
+from pyg_sar.rows.edges import EdgeIndex
+from pyg_sar.rows.registry import signature_of
+from pyg_sar.rows.replicated import note
+from pyg_sar.rows.rows import Rows, plainly
+from pyg_sar.utils.class_swap import name_of, plain_class
+from pyg_sar.utils.dry_run import is_hidden
+from pyg_sar.utils.nested import PLAIN
+from pyg_sar.utils.scoped import Scoped
+from pyg_sar.utils.tensor_state import digest
+
+
+@dataclass(eq=False)
+class LayerPlan:
+    """What the ranks have agreed on for one kind of forward of a layer."""
+
+    kind: tuple[Any, ...]  # of forward
+    state: list[Any]  # of the conv on this rank
+    words: str  # both, as far as they must be alike on all ranks
+    # The conv and the convs inside it, with their paths in it: '' is the conv itself.
+    paths: Mapping[MessagePassing, str] = field(default_factory=dict)
+    # How each kind of call is computed, in the conv or a conv inside it.
+    calls: dict[Any, CallPlan] = field(default_factory=dict)
+    # The arguments of functions of convs.
+    names: dict[Any, tuple[str, ...]] = field(default_factory=dict)
+
+
+class Layer:
+    """What a SARConv holds besides the attributes of its conv."""
+
+    def __init__(self, options: Options, label: str, *, is_inside: bool = False) -> None:
+        self.options = options
+        self.label = label  # what errors call this layer
+        self.is_inside = is_inside  # another SARConv, whose forward it is a part of
+        self.drops_by_id = False  # whether it is part of a model with `dropout_seed`
+        self.plans: dict[str, LayerPlan] = {}  # for each kind of forward, in words; oldest first
+        self.inner: list[torch.nn.Module] = []  # all modules in the conv
+        self.state: list[Any] = []  # of the conv at its last forward
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy may run with other ranks: they agree anew.
+        return vars(self) | {'plans': {}, 'inner': [], 'state': []}
+
+    def call_plans(self) -> list[CallPlan]:
+        """The plans of the calls of all forwards, the oldest first."""
+        return [call for plan in self.plans.values() for call in plan.calls.values()]
+
+
+@dataclass(frozen=True, eq=False)
+class Forward:
+    """A forward of a layer on a cut graph, or a call of its ``propagate`` from outside of one."""
+
+    conv: MessagePassing
+    plan: LayerPlan
+    in_forward: bool  # whether the conv's own forward takes what propagate returns
+
+
+running: Scoped[Forward | None] = Scoped(None)
+"""The innermost forward in this thread."""
+
+
+evaluated: Scoped[torch.nn.Module | None] = Scoped(None)
+"""The model that is called, until its first layer, which compares all its parameters."""
+
+_VALUES = 'parameters with the checksum'
+_METHODS = ('message', 'aggregate', 'update', 'edge_update', 'propagate', 'edge_updater')
+_MESSAGE_HOOKS = ('_propagate', '_message', '_aggregate', '_edge_update')
+
+
+def plan_for(
+    conv: Any,
+    state: list[Any],
+    edges: list[EdgeIndex],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    in_forward: bool,
+) -> LayerPlan:
+    """What the ranks have agreed on for a forward like this one of a SARConv in a state.
+
+    Collective: one small all-gather; where a rank has not seen such a forward, or the conv
+    has changed since, an all-gather. Raises ValueError if a shard is not this rank's, and on all
+    ranks if the forwards differ or the inputs of one are wrong.
+    """
+    options, plans = conv._sar.options, conv._sar.plans
+    shards = shards_of(edges)
+    kind = (
+        in_forward,
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        *[shard.fingerprint for shard in shards],
+    )
+    with plainly():
+        shapes: list[tuple[int, ...]] = []
+        kinds = _input_kinds([*args, *kwargs.values()], shapes)
+    kind += tuple(kinds)
+    plan = next((p for p in plans.values() if p.kind == kind and p.state == state), None)
+    words, error, is_known = '' if plan is None else plan.words, None, plan is not None
+    if plan is None:
+        for shard in shards:
+            exchange_of(shard, dtype=options.exchange_dtype)
+        try:
+            _check_not_explained(conv)
+            _check_features(conv, edges[0], args, kwargs)
+        except ValueError as wrong:
+            error = wrong
+        words = _words(conv, options, kind)
+    if shards[0].world_size > 1:
+        note(type(conv).__name__, args, kwargs)
+        compared = f'{words}; plain tensors of shape {shapes}' if shapes else words
+        if not (torch.is_grad_enabled() or is_hidden.value):  # with gradients the backward tells
+            model = conv if evaluated.value is None else evaluated.value
+            values = common(model.named_parameters()).values()
+            compared, evaluated.value = f'{compared}; {_VALUES} {digest(values)}', None
+        _, is_known = are_alike(compared, is_known)
+        if not is_known:
+            _check_alike(agree(compared))
+            raise_error_on_all(error)
+    elif error is not None:
+        raise error
+    if plan is None or not is_known:
+        plans.pop(words, None)  # the new one is the latest
+        convs = ((m, p) for p, m in conv.named_modules() if isinstance(m, MessagePassing))
+        plan = plans[words] = LayerPlan(kind, state, words, dict(convs))
+    return plan
+
+
+def _check_not_explained(conv: MessagePassing) -> None:
+    """Raises a ValueError if a conv in it is explained."""
+    for module in conv.modules():
+        if isinstance(module, MessagePassing) and module.explain:
+            raise ValueError(
+                f'{name_of(module)} of a wrapped model cannot be explained on a cut graph, as an '
+                'explainer masks all edges at once: write plain.load_state_dict(model.state_dict())'
+                ' and explain that model, which pyg_sar.DistributedDataParallel does not know'
+            )
+
+
+def _check_features(
+    conv: MessagePassing, edges: EdgeIndex, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Raises ValueError where PyG's own convs get None for ``x``, or one ``x`` for two node sets.
+
+    Without ``x`` RGCNConv learns a row per node, which it numbers from 0 on, and a rank would
+    number its own. Convs on points do without ``x``.
+    """
+    cls = plain_class(conv)
+    try:
+        arguments = signature_of(cls.forward).bind(conv, *args, **kwargs).arguments
+    except TypeError:
+        return  # the conv itself says it best
+    is_pygs = cls.__module__.startswith('torch_geometric.')
+    x = arguments.get('x', ())
+    is_missing = x is None or (isinstance(x, (tuple, list)) and len(x) > 0 and x[0] is None)
+    if is_missing and is_pygs and 'pos' not in arguments:
+        of_ids = '; RGCNConv also takes the ids of the own nodes, data.n_id'
+        hint = of_ids if isinstance(conv, RGCNConv) else ''
+        raise ValueError(
+            f"expected features in 'x' of {name_of(conv)} (got None): nodes without features get "
+            f'rows of their own by pyg_sar.NodeEmbedding(data, width)(){hint}'
+        )
+    # A relation under another name may be an incidence, along which messages go there and back.
+    if edges.ends.shard.is_bipartite and isinstance(x, Tensor) and 'edge_index' in arguments:
+        raise ValueError(
+            f"expected a pair (x_src, x_dst) for 'x' of {name_of(conv)}, as its edges run "
+            f'between two sets of nodes (got a tensor of shape {tuple(x.shape)})'
+        )
+
+
+def _input_kinds(values: Iterable[Any], shapes: list[tuple[int, ...]]) -> list[Any]:
+    """Kind, dtype, dimensions and need of a gradient of every tensor among a forward's arguments.
+
+    `shapes` gets those of plain tensors, which are of the whole graph: equal on all ranks.
+    """
+    kinds: list[Any] = []
+    for value in values:
+        if isinstance(value, Adjacency):
+            needs_grad = value.value is not None and value.value.requires_grad
+            kinds.append('an adjacency matrix' + ', with gradient' * needs_grad)
+        elif isinstance(value, EdgeIndex):
+            kinds.append('edges')
+        elif isinstance(value, Tensor):
+            needs_grad = value.requires_grad and torch.is_grad_enabled()
+            if not isinstance(value, Rows):
+                shapes.append(tuple(value.shape))
+            kinds.append((value.dtype, value.dim(), needs_grad))
+        elif isinstance(value, Mapping):
+            kinds += [*map(str, value), *_input_kinds(value.values(), shapes)]
+        elif isinstance(value, (tuple, list)):
+            kinds += _input_kinds(value, shapes)
+        elif value is None:
+            kinds.append(None)
+    return kinds
+
+
+def _check_alike(words: list[str]) -> None:
+    """Raises a ValueError if the ranks' words differ, with those that only one rank has."""
+    if len(set(words)) == 1:
+        return
+    without_values = [text.split(f'; {_VALUES}')[0] for text in words]
+    words = without_values if len(set(without_values)) > 1 else words
+    odd, usual = odd_and_usual(words)
+    own, others = (words[rank].split('; ') for rank in (odd, usual))
+    name = '' if own[0] != others[0] else own[0] + '; '
+    here, there = ('; '.join(w for w in a if w not in b) for a, b in ((own, others), (others, own)))
+    raise differ(
+        f'expected the same layer on all ranks: {name}{here or "as it is"} on rank {odd} (got '
+        f'{name}{there or "as it is"} on rank {usual}): '
+        f'{PARTED if here.startswith(_VALUES) else "run the same lines on every rank"}',
+        odd,
+    )
+
+
+def _words(conv: MessagePassing, options: Options, kind: tuple[Any, ...]) -> str:
+    in_forward, with_gradients, in_inference, *kinds = kind
+    words = [name_of(conv), 'in training' if conv.training else 'in evaluation']
+    words.append('with gradients' if with_gradients else 'without gradients')
+    words += [f'{name}={value!r}' for name, value in vars(options).items()]
+    if in_inference:
+        words.append('in inference mode')
+    if not in_forward:
+        words.append('called from outside of forward')
+    words += _words_of_modules(conv)
+    for kind_of_input in kinds:
+        if isinstance(kind_of_input, tuple):
+            dtype, dim, needs_grad = kind_of_input
+            words.append(f'{dtype} in {dim} dimensions' + ', with gradient' * needs_grad)
+        elif kind_of_input is not None:
+            words.append(kind_of_input)
+    return '; '.join(words)
+
+
+def state_of_modules(modules: Iterable[torch.nn.Module]) -> list[Any]:
+    """Numbers, words, hooks, own methods and children of modules; equal while none has changed."""
+    state: list[Any] = [any(GLOBAL_HOOKS)]
+    for module in modules:
+        table = vars(module)
+        state.append(type(module))
+        state += table['_modules'].values()
+        for name, value in table.items():
+            if isinstance(value, PLAIN):
+                state += name, value
+            elif name.endswith('_hooks'):
+                if value and 'state_dict' not in name:
+                    state += name, *value.values()
+            elif name in _METHODS:
+                state += name, value
+    return state
+
+
+def _words_of_modules(conv: torch.nn.Module) -> list[str]:
+    """The part of a conv's state that must be alike on all ranks, in words."""
+    words = []
+    for path, module in conv.named_modules():
+        if module.training != conv.training:
+            words.append(f"'{path}' in {'training' if module.training else 'evaluation'}")
+        for name, hooks in vars(module).items():
+            if name.startswith(_MESSAGE_HOOKS) and name.endswith('_hooks') and hooks:
+                called = (getattr(h, '__qualname__', type(h).__qualname__) for h in hooks.values())
+                words.append(f"{name[1:]} of '{path}': {', '.join(called)}")
+    return words

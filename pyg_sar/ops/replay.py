@@ -1,0 +1,308 @@
+"""The replay path: any message function, chunk by chunk of a block, recomputed in backward.
+
+Forward runs the function without autograd and keeps only the merge state. Backward runs it again
+with autograd and takes the gradient of a chunk alone with ``torch.autograd.grad`` (``.backward()``
+would accumulate into parameters behind the caller's back).
+
+A softmax over in-edges spans blocks. With k softmaxes forward makes k passes that stop at the
+softmax and keep its running maximum and sum, then one that uses them. In backward the gradient of
+the logits is ``alpha * (d_alpha - r_i)`` with ``r_i = sum over in-edges of alpha * d_alpha``: again
+one pass per softmax, the last one first, and then the one that takes all gradients. This is exact
+for nested softmaxes, too; :mod:`pyg_sar.ops.online_softmax` needs one pass for most convs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_sar.comm.collectives import communicates, once_differentiable, torch_apply
+from pyg_sar.ops.chunks import Chunk, Run
+from pyg_sar.ops.program import (
+    Arguments,
+    MessageReduction,
+    SoftmaxFn,
+    gradients_of,
+    no_autocast_cache,
+)
+from pyg_sar.ops.reductions import SoftmaxStats, State
+from pyg_sar.shard.index_rows import add_rows_at, add_runs_at, rows_at
+
+
+def replay(run: Run) -> tuple[list[State], tuple[Tensor, ...]]:
+    """Runs a message function over all blocks and merges its messages.
+
+    Gives a finished merge state ``[num_dst, ...]`` of every reduction, and the edge outputs
+    ``[num_edges, ...]``.
+
+    Saved for backward: the arguments and, per softmax, maximum and sum; never halo rows or messages
+    (unless the run keeps the rows received, so that backward need not fetch them again).
+
+    Communication: ``1 + num_softmax`` exchanges in forward; as many in backward, and one exchange
+    of gradients if a source tensor needs one.
+    """
+    tensors = iter(_Replay.apply(run, *run.arguments))
+    states = [tuple(islice(tensors, r.merge.num_tensors)) for r in run.program.reductions]
+    return states, tuple(tensors)
+
+
+@communicates
+class _Replay(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, run: Run, *tensors: Tensor) -> tuple[Tensor, ...]:
+        reductions = run.program.reductions
+        stats: list[SoftmaxStats] = []
+        with no_autocast_cache():
+            for _ in range(run.program.num_softmax):
+                stats.append(_softmax_stats(run, stats))
+            states, edge_outputs = _merge_chunks(run, stats)
+        read = [s for r, s in zip(reductions, states, strict=True) if r.merge.reads_state]
+        outputs = (*(t for state in states for t in state), *edge_outputs)
+
+        ctx.has_stats = [s.max is not None for s in stats]
+        of_softmax = (t for s in stats for t in (s.max, s.sum) if t is not None)
+        run.save(ctx, *of_softmax, *(t for state in read for t in state))
+        ctx.set_materialize_grads(False)
+        others = (o for o in outputs if not (o.is_floating_point() or o.is_complex()))
+        ctx.mark_non_differentiable(*others)
+        return outputs
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        run, rest = Run.saved(ctx)
+        num_dst = run.loop.plan.shard.num_dst
+        stats = [
+            SoftmaxStats(num_dst, next(rest), next(rest)) if has else SoftmaxStats(num_dst)
+            for has in ctx.has_stats
+        ]
+        merges = [r.merge for r in run.program.reductions]
+        states = [tuple(islice(rest, m.num_tensors if m.reads_state else 0)) for m in merges]
+        replayed = ReplayBackward(run, states, grads, stats)
+        with run.rng_and_autocast.again(run.arguments.learnable):
+            for k in reversed(range(len(stats))):
+                replayed.find_row_sum(k)
+            return None, *replayed.gradients(ctx.needs_input_grad[1:])
+
+
+class _Reached(Exception):
+    """Ends a message function that is run only up to a softmax."""
+
+
+def _softmax_of(
+    done: Sequence[SoftmaxStats], rows: slice, following: SoftmaxStats | None = None
+) -> SoftmaxFn:
+    """The softmaxes whose statistics are complete; the next one's logits go into `following`."""
+    remaining = iter(done)
+
+    def softmax(logits: Tensor, dst: Tensor) -> Tensor:
+        stats = next(remaining, None)
+        if stats is not None:
+            return stats.alpha(logits, dst, rows)
+        assert following is not None
+        following.rows = rows
+        following.step(logits, dst)
+        raise _Reached
+
+    return softmax
+
+
+def _softmax_stats(run: Run, done: Sequence[SoftmaxStats]) -> SoftmaxStats:
+    """Maximum and sum of the first softmax that is not in `done`."""
+    plan = run.loop.plan
+    stats = SoftmaxStats(plan.shard.num_dst)
+    for chunk, edge_index, arguments in run.chunks():
+        with suppress(_Reached):
+            run.program.run(arguments, edge_index, _softmax_of(done, chunk.rows, stats))
+        del arguments  # freed before the next chunk allocates
+    stats.finish(plan.in_degree)
+    return stats
+
+
+def _merge_chunks(run: Run, stats: Sequence[SoftmaxStats]) -> tuple[list[State], list[Tensor]]:
+    """The forward pass: merge states and edge outputs."""
+    program, plan = run.program, run.loop.plan
+    edge_outputs = [t.new_zeros(plan.num_edges, *t.shape[1:]) for t in program.edge_outputs]
+    states = program.init_states(plan.shard.num_dst)
+    for chunk, edge_index, arguments in run.chunks():
+        messages, outputs = program.run(arguments, edge_index, _softmax_of(stats, chunk.rows))
+        for target, output in zip(edge_outputs, outputs, strict=True):
+            chunk.block.put(target, output)
+        for r, state in zip(program.reductions, states, strict=True):
+            rows = tuple(chunk.at_rows(t, r.dim) for t in state)
+            r.merge.step(rows, messages[r.message], edge_index[1], r.dim)
+        del arguments, messages, outputs  # freed before the next chunk allocates
+    return states, edge_outputs
+
+
+class ReplayBackward:
+    """Runs the function on one chunk after another with autograd and takes the chunk's gradients.
+
+    `states` are the finished states of the reductions, as far as their gradients read them, and
+    `grads` the gradients of the tensors of all states and of the edge outputs. `row_sums` are
+    ``r_i = sum over in-edges of alpha * d_alpha`` of every softmax, once it is computed.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        states: Sequence[State],
+        grads: Sequence[Tensor | None],
+        stats: Sequence[SoftmaxStats],
+    ) -> None:
+        self.run, self.stats = run, stats
+        self.row_sums: list[Tensor | None] = [None] * len(stats)
+        rest = iter(grads)
+        self.reductions: list[tuple[MessageReduction, State, Tensor | None]] = []
+        for reduction, state in zip(run.program.reductions, states, strict=True):
+            # The first tensor of a state takes a gradient.
+            grad, *_ = islice(rest, reduction.merge.num_tensors)
+            self.reductions.append((reduction, state, grad))
+        self.grad_edge_outputs = list(rest)
+
+    def find_row_sum(self, k: int) -> None:
+        """One pass for the row sum of softmax k, after those of later softmaxes."""
+        divisor = self.stats[k].sum
+        total = None if divisor is None else torch.zeros_like(divisor)
+        # Also without an edge here: the other ranks need our rows.
+        for chunk, edge_index, arguments in self.run.chunks():
+            terms = self._row_terms(chunk, edge_index, arguments, k)
+            if total is not None and terms is not None:
+                add_rows_at(total[chunk.rows], edge_index[1], terms)
+            del arguments  # freed before the next chunk allocates
+        self.row_sums[k] = total
+
+    def gradients(self, needs: Sequence[bool]) -> list[Tensor | None]:
+        """One pass for the gradients of all arguments that need one, in their order."""
+        total = self.run.arguments.zeros(needs, but_src=True)
+        targets = list(total)
+        num_src = len(self.run.arguments.src)
+        needs_src = [i for i in range(num_src) if needs[i]]
+        for of_src, chunks in self.run.reduce_scatter(
+            [t for t in total[:num_src] if t is not None]
+        ):
+            for i, rows in zip(needs_src, of_src, strict=True):
+                targets[i] = rows.zero_()  # block by block, so all own rows, too
+            for chunk, edge_index, arguments in chunks:
+                leaves = arguments.as_leaves(needs)
+                outputs, grads = self._outputs(chunk, edge_index, leaves, self._softmax(chunk.rows))
+                gradients = gradients_of(outputs, grads, leaves, needs)
+                _add(targets, gradients, leaves.counts, chunk, edge_index)
+                # Freed before the next chunk allocates.
+                del arguments, leaves, outputs, grads, gradients
+        return total
+
+    def _outputs(
+        self, chunk: Chunk, edge_index: Tensor, arguments: Arguments, softmax: SoftmaxFn
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """The chunk's outputs that need a gradient, and their gradients."""
+        with torch.enable_grad():
+            messages, edge_outputs = self.run.program.run(arguments, edge_index, softmax)
+        outputs, gradients = [], []
+        for number, message in enumerate(messages):
+            if not message.requires_grad:
+                continue
+            parts = [
+                r.merge.grad(
+                    chunk.at_rows(grad, r.dim),
+                    tuple(chunk.at_rows(t, r.dim) for t in state),
+                    message.detach(),
+                    edge_index[1],
+                    r.dim,
+                )
+                for r, state, grad in self.reductions
+                if r.message == number and grad is not None
+            ]
+            if parts:
+                outputs.append(message)
+                gradients.append(sum(parts[1:], start=parts[0]))
+        for output, grad in zip(edge_outputs, self.grad_edge_outputs, strict=True):
+            if grad is not None and output.requires_grad:
+                outputs.append(output)
+                gradients.append(chunk.block.take(grad))
+        return outputs, gradients
+
+    def _row_terms(
+        self, chunk: Chunk, edge_index: Tensor, arguments: Arguments, k: int
+    ) -> Tensor | None:
+        """``alpha * d_alpha`` of every edge, or None if nothing depends on alpha."""
+        leaves: list[Tensor] = []
+        softmax = self._softmax(chunk.rows, k, leaves)
+        outputs, gradients = self._outputs(chunk, edge_index, arguments, softmax)
+        if not leaves or not outputs:
+            return None
+        (d_alpha,) = torch.autograd.grad(outputs, leaves, gradients, allow_unused=True)
+        return None if d_alpha is None else leaves[0].detach() * d_alpha
+
+    def _softmax(self, rows: slice, k: int = -1, leaves: list[Tensor] | None = None) -> SoftmaxFn:
+        """The softmaxes in the order of their calls.
+
+        Those before k are constants, alpha of k is put into `leaves`, and gradients go through the
+        later ones: all of them without k.
+        """
+        calls = iter(range(len(self.stats)))
+
+        def softmax(logits: Tensor, dst: Tensor) -> Tensor:
+            call = next(calls)
+            stats, row_sum = self.stats[call], self.row_sums[call]
+            if call > k:
+                out: Tensor = _Softmax.apply(logits, dst, stats, row_sum, rows)
+                return out
+            alpha = stats.alpha(logits.detach(), dst, rows)
+            if call < k or leaves is None:
+                return alpha
+            leaves.append(alpha.requires_grad_())
+            return alpha.clone()
+
+        return softmax
+
+
+def _add(
+    targets: Sequence[Tensor | None],
+    gradients: Sequence[Tensor | None],
+    counts: Sequence[int],
+    chunk: Chunk,
+    edge_index: Tensor,
+) -> None:
+    """Adds a chunk's gradients: of source rows to those of the block, of others to all of them."""
+    num_src, num_dst, num_edge = counts[:3]
+    src, dst = edge_index
+    for i, (target, gradient) in enumerate(zip(targets, gradients, strict=True)):
+        if gradient is None or target is None:
+            continue
+        if i < num_src:
+            add_rows_at(target, src, gradient)
+        elif i < num_src + num_dst:
+            add_runs_at(target[chunk.rows], dst, gradient)
+        elif i < num_src + num_dst + num_edge:
+            chunk.block.put(target, gradient)
+        else:
+            target += gradient
+
+
+class _Softmax(torch.autograd.Function):
+    """A chunk's share of a softmax whose statistics are known.
+
+    | forward:  ``alpha = exp(l - max_i) / sum_i``
+    | backward: ``d_l = alpha * (d_alpha - r_i)``
+    """
+
+    apply = torch_apply
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, dst: Tensor, stats: SoftmaxStats, row_sum: Tensor, rows: slice
+    ) -> Tensor:
+        alpha = stats.alpha(logits, dst, rows)
+        ctx.save_for_backward(alpha, dst, row_sum[rows])
+        return alpha
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        alpha, dst, row_sum = ctx.saved_tensors
+        return alpha * (grads[0] - rows_at(row_sum, dst)), None, None, None, None

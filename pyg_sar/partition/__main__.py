@@ -1,0 +1,116 @@
+"""The command ``pyg-sar partition SOURCE OUT --num-parts P``, also ``python -m pyg_sar.partition``.
+
+No other module imports this one at its top: runpy warns of what is imported before it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+import warnings
+from collections.abc import Sequence
+
+from torch_geometric.data import Data, HeteroData
+
+from pyg_sar.partition.memmap import Scratch
+from pyg_sar.partition.options import BALANCES, OBJECTIVES, CutOptions, check_seed
+from pyg_sar.partition.partition_graph import cut_graph
+from pyg_sar.partition.sources import NAMES, load_source
+from pyg_sar.partition.sources.datasets import transformed
+from pyg_sar.partition.sources.reverse import add_reverse_edges
+from pyg_sar.utils.command_line import Parser, Progress, printable, run_command
+
+DESCRIPTION = 'Cuts a graph into parts, one shard per part, for distributed training.'
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs ``python -m pyg_sar.partition``; returns its exit code."""
+    prog = 'python -m pyg_sar.partition'
+    parser = Parser(prog, description=DESCRIPTION)
+    add_arguments(parser)
+    words = list(sys.argv[1:] if argv is None else argv)
+    return run_command(parser, lambda arguments: run(arguments, prog, words), words)
+
+
+def run(arguments: argparse.Namespace, prog: str, words: Sequence[str]) -> int:
+    """Cuts the graph; returns the exit code. META.json notes `prog` and the words after it."""
+    with warnings.catch_warnings():
+        # They are news for the user here: always shown, and without file name and source line.
+        warnings.simplefilter('default', UserWarning)
+        warnings.showwarning = lambda message, *_, **__: print(
+            f'note: {printable(str(message))}', file=sys.stderr
+        )
+        sys.path.append(os.getcwd())  # has modules of the user, and is not on that of `pyg-sar`
+        try:
+            return _run(arguments, [*prog.split(), *words])
+        except KeyboardInterrupt as interrupt:
+            raise KeyboardInterrupt('interrupted, nothing was written') from interrupt
+
+
+def _run(args: argparse.Namespace, command: Sequence[str]) -> int:
+    def read(scratch: Scratch) -> Data | HeteroData:
+        with Progress(quiet=args.quiet) as shown:
+            shown.phase('reading', delay=0.5)  # a mistake is told alone
+            data = load_source(args.source, root=args.datasets, scratch=scratch)
+            if args.undirected:
+                data = add_reverse_edges(data, scratch)
+            for text in args.transform:
+                shown.phase('transform', delay=0.5)
+                data = transformed(data, text, seed=args.seed)
+        return data
+
+    summary = cut_graph(
+        read,
+        args.num_parts,
+        args.out,
+        CutOptions(args.method, check_seed(args.seed), args.objective, args.balance),
+        split=args.split,
+        force=args.force,
+        progress=not args.quiet,
+        command=command,
+    )
+    if not args.quiet:
+        print(summary)
+        print(f'wrote {shlex.quote(os.fspath(args.out))}')
+    return 0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds SOURCE, OUT and the options."""
+    add = parser.add_argument
+    sources = (
+        'a .pt file (PyG Data, HeteroData or dict of tensors), an .npz file, a folder of .npy '
+        'files, a .parquet or .csv file of edges, or one of '
+    )
+    add('source', metavar='SOURCE', help=sources + ', '.join(NAMES))
+    add('out', metavar='OUT', help='folder to write; must not exist or be empty')
+    add('--num-parts', type=int, metavar='P', required=True, help='number of parts')
+    method = (
+        'metis; ldg (streaming, for graphs beyond METIS); kaminpar (if installed); random; range; '
+        'or file:PATH (.npy, .pt or .txt with one part id per node); default: %(default)s'
+    )
+    add('--method', default='metis', help=method)
+    add('--seed', type=int, default=0, help='default: %(default)s')
+    objective = 'few edges between parts, or few rows exchanged per layer; default: %(default)s'
+    add('--objective', choices=OBJECTIVES, default='cut', help=objective)
+    balance = 'what every part has an equal share of; default: %(default)s'
+    add('--balance', choices=BALANCES, default='nodes', help=balance)
+    datasets = 'folder with datasets; default: dataset'
+    add('--datasets', metavar='DIR', default='dataset', help=datasets)
+    undirected = 'add the reverse of every edge, as T.ToUndirected does'
+    add('--undirected', action='store_true', help=undirected)
+    transform = (
+        'apply a transform of PyG, or of a module of yours, to the whole graph: '
+        "'NormalizeFeatures', 'AddRandomWalkPE(walk_length=20)'; may be given several times"
+    )
+    add('--transform', metavar='NAME', action='append', default=[], help=transform)
+    split = 'random split of the labelled nodes, such as 0.6/0.2/0.2'
+    add('--split', metavar='TRAIN/VAL/TEST', help=split)
+    add('--force', action='store_true', help='replace an earlier partition in OUT')
+    add('--quiet', action='store_true', help='no progress, no summary')
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,1 +1,0 @@
-"""Arrays on disk, read and sorted in passes."""

@@ -1,1 +1,0 @@
-"""Graphs in memory, in files and drawn, as arrays that partitioning reads."""

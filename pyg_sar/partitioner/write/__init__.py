@@ -1,1 +1,0 @@
-"""Parts as files of a partition folder."""

@@ -1,1 +1,0 @@
-"""Sparse matrices between rows of a cut graph, as ``adj_t``."""

@@ -1,0 +1,211 @@
+"""Functions that compute every row by itself: they act on other dimensions than the rows'.
+
+A table says on which dimensions a function acts. If the rows are in another one, it runs on the own
+rows. If they are in one of these, it runs over the rows of all ranks where that is known; else a
+vector is gathered, 8 bytes a row on every rank, and more dimensions are refused.
+
+A rank without rows runs most functions on one row, of which nothing is kept: some functions of
+torch refuse empty tensors, and what they give then has no history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyg_sar.rows.align import align, argument, dim_of, dims_of, rows_in
+from pyg_sar.rows.over_ranks import all_rows
+from pyg_sar.rows.registry import bare_name, hint, is_in_place, name_of, rule
+from pyg_sar.rows.replicated import mean_gradient_if_plain, own_draws
+from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
+from pyg_sar.rows.sharding import Sharding
+from pyg_sar.utils.nested import in_nested
+
+OverRows = Callable[[Any, Rows, Any, Any], Any]
+"""``f(func, rows, args, kwargs)`` computes over the rows of all ranks, where rows are plain."""
+
+Dims = slice | Sequence[int]
+
+
+def needs_all_rows(func: Any, *_: Any) -> Any:
+    """Refuses a function that acts on the dimension of the rows."""
+    refuse(func, 'over the rows of all ranks needs all rows in one place')
+
+
+def of_a_vector(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
+    """Runs a function on a whole vector, gathered on every rank; the result is plain."""
+    tensors = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, Tensor)]
+    if dim_of(rows) > 1 or len(tensors) > 1 or is_in_place(name_of(func)):
+        needs_all_rows(func)
+    everything = all_rows(rows)
+    args, kwargs = in_nested((args, kwargs), lambda arg: everything if arg is rows else arg)
+    return func(*args, **kwargs)
+
+
+class _Acts(NamedTuple):
+    """On which dimensions a function acts, and how it runs.
+
+    Attributes:
+        dims: Some of all; or where they stand among the arguments, and which without them.
+        over: How it runs if the rows are in one of them.
+        draws: Whether it draws random numbers.
+    """
+
+    dims: slice | tuple[int, tuple[int, ...] | None]
+    over: OverRows = needs_all_rows
+    draws: bool = False
+
+
+def _of(names: str, *acts: Any, **options: Any) -> dict[str, _Acts]:
+    return dict.fromkeys(names.split(), _Acts(*acts, **options))
+
+
+_LAST, _ALL, _NOWHERE = (-1,), None, 9
+
+_TABLE: dict[str, _Acts] = {
+    **_of('softmax log_softmax softmin', (1, _LAST)),
+    **_of('sort argsort cumsum cumprod cummax cummin logcumsumexp glu', (1, _LAST), of_a_vector),
+    **_of('topk diff', (2, _LAST), of_a_vector),
+    **_of('flip', (1, _ALL), of_a_vector),
+    **_of('roll', (2, _ALL), of_a_vector),
+    **_of('linalg_matrix_norm', (2, (-2, -1)), of_a_vector),
+    **_of('layer_norm rms_norm', (_NOWHERE, _ALL)),
+    **_of('group_norm', slice(1, None)),
+    **_of('multinomial sample_dirichlet', slice(-1, None), draws=True),
+    **_of('dirichlet_grad', slice(-1, None)),
+}
+hint(
+    'sort argsort msort',
+    'write pyg_sar.gather(x).sort(dim=0); a median in a conv is aggr=MedianAggregation() of its '
+    'constructor',
+)
+hint('multinomial', 'write torch.multinomial(pyg_sar.gather(weights), n)')
+over_rows: dict[str, OverRows] = {}
+"""Functions that compute over the rows of all ranks, by name."""
+
+
+@rule(' '.join(_TABLE))
+def _by_table(func: Any, args: Any, kwargs: Any) -> Any:
+    name = bare_name(func)
+    acts, rows = _TABLE[name], args[0] if args else kwargs.get('input')
+    dims: Dims
+    if isinstance(rows, Rows):
+        dims = dims_acted_on(func, dim_of(rows), args, kwargs)
+        if rows._dim in dims:
+            with plainly():
+                return over_rows.get(name, acts.over)(func, rows, args, kwargs)
+    elif isinstance(acts.dims, slice):
+        dims = acts.dims
+    else:
+        refuse(func)
+    return rowwise(func, args, kwargs, dims, draws=acts.draws)
+
+
+def dims_acted_on(func: Any, num_dims: int, args: Any, kwargs: Any) -> Sequence[int]:
+    """The dimensions that a function of the table acts on."""
+    name = bare_name(func)
+    dims = _TABLE[name].dims
+    if isinstance(dims, slice):
+        return range(num_dims)[dims]
+    position, default = dims
+    dim = argument(args, kwargs, position, 'dim', 'dims')
+    if name == 'flip' and isinstance(dim, int):
+        dim = args[1:]
+    if dim is None and name in ('softmax', 'log_softmax', 'softmin'):
+        dim = 0 if num_dims in (1, 3) else 1  # what torch.nn.functional takes then
+    if name in ('layer_norm', 'rms_norm'):
+        dim = range(-len(argument(args, kwargs, 1, 'normalized_shape')), 0)
+    if dim is None and default is not None:
+        return [dim % num_dims for dim in default]
+    return dims_of(dim, num_dims) or range(num_dims)
+
+
+def rowwise(
+    func: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    dims: Dims,
+    *,
+    pads: bool = True,
+    draws: bool = False,
+) -> Any:
+    """Runs a function that acts on dimensions `dims` on own rows, which are in another one.
+
+    Plain tensors are broadcast, or have the rows of the whole.
+    """
+    rows, others = args[0] if args else None, (*args[1:], *kwargs.values())
+    if draws:
+        generator = next((arg for arg in others if isinstance(arg, torch.Generator)), None)
+        with own_draws(rows_in(args, kwargs)[0].device, generator):
+            return rowwise(func, args, kwargs, dims, pads=pads)
+    if isinstance(rows, Rows) and not any(isinstance(arg, Tensor) for arg in others):
+        sharding, num_dims, dim = rows._sharding, dim_of(rows), rows._dim
+    else:
+        args, kwargs, right, sharding = align(func, args, kwargs)
+        tensors = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, Tensor)]
+        num_dims = max(map(dim_of, tensors))
+        dim = num_dims - right
+    dims = range(num_dims)[dims] if isinstance(dims, slice) else dims
+    if dim in dims:
+        needs_all_rows(func)
+
+    def own(value: Any) -> Any:
+        at = dim_of(value) - (num_dims - dim) if isinstance(value, Tensor) else -1
+        return value if at < 0 else not_empty(plain(value), at)
+
+    def as_rows(value: Any) -> Any:
+        is_less = isinstance(value, Tensor) and value.dim() < num_dims
+        before = sum(i < dim for i in dims) if is_less else 0
+        return own_results(value, dim - before, sharding)
+
+    with plainly():
+        if pads and not sharding.own:
+            args, kwargs = in_nested((args, kwargs), own)
+        results = func(*args, **kwargs)
+        if type(results) is Tensor and results.dim() == num_dims and sharding.own:
+            return tag(results, dim, sharding)
+        return in_nested(results, as_rows)
+
+
+def own_results(value: Any, dim: int, sharding: Sharding) -> Any:
+    """A result as rows; without own rows nothing is kept of it."""
+    if not isinstance(value, Tensor):
+        return value
+    return tag(value if sharding.own else value.narrow(dim, 0, 0), dim, sharding)
+
+
+def not_empty(value: Tensor, dim: int) -> Tensor:
+    """Rows; where there are none, one row of any numbers, with their history.
+
+    The numbers differ, as some norms divide by their variance; integers, which may be ids, are 0.
+    """
+    if value.size(dim):
+        return value
+    shape = [1 if i == dim else n for i, n in enumerate(value.shape)]
+    row = value.new_zeros(shape)
+    if value.is_floating_point() or value.is_complex():
+        steps = torch.arange(row.numel(), device=value.device) % 5 + 1
+        row = steps.view(shape).to(value.dtype)
+    return torch.cat([value, row], dim)
+
+
+@rule('linalg_solve linalg_solve_triangular cholesky_solve')
+def _solve(func: Any, args: Any, kwargs: Any) -> Any:
+    """Right-hand sides that are rows, each by itself."""
+    tensors = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, Tensor)]
+    right, is_left = argument(args, kwargs, 1, 'B', 'other'), kwargs.get('left', True)
+    if name_of(func) == 'cholesky_solve':
+        right, is_left = argument(args, kwargs, 0, 'input', 'B'), True
+    are_rows = isinstance(right, Rows) and len(rows_in(tensors)) == 1
+    if not are_rows or {dim_of(tensor) for tensor in tensors} != {2} or right._dim != is_left:
+        refuse(func, 'is known of one matrix, and right-hand sides that are rows')
+    with plainly():
+        result = func(*in_nested(args, _own), **in_nested(kwargs, _own))
+        return tag(result, right._dim, right._sharding)
+
+
+def _own(value: Any) -> Any:
+    return plain(value) if isinstance(value, Rows) else mean_gradient_if_plain(value)

@@ -1,1 +1,0 @@
-"""Products, losses, norms and layers."""

@@ -1,1 +1,0 @@
-"""Rows that are read, chosen, written, joined, grouped and reshaped."""

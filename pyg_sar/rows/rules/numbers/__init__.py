@@ -1,1 +1,0 @@
-"""Functions of numbers, along a dimension and over the rows."""

@@ -1,1 +1,0 @@
-"""Draws of edges, and numbers of nodes: pure functions of tensors."""

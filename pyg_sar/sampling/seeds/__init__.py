@@ -1,1 +1,0 @@
-"""Which seeds each batch has: nodes, or the ends of links."""

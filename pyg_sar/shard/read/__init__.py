@@ -1,1 +1,0 @@
-"""Reads the parts of a rank from a partition folder."""

@@ -1,0 +1,135 @@
+"""What commands share: a parser, errors in one line, progress and tables."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+T = TypeVar('T')
+
+if sys.argv[:1] == ['-m'] or Path(*sys.argv[:1]).stem == 'pyg-sar':
+    # Of PyG, when it is imported by a command: nothing that its user could change.
+    warnings.filterwarnings('ignore', '`torch.jit.script` is deprecated', FutureWarning)
+
+users_files: set[str] = set()
+"""Programs of the user, of whose errors the traceback is shown."""
+
+_SECONDS = 10.0
+"""Between the lines of steps in a log file."""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, but an error is one line and has no usage before it."""
+
+    def __init__(self, prog: str, **options: Any) -> None:
+        super().__init__(prog, **{'allow_abbrev': False, **options})
+
+    def error(self, message: str) -> NoReturn:
+        """Exits with code 2."""
+        self.exit(2, f'error: {printable(message)}\n')
+
+
+def run_command(
+    parser: Parser, run: Callable[[argparse.Namespace], int], words: Sequence[str]
+) -> int:
+    """Parses and runs; returns the exit code: 2 after an error, 130 after an interrupt."""
+    arguments = parser.parse_args(words)
+    try:
+        return run(arguments)
+    except (ValueError, OSError) as error:
+        frames = traceback.walk_tb(error.__traceback__)
+        if any(frame.f_code.co_filename in users_files for frame, _ in frames):
+            raise
+        print(f'error: {printable(" ".join(str(error).split()))}', file=sys.stderr)
+        return 2
+    except KeyboardInterrupt as interrupt:
+        print(f'error: {interrupt or "interrupted"}', file=sys.stderr)
+        return 130
+
+
+def printable(text: str) -> str:
+    """A text of a stranger without what a terminal would obey: escapes as Python writes them."""
+    return ''.join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def checked(check: Callable[[str], T]) -> Callable[[str], T]:
+    """The type of an option whose value is ``check(text)``, and whose error is its ValueError."""
+
+    def convert(text: str) -> T:
+        try:
+            return check(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return convert
+
+
+class Progress:
+    """Says on stderr what runs, for a ``with`` statement.
+
+    In a terminal one line changes. Elsewhere, as in a log file, a phase is a line; steps of one
+    phase are a line every ten seconds. Ranks of torchrun other than 0 say nothing.
+    """
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._quiet = quiet or os.environ.get('RANK', '0') != '0'
+        self._is_terminal = sys.stderr.isatty()
+        self._start = self._last = time.monotonic()
+        self._later = threading.Timer(0.0, lambda: None)
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._later.cancel()
+        if self._is_terminal:
+            self._print('\r\x1b[K', end='')
+
+    def phase(self, text: str, *, delay: float = 0.0) -> None:
+        """What begins now, such as ``'METIS'``; said after a delay, if it lasts as long."""
+        self._later.cancel()
+        if delay > 0:
+            self._later = threading.Timer(delay, self.phase, [text])
+            self._later.daemon = True
+            self._later.start()
+            return
+        self._last = time.monotonic()
+        text = f'{text} (after {self._last - self._start:.0f} s)'
+        if self._is_terminal:
+            self._print(f'\r\x1b[K{text}', end='')
+        else:
+            self._print(text)
+
+    def steps(self, name: str, total: int) -> Callable[[], None]:
+        """Says ``'part 1/8'``; gives what to call after every step, which says the next one."""
+        self.phase(f'{name} 1/{total}')
+        numbers = iter(range(2, total + 1))
+
+        def is_done() -> None:
+            number = next(numbers, None)
+            is_due = self._is_terminal or time.monotonic() - self._last >= _SECONDS
+            if number is not None and is_due:
+                self.phase(f'{name} {number}/{total}')
+
+        return is_done
+
+    def _print(self, text: str, end: str = '\n') -> None:
+        if not self._quiet:
+            print(text, end=end, file=sys.stderr, flush=True)
+
+
+def text_table(rows: Iterable[Iterable[str]], num_left: int = 0) -> str:
+    """A table of lines, its first `num_left` columns flush left and the others right."""
+    rows = [list(row) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    sides = ['<' if i < num_left else '>' for i in range(len(widths))]
+    form = '  '.join(f'{{:{s}{w}}}' for s, w in zip(sides, widths, strict=True))
+    return '\n'.join(form.format(*row).rstrip() for row in rows)

@@ -1,0 +1,86 @@
+"""What the installed packages have: their versions, private names, and loops that numba compiles.
+
+Names of torch and PyG that are not public may go in any version. CONTRIBUTING.md lists all that are
+used. One that is gone is an error where it is used; what only a corner needs is looked for there by
+:func:`find`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import warnings
+from contextlib import suppress
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pkgutil import resolve_name
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+with warnings.catch_warnings():
+    # PyG prepares functions for TorchScript, which torch has given up; no user can change it.
+    warnings.filterwarnings('ignore', '.torch.jit.[a-z_]+. is (deprecated|not supported)')
+    warnings.filterwarnings('ignore', "Failing to pass a value to the 'type_params'")
+    importlib.import_module('torch_geometric.nn')
+
+
+def installed(package: str) -> str | None:
+    """The version of a package that is installed, of PyG also a nightly one; None if it is not."""
+    for name in (package, 'pyg-nightly') if package == 'torch_geometric' else (package,):
+        with suppress(PackageNotFoundError):
+            return version(name) if name == package else f'{version(name)} of {name}'
+    return None
+
+
+def find(name: str) -> Any:
+    """The object of a name with dots; an ImportError where it is gone."""
+    try:
+        return resolve_name(name)
+    except (AttributeError, ImportError):
+        raise missing(name) from None
+
+
+def find_or_none(name: str) -> Any:
+    """As :func:`find`, or None."""
+    with suppress(ImportError):
+        return find(name)
+    return None
+
+
+def missing(name: str) -> ImportError:
+    """The error where a private name is gone."""
+    package = name.partition('.')[0]
+    return ImportError(
+        f"pyg_sar needs '{name}', which {package} {installed(package)} does not have: install a "
+        "version that it is tested with ('pip check' tells which)"
+    )
+
+
+@cache
+def loops(dtype: str = 'float32') -> ModuleType | None:
+    """:mod:`pyg_sar.utils.numba_loops`, or None without numba.
+
+    Also None where numba may not compile (its variable ``NUMBA_DISABLE_JIT``) or cannot, such as
+    where it does not fit the installed numpy; then with a warning. The first call compiles the
+    loops for rows of `dtype`, which takes a second and 100 MiB, and some seconds if it is the first
+    on this machine. Loops for other rows are compiled at their first call.
+    """
+    if os.environ.get('NUMBA_DISABLE_JIT', '0') not in ('', '0'):
+        return None
+    try:
+        from pyg_sar.utils import numba_loops
+
+        rows, index, ptr = np.empty(0, dtype), np.empty(0, np.int64), np.zeros(1, np.int32)
+        numba_loops.read_rows(rows, rows, index, 1)
+        numba_loops.add_rows(rows, index, rows, 1)
+        edges = ptr, ptr[:0], index, ptr[:0]
+        numba_loops.sums_and_dots(rows, None, None, rows, *edges, rows, 1, 1, 0, 0, True)
+        numba_loops.sums_and_dots(rows, rows, rows, rows, *edges, rows, 1, 1, 0, 0, True)
+    except Exception as error:
+        is_missing = isinstance(error, ModuleNotFoundError) and error.name in ('llvmlite', 'numba')
+        if not is_missing:
+            warnings.warn(f'numba is installed but not used ({error})', stacklevel=2)
+        return None
+    return numba_loops

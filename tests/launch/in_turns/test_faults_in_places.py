@@ -1,0 +1,224 @@
+"""Faults at twenty places of a run: an error with the folder, nothing left; it can run again."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import signal
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from few import few
+from launch.in_turns.faults import Calls, are_equal, fails, nothing_is_left, places, small_program
+from launch.in_turns.programs import NUM_RANKS, train, write_parts
+from launch.in_turns.test_user_programs import saved
+from torch import Tensor
+
+from pyg_sar.comm import ranks, vote
+from pyg_sar.launch.in_turns import spill_file
+from pyg_sar.launch.in_turns.run import InTurns, play
+
+slow = pytest.mark.slow
+FAULTS = {'pwrite': errno.ENOSPC, 'preadv': errno.EIO, 'posix_fallocate': errno.ENOSPC}
+
+
+@pytest.fixture(autouse=True)
+def grows_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By single pages, so that a small file grows at many places."""
+    monkeypatch.setattr(spill_file, '_GROWTH', 4096)
+
+
+CASES = [('small', 5), *(pytest.param(each, 20, marks=slow) for each in ('small', 'training'))]
+
+
+@pytest.fixture
+def program(kind: str, tmp_path: Path) -> Callable[[], Any]:
+    if kind == 'small':
+        return small_program
+    write_parts(tmp_path / 'parts')
+    return partial(train, str(tmp_path / 'parts'), 'dropout')
+
+
+def _play(folder: Path, program: Callable[[], Any], memory: int = 0, **options: Any) -> InTurns:
+    options = {'num_ranks': 2, 'least': 256, **options}
+    return play(program, memory=memory, spill=folder, **options)
+
+
+@pytest.mark.parametrize('name', few(FAULTS))
+@pytest.mark.parametrize(('kind', 'number'), CASES)
+def test_errors_of_the_disk(
+    tmp_path: Path, monkeypatch: Any, program: Callable[[], Any], name: str, kind: str, number: int
+) -> None:
+    (spill := tmp_path / 'spill').mkdir()
+    monkeypatch.setattr(os, name, counted := Calls(name))
+    run = partial(_play, spill, program, num_ranks=2 if kind == 'small' else NUM_RANKS)
+    expected = run().results
+    assert counted.count >= 20
+    for place in places(counted.count, number):
+        with monkeypatch.context() as patch, nothing_is_left(tmp_path):
+            patch.setattr(os, name, Calls(name, place, fails(FAULTS[name])))
+            with pytest.raises(OSError, match='evicted memory') as found:
+                run()
+            assert (found.value.errno, found.value.filename) == (FAULTS[name], str(spill))
+        assert are_equal(run().results, expected)
+
+
+def test_a_disk_that_never_answers_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lives on is not empty, and nobody takes it for what it was."""
+    for place in places(40):
+        left: list[Tensor] = []
+
+        def program(left: list[Tensor] = left) -> None:
+            left += [torch.ones(1000), torch.ones(1000, dtype=torch.int64)]
+            for _ in range(10):
+                vote.agree(0)
+                for each in left[:]:
+                    each.sum()
+
+        with monkeypatch.context() as patch, nothing_is_left(tmp_path):
+            calls = Calls('preadv')
+
+            def read(*args: Any, calls: Calls = calls, place: int = place) -> Any:
+                if calls.count >= place:
+                    raise OSError(errno.EIO, os.strerror(errno.EIO))
+                return calls(*args)
+
+            patch.setattr(os, 'preadv', read)
+            with pytest.raises(OSError, match='reading evicted memory'):
+                play(program, 2, memory=0, spill=tmp_path, least=256)
+        assert len(left) == 4
+        for tensor in left:
+            is_there = torch.equal(tensor, torch.ones_like(tensor))
+            assert is_there or bool((tensor.isnan() | (tensor == -1)).all())
+
+
+def test_a_limit_of_the_size_of_files(tmp_path: Path) -> None:
+    expected = _play(tmp_path, small_program)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for num_pages in places(expected.figures.disk // 4096)[:-1]:
+        with nothing_is_left(tmp_path):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (num_pages * 4096, hard))
+            try:
+                with pytest.raises(OSError, match='File too large') as found:
+                    _play(tmp_path, small_program)
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+            assert found.value.filename == str(tmp_path)
+    assert _play(tmp_path, small_program).results == expected.results
+
+
+@pytest.mark.parametrize('number', [2, pytest.param(20, marks=slow)])
+def test_a_run_that_is_killed(tmp_path: Path, monkeypatch: Any, number: int) -> None:
+    """Nothing of it is left but checkpoints, and the last of them goes on."""
+    write_parts(tmp_path / 'parts')
+    (spill := tmp_path / 'spill').mkdir()
+
+    def run(root: Path, num_epochs: int) -> list[Any]:
+        program = partial(saved, str(tmp_path / 'parts'), str(root), num_epochs)
+        return _play(spill, program, num_ranks=NUM_RANKS).results
+
+    expected = run(tmp_path / 'whole', 5)
+    monkeypatch.setattr(os, 'pwrite', counted := Calls('pwrite'))
+    run(tmp_path / 'counted', 3)
+    for place in places(counted.count, number):
+        root, child = tmp_path / f'killed {place}', os.fork()
+        if child == 0:
+            os.pwrite = Calls('pwrite', place, lambda: os.kill(os.getpid(), signal.SIGKILL))
+            run(root, 3)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+        assert os.listdir(spill) == []
+        left = [int(path.name[-6:]) for path in root.glob('epoch-*')]
+        found = run(root, 4 - max(left, default=-1))
+        assert found[0][0] == max(left, default=-1) + 1
+        assert are_equal([each[2:] for each in found], [each[2:] for each in expected])
+
+
+def test_a_folder_that_may_not_be_written(tmp_path: Path) -> None:
+    """Before anything runs; later the folder is not needed."""
+    (spill := tmp_path / 'spill').mkdir()
+    expected, ran = _play(spill, small_program).results, []
+
+    def without_folder() -> list[float]:
+        if ranks.rank() == 0 and spill.exists():
+            spill.rmdir()
+        return small_program()
+
+    assert _play(spill, without_folder).results == expected
+    spill.mkdir(mode=0o555)
+    user = os.geteuid()
+    try:
+        if user == 0:
+            os.seteuid(65534)
+        with pytest.raises(PermissionError, match='making a file') as found:
+            _play(spill, lambda: ran.append(1))
+    finally:
+        os.seteuid(user)
+    assert (found.value.filename, ran) == (str(spill), [])
+
+
+@pytest.mark.parametrize('memory', few([80000, 0]))
+def test_forks(tmp_path: Path, memory: int) -> None:
+    """A child reads what is here, or is refused; whatever it makes, and when, harms nobody."""
+    reference = _play(tmp_path, partial(_forking, -1), memory).results
+    codes: set[int] = set()
+    for place in places(STEPS, 6):
+        with nothing_is_left(tmp_path):
+            found = _play(tmp_path, partial(_forking, place), memory).results
+        for (values, code), (same, _) in zip(found, reference, strict=True):
+            assert are_equal(values, same)
+            codes.update(code)
+    assert codes == ({0, 42} if memory == 0 else {0})
+
+
+STEPS = 20
+
+
+def _forking(place: int) -> tuple[list[Tensor], list[int]]:
+    """Holds tensors; forks at one of its steps, and lets the child go on some steps later."""
+    held = [torch.full((1000,), 10.0 * ranks.rank() + i) for i in range(5)]
+    children: list[Child] = []
+    codes: list[int] = []
+    for step in range(STEPS):
+        if step == place:
+            children = [Child(held, reads) for reads in (True, False)]
+        held[step % 5] += 1
+        vote.agree(0)
+        held[(step + 2) % 5] = held[(step + 2) % 5] + 1
+        if step == min(place + 3, STEPS - 1):
+            codes = [child.end() for child in children]
+    return [each.clone() for each in held], codes
+
+
+class Child:
+    """A fork that reads what it holds, or makes tensors, once it may."""
+
+    def __init__(self, held: list[Tensor], reads: bool) -> None:
+        wait, self._go = os.pipe()
+        self._process = os.fork()
+        if self._process == 0:
+            code = 1
+            try:
+                os.close(self._go)
+                os.read(wait, 1)
+                made = [torch.full((1000,), -7.0) for _ in range(30)]
+                code = 0 if all(bool((each == -7).all()) for each in made) else 3
+                for each in held if reads else ():
+                    values = each + 0
+                    code = code if bool((values == values[0]).all()) and values[0] >= 0 else 4
+            except RuntimeError as error:
+                code = 42 if 'a fork of it' in str(error) else 5
+            finally:
+                os._exit(code)
+        os.close(wait)
+
+    def end(self) -> int:
+        """Lets it go on, and gives its exit code."""
+        os.write(self._go, b'.')
+        os.close(self._go)
+        return os.waitstatus_to_exitcode(os.waitpid(self._process, 0)[1])

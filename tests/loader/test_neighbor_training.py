@@ -1,0 +1,124 @@
+"""The loop of the page on mini-batches: that of plain PyG, step by step, on any number of ranks."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from few import few
+from on_ranks import parts_of
+from ranks import run_as_threads
+from small_graphs import assert_close, small_graph
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.loader import NodeLoader
+from torch_geometric.nn import GraphSAGE
+from torch_geometric.sampler import BaseSampler, NodeSamplerInput, SamplerOutput
+from torch_geometric.utils import k_hop_subgraph
+
+import pyg_sar
+
+EPOCHS, BATCH_SIZE = 2, 5
+Steps = list[tuple[float, list[Tensor]]]
+
+
+class AllNeighbours(BaseSampler):
+    """What PyG's NeighborSampler gives for ``[-1, -1]``, without a library for it."""
+
+    def __init__(self, data: Data) -> None:
+        self.data = data
+
+    def sample_from_nodes(self, index: NodeSamplerInput, **_: Any) -> SamplerOutput:
+        count, edges = self.data.num_nodes, self.data.edge_index
+        nodes, _, _, mask = k_hop_subgraph(index.node, 2, edges, num_nodes=count)
+        nodes = torch.cat([index.node, nodes[~torch.isin(nodes, index.node)]])
+        place = torch.empty(count, dtype=torch.int64)
+        place[nodes] = torch.arange(nodes.numel())
+        more = {'edge': mask.nonzero().view(-1), 'metadata': (index.input_id, index.time)}
+        return SamplerOutput(nodes, *place[edges[:, mask]], **more)
+
+    def sample_from_edges(self, *_: Any, **__: Any) -> SamplerOutput:
+        raise NotImplementedError
+
+    @property
+    def edge_permutation(self) -> None:
+        return None
+
+
+def _steps(loader: Any, model: Any, mean: Any) -> Steps:
+    optimizer, steps = torch.optim.SGD(model.parameters(), lr=0.1), []
+    for _ in range(EPOCHS):
+        for batch in loader:
+            out = model(batch.x, batch.edge_index)[: batch.batch_size]
+            values = F.cross_entropy(out, batch.y[: batch.batch_size], reduction='none')
+            loss = mean(values)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            steps.append((loss.item(), [p.grad.cpu().clone() for p in model.parameters()]))
+    return steps
+
+
+def _train(root: str, device: str = 'cpu', **options: Any) -> Steps:
+    data = pyg_sar.load_shard(root).to(device)
+    torch.manual_seed(3)
+    model = pyg_sar.DistributedDataParallel(GraphSAGE(6, 8, 2, 3).double().to(device))
+    loader = pyg_sar.NeighborLoader(
+        data, [-1, -1], data.train_mask, batch_size=BATCH_SIZE, **options
+    )
+    return _steps(loader, model, pyg_sar.loader.mean_of_batches)
+
+
+def train_plain(**options: Any) -> Steps:
+    """With PyG's loader on one process, without ranks."""
+    data = small_graph()
+    torch.manual_seed(3)
+    model = GraphSAGE(6, 8, 2, 3).double()
+    sampler = AllNeighbours(data)
+    loader = NodeLoader(
+        data, sampler, input_nodes=data.train_mask, batch_size=BATCH_SIZE, **options
+    )
+    return _steps(loader, model, torch.mean)
+
+
+def compare(results: list[Steps], wanted: Steps) -> None:
+    """Losses and gradients of every step."""
+    for steps in results:
+        for (loss, grads), (want, want_grads) in zip(steps, wanted, strict=True):
+            assert loss == pytest.approx(want, rel=1e-12)
+            for grad, want_grad in zip(grads, want_grads, strict=True):
+                assert_close(grad, want_grad, tolerance=1e-12)
+
+
+OPTIONS = [{'shuffle': True}, {'shuffle': False}, {'shuffle': True, 'drop_last': True}]
+
+
+@pytest.mark.parametrize('options', OPTIONS)
+@pytest.mark.parametrize('world_size', [1, 2, 3])
+def test_losses_and_gradients_are_those_of_plain_pyg(world_size: int, options: Any) -> None:
+    root = str(parts_of(6))
+    compare(run_as_threads(_train, world_size, root, **options), train_plain(**options))
+
+
+def _places(root: str, of: str, options: dict[str, Any]) -> list[list[int]]:
+    data = pyg_sar.load_shard(root)
+    make = pyg_sar.NeighborLoader if of == 'nodes' else pyg_sar.LinkNeighborLoader
+    torch.manual_seed(7 + pyg_sar.comm.ranks.rank())  # that of rank 0 counts
+    loader = make(data, [], **options)
+    return [batch.input_id.tolist() for _ in range(EPOCHS) for batch in loader]
+
+
+@pytest.mark.parametrize(('of', 'count'), [('nodes', 40), ('links', 228)])
+@pytest.mark.parametrize('world_size', few([3, 1]))
+@pytest.mark.parametrize('options', OPTIONS)
+def test_batches_are_those_of_torch(world_size: int, of: str, count: int, options: Any) -> None:
+    options = {**options, 'batch_size': 7}
+    results = run_as_threads(_places, world_size, str(parts_of(6)), of, options)
+    torch.manual_seed(7)
+    plain: Any = torch.utils.data.DataLoader(range(count), collate_fn=list, **options)
+    want = [sorted(batch) for _ in range(EPOCHS) for batch in plain]
+    found = [sorted(chain.from_iterable(same)) for same in zip(*results, strict=True)]
+    assert found == want

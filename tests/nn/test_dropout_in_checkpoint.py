@@ -1,0 +1,167 @@
+"""Dropout by id inside of torch.utils.checkpoint: one mask in forward and in what backward runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from ranks import run_as_threads, run_ranks
+from small_graphs import cut, small_graph
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+from torch_geometric.nn import DeepGCNLayer, GATConv, SAGEConv, TransformerConv
+
+import pyg_sar
+
+
+class _Block(torch.nn.Module):
+    """Drops rows, messages, and the rows of a norm; another block may be inside."""
+
+    def __init__(self, reentrant: bool | None = None, inner: torch.nn.Module | None = None) -> None:
+        super().__init__()
+        self.reentrant, self.inner = reentrant, inner
+        self.conv, self.norm = GATConv(6, 3, heads=2, dropout=0.3), torch.nn.LayerNorm(6)
+        self.drop = torch.nn.Dropout(0.2)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x = self.drop(self.norm(self.conv(F.dropout(x, 0.2, self.training), edge_index)).relu())
+        if self.inner is None:
+            return x
+        return F.dropout(_run(self.inner, x, edge_index, self.reentrant), 0.1, self.training)
+
+
+def _run(block: torch.nn.Module, x: Tensor, edges: Tensor, reentrant: bool | None) -> Tensor:
+    if reentrant is None:
+        out: Tensor = block(x, edges)
+    else:
+        out = checkpoint(block, x, edges, use_reentrant=reentrant)
+    return out
+
+
+class _Net(torch.nn.Module):
+    def __init__(self, reentrant: bool | None) -> None:
+        super().__init__()
+        self.reentrant = reentrant
+        self.blocks = torch.nn.ModuleList([_Block(), _Block(inner=_Block())])
+        conv = TransformerConv(6, 6, dropout=0.3)
+        norm = torch.nn.LayerNorm(6)
+        self.deep = DeepGCNLayer(conv, norm, torch.nn.ReLU(), 'res+', 0.2)
+        self.deep.ckpt_grad = reentrant  # by PyG itself, and reentrant
+        self.last = SAGEConv(6, 3)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x = F.dropout(x, 0.2, self.training)
+        for block in self.blocks:
+            x = x + _run(block, x, edge_index, self.reentrant)
+            x = F.dropout(x, 0.1, self.training)
+        return self.last(self.deep(x, edge_index), edge_index)
+
+
+def _trained(root: str, reentrant: bool | None, mode: str = 'sequential') -> list[Any]:
+    """Losses and gradients of three steps."""
+    data = pyg_sar.load_shard(root)
+    torch.manual_seed(1)
+    net = _Net(reentrant).double()
+    model = pyg_sar.DistributedDataParallel(net, dropout_seed=5, mode=mode)
+    torch.manual_seed(int(pyg_sar.local(data.n_id).sum()))  # another one on every rank
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    found: list[Any] = []
+    for _ in range(3):
+        loss = F.cross_entropy(model(data.x.requires_grad_(), data.edge_index), data.y)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        found += [loss.item(), [p.grad.clone() for p in model.parameters()]]
+        optimizer.step()
+    return found
+
+
+@pytest.fixture(scope='module')
+def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
+    folder = tmp_path_factory.mktemp('parts')
+    return {p: str(cut(small_graph(), p, folder / str(p))) for p in (1, 3)}
+
+
+@pytest.fixture(scope='module')
+def expected(roots: dict[int, str]) -> list[Any]:
+    """Of one process, without any checkpoint."""
+    return _trained(roots[1], None)
+
+
+def _check(found: list[Any], expected: list[Any]) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize('reentrant', [False, True])
+def test_losses_and_gradients_are_those_without(
+    roots: dict[int, str], expected: list[Any], reentrant: bool
+) -> None:
+    for found in run_ranks(_trained, 3, roots[3], reentrant):
+        _check(found, expected)
+    for found in run_as_threads(_trained, 3, roots[3], reentrant, 'one_shot'):
+        _check(found, expected)
+    _check(_trained(roots[1], reentrant), expected)
+
+
+def test_without_a_checkpoint_on_ranks(roots: dict[int, str], expected: list[Any]) -> None:
+    for found in run_as_threads(_trained, 3, roots[3], None):
+        _check(found, expected)
+
+
+@pytest.mark.parametrize('reentrant', [False, True])
+def test_around_the_model_is_refused(roots: dict[int, str], reentrant: bool) -> None:
+    data = pyg_sar.load_shard(roots[1])
+    model = pyg_sar.DistributedDataParallel(_Net(None).double(), dropout_seed=5)
+    with pytest.raises(ValueError, match='checkpoint inside of the forward of _Net'):
+        _run(model, data.x.requires_grad_(), data.edge_index, reentrant)
+
+
+@pytest.mark.parametrize('reentrant', [False, True])
+def test_one_inside_of_another_is_refused(roots: dict[int, str], reentrant: bool) -> None:
+    data = pyg_sar.load_shard(roots[1])
+    net = _Net(False).double()
+    net.blocks[1].reentrant = reentrant
+    model = pyg_sar.DistributedDataParallel(net, dropout_seed=5)
+    with pytest.raises(ValueError, match='checkpoint inside of another'):
+        model(data.x.requires_grad_(), data.edge_index)
+
+
+class _Page(torch.nn.Module):
+    """Runs the example of docs/models.md, with or without its checkpoint."""
+
+    def __init__(self, checkpoint: Any) -> None:
+        super().__init__()
+        self.checkpoint = checkpoint
+        self.norms = torch.nn.ModuleList(torch.nn.BatchNorm1d(6) for _ in range(2))
+        self.convs = torch.nn.ModuleList(SAGEConv(6, 6) for _ in range(2))
+
+    def forward(self, data: Any) -> Tensor:
+        page = (Path(__file__).parents[2] / 'docs' / 'models.md').read_text()
+        example = re.search(r'<!-- checkpoint-example -->\n```python\n(.*?)```', page, re.DOTALL)
+        assert example is not None
+        names = {'data': data, 'x': data.x, 'norms': self.norms, 'convs': self.convs, 'F': F}
+        exec(example[1], names | {'checkpoint': self.checkpoint}, names)
+        return names['x']
+
+
+def _gradients_of_page(root: str, checkpoint: Any, seed: int | None) -> list[Tensor]:
+    data = pyg_sar.load_shard(root)
+    torch.manual_seed(1)
+    model = pyg_sar.DistributedDataParallel(_Page(checkpoint).double(), dropout_seed=seed)
+    for _ in range(2):
+        F.cross_entropy(model(data), data.y).backward()
+    return [p.grad for p in model.parameters()]
+
+
+def _kept(function: Any, *args: Any, use_reentrant: bool) -> Any:
+    return function(*args)
+
+
+@pytest.mark.parametrize('seed', [None, 3])
+def test_the_example_of_the_page(roots: dict[int, str], seed: int | None) -> None:
+    expected = run_as_threads(_gradients_of_page, 3, roots[3], _kept, seed)
+    assert all(grad.abs().max() > 1e-6 for grad in expected[0])
+    _check(run_as_threads(_gradients_of_page, 3, roots[3], checkpoint, seed), expected)

@@ -1,0 +1,484 @@
+"""Dropout by ids: the same losses on any number of ranks, and refusals of what cannot be so."""
+
+from __future__ import annotations
+
+import copy
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from few import few
+from hetero_graphs import hetero_graph
+from ranks import run_as_threads, run_ranks
+from small_graphs import assert_close, cut, small_graph
+from torch import Tensor
+from torch_geometric.nn import (
+    GAE,
+    GATConv,
+    GATv2Conv,
+    HeteroConv,
+    MessagePassing,
+    SAGEConv,
+    TransformerConv,
+)
+from torch_geometric.utils import add_self_loops, dropout_edge, remove_self_loops
+
+import pyg_sar
+from pyg_sar.utils import rng
+
+SEED = 5
+PARTS = (1, 2, 4, 8)
+
+
+class Flow(MessagePassing):
+    """Drops messages against the edges, and a median looks at all of them."""
+
+    def __init__(self, aggr: str, flow: str) -> None:
+        super().__init__(aggr=aggr, flow=flow)
+        self.lin = torch.nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.lin(x) + self.propagate(edge_index, x=x)
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return F.dropout(F.dropout(x_j, 0.3, self.training), 0.2, self.training)
+
+
+class Net(torch.nn.Module):
+    """Dropout of rows, as function and as module, and in messages on all paths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(
+            [
+                GATConv(6, 4, heads=2, dropout=0.3),
+                TransformerConv(8, 4, heads=2, dropout=0.4, edge_dim=4),
+                GATv2Conv(8, 4, heads=2, dropout=0.2),
+                Flow('sum', 'target_to_source'),
+                Flow('median', 'source_to_target'),
+                SAGEConv(8, 3),
+            ]
+        )
+        self.norm = torch.nn.BatchNorm1d(8)
+        self.drop = torch.nn.Dropout(0.5)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        x = F.dropout(x, 0.2, self.training)
+        for i, layer in enumerate(self.layers[:-1]):
+            more = (F.dropout(edge_attr, 0.1, self.training),) if i == 1 else ()
+            x = self.drop(self.norm(layer(x, edge_index, *more)).relu())
+        x = F.dropout(x.unsqueeze(1), 0.25, self.training, inplace=True).squeeze(1)
+        return self.layers[-1](x, edge_index)
+
+
+class Run:
+    def __init__(self, root: Path, model: torch.nn.Module | None = None, **options: Any) -> None:
+        self.data = pyg_sar.load_shard(root)
+        torch.manual_seed(1)
+        model = Net().double() if model is None else model
+        options = {'dropout_seed': SEED, **options}
+        self.model = pyg_sar.DistributedDataParallel(model, **options)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), 0.01)
+        torch.manual_seed(int(pyg_sar.local(self.data.n_id).sum()))  # another one on every rank
+
+    def loss(self) -> Tensor:
+        data = self.data
+        out = self.model(data.x, data.edge_index, data.edge_attr)
+        return F.cross_entropy(out, data.y)
+
+    def epochs(self, count: int) -> list[float]:
+        losses = []
+        for _ in range(count):
+            loss = self.loss()
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            losses.append(loss.item())
+        return losses
+
+
+def _losses(root: Path, count: int = 3, **options: Any) -> list[float]:
+    return Run(root, **options).epochs(count)
+
+
+def _losses_of_plain(root: Path) -> list[float]:
+    return _losses(root, 20, model=_Plain().double())
+
+
+@pytest.fixture(scope='module')
+def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    folder = tmp_path_factory.mktemp('parts')
+    return {p: cut(small_graph(), p, folder / str(p)) for p in PARTS}
+
+
+@pytest.fixture(scope='module')
+def expected(roots: dict[int, Path]) -> list[float]:
+    return _losses(roots[1])
+
+
+def _check(found: list[list[float]], expected: list[float]) -> None:
+    for losses in found:
+        assert len(losses) == len(expected)
+        assert max(abs(a - b) for a, b in zip(losses, expected, strict=True)) < 1e-10
+
+
+_CUTS = [(2, 2), (4, 4), (8, 8), (8, 1), (8, 2), (4, 2)]
+
+
+@pytest.mark.parametrize(('num_parts', 'num_ranks'), few(_CUTS, 5))
+def test_losses_do_not_depend_on_the_ranks(
+    roots: dict[int, Path], expected: list[float], num_parts: int, num_ranks: int
+) -> None:
+    _check(run_as_threads(_losses, num_ranks, roots[num_parts]), expected)
+
+
+@pytest.mark.parametrize('options', [{'mode': 'one_shot'}, {'mode': 'sequential_no_remat'}])
+def test_losses_do_not_depend_on_how_they_are_computed(
+    roots: dict[int, Path], expected: list[float], options: dict[str, Any]
+) -> None:
+    _check(run_as_threads(_losses, 2, roots[2], **options), expected)
+
+
+def test_pieces_of_a_message_draw_what_the_whole_draws(
+    roots: dict[int, Path], expected: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr('pyg_sar.ops.chunks.CHUNK_BYTES', 1)
+    monkeypatch.setattr('pyg_sar.ops.chunks.MIN_EDGES', 13)
+    monkeypatch.setattr('pyg_sar.nn.dropout._HASHES', 7)
+    _check([_losses(roots[2])], expected)
+
+
+def _saved(root: Path, folder: Path, count: int) -> list[float]:
+    run = Run(root, _Plain().double())
+    losses = run.epochs(count)
+    pyg_sar.save_checkpoint(folder, run.model, run.optimizer, epoch=count)
+    return losses
+
+
+def _resumed(root: Path, folder: Path, count: int) -> list[float]:
+    run = Run(root, _Plain().double())
+    assert pyg_sar.load_checkpoint(folder, run.model, run.optimizer) is not None
+    return run.epochs(count)
+
+
+def test_resumed_on_another_number_of_ranks(roots: dict[int, Path], tmp_path: Path) -> None:
+    expected = _losses_of_plain(roots[1])
+    _check(run_as_threads(_saved, 4, roots[4], tmp_path, 7), expected[:7])
+    _check(run_as_threads(_resumed, 2, roots[8], tmp_path, 13), expected[7:])
+    _check([_resumed(roots[1], tmp_path, 13)], expected[7:])
+
+
+def _gradients(root: Path) -> dict[str, Tensor]:
+    run = Run(root, _Plain().double())
+    run.loss().backward()
+    return {name: p.grad for name, p in run.model.module.named_parameters()}
+
+
+def test_gradients_and_processes(roots: dict[int, Path]) -> None:
+    expected = _gradients(roots[1])
+    for found in run_ranks(_gradients, 2, roots[2]):
+        for name, grad in found.items():
+            torch.testing.assert_close(grad, expected[name], rtol=1e-9, atol=1e-12)
+
+
+class _Plain(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = GATConv(6, 4, heads=3, dropout=0.3), SAGEConv(12, 3)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None) -> Tensor:
+        x = F.dropout(x, 0.2, self.training)
+        return self.second(F.dropout(self.first(x, edge_index), 0.6, self.training), edge_index)
+
+
+def test_masks_by_hand_in_plain_pyg(
+    roots: dict[int, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(roots[4], _Plain().double())
+    plain = copy.deepcopy(run.model.module.state_dict())
+    with torch.no_grad():
+        run.loss()  # the second step
+    found = run.model(run.data.x, run.data.edge_index)
+
+    data = small_graph()
+    model = _Plain().double()
+    model.load_state_dict(plain)
+    edge_index, _ = add_self_loops(remove_self_loops(data.edge_index)[0], num_nodes=40)
+    numbers: dict[tuple[int, int], int] = {}
+    ids = []
+    for src, dst in edge_index.t().tolist():
+        number = numbers[src, dst] = numbers.get((src, dst), -1) + 1
+        ids.append(rng.hashed(0, dst, src, number))
+    nodes, edges = torch.arange(40), torch.stack(ids)
+    # GATConv calls edge_updater, which drops, and propagate: calls 2 and 3.
+    rows = iter([(1, nodes), (2, edges), (4, nodes)])
+
+    def by_hand(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
+        call, ids = next(rows)
+        state, width = rng.hashed(SEED, 1, call, 0, ids).unsqueeze(-1), x.size(1)
+        columns = torch.arange(-(-width // rng.LANES))
+        kept = rng.kept_of(rng.hashed_on(state, columns), p, width)
+        share = round(p * 2**16) / 2**16
+        return x * kept / (1 - share)
+
+    monkeypatch.setattr(F, 'dropout', by_hand)
+    out = model(data.x, data.edge_index)
+    assert next(rows, None) is None
+    torch.testing.assert_close(found, out[run.data.n_id], rtol=1e-12, atol=1e-12)
+
+
+class _Ones(torch.nn.Module):
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.conv, self.p = SAGEConv(1, 1), p
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> tuple[Tensor, Tensor]:
+        return F.dropout(x, self.p, self.training), F.dropout(x, self.p, self.training)
+
+
+@pytest.mark.parametrize('p', [0.1, 0.5, 0.85, 1.0])
+def test_rate_and_independence(roots: dict[int, Path], p: float) -> None:
+    data = pyg_sar.load_shard(roots[2])
+    ones = torch.ones(40, 5003)  # no multiple of four
+    model = pyg_sar.DistributedDataParallel(_Ones(p), dropout_seed=1)
+    masks = [mask for _ in range(2) for mask in model(ones, data.edge_index)]
+    for mask in masks:
+        kept = mask > 0
+        bound = 5 * (p * (1 - p) / mask.numel()) ** 0.5
+        assert abs(1 - p - kept.double().mean().item()) <= bound + 1e-5
+        assert p == 1 or torch.allclose(mask[kept], torch.tensor(1 / (1 - p)), rtol=1e-4)
+        row_rates, column_rates = (kept.double().mean(dim) for dim in (1, 0))
+        assert (row_rates - 1 + p).abs().max() <= 5 * (p * (1 - p) / 5003) ** 0.5 + 1e-5
+        assert (column_rates - 1 + p).abs().max() <= 6 * (p * (1 - p) / 40) ** 0.5 + 1e-5
+    for i, a in enumerate(masks if p < 1 else []):  # of two calls in two steps
+        for b in masks[:i]:
+            both = ((a > 0) & (b > 0)).double().mean().item()
+            assert abs(both - (1 - p) ** 2) <= 5 * ((1 - p) ** 2 / a.numel()) ** 0.5
+    model.eval()
+    assert all(torch.equal(out, ones) for out in model(ones, data.edge_index))
+
+
+class _Hetero(torch.nn.Module):
+    def __init__(self, metadata: Any) -> None:
+        super().__init__()
+        convs = {
+            relation: GATConv((-1, -1), 4, heads=2, dropout=0.3, add_self_loops=False)
+            for relation in metadata[1]
+        }
+        self.conv = HeteroConv(convs)
+        self.drop, self.out = torch.nn.Dropout(0.4), torch.nn.Linear(8, 3)
+
+    def forward(self, x_dict: dict[str, Tensor], edge_index_dict: dict[Any, Tensor]) -> Tensor:
+        x_dict = {key: F.dropout(x, 0.2, self.training) for key, x in x_dict.items()}
+        x_dict = self.conv(x_dict, edge_index_dict)
+        return self.out({key: self.drop(x) for key, x in x_dict.items()}['paper'])
+
+
+def _hetero_losses(root: Path, count: int) -> list[float]:
+    data = pyg_sar.load_shard(root)
+    torch.manual_seed(2)
+    data['term'].x = torch.ones(data['term'].num_nodes, 2, dtype=torch.float64)
+    model = _Hetero(data.metadata()).double()
+    model = pyg_sar.DistributedDataParallel(model, dropout_seed=3)
+    x_dict = {key: data[key].x for key in ('paper', 'author', 'term')}
+    losses = []
+    optimizer = None
+    for _ in range(count):
+        out = model(x_dict, data.edge_index_dict)
+        loss = F.cross_entropy(out, data['paper'].y)
+        optimizer = optimizer or torch.optim.Adam(model.parameters(), 0.01)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_heterogeneous(tmp_path: Path) -> None:
+    for p in (1, 3):
+        pyg_sar.partition_graph(hetero_graph(), p, tmp_path / str(p), method='random')
+    expected = _hetero_losses(tmp_path / '1', 3)
+    assert len(set(expected)) == 3
+    _check(run_as_threads(_hetero_losses, 3, tmp_path / '3', 3), expected)
+    _check([_hetero_losses(tmp_path / '3', 3)], expected)
+
+
+class _Odd(torch.nn.Module):
+    """Does one thing that cannot be drawn by id."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        kinds = {'rand': _Noise()}
+        self.what, self.conv, self.out = what, kinds.get(what, SAGEConv(6, 4)), SAGEConv(4, 3)
+        self.weight = torch.nn.Parameter(torch.ones(7, 4))
+        self.norms = torch.nn.LSTM(4, 4, num_layers=2, dropout=0.5, batch_first=True)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None) -> Tensor:
+        what = self.what
+        if what == 'dropout_edge':
+            edge_index = dropout_edge(edge_index, 0.3)[0]
+        x = self.conv(x, edge_index)[:, :4]
+        if what == 'alpha':
+            x = F.alpha_dropout(x, 0.2, self.training)
+        if what == 'weight':
+            x = x + F.dropout(self.weight, 0.2).sum()
+        if what == 'lstm':
+            x = self.norms(x.unsqueeze(1))[0].squeeze(1)
+        return self.out(x, edge_index)
+
+
+class _Noise(MessagePassing):
+    def __init__(self) -> None:
+        super().__init__()
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return x_j * torch.rand_like(x_j)
+
+
+def _odd_forward(root: Path, what: str) -> Tensor:
+    data = pyg_sar.load_shard(root)
+    torch.manual_seed(1)
+    model = pyg_sar.DistributedDataParallel(_Odd(what).double(), dropout_seed=SEED)
+    return pyg_sar.gather(model(data.x, data.edge_index, data.edge_attr)).detach()
+
+
+_ODD = {
+    'dropout_edge': 'draws random numbers by F.dropout',
+    'alpha': 'draws random numbers by F.dropout',
+    'lstm': 'draws random numbers by F.dropout',
+    'rand': "'message' of _Noise that draws random numbers by F.dropout",
+}
+
+
+@pytest.mark.parametrize('what', _ODD)
+def test_what_cannot_be_drawn_by_id_is_refused(roots: dict[int, Path], what: str) -> None:
+    with pytest.raises(Exception, match=_ODD[what]):
+        run_as_threads(_odd_forward, 2, roots[2], what)
+    with pytest.raises(ValueError, match=_ODD[what]):
+        _odd_forward(roots[1], what)
+
+
+def test_a_weight_drops_the_same_on_all_ranks(roots: dict[int, Path]) -> None:
+    expected = _odd_forward(roots[1], 'weight')
+    for found in run_as_threads(_odd_forward, 2, roots[2], 'weight'):
+        assert_close(found, expected)
+
+
+def _whole_and_parts(root: Path) -> None:
+    data = pyg_sar.load_shard(root)
+    torch.manual_seed(0)
+    model = pyg_sar.DistributedDataParallel(GAE(_Plain().double()), dropout_seed=1).module
+    with pytest.raises(ValueError, match='call the model itself'):
+        model.encode(data.x, data.edge_index)
+    torch.manual_seed(0)
+    inner = pyg_sar.DistributedDataParallel(_Plain().double(), dropout_seed=1)
+    model = pyg_sar.DistributedDataParallel(GAE(inner)).module
+    model.encode(data.x, data.edge_index).sum().backward()
+    model.eval().encode(data.x, data.edge_index)
+
+
+def test_calls_from_outside_of_the_model_are_refused(roots: dict[int, Path]) -> None:
+    run_as_threads(_whole_and_parts, 2, roots[2])
+
+
+def test_batches_and_own_rows_are_refused(roots: dict[int, Path]) -> None:
+    run, plain = Run(roots[2], _Plain().double()), small_graph()
+    for given in (plain, pyg_sar.local(run.data)):
+        with pytest.raises(ValueError, match='needs the edge_index of load_shard'):
+            run.model(given.x, given.edge_index)
+    run.model.eval()
+    run.model(plain.x, plain.edge_index)
+    run.model.train()
+    assert len(run.epochs(1)) == 1
+
+
+class _InAggregation(_Noise):
+    def message(self, x_j: Tensor) -> Tensor:
+        return x_j
+
+    def aggregate(self, inputs: Tensor, index: Tensor, dim_size: int | None = None) -> Tensor:
+        return F.dropout(super().aggregate(inputs, index, dim_size=dim_size), 0.5, self.training)
+
+
+def test_dropout_inside_an_aggregation_is_refused(roots: dict[int, Path]) -> None:
+    shard = pyg_sar.load_shard(roots[2])
+    model = torch.nn.Sequential(_InAggregation())
+    conv = pyg_sar.DistributedDataParallel(model, dropout_seed=1)[0]
+    wrapped = pyg_sar.DistributedDataParallel(_InAggregation(), dropout_seed=1)
+    with pytest.raises(ValueError, match='inside an aggregation'):
+        wrapped(shard.x, shard.edge_index)
+    with pytest.raises(ValueError, match='call the model itself'):
+        conv(shard.x, shard.edge_index)
+
+
+@pytest.mark.parametrize('seed', [True, 1.5, 'x', 2**63])
+def test_the_seed_is_an_integer(seed: Any) -> None:
+    with pytest.raises(ValueError, match="'dropout_seed'"):
+        pyg_sar.DistributedDataParallel(_Plain(), dropout_seed=seed)
+
+
+def _other_seeds(root: Path) -> None:
+    data = pyg_sar.load_shard(root)
+    seed = 1 + pyg_sar.comm.ranks.rank()
+    model = pyg_sar.DistributedDataParallel(_Plain().double(), dropout_seed=seed)
+    model(data.x, data.edge_index)
+
+
+def test_seeds_that_differ_are_refused(roots: dict[int, Path]) -> None:
+    with pytest.raises(Exception, match="same 'dropout_seed' and its step"):
+        run_as_threads(_other_seeds, 2, roots[2])
+
+
+def test_copies_and_second_seeds(roots: dict[int, Path]) -> None:
+    run = Run(roots[2], _Plain().double())
+    model = copy.deepcopy(run.model.module)
+    first = run.loss()
+    data = run.data
+    out = model(data.x, data.edge_index)  # the first step of the copy
+    assert torch.equal(F.cross_entropy(out, data.y), first)
+    pyg_sar.DistributedDataParallel(model, dropout_seed=SEED + 1)
+    assert not torch.equal(model(data.x, data.edge_index), out)
+
+
+def test_what_programs_do_around_a_forward(roots: dict[int, Path]) -> None:
+    model = _Plain().double()
+    run, other = (Run(roots[2], copy.deepcopy(model)) for _ in range(2))
+    state = torch.get_rng_state()
+    first, second = run.loss(), run.loss()
+    (first + second).backward()  # masks of two steps are drawn again
+    assert first.item() != second.item()
+    assert torch.equal(state, torch.get_rng_state())
+    other.model.eval()
+    other.loss()  # no step
+    other.model.train()
+    torch.testing.assert_close(other.loss(), first, rtol=1e-12, atol=0)
+    other.loss()
+
+    file = io.BytesIO()
+    torch.save(run.model.module, file)
+    file.seek(0)
+    loaded, data = torch.load(file, weights_only=False), run.data
+    found = loaded(data.x, data.edge_index)
+    expected = other.model(data.x, data.edge_index)  # the third step, too
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+class _OfData(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = SAGEConv(6, 3)
+
+    def forward(self, data: Any) -> Tensor:
+        return self.conv(F.dropout(data.x, 0.5, self.training), data.edge_index)
+
+
+def test_the_edge_index_inside_a_data(roots: dict[int, Path]) -> None:
+    data = pyg_sar.load_shard(roots[2])
+    model = pyg_sar.DistributedDataParallel(_OfData().double(), dropout_seed=1)
+    assert not torch.equal(model(data), model(data))

@@ -1,0 +1,138 @@
+"""Arguments whose memory torch did not allocate: of files, of NumPy, of other processes."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from ranks import run_ranks
+from small_graphs import cut, small_graph
+from torch import Tensor
+from torch_geometric.nn import GCNConv, GraphSAGE, SAGEConv, SimpleConv
+
+import pyg_sar
+
+NUM_PAIRS = 30
+
+
+def _loaded(tensor: Tensor, file: Path, *, mmap: bool) -> Tensor:
+    torch.save(tensor, file)
+    out: Tensor = torch.load(file, mmap=mmap)
+    return out
+
+
+def _mapped(tensor: Tensor, file: Path) -> Tensor:
+    np.save(file.with_suffix('.npy'), tensor.numpy())
+    return torch.from_numpy(np.load(file.with_suffix('.npy'), mmap_mode='r+'))
+
+
+KINDS: dict[str, Callable[[Tensor, Path], Tensor]] = {
+    'own': lambda tensor, file: tensor.clone(),
+    'load': lambda tensor, file: _loaded(tensor, file, mmap=False),
+    'load by mmap': lambda tensor, file: _loaded(tensor, file, mmap=True),
+    'numpy': lambda tensor, file: torch.from_numpy(tensor.numpy().copy()),
+    'memmap': _mapped,
+    'shared': lambda tensor, file: tensor.clone().share_memory_(),
+    'buffer': lambda tensor, file: torch.frombuffer(
+        bytearray(tensor.numpy().tobytes()), dtype=tensor.dtype
+    ).view(tensor.shape),
+}
+
+
+class Links(torch.nn.Module):
+    """Scores pairs of nodes, and writes to what it gets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = SAGEConv((-1, -1), 16), GCNConv(-1, 4, cached=True)
+        self.num_calls = 0
+
+    def forward(self, x: Tensor, edge_index: Tensor, pairs: Tensor, scale: Tensor) -> Tensor:
+        self.num_calls += 1
+        scale[:4] *= 2
+        scale.numpy()[4:] += self.num_calls
+        z = self.second(self.first(x, edge_index).relu(), edge_index)
+        return (z[pairs[0]] * z[pairs[1]]).sum(-1) * scale
+
+
+def _pairs() -> tuple[Tensor, Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(1)
+    pairs = torch.randint(40, (2, NUM_PAIRS), generator=draw)
+    labels = torch.rand(NUM_PAIRS, generator=draw, dtype=torch.float64)
+    return pairs, labels, torch.rand(NUM_PAIRS, generator=draw, dtype=torch.float64)
+
+
+def _links(data: Any, given: Callable[[Tensor], Tensor], wrap: Callable[[Any], Any]) -> Any:
+    pairs, labels, scale = map(given, _pairs())
+    torch.manual_seed(0)
+    model = wrap(Links().double())
+    found = []
+    for _ in range(2):
+        model.zero_grad()
+        loss = F.mse_loss(model(data.x, data.edge_index, pairs, scale), labels)
+        loss.backward()
+        found += [loss.detach(), *(p.grad.clone() for p in model.parameters())]
+    return [*found, scale.clone()]
+
+
+def _sampled(data: Any, given: Callable[[Tensor], Tensor], wrap: Callable[[Any], Any]) -> Any:
+    torch.manual_seed(0)
+    model, seeds = wrap(GraphSAGE(6, 8, 2, 3).double()), given(torch.arange(0, 40, 3))
+    loader = pyg_sar.NeighborLoader(data, [3, 2], seeds, batch_size=6, seed=1)
+    found = []
+    for batch in loader:
+        losses = model(given(batch.x), batch.edge_index)[: batch.batch_size].square().sum(-1)
+        model.zero_grad()
+        pyg_sar.loader.mean_of_batches(losses).backward()
+        found += [p.grad.clone() for p in model.parameters()]
+    return found
+
+
+def _cached(data: Any, given: Callable[[Tensor], Tensor], wrap: Callable[[Any], Any]) -> Any:
+    """Kept sums and norms of edges of one's own, and writes to what was kept."""
+    torch.manual_seed(0)
+    model = wrap(torch.nn.ModuleList([GCNConv(-1, 4, cached=True), SimpleConv('sum')]).double())
+    edge_index = given(small_graph().edge_index)
+    found = []
+    for _ in range(3):
+        h = model[1](data.x, edge_index)
+        found.append(pyg_sar.gather(h).clone())
+        h += 1
+        found.append(pyg_sar.gather(model[0](h, edge_index)).detach())
+    return found
+
+
+def _on_rank(root: str, kind: str, program: Any) -> list[Tensor]:
+    def given(tensor: Tensor) -> Tensor:
+        if not tensor.numel():
+            return tensor  # has no memory
+        folder = tempfile.mkdtemp(dir=Path(root).parent)
+        return KINDS[kind](tensor, Path(folder) / 'tensor.pt')
+
+    found: list[Tensor] = program(pyg_sar.load_shard(root), given, pyg_sar.DistributedDataParallel)
+    return found
+
+
+@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('num_ranks', [1, 3])
+def test_links_are_those_of_plain_pyg(tmp_path: Path, num_ranks: int, kind: str) -> None:
+    want = _links(small_graph(), Tensor.clone, lambda model: model)
+    root = str(cut(small_graph(), 3, tmp_path / 'parts'))
+    for found in run_ranks(_on_rank, num_ranks, root, kind, _links):
+        torch.testing.assert_close(found, want, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize('kind', [kind for kind in KINDS if kind != 'own'])
+@pytest.mark.parametrize('program', [_sampled, _cached])
+def test_all_memory_is_alike(tmp_path: Path, kind: str, program: Any) -> None:
+    root = str(cut(small_graph(), 3, tmp_path / 'parts'))
+    for num_ranks in (1, 3):
+        want = run_ranks(_on_rank, num_ranks, root, 'own', program)
+        found = run_ranks(_on_rank, num_ranks, root, kind, program)
+        torch.testing.assert_close(found, want, rtol=0, atol=0)

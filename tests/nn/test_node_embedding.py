@@ -1,0 +1,750 @@
+"""Node embeddings on their owners: values and gradients are those of one table on one process."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from few import few
+from hetero_graphs import assignment, hetero_graph
+from ranks import run_as_threads, run_ranks
+from small_graphs import (
+    ASSIGNMENTS,
+    assemble,
+    assert_all_raise,
+    assert_close,
+    attempt,
+    cut,
+    small_graph,
+)
+from torch import Tensor, nn
+from torch_geometric.data import Data
+from torch_geometric.nn import GATConv, HGTConv, SAGEConv
+
+import pyg_sar
+from pyg_sar import NodeEmbedding
+from pyg_sar.comm.ranks import rank
+
+DIM = 5
+
+
+class Net(nn.Module):
+    """A table of nodes, features beside it, two convs and a norm."""
+
+    def __init__(self, table: nn.Module) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.table = table
+        self.first = SAGEConv(
+            DIM + 6, 8, bias=False
+        )  # before a norm its gradient is rounding alone
+        self.norm = nn.BatchNorm1d(8)
+        self.second = GATConv(8, 3)
+
+    def forward(self, data: Any) -> Tensor:
+        x = torch.cat([self.table(data.n_id), data.x], dim=1)
+        return self.second(self.norm(self.first(x, data.edge_index)).relu(), data.edge_index)
+
+
+class Run:
+    """One process with ``torch.nn.Embedding``, or a rank with its rows; the same program."""
+
+    def __init__(self, data: Any, *, sparse: bool = False, plain: bool = False) -> None:
+        self.data, self.plain = data, plain
+        self.table: Any = NodeEmbedding(data, DIM, seed=7, sparse=sparse)
+        if plain:
+            rows = pyg_sar.gather(self.table.weight.detach())
+            self.table = nn.Embedding.from_pretrained(rows, freeze=False, sparse=sparse)
+            data.n_id = torch.arange(data.num_nodes)
+        self.inner = Net(self.table).double()
+        self.model: Any = self.inner if plain else pyg_sar.DistributedDataParallel(self.inner)
+        self.losses: list[float] = []
+
+    @property
+    def shared(self) -> list[nn.Parameter]:
+        return [p for p in self.inner.parameters() if p is not self.table.weight]
+
+    def loss(self) -> Tensor:
+        mask = self.data.train_mask
+        loss = F.cross_entropy(self.model(self.data)[mask], self.data.y[mask])
+        self.losses.append(loss.item())
+        return loss
+
+    def train(self, optimizer: Any, clip: Callable[[], Any] = lambda: None) -> None:
+        for _ in range(3):
+            optimizer.zero_grad()
+            self.loss().backward()
+            clip()
+            optimizer.step()
+
+    def found(self) -> dict[str, Any]:
+        def plain(t: Tensor | None) -> Tensor | None:
+            if t is None:
+                return None
+            t = t.to_dense() if t.is_sparse else t
+            return pyg_sar.local(t.detach())
+
+        return {
+            'losses': torch.tensor(self.losses, dtype=torch.float64),
+            'shared': [plain(p) for p in self.shared],
+            'gradients': [plain(p.grad) for p in self.shared],
+            'n_id': pyg_sar.local(self.data.n_id),
+            'rows': plain(self.table.weight),
+            'gradient': plain(self.table.weight.grad),
+        }
+
+
+Program = Callable[[Run], None]
+PROGRAMS: dict[str, Program] = {}
+
+
+def program(function: Program) -> Program:
+    PROGRAMS[function.__name__] = function
+    return function
+
+
+OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
+    ('Adam', {'weight_decay': 0.1}),
+    ('AdamW', {'foreach': True, 'amsgrad': True}),
+    ('Adam', {'fused': True}),
+    ('SGD', {'momentum': 0.9, 'nesterov': True}),
+    *((name, {}) for name in ('Adagrad', 'Adadelta', 'RMSprop', 'NAdam', 'RAdam', 'Adamax')),
+    *((name, {'foreach': True}) for name in ('ASGD', 'Rprop')),
+]
+
+
+@program
+def optimizers(run: Run) -> None:
+    for kind, options in OPTIMIZERS:
+        run.train(getattr(torch.optim, kind)(run.inner.parameters(), lr=0.01, **options))
+
+
+@program
+def sparse_adam(run: Run) -> None:
+    class Both:
+        def __init__(self) -> None:
+            table = torch.optim.SparseAdam([run.table.weight], lr=0.05)
+            self.each = table, torch.optim.Adam(run.shared, lr=0.05)
+
+        def zero_grad(self) -> None:
+            [optimizer.zero_grad() for optimizer in self.each]
+
+        def step(self) -> None:
+            [optimizer.step() for optimizer in self.each]
+
+    run.train(Both())
+
+
+@program
+def sparse_rows_of_some(run: Run) -> None:
+    """Rows that nothing looks up keep their values and their state."""
+    table = torch.optim.SparseAdam([run.table.weight], lr=0.05)
+    for step in range(4):
+        table.zero_grad()
+        ids = run.data.n_id[run.data.y == step % 3]
+        (run.table(ids).square() * 0.3).sin().sum().backward()
+        run.loss()
+        table.step()
+
+
+@program
+def sparse_sgd(run: Run) -> None:
+    run.train(torch.optim.SGD(run.inner.parameters(), lr=0.5))
+
+
+@program
+def clipped(run: Run) -> None:
+    for options in ({}, {'foreach': True}, {'norm_type': 1.0}, {'norm_type': float('inf')}):
+        optimizer = torch.optim.SGD(run.inner.parameters(), lr=0.5)
+
+        def clip(options: Any = options) -> None:
+            parameters = run.inner.parameters()
+            norm = nn.utils.clip_grad_norm_(parameters, 0.02, error_if_nonfinite=True, **options)
+            run.losses.append(norm.item())
+
+        run.train(optimizer, clip)
+
+
+@program
+def clipped_by_hand(run: Run) -> None:
+    def clip() -> None:
+        gradients = [p.grad.data for p in run.inner.parameters()]
+        total = sum(float(g.norm(2)) ** 2 for g in gradients) ** 0.5
+        again = sum(g.detach().pow(2).sum() for g in gradients).sqrt()
+        largest = max(g.abs().max() for g in gradients)
+        mean = sum(g.abs().mean() for g in gradients)
+        run.losses += [total, again.item(), largest.item(), mean.item()]
+        assert all(g.isfinite().all() for g in gradients)
+        for g in gradients:
+            g.mul_(0.02 / total)
+
+    run.train(torch.optim.Adam(run.inner.parameters(), lr=0.1), clip)
+
+
+@program
+def own_layerwise_optimizer(run: Run) -> None:
+    """LARS and LAMB: a step of the size of the weight's norm."""
+    moments = {p: torch.zeros(p.shape, dtype=p.dtype) for p in run.inner.parameters()}
+    for _ in range(3):
+        run.inner.zero_grad(set_to_none=False)
+        run.loss().backward()
+        with torch.no_grad():
+            for p, m in moments.items():
+                m.mul_(0.9).add_(p.grad, alpha=0.1)
+                p.sub_(m * (0.1 * p.norm() / (m.norm() + 1e-3)))
+
+
+@program
+def accumulated_without_averages(run: Run) -> None:
+    for _ in range(2):
+        for _ in range(2):
+            with nullcontext() if run.plain else run.model.no_sync():
+                run.loss().backward()
+        run.loss().backward()
+
+
+@program
+def optimizer_in_backward(run: Run) -> None:
+    for p in run.inner.parameters():
+        optimizer = torch.optim.Adam([p], lr=0.05)
+
+        def step(p: Tensor, optimizer: Any = optimizer) -> None:
+            optimizer.step()
+            optimizer.zero_grad()
+
+        p.register_post_accumulate_grad_hook(step)
+    for _ in range(3):
+        run.loss().backward()
+
+
+@program
+def penalty_of_the_rows(run: Run) -> None:
+    for _ in range(2):
+        rows = run.table(run.data.n_id)
+        (run.loss() + 0.1 * rows.square().sum()).backward()
+        (rows.detach() * run.table(run.data.n_id)).sum().backward()
+
+
+@program
+def frozen(run: Run) -> None:
+    run.table.weight.requires_grad_(False)
+    run.loss().backward()
+    run.table.weight.requires_grad_(True)
+    run.loss().backward()
+
+
+@program
+def beside_the_model(run: Run) -> None:
+    """Its rows go into the model, and nobody registers them with it."""
+
+    class Inputs(nn.Module):
+        def forward(self, n_id: Tensor) -> Tensor:
+            return rows
+
+    table, rows = run.table, run.table(run.data.n_id)
+    run.inner.table = Inputs()
+    run.model = run.inner if run.plain else pyg_sar.DistributedDataParallel(run.inner)
+    run.loss().backward()
+    run.inner.table = table
+
+
+@program
+def averaged_weights(run: Run) -> None:
+    for multi in (None, torch.optim.swa_utils.get_ema_multi_avg_fn(0.7)):
+        average = torch.optim.swa_utils.AveragedModel(run.inner, multi_avg_fn=multi)
+        optimizer = torch.optim.SGD(run.inner.parameters(), lr=0.5)
+        for _ in range(2):
+            optimizer.zero_grad()
+            run.loss().backward()
+            optimizer.step()
+            average.update_parameters(run.inner)
+        run.inner.load_state_dict(average.module.state_dict())
+
+
+@program
+def scaled_gradients(run: Run) -> None:
+    scaler = torch.amp.GradScaler('cpu', init_scale=4.0)
+    optimizer = torch.optim.SGD(run.inner.parameters(), lr=0.5)
+    for step in range(3):
+        optimizer.zero_grad()
+        scaler.scale(run.loss()).backward()
+        if step == 1 and 5 in pyg_sar.local(run.data.n_id):  # on one rank only
+            run.table.weight.grad.mul_(float('inf'))
+        scaler.step(optimizer)
+        scaler.update()
+        run.losses.append(scaler.get_scale())
+
+
+@program
+def sparse_scaled_gradients(run: Run) -> None:
+    scaler = torch.amp.GradScaler('cpu', init_scale=4.0)
+    optimizer = torch.optim.SGD([run.table.weight], lr=0.5)
+    for step in range(3):
+        optimizer.zero_grad()
+        scale = float('inf') if step == 1 and run.plain else 1.0
+        if step == 1 and not run.plain and 5 in pyg_sar.local(run.data.n_id):
+            scale = float('inf')
+        scaler.scale((run.table(run.data.n_id) * 0.3).sin().sum()).backward()
+        run.table.weight.grad.mul_(scale)
+        scaler.step(optimizer)
+        scaler.update()
+        run.losses.append(scaler.get_scale())
+        run.loss()
+
+
+@program
+def copied_and_pickled(run: Run) -> None:
+    for copied in (copy.deepcopy, _pickled):
+        run.loss().backward()
+        run.inner.zero_grad()
+        run.model = copied(run.model)
+        run.inner = run.model if run.plain else run.model.module
+        run.table = run.inner.table
+        run.train(torch.optim.Adam(run.inner.parameters(), lr=0.05))
+
+
+def _pickled(value: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@program
+def optimizer_through_a_file(run: Run) -> None:
+    """What torch has loaded is rows of all ranks again after a step."""
+    optimizer = torch.optim.Adam(run.inner.parameters(), lr=0.05)
+    run.train(optimizer)
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    optimizer = torch.optim.Adam(run.inner.parameters(), lr=0.05)
+    optimizer.load_state_dict(torch.load(file, weights_only=True))
+    run.train(optimizer)
+    run.losses.append(optimizer.state[run.table.weight]['exp_avg'].norm().item())
+
+
+@program
+def rows_of_any_nodes(run: Run) -> None:
+    ids = torch.tensor([[3, 17, 5, 39], [0, 0, 8, 21]])
+    z = run.table(ids) if run.plain else run.table()[ids]
+    loss = (z[0] * z[1]).sum().sin()
+    loss.backward()
+    run.losses.append(loss.item())
+
+
+@program
+def written_and_looked_at(run: Run) -> None:
+    weight = run.table.weight
+    with torch.no_grad():
+        weight.mul_(0.1)
+        weight += 1
+        weight.data.div_(2)
+        weight[weight > 0.5] = 0.25
+        run.losses += [f(weight).item() for f in (torch.sum, torch.mean, torch.max, torch.min)]
+        run.losses += [(weight < 0.5).all().item(), weight.isnan().any().item()]
+    run.loss().backward()
+
+
+def _of_ranks(name: str, root: str) -> Any:
+    run = Run(pyg_sar.load_shard(root), sparse=name.startswith('sparse'))
+    PROGRAMS[name](run)
+    return run.found()
+
+
+def _compare(results: list[Any], want: dict[str, Any]) -> None:
+    for found in results:
+        for name in ('losses', 'shared', 'gradients'):
+            for a, b in zip(found[name], want[name], strict=True):
+                assert (a is None) == (b is None), name
+                if a is not None:
+                    assert_close(a, b, tolerance=1e-10)
+    for name in ('rows', 'gradient'):
+        if want[name] is not None:
+            pieces = [(found['n_id'], found[name]) for found in results]
+            assert_close(assemble(pieces, len(want[name])), want[name], tolerance=1e-10)
+
+
+@pytest.mark.parametrize(
+    'ranks', [3, *(pytest.param(p, marks=pytest.mark.slow) for p in (1, 2, 4))]
+)
+@pytest.mark.parametrize('name', few(PROGRAMS, every=4))
+def test_program(name: str, ranks: int, tmp_path: Path) -> None:
+    whole = Run(small_graph(), plain=True, sparse=name.startswith('sparse'))
+    PROGRAMS[name](whole)
+    kind = ASSIGNMENTS[ranks % 3]
+    root = str(cut(small_graph(), 4 if ranks < 3 else ranks, tmp_path / 'parts', kind))
+    _compare(run_as_threads(_of_ranks, ranks, name, root), whole.found())
+
+
+# Checkpoints
+
+
+def _of_part(parts: str, root: str, *, num_steps: int, saves: int, sparse: bool) -> dict[str, Any]:
+    """Some steps from the newest checkpoint on, or by one process from the start."""
+    run = Run(pyg_sar.load_shard(parts) if parts else small_graph(), sparse=sparse, plain=not parts)
+    return _resumed(run, root, num_steps, saves, sparse)
+
+
+def _resumed(run: Run, root: str, num_steps: int, saves: int, sparse: bool) -> dict[str, Any]:
+    if sparse:
+        optimizer: Any = torch.optim.SparseAdam([run.table.weight], lr=0.05)
+    else:
+        optimizer = torch.optim.Adam(run.inner.parameters(), lr=0.05, amsgrad=True)
+    if root:
+        if pyg_sar.load_checkpoint(root, run.model, optimizer) is None:
+            assert saves == 1
+        else:
+            with torch.no_grad():  # the state is rows of all ranks again
+                state = optimizer.state[run.table.weight]['exp_avg']
+                run.losses.append(state.norm().item())
+    for _ in range(num_steps):
+        run.inner.zero_grad()
+        run.loss().backward()
+        optimizer.step()
+    if saves:
+        pyg_sar.save_checkpoint(root, run.model, optimizer, epoch=saves)
+    return run.found()
+
+
+@pytest.mark.parametrize('sparse', few([False, True]))
+def test_training_goes_on_on_any_number_of_ranks(sparse: bool, tmp_path: Path) -> None:
+    root, graph = str(tmp_path / 'run'), small_graph()
+    parts = {p: str(cut(graph, p, tmp_path / str(p), ASSIGNMENTS[p % 3])) for p in (2, 3, 4)}
+    whole = Run(small_graph(), sparse=sparse, plain=True)
+    want = _resumed(whole, '', 9, 0, sparse)
+    run_as_threads(_of_part, 3, parts[3], root, num_steps=2, saves=1, sparse=sparse)
+    run_as_threads(_of_part, 2, parts[4], root, num_steps=2, saves=2, sparse=sparse)
+    _of_part('', root, num_steps=1, saves=3, sparse=sparse)  # torch.nn.Embedding
+    run_as_threads(_of_part, 4, parts[4], root, num_steps=2, saves=4, sparse=sparse)
+    results = run_as_threads(_of_part, 2, parts[2], root, num_steps=2, saves=5, sparse=sparse)
+    norms = [found['losses'][0].item() for found in results]
+    assert norms == [norms[0]] * 2
+    assert norms[0] > 0
+    for found in results:
+        assert_close(found['losses'][1:], want['losses'][-2:], tolerance=1e-10)
+        found['losses'] = want['losses']
+    _compare(results, want)
+    rows = np.load(Path(root) / 'epoch-000005' / 'model.table.weight.npy')  # of other programs
+    assert_close(torch.from_numpy(rows), want['rows'], tolerance=1e-10)
+
+
+def _after_three(parts: str, root: str) -> Any:
+    run = Run(pyg_sar.load_shard(parts))
+    optimizer = torch.optim.SGD(run.inner.parameters(), lr=0.5)
+    outcomes = []
+    for name, model in {
+        'wider': NodeEmbedding(run.data, DIM + 1),
+        'plain': nn.Embedding(len(pyg_sar.local(run.data.n_id)), DIM),
+    }.items():
+        run.inner.table = model.double()
+        outcomes.append(f'{name} {attempt(pyg_sar.load_checkpoint, root, run.inner, optimizer)}')
+    return outcomes
+
+
+def test_a_checkpoint_of_other_rows_is_refused(tmp_path: Path) -> None:
+    parts, root = str(cut(small_graph(), 3, tmp_path / 'parts')), str(tmp_path / 'run')
+    run_as_threads(_of_part, 3, parts, root, num_steps=1, saves=1, sparse=False)
+    for wider, plain in run_as_threads(_after_three, 3, parts, root):
+        assert "expected 'table.weight' of the model" in wider
+        assert '[40, 6] torch.float64 (got [40, 5] torch.float64)' in wider
+        assert '(got [40, 5] torch.float64)' in plain
+
+
+def _saves_odd_state(parts: str, root: str) -> str:
+    run = Run(pyg_sar.load_shard(parts))
+    optimizer = torch.optim.SGD(run.inner.parameters(), lr=0.5)
+    optimizer.state[run.table.weight]['column_means'] = torch.zeros(DIM)
+    return attempt(pyg_sar.save_checkpoint, root, run.model, optimizer, epoch=1)
+
+
+def test_a_state_without_rows_is_not_saved(tmp_path: Path) -> None:
+    parts = str(cut(small_graph(), 2, tmp_path / 'parts'))
+    outcomes = run_as_threads(_saves_odd_state, 2, parts, str(tmp_path / 'run'))
+    assert_all_raise(outcomes, 'ValueError', 'column_means')
+
+
+# Types of nodes
+
+
+class Typed(nn.Module):
+    """As users write it for the types without features."""
+
+    def __init__(self, table: Callable[[str], nn.Module], metadata: Any) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.tables = nn.ModuleDict({name: table(name) for name in metadata[0]})
+        self.conv = HGTConv(DIM, 4, metadata)
+
+    def forward(self, n_id_dict: dict[str, Tensor], edge_index_dict: Any) -> dict[str, Tensor]:
+        x_dict = {name: table(n_id_dict[name]) for name, table in self.tables.items()}
+        return self.conv(x_dict, edge_index_dict)
+
+
+def _typed(data: Any, *, plain: bool = False) -> tuple[nn.Module, dict[str, Tensor]]:
+    def table(name: str) -> nn.Module:
+        own = NodeEmbedding(data[name], DIM, seed=3)
+        if not plain:
+            return own
+        rows = pyg_sar.gather(own.weight.detach())
+        return nn.Embedding.from_pretrained(rows, freeze=False)
+
+    model: Any = Typed(table, data.metadata()).double()
+    if plain:
+        n_ids = {name: torch.arange(data[name].num_nodes) for name in data.node_types}
+    else:
+        model, n_ids = pyg_sar.DistributedDataParallel(model), data.n_id_dict
+    out = model(n_ids, data.edge_index_dict)
+    sum(rows.sin().mean() for rows in out.values() if rows is not None).backward()
+    return model if plain else model.module, n_ids
+
+
+def _typed_on_ranks(root: str) -> Any:
+    model, n_ids = _typed(pyg_sar.load_shard(root))
+    tables = {name: pyg_sar.local(table.weight.grad) for name, table in model.tables.items()}
+    return pyg_sar.local(n_ids), tables, [p.grad for p in model.conv.parameters()]
+
+
+@pytest.mark.parametrize('ranks', [1, 2, 3])
+def test_types_of_nodes(ranks: int, tmp_path: Path) -> None:
+    graph = hetero_graph()
+    pyg_sar.partition_graph(graph, 3 * ranks, tmp_path / 'p', method=assignment(3 * ranks))
+    model, _ = _typed(graph, plain=True)
+    results = run_as_threads(_typed_on_ranks, ranks, str(tmp_path / 'p'))
+    for name, table in model.tables.items():
+        pieces = [(n_ids[name], grads[name]) for n_ids, grads, _ in results]
+        assert_close(assemble(pieces, len(table.weight)), table.weight.grad, tolerance=1e-10)
+    for _, _, grads in results:
+        for got, p in zip(grads, model.conv.parameters(), strict=True):
+            assert (got is None) == (p.grad is None)
+            if got is not None:
+                assert_close(got, p.grad, tolerance=1e-10)
+
+
+# Values at first
+
+
+def _values(root: str, seed: int | None) -> Any:
+    data = pyg_sar.load_shard(root)
+    torch.manual_seed(rank())  # ranks need not be seeded alike
+    first, second = (NodeEmbedding(data, DIM, seed=seed) for _ in range(2))
+    before = first().detach()
+    first.reset_parameters()
+    return pyg_sar.local((data.n_id, before, second().detach(), first().detach()))
+
+
+@pytest.mark.parametrize('seed', [None, 5])
+def test_values_are_those_of_the_node(seed: int | None, tmp_path: Path) -> None:
+    graph = small_graph()
+    torch.manual_seed(0)
+    first, second = (NodeEmbedding(graph, DIM, seed=seed) for _ in range(2))
+    want = [first().detach(), second().detach()]
+    first.reset_parameters()
+    want.append(first().detach())
+    for ranks, num_parts in ((1, 3), (2, 4), (3, 3), (4, 4)):
+        root = str(cut(graph, num_parts, tmp_path / str(ranks)))
+        results = run_as_threads(_values, ranks, root, seed)
+        for i, values in enumerate(want, 1):
+            got = assemble([(found[0], found[i]) for found in results], 40)
+            assert torch.equal(got, values)
+    assert torch.equal(want[0], want[1]) == (seed is not None)
+    assert torch.equal(want[0], want[2]) == (seed is not None)
+
+
+# What is refused
+
+
+def _step(optimizer: Callable[[Any], Any]) -> Callable[[Run], Any]:
+    def step(run: Run) -> None:
+        run.loss().backward()
+        made = optimizer(run.inner.parameters())
+        made.step(run.loss if isinstance(made, torch.optim.LBFGS) else None)
+
+    return step
+
+
+OF_THE_WEIGHT: dict[str, Callable[[Run], Any]] = {
+    'penalty': lambda r: _of_loss(r, r.table.weight.square().sum()),
+    'penalty of a norm': lambda r: _of_loss(r, r.table.weight.norm()),
+    'penalty of some rows': lambda r: _of_loss(r, r.table.weight[torch.tensor([0, 7])].sin().sum()),
+    'penalty of a product': lambda r: _of_loss(
+        r, F.linear(r.table.weight, _weights()).exp().mean()
+    ),
+    'a mean of columns': lambda r: r.table.weight.detach().mean(dim=0),
+    'a number of entries': lambda r: r.table.weight.detach().norm(0),
+    'a transpose': lambda r: r.table.weight.detach().T,
+    'noise': lambda r: torch.randn_like(r.table.weight),
+    'xavier': lambda r: nn.init.xavier_uniform_(r.table.weight),
+    'a comparison': lambda r: torch.equal(r.table.weight, r.table.weight),
+    'a vector': lambda r: nn.utils.parameters_to_vector(r.inner.parameters()),
+    'autograd.grad': lambda r: torch.autograd.grad(r.table.weight.sin().sum(), r.table.weight)[0],
+    'LBFGS': _step(torch.optim.LBFGS),
+    'Adafactor': _step(torch.optim.Adafactor),
+    'lists': lambda r: _lists(r.table.weight.detach()),
+}
+
+
+def _of_loss(run: Run, penalty: Tensor) -> Tensor:
+    (run.loss() + penalty).backward()
+    return penalty
+
+
+def _weights() -> Tensor:
+    return torch.arange(2 * DIM).view(2, DIM).double() / 10
+
+
+def _lists(weight: Tensor) -> Tensor:
+    one, other = torch.ones(3, dtype=weight.dtype), weight.cos()
+    sums = torch._foreach_add([one, weight], [one, other], alpha=0.5)
+    torch._foreach_lerp_(sums, [one, other], 0.3)
+    torch._foreach_mul_(sums, [2.0, 3.0])
+    return sums[1] * torch.stack(torch._foreach_norm(sums)).sum()
+
+
+def _of_the_weight(name: str, run: Run) -> Any:
+    torch.manual_seed(3)
+    out = OF_THE_WEIGHT[name](run)
+    gradient = run.table.weight.grad
+    tensors = out, run.table.weight, torch.zeros(1) if gradient is None else gradient
+    return [pyg_sar.gather(each.detach()) if isinstance(each, Tensor) else each for each in tensors]
+
+
+def _of_the_weight_on_ranks(name: str, root: str) -> Any:
+    return _of_the_weight(name, Run(pyg_sar.load_shard(root)))
+
+
+@pytest.mark.parametrize('name', OF_THE_WEIGHT)
+@pytest.mark.parametrize('ranks', [1, 2, 3])
+def test_what_is_computed_of_the_weight(name: str, ranks: int, tmp_path: Path) -> None:
+    want = _of_the_weight(name, Run(small_graph(), plain=True))
+    root = str(cut(small_graph(), ranks, tmp_path / 'p'))
+    for found in run_as_threads(_of_the_weight_on_ranks, ranks, name, root):
+        for got, value in zip(found, want, strict=True):
+            if isinstance(value, Tensor):
+                assert_close(got, value, tolerance=1e-10)
+            else:
+                assert got == value
+
+
+REFUSED: dict[str, tuple[Callable[[Run], Any], str]] = {
+    'a spectral norm': (lambda r: torch.linalg.norm(r.table.weight.detach(), 2), 'matrix_norm'),
+    'a new draw': (lambda r: nn.init.normal_(r.table.weight), "'normal'"),
+    'a list of the whole': (
+        lambda r: torch._foreach_add_([torch.zeros(40, DIM)], [r.table.weight.detach()]),
+        'foreach_add',
+    ),
+    'local ids of a gradient': (lambda r: _sparse_gradient(r)._indices(), 'indices'),
+}
+
+
+def _sparse_gradient(run: Run) -> Tensor:
+    table = NodeEmbedding(run.data, DIM, sparse=True)
+    table().sum().backward()
+    gradient = table.weight.grad
+    assert gradient is not None
+    return gradient
+
+
+def _refused(root: str, name: str) -> str:
+    return attempt(REFUSED[name][0], Run(pyg_sar.load_shard(root)))
+
+
+@pytest.mark.parametrize('name', REFUSED)
+def test_what_sees_the_rows_of_one_rank_is_refused(name: str, tmp_path: Path) -> None:
+    root = str(cut(small_graph(), 2, tmp_path / 'p'))
+    outcomes = run_as_threads(_refused, 2, root, name)
+    assert_all_raise(outcomes, 'ValueError', REFUSED[name][1])
+    assert run_as_threads(_refused, 1, root, name) == ['no error']
+
+
+def _wrong(root: str) -> list[str]:
+    data = pyg_sar.load_shard(root)
+    table = NodeEmbedding(data, DIM)
+    outcomes = [
+        attempt(NodeEmbedding, small_graph(), DIM),
+        attempt(NodeEmbedding, hetero_graph(), DIM),
+        attempt(NodeEmbedding, data, DIM + rank()),
+        attempt(NodeEmbedding, data, 0),
+        attempt(NodeEmbedding, pyg_sar.load_shard(root, 0), DIM),
+    ]
+    table.weight = nn.Parameter(pyg_sar.local(table.weight.detach()))
+    outcomes.append(attempt(table))
+    return outcomes
+
+
+def test_what_is_no_part_of_a_graph(tmp_path: Path) -> None:
+    results = run_as_threads(_wrong, 2, str(cut(small_graph(), 2, tmp_path / 'p')))
+    plain, typed, unequal, none, part, replaced = zip(*results, strict=True)
+    assert_all_raise(plain, 'ValueError', 'load_shard')
+    assert_all_raise(typed, 'ValueError', "data['author']")
+    assert_all_raise(unequal, 'ValueError', 'embedding_dim')
+    assert_all_raise(none, 'ValueError', 'embedding_dim')
+    assert_all_raise(part, 'ValueError', 'one rank')
+    assert_all_raise(replaced, 'TypeError', 'weight')
+
+
+# Processes
+
+
+def _in_processes(root: str) -> Any:
+    run = Run(pyg_sar.load_shard(root))
+    PROGRAMS['clipped'](run)
+    file = io.BytesIO()
+    torch.save(run.model.state_dict(), file)
+    file.seek(0)
+    state = torch.load(file, weights_only=True)
+    assert type(state['table.weight']) is Tensor
+    run.model.load_state_dict(state)
+    reduced = attempt(dist.all_reduce, run.table.weight.grad)
+    return run.found(), reduced, attempt(_in_torchs_own, run)
+
+
+def _in_torchs_own(run: Run) -> None:
+    """Of a type of as many nodes on every rank, as torch finds unequal ones itself."""
+    run.inner.table = NodeEmbedding(Data(n_id=torch.arange(3) + 3 * rank()), DIM)
+    model = nn.parallel.DistributedDataParallel(pyg_sar.DistributedDataParallel(run.inner))
+    model(run.data)
+
+
+def test_in_processes(tmp_path: Path) -> None:
+    whole = Run(small_graph(), plain=True)
+    PROGRAMS['clipped'](whole)
+    results = run_ranks(_in_processes, 2, str(cut(small_graph(), 2, tmp_path / 'p')))
+    _compare([found for found, _, _ in results], whole.found())
+    assert_all_raise([each for _, each, _ in results], 'ValueError', 'all_reduce')
+    assert_all_raise([each for _, _, each in results], 'ValueError', 'DistributedDataParallel')
+
+
+def _loads_other_rows() -> None:
+    own = torch.tensor([0, 1]) + 2 * rank()
+    table, other = (NodeEmbedding(Data(n_id=ids), DIM) for ids in (own, own.flip(0)))
+    file = io.BytesIO()
+    torch.save(table.state_dict(), file)
+    file.seek(0)
+    state = torch.load(file)
+    with pytest.raises(RuntimeError, match='load_checkpoint'):
+        other.load_state_dict(state)
+    again = NodeEmbedding(Data(n_id=own), DIM)
+    for assign in (False, True):
+        again.load_state_dict(state, assign=assign)
+        assert torch.equal(again.weight, table.weight)
+        assert torch.equal(again(), table())
+    whole = nn.Embedding(4, DIM)
+    other.load_state_dict(whole.state_dict())
+    assert torch.equal(other(), whole.weight[own.flip(0)])
+
+
+def test_the_rows_of_other_nodes_are_not_loaded() -> None:
+    run_as_threads(_loads_other_rows, 2)
+    table, other = (NodeEmbedding(Data(n_id=torch.tensor(ids)), DIM) for ids in ([0, 1], [1, 0]))
+    other.load_state_dict(table.state_dict())  # one process has all rows, by id
+    assert torch.equal(other(), table().flip(0))

@@ -1,0 +1,94 @@
+"""BatchNorm1d on rows of all ranks: few rows, wrong shapes, accuracy."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from on_ranks import on_ranks, on_threads
+from ranks import run_as_threads
+from rows_by_hand import as_rows, sharding_of
+from small_graphs import assert_close
+from torch import Tensor
+
+from pyg_sar import DistributedDataParallel, gather
+from pyg_sar.ops.batch_norm import _local_moments
+
+
+@pytest.mark.parametrize('counts', [[0, 0, 0], [0, 1, 0], [1, 0, 0]], ids=str)
+@on_ranks(3, 0)
+def test_fewer_than_two_rows(counts):
+    module = DistributedDataParallel(torch.nn.BatchNorm1d(4).double())
+    x = as_rows(torch.randn(sum(counts), 4, dtype=torch.float64), sharding_of(counts))
+    with pytest.raises(ValueError, match=rf'on all ranks together.*\(got {sum(counts)}\)'):
+        module(x)
+    assert gather(module.eval()(x).detach()).size(0) == sum(counts)
+
+
+@on_threads(2)
+def test_wrong_dimensions():
+    for shape in ((4,), (4, 4, 3, 3)):
+        with pytest.raises(ValueError, match='expected 2D or 3D input'):
+            torch.nn.BatchNorm1d(4)(as_rows(torch.randn(shape), sharding_of([2, 2])))
+
+
+OFFSETS = {
+    'float64, mean 1e8': (torch.float64, 1e8, 1.0),
+    'float64, mean 1e4, deviation 1e-4': (torch.float64, 1e4, 1e-4),
+    'float32, mean 1e3': (torch.float32, 1e3, 1.0),
+    'float32, mean 1e4, deviation 0.1': (torch.float32, 1e4, 0.1),
+}
+
+
+def _far_from_zero(dtype: torch.dtype, mean: float, deviation: float) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(300, 4, generator=generator, dtype=torch.float64) * deviation + mean
+    grad = torch.randn(300, 4, generator=generator, dtype=torch.float64)
+    grad = grad + (x - mean) / deviation
+    # Unequal means on the ranks, so that their deviations from the common one count.
+    x[:100] += deviation
+    return x.to(dtype), grad.to(dtype)
+
+
+def _run_far_from_zero(dtype: torch.dtype, mean: float, deviation: float) -> tuple[Tensor, ...]:
+    sharding = sharding_of([40, 190, 70])
+    x, grad = (as_rows(t, sharding) for t in _far_from_zero(dtype, mean, deviation))
+    module = torch.nn.BatchNorm1d(4, momentum=1.0, eps=1e-30).to(dtype)
+    out = module(x.requires_grad_())
+    (out * grad).sum().backward()
+    return gather(out.detach()), gather(x.grad), module.running_mean, module.running_var
+
+
+def _reference(x: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
+    """In float64, the mean subtracted first: no cancellation."""
+    x, grad = x.double(), grad.double()
+    mean = x[0] + (x - x[0]).mean(0)
+    x = (x - mean).requires_grad_()
+    module = torch.nn.BatchNorm1d(4, momentum=1.0, eps=1e-30).double()
+    out = module(x)
+    out.backward(grad)
+    return out.detach(), x.grad, mean, module.running_var
+
+
+@pytest.mark.parametrize('case', OFFSETS)
+def test_large_mean_and_small_variance(case):
+    """As accurate as the input allows: the mean is known to one rounding of its dtype."""
+    dtype, mean, deviation = OFFSETS[case]
+    out, grad_x, running_mean, running_var = _reference(*_far_from_zero(dtype, mean, deviation))
+    rounding = torch.finfo(dtype).eps * mean / deviation
+    scale = grad_x.abs().max()
+    for found in run_as_threads(_run_far_from_zero, 3, dtype, mean, deviation):
+        found = [t.double() for t in found]
+        assert_close(found[0], out, tolerance=4 * rounding)
+        assert_close(found[1] / scale, grad_x / scale, tolerance=4 * rounding)
+        assert_close(found[2] / mean, running_mean / mean, tolerance=4 * rounding)
+        assert_close(found[3] / deviation**2, running_var / deviation**2, tolerance=rounding)
+
+
+@pytest.mark.parametrize('dtype', [torch.float64, torch.float32, torch.bfloat16])
+def test_moments_of_many_chunks(dtype: torch.dtype) -> None:
+    rows = (torch.randn(997, 5, dtype=torch.float64) * 3 + 20).to(dtype)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    mean, squares = _local_moments(rows, wide, 1000)
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-6
+    assert_close(mean, rows.double().mean(0), tolerance=tolerance)
+    assert_close(squares / 997, rows.double().var(0, correction=0), tolerance=tolerance)

@@ -1,0 +1,163 @@
+"""What every rank has of the whole stays equal on all ranks, and what users see of it is whole."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from graphs import awkward_graph
+from ranks import run_once, run_ranks
+from small_graphs import assert_all_raise, attempt
+from torch import Tensor
+from torch_geometric.nn import GATConv, GCNConv
+
+import pyg_sar
+from pyg_sar.comm.ranks import rank
+from pyg_sar.nn import gradients
+from pyg_sar.rows import replicated
+
+GRAPH = awkward_graph()
+
+
+@pytest.fixture(scope='module')
+def root(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp('replicated') / 'parts'
+    pyg_sar.partition_graph(GRAPH, 3, path, method=torch.arange(GRAPH.num_nodes) % 7 % 3)
+    return str(path)
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.norm = GATConv(8, 4, heads=2), torch.nn.BatchNorm1d(8)
+        self.second, self.head = GCNConv(8, 3), torch.nn.Linear(3, 3)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        hidden = self.norm(self.first(x, edge_index)).relu()
+        return self.head(self.second(hidden, edge_index))
+
+
+def _loss(model: torch.nn.Module, data: Any) -> Tensor:
+    out = model(data.x, data.edge_index)
+    return F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
+
+
+def _ddp(model: torch.nn.Module) -> torch.nn.Module:
+    return pyg_sar.DistributedDataParallel(model)
+
+
+def _parting(root: str, what: str) -> str:
+    gradients.STEPS_BETWEEN_CHECKS = 4
+    data, model = pyg_sar.load_shard(root), _ddp(Net().double())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def steps() -> None:
+        for step in range(9):
+            optimizer.zero_grad()
+            _loss(model, data).backward()
+            optimizer.step()
+            if rank() == 2 and step == 4:
+                with torch.no_grad():
+                    dict(model.named_parameters())['head.bias'][1].add_(
+                        1e-6 * (what == 'a parameter')
+                    )
+                    dict(model.named_buffers())['norm.running_var'][1].add_(
+                        1e-6 * (what == 'a buffer')
+                    )
+
+    return attempt(steps)
+
+
+@pytest.mark.parametrize(
+    ('what', 'name'), [('a parameter', 'head.bias'), ('a buffer', 'norm.running_var'), ('', '')]
+)
+def test_numbers_that_part_in_training(root: str, what: str, name: str) -> None:
+    outcomes = run_ranks(_parting, 3, root, what)
+    if not what:
+        assert outcomes == ['no error'] * 3
+        return
+    if what == 'a parameter':
+        assert_all_raise(outcomes, 'ValueError', f"'{name}'", 'rank 2', 'backward 6')
+    else:
+        assert_all_raise(outcomes, 'PartedError', "'batch_norm' of rows at", 'rank 2')
+
+
+def _large(root: str) -> list[tuple[str, int]]:
+    data = pyg_sar.load_shard(root)
+    replicated.LARGE = 100
+    noise = torch.ones(data.num_nodes, 8, dtype=torch.float64)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        for _ in range(3):
+            data.x + noise
+        data.x + torch.zeros_like(data.x)
+        data.x[:, 0] + torch.ones(data.num_nodes)
+    return [(str(each.message), each.lineno) for each in caught if __file__ == each.filename]
+
+
+def test_a_large_plain_tensor_is_warned_of_once(root: str) -> None:
+    line = _large.__code__.co_firstlineno + 7
+    for caught in run_once(_large, 3, root):
+        ((text, where),) = caught
+        assert '(60, 8) meets rows' in text
+        assert where == line
+
+
+def _alone(root: str) -> str:
+    pyg_sar.DistributedDataParallel(Net(), timeout=4)
+    data = pyg_sar.load_shard(root)
+    data.x.mean()
+
+    def program() -> None:
+        if rank() == 0:
+            print(data.x.std())
+
+    return attempt(program)
+
+
+def test_a_reduction_of_one_rank_names_its_line(root: str) -> None:
+    first, *_ = run_once(_alone, 3, root, timeout=100, may_die=(1, 2))
+    line = _alone.__code__.co_firstlineno + 7
+    assert 'rank 0 stopped at a sum over all ranks' in first
+    assert first.endswith(f', called at {__file__}:{line}')
+
+
+def _told_of(root: str, folder: str, what: str) -> list[str]:
+    data, model = pyg_sar.load_shard(root), _ddp(Net().to(DTYPES.get(what, torch.float64)))
+    data.x = data.x.to(next(model.parameters()).dtype)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    _loss(model, data).backward()
+    optimizer.step()
+    weight = model.first.lin.weight if what == 'a conv' else model.head.weight
+    if rank() == 1 and what != 'nothing':
+        with torch.no_grad():
+            weight[0, 0] = torch.nextafter(weight[0, 0].float(), torch.tensor(9.0))
+            weight[0, 0] += 0.1 * (what in DTYPES)
+
+    def evaluate() -> None:
+        with torch.no_grad():
+            model.eval()(data.x, data.edge_index)
+
+    def save() -> None:
+        pyg_sar.save_checkpoint(folder, model, optimizer, epoch=1)
+
+    outcomes = [attempt(save), attempt(evaluate)]
+    return [*outcomes, attempt(lambda: _loss(model.train(), data).backward())]
+
+
+DTYPES = {'bfloat16': torch.bfloat16, 'float32': torch.float32}
+
+
+@pytest.mark.parametrize('what', ['nothing', 'a head', 'a conv', *DTYPES])
+def test_one_number_that_parts_is_told_at_once(root: str, tmp_path: Any, what: str) -> None:
+    results = run_ranks(_told_of, 3, root, str(tmp_path), what)
+    for i, when in enumerate(('at save_checkpoint', 'checksum', 'at backward 2')):
+        outcomes = [result[i] for result in results]
+        if what == 'nothing':
+            assert outcomes == ['no error'] * 3
+        else:
+            assert_all_raise(outcomes, 'ValueError', when, 'rank 1', 'optimizer on one rank alone')

@@ -1,0 +1,189 @@
+"""Negative edges and random orders of the whole graph: the same on any number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ranks import run_as_threads
+from small_graphs import assert_all_raise, attempt, cut, small_graph
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.utils import to_undirected
+
+import pyg_sar
+from pyg_sar.comm.ranks import rank
+
+NUM_NODES = 40
+
+
+def _drawn(root: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    data = pyg_sar.load_shard(root)
+    edges, some = data.edge_index, data.edge_type == 1
+    torch.manual_seed(3 + rank())  # only the generator of rank 0 counts
+    paired = pyg_sar.negative_sampling(edges, paired=True, seed=1)
+    assert torch.equal(pyg_sar.local(paired)[1], pyg_sar.local(edges[1]))
+    turned = pyg_sar.negative_sampling(edges[:, some].flip(0), None, 33, seed=2)
+    paired, e_id = pyg_sar.local((paired, data.e_id))
+    drawn = (
+        pyg_sar.negative_sampling(edges),
+        pyg_sar.negative_sampling(edges, num_nodes=NUM_NODES, num_neg_samples=50, seed=1),
+        torch.cat([paired, e_id[None]]),
+        turned,
+    )
+    return pyg_sar.local(drawn)
+
+
+def _sorted(pairs: Tensor) -> Tensor:
+    return pairs[:, torch.argsort(pairs[1] * NUM_NODES + pairs[0])]
+
+
+def _check(drawn: list[Any]) -> None:
+    graph = small_graph()
+    torch.manual_seed(3)
+    edges, some = graph.edge_index, graph.edge_type == 1
+    paired = pyg_sar.negative_sampling(edges, NUM_NODES, paired=True, seed=1)
+    plain = (
+        pyg_sar.negative_sampling(edges, NUM_NODES),
+        pyg_sar.negative_sampling(edges, NUM_NODES, 50, seed=1),
+        torch.cat([paired, torch.arange(edges.size(1))[None]]),
+        pyg_sar.negative_sampling(edges[:, some], NUM_NODES, 33, seed=2),
+    )
+    for i, want in enumerate(plain):
+        assert torch.equal(
+            _sorted(torch.cat([each[i] for each in drawn], dim=1)[:2]), _sorted(want[:2])
+        )
+    by_edge = torch.cat([each[2] for each in drawn], dim=1)
+    by_edge = by_edge[:, by_edge[3].argsort()]
+    assert torch.equal(by_edge, plain[2])
+    assert torch.equal(by_edge[:2], edges)
+    codes = edges[0] * NUM_NODES + edges[1]
+    assert not torch.isin(by_edge[2] * NUM_NODES + edges[1], codes).any()
+    assert (by_edge[2] != edges[1]).all()
+
+
+@pytest.mark.parametrize('world_size', [1, 2, 3, 4])
+def test_the_same_on_any_number_of_ranks(tmp_path: Path, world_size: int) -> None:
+    root = cut(small_graph(), world_size, tmp_path / 'parts', 'empty part')
+    _check(run_as_threads(_drawn, world_size, str(root)))
+
+
+@pytest.mark.parametrize('num_samples', [0, 1, 39, 40, 41, 1000])
+def test_are_no_edges_and_evenly_spread(num_samples: int) -> None:
+    edges = small_graph().edge_index
+    pairs = pyg_sar.negative_sampling(edges, NUM_NODES, num_samples, seed=4)
+    assert pairs.shape == (2, num_samples)
+    codes = edges[0] * NUM_NODES + edges[1]
+    assert not torch.isin(pairs[0] * NUM_NODES + pairs[1], codes).any()
+    assert (pairs[0] != pairs[1]).all()
+    counts = torch.bincount(pairs[1], minlength=NUM_NODES)
+    assert counts.max() - counts.min() <= 1
+    assert (
+        not torch.equal(pairs, pyg_sar.negative_sampling(edges, NUM_NODES, num_samples, seed=5))
+        or num_samples == 0
+    )
+
+
+def test_sources_are_uniform_over_the_others() -> None:
+    edges = torch.tensor([[0, 1, 2], [9, 9, 9]])
+    pairs = pyg_sar.negative_sampling(edges, 10, 20000, seed=0)
+    sources = torch.bincount(pairs[0][pairs[1] == 9], minlength=10)
+    assert sources[[0, 1, 2, 9]].sum() == 0
+    assert (sources[3:9] - 2000 / 6).abs().max() < 5 * (2000 / 6) ** 0.5
+
+
+def test_destinations_with_one_sample_more_are_random() -> None:
+    edges = torch.zeros(2, 0, dtype=torch.int64)
+    counts = torch.zeros(10)
+    for seed in range(2000):
+        counts += torch.bincount(
+            pyg_sar.negative_sampling(edges, 10, 3, seed=seed)[1], minlength=10
+        )
+    assert counts.sum() == 6000
+    assert (counts - 600).abs().max() < 5 * 600**0.5
+
+
+def test_a_node_with_edges_from_all() -> None:
+    full = torch.cat([torch.arange(5).repeat(2, 1), torch.tensor([[0, 1, 2, 3], [4, 4, 4, 4]])], 1)
+    pairs = pyg_sar.negative_sampling(full, 5, 10, seed=0)
+    assert torch.bincount(pairs[1]).tolist() == [2, 2, 2, 2]
+    with pytest.raises(ValueError, match='node 4'):
+        pyg_sar.negative_sampling(full, 5, paired=True)
+
+
+def test_of_nothing() -> None:
+    none = torch.zeros(2, 0, dtype=torch.int64)
+    assert pyg_sar.negative_sampling(none).shape == (2, 0)
+    assert pyg_sar.negative_sampling(none, paired=True).shape == (3, 0)
+
+
+WRONG: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], str]] = {
+    'number of nodes': (
+        lambda d: pyg_sar.negative_sampling(d.edge_index, d.num_nodes - 1),
+        lambda d: pyg_sar.negative_sampling(d.edge_index, d.num_nodes - 1),
+        'num_nodes',
+    ),
+    'seed': (
+        lambda d: pyg_sar.negative_sampling(d.edge_index, seed=1),
+        lambda d: pyg_sar.negative_sampling(d.edge_index),
+        'same arguments',
+    ),
+    'count': (
+        lambda d: pyg_sar.negative_sampling(d.edge_index, None, 3),
+        lambda d: pyg_sar.negative_sampling(d.edge_index, None, 4),
+        'same arguments',
+    ),
+    'paired count': (
+        lambda d: pyg_sar.negative_sampling(d.edge_index, None, 3, paired=True),
+        lambda d: pyg_sar.negative_sampling(d.edge_index),
+        'paired=True',
+    ),
+    'share of the edges': (
+        lambda d: pyg_sar.negative_sampling(d.edge_index, None, 0.5),
+        lambda d: pyg_sar.negative_sampling(d.edge_index),
+        'num_neg_samples',
+    ),
+    'own edges': (
+        lambda d: pyg_sar.negative_sampling(pyg_sar.local(d.edge_index), seed=1),
+        lambda d: pyg_sar.negative_sampling(pyg_sar.local(d.edge_index), seed=1),
+        'pyg_sar.local',
+    ),
+}
+
+
+def _attempt(name: str, root: str) -> str:
+    data = pyg_sar.load_shard(root)
+    return attempt(WRONG[name][rank() != 1], data)
+
+
+@pytest.mark.parametrize('name', WRONG)
+def test_wrong(tmp_path: Path, name: str) -> None:
+    root = str(cut(small_graph(), 2, tmp_path / 'parts'))
+    assert_all_raise(run_as_threads(_attempt, 2, name, root), 'ValueError', WRONG[name][2])
+
+
+def test_pairs_of_edges_dropped_together(tmp_path: Path) -> None:
+    """Draws by the number of the pair keep both of its edges, or none."""
+    graph = small_graph()
+    graph = Data(x=graph.x, edge_index=to_undirected(graph.edge_index))
+    ends = graph.edge_index.sort(dim=0).values
+    graph.pair = torch.unique(ends, dim=1, return_inverse=True)[1]
+    data = pyg_sar.load_shard(cut(graph, 3, tmp_path / 'parts'))
+    keeps = pyg_sar.utils.rng.uniform(7, data.pair) >= 0.5
+    kept = graph.edge_index[:, data.e_id[keeps]]
+    codes, turned = (pairs[0] * NUM_NODES + pairs[1] for pairs in (kept, kept.flip(0)))
+    assert torch.equal(codes.sort().values, turned.sort().values)
+    assert 0 < codes.numel() < data.num_edges
+
+
+def test_a_relation_of_two_types(tmp_path: Path) -> None:
+    graph = HeteroData()
+    graph['a'].x, graph['b'].x = torch.randn(10, 2), torch.randn(12, 2)
+    graph['a', 'to', 'b'].edge_index = torch.randint(10, (2, 30))
+    pyg_sar.partition_graph(graph, 2, tmp_path / 'parts', method='random')
+    data = pyg_sar.load_shard(tmp_path / 'parts')
+    with pytest.raises(ValueError, match='between nodes of one type'):
+        pyg_sar.negative_sampling(data['a', 'to', 'b'].edge_index)

@@ -1,0 +1,203 @@
+"""A wrapped model is the plain model: same parameters, same checkpoints, same output."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from copied_modules import WAYS, copied
+from few import few
+from torch import Tensor
+from torch_geometric import nn as pyg
+from torch_geometric.data import Data
+from torch_geometric.nn import GATConv, GCNConv, GINConv, MessagePassing, SAGEConv
+from torch_geometric.nn.models import GAT, GCN, GIN, GraphSAGE
+
+from pyg_sar import DistributedDataParallel, SARConv
+
+
+def _mlp(num_in: int = 6, num_out: int = 6) -> torch.nn.Module:
+    return torch.nn.Sequential(
+        torch.nn.Linear(num_in, 8),
+        torch.nn.BatchNorm1d(8),
+        torch.nn.ReLU(),
+        torch.nn.Linear(8, num_out),
+    )
+
+
+class Nested(torch.nn.Module):
+    """Convs in lists, dicts and blocks, one of them used twice, and a norm between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared = SAGEConv(6, 6)
+        self.layers = torch.nn.ModuleList([GCNConv(6, 6), self.shared])
+        self.by_name = torch.nn.ModuleDict({'gin': GINConv(_mlp()), 'norm': pyg.BatchNorm(6)})
+        self.block = torch.nn.Sequential(torch.nn.Sequential(torch.nn.BatchNorm1d(6)))
+        self.scale = torch.nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x, edge_index).tanh()
+        x = self.by_name['norm'](self.by_name['gin'](x, edge_index))
+        return self.shared(self.block(x), edge_index) * self.scale
+
+
+class WithConvAttribute(MessagePassing):
+    """A conv that itself has an attribute `conv`."""
+
+    def __init__(self) -> None:
+        super().__init__(aggr='add')
+        self.conv = torch.nn.Linear(6, 6)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=self.conv(x))
+
+
+MODELS: dict[str, Callable[[], torch.nn.Module]] = {
+    'SAGE': lambda: GraphSAGE(6, 8, 2, 3, norm='batch_norm'),
+    'GCN': lambda: GCN(6, 8, 3, 3, dropout=0.2, jk='cat'),
+    'GAT': lambda: GAT(6, 8, 2, 3, heads=2, norm='layer_norm', norm_kwargs={'mode': 'node'}),
+    'GIN': lambda: GIN(6, 8, 2, 3),
+    'nested': Nested,
+    'PyG Sequential': lambda: pyg.Sequential(
+        'x, edge_index',
+        [
+            (GCNConv(6, 8), 'x, edge_index -> x'),
+            torch.nn.BatchNorm1d(8),
+            (GATConv(8, 3), 'x, edge_index -> x'),
+        ],
+    ),
+    'conv in a conv': lambda: torch.nn.ModuleDict({'conv': WithConvAttribute()})['conv'],
+}
+
+
+def _make(name: str) -> torch.nn.Module:
+    torch.manual_seed(1)
+    return MODELS[name]().double()
+
+
+def _run(model: torch.nn.Module, data: Data) -> Tensor:
+    torch.manual_seed(2)
+    return model(data.x, data.edge_index)
+
+
+@pytest.mark.parametrize('name', MODELS)
+def test_keys_and_parameters_stay(name):
+    model = _make(name)
+    keys = list(model.state_dict())
+    names = {id(p) for p in model.parameters()}
+    values = {key: value.data_ptr() for key, value in model.state_dict().items()}
+    wrapped = DistributedDataParallel(model)
+    if not isinstance(model, MessagePassing):
+        assert wrapped is model
+    assert list(wrapped.state_dict()) == keys
+    assert {id(p) for p in wrapped.parameters()} == names
+    assert {key: value.data_ptr() for key, value in wrapped.state_dict().items()} == values
+
+
+@pytest.mark.parametrize('name', MODELS)
+def test_everything_is_wrapped(name):
+    wrapped = DistributedDataParallel(_make(name))
+    layers = [m for m in wrapped.modules() if isinstance(m, SARConv)]
+    inside = {inner for layer in layers for inner in layer.modules()}
+    plain = [m for m in wrapped.modules() if isinstance(m, MessagePassing)]
+    assert layers
+    assert all(m in inside for m in plain)
+    norms = [m for m in wrapped.modules() if isinstance(m, torch.nn.BatchNorm1d)]
+    assert all(type(m) is torch.nn.BatchNorm1d for m in norms)
+
+
+@pytest.mark.parametrize('training', [False, True])
+@pytest.mark.parametrize('name', MODELS)
+def test_plain_edge_index(graph, name, training):
+    """Bit for bit the plain model, dropout and running statistics included."""
+    plain, wrapped = (
+        _make(name).train(training),
+        DistributedDataParallel(_make(name)).train(training),
+    )
+    assert torch.equal(_run(wrapped, graph), _run(plain, graph))
+    for key, value in plain.state_dict().items():
+        assert torch.equal(wrapped.state_dict()[key], value)
+
+
+@pytest.mark.parametrize('name', MODELS)
+def test_checkpoints_move_both_ways(graph, name):
+    torch.manual_seed(5)
+    source = MODELS[name]().double()
+    _run(source, graph)
+    wrapped = DistributedDataParallel(_make(name))
+    result = wrapped.load_state_dict(source.state_dict())
+    assert (result.missing_keys, result.unexpected_keys) == ([], [])
+    again = _make(name)
+    result = again.load_state_dict(wrapped.state_dict())
+    assert (result.missing_keys, result.unexpected_keys) == ([], [])
+    for key, value in source.state_dict().items():
+        assert torch.equal(again.state_dict()[key], value)
+    assert torch.equal(_run(again.eval(), graph), _run(source.eval(), graph))
+
+
+@pytest.mark.parametrize('has_run', [False, True])
+@pytest.mark.parametrize('how', WAYS)
+@pytest.mark.parametrize('name', few(MODELS))
+def test_copies(graph, shard, name, how, has_run):
+    """Also after a forward on a shard, whose traces must not come along."""
+    model = DistributedDataParallel(_make(name), mode='one_shot').eval()
+    if has_run:
+        _run(model, shard)
+    other = copied(model, how)
+    assert list(other.state_dict()) == list(model.state_dict())
+    assert not {id(p) for p in model.parameters()} & {id(p) for p in other.parameters()}
+    assert [m.sar_options.mode for m in other.modules() if isinstance(m, SARConv)] == [
+        m.sar_options.mode for m in model.modules() if isinstance(m, SARConv)
+    ]
+    for data in (graph, shard):
+        assert torch.equal(_run(other, data), _run(model, data))
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.zero_()
+    for data in (graph, shard):
+        assert not torch.equal(_run(other, data), _run(model, data))
+
+
+def test_reset_parameters():
+    model = DistributedDataParallel(GraphSAGE(6, 8, 2, 3))
+    before = copy.deepcopy(model.state_dict())
+    model.reset_parameters()
+    after = model.state_dict()
+    assert any(not torch.equal(after[key], before[key]) for key in before)
+    torch.manual_seed(3)
+    conv_ = SARConv(SAGEConv(6, 4))
+    conv_.reset_parameters()
+    torch.manual_seed(3)
+    plain = SAGEConv(6, 4)
+    plain.reset_parameters()
+    assert torch.equal(conv_.lin_l.weight, plain.lin_l.weight)
+
+
+def _places(model: torch.nn.Module) -> list[tuple[str, int, type]]:
+    return [(name, id(m), type(m)) for name, m in model.named_modules(remove_duplicate=False)]
+
+
+def test_wrapping_twice():
+    model = DistributedDataParallel(_make('nested'), mode='one_shot')
+    before = _places(model)
+    assert DistributedDataParallel(model) is model
+    assert _places(model) == before
+    assert {m.sar_options.mode for m in model.modules() if isinstance(m, SARConv)} == {'one_shot'}
+    sar = SARConv(GCNConv(6, 6))
+    assert DistributedDataParallel(sar) is sar
+
+
+def test_wrapping_the_rest():
+    """A conv wrapped by hand keeps its mode; the others get the one asked for."""
+    model = torch.nn.ModuleList([SARConv(GCNConv(6, 6), mode='one_shot'), GCNConv(6, 6)])
+    first = model[0]
+    DistributedDataParallel(model, mode='sequential_no_remat', partial_sums=False)
+    assert model[0] is first
+    assert [(m.sar_options.mode, m.sar_options.partial_sums) for m in model] == [
+        ('one_shot', True),
+        ('sequential_no_remat', False),
+    ]

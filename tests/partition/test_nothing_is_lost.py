@@ -1,0 +1,276 @@
+"""What users change or keep is not lost: by transforms in place, by force, by killed writers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.data import Data
+
+import pyg_sar
+from pyg_sar.partition import writer
+from pyg_sar.partition.__main__ import main
+from pyg_sar.shard.files import read_json
+from pyg_sar.utils import durable
+
+# The module, not the function of this name that the package offers.
+cut_graph = import_module('pyg_sar.partition.partition_graph')
+
+NUM_NODES = 8000
+
+
+class Impute:
+    """Writes zeros in the place of what is no number, as many programs do."""
+
+    def __call__(self, data: Any) -> Any:
+        data.x[data.x.isnan()] = 0.0
+        data.y += 1
+        return data
+
+
+def _graph() -> Data:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(NUM_NODES, 64, generator=generator)  # 2 MB: mapped where it can be
+    x[torch.rand(x.shape, generator=generator) < 0.1] = torch.nan
+    edges = torch.randint(NUM_NODES, (2, 3 * NUM_NODES), generator=generator)
+    return Data(x=x, y=torch.arange(NUM_NODES), edge_index=edges)
+
+
+@pytest.mark.parametrize('kind', ['graph.pt', 'graph.npz', 'folder'])
+def test_what_a_transform_changes_in_place_is_kept(kind: str, tmp_path: Path) -> None:
+    graph, source = _graph(), tmp_path / kind
+    arrays = {name: value.numpy() for name, value in graph.to_dict().items()}
+    if kind.endswith('.pt'):
+        torch.save(graph, source)
+    elif kind.endswith('.npz'):
+        np.savez(source, **arrays)
+    else:
+        source.mkdir()
+        for name, array in arrays.items():
+            np.save(source / f'{name}.npy', array)
+    assert graph.x.isnan().any()
+    transform = f'{__name__}.Impute'
+    words = [str(source), str(tmp_path / 'out'), '--num-parts', '2', '--quiet']
+    assert main([*words, '--transform', transform]) == 0
+    for part in range(2):
+        data = pyg_sar.local(pyg_sar.load_shard(tmp_path / 'out', part))
+        assert torch.equal(data.x, graph.x[data.n_id].nan_to_num())
+        assert torch.equal(data.y, graph.y[data.n_id] + 1)
+
+
+def _small() -> Data:
+    return Data(x=torch.ones(8, 2), edge_index=torch.tensor([[0, 1, 2, 3], [4, 5, 6, 7]]))
+
+
+def test_files_of_others_are_not_deleted(tmp_path: Path) -> None:
+    def write(root: Path) -> None:
+        pyg_sar.partition_graph(_small(), 2, root, force=True)
+
+    root = tmp_path / 'parts'
+    write(root)
+    write(root)  # nothing but a partition is replaced
+    (root / 'run').mkdir()
+    (root / 'run' / 'model.pt').write_text('weights')
+    with pytest.raises(ValueError, match=r"such as 'run/model.pt'.*would be deleted"):
+        write(root)
+    assert (root / 'run' / 'model.pt').read_text() == 'weights'
+    pyg_sar.load_shard(root, 0)
+    shutil.rmtree(root / 'run')
+    write(root)
+
+
+def test_folders_beside_a_partition_that_others_made_are_left(tmp_path: Path) -> None:
+    names = ['.parts.of-last-year.old', '.parts.v2.0123456789ab.old', '.parts.notes.tmp']
+    names += ['.parts.0123456789ab.tmp', '.parts.0123456789ab.old', '.parts.v2.0123456789ab.tmp']
+    for name in names:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / 'precious.pt').write_text('weeks of work')
+    (tmp_path / names[-1] / 'made_by_pyg_sar').touch()  # of a partition of another name
+    ours = tmp_path / '.parts.abcdef012345.tmp'
+    ours.mkdir()
+    (ours / 'made_by_pyg_sar').touch()
+    (tmp_path / '.parts.abcdef000000.tmp').symlink_to(names[0])
+    for _ in range(2):
+        pyg_sar.partition_graph(_small(), 2, tmp_path / 'parts', force=True)
+        assert all((tmp_path / name / 'precious.pt').exists() for name in names)
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {*names, 'parts', '.parts.abcdef000000.tmp'}
+
+
+def _save(parts: Path) -> str:
+    (parts / 'run').mkdir()
+    (parts / 'run' / 'model.pt').write_text('epoch 100')
+    return 'run/model.pt'
+
+
+def _link(parts: Path) -> str:
+    (parts / 'run').symlink_to(parts.parent / 'elsewhere')
+    return 'run'
+
+
+def _folder(parts: Path) -> str:
+    (parts / 'part_1' / 'run').mkdir()
+    return 'part_1/run'
+
+
+def _change(parts: Path) -> str:
+    torch.save({'feats': {'x': torch.zeros(4, 2)}}, parts / 'part_1' / 'node_feats.pt')
+    return 'part_1/node_feats.pt'
+
+
+def _another(parts: Path) -> str:
+    data = Data(x=torch.zeros(8, 2), edge_index=_small().edge_index)
+    pyg_sar.partition_graph(data, 2, parts, method='range', force=True)
+    return 'part_1/sar.pt'
+
+
+def _a_file(parts: Path) -> str:
+    shutil.rmtree(parts, ignore_errors=True)
+    parts.write_text('a file')
+    return '.'
+
+
+def _a_link(parts: Path) -> str:
+    shutil.rmtree(parts, ignore_errors=True)
+    parts.symlink_to(parts.parent / 'elsewhere')
+    return '.'
+
+
+def _whole(root: Path) -> dict[str, bytes | str]:
+    """All below a folder, by its names; symbolic links as what they point to."""
+    paths = [p for p in [root, *root.rglob('*')] if p.is_symlink() or p.is_file()]
+    return {
+        str(p.relative_to(root)): os.readlink(p) if p.is_symlink() else p.read_bytes()
+        for p in paths
+    }
+
+
+WRITES = [_save, _link, _folder, _change, _another, _a_file, _a_link]
+MOMENTS = [
+    ('in the cut', True),
+    ('as it ends', True),
+    ('at the exchange', True),
+    ('at the exchange', False),
+]
+CASES = [
+    (write, is_first, moment)
+    for write in WRITES
+    for is_first in (True, False)
+    for moment in MOMENTS
+    if not (is_first and write in (_folder, _change))  # of a partition
+    if not ('exchange' in moment[0] and write is _a_file)  # which the system refuses
+]
+
+
+@pytest.mark.parametrize(('write', 'is_first', 'moment'), CASES)
+def test_what_comes_into_the_place_while_a_graph_is_cut_stays(
+    write: Callable[[Path], str],
+    is_first: bool,
+    moment: tuple[str, bool],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parts, found, (when, exchanges) = tmp_path / 'parts', [], moment
+    (tmp_path / 'elsewhere').mkdir()
+    if not is_first:
+        pyg_sar.partition_graph(_small(), 2, parts, method='range')
+    elif write in (_save, _link):
+        parts.mkdir()
+
+    def wrote(function: Any) -> Any:
+        def write_before(*args: Any, **kwargs: Any) -> Any:
+            if not found:
+                found.append('')
+                found[:] = [write(parts), *[_whole(parts)]]
+            return function(*args, **kwargs)
+
+        return write_before
+
+    module, name = {
+        'in the cut': (cut_graph, 'assign_nodes'),
+        'as it ends': (cut_graph, 'write_partition'),
+        'at the exchange': (writer, 'put'),
+    }[when]
+    monkeypatch.setattr(module, name, wrote(getattr(module, name)))
+    if not exchanges:
+        monkeypatch.setattr('pyg_sar.utils.durable._exchange', lambda a, b: False)
+    with pytest.raises(ValueError, match='as it was when the cut began') as raised:
+        pyg_sar.partition_graph(_small(), 2, parts, method='range', force=True)
+    name, before = found
+    assert f"got '{name}'" in str(raised.value)
+    assert _whole(parts) == before
+    kept = Path(str(raised.value).rsplit("'", 2)[1])
+    others = {path.name for path in tmp_path.iterdir()}
+    assert others == {'parts', 'elsewhere', kept.name}
+    for _ in range(2):  # which no later run removes
+        loaded = [pyg_sar.local(pyg_sar.load_shard(kept, rank)).x for rank in range(2)]
+        assert torch.equal(torch.cat(loaded), _small().x)
+        pyg_sar.partition_graph(_small(), 2, tmp_path / 'elsewhere', method='range', force=True)
+        if write is _save and not is_first:
+            shutil.rmtree(parts / 'run', ignore_errors=True)
+            pyg_sar.partition_graph(_small(), 2, parts, method='range', force=True)
+
+
+def test_a_replacement_is_on_the_disk_before_the_old_one_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: set[Path] = set()
+    sync, exchange, remove = os.fsync, durable._exchange, shutil.rmtree
+    events: list[str] = []
+
+    def noted_sync(file: int) -> None:
+        sync(file)
+        path = Path(os.readlink(f'/proc/self/fd/{file}'))
+        synced.add(path)
+        events.append('sync of the names' if path == tmp_path else 'sync')
+
+    def noted_exchange(new: Path, root: Path) -> bool:
+        assert {new, *new.rglob('*')} <= synced
+        assert len([*new.rglob('*')]) > 10
+        events.append('exchange')
+        return exchange(new, root)
+
+    def noted_remove(path: Path, **kwargs: Any) -> None:
+        events.append('remove')
+        remove(path, **kwargs)
+
+    pyg_sar.partition_graph(_small(), 2, tmp_path / 'parts')
+    monkeypatch.setattr(os, 'fsync', noted_sync)
+    monkeypatch.setattr(durable, '_exchange', noted_exchange)
+    monkeypatch.setattr(shutil, 'rmtree', noted_remove)
+    pyg_sar.partition_graph(_small(), 2, tmp_path / 'parts', force=True)
+    events = events[events.index('exchange') :]
+    assert events.index('sync of the names') < events.index('remove')
+
+
+@pytest.mark.parametrize('kind', [np.int64, np.int32, np.uint8])
+def test_whole_numbers_of_numpy(kind: Any, tmp_path: Path) -> None:
+    """They are those of Python, also in META.json, which has no others."""
+    summary = []
+    for number, of in enumerate((kind, int)):
+        options = {'method': 'ldg', 'seed': of(3)}
+        root = tmp_path / str(number)
+        summary.append(pyg_sar.partition_graph(_small(), of(2), root, **options))
+        meta = read_json(root)['pyg_sar']['partition']
+        assert meta['seed'] == 3
+    assert summary[0] == summary[1]
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    path = pyg_sar.save_checkpoint(tmp_path / 'run', model, optimizer, epoch=kind(2))
+    assert path.name == 'epoch-000002'
+    assert pyg_sar.load_checkpoint(tmp_path / 'run', model).epoch == 2
+
+
+def test_a_file_is_no_folder_of_checkpoints(tmp_path: Path) -> None:
+    model = torch.nn.Linear(1, 1)
+    torch.save(model.state_dict(), tmp_path / 'state.pt')
+    with pytest.raises(ValueError, match='got the file'):
+        pyg_sar.load_checkpoint(tmp_path / 'state.pt', model)
+    assert pyg_sar.load_checkpoint(tmp_path / 'none', model) is None

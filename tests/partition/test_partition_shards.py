@@ -1,0 +1,137 @@
+"""The shards against an oracle in plain Python that knows the graph and the format alone."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+import pytest
+import torch
+from few import few
+from partition_files import meta_of, tree
+from torch_geometric.data import Data
+
+from pyg_sar.partition.options import CutOptions
+from pyg_sar.partition.partition_graph import cut_graph, partition_graph
+
+
+@pytest.mark.parametrize('num_parts', few([3, 1, 2, 7], every=2))
+@pytest.mark.parametrize('method', ['metis', 'ldg', 'random', 'range'])
+def test_every_invariant(any_graph, tmp_path, check_partition, method, num_parts):
+    summary = partition_graph(any_graph, num_parts, tmp_path / 'parts', method=method)
+    part_of = check_partition(tmp_path / 'parts', any_graph, num_parts)
+    assert set(part_of) == set(range(num_parts))
+    sizes = [part_of.count(part) for part in range(num_parts)]
+    assert list(summary.part_num_nodes) == sizes
+
+
+def test_as_many_parts_as_nodes(tmp_path, check_partition, make_graph):
+    for name in ('no_edges', 'star', 'communities'):
+        data = make_graph(name)
+        partition_graph(data, data.num_nodes, tmp_path / name)
+        part_of = check_partition(tmp_path / name, data, data.num_nodes)
+        assert sorted(part_of) == list(range(data.num_nodes))
+
+
+@pytest.mark.parametrize('suffix', ['.npy', '.pt', '.txt'])
+def test_parts_from_file(graph, tmp_path, check_partition, suffix):
+    parts = torch.arange(graph.num_nodes) * 3 % 4
+    path = tmp_path / f'parts{suffix}'
+    if suffix == '.pt':
+        torch.save(parts.to(torch.int32), path)
+    elif suffix == '.npy':
+        import numpy as np
+
+        np.save(path, parts.numpy().astype(np.uint8))
+    else:
+        path.write_text('\n'.join(map(str, parts.tolist())))
+    partition_graph(graph, 4, tmp_path / 'out', method=f'file:{path}')
+    assert check_partition(tmp_path / 'out', graph, 4) == parts.tolist()
+
+
+def test_empty_parts_and_parts_without_edges(any_graph, tmp_path, check_partition):
+    """Parts 0 and 3 of 5 are empty; one node alone is part 4."""
+    parts = torch.arange(any_graph.num_nodes) % 2 + 1
+    parts[-1] = 4
+    partition_graph(any_graph, 5, tmp_path / 'out', method=parts)
+    assert check_partition(tmp_path / 'out', any_graph, 5) == parts.tolist()
+
+
+def test_one_part_reads_all_and_the_others_nothing(tmp_path, check_partition, make_graph):
+    data = make_graph('star')
+    parts = torch.arange(20) % 3
+    summary = partition_graph(data, 3, tmp_path / 'out', method=parts)
+    check_partition(tmp_path / 'out', data, 3)
+    assert summary.part_num_edges == (19, 0, 0)
+    assert summary.halo_rows == ((0, 7, 6), (0, 0, 0), (0, 0, 0))
+    assert summary.boundary_rows == (0, 7, 6)
+
+
+def test_graph_is_not_changed(graph, tmp_path):
+    before = graph.clone()
+    partition_graph(graph, 3, tmp_path / 'out')
+    assert graph.keys() == before.keys()
+    for key in before.keys():  # noqa: SIM118
+        assert torch.equal(graph[key], before[key])
+
+
+@pytest.mark.parametrize('dtype', [torch.int32, torch.int16, torch.uint8])
+def test_other_integer_types(graph, tmp_path, check_partition, dtype):
+    """As a transposed view, which is not contiguous."""
+    narrow = graph.clone()
+    narrow.edge_index = graph.edge_index.to(dtype).t().contiguous().t()
+    partition_graph(narrow, 3, tmp_path / 'out')
+    check_partition(tmp_path / 'out', graph, 3)
+
+
+@pytest.mark.parametrize('method', ['metis', 'random'])
+def test_same_seed_same_bytes(graph, tmp_path, method):
+    del graph.train_mask
+    for name in ('a', 'b'):
+        partition_graph(graph, 3, tmp_path / name, method=method, seed=5, split='0.5/0.2/0.3')
+    assert len(tree(tmp_path / 'a')) == 3 + 3 * 4
+    assert tree(tmp_path / 'a') == tree(tmp_path / 'b')
+
+
+def test_fingerprint_tells_graphs_apart(tmp_path):
+    """The same parts of another graph are another partition."""
+
+    def fingerprint(edges: list[list[int]], name: str) -> str:
+        data = Data(edge_index=torch.tensor(edges), num_nodes=4)
+        partition_graph(data, 2, tmp_path / name, method=torch.tensor([0, 0, 1, 1]))
+        return str(meta_of(tmp_path / name)['fingerprint'])
+
+    a = fingerprint([[0, 1], [1, 2]], 'a')
+    assert fingerprint([[0, 1], [1, 2]], 'b') == a
+    assert fingerprint([[1, 0], [2, 1]], 'c') != a
+
+
+def test_summary_counts(tmp_path):
+    """0 -> 1 -> 2 -> 3 with a doubled cut edge, cut in the middle."""
+    data = Data(edge_index=torch.tensor([[0, 1, 1, 2], [1, 2, 2, 3]]), num_nodes=4)
+    parts = torch.tensor([0, 0, 1, 1])
+    summary = partition_graph(data, 2, tmp_path / 'out', method=parts)
+    assert summary.method == 'tensor'
+    assert (summary.num_nodes, summary.num_edges, summary.num_parts) == (4, 4, 2)
+    assert summary.part_num_nodes == (2, 2)
+    assert summary.part_num_edges == (1, 3)
+    assert summary.halo_rows == ((0, 0), (1, 0))
+    assert summary.boundary_rows == (1, 0)
+    assert summary.edge_cut == 2
+    assert summary.communication_volume == 1
+    assert summary.node_imbalance == 1.0
+    assert summary.edge_imbalance == 1.5
+    assert summary.work_imbalance == 1.25  # 3 and 5.
+    assert (summary.largest_block_rows, summary.largest_block_edges) == (1, 2)
+    text = str(summary)
+    assert '4 nodes and 4 edges in 2 parts (tensor)' in text
+    assert '2 (50.0% of the edges)' in text
+    assert '1 rows per layer (0.25 per node)' in text
+    with pytest.raises(AttributeError):
+        summary.edge_cut = 0  # type: ignore[misc]
+
+
+def test_command_and_versions_are_noted(graph, tmp_path):
+    cut_graph(graph, 2, tmp_path / 'out', CutOptions(), command=['a', 'b'])
+    ours = meta_of(tmp_path / 'out')
+    assert ours['command'] == ['a', 'b']
+    assert ours['versions']['torch'] == version('torch')

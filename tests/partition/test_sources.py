@@ -1,0 +1,572 @@
+"""Graphs from files and by name."""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import os
+import pickle
+import re
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hetero_graphs import hetero_graph
+from partition_files import load_shard_files
+from torch import Tensor
+from torch_geometric import EdgeIndex
+from torch_geometric import transforms as T
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.datasets import FakeDataset, KarateClub
+
+import pyg_sar
+from pyg_sar.partition.memmap import Scratch
+from pyg_sar.partition.partition_graph import partition_graph
+from pyg_sar.partition.sources import load_source
+from pyg_sar.partition.sources.tables import read_table
+
+EDGES = np.array([[0, 1, 2, 3, 0], [1, 2, 3, 0, 2]])
+X = np.array([[1.0, 0, 0], [0, 0, 2], [0, 0, 0], [3, 4, 0]], dtype=np.float32)
+
+
+def _assert_same(found: Any, want: Any) -> None:
+    assert found.node_types == want.node_types if isinstance(want, HeteroData) else True
+    assert len(found.stores) == len(want.stores)
+    for ours, theirs in zip(found.stores, want.stores, strict=True):
+        assert sorted(ours) == sorted(theirs)
+        for key, value in theirs.items():
+            if isinstance(value, Tensor):
+                assert ours[key].dtype == value.dtype
+                assert torch.equal(ours[key], value), key
+            else:
+                assert ours[key] == value
+
+
+def _npz(path: Path, **arrays: Any) -> Path:
+    np.savez(path, **arrays)
+    return path
+
+
+# .pt
+
+
+def test_saved(tmp_path, graph):
+    """A Data, a HeteroData, a dict, and what an InMemoryDataset leaves in processed/data.pt."""
+    graph.num_classes, graph.names = 4, ['a', 'b']
+    hetero = hetero_graph()
+    # Leaves a defaultdict in the graph, which torch's unpickler refuses to fill.
+    assert graph.is_node_attr('x')
+    assert hetero['paper'].is_node_attr('x')
+    for data in (graph, hetero):
+        for content in (data, data.to_dict(), (data.to_dict(), None, type(data))):
+            torch.save(content, tmp_path / 'data.pt')
+            _assert_same(load_source(tmp_path / 'data.pt'), data)
+    found = load_source(str(tmp_path / 'data.pt'))
+    assert found['paper'].is_node_attr('x')
+
+
+@pytest.mark.filterwarnings('ignore:Sparse CSR tensor support is in beta')
+def test_saved_special_tensors(tmp_path, graph, check_partition):
+    special = graph.clone()
+    special.edge_index = EdgeIndex(graph.edge_index, sparse_size=(50, 50))
+    special.x = graph.x.to_sparse_csr()
+    torch.save(special, tmp_path / 'data.pt')
+    partition_graph(load_source(tmp_path / 'data.pt'), 3, tmp_path / 'out')
+    check_partition(tmp_path / 'out', graph, 3)
+
+
+class _Hostile:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (self.path,)
+
+
+@pytest.mark.parametrize('wrap', [lambda x: x, lambda x: {'edge_index': x}, lambda x: Data(a=x)])
+def test_hostile_pickle_is_refused(tmp_path, graph, wrap):
+    torch.save(wrap(_Hostile(tmp_path / 'ran')), tmp_path / 'data.pt')
+    (tmp_path / 'plain.pt').write_bytes(pickle.dumps(wrap(_Hostile(tmp_path / 'ran'))))
+    torch.save(graph, tmp_path / 'good.pt')
+    with torch.serialization.safe_globals([_Hostile]):  # not by what the caller allows, either
+        before = set(torch.serialization.get_safe_globals())
+        load_source(tmp_path / 'good.pt')
+        with pytest.raises(ValueError, match=r"got a pickle that needs '\w+\.mkdir'"):
+            load_source(tmp_path / 'data.pt')
+        with pytest.raises(ValueError, match=r'plain\.pt'):
+            load_source(tmp_path / 'plain.pt')
+        assert set(torch.serialization.get_safe_globals()) == before
+    assert not (tmp_path / 'ran').exists()
+
+
+@pytest.mark.parametrize(
+    ('content', 'message'),
+    [
+        (torch.ones(3), 'got a Tensor'),
+        ([1, 2], 'got a list'),
+        ({'x': torch.ones(2)}, "without a tensor 'edge_index': ['x']"),
+        ({'edge_index': [[0], [1]]}, "without a tensor 'edge_index'"),
+        (({'edge_index': torch.ones(2, 1)}, {'x': torch.ones(2)}, Data), 'several graphs'),
+    ],
+)
+def test_saved_something_else(tmp_path, content, message):
+    torch.save(content, tmp_path / 'data.pt')
+    with pytest.raises(ValueError, match=re.escape(message)):
+        load_source(tmp_path / 'data.pt')
+
+
+# Arrays
+
+
+def test_npz_dense(tmp_path):
+    arrays = {
+        'edge_index': EDGES,
+        'x': X,
+        'y': np.array([0, 1, -1, 0]),
+        'train_mask': np.array([True, False, False, True]),
+        'size': np.ones((4, 2)),
+        'edge_weight': np.arange(5.0),
+    }
+    path = _npz(tmp_path / 'a.npz', num_classes=np.int64(2), **arrays)
+    want = Data(**{key: torch.from_numpy(array) for key, array in arrays.items()})
+    want.num_classes, want.num_nodes = 2, 4
+    _assert_same(load_source(path), want)
+
+
+def test_npz_of_relations(tmp_path):
+    arrays = {
+        'edge|a|to|b': np.array([[0, 1], [1, 0]], dtype=np.int32),
+        'edge_attr|a|to|b': np.ones((2, 3)),
+        'x|a': X[:2],
+        'y|b': np.array([1, 0, 2]),
+        'num_nodes|a': np.int64(2),
+        'names|a': np.array(['p', 'q']),
+        'no_type': np.array([1.0, 2]),
+    }
+    data = load_source(_npz(tmp_path / 'a.npz', **arrays))
+    assert data.edge_types == [('a', 'to', 'b')]
+    assert data['a', 'to', 'b'].edge_index.tolist() == [[0, 1], [1, 0]]
+    assert data['a', 'to', 'b'].edge_index.dtype == torch.int64
+    with pytest.warns(UserWarning, match=r'names') as warned:
+        partition_graph(data, 2, tmp_path / 'out')
+    assert len(warned) == 1
+    found = pyg_sar.local(pyg_sar.load_shard(tmp_path / 'out'))
+    assert found.no_type.tolist() == [1.0, 2]
+    assert torch.equal(found['a'].x, torch.tensor([[1.0, 0, 0], [0, 0, 2]])[found['a'].n_id])
+    assert torch.equal(found['b'].y, torch.tensor([1, 0, 2])[found['b'].n_id])
+    assert found['a', 'to', 'b'].edge_attr.shape == (2, 3)
+
+
+def test_npz_dropped_arrays_are_named(tmp_path):
+    """[2, E'] has one row per node, if there are two."""
+    edges = np.array([[0, 1], [1, 0]])
+    more = {
+        'edge_index_directed': edges,
+        'class_names': np.array(['a', 'b', 'c']),
+        'node_names': np.array(['a', 'b']),
+    }
+    path = _npz(tmp_path / 'a.npz', edge_index=edges, num_nodes=2, **more)
+    with pytest.warns(UserWarning, match='dropped attributes') as warned:
+        partition_graph(path, 2, tmp_path / 'out')
+    assert all(f'{name} (' in str(warned[0].message) for name in more if 'names' in name)
+    assert torch.equal(
+        pyg_sar.load_shard(tmp_path / 'out').edge_index_directed, torch.tensor(edges)
+    )
+
+
+@pytest.mark.parametrize(
+    ('change', 'message'),
+    [
+        ({'edge_index': None}, "expected the array 'edge_index'"),
+        ({'edge_index': np.int64(3)}, "expected a tensor 'edge_index'"),
+        ({'edge_index': EDGES.T}, 'shape [2, E]'),
+        ({'train_idx': np.array([4])}, "'train_idx'"),
+        ({'y': np.array(['a', 'b', 'c', 'd'])}, "expected numbers in 'y'"),
+        ({'y': np.ones(4, dtype=np.longdouble)}, "expected numbers in 'y'"),
+        ({'y': np.array([{}] * 4)}, 'an .npz file of plain arrays'),
+    ],
+)
+def test_npz_refused(tmp_path, change, message):
+    arrays = {'edge_index': EDGES, 'x': X, **change}
+    kept = {name: value for name, value in arrays.items() if value is not None}
+    path = _npz(tmp_path / 'a.npz', **kept)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        partition_graph(load_source(path), 2, tmp_path / 'out')
+
+
+@pytest.mark.parametrize('content', [b'', b'something else', pickle.dumps({'edge_index': 1})])
+@pytest.mark.parametrize('name', ['a.npz', 'a.pt'])
+def test_files_that_are_no_archive(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=re.escape(name)):
+        load_source(tmp_path / name)
+    np.save(tmp_path / 'single.npy', EDGES)
+    (tmp_path / 'single.npy').rename(tmp_path / 'single.npz')
+    with zipfile.ZipFile(tmp_path / 'other.npz', 'w') as archive:
+        archive.writestr('edge_index.npy', b'no array')
+    for other in ('single.npz', 'other.npz'):
+        for scratch in (None, Scratch()):
+            with pytest.raises(ValueError, match=other):
+                load_source(tmp_path / other, scratch=scratch)
+
+
+# Tables
+
+
+def test_table_without_pyarrow(tmp_path, monkeypatch):
+    (tmp_path / 'edges.csv').write_text('src,dst\n0,1\n')
+    monkeypatch.setitem(sys.modules, 'pyarrow', None)
+    with pytest.raises(ValueError, match=r'pyg_sar\[parquet\]'):
+        load_source(tmp_path / 'edges.csv')
+
+
+@pytest.mark.parametrize('suffix', ['.csv', '.parquet'])
+def test_tables(tmp_path, suffix):
+    pyarrow = pytest.importorskip('pyarrow')
+    columns = {'weight': [0.5, 1, 2, 4, 8], 'dst': [1, 2, 3, 0, 1], 'src': [0, 0, 2, 3, 3]}
+    path = tmp_path / 'graph' / f'edges{suffix}'
+    path.parent.mkdir()
+    writer = importlib.import_module(f'pyarrow.{suffix[1:]}')
+    (writer.write_csv if suffix == '.csv' else writer.write_table)(pyarrow.table(columns), path)
+    np.save(path.parent / 'x.npy', np.eye(6, dtype=np.float32))
+    for arrays in (read_table(path, Scratch(), batch_rows=3), load_source(path.parent)):
+        assert arrays['edge_index'].tolist() == [columns['src'], columns['dst']]
+        assert arrays['weight'].tolist() == columns['weight']
+    assert load_source(path.parent).num_nodes == 6
+    assert load_source(path).num_nodes == 4
+    np.save(path.parent / 'edge_index.npy', EDGES)
+    with pytest.raises(ValueError, match='one file'):
+        load_source(path.parent)
+
+
+@pytest.mark.parametrize(
+    'header',
+    ['edge_id,source,target', 'time,from,to', 'w,SRC,DST', 'i,Source,Destination', 'x, src, dst'],
+)
+def test_columns_are_known_by_their_names(tmp_path, header):
+    pytest.importorskip('pyarrow')
+    (tmp_path / 'a.csv').write_text(f'{header}\n5,7,1\n6,1,2\n')
+    arrays = load_source(tmp_path / 'a.csv')
+    assert arrays.edge_index.tolist() == [[7, 1], [1, 2]]
+    assert arrays[header.split(',')[0]].tolist() == [5, 6]
+    first, *_, last = header.split(',')
+    (tmp_path / 'b.csv').write_text(f'{last},{first},{header.split(",")[1]}\n1,5,7\n2,6,1\n')
+    assert load_source(tmp_path / 'b.csv').edge_index.tolist() == [[7, 1], [1, 2]]
+    (tmp_path / 'c.csv').write_text('user,film\n7,1\n1,2\n')  # a table of two
+    assert load_source(tmp_path / 'c.csv').edge_index.tolist() == [[7, 1], [1, 2]]
+
+
+@pytest.mark.parametrize(
+    ('text', 'message'),
+    [
+        ('src\n0\n', 'two columns or more'),
+        ('src,dst\n0,1\n1,\n', "no empty cell in 'dst'"),
+        ('src,dst\n0,\n', "'dst'"),
+        ('src,dst\n0,a\n', r"numbers in 'dst' .* pandas.factorize"),
+        ('src,dst\n0,0.5\n', 'expected integers in .*float64'),
+        ('src,dst\n0,1,2\n', 'a table of numbers'),
+        ('7,1\n1,2\n', 'a header in the first line'),
+        ('7,1,0.5\n1,2,0.25\n', 'a header in the first line'),
+        ('3,3\n1,2\n', 'a header in the first line'),
+        (',source,target\n0,7,1\n', r'to_csv\(index=False\)'),
+        ('edge_id,u,v\n0,7,1\n', "expected columns 'src' and 'dst'"),
+        ('source,weight\n7,1\n', "expected columns 'src' and 'dst'"),
+        ('source,from,target\n7,1,2\n', 'one of each'),
+        ('', "header in the first line of .*a.csv', such as src,dst .got ''"),
+        ('src,dst\n', "expected numbers in 'src' of .*a.csv' .got null.: no row has a value"),
+        ('src,dst,z\n0,1,\n', "expected numbers in 'z' of .*a.csv' .got null.: no row has a value"),
+        ('src,dst,z\n0,1,2024-01-02\n', r"numbers in 'z' .*date32.*'z'\]\.astype\('int64'\)"),
+    ],
+)
+def test_bad_tables(tmp_path, text, message):
+    pytest.importorskip('pyarrow')
+    (tmp_path / 'a.csv').write_text(text)
+    with pytest.raises(ValueError, match=message):
+        load_source(tmp_path / 'a.csv')
+
+
+LISTS = {
+    'comments': '# Directed graph: a.txt\n# FromNodeId\tToNodeId\n7\t1\n1\t2\n',
+    'one comment': '#\n7,1\n1,2\n',
+    'a comma in a comment': '# nodes, edges\n7,1\n1,2\n',
+    'tabs': '7\t1\n1\t2\n',
+    'weights': '7 1 0.5\n1 2 0.25\n',
+    'commas': '7,1\n1,2\n',
+    'header and tabs': 'src\tdst\tweight\n7\t1\t3\n1\t2\t4\n',
+    'header and semicolons': 'src;dst\n7;1\n1;2\n',
+    'header and spaces': 'src dst\n7 1\n1 2\n',
+}
+
+
+@pytest.mark.filterwarnings('ignore:Falling back to the')
+@pytest.mark.parametrize('suffix', ['.csv', '.CSV', '.txt', '.tsv', '.edges', '.txt.gz'])
+@pytest.mark.parametrize('kind', LISTS)
+def test_what_a_list_of_edges_is_told_works(tmp_path, monkeypatch, kind, suffix):
+    pandas = pytest.importorskip('pandas')
+    pytest.importorskip('pyarrow')
+    monkeypatch.chdir(tmp_path)
+    path = Path(f'a{suffix}')
+    with gzip.open(path, 'wt') if suffix.endswith('gz') else path.open('w') as file:
+        file.write(LISTS[kind])
+    with pytest.raises(ValueError, match=r'with the header src,dst|a header in the first') as told:
+        load_source(path)
+    line = re.search(r'pandas\.read_csv.*index=False\)', str(told.value))[0]
+    names = "names=['src', 'dst']"
+    assert names in line
+    line = line.replace(names, 'names=None') if 'header' in kind else line
+    eval(line, {'pandas': pandas})
+    assert load_source('edges.csv').edge_index.tolist() == [[7, 1], [1, 2]]
+
+
+@pytest.mark.parametrize('name', ['a.mtx', 'a.graph', 'a.mtx.gz', 'a.mat', 'a'])
+def test_files_of_other_kinds(tmp_path, name):
+    (tmp_path / name).write_text('%%MatrixMarket\n3 3 1\n2 1\n')
+    with pytest.raises(ValueError, match=r'as a \.csv file with the header src,dst$'):
+        load_source(tmp_path / name)
+
+
+def _columns() -> dict[str, tuple[Any, str]]:
+    """By name a column of six, and what is told of it."""
+    pa = pytest.importorskip('pyarrow')
+    ids, names, times = np.arange(6), list('ababab'), r"\['z'\]\.astype\('int64'\)"
+    out, factorize = 'leave the column out', r'pandas\.factorize'
+    return {
+        'fixed lists': (pa.FixedSizeListArray.from_arrays(pa.array(np.arange(12.0)), 2), out),
+        'lists': (pa.array([[1, 2]] * 6), out),
+        'large lists': (pa.array([[1.0]] * 6, pa.large_list(pa.float64())), out),
+        'struct': (pa.array([{'a': 1}] * 6), out),
+        'map': (pa.array([[('a', 1)]] * 6, pa.map_(pa.string(), pa.int64())), out),
+        'texts': (pa.array(names), factorize),
+        'large texts': (pa.array(names, pa.large_string()), factorize),
+        'bytes': (pa.array([b'a'] * 6), factorize),
+        'categories': (pa.array(names).dictionary_encode(), factorize),
+        'time of day': (pa.array(ids, pa.time64('us')), times),
+        'zone': (pa.array(ids, pa.timestamp('us', 'UTC')), times),
+        'day': (pa.array(ids.astype(np.int32), pa.date32()), times),
+        'duration': (pa.array(ids, pa.duration('s')), times),
+        'decimal': (pa.array(ids).cast(pa.decimal128(22, 2)), r"\['z'\]\.astype\('float64'\)"),
+        'nothing': (pa.nulls(6), 'no row has a value'),
+    }
+
+
+def test_columns_of_every_type(tmp_path):
+    pa, parquet = pytest.importorskip('pyarrow'), pytest.importorskip('pyarrow.parquet')
+    ids, path = np.arange(6), tmp_path / 'a.parquet'
+    for column, told in _columns().values():
+        parquet.write_table(pa.table({'src': ids, 'dst': ids, 'z': column}), path)
+        with pytest.raises(ValueError, match=f"numbers in 'z' of '{path}' .got .*{told}"):
+            load_source(path)
+        parquet.write_table(pa.table({'src': ids, 'dst': column}), path)
+        with pytest.raises(ValueError, match=f"numbers in 'dst' of '{path}'"):
+            load_source(path)
+    for dtype in ('bool', 'float16', 'uint8', 'uint16', 'uint32', 'uint64', 'int8', 'float32'):
+        values = np.array([0, 1, 1, 0, 1, 0], dtype)
+        parquet.write_table(pa.table({'src': ids, 'dst': ids, 'z': values}), path)
+        assert torch.equal(load_source(path).z, torch.from_numpy(values)), dtype
+
+
+@pytest.mark.parametrize('suffix', ['.parquet', '.csv'])
+def test_a_folder_of_parts_is_one_table(tmp_path, suffix):
+    pa, folder = pytest.importorskip('pyarrow'), tmp_path / f'edges{suffix}'
+    writer = importlib.import_module(f'pyarrow.{"csv" if suffix == ".csv" else "parquet"}')
+    write = writer.write_csv if suffix == '.csv' else writer.write_table
+    folder.mkdir()
+    (folder / '_SUCCESS').touch()
+    (folder / f'.part-0{suffix}.crc').touch()
+    (folder / f'._part-0{suffix}').touch()
+    for i in range(3):
+        columns = {'src': np.arange(4), 'dst': np.full(4, i), 'w': np.full(4, i + 0.5)}
+        write(pa.table(columns), folder / f'part-{i}{suffix}')
+    for path in (folder, tmp_path):  # as such, and as the edges of a folder of arrays
+        data = load_source(path)
+        assert data.edge_index.tolist() == [[0, 1, 2, 3] * 3, [0] * 4 + [1] * 4 + [2] * 4]
+        assert data.w.tolist() == [0.5] * 4 + [1.5] * 4 + [2.5] * 4
+        np.save(tmp_path / 'x.npy', np.ones((4, 2)))
+    assert data.x.shape == (4, 2)
+    write(pa.table({'src': np.arange(4), 'dst': np.arange(4)}), folder / f'part-3{suffix}')
+    with pytest.raises(ValueError, match=f"the same columns in all of .* .got '.*part-3{suffix}'"):
+        load_source(folder)
+
+
+# Numbers that torch or NumPy hardly have
+
+
+@pytest.mark.parametrize('dtype', ['uint16', 'uint32', 'uint64'])
+@pytest.mark.parametrize('on_disk', [False, True])
+def test_ids_without_a_sign(tmp_path, tiny, dtype, on_disk):
+    """In arrays, tables and tensors: the same parts as of ids of 64 bits."""
+    edges = torch.randint(200, (2, 600), generator=torch.Generator().manual_seed(0))
+    edges[0, 0] = 40_000 if dtype == 'uint16' else 199
+    seeds, num_nodes = torch.tensor([3, 1, 2]), int(edges.max()) + 1
+    want = Data(edge_index=edges, train_idx=seeds)
+    partition_graph(want, 3, tmp_path / 'want', method='ldg')
+    typed = {
+        k: v.numpy().astype(dtype) for k, v in {'edge_index': edges, 'train_idx': seeds}.items()
+    }
+    (tmp_path / 'folder').mkdir()
+    for name, array in typed.items():
+        np.save(tmp_path / 'folder' / f'{name}.npy', array)
+    tensors = {name: torch.from_numpy(array) for name, array in typed.items()}
+    torch.save(tensors, tmp_path / 'a.pt')
+    sources = [Data(**tensors), tmp_path / 'folder', tmp_path / 'a.pt']
+    for at, source in enumerate(sources):
+        if not isinstance(source, Data):
+            source = load_source(source, scratch=Scratch(tmp_path) if on_disk else None)
+        partition_graph(source, 3, tmp_path / f'{at}', method='ldg')
+        for part in range(3):
+            found, wanted = (load_shard_files(tmp_path / name, part) for name in (f'{at}', 'want'))
+            assert all(torch.equal(found[key], wanted[key]) for key in wanted)
+            feats = torch.load(tmp_path / f'{at}' / f'part_{part}' / 'node_feats.pt')
+            ids, mask = feats['global_id'], feats['feats']['train_mask']
+            assert torch.equal(mask, torch.isin(ids, seeds))
+    assert num_nodes == pyg_sar.load_shard(tmp_path / '0').num_nodes
+
+
+def test_ids_of_a_table_without_a_sign(tmp_path):
+    pa, parquet = pytest.importorskip('pyarrow'), pytest.importorskip('pyarrow.parquet')
+    for dtype in ('uint8', 'uint16', 'uint32', 'uint64'):
+        ids = np.array([0, 200, 7], dtype)
+        table = pa.table({'src': ids, 'dst': ids[::-1].astype('uint64')})
+        parquet.write_table(table, tmp_path / 'a.parquet')
+        partition_graph(tmp_path / 'a.parquet', 2, tmp_path / dtype, method='range')
+        data = pyg_sar.load_shard(tmp_path / dtype)
+        assert data.edge_index.tolist() == [[0, 200, 7], [7, 200, 0]]
+    edges = np.array([[0, 1], [2**64 - 1, 0]], np.uint64)
+    with pytest.raises(ValueError, match='must hold ids >= 0'):
+        partition_graph(Data(edge_index=torch.from_numpy(edges)), 1, tmp_path / 'none')
+
+
+@pytest.mark.parametrize(
+    ('content', 'message'),
+    [
+        (b'\0' * 48, r"header of a .npy file in '.*x\.npy' .got the magic .* np\.save\("),
+        (b'', r"header of a .npy file in '.*x\.npy' .got EOF"),
+        (np.zeros((4, 3), 'V2'), r"numbers in 'x' of '.*' .got \|V2, as of bfloat16: save it as"),
+    ],
+)
+@pytest.mark.parametrize('on_disk', [False, True])
+def test_arrays_without_numbers(tmp_path, content, message, on_disk):
+    """Numbers without a header, as np.memmap writes them, an empty file, bfloat16."""
+    np.save(tmp_path / 'edge_index.npy', EDGES)
+    if isinstance(content, bytes):
+        (tmp_path / 'x.npy').write_bytes(content)
+    else:
+        np.save(tmp_path / 'x.npy', content)
+    with pytest.raises(ValueError, match=message):
+        load_source(tmp_path, scratch=Scratch(tmp_path) if on_disk else None)
+
+
+@pytest.mark.parametrize('value', [np.ones(3), np.array(['a', 'b']), np.float32(2), [np.ones(2)]])
+def test_numpy_in_a_saved_graph_is_named(tmp_path, graph, value):
+    graph.extra = value
+    hetero = hetero_graph()
+    hetero['paper'].other, hetero['author'].other = torch.ones(2), value
+    for name, data in {'extra': graph, 'other': hetero}.items():
+        for content in (data, data.to_dict()):
+            torch.save(content, tmp_path / 'a.pt')
+            with pytest.raises(ValueError, match=rf"numpy\S+' in '{name}': torch\.from_numpy"):
+                load_source(tmp_path / 'a.pt')
+
+
+# Names
+
+DATA = Path(__file__).parents[2] / 'examples' / 'data'
+
+
+def test_wordnet_noun():
+    data = load_source(DATA / 'wordnet_noun.npz')
+    assert sorted(data.keys()) == ['edge_index', 'num_nodes', 'x', 'y']
+    assert data.x.shape == (82_115, 512)
+    assert data.x.dtype == torch.float32
+    assert data.edge_index.shape == (2, 230_620)
+    assert int((data.y >= 0).sum()) == 82_073
+    assert data.y.max() == 24
+    src, dst = data.edge_index
+    assert torch.equal((src * 82_115 + dst).sort()[0], (dst * 82_115 + src).sort()[0])
+
+
+@pytest.mark.slow
+def test_wordnet_hetero():
+    data = load_source(DATA / 'wordnet_hetero.npz')
+    assert data.num_nodes_dict == {'synset': 117_659, 'word': 147_306}
+    assert len(data.edge_types) == 19
+    assert data.num_edges == 442_334
+    assert data['synset'].x.shape == (117_659, 512)
+    assert data['synset'].y.max() == 44
+    assert data.validate()
+    assert len(T.ToUndirected(merge=False)(data).edge_types) == 38
+
+
+MODULE = 'torch_geometric.datasets'
+
+
+class Rooted(FakeDataset):
+    """A dataset with files."""
+
+    seen = None
+
+    def __init__(self, root: str, name: str, *, edge_dim: int = 0) -> None:
+        Rooted.seen = (root, name)
+        super().__init__(num_graphs=1, avg_num_nodes=20, edge_dim=edge_dim)
+
+
+class Broken(FakeDataset):
+    """A dataset that cannot be downloaded."""
+
+    def __init__(self, root: str) -> None:
+        raise OSError('no route to host')
+
+
+def test_dataset_classes():
+    data, expected = load_source(f'{MODULE}.KarateClub'), KarateClub()[0]
+    assert data.num_classes == 4
+    for name in ('x', 'edge_index', 'y', 'train_mask'):
+        assert torch.equal(data[name], expected[name])
+    data = load_source(f'{MODULE}.FakeDataset(num_channels=7, edge_dim=3, task="node")')
+    assert (data.x.shape[1], data.edge_attr.shape[1]) == (7, 3)
+    hetero = load_source(f'{MODULE}.FakeHeteroDataset(num_node_types=2, num_edge_types=3)')
+    assert (len(hetero.node_types), len(hetero.edge_types)) == (2, 3)
+
+
+def test_root(tmp_path):
+    name = f'{__name__}.Rooted(name=Cora, edge_dim=2)'
+    assert load_source(name, root=tmp_path).edge_attr is not None
+    assert Rooted.seen == (str(tmp_path / 'Rooted'), 'Cora')
+    load_source(name)
+    assert Rooted.seen[0] == 'dataset/Rooted'
+    load_source(f'{__name__}.Rooted(name="a b", root=here)', root=tmp_path)
+    assert Rooted.seen == ('here', 'a b')
+
+
+@pytest.mark.parametrize(
+    ('name', 'message'),
+    [
+        ('cora', 'or one of ogbn-arxiv'),
+        ('cora', "(got 'cora', no such file)"),
+        ('no/graph.csv', "(got 'no/graph.csv', no such file)"),
+        ('.', "(got '.', a folder)"),
+        ('a.txt', "(got 'a.txt', a file): its edges as a .csv file with the header src,dst"),
+        ('ogbn-arxiv.pt', "(got 'ogbn-arxiv.pt', no such file)"),
+        ('no.such.Class', "a subclass of Dataset in 'no.such.Class' (got No module"),
+        (f'{MODULE}.Nothing', 'got nothing of that name'),
+        ('torch_geometric.data.Data', 'a subclass of Dataset'),
+        ('os.PathLike(x=1)', 'a subclass of Dataset'),
+        (f'{MODULE}.FakeDataset(3)', 'arguments without a name'),
+        (f'{MODULE}.FakeDataset(**{{}})', 'arguments without a name'),
+        (f'{MODULE}.FakeDataset(num_graphs=print(1))', 'arguments such as (name=Cora'),
+        (f'{MODULE}.FakeDataset(num_graphs=)', 'arguments such as (name=Cora'),
+        (f'{MODULE}.FakeDataset(num_graphs=2)', 'a dataset of one graph'),
+        (f'{MODULE}.KarateClub(colour=red)', "unexpected keyword argument 'colour'"),
+        (f'{__name__}.Broken', "belong in 'data/Broken' (got OSError: no route to host)"),
+        ('ogbn-cora', 'expected one of ogbn-arxiv, ogbn-mag,'),
+    ],
+)
+def test_refused(tmp_path, monkeypatch, name, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'a.txt').touch()
+    with pytest.raises(ValueError, match=re.escape(message)):
+        load_source(name, root='data')

@@ -1,0 +1,52 @@
+"""Threads that keep random states do not wait for each other for ever."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import torch
+from torch.testing import assert_close
+
+from pyg_sar.utils.rng import random_states, random_states_kept, set_random_states
+
+CPU = torch.device('cpu')
+
+TWO_THREADS = """
+import gc, sys, threading, time
+import torch
+from pyg_sar.utils.rng import random_states, random_states_kept
+
+gc.callbacks.append(lambda phase, info: time.sleep(1e-6))  # lets the other thread run
+gc.set_threshold(1)
+sys.setswitchinterval(1e-6)
+
+def run():
+    for _ in range(300):
+        with random_states_kept(torch.device('cpu')):
+            random_states(torch.device('cpu'))
+
+threads = [threading.Thread(target=run) for _ in range(2)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print('ended')
+"""
+
+
+def test_two_threads_end() -> None:
+    """torch 2.13 held two locks: a collection inside of torch.get_rng_state let both wait."""
+    command = [sys.executable, '-W', 'ignore', '-c', TWO_THREADS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.stdout == 'ended\n', done.stderr
+
+
+def test_states_are_kept_and_set() -> None:
+    states = random_states(CPU)
+    first = torch.rand(3)
+    with random_states_kept(CPU):
+        second = torch.rand(3)
+    assert_close(torch.rand(3), second, rtol=0, atol=0)
+    set_random_states(states, CPU)
+    assert_close(torch.rand(3), first, rtol=0, atol=0)
