@@ -144,6 +144,22 @@ LANES = 4
 """Numbers of 16 bits in a hash."""
 
 
+def kept(p: float, seed: int, *keys: Tensor | int, width: int) -> Tensor:
+    """Which of `width` numbers for every key a dropout keeps.
+
+    Args:
+        p: The share that is dropped, from 0 to 1; rounded to a multiple of ``2^-16``.
+        seed: Any integer of 64 bits.
+        *keys: As :func:`uniform` takes them.
+        width: How many numbers there are.
+
+    Returns:
+        bool ``[..., width]``, after the shape that the keys broadcast to.
+    """
+    state = hashed(seed, *keys).unsqueeze(-1)
+    return kept_of(hashed_on(state, torch.arange(-(-width // LANES))), p, width)
+
+
 def kept_of(hashes: Tensor, p: float, width: int) -> Tensor:
     """Which of `width` numbers a dropout keeps, bool, of hashes ``[..., ceil(width / 4)]``.
 

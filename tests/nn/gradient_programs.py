@@ -6,6 +6,7 @@ rank with its own rows; in one process it is the mean over the ranks of what the
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -227,6 +228,50 @@ def unfreezing_what_no_forward_of_the_model_sees(run: Run) -> None:
     model = run.ddp(inner)
     inner.first.requires_grad_(True)
     run.inner(model).first(*run.graph).square().mean().backward()
+
+
+@program
+def change_of_dtype_after_a_step(run: Run) -> None:
+    model = run.ddp(make_model())
+    run.loss(model(*run.graph)).backward()
+    model.zero_grad()
+    model.float().double()
+    run.loss(model(*run.graph)).backward()
+
+
+@program
+def new_layer(run: Run) -> None:
+    model = run.ddp(make_model())
+    run.loss(model(*run.graph)).backward()
+    torch.manual_seed(7)
+    run.inner(model).head = torch.nn.Linear(8, 3).double()
+    run.loss(model(*run.graph)).backward()
+    run.loss(model(*run.graph)).backward()
+
+
+@program
+def saved_and_loaded(run: Run) -> None:
+    buffer = io.BytesIO()
+    torch.save(run.ddp(make_model()), buffer)
+    buffer.seek(0)
+    model = torch.load(buffer, weights_only=False)
+    run.models = [model]
+    run.loss(run.inner(model)(*run.graph)).backward()
+
+
+@program
+def layers_of_the_inner_model(run: Run) -> None:
+    model = run.inner(run.ddp(make_model()))
+    h = model.second(model.first(*run.graph).relu(), run.graph[1])
+    h.square().mean().backward()
+
+
+@program
+def wrapped_twice(run: Run) -> None:
+    inner = make_model()
+    if run.rank is not None:
+        DistributedDataParallel(inner)
+    run.loss(run.ddp(inner)(*run.graph)).backward()
 
 
 # Options, unused parameters, what one rank has alone

@@ -113,3 +113,17 @@ def test_one_conv_for_several_widths(data):
     for width in (6, 2, 4, 2):
         own, whole = (torch.cat([d.x, d.x.sin()], 1)[:, :width] for d in (data, GRAPH))
         _close(conv(own, data.edge_index), plain(whole, GRAPH.edge_index), data)
+
+
+@on_ranks()
+def test_hooks_that_look_on_on_one_rank(data):
+    """A program may log activations on rank 0 alone."""
+    plain = GATConv(6, 4).double()
+    conv: Any = SARConv(copy.deepcopy(plain))
+    conv(data.x, data.edge_index)
+    seen: list[Tensor] = []
+    if dist.get_rank() == 0:
+        conv.register_forward_hook(lambda module, args, out: seen.append(out))
+        conv.lin.register_forward_hook(lambda module, args, out: seen.append(out))
+    _close(conv(data.x, data.edge_index), plain(GRAPH.x, GRAPH.edge_index), data)
+    assert len(seen) == (2 if dist.get_rank() == 0 else 0)

@@ -19,6 +19,7 @@ from torch_geometric.nn import (
     GAE,
     GATConv,
     GATv2Conv,
+    GCNConv,
     HeteroConv,
     MessagePassing,
     SAGEConv,
@@ -218,9 +219,7 @@ def test_masks_by_hand_in_plain_pyg(
 
     def by_hand(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
         call, ids = next(rows)
-        state, width = rng.hashed(SEED, 1, call, 0, ids).unsqueeze(-1), x.size(1)
-        columns = torch.arange(-(-width // rng.LANES))
-        kept = rng.kept_of(rng.hashed_on(state, columns), p, width)
+        kept = rng.kept(p, SEED, 1, call, 0, ids, width=x.size(1))
         share = round(p * 2**16) / 2**16
         return x * kept / (1 - share)
 
@@ -396,6 +395,33 @@ def test_batches_and_own_rows_are_refused(roots: dict[int, Path]) -> None:
     run.model(plain.x, plain.edge_index)
     run.model.train()
     assert len(run.epochs(1)) == 1
+
+
+class _Cycle(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = GCNConv(6, 3)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.conv(F.dropout(x, 0.5, self.training), edge_index)
+
+
+def _cycle(root: Path) -> Tensor:
+    data = pyg_sar.load_shard(root)
+    torch.manual_seed(1)
+    model = pyg_sar.DistributedDataParallel(_Cycle().double(), dropout_seed=1)
+    return pyg_sar.gather(model(data.x, data.edge_index)).detach()
+
+
+def test_as_many_edges_as_nodes(tmp_path: Path) -> None:
+    data = small_graph()
+    nodes = torch.arange(40)
+    del data.edge_attr, data.edge_weight, data.edge_type
+    data.edge_index = torch.stack([nodes, nodes.roll(1)])
+    root = cut(data, 2, tmp_path / 'parts')
+    expected = _cycle(root)
+    for found in run_as_threads(_cycle, 2, root):
+        assert_close(found, expected)
 
 
 class _InAggregation(_Noise):

@@ -183,6 +183,29 @@ def test_edges_and_weights_selected_apart(tmp_path: Path) -> None:
         assert_close(got, _selected_twice(data))
 
 
+@pytest.mark.parametrize('num_parts', [1, 3])
+def test_dropout_inside_messages_is_replayed(tmp_path: Path, num_parts: int) -> None:
+    """Backward sees the masks of forward: the gradient is the derivative at a fixed seed."""
+    data = _data(9, [(i, j) for i in range(9) for j in range(9) if (i * j) % 4 == 1 or i == j + 1])
+    pyg_sar.partition_graph(data, num_parts, tmp_path / 'parts', method='random')
+    shard = pyg_sar.load_shard(tmp_path / 'parts')
+    torch.manual_seed(2)
+    conv = pyg_sar.SARConv(GATConv(6, 3, heads=2, dropout=0.5).double()).train()
+    weight = torch.randn(9, 6, dtype=torch.float64)
+
+    def value(x: Tensor) -> Tensor:
+        torch.manual_seed(5)
+        return (conv(x, shard.edge_index) * weight).sum()
+
+    x = shard.x.detach().clone().requires_grad_()
+    value(x).backward()
+    direction = torch.randn_like(shard.x)
+    step = 1e-6 * direction
+    with torch.no_grad():
+        numeric = (value(shard.x + step) - value(shard.x - step)) / 2e-6
+    torch.testing.assert_close((x.grad * direction).sum(), numeric, rtol=1e-6, atol=1e-7)
+
+
 def test_backward_leaves_the_random_state_alone(tmp_path: Path) -> None:
     data = _data(9, RING)
     pyg_sar.partition_graph(data, 3, tmp_path / 'parts')

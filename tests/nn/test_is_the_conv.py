@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from copied_modules import WAYS, copied
 from few import few
 from on_ranks import on_ranks
 from small_graphs import assert_close, cut, small_graph
@@ -29,13 +30,33 @@ import pyg_sar
 from pyg_sar import DistributedDataParallel, SARConv
 
 
-def _set(name: str, value: Any) -> Callable[[Any], None]:
-    return lambda conv: setattr(conv, name, value)
+def _no_self_loops(conv: Any) -> None:
+    conv.add_self_loops = False
+
+
+def _more_hops(conv: Any) -> None:
+    conv.K = 3
+
+
+def _steeper(conv: Any) -> None:
+    conv.negative_slope = 0.9
 
 
 def _another_layer(conv: Any) -> None:
     torch.manual_seed(7)
     conv.lin_l = torch.nn.Linear(6, 4).double()
+
+
+def _another_aggregation(conv: Any) -> None:
+    conv.aggr_module = aggr.MaxAggregation()
+
+
+def _against_the_edges(conv: Any) -> None:
+    conv.flow = 'target_to_source'
+
+
+def _another_message(conv: Any) -> None:
+    conv.message = lambda x_j: x_j.relu() ** 2
 
 
 def _nothing_cached(conv: Any) -> None:
@@ -50,13 +71,13 @@ def _another_weight(conv: Any) -> None:
 
 
 CHANGES: dict[str, tuple[Callable[[], MessagePassing], Callable[[Any], None]]] = {
-    'add_self_loops': (lambda: GCNConv(6, 4), _set('add_self_loops', False)),
-    'K': (lambda: APPNP(2, 0.1), _set('K', 3)),
-    'negative_slope': (lambda: GATConv(6, 4), _set('negative_slope', 0.9)),
+    'add_self_loops': (lambda: GCNConv(6, 4), _no_self_loops),
+    'K': (lambda: APPNP(2, 0.1), _more_hops),
+    'negative_slope': (lambda: GATConv(6, 4), _steeper),
     'lin_l': (lambda: SAGEConv(6, 4), _another_layer),
-    'aggr_module': (lambda: SAGEConv(6, 4), _set('aggr_module', aggr.MaxAggregation())),
-    'flow': (lambda: SAGEConv(6, 4), _set('flow', 'target_to_source')),
-    'message': (lambda: SAGEConv(6, 4), _set('message', lambda x_j: x_j.relu() ** 2)),
+    'aggr_module': (lambda: SAGEConv(6, 4), _another_aggregation),
+    'flow': (lambda: SAGEConv(6, 4), _against_the_edges),
+    'message': (lambda: SAGEConv(6, 4), _another_message),
     'cache': (lambda: GCNConv(6, 4, cached=True), _nothing_cached),
     'weight': (lambda: SAGEConv(6, 4), _another_weight),
 }
@@ -117,6 +138,23 @@ def test_the_object_and_its_class():
     assert dict(sar.named_parameters()) == parameters
     assert list(sar.state_dict()) == list(parameters)
     assert type(type(sar)(6, 4)) is GATConv
+
+
+@pytest.mark.parametrize('make', [lambda: GATConv(6, 4), lambda: GCNConv(6, 4)])
+@pytest.mark.parametrize('way', WAYS)
+def test_copies(graph, tmp_path, make, way):
+    data = pyg_sar.load_shard(cut(graph, 2, tmp_path / 'parts'))
+    sar = SARConv(make().double(), mode='sequential_no_remat')
+    want = sar(data.x, data.edge_index)
+    other = copied(sar, way)
+    assert type(other) is type(sar)
+    assert other.sar_options == sar.sar_options
+    torch.testing.assert_close(other(data.x, data.edge_index), want, rtol=1e-12, atol=1e-12)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.zero_()
+    assert not torch.equal(other(data.x, data.edge_index), want)
+    torch.testing.assert_close(sar(data.x, data.edge_index), want, rtol=1e-12, atol=1e-12)
 
 
 LOAD = """

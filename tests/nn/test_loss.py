@@ -1,4 +1,4 @@
-"""Over all ranks' batches, which are unequal or empty: the mean with its gradient, and all rows."""
+"""mean_of_batches: values of all rows, and gradients of the sum of all losses."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from on_ranks import on_ranks
-from ranks import run_as_threads, run_ranks
+from ranks import run_ranks
 from small_graphs import assert_close
 from torch import Tensor
 
-import pyg_sar
-from pyg_sar.comm.ranks import rank
 from pyg_sar.loader import mean_of_batches
 
 COUNTS = [[9], [3, 8], [5, 0, 6], [1, 7, 2, 1]]
@@ -157,39 +155,3 @@ def test_values_without_gradient_on_one_rank():
     assert (values.grad is not None) == takes
     if takes:
         assert_close(values.grad, torch.full((3,), 3 / 9, dtype=torch.float64))
-
-
-SIZES = 3, 0, 5
-
-
-@on_ranks(2, by='threads')
-def test_rows_of_the_whole_graph_are_refused(data):
-    with pytest.raises(ValueError, match=r'losses\.mean\(\)'):
-        pyg_sar.loader.mean_of_batches(data.x)
-
-
-def _gathered(values: list[Tensor]) -> list[Tensor]:
-    return [
-        pyg_sar.loader.gather_batches(
-            torch.split(each, SIZES)[rank()].requires_grad_(each.is_complex())
-        )
-        for each in values
-    ]
-
-
-def test_all_rows_of_batches() -> None:
-    rows = torch.randn(sum(SIZES), 2, dtype=torch.float64)
-    values = [rows, rows[:, 0] > 0, rows[:, :1].bfloat16(), rows.long(), rows.cfloat(), rows[:, :0]]
-    for found in run_as_threads(_gathered, 3, values):
-        assert not any(each.requires_grad for each in found)
-        for each, expected in zip(found, values, strict=True):
-            assert torch.equal(each, expected)
-            assert each.dtype == expected.dtype
-
-
-@on_ranks(2, by='threads')
-def test_batches_that_are_none_are_refused(data):
-    with pytest.raises(ValueError, match=r'pyg_sar\.gather\(x\)'):
-        pyg_sar.loader.gather_batches(data.x)
-    with pytest.raises(ValueError, match=r'torch\.cat'):
-        pyg_sar.loader.gather_batches(torch.ones(()))

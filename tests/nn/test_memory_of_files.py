@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from ranks import run_ranks
 from small_graphs import cut, small_graph
 from torch import Tensor
-from torch_geometric.nn import GCNConv, GraphSAGE, SAGEConv, SimpleConv
+from torch_geometric.data import HeteroData
+from torch_geometric.nn import GCNConv, SAGEConv, SimpleConv, to_hetero
 
 import pyg_sar
 
@@ -81,9 +82,51 @@ def _links(data: Any, given: Callable[[Tensor], Tensor], wrap: Callable[[Any], A
     return [*found, scale.clone()]
 
 
+class Both(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = SAGEConv((-1, -1), 8), SAGEConv((-1, -1), 3)
+
+    def forward(self, x: Any, edge_index: Any) -> Any:
+        return self.second(self.first(x, edge_index).relu(), edge_index)
+
+
+def _shops() -> HeteroData:
+    draw, data = torch.Generator().manual_seed(2), HeteroData()
+    for kind, size, width in (('user', 20, 5), ('item', 15, 7)):
+        data[kind].x = torch.randn(size, width, generator=draw, dtype=torch.float64)
+    edge_index = torch.stack([torch.randint(n, (90,), generator=draw) for n in (20, 15)])
+    data['user', 'buys', 'item'].edge_index = edge_index
+    data['item', 'of', 'user'].edge_index = edge_index.flip(0)
+    return data
+
+
+def _hetero(data: Any, given: Callable[[Tensor], Tensor], wrap: Callable[[Any], Any]) -> Any:
+    torch.manual_seed(0)
+    model = wrap(to_hetero(Both(), _shops().metadata()).double())
+    pairs, labels, _ = map(given, _pairs())
+    pairs = pairs % 15
+    z = model(data.x_dict, data.edge_index_dict)
+    scores = (z['user'][pairs[0]] * z['item'][pairs[1]]).sum(-1)
+    F.mse_loss(scores, labels).backward()
+    return [scores.detach(), *(p.grad for p in model.parameters())]
+
+
+def _restricted(data: Any, given: Callable[[Tensor], Tensor], wrap: Callable[[Any], Any]) -> Any:
+    torch.manual_seed(0)
+    model, wanted = wrap(Both().double()), given(torch.arange(0, 40, 3))
+    layers = pyg_sar.restrict(data, wanted, 2)
+    x = data.x[layers.input_nodes]
+    for conv, layer in zip((model.first, model.second), layers, strict=True):
+        x = conv((x, x[layer.dst]), layer.edge_index)
+    loss = F.cross_entropy(x, data.y[layers.output_nodes])
+    loss.backward()
+    return [loss.detach(), *(p.grad for p in model.parameters())]
+
+
 def _sampled(data: Any, given: Callable[[Tensor], Tensor], wrap: Callable[[Any], Any]) -> Any:
     torch.manual_seed(0)
-    model, seeds = wrap(GraphSAGE(6, 8, 2, 3).double()), given(torch.arange(0, 40, 3))
+    model, seeds = wrap(Both().double()), given(torch.arange(0, 40, 3))
     loader = pyg_sar.NeighborLoader(data, [3, 2], seeds, batch_size=6, seed=1)
     found = []
     for batch in loader:
@@ -128,8 +171,19 @@ def test_links_are_those_of_plain_pyg(tmp_path: Path, num_ranks: int, kind: str)
         torch.testing.assert_close(found, want, rtol=0, atol=1e-11)
 
 
+@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('num_ranks', [1, 3])
+def test_links_between_types_are_those_of_plain_pyg(
+    tmp_path: Path, num_ranks: int, kind: str
+) -> None:
+    want = _hetero(_shops(), Tensor.clone, lambda model: model)
+    pyg_sar.partition_graph(_shops(), 3, tmp_path / 'parts', method='random')
+    for found in run_ranks(_on_rank, num_ranks, str(tmp_path / 'parts'), kind, _hetero):
+        torch.testing.assert_close(found, want, rtol=0, atol=1e-11)
+
+
 @pytest.mark.parametrize('kind', [kind for kind in KINDS if kind != 'own'])
-@pytest.mark.parametrize('program', [_sampled, _cached])
+@pytest.mark.parametrize('program', [_restricted, _sampled, _cached])
 def test_all_memory_is_alike(tmp_path: Path, kind: str, program: Any) -> None:
     root = str(cut(small_graph(), 3, tmp_path / 'parts'))
     for num_ranks in (1, 3):

@@ -126,6 +126,11 @@ def test_refused_by_name(name: str) -> None:
     assert type(inside[0]) is GCNConv
 
 
+@pytest.mark.parametrize('name', sorted(FUNCTIONS))
+def test_captum_has_no_modules(name: str) -> None:
+    assert not isinstance(getattr(M, name), type)
+
+
 @pytest.mark.parametrize('name', ['LightGCN-ranking', 'LINKX', 'RECT_L', *UNSUPERVISED_CASES])
 def test_a_wrapped_model_is_the_plain_one_on_a_plain_graph(name: str) -> None:
     case = ALL[name]

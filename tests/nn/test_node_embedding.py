@@ -692,6 +692,9 @@ def test_what_is_no_part_of_a_graph(tmp_path: Path) -> None:
     assert_all_raise(replaced, 'TypeError', 'weight')
 
 
+# The check
+
+
 # Processes
 
 

@@ -86,6 +86,41 @@ def test_numbers_that_part_in_training(root: str, what: str, name: str) -> None:
         assert_all_raise(outcomes, 'PartedError', "'batch_norm' of rows at", 'rank 2')
 
 
+def _seen_by_hooks(data: Any, wrap: Any) -> dict[str, list[Tensor]]:
+    found: dict[str, list[Tensor]] = {}
+    model = Net().double()
+    model.head.bias.register_hook(lambda grad: found.setdefault('before', []).append(grad.clone()))
+    model = wrap(model)
+    for i, p in enumerate(model.parameters()):
+
+        def clamp(grad: Tensor, i: int = i) -> Tensor:
+            found.setdefault(f'hook {i}', []).append(grad.clone())
+            return grad.clamp(max=0.01)
+
+        p.register_hook(clamp)
+        p.register_post_accumulate_grad_hook(
+            lambda p, i=i: found.setdefault(f'accumulated {i}', []).append(p.grad.clone())
+        )
+    for _ in range(2):
+        penalty = sum(p.square().sum() for p in model.parameters())
+        (_loss(model, data) + 0.1 * penalty).backward()
+    found['gradients'] = [p.grad for p in model.parameters()]
+    return found
+
+
+def _hooks(root: str) -> dict[str, list[Tensor]]:
+    return _seen_by_hooks(pyg_sar.load_shard(root), _ddp)
+
+
+def test_hooks_of_parameters_see_whole_gradients(root: str) -> None:
+    """They are no linear functions, so those of shares would be wrong."""
+    want = _seen_by_hooks(GRAPH, lambda model: model)
+    for found in run_ranks(_hooks, 3, root):
+        assert found.keys() == want.keys()
+        for name, values in want.items():
+            torch.testing.assert_close(found[name], values, rtol=1e-9, atol=1e-12, msg=name)
+
+
 def _large(root: str) -> list[tuple[str, int]]:
     data = pyg_sar.load_shard(root)
     replicated.LARGE = 100

@@ -123,3 +123,20 @@ def test_losses_equal_one_process(
     root = str(partitions / str(num_parts))
     for found in run_ranks(_train, world_size, name, root, 'sequential'):
         _assert_equal(name, found)
+
+
+@pytest.mark.parametrize('mode', few(['sequential_no_remat', 'one_shot']))
+def test_modes(partitions: Path, mode: str) -> None:
+    for found in run_ranks(_train, 2, 'SAGE', str(partitions / '2'), mode):
+        _assert_equal('SAGE', found)
+
+
+@pytest.mark.parametrize('name', MODELS)
+def test_single_process_with_several_parts(partitions: Path, name: str) -> None:
+    _assert_equal(name, _train(name, str(partitions / '4'), 'sequential'))
+
+
+def test_the_loss_falls() -> None:
+    losses, accuracies, _ = _plain('SAGE')
+    assert losses[-1] < 0.5 * losses[0]
+    assert accuracies[-1] > 0.5

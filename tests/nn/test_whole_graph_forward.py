@@ -10,8 +10,9 @@ import torch
 from few import few
 from graphs import awkward_graph
 from hetero_graphs import WRITES, hetero_graph
+from on_ranks import on_ranks
 from ranks import run_as_threads, run_ranks
-from small_graphs import assert_all_raise, attempt
+from small_graphs import assert_all_raise, attempt, small_graph
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import HypergraphConv, MessagePassing, SimpleConv, aggr
@@ -123,6 +124,33 @@ def test_sizes_of_the_whole_graph(
             expected = torch.zeros_like(own) if parameter.grad is None else parameter.grad
             scale = max(1.0, expected.abs().max().item())
             assert (own - expected).abs().max() <= TOLERANCE * scale
+
+
+class _LeavesLargest(MessagePassing):
+    def __init__(self) -> None:
+        super().__init__(aggr='add')
+        self.largest = 0.0
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x) / self.largest
+
+    def message(self, x_j: Tensor) -> Tensor:
+        self.largest = float(x_j.abs().max())
+        return x_j
+
+
+class _LeavesCount(_LeavesLargest):
+    def message(self, x_j: Tensor) -> Tensor:
+        self.largest = x_j.size(0)
+        return x_j
+
+
+@pytest.mark.parametrize('conv', [_LeavesLargest, _LeavesCount])
+@on_ranks()
+def test_numbers_that_depend_on_all_edges(data, conv):
+    graph = small_graph()
+    want = conv().double()(graph.x, graph.edge_index)[data.n_id]
+    torch.testing.assert_close(pyg_sar.SARConv(conv().double())(data.x, data.edge_index), want)
 
 
 def _hypergraph_without_num_edges(root: Path) -> str:

@@ -46,7 +46,7 @@ class Nested(torch.nn.Module):
 
 
 class WithConvAttribute(MessagePassing):
-    """A conv that itself has an attribute `conv`."""
+    """A conv that itself has an attribute `conv`: keys with the prefix twice."""
 
     def __init__(self) -> None:
         super().__init__(aggr='add')
@@ -137,6 +137,30 @@ def test_checkpoints_move_both_ways(graph, name):
     for key, value in source.state_dict().items():
         assert torch.equal(again.state_dict()[key], value)
     assert torch.equal(_run(again.eval(), graph), _run(source.eval(), graph))
+
+
+def test_loading_leaves_the_checkpoint_as_it_was():
+    wrapped = DistributedDataParallel(_make('nested'))
+    state = _make('nested').state_dict()
+    before = list(state)
+    for _ in range(2):
+        wrapped.load_state_dict(state)
+    assert list(state) == before
+
+
+@pytest.mark.parametrize('name', ['nested', 'conv in a conv'])
+def test_keys_that_do_not_fit_are_named_as_in_the_plain_model(name):
+    plain, wrapped = _make(name), DistributedDataParallel(_make(name))
+    state = plain.state_dict()
+    dropped = next(key for key in state if key.endswith('weight'))
+    del state[dropped]
+    state['shared.more' if name == 'nested' else 'conv.more'] = torch.zeros(1)
+    want = plain.load_state_dict(dict(state), strict=False)
+    found = wrapped.load_state_dict(dict(state), strict=False)
+    assert found.missing_keys == want.missing_keys == [dropped]
+    assert found.unexpected_keys == want.unexpected_keys
+    with pytest.raises(RuntimeError, match='Missing key'):
+        wrapped.load_state_dict(dict(state))
 
 
 @pytest.mark.parametrize('has_run', [False, True])

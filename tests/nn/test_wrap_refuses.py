@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch_geometric.nn.attention
-from torch_geometric.nn import GCNConv, SAGEConv, conv
+from torch_geometric.nn import GCNConv, GINConv, MessagePassing, SAGEConv, conv
 
 from pyg_sar import DistributedDataParallel, SARConv
 from pyg_sar.nn.sar_conv import REFUSED, why_refused
+
+
+def _mlp(num_in: int = 6, num_out: int = 6) -> torch.nn.Module:
+    return torch.nn.Sequential(
+        torch.nn.Linear(num_in, 8),
+        torch.nn.BatchNorm1d(8),
+        torch.nn.ReLU(),
+        torch.nn.Linear(8, num_out),
+    )
+
+
+CONSTRUCTIBLE: dict[str, Callable[[], torch.nn.Module]] = {
+    'PANConv': lambda: conv.PANConv(6, 6, 2),
+}
 
 
 def _places(model: torch.nn.Module) -> list[tuple[str, int, type]]:
@@ -45,13 +60,16 @@ def test_refused_classes_by_name(name):
 
 
 @pytest.mark.parametrize('mode', ['sequential', 'one_shot'])
-def test_refused_convs(mode):
-    reason, module = REFUSED['PANConv'], conv.PANConv(6, 6, 2)
-    _refuses(module, f'^PANConv .*{reason}', mode=mode)
-    model = torch.nn.ModuleDict({'first': SAGEConv(6, 6), 'last': module})
-    _refuses(model, f"^PANConv at 'last' .*{reason}", mode=mode)
-    with pytest.raises(ValueError, match=f'^PANConv .*{reason}'):
-        SARConv(module, mode=mode)
+@pytest.mark.parametrize('name', CONSTRUCTIBLE)
+def test_refused_convs(name, mode):
+    reason = REFUSED[name]
+    module = CONSTRUCTIBLE[name]()
+    _refuses(module, f'^{name} .*{reason}', mode=mode)
+    model = torch.nn.ModuleDict({'first': GINConv(_mlp()), 'last': module})
+    _refuses(model, f"^{name} at 'last' .*{reason}", mode=mode)
+    if isinstance(module, MessagePassing):
+        with pytest.raises(ValueError, match=f'^{name} .*{reason}'):
+            SARConv(module, mode=mode)
 
 
 def test_decomposed_layers():
@@ -71,7 +89,7 @@ def test_unknown_modes(mode):
     words = "'mode'"
     with pytest.raises(ValueError, match=words):
         SARConv(GCNConv(6, 6), mode=mode)
-    _refuses(torch.nn.ModuleList([SAGEConv(6, 6), torch.nn.BatchNorm1d(6)]), words, mode=mode)
+    _refuses(torch.nn.ModuleList([GINConv(_mlp()), torch.nn.BatchNorm1d(6)]), words, mode=mode)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from conv_case import make
 from conv_cases import CASES
 from conv_graphs import plain
@@ -226,3 +227,21 @@ def test_in_place_on_the_result(root: Path) -> None:
             return inputs.mul_(2)
 
     _compare(Adding(lambda alpha: alpha), pyg_sar.load_shard(root), plain())
+
+
+def test_hook_of_a_later_call(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hook registered after the first call makes messages that are not linear."""
+    counts = _Counts(monkeypatch)
+    conv = Using(lambda alpha: alpha)
+    data = pyg_sar.load_shard(root)
+    module = pyg_sar.DistributedDataParallel(conv)
+    module(data.x, data.edge_index)
+    assert counts.take()[0] == 1
+    handle = conv.register_message_forward_hook(lambda _, __, out: F.relu(out))
+    graph = plain()
+    out = module(data.x, data.edge_index)
+    assert counts.take()[0] == 0  # it sees all edges at once
+    torch.testing.assert_close(
+        out, conv(graph.x, graph.edge_index)[data.n_id], rtol=0, atol=TOLERANCE
+    )
+    handle.remove()

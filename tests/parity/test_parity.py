@@ -20,6 +20,7 @@ from outcome import assert_exact
 from ranks import run_as_threads, run_ranks
 
 import pyg_sar
+from pyg_sar.ops import chunks
 from pyg_sar.partition import metis
 
 MODES = ['sequential', 'sequential_no_remat', 'one_shot']
@@ -208,6 +209,17 @@ def test_threads_have_the_bits_of_processes(partitions: Path, name: str, world_s
             assert ours.keys() == theirs.keys()
             for key, value in ours.items():
                 assert torch.equal(value, theirs[key]), key
+
+
+@pytest.mark.parametrize('name', [*WIDELY[-2:], 'RGATConv: mod=scaled'])
+@pytest.mark.parametrize('max_edges', [1, 40])
+def test_chunks(
+    partitions: Path, name: str, max_edges: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the bound of the gather path."""
+    monkeypatch.setattr(chunks, 'MIN_EDGES', max_edges)
+    monkeypatch.setattr(chunks, 'CHUNK_BYTES', 1)
+    check(name, 3, partitions / 'random3', form='wrapped')
 
 
 @pytest.mark.slow

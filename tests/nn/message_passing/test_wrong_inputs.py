@@ -12,9 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from few import few
-from hetero_graphs import REVIEWS, WRITES, hetero_graph
 from on_ranks import on_ranks, parts_of
-from ranks import run_ranks
 from small_graphs import assert_all_raise, assert_close, attempt
 from sum_conv import SumConv
 from torch import Tensor
@@ -260,16 +258,3 @@ def test_copies_of_one_partition_are_one_partition(data):
             root = shutil.copytree(root, f'{folder}/copy')
         data = pyg_sar.load_shard(root)
         SARConv(SAGEConv(6, 4).double())(data.x, data.edge_index)
-
-
-def _other_relation(root: str) -> str:
-    data = pyg_sar.load_shard(root)
-    rel = WRITES if dist.get_rank() == 0 else REVIEWS
-    conv = SARConv(SAGEConv((4, 6), 5).double())
-    return attempt(conv, (data['author'].x, data['paper'].x), data[rel].edge_index)
-
-
-def test_ranks_that_walk_different_relations_raise(tmp_path):
-    pyg_sar.partition_graph(hetero_graph(), 2, tmp_path / 'parts')
-    outcomes = run_ranks(_other_relation, 2, str(tmp_path / 'parts'))
-    assert_all_raise(outcomes, 'ValueError', 'author__writes__paper', 'author__reviews__paper')
