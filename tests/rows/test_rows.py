@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import weakref
 
 import pytest
@@ -33,6 +35,17 @@ def test_the_plain_tensor_of_rows_is_known_by_them() -> None:
     gc.disable()  # no cycle holds the memory
     assert [each() for each in refs] == [None, None]
     gc.enable()
+
+
+@on_threads(P)
+def test_a_copy_is_of_the_same_rows() -> None:
+    x = rows().requires_grad_()
+    other = copy.deepcopy(x)
+    assert isinstance(other, Rows)
+    assert other.requires_grad
+    assert other._space is x._space
+    with pytest.raises(TypeError, match='save_rows'):
+        pickle.dumps(x)
 
 
 def _gradients() -> dict[str, Tensor]:
@@ -70,3 +83,14 @@ def test_a_plain_tensor_is_one_of_the_whole() -> None:
         x + torch.full((N, 4), float(rank()))
     with pytest.raises(ValueError, match='all 10 rows'):
         x + torch.ones(pyg_sar.local(x).shape)
+
+
+@on_threads(P)
+def test_what_leaves_says_so() -> None:
+    x = rows()
+    for leave in (x.numpy, x.tolist, lambda: float(x[:, 0].exp()), lambda: bool(x)):
+        with pytest.raises(ValueError, match=r'rows of this rank alone: write '):
+            leave()
+    assert torch.equal(pyg_sar.gather(x), X)
+    assert x.shape == X.shape
+    assert len(x) == N
