@@ -48,6 +48,23 @@ def test_softmax_over_any_blocks(edges, trailing, scale):
     assert_close(got, softmax(logits, dst, num_nodes=num_dst))
 
 
+@pytest.mark.parametrize('logits', [[1e3, -1e3, 999.0], [-1e3, 1e3, 1e3], [-1e308, 1e308, 0.0]])
+def test_softmax_of_huge_logits(logits):
+    """Exp of any of them alone would overflow or vanish."""
+    logits, dst = torch.tensor(logits, dtype=torch.float64), torch.zeros(3).long()
+    got = _merged_softmax(1, dst, logits, _blocks(3, [1, 2]))
+    assert_close(got, torch.softmax(logits, 0))
+
+
+def test_softmax_float32():
+    dst = torch.randint(5, (200,))
+    logits = torch.randn(200, 4) * 100
+    got = _merged_softmax(7, dst, logits, _blocks(200, [13, 13, 90, 170]))
+    assert got.dtype == torch.float32
+    want = softmax(logits.double(), dst, num_nodes=7)
+    assert_close(got, want.float(), tolerance=1e-5)
+
+
 def test_softmax_statistics():
     """Logits near each other have one number for a maximum, others one for every destination."""
     stats = SoftmaxStats(3)
@@ -91,3 +108,11 @@ def test_masked_logits(logits, cuts):
     want = softmax(logits, dst, num_nodes=2)
     assert bool(want.isfinite().all())
     assert_close(got, want)
+
+
+def test_masked_logits_beside_others():
+    """A destination whose edges in a block are all masked leaves the others alone."""
+    logits = torch.tensor([-INF, 1.0, 2.0, 0.0], dtype=torch.float64)
+    dst = torch.tensor([0, 1, 0, 1])
+    got = _merged_softmax(2, dst, logits, _blocks(4, [2]))
+    assert_close(got, softmax(logits, dst, num_nodes=2))

@@ -1,0 +1,29 @@
+"""A value holds for one thread while a ``with`` lasts."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from pyg_sar.utils.scoped import Scoped
+
+
+def test_the_innermost_holds_and_an_error_ends_it() -> None:
+    layer, phase = Scoped(''), Scoped('')
+    with layer.set('a'):
+        with layer.set('b'):
+            assert (layer.value, phase.value) == ('b', '')
+        with pytest.raises(KeyError), layer.set('c'):
+            raise KeyError
+        assert layer.value == 'a'
+    assert layer.value == ''
+
+
+def test_another_thread_is_outside() -> None:
+    layer, seen = Scoped('outside'), list[str]()
+    with layer.set('inside'):
+        thread = threading.Thread(target=lambda: seen.append(layer.value))
+        thread.start()
+        thread.join()
+    assert seen == ['outside']
