@@ -280,6 +280,21 @@ def test_one_rank_may_evaluate_its_batches(graph):
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+class OfData(Net):
+    def forward(self, data: Data) -> Tensor:
+        return super().forward(data.x, data.edge_index)
+
+
+@on_threads(2)
+def test_models_of_data_objects():
+    torch.manual_seed(0)
+    model = DistributedDataParallel(OfData().double())
+    batch = batch_of(small_graph(), _seeds([1, 2], [9]))
+    want = _net()(batch.x, batch.edge_index).detach()
+    for out in (model(batch), model(data=batch)):
+        assert_close(out.detach(), want)
+
+
 # Kinds of models and batches.
 
 

@@ -12,9 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from ranks import run_ranks
+from small_graphs import attempt
 from torch_geometric.data import Data
 
 import pyg_sar
+from pyg_sar.comm.ranks import rank
 from pyg_sar.partition import writer
 from pyg_sar.partition.__main__ import main
 from pyg_sar.shard.files import read_json
@@ -266,6 +269,21 @@ def test_whole_numbers_of_numpy(kind: Any, tmp_path: Path) -> None:
     path = pyg_sar.save_checkpoint(tmp_path / 'run', model, optimizer, epoch=kind(2))
     assert path.name == 'epoch-000002'
     assert pyg_sar.load_checkpoint(tmp_path / 'run', model).epoch == 2
+
+
+def _loaded(roots: list[str]) -> str:
+    return attempt(pyg_sar.load_shard, roots[rank()])
+
+
+def test_ranks_load_the_same_features(tmp_path: Path) -> None:
+    graph, roots = _small(), [str(tmp_path / 'a'), str(tmp_path / 'b')]
+    pyg_sar.partition_graph(graph, 2, roots[0], method='range')
+    shutil.copytree(roots[0], tmp_path / 'copy')
+    graph.x = graph.x + 1
+    pyg_sar.partition_graph(graph, 2, roots[1], method='range')
+    told = run_ranks(_loaded, 2, roots)
+    assert all('expected the same partition on all ranks' in each for each in told), told
+    assert run_ranks(_loaded, 2, [roots[0], str(tmp_path / 'copy')]) == ['no error'] * 2
 
 
 def test_a_file_is_no_folder_of_checkpoints(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def test_a_copy_is_of_the_same_rows() -> None:
     other = copy.deepcopy(x)
     assert isinstance(other, Rows)
     assert other.requires_grad
-    assert other._space is x._space
+    assert other._sharding is x._sharding
     with pytest.raises(TypeError, match='save_rows'):
         pickle.dumps(x)
 

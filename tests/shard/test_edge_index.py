@@ -223,3 +223,24 @@ def test_an_edge_index_of_pyg_in_a_layer(single):
     conv = SARConv(SAGEConv(6, 4)).double()
     out = conv(single.x, EdgeIndex(single.edge_index))
     assert_close(out, conv(single.x, single.edge_index))
+
+
+def _utilities(edge_index: Tensor, num_nodes: int) -> dict[str, Tensor]:
+    generator_state = torch.get_rng_state()
+    torch.manual_seed(5)
+    out = {
+        'add_self_loops': add_self_loops(edge_index, num_nodes=num_nodes)[0],
+        'add_remaining_self_loops': add_remaining_self_loops(edge_index, num_nodes=num_nodes)[0],
+        'dropout_edge': dropout_edge(edge_index, p=0.5)[0],
+        'dropout_edge in evaluation': dropout_edge(edge_index, p=0.5, training=False)[0],
+    }
+    torch.set_rng_state(generator_state)
+    return out
+
+
+def test_utilities_in_a_layer(single):
+    plain = SAGEConv(6, 4).double()
+    conv = SARConv(copy.deepcopy(plain))
+    for edge_index in _utilities(single.edge_index, single.num_nodes).values():
+        want = plain(single.x, pyg_sar.gather(edge_index) + 0)
+        assert_close(conv(single.x, edge_index), want)
