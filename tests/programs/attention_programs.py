@@ -140,6 +140,13 @@ class Softmax(ByThree):
         return out.transpose(1, 2).reshape(x.size(0), 8)
 
 
+class SoftmaxOfRows(ByThree):
+    """Without heads, rows first."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(self.q(x), self.k(x), self.v(x), scale=0.3)
+
+
 class Multihead(Module):
     """torch.nn.MultiheadAttention, of rows and of a batch of one."""
 
@@ -193,6 +200,7 @@ MODELS: dict[str, Callable[[], Module]] = {
     'difformer_like': lambda: Layered(Difformer),
     'linear_transformer': lambda: Layered(LinearTransformer),
     'softmax_attention': lambda: Layered(Softmax),
+    'softmax_attention_without_heads': lambda: Layered(SoftmaxOfRows),
     'multihead_attention': lambda: Layered(Multihead),
     'tokens_read_all_nodes': lambda: Layered(Tokens),
     'qformer_on_one_sequence': Sequence,
