@@ -21,7 +21,7 @@ def device_waits() -> Iterator[Counter[str]]:
     def note(message: Any, *_: Any) -> None:
         if 'called a synchronizing' in str(message):
             frames = [f for f in traceback.extract_stack() if 'site-packages' not in f.filename]
-            frames = [f for f in frames if '/patches/' not in f.filename]  # what called these
+            frames = [f for f in frames if '/rows/patche' not in f.filename]  # what called these
             inner = [f for f in frames if '/pyg_sar/' in f.filename] or frames[:-1]
             found[f'{"/".join(Path(inner[-1].filename).parts[-2:])}:{inner[-1].lineno}'] += 1
 
