@@ -218,7 +218,7 @@ class ThreadComm(Comm):
     ) -> None:
         tag = self._tag
         for rank, run in enumerate(torch.split(sent, send_sizes)):
-            self.send_lazily(rank, tag, [run], partial(_copy_run, run), [sent])
+            self.send_lazily(rank, tag, [run], partial(copy_run, run), [sent])
         self.meet(tag, None, lambda all_of: None)
         for rank, target in enumerate(torch.split(received, recv_sizes)):
             (run,) = self.take(rank, tag, lambda target=target: [target])  # type: ignore[misc]
@@ -235,7 +235,8 @@ class ThreadComm(Comm):
         tensor.copy_(self._meet_with(tensor, lambda tensors: tensors[0].clone()))
 
 
-def _copy_run(run: Tensor, out: list[Tensor]) -> None:
+def copy_run(run: Tensor, out: list[Tensor]) -> None:
+    """Copies contiguous rows, which may be away, to the only tensor of `out`."""
     watch = watcher.value
     if watch is None or not watch.reads_run(out[0], run):
         out[0].copy_(run)

@@ -22,6 +22,7 @@ from torch_geometric.nn import GraphSAGE
 
 import pyg_sar
 from pyg_sar.comm import vote
+from pyg_sar.comm.threads import copy_run
 from pyg_sar.launch.in_turns.places import OnHost
 from pyg_sar.launch.in_turns.run import InTurns, play, run_in_turns
 from pyg_sar.utils import offload as evictable
@@ -148,7 +149,7 @@ READS: dict[str, Callable[[Tensor], Any]] = {
     'item': lambda t: t[17].item(),
     'repr': repr,
     'rows': lambda t: evictable.selected_rows(t.view(-1, 4), torch.arange(0, 250, 3).to('cuda')),
-    'run': lambda t: evictable.copy_run(out := torch.empty_like(t[100:]), t[100:]) or out,
+    'run': lambda t: copy_run(t[100:], [out := torch.empty_like(t[100:])]) or out,
 }
 
 
