@@ -19,11 +19,11 @@ from pyg_sar.utils.installed import loops
 from pyg_sar.utils.offload import arrays_of
 
 _NARROW_BYTES = 64
-_MAX_COLUMNS = 4
+_MAX_COLUMNS = 8
 _NUMBERS = {8: torch.complex64, 16: torch.complex128}
 """Numbers by their bytes."""
 
-_PAIRS = {torch.float32: torch.complex64, torch.float64: torch.complex128}
+_ADDED = torch.float32, torch.float64
 
 
 def rows_at(values: Tensor, index: Tensor) -> Tensor:
@@ -51,13 +51,13 @@ def add_rows_at(target: Tensor, index: Tensor, rows: Tensor) -> None:
     is_alike = rows.dtype == target.dtype and rows.shape == (*index.shape, *target.shape[1:])
     if is_alike and _by_loop('add_rows', target, index, rows) is not None:
         return
-    pair = _PAIRS.get(target.dtype)
-    if target.device.type == 'cpu' and pair is not None and rows.numel():
-        own, added = (_seen_as(t, pair) for t in (target, rows.contiguous()))
-        if own is None or added is None:
-            own, added = (t.reshape(t.size(0), -1) for t in (target, rows))
-        if own.size(1) <= _MAX_COLUMNS and target.is_contiguous():
-            for column, of_rows in zip(own.unbind(1), added.unbind(1), strict=True):
+    # Column by column: in rows of several numbers torch adds one after another.
+    if target.device.type == 'cpu' and target.dtype in _ADDED and target.is_contiguous():
+        columns = target.view(target.size(0), -1).unbind(1) if rows.numel() else ()
+        if 0 < len(columns) <= _MAX_COLUMNS:
+            for column, of_rows in zip(
+                columns, rows.reshape(-1, len(columns)).unbind(1), strict=True
+            ):
                 column.index_add_(0, index, of_rows)
             return
     target.index_add_(0, index, rows)
@@ -67,7 +67,7 @@ def add_runs_at(target: Tensor, index: Tensor, rows: Tensor) -> None:
     """:func:`add_rows_at` of an index that ascends."""
     num_rows, num_edges = target.size(0), index.numel()
     is_wide = target[:1].numel() * target.element_size() > _NARROW_BYTES
-    is_alike = rows.dtype == target.dtype in _PAIRS and target.is_contiguous()
+    is_alike = rows.dtype == target.dtype in _ADDED and target.is_contiguous()
     if not (is_wide and is_alike and target.device.type == 'cpu' and num_rows <= num_edges):
         add_rows_at(target, index, rows)
         return
@@ -101,7 +101,7 @@ def _by_loop(name: str, values: Tensor, index: Tensor, rows: Tensor | None = Non
     width = values[:1].numel()
     fits = (
         values.device.type == 'cpu'
-        and values.dtype in _PAIRS
+        and values.dtype in _ADDED
         and width > 1
         and (rows is not None or width <= _NARROW_BYTES // values.element_size())
         and values.is_contiguous()
