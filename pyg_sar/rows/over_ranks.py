@@ -22,9 +22,7 @@ from pyg_sar.comm.end_of_backward import note_backward_of
 from pyg_sar.comm.errors import collective
 from pyg_sar.comm.ranks import check_lives, world_size
 from pyg_sar.comm.row_map import rows as rows_by_id
-from pyg_sar.comm.vote import agree
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse
-from pyg_sar.rows.sharding import Sharding
 
 
 def widened(dtype: torch.dtype) -> torch.dtype:
@@ -151,12 +149,6 @@ def all_rows(rows: Rows) -> Tensor:
 def whole(value: Any) -> Any:
     """All rows as a plain tensor on every rank; any other value as it is."""
     return all_rows(value) if isinstance(value, Rows) else value
-
-
-def are_own(ids: Tensor, sharding: Sharding) -> bool:
-    """Whether every rank is asked for rows of its own only (collective)."""
-    with plainly():
-        return all(agree(bool((sharding.local_index(ids) >= 0).all())))
 
 
 @collective('mean_of_batches', 'one sum over all ranks, and one in backward')

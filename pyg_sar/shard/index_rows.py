@@ -2,7 +2,7 @@
 
 Rows of a few numbers, such as one for every head, are slow in torch. On a CPU it copies every row
 by a call, and sorts the index before it adds them. So a row is read and written as one wide number,
-and added as complex numbers. On a GPU a block of threads copies each row of a multiple of 16 bytes,
+and added column by column. On a GPU a block of threads copies each row of a multiple of 16 bytes,
 at a tenth of its bandwidth. So such rows are read column by column. Other narrow rows are read by
 compiled loops, where numba is installed. Times: docs/speed.md.
 """
@@ -24,6 +24,7 @@ _NUMBERS = {8: torch.complex64, 16: torch.complex128}
 """Numbers by their bytes."""
 
 _ADDED = torch.float32, torch.float64
+"""Numbers that loops and columns add; of others torch adds rows."""
 
 
 def rows_at(values: Tensor, index: Tensor) -> Tensor:
@@ -51,15 +52,13 @@ def add_rows_at(target: Tensor, index: Tensor, rows: Tensor) -> None:
     is_alike = rows.dtype == target.dtype and rows.shape == (*index.shape, *target.shape[1:])
     if is_alike and _by_loop('add_rows', target, index, rows) is not None:
         return
-    # Column by column: in rows of several numbers torch adds one after another.
-    if target.device.type == 'cpu' and target.dtype in _ADDED and target.is_contiguous():
-        columns = target.view(target.size(0), -1).unbind(1) if rows.numel() else ()
-        if 0 < len(columns) <= _MAX_COLUMNS:
-            for column, of_rows in zip(
-                columns, rows.reshape(-1, len(columns)).unbind(1), strict=True
-            ):
-                column.index_add_(0, index, of_rows)
-            return
+    width = target[:1].numel()
+    is_added = target.dtype in _ADDED and target.is_contiguous()
+    if target.device.type == 'cpu' and is_added and 0 < width <= _MAX_COLUMNS:
+        added = rows.reshape(-1, width).unbind(1)
+        for column, of_rows in zip(target.view(-1, width).unbind(1), added, strict=True):
+            column.index_add_(0, index, of_rows)
+        return
     target.index_add_(0, index, rows)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ import torch.nn.functional as F
 from few import few
 from on_ranks import on_threads
 from ranks import run_ranks
-from small_graphs import assert_close, cut, small_graph
+from small_graphs import assert_close, small_graph
 from torch import Tensor
 from torch_geometric.nn import BatchNorm, GATConv, SAGEConv
 
@@ -75,11 +74,6 @@ def _on_ranks(root: str, how: str) -> Any:
         model.train()
     losses = _train(model, data)
     return losses, {k: v.clone() for k, v in model.module.state_dict().items()}
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> str:
-    return str(cut(small_graph(), 3, tmp_path / 'parts'))
 
 
 @pytest.mark.parametrize('how', few(['one seed', 'other seeds', 'a dry run', 'a copy', 'a method']))
