@@ -15,8 +15,9 @@ from pyg_sar.utils import __version__ as __version__
 from pyg_sar.utils.log import set_log_by_environment
 
 if TYPE_CHECKING:
-    from pyg_sar.checkpoint.checkpoint import load_checkpoint, save_checkpoint
+    from pyg_sar.checkpoint.load import load_checkpoint
     from pyg_sar.checkpoint.row_files import load_rows, save_rows
+    from pyg_sar.checkpoint.save import save_checkpoint
     from pyg_sar.comm.errors import ExchangeError
     from pyg_sar.launch.in_turns.run import run_in_turns
     from pyg_sar.launch.init import init
@@ -43,7 +44,7 @@ _HOMES = {
     'gather': 'rows.from_data',
     'init': 'launch.init',
     'launch': 'launch.launch',
-    'load_checkpoint': 'checkpoint.checkpoint',
+    'load_checkpoint': 'checkpoint.load',
     'load_rows': 'checkpoint.row_files',
     'load_shard': 'rows.load',
     'local': 'rows.from_data',
@@ -52,7 +53,7 @@ _HOMES = {
     'profile': 'launch.profile',
     'restrict': 'rows.restrict',
     'run_in_turns': 'launch.in_turns.run',
-    'save_checkpoint': 'checkpoint.checkpoint',
+    'save_checkpoint': 'checkpoint.save',
     'save_rows': 'checkpoint.row_files',
 }
 _ROOMS = ('checkpoint', 'comm', 'loader', 'nn', 'ops', 'partition', 'rows', 'shard', 'utils')

@@ -1,4 +1,4 @@
-"""Prints the peak memory of one layer on the gather path, above what the process held before.
+"""Prints the peak memory of one layer by destination, above what the process held before.
 
 ``python gather_memory.py FOLDER AGGR MIN_EDGES RANK WORLD_SIZE STORE``: a fresh process for every
 figure, as the C library keeps what earlier work freed.

@@ -34,8 +34,8 @@ def profile() -> Iterator[Profile]:
     - **computing** are all other seconds of a pass. Of a backward these are the steps that
       communicate; the others, such as those of linear layers, are outside of layers.
     - **rows and bytes** are counted when a message is complete. In exchanges of all ranks at once
-      (mode one_shot, the gather path, plans made in the first epoch) all data to other ranks counts
-      as rows.
+      (mode one_shot, the path by destination, plans made in the first epoch) all data to other
+      ranks counts as rows.
     - On a GPU the host waits for the GPU at both ends of every pass and operation. So times are
       right, and the epoch takes longer.
     """

@@ -25,6 +25,7 @@ from pyg_sar.loader.seeds import Asked
 from pyg_sar.rows.from_data import as_local, check_not_local
 from pyg_sar.shard.format import EdgeKey
 from pyg_sar.utils.rng import hashed
+from pyg_sar.utils.scoped import on_cpu
 
 ROUND = 12
 """Batches that ranks sample together: so many times fewer messages."""
@@ -58,7 +59,7 @@ class Loader:
     ) -> None:
         """Reads the arguments (collective); `read_seeds` those of seeds."""
         self._name = type(self).__name__
-        with in_call(self._name), torch.inference_mode(False), torch.device('cpu'):
+        with in_call(self._name), torch.inference_mode(False), on_cpu():
 
             def read() -> tuple[Data | HeteroData, Options, dict[EdgeKey, tuple[int, ...]]]:
                 check_not_local(self._name, typed)
@@ -95,7 +96,7 @@ class Loader:
 
     def __iter__(self) -> Iterator[Data | HeteroData]:
         """Begins an epoch, or goes on with one that was loaded (collective)."""
-        with in_call(self._name), torch.device('cpu'):
+        with in_call(self._name), on_cpu():
             epoch, at = (self._epoch, self._at) if self._is_loaded else (self._next_epoch(), 0)
             attributes = find(as_local(self._data))
             answers = agree(((epoch.number, at), self._at, tuple(epoch)))
@@ -112,7 +113,7 @@ class Loader:
             if self._epoch is not epoch:
                 raise ValueError('expected the newest iteration of this loader (got an older one)')
             try:
-                with in_call(self._name), torch.device('cpu'):  # not the program's default
+                with in_call(self._name), on_cpu():
                     batch = next(batches)
             except Exception as error:
                 left_by(error)

@@ -24,7 +24,7 @@ from pyg_sar.nn.independence import check_destinations_are_independent, check_ed
 from pyg_sar.nn.intercept import MessageError, UnsupportedMessageError
 from pyg_sar.nn.linear_in_softmax import has_gradient_of_use
 from pyg_sar.nn.options import Path
-from pyg_sar.nn.plan import PLANS, CallPlan, Gather, OneShot, program_of
+from pyg_sar.nn.plan import PLANS, ByDestination, CallPlan, OneShot, program_of
 from pyg_sar.nn.sample_edges import NUM_SAMPLES, UndoneSideEffects, samples_of
 from pyg_sar.nn.trace import Trace, trace, with_factor
 from pyg_sar.ops.program import Arguments
@@ -61,7 +61,8 @@ def agree_on_plan(call: Call, draws: EdgeDraws | None) -> CallPlan:
     path = agreed.path
     if agreed.across_edges:
         path, traced = 'one_shot', None
-    is_seen = traced is not None or path == 'gather'  # a function across edges is not, to its end
+    # A function across edges is not seen to its end.
+    is_seen = traced is not None or path == 'by destination'
     values: dict[str, Any] = {
         'function': name,
         'path': path,
@@ -71,8 +72,8 @@ def agree_on_plan(call: Call, draws: EdgeDraws | None) -> CallPlan:
     }
     if path == 'one_shot':
         return OneShot(**values, across_edges=agreed.across_edges)
-    if path == 'gather':
-        return Gather(**values)
+    if path == 'by destination':
+        return ByDestination(**values)
     assert traced is not None
     # A number that it sets may be another one at every call.
     learnable = None if traced.numbers else _homes(call.conv, traced.computed.learnable)
@@ -108,19 +109,19 @@ def _decision(call: Call) -> tuple[Decision, Trace | None]:
         return own, None
     own = replace(own, across_edges=False, uses_rng=uses_rng)
     if traced is None:
-        own = replace(own, path='gather')
+        own = replace(own, path='by destination')
     elif traced.is_linear:
-        own = replace(own, path='linear')
+        own = replace(own, path='SpMM')
     elif traced.is_weighted:
         takes_gradient = any(map(_needs_grad, call.arguments.edge))
-        own = replace(own, path='weighted', takes_gradient=takes_gradient)
+        own = replace(own, path='SpMM with learned values', takes_gradient=takes_gradient)
     elif call.options.mode != 'one_shot':
         traced = _with_factor(call, traced)
         of_edges = call if traced.factor is None else call.of_factor(traced.source)
         one_pass = traced.computed.weights is not None and has_gradient_of_use(
             of_edges, program_of(of_edges, traced.computed, num_dst=1)
         )
-        path: Path = 'replay' if traced.factor is None else 'factored'
+        path: Path = 'replay' if traced.factor is None else 'scalar times x_j'
         own = replace(own, path=path, one_pass=one_pass)
     return own, traced
 

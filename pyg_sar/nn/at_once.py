@@ -26,7 +26,7 @@ from pyg_sar.nn.sample_edges import (
 )
 from pyg_sar.nn.trace import SideEffects, left_behind
 from pyg_sar.nn.whole_reads import run_aggregation, run_message
-from pyg_sar.ops.by_destination import ChunkProgram, chunks_of, gather
+from pyg_sar.ops.by_destination import ChunkProgram, aggregate_chunks, chunks_of
 from pyg_sar.ops.chunks import edges_within
 from pyg_sar.ops.program import Arguments, no_autocast_cache
 from pyg_sar.rows.align import own_rows
@@ -55,7 +55,7 @@ def observe(call: Call) -> tuple[SideEffects, WholeGraphSizes]:
     return left_behind(call, undone, states, samples, first_node, out, ())[0], sizes
 
 
-def run_gather(
+def run_by_destination(
     call: Call, *, in_chunks: bool
 ) -> tuple[Tensor | None, tuple[Tensor, ...], SideEffects]:
     """Computes a conv's message and aggregation by chunks of destinations.
@@ -103,7 +103,7 @@ def run_gather(
     # A dense batch has as many rows for every node as the largest in-degree.
     max_dst = max(rows // max(sizes.width, 1), 1) if asked.is_dense else None
     chunks = chunks_of(plan, rows, max_dst, call.exchange)
-    out, outputs = gather(program, arguments, plan, chunks, call.exchange)
+    out, outputs = aggregate_chunks(program, arguments, plan, chunks, call.exchange)
     return None if out is None else out.movedim(0, call.conv.node_dim), outputs, seen
 
 

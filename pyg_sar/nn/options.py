@@ -10,7 +10,9 @@ from typing import Any, Literal, get_args
 import torch
 
 Mode = Literal['sequential', 'sequential_no_remat', 'one_shot']
-Path = Literal['linear', 'weighted', 'factored', 'replay', 'gather', 'one_shot']
+Path = Literal[
+    'SpMM', 'SpMM with learned values', 'scalar times x_j', 'replay', 'by destination', 'one_shot'
+]
 
 
 @dataclass(frozen=True)

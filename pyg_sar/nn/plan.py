@@ -10,7 +10,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from pyg_sar.nn.at_once import run_gather, run_one_shot
+from pyg_sar.nn.at_once import run_by_destination, run_one_shot
 from pyg_sar.nn.call import Call
 from pyg_sar.nn.narrow_exchange import (
     NarrowSum,
@@ -85,7 +85,7 @@ class TracedPlan(CallPlan):
         """Own sums of `x`; `finishes` says that the conv's aggregation has to run on them."""
         aggregate, out = self.trace.aggregate, self.trace.out
         assert aggregate is not None
-        is_linear, one_shot = self.path == 'linear', call.options.mode == 'one_shot'
+        is_linear, one_shot = self.path == 'SpMM', call.options.mode == 'one_shot'
         mean = [kind for _, kind in aggregate.calls] == ['mean']
         plan, exchange, rows = call.plan, call.exchange, x
         if weight is not None:
@@ -134,7 +134,7 @@ class RowSum(TracedPlan):
         weight = None if index is None else call.arguments.edge[index]
         is_alone = is_sum(conv)
         hooked = is_alone and is_hooked(conv)
-        if self.path == 'linear' and is_alone:
+        if self.path == 'SpMM' and is_alone:
             if not (x.requires_grad and torch.is_grad_enabled()):  # the same on all ranks
                 out = kept_sum(
                     lambda: self.row_sum(call, x, weight, hooked),
@@ -183,11 +183,11 @@ class Factored(TracedPlan):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gather(CallPlan):
+class ByDestination(CallPlan):
     """Any message and aggregation, by chunks of destinations with all their in-edges."""
 
     def result(self, call: Call) -> Tensor:  # noqa: D102
-        out, outputs, seen = run_gather(call, in_chunks=call.options.mode != 'one_shot')
+        out, outputs, seen = run_by_destination(call, in_chunks=call.options.mode != 'one_shot')
         if out is None:
             out, outputs = outputs[0], outputs[1:]
         set_attributes(call, seen, outputs)
@@ -205,11 +205,11 @@ class OneShot(CallPlan):
 
 
 PLANS: dict[Path, Any] = {
-    'linear': RowSum,
-    'weighted': RowSum,
-    'factored': Factored,
+    'SpMM': RowSum,
+    'SpMM with learned values': RowSum,
+    'scalar times x_j': Factored,
     'replay': Replay,
-    'gather': Gather,
+    'by destination': ByDestination,
     'one_shot': OneShot,
 }
 """The kind of plan of every path."""

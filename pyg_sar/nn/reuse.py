@@ -19,17 +19,17 @@ from torch.utils.weak import WeakIdKeyDictionary
 from pyg_sar.comm.vote import least_of_ranks
 from pyg_sar.shard.blocks import Plan
 from pyg_sar.shard.shard import Cached
-from pyg_sar.utils import offload as evictable
+from pyg_sar.utils import offload
 from pyg_sar.utils.tensor_state import checksum
 
 
 def kept_copy(tensor: Tensor) -> Tensor:
     """A copy that nobody changes; in turns both are evicted as one."""
-    if evictable.watcher.value is None:
+    if offload.watcher.value is None:
         return tensor.clone()
     copy: Tensor = _KeptCopy.apply(tensor)
     offer = _Settles(copy)
-    if not evictable.watcher.value.offers([tensor], offer):
+    if not offload.watcher.value.offers([tensor], offer):
         return tensor.clone()
     copy._settles = offer  # type: ignore[attr-defined]  # lives as long as the copy
     return copy
@@ -37,10 +37,10 @@ def kept_copy(tensor: Tensor) -> Tensor:
 
 def lent_copy(kept: Tensor) -> Tensor:
     """A copy of a constant that nobody else has; in turns both are evicted as one."""
-    if evictable.watcher.value is None:
+    if offload.watcher.value is None:
         return kept.clone()
     offer = kept._settles = _Settles(kept)  # type: ignore[attr-defined]  # lives as long
-    return kept.data if evictable.watcher.value.offers([kept], offer) else kept.clone()
+    return kept.data if offload.watcher.value.offers([kept], offer) else kept.clone()
 
 
 class _KeptCopy(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""The gather path: any aggregation, by chunks of destinations.
+"""By destination: any aggregation, by chunks of destinations.
 
 Some aggregations need all messages of a destination at once (median, LSTM). A chunk of destinations
 is small enough to fetch all rows that its in-edges read; the conv's own code runs there as on one
@@ -67,7 +67,7 @@ def chunks_of(
     return _CHUNKS.of(plan, Agreed).get((max_rows, max_dst), make)
 
 
-def gather(
+def aggregate_chunks(
     program: ChunkProgram,
     arguments: Arguments,
     plan: Plan,
@@ -86,7 +86,7 @@ def gather(
         program.uses_rng, plan.edge_index.device, program.as_in_forward
     )
     run = _ChunkRun(program, plan, chunks, exchange, rng_and_autocast, arguments)
-    out = _Gather.apply(run, *arguments)
+    out = _ByDestination.apply(run, *arguments)
     return (None, tuple(out)) if program.out is None else (out[0], tuple(out[1:]))
 
 
@@ -168,7 +168,7 @@ class _ChunkRun:
 
 
 @communicates
-class _Gather(torch.autograd.Function):
+class _ByDestination(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, run: _ChunkRun, *tensors: Tensor) -> tuple[Tensor, ...]:
         program, num_edges = run.program, run.plan.num_edges

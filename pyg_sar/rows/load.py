@@ -19,6 +19,7 @@ from pyg_sar.rows.patches import ask_for_rows
 from pyg_sar.shard.meta import read_meta
 from pyg_sar.shard.read_shard import read_shard
 from pyg_sar.utils.log import bytes_text, say
+from pyg_sar.utils.scoped import on_cpu
 
 _logger = logging.getLogger(__name__)
 
@@ -76,8 +77,9 @@ def load_shard(
             META.json says or was changed, or the ranks' folders hold different partitions.
     """
     ask_for_rows()
-    data = _logged(_read(root, rank, verify))
-    return data if rank is not None else as_rows_of_graph(data)
+    with on_cpu():
+        data = _logged(_read(root, rank, verify))
+        return data if rank is not None else as_rows_of_graph(data)
 
 
 def _read(root: str | Path, rank: int | None, verify: bool) -> Data | HeteroData:

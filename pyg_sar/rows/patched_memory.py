@@ -46,6 +46,8 @@ _TRANSFORMS = (
 
 def refuse_where_memory_is_taken() -> None:
     """Replaces the functions."""
+    with torch.device('cpu'):  # torch lists now which functions have a default device
+        torch.empty(0)
     for owner, name, told in _MAKERS:
         function = getattr(owner, name)
         refusing = _refusing(function, told, int(isinstance(owner, type)))

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Generic, TypeVar
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Generic, TypeVar
+
+import torch
 
 T = TypeVar('T')
 
@@ -35,3 +37,11 @@ class Scoped(threading.local, Generic[T]):
             yield
         finally:
             self.value = before
+
+
+def on_cpu() -> AbstractContextManager[Any]:
+    """In its ``with``, new tensors are on the CPU, whatever ``torch.set_default_device`` has set.
+
+    Where the CPU is the default, nothing is set: torch's context looks at every operation.
+    """
+    return nullcontext() if torch.get_default_device().type == 'cpu' else torch.device('cpu')

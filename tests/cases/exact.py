@@ -54,7 +54,7 @@ class Result:
         halo: Most rows of other ranks' nodes held at once in receive buffers.
         gradients: Most rows of their gradients held at once.
         num_tensors: Most tensors exchanged together.
-        together: Most rows of many blocks fetched together, as by the gather path.
+        together: Most rows of many blocks fetched together, as by the path by destination.
         together_numbers: The same where each row is a single number.
         num_live: Buffers that were never given back.
         largest_block: Rows of the largest remote block.

@@ -29,7 +29,7 @@ class Meter:
         gradients: Most rows held at once of gradients of other ranks' nodes.
         gradients_received: Most rows held at once of gradients that came in for own nodes.
         num_tensors: Most tensors exchanged together.
-        together: Most rows of many blocks fetched together, as by the gather path.
+        together: Most rows of many blocks fetched together, as by the path by destination.
         together_numbers: The same where each row is a single number, such as a degree.
         shards: The shards whose rows were exchanged.
     """

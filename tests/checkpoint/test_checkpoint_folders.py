@@ -23,7 +23,7 @@ from torch_geometric.data import Data
 
 import pyg_sar
 from pyg_sar import load_checkpoint, save_checkpoint
-from pyg_sar.checkpoint import files
+from pyg_sar.checkpoint import save
 from pyg_sar.utils import durable
 
 
@@ -208,7 +208,7 @@ def test_what_is_half_written_is_never_chosen_and_goes(tmp_path, monkeypatch):
 def test_a_second_run_in_the_midst_of_the_first_is_refused(tmp_path, monkeypatch):
     """In one process: who tries to save while another one writes is told who that is."""
     told: list[str] = []
-    write = files.write_state
+    write = save.write_state
 
     def write_slowly(*args: Any) -> None:
         if not told:
@@ -216,7 +216,7 @@ def test_a_second_run_in_the_midst_of_the_first_is_refused(tmp_path, monkeypatch
             told[0] = attempt(save_checkpoint, tmp_path, *_net(), epoch=1)
         write(*args)
 
-    monkeypatch.setattr(files, 'write_state', write_slowly)
+    monkeypatch.setattr(save, 'write_state', write_slowly)
     model, optimizer = _net()
     save_checkpoint(tmp_path, model, optimizer, epoch=1)
     here = f"RuntimeError: '{tmp_path}' must have one writer at a time .*process {os.getpid()} on "

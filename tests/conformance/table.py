@@ -33,7 +33,7 @@ and compares output and gradients with those of PyG {version} on the whole graph
 {num_cases} configurations are exact: equal to 1e-10 of a tensor's largest entry.
 
 **path**: how the conv is computed ([models](models.md#convs)). *softmax* is a replay with softmax,
-*local* passes no message. Graphs as small as these are one chunk of the gather path.
+*local* passes no message. Graphs as small as these are one chunk of the path by destination.
 
 **tensors**: how many tensors messages read at a source.
 

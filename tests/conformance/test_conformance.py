@@ -11,7 +11,7 @@ from conv_cases import ALL, CASES, CHECKS, EXACT, OF_CONVS, READ_ROWS_IN_FORWARD
 from exact import reference
 from outcome import CUTS, NO_NODES, Outcome, outcomes
 
-IN_BLOCKS = {'linear', 'weighted', 'factored', 'softmax', 'replay'}
+IN_BLOCKS = {'SpMM', 'SpMM with learned values', 'scalar times x_j', 'softmax', 'replay'}
 """Paths that hold one block while the next one is on its way."""
 
 

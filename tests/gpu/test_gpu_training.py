@@ -129,6 +129,17 @@ def test_batches(setup: str, tmp_path: Path) -> None:
     batches.compare(on(setup, batches._train, root, 'cuda'), want)
 
 
+def _losses_on_the_default_device(root: str, device: str) -> list[Tensor]:
+    """Only what the graph's loader reads is moved; all else is made on `device`."""
+    with torch.device(device):
+        return _losses('GAT', 'sequential', root, device)
+
+
+@pytest.mark.parametrize('setup', IN_SIMULATION)
+def test_a_default_device(setup: str, tmp_path: Path) -> None:
+    _as_on_a_cpu(setup, _losses_on_the_default_device, tmp_path)
+
+
 class _Late(torch.autograd.Function):
     """The identity, whose backward takes a while."""
 

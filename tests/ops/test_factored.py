@@ -128,13 +128,13 @@ def _paths(model: torch.nn.Module) -> set[str]:
 @pytest.mark.parametrize('form', FACTORED)
 @on_ranks(by='threads')
 def test_sums_of_rows_times_a_factor(data, form, world_size, mode):
-    assert _check(data, form, mode) == {'one_shot' if mode == 'one_shot' else 'factored'}
+    assert _check(data, form, mode) == {'one_shot' if mode == 'one_shot' else 'scalar times x_j'}
 
 
 @on_ranks(by='threads')
 def test_mean(data):
-    assert _check(data, 'softmax', aggr='mean') == {'factored'}
-    assert _check(data, 'sum of heads', aggr='mean') == {'factored'}
+    assert _check(data, 'softmax', aggr='mean') == {'scalar times x_j'}
+    assert _check(data, 'sum of heads', aggr='mean') == {'scalar times x_j'}
 
 
 @pytest.mark.parametrize('world_size', [1, 3])
@@ -152,7 +152,7 @@ def test_maxima_and_hooks_are_replayed(data):
     seen = []
     model.register_message_forward_hook(lambda conv, inputs, out: seen.append(out.shape))
     _run(model, data)
-    assert _paths(model) != {'factored'}
+    assert _paths(model) != {'scalar times x_j'}
     assert all(shape[1:] == (HEADS, CHANNELS) for shape in seen)
 
 
@@ -194,7 +194,7 @@ def test_convs(data, name):
     assert_close(gather(own.grad), x.grad, tolerance=1e-10)
     for a, b in zip(model.parameters(), plain.parameters(), strict=True):
         assert_close(a.grad, b.grad, tolerance=1e-10)
-    assert _paths(model) == {'factored'}
+    assert _paths(model) == {'scalar times x_j'}
 
 
 class Drops(Attends):
@@ -217,7 +217,7 @@ def test_masks_of_dropout_are_those_of_forward(data):
     (a, of_a), (b, of_b) = _run(model, data), _run(again, data)
     a.sin().sum().backward()
     b.sin().sum().backward()
-    assert _paths(model) == {'factored'}
+    assert _paths(model) == {'scalar times x_j'}
     assert_close(gather(a.detach()), gather(b.detach()), tolerance=1e-10)
     for own, other in zip(of_a, of_b, strict=True):
         if other.grad is not None:

@@ -1,4 +1,4 @@
-"""The gather path holds the rows of one chunk, however many edges there are."""
+"""By destination holds the rows of one chunk, however many edges there are."""
 
 from __future__ import annotations
 

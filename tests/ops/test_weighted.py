@@ -170,7 +170,7 @@ def _grad(tensor: Tensor) -> Tensor:
 @pytest.mark.parametrize('name', CONVS)
 @on_ranks(num_parts=6, by='threads')
 def test_convs(data, name, world_size, kind, mode):
-    assert _check(data, name, mode) == {'weighted'}
+    assert _check(data, name, mode) == {'SpMM with learned values'}
 
 
 @pytest.mark.parametrize('mode', MODES)
@@ -185,7 +185,7 @@ def test_convs(data, name, world_size, kind, mode):
 def test_weights_without_gradient(data, name, needs_x, mode):
     """Of several heads, or of stacks; one number times the rows of a matrix is linear."""
     paths = _check(data, name, mode, frozen=True, needs_x=needs_x)
-    assert paths == {'linear' if name == 'GCN' else 'weighted'}
+    assert paths == {'SpMM' if name == 'GCN' else 'SpMM with learned values'}
 
 
 @pytest.mark.parametrize('name', ['heads', 'GAT', 'GCN'])

@@ -216,7 +216,7 @@ def test_threads_have_the_bits_of_processes(partitions: Path, name: str, world_s
 def test_chunks(
     partitions: Path, name: str, max_edges: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the bound of the gather path."""
+    """Whatever the bound of the path by destination."""
     monkeypatch.setattr(chunks, 'MIN_EDGES', max_edges)
     monkeypatch.setattr(chunks, 'CHUNK_BYTES', 1)
     check(name, 3, partitions / 'random3', form='wrapped')
