@@ -5,25 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from ranks import run_ranks
+from ranks import run_once
 from small_graphs import cut, small_graph
 
 import pyg_sar
 
-MAKERS = (torch.tensor, torch.as_tensor, torch.asarray)
-
 
 def _devices(root: str) -> list[str]:
     x = pyg_sar.load_shard(root).x
-    makers = (torch.tensor, torch.as_tensor, torch.asarray)  # as a program finds them now
-    assert not {*makers} & {*MAKERS}
     torch.set_default_device('meta')
-    made = [make([1.0]) for make in makers]
+    made = [make([1.0]) for make in (torch.tensor, torch.as_tensor, torch.asarray)]
     return [t.device.type for t in (*made, torch.ones(1), x, pyg_sar.load_shard(root).x)]
 
 
 def test_made_and_read(tmp_path: Path) -> None:
     """In a new process, where rows come before torch has looked for the default."""
     root = cut(small_graph(), 2, tmp_path / 'parts')
-    for devices in run_ranks(_devices, 2, root):
+    for devices in run_once(_devices, 2, root):
         assert devices == [*['meta'] * 4, 'cpu', 'cpu']
