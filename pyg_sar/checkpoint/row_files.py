@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.data.storage import NodeStorage
 
 from pyg_sar.comm.errors import collective
 from pyg_sar.comm.ranks import rank, world_size
@@ -27,6 +30,8 @@ from pyg_sar.rows.from_data import as_local, sharding_of_nodes
 from pyg_sar.rows.rows import Rows, tag
 from pyg_sar.shard.edges import refuse_local
 from pyg_sar.shard.files import is_of_system, ordinary_file
+from pyg_sar.shard.format import NODE_NAMES
+from pyg_sar.shard.node_names import NodeNames
 from pyg_sar.utils.durable import discard, name_beside, put
 
 Array = np.ndarray[Any, Any]
@@ -90,7 +95,9 @@ def save_rows(path: str | os.PathLike[str], values: Tensor, data: Any) -> None:
         pyg_sar.save_rows('predictions.npy', out.argmax(dim=-1), data)
 
     It takes the memory of the own rows once more, whatever the graph's size. A file at
-    `path` is replaced when all is written; if the run fails, the file stays as it was.
+    `path` is replaced when all is written; if the run fails, the file stays as it was. Where nodes
+    have names, ``NAME.names.arrow`` beside it has them, as
+    ``pyarrow.ipc.open_file('predictions.names.arrow').read_all()`` reads them.
 
     Args:
         path: The file ``NAME.npy``, in a folder that all ranks see.
@@ -118,9 +125,24 @@ def save_rows(path: str | os.PathLike[str], values: Tensor, data: Any) -> None:
         on_rank_0(lambda: create_npy(new, run, num_nodes))
         raise_on_all(lambda: write_npy(new, run, first, num_nodes))
         on_rank_0(lambda: put(new, path))
+        on_rank_0(lambda: _put_names(path.with_suffix('.names.arrow'), data))
     except BaseException:
         if rank() == 0:
             discard(new)
+        raise
+
+
+def _put_names(path: Path, data: Any) -> None:
+    """Writes the names of the nodes, if they have some, beside their rows."""
+    names = data.get(NODE_NAMES) if isinstance(data, (Data, NodeStorage)) else None
+    if not isinstance(names, NodeNames):
+        return
+    new = name_beside(path)
+    try:
+        shutil.copyfile(names.path, new)
+        put(new, path)
+    except BaseException:
+        discard(new)
         raise
 
 

@@ -53,7 +53,13 @@ def _run(args: argparse.Namespace, command: Sequence[str]) -> int:
     def read(scratch: Scratch) -> Data | HeteroData:
         with Progress(quiet=args.quiet) as shown:
             shown.phase('reading', delay=0.5)  # a mistake is told alone
-            data = load_source(args.source, root=args.datasets, scratch=scratch)
+            data = load_source(
+                args.source,
+                root=args.datasets,
+                scratch=scratch,
+                relabel=args.relabel,
+                on_part=shown.share('reading'),
+            )
             if args.undirected:
                 data = add_reverse_edges(data, scratch)
             for text in args.transform:
@@ -100,6 +106,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     datasets = 'folder with datasets; default: dataset'
     add('--datasets', metavar='DIR', default='dataset', help=datasets)
     undirected = 'add the reverse of every edge, as T.ToUndirected does'
+    relabel = 'number the ids of edges, which may have gaps, from 0 on, and keep them as names'
+    add('--relabel', action='store_true', help=relabel)
     add('--undirected', action='store_true', help=undirected)
     transform = (
         'apply a transform of PyG, or of a module of yours, to the whole graph: '

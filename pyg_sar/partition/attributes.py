@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Container, Iterable, Mapping
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch_geometric.data import Data
 
 from pyg_sar.partition.masks import INDICES, mask_of_index
 from pyg_sar.partition.memmap import INTEGERS, UNSIGNED, smallest_and_largest, tensor_of
+from pyg_sar.shard.format import NODE_NAMES
 
 _NODE_NAMES = frozenset({'x', 'pos', 'batch', 'node_type', 'train_mask', 'val_mask', 'test_mask'})
 _EDGE_NAMES = frozenset({'edge_attr', 'edge_weight', 'edge_type'})
@@ -35,6 +37,7 @@ class SortedAttributes(NamedTuple):
     graph: dict[str, Any]  # for JSON
     whole: dict[str, Tensor]  # other tensors
     dropped: dict[str, str]  # what each was that is none of these
+    names: list[Any]  # of nodes, pyarrow's Array [N]; one at most
 
 
 def sort_attributes(
@@ -52,7 +55,7 @@ def sort_attributes(
     `y` or a well-known one: then it is stored dense. Raises ValueError if an attribute with a
     well-known name has another number of rows, or a name is taken.
     """
-    attributes = SortedAttributes({}, {}, {}, {}, {})
+    attributes = SortedAttributes({}, {}, {}, {}, {}, [])
     indices: dict[str, Tensor] = {}
     for name, value in data.items():
         if name in ('edge_index', 'num_nodes') or value is None:
@@ -67,6 +70,9 @@ def sort_attributes(
         tensor = _as_tensor(value)
         if tensor is not None and tensor.layout is not torch.strided:
             tensor = _from_sparse(name, tensor, where)
+        if tensor is None and name == NODE_NAMES and num_nodes is not None:
+            attributes.names.append(_names(value, num_nodes, where))
+            continue
         if tensor is None:
             if name in _NODE_NAMES | _EDGE_NAMES:
                 raise ValueError(f"'{name}'{where} must be a tensor (got {_describe(value)})")
@@ -103,6 +109,30 @@ def sort_attributes(
             stacklevel=6 if where else 5,  # the caller of partition_graph
         )
     return attributes
+
+
+def _names(values: Any, num_nodes: int, where: str) -> Any:
+    """Names of nodes as pyarrow's Array."""
+    try:
+        pyarrow = import_module('pyarrow')
+        is_arrow = isinstance(values, (pyarrow.Array, pyarrow.ChunkedArray))
+        names = values if is_arrow else pyarrow.array(list(values))
+        kinds = pyarrow.types
+        if not any(
+            is_kind(names.type)
+            for is_kind in (kinds.is_string, kinds.is_large_string, kinds.is_integer)
+        ):
+            raise TypeError(f'names of the type {names.type}')
+    except (ImportError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"expected a list of names in '{NODE_NAMES}'{where}, and pyarrow (got: {error})"
+        ) from error
+    if len(names) != num_nodes or names.null_count:
+        raise ValueError(
+            f"'{NODE_NAMES}'{where} must have one name per node, {num_nodes} (got {len(names)}, of "
+            f'which {names.null_count} are None)'
+        )
+    return names
 
 
 def count_rows(data: Data | Mapping[str, Any], ids: Iterable[Tensor], where: str = '') -> int:

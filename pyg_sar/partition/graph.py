@@ -80,6 +80,7 @@ class NodeSet:
     num_nodes: int
     attrs: dict[str, Tensor]  # [N, ...]
     extra: dict[str, Any]  # values that belong to the type
+    names: Any = None  # pyarrow's Array [N]
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,7 @@ def typed_graph(data: Data | HeteroData, scratch: Scratch = MEMORY) -> TypedGrap
     check_ids(edge_index, (num_nodes, num_nodes))
     attributes = sort_attributes(data, num_nodes, edge_index.size(1))
     return TypedGraph(
-        nodes={None: NodeSet(num_nodes, attributes.node, {})},
+        nodes={None: NodeSet(num_nodes, attributes.node, {}, *attributes.names)},
         relations={None: Relation(None, None, edge_index, attributes.edge, {})},
         attrs=num_graphs | attributes.graph | label_facts(attributes.node, data),
         whole={'': attributes.whole},
@@ -197,7 +198,7 @@ def _hetero_graph(data: HeteroData, attrs: dict[str, Any], scratch: Scratch) -> 
         num_nodes = count_rows(store, ids, f" of '{name}'")
         attributes = sort_attributes(store, num_nodes, None, where=f" of '{name}'")
         extra = attributes.graph | label_facts(attributes.node, store)
-        nodes[name] = NodeSet(num_nodes, attributes.node, extra)
+        nodes[name] = NodeSet(num_nodes, attributes.node, extra, *attributes.names)
         tensors[name], dropped[name] = attributes.whole, attributes.dropped
     relations: dict[EdgeKey, Relation] = {}
     for key, store in edge_stores.items():

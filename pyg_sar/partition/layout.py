@@ -18,7 +18,7 @@ every relation has its own halos and blocks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -64,6 +64,9 @@ def group_nodes(assignment: Tensor, num_parts: int, sub_parts: Tensor | None = N
     return NodeGroups(assignment, order.to(id_type), partptr, place)
 
 
+COUNTS = 'duplicates', 'self_loops'
+
+
 @dataclass(frozen=True)
 class EdgeGroups:
     """The edges of one relation, each with its destination."""
@@ -75,6 +78,8 @@ class EdgeGroups:
     # within a bucket.
     buckets: Buckets
     partptr: Tensor  # int64 [P + 1]: part p has the buckets ``partptr[p]`` to ``partptr[p + 1]``
+    # How many edges are there more than once, and how many self loops; counted by part_layout.
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
 
     def of_part(self, part: int) -> range:
         """The buckets of one part."""
@@ -183,6 +188,8 @@ def _sort_bucket(edges: EdgeGroups, bucket: int, part: int, local: Tensor, block
     In every order of nodes sources are in that of their ids: sums over a block have the same bits.
     """
     row, col = (edges.buckets.read(bucket, number) for number in (1, 2))
+    if edges.src is edges.dst:
+        edges.counts['self_loops'] += int((row == col).sum())
     first, stop = edges.buckets.bounds[bucket : bucket + 2].tolist()
     dst = edges.dst.place.index_select(0, col).long()
     del col
@@ -193,6 +200,8 @@ def _sort_bucket(edges: EdgeGroups, bucket: int, part: int, local: Tensor, block
     del pairs
     dst = dst.sub_(int(edges.dst.partptr[part])).index_select(0, order)
     row = row.index_select(0, order)
+    is_again = (dst[1:] == dst[:-1]).logical_and_(row[1:] == row[:-1])
+    edges.counts['duplicates'] += int(is_again.sum())
     e_id = edges.buckets.read(bucket, 0).index_select(0, order)
     del order
     owner = edges.src.assignment.index_select(0, row)

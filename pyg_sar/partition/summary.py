@@ -31,6 +31,8 @@ class PartitionSummary:
     #: Own nodes of every part, by type of nodes (None in a homogeneous graph).
     type_num_nodes: dict[NodeKey, tuple[int, ...]] = field(hash=False)
     type_num_edges: dict[EdgeKey, tuple[int, ...]] = field(hash=False)  #: The same by relation.
+    num_duplicates: int = 0  #: Edges that are there again, between the same two nodes.
+    num_self_loops: int = 0  #: Edges from a node to itself.
 
     @property
     def node_imbalance(self) -> float:
@@ -63,6 +65,8 @@ class PartitionSummary:
             [
                 f'{self.num_nodes:,} nodes and {self.num_edges:,} edges in {self.num_parts} '
                 f'parts ({self.method})',
+                f'of the edges          {self.num_self_loops:,} self loops, '
+                f'{self.num_duplicates:,} there again',
                 text_table([header, *rows]),
                 f'edge cut              {self.edge_cut:,} ({cut:.1%} of the edges)',
                 f'communication volume  {self.communication_volume:,} rows per layer '
@@ -103,6 +107,8 @@ def summarize(meta: Meta) -> PartitionSummary:
         largest_block_edges=max((max(map(max, info.block_edges)) for info in relations), default=0),
         type_num_nodes={key: tuple(info.part_num_nodes) for key, info in meta.nodes.items()},
         type_num_edges={key: tuple(info.part_num_edges) for key, info in meta.edges.items()},
+        num_duplicates=meta.notes['partition'].get('duplicates', 0),
+        num_self_loops=meta.notes['partition'].get('self_loops', 0),
     )
 
 

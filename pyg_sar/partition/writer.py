@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pyg_sar.partition import layout
 from pyg_sar.partition.graph import TypedGraph
-from pyg_sar.partition.layout import EdgeGroups, NodeGroups, group_edges, group_nodes
+from pyg_sar.partition.layout import COUNTS, EdgeGroups, NodeGroups, group_edges, group_nodes
 from pyg_sar.partition.memmap import RowStream, chunks, edge_chunks, save_rows
 from pyg_sar.partition.summary import PartitionSummary, summarize
 from pyg_sar.shard import format as file_names
@@ -24,6 +24,7 @@ from pyg_sar.shard.csr import check_block_edges
 from pyg_sar.shard.files import folder_checksums
 from pyg_sar.shard.format import EdgeKey, NodeKey
 from pyg_sar.shard.meta import EdgeInfo, Meta, NodeInfo, listed_files, meta_text, row_type
+from pyg_sar.shard.node_names import write_node_names
 from pyg_sar.utils.durable import put, remove_left, workshop
 from pyg_sar.utils.installed import installed
 from pyg_sar.utils.rng import hashed
@@ -168,6 +169,9 @@ def write_partition(
         parts = RowStream(edge_groups.dst.assignment, edge_groups.edge_index[1], map_type)
         save_rows(parts, file_names.edge_map_file(folder, edge_key))
 
+    for node_key, of_type in graph.nodes.items():
+        if of_type.names is not None:
+            write_node_names(file_names.node_names_file(folder, node_key), of_type.names)
     whole = {name: tensors for name, tensors in graph.whole.items() if tensors}
     if whole:
         save_rows(whole, folder / file_names.WHOLE_FILE)
@@ -200,7 +204,10 @@ def write_partition(
         },
         graph_attrs=graph.attrs,
         notes={
-            'partition': provenance,
+            'partition': {
+                **provenance,
+                **{k: sum(g.counts[k] for g in edges.values()) for k in COUNTS},
+            },
             'command': command,
             'versions': {name: installed(name) for name in packages},
             'dropped': {name: what for name, what in graph.dropped.items() if what},

@@ -24,6 +24,7 @@ from pyg_sar.rows.rows import Rows, plain, plainly, refuse, same_plain, tag
 from pyg_sar.rows.sharding import Sharding
 from pyg_sar.rows.stored_matrices import restore_adj_t
 from pyg_sar.shard.edges import LocalEdges, ShardEdges, refuse_local
+from pyg_sar.shard.node_names import NodeNames
 from pyg_sar.shard.read_shard import of_whole
 from pyg_sar.utils.nested import in_nested
 from pyg_sar.utils.scoped import Scoped
@@ -284,10 +285,11 @@ def gather(x: Any) -> Any:
     Every rank then holds all rows.
 
     Args:
-        x: Rows ``[num_total, ...]``, or an ``adj_t``; a plain tensor is given back as it is.
+        x: Rows ``[num_total, ...]``, an ``adj_t``, or ``data.node_names``; a plain tensor is given
+            back as it is.
 
     Returns:
-        ``[num_total, ...]``, with its history.
+        ``[num_total, ...]``, with its history; of names a list.
 
     Raises:
         ValueError: If it is not known where the rows lie, as of numbers that a mask of several
@@ -295,6 +297,8 @@ def gather(x: Any) -> Any:
     """
     if isinstance(x, Adjacency):
         return x.whole()
+    if isinstance(x, NodeNames):
+        return x[:]
     if not isinstance(x, Rows):
         return x
     with plainly():

@@ -58,6 +58,14 @@ def edge_map_file(root: str | Path, key: EdgeKey) -> Path:
     return Path(root) / ('edge_map.pt' if key is None else f'edge_map/{type_name(key)}.pt')
 
 
+def node_names_file(root: str | Path, key: NodeKey) -> Path:
+    """The Arrow file with the names that nodes had; there only if they had names."""
+    return Path(root) / ('node_names.arrow' if key is None else f'node_names/{key}.arrow')
+
+
+NODE_NAMES = 'node_names'
+"""The attribute of nodes with their names."""
+
 VALUE = 'edge_value_of_adj_t'
 """Where the edges are entries of ``data.adj_t``, the attribute of edges with its values, if any."""
 

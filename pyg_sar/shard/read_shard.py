@@ -19,8 +19,18 @@ from torch_geometric.data.storage import AttrType
 from pyg_sar.shard.csr import check_block_edges
 from pyg_sar.shard.edges import LocalEdges, ShardEdges
 from pyg_sar.shard.files import file_checksum, load_tensors, own_file
-from pyg_sar.shard.format import META_FILE, PART_FILES, WHOLE_FILE, EdgeKey, part_dir, type_name
+from pyg_sar.shard.format import (
+    META_FILE,
+    NODE_NAMES,
+    PART_FILES,
+    WHOLE_FILE,
+    EdgeKey,
+    node_names_file,
+    part_dir,
+    type_name,
+)
 from pyg_sar.shard.meta import Meta, read_meta
+from pyg_sar.shard.node_names import NodeNames
 from pyg_sar.shard.parts import Part, Tensors, read_part, rows_of
 from pyg_sar.shard.shard import Cut, Shard, make_steps
 from pyg_sar.utils.installed import missing
@@ -78,6 +88,11 @@ def read_shard(
         _put(store, {'num_nodes_total': nodes.num_nodes, **attrs})
         _put(store, {'n_id': n_id, 'num_nodes': n_id.numel(), **nodes.extra})
         vars(data.stores[0] if node_key is None else store)['_graph'] = meta.graph
+        names = node_names_file('', node_key).as_posix()
+        if names in meta.checksums:
+            if verify:
+                check_files(root, meta, [names])
+            store[NODE_NAMES] = NodeNames(own_file(root, root / names))
     for edge_key, edges in meta.edges.items():
         shard, edge_index, runs = _join(parts, edge_key, meta, root, rank, world_size)
         ids = [part.index[edge_key]['e_id'] for part in parts]

@@ -121,6 +121,15 @@ class Progress:
 
         return is_done
 
+    def share(self, name: str) -> Callable[[float], None]:
+        """Gives what to call with how much of a phase is done, from 0 to 1, which says it."""
+
+        def is_done(share: float) -> None:
+            if time.monotonic() - self._last >= (0.5 if self._is_terminal else _SECONDS):
+                self.phase(f'{name} {share:.0%}')
+
+        return is_done
+
     def _print(self, text: str, end: str = '\n') -> None:
         if not self._quiet:
             print(text, end=end, file=sys.stderr, flush=True)

@@ -149,7 +149,7 @@ def test_other_tensors_of_a_type(tmp_path):
 
 DROPPED = {
     'adj_t': lambda: torch.eye(4).to_sparse(),
-    'node_names': lambda: ['a', 'b', 'c', 'd'],
+    'names': lambda: ['a', 'b', 'c', 'd'],
     'other': lambda: {'a': 1},
     'text': lambda: np.array(['a', 'b', 'c', 'd']),
     'wide': lambda: np.ones((4, 2), dtype=np.longdouble),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import importlib
 import os
 import pickle
@@ -167,7 +166,7 @@ def test_npz_dropped_arrays_are_named(tmp_path):
     more = {
         'edge_index_directed': edges,
         'class_names': np.array(['a', 'b', 'c']),
-        'node_names': np.array(['a', 'b']),
+        'names': np.array(['a', 'b']),
     }
     path = _npz(tmp_path / 'a.npz', edge_index=edges, num_nodes=2, **more)
     with pytest.warns(UserWarning, match='dropped attributes') as warned:
@@ -220,7 +219,7 @@ def test_files_that_are_no_archive(tmp_path, name, content):
 def test_table_without_pyarrow(tmp_path, monkeypatch):
     (tmp_path / 'edges.csv').write_text('src,dst\n0,1\n')
     monkeypatch.setitem(sys.modules, 'pyarrow', None)
-    with pytest.raises(ValueError, match=r'pyg_sar\[parquet\]'):
+    with pytest.raises(ValueError, match=r'pyg_sar\[fast\]'):
         load_source(tmp_path / 'edges.csv')
 
 
@@ -243,6 +242,7 @@ def test_tables(tmp_path, suffix):
         load_source(path.parent)
 
 
+@pytest.mark.filterwarnings('ignore:.*is its largest id')
 @pytest.mark.parametrize(
     'header',
     ['edge_id,source,target', 'time,from,to', 'w,SRC,DST', 'i,Source,Destination', 'x, src, dst'],
@@ -263,23 +263,20 @@ def test_columns_are_known_by_their_names(tmp_path, header):
 @pytest.mark.parametrize(
     ('text', 'message'),
     [
-        ('src\n0\n', 'two columns or more'),
-        ('src,dst\n0,1\n1,\n', "no empty cell in 'dst'"),
-        ('src,dst\n0,\n', "'dst'"),
-        ('src,dst\n0,a\n', r"numbers in 'dst' .* pandas.factorize"),
-        ('src,dst\n0,0.5\n', 'expected integers in .*float64'),
-        ('src,dst\n0,1,2\n', 'a table of numbers'),
-        ('7,1\n1,2\n', 'a header in the first line'),
-        ('7,1,0.5\n1,2,0.25\n', 'a header in the first line'),
-        ('3,3\n1,2\n', 'a header in the first line'),
+        ('src\n0\n', 'expected an edge, two ids by a comma'),
+        ('src,dst\n0,1\n1,\n', "an integer in column 2, 'dst', of line 3 .* .got ''"),
+        ('src,dst\n0,\n', "expected a name in column 2, 'dst', of line 2"),
+        ('src,dst\n0,1\n0,a\n', "an integer in column 2, 'dst', of line 3 .* .got 'a'"),
+        ('src,dst\n0,0.5\n', "an integer in column 2, 'dst', of line 2 .* .got '0.5'"),
+        ('src,dst\n0,1,2\n', 'expected 2 columns in line 2 .* .got 3'),
         (',source,target\n0,7,1\n', r'to_csv\(index=False\)'),
-        ('edge_id,u,v\n0,7,1\n', "expected columns 'src' and 'dst'"),
+        ('edge_id,a,b\n0,7,1\n', "expected columns 'src' and 'dst'"),
         ('source,weight\n7,1\n', "expected columns 'src' and 'dst'"),
         ('source,from,target\n7,1,2\n', 'one of each'),
-        ('', "header in the first line of .*a.csv', such as src,dst .got ''"),
-        ('src,dst\n', "expected numbers in 'src' of .*a.csv' .got null.: no row has a value"),
-        ('src,dst,z\n0,1,\n', "expected numbers in 'z' of .*a.csv' .got null.: no row has a value"),
-        ('src,dst,z\n0,1,2024-01-02\n', r"numbers in 'z' .*date32.*'z'\]\.astype\('int64'\)"),
+        ('', "lines of edges in .*a.csv' .got none"),
+        ('src,dst\n', "lines of edges in .*a.csv' .got none"),
+        ('src,dst,z\n0,1,\n', "a number in column 3, 'z', of line 2 .* .got ''"),
+        ('src,dst,z\n0,1,2024-01-02\n', "a number in column 3, 'z', of line 2 .*'2024-01-02'"),
     ],
 )
 def test_bad_tables(tmp_path, text, message):
@@ -289,43 +286,10 @@ def test_bad_tables(tmp_path, text, message):
         load_source(tmp_path / 'a.csv')
 
 
-LISTS = {
-    'comments': '# Directed graph: a.txt\n# FromNodeId\tToNodeId\n7\t1\n1\t2\n',
-    'one comment': '#\n7,1\n1,2\n',
-    'a comma in a comment': '# nodes, edges\n7,1\n1,2\n',
-    'tabs': '7\t1\n1\t2\n',
-    'weights': '7 1 0.5\n1 2 0.25\n',
-    'commas': '7,1\n1,2\n',
-    'header and tabs': 'src\tdst\tweight\n7\t1\t3\n1\t2\t4\n',
-    'header and semicolons': 'src;dst\n7;1\n1;2\n',
-    'header and spaces': 'src dst\n7 1\n1 2\n',
-}
-
-
-@pytest.mark.filterwarnings('ignore:Falling back to the')
-@pytest.mark.parametrize('suffix', ['.csv', '.CSV', '.txt', '.tsv', '.edges', '.txt.gz'])
-@pytest.mark.parametrize('kind', LISTS)
-def test_what_a_list_of_edges_is_told_works(tmp_path, monkeypatch, kind, suffix):
-    pandas = pytest.importorskip('pandas')
-    pytest.importorskip('pyarrow')
-    monkeypatch.chdir(tmp_path)
-    path = Path(f'a{suffix}')
-    with gzip.open(path, 'wt') if suffix.endswith('gz') else path.open('w') as file:
-        file.write(LISTS[kind])
-    with pytest.raises(ValueError, match=r'with the header src,dst|a header in the first') as told:
-        load_source(path)
-    line = re.search(r'pandas\.read_csv.*index=False\)', str(told.value))[0]
-    names = "names=['src', 'dst']"
-    assert names in line
-    line = line.replace(names, 'names=None') if 'header' in kind else line
-    eval(line, {'pandas': pandas})
-    assert load_source('edges.csv').edge_index.tolist() == [[7, 1], [1, 2]]
-
-
 @pytest.mark.parametrize('name', ['a.mtx', 'a.graph', 'a.mtx.gz', 'a.mat', 'a'])
 def test_files_of_other_kinds(tmp_path, name):
     (tmp_path / name).write_text('%%MatrixMarket\n3 3 1\n2 1\n')
-    with pytest.raises(ValueError, match=r'as a \.csv file with the header src,dst$'):
+    with pytest.raises(ValueError, match=r', a file\): a \.pt, '):
         load_source(tmp_path / name)
 
 
@@ -388,7 +352,9 @@ def test_a_folder_of_parts_is_one_table(tmp_path, suffix):
         np.save(tmp_path / 'x.npy', np.ones((4, 2)))
     assert data.x.shape == (4, 2)
     write(pa.table({'src': np.arange(4), 'dst': np.arange(4)}), folder / f'part-3{suffix}')
-    with pytest.raises(ValueError, match=f"the same columns in all of .* .got '.*part-3{suffix}'"):
+    with pytest.raises(
+        ValueError, match=f"(the same columns|the header of the other files) .*part-3{suffix}'"
+    ):
         load_source(folder)
 
 
@@ -426,6 +392,7 @@ def test_ids_without_a_sign(tmp_path, tiny, dtype, on_disk):
     assert num_nodes == pyg_sar.load_shard(tmp_path / '0').num_nodes
 
 
+@pytest.mark.filterwarnings('ignore:.*is its largest id')
 def test_ids_of_a_table_without_a_sign(tmp_path):
     pa, parquet = pytest.importorskip('pyarrow'), pytest.importorskip('pyarrow.parquet')
     for dtype in ('uint8', 'uint16', 'uint32', 'uint64'):
@@ -549,7 +516,7 @@ def test_root(tmp_path):
         ('cora', "(got 'cora', no such file)"),
         ('no/graph.csv', "(got 'no/graph.csv', no such file)"),
         ('.', "(got '.', a folder)"),
-        ('a.txt', "(got 'a.txt', a file): its edges as a .csv file with the header src,dst"),
+        ('a.txt', "expected lines of edges in 'a.txt' (got none)"),
         ('ogbn-arxiv.pt', "(got 'ogbn-arxiv.pt', no such file)"),
         ('no.such.Class', "a subclass of Dataset in 'no.such.Class' (got No module"),
         (f'{MODULE}.Nothing', 'got nothing of that name'),

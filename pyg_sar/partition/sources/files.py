@@ -180,11 +180,11 @@ def graph_of_arrays(arrays: Mapping[str, Array | Tensor], name: str) -> Data | H
 
 def _value(array: Any, key: str, name: str) -> Any:
     """A tensor or a number; an array of something else as it is, which checks name and drop."""
-    if isinstance(array, Tensor):
-        return array
+    if not isinstance(array, (np.ndarray, np.generic)):
+        return array  # a tensor, or names of nodes
     if array.ndim == 0 and array.dtype.kind in 'biufc':
         return array.item()
-    tensor = tensor_of(array)
+    tensor = tensor_of(np.asarray(array))
     if tensor is None and (key in _FIRST or array.dtype.kind == 'V'):
         hint = ', as of bfloat16: save it as float32' if array.dtype.kind == 'V' else ''
         raise ValueError(f"expected numbers in '{key}' of '{name}' (got {array.dtype}{hint})")

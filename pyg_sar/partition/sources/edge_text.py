@@ -1,0 +1,324 @@
+"""Lists of edges as text, one edge a line, as SNAP and Network Repository publish them.
+
+pyarrow reads the numbers of a piece of lines at a time, so memory does not grow with the file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass, field
+from importlib import import_module
+from itertools import islice
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from pyg_sar.partition.memmap import Scratch
+from pyg_sar.partition.sources import text_lines
+from pyg_sar.partition.sources.names import TextSpool, number
+from pyg_sar.partition.sources.spool import Spool
+from pyg_sar.partition.sources.text_lines import Piece, is_integer, is_name, is_number
+
+SUFFIXES = ('.txt', '.tsv', '.csv', '.edges', '.edgelist', '.el')
+
+_COLUMNS = ('src', 'dst', 'edge_weight', 'time')
+"""What the columns of a file without a header are."""
+
+_SECONDS = (10**8, 10**11)
+"""Integers between these are no weights but times, in seconds since 1970."""
+
+_LOOK_AHEAD = 1000
+"""Lines after the first by which it is known what that is."""
+
+_ENDS = {'src', 'source', 'from'}, {'dst', 'target', 'to', 'destination'}
+_OTHER_ENDS = ('u', 'v'), ('i', 'j'), ('row', 'col'), ('head', 'tail'), ('subject', 'object')
+
+
+def ends_of(names: Sequence[str]) -> tuple[int, int] | None:
+    """Which columns hold sources and destinations, by their names; None where that is not plain.
+
+    They are called ``src`` and ``dst``, ``source`` and ``target``, ``from`` and ``to``; or such
+    words are among others (``FromNodeId``); or the names differ by 1 and 2 (``node_1``).
+    """
+    whole = [{name.strip().lower()} for name in names]
+    words = [{*map(str.lower, re.findall('[A-Z]?[a-z]+|[A-Z]+', name))} for name in names]
+    for of_names, pair in [
+        (whole, _ENDS),
+        (words, _ENDS),
+        *((whole, ({src}, {dst})) for src, dst in _OTHER_ENDS),
+    ]:
+        src, dst = ([at for at, has in enumerate(of_names) if has & ends] for ends in pair)
+        if len(src) == len(dst) == 1 and src != dst:
+            return src[0], dst[0]
+        if src or dst:
+            return None
+    for at, name in enumerate(names):
+        other = re.sub(r'1(?=\D*$)', '2', name)
+        if other != name and list(names).count(other) == 1:
+            return at, list(names).index(other)
+    return None
+
+
+@dataclass
+class EdgeText:
+    """What a list of edges holds."""
+
+    arrays: dict[str, Any]  # edge_index [2, E] and columns [E]; of names also node_names
+    comments: list[str] = field(default_factory=list)  # in front of the first edge
+    num_comments: int = 0
+    header: str | None = None
+
+
+@dataclass
+class _Form:
+    """How the lines of a file are to be read."""
+
+    delimiter: str
+    names: list[str]
+    header: str | None
+    ends: tuple[int, int]
+    is_text: bool  # whether nodes have names
+    fill: bytes = b''  # what a line of two fields lacks
+
+
+def read_edge_text(
+    files: Sequence[Path],
+    scratch: Scratch,
+    on_part: Callable[[float], None] = lambda _: None,
+    *,
+    has_names: bool = False,
+    is_konect: bool = False,
+) -> EdgeText:
+    """Reads files with an edge a line; those of one list have the same columns.
+
+    `on_part` is told which part of the bytes has been read. With `has_names` all ids are text.
+    Lines of KONECT may leave out the weight, which is 1.
+    """
+    try:
+        import_module('pyarrow')
+    except ImportError as error:
+        raise ValueError(
+            f"expected pyarrow to be installed to read '{files[0]}' (got: {error}); install it "
+            "with pip install 'pyg_sar[fast]'"
+        ) from error
+    found = EdgeText({})
+    with ExitStack() as stack:
+        reader = None
+        for at, path in enumerate(files):
+            is_first = True
+            for piece in text_lines.pieces(path):
+                first = next(piece.lines(), None)
+                if reader is None and first is not None:
+                    form = _form(piece, has_names=has_names, is_konect=is_konect)
+                    reader = stack.enter_context(closing(_Reader(form, scratch)))
+                    found.header, found.comments = form.header, piece.comments()
+                if reader is not None:
+                    found.num_comments += reader.add(piece, path_begins=is_first)
+                is_first = is_first and first is None
+                on_part((at + piece.done) / len(files))
+        if reader is None or not reader.num_edges:
+            names = ' and '.join(f"'{path}'" for path in files[:2])
+            raise ValueError(f'expected lines of edges in {names} (got none)')
+        found.arrays = reader.arrays()
+    return found
+
+
+def _form(piece: Piece, *, has_names: bool, is_konect: bool) -> _Form:
+    """How the lines of a file are to be read, from its first lines."""
+    first, *_ = texts = [*islice(piece.lines(), 1 + _LOOK_AHEAD)]
+    delimiter = text_lines.delimiter_of(texts)
+    fields, *rest = (text_lines.split(text, delimiter) for text in texts)
+    where = f"the first line of '{piece.path}'"
+    if len(fields) < 2:
+        raise ValueError(
+            f'expected an edge, two ids by a comma, a tab or spaces, in {where} (got {first!r})'
+        )
+    if is_konect:
+        count = max(map(len, [fields, *rest]))
+        return _Form(delimiter, [*_COLUMNS[:count]], None, (0, 1), False, fill=b' 1')
+    if not _is_header(fields, rest, first, where):
+        rows = [fields, *rest]
+        is_text = has_names or _has_names(rows, (0, 1))
+        return _Form(delimiter, _names(rows), None, (0, 1), is_text)
+    if not all(fields) or len({*fields}) < len(fields):
+        raise ValueError(
+            f'expected a name for every column, each another, in {where} (got {fields}): pandas '
+            'leaves its index out by to_csv(index=False)'
+        )
+    has_no_end = not {name.lower() for name in fields} & (_ENDS[0] | _ENDS[1])
+    ends = ends_of(fields) or ((0, 1) if len(fields) == 2 and has_no_end else None)
+    if ends is None:
+        raise ValueError(
+            f"expected columns 'src' and 'dst', 'source' and 'target', or 'from' and 'to', one of "
+            f'each, in {where} (got {fields})'
+        )
+    return _Form(delimiter, fields, first, ends, has_names or _has_names(rest, ends))
+
+
+def _is_header(fields: list[str], rest: list[list[str]], first: str, where: str) -> bool:
+    """Whether the first line names the columns. Of edges between names it may not be known."""
+    if any(is_number(name) for name in fields):
+        return False
+    if ends_of(fields) is not None or not rest:
+        return True
+    if any(is_number(name) for name in rest[0]):
+        return True
+    of_ends = {name for row in rest for name in row[:2]}
+    if of_ends & {*fields[:2]}:
+        return False
+    raise ValueError(
+        f'expected a header such as src,dst, or ids, in {where} (got {first!r}, which may be '
+        "either): write a line 'src,dst' above the first edge, with a name for every column"
+    )
+
+
+def _has_names(rows: list[list[str]], ends: tuple[int, int]) -> bool:
+    """Whether ids are text, by the first edge; or integers of more than 64 bits, by any."""
+    ids = [[row[end] for end in ends if end < len(row)] for row in rows]
+    if not all(map(is_number, ids[0] if ids else [])):
+        return True
+    return any(name.isdecimal() and not is_integer(name) for row in ids for name in row)
+
+
+def _names(rows: list[list[str]]) -> list[str]:
+    """The names of columns without a header: of three the last is a weight or a time."""
+    count = len(rows[0])
+    names = [*_COLUMNS[:count], *(f'column_{at}' for at in range(5, count + 1))]
+    thirds = [row[2] for row in rows if len(row) == 3]
+    if count == 3 and all(is_integer(t) and _SECONDS[0] <= int(t) < _SECONDS[1] for t in thirds):
+        names[2] = 'time'
+    return names
+
+
+class _Reader:
+    """Collects the columns of pieces."""
+
+    def __init__(self, form: _Form, scratch: Scratch) -> None:
+        self.form, self.num_edges, self._scratch = form, 0, scratch
+        self._spools = {name: Spool(scratch) for name in form.names}
+        self._names = TextSpool(scratch, 2) if form.is_text else None
+        self._pyarrow = import_module('pyarrow')
+        is_text = self._names is not None
+        self._id_type = self._pyarrow.string() if is_text else self._pyarrow.int32()
+
+    def add(self, piece: Piece, *, path_begins: bool) -> int:
+        """Appends the rows of a piece; gives the number of its comments."""
+        skip_header = path_begins and self.form.header is not None
+        if skip_header and (first := next(piece.lines(), None)) != self.form.header:
+            raise ValueError(
+                f"expected the header of the other files in '{piece.path}', {self.form.header!r} "
+                f'(got {first!r})'
+            )
+        compute = import_module('pyarrow.compute')
+        content, num_comments = text_lines.without_comments(piece.content)
+        if skip_header:
+            content = content.lstrip().partition(b'\n')[2]
+        if content.isspace() or not content:
+            return num_comments
+        try:
+            columns = self._columns(content)
+            values = {
+                name: _numbers(columns[at])
+                for at, name in enumerate(self.form.names)
+                if self._names is None or at not in self.form.ends
+            }
+            names = [] if self._names is None else [columns[at] for at in self.form.ends]
+            names = [compute.utf8_trim_whitespace(of) for of in names]
+            if any(compute.min(compute.binary_length(of)).as_py() == 0 for of in names):
+                raise _NoNumbersError('an empty name')
+        except (self._pyarrow.ArrowInvalid, _NoNumbersError) as error:
+            self._explain(piece, str(error), skip_header=skip_header)
+        for name, column in values.items():
+            self._spools[name].add(column)
+        if self._names is not None:
+            self._names.add(names)
+        self.num_edges += len(columns[0])
+        return num_comments
+
+    def _columns(self, content: bytes) -> list[Any]:
+        form = self.form
+        if form.delimiter == ' ':
+            if b' ' not in content:  # by single tabs, mostly
+                with suppress(self._pyarrow.ArrowInvalid):
+                    return self._parsed(content, '\t')
+            content = text_lines.by_single_spaces(content)
+        if form.fill and len(form.names) > 2:
+            lines = content.splitlines()
+            content = b'\n'.join(x + form.fill if x.count(b' ') == 1 else x for x in lines)
+        return self._parsed(content, form.delimiter)
+
+    def _parsed(self, content: bytes, delimiter: str) -> list[Any]:
+        csv, form = import_module('pyarrow.csv'), self.form
+        try:
+            table = csv.read_csv(
+                self._pyarrow.BufferReader(content),
+                csv.ReadOptions(
+                    use_threads=False, block_size=len(content) + 1, column_names=form.names
+                ),
+                csv.ParseOptions(
+                    delimiter=delimiter, quote_char=False if form.delimiter == ' ' else '"'
+                ),
+                csv.ConvertOptions(
+                    column_types={form.names[at]: self._id_type for at in form.ends},
+                    null_values=[],
+                    timestamp_parsers=[],
+                    check_utf8=form.is_text,
+                ),
+            )
+        except self._pyarrow.ArrowInvalid:
+            if self._id_type != self._pyarrow.int32():
+                raise
+            self._id_type = self._pyarrow.int64()
+            return self._parsed(content, delimiter)
+        return [column.combine_chunks() for column in table.columns]
+
+    def _explain(self, piece: Piece, reason: str, *, skip_header: bool) -> NoReturn:
+        """Raises ValueError with the first line of a piece that is not as it must be."""
+        form, of_end = self.form, is_name if self.form.is_text else is_integer
+        checks: dict[str, Callable[[str], bool]] = {
+            name: of_end if at in form.ends else is_number for at, name in enumerate(form.names)
+        }
+        text_lines.explain(piece, form.delimiter, checks, int(skip_header))
+        raise ValueError(
+            f"expected an edge in every line of '{piece.path}' from line {piece.first_line()} on "
+            f'(got: {reason.splitlines()[0]})'
+        )
+
+    def close(self) -> None:
+        """Gives files back."""
+        for spool in self._spools.values():
+            spool.close()
+        if self._names is not None:
+            self._names.close()
+
+    def arrays(self) -> dict[str, Any]:
+        """The columns by name, and ``edge_index``; ``node_names`` of names."""
+        form = self.form
+        found: dict[str, Any] = {}
+        if self._names is None:
+            src, dst = (self._spools[form.names[at]] for at in form.ends)
+            found['edge_index'] = src.joined(dst)
+        else:
+            ids, found['node_names'] = number(self._names.columns(), self._scratch)
+            found['edge_index'] = self._scratch.empty((2, self.num_edges), torch.int64)
+            for at, numbers in enumerate(ids):
+                found['edge_index'][at] = numbers
+        others = [name for at, name in enumerate(form.names) if at not in form.ends]
+        return {**found, **{name: self._spools[name].tensor() for name in others}}
+
+
+class _NoNumbersError(Exception):
+    """A column of a piece is not of numbers."""
+
+
+def _numbers(column: Any) -> Any:
+    """A column as an array; ValueError where numbers would be others than those of the file."""
+    array = column.to_numpy(zero_copy_only=False)
+    if array.dtype.kind not in 'biuf' or column.null_count:
+        raise _NoNumbersError(f'a column of {column.type}')
+    if array.dtype.kind == 'f' and (abs(array) >= 2**63).any() and (array % 1 == 0).all():
+        raise _NoNumbersError('integers of more than 64 bits')
+    return array

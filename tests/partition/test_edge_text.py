@@ -1,0 +1,312 @@
+"""Lists of edges as text, as SNAP, KONECT and Network Repository publish them."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import re
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch_geometric.data import Data, HeteroData
+
+import pyg_sar
+from pyg_sar.partition.memmap import MEMORY, Scratch
+from pyg_sar.partition.sources import load_source, text_lines
+
+pyarrow = pytest.importorskip('pyarrow')
+
+EDGES = [[3, 1, 0], [1, 2, 0]]
+
+LISTS: dict[str, tuple[str, dict[str, list[float]]]] = {
+    'comments of SNAP': ('# Directed graph\n# FromNodeId\tToNodeId\n3\t1\n1\t2\n0\t0\n', {}),
+    'comments between': ('3 1\n% a comment\n1 2\n  # 1 2\n0 0\n', {}),
+    'commas': ('3,1\n1,2\n0,0\n', {}),
+    'a comma in a comment': ('# nodes, edges\n3\t1\n1\t2\n0\t0\n', {}),
+    'spaces': ('  3   1 \n1\t 2\n\n0 0', {}),
+    'lines of Windows': ('3 1\r\n1 2\r\n0 0\r\n', {}),
+    'a byte order mark': ('\ufeff3,1\n1,2\n0,0\n', {}),
+    'weights': ('3 1 2\n1 2 1\n0 0 0.25\n', {'edge_weight': [2, 1, 0.25]}),
+    'times': (
+        '3 1 1082040961\n1 2 1082040962\n0 0 1217567877\n',
+        {'time': [1082040961, 1082040962, 1217567877]},
+    ),
+    'ratings and times': (
+        '3,1,-4,1289241911.72836\n1,2,2,1289241941.53378\n0,0,1,5.5\n',
+        {'edge_weight': [-4, 2, 1], 'time': [1289241911.72836, 1289241941.53378, 5.5]},
+    ),
+    'a header': ('src\tdst\tw\n3\t1\t3\n1\t2\t4\n0\t0\t5\n', {'w': [3, 4, 5]}),
+    'a header and semicolons': ('w;Source;Target\n3;3;1\n4;1;2\n5;0;0\n', {'w': [3, 4, 5]}),
+    'any header of two': ('user film\n3 1\n1 2\n0 0\n', {}),
+    'numbered ends': ('node_1,node_2,w\n3,1,3\n1,2,4\n0,0,5\n', {'w': [3, 4, 5]}),
+    'quotes': ('"FromNodeId","ToNodeId"\n"3","1"\n"1","2"\n"0","0"\n', {}),
+    'five columns': (
+        '3 1 1 5 7\n1 2 1 5 8\n0 0 1 5 9\n',
+        {'edge_weight': [1] * 3, 'time': [5] * 3, 'column_5': [7, 8, 9]},
+    ),
+}
+
+
+def _read(path: Path, scratch: Scratch | None = None, **options: Any) -> tuple[Any, list[str]]:
+    """The graph, and the notes."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        data = load_source(path, scratch=scratch, **options)
+    return data, [str(warning.message) for warning in caught]
+
+
+@pytest.mark.parametrize('is_mapped', [False, True])
+@pytest.mark.parametrize('kind', LISTS)
+def test_as_published(tmp_path: Path, kind: str, is_mapped: bool, monkeypatch: Any) -> None:
+    """Pieces of a few bytes give the same as one."""
+    text, columns = LISTS[kind]
+    path = tmp_path / 'a.txt'
+    path.write_text(text, encoding='utf-8', newline='')
+    for size in (text_lines.PIECE, 11):
+        monkeypatch.setattr(text_lines.pieces, '__defaults__', (size,))
+        if size == 11 and (
+            'header' in kind or 'ends' in kind or 'quotes' in kind or 'times' in kind
+        ):
+            continue  # these are told from the first lines, of which such a piece has one
+        data, _ = _read(path, Scratch(tmp_path) if is_mapped else None)
+        assert data.edge_index.tolist() == EDGES
+        assert data.num_nodes == 4
+        found = {
+            k: v.tolist() for k, v in data.to_dict().items() if k not in ('edge_index', 'num_nodes')
+        }
+        assert found == columns
+
+
+@pytest.mark.parametrize(
+    'name',
+    [
+        'a.csv',
+        'a.CSV',
+        'a.tsv',
+        'a.edges',
+        'a.el',
+        'a.edgelist',
+        'a.txt.gz',
+        'a.tsv.bz2',
+        'a.csv.zst',
+    ],
+)
+def test_names_of_files(tmp_path: Path, name: str) -> None:
+    text = b'# a comment\n3 1\n1 2\n0 0\n'
+    packed = {'.gz': gzip.compress, '.bz2': bz2.compress}
+    packed['.zst'] = lambda content: pyarrow.compress(content, codec='zstd', asbytes=True)
+    (tmp_path / name).write_bytes(packed.get(Path(name).suffix, bytes)(text))
+    data, notes = _read(tmp_path / name)
+    assert data.edge_index.tolist() == EDGES
+    assert notes == [f"'{tmp_path / name}' has 1 comment lines"]
+
+
+def test_members_and_ends_of_compressed_files(tmp_path: Path) -> None:
+    """Several members are one text; a file that ends too early is an error."""
+    path = tmp_path / 'a.txt.gz'
+    path.write_bytes(gzip.compress(b'3 1\n1') + gzip.compress(b' 2\n0 0\n'))
+    assert _read(path)[0].edge_index.tolist() == EDGES
+    whole = gzip.compress(bytes(str([*range(999)]), 'ascii'))
+    path.write_bytes(whole[:-9])
+    with pytest.raises(ValueError, match='expected the whole of'):
+        load_source(path)
+
+
+@pytest.mark.filterwarnings('ignore:.*no header', 'ignore:.*is its largest id')
+@pytest.mark.parametrize(
+    ('text', 'message'),
+    [
+        ('0 1\n1 2\n2 x\n', "an integer in column 2, 'dst', of line 3 of .* .got 'x'"),
+        (
+            '# c\n\n0 1\n1 2 3\n',
+            "expected 2 columns in line 4 of .*, as in the first .got 3: '1 2 3'",
+        ),
+        ('0 1\n1\n', 'expected 2 columns in line 2 .* .got 1'),
+        ('0 1 2\n1 2 x\n', "a number in column 3, 'edge_weight', of line 2 .* .got 'x'"),
+        ('0,1\n1,2.5\n', "an integer in column 2, 'dst', of line 2 .* .got '2.5'"),
+        ('0,1\n1,99999999999999999999\n', ''),
+        ('a b\nc d\n', 'a header such as src,dst, or ids'),
+        ('a,b,c\n0,1,2\n', "expected columns 'src' and 'dst'"),
+        ('source,from,target\n7,1,2\n', 'one of each'),
+        ('\0\0\0', 'lines of text .* .got other bytes'),
+        ('# nothing\n', 'lines of edges .* .got none'),
+        ('0 1 18446744073709551616\n', 'a number in column 3|more than 64 bits'),
+        ('-1 2\n', 'must hold ids >= 0'),
+    ],
+)
+def test_wrong_lines(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / 'a.txt').write_text(text)
+    if not message:  # an integer of more than 64 bits is a name
+        assert _read(tmp_path / 'a.txt')[0].node_names.to_pylist()[-1] == '99999999999999999999'
+        return
+    out = tmp_path / 'parts'
+    with pytest.raises(ValueError, match=message):
+        pyg_sar.partition_graph(tmp_path / 'a.txt', 1, out)
+
+
+def test_the_line_of_an_error_in_a_later_piece(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(text_lines.pieces, '__defaults__', (64,))
+    lines = [f'{i} {i + 1}' for i in range(500)]
+    lines[400] = '400 four'
+    path = tmp_path / 'a.txt.gz'
+    path.write_bytes(gzip.compress('\n'.join(['# a comment', *lines]).encode()))
+    with pytest.raises(ValueError, match=r"of line 402 of .* .got 'four'"):
+        load_source(path)
+
+
+def test_wide_numbers_come_late(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(text_lines.pieces, '__defaults__', (16,))
+    (tmp_path / 'a.txt').write_text('0 1 1\n1 2 2\n2 3000000000 3\n0 1 0.5\n')
+    for scratch in (None, Scratch(tmp_path)):
+        data, _ = _read(tmp_path / 'a.txt', scratch)
+        assert data.edge_index.tolist() == [[0, 1, 2, 0], [1, 2, 3_000_000_000, 1]]
+        assert data.edge_weight.tolist() == [1, 2, 3, 0.5]
+    (tmp_path / 'a.txt').write_text(f'0 1 {2**53 + 1}\n1 2 2\n0 1 0.5\n')
+    with pytest.raises(ValueError, match='numbers that float64 holds'):
+        load_source(tmp_path / 'a.txt')
+
+
+NAMED = {
+    'text': ('alice\tbob\nbob\tcarol\ncarol\tNew York\n', ['alice', 'bob', 'carol', 'New York']),
+    'text with a header': ('src,dst\nb,a\na,c\nc,d\n', ['b', 'a', 'c', 'd']),
+    'identifiers': (
+        'source,target\nf81d-1,f81d-2\nf81d-2,f81d-9\nf81d-9,f81d-a\n',
+        ['f81d-1', 'f81d-2', 'f81d-9', 'f81d-a'],
+    ),
+    'large numbers': (
+        '76561198000000007 76561198000000000\n76561198000000000 76561198000000009\n'
+        '76561198000000009 76561198000000008\n',
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize('is_mapped', [False, True])
+@pytest.mark.parametrize('kind', NAMED)
+def test_names_become_numbers(tmp_path: Path, kind: str, is_mapped: bool) -> None:
+    """Text in the order in which it comes, numbers in ascending order."""
+    text, names = NAMED[kind]
+    (tmp_path / 'a.tsv').write_text(text)
+    data, notes = _read(tmp_path / 'a.tsv', Scratch(tmp_path) if is_mapped else None)
+    found = data.node_names.to_pylist()
+    if names is None:
+        names = [76561198000000000 + i for i in (0, 7, 8, 9)]
+    assert sorted(map(str, found)) == sorted(map(str, names))
+    assert data.num_nodes == 4
+    pairs = [re.split('[ ,\t]', line, maxsplit=1) for line in text.splitlines()][-3:]
+    assert [[str(found[i]) for i in edge] for edge in data.edge_index.t().tolist()] == pairs
+    assert any('names' in note for note in notes)
+    if kind == 'large numbers':
+        assert found == names
+
+
+def test_gaps(tmp_path: Path) -> None:
+    path = tmp_path / 'a.txt'
+    path.write_text('2300000 2300005\n2300005 2300009\n')
+    data, notes = _read(path)
+    assert (data.num_nodes, len(notes)) == (2_300_010, 1)
+    assert 'has 2,300,010 nodes' in notes[0]
+    assert '--relabel' in notes[0]
+    data, notes = _read(path, relabel=True)
+    assert data.edge_index.tolist() == [[0, 1], [1, 2]]
+    assert data.node_names.to_pylist() == [2300000, 2300005, 2300009]
+    path.write_text('1 2\n2 3\n')
+    assert 'begin at 1' in _read(path)[1][0]
+    path.write_text('0 1\n1 2\n')
+    assert _read(path)[1] == []
+    path.write_text('5 x\nx 7\n')
+    data, _ = _read(path, relabel=True)
+    assert data.node_names.to_pylist() == ['5', 'x', '7']
+    torch.save(Data(x=torch.ones(9, 1), edge_index=torch.tensor([[7], [8]])), tmp_path / 'a.pt')
+    with pytest.raises(ValueError, match=r"attributes of nodes .* .got .*\['x'\]"):
+        load_source(tmp_path / 'a.pt', relabel=True)
+
+
+def test_a_folder_of_parts(tmp_path: Path) -> None:
+    for part, text in enumerate(('src,dst\n3,1\n', 'src,dst\n1,2\n0,0\n')):
+        (tmp_path / f'part-{part}.csv').write_text(text)
+    assert _read(tmp_path)[0].edge_index.tolist() == EDGES
+    (tmp_path / 'part-2.csv').write_text('dst,src\n1,2\n')
+    with pytest.raises(ValueError, match=r'the header of the other files in .*part-2.csv'):
+        load_source(tmp_path)
+
+
+# KONECT
+
+
+def test_konect(tmp_path: Path) -> None:
+    path = tmp_path / 'out.moreno'
+    path.write_text('% asym weighted\n% 3 4 4\n1 2 3 1082040961\n2 3\t2 1082040962\n4 4 1 5\n')
+    for source in (path, tmp_path):
+        data, notes = _read(source)
+        assert isinstance(data, Data)
+        assert data.edge_index.tolist() == [[0, 1, 3], [1, 2, 3]]
+        assert data.edge_weight.tolist() == [3, 2, 1]
+        assert data.time.tolist() == [1082040961, 1082040962, 5]
+        assert (data.num_nodes, notes) == (4, [])
+
+
+def test_konect_both_ways(tmp_path: Path) -> None:
+    path = tmp_path / 'out.a'
+    path.write_text('% sym unweighted\n1 2\n2 3 5\n3 3\n')
+    for scratch in (MEMORY, Scratch(tmp_path)):
+        data, notes = _read(path, scratch)
+        assert data.edge_index.tolist() == [[0, 1, 2, 1, 2], [1, 2, 2, 0, 1]]
+        assert data.edge_weight.tolist() == [1, 5, 1, 1, 5]  # a line may leave its weight out
+        assert len(notes) == 1
+        assert 'both directions' in notes[0]
+
+
+def test_konect_bipartite(tmp_path: Path) -> None:
+    path = tmp_path / 'out.a'
+    path.write_text('% bip posweighted\n% 2 5 3\n1 1 4\n2 3 5\n')
+    data, _ = _read(path)
+    assert isinstance(data, HeteroData)
+    assert (data['left'].num_nodes, data['right'].num_nodes) == (5, 3)
+    store = data['left', 'to', 'right']
+    assert store.edge_index.tolist() == [[0, 1], [0, 2]]
+    assert store.edge_weight.tolist() == [4, 5]
+
+
+@pytest.mark.parametrize(
+    ('text', 'message'),
+    [
+        ('1 2\n', r"expected '% sym', '% asym' or '% bip'"),
+        ('% sym weighted\n% 3 2 2\n1 2 1\n', 'expected 3 edges .* .got 1'),
+        ('% sym weighted\n% 1 2 2\n1 3 1\n', 'ids up to 2 .* .got 3'),
+        ('% asym weighted\n0 1 1\n', 'ids from 1 on .* .got 0'),
+        ('% asym weighted\n1 1 1 1\n1 2 1\n', 'expected 4 columns in line 3'),
+    ],
+)
+def test_wrong_files_of_konect(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / 'out.a').write_text(text)
+    with pytest.raises(ValueError, match=message):
+        load_source(tmp_path / 'out.a')
+
+
+def test_the_command_line(tmp_path: Path) -> None:
+    """Notes tell what was read; the summary tells duplicates and self loops."""
+    path, out = tmp_path / 'web.txt', tmp_path / 'parts'
+    path.write_text('# a comment\n5 9\n9 5\n5 9\n7 7\n')
+    command = [
+        sys.executable,
+        '-m',
+        'pyg_sar.partition',
+        path,
+        out,
+        '--num-parts',
+        '1',
+        '--relabel',
+    ]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert f"note: '{path}' has 1 comment lines" in run.stderr
+    assert 'ids from 5 to 9 became 0 to 2' in run.stderr
+    assert re.search('1 self loops, 1 there again', run.stdout)
+    data = pyg_sar.load_shard(out)
+    assert data.node_names[:] == [5, 7, 9]
+    assert data.edge_index.tolist() == [[0, 2, 0, 1], [2, 0, 2, 1]]
