@@ -101,7 +101,7 @@ class Column:
         if types.is_decimal(type_):
             self._tell(f'{type_}, which is read as float64')
             return torch.float64
-        raise refused(self.name, type_, self._path, hint=self._hint)
+        raise refused(self.name, type_, self._path, hint=self._hint if is_text(type_) else '')
 
     def _tell(self, what: str) -> None:
         warnings.warn(f"'{self.name}' of '{self._path}' holds {what}", UserWarning, stacklevel=7)

@@ -22,7 +22,7 @@ from pyg_sar.partition.sources.tables import check_header, check_names, values_o
 
 _IDS = ('id', 'node_id', 'name', 'index')
 _FEATURES = ('x', 'features')
-_HINT = 'name it by --y, --x or --train, or '
+_HINT = 'name it by --id, --y or --train, or '
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,8 @@ def add_reverse_edges(data: Data | HeteroData, scratch: Scratch = MEMORY) -> Dat
             )
             for key, value in store.items():
                 is_row = isinstance(value, Tensor) and value.dim() > 0
-                if key != 'edge_index' and is_row and value.size(0) == edge_index.size(1):
+                is_row = is_row and value.size(0) == edge_index.size(1)
+                if key != 'edge_index' and (is_row or key.removesuffix('_names') in store):
                     back[key] = value
         else:
             attrs = {
