@@ -151,6 +151,7 @@ def test_without_options(tmp_path):
     ('labels', 'want', 'dtype'),
     [
         (pa.array([3, None, 1, 0, 0], pa.int8()), [3, -1, 1, 0, 0], torch.int64),
+        (pa.array(['b', 'c', None, 'a', 'b'], pa.string_view()), [0, 1, -1, 2, 0], torch.int64),
         (pa.array([3, 2, 1, 0, 0], pa.uint16()), [3, 2, 1, 0, 0], torch.int64),
         (pa.array([0.5, None, 1, 0, 0]), [0.5, float('nan'), 1, 0, 0], torch.float64),
         (pa.array([True, False, None, True, True]), [1, 0, -1, 1, 1], torch.int64),
@@ -258,12 +259,11 @@ def test_what_is_refused(tmp_path):
     refused('one column of', 'called id, node_id, name or index, or --id', change={'id': range(5)})
     refused("ids in 'height' of", 'got double', id='height')
     ints = _ends(tmp_path / 'ints.parquet', [(0, 1), (2, 3)])
-    refused("ids of one type in 'src'", 'got int64 and large_string', edges=ints)
+    refused("ids of one type in 'src'", 'got int64 and string', edges=ints)
     refused("a column 'kind' in", 'as --y says', 'height', y='kind')
     refused("a column 'size' in", 'as --x says', x=('size',))
-    refused(
-        "numbers in 'city' of", 'got string', 'name it by --id, --y', change={'city': list('abcde')}
-    )
+    text = {'city': list('abcde')}
+    refused("numbers in 'city' of", 'got string', 'name it by --id, --y', change=text)
     struct = {'city': [{'a': 1}] * 5}
     refused("numbers in 'city' of", 'got struct', '): leave the column out', change=struct)
     refused("numbers in 'city' of", 'out of --x', change=text, x=('city',))
@@ -271,6 +271,10 @@ def test_what_is_refused(tmp_path):
     refused("no empty cell in 'age'", change={'age': [1, 2, None, 4, 5]}, x=('age',))
     refused("name for the column 'x'", 'an option makes', change={'x': range(5)}, x=('age',))
     refused("name for the column 'y'", 'an option makes', change={'y': range(5)}, y='age')
+    large = {'label': np.full(5, 2**64 - 1, np.uint64)}
+    refused('a table of numbers in', 'not in range', change=large, y='label')
+    lists = {'tags': [['a']] * 5}
+    refused('COLUMN=VALUE for a mask', 'list<', change=lists, train='tags=a')
     both = _ends(tmp_path / 'both.parquet', age=np.arange(5))
     refused("different names in '", "got 'age' in both", edges=both)
     unknown = _ends(tmp_path / 'unknown.parquet', [*EDGES, ('ann', 'max')])

@@ -25,12 +25,12 @@ _CATEGORIES = (
 )
 _REMEDIES = {
     r'(large_)?string|string_view': _CATEGORIES,
-    r'.*binary|dictionary<values=.*binary': (
+    r'(large_)?binary|dictionary<values=(large_)?binary': (
         "table['{0}'] = table['{0}'].str.decode('utf-8').astype('category') of pandas makes text "
         'into numbers, or leave the column out'
     ),
     'null': 'no row has a value; leave the column out, or fill it',
-    '(large_|fixed_size_)?list': (
+    '(large_|fixed_size_)?list<': (
         'a list in every row holds numbers, not lists or text; leave the column out, or write such '
         'lists of one length'
     ),
@@ -137,7 +137,7 @@ class Column:
             array = array.cast(pyarrow.int32() if narrow else pyarrow.int64())
         if types.is_decimal(array.type):
             array = array.cast(pyarrow.float64())
-        if array.null_count and self._is_label:
+        if self._is_label:
             if not types.is_floating(array.type):
                 return array.cast(pyarrow.int64()).fill_null(-1).to_numpy()
         elif array.null_count:
@@ -178,6 +178,7 @@ class Column:
         pyarrow = import_module('pyarrow')
         if not pyarrow.types.is_dictionary(array.type):
             compute = import_module('pyarrow.compute')  # text that is empty is no label
+            array = array.cast(pyarrow.large_string())
             array = compute.if_else(compute.equal(array, ''), None, array).dictionary_encode()
         if array.null_count and not self._is_label:
             raise self._empty(array)

@@ -69,7 +69,8 @@ class Ends:
             if kind != each.kind:
                 raise ValueError(
                     f"expected ids of one type in '{name}' of '{table.path}' and '{each.column}' "
-                    f"of '{each.path}' (got {table.types[name]} and {each.kind}): write both as "
+                    f"of '{each.path}' (got {table.types[name]} and "
+                    f'{each.kind.removeprefix("large_")}): write both as '
                     'numbers, or both as text'
                 )
         self._numberings: list[Numbering] = []

@@ -200,8 +200,10 @@ class _Mask:
                 self._value = {None: True, 'true': True, 'false': False}[value and value.lower()]
             elif is_number and value is not None:
                 self._value = float(value) if types.is_floating(type_) else int(value)
-            elif not (is_text(getattr(type_, 'value_type', type_)) and value is not None):
-                raise ValueError
+            else:
+                type_ = type_.value_type if types.is_dictionary(type_) else type_
+                if value is None or not is_text(type_):
+                    raise ValueError
         except (KeyError, ValueError):
             raise ValueError(
                 f'expected COLUMN=VALUE for a mask, of text or numbers, or a column of bools (got '
@@ -215,6 +217,8 @@ class _Mask:
         array = storage(array)
         if pyarrow.types.is_dictionary(array.type):
             array = array.dictionary_decode()
+        if is_text(array.type):
+            array = array.cast(pyarrow.large_string())
         if len(self._seen) < 10:
             self._seen |= {each for each in compute.unique(array).to_pylist() if each is not None}
         found = compute.equal(array, pyarrow.scalar(self._value, array.type)).fill_null(False)
