@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -285,11 +287,16 @@ def test_what_is_refused(tmp_path):
     near = _ends(tmp_path / 'far.parquet', [(0, 1), (2, -1)])
     _refuses(near, nodes, "ids of 'id' of", "in 'dst' of", 'got -1 in row 1')
     _refuses(near, tmp_path / 'none.parquet', 'none.parquet', 'no such file')
+    _write(nodes, {'id': np.arange(3), 'w': np.arange(3)})
+    pairs = _ends(tmp_path / 'pairs.parquet', [(0, 1), (2, 1)], w_index=np.arange(2))
+    _refuses(pairs, nodes, "name for the column 'w_index' beside 'w'")
     torch.save({'edge_index': torch.zeros(2, 1, dtype=torch.int64)}, tmp_path / 'a.pt')
     _refuses(tmp_path / 'a.pt', nodes, 'a table of edges beside a table of nodes')
     given = NodeTableOptions(nodes=os.fspath(nodes))
     with pytest.raises(ValueError, match="'relabel' numbers the ids of a table of edges alone"):
         load_source(near, tables=given, relabel=True)
+    with pytest.raises(ValueError, match='a table of edges whose ids are numbered'):
+        load_source(tmp_path / 'a.pt', relabel=True)
 
 
 def test_arrays_beside_names(tmp_path):
@@ -302,6 +309,23 @@ def test_arrays_beside_names(tmp_path):
     _write(tmp_path / 'nodes.parquet', COLUMNS)
     with pytest.raises(ValueError, match=r'nodes\.parquet'):
         load_source(tmp_path)
+
+
+def test_what_the_page_says(tmp_path, monkeypatch, capsys):
+    page = (Path(__file__).parents[2] / 'docs' / 'partitioning.md').read_text()
+    command = re.search(r'^pyg-sar (partition edges\.parquet (.*\\\n)*.*)$', page, re.MULTILINE)[1]
+    monkeypatch.chdir(tmp_path)
+    days = pa.array([datetime.date(2020, 1, 1 + i) for i in range(5)])
+    _ends(Path('edges.parquet'), since=days)
+    columns = _without('label', 'is_old', 'emb') | {'job': COLUMNS['label']}
+    _write(Path('people.parquet'), columns)
+    assert main(shlex.split(command.replace('\\\n', ' '))[1:]) == 0
+    assert "note: 'since' of 'edges.parquet' holds days since 1970" in capsys.readouterr().err
+    loaded = [pyg_sar.local(pyg_sar.load_shard('parts', part)) for part in range(4)]
+    n_id = torch.cat([data.n_id for data in loaded])
+    x = torch.cat([data.x for data in loaded])
+    assert x[n_id.argsort()].T.tolist() == [COLUMNS['age'], COLUMNS['height']]
+    assert loaded[0].y_names == ['cat', 'dog', 'owl']
 
 
 # A folder by types

@@ -92,6 +92,9 @@ def test_names_that_mean_something_else(tmp_path):
         _refuses(_write(tmp_path / 'a.parquet', **{name: IDS}), f"name for the column '{name}'")
     _refuses(_write(tmp_path / 'a.parquet', z=IDS, z_index=IDS), "the column 'z_index'")
     _refuses(_write(tmp_path / 'a.parquet', my_index=pa.array([[1]] * 6)), "column 'my_index'")
+    _refuses(_write(tmp_path / 'a.parquet', index=pa.array([[1]] * 6)), "column 'index'")
+    odd = {'a.b': IDS, '.c': IDS, 'index': IDS, 'd e': pa.array([[1, 2]] * 6)}
+    assert {*odd} <= {*load_source(_write(tmp_path / 'a.parquet', **odd)).keys()}
     both = {'z': pa.array(list('ababab')).dictionary_encode(), 'z_names': IDS}
     _refuses(_write(tmp_path / 'a.parquet', **both), "'z_names'", "names of 'z'")
 

@@ -61,6 +61,8 @@ def load_source(
         return with_wide_ids(graph) if scratch is None else graph
     if given != NodeTableOptions():
         raise ValueError(f"expected a table of edges beside a table of nodes (got '{name}')")
+    if relabel:
+        raise ValueError(f"expected a table of edges whose ids are numbered (got '{name}')")
     if is_file and path.suffix == '.pt':
         return files.read_saved(path, is_mapped=scratch is not None)
     if is_file and path.suffix == '.npz':

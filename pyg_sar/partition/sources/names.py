@@ -31,8 +31,11 @@ class Numbering:
         """The ids of some rows: arrays of one length and type, such as of sources and targets."""
         pyarrow = import_module('pyarrow')
         ids = [plain_ids(column) for column in columns]
-        order = np.arange(sum(map(len, ids))).reshape(len(ids), -1).T.reshape(-1)
-        chunk = pyarrow.concat_arrays(ids).take(pyarrow.array(order)).dictionary_encode()
+        chunk = ids[0]
+        if len(ids) > 1:
+            order = np.arange(sum(map(len, ids))).reshape(len(ids), -1).T.reshape(-1)
+            chunk = pyarrow.concat_arrays(ids).take(pyarrow.array(order))
+        chunk = chunk.dictionary_encode()
         self._num_columns = len(ids)
         self._chunks.append(chunk)
         self._waiting += len(chunk.dictionary)

@@ -76,7 +76,7 @@ def arrow_errors(path: Path) -> Iterator[None]:
 def open_table(path: Path) -> Table:
     """A table in a file or in a folder of parts; their columns may be in another order."""
     try:
-        dataset = import_module('pyarrow.dataset')
+        _, dataset = import_module('pyarrow'), import_module('pyarrow.dataset')
     except ImportError as error:
         raise ValueError(
             f"expected pyarrow to be installed to read '{path}' (got: {error}); install it with "

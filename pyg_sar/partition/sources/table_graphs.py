@@ -59,6 +59,9 @@ def graph_of_tables(
 
 
 def _fill(store: Any, values: dict[str, Any], names: Any | None) -> None:
+    for name in values:  # of which a graph would take one for ids of rows of the other
+        if f'{name}_index' in values:
+            raise ValueError(f"expected another name for the column '{name}_index' beside '{name}'")
     for name in sorted(values, key=lambda name: (name not in ('x', 'y'), name)):
         store[name] = values[name]
     if 'y_names' in values and 'num_classes' not in values:

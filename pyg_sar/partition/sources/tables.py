@@ -87,8 +87,8 @@ def values_of(columns: dict[str, Column], path: Path) -> dict[str, Any]:
 def check_names(types: Mapping[str, Any], path: Path) -> None:
     """Raises ValueError of a column whose name means something else in a graph."""
     for name, type_ in types.items():
-        holds_ids = 'index' in name and (is_list(type_) or name.removesuffix('_index') in types)
-        if name in _TAKEN or (holds_ids and name != 'index'):
+        is_of_ids = name.endswith('_index') and name.removesuffix('_index') in types
+        if name in _TAKEN or is_of_ids or ('index' in name and is_list(type_)):
             raise ValueError(
                 f"expected another name for the column '{name}' of '{path}', which is that of "
                 'something else in a graph'
