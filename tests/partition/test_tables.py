@@ -222,6 +222,12 @@ def test_a_folder_of_spark(tmp_path):
     assert 'run' not in load_source(other)
 
 
+def test_parts_come_by_their_numbers(tmp_path):
+    for i in (10, 9, 2):
+        _write(tmp_path / f'part.{i}.parquet', w=np.full(6, i))
+    assert load_source(tmp_path).w.tolist() == [2] * 6 + [9] * 6 + [10] * 6
+
+
 def test_parts_that_differ(tmp_path):
     first = {'src': IDS, 'dst': IDS, 'w': IDS.astype(np.float32), 'n': IDS.astype(np.int16)}
     second = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,17 +23,23 @@ BATCH_ROWS = 1 << 17
 def table_files(path: Path) -> list[Path]:
     """The files of a table: itself, or its parts in a folder, by name; none of anything else.
 
+    Numbers in names count as such: dask's ``part.10.parquet`` comes after ``part.9.parquet``.
     Folders in it that are called ``column=value``, as Spark writes them, have parts as well.
     """
     if path.is_file():
         return [path] if path.suffix in TABLES else []
     found: list[Path] = []
-    for entry in sorted(path.glob('[!._]*')):
+    for entry in sorted(path.glob('[!._]*'), key=_by_numbers):
         if entry.suffix in TABLES and entry.is_file():
             found.append(entry)
         elif '=' in entry.name and entry.is_dir():
             found += table_files(entry)
     return found
+
+
+def _by_numbers(entry: Path) -> list[int | str]:
+    words = re.split(r'([0-9]+)', entry.name)
+    return [int(word) if at % 2 else word for at, word in enumerate(words)]
 
 
 @dataclass(frozen=True)
