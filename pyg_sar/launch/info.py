@@ -29,10 +29,9 @@ _EXTRAS = {
     'kaminpar': ('kaminpar', '--method kaminpar'),
     'torch-sparse': ('torch_sparse', 'METIS where pymetis is missing; used by PyG'),
     'pyg-lib': ('pyg_lib', 'METIS where pymetis is missing; used by PyG'),
-    'fast': ('numba', 'faster attention on a CPU; an allocator for pyg-sar run'),
+    'fast': ('numba', 'faster attention on a CPU; an allocator for pyg-sar run; tables'),
     'plot': ('matplotlib', 'pyg-sar info --plot'),
     'ogb': ('ogb', 'datasets of OGB'),
-    'parquet': ('pyarrow', 'tables of edges to partition'),
 }
 """By extra, the package that it installs and what it is for."""
 

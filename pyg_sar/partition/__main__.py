@@ -19,6 +19,7 @@ from pyg_sar.partition.options import BALANCES, OBJECTIVES, CutOptions, check_se
 from pyg_sar.partition.partition_graph import cut_graph
 from pyg_sar.partition.sources import NAMES, load_source
 from pyg_sar.partition.sources.datasets import transformed
+from pyg_sar.partition.sources.node_tables import NodeTableOptions
 from pyg_sar.partition.sources.reverse import add_reverse_edges
 from pyg_sar.utils.command_line import Parser, Progress, printable, run_command
 
@@ -59,6 +60,7 @@ def _run(args: argparse.Namespace, command: Sequence[str]) -> int:
                 scratch=scratch,
                 relabel=args.relabel,
                 on_part=shown.share('reading'),
+                tables=_tables(args),
             )
             if args.undirected:
                 data = add_reverse_edges(data, scratch)
@@ -83,12 +85,18 @@ def _run(args: argparse.Namespace, command: Sequence[str]) -> int:
     return 0
 
 
+def _tables(args: argparse.Namespace) -> NodeTableOptions:
+    x = [name.strip() for name in (args.x or '').split(',')]
+    named = {name: getattr(args, name) for name in ('nodes', 'id', 'y', 'train', 'val', 'test')}
+    return NodeTableOptions(x=tuple(name for name in x if name), **named)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds SOURCE, OUT and the options."""
     add = parser.add_argument
     sources = (
         'a .pt file (PyG Data, HeteroData or dict of tensors), an .npz file, a folder of .npy '
-        'files, a .parquet or .csv file of edges, or one of '
+        'files, a .parquet or .csv file of edges, or a folder of such, or one of '
     )
     add('source', metavar='SOURCE', help=sources + ', '.join(NAMES))
     add('out', metavar='OUT', help='folder to write; must not exist or be empty')
@@ -105,6 +113,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add('--balance', choices=BALANCES, default='nodes', help=balance)
     datasets = 'folder with datasets; default: dataset'
     add('--datasets', metavar='DIR', default='dataset', help=datasets)
+    nodes = 'table of the nodes (.parquet or .csv) beside SOURCE, a table of edges'
+    add('--nodes', metavar='TABLE', help=nodes)
+    ids = 'column of the ids; default: the one called id, node_id, name or index'
+    add('--id', metavar='COLUMN', help=ids)
+    add('--y', metavar='COLUMN', help='column of the labels; default: y')
+    x = 'columns of the features, numbers or lists of such; default: lists called x or features'
+    add('--x', metavar='COLUMN,...', help=x)
+    mask = 'rows in {}_mask: a column of bools, or those with a value, as split={}'
+    for option in ('train', 'val', 'test'):
+        add(f'--{option}', metavar='COLUMN[=VALUE]', help=mask.format(option, option))
     undirected = 'add the reverse of every edge, as T.ToUndirected does'
     relabel = 'number the ids of edges, which may have gaps, from 0 on, and keep them as names'
     add('--relabel', action='store_true', help=relabel)

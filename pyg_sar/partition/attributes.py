@@ -76,7 +76,9 @@ def sort_attributes(
         if tensor is None:
             if name in _NODE_NAMES | _EDGE_NAMES:
                 raise ValueError(f"'{name}'{where} must be a tensor (got {_describe(value)})")
-            if _is_graph_value(value, num_nodes, num_edges):
+            has_names_of = name.endswith('_names') and name.removesuffix('_names') in data
+            counts = (None, None) if has_names_of else (num_nodes, num_edges)
+            if _is_graph_value(value, *counts):
                 attributes.graph[name] = value
             else:
                 attributes.dropped[name] = _describe(value)
@@ -89,6 +91,8 @@ def sort_attributes(
             continue
         is_of_ids = name != 'edge' and data.get(f'{name}_index') is not None
         owner = None if is_of_ids else _owner(name, tensor, num_nodes, num_edges, where)
+        if owner is not None and num_nodes == num_edges and isinstance(data, Data):
+            owner = owners(data).get(name, owner)
         if owner is not None:
             getattr(attributes, owner)[name] = tensor
         elif tensor.dim() == 0 and not tensor.is_complex():
@@ -133,6 +137,19 @@ def _names(values: Any, num_nodes: int, where: str) -> Any:
             f'which {names.null_count} are None)'
         )
     return names
+
+
+_OWNERS = '_owners'
+
+
+def set_owners(data: Data, *, nodes: Iterable[str], edges: Iterable[str]) -> None:
+    """Notes whose rows attributes have, for a graph with as many nodes as edges; copies know it."""
+    data.__dict__[_OWNERS] = dict.fromkeys(nodes, 'node') | dict.fromkeys(edges, 'edge')
+
+
+def owners(data: Data) -> dict[str, str]:
+    """What :func:`set_owners` noted: 'node' or 'edge' by the name of an attribute."""
+    return data.__dict__.get(_OWNERS, {})
 
 
 def count_rows(data: Data | Mapping[str, Any], ids: Iterable[Tensor], where: str = '') -> int:

@@ -25,7 +25,7 @@ MISSING = {
         ['data.pt', 'out', '--num-parts', '2', '--method', 'kaminpar'],
     ),
     'plot': ('matplotlib', 'info', ['parts', '--plot', 'parts.png']),
-    'parquet': ('pyarrow', 'partition', ['edges.csv', 'out', '--num-parts', '2']),
+    'fast': ('pyarrow', 'partition', ['edges.csv', 'out', '--num-parts', '2']),
 }
 """Of extras a package, and what needs it; ogb needs a dataset on the disk beside it."""
 

@@ -158,6 +158,7 @@ def _check_partition(
     assert torch.equal(_load(root / 'edge_map.pt'), part_of[dst])
     assert {path.name for path in root.iterdir()} == {
         *('META.json', 'node_map.pt', 'edge_map.pt'),
+        *(['node_names.arrow'] if 'node_names' in data else []),
         *(f'part_{part}' for part in range(num_parts)),
     }
     halo_rows = [[0] * num_parts for _ in range(num_parts)]

@@ -276,7 +276,7 @@ def test_columns_are_known_by_their_names(tmp_path, header):
         ('', "lines of edges in .*a.csv' .got none"),
         ('src,dst\n', "lines of edges in .*a.csv' .got none"),
         ('src,dst,z\n0,1,\n', "a number in column 3, 'z', of line 2 .* .got ''"),
-        ('src,dst,z\n0,1,2024-01-02\n', "a number in column 3, 'z', of line 2 .*'2024-01-02'"),
+        ('src,dst,z\n0,1,2024-01-02\n0,1,one\n', "a number in column 3, 'z', of line 2"),
     ],
 )
 def test_bad_tables(tmp_path, text, message):
@@ -296,25 +296,33 @@ def test_files_of_other_kinds(tmp_path, name):
 def _columns() -> dict[str, tuple[Any, str]]:
     """By name a column of six, and what is told of it."""
     pa = pytest.importorskip('pyarrow')
-    ids, names, times = np.arange(6), list('ababab'), r"\['z'\]\.astype\('int64'\)"
-    out, factorize = 'leave the column out', r'pandas\.factorize'
+    names, category = list('ababab'), r"\['z'\]\.astype\('category'\)"
+    out, decoded = 'leave the column out', r"\.str\.decode\('utf-8'\)\.astype\('category'\)"
     return {
-        'fixed lists': (pa.FixedSizeListArray.from_arrays(pa.array(np.arange(12.0)), 2), out),
-        'lists': (pa.array([[1, 2]] * 6), out),
-        'large lists': (pa.array([[1.0]] * 6, pa.large_list(pa.float64())), out),
         'struct': (pa.array([{'a': 1}] * 6), out),
         'map': (pa.array([[('a', 1)]] * 6, pa.map_(pa.string(), pa.int64())), out),
-        'texts': (pa.array(names), factorize),
-        'large texts': (pa.array(names, pa.large_string()), factorize),
-        'bytes': (pa.array([b'a'] * 6), factorize),
-        'categories': (pa.array(names).dictionary_encode(), factorize),
-        'time of day': (pa.array(ids, pa.time64('us')), times),
-        'zone': (pa.array(ids, pa.timestamp('us', 'UTC')), times),
-        'day': (pa.array(ids.astype(np.int32), pa.date32()), times),
-        'duration': (pa.array(ids, pa.duration('s')), times),
-        'decimal': (pa.array(ids).cast(pa.decimal128(22, 2)), r"\['z'\]\.astype\('float64'\)"),
+        'texts': (pa.array(names), category),
+        'large texts': (pa.array(names, pa.large_string()), category),
+        'bytes': (pa.array([b'a'] * 6), decoded),
         'nothing': (pa.nulls(6), 'no row has a value'),
     }
+
+
+def _no_ends() -> list[Any]:
+    """Columns of six that are no ids like numbers."""
+    pa, ids = pytest.importorskip('pyarrow'), np.arange(6)
+    return [
+        *(column for column, _ in _columns().values()),
+        pa.array(list('ababab')).dictionary_encode(),
+        pa.FixedSizeListArray.from_arrays(pa.array(np.arange(12.0)), 2),
+        pa.array([[1, 2]] * 6),
+        pa.array([[1.0]] * 6, pa.large_list(pa.float64())),
+        pa.array(ids, pa.time64('us')),
+        pa.array(ids, pa.timestamp('us', 'UTC')),
+        pa.array(ids.astype(np.int32), pa.date32()),
+        pa.array(ids, pa.duration('s')),
+        pa.array(ids).cast(pa.decimal128(22, 2)),
+    ]
 
 
 def test_columns_of_every_type(tmp_path):
@@ -324,6 +332,7 @@ def test_columns_of_every_type(tmp_path):
         parquet.write_table(pa.table({'src': ids, 'dst': ids, 'z': column}), path)
         with pytest.raises(ValueError, match=f"numbers in 'z' of '{path}' .got .*{told}"):
             load_source(path)
+    for column in _no_ends():
         parquet.write_table(pa.table({'src': ids, 'dst': column}), path)
         with pytest.raises(ValueError, match=f"numbers in 'dst' of '{path}'"):
             load_source(path)

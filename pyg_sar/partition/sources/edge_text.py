@@ -6,6 +6,7 @@ pyarrow reads the numbers of a piece of lines at a time, so memory does not grow
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
@@ -14,13 +15,20 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch
-
 from pyg_sar.partition.memmap import Scratch
 from pyg_sar.partition.sources import text_lines
-from pyg_sar.partition.sources.names import TextSpool, number
+from pyg_sar.partition.sources.columns import unit_of
+from pyg_sar.partition.sources.names import Numbering
+from pyg_sar.partition.sources.parts import table_files
 from pyg_sar.partition.sources.spool import Spool
-from pyg_sar.partition.sources.text_lines import Piece, is_integer, is_name, is_number
+from pyg_sar.partition.sources.text_lines import (
+    Piece,
+    is_integer,
+    is_name,
+    is_number,
+    text_suffix,
+)
+from pyg_sar.shard.format import NODE_NAMES
 
 SUFFIXES = ('.txt', '.tsv', '.csv', '.edges', '.edgelist', '.el')
 
@@ -126,6 +134,45 @@ def read_edge_text(
     return found
 
 
+def edge_texts(path: Path | None) -> list[Path]:
+    """The files of a list of edges as text: itself, or the .csv parts in a folder."""
+    if path is None:
+        return []
+    if path.is_file():
+        return [path] if text_suffix(path) in SUFFIXES else []
+    files = table_files(path)
+    return files if all(file.suffix == '.csv' for file in files) else []
+
+
+def edge_list(
+    texts: list[Path],
+    scratch: Scratch,
+    on_part: Callable[[float], None] = lambda _: None,
+    *,
+    relabel: bool = False,
+) -> dict[str, Any]:
+    """The arrays of a list of edges by name; a note tells how it was read."""
+    try:
+        found = read_edge_text(texts, scratch, on_part)
+    except ValueError:
+        if not relabel:
+            raise
+        found = read_edge_text(texts, scratch, on_part, has_names=True)
+    path = texts[0] if len(texts) == 1 else texts[0].parent
+    arrays, told = (
+        found.arrays,
+        [f'{found.num_comments:,} comment lines'] * (found.num_comments > 0),
+    )
+    columns = ', '.join(column for column in arrays if column not in ('edge_index', NODE_NAMES))
+    if found.header is None and columns:
+        told.append(f'no header: columns beside the ids are {columns}')
+    if NODE_NAMES in arrays:
+        told.append(f'{len(arrays[NODE_NAMES]):,} names of nodes')
+    if told:
+        warnings.warn(f"'{path}' has {'; '.join(told)}", stacklevel=3)
+    return found.arrays
+
+
 def _form(piece: Piece, *, has_names: bool, is_konect: bool) -> _Form:
     """How the lines of a file are to be read, from its first lines."""
     first, *_ = texts = [*islice(piece.lines(), 1 + _LOOK_AHEAD)]
@@ -199,7 +246,8 @@ class _Reader:
     def __init__(self, form: _Form, scratch: Scratch) -> None:
         self.form, self.num_edges, self._scratch = form, 0, scratch
         self._spools = {name: Spool(scratch) for name in form.names}
-        self._names = TextSpool(scratch, 2) if form.is_text else None
+        self._names = Numbering() if form.is_text else None
+        self._units, self._told = dict[str, str](), set[str]()
         self._pyarrow = import_module('pyarrow')
         is_text = self._names is not None
         self._id_type = self._pyarrow.string() if is_text else self._pyarrow.int32()
@@ -220,11 +268,11 @@ class _Reader:
             return num_comments
         try:
             columns = self._columns(content)
-            values = {
-                name: _numbers(columns[at])
-                for at, name in enumerate(self.form.names)
-                if self._names is None or at not in self.form.ends
-            }
+            values = {}
+            for at, name in enumerate(self.form.names):
+                if self._names is None or at not in self.form.ends:
+                    values[name] = _numbers(columns[at])
+                    self._tell_unit(name, columns[at].type, piece)
             names = [] if self._names is None else [columns[at] for at in self.form.ends]
             names = [compute.utf8_trim_whitespace(of) for of in names]
             if any(compute.min(compute.binary_length(of)).as_py() == 0 for of in names):
@@ -234,9 +282,19 @@ class _Reader:
         for name, column in values.items():
             self._spools[name].add(column)
         if self._names is not None:
-            self._names.add(names)
+            self._names.add(*names)
         self.num_edges += len(columns[0])
         return num_comments
+
+    def _tell_unit(self, name: str, type_: Any, piece: Piece) -> None:
+        """Warns once of a column of times, which has one unit in all pieces."""
+        unit = unit_of(type_) if self._pyarrow.types.is_temporal(type_) else ''
+        if self._units.setdefault(name, unit) != unit:
+            raise _NoNumbersError(f"'{name}' in {unit} after {self._units[name]}")
+        if unit and name not in self._told:
+            self._told.add(name)
+            text = f"'{name}' of '{piece.path}' holds {unit}"
+            warnings.warn(text, stacklevel=8)
 
     def _columns(self, content: bytes) -> list[Any]:
         form = self.form
@@ -264,7 +322,6 @@ class _Reader:
                 csv.ConvertOptions(
                     column_types={form.names[at]: self._id_type for at in form.ends},
                     null_values=[],
-                    timestamp_parsers=[],
                     check_utf8=form.is_text,
                 ),
             )
@@ -291,8 +348,6 @@ class _Reader:
         """Gives files back."""
         for spool in self._spools.values():
             spool.close()
-        if self._names is not None:
-            self._names.close()
 
     def arrays(self) -> dict[str, Any]:
         """The columns by name, and ``edge_index``; ``node_names`` of names."""
@@ -302,10 +357,9 @@ class _Reader:
             src, dst = (self._spools[form.names[at]] for at in form.ends)
             found['edge_index'] = src.joined(dst)
         else:
-            ids, found['node_names'] = number(self._names.columns(), self._scratch)
-            found['edge_index'] = self._scratch.empty((2, self.num_edges), torch.int64)
-            for at, numbers in enumerate(ids):
-                found['edge_index'][at] = numbers
+            found['edge_index'], found[NODE_NAMES] = self._names.edges(
+                self._scratch, is_sorted=False
+            )
         others = [name for at, name in enumerate(form.names) if at not in form.ends]
         return {**found, **{name: self._spools[name].tensor() for name in others}}
 
@@ -316,6 +370,10 @@ class _NoNumbersError(Exception):
 
 def _numbers(column: Any) -> Any:
     """A column as an array; ValueError where numbers would be others than those of the file."""
+    pyarrow = import_module('pyarrow')
+    if pyarrow.types.is_temporal(column.type):
+        narrow = pyarrow.int32() if column.type.bit_width == 32 else pyarrow.int64()
+        column = column.cast(narrow).cast(pyarrow.int64())
     array = column.to_numpy(zero_copy_only=False)
     if array.dtype.kind not in 'biuf' or column.null_count:
         raise _NoNumbersError(f'a column of {column.type}')

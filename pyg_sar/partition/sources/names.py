@@ -1,11 +1,12 @@
-"""Names of nodes become the numbers 0 to N - 1, and so do numbers with gaps between them."""
+"""Numbers 0 to N-1 in the place of ids that are names, UUIDs or numbers with gaps.
+
+Batches of ids wait until there are as many as there are names so far; then all are encoded by one
+dictionary. So the memory is that of the different ids, twice, and of int32 numbers.
+"""
 
 from __future__ import annotations
 
-import mmap
-import tempfile
 import warnings
-from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -14,73 +15,135 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from pyg_sar.partition.memmap import Scratch, chunks, edge_chunks, smallest_and_largest
+from pyg_sar.partition.memmap import (
+    IndexArray,
+    Int64Array,
+    Scratch,
+    edge_chunks,
+    ranges,
+    smallest_and_largest,
+)
+from pyg_sar.shard.format import NODE_NAMES
+
+WAITING = 1 << 22
+"""Ids that wait at least before they are encoded."""
 
 
-def number(columns: Sequence[Any], scratch: Scratch) -> tuple[list[Tensor], Any]:
-    """Numbers the different values of columns, pyarrow's ChunkedArrays in equal chunks.
+class Numbering:
+    """Gives numbers to ids, which come in batches of one or more columns, row by row."""
 
-    Integers are numbered in ascending order; anything else in the order in which it comes first, a
-    chunk of every column after another. Gives int64 [n] of every column, in scratch space, and the
-    names [N], an Array. Memory: the names, a table of them, and 4 bytes a value.
-    """
-    pyarrow, compute = import_module('pyarrow'), import_module('pyarrow.compute')
-    chunks = [chunk for row in zip(*(c.chunks for c in columns), strict=True) for chunk in row]
-    encoded = pyarrow.chunked_array(chunks).dictionary_encode().chunks
-    names = encoded[0].dictionary
-    new: Any = None
-    if pyarrow.types.is_integer(names.type):
-        order = compute.sort_indices(names).to_numpy()
-        names = names.take(order)
-        new = np.empty(len(order), np.int64)
-        new[order] = np.arange(len(order))
-    numbers = [scratch.empty((len(c),), torch.int64) for c in columns]
-    ends = [0] * len(columns)
-    for at, chunk in enumerate(encoded):
-        column, values = at % len(columns), chunk.indices.to_numpy()
-        first, ends[column] = ends[column], ends[column] + len(values)
-        numbers[column][first : ends[column]].numpy()[:] = values if new is None else new[values]
-    return numbers, names
+    def __init__(self) -> None:
+        self._names: Any = None
+        self._waiting: list[Any] = []  # of every batch the columns
+        self._numbers: list[IndexArray] = []
+        self._num_columns = self._num_waiting = 0
 
+    def add(self, *columns: Any) -> None:
+        """The ids of some rows: arrays of one length and type, such as of sources and targets."""
+        self._num_columns = len(columns)
+        self._waiting += [plain_ids(column) for column in columns]
+        self._num_waiting += sum(map(len, columns))
+        if self._num_waiting >= max(WAITING, 0 if self._names is None else len(self._names)):
+            self._encode()
 
-class TextSpool:
-    """Columns of text in chunks, in a file of scratch space that is mapped, or in memory."""
+    def _encode(self) -> None:
+        known = [] if self._names is None else [self._names]  # their numbers are their places
+        chunked = import_module('pyarrow').chunked_array([*known, *self._waiting])
+        encoded = chunked.dictionary_encode().chunks
+        self._names = encoded[0].dictionary
+        self._numbers += [chunk.indices.to_numpy() for chunk in encoded[len(known) :]]
+        self._waiting, self._num_waiting = [], 0
 
-    def __init__(self, scratch: Scratch, num_columns: int) -> None:
-        pyarrow = import_module('pyarrow')
-        self._schema = pyarrow.schema([(str(at), pyarrow.string()) for at in range(num_columns)])
-        folder = scratch.folder  # files without a name, closed with this
-        self._file = None if folder is None else tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
-        self._batches: list[Any] = []
-        self._writer = None
-        if self._file is not None:
-            self._writer = pyarrow.ipc.new_file(
-                pyarrow.PythonFile(self._file, mode='w'), self._schema
-            )
+    def edges(self, scratch: Scratch, *, is_sorted: bool) -> tuple[Tensor, Any]:
+        """The numbers of two columns as edges, int32 [2, rows] in scratch space; and the ids."""
+        numbers, names = self.result(is_sorted=is_sorted)
+        edge_index = scratch.empty((2, len(numbers)), torch.int32)
+        for start, stop in ranges(len(numbers)):
+            edge_index[:, start:stop] = numbers[start:stop].T
+        return edge_index, names
 
-    def add(self, columns: Iterable[Any]) -> None:
-        """Appends an Array of every column, all of one length."""
-        batch = import_module('pyarrow').record_batch([*columns], schema=self._schema)
-        if self._writer is None:
-            self._batches.append(batch)
+    def result(self, *, is_sorted: bool) -> tuple[Tensor, Any]:
+        """The numbers, int32 [rows, columns], and the id of every number, a pyarrow Array.
+
+        Numbers are in the order in which ids first come, row by row, or in that of the ids.
+        """
+        if self._waiting:
+            self._encode()
+        width = self._num_columns
+        numbers = np.empty((sum(map(len, self._numbers[::width])), width), np.int32)
+        for column in range(width):
+            end = 0
+            for part in self._numbers[column::width]:
+                numbers[end : end + len(part), column] = part
+                end += len(part)
+        names, self._names, self._numbers = self._names, None, []
+        if is_sorted:
+            order = import_module('pyarrow.compute').sort_indices(names).to_numpy()
         else:
-            self._writer.write_batch(batch)
+            order = _order_of_first(numbers.reshape(-1), len(names))
+        place = np.empty(len(names), np.int32)
+        place[order] = np.arange(len(names), dtype=np.int32)
+        for start, stop in ranges(len(numbers)):
+            numbers[start:stop] = place[numbers[start:stop]]
+        return torch.from_numpy(numbers), names.take(import_module('pyarrow').array(order))
 
-    def columns(self) -> list[Any]:
-        """The ChunkedArrays."""
-        pyarrow = import_module('pyarrow')
-        table = pyarrow.Table.from_batches(self._batches, self._schema)
-        if self._writer is not None and self._file is not None:
-            self._writer.close()
-            self._file.flush()
-            content = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
-            table = pyarrow.ipc.open_file(pyarrow.py_buffer(content)).read_all()
-        return [*table.columns]
 
-    def close(self) -> None:
-        """Gives the file back; columns stay."""
-        if self._file is not None:
-            self._file.close()
+def _order_of_first(numbers: IndexArray, count: int) -> IndexArray:
+    """The numbers below `count`, all of which are there, in the order in which they first come."""
+    first = np.empty(count, np.int64)
+    for start, stop in reversed([*ranges(len(numbers))]):  # of equal ones the last that is written
+        first[numbers[start:stop][::-1]] = np.arange(start, stop)[::-1]
+    return np.argsort(first)
+
+
+def places(names: Any, ids: Any) -> Int64Array:
+    """The places of ids in `names`, -1 of others."""
+    index_in = import_module('pyarrow.compute').index_in
+    found = index_in(plain_ids(_array(ids)), value_set=plain_ids(names))
+    return np.asarray(found.fill_null(-1), dtype=np.int64)
+
+
+def plain_ids(ids: Any) -> Any:
+    """Ids as an array of int64, large_string, large_binary, or binary of one size."""
+    pyarrow = import_module('pyarrow')
+    types, ids = pyarrow.types, storage(ids)
+    if types.is_dictionary(ids.type):
+        ids = storage(ids.dictionary_decode())
+    if types.is_integer(ids.type):
+        return ids.cast(pyarrow.int64())
+    if is_text(ids.type):
+        return ids.cast(pyarrow.large_string())
+    is_bytes = types.is_binary(ids.type) or str(ids.type) == 'binary_view'
+    return ids.cast(pyarrow.large_binary()) if is_bytes else ids
+
+
+def id_type(type_: Any) -> Any | None:
+    """The type of ids of a type of a column, as :func:`plain_ids` has it; None of no ids."""
+    pyarrow = import_module('pyarrow')
+    type_ = getattr(type_, 'storage_type', type_)
+    type_ = type_.value_type if pyarrow.types.is_dictionary(type_) else type_
+    if not (pyarrow.types.is_integer(type_) or is_text(type_) or 'binary' in str(type_)):
+        return None
+    return plain_ids(pyarrow.nulls(0, type_)).type
+
+
+def is_text(type_: Any) -> bool:
+    """Whether a type of pyarrow is of strings."""
+    return str(type_) in ('string', 'large_string', 'string_view')
+
+
+def storage(array: Any) -> Any:
+    """What an array of an extension type, such as of UUIDs, holds; another array as it is."""
+    return getattr(array, 'storage', array)
+
+
+def _array(column: Any) -> Any:
+    """The one array of a column."""
+    if not hasattr(column, 'chunks'):
+        return column
+    arrays = [plain_ids(chunk) for chunk in column.chunks]
+    pyarrow = import_module('pyarrow')
+    return pyarrow.concat_arrays(arrays) if arrays else pyarrow.nulls(0, id_type(column.type))
 
 
 _MOST = 1 << 32
@@ -98,7 +161,7 @@ def numbered(
     edges = data.get('edge_index') if isinstance(data, Data) else None
     others = [] if edges is None else [key for key in data.to_dict() if _is_of_nodes(data, key)]
     if not isinstance(edges, Tensor) or others:
-        if relabel and 'node_names' not in others:
+        if relabel and NODE_NAMES not in others:
             got = f'attributes of nodes: {others}' if others else 'none, or several types'
             raise ValueError(f"expected edges without attributes of nodes in '{name}' (got {got})")
         return data
@@ -109,12 +172,10 @@ def numbered(
     if not relabel and high < _MOST:
         _tell_gaps(edges, low, high, name)
         return data
-    pyarrow = import_module('pyarrow')
-    columns = [pyarrow.chunked_array([c.numpy() for c in chunks(ids)]) for ids in edges]
-    ids, names = number(columns, scratch)
-    data.edge_index = scratch.empty((2, edges.size(1)), torch.int64)
-    for row, numbers in zip(data.edge_index, ids, strict=True):
-        row[:] = numbers
+    numbering, pyarrow = Numbering(), import_module('pyarrow')
+    for _, src, dst in edge_chunks(edges):
+        numbering.add(pyarrow.array(src.numpy()), pyarrow.array(dst.numpy()))
+    data.edge_index, names = numbering.edges(scratch, is_sorted=True)
     data.num_nodes, data.node_names = len(names), names
     warnings.warn(
         f"'{name}': ids from {low} to {high} became 0 to {len(names) - 1}; data.node_names has "
@@ -129,7 +190,7 @@ def _is_of_nodes(data: Data, key: str) -> bool:
     value: Any = data[key]
     if key in ('edge_index', 'num_nodes') or not hasattr(value, '__len__'):
         return False
-    return key in ('x', 'y', 'node_names') or len(value) != data.edge_index.size(1)
+    return key in ('x', 'y', NODE_NAMES) or len(value) != data.edge_index.size(1)
 
 
 def _tell_gaps(edges: Tensor, low: int, high: int, name: str) -> None:

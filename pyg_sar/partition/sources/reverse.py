@@ -12,6 +12,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.utils import to_undirected
 
 from pyg_sar.partition import graph, memmap
+from pyg_sar.partition.attributes import owners
 from pyg_sar.partition.external_sort import both_ways
 from pyg_sar.partition.memmap import MEMORY, Scratch
 from pyg_sar.shard.format import LAYOUT, VALUE
@@ -46,13 +47,14 @@ def add_reverse_edges(data: Data | HeteroData, scratch: Scratch = MEMORY) -> Dat
             )
             for key, value in store.items():
                 is_row = isinstance(value, Tensor) and value.dim() > 0
-                if key != 'edge_index' and is_row and value.size(0) == edge_index.size(1):
+                is_row = is_row and value.size(0) == edge_index.size(1)
+                if key != 'edge_index' and (is_row or key.removesuffix('_names') in store):
                     back[key] = value
         else:
             attrs = {
                 key: _tensor(key, value)
                 for key, value in store.items()
-                if key != 'edge_index' and store.is_edge_attr(key)
+                if key != 'edge_index' and _is_of_edges(data, store, key)
             }
             of_torch = VALUE in attrs and 'SparseTensor' not in data[LAYOUT]
             are_ones = of_torch and bool((attrs[VALUE] == 1).all())
@@ -71,6 +73,13 @@ def add_reverse_edges(data: Data | HeteroData, scratch: Scratch = MEMORY) -> Dat
     if isinstance(data, Data) and LAYOUT in data:
         return graph.with_symmetric_adj_t(data, given.adj_t.size(0))
     return data
+
+
+def _is_of_edges(data: Data | HeteroData, store: Any, key: str) -> bool:
+    known = owners(data).get(key) if isinstance(data, Data) else None
+    if known is None or not isinstance(store[key], Tensor):
+        return bool(known is None and store.is_edge_attr(key))
+    return known == 'edge'
 
 
 def _tensor(key: str, value: Any) -> Tensor:

@@ -1,62 +1,110 @@
-"""Edge lists in Parquet and CSV files, read by pyarrow a batch of rows at a time."""
+"""Edge lists in Parquet and CSV files, whose ends are numbers or names of nodes."""
 
 from __future__ import annotations
 
 import re
-from importlib import import_module
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from pyg_sar.partition.memmap import Scratch
-
-TABLES = ('.parquet', '.csv')
+from pyg_sar.partition.masks import INDICES
+from pyg_sar.partition.memmap import MEMORY, Scratch
+from pyg_sar.partition.sources.columns import Column
+from pyg_sar.partition.sources.ends import Ends, NodeIds
+from pyg_sar.partition.sources.parts import (
+    BATCH_ROWS,
+    arrow_errors,
+    is_list,
+    open_table,
+    table_files,
+)
 
 _ENDS = ('src', 'source', 'from'), ('dst', 'target', 'to', 'destination')
 """Names of the columns of sources and of destinations."""
+
+_TAKEN = frozenset(
+    {'edge_index', 'adj_t', 'num_nodes', 'n_id', 'e_id', 'face', 'node_names', *INDICES}
+)
 
 _NO_HEADER = re.compile(r'$|# |[^,]*[#\t; |][^,]*$|(.*,)?\s*"?[-+]?\d[\d.]*(e[-+]?\d+)?"?\s*(,|$)')
 """An empty line, a comment, other signs than commas, or numbers, which may be an edge."""
 
 
-def table_files(path: Path) -> list[Path]:
-    """The files of a table: itself, or its parts in a folder, by name; none of anything else."""
-    files = [path] if path.is_file() else sorted(path.glob('[!._]*'))
-    return [file for file in files if file.suffix in TABLES and file.is_file()]
-
-
-def read_table(path: Path, scratch: Scratch, *, batch_rows: int = 1 << 17) -> dict[str, Tensor]:
+def read_table(
+    path: Path,
+    scratch: Scratch = MEMORY,
+    *,
+    batch_rows: int = BATCH_ROWS,
+    ids: tuple[NodeIds, NodeIds] | None = None,
+) -> dict[str, Any]:
     """Reads a table with a row per edge, .parquet or .csv with a header, into scratch space.
 
-    Gives ``edge_index`` integer [2, E], and every other column [E]. Sources and destinations are
-    the columns that are called so (``src`` and ``dst``, ``source`` and ``target``, ``from`` and
-    ``to``), or those of a table of two. `path` may be a folder with the parts of a table.
+    Gives ``edge_index`` integer [2, E], and every other column, [E] or [E, k]. Sources and
+    destinations are the columns that are called so (``src`` and ``dst``, ``source`` and ``target``,
+    ``from`` and ``to``), or those of a table of two. `path` may be a folder with the parts of a
+    table. Categories become numbers, and a list ``NAME_names`` has their names.
+
+    Ends that are text or UUIDs become numbers 0 to N-1 in the order in which they first come:
+    ``node_names``, a pyarrow Array [N], has them.
+    With `ids` of the tables of sources and of destinations ends are ids there.
     """
-    try:
-        pyarrow, dataset = import_module('pyarrow'), import_module('pyarrow.dataset')
-    except ImportError as error:
+    for file in table_files(path):
+        check_header(file)
+    table = open_table(path)
+    names = list(table.types)
+    if len(names) < 2:
         raise ValueError(
-            f"expected pyarrow to be installed to read '{path}' (got: {error}); install it with "
-            "pip install 'pyg_sar[parquet]'"
-        ) from error
-    files = table_files(path)
-    for file in files:
-        with file.open(errors='replace') as text:
-            line = text.readline().strip() if file.suffix == '.csv' else 'src,dst'
-        if _NO_HEADER.match(line):
+            f"expected two columns or more, of different names, in '{path}' (got {names})"
+        )
+    ends = _ends(names, path)
+    edges = Ends(table, ends, scratch, ids=ids)
+    others = {name: type_ for name, type_ in table.types.items() if name not in ends}
+    check_names(others, path)
+    columns = {n: Column(n, t, path, table.num_rows, scratch) for n, t in others.items()}
+    with arrow_errors(path):
+        for batch in table.batches(names, batch_rows):
+            edges.add([batch.column(name) for name in ends])
+            for name, column in columns.items():
+                column.add(batch.column(name))
+    return edges.result() | values_of(columns, path)
+
+
+def values_of(columns: dict[str, Column], path: Path) -> dict[str, Any]:
+    """The numbers of columns that were read, and lists with the names of categories."""
+    arrays: dict[str, Any] = {name: column.values for name, column in columns.items()}
+    for name, column in columns.items():
+        if column.names is not None:
+            if f'{name}_names' in columns:
+                raise ValueError(
+                    f"expected another name for the column '{name}_names' of '{path}': the names "
+                    f"of '{name}' are called so"
+                )
+            arrays[f'{name}_names'] = column.names
+    return arrays
+
+
+def check_names(types: Mapping[str, Any], path: Path) -> None:
+    """Raises ValueError of a column whose name means something else in a graph."""
+    for name, type_ in types.items():
+        is_of_ids = name.endswith('_index') and name.removesuffix('_index') in types
+        if name in _TAKEN or is_of_ids or ('index' in name and is_list(type_)):
             raise ValueError(
-                f"expected a header in the first line of '{file}', such as src,dst (got {line!r})"
-                + as_csv(file)
+                f"expected another name for the column '{name}' of '{path}', which is that of "
+                'something else in a graph'
             )
-    try:
-        table = dataset.dataset([*map(str, files)], format=files[0].suffix[1:])
-        return _read(table, path, scratch, batch_rows)
-    except pyarrow.ArrowInvalid as error:
-        first_line = str(error).splitlines()[0]
-        raise ValueError(f"expected a table of numbers in '{path}' (got: {first_line})") from error
+
+
+def check_header(file: Path, example: str = 'src,dst', hint: str | None = None) -> None:
+    """Raises ValueError unless a .csv file begins with names of columns."""
+    if file.suffix != '.csv':
+        return
+    with file.open(errors='replace') as text:
+        line = text.readline().strip()
+    if _NO_HEADER.match(line):
+        raise ValueError(
+            f"expected a header in the first line of '{file}', such as {example} (got {line!r})"
+            + (as_csv(file) if hint is None else hint)
+        )
 
 
 def as_csv(path: Path) -> str:
@@ -70,45 +118,6 @@ def as_csv(path: Path) -> str:
     )
 
 
-def _read(table: Any, path: Path, scratch: Scratch, batch_rows: int) -> dict[str, Tensor]:
-    for part in table.get_fragments():  # of which missing columns would be empty, others left out
-        if not part.physical_schema.equals(table.schema):
-            raise ValueError(f"expected the same columns in all of '{path}' (got '{part.path}')")
-    names: list[str] = table.schema.names
-    if len(names) < 2 or len(set(names)) < len(names):
-        raise ValueError(
-            f"expected two columns or more, of different names, in '{path}' (got {names})"
-        )
-    if any(not name.strip() for name in names):
-        raise ValueError(
-            f"expected a name for every column of '{path}' (got {names}): pandas leaves its index "
-            'out by to_csv(index=False)'
-        )
-    ends = _ends(names, path)
-    dtypes = {name: _dtype(table.schema.field(name).type, name, path) for name in names}
-    # float64 of uint64, which int64 then has to do for.
-    of_ends = np.result_type(np.int8, *(dtypes[name] for name in ends))
-    if any(dtypes[name].kind not in 'iu' for name in ends):
-        raise ValueError(f"expected integers in {ends} of '{path}' (got {of_ends})")
-    num_edges = table.count_rows()
-    edge_index = scratch.empty((2, num_edges), _of_torch(min(of_ends, np.dtype(np.int64))))
-    others = [name for name in names if name not in ends]
-    columns = {name: scratch.empty((num_edges,), _of_torch(dtypes[name])) for name in others}
-    targets, end = {**dict(zip(ends, edge_index, strict=True)), **columns}, 0
-    # One batch ahead and no threads: the memory is that of a few batches.
-    few = {'batch_readahead': 1, 'fragment_readahead': 1, 'use_threads': False}
-    for batch in table.to_batches(batch_size=batch_rows, **few):
-        for name, target in targets.items():
-            column = batch.column(batch.schema.get_field_index(name))
-            if column.null_count:
-                raise ValueError(
-                    f"expected no empty cell in '{name}' of '{path}' (got {column.null_count})"
-                )
-            target[end : end + batch.num_rows].numpy()[:] = column.to_numpy(zero_copy_only=False)
-        end += batch.num_rows
-    return {'edge_index': edge_index, **columns}
-
-
 def _ends(names: list[str], path: Path) -> list[str]:
     """The columns of sources and destinations."""
     src, dst = ([n for n in names if n.strip().lower() in synonyms] for synonyms in _ENDS)
@@ -120,29 +129,3 @@ def _ends(names: list[str], path: Path) -> list[str]:
             f"and 'to', one of each (got {names})"
         )
     return [*src, *dst]
-
-
-_REMEDIES = {
-    '(large_)?(string|binary)|dictionary': 'names become numbers by ids, names = pandas.factorize('
-    "table[['src', 'dst']].to_numpy().ravel()), src, dst = ids[::2], ids[1::2]",
-    'timestamp|date|time|duration': "table['{0}'].astype('int64') of pandas makes numbers of times",
-    'decimal': "table['{0}'].astype('float64') of pandas makes other numbers",
-    'null': 'no row has a value; leave the column out, or fill it',
-    '': 'leave the column out, or write what it holds as columns of numbers',
-}
-"""By how the name of a type begins, what to do."""
-
-
-def _dtype(type_: Any, name: str, path: Path) -> np.dtype[Any]:
-    types = import_module('pyarrow').types
-    if types.is_integer(type_) or types.is_floating(type_) or types.is_boolean(type_):
-        return np.dtype(type_.to_pandas_dtype())
-    kind = str(type_)
-    remedy = next(text for words, text in _REMEDIES.items() if re.match(words, kind))
-    raise ValueError(
-        f"expected numbers in '{name}' of '{path}' (got {kind}): {remedy.format(name)}"
-    )
-
-
-def _of_torch(dtype: np.dtype[Any]) -> torch.dtype:
-    return torch.from_numpy(np.empty(0, dtype)).dtype

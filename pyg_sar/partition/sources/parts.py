@@ -1,0 +1,179 @@
+"""Tables in files and in folders of parts, read by pyarrow a batch of rows at a time."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pyg_sar.partition.sources.names import is_text
+from pyg_sar.shard.files import is_of_system
+
+TABLES = ('.parquet', '.csv')
+BATCH_ROWS = 1 << 17
+
+
+def table_files(path: Path) -> list[Path]:
+    """The files of a table: itself, or its parts in a folder, by name; none of anything else.
+
+    Numbers in names count as such: dask's ``part.10.parquet`` comes after ``part.9.parquet``.
+    Folders in it that are called ``column=value``, as Spark writes them, have parts as well.
+    """
+    if path.is_file():
+        return [path] if path.suffix in TABLES else []
+    found: list[Path] = []
+    for entry in sorted(path.glob('[!._]*'), key=_by_numbers):
+        if entry.suffix in TABLES and entry.is_file():
+            found.append(entry)
+        elif '=' in entry.name and entry.is_dir():
+            found += table_files(entry)
+    return found
+
+
+def _by_numbers(entry: Path) -> list[int | str]:
+    words = re.split(r'([0-9]+)', entry.name)
+    return [int(word) if at % 2 else word for at, word in enumerate(words)]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table whose parts have the same columns, of types that one type can stand for."""
+
+    path: Path
+    fragments: list[Any]
+    types: dict[str, Any]  # of pyarrow, by the name of the column
+    partitions: dict[str, Any]  # those of them that are in names of folders
+    num_rows: int
+
+    def batches(self, names: Sequence[str], batch_rows: int = BATCH_ROWS) -> Iterator[Any]:
+        """Batches of some columns, in order; types are those of each part."""
+        pyarrow = import_module('pyarrow')
+        widths = (getattr(self.types[name], 'list_size', 1) for name in names)
+        rows = max(1, batch_rows // max(sum(widths) // 8, 1))
+        # One batch ahead and no threads: the memory is that of a few batches.
+        few = {'batch_readahead': 1, 'fragment_readahead': 1, 'use_threads': False}
+        with arrow_errors(self.path):
+            for part in self.fragments:
+                schema = part.physical_schema
+                for name, type_ in self.partitions.items():
+                    schema = schema.append(pyarrow.field(name, type_))
+                yield from part.to_batches(schema, columns=list(names), batch_size=rows, **few)
+
+
+@contextmanager
+def arrow_errors(path: Path) -> Iterator[None]:
+    """Errors of pyarrow as ValueErrors of one line that name the table."""
+    pyarrow = import_module('pyarrow')
+    try:
+        yield
+    except (pyarrow.ArrowException, OSError) as error:
+        if is_of_system(error):
+            raise
+        first_line = str(error).splitlines()[0]
+        raise ValueError(f"expected a table of numbers in '{path}' (got: {first_line})") from error
+
+
+def open_table(path: Path) -> Table:
+    """A table in a file or in a folder of parts; their columns may be in another order."""
+    try:
+        _, dataset = import_module('pyarrow'), import_module('pyarrow.dataset')
+    except ImportError as error:
+        raise ValueError(
+            f"expected pyarrow to be installed to read '{path}' (got: {error}); install it with "
+            "pip install 'pyg_sar[fast]'"
+        ) from error
+    files = table_files(path)
+    kinds = sorted({file.suffix for file in files})
+    if len(kinds) != 1:
+        raise ValueError(f"expected parts of one kind in '{path}' (got {' and '.join(kinds)})")
+    with arrow_errors(path):
+        table = dataset.dataset(
+            [os.fspath(file) for file in files],
+            format=kinds[0][1:],
+            partitioning=dataset.HivePartitioning.discover(),
+            partition_base_dir=os.fspath(path if path.is_dir() else path.parent),
+        )
+        parts = list(table.get_fragments())
+        own = parts[0].physical_schema.names
+        types, partitions = _types(parts, path), {}
+        for field in table.schema:
+            if field.name not in own:
+                partitions[field.name] = _of_folders(field.type)
+        names = [*own, *partitions]
+        if not all(name.strip() for name in names) or len(set(names)) < len(names):
+            raise ValueError(
+                f"expected a name for every column of '{path}', each another (got {names}): pandas "
+                'leaves its index out by to_csv(index=False)'
+            )
+        return Table(path, parts, {**types, **partitions}, partitions, table.count_rows())
+
+
+def _of_folders(type_: Any) -> Any:
+    """Text in names of folders is a category."""
+    pyarrow = import_module('pyarrow')
+    return pyarrow.dictionary(pyarrow.int32(), type_) if is_text(type_) else type_
+
+
+def _types(parts: list[Any], path: Path) -> dict[str, Any]:
+    """The types of columns that all parts have."""
+    first = parts[0].physical_schema
+    types = dict(zip(first.names, first.types, strict=True))
+    for part in parts[1:]:
+        schema = part.physical_schema
+        if sorted(schema.names) != sorted(first.names):
+            missing = sorted(set(first.names) ^ set(schema.names))
+            raise ValueError(
+                f"expected the same columns in all of '{path}' (got '{part.path}', and {missing} "
+                'is not in all)'
+            )
+        for name in types:
+            type_ = schema.field(name).type
+            both = wider(types[name], type_)
+            if both is None:
+                raise ValueError(
+                    f"expected the same columns in all of '{path}' (got '{part.path}', whose "
+                    f"'{name}' is {type_} instead of {types[name]}: write both as one type)"
+                )
+            types[name] = both
+    return types
+
+
+def wider(one: Any, other: Any) -> Any | None:
+    """The type that holds what two types hold, all of it; None where there is no such type."""
+    pyarrow = import_module('pyarrow')
+    types = pyarrow.types
+    if one.equals(other):
+        return one
+    for is_kind in (types.is_integer, types.is_floating):
+        if is_kind(one) and is_kind(other):
+            dtype = np.result_type(one.to_pandas_dtype(), other.to_pandas_dtype())
+            type_ = pyarrow.from_numpy_dtype(dtype)  # float64 of int64 and uint64
+            return type_ if is_kind(type_) else None
+    if is_text(one) and is_text(other):
+        return pyarrow.large_string()
+    if types.is_decimal(one) and types.is_decimal(other):
+        return one
+    if types.is_dictionary(one) and types.is_dictionary(other):
+        values = wider(one.value_type, other.value_type)
+        return values and pyarrow.dictionary(pyarrow.int32(), values)
+    if is_list(one) and is_list(other):
+        values = wider(one.value_type, other.value_type)
+        sizes = {getattr(type_, 'list_size', None) for type_ in (one, other)}
+        if values is None or len(sizes) > 1 or None in sizes:
+            return values and pyarrow.large_list(values)
+        return pyarrow.list_(values, sizes.pop())
+    return None
+
+
+def is_list(type_: Any) -> bool:
+    """Whether a type is of lists, all of one length or not."""
+    types = import_module('pyarrow').types
+    kinds = types.is_list, types.is_large_list, types.is_fixed_size_list
+    return any(is_kind(type_) for is_kind in kinds)

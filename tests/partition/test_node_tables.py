@@ -1,0 +1,406 @@
+"""Tables of nodes beside tables of edges, and folders with tables by type."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import pyg_sar
+from pyg_sar.partition.__main__ import main
+from pyg_sar.partition.memmap import Scratch
+from pyg_sar.partition.sources import load_source
+from pyg_sar.partition.sources.node_tables import NodeTableOptions
+
+pa = pytest.importorskip('pyarrow')
+parquet = pytest.importorskip('pyarrow.parquet')
+pandas = pytest.importorskip('pandas')
+
+NAMES = ['zoe', 'ann', 'bob', 'eve', 'lone']
+EDGES = [('ann', 'bob'), ('zoe', 'eve'), ('bob', 'zoe'), ('eve', 'ann'), ('ann', 'zoe')]
+COLUMNS = {
+    'name': NAMES,
+    'age': [30, 40, 50, 60, 70],
+    'height': [1.5, 1.625, 1.75, 1.875, 2.0],
+    'emb': [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [7.0, 8.0], [9.0, 10.0]],
+    'label': ['cat', 'dog', None, 'cat', 'owl'],
+    'split': ['train', 'valid', 'test', None, 'train'],
+    'is_old': [False, None, True, True, True],
+}
+
+
+def _write(path: Path, columns: dict[str, Any]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(pa.table(columns), path)
+    return path
+
+
+def _ends(path: Path, pairs: Any = EDGES, **columns: Any) -> Path:
+    src, dst = zip(*pairs, strict=True)
+    return _write(path, {'src': pa.array(src), 'dst': pa.array(dst), **columns})
+
+
+def _load(
+    edges: Path, nodes: Path | None, *, scratch: Scratch | None = None, **options: Any
+) -> Any:
+    given = NodeTableOptions(nodes=os.fspath(nodes), **options)
+    return load_source(edges, tables=given, scratch=scratch)
+
+
+def _without(*names: str) -> dict[str, Any]:
+    return {name: column for name, column in COLUMNS.items() if name not in names}
+
+
+def _refuses(edges: Path, nodes: Path, *words: str, **options: Any) -> None:
+    with pytest.raises(ValueError, match='.*'.join(map(re.escape, words))) as told:
+        _load(edges, nodes, **options)
+    assert '\n' not in str(told.value)
+
+
+OPTIONS = {
+    'y': 'label',
+    'x': ('age', 'emb', 'height'),
+    'train': 'split=train',
+    'val': 'split=valid',
+    'test': 'is_old',
+}
+
+
+@pytest.mark.parametrize('on_disk', [False, True])
+def test_a_table_of_nodes(tmp_path, on_disk, tiny):
+    edges = _ends(tmp_path / 'edges.parquet', w=pa.array(np.arange(5.0)))
+    nodes = _write(tmp_path / 'people.parquet', COLUMNS)
+    scratch = Scratch(tmp_path) if on_disk else None
+    data = _load(edges, nodes, scratch=scratch, **OPTIONS)
+    row = pandas.Index(NAMES)
+    want = [row.get_indexer(ends).tolist() for ends in zip(*EDGES, strict=True)]
+    assert data.edge_index.tolist() == want
+    assert data.num_nodes == 5
+    assert data.node_names.to_pylist() == NAMES
+    frame = pandas.DataFrame(COLUMNS)
+    want = np.c_[frame.age, np.array(COLUMNS['emb']), frame.height]
+    assert data.x.dtype == torch.float32
+    assert data.x.tolist() == want.tolist()
+    assert data.y.tolist() == pandas.factorize(frame.label)[0].tolist() == [0, 1, -1, 0, 2]
+    assert data.y_names == ['cat', 'dog', 'owl']
+    assert data.num_classes == 3
+    assert data.train_mask.tolist() == [True, False, False, False, True]
+    assert data.val_mask.tolist() == [False, True, False, False, False]
+    assert data.test_mask.tolist() == [False, False, True, True, True]
+    assert data.w.tolist() == [0, 1, 2, 3, 4]
+    assert {*data.keys()} == {
+        *('edge_index', 'num_nodes', 'node_names', 'x', 'y', 'y_names', 'num_classes', 'w'),
+        *('train_mask', 'val_mask', 'test_mask'),
+    }
+
+
+def test_by_the_command(tmp_path, capsys):
+    edges, nodes = _ends(tmp_path / 'edges.parquet'), _write(tmp_path / 'n.parquet', COLUMNS)
+    out = tmp_path / 'out'
+    words = [str(edges), str(out), '--num-parts', '2', '--quiet', '--method', 'range']
+    more = ['--nodes', str(nodes), '--id', 'name', '--y', 'label', '--x', 'age,height']
+    masks = ['--train', 'split=train', '--val', 'split=valid', '--test', 'split=test']
+    assert main([*words, *more, *masks, '--transform', 'ToUndirected']) == 2
+    assert "numbers in 'is_old'" not in (told := capsys.readouterr().err)
+    assert "no empty cell in 'is_old'" in told
+    _write(nodes, _without('is_old'))
+    assert main([*words, *more, *masks]) == 0
+    assert capsys.readouterr().err == ''
+    loaded = [pyg_sar.local(pyg_sar.load_shard(out, part)) for part in range(2)]
+    assert torch.cat([data.n_id for data in loaded]).tolist() == [0, 1, 2, 3, 4]
+    assert torch.cat([data.y for data in loaded]).tolist() == [0, 1, -1, 0, 2]
+    assert torch.cat([data.x for data in loaded])[:, 0].tolist() == COLUMNS['age']
+    assert torch.cat([data.val_mask for data in loaded]).tolist() == [False, True] + [False] * 3
+    assert torch.cat([data.emb for data in loaded]).tolist() == COLUMNS['emb']
+    assert loaded[0].y_names == ['cat', 'dog', 'owl']
+    assert loaded[0].num_classes == 3
+    assert main([*words[:1], str(tmp_path / 'b'), *words[2:], '--y', 'label']) == 2
+    assert 'expected --nodes TABLE with --y label' in capsys.readouterr().err
+
+
+def test_without_options(tmp_path):
+    """Lists called x or features, labels called y, and every other column by its name."""
+    edges = _ends(tmp_path / 'edges.parquet')
+    columns = _without('label', 'split', 'is_old', 'emb')
+    lists = {'features': COLUMNS['emb'], 'y': [1, None, 0, 2, 1]}
+    data = _load(edges, _write(tmp_path / 'n.parquet', {**columns, **lists}))
+    assert data.x.tolist() == COLUMNS['emb']
+    assert data.y.tolist() == [1, -1, 0, 2, 1]
+    assert data.y.dtype == torch.int64
+    assert 'y_names' not in data
+    assert data.age.tolist() == COLUMNS['age']
+    assert data.height.tolist() == COLUMNS['height']
+    assert 'features' not in data
+    both = {**columns, **lists, 'x': COLUMNS['emb']}
+    data = _load(edges, _write(tmp_path / 'n.parquet', both))
+    assert data.features.tolist() == data.x.tolist()
+    kinds = pa.array(list('abcab')).dictionary_encode()
+    coordinates = {**columns, 'x': COLUMNS['height'], 'kind': kinds}
+    data = _load(edges, _write(tmp_path / 'n.parquet', coordinates))
+    assert data.x.tolist() == COLUMNS['height']
+    assert data.kind.tolist() == [0, 1, 2, 0, 1]
+    assert data.kind_names == ['a', 'b', 'c']
+
+
+@pytest.mark.parametrize(
+    ('labels', 'want', 'dtype'),
+    [
+        (pa.array([3, None, 1, 0, 0], pa.int8()), [3, -1, 1, 0, 0], torch.int64),
+        (pa.array(['b', 'c', None, 'a', 'b'], pa.string_view()), [0, 1, -1, 2, 0], torch.int64),
+        (pa.array([3, 2, 1, 0, 0], pa.uint16()), [3, 2, 1, 0, 0], torch.int64),
+        (pa.array([0.5, None, 1, 0, 0]), [0.5, float('nan'), 1, 0, 0], torch.float64),
+        (pa.array([True, False, None, True, True]), [1, 0, -1, 1, 1], torch.int64),
+        (pa.array(['b', '', None, 'a', 'b']), [0, -1, -1, 1, 0], torch.int64),
+        (pa.array(['b', 'c', None, 'a', 'b']).dictionary_encode(), [0, 1, -1, 2, 0], torch.int64),
+        (pa.array([[0, 1], [1, 1], [0, 0], [1, 0], [1, 1]], pa.list_(pa.int8())),
+         [[0, 1], [1, 1], [0, 0], [1, 0], [1, 1]], torch.int64),
+    ],
+)  # fmt: skip
+def test_labels(tmp_path, labels, want, dtype):
+    edges = _ends(tmp_path / 'edges.parquet')
+    nodes = _write(tmp_path / 'n.parquet', {'name': NAMES, 'label': labels})
+    y = _load(edges, nodes, y='label').y
+    assert y.dtype == dtype
+    assert torch.equal(y.nan_to_num(-7), torch.tensor(want, dtype=dtype).nan_to_num(-7))
+
+
+def test_ids(tmp_path):
+    """Of 0 to N-1 no names; others, and those in another order, are looked up."""
+    nodes = {'id': np.arange(4), 'age': np.arange(4) * 10}
+    edges = _ends(tmp_path / 'edges.parquet', [(0, 3), (2, 1)])
+    data = _load(edges, _write(tmp_path / 'n.parquet', nodes))
+    assert data.edge_index.tolist() == [[0, 2], [3, 1]]
+    assert 'node_names' not in data
+    nodes['id'] = np.array([3, 0, 2, 1], np.int16)
+    data = _load(edges, _write(tmp_path / 'n.parquet', nodes))
+    assert data.edge_index.tolist() == [[1, 2], [0, 3]]
+    assert data.node_names.to_pylist() == [3, 0, 2, 1]
+    nodes['id'] = np.array([2**40, 0, -2, 3])
+    edges = _ends(tmp_path / 'edges.parquet', [(2**40, 3), (-2, 0)])
+    data = _load(edges, _write(tmp_path / 'n.parquet', nodes))
+    assert data.edge_index.tolist() == [[0, 2], [3, 1]]
+    # Categories of either table, text of the other.
+    column = pa.array(NAMES).dictionary_encode()
+    nodes = _write(tmp_path / 'n.parquet', {'name': column, 'age': np.arange(5)})
+    want = [[1, 0, 2, 3, 1], [2, 3, 0, 1, 0]]
+    assert _load(_ends(tmp_path / 'e.parquet'), nodes).edge_index.tolist() == want
+
+
+def test_as_many_nodes_as_edges(tmp_path, check_partition):
+    nodes = {**_without('label', 'split', 'is_old'), 'edge_count': np.arange(5)}
+    _write(tmp_path / 'g' / 'nodes.parquet', nodes)
+    _ends(tmp_path / 'g' / 'edges.parquet', w=np.arange(5), since=np.arange(5))
+    data = load_source(tmp_path / 'g')  # of which both are read
+    pyg_sar.partition_graph(tmp_path / 'g', 2, tmp_path / 'out', method='random')
+    of_nodes, of_edges = ('age', 'height', 'emb', 'edge_count'), ('w', 'since')
+    check_partition(tmp_path / 'out', data, 2, node_attrs=of_nodes, edge_attrs=of_edges)
+
+
+def test_text_tables_and_folders(tmp_path):
+    frame = pandas.DataFrame(_without('emb'))
+    frame.to_csv(tmp_path / 'n.csv', index=False)
+    pandas.DataFrame(EDGES, columns=['src', 'dst']).to_csv(tmp_path / 'e.csv', index=False)
+    options = {**OPTIONS, 'x': ('age', 'height'), 'test': 'is_old=True'}
+    data = _load(tmp_path / 'e.csv', tmp_path / 'n.csv', **options)
+    assert data.y.tolist() == [0, 1, -1, 0, 2]
+    assert data.x[:, 1].tolist() == COLUMNS['height']
+    assert data.test_mask.tolist() == [False, False, True, True, True]
+    for i, rows in enumerate((frame[:2], frame[2:])):
+        part = tmp_path / 'parts' / f'part-{i}.parquet'
+        part.parent.mkdir(exist_ok=True)
+        rows.to_parquet(part)
+    # The second part has no row 1: pandas writes its numbers of rows, and bools without null.
+    data = _load(tmp_path / 'e.csv', tmp_path / 'parts', **options)
+    assert data.y.tolist() == [0, 1, -1, 0, 2]
+    (tmp_path / 'n.csv').write_text('0,1\n1,2\n')
+    _refuses(tmp_path / 'e.csv', tmp_path / 'n.csv', "first line of '", 'such as id,age,label')
+
+
+def test_masks_of_numbers_and_categories(tmp_path):
+    edges = _ends(tmp_path / 'edges.parquet')
+    columns = {
+        'name': NAMES,
+        'fold': pa.array([0, 1, 2, None, 0]),
+        'year': [2019.0, 2020.0, 2021.0, 2019.0, 2019.5],
+        'kind': pa.array(['a', 'b', None, 'a', 'c']).dictionary_encode(),
+    }
+    nodes = _write(tmp_path / 'n.parquet', columns)
+    data = _load(edges, nodes, train='fold=0', val='year=2019', test='kind=a')
+    assert data.train_mask.tolist() == [True, False, False, False, True]
+    assert data.val_mask.tolist() == [True, False, False, True, False]
+    assert data.test_mask.tolist() == [True, False, False, True, False]
+    for text, words in {
+        'fold=9': "a row with '9' in 'fold'",
+        'kind=A': "a row with 'A' in 'kind'",
+        'fold=a': "'fold' of",
+        'fold': 'COLUMN=VALUE for a mask',
+        'kind': 'COLUMN=VALUE for a mask',
+        'nope=1': "a column 'nope' in",
+    }.items():
+        _refuses(edges, nodes, words, train='fold=0', val='kind=a', test=text)
+
+
+def test_what_is_refused(tmp_path):
+    edges, nodes = _ends(tmp_path / 'edges.parquet'), tmp_path / 'n.parquet'
+    plain = _without('label', 'split', 'is_old')
+
+    def refused(*words: str, change: Any = None, edges: Path = edges, **options: Any) -> None:
+        _refuses(edges, _write(nodes, {**plain, **(change or {})}), *words, **options)
+
+    _load(edges, _write(nodes, plain))
+    refused("an id in every row of '", 'name', change={'name': [*NAMES[:4], None]})
+    twice = {'name': [*NAMES[:4], 'ann']}
+    refused("every id once in 'name' of", "'ann' again in row 4", change=twice)
+    refused('one column of', 'called id, node_id, name or index, or --id', change={'id': range(5)})
+    refused("ids in 'height' of", 'got double', id='height')
+    ints = _ends(tmp_path / 'ints.parquet', [(0, 1), (2, 3)])
+    refused("ids of one type in 'src'", 'got int64 and string', edges=ints)
+    refused("a column 'kind' in", 'as --y says', 'height', y='kind')
+    refused("a column 'size' in", 'as --x says', x=('size',))
+    text = {'city': list('abcde')}
+    refused("numbers in 'city' of", 'got string', 'name it by --id, --y', change=text)
+    struct = {'city': [{'a': 1}] * 5}
+    refused("numbers in 'city' of", 'got struct', '): leave the column out', change=struct)
+    refused("numbers in 'city' of", 'out of --x', change=text, x=('city',))
+    refused("no empty cell in 'age'", change={'age': [1, 2, None, 4, 5]})
+    refused("no empty cell in 'age'", change={'age': [1, 2, None, 4, 5]}, x=('age',))
+    refused("name for the column 'x'", 'an option makes', change={'x': range(5)}, x=('age',))
+    refused("name for the column 'y'", 'an option makes', change={'y': range(5)}, y='age')
+    large = {'label': np.full(5, 2**64 - 1, np.uint64)}
+    refused('a table of numbers in', 'not in range', change=large, y='label')
+    lists = {'tags': [['a']] * 5}
+    refused('COLUMN=VALUE for a mask', 'list<', change=lists, train='tags=a')
+    both = _ends(tmp_path / 'both.parquet', age=np.arange(5))
+    refused("different names in '", "got 'age' in both", edges=both)
+    unknown = _ends(tmp_path / 'unknown.parquet', [*EDGES, ('ann', 'max')])
+    refused("ids of 'name' of", "in 'dst' of", "got 'max' in row 5", 'add the node', edges=unknown)
+    _write(nodes, {'id': np.arange(3)})
+    far = _ends(tmp_path / 'far.parquet', [(0, 1), (3, 1)])
+    _refuses(far, nodes, "ids of 'id' of", "in 'src' of", 'got 3 in row 1')
+    near = _ends(tmp_path / 'far.parquet', [(0, 1), (2, -1)])
+    _refuses(near, nodes, "ids of 'id' of", "in 'dst' of", 'got -1 in row 1')
+    _refuses(near, tmp_path / 'none.parquet', 'none.parquet', 'no such file')
+    _write(nodes, {'id': np.arange(3), 'w': np.arange(3)})
+    pairs = _ends(tmp_path / 'pairs.parquet', [(0, 1), (2, 1)], w_index=np.arange(2))
+    _refuses(pairs, nodes, "name for the column 'w_index' beside 'w'")
+    torch.save({'edge_index': torch.zeros(2, 1, dtype=torch.int64)}, tmp_path / 'a.pt')
+    _refuses(tmp_path / 'a.pt', nodes, 'a table of edges beside a table of nodes')
+    given = NodeTableOptions(nodes=os.fspath(nodes))
+    with pytest.raises(ValueError, match="no 'relabel' beside a table of nodes"):
+        load_source(near, tables=given, relabel=True)
+    torch.save({'edge_index': torch.ones(2, 1).long(), 'x': torch.ones(2, 1)}, tmp_path / 'a.pt')
+    with pytest.raises(ValueError, match='edges without attributes of nodes'):
+        load_source(tmp_path / 'a.pt', relabel=True)
+
+
+def test_arrays_beside_names(tmp_path):
+    _ends(tmp_path / 'edges.parquet')
+    np.save(tmp_path / 'x.npy', np.eye(4))
+    with pytest.raises(ValueError, match='ids 0 to N-1 in'):
+        load_source(tmp_path)
+    _ends(tmp_path / 'edges.parquet', [(0, 1)], kind=pa.array(['a']).dictionary_encode())
+    assert load_source(tmp_path).kind_names == ['a']
+    _write(tmp_path / 'nodes.parquet', COLUMNS)
+    with pytest.raises(ValueError, match=r'nodes\.parquet'):
+        load_source(tmp_path)
+
+
+def test_what_the_page_says(tmp_path, monkeypatch, capsys):
+    page = (Path(__file__).parents[2] / 'docs' / 'partitioning.md').read_text()
+    command = re.search(r'^pyg-sar (partition edges\.parquet (.*\\\n)*.*)$', page, re.MULTILINE)[1]
+    monkeypatch.chdir(tmp_path)
+    days = pa.array([datetime.date(2020, 1, 1 + i) for i in range(5)])
+    _ends(Path('edges.parquet'), since=days)
+    columns = _without('label', 'is_old', 'emb') | {'job': COLUMNS['label']}
+    _write(Path('people.parquet'), columns)
+    assert main(shlex.split(command.replace('\\\n', ' '))[1:]) == 0
+    assert "note: 'since' of 'edges.parquet' holds days since 1970" in capsys.readouterr().err
+    loaded = [pyg_sar.local(pyg_sar.load_shard('parts', part)) for part in range(4)]
+    n_id = torch.cat([data.n_id for data in loaded])
+    x = torch.cat([data.x for data in loaded])
+    assert x[n_id.argsort()].T.tolist() == [COLUMNS['age'], COLUMNS['height']]
+    assert loaded[0].y_names == ['cat', 'dog', 'owl']
+
+
+# A folder by types
+
+
+def _typed(root: Path) -> Path:
+    papers = {'id': ['p2', 'p0', 'p1'], 'features': COLUMNS['emb'][:3], 'label': [1, None, 0]}
+    _write(root / 'nodes' / 'paper.parquet', {**papers, 'split': ['train', 'test', 'train']})
+    _write(root / 'nodes' / 'author' / 'part-0.parquet', {'id': [7, 8], 'age': [30, 40]})
+    _write(root / 'nodes' / 'author' / 'part-1.parquet', {'id': [9], 'age': [50]})
+    kinds = pa.array(['first', 'last', 'first']).dictionary_encode()
+    _ends(root / 'edges' / 'paper__cites__paper.parquet', [('p0', 'p1'), ('p2', 'p0')])
+    src, dst = pa.array([9, 7, 7]), pa.array(['p1', 'p1', 'p2'])
+    writes = {'src': src, 'dst': dst, 'kind': kinds}
+    _write(root / 'edges' / 'author__writes__paper.parquet' / 'part-0.parquet', writes)
+    (root / 'edges' / '_SUCCESS').touch()
+    return root
+
+
+def test_a_folder_by_types(tmp_path):
+    root, writes = _typed(tmp_path / 'g'), ('author', 'writes', 'paper')
+    options = NodeTableOptions(y='label', train='split=train', test='split=test')
+    data: Any = load_source(root, tables=options)
+    assert data.node_types == ['author', 'paper']
+    assert sorted(data.edge_types) == [writes, ('paper', 'cites', 'paper')]
+    assert data['paper', 'cites', 'paper'].edge_index.tolist() == [[1, 0], [2, 1]]
+    assert data[writes].edge_index.tolist() == [[2, 0, 0], [2, 2, 0]]
+    assert data[writes].kind.tolist() == [0, 1, 0]
+    assert data[writes].kind_names == ['first', 'last']
+    assert data['paper'].y.tolist() == [1, -1, 0]
+    assert data['paper'].x.tolist() == COLUMNS['emb'][:3]
+    assert data['paper'].train_mask.tolist() == [True, False, True]
+    assert data['paper'].node_names.to_pylist() == ['p2', 'p0', 'p1']
+    assert data['author'].node_names.to_pylist() == [7, 8, 9]
+    assert data['author'].age.tolist() == [30, 40, 50]
+    assert data['author'].num_nodes == 3
+    words = ['--y', 'label', '--train', 'split=train', '--test', 'split=test', '--undirected']
+    assert main([str(root), str(tmp_path / 'out'), '--num-parts', '2', '--quiet', *words]) == 0
+    loaded = [pyg_sar.local(pyg_sar.load_shard(tmp_path / 'out', part)) for part in range(2)]
+    n_id = torch.cat([shard['paper'].n_id for shard in loaded])
+    y = torch.cat([shard['paper'].y for shard in loaded])
+    assert y[n_id.argsort()].tolist() == [1, -1, 0]
+    assert loaded[0][writes].kind_names == ['first', 'last']
+    assert loaded[0]['paper', 'rev_writes', 'author'].kind_names == ['first', 'last']
+
+
+@pytest.mark.parametrize(
+    ('name', 'message'),
+    [
+        ('edges/paper_cites_paper.parquet', r"SRC__REL__DST of .* .got 'paper_cites_paper'"),
+        ('edges/paper____paper.parquet', 'SRC__REL__DST'),
+        ('edges/paper__in__venue.parquet', "nodes of type 'venue' in .*paper__in__venue"),
+        ('nodes/readme.txt', "tables in .*nodes' .got 'readme.txt'"),
+        ('nodes/paper.csv', "one table 'paper' in"),
+    ],
+)
+def test_folders_by_types_that_are_refused(tmp_path, name, message):
+    root = _typed(tmp_path)
+    if name.endswith('.parquet'):
+        _ends(root / name)
+    else:
+        (root / name).write_text('id\n0\n')
+    with pytest.raises(ValueError, match=message):
+        load_source(root, tables=NodeTableOptions(y='label', train='split=train'))
+
+
+def test_options_of_a_folder_by_types(tmp_path):
+    root = _typed(tmp_path)
+    for given, message in (
+        ({'y': 'nope'}, "column 'nope' in .*author' or .*paper.parquet', as --y says"),
+        ({'nodes': 'n.parquet'}, 'no --nodes beside a folder'),
+        ({}, "numbers in 'split' of .*paper.parquet.*name it by --id, --y"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            load_source(root, tables=NodeTableOptions(**given))
+    with pytest.raises(ValueError, match="no 'relabel' beside a table of nodes"):
+        load_source(root, relabel=True)

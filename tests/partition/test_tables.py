@@ -1,0 +1,382 @@
+"""Tables of edges as databases, Spark and pandas write them."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.data import Data
+
+import pyg_sar
+from pyg_sar.partition.__main__ import main
+from pyg_sar.partition.memmap import Scratch
+from pyg_sar.partition.sources import columns as columns_module
+from pyg_sar.partition.sources import load_source, names, parts
+from pyg_sar.partition.sources.reverse import add_reverse_edges
+from pyg_sar.partition.sources.tables import read_table
+
+pa = pytest.importorskip('pyarrow')
+parquet = pytest.importorskip('pyarrow.parquet')
+pandas = pytest.importorskip('pandas')
+
+IDS = np.arange(6)
+
+
+def _write(path: Path, **columns: Any) -> Path:
+    table = {'src': IDS, 'dst': IDS[::-1].copy(), **columns}
+    parquet.write_table(pa.table(table), path)
+    return path
+
+
+def _refuses(path: Path, *words: str) -> None:
+    with pytest.raises(ValueError, match='.*'.join(re.escape(word) for word in words)) as told:
+        load_source(path)
+    assert '\n' not in str(told.value)
+
+
+# Columns
+
+
+@pytest.mark.parametrize('batch_rows', [2, 100])
+def test_lists_are_features(tmp_path, batch_rows):
+    lists = np.arange(12.0).reshape(6, 2)
+    kinds = {
+        'fixed': pa.FixedSizeListArray.from_arrays(pa.array(lists.ravel()), 2),
+        'large': pa.array(lists.tolist(), pa.large_list(pa.float32())),
+        'plain': pa.array(lists.astype(int).tolist(), pa.list_(pa.int16())),
+        'bools': pa.array((lists > 3).tolist()),
+    }
+    path = _write(tmp_path / 'a.parquet', **kinds)
+    found = read_table(path, Scratch(), batch_rows=batch_rows)
+    for name, dtype in zip(kinds, ('float64', 'float32', 'int16', 'bool'), strict=True):
+        want = lists > 3 if name == 'bools' else lists
+        assert torch.equal(found[name], torch.from_numpy(want.astype(dtype))), name
+    frame = pandas.DataFrame({'src': IDS, 'dst': IDS, 'emb': list(lists)})
+    frame.to_parquet(path)
+    assert torch.equal(load_source(path).emb, torch.from_numpy(lists))
+    fixed = pa.fixed_shape_tensor(pa.float64(), (2,))
+    tensors = pa.ExtensionArray.from_storage(fixed, kinds['fixed'])
+    assert torch.equal(load_source(_write(path, z=tensors)).z, torch.from_numpy(lists))
+    none = {name: np.empty(0, np.int64) for name in ('src', 'dst')}
+    _write(path, **none, z=pa.array([], pa.list_(pa.float32())))
+    assert load_source(path).z.shape == (0, 0)
+
+
+BAD: list[tuple[list[Any], tuple[str, ...]]] = [
+    ([[1, 2]] * 4 + [[1], [1]], ('lists of one length', '2 numbers in row 0 and 1 in row 4')),
+    ([[1, 2]] * 4 + [None, [1, 2]], ('no empty cell', 'got 1, the first in row 4', 'fill them')),
+    ([[1, 2]] * 4 + [[1, None]] * 2, ('no empty place in the lists', 'got 2', 'fill them')),
+    ([[[1]]] * 6, ('numbers', 'got list<', 'not lists or text')),
+    ([['a']] * 6, ('numbers', 'got list<', 'not lists or text')),
+    (list('ababab'), ('numbers', 'got string', "table['z'].astype('category') of pandas makes")),
+    ([b'a'] * 6, ('numbers', 'got binary', ".str.decode('utf-8')")),
+    ([{'a': 1}] * 6, ('numbers', 'got struct<', 'leave the column out')),
+    ([None] * 6, ('numbers', 'got null', 'no row has a value')),
+    ([1, 2, None, 4, 5, None], ('no empty cell', 'got 2, the first in row 2', 'fill them')),
+]
+
+
+@pytest.mark.parametrize(('column', 'words'), BAD)
+def test_columns_that_are_refused(tmp_path, column, words):
+    path = _write(tmp_path / 'a.parquet', z=pa.array(column))
+    _refuses(path, f'expected {words[0]}', f"'z' of '{path}'", *words[1:])
+
+
+def test_names_that_mean_something_else(tmp_path):
+    for name in ('edge_index', 'num_nodes', 'node_names', 'train_idx', 'face'):
+        _refuses(_write(tmp_path / 'a.parquet', **{name: IDS}), f"name for the column '{name}'")
+    _refuses(_write(tmp_path / 'a.parquet', z=IDS, z_index=IDS), "the column 'z_index'")
+    _refuses(_write(tmp_path / 'a.parquet', my_index=pa.array([[1]] * 6)), "column 'my_index'")
+    _refuses(_write(tmp_path / 'a.parquet', index=pa.array([[1]] * 6)), "column 'index'")
+    odd = {'a.b': IDS, '.c': IDS, 'index': IDS, 'd e': pa.array([[1, 2]] * 6)}
+    assert {*odd} <= {*load_source(_write(tmp_path / 'a.parquet', **odd)).keys()}
+    both = {'z': pa.array(list('ababab')).dictionary_encode(), 'z_names': IDS}
+    _refuses(_write(tmp_path / 'a.parquet', **both), "'z_names'", "names of 'z'")
+
+
+def test_categories_are_numbers_with_names(tmp_path):
+    kinds = pandas.Categorical(list('babcab'), categories=['z', 'c', 'b', 'a'])
+    years = pandas.Categorical([2021, 2019] * 3)
+    frame = pandas.DataFrame({'src': IDS, 'dst': IDS[::-1], 'kind': kinds, 'year': years})
+    frame.to_parquet(tmp_path / 'a.parquet')
+    data = load_source(tmp_path / 'a.parquet')
+    assert data.kind.dtype == torch.int64
+    assert data.kind.tolist() == frame.kind.cat.codes.tolist()
+    assert data.kind_names == ['z', 'c', 'b', 'a']
+    assert data.year.tolist() == [2021, 2019] * 3
+    assert 'year_names' not in data
+    frame.kind = frame.kind.where(frame.kind != 'c')
+    frame.to_parquet(tmp_path / 'a.parquet')
+    _refuses(tmp_path / 'a.parquet', "no empty cell in 'kind'", 'the first in row 3')
+
+
+def test_categories_of_parts_agree(tmp_path):
+    folder, values = tmp_path / 'edges', []
+    folder.mkdir()
+    for i, order in enumerate((['a', 'b'], ['c', 'b', 'a'])):
+        column = pandas.Categorical([*order, *order, *order][:6], categories=order)
+        values += list(column)
+        frame = pandas.DataFrame({'src': IDS, 'dst': IDS, 'kind': column})
+        frame.to_parquet(folder / f'part-{i}.parquet')
+    for rows in (2, 100):
+        found = read_table(folder, Scratch(), batch_rows=rows)
+        assert found['kind_names'] == ['a', 'b', 'c']
+        assert [found['kind_names'][k] for k in found['kind']] == values
+
+
+def test_too_many_categories(tmp_path, monkeypatch):
+    monkeypatch.setattr(columns_module, 'MOST_NAMES', 3)
+    three, four = (pa.array(list(text)).dictionary_encode() for text in ('abcabc', 'abcdab'))
+    assert load_source(_write(tmp_path / 'a.parquet', z=three)).z_names == ['a', 'b', 'c']
+    _refuses(_write(tmp_path / 'a.parquet', z=four), "at most 3 names in 'z' of", 'factorize')
+
+
+@pytest.mark.parametrize(
+    ('type_', 'told'),
+    [
+        (pa.timestamp('us', 'UTC'), 'microseconds since 1970 in UTC'),
+        (pa.timestamp('s', 'Europe/Berlin'), 'seconds since 1970 in UTC'),
+        (pa.timestamp('ns'), 'nanoseconds since 1970'),
+        (pa.date32(), 'days since 1970'),
+        (pa.date64(), 'days since 1970'),
+        (pa.time32('ms'), 'milliseconds since midnight'),
+        (pa.time64('us'), 'microseconds since midnight'),
+        (pa.duration('ms'), 'milliseconds'),
+    ],
+)
+def test_times_are_numbers_in_their_unit(tmp_path, type_, told):
+    narrow = type_ in (pa.date32(), pa.time32('ms'))
+    step = 86_400_000 if type_ == pa.date64() else 1
+    column = pa.array(IDS * step, pa.int64()).cast(pa.int32() if narrow else pa.int64())
+    path = _write(tmp_path / 'f.parquet', when=column.cast(type_))
+    if type_ == pa.timestamp('s', 'Europe/Berlin'):  # which Parquet has no unit for
+        told = 'milliseconds since 1970 in UTC'
+    with pytest.warns(UserWarning, match='holds') as warned:
+        data = load_source(path)
+    assert [str(each.message) for each in warned] == [f"'when' of '{path}' holds {told}"]
+    factor = 1000 if 'Berlin' in str(type_) else 1
+    assert data.when.dtype == torch.int64
+    assert data.when.tolist() == (IDS * factor).tolist()
+
+
+def test_decimals_and_a_date_in_text(tmp_path):
+    path = _write(tmp_path / 'f.parquet', price=pa.array(IDS).cast(pa.decimal128(22, 2)))
+    with pytest.warns(UserWarning, match=r"'price' of .* holds decimal128\(22, 2\), .*float64"):
+        data = load_source(path)
+    assert torch.equal(data.price, torch.arange(6.0, dtype=torch.float64))
+    (tmp_path / 'a.csv').write_text('src,dst,z\n0,1,2024-01-02\n')
+    with pytest.warns(UserWarning, match='days since 1970'):
+        assert load_source(tmp_path / 'a.csv').z.tolist() == [19724]
+
+
+def test_as_many_edges_as_nodes(tmp_path, check_partition):
+    """Columns stay those of the edges, whatever their names are."""
+    weights = pa.array([5.0, 6, 7, 8, 9, 10])
+    kinds = pa.array(list('abcdef')).dictionary_encode()
+    src = np.array([3, 1, 5, 0, 0, 2])
+    path = _write(tmp_path / 'a.parquet', src=src, w=weights, pos=IDS, kind=kinds)
+    data = load_source(path)
+    assert data.num_nodes == data.num_edges == 6
+    pyg_sar.partition_graph(path, 2, tmp_path / 'out', method='random')
+    names_of_edges = ('w', 'pos', 'kind')
+    check_partition(tmp_path / 'out', data, 2, node_attrs=(), edge_attrs=names_of_edges)
+    assert pyg_sar.load_shard(tmp_path / 'out').kind_names == list('abcdef')
+    both = add_reverse_edges(data)
+    assert both.num_edges > 6
+    assert all(both[name].size(0) == both.num_edges for name in names_of_edges)
+    assert both.kind_names == list('abcdef')
+
+
+# Folders
+
+
+def test_a_folder_of_spark(tmp_path):
+    folder = tmp_path / 'edges'
+    for i, year in enumerate((2020, 2021)):
+        for land in ('de', 'fr'):
+            part = folder / f'year={year}' / f'land={land}'
+            part.mkdir(parents=True)
+            columns = {'src': np.arange(4), 'dst': np.full(4, i), 'w': np.full(4, i + 0.5)}
+            name = f'part-0000{i}-0e6b.c000.snappy.parquet'
+            parquet.write_table(pa.table(columns), part / name, compression='snappy')
+            (part / f'.{name}.crc').touch()
+    (folder / '_SUCCESS').touch()
+    (folder / '._SUCCESS.crc').touch()
+    data = load_source(folder)
+    want = pandas.read_parquet(folder)
+    assert data.edge_index.tolist() == [want.src.tolist(), want.dst.tolist()]
+    assert data.w.tolist() == want.w.tolist()
+    assert data.year.tolist() == [2020] * 8 + [2021] * 8
+    assert data.land_names == ['de', 'fr']
+    assert data.land.tolist() == ([0] * 4 + [1] * 4) * 2
+    # Above the folder such a name is none of a column.
+    other = tmp_path / 'run=3'
+    other.mkdir()
+    _write(other / 'a.parquet')
+    assert 'run' not in load_source(other / 'a.parquet')
+    assert 'run' not in load_source(other)
+
+
+def test_parts_come_by_their_numbers(tmp_path):
+    for i in (10, 9, 2):
+        _write(tmp_path / f'part.{i}.parquet', w=np.full(6, i))
+    assert load_source(tmp_path).w.tolist() == [2] * 6 + [9] * 6 + [10] * 6
+
+
+def test_parts_that_differ(tmp_path):
+    first = {'src': IDS, 'dst': IDS, 'w': IDS.astype(np.float32), 'n': IDS.astype(np.int16)}
+    second = {
+        'n': IDS + 2**40,
+        'w': IDS + 0.1,
+        'dst': IDS.astype(np.uint8),
+        'src': IDS.astype(np.int32),
+    }
+    for i, columns in enumerate((first, second)):
+        parquet.write_table(pa.table(columns), tmp_path / f'part-{i}.parquet')
+    data = load_source(tmp_path)
+    assert data.n.tolist() == [*IDS, *(IDS + 2**40)]
+    assert data.w.tolist() == [*IDS, *(IDS + 0.1)]
+    assert data.w.dtype == torch.float64
+    assert data.edge_index.tolist() == [[*IDS, *IDS]] * 2
+    for column in (IDS + 0.5, pa.array(list('ababab')), pa.nulls(6), IDS > 2):
+        last = _write(tmp_path / 'part-2.parquet', w=second['w'], n=column)
+        _refuses(tmp_path, 'the same columns in all of', str(last), "'n' is ", 'write both')
+    last = _write(tmp_path / 'part-2.parquet', w=second['w'])
+    _refuses(tmp_path, 'the same columns in all of', str(last), "['n'] is not in all")
+    (tmp_path / 'part-2.parquet').write_bytes(b'PAR1 is what it begins with')
+    _refuses(tmp_path, 'a table of numbers in', 'part-2.parquet')
+
+
+def test_lists_of_parts(tmp_path):
+    fixed = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(12.0, dtype=np.float32)), 2)
+    _write(tmp_path / 'a.parquet', z=fixed)
+    _write(tmp_path / 'b.parquet', z=pa.array([[1.5, 2.5]] * 6))
+    assert load_source(tmp_path).z.tolist() == [*fixed.to_pylist(), *[[1.5, 2.5]] * 6]
+    _write(tmp_path / 'b.parquet', z=pa.array([[1.5]] * 6))
+    _refuses(tmp_path, 'lists of one length', '2 numbers in row 0 and 1 in row 6')
+
+
+# Names
+
+
+TEXTS = [('ann', 'bob'), ('bob', 'zoe'), ('ann', 'eve'), ('eve', 'ann')]
+
+
+@pytest.mark.filterwarnings('ignore:.*4 names of nodes')
+@pytest.mark.parametrize('suffix', ['.parquet', '.csv'])
+@pytest.mark.parametrize('batch_rows', [1, 3, 100])
+def test_names_become_numbers(tmp_path, suffix, batch_rows):
+    frame = pandas.DataFrame(TEXTS, columns=['src', 'dst'])
+    path = tmp_path / f'a{suffix}'
+    frame.to_parquet(path) if suffix == '.parquet' else frame.to_csv(path, index=False)
+    ids, names_ = pandas.factorize(frame.to_numpy().ravel())
+    found = read_table(path, Scratch(), batch_rows=batch_rows)
+    assert found['edge_index'].tolist() == ids.reshape(-1, 2).T.tolist()
+    assert found['node_names'].to_pylist() == names_.tolist()
+    data = load_source(path)
+    assert data.edge_index.dtype == torch.int64
+    assert data.num_nodes == 4
+    pyg_sar.partition_graph(path, 2, tmp_path / 'out', method='range')
+    assert pyg_sar.load_shard(tmp_path / 'out').num_nodes == 4
+
+
+def test_categories_and_uuids_are_ids(tmp_path):
+    frame = pandas.DataFrame(TEXTS, columns=['src', 'dst'])
+    order = ['nobody', 'zoe', 'bob', 'ann', 'eve']  # one that no edge has, which is no node
+    for column in frame:
+        frame[column] = pandas.Categorical(frame[column], categories=order)
+    frame.to_parquet(tmp_path / 'a.parquet')
+    found = load_source(tmp_path / 'a.parquet')
+    assert found.node_names.to_pylist() == ['ann', 'bob', 'zoe', 'eve']
+    ids = [uuid.UUID(int=i) for i in (9, 4, 4, 1, 9, 1)]
+    for type_ in (pa.binary(16), pa.binary(), pa.uuid()):
+        column = pa.array([each.bytes for each in ids], pa.binary(16))
+        if type_ == pa.uuid():
+            column = pa.ExtensionArray.from_storage(type_, column)
+        elif type_ == pa.binary():
+            column = column.cast(type_)
+        _write(tmp_path / 'a.parquet', src=column, dst=column)
+        data = load_source(tmp_path / 'a.parquet')
+        assert data.edge_index.tolist() == [[0, 1, 1, 2, 0, 2]] * 2
+        assert data.node_names.to_pylist() == [uuid.UUID(int=i).bytes for i in (9, 4, 1)]
+
+
+def test_integers_are_numbered_if_so_told(tmp_path):
+    src, dst = np.array([70, 5, -3]), np.array([5, 70, 2**40])
+    parquet.write_table(pa.table({'src': src, 'dst': dst}), tmp_path / 'a.parquet')
+    for relabel in (True, False):  # more than 32 bits are numbered in any case
+        with pytest.warns(UserWarning, match='ids from -3 to .* became 0 to 3'):
+            data = load_source(tmp_path / 'a.parquet', relabel=relabel)
+        assert data.node_names.to_pylist() == [-3, 5, 70, 2**40]
+        assert data.edge_index.tolist() == [[2, 1, 0], [1, 2, 3]]
+        assert data.num_nodes == 4
+    parquet.write_table(pa.table({'src': [0, 2], 'dst': [2, 1]}), tmp_path / 'a.parquet')
+    plain = load_source(tmp_path / 'a.parquet')
+    assert plain.edge_index.tolist() == [[0, 2], [2, 1]]
+    assert 'node_names' not in plain
+
+
+def test_ends_of_two_kinds(tmp_path):
+    path = _write(tmp_path / 'a.parquet', dst=pa.array(list('ababab')))
+    _refuses(path, "numbers in 'dst' of", 'got string', 'both numbers, or both names')
+    path = _write(tmp_path / 'a.parquet', src=pa.array(list('ababab')))
+    _refuses(path, "numbers in 'src' of", 'got string', 'both numbers, or both names')
+    _refuses(
+        _write(tmp_path / 'a.parquet', dst=pa.array(['a', None, 'b', 'c', 'd', None])),
+        "numbers in 'dst'",
+    )
+    column = pa.array(['a', None, 'b', 'c', 'd', None])
+    _refuses(_write(tmp_path / 'a.parquet', src=column, dst=column), "no empty cell in 'src'")
+
+
+@pytest.mark.parametrize('batch_rows', [1, 4, 1000])
+def test_numbers_do_not_depend_on_batches(monkeypatch, batch_rows):
+    monkeypatch.setattr(names, 'WAITING', batch_rows)
+    random = np.random.default_rng(0)
+    ids = random.integers(50, size=(100, 2))
+    texts = np.array([f'n{i}' for i in range(50)])[ids]
+    for values, is_sorted in ((texts, False), (ids, False), (ids, True), (texts, True)):
+        number, different = pandas.factorize(values.ravel(), sort=is_sorted)
+        plain = [pa.chunked_array([list(column[:30]), list(column[30:])]) for column in values.T]
+        for columns in (plain, [column.dictionary_encode() for column in plain]):
+            numbering = names.Numbering()
+            for start in range(0, 100, batch_rows):
+                of_columns = (c.slice(start, batch_rows).combine_chunks() for c in columns)
+                numbering.add(*of_columns)
+            found, of = numbering.result(is_sorted=is_sorted)
+            assert torch.equal(found.view(-1).long(), torch.from_numpy(number))
+            assert of.to_pylist() == different.tolist()
+
+
+def test_places():
+    column = pa.chunked_array([['d'], ['a', 'z']])
+    assert names.places(pa.array(list('abcd')), column).tolist() == [3, 0, -1]
+
+
+def test_the_command_tells_of_units(tmp_path, capsys):
+    columns = {
+        'when': pa.array(IDS, pa.timestamp('us', 'UTC')),
+        'kind': pa.array(list('ababab')).dictionary_encode(),
+        'emb': pa.array([[1.0, 2]] * 6),
+    }
+    path = _write(tmp_path / 'f.parquet', **columns)
+    words = [str(path), str(tmp_path / 'out'), '--num-parts', '2', '--quiet']
+    assert main(words) == 0
+    note = f"note: 'when' of '{path}' holds microseconds since 1970 in UTC\n"
+    assert capsys.readouterr().err.count(note) == 1
+    shard = pyg_sar.load_shard(tmp_path / 'out')
+    assert shard.emb.shape[1] == 2
+    assert shard.kind_names == ['a', 'b']
+
+
+def test_batches_of_wide_lists_are_small(tmp_path):
+    wide = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(64 * 6.0)), 64)
+    table = parts.open_table(_write(tmp_path / 'a.parquet', z=wide))
+    sizes = [len(batch) for batch in table.batches(['src', 'z'], batch_rows=16)]
+    assert sizes == [2, 2, 2]
+    assert isinstance(load_source(tmp_path / 'a.parquet'), Data)
