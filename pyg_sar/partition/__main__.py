@@ -19,6 +19,7 @@ from pyg_sar.partition.options import BALANCES, OBJECTIVES, CutOptions, check_se
 from pyg_sar.partition.partition_graph import cut_graph
 from pyg_sar.partition.sources import NAMES, load_source
 from pyg_sar.partition.sources.datasets import transformed
+from pyg_sar.partition.sources.raw import parse_shape
 from pyg_sar.partition.sources.reverse import add_reverse_edges
 from pyg_sar.utils.command_line import Parser, Progress, printable, run_command
 
@@ -53,7 +54,10 @@ def _run(args: argparse.Namespace, command: Sequence[str]) -> int:
     def read(scratch: Scratch) -> Data | HeteroData:
         with Progress(quiet=args.quiet) as shown:
             shown.phase('reading', delay=0.5)  # a mistake is told alone
-            data = load_source(args.source, root=args.datasets, scratch=scratch)
+            shape = None if args.shape is None else parse_shape(args.shape)
+            data = load_source(
+                args.source, root=args.datasets, scratch=scratch, shape=shape, dtype=args.dtype
+            )
             if args.undirected:
                 data = add_reverse_edges(data, scratch)
             for text in args.transform:
@@ -82,7 +86,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     sources = (
         'a .pt file (PyG Data, HeteroData or dict of tensors), an .npz file, a folder of .npy '
-        'files, a .parquet or .csv file of edges, or one of '
+        'files, a .parquet or .csv file of edges, an .mtx file, a .graph file of METIS, a folder '
+        'of GraphSAINT, or one of '
     )
     add('source', metavar='SOURCE', help=sources + ', '.join(NAMES))
     add('out', metavar='OUT', help='folder to write; must not exist or be empty')
@@ -99,6 +104,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add('--balance', choices=BALANCES, default='nodes', help=balance)
     datasets = 'folder with datasets; default: dataset'
     add('--datasets', metavar='DIR', default='dataset', help=datasets)
+    shape = 'shape of a SOURCE that is numbers alone, as np.memmap writes them: 2,E or E,2'
+    add('--shape', metavar='2,E', help=shape)
+    add('--dtype', metavar='TYPE', help='type of these numbers, such as int32')
     undirected = 'add the reverse of every edge, as T.ToUndirected does'
     add('--undirected', action='store_true', help=undirected)
     transform = (

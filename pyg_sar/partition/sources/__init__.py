@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import torch
 from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.partition.memmap import MEMORY, Scratch
-from pyg_sar.partition.sources import files
+from pyg_sar.partition.sources import files, graphsaint, matrices, matrix_market, metis_files
 from pyg_sar.partition.sources.datasets import OGB, is_class, load_class, load_ogb
+from pyg_sar.partition.sources.raw import read_raw
 from pyg_sar.partition.sources.tables import TABLES, as_csv, read_table, table_files
 
 NAMES = (
@@ -27,26 +29,41 @@ def load_source(
     *,
     root: str | os.PathLike[str] | None = None,
     scratch: Scratch | None = None,
+    shape: Sequence[int] | None = None,
+    dtype: str | None = None,
 ) -> Data | HeteroData:
     """Loads a graph by name or from a file.
 
     Args:
-        name_or_path: A name of :data:`NAMES`; a .pt file (a PyG Data or HeteroData, or a dict of
-            tensors), an .npz file (plain arrays), a folder of .npy files (such arrays, a file each;
-            or a file ``edges.parquet`` or ``edges.csv`` in place of ``edge_index.npy``), or a
-            .parquet or .csv file (a row per edge) or a folder of such.
+        name_or_path: A name of :data:`NAMES`; a .pt file (a PyG Data or HeteroData, a list of them,
+            or a dict of tensors), an .npz file (plain arrays, or a sparse matrix), a folder of .npy
+            files (such arrays, a file each; or a file ``edges.parquet`` or ``edges.csv`` in place
+            of ``edge_index.npy``), a .parquet or .csv file (a row per edge) or a folder of such, a
+            Matrix Market file (.mtx), a graph of METIS (.graph, .metis), or a folder of GraphSAINT.
         root: The folder with datasets; ``dataset`` by default, as for ogb.
         scratch: Where tables and compressed arrays are unpacked. With it tensors are mapped into
             memory and not read, those of .pt files, .npy files and uncompressed .npz files where
             they lie; without, the graph is in memory.
+        shape: Of a file of edges that is numbers alone: (2, E) or (E, 2).
+        dtype: The type of these numbers, such as ``'int32'``.
     """
     name, path = os.fspath(name_or_path), Path(name_or_path)
     space, datasets = scratch or MEMORY, Path(root or 'dataset')
     is_file = path.is_file()
+    if (shape is None) != (dtype is None):
+        raise ValueError(f"'shape' and 'dtype' must be given together (got {shape} and {dtype})")
+    if shape is not None and dtype is not None:
+        return _graph(read_raw(path, shape, dtype, is_mapped=scratch is not None), name, scratch)
     if is_file and path.suffix == '.pt':
         return files.read_saved(path, is_mapped=scratch is not None)
     if is_file and path.suffix == '.npz':
-        return _graph(files.read_npz(path, scratch=scratch), name, scratch)
+        return _graph(matrices.read_npz(path, scratch=scratch), name, scratch)
+    if matrix_market.is_mtx(path):
+        return _graph(matrix_market.read_mtx(path, space), name, scratch)
+    if metis_files.is_metis(path):
+        return _graph(metis_files.read_metis(path, space), name, scratch)
+    if graphsaint.is_graphsaint(path):
+        return _graph(graphsaint.read_graphsaint(path, scratch), name, scratch)
     if edges := _edge_files(path):
         return _graph(_folder(path, edges, scratch), name, scratch)
     if table_files(path):
