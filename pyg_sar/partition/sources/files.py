@@ -59,7 +59,7 @@ def load_saved(path: Path, *, is_mapped: bool = False) -> Any:
         match = re.search(r'GLOBAL (\S+)', str(error))
         reason = f"a pickle that needs '{match[1]}'" if match else 'a pickle that is not plain data'
         if match and match[1].startswith('numpy') and zipfile.is_zipfile(path):
-            reason += f" in '{_before_numpy(path)}': torch.from_numpy makes arrays tensors"
+            reason += f" in '{_before(path, match[1])}': save a tensor in its place"
         raise ValueError(_EXPECTED.format(path, reason)) from error
     except Exception as error:  # The unpickler meets damaged files with errors of any kind.
         if is_of_system(error):
@@ -74,14 +74,14 @@ def load_saved(path: Path, *, is_mapped: bool = False) -> Any:
         raise ValueError(_EXPECTED.format(path, reason)) from error
 
 
-def _before_numpy(path: Path) -> str:
-    """The last text in a zip archive of torch before an array of NumPy: the attribute's name."""
+def _before(path: Path, refused: str) -> str:
+    """The last text in a zip archive of torch before what is refused: the attribute's name."""
     with zipfile.ZipFile(path) as archive:
         pickled = archive.read(next(n for n in archive.namelist() if n.endswith('data.pkl')))
     codes: Any = pickletools.genops(pickled)
     text, kept = '', {}
     for code, value, _ in codes:
-        if code.name == 'GLOBAL' and value.startswith('numpy'):
+        if code.name == 'GLOBAL' and value.replace(' ', '.') == refused:
             break
         if 'UNICODE' in code.name:
             text = value

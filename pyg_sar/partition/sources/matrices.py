@@ -17,7 +17,7 @@ from pyg_sar.partition import memmap
 from pyg_sar.partition.memmap import MEMORY, Array, Scratch
 from pyg_sar.partition.sources import files
 
-_PARTS = ('data', 'indices', 'indptr', 'shape')
+_PARTS = ('data', 'indices', 'indptr', 'shape', 'row', 'col', 'format', '_is_array')
 
 _Entries = tuple[Tensor, Array | None, tuple[int, int]]
 """Rows and columns [2, E], values [E] or None where all are one, and the shape."""
@@ -30,9 +30,9 @@ def read_npz(path: Path, *, scratch: Scratch | None = None) -> dict[str, Any]:
     ``adj_indptr`` and ``adj_shape``, with features in ``attr_...`` and classes in ``labels``.
     """
     names, space = files.npz_names(path), scratch or MEMORY
-    if {'format', 'shape'} <= names:
-        return by_name(*read_entries(files.read_npz(path, scratch=scratch), path, space), path)
-    if not {'adj_indices', 'adj_indptr', 'adj_shape'} <= names:
+    is_saved = {'format', 'shape'} <= names
+    is_named = not is_saved and {'adj_indptr', 'adj_shape'} <= names
+    if 'edge_index' in names or not (is_saved or is_named):
         return files.read_npz(path, scratch=scratch)
     arrays: dict[str, Any] = files.read_npz(path, scratch=scratch, with_objects=False)
     if left_out := sorted(names - set(arrays)):
@@ -40,13 +40,19 @@ def read_npz(path: Path, *, scratch: Scratch | None = None) -> dict[str, Any]:
             f"left out of '{path}', as they hold objects of Python: {', '.join(left_out)}",
             stacklevel=2,
         )
-    graph = by_name(*read_entries(arrays, path, space, 'adj_'), path)
-    if 'attr_indptr' in arrays:
-        graph['x'] = _dense(read_entries(arrays, path, MEMORY, 'attr_'), space)
-    given = {'attr_matrix': 'x', 'labels': 'y'}
-    used = {prefix + part for prefix in ('adj_', 'attr_') for part in _PARTS}
-    others = {given.get(name, name): arrays[name] for name in arrays if name not in used}
-    return {**graph, **others}
+    prefixes = ('',) if is_saved else ('adj_', 'attr_')
+    index, values, shape = read_entries(arrays, path, space, prefixes[0])
+    out = by_name(index, values, shape, path)
+    if is_named and 'attr_indptr' in arrays:
+        out['x'] = _dense(read_entries(arrays, path, MEMORY, 'attr_'), space)
+    used = {prefix + part for prefix in prefixes for part in _PARTS}
+    given = {'attr_matrix': 'x', 'labels': 'y'} if is_named else {}
+    out.update((given.get(name, name), arrays[name]) for name in arrays if name not in used)
+    if shape[0] != shape[1] and not {'x', 'y'}.isdisjoint(out):
+        raise ValueError(
+            f"expected a square matrix in '{path}', as it has features or classes (got {shape})"
+        )
+    return out
 
 
 def read_entries(
@@ -153,7 +159,8 @@ def by_name(
     zeros = sum(int(np.count_nonzero(v == 0)) for v in _pieces(values)) if values is not None else 0
     if zeros:
         warnings.warn(
-            f"'{path}' stores {zeros} zeros: they are edges with an edge_weight of 0", stacklevel=2
+            f"'{path}' has entries that are 0 ({zeros}): they are edges with an edge_weight of 0",
+            stacklevel=2,
         )
     rows, cols = shape
     if rows == cols:

@@ -6,7 +6,7 @@ import re
 import warnings
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -14,9 +14,10 @@ import torch
 from pyg_sar.partition.memmap import MEMORY, Scratch
 from pyg_sar.partition.sources.matrices import by_name
 from pyg_sar.partition.sources.pieces import PIECE, open_plain
-from pyg_sar.shard.files import ordinary_file
+from pyg_sar.shard.files import is_of_system, ordinary_file
 
 _SPACE = 32  # signs up to this one part numbers from each other
+_FEW = 1 << 16  # entries that may be announced in vain
 
 
 def is_mtx(path: Path) -> bool:
@@ -47,10 +48,14 @@ def read_mtx(path: Path, scratch: Scratch = MEMORY) -> dict[str, Any]:
             raise ValueError('complex numbers, which are no weights: write their real part')
         if symmetry != 'general' and rows != cols:
             raise ValueError(f'a {symmetry} matrix of {rows} rows and {cols} columns')
-        _check_numbers(path, entries, 2 if field == 'pattern' else 3, field)
-        matrix = io.mmread(path)
-    except (ValueError, OverflowError, EOFError, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
+        short = _check_numbers(path, entries, 2 if field == 'pattern' else 3, field)
+        if short and entries > _FEW:
+            raise ValueError(short)
+        matrix = io.mmread(path)  # tells the line where a number is missing
+        if short:
+            raise ValueError(short)
+    except Exception as error:  # Damaged files: errors of SciPy, gzip, zlib, ...
+        if is_of_system(error):
             raise
         raise ValueError(
             f"expected a Matrix Market file of a sparse matrix in '{path}' (got: {error})"
@@ -67,52 +72,56 @@ def read_mtx(path: Path, scratch: Scratch = MEMORY) -> dict[str, Any]:
     return by_name(edge_index, weights, (rows, cols), path)
 
 
-def _check_numbers(path: Path, entries: int, per_entry: int, field: str) -> None:
+def _check_numbers(path: Path, entries: int, per_entry: int, field: str) -> str:
     """Checks how many numbers a file holds, a piece at a time, and stops after those announced.
 
-    SciPy ignores what is left in a line, and makes room for what the first line announces.
+    SciPy ignores what is left in a line, and makes room for what the first lines announce. Returns
+    what is to be told if there are fewer.
     """
+    most, count, is_open = entries * per_entry, 0, False
     with open_plain(path) as file:
-        line = 0
-        while text := file.readline(PIECE):
-            line += 1
-            if text.strip() and not text.startswith(b'%'):
-                break  # the sizes
-        most, count, left, is_open = entries * per_entry, 0, (1 << 20) + 256 * entries, False
+        line = first = _behind_sizes(file)
+        left = (1 << 20) + 256 * entries  # bytes: a bound of what so many entries take
         while piece := file.read(PIECE):
             is_text = np.frombuffer(piece, np.uint8) > _SPACE
             starts = is_text.copy()
             starts[1:] &= ~is_text[:-1]
             starts[0] &= not is_open
-            is_open = bool(is_text[-1])
             found = int(np.count_nonzero(starts))
-            if count == 0 and found and b'\n' in piece:
-                lead = piece.lstrip()
-                have = len(lead.split(b'\n', 1)[0].split())
-                if have > per_entry:
-                    at = line + 1 + piece.count(b'\n', 0, len(piece) - len(lead))
-                    raise ValueError(
-                        f'{have} numbers in line {at}: an entry of field {field} has {per_entry}'
-                    )
-            odd = re.search(rb'[.eE]', piece) if 'integer' in field else None
-            if count + found > most or odd:
-                at = odd.start() if odd else int(np.flatnonzero(starts)[most - count])
-                where = f'in line {line + 1 + piece.count(bytes([10]), 0, at)}'
-                raise ValueError(
-                    f'a number that is no integer {where}, in field {field}'
-                    if odd
-                    else f'more than {entries} entries of {per_entry} numbers {where}'
-                )
-            count, left = count + found, left - len(piece)
+            if line == first:
+                _check_first(piece, line, per_entry, field)
+            if odd := re.search(rb'[%.eE]' if 'integer' in field else b'%', piece):
+                what = 'a comment behind the sizes' if odd[0] == b'%' else 'no integer'
+                where = line + piece.count(b'\n', 0, odd.start())
+                raise ValueError(f'{what}, in line {where} of a file of field {field}')
+            if count + found > most:
+                where = line + piece.count(b'\n', 0, int(np.flatnonzero(starts)[most - count]))
+                raise ValueError(f'more than the {most} numbers announced, in line {where}')
+            count, left, is_open = count + found, left - len(piece), bool(is_text[-1])
             line += piece.count(b'\n')
             if left < 0:
-                raise ValueError(f'more text than {entries} entries take')
-    if count < most:
+                raise ValueError(f'more text than {entries} entries take, up to line {line}')
+    return f'{count} of the {most} numbers announced, up to line {line}' if count < most else ''
+
+
+def _behind_sizes(file: IO[bytes]) -> int:
+    """Reads up to the line of sizes; the number of the line behind it."""
+    line = 1
+    while text := file.readline(PIECE):
+        line += 1
+        if text.strip() and not text.startswith(b'%'):
+            break
+    return line
+
+
+def _check_first(piece: bytes, line: int, per_entry: int, field: str) -> None:
+    """Checks how many numbers the first line of a piece has that is not empty."""
+    text = piece.lstrip()
+    words = text.split(b'\n', 1)[0].split()
+    if len(words) > per_entry:
+        line += piece.count(b'\n', 0, len(piece) - len(text))
         raise ValueError(
-            f'{count // per_entry} entries up to line {line}, where the first lines announce '
-            f'{entries}'
-            if count % per_entry == 0
-            else f'{count} numbers, where {entries} entries have {most}'
+            f'{len(words)} numbers in line {line}, where an entry of field {field} has {per_entry}'
         )
 
 
@@ -122,7 +131,7 @@ def _tell_both_sides(path: Path, matrix: Any, entries: int) -> None:
     below, above = int(np.count_nonzero(row > col)), int(np.count_nonzero(row < col))
     if below and above:
         warnings.warn(
-            f"'{path}' is symmetric and has {below} entries below the diagonal and {above} above: "
-            'each of them became two edges',
+            f"'{path}' is symmetric and has entries on both sides of the diagonal ({below} below, "
+            f'{above} above): each of them became two edges',
             stacklevel=2,
         )

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pyg_sar.partition.memmap import IN_MEMORY, MEMORY, Array, Scratch
 from pyg_sar.partition.sources.pieces import PIECE, open_plain, whole_lines
-from pyg_sar.shard.files import ordinary_file
+from pyg_sar.shard.files import is_of_system, ordinary_file
 
 
 def is_metis(path: Path) -> bool:
@@ -55,8 +55,8 @@ def read_metis(path: Path, scratch: Scratch = MEMORY) -> dict[str, Any]:
         with open_plain(path) as file:
             header, line = _read_header(file, path)
             return _read(file, header, line, path, scratch)
-    except (EOFError, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
+    except Exception as error:  # Damaged archives: errors of gzip, zlib, ...
+        if is_of_system(error) or isinstance(error, ValueError):
             raise
         raise ValueError(f"expected a whole file in '{path}' (got: {error})") from error
 

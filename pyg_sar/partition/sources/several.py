@@ -8,6 +8,7 @@ from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.data.separate import separate
 
 from pyg_sar.partition.sources.pickled_numpy import has_store
+from pyg_sar.shard.files import is_of_system
 
 
 def one_graph(content: Any) -> Any:
@@ -24,6 +25,8 @@ def one_graph(content: Any) -> Any:
         try:
             content = _taken_apart(_of_class(content), slices)
         except Exception as error:  # of slices that do not fit: anything
+            if is_of_system(error):
+                raise
             got = ' '.join(f'{type(error).__name__}: {error}'.split())
             raise ValueError(
                 f'a dataset of several graphs whose slices do not fit: {got}'
@@ -36,6 +39,8 @@ def one_graph(content: Any) -> Any:
     try:
         return Batch.from_data_list(graphs)
     except Exception as error:  # of graphs with other attributes, or other shapes: anything
+        if is_of_system(error):
+            raise
         got = ' '.join(f'{type(error).__name__}: {error}'.split())
         raise ValueError(f'several graphs that make no batch of PyG: {got}') from error
 
@@ -66,7 +71,7 @@ def _taken_apart(data: Data | HeteroData, slices: Any) -> list[Any]:
     """The graphs that were put in a row; `slices` by attribute, or by type and attribute."""
     lengths = set()
     for store in data.stores:
-        of_store = slices if store._key is None and isinstance(data, Data) else slices[store._key]
+        of_store = slices if store._key is None else slices[store._key]
         names = set(store) - {'num_nodes'}
         if missing := names - set(of_store):
             raise ValueError(f'no slices of {sorted(missing)}')
