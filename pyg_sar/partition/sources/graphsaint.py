@@ -37,13 +37,10 @@ def read_graphsaint(folder: Path, scratch: Scratch | None) -> dict[str, Any]:
     float32 [N, C] with several labels for each node, and the masks bool [N]. adj_train.npz, the
     edges between training nodes, is not read.
     """
-    names = [
-        name for name in (_MATRIX, _FEATURES, _CLASSES, _SPLIT) if not (folder / name).is_file()
-    ]
-    if names:
+    names = _MATRIX, _FEATURES, _CLASSES, _SPLIT
+    if missing := [name for name in names if not (folder / name).is_file()]:
         raise ValueError(
-            f"expected {', '.join((_MATRIX, _FEATURES, _CLASSES, _SPLIT))} in '{folder}' (got none "
-            f'of the name {" and ".join(names)})'
+            f"expected {', '.join(names)} in '{folder}' (got no {' and no '.join(missing)})"
         )
     space, path = scratch or MEMORY, folder / _MATRIX
     arrays = {'format': np.array('csr'), **files.read_npz(path, scratch=scratch)}
@@ -52,10 +49,8 @@ def read_graphsaint(folder: Path, scratch: Scratch | None) -> dict[str, Any]:
     if shape != (num_nodes, num_nodes):
         raise ValueError(f"expected a square matrix in '{path}' (got {shape})")
     split = _split(folder / _SPLIT, num_nodes)
-    x, y = (
-        _features(folder / _FEATURES, num_nodes, space),
-        _labels(folder / _CLASSES, num_nodes, space),
-    )
+    x = _features(folder / _FEATURES, num_nodes, space)
+    y = _labels(folder / _CLASSES, num_nodes, space)
     return {**by_name(index, values, shape, path), 'x': x, 'y': y, **split}
 
 
@@ -88,10 +83,13 @@ def _split(path: Path, num_nodes: int) -> dict[str, Tensor]:
         raise ValueError(
             f"expected lists of nodes 'tr', 'va' and 'te' in '{path}' (got {error!r})"
         ) from error
-    pairs = zip(
-        MASKS, _ROLES, (torch.from_numpy(ids.astype(np.int64)) for ids in lists), strict=True
-    )
-    return {mask: mask_of_index(i, num_nodes, role, f" of '{path}'") for mask, role, i in pairs}
+    if others := sorted(set(roles) - set(_ROLES)):
+        warnings.warn(f"left out of '{path}': {', '.join(others)}", stacklevel=2)
+    tensors = [torch.from_numpy(ids.astype(np.int64)) for ids in lists]
+    return {
+        mask: mask_of_index(ids, num_nodes, role, f" of '{path}'")
+        for mask, role, ids in zip(MASKS, _ROLES, tensors, strict=True)
+    }
 
 
 def _labels(path: Path, num_nodes: int, scratch: Scratch) -> Tensor:

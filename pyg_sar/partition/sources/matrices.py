@@ -59,7 +59,7 @@ def read_entries(
     arrays: dict[str, Array], path: Path, scratch: Scratch, prefix: str = ''
 ) -> _Entries:
     """The entries of a matrix in CSR, CSC or COO format, whose arrays have names with a prefix."""
-    layout = 'csr' if prefix else arrays['format'].tolist()
+    layout = 'csr' if prefix else np.asarray(arrays.get('format', '')).tolist()
     layout = layout.decode('ascii', 'replace') if isinstance(layout, bytes) else layout
     if layout not in ('csr', 'csc', 'coo'):
         raise ValueError(
