@@ -62,10 +62,10 @@ def load_source(
         return _graph(matrix_market.read_mtx(path, space), name, scratch)
     if metis_files.is_metis(path):
         return _graph(metis_files.read_metis(path, space), name, scratch)
-    if graphsaint.is_graphsaint(path):
-        return _graph(graphsaint.read_graphsaint(path, scratch), name, scratch)
     if edges := _edge_files(path):
         return _graph(_folder(path, edges, scratch), name, scratch)
+    if graphsaint.is_graphsaint(path):
+        return _graph(graphsaint.read_graphsaint(path, scratch), name, scratch)
     if table_files(path):
         return _graph(read_table(path, space), name, scratch)
     if name.startswith('ogbn-') and path.suffix not in ('.pt', '.npz', *TABLES):
@@ -74,8 +74,8 @@ def load_source(
         return load_class(name, datasets)
     what = 'a folder' if path.is_dir() else 'a file' if path.exists() else 'no such file'
     expected = (
-        'a .pt, .npz, .parquet or .csv file, a folder with edge_index.npy or with parts of a '
-        f'table, or one of {", ".join(NAMES)}'
+        'a .pt, .npz, .mtx, .graph, .parquet or .csv file, a folder with edge_index.npy or with '
+        f'parts of a table, or one of {", ".join(NAMES)}'
     )
     if what == 'a file':
         expected = f'its edges as a .csv file with the header src,dst{as_csv(path)}'
