@@ -171,6 +171,12 @@ def test_sizes_that_differ(tmp_path):
         load_source(folder)
 
 
+def test_a_folder_of_arrays_may_have_a_file_of_that_name(tmp_path):
+    folder = _write(tmp_path)
+    np.save(folder / 'edge_index.npy', np.array([[0, 1], [1, 2]]))
+    assert load_source(folder).edge_index.tolist() == [[0, 1], [1, 2]]
+
+
 def test_command_line(tmp_path, capsys):
     folder = _write(tmp_path / 'a', LABELS)
     options = ['--num-parts', '2', '--method', 'range', '--quiet']

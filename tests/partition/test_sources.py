@@ -521,6 +521,18 @@ def test_numpy_in_a_saved_graph_is_named(tmp_path, graph, value, told):
             assert f"in '{name}'" in str(error.value)
 
 
+@pytest.mark.parametrize('module', [b'numpy.core.', b'numpy._core.'])
+def test_arrays_of_both_versions_of_numpy(tmp_path, module):
+    """NumPy 1 and NumPy 2 name their functions differently."""
+    content = {'edge_index': EDGES, 'number': np.float64(3)}
+    torch.save(content, tmp_path / 'a.pt', _use_new_zipfile_serialization=False)
+    pickled = re.sub(rb'numpy\._?core\.', module, (tmp_path / 'a.pt').read_bytes())
+    assert pickled.count(module + b'multiarray\n') == 2
+    (tmp_path / 'a.pt').write_bytes(pickled)
+    data = load_source(tmp_path / 'a.pt')
+    assert (data.edge_index.tolist(), data.number) == (EDGES.tolist(), 3.0)
+
+
 class _Forged:
     """Pickles as an array of NumPy, with a state of choice."""
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch_geometric import edge_index, index
 from torch_geometric.data import Batch, Data, HeteroData, storage
@@ -76,8 +77,8 @@ def load_saved(path: Path, *, is_mapped: bool = False) -> Any:
 
 def _before(path: Path, refused: str) -> str:
     """The last text in a zip archive of torch before what is refused: the attribute's name."""
-    with zipfile.ZipFile(path) as archive:
-        pickled = archive.read(next(n for n in archive.namelist() if n.endswith('data.pkl')))
+    with path.open('rb') as file:
+        pickled = torch._C.PyTorchFileReader(file).get_record('data.pkl')
     codes: Any = pickletools.genops(pickled)
     text, kept = '', {}
     for code, value, _ in codes:
@@ -310,7 +311,13 @@ def _header_of(
     if version not in ((1, 0), (2, 0)):
         raise ValueError(f"expected numpy's format 1.0 or 2.0 in '{path}' (got {version})")
     read = lib.read_array_header_1_0 if version == (1, 0) else lib.read_array_header_2_0
-    shape, is_fortran, dtype = read(file)
+    try:
+        shape, is_fortran, dtype = read(file)
+    except Exception as error:  # of Python's own tokenizer and parser
+        if is_of_system(error):
+            raise
+        got = ' '.join(str(error).split())
+        raise ValueError(f"expected a whole .npy file in '{path}' (got {got})") from error
     if dtype.hasobject:
         raise HoldsObjects(f"expected plain numbers in '{path}' (got objects)")
     num_bytes, left = math.prod(shape) * dtype.itemsize, size - file.tell()

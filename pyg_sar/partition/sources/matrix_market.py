@@ -13,11 +13,8 @@ import torch
 
 from pyg_sar.partition.memmap import MEMORY, Scratch
 from pyg_sar.partition.sources.matrices import by_name
-from pyg_sar.partition.sources.pieces import PIECE, open_plain
+from pyg_sar.partition.sources.pieces import PIECE, open_plain, whole_lines
 from pyg_sar.shard.files import is_of_system, ordinary_file
-
-_SPACE = 32  # signs up to this one part numbers from each other
-_FEW = 1 << 16  # entries that may be announced in vain
 
 
 def is_mtx(path: Path) -> bool:
@@ -48,12 +45,9 @@ def read_mtx(path: Path, scratch: Scratch = MEMORY) -> dict[str, Any]:
             raise ValueError('complex numbers, which are no weights: write their real part')
         if symmetry != 'general' and rows != cols:
             raise ValueError(f'a {symmetry} matrix of {rows} rows and {cols} columns')
-        short = _check_numbers(path, entries, 2 if field == 'pattern' else 3, field)
-        if short and entries > _FEW:
-            raise ValueError(short)
-        matrix = io.mmread(path)  # tells the line where a number is missing
-        if short:
-            raise ValueError(short)
+        _check_lines(path, entries, field)
+        with open_plain(path) as file:
+            matrix = io.mmread(_Ended(file))
     except Exception as error:  # Damaged files: errors of SciPy, gzip, zlib, ...
         if is_of_system(error):
             raise
@@ -72,36 +66,56 @@ def read_mtx(path: Path, scratch: Scratch = MEMORY) -> dict[str, Any]:
     return by_name(edge_index, weights, (rows, cols), path)
 
 
-def _check_numbers(path: Path, entries: int, per_entry: int, field: str) -> str:
-    """Checks how many numbers a file holds, a piece at a time, and stops after those announced.
+class _Ended:
+    """A file with an end of line at its end: SciPy may look for it beyond a last line without."""
 
-    SciPy ignores what is left in a line, and makes room for what the first lines announce. Returns
-    what is to be told if there are fewer.
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file, self.end = file, b'\n'
+
+    def read(self, size: int = -1) -> bytes:
+        """Reads at most so many bytes."""
+        piece = self.file.read(size)
+        if not piece:
+            piece, self.end = self.end, b''
+        return piece
+
+
+_REAL = rb'-?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|(?i:nan|inf|infinity))'
+_EMPTY = re.compile(rb'(?:^|\n)[ \t\r]*(?=\n)')
+_VALUES = {'pattern': b'', 'integer': rb'[ \t]+-?\d+', 'unsigned-integer': rb'[ \t]+\d+'}
+
+
+def _check_lines(path: Path, entries: int, field: str) -> None:
+    """Checks all lines of entries, a piece at a time, and stops after as many as are announced.
+
+    SciPy makes room for what is announced, ignores what is left in a line, and on some bytes ends
+    the process.
     """
-    most, count, is_open = entries * per_entry, 0, False
+    value = _VALUES.get(field, rb'[ \t]+' + _REAL)
+    entry = rb'[ \t]*\d+[ \t]+\d+' + value + rb'[ \t\r]*\n'
+    lines = re.compile(rb'(?:' + entry + rb'|[ \t\r]*\n)*')
+    count, left = 0, (1 << 20) + 256 * entries  # bytes: a bound of what so many entries take
     with open_plain(path) as file:
-        line = first = _behind_sizes(file)
-        left = (1 << 20) + 256 * entries  # bytes: a bound of what so many entries take
-        while piece := file.read(PIECE):
-            is_text = np.frombuffer(piece, np.uint8) > _SPACE
-            starts = is_text.copy()
-            starts[1:] &= ~is_text[:-1]
-            starts[0] &= not is_open
-            found = int(np.count_nonzero(starts))
-            if line == first:
-                _check_first(piece, line, per_entry, field)
-            if odd := re.search(rb'[%.eE]' if 'integer' in field else b'%', piece):
-                what = 'a comment behind the sizes' if odd[0] == b'%' else 'no integer'
-                where = line + piece.count(b'\n', 0, odd.start())
-                raise ValueError(f'{what}, in line {where} of a file of field {field}')
-            if count + found > most:
-                where = line + piece.count(b'\n', 0, int(np.flatnonzero(starts)[most - count]))
-                raise ValueError(f'more than the {most} numbers announced, in line {where}')
-            count, left, is_open = count + found, left - len(piece), bool(is_text[-1])
+        line = _behind_sizes(file)
+        for piece in whole_lines(file, 1 << 16, path, line=line):
+            match = lines.match(piece)
+            end = match.end() if match else 0
+            if end < len(piece):
+                line += piece.count(b'\n', 0, end)
+                got = piece[end : end + 60].split(b'\n')[0].decode('ascii', 'replace').strip()
+                expected = 'two ids' if field == 'pattern' else f'two ids and a number, {field},'
+                raise ValueError(f'no {expected} in line {line}: {got!r}')
+            found = piece.count(b'\n') - len(_EMPTY.findall(piece))
+            if count + found > entries:
+                filled = [at for at, text in enumerate(piece.split(b'\n')) if text.strip()]
+                line += filled[entries - count]
+                raise ValueError(f'more than the {entries} entries announced, in line {line}')
+            count, left = count + found, left - len(piece)
             line += piece.count(b'\n')
             if left < 0:
                 raise ValueError(f'more text than {entries} entries take, up to line {line}')
-    return f'{count} of the {most} numbers announced, up to line {line}' if count < most else ''
+    if count < entries:
+        raise ValueError(f'{count} of the {entries} entries announced, up to line {line - 1}')
 
 
 def _behind_sizes(file: IO[bytes]) -> int:
@@ -112,17 +126,6 @@ def _behind_sizes(file: IO[bytes]) -> int:
         if text.strip() and not text.startswith(b'%'):
             break
     return line
-
-
-def _check_first(piece: bytes, line: int, per_entry: int, field: str) -> None:
-    """Checks how many numbers the first line of a piece has that is not empty."""
-    text = piece.lstrip()
-    words = text.split(b'\n', 1)[0].split()
-    if len(words) > per_entry:
-        line += piece.count(b'\n', 0, len(piece) - len(text))
-        raise ValueError(
-            f'{len(words)} numbers in line {line}, where an entry of field {field} has {per_entry}'
-        )
 
 
 def _tell_both_sides(path: Path, matrix: Any, entries: int) -> None:
