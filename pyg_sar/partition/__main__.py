@@ -20,6 +20,7 @@ from pyg_sar.partition.partition_graph import cut_graph
 from pyg_sar.partition.sources import NAMES, load_source
 from pyg_sar.partition.sources.datasets import transformed
 from pyg_sar.partition.sources.node_tables import NodeTableOptions
+from pyg_sar.partition.sources.raw import parse_shape
 from pyg_sar.partition.sources.reverse import add_reverse_edges
 from pyg_sar.utils.command_line import Parser, Progress, printable, run_command
 
@@ -54,6 +55,7 @@ def _run(args: argparse.Namespace, command: Sequence[str]) -> int:
     def read(scratch: Scratch) -> Data | HeteroData:
         with Progress(quiet=args.quiet) as shown:
             shown.phase('reading', delay=0.5)  # a mistake is told alone
+            shape = None if args.shape is None else parse_shape(args.shape)
             data = load_source(
                 args.source,
                 root=args.datasets,
@@ -61,6 +63,8 @@ def _run(args: argparse.Namespace, command: Sequence[str]) -> int:
                 relabel=args.relabel,
                 on_part=shown.share('reading'),
                 tables=_tables(args),
+                shape=shape,
+                dtype=args.dtype,
             )
             if args.undirected:
                 data = add_reverse_edges(data, scratch)
@@ -96,7 +100,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     sources = (
         'a .pt file (PyG Data, HeteroData or dict of tensors), an .npz file, a folder of .npy '
-        'files, a .parquet or .csv file of edges, or a folder of such, or one of '
+        'files, a list of edges as text, a .parquet file of edges, a folder of such, an .mtx file, '
+        'a .graph file of METIS, a folder of GraphSAINT, or one of '
     )
     add('source', metavar='SOURCE', help=sources + ', '.join(NAMES))
     add('out', metavar='OUT', help='folder to write; must not exist or be empty')
@@ -123,6 +128,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     mask = 'rows in {}_mask: a column of bools, or those with a value, as split={}'
     for option in ('train', 'val', 'test'):
         add(f'--{option}', metavar='COLUMN[=VALUE]', help=mask.format(option, option))
+    shape = 'shape of a SOURCE that is numbers alone, as np.memmap writes them: 2,E or E,2'
+    add('--shape', metavar='2,E', help=shape)
+    add('--dtype', metavar='TYPE', help='type of these numbers, such as int32')
     undirected = 'add the reverse of every edge, as T.ToUndirected does'
     relabel = 'number the ids of edges, which may have gaps, from 0 on, and keep them as names'
     add('--relabel', action='store_true', help=relabel)

@@ -19,10 +19,11 @@ from partition_files import load_shard_files
 from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric import transforms as T
-from torch_geometric.data import Data, HeteroData
-from torch_geometric.datasets import FakeDataset, KarateClub
+from torch_geometric.data import Batch, Data, HeteroData, InMemoryDataset
+from torch_geometric.datasets import FakeDataset, FakeHeteroDataset, KarateClub
 
 import pyg_sar
+from pyg_sar.partition.__main__ import main
 from pyg_sar.partition.memmap import Scratch
 from pyg_sar.partition.partition_graph import partition_graph
 from pyg_sar.partition.sources import load_source
@@ -286,7 +287,7 @@ def test_bad_tables(tmp_path, text, message):
         load_source(tmp_path / 'a.csv')
 
 
-@pytest.mark.parametrize('name', ['a.mtx', 'a.graph', 'a.mtx.gz', 'a.mat', 'a'])
+@pytest.mark.parametrize('name', ['a.mat', 'a'])
 def test_files_of_other_kinds(tmp_path, name):
     (tmp_path / name).write_text('%%MatrixMarket\n3 3 1\n2 1\n')
     with pytest.raises(ValueError, match=r', a file\): a \.pt, '):
@@ -436,16 +437,244 @@ def test_arrays_without_numbers(tmp_path, content, message, on_disk):
         load_source(tmp_path, scratch=Scratch(tmp_path) if on_disk else None)
 
 
-@pytest.mark.parametrize('value', [np.ones(3), np.array(['a', 'b']), np.float32(2), [np.ones(2)]])
-def test_numpy_in_a_saved_graph_is_named(tmp_path, graph, value):
-    graph.extra = value
+@pytest.mark.parametrize('is_zip', [True, False])
+def test_numpy_in_a_saved_graph(tmp_path, graph, is_zip):
+    """Arrays become tensors, NumPy's numbers those of Python; an array of texts stays one."""
+    arrays = {
+        'floats': np.arange(3.0),
+        'fortran': np.asfortranarray(np.arange(6, dtype=np.int16).reshape(2, 3)),
+        'big_endian': np.arange(3, dtype='>i4'),
+        'bools': np.array([True, False]),
+        'nothing': np.empty((0, 4), np.float32),
+        'complex': np.array([1j], np.complex64),
+        'single': np.array(3),
+    }
+    data = Data(**graph.to_dict(), **arrays, number=np.float32(2), flag=np.True_)
+    data.texts, data.parts = np.array(['a', 'bc']), [np.ones(2), {'a': np.zeros(1)}]
+    data.twice = data.floats
+    hetero = hetero_graph()
+    hetero['paper'].other = hetero.whole = np.arange(3.0)
+    for content in (data, data.to_dict(), (data.to_dict(), None, Data)):
+        torch.save(content, tmp_path / 'a.pt', _use_new_zipfile_serialization=is_zip)
+        found = load_source(tmp_path / 'a.pt', scratch=Scratch(tmp_path))
+        for name, array in arrays.items():
+            want = torch.from_numpy(array.astype(array.dtype.newbyteorder('=')))
+            assert found[name].dtype == want.dtype, name
+            assert torch.equal(found[name], want), name
+        assert (type(found.number), found.number, found.flag) == (float, 2.0, True)
+        assert found.texts.tolist() == ['a', 'bc']
+        assert found.parts[0].tolist() == [1, 1]
+        assert found.parts[1]['a'].tolist() == [0]
+        assert found.twice is found.floats
+        assert torch.equal(found.edge_index, graph.edge_index)
+    torch.save(hetero, tmp_path / 'a.pt', _use_new_zipfile_serialization=is_zip)
+    found = load_source(tmp_path / 'a.pt')
+    assert found['paper'].other.tolist() == found.whole.tolist() == [0, 1, 2]
+    torch.save({'edge_index': EDGES, 'x': X}, tmp_path / 'a.pt')
+    assert torch.equal(load_source(tmp_path / 'a.pt').x, torch.from_numpy(X))
+
+
+@pytest.mark.parametrize(
+    ('value', 'told'),
+    [
+        (np.array([{}]), 'objects of Python in'),
+        (np.array(['a', None]), 'objects of Python in'),
+        (np.datetime64('2020-01-01'), "an array of type 'M8' in"),
+        (np.zeros(3, [('a', 'i4')]), "an array of type 'V4' in"),
+        (np.ma.masked_array([1, 2]), r"numpy\S+' in 'NAME': save a tensor in its place"),
+        (np.random.default_rng(0), r"numpy\S+' in 'NAME': save a tensor in its place"),
+    ],
+)
+def test_numpy_in_a_saved_graph_is_named(tmp_path, graph, value, told):
+    graph.first, graph.extra = np.ones(3), value
     hetero = hetero_graph()
     hetero['paper'].other, hetero['author'].other = torch.ones(2), value
     for name, data in {'extra': graph, 'other': hetero}.items():
         for content in (data, data.to_dict()):
             torch.save(content, tmp_path / 'a.pt')
-            with pytest.raises(ValueError, match=rf"numpy\S+' in '{name}': torch\.from_numpy"):
+            with pytest.raises(ValueError, match=told.replace('NAME', name)) as error:
                 load_source(tmp_path / 'a.pt')
+            assert f"in '{name}'" in str(error.value)
+
+
+@pytest.mark.parametrize('module', [b'numpy.core.', b'numpy._core.'])
+def test_arrays_of_both_versions_of_numpy(tmp_path, module):
+    """NumPy 1 and NumPy 2 name their functions differently."""
+    content = {'edge_index': EDGES, 'number': np.float64(3)}
+    torch.save(content, tmp_path / 'a.pt', _use_new_zipfile_serialization=False)
+    pickled = re.sub(rb'numpy\._?core\.', module, (tmp_path / 'a.pt').read_bytes())
+    assert pickled.count(module + b'multiarray\n') == 2
+    (tmp_path / 'a.pt').write_bytes(pickled)
+    data = load_source(tmp_path / 'a.pt')
+    assert (data.edge_index.tolist(), data.number) == (EDGES.tolist(), 3.0)
+
+
+class _Forged:
+    """Pickles as an array of NumPy, with a state of choice."""
+
+    def __init__(self, *state: Any) -> None:
+        self.state = state
+
+    def __reduce__(self) -> Any:
+        reconstruct, arguments, _ = np.ones(1).__reduce__()
+        return reconstruct, arguments, self.state
+
+
+@pytest.mark.parametrize(
+    ('state', 'told'),
+    [
+        ((1, (3,), np.dtype('f8'), False, b'short'), r'shape \(3,\), which 5 bytes are not'),
+        ((1, (1 << 60,), np.dtype('f8'), False, b'12345678'), 'which 8 bytes are not'),
+        ((1, (-1, -1), np.dtype('f8'), False, b'12345678'), 'other things than numbers'),
+        ((1, (1,), np.dtype('O'), False, b'12345678'), 'objects of Python'),
+        ((1, (1,), np.dtype('f8'), False, [1]), 'other things than numbers'),
+        ((1, (1,), 'f8', False, b'12345678'), 'an array without a type'),
+        ((1,), 'an array without numbers'),
+    ],
+)
+def test_forged_arrays_are_refused(tmp_path, graph, state, told):
+    graph.extra = _Forged(*state)
+    torch.save(graph, tmp_path / 'a.pt')
+    with pytest.raises(ValueError, match=rf"{told}.* in 'extra'"):
+        load_source(tmp_path / 'a.pt')
+
+
+# Several graphs in a file
+
+
+def _batched(graphs: list[Any]) -> list[Any]:
+    collated = InMemoryDataset.collate(graphs)
+    data, slices = collated
+    return [graphs, tuple(graphs), collated, (data.to_dict(), slices, type(graphs[0]))]
+
+
+@pytest.mark.parametrize('is_zip', [True, False])
+def test_several_graphs_are_one_batch(tmp_path, is_zip):
+    graphs = [
+        Data(
+            x=torch.arange(2.0 * n).view(n, 2),
+            edge_index=torch.tensor([[0, n - 1, 1], [1, 0, n - 1]]),
+            y=torch.tensor([n]),
+        )
+        for n in (3, 2, 4)
+    ]
+    want = Batch.from_data_list(graphs)
+    assert want.batch.tolist() == [0, 0, 0, 1, 1, 2, 2, 2, 2]
+    edges = [[0, 2, 1, 3, 4, 4, 5, 8, 6], [1, 0, 2, 4, 3, 4, 6, 5, 8]]
+    for content in _batched(graphs):
+        torch.save(content, tmp_path / 'a.pt', _use_new_zipfile_serialization=is_zip)
+        found = load_source(tmp_path / 'a.pt')
+        _assert_same(found, want)
+        assert found.edge_index.tolist() == edges
+    partition_graph(tmp_path / 'a.pt', 2, tmp_path / 'out', method='range')
+    data = pyg_sar.local(pyg_sar.load_shard(tmp_path / 'out'))
+    assert torch.equal(data.batch, want.batch[data.n_id])
+    torch.save(graphs[:1], tmp_path / 'a.pt')
+    _assert_same(load_source(tmp_path / 'a.pt'), graphs[0])
+    for graph, count in zip(graphs, (3, 4, 5), strict=True):
+        del graph.x
+        graph.num_nodes = count
+    for content in _batched(graphs):
+        torch.save(content, tmp_path / 'a.pt', _use_new_zipfile_serialization=is_zip)
+        assert load_source(tmp_path / 'a.pt').batch.tolist() == [0] * 3 + [1] * 4 + [2] * 5
+
+
+def test_several_heterogeneous_graphs_are_one_batch(tmp_path):
+    graphs = [*FakeHeteroDataset(num_graphs=3, avg_num_nodes=20)]
+    want = Batch.from_data_list(graphs)
+    for content in _batched(graphs):
+        torch.save(content, tmp_path / 'a.pt')
+        found = load_source(tmp_path / 'a.pt')
+        assert found.edge_types == want.edge_types
+        _assert_same(found, want)
+
+
+def test_a_graph_of_the_first_version_of_pyg(tmp_path):
+    """The attributes lay in the object itself."""
+    edges = torch.tensor([[0, 1], [1, 2]])
+    old = Data.__new__(Data)
+    old.__dict__.update(x=torch.ones(4, 2), edge_index=edges, y=None, __num_nodes__=4)
+    torch.save(old, tmp_path / 'a.pt', _use_new_zipfile_serialization=False)
+    _assert_same(load_source(tmp_path / 'a.pt'), Data(torch.ones(4, 2), edges, num_nodes=4))
+    old.__dict__.update(x=None, edge_index=edges.repeat(1, 2), __num_nodes__=[4, 3])
+    slices = {'edge_index': torch.tensor([0, 2, 4])}
+    torch.save((old, slices), tmp_path / 'a.pt', _use_new_zipfile_serialization=False)
+    data = load_source(tmp_path / 'a.pt')
+    assert data.edge_index.tolist() == [[0, 1, 4, 5], [1, 2, 5, 6]]
+    assert data.batch.tolist() == [0] * 4 + [1] * 3
+
+
+def test_graphs_that_make_no_batch(tmp_path, graph):
+    other = graph.clone()
+    other.more = torch.ones(50)
+    told = {
+        'several graphs that make no batch of PyG: KeyError': [other, graph],
+        'a list': [graph, 1],
+        "do not fit: ValueError: no slices of ['": (graph, {'x': torch.tensor([0, 25, 50])}),
+        'do not fit: TypeError': (graph, 1.0),
+        'do not fit: ValueError: slices of [2, 3] graphs': (
+            graph,
+            {name: torch.arange(2 + (name == 'x')) for name in graph.to_dict()},
+        ),
+    }
+    for message, content in told.items():
+        torch.save(content, tmp_path / 'a.pt')
+        with pytest.raises(ValueError, match=re.escape(message)):
+            load_source(tmp_path / 'a.pt')
+
+
+# Numbers without a header
+
+
+@pytest.mark.parametrize('on_disk', [False, True])
+@pytest.mark.parametrize('dtype', ['int32', 'int64', 'uint16', '>i4'])
+def test_raw_numbers(tmp_path, on_disk, dtype):
+    edges, scratch = EDGES.astype(dtype), Scratch(tmp_path) if on_disk else None
+    for name, array in (('a.bin', edges), ('a.npy', edges.T.copy()), ('a', edges.T.copy())):
+        array.tofile(tmp_path / name)
+        data = load_source(tmp_path / name, scratch=scratch, shape=array.shape, dtype=dtype)
+        assert data.edge_index.tolist() == EDGES.tolist()
+        assert on_disk or data.edge_index.dtype == torch.int64
+    np.array([[0, 1], [2, 0]], dtype).tofile(tmp_path / 'a')
+    data = load_source(tmp_path / 'a', scratch=scratch, shape=(2, 2), dtype=dtype)
+    assert data.edge_index.tolist() == [[0, 1], [2, 0]]
+    (tmp_path / 'a').write_bytes(b'')
+    assert load_source(tmp_path / 'a', shape=(2, 0), dtype=dtype).num_edges == 0
+
+
+@pytest.mark.parametrize(
+    ('shape', 'dtype', 'told'),
+    [
+        ((2, 6), 'int32', r'expected 48 bytes in .*2 times 6 numbers of int32 .got 40'),
+        ((2, 5), 'int64', r'expected 80 bytes in .*got 40'),
+        ((10,), 'int32', r"'shape' must be 2,E or E,2 for E edges .got .10,"),
+        ((5, 3), 'int32', r"'shape' must be 2,E or E,2"),
+        ((2, -5), 'int32', r"'shape' must be 2,E or E,2"),
+        ((2, 5), 'float32', r"'dtype' must be a type of integers such as int32 .got 'float32'"),
+        ((2, 5), 'number', r"'dtype' must be a type of integers"),
+        ((2, 5), None, r"'shape' and 'dtype' must be given together .got .2, 5. and None"),
+        (None, 'int32', r"'shape' and 'dtype' must be given together"),
+    ],
+)
+def test_bad_raw_numbers(tmp_path, shape, dtype, told):
+    EDGES.astype(np.int32).tofile(tmp_path / 'a.bin')
+    with pytest.raises(ValueError, match=told):
+        load_source(tmp_path / 'a.bin', shape=shape, dtype=dtype)
+
+
+def test_raw_numbers_of_the_command_line(tmp_path, capsys):
+    EDGES.astype(np.int32).tofile(tmp_path / 'a.bin')
+    EDGES.astype(np.int32).T.copy().tofile(tmp_path / 'b.bin')
+    options = ['--num-parts', '2', '--quiet', '--dtype', 'int32', '--shape']
+    for name, shape in (('a', '2,5'), ('b', '5,2')):
+        arguments = [str(tmp_path / f'{name}.bin'), str(tmp_path / name), *options, shape]
+        assert main(arguments) == 0
+    for part in range(2):
+        first, second = (load_shard_files(tmp_path / name, part) for name in 'ab')
+        assert all(torch.equal(first[key], second[key]) for key in first)
+    for shape, told in (('2x5', 'whole numbers such as 2,1000'), ('2,6', 'expected 48 bytes')):
+        assert main([str(tmp_path / 'a.bin'), str(tmp_path / 'c'), *options, shape]) == 2
+        assert told in capsys.readouterr().err
 
 
 # Names

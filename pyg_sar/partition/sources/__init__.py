@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,14 @@ import numpy as np
 from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.partition.memmap import MEMORY, Scratch
-from pyg_sar.partition.sources import files
+from pyg_sar.partition.sources import files, graphsaint, matrices, matrix_market, metis_files
 from pyg_sar.partition.sources.datasets import OGB, is_class, load_class, load_ogb
 from pyg_sar.partition.sources.edge_text import edge_list, edge_texts
 from pyg_sar.partition.sources.konect import konect_file, read_konect
 from pyg_sar.partition.sources.names import numbered
 from pyg_sar.partition.sources.node_tables import NodeTableOptions
 from pyg_sar.partition.sources.parts import TABLES, table_files
+from pyg_sar.partition.sources.raw import read_raw
 from pyg_sar.partition.sources.table_graphs import (
     graph_of_edges,
     graph_of_tables,
@@ -43,6 +44,8 @@ def load_source(
     scratch: Scratch | None = None,
     tables: NodeTableOptions | None = None,
     relabel: bool = False,
+    shape: Sequence[int] | None = None,
+    dtype: str | None = None,
     on_part: Callable[[float], None] = lambda _: None,
 ) -> Data | HeteroData:
     """Loads a graph by name or from a file; docs/partitioning.md lists what it may be.
@@ -56,9 +59,14 @@ def load_source(
         tables: The table of nodes beside a table of edges, and what columns of such tables are.
         relabel: Whether ids of edges, which may have gaps, become 0 to N - 1. Text and ids of more
             than 32 bits do in any case.
+        shape: Of a file of edges that is numbers alone: (2, E) or (E, 2).
+        dtype: The type of these numbers, such as ``'int32'``.
         on_part: Told which part of a file of text has been read, from 0 to 1.
     """
     path, given = Path(name_or_path), tables or NodeTableOptions()
+    name, space = os.fspath(name_or_path), scratch or MEMORY
+    if (shape is None) != (dtype is None):
+        raise ValueError(f"'shape' and 'dtype' must be given together (got {shape} and {dtype})")
     edges = _table_alone(path)
     nodes = _node_files(path) if edges not in (None, path) and given.nodes is None else []
     if nodes:
@@ -69,47 +77,58 @@ def load_source(
                 "expected no 'relabel' beside a table of nodes, whose rows number them (got "
                 f"'{path}')"
             )
-        space = scratch or MEMORY
         if edges is None:
             return _in_memory(read_typed_folder(path, given, space), scratch)
         return _in_memory(graph_of_tables(edges, given, space), scratch)
     if given != NodeTableOptions():
         raise ValueError(f"expected a table of edges beside a table of nodes (got '{path}')")
-    name = os.fspath(name_or_path)
-    data = _load(name, Path(root or 'dataset'), scratch, relabel, on_part)
-    return numbered(_in_memory(data, scratch), name, scratch or MEMORY, relabel)
 
+    def graph(data: Data | HeteroData, *, is_sized: bool = False) -> Data | HeteroData:
+        """What is given back; `is_sized` says that the file tells the number of nodes."""
+        data = _in_memory(data, scratch)
+        return data if is_sized and not relabel else numbered(data, name, space, relabel)
 
-def _load(
-    name: str,
-    datasets: Path,
-    scratch: Scratch | None,
-    relabel: bool,
-    on_part: Callable[[float], None],
-) -> Data | HeteroData:
-    path, space, is_file = Path(name), scratch or MEMORY, Path(name).is_file()
+    def of_arrays(arrays: Mapping[str, Any]) -> Data | HeteroData:
+        return graph(files.graph_of_arrays(arrays, name), is_sized='num_nodes' in arrays)
+
+    is_file = path.is_file()
+    if shape is not None and dtype is not None:
+        return of_arrays(read_raw(path, shape, dtype, is_mapped=scratch is not None))
     if is_file and path.suffix == '.pt':
-        return files.read_saved(path, is_mapped=scratch is not None)
+        data = files.read_saved(path, is_mapped=scratch is not None)
+        return graph(data, is_sized='num_nodes' in data)
     if konect := konect_file(path):
-        return read_konect(konect, space, on_part)
+        return graph(read_konect(konect, space, on_part), is_sized=True)
     if is_file and path.suffix == '.npz':
-        return files.graph_of_arrays(files.read_npz(path, scratch=scratch), name)
-    edges = _table_alone(path)
+        return of_arrays(matrices.read_npz(path, scratch=scratch))
+    if matrix_market.is_mtx(path):
+        return of_arrays(matrix_market.read_mtx(path, space))
+    if metis_files.is_metis(path):
+        return of_arrays(metis_files.read_metis(path, space))
     if texts := edge_texts(path if is_file else edges):
-        return graph_of_edges(edge_list(texts, space, on_part, relabel=relabel), path)
+        return graph(graph_of_edges(edge_list(texts, space, on_part, relabel=relabel), path))
     if edges is not None:
-        return graph_of_tables(edges, NodeTableOptions(), space)
+        return graph(graph_of_tables(edges, NodeTableOptions(), space))
     if _edge_files(path):
-        return _folder(path, scratch)
+        return graph(_folder(path, scratch))
+    if graphsaint.is_graphsaint(path):
+        return of_arrays(graphsaint.read_graphsaint(path, scratch))
+    if relabel:
+        raise ValueError(f"expected a file of edges to relabel (got '{name}')")
+    return _of_dataset(name, Path(root or 'dataset'), space)
+
+
+def _of_dataset(name: str, datasets: Path, scratch: Scratch) -> Data | HeteroData:
+    path = Path(name)
     if name.startswith('ogbn-') and path.suffix not in ('.pt', '.npz', *TABLES):
-        return load_ogb(name, datasets, space)
+        return load_ogb(name, datasets, scratch)
     if is_class(name) and not path.exists():
         return load_class(name, datasets)
     what = 'a folder' if path.is_dir() else 'a file' if path.exists() else 'no such file'
     raise ValueError(
-        f"expected a graph to read (got '{name}', {what}): a .pt, .npz or .parquet file, a list of "
-        'edges as text (.txt, .tsv, .csv, .edges, also .gz), a folder with edge_index.npy or with '
-        f'parts of a table, or one of {", ".join(NAMES)}'
+        f"expected a graph to read (got '{name}', {what}): a .pt, .npz, .mtx, .graph or .parquet "
+        'file, a list of edges as text (.txt, .tsv, .csv, .edges, also .gz), a folder with '
+        f'edge_index.npy or with parts of a table, or one of {", ".join(NAMES)}'
     )
 
 

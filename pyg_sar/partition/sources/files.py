@@ -7,17 +7,17 @@ import os
 import pickle
 import pickletools
 import re
-import shutil
 import tempfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch_geometric import edge_index, index
-from torch_geometric.data import Data, HeteroData, storage
+from torch_geometric.data import Batch, Data, HeteroData, storage
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.feature_store import TensorAttr
 from torch_geometric.data.graph_store import EdgeAttr, EdgeLayout
@@ -26,6 +26,8 @@ from pyg_sar.partition.attributes import count_rows
 from pyg_sar.partition.graph import checked_edge_index
 from pyg_sar.partition.masks import MASKS
 from pyg_sar.partition.memmap import MEMORY, Array, Scratch, tensor_of
+from pyg_sar.partition.sources.pickled_numpy import STAND_INS, without_stand_ins
+from pyg_sar.partition.sources.several import one_graph
 from pyg_sar.shard.files import is_of_system, load_plain, only_classes, ordinary_file
 
 
@@ -42,7 +44,7 @@ _ALLOWED: list[Any] = [
     *(Data, HeteroData, DataEdgeAttr, DataTensorAttr, EdgeAttr, EdgeLayout, TensorAttr),
     *(storage.BaseStorage, storage.NodeStorage, storage.EdgeStorage, storage.GlobalStorage),
     *(storage.AttrType, edge_index.EdgeIndex, edge_index.SortOrder, edge_index.CatMetadata),
-    *(index.Index, index.CatMetadata, _plain_dict, dict),
+    *(index.Index, index.CatMetadata, _plain_dict, dict, *STAND_INS),
 ]
 
 _EXPECTED = "expected a torch_geometric.data.Data, HeteroData or dict of tensors in '{}' (got {})"
@@ -53,12 +55,12 @@ def load_saved(path: Path, *, is_mapped: bool = False) -> Any:
     ordinary_file(path)
     try:
         with only_classes(_ALLOWED):
-            return load_plain(path, is_mapped=is_mapped)
+            content = load_plain(path, is_mapped=is_mapped)
     except pickle.UnpicklingError as error:
         match = re.search(r'GLOBAL (\S+)', str(error))
         reason = f"a pickle that needs '{match[1]}'" if match else 'a pickle that is not plain data'
         if match and match[1].startswith('numpy') and zipfile.is_zipfile(path):
-            reason += f" in '{_before_numpy(path)}': torch.from_numpy makes arrays tensors"
+            reason += f" in '{_before(path, match[1])}': save a tensor in its place"
         raise ValueError(_EXPECTED.format(path, reason)) from error
     except Exception as error:  # The unpickler meets damaged files with errors of any kind.
         if is_of_system(error):
@@ -66,16 +68,21 @@ def load_saved(path: Path, *, is_mapped: bool = False) -> Any:
         first_line = (str(error) or type(error).__name__).splitlines()[0]
         reason = f'no file written by torch.save: {first_line}'
         raise ValueError(_EXPECTED.format(path, reason)) from error
+    try:
+        return without_stand_ins(content)
+    except Exception as error:  # Of damaged graphs: errors of any kind.
+        reason = str(error) if isinstance(error, ValueError) else f'no whole graph: {error!r}'
+        raise ValueError(_EXPECTED.format(path, reason)) from error
 
 
-def _before_numpy(path: Path) -> str:
-    """The last text in a zip archive of torch before an array of NumPy: the attribute's name."""
-    with zipfile.ZipFile(path) as archive:
-        pickled = archive.read(next(n for n in archive.namelist() if n.endswith('data.pkl')))
+def _before(path: Path, refused: str) -> str:
+    """The last text in a zip archive of torch before what is refused: the attribute's name."""
+    with path.open('rb') as file:
+        pickled = torch._C.PyTorchFileReader(file).get_record('data.pkl')
     codes: Any = pickletools.genops(pickled)
     text, kept = '', {}
     for code, value, _ in codes:
-        if code.name == 'GLOBAL' and value.startswith('numpy'):
+        if code.name == 'GLOBAL' and value.replace(' ', '.') == refused:
             break
         if 'UNICODE' in code.name:
             text = value
@@ -89,15 +96,16 @@ def _before_numpy(path: Path) -> str:
 def read_saved(path: Path, *, is_mapped: bool = False) -> Data | HeteroData:
     """Reads a graph that torch.save wrote; its tensors are mapped where the file allows it.
 
-    It may be a PyG Data or HeteroData, a dict of tensors, or the ``processed/data.pt`` of a PyG
-    dataset of one graph.
+    It may be a PyG Data or HeteroData, a list of them, a dict of tensors, or the
+    ``processed/data.pt`` of a PyG dataset. Several graphs become one Batch.
     """
     content = load_saved(path, is_mapped=is_mapped)
-    if isinstance(content, tuple) and len(content) in (2, 3):
-        # PyG's InMemoryDataset saves (data, slices[, class]); slices is None for one graph.
-        content, slices = content[:2]
-        if slices is not None:
-            raise ValueError(_EXPECTED.format(path, 'a dataset of several graphs'))
+    try:
+        content = one_graph(content)
+    except ValueError as error:
+        raise ValueError(_EXPECTED.format(path, error)) from error
+    if isinstance(content, Batch):
+        return content
     if isinstance(content, (Data, HeteroData)):
         content = content.to_dict()
     if not isinstance(content, dict):
@@ -116,28 +124,60 @@ def read_saved(path: Path, *, is_mapped: bool = False) -> Data | HeteroData:
 _FIRST = ('edge_index', 'x', 'y', 'num_nodes', *MASKS)
 
 
-def read_npz(path: Path, *, scratch: Scratch | None = None) -> dict[str, Array]:
-    """The arrays of an .npz file; mapped where `scratch` is given, compressed ones from there."""
+def read_npz(
+    path: Path, *, scratch: Scratch | None = None, with_objects: bool = True
+) -> dict[str, Array]:
+    """The arrays of an .npz file; mapped where `scratch` is given, compressed ones from there.
+
+    Objects of Python are an error; without `with_objects` such arrays are left out.
+    """
     ordinary_file(path)
     try:
+        members = _members(path, with_objects=with_objects)
+        names = [member.removesuffix('.npy') for member in members]
         if scratch is not None:
-            with zipfile.ZipFile(path) as archive:
-                names = archive.namelist()
-            return {name.removesuffix('.npy'): map_array(path, name, scratch) for name in names}
-        # numpy does not close a damaged file that it has opened.
-        with path.open('rb') as file, np.load(file, allow_pickle=False) as archive:
-            if not isinstance(archive, Mapping):
-                raise ValueError('a single array')
-            arrays = {name: archive[name] for name in archive}
-            if not all(isinstance(array, np.ndarray) for array in arrays.values()):
-                raise ValueError('a member that is no array')
-            return arrays
+            arrays = [map_array(path, member, scratch) for member in members]
+        else:  # numpy does not close a damaged file that it has opened.
+            with path.open('rb') as file, np.load(file, allow_pickle=False) as archive:
+                arrays = [archive[name] for name in names]
+        return dict(zip(names, arrays, strict=True))
     except Exception as error:  # Damaged archives: errors of numpy, zipfile, zlib, ...
         if is_of_system(error):
             raise
         raise ValueError(
             f"expected an .npz file of plain arrays in '{path}' (got {error!r})"
         ) from error
+
+
+def _members(path: Path, *, with_objects: bool) -> list[str]:
+    """The members of an archive of arrays, each of which announces the size that its array has."""
+    members = []
+    with zipfile.ZipFile(path) as archive:
+        for info in archive.infolist():
+            most = 1100 * info.compress_size + 1000  # deflate makes at most 1032 bytes of one
+            if info.compress_type == zipfile.ZIP_DEFLATED and info.file_size > most:
+                raise ValueError(
+                    f"expected at most {most} bytes in '{info.filename}' (got {info.file_size}, as "
+                    'it announces)'
+                )
+            try:
+                with archive.open(info) as stream:
+                    _header_of(stream, info.file_size, path)
+            except HoldsObjects:
+                if with_objects:
+                    raise
+                continue
+            members.append(info.filename)
+    return members
+
+
+def npz_names(path: Path) -> set[str]:
+    """The names of the arrays of an .npz file; none of a damaged file, which reading it tells."""
+    try:
+        with zipfile.ZipFile(ordinary_file(path)) as archive:
+            return {name.removesuffix('.npy') for name in archive.namelist()}
+    except (zipfile.BadZipFile, NotImplementedError, UnicodeDecodeError):
+        return set()
 
 
 def array_files(path: Path) -> dict[str, Path]:
@@ -204,12 +244,7 @@ def map_array(path: Path, member: str | None = None, scratch: Scratch = MEMORY) 
             info = archive.getinfo(member)
             if info.compress_type != zipfile.ZIP_STORED:
                 with archive.open(info) as stream:
-                    if scratch.folder is None:
-                        return np.lib.format.read_array(stream, allow_pickle=False)
-                    with tempfile.TemporaryFile(dir=scratch.folder) as unpacked:
-                        shutil.copyfileobj(stream, unpacked)
-                        unpacked.seek(0)
-                        return _mapped(unpacked, path)
+                    return _unpacked(stream, info.file_size, path, scratch)
         file.seek(info.header_offset + 26)
         lengths = file.read(4)  # of the name and of the extra field, which end the header
         length = sum(int.from_bytes(part, 'little') for part in (lengths[:2], lengths[2:]))
@@ -217,8 +252,54 @@ def map_array(path: Path, member: str | None = None, scratch: Scratch = MEMORY) 
         return _mapped(file, path)
 
 
+class HoldsObjects(ValueError):
+    """An array of Python's objects, which only a pickle can hold."""
+
+
 def _mapped(file: IO[bytes], path: Path) -> Array:
     """The array that begins here in a file, mapped copy on write."""
+    shape, order, dtype, num_bytes = _header_of(file, os.fstat(file.fileno()).st_size, path)
+    if num_bytes == 0:
+        return np.empty(shape, dtype)
+    return np.asarray(np.memmap(file, dtype, 'c', file.tell(), shape, order))
+
+
+def _unpacked(stream: IO[bytes], size: int, path: Path, scratch: Scratch) -> Array:
+    """The array of a compressed member, of which `size` bytes are announced and no more are read.
+
+    It then lies in the folder of `scratch`, or in memory.
+    """
+    shape, order, dtype, num_bytes = _header_of(stream, size, path)
+    pieces = _pieces(stream, num_bytes, path)
+    if scratch.folder is None or num_bytes == 0:
+        content = bytearray()
+        for piece in pieces:
+            content += piece
+        return np.ndarray(shape, dtype, content, order=order)
+    with tempfile.TemporaryFile(dir=scratch.folder) as unpacked:
+        unpacked.writelines(pieces)
+        unpacked.flush()
+        return np.asarray(np.memmap(unpacked, dtype, 'c', 0, shape, order))
+
+
+def _pieces(stream: IO[bytes], num_bytes: int, path: Path) -> Iterator[bytes]:
+    """So many bytes of a stream, a piece at a time."""
+    left = num_bytes
+    while left:
+        piece = stream.read(min(left, 1 << 20))
+        if not piece:
+            raise ValueError(f"expected {num_bytes} bytes in '{path}' (got {num_bytes - left})")
+        yield piece
+        left -= len(piece)
+
+
+def _header_of(
+    file: IO[bytes], size: int, path: Path
+) -> tuple[tuple[int, ...], Any, np.dtype[Any], int]:
+    """Shape, order, type and bytes of an array, which fit into a file of `size` bytes.
+
+    The file then stands behind the header.
+    """
     lib = np.lib.format
     try:
         version = lib.read_magic(file)
@@ -230,14 +311,16 @@ def _mapped(file: IO[bytes], path: Path) -> Array:
     if version not in ((1, 0), (2, 0)):
         raise ValueError(f"expected numpy's format 1.0 or 2.0 in '{path}' (got {version})")
     read = lib.read_array_header_1_0 if version == (1, 0) else lib.read_array_header_2_0
-    shape, is_fortran, dtype = read(file)
+    try:
+        shape, is_fortran, dtype = read(file)
+    except Exception as error:  # of Python's own tokenizer and parser
+        if is_of_system(error):
+            raise
+        got = ' '.join(str(error).split())
+        raise ValueError(f"expected a whole .npy file in '{path}' (got {got})") from error
     if dtype.hasobject:
-        raise ValueError(f"expected plain numbers in '{path}' (got objects)")
-    num_bytes = math.prod(shape) * dtype.itemsize
-    left = os.fstat(file.fileno()).st_size - file.tell()
+        raise HoldsObjects(f"expected plain numbers in '{path}' (got objects)")
+    num_bytes, left = math.prod(shape) * dtype.itemsize, size - file.tell()
     if num_bytes > left:
         raise ValueError(f"expected {num_bytes} bytes in '{path}' (got {left})")
-    if num_bytes == 0:
-        return np.empty(shape, dtype)
-    order: Any = 'F' if is_fortran else 'C'
-    return np.asarray(np.memmap(file, dtype, 'c', file.tell(), shape, order))
+    return shape, 'F' if is_fortran else 'C', dtype, num_bytes

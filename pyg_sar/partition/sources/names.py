@@ -187,10 +187,10 @@ def numbered(
 
 def _is_of_nodes(data: Data, key: str) -> bool:
     """Whether an attribute may have a row for every node, as it has none for every edge."""
-    value: Any = data[key]
-    if key in ('edge_index', 'num_nodes') or not hasattr(value, '__len__'):
+    if key in ('edge_index', 'num_nodes'):
         return False
-    return key in ('x', 'y', NODE_NAMES) or len(value) != data.edge_index.size(1)
+    shape = getattr(data[key], 'shape', ())
+    return key in ('x', 'y', NODE_NAMES) or shape[:1] not in ((), (data.edge_index.size(1),))
 
 
 def _tell_gaps(edges: Tensor, low: int, high: int, name: str) -> None:

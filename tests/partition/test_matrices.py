@@ -1,0 +1,451 @@
+"""Matrix Market files, graphs of METIS, and sparse matrices in .npz files."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from partition_files import meta_of
+
+import pyg_sar
+from pyg_sar.partition.__main__ import main
+from pyg_sar.partition.memmap import Scratch
+from pyg_sar.partition.sources import load_source, metis_files, pieces
+
+BANNER = '%%MatrixMarket matrix coordinate'
+
+
+def _content(data: Any) -> dict[str, Any]:
+    return {k: v.tolist() if isinstance(v, torch.Tensor) else v for k, v in data.items()}
+
+
+def _mtx(folder: Path, text: str) -> Path:
+    (folder / 'a.mtx').write_text(text)
+    return folder / 'a.mtx'
+
+
+# Matrix Market
+
+
+@pytest.mark.parametrize(
+    ('kind', 'body', 'edges', 'weights', 'dtype'),
+    [
+        ('integer general', '1 2 5\n3 1 -7', [[0, 2], [1, 0]], [5, -7], torch.int64),
+        ('real general', '1 2 5\n3 1 .5', [[0, 2], [1, 0]], [5.0, 0.5], torch.float64),
+        ('pattern general', '1 2\n3 1', [[0, 2], [1, 0]], None, None),
+        ('pattern general', '1 2\n1 2', [[0, 0], [1, 1]], None, None),  # twice, and stays so
+        (
+            'integer symmetric',
+            '1 1 5\n2 1 7\n3 2 9',
+            [[0, 1, 2, 0, 1], [0, 0, 1, 1, 2]],
+            [5, 7, 9, 7, 9],
+            torch.int64,
+        ),
+        ('pattern symmetric', '2 1\n3 3', [[1, 2, 0], [0, 2, 1]], None, None),
+        ('real skew-symmetric', '2 1 7', [[1, 0], [0, 1]], [7.0, -7.0], torch.float64),
+        ('unsigned-integer general', '1 2 5', [[0], [1]], [5], torch.int64),
+        ('real general', '', [[], []], [], torch.float64),
+    ],
+)
+@pytest.mark.parametrize('on_disk', [False, True])
+def test_matrix_market(tmp_path, kind, body, edges, weights, dtype, on_disk):
+    pytest.importorskip('scipy')
+    count = len(body.splitlines())
+    path = _mtx(tmp_path, f'{BANNER} {kind}\n% made by hand\n\n3 3 {count}\n{body}\n')
+    data = load_source(path, scratch=Scratch(tmp_path) if on_disk else None)
+    want = {'edge_index': edges, 'num_nodes': 3}
+    want |= {} if weights is None else {'edge_weight': weights}
+    assert _content(data) == want
+    assert data.edge_index.dtype == (torch.int32 if on_disk else torch.int64)
+    assert weights is None or data.edge_weight.dtype == dtype
+
+
+def test_matrix_market_that_is_not_square(tmp_path):
+    pytest.importorskip('scipy')
+    data = load_source(_mtx(tmp_path, f'{BANNER} real general\n2 5 2\n1 5 .5\n2 1 2\n'))
+    assert data.num_nodes_dict == {'row': 2, 'col': 5}
+    assert data.edge_types == [('row', 'to', 'col')]
+    assert _content(data['row', 'to', 'col']) == {
+        'edge_index': [[0, 1], [4, 0]],
+        'edge_weight': [0.5, 2],
+    }
+
+
+@pytest.mark.parametrize(('suffix', 'module'), [('.gz', gzip), ('.bz2', bz2)])
+def test_compressed_matrix_market(tmp_path, suffix, module):
+    pytest.importorskip('scipy')
+    text = f'{BANNER} pattern general\n3 3 2\n1 2\n3 1\n'.encode()
+    path = tmp_path / f'a.mtx{suffix}'
+    path.write_bytes(module.compress(text))
+    assert load_source(path).edge_index.tolist() == [[0, 2], [1, 0]]
+    path.write_bytes(module.compress(text)[:-9])
+    with pytest.raises(ValueError, match=rf"Matrix Market .*'{path}' .got: Compressed file ended"):
+        load_source(path)
+    path.write_bytes(module.compress(text + b'0 ' * 30_000 + b'\n'))
+    with pytest.raises(ValueError, match=r'no two ids in line 5: .0 0 0 '):
+        load_source(path)
+
+
+@pytest.mark.parametrize(
+    ('text', 'message'),
+    [
+        ('real general\n3 3 2\n1 2 1\n', '1 of the 2 entries announced, up to line 3'),
+        ('real general\n3 3 9000000000\n1 2 1', '1 of the 9000000000 entries announced, up to li'),
+        ('real general\n3 3 1\n\n1 2 1\n\n3 1 1\n', 'more than the 1 entries announced, in line 6'),
+        ('real general\n3 3 1\n1 2 1 7\n', "no two ids and a number, real, in line 3: '1 2 1 7'"),
+        ('pattern general\n3 3 1\n\n1 2 5\n', "no two ids in line 4: '1 2 5'"),
+        ('real general\n3 3 2\n1 2 1\n3 1\n', "no two ids and a number, real, in line 4: '3 1'"),
+        ('real general\n3 3 1\na 1 1\n', 'no two ids and a number, real, in line 3'),
+        ('real general\n3 3 1\n1 1 1d5\n', 'no two ids and a number, real, in line 3'),
+        ('real general\n3 3 1\n1 1 1.5.5\n', 'no two ids and a number, real, in line 3'),
+        ('real general\n3 3 1\n1 1 1-5', 'no two ids and a number, real, in line 3'),
+        ('real general\n3 3 1\n1 1 1 \0', 'no two ids and a number, real, in line 3'),
+        ('pattern general\n3 3 1\n1 1\x13', 'no two ids in line 3'),
+        ('integer general\n3 3 2\n1 2 1\n1 2 1.5\n', 'no two ids and a number, integer, in line 4'),
+        ('real general\n3 3 2\n1 2 1\n% or\n1 2 1\n', 'no two ids and a number, real, in line 4'),
+        ('integer general\n3 3 1\n1 2 99999999999999999999\n', 'Line 3: Integer out of range'),
+        ('real general\n3 3 1\n1 4 1\n', 'Line 3: Column index out of bounds'),
+        ('real general\n3 3 1\n0 1 1\n', 'Line 3: Row index out of bounds'),
+        ('complex general\n3 3 1\n1 2 1 1\n', 'complex numbers, which are no weights'),
+        ('real symmetric\n3 4 1\n2 1 1\n', 'a symmetric matrix of 3 rows and 4 columns'),
+        ('real general\n3 3\n', 'Invalid integer value'),
+        ('real general\n', 'Line 2: Invalid MatrixMarket header: Premature EOF'),
+    ],
+)
+def test_bad_matrix_market(tmp_path, text, message):
+    pytest.importorskip('scipy')
+    path = _mtx(tmp_path, f'{BANNER} {text}')
+    with pytest.raises(ValueError, match=rf"of a sparse matrix in '{path}' .got: {message}"):
+        load_source(path)
+
+
+@pytest.mark.parametrize('size', [1, 7, 1 << 20])
+def test_matrix_market_in_pieces(tmp_path, monkeypatch, size):
+    """However the file is cut, with spaces at any place and no end of the last line."""
+    pytest.importorskip('scipy')
+    monkeypatch.setattr(pieces, 'PIECE', size)
+    lines = ['  1 2\t.5e1  ', '', ' \t', '3 1 -7.', '2 2 nan\r', '2 3 -INF', '1 1 1E-2 ']
+    path = _mtx(tmp_path, f'{BANNER} real general\n3 3 5\n' + '\n'.join(lines))
+    data = load_source(path)
+    assert data.edge_index.tolist() == [[0, 2, 1, 1, 0], [1, 0, 1, 2, 0]]
+    assert str(data.edge_weight.tolist()) == '[5.0, -7.0, nan, -inf, 0.01]'
+    text = f'{BANNER} pattern general\n3 3 2\n1 2\n3 1\n' + ' ' * 60_000 + '\n'
+    assert load_source(_mtx(tmp_path, text)).edge_index.tolist() == [[0, 2], [1, 0]]
+    with pytest.raises(ValueError, match='more text than 2 entries take, up to line 2'):
+        load_source(_mtx(tmp_path, text + (' ' * 60_000 + '\n') * 20))
+    with pytest.raises(ValueError, match=r'at most 65536 bytes in line 4 .*got more'):
+        load_source(_mtx(tmp_path, text.rstrip() + ' ' * 80_000))
+
+
+def test_other_matrix_market_files(tmp_path):
+    pytest.importorskip('scipy')
+    path = _mtx(tmp_path, '%%MatrixMarket matrix array real general\n2 2\n1\n2\n3\n4\n')
+    with pytest.raises(ValueError, match=r'a dense matrix, .*: scipy\.sparse makes it sparse'):
+        load_source(path)
+    with pytest.raises(ValueError, match='Missing banner'):
+        load_source(_mtx(tmp_path, '2 2 1\n1 2\n'))
+    with pytest.raises(ValueError, match=r'weights below 2\^63 .*got 18446744073709551615'):
+        load_source(_mtx(tmp_path, f'{BANNER} unsigned-integer general\n2 2 1\n1 2 {2**64 - 1}\n'))
+
+
+def test_matrix_market_tells_of_zeros_and_of_both_sides(tmp_path):
+    pytest.importorskip('scipy')
+    path = _mtx(tmp_path, f'{BANNER} real general\n3 3 2\n1 2 0\n3 1 4\n')
+    with pytest.warns(UserWarning, match=r'entries that are 0 .1.: .* an edge_weight of 0'):
+        assert load_source(path).edge_weight.tolist() == [0, 4]
+    path = _mtx(tmp_path, f'{BANNER} pattern symmetric\n3 3 3\n1 2\n2 1\n3 2\n')
+    with pytest.warns(UserWarning, match=r'both sides of the diagonal .2 below, 1 above.'):
+        assert load_source(path).num_edges == 6
+
+
+def test_matrix_market_without_scipy(tmp_path, monkeypatch):
+    path = _mtx(tmp_path, f'{BANNER} pattern general\n3 3 1\n1 2\n')
+    monkeypatch.setitem(sys.modules, 'scipy.io', None)
+    with pytest.raises(ValueError, match=r"expected SciPy .* pip install 'pyg_sar\[fast\]'"):
+        load_source(path)
+
+
+# METIS
+
+PATH_OF_3 = [[0, 1, 1, 2], [1, 0, 2, 1]]
+
+
+@pytest.mark.parametrize('size', [1, 3, 1 << 20])
+@pytest.mark.parametrize(
+    ('text', 'more'),
+    [
+        ('3 2\n2\n1 3\n2\n', {}),
+        ('% c\n3 2 0\n% 9 9\n2\n1 3\n%\n2\n\n', {}),
+        ('3 2\r\n2\r\n1  3\r\n2', {}),
+        ('3 2 1\n2 7\n1 7 3 5\n2 5\n', {'edge_weight': [7, 7, 5, 5]}),
+        ('3 2 10\n4 2\n5 1 3\n6 2\n', {'node_weight': [4, 5, 6]}),
+        ('3 2 010 2\n4 0 2\n5 1 1 3\n6 2 2\n', {'node_weight': [[4, 0], [5, 1], [6, 2]]}),
+        ('3 2 100\n4 2\n5 1 3\n6 2\n', {'node_size': [4, 5, 6]}),
+        (
+            '3 2 111 1\n9 4 2 7\n8 5 1 7 3 5\n7 6 2 5\n',
+            {'node_size': [9, 8, 7], 'node_weight': [4, 5, 6], 'edge_weight': [7, 7, 5, 5]},
+        ),
+    ],
+)
+def test_metis(tmp_path, monkeypatch, text, more, size):
+    """However the file is cut into pieces."""
+    monkeypatch.setattr(pieces, 'PIECE', size)
+    for name in ('a.graph', 'a.metis'):
+        (tmp_path / name).write_text(text, newline='')
+        data = load_source(tmp_path / name)
+        assert _content(data) == {'edge_index': PATH_OF_3, 'num_nodes': 3, **more}
+        assert all(data[name].dtype == torch.int64 for name in ('edge_index', *more))
+    assert load_source(tmp_path / name, scratch=Scratch(tmp_path)).edge_index.tolist() == PATH_OF_3
+
+
+def test_metis_nodes_without_neighbours(tmp_path):
+    """An empty line is a node; a line of a comment is none."""
+    (tmp_path / 'a.graph').write_text('5 1\n\n5\n\n%\n\n2\n')
+    data = load_source(tmp_path / 'a.graph')
+    assert _content(data) == {'edge_index': [[1, 4], [4, 1]], 'num_nodes': 5}
+    (tmp_path / 'a.graph').write_text('2 0\n\n\n')
+    assert _content(load_source(tmp_path / 'a.graph')) == {'edge_index': [[], []], 'num_nodes': 2}
+
+
+@pytest.mark.parametrize(
+    ('text', 'message'),
+    [
+        (
+            '3 2\n2\n1 3\n',
+            r'3 lines with 4 neig.*got 2 lines with 3 neighbours up to line 3',
+        ),
+        ('3 3\n2\n1 3\n2\n', r'3 lines with 6 neighbours .*got 3 lines with 4 neighbours'),
+        ('3 2\n2\n1 3\n2\n\n1\n', r'expected 3 lines of nodes .*got more: line 6'),
+        ('3 1\n2\n1 3\n2\n', r'expected 2 neighbours .*twice its 1 edges .got more, in line 3'),
+        ('3 2\n2\n% c\n1 4\n2\n', r'neighbours from 1 to 3 in line 4 .*got 4'),
+        ('3 2\n2\n1 0\n2\n', r'neighbours from 1 to 3 in line 3 .*got 0'),
+        ('3 2\n2\n1 -3\n2\n', r"whole numbers .* in line 3 .*got '-3'"),
+        ('3 2\n2\n1 3.0\n2\n', r"whole numbers .* in line 3 .*got '.0'"),
+        ('3 2\n2\n1 3\n1234567890123456789\n', r'at most 18 digits in line 4'),
+        ('3 2 1\n2 7\n1 7 3\n2 5\n', r'2 of every neighbour in line 3 .*got 3 numbers'),
+        ('3 2 10 2\n1 1 2\n1 1 1 3\n1\n', r'expected 2 numbers of the node .* in line 4 .*got 1 n'),
+        ('3 2\n2\n1 3\n1\n', r'got node 3 in the line of node 2, but not node 2 in the line of'),
+        ('3 2 1\n2 7\n1 7 3 5\n2 6\n', r'node 3 with the weight 5 in the line of node 2, but not'),
+        ('3 2 2\n', r"fmt of the digits 0 and 1, in line 1 .*got '3 2 2'"),
+        ('3\n', r"'nodes edges \[fmt \[ncon\]\]', .* in line 1 .*got '3'"),
+        ('% c\n3 x\n', r"'nodes edges .* in line 2 .*got '3 x'"),
+        ('', r"'nodes edges .* in line 1 .*got ''"),
+        ('3 2 1 2\n', r'weights of nodes in fmt .*got fmt 001 and ncon 2'),
+        ('3 2 11 0\n', r'got fmt 011 and ncon 0'),
+        ('3 9000000\n2\n1 3\n2\n', r'18000000 neighbours .* at least 35999999 bytes .got 8.'),
+    ],
+)
+def test_bad_metis(tmp_path, text, message):
+    path = tmp_path / 'a.graph'
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message) as told:
+        load_source(path)
+    assert f"'{path}'" in str(told.value)
+
+
+def test_metis_lines_are_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr(pieces, 'PIECE', 1 << 12)
+    path = tmp_path / 'a.graph.gz'
+    path.write_bytes(gzip.compress(b'2 1\n2\n1' + b' ' * 200_000))
+    with pytest.raises(ValueError, match=r'expected at most 65600 bytes in line 3 .*got more'):
+        load_source(path)
+    path.write_bytes(gzip.compress(b'2 1\n2\n1\n'))
+    assert load_source(path).edge_index.tolist() == [[0, 1], [1, 0]]
+    path.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(ValueError, match=rf"expected a whole file in '{path}'"):
+        load_source(path)
+
+
+def test_what_metis_reads_is_found_by_any_missing_way_back(tmp_path):
+    """One neighbour of a graph of 60 edges is another, and the counts stay right."""
+    rng = np.random.default_rng(0)
+    pairs = np.argwhere(np.triu(rng.random((20, 20)) < 0.3, 1))
+    lines: list[list[int]] = [[] for _ in range(20)]
+    for u, v in pairs.tolist():
+        lines[u].append(v + 1)
+        lines[v].append(u + 1)
+    for node in range(20):
+        for at in range(len(lines[node])):
+            changed = [[*line] for line in lines]
+            changed[node][at] = 1 + changed[node][at] % 20
+            text = '\n'.join(' '.join(map(str, line)) for line in changed)
+            (tmp_path / 'a.graph').write_text(f'20 {len(pairs)}\n{text}\n')
+            with pytest.raises(ValueError, match='expected each edge in two lines'):
+                load_source(tmp_path / 'a.graph')
+    assert metis_files.is_metis(tmp_path / 'a.graph')
+
+
+# SciPy's matrices, of which plain arrays suffice
+
+
+def _dense(data: Any, shape: tuple[int, int]) -> np.ndarray:
+    out = np.zeros(shape)
+    np.add.at(out, tuple(data.edge_index.numpy()), data.get('edge_weight', torch.ones(1)).numpy())
+    return out
+
+
+@pytest.mark.parametrize('layout', ['csr', 'csc', 'coo'])
+@pytest.mark.parametrize('compressed', [False, True])
+@pytest.mark.parametrize('on_disk', [False, True])
+def test_matrices_of_scipy(tmp_path, layout, compressed, on_disk):
+    sparse = pytest.importorskip('scipy.sparse')
+    rng = np.random.default_rng(0)
+    dense = np.where(rng.random((300, 300)) < 0.2, rng.random((300, 300)) + 0.5, 0)
+    dense[17:40] = 0
+    scratch = Scratch(tmp_path) if on_disk else None
+    for of in (sparse.coo_matrix, sparse.coo_array):
+        matrix = of(dense).asformat(layout)
+        sparse.save_npz(tmp_path / 'a.npz', matrix, compressed=compressed)
+        data = load_source(tmp_path / 'a.npz', scratch=scratch)
+        assert sorted(data.keys()) == ['edge_index', 'edge_weight', 'num_nodes']
+        assert np.array_equal(_dense(data, (300, 300)), dense)
+        row, col = matrix.tocoo().coords if hasattr(matrix, 'coords') else matrix.nonzero()
+        assert layout == 'csc' or data.edge_index.tolist() == [row.tolist(), col.tolist()]
+    ones = sparse.coo_matrix(dense > 0).asformat(layout)
+    for dtype in (bool, np.float32, np.int8):
+        sparse.save_npz(tmp_path / 'a.npz', ones.astype(dtype), compressed=compressed)
+        data = load_source(tmp_path / 'a.npz', scratch=scratch)
+        assert sorted(data.keys()) == ['edge_index', 'num_nodes']
+        assert np.array_equal(_dense(data, (300, 300)), dense > 0)
+    sparse.save_npz(tmp_path / 'a.npz', sparse.coo_matrix(dense[:7]).asformat(layout))
+    data = load_source(tmp_path / 'a.npz', scratch=scratch)
+    assert data.num_nodes_dict == {'row': 7, 'col': 300}
+    assert np.array_equal(_dense(data['row', 'to', 'col'], (7, 300)), dense[:7])
+
+
+def _csr(**changes: Any) -> dict[str, Any]:
+    arrays = {
+        'format': np.array(b'csr'),
+        'shape': np.array([3, 3]),
+        'indices': np.array([1, 0, 2], np.int32),
+        'indptr': np.array([0, 1, 3, 3], np.int32),
+        'data': np.array([1.0, 2, 3]),
+    }
+    return {k: v for k, v in {**arrays, **changes}.items() if v is not None}
+
+
+@pytest.mark.parametrize(
+    ('change', 'message'),
+    [
+        ({'format': np.array('bsr')}, r"of format csr, csc or coo .*got 'bsr'.*matrix\.tocsr\(\)"),
+        ({'format': np.array('dia')}, r"got 'dia'"),
+        ({'format': np.array([{}])}, r"format csr, csc or coo .*got ''"),
+        ({'shape': np.array([3])}, r"two sizes in 'shape' .*got \[3\]"),
+        ({'shape': np.array([-3, 3])}, r"two sizes in 'shape'"),
+        ({'shape': np.array([2, 3])}, r"3 numbers that rise from 0 to 3 in 'indptr' .*got 4 n"),
+        ({'indptr': np.array([0, 2, 1, 3])}, r"rise from 0 to 3 in 'indptr'"),
+        ({'indptr': np.array([1, 1, 3, 3])}, r'got 4 numbers from 1 to 3'),
+        ({'indptr': None}, r"integers in 'indptr' .*no such array"),
+        ({'indices': np.array([1, 0, 3])}, r'columns in \[0, 3\) .*got 3'),
+        ({'indices': np.array([1, -1, 2])}, r'columns in \[0, 3\) .*got -1'),
+        ({'indices': np.array([1.0, 0, 2])}, r"integers in 'indices' .*got float64 \[3\]"),
+        ({'data': np.ones(2)}, r"3 real numbers in 'data' .*got float64 \[2\]"),
+        ({'data': np.ones(3, complex)}, r"3 real numbers in 'data' .*got complex128"),
+        ({'format': np.array('coo')}, r"integers in 'row' .*no such array"),
+    ],
+)
+@pytest.mark.filterwarnings('ignore:left out of')
+def test_bad_matrices_of_scipy(tmp_path, change, message):
+    path = tmp_path / 'a.npz'
+    np.savez(path, **_csr())
+    data = load_source(path)
+    assert data.edge_index.tolist() == [[0, 1, 1], [1, 0, 2]]
+    assert data.edge_weight.tolist() == [1, 2, 3]
+    np.savez(path, **_csr(**change))
+    with pytest.raises(ValueError, match=message):
+        load_source(path)
+
+
+def test_more_in_a_file_of_a_matrix(tmp_path):
+    """Nothing is left out in silence."""
+    np.savez(tmp_path / 'a.npz', **_csr(x=np.eye(3)), names=np.array([None] * 3))
+    with pytest.warns(UserWarning, match=r"left out of '.*', as they hold objects .*: names$"):
+        data = load_source(tmp_path / 'a.npz')
+    assert data.x.tolist() == np.eye(3).tolist()
+    np.savez(tmp_path / 'a.npz', **_csr(data=np.array([1.0, 0, 3])))
+    with pytest.warns(UserWarning, match=r'entries that are 0 .1.'):
+        assert load_source(tmp_path / 'a.npz').edge_weight.tolist() == [1, 0, 3]
+    np.savez(tmp_path / 'a.npz', **_csr(edge_index=np.array([[0], [2]])))
+    assert load_source(tmp_path / 'a.npz').edge_index.tolist() == [[0], [2]]  # plain arrays
+
+
+def _of_attributes(**changes: Any) -> dict[str, Any]:
+    parts = ('data', 'indices', 'indptr', 'shape')
+    adjacency, features = _csr(data=np.ones(3)), _csr(shape=np.array([3, 4]))
+    arrays = {f'adj_{part}': adjacency[part] for part in parts}
+    arrays |= {f'attr_{part}': features[part] for part in parts}
+    arrays |= {'labels': np.array([2, 0, 1]), 'node_names': np.array(['a', 'b', 'c'])}
+    return {k: v for k, v in {**arrays, **changes}.items() if v is not None}
+
+
+@pytest.mark.parametrize('on_disk', [False, True])
+def test_matrices_with_attributes(tmp_path, on_disk):
+    path, scratch = tmp_path / 'a.npz', Scratch(tmp_path) if on_disk else None
+    np.savez_compressed(path, **_of_attributes())
+    data = load_source(path, scratch=scratch)
+    x = [[0, 1, 0, 0], [2, 0, 3, 0], [0, 0, 0, 0]]
+    assert data.x.dtype == torch.float32
+    assert data.x.tolist() == x
+    assert (data.num_nodes, data.y.tolist()) == (3, [2, 0, 1])
+    assert data.edge_index.tolist() == [[0, 1, 1], [1, 0, 2]]
+    assert 'edge_weight' not in data
+    assert data.node_names.tolist() == ['a', 'b', 'c']
+    sparse = {f'attr_{part}': None for part in ('data', 'indices', 'indptr', 'shape')}
+    np.savez(path, **_of_attributes(**sparse, attr_matrix=np.array(x, np.float32)))
+    assert load_source(path, scratch=scratch).x.tolist() == x
+    np.savez(path, **_of_attributes(attr_indices=np.array([1, 0, 4])))
+    with pytest.raises(ValueError, match=r'columns in \[0, 4\) .*got 4'):
+        load_source(path, scratch=scratch)
+    np.savez(path, **_of_attributes(adj_shape=np.array([3, 5])))
+    with pytest.raises(ValueError, match=r'a square matrix .* as it has features or classes'):
+        load_source(path, scratch=scratch)
+
+
+@pytest.mark.parametrize('on_disk', [False, True])
+def test_an_archive_is_read_up_to_what_it_announces(tmp_path, on_disk):
+    """Arrays longer than their member, and a member that no archive of this size can hold."""
+    path, scratch = tmp_path / 'a.npz', Scratch(tmp_path) if on_disk else None
+    np.savez_compressed(path, edge_index=np.zeros((2, 1000), np.int64))
+    good = path.read_bytes()
+    name = b'edge_index.npy'
+    size = zipfile.ZipFile(path).getinfo(name.decode()).file_size.to_bytes(4, 'little')
+    for announced, message in ((10_000, 'expected 16000 bytes'), (1 << 30, 'as it announces')):
+        path.write_bytes(good.replace(size, announced.to_bytes(4, 'little')))
+        with pytest.raises(ValueError, match=message):
+            load_source(path, scratch=scratch)
+    with zipfile.ZipFile(path, 'w', zipfile.ZIP_DEFLATED) as archive:
+        header = "{'descr': '<i8', 'fortran_order': False, 'shape': (2, 1000000000), }"
+        start = b'\x93NUMPY\x01\x00v\x00'
+        archive.writestr(name.decode(), start + header.ljust(117).encode() + b'\n')
+    with pytest.raises(ValueError, match='expected 16000000000 bytes'):
+        load_source(path, scratch=scratch)
+
+
+# The command line
+
+
+def test_command_line(tmp_path, capsys):
+    pytest.importorskip('scipy')
+    (tmp_path / 'a.graph').write_text('3 2\n2\n1 3\n2\n')
+    mtx = _mtx(tmp_path, f'{BANNER} integer symmetric\n3 3 2\n2 1 1\n3 2 0\n')
+    np.savez(tmp_path / 'a.npz', **_csr())
+    options = ['--num-parts', '2', '--method', 'range']
+    for path in (tmp_path / 'a.graph', mtx, tmp_path / 'a.npz'):
+        assert main([str(path), str(tmp_path / path.suffix[1:]), *options]) == 0
+    told = capsys.readouterr()
+    assert told.out.count('3 nodes and 4 edges in 2 parts') == 2
+    assert told.err.count('note: ') == 1
+    assert 'entries that are 0 (2)' in told.err
+    data = pyg_sar.local(pyg_sar.load_shard(tmp_path / 'npz', 0))
+    assert data.edge_weight.dtype == torch.float64
+    assert meta_of(tmp_path / 'mtx')['num_edges'] == 4
+    mtx.write_text(f'{BANNER} real general\n3 3 1\n1 4 1\n')
+    assert main([str(mtx), str(tmp_path / 'no'), *options]) == 2
+    assert 'Line 3: Column index out of bounds' in capsys.readouterr().err
