@@ -278,7 +278,7 @@ class _Reader:
             if any(compute.min(compute.binary_length(of)).as_py() == 0 for of in names):
                 raise _NoNumbersError('an empty name')
         except (self._pyarrow.ArrowInvalid, _NoNumbersError) as error:
-            self._explain(piece, str(error), skip_header=skip_header)
+            self.explain(piece, str(error), skip_header=skip_header)
         for name, column in values.items():
             self._spools[name].add(column)
         if self._names is not None:
@@ -332,7 +332,7 @@ class _Reader:
             return self._parsed(content, delimiter)
         return [column.combine_chunks() for column in table.columns]
 
-    def _explain(self, piece: Piece, reason: str, *, skip_header: bool) -> NoReturn:
+    def explain(self, piece: Piece, reason: str, *, skip_header: bool) -> NoReturn:
         """Raises ValueError with the first line of a piece that is not as it must be."""
         form, of_end = self.form, is_name if self.form.is_text else is_integer
         checks: dict[str, Callable[[str], bool]] = {
