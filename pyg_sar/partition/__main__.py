@@ -20,6 +20,7 @@ from pyg_sar.partition.partition_graph import cut_graph
 from pyg_sar.partition.sources import NAMES, load_source
 from pyg_sar.partition.sources.datasets import transformed
 from pyg_sar.partition.sources.node_tables import NodeTableOptions
+from pyg_sar.partition.sources.pieces import is_read
 from pyg_sar.partition.sources.raw import parse_shape
 from pyg_sar.partition.sources.reverse import add_reverse_edges
 from pyg_sar.utils.command_line import Parser, Progress, printable, run_command
@@ -53,7 +54,7 @@ def run(arguments: argparse.Namespace, prog: str, words: Sequence[str]) -> int:
 
 def _run(args: argparse.Namespace, command: Sequence[str]) -> int:
     def read(scratch: Scratch) -> Data | HeteroData:
-        with Progress(quiet=args.quiet) as shown:
+        with Progress(quiet=args.quiet) as shown, is_read.set(shown.share('reading')):
             shown.phase('reading', delay=0.5)  # a mistake is told alone
             shape = None if args.shape is None else parse_shape(args.shape)
             data = load_source(
@@ -61,7 +62,6 @@ def _run(args: argparse.Namespace, command: Sequence[str]) -> int:
                 root=args.datasets,
                 scratch=scratch,
                 relabel=args.relabel,
-                on_part=shown.share('reading'),
                 tables=_tables(args),
                 shape=shape,
                 dtype=args.dtype,

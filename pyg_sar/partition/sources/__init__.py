@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,6 @@ def load_source(
     relabel: bool = False,
     shape: Sequence[int] | None = None,
     dtype: str | None = None,
-    on_part: Callable[[float], None] = lambda _: None,
 ) -> Data | HeteroData:
     """Loads a graph by name or from a file; docs/partitioning.md lists what it may be.
 
@@ -61,7 +60,6 @@ def load_source(
             than 32 bits do in any case.
         shape: Of a file of edges that is numbers alone: (2, E) or (E, 2).
         dtype: The type of these numbers, such as ``'int32'``.
-        on_part: Told which part of a file of text has been read, from 0 to 1.
     """
     path, given = Path(name_or_path), tables or NodeTableOptions()
     name, space = os.fspath(name_or_path), scratch or MEMORY
@@ -98,7 +96,7 @@ def load_source(
         data = files.read_saved(path, is_mapped=scratch is not None)
         return graph(data, is_sized='num_nodes' in data)
     if konect := konect_file(path):
-        return graph(read_konect(konect, space, on_part), is_sized=True)
+        return graph(read_konect(konect, space), is_sized=True)
     if is_file and path.suffix == '.npz':
         return of_arrays(matrices.read_npz(path, scratch=scratch))
     if matrix_market.is_mtx(path):
@@ -106,7 +104,7 @@ def load_source(
     if metis_files.is_metis(path):
         return of_arrays(metis_files.read_metis(path, space))
     if texts := edge_texts(path if is_file else edges):
-        return graph(graph_of_edges(edge_list(texts, space, on_part, relabel=relabel), path))
+        return graph(graph_of_edges(edge_list(texts, space, relabel=relabel), path))
     if edges is not None:
         return graph(graph_of_tables(edges, NodeTableOptions(), space))
     if _edge_files(path):

@@ -20,6 +20,7 @@ from pyg_sar.partition.sources import text_lines
 from pyg_sar.partition.sources.columns import unit_of
 from pyg_sar.partition.sources.names import Numbering
 from pyg_sar.partition.sources.parts import table_files
+from pyg_sar.partition.sources.pieces import is_read
 from pyg_sar.partition.sources.spool import Spool
 from pyg_sar.partition.sources.text_lines import (
     Piece,
@@ -95,15 +96,13 @@ class _Form:
 def read_edge_text(
     files: Sequence[Path],
     scratch: Scratch,
-    on_part: Callable[[float], None] = lambda _: None,
     *,
     has_names: bool = False,
     is_konect: bool = False,
 ) -> EdgeText:
     """Reads files with an edge a line; those of one list have the same columns.
 
-    `on_part` is told which part of the bytes has been read. With `has_names` all ids are text.
-    Lines of KONECT may leave out the weight, which is 1.
+    With `has_names` all ids are text. Lines of KONECT may leave out the weight, which is 1.
     """
     try:
         import_module('pyarrow')
@@ -126,7 +125,7 @@ def read_edge_text(
                 if reader is not None:
                     found.num_comments += reader.add(piece, path_begins=is_first)
                 is_first = is_first and first is None
-                on_part((at + piece.done) / len(files))
+                is_read.value((at + piece.done) / len(files))
         if reader is None or not reader.num_edges:
             names = ' and '.join(f"'{path}'" for path in files[:2])
             raise ValueError(f'expected lines of edges in {names} (got none)')
@@ -147,17 +146,16 @@ def edge_texts(path: Path | None) -> list[Path]:
 def edge_list(
     texts: list[Path],
     scratch: Scratch,
-    on_part: Callable[[float], None] = lambda _: None,
     *,
     relabel: bool = False,
 ) -> dict[str, Any]:
     """The arrays of a list of edges by name; a note tells how it was read."""
     try:
-        found = read_edge_text(texts, scratch, on_part)
+        found = read_edge_text(texts, scratch)
     except ValueError:
         if not relabel:
             raise
-        found = read_edge_text(texts, scratch, on_part, has_names=True)
+        found = read_edge_text(texts, scratch, has_names=True)
     path = texts[0] if len(texts) == 1 else texts[0].parent
     arrays, told = (
         found.arrays,

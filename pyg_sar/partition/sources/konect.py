@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 
@@ -23,14 +22,12 @@ def konect_file(path: Path) -> Path | None:
     return files[0] if len(files) == 1 and files[0].name.startswith('out.') else None
 
 
-def read_konect(
-    path: Path, scratch: Scratch, on_part: Callable[[float], None]
-) -> Data | HeteroData:
+def read_konect(path: Path, scratch: Scratch) -> Data | HeteroData:
     """The graph: ids from 0 on, both directions of ``sym``, two types of nodes of ``bip``.
 
     The third column is ``edge_weight``, the fourth ``time`` in seconds since 1970.
     """
-    found = read_edge_text([path], scratch, on_part, is_konect=True)
+    found = read_edge_text([path], scratch, is_konect=True)
     words = found.comments[0].split() if found.comments else []
     if not words or words[0] not in _FORMATS:
         raise ValueError(

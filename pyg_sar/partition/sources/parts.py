@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from pyg_sar.partition.sources.names import is_text
+from pyg_sar.partition.sources.pieces import is_read
 from pyg_sar.shard.files import is_of_system
 
 TABLES = ('.parquet', '.csv')
@@ -60,11 +61,15 @@ class Table:
         # One batch ahead and no threads: the memory is that of a few batches.
         few = {'batch_readahead': 1, 'fragment_readahead': 1, 'use_threads': False}
         with arrow_errors(self.path):
+            end = 0
             for part in self.fragments:
                 schema = part.physical_schema
                 for name, type_ in self.partitions.items():
                     schema = schema.append(pyarrow.field(name, type_))
-                yield from part.to_batches(schema, columns=list(names), batch_size=rows, **few)
+                for batch in part.to_batches(schema, columns=[*names], batch_size=rows, **few):
+                    yield batch
+                    end += batch.num_rows
+                    is_read.value(end / max(self.num_rows, 1))
 
 
 @contextmanager

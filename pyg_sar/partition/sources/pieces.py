@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import bz2
 import gzip
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
+
+from pyg_sar.utils.scoped import Scoped
+
+is_read: Scoped[Callable[[float], None]] = Scoped(lambda _: None)
+"""What readers tell which share of a source they have read, from 0 to 1."""
 
 PIECE = 1 << 20
 """Bytes per piece."""
@@ -21,8 +26,10 @@ def open_plain(path: Path) -> IO[bytes]:
 
 def whole_lines(file: IO[bytes], longest: int, path: Path, *, line: int) -> Iterator[bytes]:
     """Pieces of a file that end with a line, of at most `longest` bytes; the first is `line`."""
-    rest = b''
+    rest, size = b'', max(path.stat().st_size, 1)
     while piece := file.read(PIECE):
+        if not isinstance(file, bz2.BZ2File):  # which does not tell how much it has read
+            is_read.value(getattr(file, 'fileobj', file).tell() / size)
         rest += piece
         end = rest.rfind(b'\n') + 1
         if len(rest) - end > longest:
