@@ -171,6 +171,17 @@ def test_wide_numbers_come_late(tmp_path: Path, monkeypatch: Any) -> None:
         load_source(tmp_path / 'a.txt')
 
 
+def test_names_that_look_like_comments(tmp_path: Path) -> None:
+    (tmp_path / 'a.csv').write_text('# tags\nsrc,dst\ncats,#dogs\n#dogs,%\n#dogs,cats\n')
+    data, notes = _read(tmp_path / 'a.csv')
+    assert data.node_names.to_pylist() == ['cats', '#dogs', '%']
+    assert data.edge_index.tolist() == [[0, 1, 1], [1, 2, 0]]
+    assert '1 comment lines; 3 names' in notes[0]
+    (tmp_path / 'a.csv').write_text('src,dst\ncats,dogs\n# a comment\n')
+    with pytest.raises(ValueError, match='expected an edge in every line .* 2 columns, got 1'):
+        load_source(tmp_path / 'a.csv')
+
+
 NAMED = {
     'text': ('alice\tbob\nbob\tcarol\ncarol\tNew York\n', ['alice', 'bob', 'carol', 'New York']),
     'text with a header': ('src,dst\nb,a\na,c\nc,d\n', ['b', 'a', 'c', 'd']),

@@ -157,10 +157,9 @@ def edge_list(
             raise
         found = read_edge_text(texts, scratch, has_names=True)
     path = texts[0] if len(texts) == 1 else texts[0].parent
-    arrays, told = (
-        found.arrays,
-        [f'{found.num_comments:,} comment lines'] * (found.num_comments > 0),
-    )
+    arrays, told = found.arrays, []
+    if found.num_comments:
+        told.append(f'{found.num_comments:,} comment lines')
     columns = ', '.join(column for column in arrays if column not in ('edge_index', NODE_NAMES))
     if found.header is None and columns:
         told.append(f'no header: columns beside the ids are {columns}')
@@ -258,8 +257,11 @@ class _Reader:
                 f"expected the header of the other files in '{piece.path}', {self.form.header!r} "
                 f'(got {first!r})'
             )
-        compute = import_module('pyarrow.compute')
-        content, num_comments = text_lines.without_comments(piece.content)
+        compute, num_comments = import_module('pyarrow.compute'), 0
+        content = piece.content
+        if self._names is None or path_begins:  # names may begin with the signs of comments
+            in_front = self._names is not None
+            content, num_comments = text_lines.without_comments(content, in_front=in_front)
         if skip_header:
             content = content.lstrip().partition(b'\n')[2]
         if content.isspace() or not content:

@@ -20,6 +20,7 @@ PIECE = 1 << 22
 COMPRESSED = {'.gz': 'gzip', '.bz2': 'bz2', '.zst': 'zstd'}
 
 _COMMENT = re.compile(rb'^[ \t]*[#%][^\n]*\n', re.MULTILINE)
+_IN_FRONT = re.compile(rb'([ \t]*[#%][^\n]*\n|\s*\n)*')
 
 
 def text_suffix(path: Path) -> str:
@@ -106,10 +107,12 @@ def _read(stream: Any, size: int, path: Path) -> bytes:
         raise ValueError(f"expected the whole of '{path}' (got: {error})") from error
 
 
-def without_comments(content: bytes) -> tuple[bytes, int]:
-    """The lines that are no comments, and how many were."""
+def without_comments(content: bytes, *, in_front: bool) -> tuple[bytes, int]:
+    """The lines that are no comments, and how many were; or those after comments `in_front`."""
     if b'#' not in content and b'%' not in content:
         return content, 0
+    if in_front and (match := _IN_FRONT.match(content)):
+        return content[match.end() :], len(_COMMENT.findall(match[0]))
     return _COMMENT.subn(b'', content)
 
 
