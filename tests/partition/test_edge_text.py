@@ -178,7 +178,7 @@ def test_names_that_look_like_comments(tmp_path: Path) -> None:
     assert data.edge_index.tolist() == [[0, 1, 1], [1, 2, 0]]
     assert '1 comment lines; 3 names' in notes[0]
     (tmp_path / 'a.csv').write_text('src,dst\ncats,dogs\n# a comment\n')
-    with pytest.raises(ValueError, match='expected an edge in every line .* 2 columns, got 1'):
+    with pytest.raises(ValueError, match=r'expected an edge in every line .* 2 columns, got 1'):
         load_source(tmp_path / 'a.csv')
 
 
