@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import gzip
 import os
 import re
 import shlex
@@ -404,3 +405,32 @@ def test_options_of_a_folder_by_types(tmp_path):
             load_source(root, tables=NodeTableOptions(**given))
     with pytest.raises(ValueError, match="no 'relabel' beside a table of nodes"):
         load_source(root, relabel=True)
+
+
+@pytest.mark.filterwarnings('ignore:.*no header')
+@pytest.mark.parametrize('is_mapped', [False, True])
+def test_lists_of_edges_beside_tables(tmp_path, is_mapped):
+    """As text edges may have any form; ids of a table that are text are never numbers."""
+    scratch = Scratch(tmp_path) if is_mapped else None
+
+    def load(nodes, text):
+        pandas.DataFrame(nodes).to_parquet(tmp_path / 'n.parquet')
+        (tmp_path / 'e.tsv.gz').write_bytes(gzip.compress(text.encode()))
+        options = NodeTableOptions(nodes=os.fspath(tmp_path / 'n.parquet'))
+        return load_source(tmp_path / 'e.tsv.gz', tables=options, scratch=scratch)
+
+    ids = ['007', '7', 'x']
+    data = load({'id': ids, 'age': [1, 2, 3]}, '7\t007\n007\tx\n')
+    assert (data.edge_index.tolist(), data.age.tolist()) == ([[1, 0], [0, 2]], [1, 2, 3])
+    assert data.node_names.to_pylist() == ids
+    data = load({'id': [10, 30, 20]}, '# a comment\n20 10 0.5\n30 20 1\n')
+    assert (data.edge_index.tolist(), data.edge_weight.tolist()) == ([[2, 1], [0, 2]], [0.5, 1])
+    data = load({'id': [0, 1, 2]}, '2 1\n0 0\n')
+    assert (data.edge_index.tolist(), data.num_nodes) == ([[2, 0], [1, 0]], 3)
+    for nodes, text, message in (
+        ({'id': ids}, '7\t007\n007\t8\n', "got '8' as destination of edge 1"),
+        ({'id': [10, 30, 20]}, '20 10\n21 10\n', 'got 21 as source of edge 1'),
+        ({'id': [0, 1]}, '0 1\n1 2\n', 'got 2 as destination of edge 1'),
+    ):
+        with pytest.raises(ValueError, match=message):
+            load(nodes, text)

@@ -65,7 +65,7 @@ def load_source(
     name, space = os.fspath(name_or_path), scratch or MEMORY
     if (shape is None) != (dtype is None):
         raise ValueError(f"'shape' and 'dtype' must be given together (got {shape} and {dtype})")
-    edges = _table_alone(path)
+    edges = path if path.is_file() and edge_texts(path) else _table_alone(path)
     nodes = _node_files(path) if edges not in (None, path) and given.nodes is None else []
     if nodes:
         given = replace(given, nodes=os.fspath(nodes[0]))

@@ -5,7 +5,6 @@ pyarrow reads the numbers of a piece of lines at a time, so memory does not grow
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
@@ -18,6 +17,7 @@ from typing import Any, NoReturn
 from pyg_sar.partition.memmap import Scratch
 from pyg_sar.partition.sources import text_lines
 from pyg_sar.partition.sources.columns import unit_of
+from pyg_sar.partition.sources.ends import columns_of_ends, ends_of
 from pyg_sar.partition.sources.names import Numbering
 from pyg_sar.partition.sources.parts import table_files
 from pyg_sar.partition.sources.pieces import is_read
@@ -41,34 +41,6 @@ _SECONDS = (10**8, 10**11)
 
 _LOOK_AHEAD = 1000
 """Lines after the first by which it is known what that is."""
-
-_ENDS = {'src', 'source', 'from'}, {'dst', 'target', 'to', 'destination'}
-_OTHER_ENDS = ('u', 'v'), ('i', 'j'), ('row', 'col'), ('head', 'tail'), ('subject', 'object')
-
-
-def ends_of(names: Sequence[str]) -> tuple[int, int] | None:
-    """Which columns hold sources and destinations, by their names; None where that is not plain.
-
-    They are called ``src`` and ``dst``, ``source`` and ``target``, ``from`` and ``to``; or such
-    words are among others (``FromNodeId``); or the names differ by 1 and 2 (``node_1``).
-    """
-    whole = [{name.strip().lower()} for name in names]
-    words = [{*map(str.lower, re.findall('[A-Z]?[a-z]+|[A-Z]+', name))} for name in names]
-    for of_names, pair in [
-        (whole, _ENDS),
-        (words, _ENDS),
-        *((whole, ({src}, {dst})) for src, dst in _OTHER_ENDS),
-    ]:
-        src, dst = ([at for at, has in enumerate(of_names) if has & ends] for ends in pair)
-        if len(src) == len(dst) == 1 and src != dst:
-            return src[0], dst[0]
-        if src or dst:
-            return None
-    for at, name in enumerate(names):
-        other = re.sub(r'1(?=\D*$)', '2', name)
-        if other != name and list(names).count(other) == 1:
-            return at, list(names).index(other)
-    return None
 
 
 @dataclass
@@ -148,10 +120,11 @@ def edge_list(
     scratch: Scratch,
     *,
     relabel: bool = False,
+    has_names: bool = False,
 ) -> dict[str, Any]:
     """The arrays of a list of edges by name; a note tells how it was read."""
     try:
-        found = read_edge_text(texts, scratch)
+        found = read_edge_text(texts, scratch, has_names=has_names)
     except ValueError:
         if not relabel:
             raise
@@ -163,7 +136,7 @@ def edge_list(
     columns = ', '.join(column for column in arrays if column not in ('edge_index', NODE_NAMES))
     if found.header is None and columns:
         told.append(f'no header: columns beside the ids are {columns}')
-    if NODE_NAMES in arrays:
+    if NODE_NAMES in arrays and not has_names:
         told.append(f'{len(arrays[NODE_NAMES]):,} names of nodes')
     if told:
         warnings.warn(f"'{path}' has {'; '.join(told)}", stacklevel=3)
@@ -192,13 +165,7 @@ def _form(piece: Piece, *, has_names: bool, is_konect: bool) -> _Form:
             f'expected a name for every column, each another, in {where} (got {fields}): pandas '
             'leaves its index out by to_csv(index=False)'
         )
-    has_no_end = not {name.lower() for name in fields} & (_ENDS[0] | _ENDS[1])
-    ends = ends_of(fields) or ((0, 1) if len(fields) == 2 and has_no_end else None)
-    if ends is None:
-        raise ValueError(
-            f"expected columns 'src' and 'dst', 'source' and 'target', or 'from' and 'to', one of "
-            f'each, in {where} (got {fields})'
-        )
+    ends = columns_of_ends(fields, where)
     return _Form(delimiter, fields, first, ends, has_names or _has_names(rest, ends))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -11,11 +13,53 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_sar.partition.memmap import Scratch, ranges
+from pyg_sar.partition.memmap import Scratch, edge_chunks, ranges
 from pyg_sar.partition.sources.columns import decoded, refused
 from pyg_sar.partition.sources.names import Numbering, id_type, places, plain_ids
 from pyg_sar.partition.sources.parts import Table
 from pyg_sar.shard.format import NODE_NAMES
+
+_ENDS = {'src', 'source', 'from'}, {'dst', 'target', 'to', 'destination'}
+_OTHER_ENDS = ('u', 'v'), ('i', 'j'), ('row', 'col'), ('head', 'tail'), ('subject', 'object')
+
+
+def ends_of(names: Sequence[str]) -> tuple[int, int] | None:
+    """Which columns hold sources and destinations, by their names; None where that is not plain.
+
+    They are called ``src`` and ``dst``, ``source`` and ``target``, ``from`` and ``to``; or such
+    words are among others (``FromNodeId``); or the names differ by 1 and 2 (``node_1``).
+    """
+    whole = [{name.strip().lower()} for name in names]
+    words = [{*map(str.lower, re.findall('[A-Z]?[a-z]+|[A-Z]+', name))} for name in names]
+    for of_names, pair in [
+        (whole, _ENDS),
+        (words, _ENDS),
+        *((whole, ({src}, {dst})) for src, dst in _OTHER_ENDS),
+    ]:
+        src, dst = ([at for at, has in enumerate(of_names) if has & ends] for ends in pair)
+        if len(src) == len(dst) == 1 and src != dst:
+            return src[0], dst[0]
+        if src or dst:
+            return None
+    for at, name in enumerate(names):
+        other = re.sub(r'1(?=\D*$)', '2', name)
+        if other != name and list(names).count(other) == 1:
+            return at, list(names).index(other)
+    return None
+
+
+def columns_of_ends(names: Sequence[str], where: str) -> tuple[int, int]:
+    """The columns of sources and destinations; of two columns that are called otherwise, both."""
+    ends = ends_of(names)
+    if ends is None and len(names) == 2:
+        is_one = {name.strip().lower() for name in names} & (_ENDS[0] | _ENDS[1])
+        ends = None if is_one else (0, 1)
+    if ends is None:
+        raise ValueError(
+            f"expected columns 'src' and 'dst', 'source' and 'target', or 'from' and 'to', one of "
+            f'each, in {where} (got {list(names)})'
+        )
+    return ends
 
 
 @dataclass(frozen=True)
@@ -157,3 +201,36 @@ class Ends:
             f"'{self._path}' (got {id_!r} in row {row}, counted from 0): add the node, or leave "
             'the edge out'
         )
+
+
+def looked_up(
+    edges: dict[str, Any], ids: tuple[NodeIds, NodeIds], path: Path, scratch: Scratch
+) -> dict[str, Any]:
+    """Columns of edges, whose ends are ids or names, with rows of tables of nodes as ends."""
+    pyarrow = import_module('pyarrow')
+    edge_index, names = edges['edge_index'], edges.get(NODE_NAMES)
+    if names is None and any(each.names is not None for each in ids):
+        numbering = Numbering()
+        for _, src, dst in edge_chunks(edge_index):
+            numbering.add(pyarrow.array(src.numpy()), pyarrow.array(dst.numpy()))
+        edge_index, names = numbering.edges(scratch, is_sorted=False)
+    rows = scratch.empty(edge_index.shape, torch.int32)
+    for at, each in enumerate(ids):
+        found = None if names is None else places(each.array().cast(names.type), names)
+        for start, stop in ranges(edge_index.size(1)):
+            numbers = edge_index[at, start:stop].long()
+            if found is None:
+                part = numbers.where((numbers >= 0) & (numbers < each.count), -1).numpy()
+            else:
+                part = found[numbers.numpy()]
+            missing = np.flatnonzero(part < 0)
+            if missing.size:
+                number = int(numbers[missing[0]])
+                raise ValueError(
+                    f"expected ids of '{each.column}' of '{each.path}' in '{path}' (got "
+                    f'{number if names is None else names[number].as_py()!r} as '
+                    f'{("source", "destination")[at]} of edge {start + int(missing[0])}, counted '
+                    'from 0): add the node, or leave the edge out'
+                )
+            rows[at, start:stop] = torch.from_numpy(part.astype(np.int32))
+    return {**{k: v for k, v in edges.items() if k != NODE_NAMES}, 'edge_index': rows}

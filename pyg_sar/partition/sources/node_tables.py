@@ -18,7 +18,8 @@ from pyg_sar.partition.sources.columns import Column, decoded, refused
 from pyg_sar.partition.sources.ends import NodeIds
 from pyg_sar.partition.sources.names import Numbering, id_type, is_text, storage
 from pyg_sar.partition.sources.parts import Table, arrow_errors, is_list, open_table, table_files
-from pyg_sar.partition.sources.tables import check_header, check_names, values_of
+from pyg_sar.partition.sources.tables import check_names, values_of
+from pyg_sar.partition.sources.text_lines import is_number, split
 
 _IDS = ('id', 'node_id', 'name', 'index')
 _FEATURES = ('x', 'features')
@@ -82,8 +83,20 @@ def open_nodes(path: Path) -> Table:
         what = 'no such file' if not path.exists() else 'no such table'
         raise ValueError(f"expected a .parquet or .csv file of nodes (got '{path}', {what})")
     for file in files:
-        check_header(file, 'id,age,label', '')
+        _check_header(file)
     return open_table(path)
+
+
+def _check_header(file: Path) -> None:
+    """Raises ValueError unless a .csv file begins with names of columns."""
+    if file.suffix != '.csv':
+        return
+    with file.open(errors='replace') as text:
+        line = text.readline().strip()
+    if not line or line.startswith('#') or any(map(is_number, split(line, ','))):
+        raise ValueError(
+            f"expected a header in the first line of '{file}', such as id,age,label (got {line!r})"
+        )
 
 
 def read_nodes(

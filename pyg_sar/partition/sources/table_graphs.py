@@ -14,7 +14,8 @@ from torch_geometric.data import Data, HeteroData
 from pyg_sar.partition.attributes import set_owners
 from pyg_sar.partition.graph import checked_edge_index
 from pyg_sar.partition.memmap import Scratch, smallest_and_largest
-from pyg_sar.partition.sources.ends import NodeIds
+from pyg_sar.partition.sources.edge_text import edge_list, edge_texts
+from pyg_sar.partition.sources.ends import NodeIds, looked_up
 from pyg_sar.partition.sources.node_tables import NodeTableOptions, open_nodes, read_nodes
 from pyg_sar.partition.sources.parts import TABLES, table_files
 from pyg_sar.partition.sources.tables import read_table
@@ -30,7 +31,7 @@ def graph_of_tables(path: Path, options: NodeTableOptions, scratch: Scratch) -> 
         ids, nodes = read_nodes(table, options.of([table])[0], scratch)
     elif given := next(options.columns(), None):
         raise ValueError(f'expected --nodes TABLE with {given[0]} {given[1]} (got none)')
-    edges = read_table(path, scratch, ids=None if ids is None else (ids, ids))
+    edges = _edges(path, scratch, None if ids is None else (ids, ids))
     for name in edges:
         if name in nodes:
             raise ValueError(
@@ -38,6 +39,16 @@ def graph_of_tables(path: Path, options: NodeTableOptions, scratch: Scratch) -> 
                 f"'{name}' in both): rename one of them"
             )
     return graph_of_edges(edges, path, nodes, ids)
+
+
+def _edges(path: Path, scratch: Scratch, ids: tuple[NodeIds, NodeIds] | None) -> dict[str, Any]:
+    """The columns of edges in a table or a list as text, with ends in tables of nodes if given."""
+    texts = edge_texts(path)
+    if not texts:
+        return read_table(path, scratch, ids=ids)
+    has_names = any('string' in each.kind for each in ids or ())
+    found = edge_list(texts, scratch, has_names=has_names)
+    return found if ids is None else looked_up(found, ids, path, scratch)
 
 
 def graph_of_edges(
@@ -110,7 +121,7 @@ def read_typed_folder(path: Path, options: NodeTableOptions, scratch: Scratch) -
         data[type_].num_nodes = ids[type_].count
         _fill(data[type_], values, ids[type_].names)
     for name, key in relations.items():
-        values = read_table(edges[name], scratch, ids=(ids[key[0]], ids[key[2]]))
+        values = _edges(edges[name], scratch, (ids[key[0]], ids[key[2]]))
         _fill(data[key], values, None)
     return data
 

@@ -1,8 +1,7 @@
-"""Edge lists in Parquet and CSV files, whose ends are numbers or names of nodes."""
+"""Edge lists in Parquet files, whose ends are numbers or names of nodes."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,24 +9,17 @@ from typing import Any
 from pyg_sar.partition.masks import INDICES
 from pyg_sar.partition.memmap import MEMORY, Scratch
 from pyg_sar.partition.sources.columns import Column
-from pyg_sar.partition.sources.ends import Ends, NodeIds
+from pyg_sar.partition.sources.ends import Ends, NodeIds, columns_of_ends
 from pyg_sar.partition.sources.parts import (
     BATCH_ROWS,
     arrow_errors,
     is_list,
     open_table,
-    table_files,
 )
-
-_ENDS = ('src', 'source', 'from'), ('dst', 'target', 'to', 'destination')
-"""Names of the columns of sources and of destinations."""
 
 _TAKEN = frozenset(
     {'edge_index', 'adj_t', 'num_nodes', 'n_id', 'e_id', 'face', 'node_names', *INDICES}
 )
-
-_NO_HEADER = re.compile(r'$|# |[^,]*[#\t; |][^,]*$|(.*,)?\s*"?[-+]?\d[\d.]*(e[-+]?\d+)?"?\s*(,|$)')
-"""An empty line, a comment, other signs than commas, or numbers, which may be an edge."""
 
 
 def read_table(
@@ -37,26 +29,23 @@ def read_table(
     batch_rows: int = BATCH_ROWS,
     ids: tuple[NodeIds, NodeIds] | None = None,
 ) -> dict[str, Any]:
-    """Reads a table with a row per edge, .parquet or .csv with a header, into scratch space.
+    """Reads a Parquet table with a row per edge into scratch space.
 
-    Gives ``edge_index`` integer [2, E], and every other column, [E] or [E, k]. Sources and
-    destinations are the columns that are called so (``src`` and ``dst``, ``source`` and ``target``,
-    ``from`` and ``to``), or those of a table of two. `path` may be a folder with the parts of a
-    table. Categories become numbers, and a list ``NAME_names`` has their names.
+    Gives ``edge_index`` integer [2, E], and every other column, [E] or [E, k]. `path` may be a
+    folder with the parts of a table. Categories become numbers, and a list ``NAME_names`` has their
+    names.
 
     Ends that are text or UUIDs become numbers 0 to N-1 in the order in which they first come:
     ``node_names``, a pyarrow Array [N], has them.
     With `ids` of the tables of sources and of destinations ends are ids there.
     """
-    for file in table_files(path):
-        check_header(file)
     table = open_table(path)
     names = list(table.types)
     if len(names) < 2:
         raise ValueError(
             f"expected two columns or more, of different names, in '{path}' (got {names})"
         )
-    ends = _ends(names, path)
+    ends = [names[at] for at in columns_of_ends(names, f"'{path}'")]
     edges = Ends(table, ends, scratch, ids=ids)
     others = {name: type_ for name, type_ in table.types.items() if name not in ends}
     check_names(others, path)
@@ -92,40 +81,3 @@ def check_names(types: Mapping[str, Any], path: Path) -> None:
                 f"expected another name for the column '{name}' of '{path}', which is that of "
                 'something else in a graph'
             )
-
-
-def check_header(file: Path, example: str = 'src,dst', hint: str | None = None) -> None:
-    """Raises ValueError unless a .csv file begins with names of columns."""
-    if file.suffix != '.csv':
-        return
-    with file.open(errors='replace') as text:
-        line = text.readline().strip()
-    if _NO_HEADER.match(line):
-        raise ValueError(
-            f"expected a header in the first line of '{file}', such as {example} (got {line!r})"
-            + (as_csv(file) if hint is None else hint)
-        )
-
-
-def as_csv(path: Path) -> str:
-    """How a list of edges, as text, becomes a table; nothing of what may be no such list."""
-    if not re.search(r'\.(csv|txt|tsv|edges|el)(\.\w+)?$', path.name.lower()):
-        return ''
-    return (
-        f", as pandas.read_csv('{path}', sep=r'[\\s,;|]+', comment='#', usecols=[0, 1], "
-        "names=['src', 'dst']).to_csv('edges.csv', index=False) writes it; names=None if it has a "
-        'header'
-    )
-
-
-def _ends(names: list[str], path: Path) -> list[str]:
-    """The columns of sources and destinations."""
-    src, dst = ([n for n in names if n.strip().lower() in synonyms] for synonyms in _ENDS)
-    if not src and not dst and len(names) == 2:
-        return names
-    if len(src) != 1 or len(dst) != 1:
-        raise ValueError(
-            f"expected columns 'src' and 'dst' in '{path}', or 'source' and 'target', or 'from' "
-            f"and 'to', one of each (got {names})"
-        )
-    return [*src, *dst]
