@@ -166,9 +166,10 @@ def test_wide_numbers_come_late(tmp_path: Path, monkeypatch: Any) -> None:
         data, _ = _read(tmp_path / 'a.txt', scratch)
         assert data.edge_index.tolist() == [[0, 1, 2, 0], [1, 2, 3_000_000_000, 1]]
         assert data.edge_weight.tolist() == [1, 2, 3, 0.5]
-    (tmp_path / 'a.txt').write_text(f'0 1 {2**53 + 1}\n1 2 2\n0 1 0.5\n')
-    with pytest.raises(ValueError, match='numbers that float64 holds'):
-        load_source(tmp_path / 'a.txt')
+    for text in (f'0 1 {2**53 + 1}\n1 2 2\n0 1 0.5\n', f'0 1 0.5\n1 2 2\n0 1 {2**53 + 1}\n'):
+        (tmp_path / 'a.txt').write_text(text)
+        with pytest.raises(ValueError, match='numbers that float64 holds'):
+            load_source(tmp_path / 'a.txt')
 
 
 def test_names_that_look_like_comments(tmp_path: Path) -> None:

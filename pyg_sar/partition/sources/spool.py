@@ -34,7 +34,7 @@ class Spool:
         if not self.size:
             self.dtype = values.dtype
         self.widen(np.result_type(self.dtype, values.dtype))
-        self._write(values.astype(self.dtype, copy=False))
+        self._write(_as(values, self.dtype))
         self.size += len(values)
 
     def _write(self, values: Array) -> None:
@@ -52,10 +52,7 @@ class Spool:
         old, parts = self._file, _parts(self._file, self.dtype) if self._file else self._arrays
         self._file, self._arrays, self.dtype = None, [], dtype
         for part in parts:
-            wide = part.astype(dtype)
-            if not np.array_equal(part, wide.astype(part.dtype)):
-                raise ValueError(f'expected numbers that {dtype} holds (got larger ones)')
-            self._write(wide)
+            self._write(_as(part, dtype))
         if old is not None:
             old.close()
 
@@ -82,6 +79,14 @@ class Spool:
         """Gives the file back; tensors stay."""
         if self._file is not None:
             self._file.close()
+
+
+def _as(values: Array, dtype: np.dtype[Any]) -> Array:
+    """The same numbers in another type; ValueError where it does not hold them."""
+    wide = values.astype(dtype, copy=False)
+    if wide.dtype != values.dtype and not np.array_equal(values, wide.astype(values.dtype)):
+        raise ValueError(f'expected numbers that {dtype} holds (got larger ones)')
+    return wide
 
 
 def _parts(file: IO[bytes], dtype: np.dtype[Any]) -> Iterator[Array]:
