@@ -94,6 +94,11 @@ class Loader:
     def __len__(self) -> int:
         return self._num_batches
 
+    @property
+    def dataset(self) -> range:
+        """A number for every seed of all ranks, for ``len(loader.dataset)``."""
+        return range(self._seeds.total)
+
     def __iter__(self) -> Iterator[Data | HeteroData]:
         """Begins an epoch, or goes on with one that was loaded (collective)."""
         with in_call(self._name), on_cpu():

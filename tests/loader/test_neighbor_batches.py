@@ -37,6 +37,7 @@ def test_one_process_takes_seeds_in_their_order(folder: str, size: int) -> None:
     found = [batch.x[: batch.batch_size] for batch in loader]
     assert torch.equal(torch.cat(found), graph.x)
     assert [rows.size(0) for rows in found] == [size] * (40 // size)
+    assert len(loader.dataset) == 40  # as training loops divide by
     seeds, time = torch.tensor([7, 3, 3, 30, 0]), torch.tensor([5, 6, 7, 8, 9])
     loader = pyg_sar.NeighborLoader(
         data, [2], seeds, batch_size=size, time_attr='y', input_time=time
