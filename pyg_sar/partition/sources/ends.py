@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -13,9 +15,42 @@ from torch import Tensor
 
 from pyg_sar.partition.memmap import Scratch, ranges
 from pyg_sar.partition.sources.columns import decoded, refused
-from pyg_sar.partition.sources.names import Numbering, id_type, places, plain_ids
+from pyg_sar.partition.sources.names import Numbering, empty_ids, id_type, places, plain_ids
 from pyg_sar.partition.sources.parts import Table
 from pyg_sar.shard.format import NODE_NAMES
+
+_ENDS = {'src', 'source', 'from'}, {'dst', 'target', 'to', 'destination'}
+_OTHER_ENDS = ('u', 'v'), ('i', 'j'), ('row', 'col'), ('head', 'tail'), ('subject', 'object')
+
+
+def ends_of(names: Sequence[str]) -> tuple[int, int] | None:
+    """Which columns hold sources and destinations, by their names; None where that is not plain.
+
+    They are called ``src`` and ``dst``, ``source`` and ``target``, ``from`` and ``to``; or such
+    words are among others (``FromNodeId``); or the names differ by 1 and 2 (``node_1``).
+    """
+    whole = [{name.strip().lower()} for name in names]
+    words = [{*map(str.lower, re.findall('[A-Z]?[a-z]+|[A-Z]+', name))} for name in names]
+    for of_names, pair in [
+        (whole, _ENDS),
+        (words, _ENDS),
+        *((whole, ({src}, {dst})) for src, dst in _OTHER_ENDS),
+    ]:
+        src, dst = ([at for at, has in enumerate(of_names) if has & ends] for ends in pair)
+        if len(src) == len(dst) == 1 and src != dst:
+            return src[0], dst[0]
+        if src or dst:
+            return None
+    for at, name in enumerate(names):
+        other = re.sub(r'1(?=\D*$)', '2', name)
+        if other != name and list(names).count(other) == 1:
+            return at, list(names).index(other)
+    return None
+
+
+def has_an_end(names: Sequence[str]) -> bool:
+    """Whether a column is called as those of sources or of destinations mostly are."""
+    return not {name.strip().lower() for name in names}.isdisjoint(_ENDS[0] | _ENDS[1])
 
 
 @dataclass(frozen=True)
@@ -98,17 +133,26 @@ class Ends:
     def add(self, columns: list[Any]) -> None:
         """The sources and the destinations of the next edges."""
         for name, column in zip(self._names, columns, strict=True):
-            if column.null_count:
+            empty = empty_ids(column)
+            if empty.size:
+                row = self._end + int(empty[0])
                 raise ValueError(
                     f"expected no empty cell in '{name}' of '{self._path}' (got "
-                    f'{column.null_count})'
+                    f'{len(empty)}, the first in row {row}, counted from 0)'
                 )
         start, self._end = self._end, self._end + len(columns[0])
         if not self._numberings:
-            for target, column in zip(self._edge_index, columns, strict=True):
+            for name, target, column in zip(self._names, self._edge_index, columns, strict=True):
                 is_large = str(column.type) == 'uint64'
-                numbers = column if is_large else plain_ids(column)
-                target[start : self._end].numpy()[:] = numbers.to_numpy()
+                numbers = (column if is_large else plain_ids(column)).to_numpy()
+                wide = np.flatnonzero(numbers >= 1 << 63) if is_large else np.empty(0, np.int64)
+                if wide.size:
+                    raise ValueError(
+                        f"expected ids below 2^63 in '{name}' of '{self._path}' (got "
+                        f'{numbers[wide[0]]} in row {start + int(wide[0])}, counted from 0): write '
+                        'them as text'
+                    )
+                target[start : self._end].numpy()[:] = numbers
         elif len(self._numberings) == 1:
             self._numberings[0].add(*columns)
         else:

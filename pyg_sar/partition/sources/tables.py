@@ -10,7 +10,7 @@ from typing import Any
 from pyg_sar.partition.masks import INDICES
 from pyg_sar.partition.memmap import MEMORY, Scratch
 from pyg_sar.partition.sources.columns import Column
-from pyg_sar.partition.sources.ends import Ends, NodeIds
+from pyg_sar.partition.sources.ends import Ends, NodeIds, ends_of, has_an_end
 from pyg_sar.partition.sources.parts import (
     BATCH_ROWS,
     arrow_errors,
@@ -18,9 +18,6 @@ from pyg_sar.partition.sources.parts import (
     open_table,
     table_files,
 )
-
-_ENDS = ('src', 'source', 'from'), ('dst', 'target', 'to', 'destination')
-"""Names of the columns of sources and of destinations."""
 
 _TAKEN = frozenset(
     {'edge_index', 'adj_t', 'num_nodes', 'n_id', 'e_id', 'face', 'node_names', *INDICES}
@@ -87,6 +84,11 @@ def check_names(types: Mapping[str, Any], path: Path) -> None:
     """Raises ValueError of a column whose name means something else in a graph."""
     for name, type_ in types.items():
         is_of_ids = name.endswith('_index') and name.removesuffix('_index') in types
+        if name.startswith('_'):
+            raise ValueError(
+                f"expected names of columns that begin with a letter in '{path}' (got '{name}'): "
+                'rename the column, or leave it out'
+            )
         if name in _TAKEN or is_of_ids or ('index' in name and is_list(type_)):
             raise ValueError(
                 f"expected another name for the column '{name}' of '{path}', which is that of "
@@ -120,12 +122,12 @@ def as_csv(path: Path) -> str:
 
 def _ends(names: list[str], path: Path) -> list[str]:
     """The columns of sources and destinations."""
-    src, dst = ([n for n in names if n.strip().lower() in synonyms] for synonyms in _ENDS)
-    if not src and not dst and len(names) == 2:
+    ends = ends_of(names)
+    if ends is None and len(names) == 2 and not has_an_end(names):
         return names
-    if len(src) != 1 or len(dst) != 1:
+    if ends is None:
         raise ValueError(
             f"expected columns 'src' and 'dst' in '{path}', or 'source' and 'target', or 'from' "
             f"and 'to', one of each (got {names})"
         )
-    return [*src, *dst]
+    return [names[end] for end in ends]
