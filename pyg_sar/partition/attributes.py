@@ -65,6 +65,8 @@ def sort_attributes(
                 "'n_id' and 'e_id' are the names of the global ids in a loaded shard; rename or "
                 f"delete the attribute (got '{name}'{where})"
             )
+        if name.startswith('_'):
+            raise ValueError(f"expected names that begin with a letter{where} (got '{name}')")
         if not name.isprintable():
             raise ValueError(f'expected names of printable letters{where} (got {name!r})')
         tensor = _as_tensor(value)
@@ -115,6 +117,11 @@ def sort_attributes(
     return attributes
 
 
+def _is_bytes(type_: Any) -> bool:
+    """Whether a type of pyarrow is of bytes, such as those of UUIDs."""
+    return str(type_).endswith('binary') or str(type_).startswith('fixed_size_binary')
+
+
 def _names(values: Any, num_nodes: int, where: str) -> Any:
     """Names of nodes as pyarrow's Array."""
     try:
@@ -124,7 +131,7 @@ def _names(values: Any, num_nodes: int, where: str) -> Any:
         kinds = pyarrow.types
         if not any(
             is_kind(names.type)
-            for is_kind in (kinds.is_string, kinds.is_large_string, kinds.is_integer)
+            for is_kind in (kinds.is_string, kinds.is_large_string, kinds.is_integer, _is_bytes)
         ):
             raise TypeError(f'names of the type {names.type}')
     except (ImportError, TypeError, ValueError) as error:

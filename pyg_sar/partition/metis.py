@@ -66,13 +66,18 @@ def pymetis_parts(
     more = {'objtype': int(pymetis.ObjType.VOL)} if is_volume else {}
     more |= {} if rounds is None else {'niter': rounds}
     # A graph of equal weights is given to METIS as one without any.
-    found, parts = pymetis.part_graph(
-        problem.num_parts,
-        pymetis.CSRAdjacency(problem.indptr, problem.index),
-        vweights=problem.weights,
-        options=pymetis.Options(seed=_SEED + problem.options.seed, **more),
-        recursive=recursive,
-    )
+    try:
+        found, parts = pymetis.part_graph(
+            problem.num_parts,
+            pymetis.CSRAdjacency(problem.indptr, problem.index),
+            vweights=problem.weights,
+            options=pymetis.Options(seed=_SEED + problem.options.seed, **more),
+            recursive=recursive,
+        )
+    except RuntimeError as error:  # of METIS, which may name no cause
+        raise ValueError(
+            f'expected METIS to cut the graph (got: {error}): take --method kaminpar or ldg'
+        ) from error
     return found, torch.from_numpy(np.array(parts, dtype=np.int64))
 
 

@@ -15,7 +15,7 @@ _BATCH = 1 << 20
 
 
 class NodeNames(Sequence[Any]):
-    """The name of every node of the whole graph, in the order of ids: text or integers.
+    """The name of every node of the whole graph, in the order of ids: text, integers or bytes.
 
     All ranks have all of them, in one file that is mapped into memory. Example::
 

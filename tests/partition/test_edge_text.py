@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import math
 import re
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch_geometric.data import Data, HeteroData
@@ -45,6 +47,9 @@ LISTS: dict[str, tuple[str, dict[str, list[float]]]] = {
     'any header of two': ('user film\n3 1\n1 2\n0 0\n', {}),
     'numbered ends': ('node_1,node_2,w\n3,1,3\n1,2,4\n0,0,5\n', {'w': [3, 4, 5]}),
     'quotes': ('"FromNodeId","ToNodeId"\n"3","1"\n"1","2"\n"0","0"\n', {}),
+    'a header of one name': ('node_id\tnode_id\n3\t1\n1\t2\n0\t0\n', {}),
+    'a number in a header': ('src,dst,7\n3,1,3\n1,2,4\n0,0,5\n', {'7': [3, 4, 5]}),
+    'infinite weights': ('3 1 inf\n1 2 -inf\n0 0 1\n', {'edge_weight': [math.inf, -math.inf, 1]}),
     'five columns': (
         '3 1 1 5 7\n1 2 1 5 8\n0 0 1 5 9\n',
         {'edge_weight': [1] * 3, 'time': [5] * 3, 'column_5': [7, 8, 9]},
@@ -137,6 +142,18 @@ def test_members_and_ends_of_compressed_files(tmp_path: Path) -> None:
         ('# nothing\n', 'lines of edges .* .got none'),
         ('0 1 18446744073709551616\n', 'a number in column 3|more than 64 bits'),
         ('-1 2\n', 'must hold ids >= 0'),
+        ('-1 2\n', "of '.*a.txt' must hold ids >= 0"),
+        ('+1 2\n', "an integer in column 1, 'src', of line 1 .* .got '.1'"),
+        ('1 2 {}\n', r'numbers beside the ids .* .got .1 2 {}.*networkx.write_edgelist'),
+        ("1 2 {'a': 1, 'b': 2}\n", 'networkx.write_edgelist'),
+        ('%%MatrixMarket matrix coordinate real general\n2 2 1\n2 1 5\n', 'name the file .mtx'),
+        ('source,target\n#a,#b\nb,c\n', 'an edge or a comment in line 2'),
+        ('source,target\nb,c\n\n#a,b\n', 'an edge or a comment in line 4'),
+        ('src,dst,kind\n0,1,good\n', "'kind', of line 2 .* .got 'good'.: leave the column out"),
+        ('src,dst,num_nodes\n0,1,2\n', "another name for the column 'num_nodes'"),
+        ('src,dst,_x\n0,1,2\n', "begin with a letter .* .got '_x'"),
+        ('source,item\n1,2\n', 'rename the columns of the ids'),
+        ('0 1\n' * 1500 + '9' * 21 + ' 1\n', 'line 1501 .* more than 64 bits: --relabel'),
     ],
 )
 def test_wrong_lines(tmp_path: Path, text: str, message: str) -> None:
@@ -172,17 +189,6 @@ def test_wide_numbers_come_late(tmp_path: Path, monkeypatch: Any) -> None:
             load_source(tmp_path / 'a.txt')
 
 
-def test_names_that_look_like_comments(tmp_path: Path) -> None:
-    (tmp_path / 'a.csv').write_text('# tags\nsrc,dst\ncats,#dogs\n#dogs,%\n#dogs,cats\n')
-    data, notes = _read(tmp_path / 'a.csv')
-    assert data.node_names.to_pylist() == ['cats', '#dogs', '%']
-    assert data.edge_index.tolist() == [[0, 1, 1], [1, 2, 0]]
-    assert '1 comment lines; 3 names' in notes[0]
-    (tmp_path / 'a.csv').write_text('src,dst\ncats,dogs\n# a comment\n')
-    with pytest.raises(ValueError, match=r'expected an edge in every line .* 2 columns, got 1'):
-        load_source(tmp_path / 'a.csv')
-
-
 NAMED = {
     'text': ('alice\tbob\nbob\tcarol\ncarol\tNew York\n', ['alice', 'bob', 'carol', 'New York']),
     'text with a header': ('src,dst\nb,a\na,c\nc,d\n', ['b', 'a', 'c', 'd']),
@@ -215,6 +221,50 @@ def test_names_become_numbers(tmp_path: Path, kind: str, is_mapped: bool) -> Non
     assert any('names' in note for note in notes)
     if kind == 'large numbers':
         assert found == names
+
+
+@pytest.mark.parametrize('names', [['n1', 'n2', 'n7'], ['u', 'v', 'w'], ['#a', 'b', 'c']])
+def test_a_first_edge_is_no_header(tmp_path: Path, names: list[str]) -> None:
+    """Comments have a blank behind the sign, or stand in front of the edges."""
+    one, two, three = names
+    lines = [f'{one} {two}', f'{two} {three}', f'{three} {two}', '# an end']
+    if one == '#a':
+        lines[0] = '# user\n#user user\nb d'
+        names = ['b', 'd', 'c']
+    (tmp_path / 'a.txt').write_text('\n'.join(lines))
+    data, _ = _read(tmp_path / 'a.txt')
+    assert data.node_names.to_pylist() == names
+    assert data.edge_index.size(1) == 3
+
+
+def test_nodes_alike_or_a_header(tmp_path: Path) -> None:
+    """A name of a column is none of nodes that are called alike."""
+    for ids, count in (('a', 20), ('n', 21)):
+        lines = [f'{ids}{i} {ids}{i + 100}' for i in range(3, 23)]
+        (tmp_path / 'a.txt').write_text('\n'.join(['n1 n2', *lines]))
+        assert _read(tmp_path / 'a.txt')[0].edge_index.size(1) == count
+
+
+def test_names_with_spaces_come_late(tmp_path: Path) -> None:
+    lines = [f'n{i}\tn{i + 1}' for i in range(1500)]
+    (tmp_path / 'a.txt').write_text('\n'.join([*lines, 'New York\tn0']))
+    assert _read(tmp_path / 'a.txt')[0].node_names.to_pylist()[-1] == 'New York'
+
+
+def test_other_letters(tmp_path: Path) -> None:
+    (tmp_path / 'a.csv').write_bytes('src,dst\na,b\nB\xe2le,b\n'.encode('latin-1'))
+    with pytest.raises(ValueError, match='text in UTF-8 in line 3 of'):
+        load_source(tmp_path / 'a.csv')
+
+
+def test_sizes_in_the_first_line(tmp_path: Path) -> None:
+    for text, is_told in (('5 4\n0 1\n1 2\n2 3\n3 4\n', 1), ('5 5 4\n' + '1 2 1\n' * 4, 1)):
+        (tmp_path / 'a.edges').write_text(text)
+        _, notes = _read(tmp_path / 'a.edges')
+        assert sum('may hold numbers of nodes' in note for note in notes) == is_told
+        (tmp_path / 'a.edges').write_text(text + text.splitlines()[-1])
+        _, notes = _read(tmp_path / 'a.edges')
+        assert not any('may hold numbers of nodes' in note for note in notes)
 
 
 def test_gaps(tmp_path: Path) -> None:
@@ -261,6 +311,19 @@ def test_konect(tmp_path: Path) -> None:
         assert data.edge_weight.tolist() == [3, 2, 1]
         assert data.time.tolist() == [1082040961, 1082040962, 5]
         assert (data.num_nodes, notes) == (4, [])
+
+
+def test_names_as_those_of_konect(tmp_path: Path) -> None:
+    """A file out.csv is a table, unless it begins as KONECT's do."""
+    (tmp_path / 'out.csv').write_text('src,dst\n0,1\n1,2\n')
+    assert _read(tmp_path / 'out.csv')[0].edge_index.tolist() == [[0, 1], [1, 2]]
+    (tmp_path / 'out.txt').write_text('% asym unweighted\n1 2\n2 3\n')
+    assert _read(tmp_path / 'out.txt')[0].edge_index.tolist() == [[0, 1], [1, 2]]
+    folder = tmp_path / 'arrays'
+    folder.mkdir()
+    np.save(folder / 'edge_index.npy', np.array([[0, 1], [1, 2]]))
+    (folder / 'out.log').write_text('done')
+    assert _read(folder)[0].edge_index.tolist() == [[0, 1], [1, 2]]
 
 
 def test_konect_both_ways(tmp_path: Path) -> None:

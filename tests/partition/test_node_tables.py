@@ -257,6 +257,7 @@ def test_what_is_refused(tmp_path):
 
     _load(edges, _write(nodes, plain))
     refused("an id in every row of '", 'name', change={'name': [*NAMES[:4], None]})
+    refused("an id in every row of '", 'of row 4', change={'name': [*NAMES[:4], '']})
     twice = {'name': [*NAMES[:4], 'ann']}
     refused("every id once in 'name' of", "'ann' again in row 4", change=twice)
     refused('one column of', 'called id, node_id, name or index, or --id', change={'id': range(5)})

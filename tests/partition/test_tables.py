@@ -321,6 +321,47 @@ def test_integers_are_numbered_if_so_told(tmp_path):
     assert 'node_names' not in plain
 
 
+def test_uuids_are_kept(tmp_path):
+    ids = [uuid.UUID(int=i).bytes for i in (9, 4, 1)]
+    column = pa.ExtensionArray.from_storage(pa.uuid(), pa.array(ids, pa.binary(16)))
+    path = tmp_path / 'a.parquet'
+    parquet.write_table(pa.table({'src': column, 'dst': column}), path)
+    pyg_sar.partition_graph(path, 2, tmp_path / 'out')
+    assert pyg_sar.load_shard(tmp_path / 'out').node_names[:] == ids
+
+
+def test_rows_of_pandas_are_left_out(tmp_path):
+    """A table filtered by pandas has a column of the numbers of its rows."""
+    frame = pandas.DataFrame({'src': [0, 5, 3, 1], 'dst': [1, 0, 0, 2], 'w': [0.5, 2, 2, 1]})
+    frame.sort_values('dst')[lambda rows: rows.w < 2].to_parquet(tmp_path / 'a.parquet')
+    assert '__index_level_0__' in parquet.read_schema(tmp_path / 'a.parquet').names
+    with pytest.warns(UserWarning, match='left out .* numbers of rows: __index_level_0__$'):
+        pyg_sar.partition_graph(tmp_path / 'a.parquet', 1, tmp_path / 'out')
+    data = pyg_sar.load_shard(tmp_path / 'out')
+    edges = zip(*data.edge_index.tolist(), data.w.tolist(), strict=True)
+    assert sorted(edges) == [(0, 1, 0.5), (1, 2, 1)]
+    _refuses(_write(tmp_path / 'a.parquet', _w=IDS), 'begin with a letter', "got '_w'")
+
+
+def test_ends_by_other_names(tmp_path):
+    path = tmp_path / 'a.parquet'
+    for src, dst in (('id_1', 'id_2'), ('FromNodeId', 'ToNodeId')):
+        parquet.write_table(pa.table({'w': IDS, dst: IDS[::-1].copy(), src: IDS}), path)
+        data = load_source(path)
+        assert data.edge_index.tolist() == [IDS.tolist(), IDS[::-1].tolist()]
+        assert data.w.tolist() == IDS.tolist()
+
+
+def test_ids_without_a_value(tmp_path):
+    path = tmp_path / 'a.parquet'
+    for column in (['a', 'b', None], ['a', 'b', '']):
+        parquet.write_table(pa.table({'src': ['a', 'b', 'c'], 'dst': column}), path)
+        _refuses(path, "no empty cell in 'dst'", 'the first in row 2')
+    large = np.array([1, 2**63 + 1], np.uint64)
+    parquet.write_table(pa.table({'src': large, 'dst': large}), path)
+    _refuses(path, "ids below 2^63 in 'src'", 'got 9223372036854775809 in row 1', 'as text')
+
+
 def test_ends_of_two_kinds(tmp_path):
     path = _write(tmp_path / 'a.parquet', dst=pa.array(list('ababab')))
     _refuses(path, "numbers in 'dst' of", 'got string', 'both numbers, or both names')

@@ -79,7 +79,10 @@ def load_source(
             return _in_memory(read_typed_folder(path, given, space), scratch)
         return _in_memory(graph_of_tables(edges, given, space), scratch)
     if given != NodeTableOptions():
-        raise ValueError(f"expected a table of edges beside a table of nodes (got '{path}')")
+        raise ValueError(
+            f"expected a table of edges beside a table of nodes (got '{path}'): a .parquet or .csv "
+            'file, or a folder of such'
+        )
 
     def graph(data: Data | HeteroData, *, is_sized: bool = False) -> Data | HeteroData:
         """What is given back; `is_sized` says that the file tells the number of nodes."""

@@ -5,6 +5,7 @@ pyarrow reads the numbers of a piece of lines at a time, so memory does not grow
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
@@ -14,14 +15,17 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pyg_sar.partition.memmap import Scratch
+import numpy as np
+
+from pyg_sar.partition.memmap import Scratch, smallest_and_largest
 from pyg_sar.partition.sources import text_lines
 from pyg_sar.partition.sources.columns import unit_of
-from pyg_sar.partition.sources.ends import columns_of_ends, ends_of
+from pyg_sar.partition.sources.ends import columns_of_ends, ends_of, has_an_end
 from pyg_sar.partition.sources.names import Numbering
 from pyg_sar.partition.sources.parts import table_files
 from pyg_sar.partition.sources.pieces import is_read
 from pyg_sar.partition.sources.spool import Spool
+from pyg_sar.partition.sources.tables import check_names
 from pyg_sar.partition.sources.text_lines import (
     Piece,
     is_integer,
@@ -140,7 +144,23 @@ def edge_list(
         told.append(f'{len(arrays[NODE_NAMES]):,} names of nodes')
     if told:
         warnings.warn(f"'{path}' has {'; '.join(told)}", stacklevel=3)
+    if found.header is None and NODE_NAMES not in arrays and _begins_with_sizes(arrays):
+        warnings.warn(
+            f"the first line of '{path}' may hold numbers of nodes and edges: it was read as an "
+            'edge; take the line out if so',
+            stacklevel=3,
+        )
     return found.arrays
+
+
+def _begins_with_sizes(arrays: dict[str, Any]) -> bool:
+    """Whether the first line could be the sizes of what follows: nodes, [nodes,] edges."""
+    edges, others = arrays['edge_index'], [name for name in arrays if name != 'edge_index']
+    first = [*edges[:, 0].tolist(), *(arrays[name][0].item() for name in others[:1])]
+    count = edges.size(1) - 1
+    if count < 3 or len(others) > 1 or first[-1] != count:
+        return False
+    return min(first[:-1]) >= max(smallest_and_largest(ids[1:])[1] for ids in edges)
 
 
 def _form(piece: Piece, *, has_names: bool, is_konect: bool) -> _Form:
@@ -153,6 +173,17 @@ def _form(piece: Piece, *, has_names: bool, is_konect: bool) -> _Form:
         raise ValueError(
             f'expected an edge, two ids by a comma, a tab or spaces, in {where} (got {first!r})'
         )
+    if piece.number == 0 and text_lines.is_matrix_market(piece):
+        raise ValueError(
+            f"expected edges alone in '{piece.path}' (got '%%MatrixMarket', which has a line of "
+            'sizes in front of them): name the file .mtx'
+        )
+    if '{' in first and first.rstrip().endswith('}'):
+        raise ValueError(
+            f'expected numbers beside the ids in {where} (got {first[:80]!r}): '
+            "networkx.write_edgelist(graph, path, data=False), or data=['weight'], leaves names "
+            'of attributes out'
+        )
     if is_konect:
         count = max(map(len, [fields, *rest]))
         return _Form(delimiter, [*_COLUMNS[:count]], None, (0, 1), False, fill=b' 1')
@@ -160,30 +191,44 @@ def _form(piece: Piece, *, has_names: bool, is_konect: bool) -> _Form:
         rows = [fields, *rest]
         is_text = has_names or _has_names(rows, (0, 1))
         return _Form(delimiter, _names(rows), None, (0, 1), is_text)
+    if len(fields) == 2 and fields[0] == fields[1] != '':  # two ids of one kind
+        fields = [*_COLUMNS[:2]]
     if not all(fields) or len({*fields}) < len(fields):
         raise ValueError(
             f'expected a name for every column, each another, in {where} (got {fields}): pandas '
             'leaves its index out by to_csv(index=False)'
         )
     ends = columns_of_ends(fields, where)
+    others = {name: None for at, name in enumerate(fields) if at not in ends}
+    check_names(others, piece.path)
     return _Form(delimiter, fields, first, ends, has_names or _has_names(rest, ends))
 
 
 def _is_header(fields: list[str], rest: list[list[str]], first: str, where: str) -> bool:
     """Whether the first line names the columns. Of edges between names it may not be known."""
+    ends = ends_of(fields)
+    is_plain = ends is not None and has_an_end([fields[end] for end in ends])
+    if is_plain and not all(is_number(name) for name in fields):
+        return True
     if any(is_number(name) for name in fields):
         return False
-    if ends_of(fields) is not None or not rest:
-        return True
-    if any(is_number(name) for name in rest[0]):
+    if not rest or any(is_number(name) for name in rest[0]):
         return True
     of_ends = {name for row in rest for name in row[:2]}
     if of_ends & {*fields[:2]}:
         return False
+    if ends is not None:  # n1 and n2 may be nodes, if n7 is one
+        return {_without_digits(fields[end]) for end in ends}.isdisjoint(
+            map(_without_digits, of_ends)
+        )
     raise ValueError(
         f'expected a header such as src,dst, or ids, in {where} (got {first!r}, which may be '
         "either): write a line 'src,dst' above the first edge, with a name for every column"
     )
+
+
+def _without_digits(name: str) -> str:
+    return re.sub(r'\d', '', name)
 
 
 def _has_names(rows: list[list[str]], ends: tuple[int, int]) -> bool:
@@ -224,11 +269,10 @@ class _Reader:
                 f"expected the header of the other files in '{piece.path}', {self.form.header!r} "
                 f'(got {first!r})'
             )
-        compute, num_comments = import_module('pyarrow.compute'), 0
-        content = piece.content
-        if self._names is None or path_begins:  # names may begin with the signs of comments
-            in_front = self._names is not None
-            content, num_comments = text_lines.without_comments(content, in_front=in_front)
+        compute = import_module('pyarrow.compute')
+        content, num_comments = text_lines.without_comments(piece.content)
+        if num_comments and self._names is not None:
+            text_lines.check_comments(piece, self.form.delimiter, len(self.form.names))
         if skip_header:
             content = content.lstrip().partition(b'\n')[2]
         if content.isspace() or not content:
@@ -344,6 +388,7 @@ def _numbers(column: Any) -> Any:
     array = column.to_numpy(zero_copy_only=False)
     if array.dtype.kind not in 'biuf' or column.null_count:
         raise _NoNumbersError(f'a column of {column.type}')
-    if array.dtype.kind == 'f' and (abs(array) >= 2**63).any() and (array % 1 == 0).all():
+    finite = array[np.isfinite(array)] if array.dtype.kind == 'f' else np.empty(0)
+    if (abs(finite) >= 2**63).any() and (finite % 1 == 0).all():
         raise _NoNumbersError('integers of more than 64 bits')
     return array

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pyg_sar.partition.memmap import Scratch, edge_chunks, ranges
 from pyg_sar.partition.sources.columns import decoded, refused
-from pyg_sar.partition.sources.names import Numbering, id_type, places, plain_ids
+from pyg_sar.partition.sources.names import Numbering, empty_ids, id_type, places, plain_ids
 from pyg_sar.partition.sources.parts import Table
 from pyg_sar.shard.format import NODE_NAMES
 
@@ -48,16 +48,20 @@ def ends_of(names: Sequence[str]) -> tuple[int, int] | None:
     return None
 
 
+def has_an_end(names: Sequence[str]) -> bool:
+    """Whether a column is called as those of sources or of destinations mostly are."""
+    return not {name.strip().lower() for name in names}.isdisjoint(_ENDS[0] | _ENDS[1])
+
+
 def columns_of_ends(names: Sequence[str], where: str) -> tuple[int, int]:
     """The columns of sources and destinations; of two columns that are called otherwise, both."""
     ends = ends_of(names)
-    if ends is None and len(names) == 2:
-        is_one = {name.strip().lower() for name in names} & (_ENDS[0] | _ENDS[1])
-        ends = None if is_one else (0, 1)
+    if ends is None and len(names) == 2 and not has_an_end(names):
+        return 0, 1
     if ends is None:
         raise ValueError(
             f"expected columns 'src' and 'dst', 'source' and 'target', or 'from' and 'to', one of "
-            f'each, in {where} (got {list(names)})'
+            f'each, in {where} (got {list(names)}): rename the columns of the ids'
         )
     return ends
 
@@ -142,17 +146,26 @@ class Ends:
     def add(self, columns: list[Any]) -> None:
         """The sources and the destinations of the next edges."""
         for name, column in zip(self._names, columns, strict=True):
-            if column.null_count:
+            empty = empty_ids(column)
+            if empty.size:
+                row = self._end + int(empty[0])
                 raise ValueError(
                     f"expected no empty cell in '{name}' of '{self._path}' (got "
-                    f'{column.null_count})'
+                    f'{len(empty)}, the first in row {row}, counted from 0)'
                 )
         start, self._end = self._end, self._end + len(columns[0])
         if not self._numberings:
-            for target, column in zip(self._edge_index, columns, strict=True):
+            for name, target, column in zip(self._names, self._edge_index, columns, strict=True):
                 is_large = str(column.type) == 'uint64'
-                numbers = column if is_large else plain_ids(column)
-                target[start : self._end].numpy()[:] = numbers.to_numpy()
+                numbers = (column if is_large else plain_ids(column)).to_numpy()
+                wide = np.flatnonzero(numbers >= 1 << 63) if is_large else np.empty(0, np.int64)
+                if wide.size:
+                    raise ValueError(
+                        f"expected ids below 2^63 in '{name}' of '{self._path}' (got "
+                        f'{numbers[wide[0]]} in row {start + int(wide[0])}, counted from 0): write '
+                        'them as text'
+                    )
+                target[start : self._end].numpy()[:] = numbers
         elif len(self._numberings) == 1:
             self._numberings[0].add(*columns)
         else:

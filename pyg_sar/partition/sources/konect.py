@@ -12,14 +12,35 @@ from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.partition.memmap import Scratch, edge_chunks, join_edges, smallest_and_largest
 from pyg_sar.partition.sources.edge_text import read_edge_text
+from pyg_sar.partition.sources.pieces import open_plain
+from pyg_sar.shard.files import is_of_system
 
+_OTHERS = re.compile(
+    r'\.(txt|tsv|csv|edges|edgelist|el|npz|mtx|graph|metis|parquet)(\.gz|\.bz2|\.zst)?$'
+)
 _FORMATS = ('sym', 'asym', 'bip')
 
 
 def konect_file(path: Path) -> Path | None:
-    """The file with the edges: `path`, or the one in an unpacked archive; None of anything else."""
+    """The file with the edges: `path`, or the one in an unpacked archive; None of anything else.
+
+    In a folder, or with a suffix such as .csv, it is one only where it begins with a comment.
+    """
     files = [path] if path.is_file() else sorted(path.glob('out.*'))
-    return files[0] if len(files) == 1 and files[0].name.startswith('out.') else None
+    if len(files) != 1 or not files[0].name.startswith('out.') or not files[0].is_file():
+        return None
+    is_plain = path.is_file() and not _OTHERS.search(path.name.lower())
+    return files[0] if is_plain or _begins_as_konect(files[0]) else None
+
+
+def _begins_as_konect(path: Path) -> bool:
+    try:
+        with open_plain(path) as file:
+            return re.match(rb'%\s*(sym|asym|bip)\b', file.read(100)) is not None
+    except Exception as error:  # Damaged files, which reading them tells.
+        if is_of_system(error):
+            raise
+        return False
 
 
 def read_konect(path: Path, scratch: Scratch) -> Data | HeteroData:

@@ -19,7 +19,7 @@ from pyg_sar.shard.files import is_of_system, ordinary_file
 
 def is_mtx(path: Path) -> bool:
     """Whether a file is named as Matrix Market files are."""
-    return re.search(r'\.mtx(\.gz|\.bz2)?$', path.name) is not None and path.is_file()
+    return re.search(r'\.(?i:mtx)(\.gz|\.bz2)?$', path.name) is not None and path.is_file()
 
 
 def read_mtx(path: Path, scratch: Scratch = MEMORY) -> dict[str, Any]:

@@ -117,6 +117,15 @@ def plain_ids(ids: Any) -> Any:
     return ids.cast(pyarrow.large_binary()) if is_bytes else ids
 
 
+def empty_ids(ids: Any) -> IndexArray:
+    """The places of ids that are null, or text without a letter."""
+    is_empty = ids.is_null()
+    if is_text(id_type(ids.type)):
+        ids = plain_ids(ids)
+        is_empty = import_module('pyarrow.compute').equal(ids, '').fill_null(True)
+    return np.flatnonzero(is_empty.to_numpy(zero_copy_only=False))
+
+
 def id_type(type_: Any) -> Any | None:
     """The type of ids of a type of a column, as :func:`plain_ids` has it; None of no ids."""
     pyarrow = import_module('pyarrow')
@@ -169,6 +178,10 @@ def numbered(
     low, high = (min(b[0] for b in bounds), max(b[1] for b in bounds)) if bounds else (0, 0)
     if data.get('num_nodes') not in (None, high + 1) and not relabel:
         return data
+    if not relabel and low < 0 and high < _MOST:
+        raise ValueError(
+            f"the edges of '{name}' must hold ids >= 0 (got {low}): --relabel numbers them from 0"
+        )
     if not relabel and high < _MOST:
         _tell_gaps(edges, low, high, name)
         return data

@@ -16,7 +16,7 @@ from pyg_sar.partition.masks import MASKS
 from pyg_sar.partition.memmap import Scratch, ranges
 from pyg_sar.partition.sources.columns import Column, decoded, refused
 from pyg_sar.partition.sources.ends import NodeIds
-from pyg_sar.partition.sources.names import Numbering, id_type, is_text, storage
+from pyg_sar.partition.sources.names import Numbering, empty_ids, id_type, is_text, storage
 from pyg_sar.partition.sources.parts import Table, arrow_errors, is_list, open_table, table_files
 from pyg_sar.partition.sources.tables import check_names, values_of
 from pyg_sar.partition.sources.text_lines import is_number, split
@@ -137,11 +137,17 @@ def read_nodes(
     features = {name: column(name, dtype=torch.float32) for name in x}
     columns = {name: column(name) for name in others}
     readers = [*labels.values(), *features.values(), *columns.values()]
-    ids = Numbering()
+    ids, num_read = Numbering(), 0
     with arrow_errors(path):
         for batch in table.batches([name for name in types if name in {*used, *others}]):
-            if batch.column(id_).null_count:
-                raise ValueError(f"expected an id in every row of '{path}' (got none in '{id_}')")
+            empty = empty_ids(batch.column(id_))
+            if empty.size:
+                row = num_read + int(empty[0])
+                raise ValueError(
+                    f"expected an id in every row of '{path}' (got none in '{id_}' of row {row}, "
+                    'counted from 0)'
+                )
+            num_read += len(batch)
             ids.add(batch.column(id_))
             for reader in readers:
                 reader.add(batch.column(reader.name))

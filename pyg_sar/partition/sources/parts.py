@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -112,12 +113,19 @@ def open_table(path: Path) -> Table:
             if field.name not in own:
                 partitions[field.name] = _of_folders(field.type)
         names = [*own, *partitions]
+        if rows := [name for name in names if re.fullmatch(r'__index_level_\d+__', name)]:
+            names = [name for name in names if name not in rows]
+            warnings.warn(
+                f"left out of '{path}', as they are pandas's numbers of rows: {', '.join(rows)}",
+                stacklevel=2,
+            )
         if not all(name.strip() for name in names) or len(set(names)) < len(names):
             raise ValueError(
                 f"expected a name for every column of '{path}', each another (got {names}): pandas "
                 'leaves its index out by to_csv(index=False)'
             )
-        return Table(path, parts, {**types, **partitions}, partitions, table.count_rows())
+        kept = {name: type_ for name, type_ in {**types, **partitions}.items() if name in names}
+        return Table(path, parts, kept, partitions, table.count_rows())
 
 
 def _of_folders(type_: Any) -> Any:

@@ -76,6 +76,11 @@ def check_names(types: Mapping[str, Any], path: Path) -> None:
     """Raises ValueError of a column whose name means something else in a graph."""
     for name, type_ in types.items():
         is_of_ids = name.endswith('_index') and name.removesuffix('_index') in types
+        if name.startswith('_'):
+            raise ValueError(
+                f"expected names of columns that begin with a letter in '{path}' (got '{name}'): "
+                'rename the column, or leave it out'
+            )
         if name in _TAKEN or is_of_ids or ('index' in name and is_list(type_)):
             raise ValueError(
                 f"expected another name for the column '{name}' of '{path}', which is that of "

@@ -20,7 +20,6 @@ PIECE = 1 << 22
 COMPRESSED = {'.gz': 'gzip', '.bz2': 'bz2', '.zst': 'zstd'}
 
 _COMMENT = re.compile(rb'^[ \t]*[#%][^\n]*\n', re.MULTILINE)
-_IN_FRONT = re.compile(rb'([ \t]*[#%][^\n]*\n|\s*\n)*')
 
 
 def text_suffix(path: Path) -> str:
@@ -107,13 +106,33 @@ def _read(stream: Any, size: int, path: Path) -> bytes:
         raise ValueError(f"expected the whole of '{path}' (got: {error})") from error
 
 
-def without_comments(content: bytes, *, in_front: bool) -> tuple[bytes, int]:
-    """The lines that are no comments, and how many were; or those after comments `in_front`."""
+def without_comments(content: bytes) -> tuple[bytes, int]:
+    """The lines that are no comments, and how many were."""
     if b'#' not in content and b'%' not in content:
         return content, 0
-    if in_front and (match := _IN_FRONT.match(content)):
-        return content[match.end() :], len(_COMMENT.findall(match[0]))
     return _COMMENT.subn(b'', content)
+
+
+def is_matrix_market(piece: Piece) -> bool:
+    """Whether a file begins as Matrix Market files do."""
+    return piece.content[:14].lower() == b'%%matrixmarket'
+
+
+def check_comments(piece: Piece, delimiter: str, count: int) -> None:
+    """Raises ValueError of a comment behind a row that may be an edge between names, as #a,b."""
+    is_behind = piece.number > 0
+    for number, line in enumerate(_lines(piece.content)):
+        text = line.decode(errors='replace').strip()
+        if text[:1] not in ('#', '%'):
+            is_behind = is_behind or text != ''
+            continue
+        fields = split(text, delimiter) if is_behind and text[1:2].strip() else []
+        if len(fields) == count and (delimiter != ' ' or fields[1][0] in '#%'):
+            raise ValueError(
+                f'expected an edge or a comment in line {piece.first_line() + number} of '
+                f"'{piece.path}' (got {text[:80]!r}, which may be either): write # as another "
+                'letter, or take the line out'
+            )
 
 
 def by_single_spaces(content: bytes) -> bytes:
@@ -134,7 +153,8 @@ def split(text: str, delimiter: str) -> list[str]:
 def delimiter_of(lines: list[str]) -> str:
     """What stands between the fields of lines: a comma, semicolon or tab, or spaces and tabs.
 
-    Between tabs a name may have spaces. Where all are numbers, spaces are between fields as well.
+    Between tabs a name may have spaces, if only of a later line. Where all are numbers, spaces are
+    between fields as well.
     """
     for sign in ',;':
         if sign in lines[0]:
@@ -142,7 +162,11 @@ def delimiter_of(lines: list[str]) -> str:
     by_tabs = [line.strip().split('\t') for line in lines]
     is_even = len({*map(len, by_tabs)}) == 1 and len(by_tabs[0]) > 1
     has_spaces = any(' ' in field.strip() for fields in by_tabs for field in fields)
-    return '\t' if is_even and has_spaces and not all(map(is_number, lines[0].split())) else ' '
+    has_names = not any(all(map(is_number, line.split())) for line in lines[:2])
+    has_ends = any(line != line.strip() for line in lines)
+    by_tab = has_spaces or (has_names and not has_ends and len(lines) > 1)
+    is_text = not all(map(is_number, lines[0].split()))
+    return '\t' if is_even and by_tab and is_text else ' '
 
 
 def is_number(text: str) -> bool:
@@ -156,7 +180,7 @@ def is_number(text: str) -> bool:
 
 def is_integer(text: str) -> bool:
     """Whether a field is an integer of 64 bits."""
-    return re.fullmatch(r'[-+]?\d+', text) is not None and -(1 << 63) <= int(text) < 1 << 63
+    return re.fullmatch(r'-?\d+', text) is not None and -(1 << 63) <= int(text) < 1 << 63
 
 
 def is_name(text: str) -> bool:
@@ -183,10 +207,17 @@ def explain(
             )
         for column, (name, field) in enumerate(zip(checks, fields, strict=True), 1):
             if not checks[name](field):
+                hint = ''
+                if checks[name] is is_number:
+                    hint = ': leave the column out, or write numbers'
+                elif re.fullmatch(r'\d+', field):
+                    hint = ', of more than 64 bits: --relabel takes ids as names'
                 raise ValueError(
                     f"expected {_KINDS[checks[name]]} in column {column}, '{name}', of {where} "
-                    f'(got {field!r})'
+                    f'(got {field!r}){hint}'
                 )
+        if '\ufffd' in text:  # what was decoded in the place of other bytes
+            raise ValueError(f'expected text in UTF-8 in {where} (got {text[:80]!r})')
 
 
 _KINDS: dict[Callable[[str], bool], str] = {
