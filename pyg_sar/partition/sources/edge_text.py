@@ -5,13 +5,11 @@ pyarrow reads the numbers of a piece of lines at a time, so memory does not grow
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
-from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,12 +18,11 @@ import numpy as np
 from pyg_sar.partition.memmap import Scratch, smallest_and_largest
 from pyg_sar.partition.sources import text_lines
 from pyg_sar.partition.sources.columns import unit_of
-from pyg_sar.partition.sources.ends import columns_of_ends, ends_of, has_an_end
 from pyg_sar.partition.sources.names import Numbering
 from pyg_sar.partition.sources.parts import table_files
 from pyg_sar.partition.sources.pieces import is_read
 from pyg_sar.partition.sources.spool import Spool
-from pyg_sar.partition.sources.tables import check_names
+from pyg_sar.partition.sources.text_form import Form, form_of
 from pyg_sar.partition.sources.text_lines import (
     Piece,
     is_integer,
@@ -37,15 +34,6 @@ from pyg_sar.shard.format import NODE_NAMES
 
 SUFFIXES = ('.txt', '.tsv', '.csv', '.edges', '.edgelist', '.el')
 
-_COLUMNS = ('src', 'dst', 'edge_weight', 'time')
-"""What the columns of a file without a header are."""
-
-_SECONDS = (10**8, 10**11)
-"""Integers between these are no weights but times, in seconds since 1970."""
-
-_LOOK_AHEAD = 1000
-"""Lines after the first by which it is known what that is."""
-
 
 @dataclass
 class EdgeText:
@@ -55,18 +43,6 @@ class EdgeText:
     comments: list[str] = field(default_factory=list)  # in front of the first edge
     num_comments: int = 0
     header: str | None = None
-
-
-@dataclass
-class _Form:
-    """How the lines of a file are to be read."""
-
-    delimiter: str
-    names: list[str]
-    header: str | None
-    ends: tuple[int, int]
-    is_text: bool  # whether nodes have names
-    fill: bytes = b''  # what a line of two fields lacks
 
 
 def read_edge_text(
@@ -95,7 +71,7 @@ def read_edge_text(
             for piece in text_lines.pieces(path):
                 first = next(piece.lines(), None)
                 if reader is None and first is not None:
-                    form = _form(piece, has_names=has_names, is_konect=is_konect)
+                    form = form_of(piece, has_names=has_names, is_konect=is_konect)
                     reader = stack.enter_context(closing(_Reader(form, scratch)))
                     found.header, found.comments = form.header, piece.comments()
                 if reader is not None:
@@ -163,96 +139,10 @@ def _begins_with_sizes(arrays: dict[str, Any]) -> bool:
     return min(first[:-1]) >= max(smallest_and_largest(ids[1:])[1] for ids in edges)
 
 
-def _form(piece: Piece, *, has_names: bool, is_konect: bool) -> _Form:
-    """How the lines of a file are to be read, from its first lines."""
-    first, *_ = texts = [*islice(piece.lines(), 1 + _LOOK_AHEAD)]
-    delimiter = text_lines.delimiter_of(texts)
-    fields, *rest = (text_lines.split(text, delimiter) for text in texts)
-    where = f"the first line of '{piece.path}'"
-    if len(fields) < 2:
-        raise ValueError(
-            f'expected an edge, two ids by a comma, a tab or spaces, in {where} (got {first!r})'
-        )
-    if piece.number == 0 and text_lines.is_matrix_market(piece):
-        raise ValueError(
-            f"expected edges alone in '{piece.path}' (got '%%MatrixMarket', which has a line of "
-            'sizes in front of them): name the file .mtx'
-        )
-    if '{' in first and first.rstrip().endswith('}'):
-        raise ValueError(
-            f'expected numbers beside the ids in {where} (got {first[:80]!r}): '
-            "networkx.write_edgelist(graph, path, data=False), or data=['weight'], leaves names "
-            'of attributes out'
-        )
-    if is_konect:
-        count = max(map(len, [fields, *rest]))
-        return _Form(delimiter, [*_COLUMNS[:count]], None, (0, 1), False, fill=b' 1')
-    if not _is_header(fields, rest, first, where):
-        rows = [fields, *rest]
-        is_text = has_names or _has_names(rows, (0, 1))
-        return _Form(delimiter, _names(rows), None, (0, 1), is_text)
-    if len(fields) == 2 and fields[0] == fields[1] != '':  # two ids of one kind
-        fields = [*_COLUMNS[:2]]
-    if not all(fields) or len({*fields}) < len(fields):
-        raise ValueError(
-            f'expected a name for every column, each another, in {where} (got {fields}): pandas '
-            'leaves its index out by to_csv(index=False)'
-        )
-    ends = columns_of_ends(fields, where)
-    others = {name: None for at, name in enumerate(fields) if at not in ends}
-    check_names(others, piece.path)
-    return _Form(delimiter, fields, first, ends, has_names or _has_names(rest, ends))
-
-
-def _is_header(fields: list[str], rest: list[list[str]], first: str, where: str) -> bool:
-    """Whether the first line names the columns. Of edges between names it may not be known."""
-    ends = ends_of(fields)
-    is_plain = ends is not None and has_an_end([fields[end] for end in ends])
-    if is_plain and not all(is_number(name) for name in fields):
-        return True
-    if any(is_number(name) for name in fields):
-        return False
-    if not rest or any(is_number(name) for name in rest[0]):
-        return True
-    of_ends = {name for row in rest for name in row[:2]}
-    if of_ends & {*fields[:2]}:
-        return False
-    if ends is not None:  # n1 and n2 may be nodes, if n7 is one
-        return {_without_digits(fields[end]) for end in ends}.isdisjoint(
-            map(_without_digits, of_ends)
-        )
-    raise ValueError(
-        f'expected a header such as src,dst, or ids, in {where} (got {first!r}, which may be '
-        "either): write a line 'src,dst' above the first edge, with a name for every column"
-    )
-
-
-def _without_digits(name: str) -> str:
-    return re.sub(r'\d', '', name)
-
-
-def _has_names(rows: list[list[str]], ends: tuple[int, int]) -> bool:
-    """Whether ids are text, by the first edge; or integers of more than 64 bits, by any."""
-    ids = [[row[end] for end in ends if end < len(row)] for row in rows]
-    if not all(map(is_number, ids[0] if ids else [])):
-        return True
-    return any(name.isdecimal() and not is_integer(name) for row in ids for name in row)
-
-
-def _names(rows: list[list[str]]) -> list[str]:
-    """The names of columns without a header: of three the last is a weight or a time."""
-    count = len(rows[0])
-    names = [*_COLUMNS[:count], *(f'column_{at}' for at in range(5, count + 1))]
-    thirds = [row[2] for row in rows if len(row) == 3]
-    if count == 3 and all(is_integer(t) and _SECONDS[0] <= int(t) < _SECONDS[1] for t in thirds):
-        names[2] = 'time'
-    return names
-
-
 class _Reader:
     """Collects the columns of pieces."""
 
-    def __init__(self, form: _Form, scratch: Scratch) -> None:
+    def __init__(self, form: Form, scratch: Scratch) -> None:
         self.form, self.num_edges, self._scratch = form, 0, scratch
         self._spools = {name: Spool(scratch) for name in form.names}
         self._names = Numbering() if form.is_text else None
