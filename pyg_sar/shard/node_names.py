@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,11 @@ _BATCH = 1 << 20
 """Names that lie together in the file."""
 
 
-class NodeNames(Sequence[Any]):
+class NodeNames:
     """The name of every node of the whole graph, in the order of ids: text, integers or bytes.
 
-    All ranks have all of them, in one file that is mapped into memory. Example::
+    All ranks have all of them, in one file that is mapped into memory. PyG would make a list of
+    what is a Sequence (``data.to(device)``), which this is not. Example::
 
         data.node_names[17]  # of one node
         data.node_names[out[:, 0].topk(5).indices]  # a list of five
@@ -52,6 +53,9 @@ class NodeNames(Sequence[Any]):
 
     def __len__(self) -> int:
         return len(self.arrow())
+
+    def __iter__(self) -> Iterator[Any]:
+        return (name.as_py() for name in self.arrow())
 
     def __getitem__(self, index: Any) -> Any:
         """The name of an id; a list of those of a slice, of a list, or of an integer tensor [n]."""
