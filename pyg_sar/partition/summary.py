@@ -66,7 +66,7 @@ class PartitionSummary:
                 f'{self.num_nodes:,} nodes and {self.num_edges:,} edges in {self.num_parts} '
                 f'parts ({self.method})',
                 f'of the edges          {self.num_self_loops:,} self loops, '
-                f'{self.num_duplicates:,} there again',
+                f'{self.num_duplicates:,} duplicates',
                 text_table([header, *rows]),
                 f'edge cut              {self.edge_cut:,} ({cut:.1%} of the edges)',
                 f'communication volume  {self.communication_volume:,} rows per layer '

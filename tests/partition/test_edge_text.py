@@ -381,7 +381,7 @@ def test_the_command_line(tmp_path: Path) -> None:
     run = subprocess.run(command, capture_output=True, text=True, check=True)
     assert f"note: '{path}' has 1 comment lines" in run.stderr
     assert 'ids from 5 to 9 became 0 to 2' in run.stderr
-    assert re.search('1 self loops, 1 there again', run.stdout)
+    assert re.search('1 self loops, 1 duplicates', run.stdout)
     data = pyg_sar.load_shard(out)
     assert data.node_names[:] == [5, 7, 9]
     assert data.edge_index.tolist() == [[0, 2, 0, 1], [2, 0, 2, 1]]
