@@ -131,9 +131,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shape = 'shape of a SOURCE that is numbers alone, as np.memmap writes them: 2,E or E,2'
     add('--shape', metavar='2,E', help=shape)
     add('--dtype', metavar='TYPE', help='type of these numbers, such as int32')
-    undirected = 'add the reverse of every edge, as T.ToUndirected does'
     relabel = 'number the ids of edges, which may have gaps, from 0 on, and keep them as names'
     add('--relabel', action='store_true', help=relabel)
+    undirected = 'add the reverse of every edge, as T.ToUndirected does'
     add('--undirected', action='store_true', help=undirected)
     transform = (
         'apply a transform of PyG, or of a module of yours, to the whole graph: '

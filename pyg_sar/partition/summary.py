@@ -13,7 +13,7 @@ from pyg_sar.utils.command_line import printable, text_table
 
 @dataclass(frozen=True)
 class PartitionSummary:
-    """The sizes of a partition; but for the last two those of all types together."""
+    """The sizes of a partition; those of all types together, but for those by type."""
 
     method: str  #: How nodes were assigned to parts.
     num_nodes: int  #: Number of nodes N.

@@ -10,6 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
+from pyg_sar.utils.installed import reader
+
 _BATCH = 1 << 20
 """Names that lie together in the file."""
 
@@ -37,13 +39,7 @@ class NodeNames:
     def arrow(self) -> Any:
         """The names as pyarrow's ChunkedArray, of which pages are read that are used."""
         if self._names is None:
-            try:
-                pyarrow = import_module('pyarrow')
-            except ImportError as error:
-                raise ValueError(
-                    f"expected pyarrow to be installed to read '{self.path}' (got: {error}); "
-                    "install it with pip install 'pyg_sar[fast]'"
-                ) from error
+            pyarrow = reader('pyarrow', self.path)
             try:
                 content = pyarrow.memory_map(str(self.path))
                 self._names = pyarrow.ipc.open_file(content).read_all().column(0)

@@ -34,6 +34,17 @@ def installed(package: str) -> str | None:
     return None
 
 
+def reader(module: str, path: object, package: str = 'pyarrow') -> Any:
+    """A module of the extra ``fast`` that reads a file; a ValueError where it is not installed."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ValueError(
+            f"expected {package} to be installed to read '{path}' (got: {error}); install it with "
+            "pip install 'pyg_sar[fast]'"
+        ) from error
+
+
 def find(name: str) -> Any:
     """The object of a name with dots; an ImportError where it is gone."""
     try:

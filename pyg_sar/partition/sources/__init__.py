@@ -80,8 +80,8 @@ def load_source(
         return _in_memory(graph_of_tables(edges, given, space), scratch)
     if given != NodeTableOptions():
         raise ValueError(
-            f"expected a table of edges beside a table of nodes (got '{path}'): a .parquet or .csv "
-            'file, or a folder of such'
+            f"expected a table of edges beside a table of nodes (got '{path}'): a .parquet file, a "
+            'list of edges as text, or a folder of such'
         )
 
     def graph(data: Data | HeteroData, *, is_sized: bool = False) -> Data | HeteroData:
@@ -106,7 +106,7 @@ def load_source(
         return of_arrays(matrix_market.read_mtx(path, space))
     if metis_files.is_metis(path):
         return of_arrays(metis_files.read_metis(path, space))
-    if texts := edge_texts(path if is_file else edges):
+    if texts := edge_texts(edges):
         return graph(graph_of_edges(edge_list(texts, space, relabel=relabel), path))
     if edges is not None:
         return graph(graph_of_tables(edges, NodeTableOptions(), space))

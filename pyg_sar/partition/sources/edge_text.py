@@ -31,6 +31,7 @@ from pyg_sar.partition.sources.text_lines import (
     text_suffix,
 )
 from pyg_sar.shard.format import NODE_NAMES
+from pyg_sar.utils import installed
 
 SUFFIXES = ('.txt', '.tsv', '.csv', '.edges', '.edgelist', '.el')
 
@@ -56,13 +57,7 @@ def read_edge_text(
 
     With `has_names` all ids are text. Lines of KONECT may leave out the weight, which is 1.
     """
-    try:
-        import_module('pyarrow')
-    except ImportError as error:
-        raise ValueError(
-            f"expected pyarrow to be installed to read '{files[0]}' (got: {error}); install it "
-            "with pip install 'pyg_sar[fast]'"
-        ) from error
+    installed.reader('pyarrow', files[0])
     found = EdgeText({})
     with ExitStack() as stack:
         reader = None

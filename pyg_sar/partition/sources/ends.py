@@ -13,9 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_sar.partition.memmap import Scratch, edge_chunks, ranges
+from pyg_sar.partition.memmap import Scratch, ranges
 from pyg_sar.partition.sources.columns import decoded, refused
-from pyg_sar.partition.sources.names import Numbering, empty_ids, id_type, places, plain_ids
+from pyg_sar.partition.sources.names import (
+    Numbering,
+    empty_ids,
+    id_type,
+    number_edges,
+    places,
+    plain_ids,
+)
 from pyg_sar.partition.sources.parts import Table
 from pyg_sar.shard.format import NODE_NAMES
 
@@ -220,13 +227,9 @@ def looked_up(
     edges: dict[str, Any], ids: tuple[NodeIds, NodeIds], path: Path, scratch: Scratch
 ) -> dict[str, Any]:
     """Columns of edges, whose ends are ids or names, with rows of tables of nodes as ends."""
-    pyarrow = import_module('pyarrow')
     edge_index, names = edges['edge_index'], edges.get(NODE_NAMES)
     if names is None and any(each.names is not None for each in ids):
-        numbering = Numbering()
-        for _, src, dst in edge_chunks(edge_index):
-            numbering.add(pyarrow.array(src.numpy()), pyarrow.array(dst.numpy()))
-        edge_index, names = numbering.edges(scratch, is_sorted=False)
+        edge_index, names = number_edges(edge_index, scratch, is_sorted=False)
     rows = scratch.empty(edge_index.shape, torch.int32)
     for at, each in enumerate(ids):
         found = None if names is None else places(each.array().cast(names.type), names)

@@ -67,8 +67,6 @@ def read_konect(path: Path, scratch: Scratch) -> Data | HeteroData:
     if min(low for low, _ in bounds) < 1:
         raise ValueError(f"expected ids from 1 on in '{path}' (got {min(bounds)[0]})")
     edge_index -= 1
-    if scratch.folder is None:
-        edge_index = edge_index.long()
     if words[0] == 'bip':
         return _bipartite(edge_index, attrs, announced[1:3], [high for _, high in bounds], path)
     highest = max(high for _, high in bounds)

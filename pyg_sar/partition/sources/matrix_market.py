@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import warnings
-from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
@@ -15,6 +14,7 @@ from pyg_sar.partition.memmap import MEMORY, Scratch
 from pyg_sar.partition.sources.matrices import by_name
 from pyg_sar.partition.sources.pieces import PIECE, open_plain, whole_lines
 from pyg_sar.shard.files import is_of_system, ordinary_file
+from pyg_sar.utils.installed import reader
 
 
 def is_mtx(path: Path) -> bool:
@@ -30,13 +30,7 @@ def read_mtx(path: Path, scratch: Scratch = MEMORY) -> dict[str, Any]:
     both directions, its diagonal once. SciPy reads it, in memory.
     """
     ordinary_file(path)
-    try:
-        io = import_module('scipy.io')
-    except ImportError as error:
-        raise ValueError(
-            f"expected SciPy to be installed to read '{path}' (got: {error}); install it with "
-            "pip install 'pyg_sar[fast]'"
-        ) from error
+    io = reader('scipy.io', path, 'SciPy')
     try:
         rows, cols, entries, layout, field, symmetry = io.mminfo(path)
         if layout != 'coordinate':

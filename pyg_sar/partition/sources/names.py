@@ -88,6 +88,14 @@ class Numbering:
         return torch.from_numpy(numbers), names.take(import_module('pyarrow').array(order))
 
 
+def number_edges(edge_index: Tensor, scratch: Scratch, *, is_sorted: bool) -> tuple[Tensor, Any]:
+    """Edges [2, E] between the numbers of their ids, int32 in scratch space; and the ids."""
+    numbering, pyarrow = Numbering(), import_module('pyarrow')
+    for _, src, dst in edge_chunks(edge_index):
+        numbering.add(pyarrow.array(src.numpy()), pyarrow.array(dst.numpy()))
+    return numbering.edges(scratch, is_sorted=is_sorted)
+
+
 def _order_of_first(numbers: IndexArray, count: int) -> IndexArray:
     """The numbers below `count`, all of which are there, in the order in which they first come."""
     first = np.empty(count, np.int64)
@@ -185,10 +193,7 @@ def numbered(
     if not relabel and high < _MOST:
         _tell_gaps(edges, low, high, name)
         return data
-    numbering, pyarrow = Numbering(), import_module('pyarrow')
-    for _, src, dst in edge_chunks(edges):
-        numbering.add(pyarrow.array(src.numpy()), pyarrow.array(dst.numpy()))
-    data.edge_index, names = numbering.edges(scratch, is_sorted=True)
+    data.edge_index, names = number_edges(edges, scratch, is_sorted=True)
     data.num_nodes, data.node_names = len(names), names
     warnings.warn(
         f"'{name}': ids from {low} to {high} became 0 to {len(names) - 1}; data.node_names has "

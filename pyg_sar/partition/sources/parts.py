@@ -17,6 +17,7 @@ import numpy as np
 from pyg_sar.partition.sources.names import is_text
 from pyg_sar.partition.sources.pieces import is_read
 from pyg_sar.shard.files import is_of_system
+from pyg_sar.utils.installed import reader
 
 TABLES = ('.parquet', '.csv')
 BATCH_ROWS = 1 << 17
@@ -88,13 +89,8 @@ def arrow_errors(path: Path) -> Iterator[None]:
 
 def open_table(path: Path) -> Table:
     """A table in a file or in a folder of parts; their columns may be in another order."""
-    try:
-        _, dataset = import_module('pyarrow'), import_module('pyarrow.dataset')
-    except ImportError as error:
-        raise ValueError(
-            f"expected pyarrow to be installed to read '{path}' (got: {error}); install it with "
-            "pip install 'pyg_sar[fast]'"
-        ) from error
+    reader('pyarrow', path)
+    dataset = reader('pyarrow.dataset', path)
     files = table_files(path)
     kinds = sorted({file.suffix for file in files})
     if len(kinds) != 1:
