@@ -101,10 +101,12 @@ class Call:
                 num_rows = shard.num_own if suffix == '_j' else shard.num_dst
                 dim = node_dim + value.dim() if node_dim < 0 else node_dim
                 if value.dim() == 0 or value.size(dim) != num_rows:
+                    of_all = self.num_nodes[suffix != '_j']
                     raise ValueError(
-                        f"expected one row per node in '{base}' of {name_of(conv)}: "
-                        f'{self.num_nodes[suffix != "_j"]} rows in dimension {dim} (got shape '
-                        f'{tuple(value.shape)})'
+                        f"expected one row per node in '{base}' of {name_of(conv)}: {of_all} rows, "
+                        f'{num_rows} on this rank, in dimension {dim} (got shape '
+                        f'{tuple(value.shape)} on this rank): a node that is made in forward is '
+                        'added before the graph is cut'
                     )
                 value = value if dim == 0 else value.movedim(dim, 0)
             else:

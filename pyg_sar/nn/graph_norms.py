@@ -107,6 +107,12 @@ def _gcn_norm(
     flow: str = 'source_to_target',
     dtype: torch.dtype | None = None,
 ) -> Result:
+    nodes = edges.ends.dst
+    if num_nodes not in (None, nodes.total):
+        raise ValueError(
+            f"expected one row per node in 'x': {nodes.total} rows (got {num_nodes}): a node that is "
+            'made in forward is added before the graph is cut'
+        )
     if weight is None:
         if add_self_loops:
             edges, _ = _added(add_remaining_self_loops, edges, num_nodes=num_nodes)

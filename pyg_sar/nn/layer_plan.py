@@ -190,7 +190,8 @@ def _check_features(
     if edges.ends.shard.is_bipartite and isinstance(x, Tensor) and 'edge_index' in arguments:
         raise ValueError(
             f"expected a pair (x_src, x_dst) for 'x' of {name_of(conv)}, as its edges run "
-            f'between two sets of nodes (got a tensor of shape {tuple(x.shape)})'
+            f'between two sets of nodes (got a tensor of shape {tuple(x.shape)}): nodes without '
+            'features, such as hyperedges, get (x, None)'
         )
 
 

@@ -219,9 +219,11 @@ def _owner(
     for names, what, count in ((_NODE_NAMES, 'node', num_nodes), (_EDGE_NAMES, 'edge', num_edges)):
         if name in names and count is not None:
             if rows != count:
+                is_ids = name.endswith('_mask') and value.dtype in (torch.int64, torch.int32)
+                hint = f": ids are named '{name[:-4]}idx'" if is_ids else ''
                 raise ValueError(
                     f"'{name}'{where} must have one row per {what}, {count} (got shape "
-                    f'{list(value.shape)})'
+                    f'{list(value.shape)}){hint}'
                 )
             return what
     if rows is None:

@@ -107,6 +107,7 @@ CASES: list[tuple[Any, str]] = [
     # attributes
     (_data(x=torch.zeros(3, 2)), "'x' must have one row per node, 4 (got shape [3, 2])"),
     (_data(train_mask=torch.zeros(5)), "'train_mask' must have one row per node, 4"),
+    (_data(train_mask=torch.tensor([0, 2])), "(got shape [2]): ids are named 'train_idx'"),
     (_data(edge_attr=torch.zeros(4, 2)), "'edge_attr' must have one row per edge, 5"),
     (_data(edge_weight=torch.zeros(1)), "'edge_weight' must have one row per edge, 5"),
     (_data(x=torch.tensor(3.0)), "'x' must have one row per node, 4 (got shape [])"),

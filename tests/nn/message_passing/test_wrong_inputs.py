@@ -18,6 +18,7 @@ from sum_conv import SumConv
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import (
+    APPNP,
     GATConv,
     GATv2Conv,
     GCNConv,
@@ -26,6 +27,7 @@ from torch_geometric.nn import (
     GraphConv,
     MessagePassing,
     SAGEConv,
+    SGConv,
     TransformerConv,
 )
 
@@ -258,3 +260,14 @@ def test_copies_of_one_partition_are_one_partition(data):
             root = shutil.copytree(root, f'{folder}/copy')
         data = pyg_sar.load_shard(root)
         SARConv(SAGEConv(6, 4).double())(data.x, data.edge_index)
+
+
+@pytest.mark.parametrize('world_size', [1, 3])
+@on_ranks(by='threads')
+def test_a_node_that_the_graph_lacks(data, world_size):
+    """As a padding node that a forward makes; GCNConv would have normalised it."""
+    x = pyg_sar.gather(data.x)
+    for rows in (torch.cat([x, x[:1]]), x[:-1]):
+        for conv in (GCNConv(6, 4), SGConv(6, 4), APPNP(2, 0.1), SAGEConv(6, 4)):
+            with pytest.raises(ValueError, match='one row per node|a plain tensor has all'):
+                SARConv(conv.double())(rows, data.edge_index)
