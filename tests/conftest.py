@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import hypothesis
 import pytest
 import torch
 from ranks import seed
+
+from pyg_sar.comm.threads import forgets_generated
 
 hypothesis.settings.register_profile('pyg_sar', deadline=None, derandomize=True, max_examples=15)
 hypothesis.settings.load_profile('pyg_sar')
 
 
 @pytest.fixture(autouse=True)
-def _deterministic() -> None:
+def _deterministic() -> Iterator[None]:
     seed()
     torch.set_num_threads(1)
+    with forgets_generated():
+        yield
 
 
 @pytest.hookimpl(trylast=True)  # the folders have marked theirs

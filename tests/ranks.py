@@ -34,7 +34,7 @@ import torch.distributed as dist
 import torch_geometric.template
 from jinja2 import Environment, FileSystemLoader
 
-from pyg_sar.comm.threads import run_threads
+from pyg_sar.comm.threads import forgets_generated, run_threads
 
 GRACE = 2.0  # seconds after the first failure in which other ranks may report theirs
 
@@ -60,7 +60,7 @@ def seed() -> None:
     """Seeds torch and NumPy, and leaves Python's ``random`` alone.
 
     PyG names the code that it generates for a ``Sequential`` by ``random``. With a seeded one two
-    different models of a process get the same name, and the second runs the code of the first.
+    different models of a test get the same name, and the second runs the code of the first.
     """
     torch.manual_seed(0)
     np.random.seed(0)  # noqa: NPY002 (what PyG draws from)
@@ -301,7 +301,7 @@ def _call(message: bytes) -> Any:
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float32)
     filters, fn, args, kwargs = _load(message)
-    with warnings.catch_warnings():
+    with forgets_generated(), warnings.catch_warnings():
         warnings.resetwarnings()
         for each in reversed(filters):
             warnings.filterwarnings(*each)

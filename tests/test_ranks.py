@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import torch
 import torch.distributed as dist
 from ranks import RankError, heed_interrupts, run_once, run_ranks
 from torch import Tensor
+from torch_geometric.nn import Sequential
 
 PLAIN, CUSTOM = 'plain', 'custom'
 
@@ -104,6 +106,15 @@ def _warn(kind: str) -> str:
     return 'went on'
 
 
+def _sequential(inputs: str) -> int:
+    """A ``Sequential``, whose code PyG names by a draw of ``random``: the same in every call."""
+    state = random.getstate()
+    random.seed(0)
+    model = Sequential(inputs, [(torch.nn.Identity(), 'x -> x')])
+    random.setstate(state)
+    return int(model(*torch.eye(inputs.count(',') + 1))[0])
+
+
 def _is_alive(pid: int) -> bool:
     """Whether `pid` runs; one that has ended but was not waited for does not."""
     try:
@@ -132,6 +143,12 @@ def test_results_by_rank(world_size: int) -> None:
         assert torch.equal(result['nested'][0][0], expected.long())
         assert result['nested'][0][1] == 'a'
         assert result['threads'] == 1
+
+
+@pytest.mark.parametrize('inputs', ['x', 'x, y', 'x, y, z'])
+def test_code_that_pyg_generates_is_of_a_test_and_of_a_call(inputs: str) -> None:
+    assert run_ranks(_sequential, 1, inputs) == [1]
+    assert _sequential(inputs) == 1
 
 
 def test_ranks_are_used_again() -> None:

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -77,34 +77,39 @@ def run_threads(
     threads = [
         threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(world_size)
     ]
-    loaded = set(sys.modules)
-    try:
-        for thread in threads:
-            thread.start()
-        turns.begin()
-        for thread in threads:
-            thread.join()
-    except BaseException as error:  # interrupted
-        turns.error = turns.error or error
-        raise
-    finally:
-        turns.states()
-        _forget_generated(loaded)
+    with forgets_generated():
+        try:
+            for thread in threads:
+                thread.start()
+            turns.begin()
+            for thread in threads:
+                thread.join()
+        except BaseException as error:  # interrupted
+            turns.error = turns.error or error
+            raise
+        finally:
+            turns.states()
     if turns.error is not None:
         raise turns.error
     return results
 
 
-def _forget_generated(loaded: set[str]) -> None:
-    """Forgets the code that PyG has generated for a ``Sequential`` since `loaded` were the modules.
+@contextmanager
+def forgets_generated() -> Iterator[None]:
+    """Forgets at its end the code that PyG has generated for a ``Sequential`` inside of it.
 
-    PyG names it by a draw of ``random``, whose state is set back: the next ``Sequential`` may draw
-    the same name, and would run the code that stands under it. Its file is named for the module.
+    PyG names it by a draw of ``random``. Where its state is set back, the next ``Sequential`` may
+    draw the same name, and would run the code that stands under it. Its file is named for the
+    module.
     """
-    for name in sys.modules.keys() - loaded:
-        file = getattr(sys.modules[name], '__file__', None) or ''
-        if Path(file).name.startswith(f'{name}_') and hasattr(sys.modules[name], 'forward'):
-            del sys.modules[name]
+    loaded = set(sys.modules)
+    try:
+        yield
+    finally:
+        for name in sys.modules.keys() - loaded:
+            file = getattr(sys.modules[name], '__file__', None) or ''
+            if Path(file).name.startswith(f'{name}_') and hasattr(sys.modules[name], 'forward'):
+                del sys.modules[name]
 
 
 class _Meeting:

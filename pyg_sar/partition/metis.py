@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from itertools import pairwise
 
@@ -66,7 +67,7 @@ def pymetis_parts(
     more = {'objtype': int(pymetis.ObjType.VOL)} if is_volume else {}
     more |= {} if rounds is None else {'niter': rounds}
     # A graph of equal weights is given to METIS as one without any.
-    try:
+    with _told():
         found, parts = pymetis.part_graph(
             problem.num_parts,
             pymetis.CSRAdjacency(problem.indptr, problem.index),
@@ -74,13 +75,21 @@ def pymetis_parts(
             options=pymetis.Options(seed=_SEED + problem.options.seed, **more),
             recursive=recursive,
         )
-    except RuntimeError as error:  # of METIS, which may name no cause
-        raise ValueError(
-            f'expected METIS to cut the graph (got: {error}): take --method kaminpar or ldg'
-        ) from error
     return found, torch.from_numpy(np.array(parts, dtype=np.int64))
 
 
+@contextmanager
+def _told() -> Iterator[None]:
+    """Errors of METIS, which may name no cause, and of packages that were built without it."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise ValueError(
+            f'expected METIS to cut the graph (got: {error}): take --method kaminpar or ldg'
+        ) from error
+
+
+@_told()
 def _by_pyg(problem: Problem, package: str | None) -> Tensor:
     csr = torch.from_numpy(problem.indptr), torch.from_numpy(problem.index)
     weight = None if problem.weights is None else torch.from_numpy(problem.weights)

@@ -195,6 +195,19 @@ def test_pyg_lib_is_called_as_it_wants(monkeypatch, power_law):
     assert parts.tolist() == [node % 4 for node in range(3000)]
 
 
+def test_a_package_that_was_built_without_metis(monkeypatch, power_law):
+    """As torch_sparse from its sources is, for which pyg_lib stands here."""
+
+    def part(*csr: Tensor, **how: Any) -> Tensor:
+        raise RuntimeError('Not compiled with METIS support')
+
+    package = SimpleNamespace(partition=SimpleNamespace(metis=part))
+    monkeypatch.setitem(sys.modules, 'pyg_lib', package)
+    monkeypatch.setitem(sys.modules, 'pymetis', None)
+    with pytest.raises(ValueError, match=r'Not compiled with METIS support\): take --method'):
+        _assign(power_law, 4)
+
+
 def test_metis_takes_the_better_of_both_ways():
     """A grid is cut less by k-way, of few parts too."""
     nodes = torch.arange(3600).view(60, 60)
@@ -244,9 +257,22 @@ def test_kaminpar_writes_beside_the_parts(monkeypatch, tmp_path, power_law):
     assert [path.name for path in tmp_path.iterdir()] == ['parts']
 
 
+def _lacks_metis() -> bool:
+    """Whether torch_sparse was built without METIS."""
+    try:
+        torch.ops.torch_sparse.partition(
+            torch.tensor([0, 1, 2]), torch.tensor([1, 0]), None, 2, True
+        )
+    except RuntimeError as error:
+        return 'Not compiled with METIS support' in str(error)
+    return False
+
+
 @pytest.mark.parametrize('package', ['pymetis', 'pyg_lib', 'torch_sparse', 'kaminpar'])
 def test_what_is_installed(monkeypatch, tmp_path, power_law, check_partition, make_graph, package):
     pytest.importorskip(package)
+    if package == 'torch_sparse' and _lacks_metis():
+        pytest.skip('torch_sparse was built without METIS')
     method = package if package == 'kaminpar' else 'metis'
     for other in ('pymetis', 'pyg_lib', 'torch_sparse'):
         if other != package:
