@@ -110,8 +110,8 @@ def _gcn_norm(
     nodes = edges.ends.dst
     if num_nodes not in (None, nodes.total):
         raise ValueError(
-            f"expected one row per node in 'x': {nodes.total} rows (got {num_nodes}): a node that is "
-            'made in forward is added before the graph is cut'
+            f"expected one row per node in 'x': {nodes.total} rows (got {num_nodes}): a node that "
+            'is made in forward is added before the graph is cut'
         )
     if weight is None:
         if add_self_loops:

@@ -269,5 +269,5 @@ def test_a_node_that_the_graph_lacks(data, world_size):
     x = pyg_sar.gather(data.x)
     for rows in (torch.cat([x, x[:1]]), x[:-1]):
         for conv in (GCNConv(6, 4), SGConv(6, 4), APPNP(2, 0.1), SAGEConv(6, 4)):
-            with pytest.raises(ValueError, match='one row per node|a plain tensor has all'):
+            with pytest.raises(ValueError, match=r'one row per node|a plain tensor has all'):
                 SARConv(conv.double())(rows, data.edge_index)
