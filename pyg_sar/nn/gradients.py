@@ -41,7 +41,7 @@ from pyg_sar.comm.ranks import world_size
 from pyg_sar.nn.averager import MIB, PARTED, Averager
 from pyg_sar.nn.batch_norm import RunningStatistics
 from pyg_sar.nn.buckets import SUM
-from pyg_sar.nn.layer_plan import evaluated
+from pyg_sar.nn.layer import evaluated
 from pyg_sar.nn.sar_conv import SARConv
 from pyg_sar.nn.wrap import check_same_values
 from pyg_sar.rows.replicated import is_averaged

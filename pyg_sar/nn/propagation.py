@@ -25,7 +25,7 @@ from pyg_sar.nn.call_edges import (
 )
 from pyg_sar.nn.dropout import EdgeDraws
 from pyg_sar.nn.dropout_forward import edge_draws
-from pyg_sar.nn.layer_plan import Forward, running
+from pyg_sar.nn.layer import Forward, running
 from pyg_sar.nn.narrow_exchange import NarrowSum
 from pyg_sar.nn.plan import CallPlan, TracedPlan
 from pyg_sar.nn.sample_edges import not_saved

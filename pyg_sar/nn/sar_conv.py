@@ -22,7 +22,7 @@ from pyg_sar.nn.call_edges import edges_in, relations_joined
 from pyg_sar.nn.dropout_forward import is_running
 from pyg_sar.nn.graph_norms import FORMS
 from pyg_sar.nn.intercept import bind_functions, forms
-from pyg_sar.nn.layer_plan import Forward, Layer, LayerPlan, plan_for, running, state_of_modules
+from pyg_sar.nn.layer import Forward, Layer, LayerPlan, plan_for, running, state_of_modules
 from pyg_sar.nn.options import Options, Path, options_of
 from pyg_sar.nn.propagation import pass_messages
 from pyg_sar.ops.linear import compute_by_onednn
@@ -208,7 +208,7 @@ class SARConv(MessagePassing, metaclass=ClassSwap):
     ) -> Iterator[LayerPlan]:
         """While it lasts, the conv and all convs inside it pass messages on the cut graph.
 
-        Collective: see :func:`pyg_sar.nn.layer_plan.plan_for`.
+        Collective: see :func:`pyg_sar.nn.layer.plan_for`.
         """
         sar = self._sar
         with in_layer(sar.label):
