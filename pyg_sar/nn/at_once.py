@@ -10,22 +10,18 @@ from torch import Tensor
 
 from pyg_sar.comm.row_map import with_halo
 from pyg_sar.comm.vote import Agreed, agree
+from pyg_sar.nn.analysis import Analysis, samples_of
 from pyg_sar.nn.call import Call
+from pyg_sar.nn.edge_space import NUM_EDGES
 from pyg_sar.nn.intercept import WholeGraphSizes
-from pyg_sar.nn.sample_edges import (
-    NUM_PADDING,
-    NUM_SAMPLES,
+from pyg_sar.nn.side_effects import (
     UndoneSideEffects,
     edge_rows,
+    learnable_leaves,
     node_of_now,
-    samples_of,
     state_of,
-    states_of,
     undo,
-    with_padding_edges,
 )
-from pyg_sar.nn.trace import SideEffects, left_behind
-from pyg_sar.nn.whole_reads import run_aggregation, run_message
 from pyg_sar.ops.by_destination import ChunkProgram, aggregate_chunks, chunks_of
 from pyg_sar.ops.chunks import edges_within
 from pyg_sar.ops.program import Arguments, no_autocast_cache
@@ -39,25 +35,38 @@ _WHOLE_GRAPH: Cached[Agreed[tuple[int, int]]] = Cached()
 
 
 @no_autocast_cache()
-def observe(call: Call) -> tuple[SideEffects, WholeGraphSizes]:
+def observe(call: Call) -> tuple[Analysis, WholeGraphSizes]:
     """Runs message and aggregation on a few edges, each into a destination of its own.
 
     Also gives the sizes of the whole graph that they ask for.
     """
-    samples, edge_index = samples_of(call)
+    samples = replace(samples_of(call), at_edges=False)  # a message may write to what it reads
+    ids = torch.arange(NUM_EDGES, device=samples.device)
     first_node = node_of_now()
-    sizes = WholeGraphSizes(call.conv, NUM_SAMPLES, NUM_SAMPLES, is_sample=True)
-    slots = [slot for slot in call.slots if slot.role in ('edge', 'whole')]
-    states = states_of({slot.name: getattr(samples, slot.role)[slot.index] for slot in slots})
-    here = torch.autograd.set_multithreading_enabled(False)  # as in a trace
+    sizes = WholeGraphSizes(call.conv, NUM_EDGES, NUM_EDGES, is_sample=True)
+    here = torch.autograd.set_multithreading_enabled(False)  # as in an analysis
     with here, UndoneSideEffects(call.conv, call.arguments) as undone, sizes.in_force():
-        out = _run(call, samples, edge_index, NUM_SAMPLES, is_watched=True)
-    return left_behind(call, undone, states, samples, first_node, out, ())[0], sizes
+        out = _run(call, samples, torch.stack([ids, ids]), NUM_EDGES)
+    names = undone.edge_attributes(
+        lambda t: isinstance(t, Tensor) and t.dim() > 0 and t.size(0) == NUM_EDGES
+    )
+    edge_outputs = tuple(undone.changed[name] for name in names)
+    if call.function != 'message':
+        edge_outputs = (out, *edge_outputs)
+    found = Analysis(
+        out=out.detach(),
+        edge_outputs=tuple(t.detach() for t in edge_outputs),
+        edge_attributes=names,
+        learnable=learnable_leaves([out, *edge_outputs], samples, first_node),
+        uses_rng=undone.uses_rng,
+        by_destination=True,
+    )
+    return found, sizes
 
 
 def run_by_destination(
     call: Call, *, in_chunks: bool
-) -> tuple[Tensor | None, tuple[Tensor, ...], SideEffects]:
+) -> tuple[Tensor | None, tuple[Tensor, ...], Analysis]:
     """Computes a conv's message and aggregation by chunks of destinations.
 
     Not `in_chunks` all destinations are one chunk. Gives the aggregation's result in the conv's
@@ -78,9 +87,9 @@ def run_by_destination(
         needs_more = edge_index.size(1) < 2 or int(edge_index[1, 0]) > 0
         if num_dst and needs_more:
             # PyG's quantiles take two messages or more, and some for the first node.
-            arguments, edge_index = with_padding_edges(arguments, edge_index)
+            arguments, edge_index = _with_padding_edges(arguments, edge_index)
             out, edge_outputs = run(arguments, edge_index, num_dst + 1)
-            edge_outputs = tuple(o[NUM_PADDING:] for o in edge_outputs)
+            edge_outputs = tuple(o[_NUM_PADDING:] for o in edge_outputs)
             return None if out is None else out[1:], edge_outputs
         conv, before = call.conv, dict(vars(call.conv))
         try:
@@ -107,6 +116,29 @@ def run_by_destination(
     return None if out is None else out.movedim(0, call.conv.node_dim), outputs, seen
 
 
+_NUM_PADDING = 2
+"""Edges of the made-up node."""
+
+
+def _with_padding_edges(arguments: Arguments, edge_index: Tensor) -> tuple[Arguments, Tensor]:
+    """The edges, after some between made-up nodes that end in a new first destination."""
+    num_src = next((t.size(0) for t in arguments.src), 0)
+    first = edge_index.new_tensor([[num_src], [0]]).expand(2, _NUM_PADDING)
+    shifted = torch.stack([edge_index[0], edge_index[1] + 1])
+    more = replace(
+        arguments,
+        src=tuple(torch.cat([t, _padding_row(t)]) for t in arguments.src),
+        dst=tuple(torch.cat([_padding_row(t), t]) for t in arguments.dst),
+        edge=tuple(torch.cat([*[_padding_row(t)] * _NUM_PADDING, t]) for t in arguments.edge),
+    )
+    return more, torch.cat([first, shifted], dim=1)
+
+
+def _padding_row(values: Tensor) -> Tensor:
+    """A row like those of `values`: ones, or index zero."""
+    return values.new_full((1, *values.shape[1:]), 1 if values.is_floating_point() else 0)
+
+
 def _whole_graph(plan: Plan) -> tuple[int, int]:
     """The largest in-degree and the number of destinations of all ranks.
 
@@ -121,19 +153,13 @@ def _whole_graph(plan: Plan) -> tuple[int, int]:
     return _WHOLE_GRAPH.of(plan, Agreed).get(None, make)
 
 
-def _run(
-    call: Call, arguments: Arguments, edge_index: Tensor, num_dst: int, *, is_watched: bool = False
-) -> Tensor:
+def _run(call: Call, arguments: Arguments, edge_index: Tensor, num_dst: int) -> Tensor:
     """The aggregation's result with nodes first; a row per edge of ``edge_update``."""
     values = call.inputs(arguments, edge_index, edge_index[1], num_dst)
-    message = run_message(call, values, arguments) if is_watched else call.run(values)
+    message = call.run(values)
     if call.function != 'message':
         return message
-    if is_watched:
-        out = run_aggregation(call, values, message, arguments)
-    else:
-        out = call.aggregate(values, message)
-    return out.movedim(call.conv.node_dim, 0)
+    return call.aggregate(values, message).movedim(call.conv.node_dim, 0)
 
 
 def run_one_shot(call: Call, name: str, *, across_edges: bool) -> Tensor:

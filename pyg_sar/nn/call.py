@@ -21,7 +21,7 @@ from pyg_sar.comm.exchange import Exchange
 from pyg_sar.nn.dropout import EdgeDraws
 from pyg_sar.nn.intercept import MessageError, SourceIndex
 from pyg_sar.nn.options import Options
-from pyg_sar.nn.products import RowSum, SourceRows
+from pyg_sar.nn.source_rows import StandIn
 from pyg_sar.ops.program import Arguments
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.shard.blocks import Plan, plan_of
@@ -67,7 +67,6 @@ class Call:
     arguments: Arguments = field(init=False)  # with nodes or edges in their first dimension
     slots: tuple[_Slot, ...] = field(init=False)
     draws: EdgeDraws | None = field(init=False)  # of its masks of dropout, where drawn by edge
-    summed: RowSum | None = field(init=False)  # of one that computes a factor, once it has run
 
     def bind(self) -> None:
         """Checks the arguments and sorts them into their roles."""
@@ -181,7 +180,7 @@ class Call:
                 values[slot.name] = slot.value
                 continue
             if slot.role == 'stand-in':
-                values[slot.name] = SourceRows.like(slot.value, edge_index.size(1))
+                values[slot.name] = StandIn.like(slot.value, edge_index.size(1))
                 continue
             value = getattr(arguments, slot.role)[slot.index]
             if slot.role in ('src', 'dst'):
@@ -200,7 +199,6 @@ class Call:
                 kwargs = conv.inspector.collect_param_data('message', values)
                 with torch._C._EnableTorchFunction():
                     message = conv.message(**kwargs)
-                self.summed = getattr(message, 'summed', None)
                 return _factor(message)
             kwargs = conv.inspector.collect_param_data(self.function, values)
             if self.function != 'message':  # edge_updater has called its hooks
@@ -243,7 +241,7 @@ def after_step(conv: MessagePassing, step: str, inputs: tuple[Any, ...], out: Te
 
 
 def _factor(message: Any) -> Tensor:
-    factor = message.factor if isinstance(message, SourceRows) else None
+    factor = message.factor if isinstance(message, StandIn) else None
     if factor is None:
         raise MessageError('it is not x_j times a factor')
     return factor

@@ -38,6 +38,7 @@ from torch_geometric.utils import softmax as pyg_softmax
 from torch_geometric.utils import to_dense_batch as pyg_to_dense_batch
 
 from pyg_sar.ops.program import SoftmaxFn
+from pyg_sar.rows.sharding import Sharding
 from pyg_sar.utils.installed import find_or_none
 from pyg_sar.utils.scoped import Scoped
 
@@ -127,11 +128,22 @@ class UnsupportedMessageError(MessageError):
 
 
 class WatchedIndex(Tensor):
-    """The destinations of the sampled edges; only the intercepted functions may look at them."""
+    """The destinations of a block's edges in an analysis, to which known functions may look."""
 
-    _error: type[MessageError] = UnsupportedMessageError
-    _what = 'the destination index'
-    _why = "would see one block's edges only"
+    _sharding: Sharding  # whose destinations they are
+    own: Tensor  # the plain index
+
+    @staticmethod
+    def of(index: Tensor, sharding: Sharding) -> WatchedIndex:
+        """The destinations ``[num_edges]`` of the edges of a sharding."""
+        self = index.as_subclass(WatchedIndex)
+        self._sharding, self.own = sharding, index
+        return self
+
+
+class SourceIndex(Tensor):
+    """The sources of some edges: ids that mean nothing on a cut graph, so nothing may read them."""
+
     _PROPERTIES: tuple[Any, ...] = (Tensor.shape, Tensor.device, Tensor.dtype)
     _FUNCTIONS = (Tensor.numel, Tensor.size, Tensor.dim, Tensor.__len__)
     _ALLOWED = frozenset({*_FUNCTIONS, *(getter.__get__ for getter in _PROPERTIES)})
@@ -141,16 +153,11 @@ class WatchedIndex(Tensor):
         if func in cls._ALLOWED:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
-        name = getattr(func, '__name__', str(func))
-        raise cls._error(f"it uses {cls._what} in '{name}', which {cls._why}")
-
-
-class SourceIndex(WatchedIndex):
-    """The sources of some edges: ids that mean nothing on a cut graph, so nothing may read them."""
-
-    _error = MessageError  # there is no way to compute with the ids
-    _what = "the source ids 'edge_index_j'"
-    _why = 'are local on a cut graph; pass the ids as a node tensor instead (such as n_id)'
+        # There is no way to compute with the ids.
+        raise MessageError(
+            f"it uses the source ids 'edge_index_j' in '{getattr(func, '__name__', func)}', which "
+            'are local on a cut graph; pass the ids as a node tensor instead (such as n_id)'
+        )
 
 
 class BlockIndex(Tensor):
@@ -219,7 +226,7 @@ class Intercept:
 
 
 def _plain_dst(index: Tensor | None, what: str) -> Tensor:
-    if index is None or not isinstance(index, (WatchedIndex, BlockIndex)):
+    if not isinstance(index, BlockIndex):
         raise UnsupportedMessageError(f'it computes {what} over other groups than in-edges')
     with torch._C.DisableTorchFunctionSubclass():
         return index.detach()  # torch 2.5 has no `as_subclass` inside a TorchDispatchMode

@@ -24,7 +24,7 @@ from pyg_sar.nn.buckets import common
 from pyg_sar.nn.call_edges import shards_of
 from pyg_sar.nn.narrow_exchange import GLOBAL_HOOKS
 from pyg_sar.nn.options import Options
-from pyg_sar.nn.plan import CallPlan
+from pyg_sar.nn.plan import Plan
 from pyg_sar.rows.adjacency import Adjacency
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.registry import signature_of
@@ -37,21 +37,6 @@ from pyg_sar.utils.scoped import Scoped
 from pyg_sar.utils.tensor_state import digest
 
 
-@dataclass(eq=False)
-class LayerPlan:
-    """What the ranks have agreed on for one kind of forward of a layer."""
-
-    kind: tuple[Any, ...]  # of forward
-    state: list[Any]  # of the conv on this rank
-    words: str  # both, as far as they must be alike on all ranks
-    # The conv and the convs inside it, with their paths in it: '' is the conv itself.
-    paths: Mapping[MessagePassing, str] = field(default_factory=dict)
-    # How each kind of call is computed, in the conv or a conv inside it.
-    calls: dict[Any, CallPlan] = field(default_factory=dict)
-    # The arguments of functions of convs.
-    names: dict[Any, tuple[str, ...]] = field(default_factory=dict)
-
-
 class Layer:
     """What a SARConv holds besides the attributes of its conv."""
 
@@ -60,26 +45,37 @@ class Layer:
         self.label = label  # what errors call this layer
         self.is_inside = is_inside  # another SARConv, whose forward it is a part of
         self.drops_by_id = False  # whether it is part of a model with `dropout_seed`
-        self.plans: dict[str, LayerPlan] = {}  # for each kind of forward, in words; oldest first
+        self.forwards: dict[str, Forward] = {}  # by their words; oldest first
         self.inner: list[torch.nn.Module] = []  # all modules in the conv
         self.state: list[Any] = []  # of the conv at its last forward
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy may run with other ranks: they agree anew.
-        return vars(self) | {'plans': {}, 'inner': [], 'state': []}
+        return vars(self) | {'forwards': {}, 'inner': [], 'state': []}
 
-    def call_plans(self) -> list[CallPlan]:
+    def call_plans(self) -> list[Plan]:
         """The plans of the calls of all forwards, the oldest first."""
-        return [call for plan in self.plans.values() for call in plan.calls.values()]
+        return [plan for forward in self.forwards.values() for plan in forward.plans.values()]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Forward:
-    """A forward of a layer on a cut graph, or a call of its ``propagate`` from outside of one."""
+    """A kind of forward of a layer on a cut graph, which all ranks have agreed on.
+
+    Or of a call of its ``propagate`` from outside of one.
+    """
 
     conv: MessagePassing
-    plan: LayerPlan
     in_forward: bool  # whether the conv's own forward takes what propagate returns
+    kind: tuple[Any, ...]
+    state: list[Any]  # of the conv on this rank
+    words: str  # both, as far as they must be alike on all ranks
+    # The conv and the convs inside it, with their paths in it: '' is the conv itself.
+    paths: Mapping[MessagePassing, str]
+    # How each kind of call is computed, in the conv or a conv inside it, by its fingerprint.
+    plans: dict[Any, Plan] = field(default_factory=dict)
+    # The arguments of functions of convs.
+    names: dict[Any, tuple[str, ...]] = field(default_factory=dict)
 
 
 running: Scoped[Forward | None] = Scoped(None)
@@ -94,7 +90,7 @@ _METHODS = ('message', 'aggregate', 'update', 'edge_update', 'propagate', 'edge_
 _MESSAGE_HOOKS = ('_propagate', '_message', '_aggregate', '_edge_update')
 
 
-def plan_for(
+def agree_on_forward(
     conv: Any,
     state: list[Any],
     edges: list[EdgeIndex],
@@ -102,14 +98,14 @@ def plan_for(
     kwargs: dict[str, Any],
     *,
     in_forward: bool,
-) -> LayerPlan:
+) -> Forward:
     """What the ranks have agreed on for a forward like this one of a SARConv in a state.
 
     Collective: one small all-gather; where a rank has not seen such a forward, or the conv
     has changed since, an all-gather. Raises ValueError if a shard is not this rank's, and on all
     ranks if the forwards differ or the inputs of one are wrong.
     """
-    options, plans = conv._sar.options, conv._sar.plans
+    options, forwards = conv._sar.options, conv._sar.forwards
     shards = shards_of(edges)
     kind = (
         in_forward,
@@ -121,9 +117,9 @@ def plan_for(
         shapes: list[tuple[int, ...]] = []
         kinds = _input_kinds([*args, *kwargs.values()], shapes)
     kind += tuple(kinds)
-    plan = next((p for p in plans.values() if p.kind == kind and p.state == state), None)
-    words, error, is_known = '' if plan is None else plan.words, None, plan is not None
-    if plan is None:
+    known = next((f for f in forwards.values() if f.kind == kind and f.state == state), None)
+    words, error, is_known = '' if known is None else known.words, None, known is not None
+    if known is None:
         for shard in shards:
             exchange_of(shard, dtype=options.exchange_dtype)
         try:
@@ -145,11 +141,11 @@ def plan_for(
             raise_error_on_all(error)
     elif error is not None:
         raise error
-    if plan is None or not is_known:
-        plans.pop(words, None)  # the new one is the latest
-        convs = ((m, p) for p, m in conv.named_modules() if isinstance(m, MessagePassing))
-        plan = plans[words] = LayerPlan(kind, state, words, dict(convs))
-    return plan
+    if known is None or not is_known:
+        forwards.pop(words, None)  # the new one is the latest
+        convs = {m: path for path, m in conv.named_modules() if isinstance(m, MessagePassing)}
+        known = forwards[words] = Forward(conv, in_forward, kind, state, words, convs)
+    return known
 
 
 def _check_not_explained(conv: MessagePassing) -> None:

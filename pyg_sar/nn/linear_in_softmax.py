@@ -4,8 +4,7 @@ The operations on the result of the softmax are followed below autograd. Every t
 in the softmax has a companion of the same shape: it holds, for each entry, the entry of the softmax
 that it is proportional to. A reshape applies to both. A product with a tensor that does not depend
 on the softmax leaves the companion as it is. The terms of a sum must have equal companions. Any
-other operation takes the general way. A detached tensor or a hook changes only the gradient, so
-gradients are compared once.
+other operation takes the general way. So does what has no gradient where the softmax has one.
 """
 
 from __future__ import annotations
@@ -18,30 +17,36 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pyg_sar.nn.call import Call
-from pyg_sar.nn.products import operations
-from pyg_sar.nn.sample_edges import UndoneSideEffects, samples_of
-from pyg_sar.ops.program import Program, no_autocast_cache
+from pyg_sar.nn.edge_space import is_count
+from pyg_sar.nn.intercept import MessageError
 from pyg_sar.utils.installed import find_or_none
 from pyg_sar.utils.nested import leaves
 
+_aten = torch.ops.aten
+
+
+def _operations(text: str) -> frozenset[Any]:
+    """The operations with these names, such as ``squeeze.dim``, of those that this torch has."""
+    names = (name.split('.') for name in text.split())
+    overloads = (getattr(getattr(_aten, name, None), kind, None) for name, kind in names)
+    return frozenset(overloads) - {None}
+
+
 _TO_COPY = find_or_none('torch.ops.aten._to_copy.default')
 
-_VIEWS = operations('view.default _unsafe_view.default')
-_RESHAPES = operations(
+_VIEWS = _operations('view.default _unsafe_view.default')
+_RESHAPES = _operations(
     'unsqueeze.default squeeze.default squeeze.dim squeeze.dims expand.default permute.default '
     'transpose.int t.default alias.default clone.default'
 )
-_PRODUCTS = operations('mul.Tensor mul.Scalar mul_.Tensor mul_.Scalar')
-_QUOTIENTS = operations('div.Tensor div.Scalar div_.Tensor div_.Scalar')
-_SUMS = operations('add.Tensor sub.Tensor')
-_SAME_ENTRIES = operations('neg.default native_dropout.default')
-_UNREAD = operations(
+_PRODUCTS = _operations('mul.Tensor mul.Scalar mul_.Tensor mul_.Scalar')
+_QUOTIENTS = _operations('div.Tensor div.Scalar div_.Tensor div_.Scalar')
+_SUMS = _operations('add.Tensor sub.Tensor')
+_SAME_ENTRIES = _operations('neg.default native_dropout.default')
+_UNREAD = _operations(
     'empty_like.default zeros_like.default ones_like.default rand_like.default new_empty.default '
     'new_zeros.default new_ones.default'
 )
-_RELATIVE = 1e-3
-"""In float32 the two gradients agree up to rounding; a detached part differs by far more."""
 
 
 class SoftmaxUse(TorchDispatchMode):
@@ -50,19 +55,19 @@ class SoftmaxUse(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.weights: Tensor | None = None
-        # By id; the tensors are kept, or their ids and memory would be used again.
-        self._linear: dict[int, tuple[Tensor, Tensor]] = {}
+        # By their place in memory; the tensors are kept, or it would be used again.
+        self._linear: dict[Any, tuple[Tensor, Tensor]] = {}
         self._memory: set[int] = set()
         self._spoiled: set[int] = set()
         self._kept: list[Tensor] = []
-        self._is_lost = False
+        self._is_lost = self._has_gradient = False
 
     def begin(self, weights: Tensor) -> None:
         """Follows the result ``[num_edges, ...]`` of the only softmax; a second one is too many."""
         if self.weights is not None:
             self._is_lost = True
             return
-        self.weights = weights
+        self.weights, self._has_gradient = weights, torch.is_grad_enabled()
         self._note(weights, torch.arange(weights.numel()).view(weights.shape))
 
     def is_linear(self, tensors: Sequence[Tensor]) -> bool:
@@ -87,6 +92,10 @@ class SoftmaxUse(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        for arg in args:
+            sizes = arg if type(arg) is list else (arg,)
+            if any(isinstance(size, int) and is_count(size) for size in sizes):
+                raise MessageError(f"'{func}' would make as many rows as there are edges")
         with torch._C.DisableTorchFunctionSubclass():  # torch 2.5 asks them again
             out = func(*args, **kwargs)
         if self.weights is not None and any(
@@ -98,6 +107,7 @@ class SoftmaxUse(TorchDispatchMode):
     def _follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         if func in _UNREAD:
             return
+        self._is_lost |= torch.is_grad_enabled() != self._has_gradient
         entries = self._result(func, args, out)
         if entries is not None:
             result = out[0] if isinstance(out, tuple) else out
@@ -105,7 +115,7 @@ class SoftmaxUse(TorchDispatchMode):
             return
         outputs = _tensors(out)
         # It gives a number, or a tensor that code outside of torch may read.
-        self._is_lost |= not outputs or func is torch.ops.aten.detach.default
+        self._is_lost |= not outputs or func is _aten.detach.default
         written = _tensors(_written(func, args, kwargs))
         for tensor in outputs:
             # Noted memory is followed already; any other now holds values that are not linear.
@@ -141,13 +151,13 @@ class SoftmaxUse(TorchDispatchMode):
         return None
 
     def _note(self, tensor: Tensor, entries: Tensor) -> None:
-        self._linear[id(tensor)] = tensor, entries
+        self._linear[_place_of(tensor)] = tensor, entries
         self._memory.add(_memory_of(tensor))
 
     def _entries(self, value: Any) -> Tensor | None:
         if not isinstance(value, Tensor) or _memory_of(value) in self._spoiled:
             return None
-        noted = self._linear.get(id(value))
+        noted = self._linear.get(_place_of(value))
         return None if noted is None else noted[1]
 
     def _depends(self, value: Any) -> bool:
@@ -161,6 +171,11 @@ def _memory_of(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
+def _place_of(tensor: Tensor) -> Any:
+    shape = tuple(tensor.shape), tensor.stride(), tensor.dtype
+    return _memory_of(tensor), tensor.storage_offset(), *shape
+
+
 def _written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
     """The arguments that an operation changes."""
     return [
@@ -172,39 +187,3 @@ def _written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any
 
 def _tensors(values: Any) -> list[Tensor]:
     return [value for value in leaves(values) if isinstance(value, Tensor)]
-
-
-@no_autocast_cache()
-def has_gradient_of_use(call: Call, program: Program) -> bool:
-    """Whether autograd agrees that everything is linear in the softmax.
-
-    Then ``alpha * d_alpha`` is the sum of ``t * d_t`` over all t proportional to alpha. The program
-    is that of the call.
-    """
-    samples, edge_index = samples_of(call)
-    edge_index[1] = 0
-    leaves: list[Tensor] = []
-
-    def softmax(logits: Tensor, _: Tensor) -> Tensor:
-        leaves.append(torch.softmax(logits.detach(), 0).requires_grad_())
-        return leaves[0].clone()
-
-    with UndoneSideEffects(call.conv, call.arguments), torch.enable_grad():
-        messages, edge_outputs = program.run(samples, edge_index, softmax)
-    outputs = [*messages, *edge_outputs]
-    if len(leaves) != 1 or not all(t.requires_grad for t in outputs):
-        return False
-    alpha = leaves[0]
-    for output in outputs:
-        # Any gradient whose entries differ will do.
-        gradient = torch.linspace(0.5, 1.5, output.numel()).to(output).view(output.shape)
-        (d_alpha,) = torch.autograd.grad(
-            output, alpha, gradient, retain_graph=True, allow_unused=True
-        )
-        if d_alpha is None:
-            return False
-        terms = (output.detach() * gradient).reshape(alpha.numel(), -1).double()
-        difference = (alpha.detach() * d_alpha).double().flatten() - terms.sum(1)
-        if bool((difference.abs() > _RELATIVE * terms.abs().sum(1)).any()):  # no NaN decides
-            return False
-    return True

@@ -27,8 +27,8 @@ from pyg_sar.nn.dropout import EdgeDraws
 from pyg_sar.nn.dropout_forward import edge_draws
 from pyg_sar.nn.layer import Forward, running
 from pyg_sar.nn.narrow_exchange import NarrowSum
-from pyg_sar.nn.plan import CallPlan, TracedPlan
-from pyg_sar.nn.sample_edges import not_saved
+from pyg_sar.nn.plan import Plan
+from pyg_sar.nn.side_effects import not_saved
 from pyg_sar.rows.adjacency import Adjacency
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.from_data import conv_arguments
@@ -38,9 +38,13 @@ from pyg_sar.rows.sharding import Sharding
 from pyg_sar.shard.edges import ShardEdges
 from pyg_sar.utils.class_swap import name_of
 from pyg_sar.utils.log import say
+from pyg_sar.utils.nested import PLAIN as PLAIN_VALUES
 from pyg_sar.utils.nested import leaves
 
 _logger = logging.getLogger(__name__)
+
+_MOST_PLANS = 64
+"""Plans of a forward that are kept."""
 
 
 def pass_messages(
@@ -53,7 +57,7 @@ def pass_messages(
     """
     is_message, method = function == 'message', METHODS[function]
     now = running.value
-    if now is not None and conv not in now.plan.paths:
+    if now is not None and conv not in now.paths:
         now = None
     if now is None and (cut_edges := edges_in([edge_index])):
         with conv._on_cut_graph(cut_edges, (), {}, in_forward=False):
@@ -72,7 +76,7 @@ def pass_messages(
     dst = dst_sharding(conv, edges) if is_message and edges is not None else None
     plan, call = _planned(now, conv, function, arguments)
     with own_draws(call.plan.edge_index.device) if plan.uses_rng else nullcontext():
-        out = plan.result(call)
+        out = plan.program(plan, call)
     if not is_message:
         out = out if call.move is None else call.move.to_forward(out)
         out = out if edges is None else tag(out, 0, edges._sharding)
@@ -101,26 +105,28 @@ def _updated(out: Tensor, call: Call, dst: Sharding | None, kwargs: dict[str, An
 
 def _planned(
     now: Forward, conv: MessagePassing, function: str, arguments: tuple[Any, ...]
-) -> tuple[CallPlan, Call]:
+) -> tuple[Plan, Call]:
     """How a call is computed, and the call, with its arguments sorted.
 
     `arguments` are the program's: the edge_index, the size and the named ones. Collective.
     """
-    layer, path = now.plan, now.plan.paths[conv]
-    if (path, function) not in layer.names:
-        layer.names[path, function] = arguments_of(conv, function)
-    call = _call(now, conv, function, layer.names[path, function], arguments)
+    path = now.paths[conv]
+    if (path, function) not in now.names:
+        now.names[path, function] = arguments_of(conv, function)
+    call = _call(now, conv, function, now.names[path, function], arguments)
     draws = edge_draws()
     shard = call.exchange.shard
     device = call.edge_index.ids.device.type
     key = path, function, shard.fingerprint, torch.is_autocast_enabled(device), draws is not None
     kinds = _kinds_in(call.kwargs, int(conv.node_dim))
     key += (*call.as_they_are, *sorted(call.edge_names), *kinds)
-    plan = layer.calls.get(key)
+    plan = now.plans.get(key)
     if plan is None:
         with not_saved():
             samples = None if draws is None else EdgeDraws()
-            plan = layer.calls[key] = agree_on_plan(call, samples)
+            plan = now.plans[key] = agree_on_plan(call, samples)
+        if len(now.plans) > _MOST_PLANS:  # of numbers that are others at every call
+            now.plans.pop(next(iter(now.plans)))
         text = f'{location()}: {plan.function}, path {plan.path}, mode {call.options.mode!r}'
         say(_logger, logging.INFO, text)
     call.bind()
@@ -129,9 +135,7 @@ def _planned(
         handle = edges.handle if isinstance(edges, EdgeIndex) else edges
         ids = ids_of_edges(handle, call.move, call.plan) if plan.drops else None
         call.drop_by_edge(draws, ids)
-    if isinstance(plan, TracedPlan) and plan.learnable is None:
-        plan = plan.traced(call)
-    return plan, call
+    return plan if plan.learnable is not None else plan.of(call), call
 
 
 def _call(
@@ -288,7 +292,9 @@ def _kinds_in(kwargs: dict[str, Any], node_dim: int) -> list[Any]:
     with_gradients = torch.is_grad_enabled()
     for name, value in kwargs.items():
         for tensor in value if isinstance(value, (tuple, list)) else (value,):
-            if isinstance(tensor, Tensor):
+            if isinstance(tensor, PLAIN_VALUES):
+                kinds.append((name, type(tensor), tensor))  # another may be another message
+            elif isinstance(tensor, Tensor):
                 shape, dims = list(tensor.shape), tensor.dim()
                 for i in {0, node_dim % dims} if dims else ():
                     shape[i] = -1

@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.utils import scatter as pyg_scatter
 
 from pyg_sar.nn.call import Call
-from pyg_sar.nn.intercept import BlockIndex, Intercept, UnsupportedMessageError
-from pyg_sar.nn.sample_edges import edge_rows, undo
+from pyg_sar.nn.intercept import BlockIndex, Intercept
+from pyg_sar.nn.side_effects import edge_rows, undo
 from pyg_sar.ops.program import Arguments, MessageReduction, SoftmaxFn
 from pyg_sar.ops.reductions import Extremum, Merge, Product, State, Sum
 from pyg_sar.rows.over_ranks import zeros_of
@@ -31,7 +31,7 @@ _MERGES: dict[str, Callable[[], Merge]] = {
     'max': lambda: Extremum('amax'),
     'min': lambda: Extremum('amin'),
 }
-_MERGED_AS = {'add': 'sum', 'sum': 'sum', 'mean': 'sum', 'mul': 'mul', 'max': 'max', 'min': 'min'}
+MERGED_AS = {'add': 'sum', 'sum': 'sum', 'mean': 'sum', 'mul': 'mul', 'max': 'max', 'min': 'min'}
 
 
 @dataclass(frozen=True)
@@ -52,38 +52,21 @@ def _index_of(tensor: Tensor, messages: list[Tensor]) -> int:
     return len(messages) - 1
 
 
-class ReductionRecorder(Intercept):
-    """Notes the reductions of an aggregation that runs on the sampled edges."""
+def aggregate_of(
+    calls: list[tuple[int, str, int]], messages: list[Any], message: Any
+) -> Aggregate | None:
+    """The reductions of an aggregation, by the index of what each reduces, its kind and dimension.
 
-    def __init__(self, conv: torch.nn.Module, softmax: SoftmaxFn) -> None:
-        super().__init__(conv, softmax)
-        self.messages: list[Tensor] = []
-        self.calls: list[tuple[int, str, int]] = []
-
-    def scatter(self, src: Tensor, dst: Tensor, dim: int, reduce: str) -> Tensor:
-        """The reduction over the samples, which all have one destination."""
-        if reduce not in _MERGED_AS:
-            raise UnsupportedMessageError(f"it reduces by '{reduce}'")
-        if src.size(dim) != dst.numel():
-            raise UnsupportedMessageError('it reduces other rows than those of the edges')
-        self.calls.append((_index_of(src, self.messages), reduce, dim))
-        out: Tensor = pyg_scatter(src, torch.zeros_like(dst), dim, 1, reduce)
-        return out
-
-    def degree(self, dst: Tensor, dtype: torch.dtype | None) -> Tensor:
-        """The number of samples."""
-        return torch.tensor([dst.numel()], dtype=dtype or torch.float, device=dst.device)
-
-    def aggregate(self, message: Tensor) -> Aggregate:
-        """The reductions noted so far."""
-        if not self.calls:
-            raise UnsupportedMessageError('its aggregation reduces nothing over in-edges')
-        kinds = list(dict.fromkeys((m, _MERGED_AS[r], dim) for m, r, dim in self.calls))
-        reductions = tuple(MessageReduction(m, _MERGES[kind](), dim) for m, kind, dim in kinds)
-        calls = tuple((kinds.index((m, _MERGED_AS[r], dim)), r) for m, r, dim in self.calls)
-        only_message = len(self.messages) == 1 and self.messages[0] is message
-        only_sums = all(kind == 'sum' for _, kind, _ in kinds)
-        return Aggregate(reductions, calls, only_message and only_sums)
+    None if there are none.
+    """
+    if not calls:
+        return None
+    kinds = list(dict.fromkeys((m, MERGED_AS[r], dim) for m, r, dim in calls))
+    reductions = tuple(MessageReduction(m, _MERGES[kind](), dim) for m, kind, dim in kinds)
+    by_kind = tuple((kinds.index((m, MERGED_AS[r], dim)), r) for m, r, dim in calls)
+    only_message = len(messages) == 1 and messages[0] is message
+    only_sums = all(kind == 'sum' for _, kind, _ in kinds)
+    return Aggregate(reductions, by_kind, only_message and only_sums)
 
 
 class _Done(Exception):

@@ -22,7 +22,7 @@ from pyg_sar.nn.call_edges import edges_in, relations_joined
 from pyg_sar.nn.dropout_forward import is_running
 from pyg_sar.nn.graph_norms import FORMS
 from pyg_sar.nn.intercept import bind_functions, forms
-from pyg_sar.nn.layer import Forward, Layer, LayerPlan, plan_for, running, state_of_modules
+from pyg_sar.nn.layer import Forward, Layer, agree_on_forward, running, state_of_modules
 from pyg_sar.nn.options import Options, Path, options_of
 from pyg_sar.nn.propagation import pass_messages
 from pyg_sar.ops.linear import compute_by_onednn
@@ -164,9 +164,7 @@ class SARConv(MessagePassing, metaclass=ClassSwap):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the conv; the arguments are the conv's own."""
         now = running.value
-        if now is not None and (
-            now.conv is self or (self._sar.is_inside and self in now.plan.paths)
-        ):
+        if now is not None and (now.conv is self or (self._sar.is_inside and self in now.paths)):
             return super().forward(*args, **kwargs)
         names = [*signature_of(self._plain_class.forward).parameters][1:]
         if not {*map(type, args), *map(type, kwargs.values())} <= NO_MATRICES:
@@ -205,10 +203,10 @@ class SARConv(MessagePassing, metaclass=ClassSwap):
         kwargs: dict[str, Any],
         *,
         in_forward: bool = True,
-    ) -> Iterator[LayerPlan]:
+    ) -> Iterator[Forward]:
         """While it lasts, the conv and all convs inside it pass messages on the cut graph.
 
-        Collective: see :func:`pyg_sar.nn.layer.plan_for`.
+        Collective: see :func:`pyg_sar.nn.layer.agree_on_forward`.
         """
         sar = self._sar
         with in_layer(sar.label):
@@ -219,10 +217,10 @@ class SARConv(MessagePassing, metaclass=ClassSwap):
                         'the model (got a call from outside of one): call the model itself, or '
                         'wrap the module whose forward has the convs with dropout_seed'
                     )
-                plan = plan_for(self, self._state(), edges, args, kwargs, in_forward=in_forward)
-                now = Forward(self, plan, in_forward)
+                state = self._state()
+                now = agree_on_forward(self, state, edges, args, kwargs, in_forward=in_forward)
                 with running.set(now), forms.set(FORMS), alike_draws.set(True):
-                    yield plan
+                    yield now
             except BaseException as error:
                 left_by(error)
                 raise

@@ -110,8 +110,8 @@ class _Online(torch.autograd.Function):
         grad_states, (grad_sums, *grad_links) = grads[: len(parts)], grads[len(parts) :]
         stats = SoftmaxStats(run.loop.plan.shard.num_dst, largest, total)
         grads = (*grad_states, *grad_links)
-        replayed = ReplayBackward(run, [()] * len(parts), grads, [stats])
-        replayed.row_sums = [_row_sum(parts, grad_states, grad_sums, total)]
+        softmax = stats, _row_sum(parts, grad_states, grad_sums, total)
+        replayed = ReplayBackward(run, [()] * len(parts), grads, softmax)
         with run.rng_and_autocast.again(run.arguments.learnable):
             return None, None, *replayed.gradients(ctx.needs_input_grad[2:])
 

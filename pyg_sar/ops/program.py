@@ -92,7 +92,6 @@ class Program:
     """
 
     run: Callable[[Arguments, Tensor, SoftmaxFn], tuple[tuple[Tensor, ...], tuple[Tensor, ...]]]
-    num_softmax: int  # how many softmaxes over in-edges it computes
     messages: tuple[Tensor, ...]  # of any number of edges, for their shapes and dtypes
     edge_outputs: tuple[Tensor, ...]  # likewise
     uses_rng: bool  # whether it draws random numbers (dropout)

@@ -4,17 +4,12 @@ Forward runs the function without autograd and keeps only the merge state. Backw
 with autograd and takes the gradient of a chunk alone with ``torch.autograd.grad`` (``.backward()``
 would accumulate into parameters behind the caller's back).
 
-A softmax over in-edges spans blocks. With k softmaxes forward makes k passes that stop at the
-softmax and keep its running maximum and sum, then one that uses them. In backward the gradient of
-the logits is ``alpha * (d_alpha - r_i)`` with ``r_i = sum over in-edges of alpha * d_alpha``: again
-one pass per softmax, the last one first, and then the one that takes all gradients. This is exact
-for nested softmaxes, too; :mod:`pyg_sar.ops.online_softmax` needs one pass for most convs.
+A softmax over in-edges spans blocks: :mod:`pyg_sar.ops.online_softmax`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -40,11 +35,11 @@ def replay(run: Run) -> tuple[list[State], tuple[Tensor, ...]]:
     Gives a finished merge state ``[num_dst, ...]`` of every reduction, and the edge outputs
     ``[num_edges, ...]``.
 
-    Saved for backward: the arguments and, per softmax, maximum and sum; never halo rows or messages
-    (unless the run keeps the rows received, so that backward need not fetch them again).
+    Saved for backward: the arguments; never halo rows or messages (unless the run keeps the rows
+    received, so that backward need not fetch them again).
 
-    Communication: ``1 + num_softmax`` exchanges in forward; as many in backward, and one exchange
-    of gradients if a source tensor needs one.
+    Communication: one exchange in forward; one in backward, and one of gradients if a source tensor
+    needs one.
     """
     tensors = iter(_Replay.apply(run, *run.arguments))
     states = [tuple(islice(tensors, r.merge.num_tensors)) for r in run.program.reductions]
@@ -56,17 +51,12 @@ class _Replay(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, run: Run, *tensors: Tensor) -> tuple[Tensor, ...]:
         reductions = run.program.reductions
-        stats: list[SoftmaxStats] = []
         with no_autocast_cache():
-            for _ in range(run.program.num_softmax):
-                stats.append(_softmax_stats(run, stats))
-            states, edge_outputs = _merge_chunks(run, stats)
+            states, edge_outputs = _merge_chunks(run)
         read = [s for r, s in zip(reductions, states, strict=True) if r.merge.reads_state]
         outputs = (*(t for state in states for t in state), *edge_outputs)
 
-        ctx.has_stats = [s.max is not None for s in stats]
-        of_softmax = (t for s in stats for t in (s.max, s.sum) if t is not None)
-        run.save(ctx, *of_softmax, *(t for state in read for t in state))
+        run.save(ctx, *(t for state in read for t in state))
         ctx.set_materialize_grads(False)
         others = (o for o in outputs if not (o.is_floating_point() or o.is_complex()))
         ctx.mark_non_differentiable(*others)
@@ -76,61 +66,24 @@ class _Replay(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         run, rest = Run.saved(ctx)
-        num_dst = run.loop.plan.shard.num_dst
-        stats = [
-            SoftmaxStats(num_dst, next(rest), next(rest)) if has else SoftmaxStats(num_dst)
-            for has in ctx.has_stats
-        ]
         merges = [r.merge for r in run.program.reductions]
         states = [tuple(islice(rest, m.num_tensors if m.reads_state else 0)) for m in merges]
-        replayed = ReplayBackward(run, states, grads, stats)
+        replayed = ReplayBackward(run, states, grads)
         with run.rng_and_autocast.again(run.arguments.learnable):
-            for k in reversed(range(len(stats))):
-                replayed.find_row_sum(k)
             return None, *replayed.gradients(ctx.needs_input_grad[1:])
 
 
-class _Reached(Exception):
-    """Ends a message function that is run only up to a softmax."""
+def _no_softmax(logits: Tensor, dst: Tensor) -> Tensor:
+    raise AssertionError('a softmax in a message that had none')
 
 
-def _softmax_of(
-    done: Sequence[SoftmaxStats], rows: slice, following: SoftmaxStats | None = None
-) -> SoftmaxFn:
-    """The softmaxes whose statistics are complete; the next one's logits go into `following`."""
-    remaining = iter(done)
-
-    def softmax(logits: Tensor, dst: Tensor) -> Tensor:
-        stats = next(remaining, None)
-        if stats is not None:
-            return stats.alpha(logits, dst, rows)
-        assert following is not None
-        following.rows = rows
-        following.step(logits, dst)
-        raise _Reached
-
-    return softmax
-
-
-def _softmax_stats(run: Run, done: Sequence[SoftmaxStats]) -> SoftmaxStats:
-    """Maximum and sum of the first softmax that is not in `done`."""
-    plan = run.loop.plan
-    stats = SoftmaxStats(plan.shard.num_dst)
-    for chunk, edge_index, arguments in run.chunks():
-        with suppress(_Reached):
-            run.program.run(arguments, edge_index, _softmax_of(done, chunk.rows, stats))
-        del arguments  # freed before the next chunk allocates
-    stats.finish(plan.in_degree)
-    return stats
-
-
-def _merge_chunks(run: Run, stats: Sequence[SoftmaxStats]) -> tuple[list[State], list[Tensor]]:
+def _merge_chunks(run: Run) -> tuple[list[State], list[Tensor]]:
     """The forward pass: merge states and edge outputs."""
     program, plan = run.program, run.loop.plan
     edge_outputs = [t.new_zeros(plan.num_edges, *t.shape[1:]) for t in program.edge_outputs]
     states = program.init_states(plan.shard.num_dst)
     for chunk, edge_index, arguments in run.chunks():
-        messages, outputs = program.run(arguments, edge_index, _softmax_of(stats, chunk.rows))
+        messages, outputs = program.run(arguments, edge_index, _no_softmax)
         for target, output in zip(edge_outputs, outputs, strict=True):
             chunk.block.put(target, output)
         for r, state in zip(program.reductions, states, strict=True):
@@ -144,8 +97,8 @@ class ReplayBackward:
     """Runs the function on one chunk after another with autograd and takes the chunk's gradients.
 
     `states` are the finished states of the reductions, as far as their gradients read them, and
-    `grads` the gradients of the tensors of all states and of the edge outputs. `row_sums` are
-    ``r_i = sum over in-edges of alpha * d_alpha`` of every softmax, once it is computed.
+    `grads` the gradients of the tensors of all states and of the edge outputs. `softmax` are the
+    finished statistics of a softmax and ``r_i = sum over in-edges of alpha * d_alpha``.
     """
 
     def __init__(
@@ -153,10 +106,9 @@ class ReplayBackward:
         run: Run,
         states: Sequence[State],
         grads: Sequence[Tensor | None],
-        stats: Sequence[SoftmaxStats],
+        softmax: tuple[SoftmaxStats, Tensor] | None = None,
     ) -> None:
-        self.run, self.stats = run, stats
-        self.row_sums: list[Tensor | None] = [None] * len(stats)
+        self.run, self.softmax = run, softmax
         rest = iter(grads)
         self.reductions: list[tuple[MessageReduction, State, Tensor | None]] = []
         for reduction, state in zip(run.program.reductions, states, strict=True):
@@ -164,18 +116,6 @@ class ReplayBackward:
             grad, *_ = islice(rest, reduction.merge.num_tensors)
             self.reductions.append((reduction, state, grad))
         self.grad_edge_outputs = list(rest)
-
-    def find_row_sum(self, k: int) -> None:
-        """One pass for the row sum of softmax k, after those of later softmaxes."""
-        divisor = self.stats[k].sum
-        total = None if divisor is None else torch.zeros_like(divisor)
-        # Also without an edge here: the other ranks need our rows.
-        for chunk, edge_index, arguments in self.run.chunks():
-            terms = self._row_terms(chunk, edge_index, arguments, k)
-            if total is not None and terms is not None:
-                add_rows_at(total[chunk.rows], edge_index[1], terms)
-            del arguments  # freed before the next chunk allocates
-        self.row_sums[k] = total
 
     def gradients(self, needs: Sequence[bool]) -> list[Tensor | None]:
         """One pass for the gradients of all arguments that need one, in their order."""
@@ -227,39 +167,11 @@ class ReplayBackward:
                 gradients.append(chunk.block.take(grad))
         return outputs, gradients
 
-    def _row_terms(
-        self, chunk: Chunk, edge_index: Tensor, arguments: Arguments, k: int
-    ) -> Tensor | None:
-        """``alpha * d_alpha`` of every edge, or None if nothing depends on alpha."""
-        leaves: list[Tensor] = []
-        softmax = self._softmax(chunk.rows, k, leaves)
-        outputs, gradients = self._outputs(chunk, edge_index, arguments, softmax)
-        if not leaves or not outputs:
-            return None
-        (d_alpha,) = torch.autograd.grad(outputs, leaves, gradients, allow_unused=True)
-        return None if d_alpha is None else leaves[0].detach() * d_alpha
-
-    def _softmax(self, rows: slice, k: int = -1, leaves: list[Tensor] | None = None) -> SoftmaxFn:
-        """The softmaxes in the order of their calls.
-
-        Those before k are constants, alpha of k is put into `leaves`, and gradients go through the
-        later ones: all of them without k.
-        """
-        calls = iter(range(len(self.stats)))
-
-        def softmax(logits: Tensor, dst: Tensor) -> Tensor:
-            call = next(calls)
-            stats, row_sum = self.stats[call], self.row_sums[call]
-            if call > k:
-                out: Tensor = _Softmax.apply(logits, dst, stats, row_sum, rows)
-                return out
-            alpha = stats.alpha(logits.detach(), dst, rows)
-            if call < k or leaves is None:
-                return alpha
-            leaves.append(alpha.requires_grad_())
-            return alpha.clone()
-
-        return softmax
+    def _softmax(self, rows: slice) -> SoftmaxFn:
+        if self.softmax is None:
+            return _no_softmax
+        stats, row_sum = self.softmax
+        return lambda logits, dst: _Softmax.apply(logits, dst, stats, row_sum, rows)
 
 
 def _add(

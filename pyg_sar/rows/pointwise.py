@@ -49,7 +49,7 @@ _MOST_DRAWN_ALIKE = 2**22
     'truediv floordiv mod and or xor invert lshift rshift neg pos abs eq ne lt le gt ge pow add '
     'sub mul rsub rdiv radd rmul rpow div true_divide nan_to_num resolve_conj resolve_neg '
     'polygamma conj conj_physical '
-    'cfloat cdouble chalf float_power divmod rdivmod complex polar real isreal alias_copy '
+    'cfloat cdouble chalf float_power divmod rdivmod complex polar real imag isreal alias_copy '
     'detach_copy coalesce to_dense '
     # Other names of those that torch tags.
     'absolute arccos arccosh arcsin arcsinh arctan arctan2 arctanh divide fix floor_divide greater '

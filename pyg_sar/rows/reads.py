@@ -245,7 +245,9 @@ def _transformed(func: Any, args: Any, kwargs: Any) -> Any:
 def _unknown(func: Any, args: Any, kwargs: Any) -> Any:
     if type(func).__name__ == 'ScriptMethod':
         refuse('TorchScript', _NO_PLAN)
-    refuse(func, 'is not known to be right')
+    of_library = type(torch.ops.aten.add), type(torch.ops.aten.add.Tensor)
+    how = f'where it computes every row by itself, declare it: pyg_sar.nn.rowwise(torch.ops.{func})'
+    refuse(func, 'is not known to be right', how if isinstance(func, of_library) else '')
 
 
 @rule(

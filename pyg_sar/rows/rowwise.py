@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pyg_sar.rows.align import align, argument, dim_of, dims_of, rows_in
 from pyg_sar.rows.over_ranks import all_rows
-from pyg_sar.rows.registry import bare_name, hint, is_in_place, name_of, rule
+from pyg_sar.rows.registry import bare_name, hint, is_in_place, name_of, rule, rules_by_function
 from pyg_sar.rows.replicated import mean_gradient_if_plain, own_draws
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.sharding import Sharding
@@ -52,11 +52,13 @@ class _Acts(NamedTuple):
         dims: Some of all; or where they stand among the arguments, and which without them.
         over: How it runs if the rows are in one of them.
         draws: Whether it draws random numbers.
+        pads: Whether it needs a row where a rank has none; made-up matrices may have no inverse.
     """
 
     dims: slice | tuple[int, tuple[int, ...] | None]
     over: OverRows = needs_all_rows
     draws: bool = False
+    pads: bool = True
 
 
 def _of(names: str, *acts: Any, **options: Any) -> dict[str, _Acts]:
@@ -75,7 +77,24 @@ _TABLE: dict[str, _Acts] = {
     **_of('layer_norm rms_norm', (_NOWHERE, _ALL)),
     **_of('group_norm', slice(1, None)),
     **_of('multinomial sample_dirichlet', slice(-1, None), draws=True),
-    **_of('dirichlet_grad', slice(-1, None)),
+    **_of('dirichlet_grad view_as_complex view_as_real', slice(-1, None)),
+    **_of('gumbel_softmax', (4, _LAST), draws=True),
+    **_of('cross', (2, _ALL)),
+    **_of('linalg_cross linalg_vecdot', (_NOWHERE, _LAST)),
+    **_of('fft_fft fft_ifft fft_rfft fft_irfft fft_hfft fft_ihfft', (2, _LAST)),
+    **_of(
+        'det logdet slogdet inverse pinverse matrix_exp matrix_power cholesky qr svd tril triu '
+        'linalg_cholesky linalg_cholesky_ex linalg_det linalg_eig linalg_eigh '
+        'linalg_eigvals linalg_eigvalsh linalg_inv linalg_inv_ex linalg_lu linalg_matrix_exp '
+        'linalg_matrix_power linalg_pinv linalg_qr linalg_slogdet linalg_svd '
+        'linalg_svdvals',
+        slice(-2, None),
+        pads=False,
+    ),
+    **_of('fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2', (2, (-2, -1))),
+    **_of('max_pool1d avg_pool1d adaptive_avg_pool1d adaptive_max_pool1d', slice(-1, None)),
+    **_of('max_pool2d avg_pool2d adaptive_avg_pool2d adaptive_max_pool2d', slice(-2, None)),
+    **_of('interpolate', slice(2, None)),
 }
 hint(
     'sort argsort msort',
@@ -101,7 +120,7 @@ def _by_table(func: Any, args: Any, kwargs: Any) -> Any:
         dims = acts.dims
     else:
         refuse(func)
-    return rowwise(func, args, kwargs, dims, draws=acts.draws)
+    return rowwise(func, args, kwargs, dims, pads=acts.pads, draws=acts.draws)
 
 
 def dims_acted_on(func: Any, num_dims: int, args: Any, kwargs: Any) -> Sequence[int]:
@@ -209,3 +228,37 @@ def _solve(func: Any, args: Any, kwargs: Any) -> Any:
 
 def _own(value: Any) -> Any:
     return plain(value) if isinstance(value, Rows) else mean_gradient_if_plain(value)
+
+
+def declare_rowwise(operation: Any) -> Any:
+    """Declares that an operation of C++ or of a library computes every row by itself.
+
+    Rows then go through it as through ``torch.relu``, and a message with it is computed block by
+    block. Nothing checks that. For example::
+
+        pyg_sar.nn.rowwise(torch.ops.my_library.activate)
+
+    Args:
+        operation: ``torch.ops.NAME.NAME``, one of its overloads, or what
+            ``torch.library.custom_op`` gives. Rows are in the first dimension of its tensors, and
+            of its results.
+
+    Returns:
+        The operation itself.
+    """
+    packet = getattr(operation, '_opoverload', operation)
+    packet = getattr(packet, 'overloadpacket', packet)
+    if not isinstance(packet, type(torch.ops.aten.add)):
+        raise ValueError(
+            f"expected an operation of torch.ops in 'operation' (got {operation!r}): a function in "
+            'Python needs no declaration'
+        )
+    for each in (packet, *(getattr(packet, name) for name in packet.overloads())):  # type: ignore[no-untyped-call]
+        rules_by_function[each] = _by_itself
+    return operation
+
+
+def _by_itself(func: Any, args: Any, kwargs: Any) -> Any:
+    if any(rows._dim for rows in rows_in(args, kwargs)):
+        refuse(func, 'is declared for rows in the first dimension')
+    return rowwise(func, args, kwargs, ())

@@ -10,6 +10,7 @@ autograd adds up, those of the sum of the ranks' losses.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from functools import cache, wraps
 from itertools import chain, repeat
 from typing import Any
@@ -29,6 +30,7 @@ from pyg_sar.utils.dry_run import described
 from pyg_sar.utils.installed import find, missing
 from pyg_sar.utils.nested import leaves
 from pyg_sar.utils.offload import start_of
+from pyg_sar.utils.scoped import Scoped
 
 _APPLY_HOOK = 'torch.utils.hooks.BackwardHook._apply_on_tensors'
 
@@ -36,8 +38,13 @@ _Spec = tuple[int, Sharding] | None
 
 _apply: Any = inspect.getattr_static(Function, 'apply')  # of Python, or since torch 2.14 of C
 
+applied: Scoped[Callable[[Any], None] | None] = Scoped(None)
+"""Sees every Function before it is applied."""
+
 
 def _apply_to_rows(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    if applied.value is not None:
+        applied.value(cls)
     inputs = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, Rows)]
     if not inputs or not torch._C._is_torch_function_enabled():
         return _apply.__get__(None, cls)(*args, **kwargs)

@@ -142,7 +142,9 @@ class Snapshot:
 
     def _note(self, name: str, value: Any) -> list[tuple[str, Any]]:
         """Notes a value; gives what is in it, with the names of attributes."""
-        if isinstance(value, _PLAIN) or _is_left_out(value) or id(value) in self._seen:
+        if isinstance(value, _PLAIN) or id(value) in self._seen:
+            return []
+        if isinstance(value, np.ndarray) and _is_left_out(value):
             return []
         self._seen[id(value)] = value
         if isinstance(value, Tensor):
@@ -244,9 +246,8 @@ def _set_attributes(of_module: dict[str, Any], before: dict[str, Any]) -> None:
     of_module.update(before)
 
 
-def _is_left_out(value: Any) -> bool:
-    is_array = isinstance(value, np.ndarray)
-    return is_array and (isinstance(value, np.memmap) or value.dtype.hasobject)
+def _is_left_out(array: np.ndarray[Any, Any]) -> bool:
+    return isinstance(array, np.memmap) or array.dtype.hasobject
 
 
 def _filled(value: Any, before: Any) -> None:

@@ -13,8 +13,7 @@ from unittest import mock
 
 from pyg_sar.comm.exchange import Exchange, GradientReturn
 from pyg_sar.comm.send_recv import ROWS_TAG, Buffers, SendRecv
-from pyg_sar.nn.call import Call
-from pyg_sar.nn.plan import PLANS, CallPlan, Replay
+from pyg_sar.nn.plan import Plan
 from pyg_sar.shard.shard import Shard
 
 
@@ -113,10 +112,13 @@ def metered() -> Iterator[Meter]:
                 meter.together = max(meter.together, rows)
             return fetched
 
-        def noting(original: Any, self: CallPlan, call: Call) -> Any:
-            is_softmax = isinstance(self, Replay) and self.trace.num_softmax
-            meter.note('softmax' if is_softmax else self.path)
-            return original(self, call)
+        program = Plan.program.fget
+        assert program is not None
+
+        def noting(plan: Plan) -> Any:
+            is_softmax = plan.path == 'replay' and plan.found is not None and plan.found.num_softmax
+            meter.note('softmax' if is_softmax else plan.path)
+            return program(plan)
 
         def exchange(original: Any, self: Exchange, shard: Shard, **kwargs: Any) -> None:
             original(self, shard, **kwargs)
@@ -127,6 +129,5 @@ def metered() -> Iterator[Meter]:
         patch(Buffers, 'free', free)
         patch(GradientReturn, 'rows', gradient_rows)
         patch(Exchange, 'fetch_requested', fetch_requested)
-        for plan in set(PLANS.values()):
-            patch(plan, 'result', noting)
+        stack.enter_context(mock.patch.object(Plan, 'program', property(noting)))
         yield meter

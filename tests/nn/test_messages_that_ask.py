@@ -205,9 +205,9 @@ def test_an_aggregation_that_asks(tmp_path: Path) -> None:
 
 
 def _blocks(conv: Any, x: Tensor, w: Tensor, index: Tensor, out: Tensor) -> Tensor:
-    if x.size(0) == 0 or conv.lin.weight.sum() > 1e9 or x.size(0) != w.numel():
+    if x.size(0) == 0 or x.size(0) != w.numel():
         return out
-    return out.view(x.size(0), -1, 2).reshape(len(x), x.size(-1)) + x.new_zeros(x.size(0), 1)
+    return out.view(x.size(0), -1, 2).reshape(x.shape[0], x.size(-1)) + x.new_zeros(x.size(0), 1)
 
 
 def _paths(root: str) -> list[str]:

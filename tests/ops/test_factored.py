@@ -79,12 +79,19 @@ class Attends(MessagePassing):
 
 
 FACTORED = (
-    *('softmax', 'gates', 'one head', 'twice a softmax', 'keeps its weights', 'detached weights'),
-    *('flat', 'sum of heads', 'sum of channels'),
+    *('softmax', 'gates', 'one head', 'keeps its weights', 'flat', 'sum of heads'),
+    'sum of channels',
 )
-OTHERS = (
-    *('of itself', 'a gate for every channel', 'without gradient', 'detached rows'),
-    *('and more', 'a row for every head', 'sum of both', 'rows that are summed before'),
+REPLAYED = (
+    *('of itself', 'a gate for every channel', 'detached rows', 'a row for every head'),
+    'rows that are summed before',
+)
+BY_DESTINATION = (
+    'twice a softmax',
+    'detached weights',
+    'without gradient',
+    'and more',
+    'sum of both',
 )
 
 
@@ -138,11 +145,18 @@ def test_mean(data):
 
 
 @pytest.mark.parametrize('world_size', [1, 3])
-@pytest.mark.parametrize('form', OTHERS)
+@pytest.mark.parametrize('form', REPLAYED)
 @on_ranks(by='threads')
 def test_others_are_replayed(data, form, world_size):
     """x_j is read elsewhere, too, or a part takes no gradient, or the factor is as large."""
     assert _check(data, form) == {'replay'}
+
+
+@pytest.mark.parametrize('world_size', [1, 3])
+@pytest.mark.parametrize('form', BY_DESTINATION)
+@on_ranks(by='threads')
+def test_a_softmax_that_does_more_than_weight(data, form, world_size):
+    assert _check(data, form) == {'by destination'}
 
 
 @on_ranks(by='threads')

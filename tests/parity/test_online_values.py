@@ -21,7 +21,7 @@ from torch_geometric.nn import GATConv, GATv2Conv, MessagePassing, TransformerCo
 from torch_geometric.utils import softmax
 
 import pyg_sar
-from pyg_sar.nn import agreement
+from pyg_sar.nn.linear_in_softmax import SoftmaxUse
 from pyg_sar.ops import chunks
 
 TOLERANCE = 1e-10
@@ -44,17 +44,17 @@ def _small_chunks() -> Iterator[pytest.MonkeyPatch]:
         yield patch
 
 
-def _dropped_out(root: str, name: str, dropout: float, *, general: bool) -> Values:
-    """Output and gradients of a conv whose weights are dropped out."""
+def _dropped_out(root: str, name: str, dropout: float, *, by_destination: bool) -> Values:
+    """Output and gradients of a conv whose weights are dropped out, by the ids of edges."""
     with _small_chunks() as patch:
-        if general:
-            patch.setattr(agreement, 'has_gradient_of_use', lambda *_: False)
+        if by_destination:
+            patch.setattr(SoftmaxUse, 'is_linear', lambda *_: False)
         conv = make(CASES[name])
         conv.dropout = dropout
-        torch.manual_seed(3)
-        return step(
-            CASES[name], pyg_sar.DistributedDataParallel(conv), pyg_sar.load_shard(root), 'wrapped'
-        )
+        model = pyg_sar.DistributedDataParallel(conv, dropout_seed=3)
+        out = step(CASES[name], model, pyg_sar.load_shard(root), 'wrapped')
+        assert ('by destination' in conv.chosen_paths()) == by_destination
+        return out
 
 
 @pytest.mark.parametrize(
@@ -62,16 +62,16 @@ def _dropped_out(root: str, name: str, dropout: float, *, general: bool) -> Valu
 )
 @pytest.mark.parametrize('world_size', [1, 3])
 def test_dropout(root: Path, name: str, world_size: int) -> None:
-    """As in the general way, which replays the same masks."""
+    """As by destination, with the same masks."""
     found, wanted = (
-        run_ranks(_dropped_out, world_size, str(root), name, 0.4, general=general)
-        for general in (False, True)
+        run_ranks(_dropped_out, world_size, str(root), name, 0.4, by_destination=other)
+        for other in (False, True)
     )
     for own, other in zip(found, wanted, strict=True):
         for key, value in other.items():
             torch.testing.assert_close(own[key], value, rtol=0, atol=TOLERANCE)
     if world_size == 1:
-        kept = _dropped_out(str(root), name, 0.0, general=False)['out']
+        kept = _dropped_out(str(root), name, 0.0, by_destination=False)['out']
         assert not torch.allclose(kept, found[0]['out'])
 
 

@@ -66,7 +66,7 @@ REFUSED = [
     Small('linear', F.linear, '[7,3]@0 [7,3]@0'),
     Small('trace', torch.trace, '[7,7]@0'),
     Small('diagonal', torch.diagonal, '[7,7]@0'),
-    Small('cross', lambda a, b: torch.cross(a, b, dim=-1), '[7,3]@0 [7,3]@0'),
+    Small('cross', lambda a, b: torch.cross(a, b, dim=0), '[3,7]@0 [3,7]@0'),
     Small('sparse', _sparse, '[7,3]@0'),
 ]
 

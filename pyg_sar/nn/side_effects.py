@@ -1,10 +1,9 @@
-"""Runs a message function on a few edges, and leaves the conv as it was."""
+"""What a message function leaves behind, and how a conv gets back what it had."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,7 +11,6 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import _disable_current_modes
 
-from pyg_sar.nn.call import Call
 from pyg_sar.nn.intercept import MessageError
 from pyg_sar.ops.program import Arguments
 from pyg_sar.utils.class_swap import name_of
@@ -21,23 +19,20 @@ from pyg_sar.utils.installed import missing
 from pyg_sar.utils.nested import PLAIN
 from pyg_sar.utils.rng import states_of_process
 
-NUM_SAMPLES = 13
-"""Hardly a width of rows: sizes that are multiples of it count edges."""
-
 
 class UndoneSideEffects:
     """While it lasts a function may set attributes of its conv and draw random numbers.
 
     At the end the conv, its modules, the generators and the program's tensors among the arguments
-    are as they were. Then `changed` are the attributes that were set, with their values,
-    `refilled` the names of those changed in place, and `uses_rng` whether torch drew numbers.
+    are as they were. Then `changed` are the attributes that were set, with their values, and
+    `uses_rng` says whether torch drew numbers.
     """
 
     def __init__(self, conv: torch.nn.Module, arguments: Arguments) -> None:
         self.conv = conv
         self.changed: dict[str, Any] = {}
-        self.refilled: list[str] = []
         self.uses_rng = False
+        self._refilled: list[str] = []
         self._whole = arguments.whole
         self._drew: set[str] = set()
 
@@ -52,67 +47,22 @@ class UndoneSideEffects:
     def __exit__(self, *error: object) -> None:
         self._copying.__exit__(None, None, None)
         self.changed = undo(self.conv, self._before)
-        self.refilled = self._snapshot.restore()
+        self._refilled = self._snapshot.restore()
         self._drew = self._states()
         self.uses_rng = 'torch' in self._drew
 
-    def check_edges_alone(self) -> None:
-        """Raises a MessageError if the conv keeps something of all edges, such as a mean."""
-        allowed = {*self.edge_attributes, *self.numbers}
-        kept = [*(name for name in self.changed if name not in allowed), *self.refilled]
+    def edge_attributes(self, is_of_edges: Callable[[Any], bool]) -> tuple[str, ...]:
+        """The attributes that were set, each a row for every edge; a MessageError for others."""
+        names = tuple(name for name, value in self.changed.items() if is_of_edges(value))
+        kept = [*(name for name in self.changed if name not in names), *self._refilled]
         if kept:
-            raise MessageError(f"keeps '{kept[0]}', which has no row for every edge")
+            raise MessageError(f"it keeps '{kept[0]}', which has no row for every edge")
         if self._drew - {'torch'}:
             raise MessageError('it draws random numbers by others than torch')
-
-    @property
-    def edge_attributes(self) -> tuple[str, ...]:
-        """Which of the changed attributes have one row per sampled edge."""
-        return tuple(
-            name
-            for name, value in self.changed.items()
-            if isinstance(value, Tensor) and value.dim() > 0 and value.size(0) == NUM_SAMPLES
-        )
-
-    @property
-    def numbers(self) -> dict[str, Any]:
-        """Which of the changed attributes are plain numbers or words, with their values."""
-        return {k: v for k, v in self.changed.items() if isinstance(v, PLAIN)}
+        return names
 
 
-def states_of(values: Mapping[str, Any]) -> dict[str, tuple[Tensor, object]]:
-    """Tensors among the inputs of a function, each with a copy or its version, to see writes."""
-    tensors = {name: value for name, value in values.items() if type(value) is Tensor}
-    return {n: (t, t.clone() if t.is_inference() else t._version) for n, t in tensors.items()}
-
-
-def written_among(call: Call, states: Mapping[str, tuple[Tensor, object]]) -> tuple[str, ...]:
-    """The inputs that were written to: rows of nodes, which the next block reads anew.
-
-    Raises a MessageError for tensors of edges, a ValueError for those that are read as they are: a
-    function that runs in several blocks, and again in backward, would write to them every time.
-    """
-    roles = {slot.name: slot.role for slot in call.slots}
-    written = []
-    for name, (tensor, before) in states.items():
-        if isinstance(before, Tensor):
-            is_same = torch.allclose(tensor, before, 0, 0, equal_nan=True)
-        else:
-            is_same = tensor._version == before
-        if is_same or name not in roles:
-            continue
-        if roles[name] == 'whole':
-            raise ValueError(
-                f"'{call.function}' of {name_of(call.conv)} changes '{name}' in place, and "
-                f'would at every block of edges: change {name}.clone()'
-            )
-        if roles[name] == 'edge':
-            raise MessageError(f"it changes '{name}' in place, a tensor of edges")
-        written.append(name)
-    return tuple(written)
-
-
-def undo(conv: torch.nn.Module, before: dict[str, Any]) -> dict[str, Any]:
+def undo(conv: torch.nn.Module, before: Mapping[str, Any]) -> dict[str, Any]:
     """Gives a conv the attributes that it had before; returns those that were set since."""
     now, missing = vars(conv), object()
     changed = {k: v for k, v in now.items() if before.get(k, missing) is not v}
@@ -175,50 +125,6 @@ def state_of(conv: torch.nn.Module) -> Callable[[], AbstractContextManager[None]
                 weights[:] = other_weights
 
     return as_in_forward
-
-
-def samples_of(call: Call) -> tuple[Arguments, Tensor]:
-    """Arguments of a few edges, each from a source and into a destination of its own."""
-    arguments = call.arguments
-    samples = Arguments(
-        src=tuple(map(_sample, arguments.src)),
-        dst=tuple(map(_sample, arguments.dst)),
-        edge=tuple(map(_sample, arguments.edge)),
-        whole=tuple(t.detach().requires_grad_(t.requires_grad) for t in arguments.whole),
-    )
-    ids = torch.arange(NUM_SAMPLES, device=samples.device)
-    return samples, torch.stack([ids, ids])
-
-
-def _sample(values: Tensor) -> Tensor:
-    """The first rows, finite, and made-up ones where a rank has fewer."""
-    rows = values.detach()[:NUM_SAMPLES].nan_to_num(1, 1, -1)
-    missing = NUM_SAMPLES - rows.size(0)
-    rows = torch.cat([rows, padding_row(rows).expand(missing, *rows.shape[1:])])
-    return rows.requires_grad_(values.requires_grad)
-
-
-def padding_row(values: Tensor) -> Tensor:
-    """A row like those of `values`: ones, or index zero."""
-    return values.new_full((1, *values.shape[1:]), 1 if values.is_floating_point() else 0)
-
-
-NUM_PADDING = 9
-"""More in-edges than a sampled destination has, to see effects of the largest in-degree."""
-
-
-def with_padding_edges(arguments: Arguments, edge_index: Tensor) -> tuple[Arguments, Tensor]:
-    """The edges, after some between made-up nodes that end in a new first destination."""
-    num_src = next((t.size(0) for t in arguments.src), 0)
-    first = edge_index.new_tensor([[num_src], [0]]).expand(2, NUM_PADDING)
-    shifted = torch.stack([edge_index[0], edge_index[1] + 1])
-    more = replace(
-        arguments,
-        src=tuple(torch.cat([t, padding_row(t)]) for t in arguments.src),
-        dst=tuple(torch.cat([padding_row(t), t]) for t in arguments.dst),
-        edge=tuple(torch.cat([*[padding_row(t)] * NUM_PADDING, t]) for t in arguments.edge),
-    )
-    return more, torch.cat([first, shifted], dim=1)
 
 
 @contextmanager

@@ -1,0 +1,416 @@
+"""The edges of a block as rows of their own, and ranks that never answer.
+
+A message runs once on such rows (:mod:`pyg_sar.nn.analysis`). A function that works row by row has
+a rule that works row by row. One that needs other rows asks the other ranks for them, and here that
+raises a :class:`~pyg_sar.nn.intercept.MessageError`. No value is read and no result is compared, so
+the outcome is the same whatever the rows hold.
+
+Nobody knows how many edges there are. Their number is a prime that no program has by chance: an int
+that divides by it counts edges. A program may make tensors with so many rows, and may give the
+number to a reshape. Whoever computes with it, or compares it, asks for all edges.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from pyg_sar.comm.comm import Comm
+from pyg_sar.nn.intercept import (
+    MessageError,
+    SourceIndex,
+    UnsupportedMessageError,
+    WatchedIndex,
+)
+from pyg_sar.rows.registry import bare_name, name_of, names
+from pyg_sar.rows.rows import Rows, plain, plainly, tag
+from pyg_sar.rows.sharding import Sharding
+from pyg_sar.utils.nested import in_nested, leaves
+from pyg_sar.utils.rng import random_states
+from pyg_sar.utils.scoped import Scoped
+from pyg_sar.utils.tensor_state import version_of
+
+NUM_EDGES = 5
+"""How many rows stand for those of a block, each into a destination of its own."""
+
+ALL_EDGES, ALL_NODES = 16_777_259, 16_778_291
+"""Primes: how many edges, and destinations, there are."""
+
+
+refused: Scoped[list[str] | None] = Scoped(None)
+"""What a message was refused; it may catch the error, and go on as plain PyG would not.
+
+None while no message is analysed.
+"""
+
+
+def refuse(why: str, kind: type[MessageError] = MessageError) -> NoReturn:
+    """Raises a MessageError, and notes it."""
+    note_refusal(why)
+    raise kind(why)
+
+
+def note_refusal(why: str) -> None:
+    """Notes an error of a message that is analysed."""
+    if refused.value is not None:
+        refused.value.append(why)
+
+
+def _asks(what: str) -> NoReturn:
+    refuse(f'it asks the other ranks: {what}')
+
+
+class SilentComm(Comm):
+    """Ranks that never answer; plain tensors are alike on them."""
+
+    rank, size = 0, 2
+
+    def guard(self, operation: str, *_: Any, **__: Any) -> AbstractContextManager[None]:  # noqa: D102
+        return nullcontext()
+
+    def sum_alike(  # noqa: D102
+        self, tag: str, *, number: int = 0, state: str = '', summed: Tensor | None = None
+    ) -> int | None:
+        return number if state else _asks(tag)
+
+    def sum_large(self, tag: str, tensor: Tensor) -> None:  # noqa: D102
+        _asks(tag)
+
+    def gather_texts(self, text: bytes, what: str) -> list[bytes]:  # noqa: D102
+        _asks(what)
+
+    def all_reduce(self, *_: Any) -> None:  # noqa: D102
+        _asks('a sum')
+
+    def all_gather(self, own: Tensor) -> Tensor:  # noqa: D102
+        _asks('a gather')
+
+    def all_to_all(self, *_: Any) -> None:  # noqa: D102
+        _asks('an exchange')
+
+    def broadcast(self, tensor: Tensor) -> None:  # noqa: D102
+        _asks('a broadcast')
+
+
+class BlockRows(Sharding):
+    """The edges of a block, or their destinations: nobody knows which of the whole they are."""
+
+    def has_ids(self) -> bool:  # noqa: D102
+        return False
+
+    def ids(self, device: torch.device) -> Tensor:  # noqa: D102
+        _asks('the ids of edges')
+
+    def local_index(self, ids: Tensor) -> Tensor:  # noqa: D102
+        _asks('rows by their ids')
+
+    def scattered(self, count: int) -> Sharding:  # noqa: D102
+        _asks('rows for all ranks')
+
+    def is_same(self, other: Sharding) -> bool:
+        """Only one object is the same: two masks are equal on some edges by chance."""
+        return self is other
+
+    def selected(self, mask: Tensor) -> Sharding:
+        """Nobody knows how many rows a mask selects."""
+        known = self._derived['selected']
+        for old, version, sharding in known.values():
+            if old is mask and version == mask._version:
+                return sharding
+        with plainly():
+            own = plain(mask.detach()).clone()
+        total = ALL_EDGES * (53 + 2 * len(known))
+        rows = BlockRows(int(own.sum()), what=f'selected {self.what}', total=total, mask=own)
+        known[total] = mask, mask._version, rows
+        return rows
+
+
+class Count(int):
+    """A number of edges or destinations, or one that was computed from it; Python may not ask it.
+
+    Products and sums stay such numbers. After the analysis it is any number.
+    """
+
+    def _asks(self, *_: Any, **__: Any) -> NoReturn:
+        refuse('it asks in Python for the number of edges or nodes that it sees')
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._asks() if refused.value is not None else np.asarray(int.__add__(self, 0))
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        if refused.value is not None:
+            self._asks()
+        return getattr(ufunc, method)(*map(_plain_number, inputs), **kwargs)
+
+    @staticmethod
+    def _computes(name: str) -> Any:
+        operation = getattr(int, name)
+
+        def computing(self: Count, *others: Any) -> Any:
+            if refused.value is not None and any(isinstance(other, float) for other in others):
+                self._asks()
+            out = operation(self, *others)
+            return Count(out) if type(out) is int else out
+
+        return computing
+
+    @staticmethod
+    def _tells(name: str) -> Any:
+        operation = getattr(int, name)
+
+        def telling(self: Count, *others: Any) -> Any:
+            is_itself = name in ('__eq__', '__ne__') and int.__eq__(self, others[0]) is True
+            # Without any edge a message gives no rows, whatever it does.
+            is_none = others == (0,) and name in _COMPARE and may_be_none.value
+            is_known = is_itself or is_none or refused.value is None
+            return operation(self, *others) if is_known else self._asks()
+
+        return telling
+
+    for _name in ('add', 'radd', 'sub', 'rsub', 'mul', 'rmul', 'floordiv', 'neg', 'pos'):
+        locals()[f'__{_name}__'] = _computes(f'__{_name}__')
+    for _name in (
+        *('eq', 'ne', 'lt', 'le', 'gt', 'ge', 'mod', 'rmod', 'divmod', 'rdivmod', 'truediv'),
+        *('rtruediv', 'rfloordiv', 'pow', 'rpow', 'float', 'int', 'round', 'repr', 'format'),
+    ):
+        locals()[f'__{_name}__'] = _tells(f'__{_name}__')
+    __hash__ = int.__hash__
+
+    def __bool__(self) -> bool:
+        is_known = may_be_none.value or refused.value is None
+        return int.__bool__(self) if is_known else self._asks()
+
+
+_COMPARE = frozenset(f'__{name}__' for name in ('eq', 'ne', 'lt', 'le', 'gt', 'ge'))
+
+may_be_none: Scoped[bool] = Scoped(False)
+"""Whether a program may ask if there are edges at all: without any a message gives no rows."""
+
+
+_NUMBERS = (int, float, np.integer)
+
+
+def is_count(value: Any) -> bool:
+    """Whether a value is a number of edges or destinations, or one that was computed from it."""
+    if isinstance(value, Count):
+        return True
+    is_number = isinstance(value, _NUMBERS) and not isinstance(value, bool) and value != 0
+    return is_number and bool(value % ALL_EDGES == 0 or value % ALL_NODES == 0)
+
+
+class _Shape(tuple[int, ...]):
+    """A shape with a number of edges: no torch.Size, whose numel() is a plain int."""
+
+    def numel(self) -> int:
+        """The product, which is such a number, too."""
+        return math.prod(self)
+
+    def __getitem__(self, index: Any) -> Any:
+        out = super().__getitem__(index)
+        return _Shape(out) if isinstance(index, slice) else out
+
+
+def _counted(value: int) -> int:
+    return Count(value) if is_count(value) else value
+
+
+_SHAPES = {Tensor.size, Tensor.shape.__get__}  # type: ignore[attr-defined]
+_SIZES = _SHAPES | {Tensor.numel, Tensor.nelement, torch.numel, Tensor.__len__}
+_RESHAPES = names('view reshape unflatten expand broadcast_to')
+"""Functions of rows that may get the number of rows."""
+
+_MAKE_ROWS = names(
+    'zeros ones full empty rand randn randint normal expand broadcast_to new_zeros new_ones '
+    'new_full new_empty'
+)
+"""Functions that make so many rows, each by itself."""
+
+_COMPARISONS = names('eq ne lt le gt ge')
+_READ_VALUES = names(
+    '__bool__ __int__ __float__ __index__ __complex__ item tolist numpy __array__ __contains__ '
+    '__repr__ __format__ is_nonzero equal allclose'
+)
+"""Functions that give Python what a tensor holds."""
+
+
+def refuse_own_backward(function: Any) -> None:
+    """Refuses a Function of the program, whose backward would get gradients of some edges."""
+    if not function.__module__.startswith(_LIBRARIES):
+        refuse(f"it has a backward of its own ('{function.__name__}')")
+
+
+_LIBRARIES = 'torch.', 'torch_geometric.', 'torch_scatter.', 'torch_sparse.', 'pyg_sar.'
+
+
+class Watch(TorchFunctionMode):
+    """While it lasts, notes what a message asks for that no rule sees.
+
+    Args:
+        edges: The edges of the block.
+        nodes: Their destinations.
+        device: Where they are.
+
+    Attributes:
+        edge_bytes: What the largest tensor with a row per edge takes for each.
+        by_destination: Whether rows of destinations were read at the edges.
+        is_off: Whether it lets everything pass.
+    """
+
+    def __init__(self, edges: BlockRows, nodes: BlockRows, device: torch.device) -> None:
+        super().__init__()
+        self.edges, self.nodes = edges, nodes
+        self.edge_bytes = 0
+        self.by_destination = self.is_off = False
+        self._device = device
+        self._alike: dict[Any, Any] = {}
+        self._kept: list[Tensor] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.is_off:
+            return func(*args, **kwargs or {})
+        try:
+            return self._call(func, args, kwargs or {})
+        except ValueError as error:  # by which rules refuse
+            note_refusal(str(error))
+            raise
+
+    def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if func in _SIZES:
+            return self._size(func, args, kwargs)
+        values, name = leaves((args, kwargs)), bare_name(func)
+        if any(isinstance(value, WatchedIndex) for value in values):
+            return self._indexed(func, args, kwargs)
+        rows = [value for value in values if isinstance(value, Rows)]
+        if not all(isinstance(value._sharding.comm, SilentComm) for value in rows):
+            refuse(f"'{name}' of rows, where a message sees some edges")
+        if any(map(is_count, _numbers(values))):
+            return self._noted(self._sized(func, args, kwargs, rows))
+        if not rows:
+            return self._without_rows(func, args, kwargs)
+        if name == 'register_hook':
+            refuse('it hangs a hook on what it computes, which would get gradients of some edges')
+        if kwargs.get('generator') is not None:
+            refuse(f"'{name}' draws by a generator of the program")
+        is_mask = name in _COMPARISONS and not kwargs
+        return self._noted(self._compared(func, args) if is_mask else func(*args, **kwargs))
+
+    def _noted(self, out: Any) -> Any:
+        for value in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(value, Rows):
+                with plainly():
+                    # A view may have more entries than memory.
+                    held = value.numel() * value.element_size()
+                    if value._is_view():
+                        held = min(held, value.untyped_storage().nbytes())
+                    own = max(value.size(value._dim), 1)
+                self.edge_bytes = max(self.edge_bytes, held // own)
+        return out
+
+    def _size(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if isinstance(args[0], (WatchedIndex, SourceIndex)):
+            shape: Any = (getattr(args[0], '_sharding', self.edges).total,)
+            is_shape = func in _SHAPES and len(args) == 1 and not kwargs
+            out = shape if is_shape else shape[0]
+        else:
+            out = func(*args, **kwargs)
+        if func is Tensor.__len__ and is_count(out):  # Python makes a plain int of it
+            refuse('it asks for len() of all edges')
+        if isinstance(out, int):
+            return _counted(out)
+        return _Shape(map(_counted, out)) if any(map(is_count, out)) else out
+
+    def _indexed(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Rows of destinations read at the edges, and the index of edges that a mask selects."""
+        name = name_of(func)
+        if name in ('device', 'dtype', 'ndim', 'dim') and len(args) == 1:
+            with plainly():
+                return func(*args, **kwargs)
+        values, index = args[0], args[-1]
+        is_item = name == '__getitem__' and isinstance(values, WatchedIndex)
+        if is_item and isinstance(index, Rows) and index._sharding is values._sharding:
+            with plainly():
+                if index.dtype == torch.bool:
+                    mask = plain(index)
+                    return WatchedIndex.of(values.own[mask], values._sharding.selected(index))
+        if isinstance(values, Rows) and isinstance(index, WatchedIndex) and not kwargs:
+            dims = {'__getitem__': 0, 'index_select': args[1]}
+            if values._sharding is self.nodes and dims.get(name) == values._dim:
+                self.by_destination = True
+                with plainly():
+                    out = plain(values).index_select(values._dim, index.own)
+                    return tag(out, values._dim, index._sharding)
+        refuse(f"it uses the destination index in '{name}'", UnsupportedMessageError)
+
+    def _sized(self, func: Any, args: Any, kwargs: Any, rows: list[Rows]) -> Any:
+        """A function that gets a number of edges: it makes so many rows, or it asks for it."""
+        name = bare_name(func)
+        if rows and name in _RESHAPES:
+            return func(*in_nested(args, _plain_number), **in_nested(kwargs, _plain_number))
+        sizes = kwargs.get('size') or next((a for a in args if isinstance(a, (list, tuple))), args)
+        sizes = [size for size in sizes if not isinstance(size, Tensor)]
+        dims = [dim for dim, size in enumerate(sizes) if is_count(size)]
+        num_counts = sum(map(is_count, _numbers(leaves((args, kwargs)))))
+        has_generator = kwargs.get('generator') is not None
+        if name not in _MAKE_ROWS or len(dims) != 1 or num_counts != 1 or has_generator:
+            refuse(f"it gives '{name}' the number of edges or nodes that it sees")
+        (dim,) = dims
+        number = _plain_number(sizes[dim])
+        of = self.edges if number % ALL_EDGES == 0 else self.nodes
+        count, rest = divmod(number, of.total)
+        if rest or not count:
+            refuse(f"it gives '{name}' a number that it computed from the number of edges")
+        sharding = of.times(count)
+
+        def own(value: Any) -> Any:
+            return sharding.own if is_count(value) else plain(value)
+
+        with plainly():
+            return tag(func(*in_nested(args, own), **in_nested(kwargs, own)), dim, sharding)
+
+    def _without_rows(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A function of what is alike for all edges: it may not draw.
+
+        Python may not read it: another value may be another message.
+        """
+        if getattr(func, '__name__', '') == '__get__':
+            return func(*args, **kwargs)
+        if name_of(func) in _READ_VALUES:
+            refuse(f"it reads in Python what a tensor holds ('{name_of(func)}')")
+        before = random_states(self._device)
+        out = func(*args, **kwargs)
+        if not all(map(torch.equal, before, random_states(self._device))):
+            refuse(f"it draws by '{name_of(func)}', not some numbers for every edge")
+        return out
+
+    def _compared(self, func: Any, args: Any) -> Any:
+        """The same mask for the same comparison: what two of them select are the same rows."""
+        tensors = [arg for arg in args if isinstance(arg, Tensor)]
+        key = func, *(id(arg) if isinstance(arg, Tensor) else arg for arg in args)
+        mask, *then = self._alike.get(key, (None,))
+        with plainly():
+            versions = [*map(version_of, tensors)]
+            if mask is not None and then == [versions, version_of(mask)]:
+                return mask
+        mask = func(*args)
+        self._kept += tensors  # ids are used again
+        with plainly():
+            self._alike[key] = mask, versions, version_of(mask)
+        return mask
+
+
+def _plain_number(value: Any) -> Any:
+    return int.__add__(value, 0) if isinstance(value, Count) else value
+
+
+def _numbers(values: list[Any]) -> list[Any]:
+    """The numbers among values, also those of slices."""
+    slices = [value for value in values if type(value) is slice]
+    if slices:
+        values = [*values, *(end for s in slices for end in (s.start, s.stop, s.step))]
+    return [value for value in values if isinstance(value, _NUMBERS)]

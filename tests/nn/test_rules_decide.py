@@ -1,0 +1,316 @@
+"""The rules of rows decide how a message is computed: by blocks, by destination, or on all edges.
+
+Every message is compared with plain PyG, output and gradients, whatever its path.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.nn import MessagePassing
+from torch_geometric.utils import degree, scatter, softmax
+
+import pyg_sar
+from pyg_sar.comm.threads import run_threads
+from pyg_sar.nn.options import Path as PathName
+
+N, E, WIDTH = 40, 300, 6
+
+
+class _Clipping(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0].clamp(-0.01, 0.01)
+
+
+class Of:
+    """What a message reads."""
+
+    conv: Any
+    x: Tensor  # x_j
+    x_i: Tensor
+    w: Tensor
+    kind: Tensor
+    index: Tensor
+    size: int
+    flag: bool
+
+    def __init__(self, **values: Any) -> None:
+        vars(self).update(values)
+
+
+def _hooked(m: Of) -> Tensor:
+    out = m.x * 2
+    if out.requires_grad:
+        out.register_hook(lambda grad: grad.clamp(-0.01, 0.01))  # type: ignore[no-untyped-call]
+    return out
+
+
+def _caught(m: Of) -> Tensor:
+    try:
+        return m.x * 2 if m.x.size(0) > 100 else m.x
+    except ValueError:
+        return m.x * 3
+
+
+def _by_kind(m: Of, change: Callable[[Tensor], Tensor]) -> Tensor:
+    out = torch.zeros_like(m.x)
+    for kind in range(3):
+        out[m.kind == kind] = change(m.x[m.kind == kind]) * (kind + 1)
+    return out
+
+
+def _of_generator(m: Of) -> Tensor:
+    generator = torch.Generator().manual_seed(3)
+    return m.x * (torch.rand(m.x.size(0), 1, generator=generator) >= 0)
+
+
+ALL_EDGES: dict[str, Callable[[Of], Any]] = {
+    'minus the mean': lambda m: m.x - m.x.mean(0),
+    'clipped by the spread': lambda m: m.x.clamp(max=3 * float(m.x.detach().std())),
+    'clipped without Python': lambda m: m.x / (1 + m.x.detach().std()),
+    'a quantile': lambda m: m.x * (m.w > torch.quantile(m.w.detach(), 0.8)).view(-1, 1),
+    'the largest': lambda m: m.x * (m.w >= m.w.topk(5).values[-1]).view(-1, 1),
+    'a median': lambda m: m.x * (m.w > m.w.median()).view(-1, 1),
+    'ranks': lambda m: m.x * m.w.argsort().argsort().view(-1, 1),
+    'softmax over edges': lambda m: m.x * m.w.softmax(0).view(-1, 1),
+    'running sum': lambda m: m.x * m.w.cumsum(0).view(-1, 1),
+    'reversed': lambda m: m.x.flip(0),
+    'the first row': lambda m: m.x - m.x[0],
+    'some of the rows': lambda m: torch.cat([m.x, m.x_i])[: m.x.size(0)],
+    'a batch norm': lambda m: F.batch_norm(m.x, None, None, training=True),
+    'a mean of a selection': lambda m: _by_kind(m, lambda rows: rows - rows.mean(0)),
+    'a branch on values': lambda m: m.x if (m.x > 40).any() else -m.x,
+    'a branch without Python': lambda m: torch.where(m.x.mean() > 0.01, m.x, -m.x),
+    'a branch on a parameter': lambda m: m.x if m.conv.lin.weight.norm() > 0 else m.x - m.x.mean(0),
+    'a branch on the number': lambda m: m.x if m.w.numel() > 120 else -m.x,
+    'a branch that is caught': _caught,
+    'the number': lambda m: m.x / m.x.size(0),
+    'its root': lambda m: m.x / math.sqrt(m.x.shape[0]),
+    'its root by NumPy': lambda m: m.x / np.sqrt(m.x.shape[0]),
+    'a number of NumPy': lambda m: m.x / int(np.int64(m.x.shape[0])),
+    'numbers of NumPy': lambda m: m.x * np.int64(m.x.shape[0]),
+    'its length': lambda m: m.x * min(len(m.x), 200) / 200,
+    'how many numbers': lambda m: m.x / m.x.shape.numel(),
+    'a tensor of it': lambda m: m.x / torch.tensor(m.x.size(0)).sqrt(),
+    'a sum of ones': lambda m: m.x / torch.ones(m.x.size(0), 1).sum(),
+    'as many numbers as there are': lambda m: m.x * torch.arange(m.x.size(0)).view(-1, 1),
+    'a part of a table': lambda m: m.x * m.conv.lin.weight[: m.x.size(0)].sum(),
+    'the number of a selection': lambda m: m.x / (1 + m.x[m.kind == 1].size(0)),
+    'one draw for all': lambda m: m.x * (torch.rand(1) >= 0),
+    'a draw and a statistic': lambda m: m.x * (torch.rand_like(m.x) >= 0) - m.x.mean(0),
+    'a draw by a generator': _of_generator,
+    'a hook': _hooked,
+    'a backward of its own': lambda m: _Clipping.apply(m.x),
+    'of a parameter': lambda m: m.x @ _Clipping.apply(m.conv.lin.weight),
+}
+BY_ROW: dict[str, tuple[Callable[[Of], Any], PathName]] = {
+    'itself': (lambda m: m.x, 'SpMM'),
+    'weighted': (lambda m: m.x * m.w.view(-1, 1), 'SpMM with learned values'),
+    'weighted by head': (
+        lambda m: (m.x.view(m.x.size(0), 2, 3) * m.w.view(-1, 1, 1)).reshape(m.x.shape),
+        'SpMM with learned values',
+    ),
+    'a gate': (lambda m: m.x * m.x_i.sum(-1, keepdim=True).tanh(), 'scalar times x_j'),
+    'a softmax': (
+        lambda m: m.x * softmax(m.x_i.sum(-1) * m.w, m.index, num_nodes=m.size).view(-1, 1),
+        'scalar times x_j',
+    ),
+    'a mean of numbers': (lambda m: m.x - m.x.mean(-1, keepdim=True), 'replay'),
+    'sorted numbers': (lambda m: m.x.sort(dim=-1).values, 'replay'),
+    'a norm of a layer': (lambda m: F.layer_norm(m.x, (WIDTH,)) * m.x, 'replay'),
+    'another to each kind': (lambda m: _by_kind(m, torch.tanh), 'replay'),
+    'a number for every edge': (lambda m: m.x * torch.full((m.x.size(0), 1), 2.0), 'replay'),
+    'a draw for every edge': (lambda m: m.x * (torch.rand(m.x.size(0), 1) >= 0), 'replay'),
+    'a draw for every number': (lambda m: m.x * (torch.rand_like(m.x) >= 0), 'replay'),
+    'an expanded parameter': (lambda m: m.x + m.conv.lin.bias.expand(m.x.size(0), -1), 'replay'),
+    'numbers of all rows in one': (lambda m: (m.x.reshape(-1) * 2).view(-1, WIDTH), 'replay'),
+    'a determinant': (
+        lambda m: m.x * torch.linalg.det(m.x.view(-1, 2, 3)[..., :2]).view(-1, 1),
+        'replay',
+    ),
+    'nothing if there are none': (lambda m: m.x.tanh() if m.x.size(0) else m.x, 'replay'),
+    'a softmax by hand': (
+        lambda m: m.x / scatter(m.w, m.index, 0, m.size, 'sum')[m.index].view(-1, 1),
+        'by destination',
+    ),
+    'minus the mean of a node': (
+        lambda m: m.x - scatter(m.x, m.index, 0, m.size, 'mean').index_select(0, m.index),
+        'by destination',
+    ),
+    'degrees': (
+        lambda m: m.x / degree(m.index, m.size, m.x.dtype)[m.index].view(-1, 1),
+        'by destination',
+    ),
+    'twice a softmax': (
+        lambda m: m.x * softmax(softmax(m.w, m.index), m.index).view(-1, 1),
+        'by destination',
+    ),
+}
+
+
+class Told(MessagePassing):
+    """A conv whose message is given."""
+
+    def __init__(self, message: Callable[[Of], Any]) -> None:
+        super().__init__(node_dim=0)
+        self.told = message
+        self.lin = torch.nn.Linear(WIDTH, WIDTH)
+
+    def forward(
+        self, x: Tensor, edge_index: Tensor, w: Tensor, kind: Tensor, flag: bool = True
+    ) -> Tensor:
+        return self.propagate(edge_index, x=x, w=w, kind=kind, flag=flag)
+
+    def message(
+        self,
+        x_j: Tensor,
+        x_i: Tensor,
+        w: Tensor,
+        kind: Tensor,
+        index: Tensor,
+        size_i: int,
+        flag: bool,
+    ) -> Tensor:
+        values = {'w': w, 'kind': kind, 'index': index, 'size': size_i, 'flag': flag}
+        out: Tensor = self.told(Of(conv=self, x=x_j, x_i=x_i, **values))
+        return out
+
+
+def _graph() -> Data:
+    draw = torch.Generator().manual_seed(0)
+    data = Data(
+        x=torch.randn(N, WIDTH, dtype=torch.float64, generator=draw),
+        edge_index=torch.randint(N - 3, (2, E), generator=draw),
+        w=torch.rand(E, dtype=torch.float64, generator=draw),
+        kind=torch.randint(3, (E,), generator=draw),
+        num_nodes=N,
+    )
+    data.x[7] *= 50
+    return data
+
+
+def _results(conv: Any, data: Data, flags: tuple[bool, ...] = (True,)) -> list[Tensor]:
+    x, w = (data[name].detach().clone().requires_grad_() for name in ('x', 'w'))
+    outs = [conv(x, data.edge_index, w, data.kind, flag) for flag in flags]
+    sum((out * torch.arange(1.0, 1 + WIDTH).double()).sin().sum() for out in outs).backward()
+    leaves = [x, w, *conv.parameters()]
+    grads = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
+    return [pyg_sar.gather(values.detach()) for values in (*outs, *grads)]
+
+
+def _made(message: Callable[[Of], Any]) -> Any:
+    torch.manual_seed(1)
+    return Told(message).double()
+
+
+def _on_rank(
+    root: str, messages: dict[str, Callable[[Of], Any]], flags: tuple[bool, ...]
+) -> dict[str, tuple[list[Tensor], list[str]]]:
+    found, data = {}, pyg_sar.load_shard(root)
+    for name, message in messages.items():
+        conv = pyg_sar.DistributedDataParallel(_made(message))
+        found[name] = _results(conv, data, flags), conv.chosen_paths()
+    return found
+
+
+def _check(
+    root: Path,
+    world_size: int,
+    messages: dict[str, Callable[[Of], Any]],
+    flags: tuple[bool, ...] = (True,),
+) -> dict[str, list[str]]:
+    """Compares each message with plain PyG; gives the paths."""
+    pyg_sar.partition_graph(_graph(), 3, root, method=torch.arange(N) % 5 % 3)
+    answers = run_threads(lambda: _on_rank(str(root), messages, flags), world_size)
+    for name, message in messages.items():
+        for answer in answers:
+            pairs = zip(answer[name][0], _results(_made(message), _graph(), flags), strict=True)
+            for found, expected in pairs:
+                tolerance = 1e-10 * max(1, float(expected.abs().max()))
+                assert torch.allclose(found, expected, rtol=0, atol=tolerance), name
+    return {name: paths for name, (_, paths) in answers[0].items()}
+
+
+@pytest.mark.parametrize('world_size', [1, 3])
+def test_what_asks_for_other_edges_is_computed_on_all(tmp_path: Path, world_size: int) -> None:
+    paths = _check(tmp_path / 'parts', world_size, ALL_EDGES)
+    assert paths == {name: ['one_shot'] for name in ALL_EDGES}
+
+
+@pytest.mark.parametrize('world_size', [1, 3])
+def test_what_works_row_by_row_is_not(tmp_path: Path, world_size: int) -> None:
+    messages = {name: message for name, (message, _) in BY_ROW.items()}
+    paths = _check(tmp_path / 'parts', world_size, messages)
+    assert paths == {name: [path] for name, (_, path) in BY_ROW.items()}
+
+
+def test_another_number_may_be_another_message(tmp_path: Path) -> None:
+    def message(m: Of) -> Tensor:
+        return m.x * 2 if m.flag else m.x - m.x.mean(0)
+
+    paths = _check(tmp_path / 'parts', 3, {'by its flag': message}, (True, False, True))
+    assert paths == {'by its flag': ['replay', 'one_shot']}
+
+
+@pytest.mark.parametrize('width', [13, 26, 100, 104, 128, 260])
+def test_no_width_is_a_number_of_edges(tmp_path: Path, width: int) -> None:
+    def message(m: Of) -> Tensor:
+        wide = m.x.repeat(1, width)[:, :width].relu() / m.x.size(-1) ** 0.5
+        return m.x * wide.mean(-1, keepdim=True).sin()
+
+    (path,) = _check(tmp_path / 'parts', 3, {'wide': message}).values()
+    assert path == ['replay']
+
+
+@torch.library.custom_op('pyg_sar_tests::twice', mutates_args=())
+def _twice(x: Tensor) -> Tensor:
+    return x * 2
+
+
+_twice.register_autograd(lambda ctx, grad: grad * 2)
+
+
+def test_an_operation_without_a_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    messages = {'a C++ operation': lambda m: _twice(m.x).tanh()}
+    with pytest.raises(ValueError, match=r'pyg_sar.nn.rowwise\(torch.ops.pyg_sar_tests.twice'):
+        _check(tmp_path / 'refused', 3, messages)
+    from pyg_sar.rows.registry import rules_by_function
+
+    monkeypatch.setattr('pyg_sar.rows.rowwise.rules_by_function', rules_by_function)
+    before = dict(rules_by_function)
+    try:
+        assert pyg_sar.nn.rowwise(_twice) is _twice
+        assert _check(tmp_path / 'parts', 3, messages) == {'a C++ operation': ['replay']}
+    finally:
+        rules_by_function.clear()
+        rules_by_function.update(before)
+    with pytest.raises(ValueError, match=r"expected an operation of torch.ops in 'operation'"):
+        pyg_sar.nn.rowwise(torch.relu)
+
+
+def test_values_decide_nothing(tmp_path: Path) -> None:
+    """Also not those of one rank."""
+    graph = _graph()
+    graph.x[3, 1] = float('nan')
+    pyg_sar.partition_graph(graph, 3, tmp_path / 'parts', method=torch.arange(N) % 5 % 3)
+    message = BY_ROW['a softmax'][0]
+    want = _results(_made(message), graph)
+    answers = run_threads(lambda: _on_rank(str(tmp_path / 'parts'), {'it': message}, (True,)), 3)
+    for answer in answers:
+        for found, expected in zip(answer['it'][0], want, strict=True):
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-8, equal_nan=True)
+        assert answer['it'][1] == ['scalar times x_j']
