@@ -76,6 +76,7 @@ READS: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
+@pytest.mark.filterwarnings('ignore:Sparse CSR tensor support')  # the first of a process
 @pytest.mark.parametrize('way', few(READS, every=2))
 def test_every_way_to_read(tmp_path: Path, way: str) -> None:
     def program() -> tuple[Any, Any, Tensor, Tensor]:
