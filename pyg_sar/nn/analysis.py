@@ -268,8 +268,9 @@ class _Run(Intercept):
     ) -> Analysis:
         """What the run has found."""
         call = self.call
+        at_once = Analysis(out=torch.empty(0), by_destination=True, uses_rng=undone.uses_rng)
         if self.by_destination or self._num_softmax > 1:
-            return Analysis(out=torch.empty(0), by_destination=True, uses_rng=undone.uses_rng)
+            return at_once
         attributes = tuple(undone.changed[name] for name in names)
         aggregate = None
         source, weight, is_factored, is_plain = '', None, False, False
@@ -277,7 +278,7 @@ class _Run(Intercept):
         if call.function == 'message':
             edge_outputs, aggregate = attributes, aggregate_of(self._calls, self._reduced, out)
             if aggregate is None:
-                return Analysis(out=torch.empty(0), by_destination=True, uses_rng=undone.uses_rng)
+                return at_once
             keeps = bool(names or written)
             source, weight, is_factored = self._product(out, aggregate, keeps, undone.uses_rng)
             is_plain = weight is not None and self._is_plain(out)
@@ -288,9 +289,7 @@ class _Run(Intercept):
             outputs, weights = [*reduced, *edge_outputs], None
             if self._num_softmax:
                 if not self._is_linear(outputs, None if is_factored else aggregate):
-                    return Analysis(
-                        out=torch.empty(0), by_destination=True, uses_rng=undone.uses_rng
-                    )
+                    return at_once
                 assert self._use.weights is not None
                 weights = plain(self._use.weights).detach()
             return Analysis(

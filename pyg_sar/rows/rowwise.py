@@ -245,6 +245,10 @@ def declare_rowwise(operation: Any) -> Any:
 
     Returns:
         The operation itself.
+
+    Raises:
+        ValueError: If it is no operation of ``torch.ops``. Later, where its rows are in another
+            dimension.
     """
     packet = getattr(operation, '_opoverload', operation)
     packet = getattr(packet, 'overloadpacket', packet)

@@ -22,6 +22,7 @@ from torch_geometric.utils import degree, scatter, softmax
 import pyg_sar
 from pyg_sar.comm.threads import run_threads
 from pyg_sar.nn.options import Path as PathName
+from pyg_sar.rows.registry import rules_by_function
 
 N, E, WIDTH = 40, 300, 6
 
@@ -284,13 +285,10 @@ def _twice(x: Tensor) -> Tensor:
 _twice.register_autograd(lambda ctx, grad: grad * 2)
 
 
-def test_an_operation_without_a_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_operation_without_a_rule(tmp_path: Path) -> None:
     messages = {'a C++ operation': lambda m: _twice(m.x).tanh()}
     with pytest.raises(ValueError, match=r'pyg_sar.nn.rowwise\(torch.ops.pyg_sar_tests.twice'):
         _check(tmp_path / 'refused', 3, messages)
-    from pyg_sar.rows.registry import rules_by_function
-
-    monkeypatch.setattr('pyg_sar.rows.rowwise.rules_by_function', rules_by_function)
     before = dict(rules_by_function)
     try:
         assert pyg_sar.nn.rowwise(_twice) is _twice
