@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
-from weakref import ref
 
 import torch
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
 from pyg_sar.comm.vote import agree, check_equal, differ
-from pyg_sar.nn.analysis import Analysis, WrongMessageError, analyze
+from pyg_sar.nn.analysis import WrongMessageError, analyze
 from pyg_sar.nn.call import Call
 from pyg_sar.nn.dropout import EdgeDraws
 from pyg_sar.nn.intercept import MessageError
-from pyg_sar.nn.options import Path
 from pyg_sar.nn.plan import Plan
 from pyg_sar.ops.program import Arguments
 from pyg_sar.utils.class_swap import name_of
@@ -33,41 +32,26 @@ def agree_on_plan(call: Call, draws: EdgeDraws | None) -> Plan:
     Raises ValueError on all ranks, if the call is wrong on one of them or differs between them.
     With one rank the error itself is raised.
     """
-    found, error, types = None, None, ()
+    name, types, error = f'{name_of(call.conv)}.{call.function}', (), None
+    across = plan = Plan(path='one_shot', function=name, across_edges=True)
     try:
         call.bind()
         types, call.draws = _kinds_of(call.arguments), draws
-        found = _analysis(call)
+        plan = _analysis(call) or across
     except Exception as failure:
         error = failure
-    name, world_size = f'{name_of(call.conv)}.{call.function}', call.exchange.shard.world_size
-    path = _path(call, found)
-    if world_size == 1:
-        if error is not None:
-            raise error
-    else:
-        path = _agreed(name, types, path, error)
-    is_across = path == _ACROSS
-    has_drawn = draws is not None and (draws.has_drawn or is_across or path == 'by destination')
-    if is_across:
-        return Plan(path='one_shot', function=name, across_edges=True, drops=has_drawn)
-    assert found is not None
-    return Plan(
-        path=path,
-        function=name,
-        found=found,
-        learnable=_homes(call.conv, found.learnable),
-        drops=has_drawn,
-        uses_rng=draws is None and found.uses_rng,
-    )
+    if call.exchange.shard.world_size > 1:
+        plan = plan if _agree(plan, types, error) else across
+    elif error is not None:
+        raise error
+    if draws is None:
+        return plan
+    drops = draws.has_drawn or plan.across_edges or plan.path == 'by destination'
+    return replace(plan, drops=drops, uses_rng=False)
 
 
-_ACROSS: Any = 'across'
-"""Path one_shot of a function that needs the edges of all ranks."""
-
-
-def _analysis(call: Call) -> Analysis | None:
-    """What a function does, or None if it needs the edges of all ranks."""
+def _analysis(call: Call) -> Plan | None:
+    """The plan for one rank, or None if the function needs the edges of all ranks."""
     conv = call.conv
     if call.as_they_are or _reads_edges(conv, call.function) or _has_hooks_inside(conv):
         return None
@@ -81,20 +65,6 @@ def _analysis(call: Call) -> Analysis | None:
         text = f'{name_of(conv)}.{call.function} needs the edges of all ranks: {error}'
         say(_logger, logging.INFO, text)
         return None
-
-
-def _path(call: Call, found: Analysis | None) -> Path:
-    """The cheapest path that is exact for a function."""
-    if found is None:
-        return _ACROSS
-    if found.by_destination:
-        return 'by destination'
-    if found.source and not found.is_factored:
-        is_linear = found.weight is None or found.is_plain
-        return 'SpMM' if is_linear else 'SpMM with learned values'
-    if call.options.mode == 'one_shot':
-        return 'one_shot'
-    return 'scalar times x_j' if found.is_factored else 'replay'
 
 
 def _reads_edges(conv: MessagePassing, function: str) -> bool:
@@ -119,22 +89,9 @@ def _has_hooks_inside(conv: MessagePassing) -> bool:
     return any(is_of_user(hook) for table in tables for hook in table.values())
 
 
-def _homes(
-    conv: torch.nn.Module, tensors: tuple[Tensor, ...]
-) -> tuple[tuple[ref[torch.nn.Module], str], ...] | None:
-    """Module and name of every tensor as a parameter of `conv`; None if one is no parameter."""
-    homes = {
-        id(tensor): (ref(module), name)
-        for module in conv.modules()
-        for name, tensor in module.named_parameters(recurse=False, remove_duplicate=False)
-    }
-    if not all(id(tensor) in homes for tensor in tensors):
-        return None
-    return tuple(homes[id(tensor)] for tensor in tensors)
-
-
-def _agreed(name: str, types: tuple[Any, ...], path: Path, error: Exception | None) -> Path:
-    """The path that all ranks take."""
+def _agree(plan: Plan, types: tuple[Any, ...], error: Exception | None) -> bool:
+    """Whether all ranks can take the path of the plan, or one needs the edges of all ranks."""
+    name, path = plan.function, 'across' if plan.across_edges else plan.path
     answers = agree((str(types), path, None if error is None else str(error)))
     if error is not None:
         raise ValueError(str(error)) from error
@@ -143,10 +100,10 @@ def _agreed(name: str, types: tuple[Any, ...], path: Path, error: Exception | No
             raise differ(f'rank {rank}: {other_error}', rank)
     check_equal(f'tensors in {name}', [other for other, _, _ in answers])
     paths = [other for _, other, _ in answers]
-    if _ACROSS in paths:  # a hook of one rank
-        return _ACROSS
+    if 'across' in paths:  # a hook of one rank
+        return False
     check_equal(f'path of {name}', paths)
-    return path
+    return True
 
 
 def _kinds_of(arguments: Arguments) -> tuple[Any, ...]:

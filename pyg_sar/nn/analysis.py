@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import io
 from contextlib import ExitStack, redirect_stdout
-from dataclasses import dataclass
 from math import prod
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -50,6 +50,9 @@ from pyg_sar.nn.intercept import (
     overridden,
 )
 from pyg_sar.nn.linear_in_softmax import SoftmaxUse
+from pyg_sar.nn.narrow_exchange import is_hooked, is_sum
+from pyg_sar.nn.options import Path
+from pyg_sar.nn.plan import Plan
 from pyg_sar.nn.reductions import MERGED_AS, Aggregate, aggregate_of
 from pyg_sar.nn.side_effects import (
     UndoneSideEffects,
@@ -57,7 +60,7 @@ from pyg_sar.nn.side_effects import (
     node_of_now,
     not_saved,
 )
-from pyg_sar.nn.source_rows import LEAST_CHANNELS, RowSum, SourceRows
+from pyg_sar.nn.source_rows import LEAST_CHANNELS, SourceRows
 from pyg_sar.ops.program import Arguments, no_autocast_cache
 from pyg_sar.ops.reductions import Sum
 from pyg_sar.rows.registry import signature_of
@@ -65,34 +68,6 @@ from pyg_sar.rows.rows import Rows, plain, plainly, tag
 from pyg_sar.rows.users_functions import applied
 from pyg_sar.utils.class_swap import name_of, plain_class
 from pyg_sar.utils.dry_run import is_hidden
-
-
-@dataclass(frozen=True, kw_only=True)
-class Analysis:
-    """What a message function does.
-
-    Tensors have a row for each of a few edges, or destinations, for their shapes and dtypes.
-    """
-
-    out: Tensor  # its result; by destination that of its aggregation
-    # What it computes per edge: the attributes, after the result of `edge_update` or the factor.
-    edge_outputs: tuple[Tensor, ...] = ()
-    edge_attributes: tuple[str, ...] = ()  # of the conv that it sets to a row for every edge
-    written: tuple[str, ...] = ()  # the rows of nodes that it changes in place
-    learnable: tuple[Tensor, ...] = ()  # leaf tensors that it reads besides its arguments
-    uses_rng: bool = False
-    by_destination: bool = False  # whether it needs all in-edges of a node at once
-    num_softmax: int = 0  # softmaxes over in-edges
-    weights: Tensor | None = None  # the result of the softmax
-    messages: tuple[Tensor, ...] = ()  # what the conv's aggregation reduces
-    aggregate: Aggregate | None = None  # that aggregation; None for ``edge_update``
-    edge_bytes: int = 0  # what the largest tensor that it computes takes per edge
-    # If it sums x_j, or a factor times x_j: the name of x_j, ...
-    source: str = ''
-    weight: int | None = None  # ... the index of the factor among the edge tensors, ...
-    is_plain: bool = False  # ... whether that is one number without gradient for a row of a matrix,
-    is_factored: bool = False  # ... or whether it computes the factor, its first edge output, ...
-    summed: RowSum | None = None  # ... and which of the heads of the product are summed.
 
 
 def samples_of(call: Call) -> Arguments:
@@ -114,8 +89,8 @@ def _made_up(values: Tensor) -> Tensor:
 
 @no_autocast_cache()
 @not_saved()
-def analyze(call: Call) -> Analysis:
-    """Runs a message function, and the aggregation, once.
+def analyze(call: Call) -> Plan:
+    """The plan of a call, by one run of its message function and the aggregation.
 
     Raises a MessageError if it needs the edges of all ranks.
 
@@ -153,7 +128,7 @@ def analyze(call: Call) -> Analysis:
             f"'dropout_seed' needs a '{call.function}' of {name_of(conv)} that draws random "
             'numbers by F.dropout or torch.nn.Dropout only (got others)'
         )
-    return run.found(out, names, written, undone, samples, first_node)
+    return run.plan(out, names, written, undone, samples, first_node)
 
 
 class WrongMessageError(ValueError):
@@ -257,7 +232,7 @@ class _Run(Intercept):
         ):
             raise MessageError(f'its {what} has no row for every edge')
 
-    def found(
+    def plan(
         self,
         out: Any,
         names: tuple[str, ...],
@@ -265,15 +240,16 @@ class _Run(Intercept):
         undone: UndoneSideEffects,
         samples: Arguments,
         first_node: Any,
-    ) -> Analysis:
-        """What the run has found."""
-        call = self.call
-        at_once = Analysis(out=torch.empty(0), by_destination=True, uses_rng=undone.uses_rng)
+    ) -> Plan:
+        """The cheapest path that is exact, with what the run has found."""
+        call, conv = self.call, self.call.conv
+        name, is_one_shot = f'{name_of(conv)}.{call.function}', call.options.mode == 'one_shot'
+        at_once = Plan(path='by destination', function=name, uses_rng=undone.uses_rng)
         if self.by_destination or self._num_softmax > 1:
             return at_once
         attributes = tuple(undone.changed[name] for name in names)
-        aggregate = None
-        source, weight, is_factored, is_plain = '', None, False, False
+        path: Path = 'one_shot' if is_one_shot else 'replay'
+        aggregate, reduced, source, weight, is_factored = None, self._reduced, '', None, False
         edge_outputs: tuple[Tensor, ...] = (out, *attributes)
         if call.function == 'message':
             edge_outputs, aggregate = attributes, aggregate_of(self._calls, self._reduced, out)
@@ -281,35 +257,39 @@ class _Run(Intercept):
                 return at_once
             keeps = bool(names or written)
             source, weight, is_factored = self._product(out, aggregate, keeps, undone.uses_rng)
-            is_plain = weight is not None and self._is_plain(out)
-        if is_factored:
-            edge_outputs = (out.factor, *edge_outputs)
-        reduced = () if is_factored else tuple(self._reduced)
+            if is_factored:
+                path = 'one_shot' if is_one_shot else 'scalar times x_j'
+                edge_outputs, reduced = (out.factor, *edge_outputs), []
+            elif source:
+                is_linear = weight is None or self._is_plain(out)
+                path = 'SpMM' if is_linear else 'SpMM with learned values'
         with plainly():
             outputs, weights = [*reduced, *edge_outputs], None
             if self._num_softmax:
-                if not self._is_linear(outputs, None if is_factored else aggregate):
+                if not self._is_linear(outputs, aggregate if reduced else None):
                     return at_once
                 assert self._use.weights is not None
                 weights = plain(self._use.weights).detach()
-            return Analysis(
+            read = outputs if is_factored else [out, *outputs]
+            learnable = learnable_leaves(read, samples, first_node)
+            return Plan(
+                path=path,
+                function=name,
                 out=plain(out).detach(),
                 edge_outputs=tuple(plain(t).detach() for t in edge_outputs),
                 edge_attributes=names,
                 written=written,
-                learnable=learnable_leaves(
-                    outputs if is_factored else [out, *outputs], samples, first_node
-                ),
-                uses_rng=undone.uses_rng,
-                num_softmax=self._num_softmax,
-                weights=weights,
                 messages=tuple(plain(t).detach() for t in self._reduced),
                 aggregate=aggregate,
+                is_sum=aggregate is not None and is_sum(conv),
+                is_hooked=aggregate is not None and is_hooked(conv),
+                weights=weights,
                 edge_bytes=self._watch.edge_bytes,
+                uses_rng=undone.uses_rng,
+                learnable=learnable,
+                parameters=_homes(conv, learnable),
                 source=source,
                 weight=weight,
-                is_plain=is_plain,
-                is_factored=is_factored,
                 summed=out.summed if source else None,
             )
 
@@ -481,3 +461,17 @@ def _is_known(aggregation: torch.nn.Module) -> bool:
         if (is_norm and not is_by_row) or not home.startswith(('torch.', 'torch_geometric.')):
             return False
     return True
+
+
+def _homes(
+    conv: torch.nn.Module, tensors: tuple[Tensor, ...]
+) -> tuple[tuple[ref[torch.nn.Module], str], ...] | None:
+    """Module and name of every tensor as a parameter of `conv`; None if one is no parameter."""
+    homes = {
+        id(tensor): (ref(module), name)
+        for module in conv.modules()
+        for name, tensor in module.named_parameters(recurse=False, remove_duplicate=False)
+    }
+    if not all(id(tensor) in homes for tensor in tensors):
+        return None
+    return tuple(homes[id(tensor)] for tensor in tensors)

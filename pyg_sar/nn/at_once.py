@@ -10,10 +10,11 @@ from torch import Tensor
 
 from pyg_sar.comm.row_map import with_halo
 from pyg_sar.comm.vote import Agreed, agree
-from pyg_sar.nn.analysis import Analysis, samples_of
+from pyg_sar.nn.analysis import samples_of
 from pyg_sar.nn.call import Call
 from pyg_sar.nn.edge_space import NUM_EDGES
 from pyg_sar.nn.intercept import WholeGraphSizes
+from pyg_sar.nn.plan import Plan as CallPlan
 from pyg_sar.nn.side_effects import (
     UndoneSideEffects,
     edge_rows,
@@ -35,10 +36,10 @@ _WHOLE_GRAPH: Cached[Agreed[tuple[int, int]]] = Cached()
 
 
 @no_autocast_cache()
-def observe(call: Call) -> tuple[Analysis, WholeGraphSizes]:
+def _observed(plan: CallPlan, call: Call) -> tuple[CallPlan, WholeGraphSizes]:
     """Runs message and aggregation on a few edges, each into a destination of its own.
 
-    Also gives the sizes of the whole graph that they ask for.
+    Gives the plan with what they compute, and the sizes of the whole graph that they ask for.
     """
     samples = replace(samples_of(call), at_edges=False)  # a message may write to what it reads
     ids = torch.arange(NUM_EDGES, device=samples.device)
@@ -53,32 +54,33 @@ def observe(call: Call) -> tuple[Analysis, WholeGraphSizes]:
     edge_outputs = tuple(undone.changed[name] for name in names)
     if call.function != 'message':
         edge_outputs = (out, *edge_outputs)
-    found = Analysis(
+    seen = replace(
+        plan,
         out=out.detach(),
         edge_outputs=tuple(t.detach() for t in edge_outputs),
         edge_attributes=names,
         learnable=learnable_leaves([out, *edge_outputs], samples, first_node),
         uses_rng=undone.uses_rng,
-        by_destination=True,
     )
-    return found, sizes
+    return seen, sizes
 
 
 def run_by_destination(
-    call: Call, *, in_chunks: bool
-) -> tuple[Tensor | None, tuple[Tensor, ...], Analysis]:
+    plan: CallPlan, call: Call
+) -> tuple[Tensor | None, tuple[Tensor, ...], CallPlan]:
     """Computes a conv's message and aggregation by chunks of destinations.
 
-    Not `in_chunks` all destinations are one chunk. Gives the aggregation's result in the conv's
-    node dimension, the edge outputs, and what is to be set on the conv.
+    In mode ``'one_shot'`` all destinations are one chunk. Gives the aggregation's result in the
+    conv's node dimension, the edge outputs, and the plan with what is to be set on the conv.
     """
-    plan, (seen, asked) = call.plan, observe(call)
-    if asked.is_dense and not (plan.is_whole and plan.shard.e_id is not None):
+    seen, asked = _observed(plan, call)
+    blocks = call.plan
+    if asked.is_dense and not (blocks.is_whole and blocks.shard.e_id is not None):
         raise ValueError(
             f'expected the edge_index of the shard itself in {name_of(call.conv)}, whose '
             'aggregation may depend on the order of the edges (got edges derived from it)'
         )
-    width, num_nodes = _whole_graph(plan) if asked.are_read else (0, 0)
+    width, num_nodes = _whole_graph(blocks) if asked.are_read else (0, 0)
     sizes, is_message = WholeGraphSizes(call.conv, width, num_nodes), call.function == 'message'
 
     def run(
@@ -104,15 +106,15 @@ def run_by_destination(
         run, seen.out if is_message else None, seen.edge_outputs, seen.uses_rng, state_of(call.conv)
     )
     arguments = replace(call.arguments, learnable=seen.learnable)
-    rows = max(plan.num_edges, 1)
-    if in_chunks:
+    rows = max(blocks.num_edges, 1)
+    if call.options.mode != 'one_shot':
         read = *arguments.src, *arguments.dst, *arguments.edge, *seen.edge_outputs, seen.out
         edge_bytes = max(t[:1].numel() * t.element_size() for t in read)
-        rows = edges_within(edge_bytes, plan.edge_index.device)
+        rows = edges_within(edge_bytes, blocks.edge_index.device)
     # A dense batch has as many rows for every node as the largest in-degree.
     max_dst = max(rows // max(sizes.width, 1), 1) if asked.is_dense else None
-    chunks = chunks_of(plan, rows, max_dst, call.exchange)
-    out, outputs = aggregate_chunks(program, arguments, plan, chunks, call.exchange)
+    chunks = chunks_of(blocks, rows, max_dst, call.exchange)
+    out, outputs = aggregate_chunks(program, arguments, blocks, chunks, call.exchange)
     return None if out is None else out.movedim(0, call.conv.node_dim), outputs, seen
 
 

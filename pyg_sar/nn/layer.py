@@ -10,7 +10,7 @@ decide anew.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -38,76 +38,79 @@ from pyg_sar.utils.tensor_state import digest
 
 
 class Layer:
-    """What a SARConv holds besides the attributes of its conv."""
+    """What a SARConv holds besides the attributes of its conv.
+
+    Attributes:
+        options: How the conv is computed.
+        label: What errors call this layer.
+        is_inside: Whether it is inside another SARConv, whose forward it is a part of.
+        drops_by_id: Whether it is part of a model with `dropout_seed`.
+        paths: The conv and the convs inside it, with their paths in it: '' is the conv itself.
+        modules: All modules in the conv, the conv first.
+        names: Of the arguments of functions of these convs.
+        state: That of the modules when these three were noted; see :func:`state_of_modules`.
+        agreed: What all ranks have agreed on: kinds of forwards, by their words, with the kind and
+            the state of the conv on this rank. The latest comes last.
+        words: Those of the forward that runs.
+        in_forward: Whether the conv's own forward runs, or a call of propagate from outside.
+        plans: How calls are computed, by their fingerprint. The oldest comes first.
+    """
 
     def __init__(self, options: Options, label: str, *, is_inside: bool = False) -> None:
         self.options = options
-        self.label = label  # what errors call this layer
-        self.is_inside = is_inside  # another SARConv, whose forward it is a part of
-        self.drops_by_id = False  # whether it is part of a model with `dropout_seed`
-        self.forwards: dict[str, Forward] = {}  # by their words; oldest first
-        self.inner: list[torch.nn.Module] = []  # all modules in the conv
-        self.state: list[Any] = []  # of the conv at its last forward
+        self.label = label
+        self.is_inside = is_inside
+        self.drops_by_id = False
+        self._begin()
+
+    def _begin(self) -> None:
+        self.paths: dict[MessagePassing, str] = {}
+        self.modules: list[torch.nn.Module] = []
+        self.names: dict[tuple[MessagePassing, str], tuple[str, ...]] = {}
+        self.state: list[Any] = []
+        self.agreed: dict[str, tuple[Any, list[Any]]] = {}
+        self.words, self.in_forward = '', True
+        self.plans: dict[Any, Plan] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy may run with other ranks: they agree anew.
-        return vars(self) | {'forwards': {}, 'inner': [], 'state': []}
+        kept = 'options', 'label', 'is_inside', 'drops_by_id'
+        return {name: value for name, value in vars(self).items() if name in kept}
 
-    def call_plans(self) -> list[Plan]:
-        """The plans of the calls of all forwards, the oldest first."""
-        return [plan for forward in self.forwards.values() for plan in forward.plans.values()]
-
-
-@dataclass(eq=False)
-class Forward:
-    """A kind of forward of a layer on a cut graph, which all ranks have agreed on.
-
-    Or of a call of its ``propagate`` from outside of one.
-    """
-
-    conv: MessagePassing
-    in_forward: bool  # whether the conv's own forward takes what propagate returns
-    kind: tuple[Any, ...]
-    state: list[Any]  # of the conv on this rank
-    words: str  # both, as far as they must be alike on all ranks
-    # The conv and the convs inside it, with their paths in it: '' is the conv itself.
-    paths: Mapping[MessagePassing, str]
-    # How each kind of call is computed, in the conv or a conv inside it, by its fingerprint.
-    plans: dict[Any, Plan] = field(default_factory=dict)
-    # The arguments of functions of convs.
-    names: dict[Any, tuple[str, ...]] = field(default_factory=dict)
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._begin()
 
 
-running: Scoped[Forward | None] = Scoped(None)
-"""The innermost forward in this thread."""
+running: Scoped[Any] = Scoped(None)
+"""The SARConv whose forward runs in this thread, the innermost; or None."""
 
 
 evaluated: Scoped[torch.nn.Module | None] = Scoped(None)
 """The model that is called, until its first layer, which compares all its parameters."""
 
 _VALUES = 'parameters with the checksum'
-_METHODS = ('message', 'aggregate', 'update', 'edge_update', 'propagate', 'edge_updater')
+_METHODS = ('message', 'aggregate', 'update', 'edge_update', 'propagate', 'edge_updater', 'forward')
 _MESSAGE_HOOKS = ('_propagate', '_message', '_aggregate', '_edge_update')
 
 
 def agree_on_forward(
     conv: Any,
-    state: list[Any],
     edges: list[EdgeIndex],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     *,
     in_forward: bool,
-) -> Forward:
-    """What the ranks have agreed on for a forward like this one of a SARConv in a state.
+) -> str:
+    """The words of a forward of a SARConv in its state, on which all ranks have agreed.
 
     Collective: one small all-gather; where a rank has not seen such a forward, or the conv
     has changed since, an all-gather. Raises ValueError if a shard is not this rank's, and on all
     ranks if the forwards differ or the inputs of one are wrong.
     """
-    options, forwards = conv._sar.options, conv._sar.forwards
-    shards = shards_of(edges)
-    kind = (
+    layer = conv._sar
+    shards = [edges[0].handle.shard] if len(edges) == 1 else shards_of(edges)
+    kind: Any = (
         in_forward,
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
@@ -117,17 +120,18 @@ def agree_on_forward(
         shapes: list[tuple[int, ...]] = []
         kinds = _input_kinds([*args, *kwargs.values()], shapes)
     kind += tuple(kinds)
-    known = next((f for f in forwards.values() if f.kind == kind and f.state == state), None)
-    words, error, is_known = '' if known is None else known.words, None, known is not None
+    state = kind, layer.state
+    known = next((words for words, then in layer.agreed.items() if then == state), None)
+    words, error, is_known = known or '', None, known is not None
     if known is None:
         for shard in shards:
-            exchange_of(shard, dtype=options.exchange_dtype)
+            exchange_of(shard, dtype=layer.options.exchange_dtype)
         try:
             _check_not_explained(conv)
             _check_features(conv, edges[0], args, kwargs)
         except ValueError as wrong:
             error = wrong
-        words = _words(conv, options, kind)
+        words = _words(conv, layer.options, kind)
     if shards[0].world_size > 1:
         note(type(conv).__name__, args, kwargs)
         compared = f'{words}; plain tensors of shape {shapes}' if shapes else words
@@ -141,11 +145,12 @@ def agree_on_forward(
             raise_error_on_all(error)
     elif error is not None:
         raise error
-    if known is None or not is_known:
-        forwards.pop(words, None)  # the new one is the latest
-        convs = {m: path for path, m in conv.named_modules() if isinstance(m, MessagePassing)}
-        known = forwards[words] = Forward(conv, in_forward, kind, state, words, convs)
-    return known
+    if not is_known:
+        layer.agreed.pop(words, None)  # the new one is the latest
+        layer.agreed[words] = state
+        for fingerprint in [each for each in layer.plans if each[0] == words]:
+            del layer.plans[fingerprint]
+    return words
 
 
 def _check_not_explained(conv: MessagePassing) -> None:
@@ -259,17 +264,24 @@ def state_of_modules(modules: Iterable[torch.nn.Module]) -> list[Any]:
     state: list[Any] = [any(GLOBAL_HOOKS)]
     for module in modules:
         table = vars(module)
-        state.append(type(module))
-        state += table['_modules'].values()
-        for name, value in table.items():
-            if isinstance(value, PLAIN):
-                state += name, value
-            elif name.endswith('_hooks'):
-                if value and 'state_dict' not in name:
-                    state += name, *value.values()
-            elif name in _METHODS:
-                state += name, value
+        plain, hooks = _names_of(tuple(table), tuple(map(type, table.values())))
+        state += type(module), plain, *table['_modules'].values()
+        state += [table[name] for name in plain]
+        for name in hooks:
+            if table[name]:
+                state += name, *table[name].values()
     return state
+
+
+@lru_cache(maxsize=4096)
+def _names_of(
+    names: tuple[str, ...], kinds: tuple[type, ...]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Of a module's attributes those that are its state, and its tables of hooks."""
+    of_kind = dict(zip(names, kinds, strict=True))
+    plain = tuple(n for n, kind in of_kind.items() if issubclass(kind, PLAIN) or n in _METHODS)
+    hooks = tuple(n for n in names if n.endswith('_hooks') and 'state_dict' not in n)
+    return plain, tuple(name for name in hooks if name not in plain)
 
 
 def _words_of_modules(conv: torch.nn.Module) -> list[str]:

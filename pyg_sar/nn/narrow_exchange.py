@@ -110,20 +110,17 @@ def is_hooked(conv: MessagePassing) -> bool:
     )
 
 
-def layer_after(conv: MessagePassing, x: Tensor, plan: Plan, pays: list[bool]) -> Any:
+def layer_after(conv: MessagePassing, x: Tensor, plan: Plan) -> Any:
     """The narrower linear layer that the conv's forward gives the sums to, or None.
 
-    No rank may have hooks, and each must have as many edges as rows: the ranks' answer is put into
-    an empty `pays` (collective, where there is such a layer: one small all-gather). The
-    conv's aggregation is a sum; `x` are own rows.
+    No rank may have hooks, and each must have as many edges as rows. Collective, where there is
+    such a layer: one small all-gather. The conv's aggregation is a sum; `x` are own rows.
     """
     layer = _narrower_layer(conv, x)
     if layer is None:
         return None
-    if not pays:
-        own = plan.num_edges >= x.size(0) and not _is_watched(conv, layer, x.device)
-        pays.append(all_ranks(own, plan.shard.world_size))
-    return layer if pays[0] else None
+    own = plan.num_edges >= x.size(0) and not _is_watched(conv, layer, x.device)
+    return layer if all_ranks(own, plan.shard.world_size) else None
 
 
 def only_reads(conv: MessagePassing, x: Tensor) -> bool:

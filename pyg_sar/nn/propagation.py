@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch_geometric.nn import MessagePassing
 from pyg_sar.comm.errors import location
 from pyg_sar.comm.exchange import exchange_of
 from pyg_sar.nn.agreement import agree_on_plan
+from pyg_sar.nn.analysis import analyze
 from pyg_sar.nn.call import Call, after_step, arguments_of, before_step
 from pyg_sar.nn.call_edges import (
     METHODS,
@@ -25,9 +27,10 @@ from pyg_sar.nn.call_edges import (
 )
 from pyg_sar.nn.dropout import EdgeDraws
 from pyg_sar.nn.dropout_forward import edge_draws
-from pyg_sar.nn.layer import Forward, running
+from pyg_sar.nn.layer import Layer, running
 from pyg_sar.nn.narrow_exchange import NarrowSum
 from pyg_sar.nn.plan import Plan
+from pyg_sar.nn.programs import PROGRAMS
 from pyg_sar.nn.side_effects import not_saved
 from pyg_sar.rows.adjacency import Adjacency
 from pyg_sar.rows.edges import EdgeIndex
@@ -43,8 +46,8 @@ from pyg_sar.utils.nested import leaves
 
 _logger = logging.getLogger(__name__)
 
-_MOST_PLANS = 64
-"""Plans of a forward that are kept."""
+_MOST_PLANS = 256
+"""Plans of a layer that are kept."""
 
 
 def pass_messages(
@@ -55,45 +58,48 @@ def pass_messages(
     The first for function ``'message'``; the other, for ``'edge_update'``, gives a row for every
     edge of an edge_index, in its order. Called from outside of forward it is a layer by itself.
     """
-    is_message, method = function == 'message', METHODS[function]
-    now = running.value
-    if now is not None and conv not in now.paths:
-        now = None
-    if now is None and (cut_edges := edges_in([edge_index])):
+    is_message, method, around = function == 'message', METHODS[function], running.value
+    if around is not None and conv not in around._sar.paths:
+        around = None
+    if around is None and (cut_edges := edges_in([edge_index])):
         with conv._on_cut_graph(cut_edges, (), {}, in_forward=False):
             out: Tensor = getattr(conv, method)(edge_index, size, **kwargs)
             return out
-    if now is not None and isinstance(edge_index, Adjacency) and not (is_message and conv.fuse):
+    if around is not None and isinstance(edge_index, Adjacency) and not (is_message and conv.fuse):
         edge_index, kwargs = along_edges(conv, function, edge_index, kwargs)
-    if now is None or not isinstance(edge_index, (EdgeIndex, ShardEdges)):
+    if around is None or not isinstance(edge_index, (EdgeIndex, ShardEdges)):
         if size is not None:  # PyG's method is without it where the conv never gives one
             kwargs['size'] = size
         out = getattr(conv._plain_class, method)(conv, edge_index, **kwargs)
         return out
-    step = 'propagate' if is_message else function
-    arguments = before_step(conv, step, (edge_index, size, kwargs))
+    step, arguments = 'propagate' if is_message else function, (edge_index, size, kwargs)
+    if getattr(conv, f'_{step}_forward_pre_hooks'):
+        arguments = before_step(conv, step, arguments)
     edges = arguments[0] if isinstance(arguments[0], EdgeIndex) else None
     dst = dst_sharding(conv, edges) if is_message and edges is not None else None
-    plan, call = _planned(now, conv, function, arguments)
+    plan, call = _planned(around._sar, conv, function, arguments)
     with own_draws(call.plan.edge_index.device) if plan.uses_rng else nullcontext():
-        out = plan.program(plan, call)
-    if not is_message:
+        out = PROGRAMS[plan.path](plan, call)
+    if is_message:
+        if type(conv).update is not MessagePassing.update or 'update' in vars(conv):
+            out = _updated(out, call, dst, arguments[2])
+        if isinstance(out, NarrowSum) and dst is not None:
+            out._sharding = dst
+        elif type(out) is Tensor and dst is not None:
+            out = tag(out, int(conv.node_dim) % out.dim(), dst)
+    else:
         out = out if call.move is None else call.move.to_forward(out)
         out = out if edges is None else tag(out, 0, edges._sharding)
-        return after_step(conv, step, arguments, out)
-    out = _updated(out, call, dst, arguments[2])
-    if isinstance(out, NarrowSum) and dst is not None:
-        out._sharding = dst
-    elif type(out) is Tensor and dst is not None:
-        out = tag(out, int(conv.node_dim) % out.dim(), dst)
-    return after_step(conv, step, arguments, out)
+    if getattr(conv, f'_{step}_forward_hooks'):
+        out = after_step(conv, step, arguments, out)
+    return out
 
 
 def _updated(out: Tensor, call: Call, dst: Sharding | None, kwargs: dict[str, Any]) -> Tensor:
-    """``MessagePassing.update``, which computes on nodes: it gets rows where the conv got rows."""
+    """What the conv's ``update`` gives, on nodes: it gets rows where the conv got rows."""
     conv, num_dst = call.conv, call.exchange.shard.num_dst
     values = call.kwargs
-    if dst is not None and type(conv).update is not MessagePassing.update:
+    if dst is not None:
         values, num_dst = values | kwargs, dst.total
         out = tag(out, int(conv.node_dim) % out.dim(), dst)
     sizes = {'dim_size': num_dst, 'size_i': num_dst, 'size_j': call.num_nodes[0], 'ptr': None}
@@ -104,29 +110,28 @@ def _updated(out: Tensor, call: Call, dst: Sharding | None, kwargs: dict[str, An
 
 
 def _planned(
-    now: Forward, conv: MessagePassing, function: str, arguments: tuple[Any, ...]
+    layer: Layer, conv: MessagePassing, function: str, arguments: tuple[Any, ...]
 ) -> tuple[Plan, Call]:
     """How a call is computed, and the call, with its arguments sorted.
 
     `arguments` are the program's: the edge_index, the size and the named ones. Collective.
     """
-    path = now.paths[conv]
-    if (path, function) not in now.names:
-        now.names[path, function] = arguments_of(conv, function)
-    call = _call(now, conv, function, now.names[path, function], arguments)
-    draws = edge_draws()
-    shard = call.exchange.shard
+    call = _call(layer, conv, function, arguments)
+    draws, shard = edge_draws(), call.exchange.shard
     device = call.edge_index.ids.device.type
-    key = path, function, shard.fingerprint, torch.is_autocast_enabled(device), draws is not None
-    kinds = _kinds_in(call.kwargs, int(conv.node_dim))
-    key += (*call.as_they_are, *sorted(call.edge_names), *kinds)
-    plan = now.plans.get(key)
+    fingerprint = (
+        *(layer.words, layer.paths[conv], function, shard.fingerprint),
+        *(torch.is_autocast_enabled(device), draws is not None),
+        *(*call.as_they_are, *sorted(call.edge_names)),
+        *_kinds_in(call.kwargs, int(conv.node_dim)),
+    )
+    plan = layer.plans.get(fingerprint)
     if plan is None:
         with not_saved():
             samples = None if draws is None else EdgeDraws()
-            plan = now.plans[key] = agree_on_plan(call, samples)
-        if len(now.plans) > _MOST_PLANS:  # of numbers that are others at every call
-            now.plans.pop(next(iter(now.plans)))
+            plan = layer.plans[fingerprint] = agree_on_plan(call, samples)
+        if len(layer.plans) > _MOST_PLANS:  # of numbers that are others at every call
+            layer.plans.pop(next(iter(layer.plans)))
         text = f'{location()}: {plan.function}, path {plan.path}, mode {call.options.mode!r}'
         say(_logger, logging.INFO, text)
     call.bind()
@@ -135,21 +140,20 @@ def _planned(
         handle = edges.handle if isinstance(edges, EdgeIndex) else edges
         ids = ids_of_edges(handle, call.move, call.plan) if plan.drops else None
         call.drop_by_edge(draws, ids)
-    return plan if plan.learnable is not None else plan.of(call), call
+    if plan.parameters is None:
+        plan = replace(plan, learnable=analyze(call).learnable)
+    return plan, call
 
 
-def _call(
-    now: Forward,
-    conv: MessagePassing,
-    function: str,
-    names: tuple[str, ...],
-    arguments: tuple[Any, ...],
-) -> Call:
+def _call(layer: Layer, conv: MessagePassing, function: str, arguments: tuple[Any, ...]) -> Call:
     """A call as one whose messages pass from row 0 to row 1 of an edge_index, into own nodes.
 
     Collective where edges have to be turned round for it.
     """
     edge_index, size, kwargs = arguments
+    names = layer.names.get((conv, function))
+    if names is None:
+        names = layer.names[conv, function] = arguments_of(conv, function)
     per_edge = [n for n in names if n in kwargs and n[-2:] not in ('_i', '_j')]
     edges, handle, as_they_are = None, edge_index, dict[str, Any]()
     against = conv.flow != 'source_to_target'
@@ -182,7 +186,9 @@ def _call(
                 edge_names.add(name)
         elif isinstance(value, Tensor) and value.dim() and value.size(0) == num_edges:
             edge_names.add(name)
-    oriented, move = into_own(handle, flip=against)
+    oriented, move = handle, None
+    if against or handle.is_flipped:
+        oriented, move = into_own(handle, flip=against)
     if against and size is not None:
         size = tuple(size)[::-1]
     if against and not is_generated(conv, function):
@@ -192,7 +198,7 @@ def _call(
         }
     if move is not None:
         kwargs = kwargs | {n: move.to_reversed(kwargs[n]) for n in sorted(edge_names)}
-    options = now.conv._sar.options
+    options = layer.options
     return Call(
         conv=conv,
         function=function,
@@ -207,7 +213,7 @@ def _call(
         edges=edges,
         exchange=exchange_of(oriented.shard, dtype=options.exchange_dtype),
         options=options,
-        in_forward=now.in_forward,
+        in_forward=layer.in_forward,
     )
 
 

@@ -22,7 +22,7 @@ from pyg_sar.nn.call_edges import edges_in, relations_joined
 from pyg_sar.nn.dropout_forward import is_running
 from pyg_sar.nn.graph_norms import FORMS
 from pyg_sar.nn.intercept import bind_functions, forms
-from pyg_sar.nn.layer import Forward, Layer, agree_on_forward, running, state_of_modules
+from pyg_sar.nn.layer import Layer, agree_on_forward, running, state_of_modules
 from pyg_sar.nn.options import Options, Path, options_of
 from pyg_sar.nn.propagation import pass_messages
 from pyg_sar.ops.linear import compute_by_onednn
@@ -164,7 +164,7 @@ class SARConv(MessagePassing, metaclass=ClassSwap):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the conv; the arguments are the conv's own."""
         now = running.value
-        if now is not None and (now.conv is self or (self._sar.is_inside and self in now.paths)):
+        if now is not None and (now is self or (self._sar.is_inside and self in now._sar.paths)):
             return super().forward(*args, **kwargs)
         names = [*signature_of(self._plain_class.forward).parameters][1:]
         if not {*map(type, args), *map(type, kwargs.values())} <= NO_MATRICES:
@@ -181,8 +181,6 @@ class SARConv(MessagePassing, metaclass=ClassSwap):
             return super().forward(*args, **kwargs)
         if torch.jit.is_tracing():  # type: ignore[no-untyped-call]
             refuse_tracing(self)
-        if torch.is_grad_enabled() and world_size() > 1:
-            average_gradients(self.parameters())
         with self._on_cut_graph(edges, args, kwargs):
             if not isinstance(self, HGTConv):
                 return super().forward(*args, **kwargs)
@@ -203,37 +201,46 @@ class SARConv(MessagePassing, metaclass=ClassSwap):
         kwargs: dict[str, Any],
         *,
         in_forward: bool = True,
-    ) -> Iterator[Forward]:
+    ) -> Iterator[None]:
         """While it lasts, the conv and all convs inside it pass messages on the cut graph.
 
         Collective: see :func:`pyg_sar.nn.layer.agree_on_forward`.
         """
-        sar = self._sar
-        with in_layer(sar.label):
+        layer = self._sar
+        before = layer.words, layer.in_forward
+        others = running.value, forms.value, alike_draws.value
+        with in_layer(layer.label):
             try:
-                if sar.drops_by_id and self.training and not is_running():
+                if layer.drops_by_id and self.training and not is_running():
                     raise ValueError(
                         f"'dropout_seed' of a model around {name_of(self)} draws in forwards of "
                         'the model (got a call from outside of one): call the model itself, or '
                         'wrap the module whose forward has the convs with dropout_seed'
                     )
-                state = self._state()
-                now = agree_on_forward(self, state, edges, args, kwargs, in_forward=in_forward)
-                with running.set(now), forms.set(FORMS), alike_draws.set(True):
-                    yield now
+                self._look()
+                if in_forward and torch.is_grad_enabled() and world_size() > 1:
+                    tables = [module._parameters.values() for module in layer.modules]
+                    average_gradients(p for table in tables for p in table if p is not None)
+                words = agree_on_forward(self, edges, args, kwargs, in_forward=in_forward)
+                layer.words, layer.in_forward = words, in_forward
+                running.value, forms.value, alike_draws.value = self, FORMS, True
+                yield
             except BaseException as error:
                 left_by(error)
                 raise
+            finally:
+                layer.words, layer.in_forward = before
+                running.value, forms.value, alike_draws.value = others
 
-    def _state(self) -> list[Any]:
-        """The state of the conv; convs that were put into it since then become SARConvs."""
-        sar = self._sar
-        state = state_of_modules((self, *sar.inner))
-        if state != sar.state:
-            _take_in(self)
-            sar.inner = [*self.modules()][1:]
-            sar.state = state = state_of_modules((self, *sar.inner))
-        return state
+    def _look(self) -> None:
+        """Notes the state of the conv; convs put into it since then become SARConvs."""
+        layer = self._sar
+        if layer.state and state_of_modules(layer.modules) == layer.state:
+            return
+        _take_in(self)
+        layer.modules = [*self.modules()]
+        paths = {m: path for path, m in self.named_modules() if isinstance(m, MessagePassing)}
+        layer.paths, layer.names, layer.state = paths, {}, state_of_modules(layer.modules)
 
     @property
     def sar_options(self) -> Options:
@@ -242,7 +249,7 @@ class SARConv(MessagePassing, metaclass=ClassSwap):
 
     def chosen_paths(self) -> list[Path]:
         """How message passing has been computed so far, the same on all ranks: each path once."""
-        return list(dict.fromkeys(plan.path for plan in self._sar.call_plans()))
+        return list(dict.fromkeys(plan.path for plan in self._sar.plans.values()))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # PyG generates methods for the class of the object here: for the plain one.

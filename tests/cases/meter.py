@@ -14,6 +14,7 @@ from unittest import mock
 from pyg_sar.comm.exchange import Exchange, GradientReturn
 from pyg_sar.comm.send_recv import ROWS_TAG, Buffers, SendRecv
 from pyg_sar.nn.plan import Plan
+from pyg_sar.nn.programs import PROGRAMS
 from pyg_sar.shard.shard import Shard
 
 
@@ -112,13 +113,13 @@ def metered() -> Iterator[Meter]:
                 meter.together = max(meter.together, rows)
             return fetched
 
-        program = Plan.program.fget
-        assert program is not None
+        def noting(program: Any) -> Any:
+            def noted(plan: Plan, call: Any) -> Any:
+                is_softmax = plan.path == 'replay' and plan.weights is not None
+                meter.note('softmax' if is_softmax else plan.path)
+                return program(plan, call)
 
-        def noting(plan: Plan) -> Any:
-            is_softmax = plan.path == 'replay' and plan.found is not None and plan.found.num_softmax
-            meter.note('softmax' if is_softmax else plan.path)
-            return program(plan)
+            return noted
 
         def exchange(original: Any, self: Exchange, shard: Shard, **kwargs: Any) -> None:
             original(self, shard, **kwargs)
@@ -129,5 +130,6 @@ def metered() -> Iterator[Meter]:
         patch(Buffers, 'free', free)
         patch(GradientReturn, 'rows', gradient_rows)
         patch(Exchange, 'fetch_requested', fetch_requested)
-        stack.enter_context(mock.patch.object(Plan, 'program', property(noting)))
+        noted = {path: noting(program) for path, program in PROGRAMS.items()}
+        stack.enter_context(mock.patch.dict(PROGRAMS, noted))
         yield meter

@@ -126,7 +126,7 @@ def _grad(tensor: Tensor) -> Tensor:
 
 def _paths(model: torch.nn.Module) -> set[str]:
     convs = [module for module in model.modules() if isinstance(module, SARConv)]
-    plans = [each for conv in convs for each in conv._sar.call_plans()]
+    plans = [each for conv in convs for each in conv._sar.plans.values()]
     return {each.path for each in plans if each.function.endswith('.message')}
 
 

@@ -156,7 +156,7 @@ def _check(
 
 def _paths(model: torch.nn.Module) -> list[str]:
     convs = [module for module in model.modules() if isinstance(module, SARConv)]
-    plans = [each for conv in convs for each in conv._sar.call_plans()]
+    plans = [each for conv in convs for each in conv._sar.plans.values()]
     return [each.path for each in plans if each.function.endswith('.message')]
 
 
