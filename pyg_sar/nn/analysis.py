@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import io
 from contextlib import ExitStack, redirect_stdout
+from dataclasses import replace
 from math import prod
 from typing import Any
 from weakref import ref
@@ -28,11 +29,11 @@ from torch_geometric.utils import scatter as pyg_scatter
 from torch_geometric.utils import softmax as pyg_softmax
 
 from pyg_sar.comm.ranks import chosen
-from pyg_sar.nn.call import Call
+from pyg_sar.nn.at_once import observed
+from pyg_sar.nn.call import NUM_EDGES, Call
 from pyg_sar.nn.edge_space import (
     ALL_EDGES,
     ALL_NODES,
-    NUM_EDGES,
     BlockRows,
     Count,
     SilentComm,
@@ -70,23 +71,6 @@ from pyg_sar.utils.class_swap import name_of, plain_class
 from pyg_sar.utils.dry_run import is_hidden
 
 
-def samples_of(call: Call) -> Arguments:
-    """Arguments of a few edges, each with nodes of its own: made up, so alike on all ranks."""
-    a = call.arguments
-    src, dst, edge = (tuple(map(_made_up, group)) for group in (a.src, a.dst, a.edge))
-    whole = tuple(t.detach().requires_grad_(t.requires_grad) for t in a.whole)
-    return Arguments(src, dst, edge, whole, at_edges=True)
-
-
-def _made_up(values: Tensor) -> Tensor:
-    """Rows like those of `values`: numbers between 0 and 1, or index zero."""
-    rows = values.new_zeros(NUM_EDGES, *values.shape[1:])
-    if values.is_floating_point() or values.is_complex():
-        steps = torch.arange(rows.numel(), device=rows.device) % 97 + 1
-        rows = (steps / 100).view(rows.shape).to(values.dtype)
-    return rows.requires_grad_(values.requires_grad)
-
-
 @no_autocast_cache()
 @not_saved()
 def analyze(call: Call) -> Plan:
@@ -97,7 +81,7 @@ def analyze(call: Call) -> Plan:
     A checkpoint around the conv does not see what autograd saves here: nothing needs it later, and
     a second run of the conv in backward may save something else.
     """
-    conv, samples = call.conv, samples_of(call)
+    conv, samples = call.conv, call.samples()
     here = torch.autograd.set_multithreading_enabled(False)  # gradients inside are of this thread
     own = applied.set(refuse_own_backward)
     notes: list[str] = []
@@ -128,7 +112,10 @@ def analyze(call: Call) -> Plan:
             f"'dropout_seed' needs a '{call.function}' of {name_of(conv)} that draws random "
             'numbers by F.dropout or torch.nn.Dropout only (got others)'
         )
-    return run.plan(out, names, written, undone, samples, first_node)
+    plan = run.plan(out, names, written, undone, samples, first_node)
+    if plan.path == 'by destination':
+        plan = observed(plan, call)
+    return replace(plan, parameters=_homes(conv, plan.learnable))
 
 
 class WrongMessageError(ValueError):
@@ -244,7 +231,7 @@ class _Run(Intercept):
         """The cheapest path that is exact, with what the run has found."""
         call, conv = self.call, self.call.conv
         name, is_one_shot = f'{name_of(conv)}.{call.function}', call.options.mode == 'one_shot'
-        at_once = Plan(path='by destination', function=name, uses_rng=undone.uses_rng)
+        at_once = Plan(path='by destination', function=name)
         if self.by_destination or self._num_softmax > 1:
             return at_once
         attributes = tuple(undone.changed[name] for name in names)
@@ -271,7 +258,6 @@ class _Run(Intercept):
                 assert self._use.weights is not None
                 weights = plain(self._use.weights).detach()
             read = outputs if is_factored else [out, *outputs]
-            learnable = learnable_leaves(read, samples, first_node)
             return Plan(
                 path=path,
                 function=name,
@@ -286,8 +272,7 @@ class _Run(Intercept):
                 weights=weights,
                 edge_bytes=self._watch.edge_bytes,
                 uses_rng=undone.uses_rng,
-                learnable=learnable,
-                parameters=_homes(conv, learnable),
+                learnable=learnable_leaves(read, samples, first_node),
                 source=source,
                 weight=weight,
                 summed=out.summed if source else None,

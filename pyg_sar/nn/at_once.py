@@ -10,9 +10,7 @@ from torch import Tensor
 
 from pyg_sar.comm.row_map import with_halo
 from pyg_sar.comm.vote import Agreed, agree
-from pyg_sar.nn.analysis import samples_of
-from pyg_sar.nn.call import Call
-from pyg_sar.nn.edge_space import NUM_EDGES
+from pyg_sar.nn.call import NUM_EDGES, Call
 from pyg_sar.nn.intercept import WholeGraphSizes
 from pyg_sar.nn.plan import Plan as CallPlan
 from pyg_sar.nn.side_effects import (
@@ -25,7 +23,7 @@ from pyg_sar.nn.side_effects import (
 )
 from pyg_sar.ops.by_destination import ChunkProgram, aggregate_chunks, chunks_of
 from pyg_sar.ops.chunks import edges_within
-from pyg_sar.ops.program import Arguments, no_autocast_cache
+from pyg_sar.ops.program import Arguments
 from pyg_sar.rows.align import own_rows
 from pyg_sar.rows.rows import Rows, plain, tag
 from pyg_sar.shard.blocks import Plan
@@ -35,13 +33,12 @@ from pyg_sar.utils.class_swap import name_of
 _WHOLE_GRAPH: Cached[Agreed[tuple[int, int]]] = Cached()
 
 
-@no_autocast_cache()
-def _observed(plan: CallPlan, call: Call) -> tuple[CallPlan, WholeGraphSizes]:
-    """Runs message and aggregation on a few edges, each into a destination of its own.
+def observed(plan: CallPlan, call: Call) -> CallPlan:
+    """The plan of a call by destination, with what message and aggregation compute.
 
-    Gives the plan with what they compute, and the sizes of the whole graph that they ask for.
+    Both run on a few edges, each into a destination of its own.
     """
-    samples = replace(samples_of(call), at_edges=False)  # a message may write to what it reads
+    samples = replace(call.samples(), at_edges=False)  # a message may write to what it reads
     ids = torch.arange(NUM_EDGES, device=samples.device)
     first_node = node_of_now()
     sizes = WholeGraphSizes(call.conv, NUM_EDGES, NUM_EDGES, is_sample=True)
@@ -54,33 +51,31 @@ def _observed(plan: CallPlan, call: Call) -> tuple[CallPlan, WholeGraphSizes]:
     edge_outputs = tuple(undone.changed[name] for name in names)
     if call.function != 'message':
         edge_outputs = (out, *edge_outputs)
-    seen = replace(
+    return replace(
         plan,
         out=out.detach(),
         edge_outputs=tuple(t.detach() for t in edge_outputs),
         edge_attributes=names,
         learnable=learnable_leaves([out, *edge_outputs], samples, first_node),
         uses_rng=undone.uses_rng,
+        is_dense=sizes.is_dense,
+        reads_sizes=sizes.are_read,
     )
-    return seen, sizes
 
 
-def run_by_destination(
-    plan: CallPlan, call: Call
-) -> tuple[Tensor | None, tuple[Tensor, ...], CallPlan]:
+def run_by_destination(plan: CallPlan, call: Call) -> tuple[Tensor | None, tuple[Tensor, ...]]:
     """Computes a conv's message and aggregation by chunks of destinations.
 
     In mode ``'one_shot'`` all destinations are one chunk. Gives the aggregation's result in the
-    conv's node dimension, the edge outputs, and the plan with what is to be set on the conv.
+    conv's node dimension, and the edge outputs.
     """
-    seen, asked = _observed(plan, call)
     blocks = call.plan
-    if asked.is_dense and not (blocks.is_whole and blocks.shard.e_id is not None):
+    if plan.is_dense and not (blocks.is_whole and blocks.shard.e_id is not None):
         raise ValueError(
             f'expected the edge_index of the shard itself in {name_of(call.conv)}, whose '
             'aggregation may depend on the order of the edges (got edges derived from it)'
         )
-    width, num_nodes = _whole_graph(blocks) if asked.are_read else (0, 0)
+    width, num_nodes = _whole_graph(blocks) if plan.reads_sizes else (0, 0)
     sizes, is_message = WholeGraphSizes(call.conv, width, num_nodes), call.function == 'message'
 
     def run(
@@ -99,23 +94,23 @@ def run_by_destination(
                 out = _run(call, arguments, edge_index, num_dst)
         finally:
             changed = undo(conv, before)
-        of_edges = edge_rows(conv, changed, seen.edge_attributes, edge_index.size(1))
+        of_edges = edge_rows(conv, changed, plan.edge_attributes, edge_index.size(1))
         return (out, of_edges) if is_message else (None, (out, *of_edges))
 
     program = ChunkProgram(
-        run, seen.out if is_message else None, seen.edge_outputs, seen.uses_rng, state_of(call.conv)
+        run, plan.out if is_message else None, plan.edge_outputs, plan.uses_rng, state_of(call.conv)
     )
-    arguments = replace(call.arguments, learnable=seen.learnable)
+    arguments = replace(call.arguments, learnable=plan.learnable_now())
     rows = max(blocks.num_edges, 1)
     if call.options.mode != 'one_shot':
-        read = *arguments.src, *arguments.dst, *arguments.edge, *seen.edge_outputs, seen.out
+        read = *arguments.src, *arguments.dst, *arguments.edge, *plan.edge_outputs, plan.out
         edge_bytes = max(t[:1].numel() * t.element_size() for t in read)
         rows = edges_within(edge_bytes, blocks.edge_index.device)
     # A dense batch has as many rows for every node as the largest in-degree.
-    max_dst = max(rows // max(sizes.width, 1), 1) if asked.is_dense else None
+    max_dst = max(rows // max(sizes.width, 1), 1) if plan.is_dense else None
     chunks = chunks_of(blocks, rows, max_dst, call.exchange)
     out, outputs = aggregate_chunks(program, arguments, blocks, chunks, call.exchange)
-    return None if out is None else out.movedim(0, call.conv.node_dim), outputs, seen
+    return None if out is None else out.movedim(0, call.conv.node_dim), outputs
 
 
 _NUM_PADDING = 2

@@ -28,6 +28,9 @@ from pyg_sar.shard.blocks import Plan, plan_of
 from pyg_sar.shard.edges import ShardEdges
 from pyg_sar.utils.class_swap import name_of
 
+NUM_EDGES = 5
+"""How many rows stand for those of a block, each into a destination of its own."""
+
 _IDS = 'edge ids'
 """The slot of the ids of edges. Python allows no argument of this name."""
 
@@ -153,6 +156,13 @@ class Call:
         call.slots, call.arguments = tuple(slots), replace(self.arguments, src=tuple(src))
         return call
 
+    def samples(self) -> Arguments:
+        """Arguments of a few edges, each with nodes of its own: made up, so alike on all ranks."""
+        a = self.arguments
+        src, dst, edge = (tuple(map(_made_up, group)) for group in (a.src, a.dst, a.edge))
+        whole = tuple(t.detach().requires_grad_(t.requires_grad) for t in a.whole)
+        return Arguments(src, dst, edge, whole, at_edges=True)
+
     def in_given_order(self, values: Tensor) -> Tensor:
         """One row per edge, in the order of the caller's edges."""
         return values if self.move is None else self.move.to_forward(values)
@@ -214,6 +224,15 @@ class Call:
         with nullcontext() if self.draws is None else self.draws.of(None, in_aggregation=True):
             kwargs = before_step(conv, 'aggregate', (kwargs,))[0]
             return after_step(conv, 'aggregate', (kwargs,), conv.aggregate(messages, **kwargs))
+
+
+def _made_up(values: Tensor) -> Tensor:
+    """Rows like those of `values`: numbers between 0 and 1, or index zero."""
+    rows = values.new_zeros(NUM_EDGES, *values.shape[1:])
+    if values.is_floating_point() or values.is_complex():
+        steps = torch.arange(rows.numel(), device=rows.device) % 97 + 1
+        rows = (steps / 100).view(rows.shape).to(values.dtype)
+    return rows.requires_grad_(values.requires_grad)
 
 
 def arguments_of(conv: MessagePassing, function: str) -> tuple[str, ...]:

@@ -36,9 +36,6 @@ from pyg_sar.utils.rng import random_states
 from pyg_sar.utils.scoped import Scoped
 from pyg_sar.utils.tensor_state import version_of
 
-NUM_EDGES = 5
-"""How many rows stand for those of a block, each into a destination of its own."""
-
 ALL_EDGES, ALL_NODES = 16_777_259, 16_778_291
 """Primes: how many edges, and destinations, there are."""
 

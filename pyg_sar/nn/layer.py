@@ -10,7 +10,6 @@ decide anew.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -25,6 +24,7 @@ from pyg_sar.nn.call_edges import shards_of
 from pyg_sar.nn.narrow_exchange import GLOBAL_HOOKS
 from pyg_sar.nn.options import Options
 from pyg_sar.nn.plan import Plan
+from pyg_sar.nn.side_effects import plain_attributes
 from pyg_sar.rows.adjacency import Adjacency
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.registry import signature_of
@@ -32,7 +32,6 @@ from pyg_sar.rows.replicated import note
 from pyg_sar.rows.rows import Rows, plainly
 from pyg_sar.utils.class_swap import name_of, plain_class
 from pyg_sar.utils.dry_run import is_hidden
-from pyg_sar.utils.nested import PLAIN
 from pyg_sar.utils.scoped import Scoped
 from pyg_sar.utils.tensor_state import digest
 
@@ -263,25 +262,13 @@ def state_of_modules(modules: Iterable[torch.nn.Module]) -> list[Any]:
     """Numbers, words, hooks, own methods and children of modules; equal while none has changed."""
     state: list[Any] = [any(GLOBAL_HOOKS)]
     for module in modules:
-        table = vars(module)
-        plain, hooks = _names_of(tuple(table), tuple(map(type, table.values())))
+        table, (plain, hooks) = vars(module), plain_attributes(module)
         state += type(module), plain, *table['_modules'].values()
-        state += [table[name] for name in plain]
+        state += [table[name] for name in (*plain, *_METHODS) if name in table]
         for name in hooks:
             if table[name]:
                 state += name, *table[name].values()
     return state
-
-
-@lru_cache(maxsize=4096)
-def _names_of(
-    names: tuple[str, ...], kinds: tuple[type, ...]
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Of a module's attributes those that are its state, and its tables of hooks."""
-    of_kind = dict(zip(names, kinds, strict=True))
-    plain = tuple(n for n, kind in of_kind.items() if issubclass(kind, PLAIN) or n in _METHODS)
-    hooks = tuple(n for n in names if n.endswith('_hooks') and 'state_dict' not in n)
-    return plain, tuple(name for name in hooks if name not in plain)
 
 
 def _words_of_modules(conv: torch.nn.Module) -> list[str]:

@@ -43,6 +43,9 @@ class Plan:
     # name, or None if one is no parameter: then every call is analysed.
     learnable: tuple[Tensor, ...] = ()
     parameters: tuple[tuple[ref[torch.nn.Module], str], ...] | None = ()
+    # By destination: whether it makes dense batches, and whether it reads sizes of the whole graph.
+    is_dense: bool = False
+    reads_sizes: bool = False
     # If it sums x_j, or a factor times x_j:
     source: str = ''  # the name of x_j
     weight: int | None = None  # the index of the factor among the edge tensors, if it is one

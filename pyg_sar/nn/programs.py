@@ -147,7 +147,7 @@ def _factored(plan: Plan, call: Call) -> Tensor:
 
 def _by_destination(plan: Plan, call: Call) -> Tensor:
     """Any message and aggregation, by chunks of destinations with all their in-edges."""
-    out, outputs, plan = run_by_destination(plan, call)
+    out, outputs = run_by_destination(plan, call)
     if out is None:
         out, outputs = outputs[0], outputs[1:]
     set_attributes(plan, call, outputs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -97,9 +98,9 @@ def state_of(conv: torch.nn.Module) -> Callable[[], AbstractContextManager[None]
     noted: list[tuple[Any, dict[str, Any]]] = []
     lists = []  # from which recurrent modules read their parameters
     for module in conv.modules():
-        own = vars(module)
+        own, (plain, _) = vars(module), plain_attributes(module)
         noted += [(t, dict(t)) for t in (module._parameters, module._buffers) if t]
-        noted.append((own, {k: v for k, v in own.items() if isinstance(v, PLAIN)}))
+        noted.append((own, {name: own[name] for name in plain}))
         if isinstance(module, torch.nn.RNNBase):
             if '_flat_weights' not in own:
                 raise missing('torch.nn.RNNBase._flat_weights')
@@ -125,6 +126,21 @@ def state_of(conv: torch.nn.Module) -> Callable[[], AbstractContextManager[None]
                 weights[:] = other_weights
 
     return as_in_forward
+
+
+def plain_attributes(module: torch.nn.Module) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names of a module's numbers and words, and of its tables of hooks."""
+    table = vars(module)
+    return _named(tuple(table), tuple(map(type, table.values())))
+
+
+@lru_cache(maxsize=4096)
+def _named(
+    names: tuple[str, ...], kinds: tuple[type, ...]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Of attributes with these names and classes; asked once, as modules have many."""
+    plain = (n for n, kind in zip(names, kinds, strict=True) if issubclass(kind, PLAIN))
+    return tuple(plain), tuple(n for n in names if n.endswith('_hooks') and 'state_dict' not in n)
 
 
 @contextmanager
