@@ -31,17 +31,8 @@ from torch_geometric.utils import softmax as pyg_softmax
 from pyg_sar.comm.ranks import chosen
 from pyg_sar.nn.at_once import observed
 from pyg_sar.nn.call import NUM_EDGES, Call
-from pyg_sar.nn.edge_space import (
-    ALL_EDGES,
-    ALL_NODES,
-    BlockRows,
-    Count,
-    SilentComm,
-    Watch,
-    may_be_none,
-    refuse_own_backward,
-    refused,
-)
+from pyg_sar.nn.counts import ALL_EDGES, ALL_NODES, Count, may_be_none, refused
+from pyg_sar.nn.edge_space import BlockRows, SilentComm, Watch, refuse_own_backward
 from pyg_sar.nn.intercept import (
     Intercept,
     MessageError,

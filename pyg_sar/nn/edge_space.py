@@ -4,26 +4,29 @@ A message runs once on such rows (:mod:`pyg_sar.nn.analysis`). A function that w
 a rule that works row by row. One that needs other rows asks the other ranks for them, and here that
 raises a :class:`~pyg_sar.nn.intercept.MessageError`. No value is read and no result is compared, so
 the outcome is the same whatever the rows hold.
-
-Nobody knows how many edges there are. Their number is a prime that no program has by chance: an int
-that divides by it counts edges. A program may make tensors with so many rows, and may give the
-number to a reshape. Whoever computes with it, or compares it, asks for all edges.
 """
 
 from __future__ import annotations
 
-import math
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from pyg_sar.comm.comm import Comm
+from pyg_sar.nn.counts import (
+    ALL_EDGES,
+    CountedShape,
+    counted,
+    is_count,
+    note_refusal,
+    numbers_in,
+    plain_number,
+    refuse,
+)
 from pyg_sar.nn.intercept import (
-    MessageError,
     SourceIndex,
     UnsupportedMessageError,
     WatchedIndex,
@@ -33,30 +36,7 @@ from pyg_sar.rows.rows import Rows, plain, plainly, tag
 from pyg_sar.rows.sharding import Sharding
 from pyg_sar.utils.nested import in_nested, leaves
 from pyg_sar.utils.rng import random_states
-from pyg_sar.utils.scoped import Scoped
 from pyg_sar.utils.tensor_state import version_of
-
-ALL_EDGES, ALL_NODES = 16_777_259, 16_778_291
-"""Primes: how many edges, and destinations, there are."""
-
-
-refused: Scoped[list[str] | None] = Scoped(None)
-"""What a message was refused; it may catch the error, and go on as plain PyG would not.
-
-None while no message is analysed.
-"""
-
-
-def refuse(why: str, kind: type[MessageError] = MessageError) -> NoReturn:
-    """Raises a MessageError, and notes it."""
-    note_refusal(why)
-    raise kind(why)
-
-
-def note_refusal(why: str) -> None:
-    """Notes an error of a message that is analysed."""
-    if refused.value is not None:
-        refused.value.append(why)
 
 
 def _asks(what: str) -> NoReturn:
@@ -128,95 +108,6 @@ class BlockRows(Sharding):
         return rows
 
 
-class Count(int):
-    """A number of edges or destinations, or one that was computed from it; Python may not ask it.
-
-    Products and sums stay such numbers. After the analysis it is any number.
-    """
-
-    def _asks(self, *_: Any, **__: Any) -> NoReturn:
-        refuse('it asks in Python for the number of edges or nodes that it sees')
-
-    def __array__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._asks() if refused.value is not None else np.asarray(int.__add__(self, 0))
-
-    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        if refused.value is not None:
-            self._asks()
-        return getattr(ufunc, method)(*map(_plain_number, inputs), **kwargs)
-
-    @staticmethod
-    def _computes(name: str) -> Any:
-        operation = getattr(int, name)
-
-        def computing(self: Count, *others: Any) -> Any:
-            if refused.value is not None and any(isinstance(other, float) for other in others):
-                self._asks()
-            out = operation(self, *others)
-            return Count(out) if type(out) is int else out
-
-        return computing
-
-    @staticmethod
-    def _tells(name: str) -> Any:
-        operation = getattr(int, name)
-
-        def telling(self: Count, *others: Any) -> Any:
-            is_itself = name in ('__eq__', '__ne__') and int.__eq__(self, others[0]) is True
-            # Without any edge a message gives no rows, whatever it does.
-            is_none = others == (0,) and name in _COMPARE and may_be_none.value
-            is_known = is_itself or is_none or refused.value is None
-            return operation(self, *others) if is_known else self._asks()
-
-        return telling
-
-    for _name in ('add', 'radd', 'sub', 'rsub', 'mul', 'rmul', 'floordiv', 'neg', 'pos'):
-        locals()[f'__{_name}__'] = _computes(f'__{_name}__')
-    for _name in (
-        *('eq', 'ne', 'lt', 'le', 'gt', 'ge', 'mod', 'rmod', 'divmod', 'rdivmod', 'truediv'),
-        *('rtruediv', 'rfloordiv', 'pow', 'rpow', 'float', 'int', 'round', 'repr', 'format'),
-    ):
-        locals()[f'__{_name}__'] = _tells(f'__{_name}__')
-    __hash__ = int.__hash__
-
-    def __bool__(self) -> bool:
-        is_known = may_be_none.value or refused.value is None
-        return int.__bool__(self) if is_known else self._asks()
-
-
-_COMPARE = frozenset(f'__{name}__' for name in ('eq', 'ne', 'lt', 'le', 'gt', 'ge'))
-
-may_be_none: Scoped[bool] = Scoped(False)
-"""Whether a program may ask if there are edges at all: without any a message gives no rows."""
-
-
-_NUMBERS = (int, float, np.integer)
-
-
-def is_count(value: Any) -> bool:
-    """Whether a value is a number of edges or destinations, or one that was computed from it."""
-    if isinstance(value, Count):
-        return True
-    is_number = isinstance(value, _NUMBERS) and not isinstance(value, bool) and value != 0
-    return is_number and bool(value % ALL_EDGES == 0 or value % ALL_NODES == 0)
-
-
-class _Shape(tuple[int, ...]):
-    """A shape with a number of edges: no torch.Size, whose numel() is a plain int."""
-
-    def numel(self) -> int:
-        """The product, which is such a number, too."""
-        return math.prod(self)
-
-    def __getitem__(self, index: Any) -> Any:
-        out = super().__getitem__(index)
-        return _Shape(out) if isinstance(index, slice) else out
-
-
-def _counted(value: int) -> int:
-    return Count(value) if is_count(value) else value
-
-
 _SHAPES = {Tensor.size, Tensor.shape.__get__}  # type: ignore[attr-defined]
 _SIZES = _SHAPES | {Tensor.numel, Tensor.nelement, torch.numel, Tensor.__len__}
 _RESHAPES = names('view reshape unflatten expand broadcast_to')
@@ -286,7 +177,7 @@ class Watch(TorchFunctionMode):
         rows = [value for value in values if isinstance(value, Rows)]
         if not all(isinstance(value._sharding.comm, SilentComm) for value in rows):
             refuse(f"'{name}' of rows, where a message sees some edges")
-        if any(map(is_count, _numbers(values))):
+        if any(map(is_count, numbers_in(values))):
             return self._noted(self._sized(func, args, kwargs, rows))
         if not rows:
             return self._without_rows(func, args, kwargs)
@@ -319,8 +210,8 @@ class Watch(TorchFunctionMode):
         if func is Tensor.__len__ and is_count(out):  # Python makes a plain int of it
             refuse('it asks for len() of all edges')
         if isinstance(out, int):
-            return _counted(out)
-        return _Shape(map(_counted, out)) if any(map(is_count, out)) else out
+            return counted(out)
+        return CountedShape(map(counted, out)) if any(map(is_count, out)) else out
 
     def _indexed(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Rows of destinations read at the edges, and the index of edges that a mask selects."""
@@ -348,16 +239,16 @@ class Watch(TorchFunctionMode):
         """A function that gets a number of edges: it makes so many rows, or it asks for it."""
         name = bare_name(func)
         if rows and name in _RESHAPES:
-            return func(*in_nested(args, _plain_number), **in_nested(kwargs, _plain_number))
+            return func(*in_nested(args, plain_number), **in_nested(kwargs, plain_number))
         sizes = kwargs.get('size') or next((a for a in args if isinstance(a, (list, tuple))), args)
         sizes = [size for size in sizes if not isinstance(size, Tensor)]
         dims = [dim for dim, size in enumerate(sizes) if is_count(size)]
-        num_counts = sum(map(is_count, _numbers(leaves((args, kwargs)))))
+        num_counts = sum(map(is_count, numbers_in(leaves((args, kwargs)))))
         has_generator = kwargs.get('generator') is not None
         if name not in _MAKE_ROWS or len(dims) != 1 or num_counts != 1 or has_generator:
             refuse(f"it gives '{name}' the number of edges or nodes that it sees")
         (dim,) = dims
-        number = _plain_number(sizes[dim])
+        number = plain_number(sizes[dim])
         of = self.edges if number % ALL_EDGES == 0 else self.nodes
         count, rest = divmod(number, of.total)
         if rest or not count:
@@ -399,15 +290,3 @@ class Watch(TorchFunctionMode):
         with plainly():
             self._alike[key] = mask, versions, version_of(mask)
         return mask
-
-
-def _plain_number(value: Any) -> Any:
-    return int.__add__(value, 0) if isinstance(value, Count) else value
-
-
-def _numbers(values: list[Any]) -> list[Any]:
-    """The numbers among values, also those of slices."""
-    slices = [value for value in values if type(value) is slice]
-    if slices:
-        values = [*values, *(end for s in slices for end in (s.start, s.stop, s.step))]
-    return [value for value in values if isinstance(value, _NUMBERS)]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pyg_sar.nn.edge_space import is_count
+from pyg_sar.nn.counts import is_count
 from pyg_sar.nn.intercept import MessageError
 from pyg_sar.utils.installed import find_or_none
 from pyg_sar.utils.nested import leaves
