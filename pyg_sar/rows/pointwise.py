@@ -60,7 +60,7 @@ def pointwise(func: Any, args: Any, kwargs: Any) -> Any:
     """Runs on the own rows."""
     rows = args[0] if args else None
     if isinstance(rows, Rows):
-        sharding = rows._sharding
+        sharding, learns = rows._sharding, False
         with plainly():
             right = rows.dim() - rows._dim
             for arg in (*args[1:], *kwargs.values()):
@@ -68,19 +68,22 @@ def pointwise(func: Any, args: Any, kwargs: Any) -> Any:
                     if arg._sharding is not sharding or arg.dim() - arg._dim != right:
                         break
                 elif type(arg) in PLAIN:
-                    if arg.dim() >= right and (arg.size(-right) != 1 or sharding.known_total == 1):
+                    is_one = sharding.own < 2 and sharding.known_total == 1  # all rows are
+                    if arg.dim() >= right and (arg.size(-right) != 1 or is_one):
                         break
+                    learns = learns or arg.requires_grad
                 elif isinstance(arg, (Tensor, list, tuple)):
                     break
             else:  # rows of one sharding, and what is the same for every row
-                args = [with_mean_gradient(v) if type(v) in PLAIN else v for v in args]
-                kwargs = {
-                    k: with_mean_gradient(v) if type(v) in PLAIN else v for k, v in kwargs.items()
-                }
-                out = func(*args, **kwargs)
-                if isinstance(out, Tensor):
-                    return tag(out, out.dim() - right, sharding)
-                return as_rows(out, right, sharding)
+                if learns:
+                    args = [with_mean_gradient(v) if type(v) in PLAIN else v for v in args]
+                    kwargs = {k: mean_gradient_if_plain(v) for k, v in kwargs.items()}
+                out: Any = func(*args, **kwargs)
+                is_new = type(out) is Tensor and out.size(-right) == sharding.own
+                if is_new:
+                    out.__class__ = Rows  # as `tag` does, but for a call in every function
+                    out._dim, out._sharding = out.dim() - right, sharding
+                return out if is_new else as_rows(out, right, sharding)
     elif is_in_place(name_of(func)):
         return into_plain(func, args, kwargs)
     args, kwargs, right, sharding = align(func, args, kwargs)

@@ -19,7 +19,7 @@ from pyg_sar.rows.adjacency import product, scattered
 from pyg_sar.rows.align import dim_of, named_rule, own_rows, rows_in
 from pyg_sar.rows.over_ranks import sum_of_ranks
 from pyg_sar.rows.registry import bare_name, hint, is_in_place, name_of, rule
-from pyg_sar.rows.replicated import with_mean_gradient
+from pyg_sar.rows.replicated import with_mean_gradient, with_mean_gradients
 from pyg_sar.rows.rows import Rows, plainly, refuse, tag
 
 Letters = Sequence[Hashable]
@@ -104,7 +104,7 @@ def _matmul(func: Any, args: Any, kwargs: Any) -> Any:
     is_reduced = bare_name(func) == 'sparse_mm' and len(args) == 3 and not kwargs
     a, b = args[:2] if is_reduced else _operands(func, args, kwargs)
     if bare_name(func) == 'matmul' and _are_by_weights(a, b):
-        return _linear_of_rows(a, b.t())
+        return _linear(func, (a, b.t()), {})
     run: Callable[..., Any] = func
     if name_of(func) == '__rmatmul__':
         if not isinstance(args[1], Tensor):
@@ -123,13 +123,6 @@ def _are_by_weights(a: Any, b: Any) -> bool:
     """Whether rows are multiplied by a plain matrix, the same for all of them."""
     is_plain = isinstance(b, Tensor) and not isinstance(b, Rows) and b.layout == torch.strided
     return is_plain and isinstance(a, Rows) and b.dim() == 2 and a._dim < dim_of(a) - 1
-
-
-def _linear_of_rows(x: Rows, weight: Tensor, bias: Tensor | None = None) -> Any:
-    with plainly():
-        bias = bias if bias is None else with_mean_gradient(bias)
-        own = Tensor.as_subclass(x, Tensor)  # a saved tensor has no rows
-        return tag(linear(own, with_mean_gradient(weight), bias), x._dim, x._sharding)
 
 
 def _of_sparse(func: Any, matrix: Tensor, rows: Rows, *options: Any) -> Any:
@@ -158,7 +151,11 @@ def _linear(func: Any, args: Any, kwargs: Any) -> Any:
             weight, bias = args[1], args[2] if len(args) > 2 else None
             is_usual = weight.layout == torch.strided and x._dim < x.dim() - 1
             if is_usual and weight.dim() == 2 and (bias is None or bias.dim() == 1):
-                return _linear_of_rows(x, weight, bias)
+                own = Tensor.as_subclass(x, Tensor)  # a saved tensor has no rows
+                out: Any = linear(own, *with_mean_gradients((weight, bias)))
+                out.__class__ = Rows  # as `tag` does, with as many rows as there were
+                out._dim, out._sharding = x._dim, x._sharding
+                return out
     return _of_any_linear(func, args, kwargs)
 
 

@@ -17,7 +17,7 @@ from pyg_sar.rows.align import align, argument, as_rows, dim_of, dims_of, named_
 from pyg_sar.rows.over_ranks import has_fractions, largest_of_ranks, sum_of_ranks, widened
 from pyg_sar.rows.pointwise import pointwise
 from pyg_sar.rows.registry import bare_name, rule, rule_of
-from pyg_sar.rows.replicated import mean_gradient_if_plain
+from pyg_sar.rows.replicated import PLAIN, with_mean_gradient
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.rowwise import needs_all_rows, not_empty, over_rows, own_results
 from pyg_sar.utils.nested import in_nested
@@ -37,8 +37,7 @@ _POSITIONS = {
     'nanquantile kthvalue is_all_true is_any_true'
 )
 def _reduction(func: Any, args: Any, kwargs: Any) -> Any:
-    name = bare_name(func)
-    name = {'is_all_true': 'all', 'is_any_true': 'any'}.get(name, name)
+    name = bare_name(func).removeprefix('is_').removesuffix('_true')  # _is_all_true
     rows = args[0] if args else kwargs.get('input')
     named = dict(zip(_POSITIONS.get(name, ('dim', 'keepdim')), args[1:], strict=False)) | kwargs
     if name in ('max', 'min') and any(isinstance(named.get(n), Tensor) for n in ('dim', 'other')):
@@ -51,14 +50,16 @@ def _reduction(func: Any, args: Any, kwargs: Any) -> Any:
         named['unbiased'] = named.pop('dim')
     with plainly():
         num_dims = rows.dim()
-        dims, keepdim = dims_of(named.get('dim'), num_dims), named.get('keepdim') is True
+        dim, keepdim = named.get('dim'), named.get('keepdim') is True
+        dims = [dim % num_dims] if type(dim) is int else dims_of(dim, num_dims)
         if dims is not None and rows._dim not in dims:
             dim = rows._dim - (0 if keepdim else sum(i < rows._dim for i in dims))
             dim += isinstance(named.get('q'), Tensor) and named['q'].dim() > 0
             own: Tensor = rows if rows._sharding.own else not_empty(plain(rows), rows._dim)
-            results = func(own, *map(mean_gradient_if_plain, args[1:]), **kwargs)
-            if isinstance(results, Tensor):
-                return own_results(results, dim, rows._sharding)
+            others = [with_mean_gradient(v) if type(v) in PLAIN else v for v in args[1:]]
+            results = func(own, *others, **kwargs)
+            if isinstance(results, Tensor) and rows._sharding.own:
+                return tag(results, dim, rows._sharding)
             return in_nested(results, lambda result: own_results(result, dim, rows._sharding))
         by = by_place if name in ('max', 'min') and dims is not None else _OVER_ROWS
         over = by.get(name) or by_place[name]

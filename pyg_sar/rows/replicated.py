@@ -9,7 +9,7 @@ the next message.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -47,19 +47,30 @@ def with_mean_gradient(tensor: Tensor) -> Tensor:
     return out
 
 
+def with_mean_gradients(tensors: Sequence[Tensor | None]) -> Sequence[Any]:
+    """:func:`with_mean_gradient` of several: parameters, which are averaged, at once."""
+    learning = [tensor for tensor in tensors if tensor is not None and tensor.requires_grad]
+    if chosen.value is None and all(t.is_leaf for t in learning) and is_averaged(*learning):
+        return tensors
+    return [None if tensor is None else with_mean_gradient(tensor) for tensor in tensors]
+
+
 def mean_gradient_if_plain(value: Any) -> Any:
     """:func:`with_mean_gradient` of a plain tensor; any other value as it is."""
     return with_mean_gradient(value) if type(value) in PLAIN else value
 
 
-def is_averaged(leaf: Tensor) -> bool:
-    """Whether the gradient of a leaf is averaged at the end of a backward."""
-    for hook in (leaf._backward_hooks or {}).values():
-        averager = getattr(hook, 'averager', None)  # a weak reference to the one of a parameter
-        owner = None if averager is None else averager()
-        if getattr(owner, 'is_alive', False) or getattr(hook, 'averages', False):
-            return True
-    return False
+def is_averaged(*leaves: Tensor) -> bool:
+    """Whether the gradients of leaves are averaged at the end of a backward, of all of them."""
+    for leaf in leaves:
+        for hook in (leaf._backward_hooks or {}).values():
+            averager = getattr(hook, 'averager', None)  # a weak reference to that of a parameter
+            owner = None if averager is None else averager()
+            if getattr(owner, 'is_alive', False) or getattr(hook, 'averages', False):
+                break
+        else:
+            return False
+    return True
 
 
 @communicates
@@ -168,7 +179,8 @@ _MOST = 2**14
 _AT_ONCE = 2**10
 """Numbers that are read at every call; a tensor with more only when something was written to it."""
 
-_NUMBERS = (bool, int, float, complex, str, np.ndarray, np.generic)
+_ARRAYS = (Tensor, np.ndarray, np.generic)
+_NUMBERS = (bool, int, float, complex, str, *_ARRAYS[1:])
 
 _OF_THIS_RANK = ('requires_grad', 'retain_grad', 'grad', 'to', 'cuda')
 """Functions and attributes that say what a rank wants to know of its rows, and where they lie."""
@@ -183,7 +195,8 @@ def note(func: Any, args: Any, kwargs: Any) -> None:
     Raises:
         RuntimeError: If the ranks that have the rows are no more.
     """
-    values, found, lives = [*args, *(kwargs or {}).values()], [], False
+    values, found, comm = [*args, *(kwargs or {}).values()], [], None
+    lives = is_there = False
     for value in values:  # grows
         kind = type(value)
         if kind is Tensor or (kind is torch.nn.Parameter and not value.requires_grad):
@@ -206,18 +219,17 @@ def note(func: Any, args: Any, kwargs: Any) -> None:
         del found[0]
     if name in _OF_THIS_RANK:
         return
-    found = [_compared(value, name) for value in found]
+    found = [_compared(v, name) if isinstance(v, _ARRAYS) else v for v in found]
     found = [value for value in found if value is not None]
     if found:
-        current().met.note(name, found)
+        here: Any = comm if is_there and chosen.value is None else current()
+        here.met.note(name, found)
 
 
 def _compared(value: Any, name: str) -> Any:
-    """What of a value the next message compares, or None: it has before, need not, or waits."""
-    if isinstance(value, (np.ndarray, np.generic)):
-        return str(value.tolist()) if value.size <= _MOST else None
+    """What of an array the next message compares, or None: it has before, need not, or waits."""
     if not isinstance(value, Tensor):
-        return value
+        return str(value.tolist()) if value.size <= _MOST else None
     count = value.numel()
     if not 0 < count <= _MOST or value.layout != torch.strided or value.is_meta:
         return None

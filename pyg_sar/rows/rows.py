@@ -23,8 +23,10 @@ from traceback import walk_stack
 from typing import Any, NoReturn
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn import Parameter
 from torch_geometric.nn import MessagePassing
 
 from pyg_sar.rows.registry import (
@@ -72,7 +74,16 @@ class Rows(Tensor):
         if rule is read:
             with plainly():
                 return func(*args, **kwargs or {})
-        note(func, args, kwargs)
+        world = dist.group.WORLD
+        for value in (*args, kwargs or None):  # of rows and parameters there is nothing to note
+            if type(value) is Rows:
+                comm = value._sharding.comm
+                is_known = comm is not None and world is not None and comm.world() is world
+            else:
+                is_known = value is None or (type(value) is Parameter and value.requires_grad)
+            if not is_known:
+                note(func, args, kwargs)
+                break
         if not kwargs:
             return rule(func, args, {})
         kwargs = {_NAMES_OF_NUMPY.get(name, name): value for name, value in kwargs.items()}
@@ -100,7 +111,7 @@ class Rows(Tensor):
         return copy
 
     def _state(self) -> tuple[int, Sharding, bool, bool]:
-        return self._dim, self._sharding, self.requires_grad, isinstance(self, torch.nn.Parameter)
+        return self._dim, self._sharding, self.requires_grad, isinstance(self, Parameter)
 
     def __copy__(self) -> Tensor:
         with plainly():
@@ -121,7 +132,7 @@ class Rows(Tensor):
     def __reduce_ex__(self, proto: Any) -> Any:
         if self._sharding.is_learned:
             values = plain(self.detach())
-            if isinstance(self, torch.nn.Parameter):
+            if isinstance(self, Parameter):
                 return _rebuilt, (values, *self._state())
             # In a file a state_dict has plain tensors.
             return values.__reduce_ex__(proto)
@@ -173,9 +184,7 @@ def _rebuilt(
     values: Tensor, dim: int, sharding: Sharding, requires_grad: bool, is_parameter: bool
 ) -> Tensor:
     rows: Tensor = tag(values, dim, sharding)
-    if is_parameter:
-        return torch.nn.Parameter(rows, requires_grad)
-    return rows.requires_grad_(requires_grad)
+    return Parameter(rows, requires_grad) if is_parameter else rows.requires_grad_(requires_grad)
 
 
 def plain(value: Any) -> Any:

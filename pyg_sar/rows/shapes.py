@@ -33,14 +33,14 @@ def _reshape(func: Any, args: Any, kwargs: Any) -> Any:
     if isinstance(dtype, torch.dtype):
         return _of_dtype(func, rows, dtype)
     if name in ('view', 'reshape'):
-        sizes = sizes_in(args[1:], kwargs, 'size', 'shape')
+        sizes = args[1:] if len(args) > 2 else sizes_in(args[1:], kwargs, 'size', 'shape')
     else:
         sizes = _sizes(name, rows, args, kwargs)
     if not isinstance(rows, Rows):  # plain.view_as(rows)
         with plainly():
             return rows.view(sizes) if name == 'view_as' else rows.reshape(sizes)
-    shape, dim, sharding = reshaped(func, rows, sizes)
     with plainly():
+        shape, dim, sharding = reshaped(func, rows, sizes)
         own = Tensor.as_subclass(rows, Tensor)
         out = own.view(shape) if name in ('view', 'view_as') else own.reshape(shape)
         return tag(out, dim, sharding)
@@ -85,13 +85,20 @@ def _of_dtype(func: Any, rows: Rows, dtype: torch.dtype) -> Any:
 def reshaped(func: Any, rows: Rows, sizes: Sequence[Any]) -> tuple[list[int], int, Sharding]:
     """The shape with own rows, where they are and whose, for the sizes of the whole.
 
-    One of them may be -1. Numbers lie in the order of the dimensions. So rows can take what is in
-    them along: of ``[N, 8]`` the shape ``[N * 2, 4]`` has every row twice as two rows, next to each
+    Called where rows are plain. One of the sizes may be -1; if they do not fit, that is an error as
+    torch has it. Numbers lie in the order of the dimensions. So rows can take what is in them
+    along: of ``[N, 8]`` the shape ``[N * 2, 4]`` has every row twice as two rows, next to each
     other on the same rank; the sharding knows the way back. Rows are not split, or merged with what
     is before them: those lie apart.
     """
-    old, sharding = whole_shape(rows), rows._sharding
-    new = inferred(sizes, old)
+    old, sharding = [*rows.size()], rows._sharding
+    old[rows._dim] = sharding.total
+    new, numbers = [int(size) for size in sizes], math.prod(old)
+    rest = math.prod(size for size in new if size != -1)
+    if new.count(-1) == 1 and rest and numbers % rest == 0:
+        new[new.index(-1)] = numbers // rest
+    if -1 in new or math.prod(new) != numbers:
+        raise RuntimeError(f"shape '{new}' is invalid for input of size {numbers}")
     base = sharding.base or sharding
     # As many numbers of every row of `base` lie in the rows as in what takes them up.
     per_base = sharding.count * math.prod(old[rows._dim + 1 :])
@@ -112,17 +119,6 @@ def reshaped(func: Any, rows: Rows, sizes: Sequence[Any]) -> tuple[list[int], in
     new_sharding = base if count == 1 else base.times(count)
     new[dim] = new_sharding.own
     return new, dim, new_sharding
-
-
-def inferred(sizes: Sequence[Any], old: Sequence[int]) -> list[int]:
-    """Sizes of the whole, without -1; a RuntimeError as torch has it if they do not fit."""
-    new, total = [int(size) for size in sizes], math.prod(old)
-    rest = math.prod(size for size in new if size != -1)
-    if new.count(-1) == 1 and rest and total % rest == 0:
-        new[new.index(-1)] = total // rest
-    if -1 in new or math.prod(new) != total:
-        raise RuntimeError(f"shape '{new}' is invalid for input of size {total}")
-    return new
 
 
 @rule('expand broadcast_to expand_as')

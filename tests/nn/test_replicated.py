@@ -121,6 +121,37 @@ def test_hooks_of_parameters_see_whole_gradients(root: str) -> None:
             torch.testing.assert_close(found[name], values, rtol=1e-9, atol=1e-12, msg=name)
 
 
+def _gradients_of_layers(data: Any, wrap: Any) -> list[Tensor]:
+    """Of a linear layer with a weight, a bias or both of a model, or of nobody; then without it."""
+    model = wrap(torch.nn.Linear(8, 3).double())
+    of_model = list(model.parameters())
+    with torch.no_grad():
+        for i, p in enumerate(of_model):
+            p.copy_(torch.linspace(-1, 1 + i, p.numel()).view(p.shape))
+    of_user = [p.detach().clone().requires_grad_() for p in of_model]
+    found = []
+    for _ in range(2):
+        for weight in (of_model[0], of_user[0]):
+            for bias in (of_model[1], of_user[1], None):
+                loss = F.linear(data.x, weight, bias).square().mean()
+                if bias is not None:
+                    loss = loss + (data.x[:, :3] * weight[:, 0] + bias).square().mean()
+                loss.backward()
+                found += [p.grad.clone() for p in (*of_model, *of_user) if p.grad is not None]
+        model = None
+    return found
+
+
+def _layers(root: str) -> list[Tensor]:
+    return _gradients_of_layers(pyg_sar.load_shard(root), _ddp)
+
+
+def test_parameters_with_and_without_a_model_in_one_layer(root: str) -> None:
+    want = _gradients_of_layers(GRAPH, lambda model: model)
+    for found in run_ranks(_layers, 3, root):
+        torch.testing.assert_close(found, want, rtol=1e-9, atol=1e-12)
+
+
 def _large(root: str) -> list[tuple[str, int]]:
     data = pyg_sar.load_shard(root)
     replicated.LARGE = 100
