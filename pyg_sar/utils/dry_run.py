@@ -138,15 +138,14 @@ class Snapshot:
         left += [('', child) for module in without for child in module.children()]
         while left:
             name, value = left.pop()
-            left += self._note(name, value)
+            if not isinstance(value, _PLAIN) and id(value) not in self._seen:
+                self._seen[id(value)] = value
+                left += self._note(name, value)
 
     def _note(self, name: str, value: Any) -> list[tuple[str, Any]]:
         """Notes a value; gives what is in it, with the names of attributes."""
-        if isinstance(value, _PLAIN) or id(value) in self._seen:
-            return []
         if isinstance(value, np.ndarray) and _is_left_out(value):
             return []
-        self._seen[id(value)] = value
         if isinstance(value, Tensor):
             held = None if is_lazy(value) else HeldTensor.of(name, value)
             if held is None:
