@@ -37,10 +37,10 @@ class Averager(Protocol):
     def is_last(self) -> bool:
         """Whether it sums after the others."""
 
-    def enter(self) -> None:
+    def enter(self) -> Backward:
         """Notes that the running backward has come to it."""
 
-    def reduce(self, new: set[Tensor]) -> list[Tensor]:
+    def reduce(self, backward: Backward, new: set[Tensor]) -> list[Tensor]:
         """Sums gradients, `new` on this rank; gives the parameters of which any rank has one."""
 
 
@@ -67,14 +67,15 @@ class Backward:
         """Whether users have hooks on this rank that are called at the end."""
         return bool(self._aside) or any(self._hooks.values())
 
-    def set_aside(self, p: Tensor) -> None:
-        """Has users' hooks of a gradient that is yet to come called at the end."""
-        hooks = p._backward_hooks or {}
-        users = {key: hook for key, hook in hooks.items() if not is_ours(hook)}
-        if users and not self.is_over and is_accumulated(p):
-            self._aside[p] = users, None if p.grad is None else p.grad.clone()
-            for key in users:
-                del hooks[key]
+    def set_aside(self, parameters: Iterable[Tensor]) -> None:
+        """Has users' hooks of gradients that are yet to come called at the end."""
+        for p in parameters:
+            hooks = p._backward_hooks or {}
+            users = {k: h for k, h in hooks.items() if not type(h).__module__.startswith(OURS)}
+            if users and not self.is_over and is_accumulated(p):
+                self._aside[p] = users, None if p.grad is None else p.grad.clone()
+                for key in users:
+                    del hooks[key]
 
     def enter(self, model: Averager, parameters: Iterable[Tensor]) -> None:
         """Has the gradients of a model summed over the ranks at the end."""
@@ -93,7 +94,7 @@ class Backward:
                 for model in reversed([*_awaiting(self._comm)]):  # as a backward would come to them
                     model.enter()
             for model in sorted(self.models, key=lambda model: model.is_last):
-                whole |= dict.fromkeys(model.reduce(set(self._new)))
+                whole |= dict.fromkeys(model.reduce(self, set(self._new)))
         finally:
             _RUNNING.pop(self._comm, None)
             aside = self._aside
@@ -102,7 +103,12 @@ class Backward:
         try:
             silent: Any = _Silent() if is_alone else nullcontext()  # type: ignore[no-untyped-call]
             with torch.no_grad(), silent:
-                called = [name for p in whole for name in _called(p, *aside.get(p, ({}, None)))]
+                called = [
+                    name
+                    for p in whole
+                    if p in aside or p._post_accumulate_grad_hooks
+                    for name in _called(p, *aside.get(p, ({}, None)))
+                ]
         except BaseException as error:
             self._comm.left_by(error)
             raise
@@ -122,9 +128,8 @@ class Backward:
             p._backward_hooks.update(users)  # type: ignore[union-attr]
 
 
-def is_ours(hook: Any) -> bool:
-    """Whether a hook of a leaf is one of this library."""
-    return type(hook).__module__.startswith('pyg_sar.')
+OURS = 'pyg_sar.'
+"""What the modules of this library begin with: hooks of other classes are users'."""
 
 
 def in_hook(*hooks: Any) -> AbstractContextManager[None]:

@@ -22,10 +22,11 @@ from torch.nn.parameter import is_lazy
 from pyg_sar.comm.collectives import all_reduce_sum, only_once
 from pyg_sar.comm.comm import Comm
 from pyg_sar.comm.end_of_backward import (
+    OURS,
+    Backward,
     in_hook,
     is_accumulated,
     is_inside_a_function,
-    is_ours,
     running,
     started,
 )
@@ -63,6 +64,9 @@ class Averager:
     def watch(self, tensors: Iterable[Tensor]) -> None:
         """Notes gradients of parameters from now on; lazy ones have none yet."""
         for p in tensors:
+            hooks = (p._backward_hooks or {}).values()
+            if self.is_alive and [h.averager() for h in hooks if isinstance(h, Arrival)] == [self]:
+                continue
             if is_lazy(p) or not (p.is_floating_point() or p.is_complex()) or _averages(self, p):
                 continue
             is_frozen = not p.requires_grad
@@ -83,16 +87,16 @@ class Averager:
         self._watched = [reference for reference in self._watched if reference() is not None]
         return [p for reference in self._watched if (p := reference()) is not None]
 
-    def enter(self, at: Tensor | None = None) -> None:
+    def enter(self, at: Tensor | None = None) -> Backward:
         """Notes that the running backward has come to a parameter; `at` is one in its hooks."""
         backward = started()
         if self not in backward.models:
             self._learning = [p for p in self.parameters() if p.requires_grad]
             backward.enter(self, self._learning)
             if not (self.accumulates or self.is_of_batches()):
-                for p in self._learning:
-                    if p is not at and not isinstance(p, Rows):
-                        backward.set_aside(p)
+                others = (p for p in self._learning if p is not at and not isinstance(p, Rows))
+                backward.set_aside(others)
+        return backward
 
     def note(self, p: Tensor, grad: Tensor) -> Tensor | None:
         """Notes a gradient; returns one for the caller of torch.autograd.grad."""
@@ -103,8 +107,8 @@ class Averager:
                 self._accumulating = task
             return None
         if is_accumulated(p):
-            self.enter(p)
-            backward = started()
+            if backward is None or self not in backward.models:
+                backward = self.enter(p)
             backward.is_checked, self._accumulating = True, backward.task
             return None
         if is_nested or is_inside_a_function():  # a part of that Function's gradient
@@ -121,7 +125,7 @@ class Averager:
         self._asked[p] = grad.clone(memory_format=torch.contiguous_format)
         return self._asked[p]  # whole when this backward ends
 
-    def reduce(self, new: set[Tensor]) -> list[Tensor]:
+    def reduce(self, backward: Backward, new: set[Tensor]) -> list[Tensor]:
         """Replaces gradients by their mean over the ranks (collective: an all-reduce per bucket).
 
         In this backward `new` have got a gradient on this rank. Returns the parameters of which any
@@ -131,25 +135,27 @@ class Averager:
         if self.accumulates or not self.is_alive:
             return []
         with torch.no_grad():
-            whole = self.average()
+            whole = self.average(backward)
         self._learning = []
         self._asked.clear()
         self._gathered.clear()
         return whole
 
-    def average(self) -> list[Tensor]:
+    def average(self, backward: Backward) -> list[Tensor]:
         """Averages the leaves with a gradient, which are the same on all ranks."""
         parameters = [p for p in self._learning if p in self._gathered or p in self._asked]
-        return self.average_of(parameters, {})
+        return self.average_of(backward, parameters, {})
 
     def average_of(
-        self, parameters: list[Tensor], more: dict[tuple[torch.dtype, torch.device], Tensor]
+        self,
+        backward: Backward,
+        parameters: list[Tensor],
+        more: dict[tuple[torch.dtype, torch.device], Tensor],
     ) -> list[Tensor]:
         """Averages gradients and, in place, the vectors `more` by dtype and device."""
         whole: list[Tensor] = []
         is_asked = False  # whether any rank has gradients for autograd.grad's caller
-        backward = running()
-        flags = [bool(self._asked), backward is not None and backward.is_hooked()]
+        flags = [bool(self._asked), backward.is_hooked()]
         buckets, vectors = buckets_of(parameters, self.bucket_bytes), dict(more)
         for bucket in buckets:
             vector = vectors.pop(bucket.kind, None)
@@ -158,8 +164,7 @@ class Averager:
             )
             whole += new
             is_asked |= counts[0] > 0
-            if backward is not None:
-                backward.are_hooked = max(backward.are_hooked, counts[1])
+            backward.are_hooked = max(backward.are_hooked, counts[1])
             if mean is not None:
                 more[bucket.kind] = mean
         for vector in vectors.values():  # of a dtype or device that no parameter has
@@ -234,7 +239,8 @@ class Arrival:
         is_last = all(isinstance(hook, Arrival) for hook in (p._backward_hooks or {}).values())
         if is_last or averager.is_of_batches() or isinstance(p, Rows) or not is_accumulated(p):
             return None
-        with in_hook(*(hook for hook in (p._backward_hooks or {}).values() if not is_ours(hook))):
+        hooks = (p._backward_hooks or {}).values()
+        with in_hook(*(h for h in hooks if not type(h).__module__.startswith(OURS))):
             return mean_of_ranks(grad)  # for the user's hooks; the mean of that is itself
 
 
