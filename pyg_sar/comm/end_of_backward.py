@@ -67,23 +67,25 @@ class Backward:
         """Whether users have hooks on this rank that are called at the end."""
         return bool(self._aside) or any(self._hooks.values())
 
-    def set_aside(self, parameters: Iterable[Tensor]) -> None:
-        """Has users' hooks of gradients that are yet to come called at the end."""
+    def enter(
+        self, model: Averager, parameters: Iterable[Tensor], yet_to_come: Iterable[Tensor]
+    ) -> None:
+        """Has the gradients of a model summed over the ranks at the end.
+
+        Users' hooks of gradients that are `yet_to_come` are called then.
+        """
+        self.models.append(model)
         for p in parameters:
+            if p not in self._hooks:
+                self._hooks[p] = p._post_accumulate_grad_hooks
+                p._post_accumulate_grad_hooks = {0: self._new.append}
+        for p in yet_to_come:
             hooks = p._backward_hooks or {}
             users = {k: h for k, h in hooks.items() if not type(h).__module__.startswith(OURS)}
             if users and not self.is_over and is_accumulated(p):
                 self._aside[p] = users, None if p.grad is None else p.grad.clone()
                 for key in users:
                     del hooks[key]
-
-    def enter(self, model: Averager, parameters: Iterable[Tensor]) -> None:
-        """Has the gradients of a model summed over the ranks at the end."""
-        self.models.append(model)
-        for p in parameters:
-            if p not in self._hooks:
-                self._hooks[p] = p._post_accumulate_grad_hooks
-                p._post_accumulate_grad_hooks = {0: self._new.append}
 
     def __call__(self) -> None:
         """The end of the pass: sums gradients over the ranks, and calls the hooks of users."""
@@ -96,7 +98,7 @@ class Backward:
             for model in sorted(self.models, key=lambda model: model.is_last):
                 whole |= dict.fromkeys(model.reduce(self, set(self._new)))
         finally:
-            _RUNNING.pop(self._comm, None)
+            RUNNING.pop(self._comm, None)
             aside = self._aside
             self._give_hooks_back()
         is_alone = 0 < self.are_hooked < self._comm.size
@@ -116,7 +118,8 @@ class Backward:
             _check_alike([*whole], called)
 
     def __del__(self) -> None:
-        self._give_hooks_back()
+        if self._hooks or self._aside:  # an exception has ended the pass
+            self._give_hooks_back()
 
     def _give_hooks_back(self) -> None:
         self._new.clear()  # a cycle through torch's hooks would never be collected
@@ -180,7 +183,9 @@ def _check_alike(parameters: list[Tensor], called: list[str]) -> None:
         )
 
 
-_RUNNING: WeakValueDictionary[Comm, Backward] = WeakValueDictionary()
+RUNNING: WeakValueDictionary[Comm, Backward] = WeakValueDictionary()
+"""The outermost backward pass of a rank that runs, if it has come to a hook of this library."""
+
 _AWAITING: WeakKeyDictionary[Comm, WeakKeyDictionary[Averager, None]] = WeakKeyDictionary()
 
 
@@ -194,17 +199,17 @@ def running() -> Backward | None:
 
     It is that of the rank, not of the thread: on a GPU hooks run in a thread of the device.
     """
-    return _RUNNING.get(current())
+    return RUNNING.get(current())
 
 
 def started() -> Backward:
     """The backward pass that runs, noted from its first such call on; called in a backward."""
     comm = current()
-    backward = _RUNNING.get(comm)
+    backward = RUNNING.get(comm)
     if backward is None:
         backward = Backward(comm)
         torch.autograd.Variable._execution_engine.queue_callback(backward)
-        _RUNNING[comm] = backward
+        RUNNING[comm] = backward
     return backward
 
 

@@ -23,14 +23,14 @@ from pyg_sar.comm.collectives import all_reduce_sum, only_once
 from pyg_sar.comm.comm import Comm
 from pyg_sar.comm.end_of_backward import (
     OURS,
+    RUNNING,
     Backward,
     in_hook,
     is_accumulated,
     is_inside_a_function,
-    running,
     started,
 )
-from pyg_sar.comm.ranks import check_own, chosen, current, world_size
+from pyg_sar.comm.ranks import check_own, chosen, current
 from pyg_sar.comm.vote import differ
 from pyg_sar.nn.buckets import SUM, buckets_of
 from pyg_sar.rows.replicated import is_averaged, is_divided, mean_of_ranks
@@ -92,15 +92,17 @@ class Averager:
         backward = started()
         if self not in backward.models:
             self._learning = [p for p in self.parameters() if p.requires_grad]
-            backward.enter(self, self._learning)
-            if not (self.accumulates or self.is_of_batches()):
-                others = (p for p in self._learning if p is not at and not isinstance(p, Rows))
-                backward.set_aside(others)
+            is_whole = not (self.accumulates or self.is_of_batches())
+            others = (p for p in self._learning if p is not at and not isinstance(p, Rows))
+            backward.enter(self, self._learning, others if is_whole else ())
         return backward
 
     def note(self, p: Tensor, grad: Tensor) -> Tensor | None:
         """Notes a gradient; returns one for the caller of torch.autograd.grad."""
-        task, backward = torch._C._current_graph_task_id(), running()
+        comm = current()
+        if comm.size == 1:
+            return None
+        task, backward = torch._C._current_graph_task_id(), RUNNING.get(comm)
         is_nested = backward is not None and task != backward.task
         if backward is not None and self in backward.models and (is_nested or backward.is_checked):
             if not is_nested:
@@ -194,12 +196,12 @@ def average_gradients(tensors: Iterable[Tensor]) -> None:
 
     The backward of a layer alone gives the share of a rank.
     """
-    comm = current()
-    averager = _of_comm.get(comm) or _of_comm.setdefault(comm, Averager())
     for tensor in tensors:
         if is_averaged(tensor) or is_divided(tensor) or not tensor.requires_grad:
             continue
         if tensor.is_leaf:
+            comm = current()
+            averager = _of_comm.get(comm) or _of_comm.setdefault(comm, Averager())
             averager.watch([tensor])
         else:
             tensor.register_hook(_OfComputed())  # type: ignore[no-untyped-call]
@@ -231,8 +233,6 @@ class Arrival:
         if chosen.value is not None:
             check_own(p)
         if averager._accumulating != torch._C._current_graph_task_id():
-            if world_size() == 1:
-                return None
             asked = averager.note(p, grad)
             if asked is not None:
                 return asked

@@ -75,7 +75,7 @@ class Bucket:
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.common]
         vectors = [*(grad.reshape(-1) for grad in gradients), *([] if more is None else [more])]
         sizes = [vector.numel() for vector in vectors]
-        numbers = torch.tensor(message.numbers, dtype=self.kind[0], device=self.kind[1])
+        numbers = torch.as_tensor(message.numbers, dtype=self.kind[0], device=self.kind[1])
         vectors.insert(len(self.common), numbers)
         total = torch.cat(vectors)
         total /= comm.size

@@ -176,13 +176,14 @@ class Gradients(Averager):
             for device in {t.device for t in results}:
                 await_device(device, 'the end of a forward')
         inputs = [t for t in leaves_of((args, kwargs)) if isinstance(t, Tensor)]
-        outputs = [t for t in results if t.requires_grad]
+        with torch._C.DisableTorchFunctionSubclass():
+            outputs = [t for t in results if t.requires_grad]
+            computed = [t for t in outputs if not t.is_leaf]
         words = ''  # on a cut graph convs compare more
         if not any(isinstance(t, Rows) for t in inputs):
             words = f'a batch in {"training" if module.training else "evaluation"}'
-        for output in outputs:
-            if not output.is_leaf:
-                output.register_hook(_Entry(self, words))  # type: ignore[no-untyped-call]
+        for output in computed:
+            output.register_hook(_Entry(self, words))  # type: ignore[no-untyped-call]
         # A forward in a backward repeats one that was seen before, on stand-ins.
         if torch._C._current_graph_task_id() != -1:
             return
