@@ -12,18 +12,21 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pyg_sar.comm.errors import in_layer, layer_and_phase, location
+from pyg_sar.comm.errors import layer_and_phase, location
 from pyg_sar.comm.ranks import current
 from pyg_sar.utils import hook
 from pyg_sar.utils.tensor_state import as_bytes
 
 Function = TypeVar('Function', bound=type)
+
+_UNWATCHED = nullcontext()
 
 torch_apply: Any = vars(torch.autograd.Function)['apply']
 """torch's own, before the one of users' Functions was replaced."""
@@ -41,12 +44,15 @@ def communicates(function: Function) -> Function:
 
     @functools.wraps(backward)
     def naming(ctx: Any, *grads: Any) -> Any:
-        with in_layer(ctx.layer, 'backward'):
+        with hook.in_layer(ctx.layer, 'backward') if hook.watchers else _UNWATCHED:
+            before, layer_and_phase.value = layer_and_phase.value, (ctx.layer, 'backward')
             try:
                 return backward(ctx, *grads)
             except BaseException as error:
                 current().left_by(error)
                 raise
+            finally:
+                layer_and_phase.value = before
 
     function.forward = staticmethod(noting)  # type: ignore[attr-defined]
     function.backward = staticmethod(naming)  # type: ignore[attr-defined]
@@ -101,12 +107,6 @@ class _Once(torch.autograd.Function):
         )
 
 
-def form_of(tensor: Tensor, *, is_rows: bool = False) -> str:
-    """Dtype and shape, without the number of rows where that differs between the ranks."""
-    shape = tuple(tensor.shape)
-    return f'rows of {tensor.dtype} {shape[1:]}' if is_rows else f'{tensor.dtype} {shape}'
-
-
 def all_reduce_sum(
     tensor: Tensor, what: str = 'a sum over all ranks', group: dist.ProcessGroup | None = None
 ) -> Tensor:
@@ -116,10 +116,11 @@ def all_reduce_sum(
     """
     comm = current()
     if comm.size > 1:
-        tag = f'{what} ({form_of(tensor)})'
+        tag, is_cpu = f'{what} ({tensor.dtype} {tuple(tensor.shape)})', tensor.device.type == 'cpu'
         with comm.guard(what, tag=tag):
-            if comm.goes_by_host(tensor.device, group):  # others: gloo has no part in it
-                if tensor.device.type == 'cpu' and group is None and tensor.numel():
+            # Ranks that are threads, and NCCL, compare nothing before.
+            if not comm.takes_turns if is_cpu else comm.goes_by_host(tensor.device, group):
+                if is_cpu and group is None and tensor.numel():
                     if tensor.nbytes <= comm.summed_bytes:
                         comm.sum_alike(tag, summed=tensor)
                     else:
@@ -136,7 +137,7 @@ def all_gather_alike(tensor: Tensor) -> Tensor:
     if comm.size == 1:
         return tensor.unsqueeze(0)
     what = 'a gather from all ranks'
-    tag = f'{what} ({form_of(tensor)})'
+    tag = f'{what} ({tensor.dtype} {tuple(tensor.shape)})'
     with comm.guard(what, tag=tag):
         if comm.goes_by_host(tensor.device):
             comm.sum_alike(tag)
@@ -186,7 +187,7 @@ def all_to_all(
     # As bytes: every dtype goes through every backend.
     row_bytes = math.prod(rows.shape[1:]) * rows.element_size()
     sizes = [n * row_bytes for n in recv_counts], [n * row_bytes for n in send_counts]
-    form = form_of(rows, is_rows=True)
+    form = f'rows of {rows.dtype} {tuple(rows.shape[1:])}'  # not how many: ranks differ in that
     counts = recv_counts, send_counts
     exchange_bytes(as_bytes(received), as_bytes(rows), *sizes, counts, form, is_compared)
     return received

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, suppress
 from datetime import timedelta
 from typing import Any
 from unittest import mock
@@ -34,8 +34,8 @@ from pyg_sar.utils import hook
 GRACE = 2.0  # seconds in which all ranks may raise alike before the one that raised ends the group
 
 
-class Connection(Comm):
-    """A comm whose connections may break."""
+class Connection(Comm, AbstractContextManager[Any]):
+    """A comm whose connections may break; as a context it is the operation that has begun last."""
 
     reports: Reports  # of the ranks that have ended
     seconds = float('inf')  # how long a silent rank is waited for
@@ -45,6 +45,7 @@ class Connection(Comm):
         self.error: ExchangeError | None = None  # why it has ended
         self._num_operations = self._num_raised = 0
         self._inside: threading.Thread | None = None  # that is in an operation
+        self._outer: list[tuple[threading.Thread | None, Any]] = []  # at the begin of each; reports
         self._verdict: threading.Thread | None = None  # finds out whether and why this one ends
         self._ending = threading.RLock()
 
@@ -67,51 +68,66 @@ class Connection(Comm):
         if verdict is not None and verdict is not threading.current_thread():
             verdict.join()
 
-    @contextmanager
     def guard(
         self, operation: str, peer: int | None = None, *, tag: str = '', is_wait: bool = False
-    ) -> Iterator[None]:
+    ) -> AbstractContextManager[Any]:
         # By default a device has a thread of its own for backward. That begins with the first layer
         # that is ready, while a loss on the CPU, or one of several, is about to make others ready:
         # so ranks would take two layers in different orders. Messages of NCCL, and collectives,
         # have no tags that could tell them apart. In one thread the last layer always comes first.
-        torch.autograd.set_multithreading_enabled(False)
+        torch._C._set_multithreading_enabled(False)
         if self._process != os.getpid():
             self.refuse_process(operation)
-        with hook.in_operation(operation, peer, is_wait) if hook.watchers else nullcontext():
+        report = hook.in_operation(operation, peer, is_wait) if hook.watchers else None
+        if report is not None:
+            report.__enter__()
+        try:
             if self.group is None or self._verdict is not None:
                 self.check(operation)
-            before, self._inside = self._inside, threading.current_thread()
-            if before not in (None, self._inside):
-                self._inside, doing = before, at_location(operation)
+            before, thread = self._inside, threading.current_thread()
+            if before is not None and before is not thread:
+                doing = at_location(operation)
                 alone = RuntimeError(
                     f'one thread of a rank computes on rows (got {doing} in a second one, while '
                     f"'{before.name}' is at {self.operation}): run the models one after another"
                 )
                 self.fail(alone)
                 raise alone
-            self.operation, self.peer = operation, peer
-            try:
-                if not is_wait:
-                    self._num_operations += 1
-                yield
-            except (ExchangeError, PartedError):
-                raise
-            except RuntimeError as error:
-                if torch._C._are_functorch_transforms_active():
-                    raise RuntimeError(
-                        f'torch.func (grad, vmap, jacrev ...) cannot go through {operation}: use '
-                        'backward() or torch.autograd.grad'
-                    ) from None
-                # Frames that hold the group would keep its connections.
-                traceback.clear_frames(error.__traceback__)
-                # The error that comes has the words of the backend.
-                raise self.lost(error.with_traceback(None), self.operation, self.peer) from None
-            except BaseException as error:  # interrupted
-                self.fail(error)
-                raise
-            finally:
-                self._inside = before
+        except BaseException:
+            if report is not None:
+                report.__exit__(*sys.exc_info())
+            raise
+        self._outer.append((before, report))
+        self._inside, self.operation, self.peer = thread, operation, peer
+        self._num_operations += not is_wait
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        del trace  # its frames may hold the group
+        try:
+            if error is not None:
+                self._stop(error)
+        finally:
+            self._inside, report = self._outer.pop()
+            if report is not None:
+                report.__exit__(None, None, None)
+
+    def _stop(self, error: BaseException) -> None:
+        """Ends the group after an exception in an operation, or an interrupt."""
+        if isinstance(error, (ExchangeError, PartedError)):
+            return
+        if not isinstance(error, RuntimeError):
+            self.fail(error)
+            return
+        if torch._C._are_functorch_transforms_active():
+            raise RuntimeError(
+                f'torch.func (grad, vmap, jacrev ...) cannot go through {self.operation}: use '
+                'backward() or torch.autograd.grad'
+            ) from None
+        # Frames that hold the group would keep its connections.
+        traceback.clear_frames(error.__traceback__)
+        # The error that comes has the words of the backend.
+        raise self.lost(error.with_traceback(None), self.operation, self.peer) from None
 
     def lost(self, error: Exception, operation: str, peer: int | None) -> ExchangeError:
         """Ends the group after an operation failed, and gives the error that says so.

@@ -37,10 +37,10 @@ class Averager(Protocol):
     def is_last(self) -> bool:
         """Whether it sums after the others."""
 
-    def enter(self) -> None:
+    def enter(self) -> Backward:
         """Notes that the running backward has come to it."""
 
-    def reduce(self, new: set[Tensor]) -> list[Tensor]:
+    def reduce(self, backward: Backward, new: set[Tensor]) -> list[Tensor]:
         """Sums gradients, `new` on this rank; gives the parameters of which any rank has one."""
 
 
@@ -67,22 +67,25 @@ class Backward:
         """Whether users have hooks on this rank that are called at the end."""
         return bool(self._aside) or any(self._hooks.values())
 
-    def set_aside(self, p: Tensor) -> None:
-        """Has users' hooks of a gradient that is yet to come called at the end."""
-        hooks = p._backward_hooks or {}
-        users = {key: hook for key, hook in hooks.items() if not is_ours(hook)}
-        if users and not self.is_over and is_accumulated(p):
-            self._aside[p] = users, None if p.grad is None else p.grad.clone()
-            for key in users:
-                del hooks[key]
+    def enter(
+        self, model: Averager, parameters: Iterable[Tensor], yet_to_come: Iterable[Tensor]
+    ) -> None:
+        """Has the gradients of a model summed over the ranks at the end.
 
-    def enter(self, model: Averager, parameters: Iterable[Tensor]) -> None:
-        """Has the gradients of a model summed over the ranks at the end."""
+        Users' hooks of gradients that are `yet_to_come` are called then.
+        """
         self.models.append(model)
         for p in parameters:
             if p not in self._hooks:
                 self._hooks[p] = p._post_accumulate_grad_hooks
                 p._post_accumulate_grad_hooks = {0: self._new.append}
+        for p in yet_to_come:
+            hooks = p._backward_hooks or {}
+            users = {k: h for k, h in hooks.items() if not type(h).__module__.startswith(OURS)}
+            if users and not self.is_over and is_accumulated(p):
+                self._aside[p] = users, None if p.grad is None else p.grad.clone()
+                for key in users:
+                    del hooks[key]
 
     def __call__(self) -> None:
         """The end of the pass: sums gradients over the ranks, and calls the hooks of users."""
@@ -93,16 +96,21 @@ class Backward:
                 for model in reversed([*_awaiting(self._comm)]):  # as a backward would come to them
                     model.enter()
             for model in sorted(self.models, key=lambda model: model.is_last):
-                whole |= dict.fromkeys(model.reduce(set(self._new)))
+                whole |= dict.fromkeys(model.reduce(self, set(self._new)))
         finally:
-            _RUNNING.pop(self._comm, None)
+            RUNNING.pop(self._comm, None)
             aside = self._aside
             self._give_hooks_back()
         is_alone = 0 < self.are_hooked < self._comm.size
         try:
             silent: Any = _Silent() if is_alone else nullcontext()  # type: ignore[no-untyped-call]
             with torch.no_grad(), silent:
-                called = [name for p in whole for name in _called(p, *aside.get(p, ({}, None)))]
+                called = [
+                    name
+                    for p in whole
+                    if p in aside or p._post_accumulate_grad_hooks
+                    for name in _called(p, *aside.get(p, ({}, None)))
+                ]
         except BaseException as error:
             self._comm.left_by(error)
             raise
@@ -110,7 +118,8 @@ class Backward:
             _check_alike([*whole], called)
 
     def __del__(self) -> None:
-        self._give_hooks_back()
+        if self._hooks or self._aside:  # an exception has ended the pass
+            self._give_hooks_back()
 
     def _give_hooks_back(self) -> None:
         self._new.clear()  # a cycle through torch's hooks would never be collected
@@ -122,9 +131,8 @@ class Backward:
             p._backward_hooks.update(users)  # type: ignore[union-attr]
 
 
-def is_ours(hook: Any) -> bool:
-    """Whether a hook of a leaf is one of this library."""
-    return type(hook).__module__.startswith('pyg_sar.')
+OURS = 'pyg_sar.'
+"""What the modules of this library begin with: hooks of other classes are users'."""
 
 
 def in_hook(*hooks: Any) -> AbstractContextManager[None]:
@@ -175,7 +183,9 @@ def _check_alike(parameters: list[Tensor], called: list[str]) -> None:
         )
 
 
-_RUNNING: WeakValueDictionary[Comm, Backward] = WeakValueDictionary()
+RUNNING: WeakValueDictionary[Comm, Backward] = WeakValueDictionary()
+"""The outermost backward pass of a rank that runs, if it has come to a hook of this library."""
+
 _AWAITING: WeakKeyDictionary[Comm, WeakKeyDictionary[Averager, None]] = WeakKeyDictionary()
 
 
@@ -189,17 +199,17 @@ def running() -> Backward | None:
 
     It is that of the rank, not of the thread: on a GPU hooks run in a thread of the device.
     """
-    return _RUNNING.get(current())
+    return RUNNING.get(current())
 
 
 def started() -> Backward:
     """The backward pass that runs, noted from its first such call on; called in a backward."""
     comm = current()
-    backward = _RUNNING.get(comm)
+    backward = RUNNING.get(comm)
     if backward is None:
         backward = Backward(comm)
         torch.autograd.Variable._execution_engine.queue_callback(backward)
-        _RUNNING[comm] = backward
+        RUNNING[comm] = backward
     return backward
 
 

@@ -83,34 +83,30 @@ class Exchange:
         """
         tensors = [t.contiguous() for t in tensors]
         form = self.wire.like(tensors)
-        steps = self.shard.steps
         lend: Lend = partial(Buffers, None, 0) if keep else self.buffers
-
-        def packed(step: Step) -> Buffers:
-            sent = self.buffers(form, step.send_rows)
-            self.pack(step, tensors, sent.rows)
-            return sent
-
-        def start(step: Step, sent: Buffers) -> SendRecv:
-            received = lend(form, step.recv_rows)
-            return SendRecv(received, step.recv_rank, sent, step.send_rank, step.part, ROWS_TAG)
-
-        travelling = start(steps[0], packed(steps[0])) if steps else None
-        for part in self.shard.parts:
-            first, end = self.shard.source_range(part)
-            yield [t[first:end] for t in tensors]
-        for step in (*steps[1:], None):
-            if travelling is None:
-                return
-            # While the rows of this block are still on their way.
-            sent = None if step is None else packed(step)
-            travelling.wait()
-            travelling.sent.free()
-            received = travelling.received
-            travelling = None if step is None or sent is None else start(step, sent)
-            rows = self.wire.recast(received, tensors, lend)
-            yield rows.rows
-            rows.free()
+        travelling: SendRecv | None = None
+        for step in (*self.shard.steps, None):
+            if step is not None:  # while the rows of the block before are still on their way
+                sent = self.buffers(form, step.send_rows)
+                self.pack(step, tensors, sent.rows)
+            arrived = None
+            if travelling is not None:
+                travelling.wait()
+                arrived = travelling.received
+            travelling = None
+            if step is not None:
+                received = lend(form, step.recv_rows)
+                ranks = step.recv_rank, sent, step.send_rank
+                travelling = SendRecv(received, *ranks, step.part, ROWS_TAG)
+            if arrived is not None:
+                if self.wire.dtype is not None:
+                    arrived = self.wire.recast(arrived, tensors, lend)
+                yield arrived.rows
+                arrived.free()
+            else:
+                for part in self.shard.parts:
+                    first, end = self.shard.source_ranges[part]
+                    yield [t[first:end] for t in tensors]
 
     def way_back(
         self, out: Sequence[Tensor], own: Callable[[], TensorList] | None
@@ -263,11 +259,14 @@ class GradientReturn:
         """Sends the gradients in :meth:`rows`."""
         if self._filled is not None:
             (step, filled), self._filled = self._filled, None
-            self._start(step, self.exchange.wire.recast(filled, self._form, self._lend))
+            if self.exchange.wire.dtype is not None:
+                filled = self.exchange.wire.recast(filled, self._form, self._lend)
+            self._start(step, filled)
 
     def finish(self) -> TensorList:
         """Waits for the last gradients; returns the sums, :attr:`out`."""
-        self._add_own()  # on a rank that has sent nothing
+        if self._own is not None:  # on a rank that has sent nothing
+            self.out, self._own = self._own(), None
         if self._travelling:
             self._add(*self._arrived())
         return self.out
@@ -279,7 +278,8 @@ class GradientReturn:
             received, step.send_rank, sent, step.recv_rank, step.part, GRADIENTS_TAG
         )
         self._travelling.append((send_recv, step))
-        self._add_own()  # while the gradients of this block are on their way
+        if self._own is not None:  # while the gradients of this block are on their way
+            self.out, self._own = self._own(), None
         if arrived is not None:
             self._add(*arrived)
 
@@ -287,12 +287,7 @@ class GradientReturn:
         """The gradients that travel, once they are here, and their step."""
         send_recv, step = self._travelling.pop()
         send_recv.wait()
-        send_recv.sent.free()
         return step, send_recv.received
-
-    def _add_own(self) -> None:
-        if self._own is not None:
-            self.out, self._own = self._own(), None
 
     def _add(self, step: Step, gradients: Buffers) -> None:
         self.exchange.add(step, self.out, gradients.rows)
@@ -306,8 +301,9 @@ def exchange_of(shard: Shard, dtype: torch.dtype | None = None) -> Exchange:
     rounded.
     """
     kind: type[Exchange] = current().exchange_kind or Exchange
-    exchanges = _EXCHANGES.of(shard, dict)
+    exchanges = shard.kept.get(_EXCHANGES, {})
     if (kind, dtype) not in exchanges:
+        exchanges = _EXCHANGES.of(shard, dict)
         exchanges[kind, dtype] = kind(shard, dtype=dtype)
     return exchanges[kind, dtype]
 

@@ -24,6 +24,7 @@ from functools import partial
 from traceback import clear_frames
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -139,15 +140,15 @@ class GroupComm(Connection):
         same = f'{tag} in {_CLASS.sub("", location())}'
         same += self._announced.by(self, same)
         code = zlib.crc32((same + state).encode())
-        record = torch.zeros(_WORDS, dtype=torch.int64)
-        record[0] = code << _NUMBER_BITS | number
+        words = np.zeros(_WORDS, np.int64)
+        words[0], words[-1] = code << _NUMBER_BITS | number, self.met.checksum
+        record = torch.from_numpy(words)
         if summed is not None:
             record[1:].view(torch.uint8)[: summed.nbytes] = as_bytes(summed)
-        record[-1] = self.met.checksum
         records = self.all_gather(record.to(self._small)).cpu()
-        heads = records[:, 0].tolist()
+        heads, *_, met = zip(*records.tolist(), strict=True)
         if all(head >> _NUMBER_BITS == code for head in heads):
-            self._compare_met(records[:, -1].tolist())
+            self.met.clear() if len({*met}) == 1 else self._compare_met()
             if summed is not None:
                 rows = records[:, 1:].contiguous().view(torch.uint8)[:, : summed.nbytes]
                 numbers = [row.clone().view(summed.dtype) for row in rows]
@@ -158,7 +159,7 @@ class GroupComm(Connection):
         codes, said = zip(*(t.decode(errors='replace').split(' ', 1) for t in texts), strict=True)
         rank = next((r for r, code in enumerate(codes) if code != codes[self.rank]), None)
         if rank is None:
-            self._compare_met(records[:, -1].tolist())
+            self.met.clear() if len({*met}) == 1 else self._compare_met()
             return None
         reason = f'rank {rank} is at {said[rank].strip()}: run the same lines on every rank'
         error = self._error(rank, self.operation, reason)
@@ -166,11 +167,8 @@ class GroupComm(Connection):
         self.end(error)
         raise error
 
-    def _compare_met(self, checksums: list[int]) -> None:
-        """Raises if plain values that have met rows differ; two messages if checksums do."""
-        if len({*checksums}) == 1:
-            self.met.clear()
-            return
+    def _compare_met(self) -> None:
+        """Raises if plain values that have met rows differ, as their checksums do; two messages."""
         self.met.compare(self._long_texts(self.met.encoded()), self.rank)
 
     def sum_large(self, tag: str, tensor: Tensor) -> None:
@@ -240,16 +238,18 @@ class GroupComm(Connection):
     ) -> None:
         group, sizes = self.group or self._opened(), (recv_sizes, send_sizes)
         self._await(
-            dist.all_to_all_single(received, sent, *sizes, group=group, async_op=True), sent
+            dist.all_to_all_single(received, sent, *sizes, group=group, async_op=True), sent.device
         )
 
     def all_reduce(self, tensor: Tensor, group: dist.ProcessGroup | None = None) -> None:
         chosen = group or self.group or self._opened()
-        self._await(dist.all_reduce(tensor, group=chosen, async_op=True), tensor, group)
+        work: Any = dist.all_reduce(tensor, group=chosen, async_op=True)
+        work.wait() if group or tensor.device.type == 'cpu' else self._await(work, tensor.device)
 
     def all_gather(self, own: Tensor) -> Tensor:
         group, out = self.group or self._opened(), own.new_empty(self.size, *own.shape)
-        self._await(dist.all_gather(list(out.unbind()), own, group=group, async_op=True), own)
+        work: Any = dist.all_gather(list(out.unbind()), own, group=group, async_op=True)
+        work.wait() if own.device.type == 'cpu' else self._await(work, own.device)
         return out
 
     def broadcast(self, tensor: Tensor) -> None:
@@ -257,7 +257,7 @@ class GroupComm(Connection):
             self._announced.leave_out(self)
         group = self.group or self._opened()
         sent = tensor if self.goes_by_host(tensor.device) else self._carried(tensor)
-        self._await(dist.broadcast(sent, src=0, group=group, async_op=True), tensor)
+        self._await(dist.broadcast(sent, src=0, group=group, async_op=True), tensor.device)
 
     def _opened(self) -> dist.ProcessGroup:
         """The group, connected at the first use; raises ExchangeError if it has ended meanwhile."""
@@ -265,10 +265,10 @@ class GroupComm(Connection):
         assert self.group is not None
         return self.group
 
-    def _await(self, work: Any, tensor: Tensor, group: dist.ProcessGroup | None = None) -> None:
+    def _await(self, work: Any, device: torch.device) -> None:
         """Waits for a collective; under NCCL the stream of the device waits, and not the host."""
-        if tensor.device.type != 'cpu' and group is None:
-            self._see(work, tensor.device)
+        if device.type != 'cpu':
+            self._see(work, device)
         work.wait()
 
     def _see(self, work: Any, device: torch.device) -> None:

@@ -188,6 +188,7 @@ class SendRecv:
                     self.works[i].wait()  # a work that this frame held would keep connections open
         comm.travelling.discard(self)
         comm.check('the end of a transfer')  # nothing has arrived if the group has ended
+        self.sent.free()
         if hook.watchers:
             tell_moved(self._part, self._kind, self.received.rows, self.sent.rows[0].size(0))
 

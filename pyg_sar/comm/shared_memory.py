@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
@@ -107,7 +108,7 @@ class SharedMemory:
             segment.numbers[_IS_SENT] = 1
             segment.reader = self.pids[rank]
             self._sent.append(segment)
-        return torch.tensor(message)
+        return torch.from_numpy(np.array(message, np.int64))
 
     def forget(self) -> None:
         """Nobody will read what is not read yet: the ranks have ended."""
@@ -140,16 +141,17 @@ class SharedMemory:
             os.close(file)
 
 
+@dataclass(eq=False)
 class Landing:
     """A message on its way, and what is done once it is here."""
 
-    def __init__(self, work: Work, then: Callable[[], object]) -> None:
-        self._work, self._then = work, then
+    work: Work
+    then: Callable[[], object]
 
     def wait(self) -> None:
         """Returns once that is done."""
-        self._work.wait()
-        self._then()
+        self.work.wait()
+        self.then()
 
 
 def find_shared(rank: int, gather: Callable[[Tensor], Tensor], seconds: float) -> SharedMemory:

@@ -45,7 +45,7 @@ class Announced:
 
     def sum_by(self, comm: Comm, tag: str, tensor: Tensor) -> None:
         """See :meth:`Comm.sum_large`; one message if the sum is announced, else two."""
-        form = _form(tag, tensor)
+        form: _Sum = f'{tag} in {location()}', tensor.dtype, tuple(tensor.shape)
         is_announced = self.coming[:1] == [form]
         if is_announced:
             del self.coming[0]
@@ -72,10 +72,6 @@ class Announced:
         has_nan = form[1].is_floating_point or form[1].is_complex
         if has_nan and message not in self._left_out and len(self._known) < _MOST:
             self._known.setdefault(message, []).append(form)
-
-
-def _form(tag: str, tensor: Tensor) -> _Sum:
-    return f'{tag} in {location()}', tensor.dtype, tuple(tensor.shape)
 
 
 _SEGMENT_BYTES = 2**20  # gloo's largest segment of a ring all-reduce

@@ -22,14 +22,15 @@ from torch.nn.parameter import is_lazy
 from pyg_sar.comm.collectives import all_reduce_sum, only_once
 from pyg_sar.comm.comm import Comm
 from pyg_sar.comm.end_of_backward import (
+    OURS,
+    RUNNING,
+    Backward,
     in_hook,
     is_accumulated,
     is_inside_a_function,
-    is_ours,
-    running,
     started,
 )
-from pyg_sar.comm.ranks import check_own, chosen, current, world_size
+from pyg_sar.comm.ranks import check_own, chosen, current
 from pyg_sar.comm.vote import differ
 from pyg_sar.nn.buckets import SUM, buckets_of
 from pyg_sar.rows.replicated import is_averaged, is_divided, mean_of_ranks
@@ -63,6 +64,9 @@ class Averager:
     def watch(self, tensors: Iterable[Tensor]) -> None:
         """Notes gradients of parameters from now on; lazy ones have none yet."""
         for p in tensors:
+            hooks = (p._backward_hooks or {}).values()
+            if self.is_alive and [h.averager() for h in hooks if isinstance(h, Arrival)] == [self]:
+                continue
             if is_lazy(p) or not (p.is_floating_point() or p.is_complex()) or _averages(self, p):
                 continue
             is_frozen = not p.requires_grad
@@ -83,28 +87,30 @@ class Averager:
         self._watched = [reference for reference in self._watched if reference() is not None]
         return [p for reference in self._watched if (p := reference()) is not None]
 
-    def enter(self, at: Tensor | None = None) -> None:
+    def enter(self, at: Tensor | None = None) -> Backward:
         """Notes that the running backward has come to a parameter; `at` is one in its hooks."""
         backward = started()
         if self not in backward.models:
             self._learning = [p for p in self.parameters() if p.requires_grad]
-            backward.enter(self, self._learning)
-            if not (self.accumulates or self.is_of_batches()):
-                for p in self._learning:
-                    if p is not at and not isinstance(p, Rows):
-                        backward.set_aside(p)
+            is_whole = not (self.accumulates or self.is_of_batches())
+            others = (p for p in self._learning if p is not at and not isinstance(p, Rows))
+            backward.enter(self, self._learning, others if is_whole else ())
+        return backward
 
     def note(self, p: Tensor, grad: Tensor) -> Tensor | None:
         """Notes a gradient; returns one for the caller of torch.autograd.grad."""
-        task, backward = torch._C._current_graph_task_id(), running()
+        comm = current()
+        if comm.size == 1:
+            return None
+        task, backward = torch._C._current_graph_task_id(), RUNNING.get(comm)
         is_nested = backward is not None and task != backward.task
         if backward is not None and self in backward.models and (is_nested or backward.is_checked):
             if not is_nested:
                 self._accumulating = task
             return None
         if is_accumulated(p):
-            self.enter(p)
-            backward = started()
+            if backward is None or self not in backward.models:
+                backward = self.enter(p)
             backward.is_checked, self._accumulating = True, backward.task
             return None
         if is_nested or is_inside_a_function():  # a part of that Function's gradient
@@ -121,7 +127,7 @@ class Averager:
         self._asked[p] = grad.clone(memory_format=torch.contiguous_format)
         return self._asked[p]  # whole when this backward ends
 
-    def reduce(self, new: set[Tensor]) -> list[Tensor]:
+    def reduce(self, backward: Backward, new: set[Tensor]) -> list[Tensor]:
         """Replaces gradients by their mean over the ranks (collective: an all-reduce per bucket).
 
         In this backward `new` have got a gradient on this rank. Returns the parameters of which any
@@ -131,25 +137,27 @@ class Averager:
         if self.accumulates or not self.is_alive:
             return []
         with torch.no_grad():
-            whole = self.average()
+            whole = self.average(backward)
         self._learning = []
         self._asked.clear()
         self._gathered.clear()
         return whole
 
-    def average(self) -> list[Tensor]:
+    def average(self, backward: Backward) -> list[Tensor]:
         """Averages the leaves with a gradient, which are the same on all ranks."""
         parameters = [p for p in self._learning if p in self._gathered or p in self._asked]
-        return self.average_of(parameters, {})
+        return self.average_of(backward, parameters, {})
 
     def average_of(
-        self, parameters: list[Tensor], more: dict[tuple[torch.dtype, torch.device], Tensor]
+        self,
+        backward: Backward,
+        parameters: list[Tensor],
+        more: dict[tuple[torch.dtype, torch.device], Tensor],
     ) -> list[Tensor]:
         """Averages gradients and, in place, the vectors `more` by dtype and device."""
         whole: list[Tensor] = []
         is_asked = False  # whether any rank has gradients for autograd.grad's caller
-        backward = running()
-        flags = [bool(self._asked), backward is not None and backward.is_hooked()]
+        flags = [bool(self._asked), backward.is_hooked()]
         buckets, vectors = buckets_of(parameters, self.bucket_bytes), dict(more)
         for bucket in buckets:
             vector = vectors.pop(bucket.kind, None)
@@ -158,8 +166,7 @@ class Averager:
             )
             whole += new
             is_asked |= counts[0] > 0
-            if backward is not None:
-                backward.are_hooked = max(backward.are_hooked, counts[1])
+            backward.are_hooked = max(backward.are_hooked, counts[1])
             if mean is not None:
                 more[bucket.kind] = mean
         for vector in vectors.values():  # of a dtype or device that no parameter has
@@ -189,12 +196,12 @@ def average_gradients(tensors: Iterable[Tensor]) -> None:
 
     The backward of a layer alone gives the share of a rank.
     """
-    comm = current()
-    averager = _of_comm.get(comm) or _of_comm.setdefault(comm, Averager())
     for tensor in tensors:
         if is_averaged(tensor) or is_divided(tensor) or not tensor.requires_grad:
             continue
         if tensor.is_leaf:
+            comm = current()
+            averager = _of_comm.get(comm) or _of_comm.setdefault(comm, Averager())
             averager.watch([tensor])
         else:
             tensor.register_hook(_OfComputed())  # type: ignore[no-untyped-call]
@@ -226,15 +233,14 @@ class Arrival:
         if chosen.value is not None:
             check_own(p)
         if averager._accumulating != torch._C._current_graph_task_id():
-            if world_size() == 1:
-                return None
             asked = averager.note(p, grad)
             if asked is not None:
                 return asked
         is_last = all(isinstance(hook, Arrival) for hook in (p._backward_hooks or {}).values())
         if is_last or averager.is_of_batches() or isinstance(p, Rows) or not is_accumulated(p):
             return None
-        with in_hook(*(hook for hook in (p._backward_hooks or {}).values() if not is_ours(hook))):
+        hooks = (p._backward_hooks or {}).values()
+        with in_hook(*(h for h in hooks if not type(h).__module__.startswith(OURS))):
             return mean_of_ranks(grad)  # for the user's hooks; the mean of that is itself
 
 

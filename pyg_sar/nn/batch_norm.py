@@ -56,7 +56,7 @@ class RunningStatistics:
     def __init__(self, module: torch.nn.Module) -> None:
         self._norms: dict[Kind, list[Any]] = {}
         for norm in module.modules():
-            mean = dict(norm.named_buffers(recurse=False)).get('running_mean')
+            mean = norm._buffers.get('running_mean')
             if mean is not None:
                 kind = torch.promote_types(mean.dtype, torch.float32), mean.device
                 self._norms.setdefault(kind, []).append(norm)

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from pyg_sar.comm.collectives import check_arrived
-from pyg_sar.comm.ranks import current, world_size
+from pyg_sar.comm.ranks import current
 from pyg_sar.rows.rows import Rows
 from pyg_sar.utils.tensor_state import digest
 
@@ -70,23 +69,25 @@ class Bucket:
                 )
             if p.grad is not None and p.grad.is_sparse and not isinstance(p, Rows):
                 p.grad = p.grad.to_dense()
+        comm = current()
         flags = [p in new and p.grad is not None for p in self.parameters]
-        message = _Message([*flags, *more_flags], digest(self.common), self.kind[0])
+        message = _Message([*flags, *more_flags], digest(self.common), comm.size, self.kind[0])
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.common]
         vectors = [*(grad.reshape(-1) for grad in gradients), *([] if more is None else [more])]
         sizes = [vector.numel() for vector in vectors]
-        numbers = torch.tensor(message.numbers, dtype=self.kind[0], device=self.kind[1])
+        numbers = torch.as_tensor(message.numbers, dtype=self.kind[0], device=self.kind[1])
         vectors.insert(len(self.common), numbers)
         total = torch.cat(vectors)
-        total /= world_size()
+        total /= comm.size
         del gradients, vectors
         summed(total)
         sizes.insert(len(self.common), numbers.numel())
         means = [*torch.split(total, sizes)]
-        counts = message.read(means.pop(len(self.common)).real.tolist())
+        numbers = means.pop(len(self.common))
+        counts = message.read((numbers.real if numbers.is_complex() else numbers).tolist())
         if self.kind[1].type != 'cpu':
-            current().met.arrived()
-        check_arrived(SUM)  # before anyone's gradient changes
+            comm.met.arrived()
+        comm.check(SUM)  # transfers may have been lost: before anyone's gradient changes
         if not message.is_alike:
             parted()
         whole = {p: None for p, count in zip(self.parameters, counts, strict=False) if count}
@@ -101,10 +102,11 @@ class Bucket:
         """Sets gradients that autograd.grad gives to their mean, in place (collective)."""
         if not self.common:
             return
+        comm = current()
         shares = [asked.get(p, torch.zeros_like(p)) for p in self.common]
-        total = torch.cat([share.reshape(-1) for share in shares]) / world_size()
+        total = torch.cat([share.reshape(-1) for share in shares]) / comm.size
         summed(total)
-        check_arrived(SUM)
+        comm.check(SUM)
         means = torch.split(total, [share.numel() for share in shares])
         for share, mean in zip(shares, means, strict=True):
             share.copy_(mean.view_as(share))
@@ -118,8 +120,8 @@ class _Message:
     one where they are equal. Where the dtype has too few bits for that, digits are left out.
     """
 
-    def __init__(self, flags: list[bool], number: int, dtype: torch.dtype) -> None:
-        size = world_size()
+    def __init__(self, flags: list[bool], number: int, size: int, dtype: torch.dtype) -> None:
+        self._size = size
         bits = 1 - round(math.log2(torch.finfo(dtype).eps)) - 1 - 2 * (size - 1).bit_length()
         bits = min(bits, 32)
         self._base, self._digits = size << bits if bits > 0 else 0, [0] * len(flags)
@@ -135,10 +137,9 @@ class _Message:
     def read(self, shares: list[float]) -> list[int]:
         """How many ranks have set each flag, by their mean; notes whether all have the number."""
         if not self._base:
-            return [math.ceil(share * world_size() - 0.5) or int(share > 0) for share in shares]
+            return [math.ceil(share * self._size - 0.5) or int(share > 0) for share in shares]
         pairs = [divmod(round(share), self._base) for share in shares]
-        size = world_size()
-        own = [size * digit for digit in self._digits]
+        own = [self._size * digit for digit in self._digits]
         self.is_alike = [digits for _, digits in pairs] == own
         return [count for count, _ in pairs]
 

@@ -36,7 +36,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
 from pyg_sar.comm.collectives import all_reduce_sum, await_device
-from pyg_sar.comm.end_of_backward import await_backward, has_come, running
+from pyg_sar.comm.end_of_backward import Backward, await_backward, has_come, running
 from pyg_sar.comm.ranks import world_size
 from pyg_sar.nn.averager import MIB, PARTED, Averager
 from pyg_sar.nn.batch_norm import RunningStatistics
@@ -176,13 +176,14 @@ class Gradients(Averager):
             for device in {t.device for t in results}:
                 await_device(device, 'the end of a forward')
         inputs = [t for t in leaves_of((args, kwargs)) if isinstance(t, Tensor)]
-        outputs = [t for t in results if t.requires_grad]
+        with torch._C.DisableTorchFunctionSubclass():
+            outputs = [t for t in results if t.requires_grad]
+            computed = [t for t in outputs if not t.is_leaf]
         words = ''  # on a cut graph convs compare more
         if not any(isinstance(t, Rows) for t in inputs):
             words = f'a batch in {"training" if module.training else "evaluation"}'
-        for output in outputs:
-            if not output.is_leaf:
-                output.register_hook(_Entry(self, words))  # type: ignore[no-untyped-call]
+        for output in computed:
+            output.register_hook(_Entry(self, words))  # type: ignore[no-untyped-call]
         # A forward in a backward repeats one that was seen before, on stand-ins.
         if torch._C._current_graph_task_id() != -1:
             return
@@ -205,21 +206,21 @@ class Gradients(Averager):
         """See :meth:`Averager.parameters`; with those that were put in later."""
         model = self.model()
         assert model is not None
-        self.watch(model.parameters())
+        parameters = list(model.parameters())
+        self.watch(parameters)
         return [
-            p
-            for p in model.parameters()
-            if not is_lazy(p) and (p.is_floating_point() or p.is_complex())
+            p for p in parameters if not is_lazy(p) and (p.is_floating_point() or p.is_complex())
         ]
 
-    def average(self) -> list[Tensor]:
+    def average(self, backward: Backward) -> list[Tensor]:
         """See :meth:`Averager.average`; of all parameters, as a rank may have gradients of some."""
         model = self.model()
         assert model is not None
-        has_come(self)
+        if self._forwards:
+            has_come(self)
         statistics = RunningStatistics(model)
         vectors = statistics.packed()
-        whole = self.average_of(self._learning, vectors)
+        whole = self.average_of(backward, self._learning, vectors)
         for kind, vector in vectors.items():
             statistics.set(kind, vector)
         self._forwards.clear()

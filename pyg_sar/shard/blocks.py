@@ -71,7 +71,9 @@ class Block:
 
         These are the block's rows where its edges are a range, else all.
         """
-        return self.take(values) if isinstance(self.edges, slice) else values
+        if isinstance(self.edges, slice):
+            return values.narrow(0, self.edges.start, self.num_edges)
+        return values
 
     @cached_property
     @torch.inference_mode(False)
@@ -198,6 +200,8 @@ def plan_of(handle: ShardEdges) -> Plan:
     shard = handle.shard
     plans = PLANS.of(shard, list)
     plan = next((p for p in reversed(plans) if _is_of(p, handle.ids)), None) or _make_plan(handle)
+    if plans and plan is plans[-1]:
+        return plan
     plans[:] = [*(p for p in plans if p is not plan), plan]  # most recently used last
     limit = 4 * max(shard.num_edges, shard.num_own, shard.num_dst)
     while len(plans) > 1 and sum(p.num_edges for p in plans) > limit:
@@ -210,7 +214,7 @@ def _is_of(plan: Plan, ids: Tensor) -> bool:
     is_changed = plan.version != own._version  # in place
     if is_changed or own.shape != ids.shape or own.device != ids.device:
         return False
-    if start_of(own) == start_of(ids) and own.stride() == ids.stride():
+    if own is ids or (start_of(own) == start_of(ids) and own.stride() == ids.stride()):
         return True
     if ids.device.type == 'cpu' or ids.is_inference():
         return torch.equal(own, ids)

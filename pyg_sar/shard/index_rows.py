@@ -29,18 +29,20 @@ _ADDED = torch.float32, torch.float64
 
 def rows_at(values: Tensor, index: Tensor) -> Tensor:
     """``values.index_select(0, index)``, without a gradient."""
+    if values.dim() == 1:
+        return values.index_select(0, index)
     width = values[:1].numel()
     row_bytes = width * values.element_size()
     if values.device.type == 'cpu':
         number = values.dtype if width == 1 else _NUMBERS.get(row_bytes)
-        wide = None if number is None else _seen_as(values, number)
-        if wide is not None:
+        if number is not None and values.storage_offset() % width == 0 and values.is_contiguous():
+            wide = values.view(values.size(0), -1).view(number)
             rows = wide.view(-1).index_select(0, index)
             return rows.view(values.dtype).view(-1, *values.shape[1:])
         looped = _by_loop('read_rows', values, index)
         if looped is not None:
             return looped
-    elif values.dim() > 1 and 0 < row_bytes <= _NARROW_BYTES and row_bytes % 16 == 0:
+    elif 0 < row_bytes <= _NARROW_BYTES and row_bytes % 16 == 0:
         columns = values.reshape(values.size(0), -1).unbind(1)
         out = torch.stack([column.index_select(0, index) for column in columns], 1)
         return out.view(-1, *values.shape[1:])

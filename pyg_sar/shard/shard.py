@@ -77,7 +77,7 @@ class Step:
     send_index: Tensor  # local rows it reads, int64 ``[num_rows]``
     sums: PartialSums | None = None  # sent after the rows, in an exchange by covers
 
-    @property
+    @cached_property
     def send_rows(self) -> int:
         """Number of rows sent."""
         return self.send_index.numel() + (0 if self.sums is None else self.sums.num_sums)
@@ -191,14 +191,15 @@ class Shard:
         return self.block_ptr[-1]
 
     @cached_property
-    def _source_ranges(self) -> tuple[tuple[int, int], ...]:
+    def source_ranges(self) -> tuple[tuple[int, int], ...]:
+        """See :meth:`source_range`, of every part."""
         first, ptr = self.parts.start, [self.num_own + at for at in self.halo_ptr]
         own = {first + i: ends for i, ends in enumerate(pairwise(self.own_ptr))}
         return tuple(own.get(part, ends) for part, ends in enumerate(pairwise(ptr)))
 
     def source_range(self, part: int) -> tuple[int, int]:
         """The local source ids ``[start, end)`` of the block of `part`."""
-        return self._source_ranges[part]
+        return self.source_ranges[part]
 
     def to(self, device: torch.device) -> Shard:
         """This shard, with its index tensors on `device`."""

@@ -45,17 +45,14 @@ def checksum(tensor: Tensor) -> tuple[int, ...]:
 
 def as_bytes(tensor: Tensor) -> Tensor:
     """All numbers as bytes in one row, without history; a view of a contiguous tensor."""
-    return _flat(tensor).view(torch.uint8)
-
-
-def _flat(tensor: Tensor) -> Tensor:
-    """All numbers in one row; a contiguous tensor of one number may have any stride."""
     values = tensor.detach().contiguous().view(-1)
-    return values.as_strided(values.shape, (1,))
+    # A contiguous tensor of one number may have any stride.
+    return values.as_strided(values.shape, (1,)).view(torch.uint8)
 
 
 def _numbers(tensor: Tensor) -> Tensor:
-    values = _flat(tensor)
+    values = tensor.detach().contiguous().view(-1)
+    values = values.as_strided(values.shape, (1,))
     size = values.element_size()
     if values.storage_offset() * size % 8:
         values = values.clone()
@@ -80,6 +77,10 @@ _LARGE = 2**15
 """So many numbers are as well read where they are as in a vector with others."""
 
 
+_FEW_BYTES = 2**16
+"""On a CPU so many are sooner hashed as they are than added up in columns."""
+
+
 def digest(tensors: Iterable[Tensor]) -> int:
     """A number of 64 bits that tells the contents of several tensors apart."""
     small: dict[Any, list[Tensor]] = {}
@@ -89,10 +90,15 @@ def digest(tensors: Iterable[Tensor]) -> int:
             numbers.setdefault(tensor.device, []).append(_numbers(tensor))
         else:
             small.setdefault((tensor.dtype, tensor.device), []).append(tensor.detach().reshape(-1))
+    few = b''
     for (_, device), flat in small.items():
-        numbers.setdefault(device, []).append(_numbers(torch.cat(flat)))
+        vector = torch.cat(flat)
+        if device.type == 'cpu' and vector.nbytes <= _FEW_BYTES:
+            few += vector.view(torch.uint8).numpy().tobytes()
+        else:
+            numbers.setdefault(device, []).append(_numbers(vector))
     text = repr([torch.cat(of_device).tolist() for of_device in numbers.values()])
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), 'little')
+    return int.from_bytes(hashlib.blake2b(text.encode() + few, digest_size=8).digest(), 'little')
 
 
 GIVE_AWAY = {

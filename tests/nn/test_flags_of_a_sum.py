@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from unittest import mock
-
 import pytest
 import torch
 
@@ -18,21 +16,20 @@ NUMBER = 0x9E3779B97F4A7C15
 )
 def test_what_ranks_tell(dtype: torch.dtype, size: int) -> None:
     """Any number of ranks has set a flag; one rank's number is another one in its last bit."""
-    with mock.patch.object(buckets, 'world_size', return_value=size):
-        for odd in (NUMBER, NUMBER + 1):
-            flags = [[rank < count for count in (0, 1, size)] for rank in range(size)]
-            told = [
-                buckets._Message(own, odd if rank == size - 1 else NUMBER, dtype)
-                for rank, own in enumerate(flags)
-            ]
-            numbers = torch.tensor([each.numbers for each in told], dtype=dtype) / size
-            total = torch.zeros(3, dtype=dtype)
-            for own in numbers:  # in the precision of the dtype
-                total += own
-            for each in (told[0], told[-1]):
-                counts = each.read(total.real.tolist())
-                assert [count > 0 for count in counts] == [False, True, True]
-                assert counts == [0, 1, size] or not each._base
-                assert each.is_alike == (odd == NUMBER or not each._base)
+    for odd in (NUMBER, NUMBER + 1):
+        flags = [[rank < count for count in (0, 1, size)] for rank in range(size)]
+        told = [
+            buckets._Message(own, odd if rank == size - 1 else NUMBER, size, dtype)
+            for rank, own in enumerate(flags)
+        ]
+        numbers = torch.tensor([each.numbers for each in told], dtype=dtype) / size
+        total = torch.zeros(3, dtype=dtype)
+        for own in numbers:  # in the precision of the dtype
+            total += own
+        for each in (told[0], told[-1]):
+            counts = each.read(total.real.tolist())
+            assert [count > 0 for count in counts] == [False, True, True]
+            assert counts == [0, 1, size] or not each._base
+            assert each.is_alike == (odd == NUMBER or not each._base)
     has_digits = torch.finfo(dtype).eps * size**2 < 0.2
     assert bool(told[0]._base) >= has_digits
