@@ -116,11 +116,10 @@ def all_reduce_sum(
     """
     comm = current()
     if comm.size > 1:
-        tag, is_cpu = f'{what} ({tensor.dtype} {tuple(tensor.shape)})', tensor.device.type == 'cpu'
+        tag = f'{what} ({tensor.dtype} {tuple(tensor.shape)})'
         with comm.guard(what, tag=tag):
-            # Ranks that are threads, and NCCL, compare nothing before.
-            if not comm.takes_turns if is_cpu else comm.goes_by_host(tensor.device, group):
-                if is_cpu and group is None and tensor.numel():
+            if comm.goes_by_host(tensor.device, group):  # others: gloo has no part in it
+                if tensor.device.type == 'cpu' and group is None and tensor.numel():
                     if tensor.nbytes <= comm.summed_bytes:
                         comm.sum_alike(tag, summed=tensor)
                     else:

@@ -196,8 +196,9 @@ def average_gradients(tensors: Iterable[Tensor]) -> None:
 
     The backward of a layer alone gives the share of a rank.
     """
-    for tensor in tensors:
-        if is_averaged(tensor) or is_divided(tensor) or not tensor.requires_grad:
+    learning = [tensor for tensor in tensors if tensor.requires_grad]
+    for tensor in () if is_averaged(*learning) else learning:
+        if is_averaged(tensor) or is_divided(tensor):
             continue
         if tensor.is_leaf:
             comm = current()
