@@ -262,7 +262,8 @@ def state_of_modules(modules: Iterable[torch.nn.Module]) -> list[Any]:
     """Numbers, words, hooks, own methods and children of modules; equal while none has changed."""
     state: list[Any] = [any(GLOBAL_HOOKS)]
     for module in modules:
-        table, (plain, hooks) = vars(module), plain_attributes(module)
+        table = vars(module)
+        plain, hooks = plain_attributes(tuple(table), tuple(map(type, table.values())))
         state += type(module), plain, *table['_modules'].values()
         state += [table[name] for name in (*plain, *_METHODS) if name in table]
         for name in hooks:

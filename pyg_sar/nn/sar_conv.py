@@ -218,7 +218,8 @@ class SARConv(MessagePassing, metaclass=ClassSwap):
                         'wrap the module whose forward has the convs with dropout_seed'
                     )
                 self._look()
-                if in_forward and torch.is_grad_enabled() and world_size() > 1:
+                world = edges[0].handle.shard.world_size
+                if in_forward and torch.is_grad_enabled() and world > 1:
                     tables = [module._parameters.values() for module in layer.modules]
                     average_gradients(p for table in tables for p in table if p is not None)
                 words = agree_on_forward(self, edges, args, kwargs, in_forward=in_forward)

@@ -98,7 +98,8 @@ def state_of(conv: torch.nn.Module) -> Callable[[], AbstractContextManager[None]
     noted: list[tuple[Any, dict[str, Any]]] = []
     lists = []  # from which recurrent modules read their parameters
     for module in conv.modules():
-        own, (plain, _) = vars(module), plain_attributes(module)
+        own = vars(module)
+        plain, _ = plain_attributes(tuple(own), tuple(map(type, own.values())))
         noted += [(t, dict(t)) for t in (module._parameters, module._buffers) if t]
         noted.append((own, {name: own[name] for name in plain}))
         if isinstance(module, torch.nn.RNNBase):
@@ -128,17 +129,11 @@ def state_of(conv: torch.nn.Module) -> Callable[[], AbstractContextManager[None]
     return as_in_forward
 
 
-def plain_attributes(module: torch.nn.Module) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The names of a module's numbers and words, and of its tables of hooks."""
-    table = vars(module)
-    return _named(tuple(table), tuple(map(type, table.values())))
-
-
 @lru_cache(maxsize=4096)
-def _named(
+def plain_attributes(
     names: tuple[str, ...], kinds: tuple[type, ...]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Of attributes with these names and classes; asked once, as modules have many."""
+    """Of a module's attributes, and their classes, the numbers and words, and tables of hooks."""
     plain = (n for n, kind in zip(names, kinds, strict=True) if issubclass(kind, PLAIN))
     return tuple(plain), tuple(n for n in names if n.endswith('_hooks') and 'state_dict' not in n)
 
