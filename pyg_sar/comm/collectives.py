@@ -120,12 +120,12 @@ def all_reduce_sum(
         with comm.guard(what, tag=tag):
             if comm.goes_by_host(tensor.device, group):  # others: gloo has no part in it
                 if tensor.device.type == 'cpu' and group is None and tensor.numel():
-                    if tensor.nbytes <= comm.summed_bytes:
-                        comm.sum_alike(tag, summed=tensor)
+                    if tensor.nbytes <= comm.small_bytes:
+                        comm.sum_small(tag, tensor)
                     else:
                         comm.sum_large(tag, tensor)
                     return tensor
-                comm.sum_alike(tag)
+                comm.vote(tag)
             comm.all_reduce(tensor, group)
     return tensor
 
@@ -139,7 +139,7 @@ def all_gather_alike(tensor: Tensor) -> Tensor:
     tag = f'{what} ({tensor.dtype} {tuple(tensor.shape)})'
     with comm.guard(what, tag=tag):
         if comm.goes_by_host(tensor.device):
-            comm.sum_alike(tag)
+            comm.vote(tag)
         return comm.all_gather(tensor.contiguous())
 
 
@@ -210,7 +210,7 @@ def exchange_bytes(
     tag, comm = f'{what} ({form})', current()
     with comm.guard(what, tag=tag):
         if not is_compared and comm.goes_by_host(sent.device):
-            comm.sum_alike(tag)
+            comm.vote(tag)
         comm.all_to_all(received, sent, recv_sizes, send_sizes)
         if hook.watchers:
             # Its own rows stay here.

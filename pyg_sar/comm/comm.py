@@ -32,7 +32,7 @@ class Work(Protocol):
 class Comm:
     """One rank by itself: sums over all ranks are its own numbers.
 
-    The methods from :meth:`sum_alike` on are called within a :meth:`guard`. Those that communicate
+    The methods from :meth:`vote` on are called within a :meth:`guard`. Those that communicate
     are collective.
     """
 
@@ -41,7 +41,7 @@ class Comm:
     takes_turns = False  # whether the ranks are threads of one process
     run: object = None  # what ranks that are threads of one run have in common
     exchange_kind: type[Any] | None = None  # of its exchanges, where they send no messages
-    summed_bytes = 0  # what `sum_alike` sums over the ranks at no cost
+    small_bytes = 0  # what `sum_small` takes at most
 
     def __init__(self) -> None:
         # Gives the default process group that it belongs to, while that lives.
@@ -105,20 +105,20 @@ class Comm:
         """
         return True
 
-    def sum_alike(
-        self, tag: str, *, number: int = 0, state: str = '', summed: Tensor | None = None
-    ) -> int | None:
-        """The sum of the ranks' numbers, less than ``2**24``, or None if their states differ.
+    def vote(self, tag: str, bits: Sequence[bool] = (), fingerprint: str = '') -> list[int] | None:
+        """How many ranks have set each of a few bits, or None if their fingerprints differ.
 
         `tag` is the operation at which all must be, in words that are equal on all ranks; else
-        all raise. `state` is what the ranks ask whether they have it in common, in words.
-        `summed`, of :attr:`summed_bytes` at most, is summed over the ranks in place.
+        all raise. The `fingerprint` is what the ranks ask whether they have it in common, in words.
         """
-        return number
+        return [int(bit) for bit in bits]
+
+    def sum_small(self, tag: str, tensor: Tensor) -> None:
+        """Sums a tensor of :attr:`small_bytes` at most in place; `tag` is that of `vote`."""
 
     def sum_large(self, tag: str, tensor: Tensor) -> None:
-        """Sums a tensor of the host over the ranks in place; `tag` is that of `sum_alike`."""
-        self.sum_alike(tag)
+        """Sums a tensor of the host over the ranks in place; `tag` is that of `vote`."""
+        self.vote(tag)
         self.all_reduce(tensor)
 
     def gather_texts(self, text: bytes, what: str) -> list[bytes]:

@@ -4,7 +4,7 @@ Exchanges use a group of their own, so they never meet the collectives of the us
 
 Messages of different sizes must not meet: gloo ends the process then. So every collective begins
 with a gather of 72 bytes of every rank: a code of what the operation is, where it is done and what
-it moves, a small number of the operation's own, up to 56 bytes to be summed, and a checksum of the
+it moves, a few bits of the operation's own, up to 56 bytes to be summed, and a checksum of the
 plain values that have met rows (:mod:`pyg_sar.comm.plain_values`). A decision of a layer, and the
 sum of a loss, are this message and nothing else. A larger sum that follows in every step, as that
 of gradients does, is announced by the message before it (:mod:`pyg_sar.comm.sums`).
@@ -41,15 +41,15 @@ _SHORT = 512
 """Bytes of a text that needs no further messages."""
 
 _CLASS = re.compile(r' ?\(\w+\)')
-_NUMBER_BITS = 24
-_WORDS = 9  # of 8 bytes: code and number, what is summed, and a checksum
+_MOST_BITS = 24
+_WORDS = 9  # of 8 bytes: code and bits, what is summed, and a checksum
 _numbers = itertools.count()
 
 
 class GroupComm(Connection):
     """A rank of the default process group; connected at the first use (collective)."""
 
-    summed_bytes = 8 * (_WORDS - 2)
+    small_bytes = 8 * (_WORDS - 2)
 
     def __init__(self) -> None:
         super().__init__()
@@ -132,40 +132,51 @@ class GroupComm(Connection):
             return True
         return bool((group or self.group or self._opened())._get_backend(device).name() == 'gloo')
 
-    def sum_alike(
-        self, tag: str, *, number: int = 0, state: str = '', summed: Tensor | None = None
-    ) -> int | None:
-        """See :meth:`Comm.sum_alike`; one message of 72 bytes."""
+    def vote(self, tag: str, bits: Sequence[bool] = (), fingerprint: str = '') -> list[int] | None:
+        """See :meth:`Comm.vote`; one message of 72 bytes."""
+        records = self._gathered(tag, sum(bit << i for i, bit in enumerate(bits)), fingerprint)
+        if records is None:
+            return None
+        heads = records[:, 0].tolist()
+        return [sum(head >> i & 1 for head in heads) for i in range(len(bits))]
+
+    def sum_small(self, tag: str, tensor: Tensor) -> None:
+        """See :meth:`Comm.sum_small`; one message of 72 bytes."""
+        records = self._gathered(tag, summed=tensor)
+        assert records is not None
+        rows = records[:, 1:].contiguous().view(torch.uint8)[:, : tensor.nbytes]
+        numbers = [row.clone().view(tensor.dtype) for row in rows]
+        tensor.copy_(sum_as_gloo_does(numbers).view(tensor.shape))
+
+    def _gathered(
+        self, tag: str, bits: int = 0, fingerprint: str = '', summed: Tensor | None = None
+    ) -> Tensor | None:
+        """What all ranks say at an operation, or None if their fingerprints differ."""
         # Without the class of the layer: the comparison of forwards has it.
         same = f'{tag} in {_CLASS.sub("", location())}'
         same += self._announced.by(self, same)
-        code = zlib.crc32((same + state).encode())
+        code = zlib.crc32((same + fingerprint).encode())
         words = np.zeros(_WORDS, np.int64)
-        words[0], words[-1] = code << _NUMBER_BITS | number, self.met.checksum
+        words[0], words[-1] = code << _MOST_BITS | bits, self.met.checksum
         record = torch.from_numpy(words)
         if summed is not None:
             record[1:].view(torch.uint8)[: summed.nbytes] = as_bytes(summed)
         records = self.all_gather(record.to(self._small)).cpu()
-        heads, *_, met = zip(*records.tolist(), strict=True)
-        if all(head >> _NUMBER_BITS == code for head in heads):
-            self.met.clear() if len({*met}) == 1 else self._compare_met()
-            if summed is not None:
-                rows = records[:, 1:].contiguous().view(torch.uint8)[:, : summed.nbytes]
-                numbers = [row.clone().view(summed.dtype) for row in rows]
-                summed.copy_(sum_as_gloo_does(numbers).view(summed.shape))
-            return sum(head % (1 << _NUMBER_BITS) for head in heads)
-        own = f'{zlib.crc32(same.encode())} {at_location(tag)}'
-        texts = self._texts(own.encode(), _SHORT)
-        codes, said = zip(*(t.decode(errors='replace').split(' ', 1) for t in texts), strict=True)
-        rank = next((r for r, code in enumerate(codes) if code != codes[self.rank]), None)
-        if rank is None:
-            self.met.clear() if len({*met}) == 1 else self._compare_met()
-            return None
-        reason = f'rank {rank} is at {said[rank].strip()}: run the same lines on every rank'
-        error = self._error(rank, self.operation, reason)
-        self.reports.write(RootCause(rank, doing=at_location(tag)))
-        self.end(error)
-        raise error
+        heads, met = records[:, 0].tolist(), records[:, -1].tolist()
+        is_alike = all(head >> _MOST_BITS == code for head in heads)
+        if not is_alike:
+            own = f'{zlib.crc32(same.encode())} {at_location(tag)}'
+            texts = [t.decode(errors='replace') for t in self._texts(own.encode(), _SHORT)]
+            codes, said = zip(*(text.split(' ', 1) for text in texts), strict=True)
+            rank = next((r for r, code in enumerate(codes) if code != codes[self.rank]), None)
+            if rank is not None:
+                reason = f'rank {rank} is at {said[rank].strip()}: run the same lines on every rank'
+                error = self._error(rank, self.operation, reason)
+                self.reports.write(RootCause(rank, doing=at_location(tag)))
+                self.end(error)
+                raise error
+        self.met.clear() if len({*met}) == 1 else self._compare_met()
+        return records if is_alike else None
 
     def _compare_met(self) -> None:
         """Raises if plain values that have met rows differ, as their checksums do; two messages."""
@@ -177,7 +188,7 @@ class GroupComm(Connection):
 
     def gather_texts(self, text: bytes, what: str) -> list[bytes]:
         """See :meth:`Comm.gather_texts`: a number and one all-gather, two if one is not short."""
-        if self.sum_alike(what, number=len(text) > _SHORT):
+        if self.vote(what, [len(text) > _SHORT]) != [0]:
             return self._long_texts(text)
         return self._texts(text, _SHORT)
 

@@ -51,13 +51,13 @@ class Announced:
             del self.coming[0]
         else:
             before = self.message
-            comm.sum_alike(tag)
+            comm.vote(tag)
         comm.all_reduce(tensor)
         self._seen = 0
         if not is_announced:
             self._learn(before, form)
         elif tensor.view(-1)[-1].isnan():  # perhaps not all ranks are here
-            comm.sum_alike(tag)
+            comm.vote(tag)
 
     def leave_out(self, comm: Comm) -> None:
         """Sends NaNs in place of the sum that was announced and does not come."""

@@ -182,14 +182,13 @@ class ThreadComm(Comm):
         result: Tensor = self.meet(tag, tensor, combine)
         return result
 
-    def sum_alike(
-        self, tag: str, *, number: int = 0, state: str = '', summed: Tensor | None = None
-    ) -> int | None:
-        def combine(all_of: list[tuple[str, int]]) -> int | None:
-            return sum(n for _, n in all_of) if len({s for s, _ in all_of}) == 1 else None
+    def vote(self, tag: str, bits: Sequence[bool] = (), fingerprint: str = '') -> list[int] | None:
+        def combine(all_of: list[tuple[str, Sequence[bool]]]) -> list[int] | None:
+            fingerprints, votes = zip(*all_of, strict=True)
+            return [*map(sum, zip(*votes, strict=True))] if len({*fingerprints}) == 1 else None
 
-        total: int | None = self.meet(at_location(tag), (state, number), combine)
-        return total
+        counts: list[int] | None = self.meet(at_location(tag), (fingerprint, bits), combine)
+        return counts
 
     def gather_texts(self, text: bytes, what: str) -> list[bytes]:
         texts: list[bytes] = self.meet(self.operation, text, list)

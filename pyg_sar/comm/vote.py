@@ -35,8 +35,21 @@ def agree(value: Any) -> list[Any]:
     return [decode(t) for t in texts]
 
 
+def vote(what: str, *bits: bool, fingerprint: str = '') -> list[int] | None:
+    """How many ranks have set each bit, or None if their fingerprints differ.
+
+    Collective: one small all-gather. `what` is the operation, in words: all raise ExchangeError
+    where a rank is at another one.
+    """
+    comm = current()
+    if comm.size == 1:
+        return [int(bit) for bit in bits]
+    with comm.guard(what):
+        return comm.vote(what, bits, fingerprint)
+
+
 def raise_on_all(step: Callable[[], T]) -> T:
-    """Takes a step on every rank and returns its result (collective: see :func:`agree`).
+    """Takes a step on every rank and returns its result (collective: one small all-gather).
 
     If it raises on any rank, all raise: a rank its own error, or else that of the first other rank,
     with its rank. A step has no collectives.
@@ -53,6 +66,8 @@ def raise_on_all(step: Callable[[], T]) -> T:
 
 def raise_error_on_all(error: Exception | None) -> None:
     """Raises as :func:`raise_on_all`, where this rank's error was caught before."""
+    if vote('a check on all ranks', error is not None) == [0]:
+        return
     kind = next((name for name, k in _KINDS.items() if isinstance(error, k)), 'RuntimeError')
     answers = agree(None if error is None else (kind, str(error)))
     if error is not None:
@@ -93,50 +108,6 @@ def odd_and_usual(values: Sequence[object]) -> tuple[int, int]:
     return min(others, key=lambda rank: counts[rank]), usual
 
 
-def are_alike(fingerprint: str, flag: bool) -> tuple[bool, bool]:
-    """Whether a fingerprint is the same on all ranks and, if so, whether a flag is set on all.
-
-    Collective: one small all-gather.
-    """
-    unset = _sum('a comparison of forwards', number=not flag, state=fingerprint)
-    return unset is not None, unset == 0
-
-
-def count_ranks(tag: str, flag: bool) -> int:
-    """How many ranks have set a flag (collective: one small all-gather).
-
-    All raise ExchangeError where `tag`, the operation that a rank is at, differs.
-    """
-    count = _sum(tag, number=flag)
-    assert count is not None
-    return count
-
-
-def all_ranks(value: bool, world_size: int) -> bool:
-    """Whether `value` holds on all ranks (collective; see :func:`least_of_ranks`)."""
-    return bool(least_of_ranks(int(value), world_size))
-
-
-def least_of_ranks(value: int, world_size: int) -> int:
-    """The smallest of the ranks' values 0, 1 or 2 (collective: one small all-gather)."""
-    assert 0 <= value <= 2
-    if world_size == 1:
-        return value
-    counts = _sum('a decision of all ranks', number=(1, 1 << 20, 0)[value])
-    assert counts is not None
-    ones, zeros = divmod(counts, 1 << 20)  # more than there are ranks
-    return 0 if zeros else 1 if ones else 2
-
-
-def _sum(what: str, *, number: int, state: str = '') -> int | None:
-    """An operation that is nothing but the number it begins with."""
-    comm = current()
-    if comm.size == 1:
-        return number
-    with comm.guard(what):
-        return comm.sum_alike(what, number=number, state=state)
-
-
 class Agreed(Generic[T]):
     """Things that all ranks have made together, by keys of each rank's own.
 
@@ -160,8 +131,11 @@ class Agreed(Generic[T]):
         comm = current()
         own = [n for of, k, n in [*self._things] if of() is comm and k == key]
         number = own[-1] if own else 0
-        is_alike, all_set = are_alike(f'what was made as number {number}', flag)
-        if not is_alike:
+        counts = vote(
+            'a comparison of things', flag, fingerprint=f'what was made as number {number}'
+        )
+        all_set = counts == [comm.size]
+        if counts is None:
             answers = agree((own, flag))
             common = set(own).intersection(*(numbers for numbers, _ in answers))
             number, all_set = max(common, default=0), all(is_set for _, is_set in answers)

@@ -15,7 +15,7 @@ from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.comm.errors import in_call
 from pyg_sar.comm.ranks import left_by, world_size
-from pyg_sar.comm.vote import agree, check_equal, count_ranks, raise_on_all
+from pyg_sar.comm.vote import agree, check_equal, raise_on_all, vote
 from pyg_sar.loader.arguments import LoaderOptions, Options, fans_of, read_options
 from pyg_sar.loader.attributes import AttributeRows, check_data, edge_stores, find
 from pyg_sar.loader.batch import make_batch
@@ -133,7 +133,7 @@ class Loader:
         graph, order = self._graph, self._seeds.order(epoch.order)
         of_round = ROUND if graph.world_size > 1 else 1
         for first in range(at, self._num_batches, of_round):
-            count_ranks(f'sampling batch {first} of epoch {epoch.number}', True)
+            vote(f'sampling batch {first} of epoch {epoch.number}')
             asked = range(first, min(first + of_round, self._num_batches))
             seeds = self._seeds.of_batches(order, epoch.draws, asked)
             sampled = Round(graph, attributes, self._fans, self._options, seeds)

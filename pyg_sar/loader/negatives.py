@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch_geometric.sampler import NegativeSampling
 
-from pyg_sar.comm.vote import agree, count_ranks, raise_on_all
+from pyg_sar.comm.vote import agree, raise_on_all, vote
 from pyg_sar.loader import choose
 from pyg_sar.loader.arguments import nodes_of, own_values
 from pyg_sar.loader.ask import Traffic, send
@@ -107,7 +107,7 @@ class Negatives:
             src[left[some]], dst[left[some]] = tried[at], answers[at]
             is_left = ~is_found.any(1)
             left = left[is_left]
-            if not count_ranks('negative links', left.numel() > 0):
+            if vote('negative links', left.numel() > 0) == [0]:
                 return src, dst
             if start + num > _MOST:
                 drawn = self._src if source is None else None

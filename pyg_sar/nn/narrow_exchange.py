@@ -21,7 +21,7 @@ from torch import Tensor
 from torch_geometric.nn import ClusterGCNConv, GraphConv, MessagePassing, SAGEConv, aggr
 
 from pyg_sar.comm.exchange import Exchange, exchange_of
-from pyg_sar.comm.vote import Agreed, all_ranks
+from pyg_sar.comm.vote import Agreed, vote
 from pyg_sar.nn.reuse import kept_copy
 from pyg_sar.ops.linear import is_plain_layer, linear
 from pyg_sar.ops.partial_sums import covered
@@ -120,7 +120,7 @@ def layer_after(conv: MessagePassing, x: Tensor, plan: Plan) -> Any:
     if layer is None:
         return None
     own = plan.num_edges >= x.size(0) and not _is_watched(conv, layer, x.device)
-    return layer if all_ranks(own, plan.shard.world_size) else None
+    return layer if vote('a decision of all ranks', own) == [plan.shard.world_size] else None
 
 
 def only_reads(conv: MessagePassing, x: Tensor) -> bool:

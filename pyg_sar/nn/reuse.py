@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from pyg_sar.comm.vote import least_of_ranks
+from pyg_sar.comm.vote import vote
 from pyg_sar.shard.blocks import Plan
 from pyg_sar.shard.shard import Cached
 from pyg_sar.utils import offload
@@ -120,7 +120,9 @@ def kept_sum(
             state = _HAS
         elif torch.is_grad_enabled():  # without gradients nothing is kept
             state = _KEEPS
-    state = least_of_ranks(state, plan.shard.world_size)
+    size = plan.shard.world_size
+    has, may = vote('a decision of all ranks', state == _HAS, state >= _KEEPS) or (0, 0)
+    state = _HAS if has == size else _KEEPS if may == size else _NOTHING
     if state == _NOTHING:
         return None
     by_tensor[x] = results

@@ -23,7 +23,7 @@ from torch.nn.parameter import is_lazy
 from torch_geometric.nn import MessagePassing
 
 from pyg_sar.comm.ranks import is_distributed
-from pyg_sar.comm.vote import agree, are_alike, check_equal, differ, odd_and_usual
+from pyg_sar.comm.vote import agree, check_equal, differ, odd_and_usual, vote
 from pyg_sar.nn.batch_norm import watch_norms
 from pyg_sar.nn.buckets import common
 from pyg_sar.nn.dropout_forward import SameDropout, of_model
@@ -210,7 +210,7 @@ def check_same_values(model: torch.nn.Module, when: str, advice: str) -> None:
     """
     values = {**common(model.named_parameters()), **common(model.named_buffers())}
     sums = digest(values.values()) if is_distributed() else 0
-    if not are_alike(f'parameters and buffers: {sums}', True)[0]:
+    if vote('a comparison of values', fingerprint=f'{sums}') is None:
         check_values(agree(sums_of(values)), when, advice)
 
 

@@ -22,7 +22,7 @@ from pyg_sar.comm.collectives import all_reduce_sum, communicates, once_differen
 from pyg_sar.comm.errors import warn
 from pyg_sar.comm.ranks import cache_of, check_lives, check_own, chosen, current, rank
 from pyg_sar.comm.ranks import world_size as num_ranks
-from pyg_sar.comm.vote import are_alike
+from pyg_sar.comm.vote import vote
 from pyg_sar.rows.registry import bare_name, is_in_place, name_of
 from pyg_sar.utils.dry_run import is_hidden
 from pyg_sar.utils.offload import array_of
@@ -133,7 +133,8 @@ def check_whole(func: Any, tensor: Tensor) -> None:
             'rank; torch.zeros_like(x) and x.new_zeros(n) are not'
         )
     digest = zlib.crc32(array_of(as_bytes(tensor.cpu())).data) if tensor.numel() else 0
-    if not are_alike(f'a plain tensor {tuple(tensor.shape)} that meets rows: {digest}', True)[0]:
+    fingerprint = f'{tuple(tensor.shape)}: {digest}'
+    if vote('a comparison of plain tensors', fingerprint=fingerprint) is None:
         name = getattr(func, '__name__', str(func))
         raise ValueError(
             f"'{name}' of rows and a plain tensor of shape {tuple(tensor.shape)}, which differs "

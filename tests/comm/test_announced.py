@@ -21,7 +21,7 @@ from pyg_sar.comm.comm import Comm
 from pyg_sar.comm.errors import in_layer
 from pyg_sar.comm.ranks import set_timeout
 from pyg_sar.comm.sums import Announced
-from pyg_sar.comm.vote import agree, all_ranks
+from pyg_sar.comm.vote import agree, vote
 
 SENDING = 'all_reduce', 'all_gather', 'broadcast', 'all_to_all_single'
 
@@ -49,7 +49,7 @@ def _sum(length: int = 100, value: float = 1.0) -> Tensor:
 
 
 def _decide() -> None:
-    all_ranks(True, dist.get_world_size())
+    vote('a decision of all ranks', True)
 
 
 def _messages_of_steps(root: str, norm: str | None) -> list[tuple[int, int, int]]:

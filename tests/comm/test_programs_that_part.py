@@ -22,11 +22,11 @@ from pyg_sar.comm.collectives import all_reduce_sum, all_to_all
 from pyg_sar.comm.errors import in_layer
 from pyg_sar.comm.exchange import Exchange
 from pyg_sar.comm.ranks import set_timeout
-from pyg_sar.comm.vote import agree, all_ranks, least_of_ranks
+from pyg_sar.comm.vote import agree, vote
 
 
 def _decides() -> None:
-    least_of_ranks(1, dist.get_world_size())
+    vote('a decision of all ranks', True)
 
 
 def _moves(width: int) -> None:
@@ -77,7 +77,7 @@ def test_different_operations_end_in_an_error_that_names_both(one: str, other: s
 
 def _the_same_in_another_layer() -> str:
     with in_layer(f"layer 'convs.{min(dist.get_rank(), 1)}'"):
-        return attempt(lambda: all_ranks(True, dist.get_world_size()))
+        return attempt(lambda: vote('a decision of all ranks', True))
 
 
 @pytest.mark.parametrize('world_size', [2, 3])
@@ -159,22 +159,23 @@ def test_rows_of_two_layers_never_meet(tmp_path):
 
 
 def _values() -> list[object]:
-    rank, size = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
     texts = [agree('x' * length + str(rank)) for length in (0, 507, 508, 509, 510, 511, 5000)]
     uneven = agree('y' * (2000 * rank))
-    least = [
-        least_of_ranks(value, size)
-        for value in (0, 1, 2, rank % 3, 2 - rank % 3, int(rank == 0), 2 * int(rank > 0))
+    votes = [
+        vote('a decision', rank == 0, rank > 0, True, rank % 3 == 1, fingerprint=text)
+        for text in ('', 'alike', str(min(rank, 1)))
     ]
     total = all_reduce_sum(torch.tensor([2**53 + rank]))
-    return [[[len(t) for t in text] for text in texts], [len(t) for t in uneven], least, int(total)]
+    return [[[len(t) for t in text] for text in texts], [len(t) for t in uneven], votes, int(total)]
 
 
 @pytest.mark.parametrize('world_size', [1, 2, 3])
 def test_the_same_operations_give_their_values(world_size: int) -> None:
     lengths = [[n + 1] * world_size for n in (0, 507, 508, 509, 510, 511, 5000)]
-    states = list(range(world_size))
-    least = [0, 1, 2, 0, min(2 - r % 3 for r in states), int(world_size == 1), 0]
-    total = sum(2**53 + r for r in states)
-    want = [lengths, [2000 * r for r in states], least, total]
+    ranks = range(world_size)
+    counts = [1, world_size - 1, world_size, sum(r % 3 == 1 for r in ranks)]
+    votes = [counts, counts, counts if world_size == 1 else None]
+    total = sum(2**53 + r for r in ranks)
+    want = [lengths, [2000 * r for r in ranks], votes, total]
     assert run_ranks(_values, world_size) == [want] * world_size

@@ -19,7 +19,7 @@ from pyg_sar.comm.errors import in_call
 from pyg_sar.comm.ranks import chosen, rank
 from pyg_sar.comm.ranks import world_size as num_ranks
 from pyg_sar.comm.threads import run_threads
-from pyg_sar.comm.vote import agree, least_of_ranks
+from pyg_sar.comm.vote import agree, vote
 
 
 def _program(seed: int, log: list[int] | None = None) -> list[Any]:
@@ -43,7 +43,7 @@ def _program(seed: int, log: list[int] | None = None) -> list[Any]:
             rows = torch.full((sum(counts), 2), float(rank()))
             found.append(all_to_all(rows, counts, ours.tolist()))
         else:
-            found.append(least_of_ranks(size % 3 if rank() else 1, num_ranks()))
+            found.append(vote('a decision', size % 3 > 1 or not rank(), rank() > 1))
     return found
 
 
