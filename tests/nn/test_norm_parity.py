@@ -246,7 +246,7 @@ SMALL = {'LayerNorm', 'GraphNorm'}
 def test_collectives():
     """None where running statistics are used, or rows alone."""
     first, second = run_ranks(_count_collectives, 2)
-    # Before a sum of more than 56 bytes goes a small message, so that different sums never meet.
+    # Before a sum of more than 1016 bytes goes a small message, so that different sums never meet.
     times = {name: 1 if name in SMALL else 2 for name in COLLECTIVES}
     expected = {
         name: (times[name] * training, times[name] * eval_)

@@ -77,8 +77,8 @@ def _counted(name: str, root: str) -> tuple[list[int], list[int], int]:
 
 
 def _all_reduced(sizes: list[int]) -> list[int]:
-    """Without sums of up to 56 bytes, which go with the message that all sums begin with."""
-    return [size for size in sizes if 4 * size > 56]
+    """Without sums of up to 1016 bytes, which go with the message that all sums begin with."""
+    return [size for size in sizes if 4 * size > 1016]
 
 
 class _Largest(TorchDispatchMode):
