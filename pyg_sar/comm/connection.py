@@ -75,7 +75,7 @@ class Connection(Comm, AbstractContextManager[Any]):
         # that is ready, while a loss on the CPU, or one of several, is about to make others ready:
         # so ranks would take two layers in different orders. Messages of NCCL, and collectives,
         # have no tags that could tell them apart. In one thread the last layer always comes first.
-        torch._C._set_multithreading_enabled(False)
+        torch.autograd.set_multithreading_enabled(False)
         if self._process != os.getpid():
             self.refuse_process(operation)
         report = hook.in_operation(operation, peer, is_wait) if hook.watchers else None
