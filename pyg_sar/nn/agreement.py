@@ -15,6 +15,7 @@ from pyg_sar.nn.analysis import WrongMessageError, analyze
 from pyg_sar.nn.call import Call
 from pyg_sar.nn.dropout import EdgeDraws
 from pyg_sar.nn.intercept import MessageError
+from pyg_sar.nn.narrow_exchange import GLOBAL_HOOKS
 from pyg_sar.nn.plan import Plan
 from pyg_sar.ops.program import Arguments
 from pyg_sar.utils.class_swap import name_of
@@ -75,12 +76,20 @@ def _reads_edges(conv: MessagePassing, function: str) -> bool:
 
 
 def _has_hooks_inside(conv: MessagePassing) -> bool:
-    """Whether a program has put forward hooks on modules of a conv, or on its message."""
+    """Whether a program has put hooks on modules of a conv, or on its message.
+
+    They see the edges of all ranks at once: a hook of a module in a message would be called for
+    every block.
+    """
     tables = [
         table
         for module in {*conv.modules()} - {conv}
-        for table in (module._forward_pre_hooks, module._forward_hooks)
+        for table in (
+            *(module._forward_pre_hooks, module._forward_hooks),
+            *(module._backward_pre_hooks, module._backward_hooks),
+        )
     ]
+    tables += GLOBAL_HOOKS
     tables += [
         getattr(conv, f'_{step}_forward_{kind}')
         for step in ('message', 'aggregate')

@@ -18,7 +18,7 @@ from torch.nn.modules.module import (
     register_module_full_backward_pre_hook,
 )
 from torch_geometric.data import HeteroData
-from torch_geometric.nn import GATConv, GCNConv, HeteroConv, SAGEConv
+from torch_geometric.nn import EdgeConv, GATConv, GCNConv, HeteroConv, SAGEConv
 
 import pyg_sar
 
@@ -140,3 +140,60 @@ def test_they_see_what_one_process_sees(tmp_path: Path, form: str, kind: str) ->
         for num_ranks in (1, 3):
             for found in run_ranks(_on_rank, num_ranks, str(tmp_path / 'parts'), conv, form, kind):
                 torch.testing.assert_close(found, want, rtol=0, atol=1e-11)
+
+
+def _inside(data: Any, kind: str, at: str, wrap: Callable[[Any], Any]) -> Any:
+    """What hooks of modules inside of a conv see and change, called once per edge or per node."""
+    torch.manual_seed(0)
+    of_edges = torch.nn.Sequential(torch.nn.Linear(12, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+    model = wrap(EdgeConv(of_edges, aggr='mean').double())
+    seen: list[Any] = []
+
+    def of_rows(values: Any) -> list[Any]:
+        """Sorted, as edges of other ranks have another order."""
+        return [v if v is None else v.flatten().sort().values for v in _numbers(values)]
+
+    def hook(module: Any, taken: Any, given: Any) -> Any:
+        seen.append([of_rows(taken), of_rows(given)])
+        return tuple(g if g is None else g.clamp(-0.002, 0.002) for g in taken)
+
+    def pre_hook(module: Any, given: Any) -> Any:
+        seen.append(of_rows(given))
+        return tuple(g.clamp(-0.002, 0.002) for g in given)
+
+    def of_all(module: Any, *grads: Any) -> Any:
+        is_inside = type(module) in (torch.nn.Linear, torch.nn.Tanh)
+        return (pre_hook if 'pre' in kind else hook)(module, *grads) if is_inside else None
+
+    ways = {
+        'hook': lambda m: m.register_full_backward_hook(hook),
+        'pre hook': lambda m: m.register_full_backward_pre_hook(pre_hook),
+        'global': lambda m: register_module_full_backward_hook(of_all),
+        'global pre': lambda m: register_module_full_backward_pre_hook(of_all),
+    }
+    handle = ways[kind](model.get_submodule(at))
+    try:
+        x = data.x.detach().clone().requires_grad_()
+        loss = F.cross_entropy(model(x, data.edge_index), data.y)
+        loss.backward()
+    finally:
+        handle.remove()
+    return [loss.detach(), seen, [p.grad for p in model.parameters()]]
+
+
+def _inside_on_rank(root: str, *args: Any) -> Any:
+    return _inside(pyg_sar.load_shard(root), *args, pyg_sar.DistributedDataParallel)
+
+
+@pytest.mark.parametrize(
+    ('kind', 'at'),
+    [('hook', 'nn'), ('hook', 'nn.2'), ('pre hook', 'nn.0'), ('global', 'nn'), ('global pre', '')],
+)
+def test_modules_inside_of_convs(tmp_path: Path, kind: str, at: str) -> None:
+    """One call with the edges of all ranks, and a gradient that is no P times too large."""
+    pyg_sar.partition_graph(small_graph(), 3, tmp_path / 'parts', method='random')
+    want = _inside(small_graph(), kind, at, lambda model: model)
+    assert want[1]
+    for num_ranks in (1, 3):
+        for found in run_ranks(_inside_on_rank, num_ranks, str(tmp_path / 'parts'), kind, at):
+            torch.testing.assert_close(found, want, rtol=1e-9, atol=1e-12)
