@@ -20,6 +20,7 @@ from torch import Tensor
 from pyg_sar.comm.collectives import all_to_all, all_to_all_counts
 from pyg_sar.comm.exchange import exchange_of, lent_to_another
 from pyg_sar.comm.moves import RowMap, linear
+from pyg_sar.comm.row_map import with_halo
 from pyg_sar.comm.vote import agree, raise_on_all
 from pyg_sar.shard.blocks import check_ids
 from pyg_sar.shard.edges import ShardEdges
@@ -42,8 +43,7 @@ def positions(shard: Shard, part_ptr: Sequence[int], device: torch.device) -> Te
     """The position of every local source id, int64 ``[num_own + num_halo]`` (one all-to-all)."""
     first = part_ptr[shard.parts.start]
     own = torch.arange(first, first + shard.num_own, device=device)
-    (halo,) = exchange_of(shard).fetch_all([own])
-    return torch.cat([own, halo])
+    return with_halo(own, exchange_of(shard))
 
 
 @torch.inference_mode(False)  # a shard outlives the caller's mode
