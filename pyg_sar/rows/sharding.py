@@ -132,15 +132,13 @@ class Sharding:
         )
 
     def local_index(self, ids: Tensor) -> Tensor:
-        """Where rows of the whole are among the own ones, -1 for those of other ranks."""
+        """Where rows of the whole are among the own ones, of the shape of `ids`; -1 for others."""
         device = ids.device
-
-        def make() -> Tensor:
-            places = torch.full((self.total,), -1, dtype=torch.int64, device=device)
-            places[self.ids(device)] = torch.arange(self.own, device=device)
-            return places
-
-        return self.kept('places', device, make)[ids]
+        own, places = self.kept('places', device, lambda: self.ids(device).sort())
+        if not self.own:
+            return torch.full_like(ids, -1, dtype=torch.int64)
+        at = torch.searchsorted(own, ids.long().contiguous()).clamp(max=self.own - 1)
+        return torch.where(own[at] == ids, places[at], -1)
 
     def chosen(self, device: torch.device) -> Tensor:
         """Of a selection, which own rows of `parent` it has, int64 ``[own]``."""
