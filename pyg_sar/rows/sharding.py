@@ -17,6 +17,7 @@ from torch import Tensor
 from pyg_sar.comm.collectives import all_reduce_sum
 from pyg_sar.comm.comm import Comm
 from pyg_sar.comm.ranks import current, rank, world_size
+from pyg_sar.comm.row_map import places_of
 from pyg_sar.comm.vote import agree
 from pyg_sar.utils.tensor_state import version_of
 
@@ -104,7 +105,7 @@ class Sharding:
         """Which rows of the whole the own ones are, int64 ``[own]``.
 
         Of a selection they are places among all that are selected, in the order of the whole; they
-        are found at the first time (collective: one all-reduce of a number per row of the parent).
+        are found at the first time (collective, see :func:`pyg_sar.comm.row_map.places_of`).
         """
         if self._ids is None or self._ids.device != device:
             self._ids = (self._find_ids(device) if self._ids is None else self._ids).to(device)
@@ -121,11 +122,7 @@ class Sharding:
             return torch.cat([piece.ids(device) + first for piece, first in pairs])
         if self.parent is not None and self.mask is not None:
             of_parent = self.parent.ids(self.mask.device)[self.mask]
-            is_in = torch.zeros(self.parent.total, dtype=torch.uint8, device=of_parent.device)
-            is_in[of_parent] = 1
-            if world_size() > 1:
-                all_reduce_sum(is_in)
-            return (is_in.cumsum(0) - 1)[of_parent]
+            return places_of(of_parent, self.parent.total)
         raise ValueError(
             'it is not known which rows of those that are spread over the ranks the own ones '
             f'are (got {self!r})'
