@@ -158,15 +158,13 @@ class Exchange:
         shard = self.shard
         if shard.world_size == 1:
             return RowMap(torch.empty(0, dtype=torch.int64), [0], [0])
-        nothing = shard.steps[0].send_index[:0]
-        rows = [
-            torch.cat([nothing, *(s.send_index for s in shard.steps if s.send_rank == rank)])
-            for rank in range(shard.world_size)
-        ]
+        steps = sorted(shard.steps, key=lambda step: step.send_rank)
+        send_counts = [0] * shard.world_size
+        for step in steps:
+            send_counts[step.send_rank] += step.send_index.numel()
         halo_ptr = shard.halo_ptr[:: shard.parts_per_rank]
-        return RowMap(
-            torch.cat(rows), [t.numel() for t in rows], [b - a for a, b in pairwise(halo_ptr)]
-        )
+        recv_counts = [end - start for start, end in pairwise(halo_ptr)]
+        return RowMap(torch.cat([step.send_index for step in steps]), send_counts, recv_counts)
 
 
 class GradientReturn:

@@ -29,13 +29,12 @@ _EXACT = Wire(None)
 
 @dataclass(frozen=True, eq=False)
 class RowMap:
-    """Which own rows go to which rank, and where those that come are in the result.
+    """Which own rows go to which rank, and which of the rows that come are in the result.
 
     Rows move by one all-to-all (collective); a wire says in which dtype they travel.
     """
 
-    # Own rows by the rank that they go to, int64 ``[sum(send_counts)]``; None: all, in their order.
-    send_index: Tensor | None
+    send_index: Tensor  # own rows by the rank that they go to, int64 ``[sum(send_counts)]``
     send_counts: list[int]  # rows that go to each rank
     recv_counts: list[int]  # rows that come from each rank
     # Which of the rows that come is each row of the result, int64; None: all, in their order.
@@ -43,92 +42,86 @@ class RowMap:
 
     @classmethod
     def to_ranks(cls, ranks: Tensor) -> RowMap:
-        """Sends row i to rank ``ranks[i]`` (collective: one all-to-all)."""
+        """Row i goes to rank ``ranks[i]`` (collective: one all-to-all)."""
         counts = torch.bincount(ranks, minlength=world_size())
         recv_counts = all_to_all_counts(counts).tolist()
         return cls(torch.argsort(ranks, stable=True), counts.tolist(), recv_counts)
 
     @classmethod
     def from_ranks(cls, ranks: Tensor, rows: Tensor) -> RowMap:
-        """Gives row ``rows[i]`` of rank ``ranks[i]`` as row i (collective: two all-to-alls)."""
+        """Row ``rows[i]`` of rank ``ranks[i]`` becomes row i (collective: two all-to-alls)."""
         asked = cls.to_ranks(ranks)
-        assert asked.send_index is not None
         places = _written(torch.arange(ranks.numel(), device=ranks.device), asked.send_index)
         return cls(asked.fetch(rows), asked.recv_counts, asked.send_counts, places)
 
+    def parts(self, rows: Sequence[Tensor]) -> list[RowMap]:
+        """A map for each list of rows of the result, where that has all rows that come.
+
+        The rows of a list ascend, int64; there are as many lists on all ranks. Collective: two
+        all-to-alls.
+        """
+        sizes = torch.tensor([self.send_counts, self.recv_counts], device=rows[0].device)
+        first_sent, first_received = sizes.cumsum(1) - sizes
+        ranks = [torch.bucketize(r, sizes[1].cumsum(0), right=True) for r in rows]
+        # For every rank: the number of rows of every list, and then their offsets.
+        wanted = torch.stack([torch.bincount(r, minlength=sizes.size(1)) for r in ranks], dim=1)
+        asked = all_to_all_counts(wanted)
+        rank = torch.cat(ranks)
+        offsets = (torch.cat([*rows]) - first_received[rank])[torch.argsort(rank, stable=True)]
+        offsets = all_to_all(offsets, wanted.sum(1).tolist(), asked.sum(1).tolist())
+        index = self.send_index[offsets + torch.repeat_interleave(first_sent, asked.sum(1))]
+        number = torch.arange(asked.numel(), device=index.device) % len(rows)
+        by_list = torch.argsort(torch.repeat_interleave(number, asked.flatten()), stable=True)
+        indices = torch.split(index[by_list], asked.sum(0).tolist())
+        return [*map(RowMap, indices, asked.t().tolist(), wanted.t().tolist())]
+
     def forward(self, x: Tensor, wire: Wire = _EXACT) -> Tensor:
-        """The rows that come: from own rows ``[num_own, ...]`` to ``[num_rows, ...]``.
+        """The rows that come, from own rows ``[num_own, ...]`` to ``[num_rows, ...]``.
 
         | forward:  ``out = fetch(x)``
-        | backward: ``grad_x`` are sums of the gradients of all copies of the own rows
+        | backward: ``grad_x`` has the sums of the gradients of all copies of its rows
 
         Collective: one all-to-all, and one in backward if x needs a gradient.
         """
-        back = partial(self._adjoint, num_own=x.size(0), wire=wire)
+        num_own = x.size(0)
+
+        def back(gradients: Tensor) -> Tensor:
+            out = gradients.new_zeros(num_own, *gradients.shape[1:])
+            self.give_back(gradients, out, wire)
+            return out
+
         return linear(x, partial(self.fetch, wire=wire), back)
 
     def fetch(self, x: Tensor, wire: Wire = _EXACT) -> Tensor:
         """As :meth:`forward`, without a gradient."""
         (form,) = wire.like([x])
-        if self.send_index is None:
-            sent = x.to(form.dtype)
-        else:
-            sent = form.new_empty(self.send_index.numel(), *x.shape[1:])
-            wire.pack(sent, x, self.send_index)
-        came = all_to_all(sent, self.send_counts, self.recv_counts).to(x.dtype)
-        return came if self.recv_index is None else came.index_select(0, self.recv_index)
+        sent = form.new_empty(self.send_index.numel(), *x.shape[1:])
+        wire.pack(sent, x, self.send_index)
+        return self.move(sent).to(x.dtype)
 
     def give_back(self, gradients: Tensor, out: Tensor, wire: Wire = _EXACT) -> None:
         """The adjoint of :meth:`fetch`: adds ``[num_rows, ...]`` to own rows of `out`."""
-        assert self.send_index is not None
-        wire.add(out, self.send_index, self._sent_back(gradients, wire))
+        wire.add(out, self.send_index, self.move_back(gradients, wire))
 
-    def inverse(self, values: Tensor) -> Tensor:
-        """The inverse of :meth:`fetch`, where every row goes to one place (collective)."""
-        sent = values if self.recv_index is None else _written(values, self.recv_index)
-        came = all_to_all(sent, self.recv_counts, self.send_counts)
-        return came if self.send_index is None else _written(came, self.send_index)
+    def move(self, sent: Tensor) -> Tensor:
+        """From rows that are picked already, ``[sum(send_counts), ...]``, to the result."""
+        came = all_to_all(sent, self.send_counts, self.recv_counts)
+        return came if self.recv_index is None else came.index_select(0, self.recv_index)
 
-    def parts(self, rows: Sequence[Tensor]) -> list[RowMap]:
-        """A map for each list of rows of a result in which all are in the order that they come.
-
-        The rows of a list ascend, int64; there are as many lists on all ranks. Collective: two
-        all-to-alls.
-        """
-        assert self.send_index is not None
-        device = self.send_index.device
-        sizes = torch.tensor([self.send_counts, self.recv_counts], device=device)
-        ends = sizes.cumsum(1)
-        first_sent, first_received = ends - sizes
-        owners = [torch.bucketize(r, ends[1], right=True) for r in rows]
-        # For every rank: the number of rows of every list, and then their offsets.
-        wanted = torch.stack([torch.bincount(o, minlength=sizes.size(1)) for o in owners], dim=1)
-        asked = all_to_all_counts(wanted)
-        owner = torch.cat(owners)
-        offsets = (torch.cat([*rows]) - first_received[owner])[torch.argsort(owner, stable=True)]
-        offsets = all_to_all(offsets, wanted.sum(1).tolist(), asked.sum(1).tolist())
-        places = offsets + torch.repeat_interleave(first_sent, asked.sum(1))
-        numbers = torch.arange(len(rows), device=device).repeat(sizes.size(1))
-        by_list = torch.argsort(torch.repeat_interleave(numbers, asked.flatten()), stable=True)
-        sent = torch.split(self.send_index[places[by_list]], asked.sum(0).tolist())
-        counts = zip(sent, asked.t().tolist(), wanted.t().tolist(), strict=True)
-        return [RowMap(*each) for each in counts]
-
-    def _adjoint(self, gradients: Tensor, num_own: int, wire: Wire) -> Tensor:
-        if self.send_index is None:
-            return self._sent_back(gradients, wire).to(gradients.dtype)
-        out = gradients.new_zeros(num_own, *gradients.shape[1:])
-        self.give_back(gradients, out, wire)
-        return out
-
-    def _sent_back(self, gradients: Tensor, wire: Wire) -> Tensor:
-        """Gradients of the rows that were sent, ``[sum(send_counts), ...]``, as they travel."""
+    def move_back(self, gradients: Tensor, wire: Wire = _EXACT) -> Tensor:
+        """The adjoint of :meth:`move`; gives gradients in the dtype in which they travel."""
         sums = gradients
         if self.recv_index is not None:
             sums = gradients.new_zeros(sum(self.recv_counts), *gradients.shape[1:])
             add_rows_at(sums, self.recv_index, gradients)
         (form,) = wire.like([sums])
         return all_to_all(sums.to(form.dtype), self.recv_counts, self.send_counts)
+
+    def inverse(self, values: Tensor) -> Tensor:
+        """The inverse of :meth:`fetch`, where every row goes to one place (collective)."""
+        sent = values if self.recv_index is None else _written(values, self.recv_index)
+        came = all_to_all(sent, self.recv_counts, self.send_counts)
+        return _written(came, self.send_index)
 
 
 def _written(values: Tensor, places: Tensor) -> Tensor:

@@ -81,7 +81,7 @@ def rows(x: Any, ids: Tensor, n_id: Tensor) -> Tensor:
         out = row_map.forward(x)
     else:
         picked = x.plain_rows(n_id[row_map.send_index])
-        out = replace(row_map, send_index=None).forward(picked)
+        out = linear(picked, row_map.move, row_map.move_back)
     if out.requires_grad:
         note_backward_of(out)
     return out.view(*ids.shape, *out.shape[1:])

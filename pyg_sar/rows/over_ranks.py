@@ -133,10 +133,10 @@ def fetched(rows: Rows, ids: Tensor) -> Tensor:
         ids = torch.where(ids < 0, ids + sharding.total, ids)
         if world_size() == 1:
             places = sharding.local_index(ids)
-            if bool((places < 0).any()):
-                at = int(ids[places < 0][0])
-                text = f'index {at} is out of bounds for dimension 0 with size {sharding.total}'
-                raise IndexError(text)
+            missing = ids[places < 0]
+            if missing.numel():
+                size = f'dimension 0 with size {sharding.total}'
+                raise IndexError(f'index {int(missing[0])} is out of bounds for {size}')
             return x[places]
         if not has_fractions(x):
             x = x.detach()
