@@ -39,13 +39,6 @@ def all_part_ptr(shard: Shard, own_ptr: Sequence[int]) -> list[int]:
     return part_ptr
 
 
-def positions(shard: Shard, part_ptr: Sequence[int], device: torch.device) -> Tensor:
-    """The position of every local source id, int64 ``[num_own + num_halo]`` (one all-to-all)."""
-    first = part_ptr[shard.parts.start]
-    own = torch.arange(first, first + shard.num_own, device=device)
-    return with_halo(own, exchange_of(shard))
-
-
 @torch.inference_mode(False)  # a shard outlives the caller's mode
 def derive_shard(
     base: Shard,
@@ -171,7 +164,9 @@ def reverse(ids: Tensor, shard: Shard, e_id: Tensor | None = None) -> Reversed:
     raise_on_all(check) if shard.world_size > 1 else check()
     src, dst = ids.unbind()
     part_ptr = all_part_ptr(shard, shard.own_ptr)
-    src = positions(shard, part_ptr, src.device)[src]
+    first = part_ptr[shard.parts.start]
+    own = torch.arange(first, first + shard.num_own, device=src.device)
+    src = with_halo(own, exchange_of(shard))[src]
     base, dst_ptr, dst_rows = shard, part_ptr, None
     if shard.is_bipartite:
         # Nothing tells where the destinations of a part start: a rank counts as one part.
@@ -183,9 +178,8 @@ def reverse(ids: Tensor, shard: Shard, e_id: Tensor | None = None) -> Reversed:
     owner = torch.searchsorted(ends, src, right=True)
     to_owners = RowMap.to_ranks(owner)
     new_dst, new_src = to_owners.fetch(torch.stack([src, dst], dim=1)).t().contiguous()
-    new_dst = new_dst - part_ptr[shard.parts.start]
     handle, recv_perm = derive_shard(
-        base, dst_ptr, new_src, new_dst, name='reversed', dst_rows=dst_rows
+        base, dst_ptr, new_src, new_dst - first, name='reversed', dst_rows=dst_rows
     )
     move = EdgeMove(replace(to_owners, recv_index=recv_perm))
     if e_id is not None:
