@@ -96,7 +96,7 @@ class _Homes:
 
     def of(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """The home of each id, and the place of the id there."""
-        home = _home_of(ids, self.num_ids)
+        home = ids * world_size() // max(self.num_ids, 1)
         return home, ids - _first_id(home, self.num_ids)
 
 
@@ -144,14 +144,9 @@ def _new_homes(n_id: Tensor) -> _Homes:
     own = torch.arange(n_id.numel(), device=n_id.device)
     to_homes = RowMap.to_ranks(home)
     places, rows = to_homes.fetch(torch.stack([place, own], dim=1)).unbind(1)
-    counts = torch.tensor(to_homes.recv_counts, device=n_id.device)
-    owner = torch.repeat_interleave(counts)
+    owner = torch.repeat_interleave(torch.tensor(to_homes.recv_counts, device=n_id.device))
     homes.owners[places] = torch.stack([owner, rows], dim=1)
     return homes
-
-
-def _home_of(ids: Tensor, num_ids: int) -> Tensor:
-    return ids * world_size() // max(num_ids, 1)
 
 
 def _first_id(home: Any, num_ids: int) -> Any:
@@ -192,7 +187,7 @@ def places_of(ids: Tensor, num_ids: int) -> Tensor:
     The ids ``[N]`` are from 0 to `num_ids` - 1. Collective: three all-to-alls, and two small
     all-gathers.
     """
-    to_homes = RowMap.to_ranks(_home_of(ids, num_ids))
+    to_homes = RowMap.to_ranks(ids * world_size() // max(num_ids, 1))
     here, places = torch.unique(to_homes.fetch(ids), return_inverse=True)
     num_before = sum(agree(here.numel())[: rank()])
     return to_homes.inverse(places + num_before)
