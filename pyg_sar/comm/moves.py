@@ -83,12 +83,10 @@ class RowMap:
 
         Collective: one all-to-all, and one in backward if x needs a gradient.
         """
-        num_own = x.size(0)
+        shape = x.shape
 
         def back(gradients: Tensor) -> Tensor:
-            out = gradients.new_zeros(num_own, *gradients.shape[1:])
-            self.give_back(gradients, out, wire)
-            return out
+            return self.give_back(gradients, gradients.new_zeros(shape), wire)
 
         return linear(x, partial(self.fetch, wire=wire), back)
 
@@ -99,9 +97,10 @@ class RowMap:
         wire.pack(sent, x, self.send_index)
         return self.move(sent).to(x.dtype)
 
-    def give_back(self, gradients: Tensor, out: Tensor, wire: Wire = _EXACT) -> None:
+    def give_back(self, gradients: Tensor, out: Tensor, wire: Wire = _EXACT) -> Tensor:
         """The adjoint of :meth:`fetch`: adds ``[num_rows, ...]`` to own rows of `out`."""
         wire.add(out, self.send_index, self.move_back(gradients, wire))
+        return out
 
     def move(self, sent: Tensor) -> Tensor:
         """From rows that are picked already, ``[sum(send_counts), ...]``, to the result."""

@@ -123,7 +123,7 @@ def _by_ids(x: Any, ids: Tensor, n_id: Tensor) -> RowMap:
         raise_error_on_all(None if error is None else ValueError(error))
     if pair is None:
         unique, inverse = torch.unique(ids.reshape(-1).to(n_id.device), return_inverse=True)
-        row_map = RowMap.from_ranks(*_owners_of(unique, _homes(n_id), 'ids'))
+        row_map = RowMap.from_ranks(*owners_of(unique, n_id, 'ids'))
         assert row_map.recv_index is not None
         row_map = replace(row_map, recv_index=row_map.recv_index[inverse])
         pair = cache.keep(key, (n_id, row_map))  # with `n_id`, whose id() stays its own so
@@ -160,21 +160,16 @@ def owners_of(ids: Tensor, n_id: Tensor, name: str) -> tuple[Tensor, Tensor]:
     Their ids in the whole graph, int64 ``[N]``, may differ from rank to rank; `n_id` are those of
     the own nodes. Raises ValueError on all ranks, if no rank owns an id; it calls them by `name`.
     """
-    unique, inverse = torch.unique(ids, return_inverse=True)
-    owner, row = _owners_of(unique, _homes(n_id), name)
-    return owner[inverse], row[inverse]
-
-
-def _owners_of(unique: Tensor, homes: _Homes, name: str) -> tuple[Tensor, Tensor]:
-    is_right = (unique >= 0) & (unique < homes.num_ids)
-    answers = unique.new_full((unique.numel(), 2), -1)
-    answers[is_right] = RowMap.from_ranks(*homes.of(unique[is_right])).fetch(homes.owners)
+    homes = _homes(n_id)
+    is_right = (ids >= 0) & (ids < homes.num_ids)
+    answers = ids.new_full((ids.numel(), 2), -1)
+    answers[is_right] = RowMap.from_ranks(*homes.of(ids[is_right])).fetch(homes.owners)
     owner, row = answers.unbind(dim=1)
 
     def check() -> None:
-        missing = unique[owner < 0]
+        missing = ids[owner < 0]
         if missing.numel():
-            text = f"'{name}' has {int(missing[0])}, which is no node's id in 'n_id' of any rank"
+            text = f"'{name}' has {missing.min()}, which is no node's id in 'n_id' of any rank"
             raise ValueError(text)
 
     raise_on_all(check)
