@@ -122,21 +122,19 @@ class EdgeMove:
         Collective: one all-to-all, and one in backward if the values need a gradient; they must
         need one on all ranks or on none. Raises ValueError if there is not one row per edge.
         """
-        _check_rows(values, self.edges.send_index)
+        _check_rows(values, sum(self.edges.send_counts))
         return linear(values, self.edges.fetch, self.edges.inverse)
 
     def to_forward(self, values: Tensor) -> Tensor:
         """The inverse of :meth:`to_reversed`: ``[E_rev, ...]`` to ``[E, ...]`` (collective)."""
-        _check_rows(values, self.edges.recv_index)
+        _check_rows(values, sum(self.edges.recv_counts))
         return linear(values, self.edges.inverse, self.edges.fetch)
 
 
-def _check_rows(values: Tensor, edges: Tensor | None) -> None:
-    assert edges is not None
-    if values.dim() == 0 or values.size(0) != edges.numel():
-        raise ValueError(
-            f'expected one row per edge: {edges.numel()} rows (got shape {tuple(values.shape)})'
-        )
+def _check_rows(values: Tensor, num_edges: int) -> None:
+    if values.dim() == 0 or values.size(0) != num_edges:
+        shape = tuple(values.shape)
+        raise ValueError(f'expected one row per edge: {num_edges} rows (got shape {shape})')
 
 
 @dataclass(frozen=True, eq=False)

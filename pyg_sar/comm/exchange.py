@@ -133,9 +133,8 @@ class Exchange:
 
         `halo` has ascending halo rows for every fetch, int64; as many fetches on all ranks.
         """
-        if self.shard.world_size == 1:
-            return [self._everything for _ in halo]
-        return self._everything.parts(halo)
+        everything = self._everything
+        return everything.parts(halo) if self.shard.world_size > 1 else [everything] * len(halo)
 
     def fetch_requested(self, tensors: Sequence[Tensor], request: RowMap) -> TensorList:
         """The halo rows of a request: one all-to-all for each tensor (collective)."""
@@ -273,8 +272,5 @@ def lent_to_another(shard: Shard) -> dict[Cached[Any], Any]:
 
 def with_halo_ids(shard: Shard, ids: Tensor) -> Tensor:
     """The ids of own sources, then those of the halo's (collective: an all-to-all, once)."""
-
-    def make() -> Tensor:
-        return torch.cat([ids, *exchange_of(shard).fetch_all([ids])])
-
-    return _SOURCE_IDS.put(shard, _SOURCE_IDS.of(shard, make).to(ids.device))
+    found = _SOURCE_IDS.of(shard, lambda: torch.cat([ids, *exchange_of(shard).fetch_all([ids])]))
+    return _SOURCE_IDS.put(shard, found.to(ids.device))
