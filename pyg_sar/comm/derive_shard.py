@@ -13,18 +13,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.collectives import (
-    all_to_all,
-    all_to_all_counts,
-    communicates,
-    once_differentiable,
-)
+from pyg_sar.comm.collectives import all_to_all, all_to_all_counts
 from pyg_sar.comm.exchange import exchange_of, lent_to_another
+from pyg_sar.comm.moves import RowMap, linear
+from pyg_sar.comm.row_map import with_halo
 from pyg_sar.comm.vote import agree, raise_on_all
 from pyg_sar.shard.blocks import check_ids
 from pyg_sar.shard.edges import ShardEdges
@@ -41,14 +37,6 @@ def all_part_ptr(shard: Shard, own_ptr: Sequence[int]) -> list[int]:
         start = part_ptr[-1]
         part_ptr.extend(start + n for n in ptr[1:])
     return part_ptr
-
-
-def positions(shard: Shard, part_ptr: Sequence[int], device: torch.device) -> Tensor:
-    """The position of every local source id, int64 ``[num_own + num_halo]`` (one all-to-all)."""
-    first = part_ptr[shard.parts.start]
-    own = torch.arange(first, first + shard.num_own, device=device)
-    (halo,) = exchange_of(shard).fetch_all([own])
-    return torch.cat([own, halo])
 
 
 @torch.inference_mode(False)  # a shard outlives the caller's mode
@@ -123,10 +111,7 @@ def _make_steps(base: Shard, halo: Tensor, halo_ptr: Tensor, first: int) -> tupl
 class EdgeMove:
     """Carries edge tensors to the reversed edges and back: a bijection, so back is the adjoint."""
 
-    send_perm: Tensor  # the edges by the rank that they go to, int64 ``[E]``
-    send_counts: list[int]  # edges that go to each rank
-    recv_counts: list[int]  # edges that come from each rank
-    recv_perm: Tensor  # the index of every reversed edge among the received ones, int64 ``[E_rev]``
+    edges: RowMap  # from the edges ``[E]`` to the reversed ones ``[E_rev]``, each to one
 
     def to_reversed(self, values: Tensor) -> Tensor:
         """Edge values ``[E, ...]`` in the order of the reversed edges, ``[E_rev, ...]``.
@@ -137,19 +122,19 @@ class EdgeMove:
         Collective: one all-to-all, and one in backward if the values need a gradient; they must
         need one on all ranks or on none. Raises ValueError if there is not one row per edge.
         """
-        return self._moved(values, self.send_perm, True)
+        _check_rows(values, sum(self.edges.send_counts))
+        return linear(values, self.edges.fetch, self.edges.inverse)
 
     def to_forward(self, values: Tensor) -> Tensor:
         """The inverse of :meth:`to_reversed`: ``[E_rev, ...]`` to ``[E, ...]`` (collective)."""
-        return self._moved(values, self.recv_perm, False)
+        _check_rows(values, sum(self.edges.recv_counts))
+        return linear(values, self.edges.inverse, self.edges.fetch)
 
-    def _moved(self, values: Tensor, edges: Tensor, to_reversed: bool) -> Tensor:
-        if values.dim() == 0 or values.size(0) != edges.numel():
-            raise ValueError(
-                f'expected one row per edge: {edges.numel()} rows (got shape {tuple(values.shape)})'
-            )
-        out: Tensor = _Move.apply(values, self, to_reversed)
-        return out
+
+def _check_rows(values: Tensor, num_edges: int) -> None:
+    if values.dim() == 0 or values.size(0) != num_edges:
+        shape = tuple(values.shape)
+        raise ValueError(f'expected one row per edge: {num_edges} rows (got shape {shape})')
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,7 +162,9 @@ def reverse(ids: Tensor, shard: Shard, e_id: Tensor | None = None) -> Reversed:
     raise_on_all(check) if shard.world_size > 1 else check()
     src, dst = ids.unbind()
     part_ptr = all_part_ptr(shard, shard.own_ptr)
-    src = positions(shard, part_ptr, src.device)[src]
+    first = part_ptr[shard.parts.start]
+    own = torch.arange(first, first + shard.num_own, device=src.device)
+    src = with_halo(own, exchange_of(shard))[src]
     base, dst_ptr, dst_rows = shard, part_ptr, None
     if shard.is_bipartite:
         # Nothing tells where the destinations of a part start: a rank counts as one part.
@@ -187,43 +174,12 @@ def reverse(ids: Tensor, shard: Shard, e_id: Tensor | None = None) -> Reversed:
 
     ends = torch.tensor(part_ptr[shard.parts_per_rank :: shard.parts_per_rank], device=src.device)
     owner = torch.searchsorted(ends, src, right=True)
-    send_perm = torch.argsort(owner, stable=True)
-    counts = torch.bincount(owner, minlength=shard.world_size)
-    send_counts, recv_counts = counts.tolist(), all_to_all_counts(counts).tolist()
-    edges = torch.stack([src, dst], dim=1)[send_perm]
-    edges = all_to_all(edges, send_counts, recv_counts)
-    new_dst, new_src = edges.t().contiguous()
-    new_dst = new_dst - part_ptr[shard.parts.start]
+    to_owners = RowMap.to_ranks(owner)
+    new_dst, new_src = to_owners.fetch(torch.stack([src, dst], dim=1)).t().contiguous()
     handle, recv_perm = derive_shard(
-        base, dst_ptr, new_src, new_dst, name='reversed', dst_rows=dst_rows
+        base, dst_ptr, new_src, new_dst - first, name='reversed', dst_rows=dst_rows
     )
-    move = EdgeMove(send_perm, send_counts, recv_counts, recv_perm)
+    move = EdgeMove(replace(to_owners, recv_index=recv_perm))
     if e_id is not None:
         handle.shard = replace(handle.shard, e_id=move.to_reversed(e_id))
     return Reversed(handle, handle.shard, move)
-
-
-@communicates
-class _Move(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, move: EdgeMove, to_reversed: bool) -> Tensor:
-        ctx.move, ctx.to_reversed = move, to_reversed
-        return _move(values, move, to_reversed)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        return _move(grads[0], ctx.move, not ctx.to_reversed), None, None
-
-
-def _move(values: Tensor, move: EdgeMove, to_reversed: bool) -> Tensor:
-    if to_reversed:
-        sent = values.index_select(0, move.send_perm)
-        received = all_to_all(sent, move.send_counts, move.recv_counts)
-        return received.index_select(0, move.recv_perm)
-    sent = torch.empty_like(values, memory_format=torch.contiguous_format)
-    sent[move.recv_perm] = values
-    received = all_to_all(sent, move.recv_counts, move.send_counts)
-    out = torch.empty_like(received)
-    out[move.send_perm] = received
-    return out

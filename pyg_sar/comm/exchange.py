@@ -9,7 +9,6 @@ Exchanges use a process group of their own, so they never meet the collectives o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.collectives import all_to_all, all_to_all_counts
+from pyg_sar.comm.moves import RowMap
 from pyg_sar.comm.ranks import current
 from pyg_sar.comm.send_recv import (
     GRADIENTS_TAG,
@@ -34,15 +33,6 @@ from pyg_sar.shard.shard import Cached, Shard, Step
 _POOL: Cached[BufferPool] = Cached()
 _EXCHANGES: Cached[dict[tuple[type[Exchange], torch.dtype | None], Exchange]] = Cached()
 _SOURCE_IDS: Cached[Tensor] = Cached()
-
-
-@dataclass(frozen=True, eq=False)
-class Request:
-    """Halo rows that are fetched together."""
-
-    send_index: Tensor  # own rows that other ranks fetch, by rank
-    send_counts: list[int]  # how many each rank fetches from here
-    recv_counts: list[int]  # how many are fetched from each rank
 
 
 class Exchange:
@@ -138,75 +128,42 @@ class Exchange:
         """The adjoint of :meth:`fetch_all`: adds gradients ``[num_halo, ...]`` to rows of `out`."""
         self.return_requested(gradients, out, self._everything)
 
-    def request(self, halo: Sequence[Tensor]) -> list[Request]:
+    def request(self, halo: Sequence[Tensor]) -> list[RowMap]:
         """Tells the owners which halo rows will be fetched together (collective: two all-to-alls).
 
         `halo` has ascending halo rows for every fetch, int64; as many fetches on all ranks.
         """
-        if self.shard.world_size == 1:
-            return [self._everything for _ in halo]
-        world_size, device = self.shard.world_size, halo[0].device if halo else None
         everything = self._everything
-        halo_ptr = torch.tensor(self.shard.halo_ptr[:: self.shard.parts_per_rank], device=device)
-        starts, ends = halo_ptr[:-1], halo_ptr[1:]
-        owners = [torch.bucketize(rows, ends, right=True) for rows in halo]
-        counts = [torch.bincount(owner, minlength=world_size) for owner in owners]
-        # To every rank: the number of rows of every fetch, and then their offsets.
-        wanted = torch.stack(counts, dim=1)
-        asked = all_to_all_counts(wanted)
-        by_owner = torch.argsort(torch.cat(owners), stable=True)
-        offsets = torch.cat([r - starts[o] for r, o in zip(halo, owners, strict=True)])[by_owner]
-        wanted_offsets = all_to_all(offsets, wanted.sum(dim=1).tolist(), asked.sum(dim=1).tolist())
-        first = torch.tensor([0, *everything.send_counts[:-1]], device=device).cumsum(0)
-        lists = torch.split(wanted_offsets, asked.flatten().tolist())
-        requests = []
-        for i in range(len(halo)):
-            sent = [
-                everything.send_index[lists[rank * len(halo) + i] + first[rank]]
-                for rank in range(world_size)
-            ]
-            requests.append(Request(torch.cat(sent), asked[:, i].tolist(), counts[i].tolist()))
-        return requests
+        return everything.parts(halo) if self.shard.world_size > 1 else [everything] * len(halo)
 
-    def fetch_requested(self, tensors: Sequence[Tensor], request: Request) -> TensorList:
+    def fetch_requested(self, tensors: Sequence[Tensor], request: RowMap) -> TensorList:
         """The halo rows of a request: one all-to-all for each tensor (collective)."""
         if self.shard.world_size == 1:
             return [tensor[:0] for tensor in tensors]
-        received = []
-        for tensor, form in zip(tensors, self.wire.like(tensors), strict=True):
-            sent = form.new_empty(request.send_index.numel(), *form.shape[1:])
-            self.wire.pack(sent, tensor, request.send_index)
-            rows = all_to_all(sent, request.send_counts, request.recv_counts)
-            received.append(rows.to(tensor.dtype))
-        return received
+        return [request.fetch(tensor, self.wire) for tensor in tensors]
 
     def return_requested(
-        self, gradients: Sequence[Tensor], out: Sequence[Tensor], request: Request
+        self, gradients: Sequence[Tensor], out: Sequence[Tensor], request: RowMap
     ) -> None:
         """The adjoint of :meth:`fetch_requested`: adds to the owners' rows (collective)."""
-        if self.shard.world_size == 1:
-            return
-        for gradient, rows, form in zip(gradients, out, self.wire.like(out), strict=True):
-            sent = gradient.to(form.dtype)
-            received = all_to_all(sent, request.recv_counts, request.send_counts)
-            self.wire.add(rows, request.send_index, received)
+        if self.shard.world_size > 1:
+            for gradient, rows in zip(gradients, out, strict=True):
+                request.give_back(gradient, rows, self.wire)
 
     @cached_property
     @torch.inference_mode(False)  # it outlives the caller's mode
-    def _everything(self) -> Request:
+    def _everything(self) -> RowMap:
         """All halo rows, in the order of the halo."""
         shard = self.shard
         if shard.world_size == 1:
-            return Request(torch.empty(0, dtype=torch.int64), [], [])
-        nothing = shard.steps[0].send_index[:0]
-        rows = [
-            torch.cat([nothing, *(s.send_index for s in shard.steps if s.send_rank == rank)])
-            for rank in range(shard.world_size)
-        ]
+            return RowMap(torch.empty(0, dtype=torch.int64), [0], [0])
+        steps = sorted(shard.steps, key=lambda step: step.send_rank)
+        send_counts = [0] * shard.world_size
+        for step in steps:
+            send_counts[step.send_rank] += step.send_index.numel()
         halo_ptr = shard.halo_ptr[:: shard.parts_per_rank]
-        return Request(
-            torch.cat(rows), [t.numel() for t in rows], [b - a for a, b in pairwise(halo_ptr)]
-        )
+        recv_counts = [end - start for start, end in pairwise(halo_ptr)]
+        return RowMap(torch.cat([step.send_index for step in steps]), send_counts, recv_counts)
 
 
 class GradientReturn:
@@ -315,8 +272,5 @@ def lent_to_another(shard: Shard) -> dict[Cached[Any], Any]:
 
 def with_halo_ids(shard: Shard, ids: Tensor) -> Tensor:
     """The ids of own sources, then those of the halo's (collective: an all-to-all, once)."""
-
-    def make() -> Tensor:
-        return torch.cat([ids, *exchange_of(shard).fetch_all([ids])])
-
-    return _SOURCE_IDS.put(shard, _SOURCE_IDS.of(shard, make).to(ids.device))
+    found = _SOURCE_IDS.of(shard, lambda: torch.cat([ids, *exchange_of(shard).fetch_all([ids])]))
+    return _SOURCE_IDS.put(shard, found.to(ids.device))

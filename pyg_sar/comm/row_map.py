@@ -11,22 +11,17 @@ the same ids moves rows only.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.collectives import (
-    all_to_all,
-    all_to_all_counts,
-    communicates,
-    once_differentiable,
-)
 from pyg_sar.comm.end_of_backward import note_backward_of
 from pyg_sar.comm.errors import collective
 from pyg_sar.comm.exchange import Exchange
+from pyg_sar.comm.moves import RowMap, linear
 from pyg_sar.comm.ranks import cache_of, rank, world_size
 from pyg_sar.comm.vote import Agreed, agree, raise_error_on_all, raise_on_all
 from pyg_sar.utils.tensor_state import version_of
@@ -43,8 +38,7 @@ def with_halo(x: Tensor, exchange: Exchange) -> Tensor:
     """
     if exchange.shard.world_size == 1:
         return x
-    out: Tensor = _Halo.apply(x, exchange, _append_halo, _sum_at_owner)
-    return out
+    return linear(x, partial(_append_halo, exchange), partial(_sum_at_owner, exchange))
 
 
 def from_halo(values: Tensor, exchange: Exchange) -> Tensor:
@@ -58,34 +52,15 @@ def from_halo(values: Tensor, exchange: Exchange) -> Tensor:
     """
     if exchange.shard.world_size == 1:
         return values
-    out: Tensor = _Halo.apply(values, exchange, _sum_at_owner, _append_halo)
-    return out
+    return linear(values, partial(_sum_at_owner, exchange), partial(_append_halo, exchange))
 
 
-Move = Callable[[Tensor, Exchange], Tensor]
-
-
-@communicates
-class _Halo(torch.autograd.Function):
-    """A move of rows between ranks, with its adjoint."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, exchange: Exchange, move: Move, adjoint: Move) -> Tensor:
-        ctx.exchange, ctx.adjoint = exchange, adjoint
-        return move(x, exchange)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.adjoint(grads[0], ctx.exchange), None, None, None
-
-
-def _append_halo(x: Tensor, exchange: Exchange) -> Tensor:
+def _append_halo(exchange: Exchange, x: Tensor) -> Tensor:
     (halo,) = exchange.fetch_all([x])
     return torch.cat([x, halo])
 
 
-def _sum_at_owner(values: Tensor, exchange: Exchange) -> Tensor:
+def _sum_at_owner(exchange: Exchange, values: Tensor) -> Tensor:
     num_own = exchange.shard.num_own
     out = values[:num_own].clone(memory_format=torch.contiguous_format)
     exchange.return_all([values[num_own:]], [out])
@@ -101,36 +76,31 @@ def rows(x: Any, ids: Tensor, n_id: Tensor) -> Tensor:
     nodes. Gradients go back to the owners. A change of `ids` in place is noticed. Raises
     ValueError on all ranks, if one has an id that no rank owns, or `x` and `n_id` do not fit.
     """
-    plan = _plan(x, ids, n_id)
-    index = plan.send_index
-    sent = x.index_select(0, index) if isinstance(x, Tensor) else x.plain_rows(n_id[index])
-    out: Tensor = _SendRows.apply(sent, plan)
+    row_map = _by_ids(x, ids, n_id)
+    if isinstance(x, Tensor):
+        out = row_map.forward(x)
+    else:
+        picked = x.plain_rows(n_id[row_map.send_index])
+        out = linear(picked, row_map.move, row_map.move_back)
     if out.requires_grad:
         note_backward_of(out)
-    return out.index_select(0, plan.recv_index).view(*ids.shape, *out.shape[1:])
+    return out.view(*ids.shape, *out.shape[1:])
 
 
 @dataclass(frozen=True, eq=False)
-class _Plan:
-    """Which rows move between the ranks for some ids."""
+class _Homes:
+    """The owners of the ids whose home this rank is."""
 
-    send_index: Tensor  # own rows that are sent, by the rank that reads them
-    send_counts: list[int]  # how many each rank reads
-    recv_counts: list[int]  # how many come from each rank
-    recv_index: Tensor  # which of the rows that come is that of each id
+    num_ids: int  # of all homes
+    owners: Tensor  # rank and row of each id, int64 ``[ids here, 2]``; -1: nobody owns it
 
-
-@dataclass(frozen=True, eq=False)
-class _Home:
-    """The owners of the ids from `first` on: rank and row, -1 for an id that nobody owns."""
-
-    first: int
-    num_ids: int
-    rank: Tensor
-    row: Tensor
+    def of(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """The home of each id, and the place of the id there."""
+        home = ids * world_size() // max(self.num_ids, 1)
+        return home, ids - _first_id(home, self.num_ids)
 
 
-def _plan(x: Any, ids: Tensor, n_id: Tensor) -> _Plan:
+def _by_ids(x: Any, ids: Tensor, n_id: Tensor) -> RowMap:
     error = None
     if ids.dtype != torch.int64:
         error = f"expected int64 'ids' (got {ids.dtype})"
@@ -146,42 +116,42 @@ def _plan(x: Any, ids: Tensor, n_id: Tensor) -> _Plan:
             f"expected one row of 'x' for each of {tuple(n_id.shape)} ids in 'n_id' "
             f'(got shape {tuple(x.shape)})'
         )
-    cache: Agreed[tuple[Tensor, _Plan]] = cache_of('plans').setdefault(ids, Agreed())
+    cache: Agreed[tuple[Tensor, RowMap]] = cache_of('row maps').setdefault(ids, Agreed())
     key = version_of(ids), id(n_id)
     pair, are_right = cache.find(key, error is None)
     if not are_right:
         raise_error_on_all(None if error is None else ValueError(error))
     if pair is None:
-        plan = _new_plan(ids.reshape(-1).to(n_id.device), _home(n_id))
-        pair = cache.keep(key, (n_id, plan))  # with `n_id`, whose id() stays its own so
+        unique, inverse = torch.unique(ids.reshape(-1).to(n_id.device), return_inverse=True)
+        row_map = RowMap.from_ranks(*owners_of(unique, n_id, 'ids'))
+        assert row_map.recv_index is not None
+        row_map = replace(row_map, recv_index=row_map.recv_index[inverse])
+        pair = cache.keep(key, (n_id, row_map))  # with `n_id`, whose id() stays its own so
     return pair[1]
 
 
-def _home(n_id: Tensor) -> _Home:
+def _homes(n_id: Tensor) -> _Homes:
     """Makes this rank the home of its share of all ids (collective)."""
-    cache: Agreed[_Home] = cache_of('homes').setdefault(n_id, Agreed())
-    return cache.get(version_of(n_id), lambda: _new_home(n_id))
+    cache: Agreed[_Homes] = cache_of('homes').setdefault(n_id, Agreed())
+    return cache.get(version_of(n_id), lambda: _new_homes(n_id))
 
 
-def _new_home(n_id: Tensor) -> _Home:
-    own_end = int(n_id.max()) + 1 if n_id.numel() else 0
-    num_ids, ranks = max(agree(own_end)), world_size()
-    order, send_counts = _by_home(n_id, num_ids)
-    recv_counts = all_to_all_counts(send_counts)
-    pairs = torch.stack([n_id[order], order], dim=1)
-    ids, rows = all_to_all(pairs, send_counts.tolist(), recv_counts.tolist()).unbind(1)
-    first, end = (-(-own * num_ids // ranks) for own in (rank(), rank() + 1))
-    home = _Home(first, num_ids, *(n_id.new_full((end - first,), -1) for _ in range(2)))
-    owners = torch.arange(ranks, device=n_id.device)
-    home.rank[ids - first] = torch.repeat_interleave(owners, recv_counts)
-    home.row[ids - first] = rows
-    return home
+def _new_homes(n_id: Tensor) -> _Homes:
+    num_ids = max(agree(int(n_id.max()) + 1 if n_id.numel() else 0))
+    num_here = _first_id(rank() + 1, num_ids) - _first_id(rank(), num_ids)
+    homes = _Homes(num_ids, n_id.new_full((num_here, 2), -1))
+    home, place = homes.of(n_id)
+    own = torch.arange(n_id.numel(), device=n_id.device)
+    to_homes = RowMap.to_ranks(home)
+    places, rows = to_homes.fetch(torch.stack([place, own], dim=1)).unbind(1)
+    owner = torch.repeat_interleave(torch.tensor(to_homes.recv_counts, device=n_id.device))
+    homes.owners[places] = torch.stack([owner, rows], dim=1)
+    return homes
 
 
-def _by_home(ids: Tensor, num_ids: int) -> tuple[Tensor, Tensor]:
-    """An order of ids by their homes, and how many each has."""
-    home = ids * world_size() // max(num_ids, 1)
-    return torch.argsort(home, stable=True), torch.bincount(home, minlength=world_size())
+def _first_id(home: Any, num_ids: int) -> Any:
+    """The first id of a home."""
+    return -(-home * num_ids // world_size())
 
 
 def owners_of(ids: Tensor, n_id: Tensor, name: str) -> tuple[Tensor, Tensor]:
@@ -190,55 +160,29 @@ def owners_of(ids: Tensor, n_id: Tensor, name: str) -> tuple[Tensor, Tensor]:
     Their ids in the whole graph, int64 ``[N]``, may differ from rank to rank; `n_id` are those of
     the own nodes. Raises ValueError on all ranks, if no rank owns an id; it calls them by `name`.
     """
-    unique, inverse = torch.unique(ids, return_inverse=True)
-    owner, row = _owners_of(unique, _home(n_id), name)
-    return owner[inverse], row[inverse]
-
-
-def _owners_of(unique: Tensor, home: _Home, name: str) -> tuple[Tensor, Tensor]:
-    is_right = (unique >= 0) & (unique < home.num_ids)
-    order, counts = _by_home(unique[is_right], home.num_ids)
-    sent, received = counts.tolist(), all_to_all_counts(counts).tolist()
-    questions = all_to_all(unique[is_right][order], sent, received)
-    pairs = torch.stack([home.rank, home.row], dim=1)[questions - home.first]
-    answers = unique.new_full((unique.numel(), 2), -1)
-    answers[is_right.nonzero().view(-1)[order]] = all_to_all(pairs, received, sent)
+    homes = _homes(n_id)
+    is_right = (ids >= 0) & (ids < homes.num_ids)
+    answers = ids.new_full((ids.numel(), 2), -1)
+    answers[is_right] = RowMap.from_ranks(*homes.of(ids[is_right])).fetch(homes.owners)
     owner, row = answers.unbind(dim=1)
 
     def check() -> None:
-        missing = unique[owner < 0]
+        missing = ids[owner < 0]
         if missing.numel():
-            text = f"'{name}' has {int(missing[0])}, which is no node's id in 'n_id' of any rank"
+            text = f"'{name}' has {missing.min()}, which is no node's id in 'n_id' of any rank"
             raise ValueError(text)
 
     raise_on_all(check)
     return owner, row
 
 
-def _new_plan(ids: Tensor, home: _Home) -> _Plan:
-    """Finds the owners of ids, and tells them which rows to send (collective)."""
-    unique, inverse = torch.unique(ids, return_inverse=True)
-    owner, row = _owners_of(unique, home, 'ids')
-    order = torch.argsort(owner, stable=True)
-    counts = torch.bincount(owner, minlength=world_size())
-    recv_counts, send_counts = counts.tolist(), all_to_all_counts(counts).tolist()
-    send_index = all_to_all(row[order], recv_counts, send_counts)
-    position = torch.empty_like(order)
-    position[order] = torch.arange(order.numel(), device=order.device)
-    return _Plan(send_index, send_counts, recv_counts, position[inverse])
+def places_of(ids: Tensor, num_ids: int) -> Tensor:
+    """The place of each id among the ids of all ranks in ascending order, int64 ``[N]``.
 
-
-@communicates
-class _SendRows(torch.autograd.Function):
-    """Rows that other ranks own, each once."""
-
-    @staticmethod
-    def forward(ctx: Any, sent: Tensor, plan: _Plan) -> Tensor:
-        ctx.plan = plan
-        return all_to_all(sent, plan.send_counts, plan.recv_counts)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        plan = ctx.plan
-        return all_to_all(grads[0].contiguous(), plan.recv_counts, plan.send_counts), None
+    The ids ``[N]`` are from 0 to `num_ids` - 1. Collective: three all-to-alls, and two small
+    all-gathers.
+    """
+    to_homes = RowMap.to_ranks(ids * world_size() // max(num_ids, 1))
+    here, places = torch.unique(to_homes.fetch(ids), return_inverse=True)
+    num_before = sum(agree(here.numel())[: rank()])
+    return to_homes.inverse(places + num_before)

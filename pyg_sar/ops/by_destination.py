@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from pyg_sar.comm.collectives import communicates, once_differentiable
-from pyg_sar.comm.exchange import Exchange, Request
+from pyg_sar.comm.exchange import Exchange
+from pyg_sar.comm.moves import RowMap
 from pyg_sar.comm.send_recv import TensorList
 from pyg_sar.comm.vote import Agreed, agree
 from pyg_sar.ops.chunks import RngAndAutocast
@@ -43,7 +44,7 @@ class ChunkProgram:
     as_in_forward: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
-DestinationChunks = list[tuple[DestinationChunk, Request]]
+DestinationChunks = list[tuple[DestinationChunk, RowMap]]
 """The chunks of a plan, as many on all ranks, with who fetches what from whom."""
 
 _CHUNKS: Cached[Agreed[DestinationChunks]] = Cached()
@@ -101,7 +102,7 @@ class _ChunkRun:
     rng_and_autocast: RngAndAutocast
     arguments: Arguments
 
-    def read(self) -> Iterator[tuple[DestinationChunk, Request, Arguments]]:
+    def read(self) -> Iterator[tuple[DestinationChunk, RowMap, Arguments]]:
         """Every chunk with its arguments, while its random state holds (collective)."""
         inputs = self.arguments
         for number, (chunk, request) in enumerate(self.chunks):

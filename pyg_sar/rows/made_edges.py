@@ -55,8 +55,7 @@ def _dealt(ids: Tensor, src: Sharding, dst: Sharding) -> EdgeIndex:
     part_ptr = [0, *accumulate(agree(src.own))]
     numbers = torch.zeros(src.total, dtype=torch.int64, device=ids.device)
     numbers[src.ids(ids.device)] = torch.arange(src.own, device=ids.device) + part_ptr[rank()]
-    if world_size() > 1:
-        all_reduce_sum(numbers)
+    all_reduce_sum(numbers)
     rows = None if src is dst else dst.own
     handle, order = derive_shard(
         _base(), part_ptr, numbers[ids[0][is_own]], to[is_own], name='made', dst_rows=rows

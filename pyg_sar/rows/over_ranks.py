@@ -132,7 +132,12 @@ def fetched(rows: Rows, ids: Tensor) -> Tensor:
         x = plain(rows).movedim(rows._dim, 0)
         ids = torch.where(ids < 0, ids + sharding.total, ids)
         if world_size() == 1:
-            return x[sharding.local_index(ids)]
+            places = sharding.local_index(ids)
+            missing = ids[places < 0]
+            if missing.numel():
+                size = f'dimension 0 with size {sharding.total}'
+                raise IndexError(f'index {int(missing[0])} is out of bounds for {size}')
+            return x[places]
         if not has_fractions(x):
             x = x.detach()
         return rows_by_id(x, ids, sharding.ids(x.device))

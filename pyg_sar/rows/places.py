@@ -159,10 +159,6 @@ def _by_places(func: Any, values: Any, index: Any, dim: int) -> Any:
     return values[(slice(None),) * dim + (place,)]
 
 
-def _gathered(values: Tensor) -> Tensor:
-    return all_gather_alike(values.contiguous()) if world_size() > 1 else values.unsqueeze(0)
-
-
 def _ids(func: Any, rows: Rows) -> Tensor:
     sharding = rows._sharding
     if not sharding.has_ids():
@@ -192,7 +188,7 @@ def _winner(over: Reduction) -> tuple[Tensor, Tensor]:
     places = _places(over.func, over.rows, over.dims)
     none = torch.iinfo(torch.int64).max
     own = torch.where((values == top) | values.isnan(), places, none)
-    first = _gathered(largest_here(own, over.dims, least=True)).amin(0)
+    first = all_gather_alike(largest_here(own, over.dims, least=True)).amin(0)
     return first, places.expand_as(values) == first
 
 
@@ -241,7 +237,7 @@ def _topk(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
     best = torch.cat([best, best.new_zeros(missing)], dim)
     ids = torch.cat([ids, ids.new_full(missing, total)], dim)
     # All ranks' candidates side by side: sorted by place, then by number, then padding last.
-    best, ids = (torch.cat(list(_gathered(tensor)), dim) for tensor in (best, ids))
+    best, ids = (torch.cat(list(all_gather_alike(tensor)), dim) for tensor in (best, ids))
     for by, descending in ((0, False), (1, largest), (2, False)):
         key = (ids, best, (ids == total).byte())[by]
         order = torch.argsort(key, dim=dim, descending=descending, stable=True)

@@ -18,6 +18,7 @@ from torch_geometric.data import Data
 from pyg_sar.comm.derive_shard import all_part_ptr, derive_shard
 from pyg_sar.comm.errors import collective
 from pyg_sar.comm.exchange import Exchange, exchange_of
+from pyg_sar.comm.row_map import from_halo, with_halo
 from pyg_sar.comm.vote import agree, check_equal, raise_on_all
 from pyg_sar.rows.align import listed, masked
 from pyg_sar.rows.edges import EdgeIndex, Ends, NodeIds, edge_index, node_ids
@@ -145,8 +146,7 @@ def restrict(data: Data, nodes: Tensor, num_layers: int) -> RestrictedLayers:
         num_parts = shard.parts_per_rank
         ends = [reached.numel() * i // num_parts for i in range(num_parts + 1)]
         part_ptr = all_part_ptr(shard, ends)
-        ids = row + part_ptr[shard.parts.start]
-        ids = torch.cat([ids, *exchange.fetch_all([ids])])
+        ids = with_halo(row + part_ptr[shard.parts.start], exchange)
         restricted, order = derive_shard(
             shard,
             part_ptr,
@@ -202,9 +202,7 @@ def _read_by_any(src: Tensor, exchange: Exchange) -> Tensor:
     shard = exchange.shard
     is_read = torch.zeros(shard.num_own + shard.num_halo, dtype=torch.int32, device=src.device)
     is_read[src] = 1
-    count = is_read[: shard.num_own].clone()
-    exchange.return_all([is_read[shard.num_own :]], [count])
-    return count > 0
+    return from_halo(is_read, exchange) > 0
 
 
 def _check(data: Data, nodes: Tensor, num_layers: int) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from pyg_sar.comm.collectives import all_reduce_sum
 from pyg_sar.comm.comm import Comm
 from pyg_sar.comm.ranks import current, rank, world_size
+from pyg_sar.comm.row_map import places_of
 from pyg_sar.comm.vote import agree
 from pyg_sar.utils.tensor_state import version_of
 
@@ -104,7 +105,7 @@ class Sharding:
         """Which rows of the whole the own ones are, int64 ``[own]``.
 
         Of a selection they are places among all that are selected, in the order of the whole; they
-        are found at the first time (collective: one all-reduce of a number per row of the parent).
+        are found at the first time (collective, see :func:`pyg_sar.comm.row_map.places_of`).
         """
         if self._ids is None or self._ids.device != device:
             self._ids = (self._find_ids(device) if self._ids is None else self._ids).to(device)
@@ -121,26 +122,20 @@ class Sharding:
             return torch.cat([piece.ids(device) + first for piece, first in pairs])
         if self.parent is not None and self.mask is not None:
             of_parent = self.parent.ids(self.mask.device)[self.mask]
-            is_in = torch.zeros(self.parent.total, dtype=torch.uint8, device=of_parent.device)
-            is_in[of_parent] = 1
-            if world_size() > 1:
-                all_reduce_sum(is_in)
-            return (is_in.cumsum(0) - 1)[of_parent]
+            return places_of(of_parent, self.parent.total)
         raise ValueError(
             'it is not known which rows of those that are spread over the ranks the own ones '
             f'are (got {self!r})'
         )
 
     def local_index(self, ids: Tensor) -> Tensor:
-        """Where rows of the whole are among the own ones, -1 for those of other ranks."""
+        """Where rows of the whole are among the own ones, of the shape of `ids`; -1 for others."""
         device = ids.device
-
-        def make() -> Tensor:
-            places = torch.full((self.total,), -1, dtype=torch.int64, device=device)
-            places[self.ids(device)] = torch.arange(self.own, device=device)
-            return places
-
-        return self.kept('places', device, make)[ids]
+        own, places = self.kept('places', device, lambda: self.ids(device).sort())
+        if not self.own:
+            return torch.full_like(ids, -1, dtype=torch.int64)
+        at = torch.searchsorted(own, ids.long().contiguous()).clamp(max=self.own - 1)
+        return torch.where(own[at] == ids, places[at], -1)
 
     def chosen(self, device: torch.device) -> Tensor:
         """Of a selection, which own rows of `parent` it has, int64 ``[own]``."""
