@@ -23,7 +23,7 @@ from torch_geometric.data.storage import NodeStorage
 
 from pyg_sar.comm.errors import collective
 from pyg_sar.comm.ranks import rank, world_size
-from pyg_sar.comm.row_map import rows
+from pyg_sar.comm.rows_by_id import rows
 from pyg_sar.comm.vote import agree, check_equal, on_rank_0, raise_on_all
 from pyg_sar.rows.align import own_rows
 from pyg_sar.rows.from_data import as_local, sharding_of_nodes

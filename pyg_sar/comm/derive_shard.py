@@ -19,8 +19,8 @@ from torch import Tensor
 
 from pyg_sar.comm.collectives import all_to_all, all_to_all_counts
 from pyg_sar.comm.exchange import exchange_of, lent_to_another
-from pyg_sar.comm.moves import RowMap, linear
-from pyg_sar.comm.row_map import with_halo
+from pyg_sar.comm.row_map import RowMap, linear
+from pyg_sar.comm.rows_by_id import with_halo
 from pyg_sar.comm.vote import agree, raise_on_all
 from pyg_sar.shard.blocks import check_ids
 from pyg_sar.shard.edges import ShardEdges

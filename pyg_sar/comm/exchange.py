@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.moves import RowMap
 from pyg_sar.comm.ranks import current
+from pyg_sar.comm.row_map import RowMap
 from pyg_sar.comm.send_recv import (
     GRADIENTS_TAG,
     ROWS_TAG,

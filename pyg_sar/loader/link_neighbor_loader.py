@@ -12,7 +12,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import NegativeSampling
 from typing_extensions import Unpack
 
-from pyg_sar.comm.row_map import owners_of
+from pyg_sar.comm.rows_by_id import owners_of
 from pyg_sar.comm.vote import agree
 from pyg_sar.loader.arguments import (
     LoaderOptions,

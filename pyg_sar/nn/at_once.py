@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.row_map import with_halo
+from pyg_sar.comm.rows_by_id import with_halo
 from pyg_sar.comm.vote import Agreed, agree
 from pyg_sar.nn.call import NUM_EDGES, Call
 from pyg_sar.nn.intercept import WholeGraphSizes

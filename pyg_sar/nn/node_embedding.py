@@ -14,7 +14,7 @@ from torch_geometric.data.storage import NodeStorage
 
 from pyg_sar.comm.errors import collective
 from pyg_sar.comm.ranks import world_size
-from pyg_sar.comm.row_map import rows as rows_by_id
+from pyg_sar.comm.rows_by_id import rows as rows_by_id
 from pyg_sar.comm.vote import agree
 from pyg_sar.rows.from_data import as_local, sharding_of_nodes
 from pyg_sar.rows.patches import ask_for_rows

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pyg_sar.comm.collectives import communicates, once_differentiable
 from pyg_sar.comm.exchange import Exchange
-from pyg_sar.comm.moves import RowMap
+from pyg_sar.comm.row_map import RowMap
 from pyg_sar.comm.send_recv import TensorList
 from pyg_sar.comm.vote import Agreed, agree
 from pyg_sar.ops.chunks import RngAndAutocast

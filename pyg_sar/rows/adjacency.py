@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pyg_sar.comm.exchange import exchange_of
 from pyg_sar.comm.ranks import cache_of, world_size
-from pyg_sar.comm.row_map import with_halo
+from pyg_sar.comm.rows_by_id import with_halo
 from pyg_sar.rows.align import own_rows
 from pyg_sar.rows.edges import EdgeIndex, NodeIds
 from pyg_sar.rows.made_edges import edges_of, whole_ids

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.comm.exchange import exchange_of
-from pyg_sar.comm.row_map import from_halo
+from pyg_sar.comm.rows_by_id import from_halo
 from pyg_sar.rows.align import argument, dim_of, named_rule, own_rows, rows_in, whole_shape
 from pyg_sar.rows.edges import NodeIds
 from pyg_sar.rows.over_ranks import (

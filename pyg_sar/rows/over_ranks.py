@@ -21,7 +21,7 @@ from pyg_sar.comm.collectives import (
 from pyg_sar.comm.end_of_backward import note_backward_of
 from pyg_sar.comm.errors import collective
 from pyg_sar.comm.ranks import check_lives, world_size
-from pyg_sar.comm.row_map import rows as rows_by_id
+from pyg_sar.comm.rows_by_id import rows as rows_by_id
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse
 
 
@@ -121,7 +121,7 @@ def fetched(rows: Rows, ids: Tensor) -> Tensor:
     """Rows by their place in the whole; `ids` may differ from rank to rank.
 
     From int64 of any shape to ``[*ids.shape, ...]`` (collective, see
-    :func:`pyg_sar.comm.row_map.rows`).
+    :func:`pyg_sar.comm.rows_by_id.rows`).
     """
     check_lives(rows._sharding.comm)
     rows = getattr(rows, 'whole_ids', rows)  # of edges the ids of the whole

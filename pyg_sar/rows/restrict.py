@@ -18,7 +18,7 @@ from torch_geometric.data import Data
 from pyg_sar.comm.derive_shard import all_part_ptr, derive_shard
 from pyg_sar.comm.errors import collective
 from pyg_sar.comm.exchange import Exchange, exchange_of
-from pyg_sar.comm.row_map import from_halo, with_halo
+from pyg_sar.comm.rows_by_id import from_halo, with_halo
 from pyg_sar.comm.vote import agree, check_equal, raise_on_all
 from pyg_sar.rows.align import listed, masked
 from pyg_sar.rows.edges import EdgeIndex, Ends, NodeIds, edge_index, node_ids

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pyg_sar.comm.errors import users_line, warn
 from pyg_sar.comm.exchange import exchange_of
-from pyg_sar.comm.row_map import with_halo
+from pyg_sar.comm.rows_by_id import with_halo
 from pyg_sar.comm.vote import agree
 from pyg_sar.rows.align import (
     brought,

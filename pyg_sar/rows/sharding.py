@@ -17,7 +17,7 @@ from torch import Tensor
 from pyg_sar.comm.collectives import all_reduce_sum
 from pyg_sar.comm.comm import Comm
 from pyg_sar.comm.ranks import current, rank, world_size
-from pyg_sar.comm.row_map import places_of
+from pyg_sar.comm.rows_by_id import places_of
 from pyg_sar.comm.vote import agree
 from pyg_sar.utils.tensor_state import version_of
 
@@ -105,7 +105,7 @@ class Sharding:
         """Which rows of the whole the own ones are, int64 ``[own]``.
 
         Of a selection they are places among all that are selected, in the order of the whole; they
-        are found at the first time (collective, see :func:`pyg_sar.comm.row_map.places_of`).
+        are found at the first time (collective, see :func:`pyg_sar.comm.rows_by_id.places_of`).
         """
         if self._ids is None or self._ids.device != device:
             self._ids = (self._find_ids(device) if self._ids is None else self._ids).to(device)

@@ -24,7 +24,7 @@ from pyg_sar.comm.collectives import all_reduce_sum
 from pyg_sar.comm.connection import new_group
 from pyg_sar.comm.exchange import Exchange, GradientReturn
 from pyg_sar.comm.process_group import GroupComm
-from pyg_sar.comm.row_map import from_halo, with_halo
+from pyg_sar.comm.rows_by_id import from_halo, with_halo
 from pyg_sar.comm.vote import agree, raise_error_on_all
 from pyg_sar.shard.blocks import plan_of
 from pyg_sar.shard.read_shard import read_shard

@@ -16,9 +16,9 @@ from torch_geometric.data import Data
 from pyg_sar.comm.collectives import all_reduce_sum
 from pyg_sar.comm.derive_shard import reverse
 from pyg_sar.comm.exchange import Exchange
-from pyg_sar.comm.moves import RowMap, linear
 from pyg_sar.comm.ranks import rank, world_size
-from pyg_sar.comm.row_map import from_halo, places_of, rows, with_halo
+from pyg_sar.comm.row_map import RowMap, linear
+from pyg_sar.comm.rows_by_id import from_halo, places_of, rows, with_halo
 from pyg_sar.comm.send_recv import Wire
 
 Way = Callable[[Tensor], Tensor]

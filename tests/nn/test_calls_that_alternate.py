@@ -21,7 +21,7 @@ from torch_geometric.nn import GATConv, GraphConv, RGCNConv, SAGEConv
 from torch_geometric.nn.models import GraphSAGE
 
 import pyg_sar
-from pyg_sar.comm.row_map import rows
+from pyg_sar.comm.rows_by_id import rows
 
 HALF = 40
 ORDERS = ('ABABA', 'AABBA', 'ABCABC')

@@ -17,7 +17,7 @@ from torch_geometric.utils import softmax
 
 import pyg_sar
 from pyg_sar.comm.ranks import rank, world_size
-from pyg_sar.comm.row_map import rows
+from pyg_sar.comm.rows_by_id import rows
 
 Program = Callable[[Tensor, Tensor, Tensor], Tensor]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import pyg_sar
 from pyg_sar.comm.ranks import rank
-from pyg_sar.comm.row_map import rows
+from pyg_sar.comm.rows_by_id import rows
 from pyg_sar.comm.threads import run_threads
 
 TOLERANCE = 1e-9
