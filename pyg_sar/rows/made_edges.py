@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.collectives import all_reduce_sum
 from pyg_sar.comm.derive_shard import derive_shard
 from pyg_sar.comm.ranks import cache_of, rank, world_size
+from pyg_sar.comm.rows_by_id import owners_of
 from pyg_sar.comm.vote import agree
 from pyg_sar.rows.edges import EdgeIndex, Ends, edge_index
 from pyg_sar.rows.over_ranks import all_rows
@@ -53,12 +53,11 @@ def _dealt(ids: Tensor, src: Sharding, dst: Sharding) -> EdgeIndex:
     to = dst.local_index(ids[1])
     is_own = to >= 0
     part_ptr = [0, *accumulate(agree(src.own))]
-    numbers = torch.zeros(src.total, dtype=torch.int64, device=ids.device)
-    numbers[src.ids(ids.device)] = torch.arange(src.own, device=ids.device) + part_ptr[rank()]
-    all_reduce_sum(numbers)
+    owner, row = owners_of(ids[0][is_own], src.ids(ids.device), 'edge_index')
+    positions = torch.tensor(part_ptr, device=ids.device)[owner] + row
     rows = None if src is dst else dst.own
     handle, order = derive_shard(
-        _base(), part_ptr, numbers[ids[0][is_own]], to[is_own], name='made', dst_rows=rows
+        _base(), part_ptr, positions, to[is_own], name='made', dst_rows=rows
     )
     which = is_own.nonzero().view(-1)[order]
     sharding = Sharding(
