@@ -119,9 +119,11 @@ def all_reduce_sum(
         tag = f'{what} ({tensor.dtype} {tuple(tensor.shape)})'
         with comm.guard(what, tag=tag):
             if comm.goes_by_host(tensor.device, group):  # others: gloo has no part in it
-                is_small = 0 < tensor.nbytes <= comm.small_bytes and tensor.device.type == 'cpu'
-                if is_small and group is None:
-                    comm.sum_small(tag, tensor)
+                if tensor.device.type == 'cpu' and group is None and tensor.numel():
+                    if tensor.nbytes <= comm.small_bytes:
+                        comm.sum_small(tag, tensor)
+                    else:
+                        comm.sum_large(tag, tensor)
                     return tensor
                 comm.vote(tag)
             comm.all_reduce(tensor, group)

@@ -116,6 +116,11 @@ class Comm:
     def sum_small(self, tag: str, tensor: Tensor) -> None:
         """Sums a tensor of :attr:`small_bytes` at most in place; `tag` is that of `vote`."""
 
+    def sum_large(self, tag: str, tensor: Tensor) -> None:
+        """Sums a tensor of the host over the ranks in place; `tag` is that of `vote`."""
+        self.vote(tag)
+        self.all_reduce(tensor)
+
     def gather_texts(self, text: bytes, what: str) -> list[bytes]:
         """The texts of all ranks, perhaps with spaces at the end; `what` is the operation."""
         return [text]

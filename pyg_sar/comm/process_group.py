@@ -3,11 +3,12 @@
 Exchanges use a group of their own, so they never meet the collectives of the user.
 
 Messages of different sizes must not meet: gloo ends the process then. So every collective begins
-with a gather of a KiB of every rank: a code of what the operation is, where it is done and what it
-moves, a few bits of the operation's own, numbers to be summed, and a checksum of the plain values
-that have met rows (:mod:`pyg_sar.comm.plain_values`). A vote of a layer, the sum of a loss and that
-of the statistics of a norm are this message and nothing else. Messages between two ranks carry the
-code as their tag, so those of different layers never meet.
+with a gather of a KiB of every rank: a code of what the operation is, where it is done and what
+it moves, a few bits of the operation's own, up to 1016 bytes to be summed, and a checksum of the
+plain values that have met rows (:mod:`pyg_sar.comm.plain_values`). A decision of a layer, and the
+sum of a loss, are this message and nothing else. A larger sum that follows in every step, as that
+of gradients does, is announced by the message before it (:mod:`pyg_sar.comm.sums`).
+Messages between two ranks carry the code as their tag, so those of different layers never meet.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from pyg_sar.comm.connection import Connection, meet, new_group, timeout_of
 from pyg_sar.comm.errors import at_location, location
 from pyg_sar.comm.faults import Reports, RootCause, TransferWatch, for_reports
 from pyg_sar.comm.shared_memory import Landing, SharedMemory, allocated, compute_first, find_shared
-from pyg_sar.comm.sums import sum_as_gloo_does
+from pyg_sar.comm.sums import Announced, sum_as_gloo_does
 from pyg_sar.utils.tensor_state import as_bytes
 
 _SHORT = 512
@@ -57,6 +58,7 @@ class GroupComm(Connection):
         self.timeout: timedelta | None = None
         self._devices: set[torch.device] = set()
         self._watch: TransferWatch | None = None
+        self._announced = Announced()
         self._shared = SharedMemory()
 
     def connect(self) -> None:
@@ -152,6 +154,7 @@ class GroupComm(Connection):
         """What all ranks say at an operation, or None if their fingerprints differ."""
         # Without the class of the layer: the comparison of forwards has it.
         same = f'{tag} in {_CLASS.sub("", location())}'
+        same += self._announced.by(self, same)
         code = zlib.crc32((same + fingerprint).encode())
         words = np.zeros(_WORDS, np.int64)
         words[0], words[-1] = code << _MOST_BITS | bits, self.met.checksum
@@ -178,6 +181,10 @@ class GroupComm(Connection):
     def _compare_met(self) -> None:
         """Raises if plain values that have met rows differ, as their checksums do; two messages."""
         self.met.compare(self._long_texts(self.met.encoded()), self.rank)
+
+    def sum_large(self, tag: str, tensor: Tensor) -> None:
+        """See :meth:`Comm.sum_large`; one message if it is announced, else two."""
+        self._announced.sum_by(self, tag, tensor)
 
     def gather_texts(self, text: bytes, what: str) -> list[bytes]:
         """See :meth:`Comm.gather_texts`: a number and one all-gather, two if one is not short."""
@@ -257,6 +264,8 @@ class GroupComm(Connection):
         return out
 
     def broadcast(self, tensor: Tensor) -> None:
+        if self._announced.coming:
+            self._announced.leave_out(self)
         group = self.group or self._opened()
         sent = tensor if self.goes_by_host(tensor.device) else self._carried(tensor)
         self._await(dist.broadcast(sent, src=0, group=group, async_op=True), tensor.device)

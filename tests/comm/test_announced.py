@@ -1,9 +1,10 @@
-"""How many messages a step of training takes; and ranks that come to different sums."""
+"""Large sums that the message before them announces: one message, and no rank that waits."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -16,8 +17,10 @@ from torch_geometric.nn import GraphSAGE
 
 import pyg_sar
 from pyg_sar.comm.collectives import all_reduce_sum
+from pyg_sar.comm.comm import Comm
 from pyg_sar.comm.errors import in_layer
 from pyg_sar.comm.ranks import set_timeout
+from pyg_sar.comm.sums import Announced
 from pyg_sar.comm.vote import agree, vote
 
 SENDING = 'all_reduce', 'all_gather', 'broadcast', 'all_to_all_single'
@@ -69,19 +72,59 @@ def _messages_of_steps(root: str, norm: str | None) -> list[tuple[int, int, int]
 
 
 def test_a_step(tmp_path):
-    """A layer one in forward and none in backward, a loss one and one, the gradients two."""
+    """A layer one in forward and none in backward, a loss one and one, the gradients one."""
     root = str(cut(small_graph(), 3, tmp_path / 'parts'))
     for steps in run_ranks(_messages_of_steps, 3, root, None):
         assert [of_loss for _, of_loss, _ in steps] == [1] * 5
         assert steps[0][2] == 3  # of the loss, and two of the gradients
-        assert steps[4] == (4, 1, 3)  # the layers, and the features of the first
+        assert steps[4] == (4, 1, 2)  # the layers, and the features of the first
 
 
 def test_norms(tmp_path):
     """In forward two messages for statistics, in backward one."""
     root = str(cut(small_graph(), 3, tmp_path / 'parts'))
     for steps in run_ranks(_messages_of_steps, 3, root, 'batch_norm'):
-        assert steps[4] == (8, 1, 5)
+        assert steps[4] == (8, 1, 4)
+
+
+def _values(lengths: list[int]) -> list[Any]:
+    """What sums of these lengths give after a decision, step by step, and how many messages."""
+    messages, found = Messages(), []
+    for length in lengths:
+        _decide()
+        messages()
+        found.append([float(t) for t in (_sum(length)[0], _sum(length + 1)[-1])])
+        found.append(messages())
+    messages.stop()
+    return found
+
+
+@pytest.mark.parametrize(
+    ('lengths', 'counts'), [([400] * 4, [4, 3, 2, 2]), ([400, 400, 350, 400, 400], [4, 3, 5, 3, 3])]
+)
+def test_values(lengths: list[int], counts: list[int]) -> None:
+    """A step may have other sums: all ranks leave out those that were announced, once."""
+    for found in run_once(_values, 3, lengths):
+        assert found[::2] == [[6.0, 6.0]] * len(lengths)
+        assert found[1::2] == counts
+
+
+def _now_and_then(num_steps: int) -> list[int]:
+    """Messages of the first sum of every step; every third step has one more sum behind it."""
+    messages, found = Messages(), []
+    for step in range(num_steps):
+        _decide()
+        messages()
+        _sum()
+        found.append(messages())
+        if step % 3 == 2:
+            _sum(370)
+    messages.stop()
+    return found
+
+
+def test_what_follows_now_and_then_is_not_announced() -> None:
+    assert run_once(_now_and_then, 2, 9) == [[2, 1, 1, 1, 1, 1, 1, 1, 1]] * 2
 
 
 def _not_a_number() -> list[float]:
@@ -130,3 +173,29 @@ def test_a_rank_that_comes_to_something_else(name: str, odd: int) -> None:
         if rank != odd:
             assert first.startswith(f'ExchangeError: rank {odd} is at ')
             assert 'stopped at a sum over all ranks' in first
+
+
+def _later() -> tuple[int, int]:
+    """All ranks leave a sum out; another connection is made; then it comes again."""
+    for _ in range(3):
+        _decide()
+        _sum()
+    _decide()
+    set_timeout(timedelta(seconds=50))
+    kept = float(_sum()[0])
+    _decide()
+    _decide()
+    return kept, float(_sum()[0])
+
+
+def test_all_leave_it_out() -> None:
+    assert run_ranks(_later, 2) == [(3.0, 3.0)] * 2
+
+
+def test_what_is_known_has_an_end() -> None:
+    """A program whose every step is another one fills no memory."""
+    announced, comm = Announced(), Comm()
+    for step in range(2000):
+        announced.by(comm, f'{step}')
+        announced.sum_by(comm, 'a sum', torch.ones(1))
+    assert len(announced._known) == 1000
