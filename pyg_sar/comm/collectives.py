@@ -12,21 +12,18 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pyg_sar.comm.errors import layer_and_phase, location
+from pyg_sar.comm.errors import in_layer, layer_and_phase, location
 from pyg_sar.comm.ranks import current
 from pyg_sar.utils import hook
 from pyg_sar.utils.tensor_state import as_bytes
 
 Function = TypeVar('Function', bound=type)
-
-_UNWATCHED = nullcontext()
 
 torch_apply: Any = vars(torch.autograd.Function)['apply']
 """torch's own, before the one of users' Functions was replaced."""
@@ -44,15 +41,12 @@ def communicates(function: Function) -> Function:
 
     @functools.wraps(backward)
     def naming(ctx: Any, *grads: Any) -> Any:
-        with hook.in_layer(ctx.layer, 'backward') if hook.watchers else _UNWATCHED:
-            before, layer_and_phase.value = layer_and_phase.value, (ctx.layer, 'backward')
+        with in_layer(ctx.layer, 'backward'):
             try:
                 return backward(ctx, *grads)
             except BaseException as error:
                 current().left_by(error)
                 raise
-            finally:
-                layer_and_phase.value = before
 
     function.forward = staticmethod(noting)  # type: ignore[attr-defined]
     function.backward = staticmethod(naming)  # type: ignore[attr-defined]

@@ -89,10 +89,9 @@ class Exchange:
                 ranks = step.recv_rank, sent, step.send_rank
                 travelling = SendRecv(received, *ranks, step.part, ROWS_TAG)
             if arrived is not None:
-                if self.wire.dtype is not None:
-                    arrived = self.wire.recast(arrived, tensors, lend)
-                yield arrived.rows
-                arrived.free()
+                rows = self.wire.recast(arrived, tensors, lend)
+                yield rows.rows
+                rows.free()
             else:
                 for part in self.shard.parts:
                     first, end = self.shard.source_ranges[part]
@@ -216,14 +215,11 @@ class GradientReturn:
         """Sends the gradients in :meth:`rows`."""
         if self._filled is not None:
             (step, filled), self._filled = self._filled, None
-            if self.exchange.wire.dtype is not None:
-                filled = self.exchange.wire.recast(filled, self._form, self._lend)
-            self._start(step, filled)
+            self._start(step, self.exchange.wire.recast(filled, self._form, self._lend))
 
     def finish(self) -> TensorList:
         """Waits for the last gradients; returns the sums, :attr:`out`."""
-        if self._own is not None:  # on a rank that has sent nothing
-            self.out, self._own = self._own(), None
+        self._add_own()  # on a rank that has sent nothing
         if self._travelling:
             self._add(*self._arrived())
         return self.out
@@ -235,8 +231,7 @@ class GradientReturn:
             received, step.send_rank, sent, step.recv_rank, step.part, GRADIENTS_TAG
         )
         self._travelling.append((send_recv, step))
-        if self._own is not None:  # while the gradients of this block are on their way
-            self.out, self._own = self._own(), None
+        self._add_own()  # while the gradients of this block are on their way
         if arrived is not None:
             self._add(*arrived)
 
@@ -245,6 +240,10 @@ class GradientReturn:
         send_recv, step = self._travelling.pop()
         send_recv.wait()
         return step, send_recv.received
+
+    def _add_own(self) -> None:
+        if self._own is not None:
+            self.out, self._own = self._own(), None
 
     def _add(self, step: Step, gradients: Buffers) -> None:
         self.exchange.add(step, self.out, gradients.rows)
@@ -258,9 +257,8 @@ def exchange_of(shard: Shard, dtype: torch.dtype | None = None) -> Exchange:
     rounded.
     """
     kind: type[Exchange] = current().exchange_kind or Exchange
-    exchanges = shard.kept.get(_EXCHANGES, {})
+    exchanges = _EXCHANGES.of(shard, dict)
     if (kind, dtype) not in exchanges:
-        exchanges = _EXCHANGES.of(shard, dict)
         exchanges[kind, dtype] = kind(shard, dtype=dtype)
     return exchanges[kind, dtype]
 

@@ -274,8 +274,7 @@ class LazyGradients(GradientReturn):
         steps = self.exchange.shard.steps
         with _comm().guard('receiving gradients of own rows', tag=self._tag):
             _comm().await_sends(Counter(step.send_rank for step in steps), self._tag)
-        if self._own is not None:
-            self.out, self._own = self._own(), None
+        self._add_own()
         for step in steps:
             lend = self.exchange.buffers
             came = _taken(step.send_rank, self._tag, self._form, step.send_rows, lend)

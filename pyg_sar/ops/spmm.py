@@ -49,8 +49,7 @@ def segment_sums(
     if has_heads or segments.keys is not None or segments.ptr.numel() == 1:
         out = values.new_empty(segments.num_rows, *values.shape[1:])
         return add_segment_sums(out, values, segments, weight, factor=factor, replace=True)
-    if weight is not None or factor is not None:
-        weight = _entry_weights(segments, weight, factor)
+    weight = _entry_weights(segments, weight, factor)
     return _segment_sums(values, segments, weight, 0, segments.num_rows)
 
 
@@ -76,11 +75,10 @@ def add_segment_sums(
     """
     if weight is not None and weight.dim() == 2:
         return add_weighted_sums(out, values, segments, weight, replace=replace)
-    if replace and segments.keys is not None and segments.leaves_rows_out:
+    if replace and segments.leaves_rows_out:
         out.zero_()
     num_segments = segments.ptr.numel() - 1
-    if weight is not None or factor is not None:
-        weight = _entry_weights(segments, weight, factor)
+    weight = _entry_weights(segments, weight, factor)
     step = max(num_segments, 1)
     if out.device.type == 'cpu':
         row_bytes = out.element_size() * max(out.size(1), 1)

@@ -110,7 +110,7 @@ def run_loop(
     """
     module, (heads, channels) = loops(), values.shape[1:]
     assert module is not None
-    if out is not None and replace and segments.keys is not None and segments.leaves_rows_out:
+    if out is not None and replace and segments.leaves_rows_out:
         out.zero_()
     keys = segments.ptr.new_empty(0, dtype=torch.int64) if segments.keys is None else segments.keys
     perm = segments.columns[:0] if segments.perm is None else segments.perm
@@ -122,9 +122,5 @@ def run_loop(
         if not loop(start, end, replace):
             raise IndexError(f'expected columns below {values.size(0)} in a block')
 
-    num_segments, num_edges = segments.ptr.numel() - 1, segments.columns.numel()
-    if num_segments and num_edges <= _CHUNK_EDGES:
-        run(0, num_segments, 0, num_edges)
-        return
-    chunks = chunks_of_segments(segments, num_segments, _CHUNK_EDGES)
+    chunks = chunks_of_segments(segments, segments.ptr.numel(), _CHUNK_EDGES)
     side_by_side((partial(run, *chunk) for chunk in chunks), values.device)

@@ -89,9 +89,11 @@ def chunks_of_segments(
     A run has at most so many segments and edges, but one segment at least; on a GPU one has all.
     """
     ptr, num_segments = segments.ptr, segments.ptr.numel() - 1
-    if ptr.device.type != 'cpu':
+    num_edges = segments.columns.numel()
+    is_one = num_segments <= max_segments and num_edges <= max_edges
+    if is_one or ptr.device.type != 'cpu':
         if num_segments:
-            yield 0, num_segments, 0, segments.columns.numel()
+            yield 0, num_segments, 0, num_edges
         return
     start, first = 0, 0
     while start < num_segments:

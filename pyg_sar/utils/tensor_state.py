@@ -45,14 +45,17 @@ def checksum(tensor: Tensor) -> tuple[int, ...]:
 
 def as_bytes(tensor: Tensor) -> Tensor:
     """All numbers as bytes in one row, without history; a view of a contiguous tensor."""
+    return _flat(tensor).view(torch.uint8)
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """All numbers in one row; a contiguous tensor of one number may have any stride."""
     values = tensor.detach().contiguous().view(-1)
-    # A contiguous tensor of one number may have any stride.
-    return values.as_strided(values.shape, (1,)).view(torch.uint8)
+    return values.as_strided(values.shape, (1,))
 
 
 def _numbers(tensor: Tensor) -> Tensor:
-    values = tensor.detach().contiguous().view(-1)
-    values = values.as_strided(values.shape, (1,))
+    values = _flat(tensor)
     size = values.element_size()
     if values.storage_offset() * size % 8:
         values = values.clone()
