@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.end_of_backward import note_backward_of
 from pyg_sar.comm.errors import collective
 from pyg_sar.comm.exchange import Exchange
 from pyg_sar.comm.ranks import cache_of, rank, world_size
@@ -82,8 +81,6 @@ def rows(x: Any, ids: Tensor, n_id: Tensor) -> Tensor:
     else:
         picked = x.plain_rows(n_id[row_map.send_index])
         out = linear(picked, row_map.move, row_map.move_back)
-    if out.requires_grad:
-        note_backward_of(out)
     return out.view(*ids.shape, *out.shape[1:])
 
 

@@ -21,7 +21,10 @@ from torch.nn.parameter import is_lazy
 
 from pyg_sar.comm.collectives import all_reduce_sum, only_once
 from pyg_sar.comm.comm import Comm
-from pyg_sar.comm.end_of_backward import (
+from pyg_sar.comm.ranks import check_own, chosen, current
+from pyg_sar.comm.vote import differ
+from pyg_sar.nn.buckets import SUM, buckets_of
+from pyg_sar.rows.end_of_backward import (
     OURS,
     RUNNING,
     Backward,
@@ -30,9 +33,6 @@ from pyg_sar.comm.end_of_backward import (
     is_inside_a_function,
     started,
 )
-from pyg_sar.comm.ranks import check_own, chosen, current
-from pyg_sar.comm.vote import differ
-from pyg_sar.nn.buckets import SUM, buckets_of
 from pyg_sar.rows.replicated import is_averaged, is_divided, mean_of_ranks
 from pyg_sar.rows.rows import Rows
 

@@ -36,7 +36,6 @@ from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
 from pyg_sar.comm.collectives import all_reduce_sum, await_device
-from pyg_sar.comm.end_of_backward import Backward, await_backward, has_come, running
 from pyg_sar.comm.ranks import world_size
 from pyg_sar.nn.averager import MIB, PARTED, Averager
 from pyg_sar.nn.batch_norm import RunningStatistics
@@ -44,6 +43,7 @@ from pyg_sar.nn.buckets import SUM
 from pyg_sar.nn.layer import evaluated
 from pyg_sar.nn.sar_conv import SARConv
 from pyg_sar.nn.wrap import check_same_values
+from pyg_sar.rows.end_of_backward import Backward, await_backward, has_come, running
 from pyg_sar.rows.replicated import is_averaged
 from pyg_sar.rows.rows import Rows
 from pyg_sar.utils.nested import leaves_of

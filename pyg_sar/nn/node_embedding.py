@@ -16,6 +16,7 @@ from pyg_sar.comm.errors import collective
 from pyg_sar.comm.ranks import world_size
 from pyg_sar.comm.rows_by_id import rows as rows_by_id
 from pyg_sar.comm.vote import agree
+from pyg_sar.rows.end_of_backward import with_noted_backward
 from pyg_sar.rows.from_data import as_local, sharding_of_nodes
 from pyg_sar.rows.patches import ask_for_rows
 from pyg_sar.rows.rows import Rows, plain, plainly, tag
@@ -137,7 +138,7 @@ class NodeEmbedding(torch.nn.Module):
         if self._sharding is None:
             return self.plain_rows(n_id)
         if n_id is not None and not isinstance(n_id, Rows):
-            return rows_by_id(self, n_id, self.n_id.to(n_id.device))
+            return with_noted_backward(rows_by_id(self, n_id, self.n_id.to(n_id.device)))
         out = self.plain_rows(None if n_id is None else as_local(n_id))
         dim, sharding = (0, self._sharding) if n_id is None else (n_id._dim, n_id._sharding)
         return tag(out, dim, sharding)

@@ -18,10 +18,10 @@ from pyg_sar.comm.collectives import (
     check_arrived,
     sum_over_ranks,
 )
-from pyg_sar.comm.end_of_backward import note_backward_of
 from pyg_sar.comm.errors import collective
 from pyg_sar.comm.ranks import check_lives, world_size
 from pyg_sar.comm.rows_by_id import rows as rows_by_id
+from pyg_sar.rows.end_of_backward import with_noted_backward
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse
 
 
@@ -54,10 +54,7 @@ def sum_of_ranks(local: Tensor) -> Tensor:
     total = sum_over_ranks(torch.cat([local.reshape(-1), anchor]))
     histories = total.detach()[-1].item()
     check_arrived('a sum over all ranks')
-    if histories == 0:
-        total = total.detach()
-    elif total.requires_grad:
-        note_backward_of(total)
+    total = total.detach() if histories == 0 else with_noted_backward(total)
     return total[:-1].view(local.shape)
 
 
@@ -140,7 +137,7 @@ def fetched(rows: Rows, ids: Tensor) -> Tensor:
             return x[places]
         if not has_fractions(x):
             x = x.detach()
-        return rows_by_id(x, ids, sharding.ids(x.device))
+        return with_noted_backward(rows_by_id(x, ids, sharding.ids(x.device)))
 
 
 def all_rows(rows: Rows) -> Tensor:

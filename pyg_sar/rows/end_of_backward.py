@@ -213,9 +213,11 @@ def started() -> Backward:
     return backward
 
 
-def note_backward_of(tensor: Tensor) -> None:
-    """Notes a backward that reaches `tensor`: its gradients are those of all ranks' losses."""
-    tensor.register_hook(_note)  # type: ignore[no-untyped-call]
+def with_noted_backward(tensor: Tensor) -> Tensor:
+    """`tensor`, of which a backward is noted: its gradients are those of all ranks' losses."""
+    if tensor.requires_grad:
+        tensor.register_hook(_note)  # type: ignore[no-untyped-call]
+    return tensor
 
 
 def _note(grad: Tensor) -> None:
