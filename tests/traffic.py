@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,9 +11,10 @@ from unittest import mock
 import torch.distributed as dist
 from torch import Tensor
 
-from pyg_sar.comm.exchange import GradientReturn
+from pyg_sar.comm.exchange import Exchange
+from pyg_sar.comm.process_group import GroupComm
 from pyg_sar.comm.ranks import current
-from pyg_sar.comm.send_recv import ROWS_TAG, SendRecv, Wire
+from pyg_sar.comm.send_recv import Buffers, Transfer, Wire
 from pyg_sar.comm.shared_memory import SharedMemory
 
 
@@ -97,25 +98,25 @@ class Order:
 def recorded() -> Iterator[Order]:
     """Records the order of what the exchange does while it lasts."""
     order = Order()
-    batch, start, wait = dist.batch_isend_irecv, SendRecv.__init__, SendRecv.wait
+    batch, start, wait = dist.batch_isend_irecv, GroupComm.start, GroupComm.finish
     pack, add = Wire.pack, Wire.add
-    names: dict[SendRecv, str] = {}
+    names: dict[Transfer, str] = {}
     numbers = {'rows': 0, 'gradients': 0}
 
     def note_batch(ops: list[dist.P2POp]) -> Any:
         order.ops.append([op.op.__name__ for op in ops])
         return batch(ops)
 
-    def note_start(self: SendRecv, *args: Any) -> None:
-        kind = 'rows' if args[-1] == ROWS_TAG else 'gradients'
-        names[self] = f'{kind} {numbers[kind]}'
+    def note_start(self: GroupComm, transfer: Transfer) -> None:
+        kind = transfer.kind
+        names[transfer] = f'{kind} {numbers[kind]}'
         numbers[kind] += 1
-        order.note(f'start {names[self]}')
-        start(self, *args)
+        order.note(f'start {names[transfer]}')
+        start(self, transfer)
 
-    def note_wait(self: SendRecv) -> None:
-        order.note(f'wait {names[self]}')
-        wait(self)
+    def note_wait(self: GroupComm, transfer: Transfer) -> Buffers:
+        order.note(f'wait {names[transfer]}')
+        return wait(self, transfer)
 
     def note_pack(self: Wire, *args: Any) -> None:
         order.note('pack')
@@ -128,16 +129,19 @@ def recorded() -> Iterator[Order]:
     with (
         apart(),
         mock.patch.object(dist, 'batch_isend_irecv', note_batch),
-        mock.patch.object(SendRecv, '__init__', note_start),
-        mock.patch.object(SendRecv, 'wait', note_wait),
+        mock.patch.object(GroupComm, 'start', note_start),
+        mock.patch.object(GroupComm, 'finish', note_wait),
         mock.patch.object(Wire, 'pack', note_pack),
         mock.patch.object(Wire, 'add', note_add),
     ):
         yield order
 
 
-def put(returned: GradientReturn, gradients: Sequence[Tensor]) -> None:
-    """Sends gradients of the next block's rows."""
-    for rows, gradient in zip(returned.rows(), gradients, strict=True):
-        rows.copy_(gradient)
-    returned.send()
+def give_back(
+    exchange: Exchange, out: list[Tensor], gradients: Iterable[Sequence[Tensor]]
+) -> list[Tensor]:
+    """Returns the gradients of every block's rows to their owners, which add them to `out`."""
+    for targets, of_block in zip(exchange.reduce_scatter_halo(out), gradients, strict=True):
+        for rows, gradient in zip(targets, of_block, strict=True):
+            rows.copy_(gradient)
+    return out

@@ -29,10 +29,9 @@ from timeline import Timeline  # noqa: E402
 from training import default_hidden  # noqa: E402
 
 import pyg_sar  # noqa: E402
-from pyg_sar.comm import exchange  # noqa: E402
 from pyg_sar.comm.comm import Comm  # noqa: E402
 from pyg_sar.comm.process_group import GroupComm  # noqa: E402
-from pyg_sar.comm.send_recv import SendRecv  # noqa: E402
+from pyg_sar.comm.send_recv import Transfer  # noqa: E402
 
 LINK, TIMELINE, NO_NETWORK, ROWS = 'link', 'timeline', 'no network', 'rows only'
 PREFETCH, NO_PREFETCH = 'prefetch 1', 'no prefetch'
@@ -44,22 +43,20 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def at_once(comm: Comm, received: Sequence[Tensor], *_: Any) -> tuple[list[Any], list[Any]]:
-    """In place of :meth:`Comm.start_send_recv`: rows of zeros have come already."""
+def at_once(comm: Comm, received: Sequence[Tensor], *_: Any) -> tuple[list[Any], int, None]:
+    """In place of :meth:`GroupComm.start_send_recv`: rows of zeros have come already."""
     for tensor in received:
         tensor.zero_()
-    return [], []
+    return [], 0, None
 
 
-class WaitedSendRecv(SendRecv):
-    """One step of an exchange that nothing else is done beside."""
+_start, _finish = GroupComm.start, GroupComm.finish
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        super().wait()
 
-    def wait(self) -> None:
-        pass
+def start_and_finish(comm: GroupComm, transfer: Transfer) -> None:
+    """In place of :meth:`GroupComm.start`: nothing else is done beside a step of an exchange."""
+    _start(comm, transfer)
+    _finish(comm, transfer)
 
 
 class Training:
@@ -101,7 +98,8 @@ class Training:
             return [patch.object(GroupComm, 'start_send_recv', at_once)]
         self._is_first = False
         if self._variant == NO_PREFETCH:
-            return [patch.object(exchange, 'SendRecv', WaitedSendRecv)]
+            nothing = patch.object(GroupComm, 'finish', lambda comm, transfer: None)
+            return [patch.object(GroupComm, 'start', start_and_finish), nothing]
         return []
 
 

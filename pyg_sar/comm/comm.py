@@ -8,10 +8,10 @@ There are three kinds: the process group of ``torch.distributed``
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -19,14 +19,8 @@ from torch import Tensor
 
 from pyg_sar.comm.errors import at_location
 from pyg_sar.comm.plain_values import Met
+from pyg_sar.comm.send_recv import Buffers, Transfer
 from pyg_sar.utils import hook
-
-
-class Work(Protocol):
-    """A transfer that is under way."""
-
-    def wait(self) -> Any:
-        """Returns once it is done."""
 
 
 class Comm:
@@ -40,7 +34,6 @@ class Comm:
     group: dist.ProcessGroup | None = None  # of the exchanges, if there is one
     takes_turns = False  # whether the ranks are threads of one process
     run: object = None  # what ranks that are threads of one run have in common
-    exchange_kind: type[Any] | None = None  # of its exchanges, where they send no messages
     small_bytes = 0  # what `sum_small` takes at most
 
     def __init__(self) -> None:
@@ -50,7 +43,7 @@ class Comm:
         self.operation = ''  # that this rank has come to last, in words
         self.peer: int | None = None  # the rank it is done with; None for all
         self.met = Met()  # the plain values that have met rows since the last message
-        self.travelling: set[Any] = set()  # what is sent and received now, as `SendRecv`
+        self.travelling: set[Transfer] = set()
         self.caches: dict[Any, Any] = {}  # what `ranks.cache_of` gives, by name
         self.num_made = 0  # how many things all ranks have made together, as `Agreed` counts
 
@@ -129,20 +122,32 @@ class Comm:
         """Memory for rows that travel: a uint8 vector, of any content."""
         return torch.empty(num_bytes, dtype=torch.uint8, device=device)
 
-    def start_send_recv(
-        self,
-        received: Sequence[Tensor],
-        recv_rank: int,
-        sent: Sequence[Tensor],
-        send_rank: int,
-        tag: str,
-    ) -> tuple[list[Work], list[Work]]:
-        """Begins to receive contiguous tensors from one rank and to send others to another rank.
+    def start(self, transfer: Transfer) -> None:
+        """Begins a step of an exchange; what goes is packed, or will be."""
+        raise NotImplementedError
 
-        Gives the transfers that come in, and those that go out. Messages meet if their tags are
-        equal, where the backend knows tags (gloo).
+    def finish(self, transfer: Transfer) -> Buffers:
+        """What a step has received, once both of its ways are done.
+
+        Raises ExchangeError if the other rank has ended or is silent.
         """
         raise NotImplementedError
+
+    def in_order(self, transfers: Sequence[Transfer]) -> Iterator[Transfer | None]:
+        """None once the first step is under way; then each that has come, while the next is."""
+        before = None
+        for transfer in (*transfers, None):
+            if transfer is not None:  # while the one before is still on its way
+                transfer.packed()
+            if before is not None:
+                self.finish(before)
+            if transfer is not None:
+                self.start(transfer)
+            yield before
+            before = transfer
+
+    def await_sent(self, transfers: Sequence[Transfer]) -> None:
+        """Returns once nobody needs another turn before these steps are done."""
 
     def all_to_all(
         self, received: Tensor, sent: Tensor, recv_sizes: list[int], send_sizes: list[int]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -19,19 +20,21 @@ from torch import Tensor
 from pyg_sar.comm.ranks import current
 from pyg_sar.comm.row_map import RowMap
 from pyg_sar.comm.send_recv import (
-    GRADIENTS_TAG,
-    ROWS_TAG,
     BufferPool,
     Buffers,
     Lend,
-    SendRecv,
+    Round,
     TensorList,
+    Transfer,
     Wire,
+    copy_run,
+    new_buffers,
 )
 from pyg_sar.shard.shard import Cached, Shard, Step
 
 _POOL: Cached[BufferPool] = Cached()
-_EXCHANGES: Cached[dict[tuple[type[Exchange], torch.dtype | None], Exchange]] = Cached()
+_of_runs: WeakKeyDictionary[Any, BufferPool] = WeakKeyDictionary()  # one thread runs at a time
+_EXCHANGES: Cached[dict[tuple[bool, torch.dtype | None], Exchange]] = Cached()
 _SOURCE_IDS: Cached[Tensor] = Cached()
 
 
@@ -55,13 +58,13 @@ class Exchange:
             )
         self.shard = shard
         self.wire = Wire(dtype)
-        pool = _POOL.put(shard, self._pool())
+        comm = current()
+        pool = _POOL.of(shard, partial(BufferPool, comm.allocate))
+        if comm.run is not None:
+            pool = _POOL.put(shard, _of_runs.setdefault(comm.run, pool))
         most = max((max(s.recv_rows, s.send_rows) for s in shard.steps), default=0)
         # Memory for rows like those of some tensors, which is used again.
         self.buffers: Lend = partial(Buffers, pool, most)
-
-    def _pool(self) -> BufferPool:
-        return _POOL.of(self.shard, BufferPool)
 
     def all_gather_halo(
         self, tensors: Sequence[Tensor], *, keep: bool = False
@@ -73,37 +76,76 @@ class Exchange:
         """
         tensors = [t.contiguous() for t in tensors]
         form = self.wire.like(tensors)
-        lend: Lend = partial(Buffers, None, 0) if keep else self.buffers
-        travelling: SendRecv | None = None
-        for step in (*self.shard.steps, None):
-            if step is not None:  # while the rows of the block before are still on their way
-                sent = self.buffers(form, step.send_rows)
-                self.pack(step, tensors, sent.rows)
-            arrived = None
-            if travelling is not None:
-                travelling.wait()
-                arrived = travelling.received
-            travelling = None
-            if step is not None:
-                received = lend(form, step.recv_rows)
-                ranks = step.recv_rank, sent, step.send_rank
-                travelling = SendRecv(received, *ranks, step.part, ROWS_TAG)
-            if arrived is not None:
-                rows = self.wire.recast(arrived, tensors, lend)
+        lend = new_buffers if keep else self.buffers
+        transfers = []
+        for step in self.shard.steps:
+            pack = partial(self._pack, step, tensors)
+            transfers.append(self._transfer('rows', step, form, lend, pack=pack, read=tensors))
+        for arrived in current().in_order(transfers):
+            if arrived is None:
+                for first, end in pairwise(self.shard.own_ptr):
+                    yield [t[first:end] for t in tensors]
+            else:
+                rows = self.wire.recast(arrived.received, tensors, lend)
                 yield rows.rows
                 rows.free()
+
+    def reduce_scatter_halo(
+        self,
+        out: TensorList,
+        own: Callable[[], TensorList] | None = None,
+        packs: Sequence[Callable[[TensorList], None]] | None = None,
+        read: Sequence[Tensor] = (),
+    ) -> Iterator[TensorList]:
+        """The adjoint of :meth:`all_gather_halo`: sends gradients of halo rows to their owners.
+
+        Yields memory for the gradients ``[num_rows, ...]`` of every block's source rows in turn,
+        which the caller fills: views of `out` for own blocks, buffers for remote ones. The
+        gradients of one block travel while the next block is computed. They are added in the order
+        of the steps once the next have been sent, so sums do not depend on timing.
+
+        Gradients of other ranks are added to `out`, ``[num_own, ...]`` of each tensor: zeros, or of
+        any content where all own blocks are written. `own` computes the gradients of the own
+        blocks, once the first messages are on their way. These replace `out`, which then tells only
+        shapes and dtypes; own blocks are skipped. With `packs`, one for every remote block, these
+        fill the gradients from the tensors `read`, where ranks are threads once the owner takes
+        them; remote blocks are skipped.
+        """
+        comm, form = current(), self.wire.like(out)
+        waits = comm.takes_turns  # for the other rank's turn, in memory of its own
+        lend = new_buffers if waits else self.buffers
+        under_way: list[tuple[Step, Transfer]] = []
+        if own is None:
+            for first, end in pairwise(self.shard.own_ptr):
+                yield [o[first:end] for o in out]
+        for number, step in enumerate(self.shard.steps):
+            if packs is None:
+                filled = lend(out, step.recv_rows)
+                yield filled.rows
+                sent = self.wire.recast(filled, form, lend)
+                transfer = self._transfer('gradients', step, form, self.buffers, sent=sent)
             else:
-                for part in self.shard.parts:
-                    first, end = self.shard.source_ranges[part]
-                    yield [t[first:end] for t in tensors]
+                pack = partial(self._fill, out, packs[number])
+                transfer = self._transfer(
+                    'gradients', step, form, self.buffers, pack=pack, read=read
+                )
+            before = under_way.pop() if under_way and not waits else None
+            if before is not None:
+                comm.finish(before[1])
+            comm.start(transfer)
+            under_way.append((step, transfer))
+            if own is not None and not waits:  # while the gradients of this block are on their way
+                out[:], own = own(), None
+            if before is not None:
+                self._add(*before, out)
+        comm.await_sent([transfer for _, transfer in under_way])
+        if own is not None:
+            out[:] = own()
+        for step, transfer in under_way:
+            comm.finish(transfer)
+            self._add(step, transfer, out)
 
-    def way_back(
-        self, out: Sequence[Tensor], own: Callable[[], TensorList] | None
-    ) -> GradientReturn:
-        """Begins the adjoint of :meth:`fetch`; see GradientReturn."""
-        return GradientReturn(self, out, own=own)
-
-    def pack(self, step: Step, tensors: TensorList, out: TensorList) -> None:
+    def _pack(self, step: Step, tensors: TensorList, out: TensorList) -> None:
         """Puts the own rows that a step sends, and sums of them, into `out` as they travel."""
         num_rows = step.send_index.numel()
         for rows, tensor in zip(out, tensors, strict=True):
@@ -111,47 +153,55 @@ class Exchange:
             if step.sums is not None:
                 step.sums.put(rows[num_rows:], tensor)
 
-    def add(self, step: Step, out: TensorList, gradients: TensorList) -> None:
-        """Adds gradients of the rows that a step has sent to those of own rows."""
+    def _add(self, step: Step, transfer: Transfer, out: TensorList) -> None:
+        """Adds gradients that have come, of the rows that a step has sent, to those of own rows."""
         num_rows = step.send_index.numel()
-        for own, came in zip(out, gradients, strict=True):
+        for own, came in zip(out, transfer.received.rows, strict=True):
             self.wire.add(own, step.send_index, came[:num_rows])
             if step.sums is not None:
                 step.sums.add(own, came[num_rows:])
+        transfer.received.free()
 
-    def fetch_all(self, tensors: Sequence[Tensor]) -> TensorList:
-        """All halo rows ``[num_halo, ...]`` at once: an all-to-all for each tensor (collective)."""
-        return self.fetch_requested(tensors, self._everything)
+    def _fill(self, like: TensorList, make: Callable[[TensorList], None], out: TensorList) -> None:
+        """Has `make` fill gradients in the dtypes of `like`; `out` gets them as they travel."""
+        if [t.dtype for t in out] == [t.dtype for t in like]:
+            make(out)
+            return
+        wide = self.buffers(like, out[0].size(0))
+        make(wide.rows)
+        for target, rows in zip(out, wide.rows, strict=True):
+            target.copy_(rows)
+        wide.free()
 
-    def return_all(self, gradients: Sequence[Tensor], out: Sequence[Tensor]) -> None:
-        """The adjoint of :meth:`fetch_all`: adds gradients ``[num_halo, ...]`` to rows of `out`."""
-        self.return_requested(gradients, out, self._everything)
+    def _transfer(
+        self, kind: str, step: Step, form: TensorList, lend: Lend, **packed: Any
+    ) -> Transfer:
+        ways = (step.send_rank, step.send_rows), (step.recv_rank, step.recv_rows)
+        to, of = ways if kind == 'rows' else ways[::-1]
+        return Transfer(step.part, kind, form, to, of, lend, self.buffers, **packed)
 
-    def request(self, halo: Sequence[Tensor]) -> list[RowMap]:
-        """Tells the owners which halo rows will be fetched together (collective: two all-to-alls).
-
-        `halo` has ascending halo rows for every fetch, int64; as many fetches on all ranks.
-        """
-        everything = self._everything
-        return everything.parts(halo) if self.shard.world_size > 1 else [everything] * len(halo)
-
-    def fetch_requested(self, tensors: Sequence[Tensor], request: RowMap) -> TensorList:
-        """The halo rows of a request: one all-to-all for each tensor (collective)."""
+    def fetch(self, tensors: Sequence[Tensor], row_map: RowMap | None = None) -> TensorList:
+        """All halo rows at once, or those of a row map: one all-to-all for each tensor."""
         if self.shard.world_size == 1:
             return [tensor[:0] for tensor in tensors]
-        return [request.fetch(tensor, self.wire) for tensor in tensors]
+        return [(row_map or self.halo).fetch(tensor, self.wire) for tensor in tensors]
 
-    def return_requested(
-        self, gradients: Sequence[Tensor], out: Sequence[Tensor], request: RowMap
+    def give_back(
+        self, gradients: Sequence[Tensor], out: Sequence[Tensor], row_map: RowMap | None = None
     ) -> None:
-        """The adjoint of :meth:`fetch_requested`: adds to the owners' rows (collective)."""
+        """The adjoint of :meth:`fetch`: adds gradients of halo rows to own rows of `out`."""
         if self.shard.world_size > 1:
             for gradient, rows in zip(gradients, out, strict=True):
-                request.give_back(gradient, rows, self.wire)
+                (row_map or self.halo).give_back(gradient, rows, self.wire)
+
+    def parts(self, halo: Sequence[Tensor]) -> list[RowMap]:
+        """Row maps that fetch some halo rows each, see :meth:`RowMap.parts`."""
+        alone = self.shard.world_size == 1
+        return [self.halo] * len(halo) if alone else self.halo.parts(halo)
 
     @cached_property
     @torch.inference_mode(False)  # it outlives the caller's mode
-    def _everything(self) -> RowMap:
+    def halo(self) -> RowMap:
         """All halo rows, in the order of the halo."""
         shard = self.shard
         if shard.world_size == 1:
@@ -165,110 +215,48 @@ class Exchange:
         return RowMap(torch.cat([step.send_index for step in steps]), send_counts, recv_counts)
 
 
-class GradientReturn:
-    """The adjoint of :meth:`Exchange.all_gather_halo`: sends row gradients to their owner.
-
-    Blocks come in the order of the plan: fill :meth:`rows`, then :meth:`send`. The gradients of one
-    block travel while the next block is computed. They are added in the order of the steps once the
-    next have been sent, so sums do not depend on timing.
-
-    Gradients of other ranks are added to `out`, ``[num_own, ...]`` of each tensor: zeros, or of any
-    content where all own blocks are written. `own` computes the gradients of the own blocks, once
-    the first messages are on their way. These replace `out`, which then tells only shapes and
-    dtypes; own blocks are skipped.
-    """
-
-    def __init__(
-        self,
-        exchange: Exchange,
-        out: Sequence[Tensor],
-        *,
-        own: Callable[[], TensorList] | None = None,
-    ) -> None:
-        self.exchange, self.out, self._own = exchange, list(out), own
-        self._form = exchange.wire.like(self.out)
-        self._lend: Lend = exchange.buffers
-        shard = exchange.shard
-        self._own_blocks = iter(range(shard.parts_per_rank if own is None else 0))
-        self._steps = iter(shard.steps)
-        self._filled: tuple[Step, Buffers] | None = None
-        self._travelling: list[tuple[SendRecv, Step]] = []  # one at most
-
-    def rows(self) -> TensorList:
-        """Memory for the gradients ``[num_rows, ...]`` of the next block's source rows.
-
-        For an own block views into `out`; for a remote one a buffer of any content.
-        """
-        block = next(self._own_blocks, None)
-        if block is not None:
-            start, end = self.exchange.shard.own_ptr[block : block + 2]
-            return [o[start:end] for o in self.out]
-        step = next(self._steps)
-        self._filled = step, self._lend(self.out, step.recv_rows)
-        return self._filled[1].rows
-
-    def takes_over(self, make: Callable[[TensorList], None], read: TensorList) -> bool:
-        """Whether the next block's owner computes the gradients from `read`; else do it here."""
-        return False
-
-    def send(self) -> None:
-        """Sends the gradients in :meth:`rows`."""
-        if self._filled is not None:
-            (step, filled), self._filled = self._filled, None
-            self._start(step, self.exchange.wire.recast(filled, self._form, self._lend))
-
-    def finish(self) -> TensorList:
-        """Waits for the last gradients; returns the sums, :attr:`out`."""
-        self._add_own()  # on a rank that has sent nothing
-        if self._travelling:
-            self._add(*self._arrived())
-        return self.out
-
-    def _start(self, step: Step, sent: Buffers) -> None:
-        arrived = self._arrived() if self._travelling else None
-        received = self._lend(self._form, step.send_rows)
-        send_recv = SendRecv(
-            received, step.send_rank, sent, step.recv_rank, step.part, GRADIENTS_TAG
-        )
-        self._travelling.append((send_recv, step))
-        self._add_own()  # while the gradients of this block are on their way
-        if arrived is not None:
-            self._add(*arrived)
-
-    def _arrived(self) -> tuple[Step, Buffers]:
-        """The gradients that travel, once they are here, and their step."""
-        send_recv, step = self._travelling.pop()
-        send_recv.wait()
-        return step, send_recv.received
-
-    def _add_own(self) -> None:
-        if self._own is not None:
-            self.out, self._own = self._own(), None
-
-    def _add(self, step: Step, gradients: Buffers) -> None:
-        self.exchange.add(step, self.out, gradients.rows)
-        gradients.free()
-
-
 def exchange_of(shard: Shard, dtype: torch.dtype | None = None) -> Exchange:
-    """The exchange of a shard, kept with it, of the comm's kind; see Exchange.
+    """The exchange of a shard, kept with it; see Exchange.
 
     A `dtype` rounds rows that messages read. Degrees and other numbers of the whole graph are never
     rounded.
     """
-    kind: type[Exchange] = current().exchange_kind or Exchange
-    exchanges = _EXCHANGES.of(shard, dict)
-    if (kind, dtype) not in exchanges:
-        exchanges[kind, dtype] = kind(shard, dtype=dtype)
-    return exchanges[kind, dtype]
+    exchanges, key = _EXCHANGES.of(shard, dict), (current().takes_turns, dtype)
+    if key not in exchanges:
+        exchanges[key] = Exchange(shard, dtype=dtype)
+    return exchanges[key]
 
 
 def lent_to_another(shard: Shard) -> dict[Cached[Any], Any]:
     """Entries for a shard that is derived from this one: exchanges of both share buffers."""
-    return {_POOL: _POOL.of(shard, BufferPool)}
+    return {_POOL: _POOL.of(shard, partial(BufferPool, current().allocate))}
 
 
 def with_halo_ids(shard: Shard, ids: Tensor) -> Tensor:
     """The ids of own sources, then those of the halo's (collective: an all-to-all, once)."""
-    found = _SOURCE_IDS.of(shard, lambda: torch.cat([ids, *exchange_of(shard).fetch_all([ids])]))
+    found = _SOURCE_IDS.of(shard, lambda: torch.cat([ids, *exchange_of(shard).fetch([ids])]))
     return _SOURCE_IDS.put(shard, found.to(ids.device))
+
+
+def start_round(
+    rows: Tensor, turn: int, counts: Sequence[int], kind: str = 'rows'
+) -> Callable[[], Tensor]:
+    """Begins to send rows to the next rank; returns a wait for those of the rank before.
+
+    Every rank has begun with `counts` rows of its own, and this is turn 1, 2, ... of their round.
+    """
+    comm, rows = current(), rows.contiguous()
+    if comm.size == 1:
+        return lambda: rows
+    source = (comm.rank - turn) % comm.size
+    to, of = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    round_ = Round(
+        *(source, kind, [rows], (to, rows.size(0)), (of, counts[source])),
+        new_buffers,
+        new_buffers,
+        sent=None if comm.takes_turns else Buffers.of([rows]),
+        pack=partial(copy_run, rows),
+        read=[rows],
+    )
+    comm.start(round_)
+    return lambda: comm.finish(round_).rows[0]

@@ -18,7 +18,7 @@ import re
 import threading
 import weakref
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from traceback import clear_frames
@@ -29,12 +29,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pyg_sar.comm.comm import Work
 from pyg_sar.comm.connection import Connection, meet, new_group, timeout_of
 from pyg_sar.comm.errors import at_location, location
 from pyg_sar.comm.faults import Reports, RootCause, TransferWatch, for_reports
-from pyg_sar.comm.shared_memory import Landing, SharedMemory, allocated, compute_first, find_shared
+from pyg_sar.comm.send_recv import Buffers, Transfer, Work
+from pyg_sar.comm.shared_memory import SharedMemory, allocated, compute_first, find_shared
 from pyg_sar.comm.sums import Announced, sum_as_gloo_does
+from pyg_sar.utils import hook
 from pyg_sar.utils.tensor_state import as_bytes
 
 _SHORT = 512
@@ -204,6 +205,38 @@ class GroupComm(Connection):
         is_read = device.type == 'cpu' and self._shared.pids
         return allocated(num_bytes) if is_read else super().allocate(num_bytes, device)
 
+    def start(self, transfer: Transfer) -> None:
+        """See :meth:`Comm.start`."""
+        (send_rank, _), (recv_rank, count) = transfer.to, transfer.of
+        sent, received = transfer.packed(), transfer.lend(transfer.form, count)
+        transfer.received = received
+        sends, receives = ([t for t in of.rows if t.numel()] for of in (sent, received))
+        operation, peer = transfer.operations()[not receives]
+        with self.guard(operation, peer):
+            messages = self.start_send_recv(receives, recv_rank, sends, send_rank, transfer.words)
+        transfer.works, transfer.num_coming, transfer.unpack = messages
+        self.travelling.add(transfer)
+
+    def finish(self, transfer: Transfer) -> Buffers:
+        """See :meth:`Comm.finish`."""
+        if transfer.works:
+            comes, goes = transfer.operations()
+            with self.guard(*(comes if transfer.num_coming else goes), is_wait=True):
+                # A work that this frame held would keep connections open.
+                for i in range(transfer.num_coming):
+                    transfer.works[i].wait()
+                if transfer.num_coming and transfer.unpack is not None:
+                    transfer.unpack()
+                self.operation, self.peer = goes
+                for i in range(transfer.num_coming, len(transfer.works)):
+                    transfer.works[i].wait()
+        self.travelling.discard(transfer)
+        self.check('the end of a transfer')  # nothing has arrived if the group has ended
+        transfer.packed().free()
+        if hook.watchers:
+            transfer.tell()
+        return transfer.received
+
     def start_send_recv(
         self,
         received: Sequence[Tensor],
@@ -211,21 +244,26 @@ class GroupComm(Connection):
         sent: Sequence[Tensor],
         send_rank: int,
         tag: str,
-    ) -> tuple[list[Work], list[Work]]:
-        """See :meth:`Comm.start_send_recv`.
+    ) -> tuple[list[Work], int, Callable[[], None] | None]:
+        """Begins to receive contiguous tensors from one rank and to send others to another rank.
 
-        Receives come first: a send completes early only if its receive is posted already.
+        Gives the messages that come in, then those that go out; how many come in; and what is done
+        once these are here. Messages meet if their tags are equal, where the backend knows tags
+        (gloo). Receives come first: a send completes early only if its receive is posted already.
         """
-        shared = self._shared.pids
-        is_read = recv_rank in shared and bool(received) and received[0].device.type == 'cpu'
-        is_lent = send_rank in shared and bool(sent) and sent[0].device.type == 'cpu'
+        shared, unpack = self._shared, None
+        is_read = recv_rank in shared.pids and bool(received) and received[0].device.type == 'cpu'
+        is_lent = send_rank in shared.pids and bool(sent) and sent[0].device.type == 'cpu'
         if is_read:
             come = [torch.empty(len(received), 4, dtype=torch.int64)]
+            unpack = partial(shared.receive, come[0], recv_rank, received)
         else:
             come = [self._carried(t) for t in received]
-        go = [self._shared.send(sent, send_rank)] if is_lent else [self._filled(t) for t in sent]
+            if any(here.device != t.device for here, t in zip(come, received, strict=True)):
+                unpack = partial(_copy_all, received, come)
+        go = [shared.send(sent, send_rank)] if is_lent else [self._filled(t) for t in sent]
         if not come and not go:
-            return [], []
+            return [], 0, None
         group, code = self.group or self._opened(), zlib.crc32(tag.encode()) >> 1
         ops = [dist.P2POp(dist.irecv, t, recv_rank, group, code) for t in come]
         ops += [dist.P2POp(dist.isend, t, send_rank, group, code) for t in go]
@@ -234,15 +272,7 @@ class GroupComm(Connection):
         device = ops[0].tensor.device
         for work in works if device.type != 'cpu' else ():
             self._see(work, device)
-        coming, going = works[: len(come)], works[len(come) :]
-        if is_read:
-            read = partial(self._shared.receive, come[0], recv_rank, received)
-            return [Landing(coming[0], read)], going
-        for i, (message, tensor) in enumerate(zip(come, received, strict=True)):
-            if message.device != tensor.device:
-                to_device = partial(tensor.copy_, message, non_blocking=True)
-                coming[i] = Landing(coming[i], to_device)
-        return coming, going
+        return works, min(len(come), len(works)), unpack
 
     def all_to_all(
         self, received: Tensor, sent: Tensor, recv_sizes: list[int], send_sizes: list[int]
@@ -299,3 +329,8 @@ class GroupComm(Connection):
         """What the backend sends for a contiguous tensor."""
         carried = self._carried(tensor)
         return carried if carried.device == tensor.device else carried.copy_(tensor)
+
+
+def _copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source, non_blocking=True)

@@ -55,14 +55,14 @@ def from_halo(values: Tensor, exchange: Exchange) -> Tensor:
 
 
 def _append_halo(exchange: Exchange, x: Tensor) -> Tensor:
-    (halo,) = exchange.fetch_all([x])
+    (halo,) = exchange.fetch([x])
     return torch.cat([x, halo])
 
 
 def _sum_at_owner(exchange: Exchange, values: Tensor) -> Tensor:
     num_own = exchange.shard.num_own
     out = values[:num_own].clone(memory_format=torch.contiguous_format)
-    exchange.return_all([values[num_own:]], [out])
+    exchange.give_back([values[num_own:]], [out])
     return out
 
 

@@ -15,17 +15,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.collectives import all_to_all
 from pyg_sar.comm.errors import at_location
-from pyg_sar.comm.ranks import current
 from pyg_sar.comm.shared_memory import writable
 from pyg_sar.shard.index_rows import add_rows_at
 from pyg_sar.utils import hook
-from pyg_sar.utils.offload import keep_here, select_rows
+from pyg_sar.utils.offload import keep_here, select_rows, watcher
 
 _CHUNK_BYTES = 1 << 20
 
@@ -36,7 +35,8 @@ TensorList = list[Tensor]
 class BufferPool:
     """Memory that is lent out and given back, so that steps and layers use the same again."""
 
-    def __init__(self) -> None:
+    def __init__(self, allocate: Callable[[int, torch.device], Tensor]) -> None:
+        self.allocate = allocate
         self.free: list[Tensor] = []
 
     def take(self, num_bytes: int, device: torch.device) -> Tensor:
@@ -52,7 +52,7 @@ class BufferPool:
         self.free = [t for t in self.free if t is not small]
         del small, here
         with torch.inference_mode(False):  # it outlives the caller's mode
-            buffer = current().allocate(num_bytes, device)
+            buffer = self.allocate(num_bytes, device)
             keep_here(buffer)
             return buffer
 
@@ -77,6 +77,13 @@ class Buffers:
             self.lent.append(buffer)
             self.rows.append(buffer[: num_rows * row_bytes].view(tensor.dtype).view(shape))
 
+    @classmethod
+    def of(cls, rows: TensorList) -> Buffers:
+        """Rows in memory of their own."""
+        buffers = cls(None, 0, (), 0)
+        buffers.rows = rows
+        return buffers
+
     def free(self) -> None:
         """Gives the memory back to the pool."""
         if self.pool is not None:
@@ -86,6 +93,9 @@ class Buffers:
 
 Lend = Callable[[Sequence[Tensor], int], Buffers]
 """Gives buffers of so many rows like those of some tensors."""
+
+new_buffers: Lend = partial(Buffers, None, 0)
+"""Gives new memory."""
 
 
 class Wire:
@@ -142,97 +152,96 @@ def _chunks(num_rows: int, like: Tensor) -> Iterator[slice]:
         yield slice(start, min(start + step, num_rows))
 
 
-ROWS_TAG, GRADIENTS_TAG = 0, 1
+class Work(Protocol):
+    """A message that is under way."""
+
+    def wait(self) -> Any:
+        """Returns once it is done."""
 
 
-class SendRecv:
-    """One step under way; both sides know the counts, so empty messages are not sent.
+class Transfer:
+    """A step of an exchange: rows go to one rank while others come from another one.
 
-    What is `received` is complete after :meth:`wait`. `works` are the transfers that come in, then
-    those that go out.
+    Both sides know the counts, so empty messages are not sent. Packing fills the rows that go, in
+    the form in which they travel. Ranks that are threads pack once the other rank reads the rows.
+
+    Attributes:
+        part: The part whose rows, or gradients of rows, these are.
+        kind: ``'rows'`` or ``'gradients'``.
+        form: Tensors with rows of the shapes and dtypes in which they travel.
+        to: The rank that rows go to, and how many.
+        of: The rank that rows come from, and how many.
+        received: What comes, complete once the step is finished.
+        words: What it is, in which layer, in words that are equal on both sides.
+        works: The messages under way: those that come in, then those that go out.
     """
 
+    received: Buffers
+    num_coming: int
+    unpack: Callable[[], None] | None  # done once these are here
+
     def __init__(
-        self, received: Buffers, recv_rank: int, sent: Buffers, send_rank: int, part: int, tag: int
+        self,
+        part: int,
+        kind: str,
+        form: TensorList,
+        to: tuple[int, int],
+        of: tuple[int, int],
+        lend: Lend,
+        lend_sent: Lend,
+        *,
+        sent: Buffers | None = None,
+        pack: Callable[[TensorList], None] | None = None,
+        read: Sequence[Tensor] = (),
     ) -> None:
-        self.received, self.sent = received, sent
-        self._comm, self._part = current(), part
-        self._kind = 'rows' if tag == ROWS_TAG else 'gradients'
-        comes, goes = f'receiving the rows of part {part}', f'sending rows to rank {send_rank}'
-        if tag == GRADIENTS_TAG:
-            comes = 'receiving gradients of own rows'
-            goes = f'sending the gradients of the rows of part {part}'
-        receives = [t for t in received.rows if t.numel()]
-        sends = [t for t in sent.rows if t.numel()]
-        operations = (comes, recv_rank), (goes, send_rank)
-        # Rows of another layer, or of another width, must not be taken for these.
-        words = f'a step of {self._kind} ({forms_of(sent.rows)})'
-        with self._comm.guard(*operations[not receives], tag=words):
-            words = at_location(words)
-            come, go = self._comm.start_send_recv(receives, recv_rank, sends, send_rank, words)
-        self.works = [*come, *go]
-        self._operations = [operations[0]] * len(come) + [operations[1]] * len(go)
-        self._comm.travelling.add(self)
+        """Packed rows are given as `sent`; else `pack` fills them, and reads the tensors `read`.
 
-    def wait(self) -> None:
-        """Returns once both ways are done.
-
-        Raises ExchangeError if the other rank has ended or is silent.
+        `lend` gives memory for the rows that come, `lend_sent` for those that go.
         """
-        comm = self._comm
-        if self.works:
-            with comm.guard(*self._operations[0], is_wait=True):
-                for i in range(len(self.works)):
-                    if i and self._operations[i] != self._operations[i - 1]:
-                        comm.operation, comm.peer = self._operations[i]
-                    self.works[i].wait()  # a work that this frame held would keep connections open
-        comm.travelling.discard(self)
-        comm.check('the end of a transfer')  # nothing has arrived if the group has ended
-        self.sent.free()
-        if hook.watchers:
-            tell_moved(self._part, self._kind, self.received.rows, self.sent.rows[0].size(0))
+        self.part, self.kind, self.form = part, kind, form
+        self.to, self.of, self.lend, self._lend_sent = to, of, lend, lend_sent
+        self.sent, self.pack, self.read = sent, pack, read
+        self.works: list[Work] = []
+        # Rows of another layer, or of another width, must not be taken for these.
+        self.words = at_location(f'a step of {kind} ({forms_of(form)})')
+
+    def packed(self) -> Buffers:
+        """What goes."""
+        if self.sent is None:
+            assert self.pack is not None
+            self.sent = self._lend_sent(self.form, self.to[1])
+            self.pack(self.sent.rows)
+        return self.sent
+
+    def operations(self) -> tuple[tuple[str, int], tuple[str, int]]:
+        """What it does, in words, and the rank it is done with: for what comes, for what goes."""
+        if self.kind == 'rows':
+            words = f'receiving the rows of part {self.part}', f'sending rows to rank {self.to[0]}'
+        else:
+            goes = f'sending the gradients of the rows of part {self.part}'
+            words = 'receiving gradients of own rows', goes
+        return (words[0], self.of[0]), (words[1], self.to[0])
+
+    def tell(self) -> None:
+        """Tells watchers of rows that came, and of those that went."""
+        came, num_sent = self.received.rows, self.to[1]
+        widths = [math.prod(t.shape[1:]) * t.element_size() for t in came]
+        num_came = sum(t.size(0) for t in came)
+        moved = num_came, num_sent * len(came), sum(t.nbytes for t in came), num_sent * sum(widths)
+        hook.moved(hook.Transfer(f'part {self.part}', self.kind, *moved))
 
 
-class _Round(SendRecv):
+class Round(Transfer):
     """A step in which whole blocks of rows go round; they are no halo."""
 
 
-def start_round(
-    rows: Tensor, turn: int, counts: Sequence[int], tag: int = ROWS_TAG
-) -> Callable[[], Tensor]:
-    """Begins to send rows to the next rank; returns a wait for those of the rank before.
-
-    Every rank has begun with `counts` rows of its own, and this is turn 1, 2, ... of their round.
-    Ranks that are threads of one process send and receive in the wait.
-    """
-    comm = current()
-    before, after = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
-    source = (comm.rank - turn) % comm.size
-    if comm.size == 1:
-        return lambda: rows
-    if comm.takes_turns:
-        going, coming = [0] * comm.size, [0] * comm.size
-        going[after], coming[before] = rows.size(0), counts[source]
-        return partial(all_to_all, rows, going, coming)
-    sent, received = Buffers(None, 0, [], 0), Buffers(None, 0, [rows], counts[source])
-    sent.rows = [rows.contiguous()]
-    send_recv = _Round(received, before, sent, after, source, tag)
-
-    def wait() -> Tensor:
-        send_recv.wait()
-        return received.rows[0]
-
-    return wait
+def copy_run(run: Tensor, out: TensorList) -> None:
+    """Copies contiguous rows, which may be away, to the only tensor of `out`."""
+    watch = watcher.value
+    if watch is None or not watch.reads_run(out[0], run):
+        out[0].copy_(run)
 
 
-def tell_moved(part: int, kind: str, came: TensorList, num_sent: int) -> None:
-    """Tells watchers of rows that came, and of `num_sent` rows of their kind that went."""
-    widths = [math.prod(t.shape[1:]) * t.element_size() for t in came]
-    num_came = sum(t.size(0) for t in came)
-    moved = num_came, num_sent * len(came), sum(t.nbytes for t in came), num_sent * sum(widths)
-    hook.moved(hook.Transfer(f'part {part}', kind, *moved))
-
-
-def forms_of(rows: TensorList) -> str:
+def forms_of(rows: Sequence[Tensor]) -> str:
     """Dtypes and widths of rows, in words that are equal on all ranks."""
     return ' and '.join(f'rows of {t.dtype} {tuple(t.shape[1:])}' for t in rows)

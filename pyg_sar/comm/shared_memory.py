@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,6 @@ from weakref import WeakValueDictionary, finalize
 import numpy as np
 import torch
 from torch import Tensor
-
-from pyg_sar.comm.comm import Work
 
 _NAME = 'pyg_sar'
 _PAGE = mmap.PAGESIZE
@@ -139,19 +136,6 @@ class SharedMemory:
                 left = left[os.preadv(file, [left], start + num_bytes - len(left)) :]
             os.pwrite(file, bytes(8), 8 * _IS_SENT)
             os.close(file)
-
-
-@dataclass(eq=False)
-class Landing:
-    """A message on its way, and what is done once it is here."""
-
-    work: Work
-    then: Callable[[], object]
-
-    def wait(self) -> None:
-        """Returns once that is done."""
-        self.work.wait()
-        self.then()
 
 
 def find_shared(rank: int, gather: Callable[[Tensor], Tensor], seconds: float) -> SharedMemory:

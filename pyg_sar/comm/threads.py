@@ -11,25 +11,22 @@ from __future__ import annotations
 import sys
 import threading
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from pyg_sar.comm.comm import Comm
 from pyg_sar.comm.errors import at_location
-from pyg_sar.comm.exchange import Exchange, GradientReturn
-from pyg_sar.comm.ranks import chosen, current
-from pyg_sar.comm.send_recv import BufferPool, Buffers, Lend, TensorList, forms_of, tell_moved
+from pyg_sar.comm.ranks import chosen
+from pyg_sar.comm.send_recv import Buffers, TensorList, Transfer, copy_run
 from pyg_sar.comm.sums import sum_as_gloo_does
 from pyg_sar.comm.turns import LazySend, Turns
-from pyg_sar.shard.shard import Step
 from pyg_sar.utils import hook
-from pyg_sar.utils.offload import watcher
 
 Result = TypeVar('Result')
 
@@ -126,7 +123,6 @@ class _Boxes:
 
     def __init__(self) -> None:
         self.sends: defaultdict[tuple[int, int, str], deque[LazySend]] = defaultdict(deque)
-        self.pool = BufferPool()  # one rank runs at a time
         self.meetings: defaultdict[int, _Meeting] = defaultdict(_Meeting)
 
 
@@ -138,7 +134,7 @@ class ThreadComm(Comm):
     def __init__(self, rank: int, turns: Turns, boxes: _Boxes) -> None:
         super().__init__()
         self.rank, self.size, self.turns, self.boxes = rank, turns.size, turns, boxes
-        self.run, self.exchange_kind = boxes, LazyExchange
+        self.run = boxes
         self._tag = ''
         self._num_meetings = 0
 
@@ -194,38 +190,63 @@ class ThreadComm(Comm):
         texts: list[bytes] = self.meet(self.operation, text, list)
         return texts
 
-    def send_lazily(
-        self,
-        rank: int,
-        tag: str,
-        form: Sequence[Tensor],
-        make: Callable[[list[Tensor]], None] | None = None,
-        read: Sequence[Tensor] = (),
-    ) -> None:
-        """Hands tensors to another rank; see :class:`LazySend`.
+    def start(self, transfer: Transfer) -> None:
+        """See :meth:`Comm.start`: it is packed once the other rank reads it."""
+        if transfer.sent is not None:
+            sent = LazySend(transfer.sent.rows, None, ())
+        else:
+            form = [t.new_empty(1).expand(transfer.to[1], *t.shape[1:]) for t in transfer.form]
+            sent = LazySend(form, transfer.pack, transfer.read)
+        self.boxes.sends[self.rank, transfer.to[0], transfer.words].append(sent)
 
-        They are taken under the same tag, in their order.
-        """
-        self.boxes.sends[self.rank, rank, tag].append(LazySend(form, make, read))
+    def await_sent(self, transfers: Sequence[Transfer]) -> None:
+        """See :meth:`Comm.await_sent`: all ranks have begun these steps."""
+        counts = Counter((transfer.of[0], transfer.words) for transfer in transfers)
+        boxes = [(self.boxes.sends[of, self.rank, tag], n) for (of, tag), n in counts.items()]
 
-    def await_sends(self, counts: Mapping[int, int], tag: str) -> None:
-        """Returns once every rank of `counts` has sent so much lazily to this one."""
-        boxes = [(self.boxes.sends[rank, self.rank, tag], n) for rank, n in counts.items()]
-        self.turns.wait(self.rank, lambda: all(len(box) >= n for box, n in boxes))
+        def are_there() -> bool:
+            return all(len(box) >= n for box, n in boxes)
 
-    def take(self, rank: int, tag: str, lend: Callable[[], list[Tensor]]) -> list[Tensor]:
-        """Tensors that another rank has sent, in memory from `lend` or of their own."""
-        return self.boxes.sends[rank, self.rank, tag].popleft().take(lend)
+        if not are_there():
+            (operation, _), _ = transfers[0].operations()
+            with self.guard(operation, tag=transfers[0].words):
+                self.turns.wait(self.rank, are_there)
+
+    def finish(self, transfer: Transfer) -> Buffers:
+        """See :meth:`Comm.finish`."""
+        self.await_sent([transfer])
+        (rank, count), lent = transfer.of, []
+
+        def lend() -> TensorList:
+            lent.append(transfer.lend(transfer.form, count))
+            return lent[0].rows
+
+        rows = self.boxes.sends[rank, self.rank, transfer.words].popleft().take(lend)
+        transfer.received = lent[0] if lent else Buffers.of(rows)
+        if hook.watchers:
+            transfer.tell()
+        return transfer.received
+
+    def in_order(self, transfers: Sequence[Transfer]) -> Iterator[Transfer | None]:
+        """See :meth:`Comm.in_order`: all begin, so it is one turn of each rank."""
+        for transfer in transfers:
+            self.start(transfer)
+        self.await_sent(transfers)
+        yield None
+        for transfer in transfers:
+            self.finish(transfer)
+            yield transfer
 
     def all_to_all(
         self, received: Tensor, sent: Tensor, recv_sizes: list[int], send_sizes: list[int]
     ) -> None:
         tag = self._tag
+        sends = self.boxes.sends
         for rank, run in enumerate(torch.split(sent, send_sizes)):
-            self.send_lazily(rank, tag, [run], partial(copy_run, run), [sent])
+            sends[self.rank, rank, tag].append(LazySend([run], partial(copy_run, run), [sent]))
         self.meet(tag, None, lambda all_of: None)
         for rank, target in enumerate(torch.split(received, recv_sizes)):
-            (run,) = self.take(rank, tag, lambda target=target: [target])  # type: ignore[misc]
+            (run,) = sends[rank, self.rank, tag].popleft().take(lambda target=target: [target])  # type: ignore[misc]
             if run is not target:
                 target.copy_(run)
 
@@ -237,110 +258,3 @@ class ThreadComm(Comm):
 
     def broadcast(self, tensor: Tensor) -> None:
         tensor.copy_(self._meet_with(tensor, lambda tensors: tensors[0].clone()))
-
-
-def copy_run(run: Tensor, out: list[Tensor]) -> None:
-    """Copies contiguous rows, which may be away, to the only tensor of `out`."""
-    watch = watcher.value
-    if watch is None or not watch.reads_run(out[0], run):
-        out[0].copy_(run)
-
-
-class LazyGradients(GradientReturn):
-    """Gradients in memory of their own, which the other rank takes in its turn."""
-
-    def __init__(self, exchange: Exchange, out: Sequence[Tensor], **kwargs: Any) -> None:
-        super().__init__(exchange, out, **kwargs)
-        self._lend = partial(Buffers, None, 0)
-        self._tag = at_location(f'a return of {forms_of(self._form)}')
-
-    def takes_over(self, make: Callable[[TensorList], None], read: TensorList) -> bool:
-        step = next(self._steps)
-
-        def narrowed(targets: TensorList) -> None:
-            wide = Buffers(None, 0, self.out, step.recv_rows).rows
-            make(wide)
-            for target, rows in zip(targets, wide, strict=True):
-                target.copy_(rows)
-
-        is_narrow = [t.dtype for t in self._form] != [t.dtype for t in self.out]
-        like = _like(self._form, step.recv_rows)
-        _comm().send_lazily(step.recv_rank, self._tag, like, narrowed if is_narrow else make, read)
-        return True
-
-    def finish(self) -> TensorList:
-        if not self.out:
-            return super().finish()
-        steps = self.exchange.shard.steps
-        with _comm().guard('receiving gradients of own rows', tag=self._tag):
-            _comm().await_sends(Counter(step.send_rank for step in steps), self._tag)
-        self._add_own()
-        for step in steps:
-            lend = self.exchange.buffers
-            came = _taken(step.send_rank, self._tag, self._form, step.send_rows, lend)
-            if hook.watchers:
-                tell_moved(step.part, 'gradients', came.rows, step.recv_rows)
-            self._add(step, came)
-        return self.out
-
-    def _start(self, step: Step, sent: Buffers) -> None:
-        _comm().send_lazily(step.recv_rank, self._tag, sent.rows)
-
-
-class LazyExchange(Exchange):
-    """Rows that are packed when they are read."""
-
-    def _pool(self) -> BufferPool:
-        return _comm().boxes.pool
-
-    def all_gather_halo(
-        self, tensors: Sequence[Tensor], *, keep: bool = False
-    ) -> Iterator[TensorList]:
-        tensors, steps = [t.contiguous() for t in tensors], self.shard.steps
-        form = self.wire.like(tensors)
-        lend: Lend = partial(Buffers, None, 0) if keep else self.buffers
-        tag = at_location(f'an exchange of {forms_of(form)}')
-        with _comm().guard('receiving rows', tag=tag):
-            for step in steps:
-                make, like = partial(self.pack, step, tensors), _like(form, step.send_rows)
-                _comm().send_lazily(step.send_rank, tag, like, make, tensors)
-            _comm().await_sends(Counter(step.recv_rank for step in steps), tag)
-        for part in self.shard.parts:
-            first, end = self.shard.source_range(part)
-            yield [t[first:end] for t in tensors]
-        for step in steps:
-            came = _taken(step.recv_rank, tag, form, step.recv_rows, lend)
-            if hook.watchers:
-                tell_moved(step.part, 'rows', came.rows, step.send_rows)
-            rows = self.wire.recast(came, tensors, lend)
-            yield rows.rows
-            rows.free()
-
-    def way_back(
-        self, out: Sequence[Tensor], own: Callable[[], TensorList] | None
-    ) -> GradientReturn:
-        return LazyGradients(self, out, own=own)
-
-
-def _comm() -> ThreadComm:
-    return cast(ThreadComm, current())
-
-
-def _like(form: TensorList, num_rows: int) -> TensorList:
-    """Shapes and dtypes of rows, without memory."""
-    return [t.new_empty(1).expand(num_rows, *t.shape[1:]) for t in form]
-
-
-def _taken(rank: int, tag: str, form: TensorList, num_rows: int, lend: Lend) -> Buffers:
-    """Rows that a rank has sent: computed into a buffer, or in memory of their own already."""
-    lent: list[Buffers] = []
-
-    def lend_rows() -> TensorList:
-        lent.append(lend(form, num_rows))
-        return lent[0].rows
-
-    rows = _comm().take(rank, tag, lend_rows)
-    if not lent:
-        lent.append(Buffers(None, 0, (), 0))
-        lent[0].rows = rows
-    return lent[0]

@@ -132,7 +132,7 @@ def build(data: Data | HeteroData, attributes: AttributeRows, options: Options) 
         columns = [own] if src not in times else [own, times[src]]
         if shard.world_size > 1:
             # The halo lies on the device of the shard.
-            halo = exchange_of(shard).fetch_all([t.to(shard.n_id.device) for t in columns])
+            halo = exchange_of(shard).fetch([t.to(shard.n_id.device) for t in columns])
             columns = [torch.cat([t, h.to(t.device)]) for t, h in zip(columns, halo, strict=True)]
         src_row, dst_row = edge_stores(data)[key].edge_index.handle.ids.cpu()
         time = columns[1][src_row] if src in times else edge_times.get(key)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import repeat
+from itertools import islice, repeat
 from typing import TypeAlias
 
 from torch import Tensor
@@ -82,19 +82,19 @@ class BlockByBlock:
         `later` may replace the loop's body where ranks take turns; the loop then skips blocks of
         other ranks' rows.
         """
-        returned = self.exchange.way_back(out, own)
         num_own = self.plan.shard.parts_per_rank
-        num_skipped = 0 if own is None else num_own
-        for number, (block, rows) in enumerate(self.all_gather_halo(read)):
-            if number < num_skipped:
-                continue
-            is_remote = number >= num_own
-            if is_remote and later and returned.takes_over(partial(later.make, block), later.read):
-                continue
-            yield block, rows, returned.rows() if out else []
-            if out:
-                returned.send()
-        out[:] = returned.finish()
+        blocks = islice(self.all_gather_halo(read), num_own if own is not None else 0, None)
+        if not out:
+            for block, rows in blocks:
+                yield block, rows, []
+            return
+        packs = None
+        if later is not None:
+            packs = [partial(later.make, block) for block in self.plan.blocks[num_own:]]
+        returned = self.exchange.reduce_scatter_halo(out, own, packs, later.read if later else ())
+        # First, so that gradients go before the next rows come.
+        for targets, (block, rows) in zip(returned, blocks, strict=later is None):
+            yield block, rows, targets
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +107,7 @@ class AllAtOnce:
 
     def all_gather_halo(self, tensors: TensorList) -> Iterator[tuple[Block, TensorList]]:
         """As :meth:`BlockByBlock.all_gather_halo`."""
-        halo = self.kept or (self.exchange.fetch_all(tensors) if tensors else [])
+        halo = self.kept or (self.exchange.fetch(tensors) if tensors else [])
         if self.kept is not None and not self.kept:
             self.kept.extend(halo)
         return ((block, self._of(block, tensors, halo)) for block in self.plan.blocks)
@@ -127,7 +127,7 @@ class AllAtOnce:
         for number, (block, rows) in enumerate(self.all_gather_halo(read)):
             if number >= num_skipped:
                 yield block, rows, self._of(block, out, halo)
-        self.exchange.return_all(halo, out)
+        self.exchange.give_back(halo, out)
 
     def _of(self, block: Block, own: TensorList, halo: TensorList) -> TensorList:
         """The rows of a block's sources, views of own rows or of the halo."""

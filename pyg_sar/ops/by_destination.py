@@ -63,7 +63,7 @@ def chunks_of(
     def make() -> DestinationChunks:
         chunks = make_chunks(plan, max_rows, max_dst)
         chunks += [no_chunk(plan)] * (max(agree(len(chunks))) - len(chunks))
-        return list(zip(chunks, exchange.request([chunk.halo for chunk in chunks]), strict=True))
+        return list(zip(chunks, exchange.parts([chunk.halo for chunk in chunks]), strict=True))
 
     return _CHUNKS.of(plan, Agreed).get((max_rows, max_dst), make)
 
@@ -106,7 +106,7 @@ class _ChunkRun:
         """Every chunk with its arguments, while its random state holds (collective)."""
         inputs = self.arguments
         for number, (chunk, request) in enumerate(self.chunks):
-            halo = self.exchange.fetch_requested(list(inputs.src), request)
+            halo = self.exchange.fetch(list(inputs.src), request)
             pairs = zip(inputs.src, halo, strict=True)
             if self.rng_and_autocast.uses_rng:
                 self.rng_and_autocast.enter(number)
@@ -128,7 +128,7 @@ class _ChunkRun:
             yield chunk, arguments, targets
             for total, target in zip(out, targets, strict=True):
                 total.index_add_(0, chunk.own, target[:num_own])
-            self.exchange.return_requested([t[num_own:] for t in targets], out, request)
+            self.exchange.give_back([t[num_own:] for t in targets], out, request)
 
     def outputs(
         self, chunk: DestinationChunk, arguments: Arguments

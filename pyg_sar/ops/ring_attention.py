@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.comm.collectives import communicates, once_differentiable
-from pyg_sar.comm.send_recv import GRADIENTS_TAG, start_round
+from pyg_sar.comm.exchange import start_round
 from pyg_sar.utils.installed import find_or_none
 
 MOST_SCORES = 2**22
@@ -217,7 +217,7 @@ def _gradients(ctx: Any, grad: Tensor) -> Any:
         of_rows = _rows(of_key, of_value)
         if arriving is not None:
             of_rows += arriving()
-        arriving = start_round(of_rows, turn, ctx.counts, GRADIENTS_TAG)
+        arriving = start_round(of_rows, turn, ctx.counts, 'gradients')
     assert arriving is not None
     of_key, of_value, _ = _block(arriving(), KeyBlock(key, value, None))
     return of_query.to(query.dtype), of_key, of_value, None, None, None

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
-from pyg_sar.comm.exchange import Exchange, GradientReturn
-from pyg_sar.comm.send_recv import ROWS_TAG, Buffers, SendRecv
+from pyg_sar.comm.exchange import Exchange
+from pyg_sar.comm.process_group import GroupComm
+from pyg_sar.comm.send_recv import Buffers, Transfer
 from pyg_sar.nn.plan import Plan
 from pyg_sar.nn.programs import PROGRAMS
 from pyg_sar.shard.shard import Shard
@@ -84,28 +85,38 @@ def metered() -> Iterator[Meter]:
         def count(buffers: Buffers) -> int:
             return sum(rows.size(0) for rows in buffers.rows)
 
-        def send_recv(original: Any, self: SendRecv, *args: Any, **kwargs: Any) -> None:
-            original(self, *args, **kwargs)
-            if type(self) is not SendRecv:  # blocks of attention to all nodes
+        def start(original: Any, self: GroupComm, transfer: Transfer) -> None:
+            original(self, transfer)
+            if type(transfer) is not Transfer:  # blocks of attention to all nodes
                 return
-            received, sent, tag = args[0], args[2], args[-1]
-            is_rows = tag == ROWS_TAG
+            is_rows, sent, received = transfer.kind == 'rows', transfer.sent, transfer.received
             meter.take(received, 'halo' if is_rows else 'gradients_received', count(received))
+            assert sent is not None
             meter.take(sent, 'halo_sent' if is_rows else 'gradients', count(sent))
 
-        def gradient_rows(original: Any, self: GradientReturn) -> Any:
-            rows = original(self)
-            if self._filled is not None:
-                # Held from now on, though the transfer comes later.
-                meter.take(self._filled[1], 'gradients', count(self._filled[1]))
-            return rows
+        def reduce_scatter_halo(original: Any, self: Exchange, *args: Any, **kwargs: Any) -> Any:
+            lend, lent = self.buffers, []
+
+            def lending(like: Any, num_rows: int) -> Buffers:
+                lent[:] = [lend(like, num_rows)]
+                return lent[0]
+
+            self.buffers = lending
+            for rows in original(self, *args, **kwargs):
+                if lent and lent[0].rows is rows:
+                    # Held from now on, though the transfer comes later.
+                    meter.take(lent[0], 'gradients', count(lent[0]))
+                yield rows
+            self.buffers = lend
 
         def free(original: Any, self: Buffers) -> None:
             meter.give(self)
             original(self)
 
-        def fetch_requested(original: Any, self: Exchange, tensors: Any, request: Any) -> Any:
-            fetched = original(self, tensors, request)
+        def fetch(original: Any, self: Exchange, tensors: Any, row_map: Any = None) -> Any:
+            fetched = original(self, tensors, row_map)
+            if row_map is None:
+                return fetched
             rows = sum(t.size(0) for t in fetched)
             if all(t.dim() == 1 for t in fetched):
                 meter.together_numbers = max(meter.together_numbers, rows)
@@ -126,10 +137,10 @@ def metered() -> Iterator[Meter]:
             meter.shards.append(shard)
 
         patch(Exchange, '__init__', exchange)
-        patch(SendRecv, '__init__', send_recv)
+        patch(GroupComm, 'start', start)
         patch(Buffers, 'free', free)
-        patch(GradientReturn, 'rows', gradient_rows)
-        patch(Exchange, 'fetch_requested', fetch_requested)
+        patch(Exchange, 'reduce_scatter_halo', reduce_scatter_halo)
+        patch(Exchange, 'fetch', fetch)
         noted = {path: noting(program) for path, program in PROGRAMS.items()}
         stack.enter_context(mock.patch.dict(PROGRAMS, noted))
         yield meter

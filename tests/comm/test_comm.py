@@ -16,13 +16,13 @@ from ranks import run_ranks
 from small_graphs import ASSIGNMENTS, attempt
 from torch import Tensor
 from torch_geometric.data import Data
-from traffic import put
+from traffic import give_back
 
 import pyg_sar
 from pyg_sar import partition_graph
 from pyg_sar.comm.collectives import all_reduce_sum
 from pyg_sar.comm.connection import new_group
-from pyg_sar.comm.exchange import Exchange, GradientReturn
+from pyg_sar.comm.exchange import Exchange
 from pyg_sar.comm.process_group import GroupComm
 from pyg_sar.comm.rows_by_id import from_halo, with_halo
 from pyg_sar.comm.vote import agree, raise_error_on_all
@@ -80,7 +80,7 @@ def _check_fetch(data: Data, *, keep: bool = False) -> None:
             assert _same(block, expected)
         assert next(rows, None) is None
     assert not keep or all(_same(*each) for each in kept)
-    halo = exchange.fetch_all(_values(data.n_id))
+    halo = exchange.fetch(_values(data.n_id))
     assert _same(halo, _in_halo_order(data, want))
 
 
@@ -149,7 +149,7 @@ def _relative_error(ax: list[Tensor], y: list[Tensor], x: list[Tensor], aty: lis
 
 
 def _check_adjoints(data: Data) -> None:
-    """fetch, fetch_all, with_halo and from_halo, each against its way back."""
+    """all_gather_halo, fetch, with_halo and from_halo, each against its way back."""
     exchange = Exchange(data.edge_index.handle.shard)
     torch.manual_seed(dist.get_rank())
     n = exchange.shard.num_own
@@ -164,18 +164,14 @@ def _check_adjoints(data: Data) -> None:
 
     ax = [[t.clone() for t in rows] for rows in exchange.all_gather_halo(x)]
     y = [random(rows[0].size(0)) for rows in ax]
-    aty = [torch.zeros_like(t) for t in x]
-    returned = GradientReturn(exchange, aty)
-    for gradients in y:
-        put(returned, gradients)
-    returned.finish()
+    aty = give_back(exchange, [torch.zeros_like(t) for t in x], y)
     flat_ax, flat_y = [t for rows in ax for t in rows], [t for rows in y for t in rows]
     errors.append(_relative_error(flat_ax, flat_y, x, aty))
 
     y = random(exchange.shard.num_halo)
     aty = [torch.zeros_like(t) for t in x]
-    ax = exchange.fetch_all(x)
-    exchange.return_all(y, aty)
+    ax = exchange.fetch(x)
+    exchange.give_back(y, aty)
     errors.append(_relative_error(ax, y, x, aty))
 
     leaf = x[0].clone().requires_grad_()

@@ -14,10 +14,10 @@ from small_graphs import ASSIGNMENTS, small_graph
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv, TransformerConv
-from traffic import counted, put
+from traffic import counted, give_back
 
 from pyg_sar import SARConv
-from pyg_sar.comm.exchange import Exchange, GradientReturn
+from pyg_sar.comm.exchange import Exchange
 
 LAYOUTS = [(1, 1), (1, 4), (2, 2), (2, 6), (3, 3), (3, 6), (4, 4)]
 """World sizes and numbers of parts."""
@@ -69,11 +69,9 @@ def test_one_message_per_step(data, world_size, num_parts, kind):
         for _ in exchange.all_gather_halo([x]):
             pass
     with counted() as backward:
-        returned = GradientReturn(exchange, [torch.zeros_like(x)])
-        for part in [*shard.parts, *(step.part for step in shard.steps)]:
-            start, end = shard.source_range(part)
-            put(returned, [torch.ones(end - start, 3)])
-        returned.finish()
+        ranges = map(shard.source_range, [*shard.parts, *(step.part for step in shard.steps)])
+        ones = [[torch.ones(end - start, 3)] for start, end in ranges]
+        give_back(exchange, [torch.zeros_like(x)], ones)
     expected = _expected_receives(rows, shard.rank, world_size, num_parts)
     assert forward.receives == expected
     # The gradients of these very rows go back to where they came from.

@@ -13,10 +13,10 @@ from on_ranks import on_ranks
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import ChebConv, GATConv, GCNConv, MessagePassing, SAGEConv, TransformerConv
-from traffic import counted, put
+from traffic import counted, give_back
 
 from pyg_sar import SARConv
-from pyg_sar.comm.exchange import Exchange, GradientReturn
+from pyg_sar.comm.exchange import Exchange
 from pyg_sar.comm.vote import agree
 
 LAYOUTS = [(2, 2), (2, 6), (3, 3), (4, 4)]
@@ -70,11 +70,11 @@ def test_rows_are_rounded_and_own_rows_are_not(data, world_size, num_parts, dtyp
             # Rounding shows, or the test would see nothing.
             assert sent.numel() == 0 or not torch.equal(sent, expected[0])
         assert _same(found, expected)
-    halo = [_rounded(t, dtype) for t in exact.fetch_all(values)]
-    assert _same(narrow.fetch_all(values), halo)
+    halo = [_rounded(t, dtype) for t in exact.fetch(values)]
+    assert _same(narrow.fetch(values), halo)
     ids = torch.arange(0, shard.num_halo, 2)
-    (request,) = narrow.request([ids])
-    assert _same(narrow.fetch_requested(values, request), [t[ids] for t in halo])
+    (request,) = narrow.parts([ids])
+    assert _same(narrow.fetch(values, request), [t[ids] for t in halo])
 
 
 @pytest.mark.parametrize('dtype', [torch.bfloat16])
@@ -91,24 +91,21 @@ def test_gradients_are_rounded_once_and_summed_in_full(data, world_size, num_par
         return [torch.randn(rows, *shape, dtype=torch.float64) for shape in shapes]
 
     expected, found = ([torch.zeros(shard.num_own, *s).double() for s in shapes] for _ in 'en')
-    whole, half = GradientReturn(exact, expected), GradientReturn(narrow, found)
-    for number, part in enumerate([*shard.parts, *(step.part for step in shard.steps)]):
-        start, end = shard.source_range(part)
-        rows = random(end - start)
-        put(half, rows)
-        is_own = number < shard.parts_per_rank
-        put(whole, rows if is_own else [_rounded(t, dtype) for t in rows])
-    half.finish()
-    whole.finish()
+    ranges = map(shard.source_range, [*shard.parts, *(step.part for step in shard.steps)])
+    own = [random(end - start) for start, end in ranges]
+    give_back(narrow, found, own)
+    for rows in own[shard.parts_per_rank :]:
+        rows[:] = [_rounded(t, dtype) for t in rows]
+    give_back(exact, expected, own)
     assert _same(found, expected)
     halo = random(shard.num_halo)
-    narrow.return_all(halo, found)
-    exact.return_all([_rounded(t, dtype) for t in halo], expected)
+    narrow.give_back(halo, found)
+    exact.give_back([_rounded(t, dtype) for t in halo], expected)
     assert _same(found, expected)
     ids = torch.arange(0, shard.num_halo, 2)
-    (request,) = narrow.request([ids])
-    narrow.return_requested([t[ids] for t in halo], found, request)
-    exact.return_requested([_rounded(t[ids], dtype) for t in halo], expected, request)
+    (request,) = narrow.parts([ids])
+    narrow.give_back([t[ids] for t in halo], found, request)
+    exact.give_back([_rounded(t[ids], dtype) for t in halo], expected, request)
     assert _same(found, expected)
 
 
@@ -201,6 +198,6 @@ def test_half_rows_stay_as_they_are(data):
     """Nothing narrower to send: a float16 model is not turned into a bfloat16 one."""
     shard = data.edge_index.handle.shard
     x = torch.full((shard.num_own, 2), 1 / 3, dtype=torch.float16)  # another one in bfloat16
-    (halo,) = Exchange(shard, dtype=torch.bfloat16).fetch_all([x])
+    (halo,) = Exchange(shard, dtype=torch.bfloat16).fetch([x])
     assert halo.numel() > 0
     assert (halo == x[0]).all()

@@ -56,10 +56,10 @@ def _of_halo(data: Data) -> dict[str, tuple[Way, int]]:
     exchange, edges = Exchange(shard), reverse(handle.ids, shard)
     every_second = torch.arange(0, shard.num_halo, 2)
     none = torch.arange(shard.num_halo if rank() else 0)  # rank 0 reads nothing
-    second, some = exchange.request([every_second, none])
+    second, some = exchange.parts([every_second, none])
     ids = (data.n_id.repeat(2) + rank() + 1) % shard.num_nodes if rank() else data.n_id[:0]
     return {
-        'all of the halo': (exchange._everything.forward, shard.num_own),
+        'all of the halo': (exchange.halo.forward, shard.num_own),
         'part of the halo': (second.forward, shard.num_own),
         'nothing for rank 0': (some.forward, shard.num_own),
         'with_halo': (lambda x: with_halo(x, exchange), shard.num_own),

@@ -18,9 +18,9 @@ from on_ranks import on_ranks
 from torch import Tensor
 from traffic import apart
 
-from pyg_sar.comm.exchange import Exchange, GradientReturn
+from pyg_sar.comm.exchange import Exchange, start_round
 from pyg_sar.comm.ranks import current
-from pyg_sar.comm.send_recv import BufferPool, start_round
+from pyg_sar.comm.send_recv import BufferPool
 from pyg_sar.comm.shared_memory import SharedMemory, allocated, find_shared, writable
 
 pytestmark = pytest.mark.skipif(not hasattr(os, 'memfd_create'), reason='needs Linux')
@@ -39,11 +39,10 @@ def _there_and_back(data: Any, dtype: torch.dtype | None, keep: bool) -> list[Te
     for _ in range(3):  # memory is used again
         for number, rows in enumerate(exchange.all_gather_halo(own, keep=keep)):
             found += [t * (number + 1) for t in rows]
-        back = GradientReturn(exchange, [torch.zeros_like(own[0])])
-        for number in range(len(shard.parts) + len(shard.steps)):
-            back.rows()[0].fill_(number + 1 + dist.get_rank())
-            back.send()
-        found += back.finish()
+        out = [torch.zeros_like(own[0])]
+        for number, rows in enumerate(exchange.reduce_scatter_halo(out)):
+            rows[0].fill_(number + 1 + dist.get_rank())
+        found += out
     return found
 
 
@@ -98,22 +97,21 @@ def test_whole_blocks_go_round():
 
 
 def test_memory_is_filled_again_once_it_is_read():
-    memory, pool = SharedMemory(OWN), BufferPool()
-    with mock.patch.object(type(current()), 'allocate', lambda _, size, device: allocated(size)):
-        first = pool.take(64, CPU)
-        first.fill_(1)
-        message = memory.send([first[:64]], 1)
-        pool.free.append(first)
-        assert not writable([first])
-        second = pool.take(64, CPU)
-        assert second.data_ptr() != first.data_ptr()
-        second.fill_(2)
-        came = torch.zeros(64, dtype=torch.uint8)
-        memory.receive(message, 1, [came])
-        assert came.tolist() == [1] * 64
-        assert len(writable([first])) == 1
-        pool.free.append(second)
-        assert pool.take(64, CPU).data_ptr() in (first.data_ptr(), second.data_ptr())
+    memory, pool = SharedMemory(OWN), BufferPool(lambda size, device: allocated(size))
+    first = pool.take(64, CPU)
+    first.fill_(1)
+    message = memory.send([first[:64]], 1)
+    pool.free.append(first)
+    assert not writable([first])
+    second = pool.take(64, CPU)
+    assert second.data_ptr() != first.data_ptr()
+    second.fill_(2)
+    came = torch.zeros(64, dtype=torch.uint8)
+    memory.receive(message, 1, [came])
+    assert came.tolist() == [1] * 64
+    assert len(writable([first])) == 1
+    pool.free.append(second)
+    assert pool.take(64, CPU).data_ptr() in (first.data_ptr(), second.data_ptr())
 
 
 def test_what_is_no_segment_or_is_being_read_is_copied():
@@ -214,17 +212,18 @@ dist.init_process_group('gloo', init_method='file://' + sys.argv[2], rank=rank, 
 comm = current()
 with comm.guard('rows'):
     if rank == 0:
-        for work in comm.start_send_recv([], 1, [torch.full((9,), 3.0)], 1, 'rows')[1]:
+        for work in comm.start_send_recv([], 1, [torch.full((9,), 3.0)], 1, 'rows')[0]:
             work.wait()
         print('sent', flush=True)
         if sys.argv[3] == 'dies':
             os._exit(1)
     else:
         came = torch.zeros(9)
-        works = comm.start_send_recv([came], 0, [], 0, 'rows')[0]
+        works, _, unpack = comm.start_send_recv([came], 0, [], 0, 'rows')
         time.sleep(1.5)
         for work in works:
             work.wait()
+        unpack()
         print(came.tolist(), flush=True)
 """
 

@@ -18,7 +18,7 @@ from torch_geometric.nn import GATConv, SAGEConv
 
 import pyg_sar
 from pyg_sar.comm.process_group import GroupComm
-from pyg_sar.comm.send_recv import BufferPool, Buffers, SendRecv
+from pyg_sar.comm.send_recv import BufferPool, Buffers, Transfer
 
 BACKEND = 'cpu:gloo,cuda:nccl'
 
@@ -27,30 +27,35 @@ def _without_device(self: BufferPool, num_bytes: int, device: torch.device) -> T
     return torch.empty(num_bytes, dtype=torch.uint8)
 
 
-_begin, _wait = SendRecv.__init__, SendRecv.wait
+_begin, _wait = GroupComm.start, GroupComm.finish
 
 
-def _begin_and_free(self: SendRecv, received: Any, to: int, sent: Buffers, *args: Any) -> None:
-    _begin(self, received, to, sent, *args)
-    sent.free()
+def _begin_and_free(self: GroupComm, transfer: Transfer) -> None:
+    _begin(self, transfer)
+    transfer.packed().free()
 
 
-def _wait_for_the_device(self: SendRecv) -> None:
-    _wait(self)
+def _do_not_wait(self: GroupComm, transfer: Transfer) -> Buffers:
+    return transfer.received
+
+
+def _wait_for_the_device(self: GroupComm, transfer: Transfer) -> Buffers:
+    received = _wait(self, transfer)
     torch.zeros(1, device='cuda').item()
+    return received
 
 
 MUTATIONS: dict[str, tuple[Any, str, Any]] = {
-    '': (SendRecv, 'no such name', None),
+    '': (GroupComm, 'no such name', None),
     'a forgotten device': (BufferPool, 'take', _without_device),
-    'a buffer used again before its rows have left': (SendRecv, '__init__', _begin_and_free),
-    'a wait left out': (SendRecv, 'wait', lambda self: None),
+    'a buffer used again before its rows have left': (GroupComm, 'start', _begin_and_free),
+    'a wait left out': (GroupComm, 'finish', _do_not_wait),
     'a group that idle ranks do not connect': (
         GroupComm,
         'connect_devices',
         lambda self, device: None,
     ),
-    'a wait for the device in every step': (SendRecv, 'wait', _wait_for_the_device),
+    'a wait for the device in every step': (GroupComm, 'finish', _wait_for_the_device),
 }
 
 

@@ -22,7 +22,7 @@ from torch_geometric.nn import GraphSAGE
 
 import pyg_sar
 from pyg_sar.comm import vote
-from pyg_sar.comm.threads import copy_run
+from pyg_sar.comm.send_recv import copy_run
 from pyg_sar.launch.in_turns.places import OnHost
 from pyg_sar.launch.in_turns.run import InTurns, play, run_in_turns
 from pyg_sar.utils import offload as evictable

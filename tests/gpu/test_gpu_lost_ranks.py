@@ -50,8 +50,7 @@ def _receive_too_much() -> str:
     received, sent = ([], rows) if own else (rows, [])
     try:
         with current().guard('receiving rows', 1 - own):
-            come, go = current().start_send_recv(received, 1 - own, sent, 1 - own, 'rows')
-            for work in (*come, *go):
+            for work in current().start_send_recv(received, 1 - own, sent, 1 - own, 'rows')[0]:
                 work.wait()
         while True:
             pyg_sar.comm.collectives.all_reduce_sum(torch.zeros(1))
@@ -69,7 +68,7 @@ def _send_first() -> str:
         with current().guard('sending rows', 1):
             for work in current().start_send_recv(
                 [], 1, [torch.zeros(4, device=device)], 1, 'rows'
-            )[1]:
+            )[0]:
                 work.wait()
         while True:
             pyg_sar.comm.collectives.all_reduce_sum(torch.zeros(1))

@@ -21,20 +21,22 @@ from traffic import recorded
 
 import pyg_sar
 from pyg_sar import SARConv
-from pyg_sar.comm.exchange import Exchange, GradientReturn
-from pyg_sar.comm.send_recv import ROWS_TAG, SendRecv
+from pyg_sar.comm.exchange import Exchange
+from pyg_sar.comm.process_group import GroupComm
+from pyg_sar.comm.send_recv import Transfer
 
 
 @contextmanager
 def _rows_held() -> Iterator[list[int]]:
     """Rows of other ranks in receive buffers, whenever that changes."""
     held, total = [0], {}
-    start = SendRecv.__init__
+    start = GroupComm.start
 
-    def count(self: SendRecv, received: Any, *args: Any) -> None:
-        start(self, received, *args)
-        if args[-1] != ROWS_TAG:
+    def count(self: GroupComm, transfer: Transfer) -> None:
+        start(self, transfer)
+        if transfer.kind != 'rows':
             return
+        received: Any = transfer.received
         total[id(received)] = sum(t.size(0) for t in received.rows)
         held.append(sum(total.values()))
         free = received.free
@@ -46,7 +48,7 @@ def _rows_held() -> Iterator[list[int]]:
 
         received.free = freed
 
-    with mock.patch.object(SendRecv, '__init__', count):
+    with mock.patch.object(GroupComm, 'start', count):
         yield held
 
 
@@ -88,13 +90,9 @@ def _order_of_comm(root: str) -> tuple[list[str], list[str], list[list[str]]]:
         for number, _ in enumerate(exchange.all_gather_halo([x])):
             forward.note(f'compute {number}')
     with recorded() as backward:
-        returned = GradientReturn(exchange, [torch.zeros_like(x)])
-        for number in range(1 + len(shard.steps)):
-            for rows in returned.rows():
-                rows.fill_(1.0)
+        for number, (rows,) in enumerate(exchange.reduce_scatter_halo([torch.zeros_like(x)])):
+            rows.fill_(1.0)
             backward.note(f'compute {number}')
-            returned.send()
-        returned.finish()
     return forward.events, backward.events, [*forward.ops, *backward.ops]
 
 

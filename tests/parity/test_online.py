@@ -19,7 +19,7 @@ from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import softmax
 
 import pyg_sar
-from pyg_sar.comm.exchange import Exchange, GradientReturn
+from pyg_sar.comm.exchange import Exchange
 from pyg_sar.ops import chunks
 
 TOLERANCE = 1e-10
@@ -45,18 +45,18 @@ class _Counts:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.fetched = self.returned = 0
-        fetch, finish = Exchange.all_gather_halo, GradientReturn.finish
+        fetch, give_back = Exchange.all_gather_halo, Exchange.reduce_scatter_halo
 
         def counted_fetch(*args: Any, **kwargs: Any) -> Any:
             self.fetched += 1
             return fetch(*args, **kwargs)
 
-        def counted_finish(*args: Any) -> Any:
+        def counted_return(*args: Any) -> Any:
             self.returned += 1
-            return finish(*args)
+            return give_back(*args)
 
         patch.setattr(Exchange, 'all_gather_halo', counted_fetch)
-        patch.setattr(GradientReturn, 'finish', counted_finish)
+        patch.setattr(Exchange, 'reduce_scatter_halo', counted_return)
 
     def take(self) -> tuple[int, int]:
         found = self.fetched, self.returned

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from few import few
 from torch import Tensor
 
 from pyg_sar.comm import ranks, vote
+from pyg_sar.comm.turns import LazySend
 from pyg_sar.launch.in_turns.run import play
 from pyg_sar.nn.reuse import kept_copy
 from pyg_sar.utils import offload as evictable
@@ -35,12 +37,22 @@ def lend(to: int, rows: Tensor, index: Tensor) -> None:
         evictable.select_rows(out[0], rows, index)
 
     like = rows.new_empty(1).expand(index.numel(), *rows.shape[1:])
-    ranks.current().send_lazily(to, 'rows', [like], make, [rows])
+    _box(ranks.rank(), to).append(LazySend([like], make, [rows]))
+
+
+def await_lent(of: int) -> None:
+    """Returns once another rank has lent rows."""
+    own, box = ranks.current(), _box(of, ranks.rank())
+    own.turns.wait(own.rank, lambda: len(box) > 0)
+
+
+def _box(of: int, to: int) -> deque[LazySend]:
+    return ranks.current().boxes.sends[of, to, 'rows']
 
 
 def borrow(of: int, *shape: int) -> Tensor:
     """Takes what another rank has lent."""
-    (came,) = ranks.current().take(of, 'rows', lambda: [torch.empty(shape)])
+    (came,) = _box(of, ranks.rank()).popleft().take(lambda: [torch.empty(shape)])
     return came
 
 
@@ -218,7 +230,7 @@ def test_rows_are_what_they_were_when_they_were_offered(tmp_path: Path) -> None:
         rows, found = torch.full((SIZE, 2), float(ranks.rank())), []
         for _ in range(3):
             lend(others, rows, index)
-            ranks.current().await_sends({others: 1}, 'rows')
+            await_lent(others)
             if ranks.rank() == 1:
                 rows += 10  # rank 0 has not taken them
             found.append(borrow(others, index.numel(), 2).clone())
@@ -280,14 +292,15 @@ def test_an_error_while_rows_are_made_leaves_the_offer(tmp_path: Path) -> None:
                 raise OSError('read')
             out[0].copy_(rows)
 
-        ours.send_lazily(others, 'rows', [rows.new_empty(1).expand(SIZE, 2)], make, [rows])
-        ours.await_sends({others: 1}, 'rows')
+        sent = LazySend([rows.new_empty(1).expand(SIZE, 2)], make, [rows])
+        _box(ours.rank, others).append(sent)
+        await_lent(others)
         while ranks.rank() == 1 and rows[0, 0] < 10:  # rank 0 has not taken them
             try:
                 rows += 10
             except OSError:
                 errors += 1
-        (came,) = ours.take(others, 'rows', lambda: [rows.new_empty(SIZE, 2)])
+        came = borrow(others, SIZE, 2)
         return came.clone(), errors
 
     results = play(program, 2, memory=0, spill=tmp_path, least=256).results
@@ -324,7 +337,7 @@ def test_rows_of_others_go_before_the_turn_ends(tmp_path: Path) -> None:
     def program() -> Tensor:
         others, rows = 1 - ranks.rank(), torch.full((SIZE,), float(ranks.rank()))
         lend(others, rows, torch.arange(3))
-        ranks.current().await_sends({others: 1}, 'rows')
+        await_lent(others)
         own = rows.sum()
         came = borrow(others, 3)
         made = torch.ones(SIZE)  # there is no room for it, for own rows and for those of the other
@@ -342,7 +355,7 @@ def test_what_others_have_still_to_read_goes_last(tmp_path: Path) -> None:
         rows = torch.full((SIZE,), float(rank))
         lend(to, rows, torch.arange(3))
         held = torch.ones(SIZE)  # made later, so else it would stay longer
-        ranks.current().await_sends({of: 1}, 'rows')
+        await_lent(of)
         return (held.sum() + borrow(of, 3).sum()).item()
 
     found = play(program, 4, memory=4 * 4 * SIZE, spill=tmp_path, least=256)

@@ -141,7 +141,7 @@ def test_what_is_read_of_other_ranks_is_told_apart(tmp_path: Path) -> None:
     def program() -> None:
         others, rows = 1 - ranks.rank(), torch.full((SIZE,), float(ranks.rank()))
         lend(others, rows, torch.arange(3))
-        ranks.current().await_sends({others: 1}, 'rows')
+        await_lent(others)
         borrow(others, 3)
         others_turn()
         rows.sum()
