@@ -11,16 +11,18 @@ leaves the group as it was. As long as no rank fails, no message is sent for all
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import sys
 import threading
 import time
 import traceback
+import weakref
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from datetime import timedelta
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -28,9 +30,12 @@ from torch.utils.checkpoint import _StopRecomputationError
 
 from pyg_sar.comm.comm import Comm
 from pyg_sar.comm.errors import ExchangeError, PartedError, at_location, location
-from pyg_sar.comm.faults import PATIENCE, Reports, RootCause, for_operations, for_reports
+from pyg_sar.comm.faults import PATIENCE, Reports, RootCause, TransferWatch, for_reports
+from pyg_sar.comm.new_group import meet, new_group, timeout_of
+from pyg_sar.comm.shared_memory import SharedMemory, compute_first, find_shared
 from pyg_sar.utils import hook
 
+_numbers = itertools.count()
 GRACE = 2.0  # seconds in which all ranks may raise alike before the one that raised ends the group
 
 
@@ -38,6 +43,7 @@ class Connection(Comm, AbstractContextManager[Any]):
     """A comm whose connections may break; as a context it is the operation that has begun last."""
 
     reports: Reports  # of the ranks that have ended
+    _small: torch.device  # of messages that are no rows
     seconds = float('inf')  # how long a silent rank is waited for
 
     def __init__(self) -> None:
@@ -48,10 +54,50 @@ class Connection(Comm, AbstractContextManager[Any]):
         self._outer: list[tuple[threading.Thread | None, Any]] = []  # at the begin of each; reports
         self._verdict: threading.Thread | None = None  # finds out whether and why this one ends
         self._ending = threading.RLock()
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.world = weakref.ref(dist.group.WORLD)
+        self.timeout: timedelta | None = None
+        self._devices: set[torch.device] = set()  # that are connected
+        self._watch: TransferWatch | None = None
+        self._shared = SharedMemory()
 
     def connect(self) -> None:
         """Makes the group (collective)."""
-        raise NotImplementedError
+        limit = self.timeout or timeout_of(dist.group.WORLD)
+        self.seconds = limit.total_seconds() if limit is not None else float('inf')
+        if self.group is None:
+            store = dist.distributed_c10d._get_default_store()
+            self.reports = Reports(store, f'pyg_sar/{next(_numbers)}', self.rank, self.size)
+        try:
+            meet(self.group)
+            self.group = new_group(limit)
+            # A rank that closed it now would end those that are still connecting.
+            meet(self.group)
+            self._small = torch.device('cpu')
+            types: Sequence[torch.device] = self.group._device_types
+            if types and self._small not in types:
+                self._small = types[0]
+            self._shared = find_shared(
+                self.rank, lambda own: self.all_gather(own.to(self._small)).cpu(), self.seconds
+            )
+            if self._shared.pids:
+                compute_first()
+        except RuntimeError as error:
+            traceback.clear_frames(error.__traceback__)
+            raise self.lost(error.with_traceback(None), 'connecting the ranks', None) from error
+        self._watch = TransferWatch(self._lost_on_device, self.seconds - for_reports(self.seconds))
+        self._devices = set()
+
+    def set_timeout(self, timeout: timedelta | None) -> None:
+        """See :meth:`Comm.set_timeout` (collective if it is another time)."""
+        if timeout is None or timeout == self.timeout:
+            return
+        self.check('an exchange')
+        self.timeout, before, watch = timeout, self.group, self._watch
+        self.connect()
+        assert watch is not None
+        watch.close()
+        dist.destroy_process_group(before)
 
     def check(self, operation: str) -> None:
         """Raises if the group has ended; waits where that is not decided yet; connects at first."""
@@ -156,6 +202,11 @@ class Connection(Comm, AbstractContextManager[Any]):
         cause = self.reports.root_cause(own, max(end - time.monotonic(), 0.1))
         return self._error(cause.peer, operation, _reason(cause, own, error))
 
+    def _lost_on_device(self, error: Exception, operation: str) -> None:
+        """Ends the group after a lost transfer, in the watching thread; `check` waits for it."""
+        self._verdict = threading.current_thread()
+        self.lost(error, operation, None)
+
     def left_by(self, error: BaseException) -> None:
         """See :meth:`Comm.left_by`; with transfers under way the group ends at once.
 
@@ -202,6 +253,10 @@ class Connection(Comm, AbstractContextManager[Any]):
 
     def close(self) -> None:
         """Closes the connections; an operation of another thread holds them until it is done."""
+        if self._watch is not None:
+            self._watch.close()
+        if self.error is not None:
+            self._shared.forget()
         group, self.group = self.group, None
         if group is None:
             return
@@ -234,49 +289,3 @@ def _reason(cause: RootCause, own: RootCause, error: Exception) -> str:
     waits = f': it waits at {cause.doing}' if cause.doing else ''
     advice = 'all ranks must make the same calls; if it computes, give a longer timeout'
     return f'{who} was silent for too long{waits}: {advice}{seen}'
-
-
-_SETTINGS = {'TORCH_NCCL_ASYNC_ERROR_HANDLING': '0', 'TORCH_NCCL_DUMP_ON_TIMEOUT': '0'}
-
-
-def meet(group: dist.ProcessGroup | None) -> None:
-    """Waits until all ranks of a group, or of the default one, come here (collective)."""
-    default = dist.group.WORLD
-    group = group or default
-    if torch.device('cpu') in group._device_types:  # type: ignore[union-attr]
-        work = dist.barrier(group=group, async_op=True)
-        limit = for_operations(timeout_of(group)) if group is default else None
-        assert work is not None
-        work.wait(limit) if limit is not None else work.wait()
-
-
-def new_group(limit: timedelta | None) -> dist.ProcessGroup:
-    """A group of all ranks whose operations may take that long (collective).
-
-    Its backends are those of the default group, with gloo for what is no row: decisions and texts
-    of a few bytes go from host to host. With NCCL alone each of them would wait for a device: the
-    current one, which need not be the one that holds the rank's rows.
-
-    :mod:`pyg_sar.comm.faults` reports a rank that is lost under NCCL. torch's own watchdog
-    would end the process, and sleep for a minute at every failed transfer, for dumps that nobody
-    reads. Two environment variables turn both off; torch reads them while the group is made.
-    """
-    backend = None
-    if torch.device('cpu') not in dist.group.WORLD._device_types:  # type: ignore[union-attr]
-        backend = f'cpu:gloo,{dist.get_backend_config()}'
-    with mock.patch.dict(os.environ, _SETTINGS):
-        group: Any = dist.new_group(timeout=for_operations(limit), backend=backend)
-    return group
-
-
-def timeout_of(group: dist.ProcessGroup | None) -> timedelta | None:
-    """The timeout of a group, which torch does not hand on to new ones; None if unknown."""
-    if group is None:
-        return None
-    for device in group._device_types:
-        with suppress(RuntimeError):  # a backend that cannot tell
-            options: Any = getattr(group._get_backend(device), 'options', None)
-            limit: timedelta | None = getattr(options, '_timeout', None)
-            if limit is not None:
-                return limit
-    return None

@@ -13,15 +13,10 @@ Messages between two ranks carry the code as their tag, so those of different la
 
 from __future__ import annotations
 
-import itertools
 import re
-import threading
-import weakref
 import zlib
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from functools import partial
-from traceback import clear_frames
 from typing import Any
 
 import numpy as np
@@ -29,11 +24,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pyg_sar.comm.connection import Connection, meet, new_group, timeout_of
+from pyg_sar.comm.connection import Connection
 from pyg_sar.comm.errors import at_location, location
-from pyg_sar.comm.faults import Reports, RootCause, TransferWatch, for_reports
+from pyg_sar.comm.faults import RootCause
 from pyg_sar.comm.send_recv import Buffers, Transfer, Work
-from pyg_sar.comm.shared_memory import SharedMemory, allocated, compute_first, find_shared
+from pyg_sar.comm.shared_memory import allocated
 from pyg_sar.comm.sums import Announced, sum_as_gloo_does
 from pyg_sar.utils import hook
 from pyg_sar.utils.tensor_state import as_bytes
@@ -44,7 +39,6 @@ _SHORT = 512
 _CLASS = re.compile(r' ?\(\w+\)')
 _MOST_BITS = 24
 _WORDS = 129  # of 8 bytes: code and bits, what is summed, and a checksum
-_numbers = itertools.count()
 
 
 class GroupComm(Connection):
@@ -54,51 +48,7 @@ class GroupComm(Connection):
 
     def __init__(self) -> None:
         super().__init__()
-        self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self.world = weakref.ref(dist.group.WORLD)
-        self.timeout: timedelta | None = None
-        self._devices: set[torch.device] = set()
-        self._watch: TransferWatch | None = None
         self._announced = Announced()
-        self._shared = SharedMemory()
-
-    def connect(self) -> None:
-        """Makes the group."""
-        limit = self.timeout or timeout_of(dist.group.WORLD)
-        self.seconds = limit.total_seconds() if limit is not None else float('inf')
-        if self.group is None:
-            store = dist.distributed_c10d._get_default_store()
-            self.reports = Reports(store, f'pyg_sar/{next(_numbers)}', self.rank, self.size)
-        try:
-            meet(self.group)
-            self.group = new_group(limit)
-            # A rank that closed it now would end those that are still connecting.
-            meet(self.group)
-            self._small = torch.device('cpu')
-            types: Sequence[torch.device] = self.group._device_types
-            if types and self._small not in types:
-                self._small = types[0]
-            self._shared = find_shared(
-                self.rank, lambda own: self.all_gather(own.to(self._small)).cpu(), self.seconds
-            )
-            if self._shared.pids:
-                compute_first()
-        except RuntimeError as error:
-            clear_frames(error.__traceback__)
-            raise self.lost(error.with_traceback(None), 'connecting the ranks', None) from error
-        self._watch = TransferWatch(self._lost_on_device, self.seconds - for_reports(self.seconds))
-        self._devices = set()
-
-    def set_timeout(self, timeout: timedelta | None) -> None:
-        """See :meth:`Comm.set_timeout` (collective if it is another time)."""
-        if timeout is None or timeout == self.timeout:
-            return
-        self.check('an exchange')
-        self.timeout, before, watch = timeout, self.group, self._watch
-        self.connect()
-        assert watch is not None
-        watch.close()
-        dist.destroy_process_group(before)
 
     def connect_devices(self, device: torch.device) -> None:
         """See :meth:`Comm.connect_devices`.
@@ -115,18 +65,6 @@ class GroupComm(Connection):
                 self.all_reduce(numbers)
                 self.all_to_all(numbers.clone(), numbers, ones, ones)
         self._devices.add(device)
-
-    def _lost_on_device(self, error: Exception, operation: str) -> None:
-        """Ends the group after a lost transfer, in the watching thread; `check` waits for it."""
-        self._verdict = threading.current_thread()
-        self.lost(error, operation, None)
-
-    def close(self) -> None:
-        if self._watch is not None:
-            self._watch.close()
-        if self.error is not None:
-            self._shared.forget()
-        super().close()
 
     def goes_by_host(self, device: torch.device, group: dist.ProcessGroup | None = None) -> bool:
         if device.type == 'cpu':

@@ -21,8 +21,8 @@ from traffic import give_back
 import pyg_sar
 from pyg_sar import partition_graph
 from pyg_sar.comm.collectives import all_reduce_sum
-from pyg_sar.comm.connection import new_group
 from pyg_sar.comm.exchange import Exchange
+from pyg_sar.comm.new_group import new_group
 from pyg_sar.comm.process_group import GroupComm
 from pyg_sar.comm.rows_by_id import from_halo, with_halo
 from pyg_sar.comm.vote import agree, raise_error_on_all

@@ -13,7 +13,7 @@ import pytest
 import torch
 from launch.in_turns.programs import NUM_RANKS
 from launch.in_turns.test_evictions import READS as ALL_READS
-from launch.in_turns.test_evictions import SIZE, borrow, lend, others_turn
+from launch.in_turns.test_evictions import SIZE, await_lent, borrow, lend, others_turn
 from torch import Tensor, nn
 from torch_geometric.nn import SAGEConv
 
