@@ -157,10 +157,11 @@ class ThreadComm(Comm):
         meeting.checksums.add(self.met.checksum)
         for other, (theirs, _) in meeting.brought.items():
             if theirs != tag:
-                raise RuntimeError(
+                self.turns.error = RuntimeError(
                     f'the ranks are at different operations: rank {other} at {theirs}; '
                     f'rank {self.rank} at {tag}'
                 )
+                raise self.turns.error
         if len(meeting.brought) == self.size:
             meeting.result = combine([meeting.brought[rank][1] for rank in range(self.size)])
             del self.boxes.meetings[number]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,12 @@ from ranks import run_as_threads, run_ranks
 from torch import Tensor
 from torch_geometric.nn import Sequential
 
-from pyg_sar.comm.collectives import all_reduce_sum, all_to_all, all_to_all_counts
+from pyg_sar.comm.collectives import (
+    all_gather_alike,
+    all_reduce_sum,
+    all_to_all,
+    all_to_all_counts,
+)
 from pyg_sar.comm.errors import in_call
 from pyg_sar.comm.ranks import chosen, rank
 from pyg_sar.comm.ranks import world_size as num_ranks
@@ -115,6 +121,33 @@ def _other_shapes() -> None:
 def test_other_operations_name_both(program: Callable[[], None], words: str) -> None:
     with pytest.raises(RuntimeError, match=f'^the ranks are at different operations: {words}'):
         run_threads(program, 2)
+
+
+_OPERATIONS: list[Callable[[], object]] = [
+    lambda: agree('a'),
+    lambda: all_reduce_sum(torch.ones(3)),
+    lambda: all_gather_alike(torch.ones(2)),
+    lambda: all_to_all(torch.ones(3, 2), [1] * 3, [1] * 3),
+]
+
+
+def _in_any_order(seed: int) -> None:
+    """Three operations, in an order of each rank's own; an error that is caught changes nothing."""
+    for operation in random.Random(f'{seed} {rank() % 2}').sample(_OPERATIONS, 3):
+        with suppress(RuntimeError, TypeError, IndexError):
+            operation()
+
+
+@pytest.mark.parametrize('seed', range(20))
+def test_any_two_orders_end_in_one_error(seed: int) -> None:
+    orders = [random.Random(f'{seed} {i}').sample(range(4), 3) for i in range(2)]
+    if orders[0] == orders[1]:
+        run_threads(_in_any_order, 3, seed)
+        return
+    with pytest.raises(
+        RuntimeError, match='^the ranks (are at different operations|wait for each)'
+    ):
+        run_threads(_in_any_order, 3, seed)
 
 
 def _raises(ended: list[int]) -> None:
