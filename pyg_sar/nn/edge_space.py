@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -34,7 +35,7 @@ from pyg_sar.nn.intercept import (
 )
 from pyg_sar.rows.registry import bare_name, name_of, names
 from pyg_sar.rows.rows import Rows, plain, plainly, tag
-from pyg_sar.rows.sharding import Sharding
+from pyg_sar.rows.sharding import Sharding, ids_of_selected
 from pyg_sar.utils.nested import in_nested, leaves
 from pyg_sar.utils.rng import random_states
 from pyg_sar.utils.tensor_state import version_of
@@ -100,14 +101,15 @@ class BlockRows(Sharding):
 
     def selected(self, mask: Tensor) -> Sharding:
         """Nobody knows how many rows a mask selects."""
-        known = self._derived['selected']
+        known = self._kept['selected']
         for old, version, sharding in known.values():
             if old is mask and version == mask._version:
                 return sharding
         with plainly():
-            own = plain(mask.detach()).clone()
+            chosen = plain(mask.detach()).nonzero().view(-1)
         total = ALL_EDGES * (53 + 2 * len(known))
-        rows = BlockRows(int(own.sum()), what=f'selected {self.what}', total=total, mask=own)
+        ids, what = partial(ids_of_selected, self, chosen), f'selected {self.what}'
+        rows = BlockRows(chosen.numel(), what=what, ids=ids, total=total)
         known[total] = mask, mask._version, rows
         return rows
 

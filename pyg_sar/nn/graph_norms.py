@@ -32,8 +32,9 @@ from pyg_sar.nn.intercept import AnyFn, Forms
 from pyg_sar.rows.adjacency import Adjacency, by_whole
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.edges import edge_index as make_edge_index
-from pyg_sar.rows.from_data import conv_arguments, derived
+from pyg_sar.rows.from_data import conv_arguments
 from pyg_sar.rows.rows import plain, tag
+from pyg_sar.rows.sharding import Sharding
 from pyg_sar.shard.edges import kept_on
 from pyg_sar.utils.tensor_state import checksum, version_of
 
@@ -123,7 +124,8 @@ def _gcn_norm(
     if move is None:
         return edges, weight
     handle = oriented.flip() if against else oriented  # turned round here, not at every forward
-    sharding = derived(edges._sharding, handle)
+    old, what = edges._sharding, 'edges turned round'
+    sharding = Sharding(handle.num_edges, what=what, total=old.total, nodes=old.nodes)
     return make_edge_index(handle, sharding, edges.ends), tag(
         move.to_reversed(plain(weight)), 0, sharding
     )

@@ -173,7 +173,7 @@ def shardings_in(args: Iterable[Any]) -> list[Sharding]:
         if isinstance(arg, NodeIds):
             shardings.append(arg.of)
         if isinstance(arg, Rows) and arg.dtype == torch.int64:
-            shardings += arg._sharding.neighbours
+            shardings += arg._sharding.nodes
     return shardings
 
 

@@ -214,7 +214,6 @@ def listed(func: Any, ids: Tensor, sharding: Sharding) -> tuple[Sharding, Tensor
     check_range(func, ids, sharding)
     places = sharding.local_index(torch.where(ids < 0, ids + sharding.total, ids))
     own = (places >= 0).nonzero().view(-1)
-    what, near = f'listed {sharding.what}', sharding.neighbours
-    return Sharding(own.numel(), what=what, ids=own, total=ids.numel(), neighbours=near), places[
-        own
-    ]
+    what, nodes = f'listed {sharding.what}', sharding.nodes
+    made = Sharding(own.numel(), what=what, ids=own, total=ids.numel(), nodes=nodes)
+    return made, places[own]

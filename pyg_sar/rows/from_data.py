@@ -23,7 +23,7 @@ from pyg_sar.rows.replicated import PLAIN, with_mean_gradient
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, same_plain, tag
 from pyg_sar.rows.sharding import Sharding
 from pyg_sar.rows.stored_matrices import restore_adj_t
-from pyg_sar.shard.edges import LocalEdges, ShardEdges, refuse_local
+from pyg_sar.shard.edges import LocalEdges, refuse_local
 from pyg_sar.shard.node_names import NodeNames
 from pyg_sar.shard.read_shard import of_whole
 from pyg_sar.utils.nested import in_nested
@@ -69,9 +69,7 @@ def _attach_edges(store: Any, total: int, nodes: dict[Any, Sharding]) -> None:
     src, dst = (nodes[None],) * 2 if key is None else (nodes[key[0]], nodes[key[2]])
     what = 'edges' if key is None else f'edges of {key}'
     shard = handle.shard
-    sharding = Sharding(
-        shard.num_edges, what=what, ids=shard.e_id, total=total, neighbours=(dst, src)
-    )
+    sharding = Sharding(shard.num_edges, what=what, ids=shard.e_id, total=total, nodes=(dst, src))
     _tag_attributes(store, sharding, store.is_edge_attr)
     store['edge_index'] = edge_index(handle, sharding, Ends(shard, src, dst))
 
@@ -235,11 +233,6 @@ def rows_by_type(out: Mapping[str, Any], arguments: Any) -> dict[str, Any]:
 
     note([*arguments[0], *arguments[1].values()])
     return {k: v if v is None else tag(v, 0, shardings[k]) for k, v in out.items()}
-
-
-def derived(sharding: Sharding, handle: ShardEdges) -> Sharding:
-    """The sharding of edges made of those of another one, in an order of their own."""
-    return Sharding(handle.num_edges, what='edges made of others', neighbours=sharding.neighbours)
 
 
 lines_of_local: Scoped[list[tuple[str, int] | None] | None] = Scoped(None)

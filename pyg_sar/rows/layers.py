@@ -182,7 +182,7 @@ def _batch_norm(func: Any, args: Any, kwargs: Any) -> Any:
     rows = named['input']
     if rows._dim == 1:
         refuse(func, 'would have the channels of this rank alone', _NODES_FIRST)
-    if not named['training'] or world_size() == 1:
+    if not named['training'] or rows._sharding.comm.size == 1:
         return _on_own_rows(func, named)
     dim, sharding = rows._dim, rows._sharding
     with plainly():

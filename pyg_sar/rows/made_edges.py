@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_sar.comm.comm import Comm
 from pyg_sar.comm.derive_shard import derive_shard
-from pyg_sar.comm.ranks import cache_of, rank, world_size
+from pyg_sar.comm.ranks import cache_of
 from pyg_sar.comm.rows_by_id import owners_of
 from pyg_sar.comm.vote import agree
 from pyg_sar.rows.edges import EdgeIndex, Ends, edge_index
@@ -57,20 +58,17 @@ def _dealt(ids: Tensor, src: Sharding, dst: Sharding) -> EdgeIndex:
     positions = torch.tensor(part_ptr, device=ids.device)[owner] + row
     rows = None if src is dst else dst.own
     handle, order = derive_shard(
-        _base(), part_ptr, positions, to[is_own], name='made', dst_rows=rows
+        _base(src.comm), part_ptr, positions, to[is_own], name='made', dst_rows=rows
     )
     which = is_own.nonzero().view(-1)[order]
-    sharding = Sharding(
-        which.numel(), what='edges', ids=which, total=ids.size(1), neighbours=(dst, src)
-    )
+    sharding = Sharding(which.numel(), what='edges', ids=which, total=ids.size(1), nodes=(dst, src))
     return edge_index(handle, sharding, Ends(handle.shard, src, dst))
 
 
-def _base() -> Shard:
+def _base(comm: Comm) -> Shard:
     """A shard of no edges, one part a rank."""
-    ranks = world_size()
-    none = (0,) * (ranks + 1)
-    return Shard('', 'program', rank(), ranks, ranks, 0, (0, 0), none, none, ())
+    ranks, none = comm.size, (0,) * (comm.size + 1)
+    return Shard('', 'program', comm.rank, ranks, ranks, 0, (0, 0), none, none, ())
 
 
 def is_in(ids: Tensor, sharding: Sharding) -> bool:

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pyg_sar.comm.collectives import all_gather_alike, all_to_all
-from pyg_sar.comm.ranks import rank, world_size
 from pyg_sar.comm.vote import agree
 from pyg_sar.rows.align import align, argument, dim_of, named_rule, rows_in
 from pyg_sar.rows.edges import node_ids
@@ -104,7 +103,7 @@ def _unique(func: Any, args: Any, kwargs: Any) -> Any:
         )
         sizes = agree(own.size(0))
         every = all_to_all(torch.cat([own] * len(sizes)), [own.size(0)] * len(sizes), sizes)
-        first = sum(sizes[: rank()])
+        first = sum(sizes[: rows._sharding.comm.rank])
         values, at = torch.unique(every, return_inverse=True, dim=dim)
         at = at[first : first + own.size(0)]  # those of the own values
         out = [values]
@@ -211,7 +210,8 @@ def _prod(over: Reduction) -> Tensor:
     own = over.values.to(widened(over.values.dtype))
     for dim in sorted(over.dims, reverse=True):
         own = own.prod(dim, keepdim=over.keepdim)
-    of_ranks = [own if i == rank() else torch.zeros_like(own) for i in range(world_size())]
+    comm = over.rows._sharding.comm
+    of_ranks = [own if i == comm.rank else torch.zeros_like(own) for i in range(comm.size)]
     return sum_of_ranks(torch.stack(of_ranks)).prod(0)
 
 

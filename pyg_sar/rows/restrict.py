@@ -164,7 +164,7 @@ def restrict(data: Data, nodes: Tensor, num_layers: int) -> RestrictedLayers:
             what='edges',
             ids=needed.ids(src.device)[order],
             total=needed.total,
-            neighbours=(sharding_dst, sharding_src),
+            nodes=(sharding_dst, sharding_src),
         )
         layer = RestrictedLayer(
             edge_index(

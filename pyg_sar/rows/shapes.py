@@ -22,7 +22,7 @@ from pyg_sar.rows.align import (
 )
 from pyg_sar.rows.registry import name_of, rule
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
-from pyg_sar.rows.sharding import Sharding
+from pyg_sar.rows.sharding import Sharding, ids_of_repeated
 
 
 @rule('view reshape view_as reshape_as flatten unflatten ravel')
@@ -99,16 +99,16 @@ def reshaped(func: Any, rows: Rows, sizes: Sequence[Any]) -> tuple[list[int], in
         new[new.index(-1)] = numbers // rest
     if -1 in new or math.prod(new) != numbers:
         raise RuntimeError(f"shape '{new}' is invalid for input of size {numbers}")
-    base = sharding.base or sharding
+    base, repeats = sharding.found_by(ids_of_repeated) or (sharding, 1)
     # As many numbers of every row of `base` lie in the rows as in what takes them up.
-    per_base = sharding.count * math.prod(old[rows._dim + 1 :])
+    per_base = repeats * math.prod(old[rows._dim + 1 :])
     fits: list[tuple[bool, int, int, int]] = []
     for dim, size in enumerate(new):
         after = math.prod(new[dim + 1 :])
         is_known = after or base.total  # else nothing is in the rows, and there are none
-        count = (per_base // after if after else size // base.total) if is_known else sharding.count
+        count = (per_base // after if after else size // base.total) if is_known else repeats
         if size == base.total * count and count * after == per_base:
-            fits.append((count != sharding.count, count, abs(dim - rows._dim), dim))
+            fits.append((count != repeats, count, abs(dim - rows._dim), dim))
     if not fits:
         refuse(
             func,
@@ -116,7 +116,7 @@ def reshaped(func: Any, rows: Rows, sizes: Sequence[Any]) -> tuple[list[int], in
             'bring the rows to the front before, as in x.t().reshape(-1, 4)',
         )
     _, count, _, dim = min(fits)  # of a whole of one row several fit
-    new_sharding = base if count == 1 else base.times(count)
+    new_sharding = base.times(count)
     new[dim] = new_sharding.own
     return new, dim, new_sharding
 
@@ -178,7 +178,7 @@ def sharding_of_size(rows: Rows, size: Sequence[int]) -> Sharding | None:
     """The only known sharding with as many rows as a new tensor of a size; None without one."""
     if not size:
         return None
-    near = (rows._sharding, *rows._sharding.neighbours)
+    near = (rows._sharding, *rows._sharding.nodes)
     fitting = {sharding for sharding in near if sharding.known_total == size[0]}
     return fitting.pop() if len(fitting) == 1 else None
 

@@ -109,7 +109,7 @@ def test_sizes_that_do_not_fit_are_named_on_all_ranks_alike() -> None:
 @on_threads(2)
 def test_new_tensors_are_of_the_only_space_of_their_size() -> None:
     nodes = Sharding(1, what='nodes', ids=torch.tensor([rank()]), total=2)
-    sharding, x = _cut(neighbours=(nodes,))
+    sharding, x = _cut(nodes=(nodes,))
     assert sharding_of_size(x, [3, 9]) is sharding
     assert sharding_of_size(x, [2]) is nodes
     assert sharding_of_size(x, [4]) is None
@@ -118,6 +118,6 @@ def test_new_tensors_are_of_the_only_space_of_their_size() -> None:
     assert x.new_ones(x.size())._sharding is sharding
     for plain in (x.new_zeros(4), x.new_zeros(()), x.new_zeros(3, requires_grad=True)):
         assert not isinstance(plain, Rows)
-    twice = tag(torch.ones(1, 2), 0, Sharding(1, what='edges', total=2, neighbours=(nodes,)))
+    twice = tag(torch.ones(1, 2), 0, Sharding(1, what='edges', total=2, nodes=(nodes,)))
     assert type(twice.new_zeros(2)) is Tensor  # may be meant for nodes or edges
     assert type(x.new_tensor([1.0, 2.0, 3.0])) is Tensor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,6 +32,8 @@ def _tensors(value: Any, seen: set[Sharding]) -> Iterator[Tensor]:
         yield from _tensors(list(vars(value).values()), seen)
     elif isinstance(value, dict):
         yield from _tensors(list(value.values()), seen)
+    elif isinstance(value, partial):
+        yield from _tensors(value.args, seen)
     elif isinstance(value, (list, tuple)):
         for each in value:
             yield from _tensors(each, seen)
