@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import pickle
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 from on_ranks import on_threads
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pyg_sar.comm.ranks import rank, world_size
+from pyg_sar.comm.ranks import current, rank, world_size
 from pyg_sar.rows.sharding import Sharding
 
 TOTAL = 1_000_000
@@ -98,3 +100,67 @@ def test_a_rank_without_rows():
     assert sharding.local_index(torch.tensor([-1, 0, 3, 4])).tolist() == want
     picked = sharding.selected(ids > 1)
     assert picked.ids(ids.device).tolist() == ([0, 1] if rank() == 1 else [])
+
+
+def _odd(sharding: Sharding) -> Tensor:
+    """A new mask of the rows with odd ids."""
+    return sharding.ids(torch.device('cpu')) % 2 == 1
+
+
+SAME: dict[str, Callable[[Sharding], list[Sharding]]] = {
+    'the ids': lambda s: [s, _sharding(12)],
+    'masks': lambda s: [s.selected(_odd(s)), s.selected(_odd(s))],
+    'masks of others': lambda s: [x.selected(_odd(x)) for x in (s, _sharding(12))],
+    'repeated': lambda s: [s.times(6), _sharding(12).times(2).times(3)],
+    'joined': lambda s: [s.joined((s,)).joined((s.times(2),)), s.joined((s, s.times(2)))],
+    'of nobody knows which': lambda s: [s.selected(torch.ones(s.own) > 0) for _ in range(2)],
+}
+OTHERS: dict[str, Callable[[Sharding], list[Sharding]]] = {
+    'other ids': lambda s: [s, Sharding(4, what='rows', ids=torch.arange(4), total=12)],
+    'a mask of one rank': lambda s: [
+        s.selected(_odd(s)),
+        s.selected(_odd(s) if rank() else _odd(s).flip(0)),
+    ],
+    'as many times': lambda s: [s.times(2), s.joined((s,))],
+    'another order': lambda s: [s.joined((s.times(2),)), s.times(2).joined((s,))],
+    'of nobody knows which': lambda s: [s, Sharding(4, what='rows', total=12)],
+}
+
+
+def _answers(pairs: dict[str, Callable[[Sharding], list[Sharding]]]) -> dict[str, bool]:
+    found = {}
+    for name, make in pairs.items():
+        is_known = name != 'of nobody knows which'
+        one, other = make(_sharding(12) if is_known else Sharding(4, what='rows', total=12))
+        assert one is not other
+        with mock.patch.object(current(), 'gather_texts', wraps=current().gather_texts) as asked:
+            found[name] = one.is_same(other)
+            assert one.is_same(other) == found[name]
+        assert asked.call_count == 1, name
+    return found
+
+
+@on_threads(3)
+def test_what_is_made_alike_is_the_same_after_one_vote():
+    assert _answers(SAME) == dict.fromkeys(SAME, True)
+    assert _answers(OTHERS) == dict.fromkeys(OTHERS, False)
+
+
+@on_threads(3)
+def test_ids_are_found_once():
+    sharding, cpu = _sharding(12), torch.device('cpu')
+    selected = sharding.selected(_odd(sharding))
+    want = selected.times(2).ids(cpu)
+    with mock.patch.object(current(), 'all_to_all', side_effect=AssertionError):
+        assert selected.ids(cpu) is selected.ids(cpu)
+        assert torch.equal(selected.times(2).ids(cpu), want)
+
+
+@on_threads(3)
+def test_a_copy_by_pickle_knows_the_ids():
+    sharding = _sharding(12)
+    selected = sharding.times(2).selected(_odd(sharding.times(2)))
+    copy = pickle.loads(pickle.dumps(selected))
+    assert repr(copy) == repr(selected)
+    assert torch.equal(copy.ids(torch.device('cpu')), selected.ids(torch.device('cpu')))
+    assert copy.is_same(selected)
