@@ -145,7 +145,7 @@ def test_any_two_orders_end_in_one_error(seed: int) -> None:
         run_threads(_in_any_order, 3, seed)
         return
     with pytest.raises(
-        RuntimeError, match='^the ranks (are at different operations|wait for each)'
+        RuntimeError, match=r'^the ranks (are at different operations|wait for each)'
     ):
         run_threads(_in_any_order, 3, seed)
 
