@@ -18,6 +18,7 @@ from torch_geometric.nn import MessagePassing, RGCNConv
 
 from pyg_sar.comm.exchange import exchange_of
 from pyg_sar.comm.vote import agree, differ, odd_and_usual, raise_error_on_all, vote
+from pyg_sar.nn.answers import Forward
 from pyg_sar.nn.averager import PARTED
 from pyg_sar.nn.buckets import common
 from pyg_sar.nn.call_edges import shards_of
@@ -51,6 +52,8 @@ class Layer:
         agreed: What all ranks have agreed on: kinds of forwards, by their words, with the kind and
             the state of the conv on this rank. The latest comes last.
         words: Those of the forward that runs.
+        answers: The last forward of each kind, by its words, with the answers of all ranks.
+        gives_arguments: Whether its forward is PyG's own, and no hook changes what it gives on.
         in_forward: Whether the conv's own forward runs, or a call of propagate from outside.
         plans: How calls are computed, by their fingerprint. The oldest comes first.
     """
@@ -69,6 +72,8 @@ class Layer:
         self.state: list[Any] = []
         self.agreed: dict[str, tuple[Any, list[Any]]] = {}
         self.words, self.in_forward = '', True
+        self.answers: dict[str, Forward] = {}
+        self.gives_arguments = False
         self.plans: dict[Any, Plan] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -100,8 +105,10 @@ def agree_on_forward(
     kwargs: dict[str, Any],
     *,
     in_forward: bool,
-) -> str:
+) -> tuple[str, Forward | None]:
     """The words of a forward of a SARConv in its state, on which all ranks have agreed.
+
+    Also the forward, if answers of its last one may hold.
 
     Collective: one small all-gather; where a rank has not seen such a forward, or the conv
     has changed since, an all-gather. Raises ValueError if a shard is not this rank's, and on all
@@ -131,15 +138,22 @@ def agree_on_forward(
         except ValueError as wrong:
             error = wrong
         words = _words(conv, layer.options, kind)
+    forward = None
     if shards[0].world_size > 1:
+        if layer.gives_arguments and in_forward:
+            last = layer.answers.pop(words, None)
+            forward = Forward(edges[0], (*args, *kwargs.values()), last)
         note(type(conv).__name__, args, kwargs)
         compared = f'{words}; plain tensors of shape {shapes}' if shapes else words
         if not (torch.is_grad_enabled() or is_hidden.value):  # with gradients the backward tells
             model = conv if evaluated.value is None else evaluated.value
             values = common(model.named_parameters()).values()
             compared, evaluated.value = f'{compared}; {_VALUES} {digest(values)}', None
-        counts = vote('a comparison of forwards', is_known, fingerprint=compared)
-        is_known = counts == [shards[0].world_size]
+        holds = is_known and forward is not None and forward.all_hold()
+        counts = vote('a comparison of forwards', is_known, holds, fingerprint=compared)
+        is_known = counts is not None and counts[0] == shards[0].world_size
+        if forward is not None:
+            forward.recalls = counts == [shards[0].world_size] * 2
         if not is_known:
             _check_alike(agree(compared))
             raise_error_on_all(error)
@@ -150,7 +164,7 @@ def agree_on_forward(
         layer.agreed[words] = state
         for fingerprint in [each for each in layer.plans if each[0] == words]:
             del layer.plans[fingerprint]
-    return words
+    return words, forward
 
 
 def _check_not_explained(conv: MessagePassing) -> None:

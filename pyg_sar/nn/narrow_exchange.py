@@ -3,7 +3,8 @@
 Along edges and weights that stay as they are a reader asks the owner of rows once for sums
 (:mod:`pyg_sar.ops.partial_sums`). Along the loaded edges without weights all ranks ask at the first
 call, and keep the answer with the shard. In any other call they decide together whether all have
-asked for these edges with these weights. Weights are compared by content.
+asked for these edges with these weights, unless the answer of the last forward holds
+(:mod:`pyg_sar.nn.answers`). Weights are compared by content.
 
 A sum commutes with a linear map of the rows: ``sum(x) @ W.T == sum(x @ W.T)``, and so does a mean.
 Where a conv gives its sums to a layer of fewer columns (256 to 40), ``x @ W.T`` is exchanged and
@@ -18,10 +19,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.weak import WeakIdRef
 from torch_geometric.nn import ClusterGCNConv, GraphConv, MessagePassing, SAGEConv, aggr
 
 from pyg_sar.comm.exchange import Exchange, exchange_of
+from pyg_sar.comm.ranks import current
 from pyg_sar.comm.vote import Agreed, vote
+from pyg_sar.nn.answers import Forward, never, note, recalled, state_of
 from pyg_sar.nn.reuse import kept_copy
 from pyg_sar.ops.linear import is_plain_layer, linear
 from pyg_sar.ops.partial_sums import covered
@@ -32,13 +36,15 @@ from pyg_sar.shard.blocks import Plan
 from pyg_sar.shard.edges import ShardEdges
 from pyg_sar.shard.shard import Cached
 from pyg_sar.utils.dry_run import lazy_draws
-from pyg_sar.utils.tensor_state import checksum, storage_of
+from pyg_sar.utils.tensor_state import storage_of, version_of
 
 _MAX_WEIGHTS = 4
 # The plan by which rows and sums travel; None where that spares too little.
 _COVERS: Cached[Agreed[tuple[Plan | None]]] = Cached()
 _ALL: Cached[tuple[Plan | None]] = Cached()  # of all edges without weights
 _ASKED: Cached[int] = Cached()
+
+_QUESTION = 'sums in place of rows'
 
 _MAX_ASKED = 8
 """How many times ranks ask along the edges of a shard: a program may make them anew each time."""
@@ -49,9 +55,10 @@ def with_partial_sums(
 ) -> tuple[Plan, Exchange]:
     """The plan and exchange of a sum, by rows and sums where that spares rows, else unchanged.
 
-    `weight` are constant weights ``[num_edges]`` of the plan's `edges`, or None. Collective but for
-    all edges without weights: one small all-gather, see :meth:`pyg_sar.comm.Agreed.find`;
-    where the ranks ask, see :func:`pyg_sar.ops.partial_sums.covered`.
+    `weight` are constant weights ``[num_edges]`` of the plan's `edges`, or None. Collective, where
+    it is not of all edges without weights, and the answer of the last forward does not hold: one
+    small all-gather, see :meth:`pyg_sar.comm.Agreed.find`; where the ranks ask, see
+    :func:`pyg_sar.ops.partial_sums.covered`.
     """
     shard = plan.shard
     # Reading the content of weights on a device would wait for it.
@@ -60,18 +67,52 @@ def with_partial_sums(
     if edges.is_whole and weight is None:
         (by_sums,) = _ALL.of(shard, lambda: (covered(plan, None),))
     else:
-        key = None if weight is None else (weight.dtype, *checksum(weight))
-        answers, asked = _COVERS.of(plan, lambda: Agreed(_MAX_WEIGHTS)), _ASKED.of(shard, int)
-        # Without gradients the weights that a model computes look like constants.
-        may_last = weight is None or torch.is_grad_enabled()
-        answer, all_ask = answers.find(key, may_last and asked < _MAX_ASKED)
-        if answer is None and all_ask:
-            answer = answers.keep(key, (covered(plan, weight),))
-            _ASKED.put(shard, asked + 1)
-        by_sums = None if answer is None else answer[0]
+        by_sums = _plan_of_all(edges, plan, weight)
     if by_sums is None:
         return plan, exchange
     return by_sums, exchange_of(by_sums.shard, dtype=exchange.wire.dtype)
+
+
+def _plan_of_all(edges: ShardEdges, plan: Plan, weight: Tensor | None) -> Plan | None:
+    """The plan that all ranks have made for these edges and weights, or make now."""
+    about = [edges] if weight is None else [edges, weight]
+    known = recalled(_QUESTION, *about)
+    if known is not None:
+        return known[0] if known else None
+    state = () if weight is None else state_of(weight)
+    key = None if weight is None else (weight.dtype, *state[1])
+    answers, asked = _COVERS.of(plan, lambda: Agreed(_MAX_WEIGHTS)), _ASKED.of(plan.shard, int)
+    # Without gradients the weights that a model computes look like constants.
+    may_last = weight is None or torch.is_grad_enabled()
+    answer, all_ask = answers.find(key, may_last and asked < _MAX_ASKED)
+    if answer is None and all_ask:
+        answer = answers.keep(key, (covered(plan, weight),))
+        _ASKED.put(plan.shard, asked + 1)
+    if answer is not None:
+        (by_sums,) = answer
+        value = () if by_sums is None else (by_sums,)
+        states = [version_of(edges.ids)] if weight is None else [version_of(edges.ids), state]
+        note(_QUESTION, about, value, _is_still, *states)
+        return by_sums
+    holds = never if torch.is_grad_enabled() else _is_none_made
+    note(_QUESTION, (), (), holds, WeakIdRef(about[-1]), current().num_made)
+    return None
+
+
+def _is_still(
+    forward: Forward, about: list[Any], value: list[Any], states: tuple[Any, ...]
+) -> bool:
+    """Whether edges and weights are as they were."""
+    edges, *weights = about
+    return states == (version_of(edges.ids), *map(forward.state, weights))
+
+
+def _is_none_made(
+    forward: Forward, about: list[Any], value: list[Any], states: tuple[Any, ...]
+) -> bool:
+    """Whether all ranks have made no plan since, or none for these, as forwards make them anew."""
+    last, num_made = states
+    return last() is None or current().num_made == num_made
 
 
 _KINDS_OF_HOOKS = ('forward', 'forward_pre', 'backward', 'backward_pre')
@@ -110,17 +151,16 @@ def is_hooked(conv: MessagePassing) -> bool:
     )
 
 
-def layer_after(conv: MessagePassing, x: Tensor, plan: Plan) -> Any:
+def layer_after(conv: MessagePassing, x: Tensor) -> Any:
     """The narrower linear layer that the conv's forward gives the sums to, or None.
 
-    No rank may have hooks, and each must have as many edges as rows. Collective, where there is
-    such a layer: one small all-gather. The conv's aggregation is a sum; `x` are own rows.
+    No rank may have hooks. Collective, where there is such a layer: one small all-gather. The
+    conv's aggregation is a sum; `x` are own rows.
     """
     layer = _narrower_layer(conv, x)
     if layer is None:
         return None
-    own = plan.num_edges >= x.size(0) and not _is_watched(conv, layer, x.device)
-    return layer if vote('a decision of all ranks', own) == [plan.shard.world_size] else None
+    return layer if vote('a decision', _is_watched(conv, layer, x.device)) == [0] else None
 
 
 def only_reads(conv: MessagePassing, x: Tensor) -> bool:
@@ -171,6 +211,12 @@ class NarrowSum(Tensor):
             out, bias = args[0].as_subclass(Tensor), args[2]
             out = out if bias is None else out + with_mean_gradient(bias)
             return out if args[0]._sharding is None else tag(out, 0, args[0]._sharding)
+
+
+def gives_arguments(conv: MessagePassing) -> bool:
+    """Whether the conv's forward is PyG's own, and no hook changes what it gives to propagate."""
+    is_pygs = _forward(conv).__module__.startswith('torch_geometric.')
+    return is_pygs and 'forward' not in vars(conv) and not conv._propagate_forward_pre_hooks
 
 
 def _forward(conv: MessagePassing) -> Any:

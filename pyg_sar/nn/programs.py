@@ -104,6 +104,7 @@ def _sum(plan: Plan, call: Call) -> Tensor:
                 (type(conv.aggr_module), call.exchange.wire.dtype),
                 x,
                 weight,
+                call.edge_index,
                 call.plan,
                 is_hooked=plan.is_hooked,
                 copies=not (call.in_forward and only_reads(conv, x)),
@@ -111,11 +112,12 @@ def _sum(plan: Plan, call: Call) -> Tensor:
             if out is not None:
                 return out
         if call.in_forward:
-            narrower = plan.narrower if call.edge_index.is_whole else []
-            if not narrower:
-                narrower.append(layer_after(conv, x, call.plan))
-            (layer,) = narrower
-            if layer is not None:
+            if not plan.narrower:
+                plan.narrower.append(layer_after(conv, x))
+            (layer,) = plan.narrower
+            # With fewer edges than rows the layer is cheaper after the sum.
+            edges, num_rows = call.edges, call.num_nodes[0]
+            if layer is not None and edges is not None and edges._sharding.total >= num_rows:
                 rows = rows_through(conv, layer, call.kwargs.get('x'), x)
                 total = _row_sum(plan, call, rows, weight, plan.is_hooked)
                 return NarrowSum.of(total, layer.weight)

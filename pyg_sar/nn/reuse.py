@@ -7,7 +7,7 @@ that happens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import ref
@@ -16,8 +16,11 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from pyg_sar.comm.ranks import cache_of, current
 from pyg_sar.comm.vote import vote
+from pyg_sar.nn.answers import Forward, asking, is_argument, never, note, recalled, state_of
 from pyg_sar.shard.blocks import Plan
+from pyg_sar.shard.edges import ShardEdges
 from pyg_sar.shard.shard import Cached
 from pyg_sar.utils import offload
 from pyg_sar.utils.tensor_state import checksum
@@ -71,6 +74,11 @@ SUMS: Cached[Any] = Cached()
 _NOTHING, _KEEPS, _HAS = range(3)
 """A rank computes a result, or also keeps it, or has kept it."""
 
+_NUM_BITS = 20
+"""Of the number of a kept sum that the ranks compare; one from before the last 2**20 has none."""
+
+_SUMMED = 'tensors with kept sums'
+
 
 @dataclass(frozen=True, eq=False)
 class _Sum:
@@ -80,16 +88,14 @@ class _Sum:
     states: list[Any]  # version and checksum of each tensor
     out: Tensor
     version: int
+    number: int  # of the things that all ranks made together
 
-    def is_of(self, weight: Tensor | None, tensors: list[Tensor]) -> bool:
-        """Whether it is the sum with this weight, and nothing has changed since."""
+    def is_of(self, tensors: Sequence[Tensor], state: Callable[[Tensor], Any]) -> bool:
+        """Whether it is the sum of rows, perhaps with weights, and nothing has changed since."""
+        weight = tensors[1] if len(tensors) > 1 else None
         if weight is not (None if self.weight is None else self.weight()):
             return False
-        return self.out._version == self.version and self.states == _states(tensors)
-
-
-def _states(tensors: list[Tensor]) -> list[Any]:
-    return [(t._version, checksum(t)) for t in tensors]
+        return self.out._version == self.version and self.states == [*map(state, tensors)]
 
 
 def kept_sum(
@@ -97,6 +103,7 @@ def kept_sum(
     kind: Hashable,
     x: Tensor,
     weight: Tensor | None,
+    edges: ShardEdges,
     plan: Plan,
     *,
     is_hooked: bool,
@@ -109,26 +116,67 @@ def kept_sum(
     or that were written to, are aggregated again; a result is freed with its tensor.
 
     `weight` are those of the edges. With `is_hooked` the aggregation has to run, for its hooks.
-    Who might write to the result gets `copies`. Collective: one small all-gather.
+    Who might write to the result gets `copies`. Collective: one small all-gather, if the answer of
+    the last forward does not hold.
     """
+    tensors, question = [t for t in (x, weight) if t is not None], ('kept sum', kind)
+    known = recalled(question, edges, *tensors)
+    if known is not None:
+        found = known[0] if known else None
+    else:
+        found = _sum_of_all(make, kind, tensors, plan, is_hooked)
+        if found is not None:
+            note(question, (edges, *tensors), (found,), _is_still)
+        else:
+            holds = never if torch.is_grad_enabled() else _has_no_sum
+            note(question, (), (), holds, is_argument(x))
+    if found is None:
+        return None
+    return lent_copy(found.out) if copies else found.out
+
+
+def _is_still(
+    forward: Forward, about: list[Any], value: list[Any], states: tuple[Any, ...]
+) -> bool:
+    """Whether a kept sum is that of an argument of a forward."""
+    (kept,), (_, *tensors) = value, about
+    return forward.has(tensors[0]) and kept.is_of(tensors, forward.state)
+
+
+def _has_no_sum(
+    forward: Forward, about: list[Any], value: list[Any], states: tuple[Any, ...]
+) -> bool:
+    """Whether this rank has kept no sum of what is asked about, as far as it knows."""
+    (is_of_argument,) = states
+    return not is_of_argument or not any(map(forward.has, cache_of(_SUMMED)))
+
+
+def _sum_of_all(
+    make: Callable[[], Tensor], kind: Hashable, tensors: list[Tensor], plan: Plan, is_hooked: bool
+) -> _Sum | None:
+    """The sum that all ranks have kept in one call, or keep now; None if one of them keeps none."""
+    x, comm = tensors[0], current()
     by_tensor = SUMS.of(plan, WeakIdKeyDictionary)
     results: dict[Hashable, _Sum] = by_tensor.get(x, {})
-    tensors = [t for t in (x, weight) if t is not None]
-    state = _NOTHING
+    state, number, found = _NOTHING, 0, results.get(kind)
     if not is_hooked and not any(t.is_inference() for t in tensors):
-        if kind in results and results[kind].is_of(weight, tensors):
-            state = _HAS
-        elif torch.is_grad_enabled():  # without gradients nothing is kept
-            state = _KEEPS
+        state = _KEEPS if torch.is_grad_enabled() else _NOTHING
+        is_recent = found is not None and comm.num_made - found.number < 2**_NUM_BITS
+        if found is not None and is_recent and found.is_of(tensors, state_of):
+            state, number = _HAS, found.number
+    bits = [bool(number >> i & 1) for i in range(_NUM_BITS)]
+    counts = vote('a decision of all ranks', state == _HAS, state >= _KEEPS, *bits)
     size = plan.shard.world_size
-    has, may = vote('a decision of all ranks', state == _HAS, state >= _KEEPS) or (0, 0)
-    state = _HAS if has == size else _KEEPS if may == size else _NOTHING
-    if state == _NOTHING:
+    has, may, *same = counts or (0, 0)
+    if has == size and {*same} <= {0, size}:
+        return found
+    if may < size or not torch.is_grad_enabled():  # without gradients nothing is kept
         return None
-    by_tensor[x] = results
-    if state == _KEEPS:
+    with asking.set(None):  # the next forward asks nothing within it
         out = make()
-        of_weight = None if weight is None else ref(weight)
-        results[kind] = _Sum(of_weight, _states(tensors), out.detach(), out._version)
-    kept = results[kind].out
-    return lent_copy(kept) if copies else kept
+    comm.num_made += 1
+    of_weight = ref(tensors[1]) if len(tensors) > 1 else None
+    states = [(t._version, checksum(t)) for t in tensors]
+    results[kind] = _Sum(of_weight, states, out.detach(), out._version, comm.num_made)
+    by_tensor[x], cache_of(_SUMMED)[x] = results, True
+    return results[kind]

@@ -17,12 +17,14 @@ from torch_geometric.nn import HGTConv, MessagePassing
 
 from pyg_sar.comm.errors import in_layer
 from pyg_sar.comm.ranks import left_by, world_size
+from pyg_sar.nn.answers import asking
 from pyg_sar.nn.averager import average_gradients
 from pyg_sar.nn.call_edges import edges_in, relations_joined
 from pyg_sar.nn.dropout_forward import is_running
 from pyg_sar.nn.graph_norms import FORMS
 from pyg_sar.nn.intercept import bind_functions, forms
 from pyg_sar.nn.layer import Layer, agree_on_forward, running, state_of_modules
+from pyg_sar.nn.narrow_exchange import gives_arguments
 from pyg_sar.nn.options import Options, Path, options_of
 from pyg_sar.nn.propagation import pass_messages
 from pyg_sar.ops.linear import compute_by_onednn
@@ -208,7 +210,7 @@ class SARConv(MessagePassing, metaclass=ClassSwap):
         """
         layer = self._sar
         before = layer.words, layer.in_forward
-        others = running.value, forms.value, alike_draws.value
+        others = running.value, forms.value, alike_draws.value, asking.value
         with in_layer(layer.label):
             try:
                 if layer.drops_by_id and self.training and not is_running():
@@ -222,16 +224,18 @@ class SARConv(MessagePassing, metaclass=ClassSwap):
                 if in_forward and torch.is_grad_enabled() and world > 1:
                     tables = [module._parameters.values() for module in layer.modules]
                     average_gradients(p for table in tables for p in table if p is not None)
-                words = agree_on_forward(self, edges, args, kwargs, in_forward=in_forward)
+                words, now = agree_on_forward(self, edges, args, kwargs, in_forward=in_forward)
                 layer.words, layer.in_forward = words, in_forward
-                running.value, forms.value, alike_draws.value = self, FORMS, True
+                running.value, forms.value, alike_draws.value, asking.value = self, FORMS, True, now
                 yield
+                if now is not None:
+                    layer.answers[words] = now.end()
             except BaseException as error:
                 left_by(error)
                 raise
             finally:
                 layer.words, layer.in_forward = before
-                running.value, forms.value, alike_draws.value = others
+                running.value, forms.value, alike_draws.value, asking.value = others
 
     def _look(self) -> None:
         """Notes the state of the conv; convs put into it since then become SARConvs."""
@@ -242,6 +246,7 @@ class SARConv(MessagePassing, metaclass=ClassSwap):
         layer.modules = [*self.modules()]
         paths = {m: path for path, m in self.named_modules() if isinstance(m, MessagePassing)}
         layer.paths, layer.names, layer.state = paths, {}, state_of_modules(layer.modules)
+        layer.gives_arguments = gives_arguments(self) and len(paths) == 1
 
     @property
     def sar_options(self) -> Options:

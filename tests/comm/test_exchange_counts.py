@@ -129,8 +129,7 @@ def test_exchanges_of_a_layer(data, name, mode):
     num_sent = len(forward.sends) // rows_forward
     assert len(backward.receives) == rows_backward * num_steps + gradients * num_sent
     assert len(backward.sends) == rows_backward * num_sent + gradients * num_steps
-    # All ranks run the same layer; for sums with weights they know which rows travel.
-    others = 2 if name == 'GCN' else 1
-    assert (forward.all_to_alls, forward.others) == (0, others)
+    # All ranks run the same layer, whose first forward told which rows travel.
+    assert (forward.all_to_alls, forward.others) == (0, 1)
     # The sum of so few gradients is in the message that tells where all ranks are.
     assert (backward.all_to_alls, backward.others) == (0, 1)

@@ -1,0 +1,270 @@
+"""A forward asks other ranks once, and sees whatever has changed, on one rank alone, too."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from few import few
+from on_ranks import RUNS, on_ranks, parts_of
+from small_graphs import assert_close, small_graph
+from torch import Tensor
+from torch_geometric import nn as pyg
+from traffic import counted
+
+import pyg_sar
+from pyg_sar import gather
+from pyg_sar.comm.exchange import Exchange
+from pyg_sar.comm.ranks import rank
+
+CONVS: dict[str, Callable[[], torch.nn.Module]] = {
+    'SAGE': lambda: pyg.SAGEConv(6, 8),
+    'SAGE narrow': lambda: pyg.SAGEConv(6, 3),
+    'GCN': lambda: pyg.GCNConv(6, 8),
+    'GCN cached': lambda: pyg.GCNConv(6, 8, cached=True),
+    'GCN weights': lambda: pyg.GCNConv(6, 8),
+    'GraphConv weights': lambda: pyg.GraphConv(6, 8),
+    'GIN': lambda: pyg.GINConv(torch.nn.Linear(6, 8)),
+    'GAT': lambda: pyg.GATConv(6, 4, 2),
+}
+SUMS = ('SAGE', 'GraphConv weights', 'GIN')
+"""Those that sum features as they are."""
+
+
+def _args(name: str, data: Any) -> tuple[Any, ...]:
+    return (data.edge_weight.clone(),) if 'weights' in name else ()
+
+
+@pytest.mark.parametrize('is_hidden', [False, True])
+@pytest.mark.parametrize('with_gradients', [False, True])
+@on_ranks()
+def test_one_message_a_forward(data, is_hidden, with_gradients):
+    for name, make in CONVS.items():
+        conv = pyg_sar.SARConv(make().double())
+        learns = torch.ones(1, dtype=torch.double, requires_grad=True)
+        edges = data.edge_index.clone() if name == 'GCN cached' else data.edge_index
+        args = (edges, *_args(name, data))
+        for step in range(5):
+            with counted() as traffic, torch.set_grad_enabled(with_gradients):
+                conv(data.x * learns if is_hidden else data.x, *args)
+            assert step < 3 or (traffic.others, traffic.all_to_alls) == (1, 0), name
+
+
+def _of_one_rank(change: Callable[[Tensor], object]) -> Callable[..., None]:
+    """A change of an own tensor of rank 1, or of all ranks in turns."""
+
+    def changed(tensor: Any, step: int) -> None:
+        if rank() == (1 if step < 6 else step % 3):
+            change(pyg_sar.local(tensor))
+
+    return changed
+
+
+def _add(tensor: Tensor) -> None:
+    with torch.no_grad():
+        tensor.add_(1)
+
+
+CHANGES = {
+    'in place': _of_one_rank(_add),
+    'unseen': _of_one_rank(lambda tensor: tensor.data.mul_(2)),
+    'by numpy': _of_one_rank(lambda t: np.copyto(t.numpy(), t.numpy()[::-1].copy())),
+    'nothing': _of_one_rank(lambda tensor: None),
+}
+
+MODES: dict[str, Callable[[int], AbstractContextManager[Any]]] = {
+    'training': lambda step: torch.enable_grad(),
+    'evaluation': lambda step: torch.no_grad(),
+    'in turns': lambda step: (torch.enable_grad, torch.no_grad, torch.inference_mode)[step % 3](),
+}
+
+
+def _changed(root: str, name: str, what: str, how: str, mode: str) -> None:
+    data, graph = pyg_sar.load_shard(root), small_graph()
+    torch.manual_seed(0)
+    plain = CONVS[name]().double()
+    model, x = pyg_sar.DistributedDataParallel(copy.deepcopy(plain)), data.x.clone()
+    args = _args(name, data)
+    if name == 'GCN cached':
+        plain.cached = False
+    for step in range(10):
+        if step in (3, 5, 6, 7):
+            CHANGES[how](x if what == 'features' else args[0], step)
+        want = plain(gather(x), graph.edge_index, *map(gather, args))
+        model.train(step % 4 != 2), plain.train(step % 4 != 2)
+        with MODES[mode](step):
+            assert_close(gather(model(x, data.edge_index, *args)), want, tolerance=1e-10)
+
+
+CHANGED = [
+    (name, what, how)
+    for name in CONVS
+    for what in ('features', 'weights')
+    if what == 'features' or 'weights' in name
+    for how in CHANGES
+]
+CASES = [
+    (*case, [*MODES][i % 3], ('processes', 'threads')[i % 2]) for i, case in enumerate(CHANGED)
+]
+
+
+@pytest.mark.parametrize(('name', 'what', 'how', 'mode', 'by'), few(CASES, 5))
+def test_what_changes_is_seen(name: str, what: str, how: str, mode: str, by: str) -> None:
+    RUNS[by](_changed, 3, str(parts_of(3)), name, what, how, mode)
+
+
+def _made_anew(root: str, name: str, ranks: list[int], factor: float) -> None:
+    """Weights that some ranks make anew in every forward, with other content or the same."""
+    data, graph = pyg_sar.load_shard(root), small_graph()
+    plain = CONVS[name]().double()
+    conv, weight = pyg_sar.SARConv(copy.deepcopy(plain)), data.edge_weight.clone()
+    for step in range(6):
+        if rank() in ranks and step > 2:
+            weight = weight * factor
+        want = plain(graph.x, graph.edge_index, gather(weight))
+        assert_close(gather(conv(data.x, data.edge_index, weight)), want, tolerance=1e-10)
+
+
+@pytest.mark.parametrize('name', ['GCN weights', 'GraphConv weights'])
+@pytest.mark.parametrize(
+    ('ranks', 'factor', 'by'),
+    few([([1], 2.0, 'processes'), ([1], 1.0, 'threads'), ([0, 1, 2], 1.0, 'processes')], 2),
+)
+def test_weights_made_anew(name: str, ranks: list[int], factor: float, by: str) -> None:
+    RUNS[by](_made_anew, 3, str(parts_of(3)), name, ranks, factor)
+
+
+@pytest.mark.parametrize('name', SUMS)
+@on_ranks()
+def test_features_that_one_rank_alternates(data, name):
+    """A rank has kept a sum of these very rows with others of another rank."""
+    graph, plain = small_graph(), CONVS[name]().double()
+    conv, other = pyg_sar.SARConv(copy.deepcopy(plain)), data.x * 2
+    args = _args(name, data)
+    for which in 'ABAABBA':
+        x = other if which == 'B' and rank() == 1 else data.x
+        want = plain(gather(x), graph.edge_index, *map(gather, args))
+        assert_close(gather(conv(x, data.edge_index, *args)), want, tolerance=1e-10)
+
+
+@pytest.mark.parametrize('name', ['SAGE', 'SAGE narrow', 'GCN', 'GCN weights', 'GIN'])
+@pytest.mark.parametrize('with_gradients', [False, True])
+@on_ranks()
+def test_edges_that_alternate(data, name, with_gradients):
+    """All edges, some of them, a copy of all, and fewer edges than rows."""
+    graph, plain = small_graph(), CONVS[name]().double()
+    conv = pyg_sar.SARConv(copy.deepcopy(plain))
+    args, places = _args(name, data), torch.arange(graph.num_edges)
+    masks = {'A': places >= 0, 'B': places % 3 > 0, 'C': places >= 0, 'D': places < 30}
+    own = {key: data.edge_index[:, mask] for key, mask in masks.items()}
+    own['A'] = data.edge_index
+    for which in 'AAABBBACCADDDAAB':
+        mask = masks[which]
+        want = plain(graph.x, graph.edge_index[:, mask], *(gather(w)[mask] for w in args))
+        with torch.set_grad_enabled(with_gradients):
+            out = conv(data.x, own[which], *(w[mask] for w in args))
+        assert_close(gather(out), want, tolerance=1e-10)
+
+
+@pytest.mark.parametrize('name', ['SAGE', 'SAGE narrow', 'GCN'])
+@on_ranks()
+def test_hooks_of_one_rank(data, name):
+    """One rank hooks the aggregation, then a module, then all modules, and takes them away."""
+    graph, plain = small_graph(), CONVS[name]().double()
+    conv, seen = pyg_sar.SARConv(copy.deepcopy(plain)), list[int]()
+    inner = conv.lin if name == 'GCN' else conv.lin_l
+    registers = [
+        conv.aggr_module.register_forward_hook,
+        inner.register_forward_pre_hook,
+        torch.nn.modules.module.register_module_forward_hook,
+    ]
+    want = plain(graph.x, graph.edge_index)
+    for register in registers:
+        for is_hooked in (False, False, True, True, False):
+            handle = register(lambda *_: seen.append(1)) if is_hooked and rank() == 1 else None
+            found = conv(data.x, data.edge_index)
+            if handle is not None:
+                handle.remove()
+                assert seen
+                seen.clear()
+            assert_close(gather(found), want, tolerance=1e-10)
+
+
+@on_ranks()
+def test_a_hook_that_gives_other_features(data):
+    """Forwards of a conv with such hooks ask each time, as do those of a program's own."""
+    graph, plain = small_graph(), pyg.SAGEConv(6, 8).double()
+    conv, numbers = pyg_sar.SARConv(copy.deepcopy(plain)), iter(range(9))
+
+    def changed(module: Any, inputs: Any) -> Any:
+        edges, size, kwargs = inputs
+        x = kwargs['x'][0]
+        return edges, size, {'x': (x.clone() if next(numbers) % 3 and rank() == 1 else x, x)}
+
+    want = plain(graph.x, graph.edge_index)
+    conv.register_propagate_forward_pre_hook(changed)
+    for _ in range(6):
+        assert_close(gather(conv(data.x, data.edge_index)), want, tolerance=1e-10)
+
+
+class _Own(pyg.SAGEConv):  # type: ignore[misc]
+    """Gives features, or a copy of them, where a rank likes to."""
+
+    num_calls = ()
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        self.num_calls = (*self.num_calls, 1)
+        if len(self.num_calls) % 3 == rank():
+            x = x.clone()
+        out: Tensor = super().forward(x, edge_index)
+        return out
+
+
+@on_ranks()
+def test_a_forward_of_ones_own(data):
+    graph = small_graph()
+    conv = pyg_sar.SARConv(_Own(6, 8).double())
+    plain = pyg.SAGEConv(6, 8).double()
+    plain.load_state_dict(conv.state_dict())
+    want = plain(graph.x, graph.edge_index)
+    for _ in range(7):
+        assert_close(gather(conv(data.x, data.edge_index)), want, tolerance=1e-10)
+
+
+@on_ranks()
+def test_a_forward_that_fails(data):
+    """On all ranks, between others."""
+    graph, plain = small_graph(), pyg.GCNConv(6, 8).double()
+    conv = pyg_sar.SARConv(copy.deepcopy(plain))
+    want = plain(graph.x, graph.edge_index)
+    for step in range(6):
+        if step % 2:
+            with (
+                pytest.raises(RuntimeError),
+                mock.patch.object(torch.nn.Linear, 'forward', side_effect=RuntimeError),
+                mock.patch.object(type(conv.lin), 'forward', side_effect=RuntimeError),
+            ):
+                conv(data.x, data.edge_index)
+        assert_close(gather(conv(data.x, data.edge_index)), want, tolerance=1e-10)
+
+
+@on_ranks()
+def test_a_kept_sum_serves_evaluations_and_other_layers(data):
+    fetches = []
+    for conv in [pyg_sar.SARConv(pyg.SAGEConv(6, 8).double()) for _ in range(2)]:
+        for with_gradients in (True, False, False, True):
+            with (
+                mock.patch.object(
+                    Exchange, 'all_gather_halo', autospec=True, side_effect=Exchange.all_gather_halo
+                ) as fetch,
+                torch.set_grad_enabled(with_gradients),
+            ):
+                conv(data.x, data.edge_index)
+            fetches.append(fetch.call_count)
+    assert fetches == [1, *[0] * 7]
