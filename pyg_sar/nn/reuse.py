@@ -74,9 +74,6 @@ SUMS: Cached[Any] = Cached()
 _NOTHING, _KEEPS, _HAS = range(3)
 """A rank computes a result, or also keeps it, or has kept it."""
 
-_NUM_BITS = 20
-"""Of the number of a kept sum that the ranks compare; one from before the last 2**20 has none."""
-
 _SUMMED = 'tensors with kept sums'
 
 
@@ -158,19 +155,19 @@ def _sum_of_all(
     x, comm = tensors[0], current()
     by_tensor = SUMS.of(plan, WeakIdKeyDictionary)
     results: dict[Hashable, _Sum] = by_tensor.get(x, {})
-    state, number, found = _NOTHING, 0, results.get(kind)
+    state, found = _NOTHING, results.get(kind)
     if not is_hooked and not any(t.is_inference() for t in tensors):
-        state = _KEEPS if torch.is_grad_enabled() else _NOTHING
-        is_recent = found is not None and comm.num_made - found.number < 2**_NUM_BITS
-        if found is not None and is_recent and found.is_of(tensors, state_of):
-            state, number = _HAS, found.number
-    bits = [bool(number >> i & 1) for i in range(_NUM_BITS)]
-    counts = vote('a decision of all ranks', state == _HAS, state >= _KEEPS, *bits)
-    size = plan.shard.world_size
-    has, may, *same = counts or (0, 0)
-    if has == size and {*same} <= {0, size}:
+        is_found = found is not None and found.is_of(tensors, state_of)
+        # Without gradients nothing is kept.
+        state = _HAS if is_found else _KEEPS if torch.is_grad_enabled() else _NOTHING
+    number = found.number if found is not None and state == _HAS else 0
+    size, what = plan.shard.world_size, 'a decision of all ranks'
+    counts = vote(what, state == _HAS, state >= _KEEPS, fingerprint=f'sum {number}')
+    # Sums of other calls, or none on some ranks.
+    has, may = counts or (0, *(vote(what, state >= _KEEPS) or ()))
+    if has == size:
         return found
-    if may < size or not torch.is_grad_enabled():  # without gradients nothing is kept
+    if may < size or not torch.is_grad_enabled():
         return None
     with asking.set(None):  # the next forward asks nothing within it
         out = make()
