@@ -108,7 +108,7 @@ def recorded() -> Iterator[Order]:
         return batch(ops)
 
     def note_start(self: GroupComm, transfer: Transfer) -> None:
-        kind = transfer.kind
+        kind = transfer.kind.split()[0]
         names[transfer] = f'{kind} {numbers[kind]}'
         numbers[kind] += 1
         order.note(f'start {names[transfer]}')

@@ -23,7 +23,6 @@ from pyg_sar.comm.send_recv import (
     BufferPool,
     Buffers,
     Lend,
-    Round,
     TensorList,
     Transfer,
     Wire,
@@ -123,11 +122,11 @@ class Exchange:
                 filled = lend(out, step.recv_rows)
                 yield filled.rows
                 sent = self.wire.recast(filled, form, lend)
-                transfer = self._transfer('gradients', step, form, self.buffers, sent=sent)
+                transfer = self._transfer('gradients of rows', step, form, self.buffers, sent=sent)
             else:
                 pack = partial(self._fill, out, packs[number])
                 transfer = self._transfer(
-                    'gradients', step, form, self.buffers, pack=pack, read=read
+                    'gradients of rows', step, form, self.buffers, pack=pack, read=read
                 )
             before = under_way.pop() if under_way and not waits else None
             if before is not None:
@@ -239,7 +238,7 @@ def with_halo_ids(shard: Shard, ids: Tensor) -> Tensor:
 
 
 def start_round(
-    rows: Tensor, turn: int, counts: Sequence[int], kind: str = 'rows'
+    rows: Tensor, turn: int, counts: Sequence[int], kind: str = 'keys'
 ) -> Callable[[], Tensor]:
     """Begins to send rows to the next rank; returns a wait for those of the rank before.
 
@@ -250,7 +249,7 @@ def start_round(
         return lambda: rows
     source = (comm.rank - turn) % comm.size
     to, of = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-    round_ = Round(
+    round_ = Transfer(
         *(source, kind, [rows], (to, rows.size(0)), (of, counts[source])),
         new_buffers,
         new_buffers,

@@ -167,7 +167,7 @@ class Transfer:
 
     Attributes:
         part: The part whose rows, or gradients of rows, these are.
-        kind: ``'rows'`` or ``'gradients'``.
+        kind: ``'rows'``, ``'keys'`` of attention to all nodes, or ``'gradients of rows'`` or keys.
         form: Tensors with rows of the shapes and dtypes in which they travel.
         to: The rank that rows go to, and how many.
         of: The rank that rows come from, and how many.
@@ -215,11 +215,15 @@ class Transfer:
 
     def operations(self) -> tuple[tuple[str, int], tuple[str, int]]:
         """What it does, in words, and the rank it is done with: for what comes, for what goes."""
-        if self.kind == 'rows':
-            words = f'receiving the rows of part {self.part}', f'sending rows to rank {self.to[0]}'
+        kind, of_rows = self.kind, self.kind.removeprefix('gradients of ')
+        if kind == of_rows:
+            words = (
+                f'receiving the {kind} of part {self.part}',
+                f'sending {kind} to rank {self.to[0]}',
+            )
         else:
-            goes = f'sending the gradients of the rows of part {self.part}'
-            words = 'receiving gradients of own rows', goes
+            goes = f'sending the gradients of the {of_rows} of part {self.part}'
+            words = f'receiving gradients of own {of_rows}', goes
         return (words[0], self.of[0]), (words[1], self.to[0])
 
     def tell(self) -> None:
@@ -229,10 +233,6 @@ class Transfer:
         num_came = sum(t.size(0) for t in came)
         moved = num_came, num_sent * len(came), sum(t.nbytes for t in came), num_sent * sum(widths)
         hook.moved(hook.Transfer(f'part {self.part}', self.kind, *moved))
-
-
-class Round(Transfer):
-    """A step in which whole blocks of rows go round; they are no halo."""
 
 
 def copy_run(run: Tensor, out: TensorList) -> None:

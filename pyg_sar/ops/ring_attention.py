@@ -217,7 +217,7 @@ def _gradients(ctx: Any, grad: Tensor) -> Any:
         of_rows = _rows(of_key, of_value)
         if arriving is not None:
             of_rows += arriving()
-        arriving = start_round(of_rows, turn, ctx.counts, 'gradients')
+        arriving = start_round(of_rows, turn, ctx.counts, 'gradients of keys')
     assert arriving is not None
     of_key, of_value, _ = _block(arriving(), KeyBlock(key, value, None))
     return of_query.to(query.dtype), of_key, of_value, None, None, None

@@ -29,7 +29,7 @@ class Transfer:
     """Rows that this rank received from others and sent to them at once, with their bytes."""
 
     what: str  # ``'part 2'``, or ``'all ranks'`` of an exchange with all at once
-    kind: str  # ``'rows'`` or ``'gradients'``; of all ranks at once always rows
+    kind: str  # ``'rows'``, ``'keys'`` of attention, or ``'gradients of rows'`` or keys
     rows_received: int  # rows that came in; where several tensors travel, those of each
     rows_sent: int
     bytes_received: int

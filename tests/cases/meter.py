@@ -87,7 +87,7 @@ def metered() -> Iterator[Meter]:
 
         def start(original: Any, self: GroupComm, transfer: Transfer) -> None:
             original(self, transfer)
-            if type(transfer) is not Transfer:  # blocks of attention to all nodes
+            if 'keys' in transfer.kind:  # of attention to all nodes
                 return
             is_rows, sent, received = transfer.kind == 'rows', transfer.sent, transfer.received
             meter.take(received, 'halo' if is_rows else 'gradients_received', count(received))
