@@ -137,8 +137,8 @@ class Comm:
         """None once the first step is under way; then each that has come, while the next is."""
         before = None
         for transfer in (*transfers, None):
-            if transfer is not None:  # while the one before is still on its way
-                transfer.packed()
+            if transfer is not None:
+                transfer.packed()  # while the one before is still on its way
             if before is not None:
                 self.finish(before)
             if transfer is not None:

@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from pyg_sar.comm.comm import Comm
 from pyg_sar.comm.ranks import current
 from pyg_sar.comm.row_map import RowMap
 from pyg_sar.comm.send_recv import (
@@ -28,12 +29,13 @@ from pyg_sar.comm.send_recv import (
     Wire,
     copy_run,
     new_buffers,
+    words_of,
 )
 from pyg_sar.shard.shard import Cached, Shard, Step
 
 _POOL: Cached[BufferPool] = Cached()
 _of_runs: WeakKeyDictionary[Any, BufferPool] = WeakKeyDictionary()  # one thread runs at a time
-_EXCHANGES: Cached[dict[tuple[bool, torch.dtype | None], Exchange]] = Cached()
+_EXCHANGES: Cached[dict[tuple[Comm, torch.dtype | None], Exchange]] = Cached()
 _SOURCE_IDS: Cached[Tensor] = Cached()
 
 
@@ -45,9 +47,9 @@ class Exchange:
     """
 
     def __init__(self, shard: Shard, dtype: torch.dtype | None = None) -> None:
+        self.comm = comm = current()
         rank, world_size = 0, 1
         if shard.world_size > 1:
-            comm = current()
             comm.connect_devices(shard.steps[0].send_index.device)
             rank, world_size = comm.rank, comm.size
         if (shard.rank, shard.world_size) != (rank, world_size):
@@ -57,7 +59,6 @@ class Exchange:
             )
         self.shard = shard
         self.wire = Wire(dtype)
-        comm = current()
         pool = _POOL.of(shard, partial(BufferPool, comm.allocate))
         if comm.run is not None:
             pool = _POOL.put(shard, _of_runs.setdefault(comm.run, pool))
@@ -76,11 +77,14 @@ class Exchange:
         tensors = [t.contiguous() for t in tensors]
         form = self.wire.like(tensors)
         lend = new_buffers if keep else self.buffers
+        words = words_of('rows', form)
         transfers = []
         for step in self.shard.steps:
+            to, of = (step.send_rank, step.send_rows), (step.recv_rank, step.recv_rows)
+            ways = words, to, of, lend, self.buffers
             pack = partial(self._pack, step, tensors)
-            transfers.append(self._transfer('rows', step, form, lend, pack=pack, read=tensors))
-        for arrived in current().in_order(transfers):
+            transfers.append(Transfer(step.part, 'rows', form, *ways, pack=pack, read=tensors))
+        for arrived in self.comm.in_order(transfers):
             if arrived is None:
                 for first, end in pairwise(self.shard.own_ptr):
                     yield [t[first:end] for t in tensors]
@@ -110,8 +114,9 @@ class Exchange:
         fill the gradients from the tensors `read`, where ranks are threads once the owner takes
         them; remote blocks are skipped.
         """
-        comm, form = current(), self.wire.like(out)
-        waits = comm.takes_turns  # for the other rank's turn, in memory of its own
+        comm, form, kind = self.comm, self.wire.like(out), 'gradients of rows'
+        words, waits = words_of(kind, form), comm.takes_turns
+        # What waits for the other rank's turn is in memory of its own.
         lend = new_buffers if waits else self.buffers
         under_way: list[tuple[Step, Transfer]] = []
         if own is None:
@@ -121,13 +126,14 @@ class Exchange:
             if packs is None:
                 filled = lend(out, step.recv_rows)
                 yield filled.rows
-                sent = self.wire.recast(filled, form, lend)
-                transfer = self._transfer('gradients of rows', step, form, self.buffers, sent=sent)
+                packed: dict[str, Any] = {'sent': self.wire.recast(filled, form, lend)}
             else:
-                pack = partial(self._fill, out, packs[number])
-                transfer = self._transfer(
-                    'gradients of rows', step, form, self.buffers, pack=pack, read=read
-                )
+                packed = {'pack': partial(self._fill, out, packs[number]), 'read': read}
+            to, of = (step.recv_rank, step.recv_rows), (step.send_rank, step.send_rows)
+            ways = words, to, of, self.buffers, self.buffers
+            transfer = Transfer(step.part, kind, form, *ways, **packed)
+            if packs is not None and not waits:
+                transfer.packed()  # while the one before is still on its way
             before = under_way.pop() if under_way and not waits else None
             if before is not None:
                 comm.finish(before[1])
@@ -172,13 +178,6 @@ class Exchange:
             target.copy_(rows)
         wide.free()
 
-    def _transfer(
-        self, kind: str, step: Step, form: TensorList, lend: Lend, **packed: Any
-    ) -> Transfer:
-        ways = (step.send_rank, step.send_rows), (step.recv_rank, step.recv_rows)
-        to, of = ways if kind == 'rows' else ways[::-1]
-        return Transfer(step.part, kind, form, to, of, lend, self.buffers, **packed)
-
     def fetch(self, tensors: Sequence[Tensor], row_map: RowMap | None = None) -> TensorList:
         """All halo rows at once, or those of a row map: one all-to-all for each tensor."""
         if self.shard.world_size == 1:
@@ -220,7 +219,7 @@ def exchange_of(shard: Shard, dtype: torch.dtype | None = None) -> Exchange:
     A `dtype` rounds rows that messages read. Degrees and other numbers of the whole graph are never
     rounded.
     """
-    exchanges, key = _EXCHANGES.of(shard, dict), (current().takes_turns, dtype)
+    exchanges, key = _EXCHANGES.of(shard, dict), (current(), dtype)
     if key not in exchanges:
         exchanges[key] = Exchange(shard, dtype=dtype)
     return exchanges[key]
@@ -250,9 +249,8 @@ def start_round(
     source = (comm.rank - turn) % comm.size
     to, of = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     round_ = Transfer(
-        *(source, kind, [rows], (to, rows.size(0)), (of, counts[source])),
-        new_buffers,
-        new_buffers,
+        *(source, kind, [rows], words_of(kind, [rows]), (to, rows.size(0)), (of, counts[source])),
+        *(new_buffers, new_buffers),
         sent=None if comm.takes_turns else Buffers.of([rows]),
         pack=partial(copy_run, rows),
         read=[rows],

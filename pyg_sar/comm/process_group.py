@@ -146,10 +146,11 @@ class GroupComm(Connection):
     def start(self, transfer: Transfer) -> None:
         """See :meth:`Comm.start`."""
         (send_rank, _), (recv_rank, count) = transfer.to, transfer.of
-        sent, received = transfer.packed(), transfer.lend(transfer.form, count)
-        transfer.received = received
+        sent, received = transfer.sent or transfer.packed(), transfer.lend(transfer.form, count)
+        transfer.received, transfer.sent = received, sent
         sends, receives = ([t for t in of.rows if t.numel()] for of in (sent, received))
-        operation, peer = transfer.operations()[not receives]
+        transfer.doing = transfer.operations()
+        operation, peer = transfer.doing[not receives]
         with self.guard(operation, peer):
             messages = self.start_send_recv(receives, recv_rank, sends, send_rank, transfer.words)
         transfer.works, transfer.num_coming, transfer.unpack = messages
@@ -158,7 +159,7 @@ class GroupComm(Connection):
     def finish(self, transfer: Transfer) -> Buffers:
         """See :meth:`Comm.finish`."""
         if transfer.works:
-            comes, goes = transfer.operations()
+            comes, goes = transfer.doing
             with self.guard(*(comes if transfer.num_coming else goes), is_wait=True):
                 # A work that this frame held would keep connections open.
                 for i in range(transfer.num_coming):
@@ -170,7 +171,8 @@ class GroupComm(Connection):
                     transfer.works[i].wait()
         self.travelling.discard(transfer)
         self.check('the end of a transfer')  # nothing has arrived if the group has ended
-        transfer.packed().free()
+        assert transfer.sent is not None
+        transfer.sent.free()
         if hook.watchers:
             transfer.tell()
         return transfer.received

@@ -177,6 +177,7 @@ class Transfer:
     """
 
     received: Buffers
+    doing: tuple[tuple[str, int], tuple[str, int]]  # the `operations`
     num_coming: int
     unpack: Callable[[], None] | None  # done once these are here
 
@@ -185,6 +186,7 @@ class Transfer:
         part: int,
         kind: str,
         form: TensorList,
+        words: str,
         to: tuple[int, int],
         of: tuple[int, int],
         lend: Lend,
@@ -198,19 +200,16 @@ class Transfer:
 
         `lend` gives memory for the rows that come, `lend_sent` for those that go.
         """
-        self.part, self.kind, self.form = part, kind, form
+        self.part, self.kind, self.form, self.words = part, kind, form, words
         self.to, self.of, self.lend, self._lend_sent = to, of, lend, lend_sent
         self.sent, self.pack, self.read = sent, pack, read
         self.works: list[Work] = []
-        # Rows of another layer, or of another width, must not be taken for these.
-        self.words = at_location(f'a step of {kind} ({forms_of(form)})')
 
     def packed(self) -> Buffers:
-        """What goes."""
-        if self.sent is None:
-            assert self.pack is not None
-            self.sent = self._lend_sent(self.form, self.to[1])
-            self.pack(self.sent.rows)
+        """What goes, packed now."""
+        assert self.pack is not None
+        self.sent = self._lend_sent(self.form, self.to[1])
+        self.pack(self.sent.rows)
         return self.sent
 
     def operations(self) -> tuple[tuple[str, int], tuple[str, int]]:
@@ -242,6 +241,7 @@ def copy_run(run: Tensor, out: TensorList) -> None:
         out[0].copy_(run)
 
 
-def forms_of(rows: Sequence[Tensor]) -> str:
-    """Dtypes and widths of rows, in words that are equal on all ranks."""
-    return ' and '.join(f'rows of {t.dtype} {tuple(t.shape[1:])}' for t in rows)
+def words_of(kind: str, form: Sequence[Tensor]) -> str:
+    """What a step is, and where, by which rows of another layer, or width, are told from these."""
+    forms = ' and '.join(f'rows of {t.dtype} {tuple(t.shape[1:])}' for t in form)
+    return at_location(f'a step of {kind} ({forms})')

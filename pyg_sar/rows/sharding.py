@@ -32,7 +32,7 @@ class Sharding:
 
     Attributes:
         own: Number of own rows.
-        known_total: Number of rows of all ranks; None as long as nobody has asked them.
+        total: Number of rows of all ranks (collective at the first time, if it is not known yet).
         comm: The ranks that have them.
         is_whole: Whether one process holds all rows, in the order of the whole.
         what: What the rows are, for messages: ``'nodes'``, ``"edges of 'cites'"`` ...
@@ -43,6 +43,7 @@ class Sharding:
     function of shardings and tensors, by which two shardings are compared. Without it nobody knows.
     """
 
+    total: int
     is_learned = False
 
     def __init__(
@@ -56,16 +57,26 @@ class Sharding:
     ) -> None:
         self.comm = current()
         self.is_whole = self.comm.size == 1
-        self.own, self.known_total, self.what, self.nodes = own, total, what, nodes
+        self.own, self.what, self.nodes = own, what, nodes
+        if total is not None:
+            self.total = total
         self._ids = ids
         self._kept: defaultdict[str, dict[Any, Any]] = defaultdict(dict)
 
+    def __getattr__(self, name: str) -> int:
+        """`total`, where it is not known yet.
+
+        No cached_property: it holds a lock meanwhile, which ranks that are threads wait for.
+        """
+        if name != 'total':
+            raise AttributeError(f'a Sharding has no {name!r}')
+        self.total = rows_of_ranks(self.own)
+        return self.total
+
     @property
-    def total(self) -> int:
-        """Number of rows of all ranks (collective at the first time, if it is not known yet)."""
-        if self.known_total is None:
-            self.known_total = rows_of_ranks(self.own)
-        return self.known_total
+    def known_total(self) -> int | None:
+        """Number of rows of all ranks; None as long as nobody has asked them."""
+        return vars(self).get('total')
 
     def has_ids(self) -> bool:
         """Whether it is known which rows of the whole the own ones are."""
@@ -119,12 +130,14 @@ class Sharding:
 
     def times(self, count: int) -> Sharding:
         """Every row `count` times, one after another."""
+        if count == 1:
+            return self
         base, before = self.found_by(ids_of_repeated) or (self, 1)
         count *= before
         total = None if base.known_total is None else base.known_total * count
         ids = partial(ids_of_repeated, base, count)
         make = partial(Sharding, base.own * count, what=base.what, ids=ids, total=total)
-        return base if count == 1 else base.kept('times', count, make)
+        return base.kept('times', count, make)
 
     def selected(self, mask: Tensor) -> Sharding:
         """The rows that a mask of own rows selects; equal for the same mask, not written to since.

@@ -269,7 +269,7 @@ def test_no_rank_leaves_a_group_that_another_still_connects():
             store.set('all are connected', '')
         return group
 
-    with mock.patch('pyg_sar.comm.process_group.new_group', slow):
+    with mock.patch('pyg_sar.comm.connection.new_group', slow):
         comm = GroupComm()
         comm.connect()
     assert store.check(['all are connected'])

@@ -32,7 +32,8 @@ _begin, _wait = GroupComm.start, GroupComm.finish
 
 def _begin_and_free(self: GroupComm, transfer: Transfer) -> None:
     _begin(self, transfer)
-    transfer.packed().free()
+    assert transfer.sent is not None
+    transfer.sent.free()
 
 
 def _do_not_wait(self: GroupComm, transfer: Transfer) -> Buffers:
