@@ -124,6 +124,31 @@ def all_reduce_sum(
     return tensor
 
 
+def sum_and_count(tensor: Tensor, bit: bool) -> int:
+    """Sums a tensor of floating point as :func:`all_reduce_sum` does, and counts ranks with a bit.
+
+    No device is waited for.
+    """
+    comm, what = current(), 'a sum over all ranks'
+    tag = f'{what} ({tensor.dtype} {tuple(tensor.shape)})'
+    with comm.guard(what, tag=tag):
+        if tensor.device.type == 'cpu' and 0 < tensor.nbytes <= comm.small_bytes:
+            return comm.sum_small(tag, tensor, bit)
+        if tensor.device.type == 'cpu' and comm.small_bytes:
+            both = torch.cat([tensor.reshape(-1), tensor.new_full((1,), bit)])
+            comm.sum_large(tag, both)
+            tensor.copy_(both[:-1].view(tensor.shape))
+            return int(both[-1])
+        (count,) = comm.vote(tag, [bit]) or [0]
+        comm.all_reduce(tensor)
+        return count
+
+
+def per_rank(numbers: Tensor) -> Tensor:
+    """A share of numbers of all ranks: the one place that divides by the number of ranks."""
+    return numbers / current().size
+
+
 def all_gather_alike(tensor: Tensor) -> Tensor:
     """The ranks' tensors of one shape and dtype, ``[world_size, ...]`` (collective)."""
     comm = current()
@@ -216,27 +241,3 @@ def all_to_all_counts(counts: Tensor, *, is_compared: bool = False) -> Tensor:
     """The counts of all ranks for this one: row r of ``[world_size, ...]`` goes to rank r."""
     ones = [1] * counts.size(0)
     return all_to_all(counts, ones, ones, is_compared=is_compared)
-
-
-def sum_over_ranks(local: Tensor) -> Tensor:
-    """Sums a tensor of one shape over the ranks.
-
-    | forward:  ``out = sum of the ranks' local``
-    | backward: ``grad_local = sum of the ranks' grad_out``, as every rank's share of the loss
-      depends on the sum
-
-    Collective: one all-reduce in forward, one in backward.
-    """
-    out: Tensor = _SumOverRanks.apply(local)
-    return out
-
-
-@communicates
-class _SumOverRanks(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, local: Tensor) -> Tensor:
-        return all_reduce_sum(local.clone(memory_format=torch.contiguous_format))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        return sum_over_ranks(grads[0])

@@ -19,6 +19,7 @@ from torch_geometric.data import Data
 
 import pyg_sar
 from pyg_sar import DistributedDataParallel
+from pyg_sar.comm.errors import PartedError
 
 
 @pytest.fixture(scope='module')
@@ -70,6 +71,15 @@ def test_autograd_grad_that_nothing_would_sum_is_refused(data):
         torch.autograd.grad(penalty, parameters, create_graph=True)
     with model.no_sync(), pytest.raises(RuntimeError, match='share'):
         torch.autograd.grad(loss, parameters)
+
+
+@on_ranks(3, by='threads')
+def test_a_loss_of_one_rank_that_reads_a_value_of_the_whole(data):
+    """Its gradient of that value is another one on every rank."""
+    x = data.x.clone().requires_grad_()
+    (pyg_sar.local(x).sum() * x.square().sum()).backward()
+    with pytest.raises(PartedError, match='gradient of a sum over all ranks'):
+        data.x.sum()
 
 
 @on_ranks(2, 0)
