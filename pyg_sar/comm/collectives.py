@@ -130,7 +130,8 @@ def sum_and_count(tensor: Tensor, bit: bool) -> int:
     No device is waited for.
     """
     comm, what = current(), 'a sum over all ranks'
-    tag = f'{what} ({tensor.dtype} {tuple(tensor.shape)})'
+    how = '' if torch.is_grad_enabled() else ', without gradients'  # others follow it in training
+    tag = f'{what} ({tensor.dtype} {tuple(tensor.shape)}{how})'
     with comm.guard(what, tag=tag):
         if tensor.device.type == 'cpu' and 0 < tensor.nbytes <= comm.small_bytes:
             return comm.sum_small(tag, tensor, bit)
@@ -167,15 +168,6 @@ def broadcast(tensor: Tensor, what: str) -> None:
     comm = current()
     with comm.guard(what):
         comm.broadcast(tensor)
-
-
-def check_arrived(what: str) -> None:
-    """Raises ExchangeError if transfers were lost while the program waited for its device.
-
-    Such a wait ends with whatever the memory holds, so this comes between it and what the program
-    does with what it has read.
-    """
-    current().check(what)
 
 
 def await_device(device: torch.device, what: str) -> None:

@@ -11,7 +11,7 @@ from pyg_sar.comm.exchange import exchange_of
 from pyg_sar.comm.rows_by_id import from_halo
 from pyg_sar.rows.align import argument, dim_of, named_rule, own_rows, rows_in, whole_shape
 from pyg_sar.rows.edges import NodeIds
-from pyg_sar.rows.one_loss import for_rows, for_rows_if_plain, sum_of_ranks
+from pyg_sar.rows.one_loss import for_rows, sum_of_ranks
 from pyg_sar.rows.over_ranks import (
     fetched,
     largest_here,
@@ -116,7 +116,7 @@ def _plain_into_rows(func: Any, args: Any, kwargs: Any, dim: int) -> Any:
 
     def of_all(value: Any) -> Any:
         if value is not out:
-            return for_rows_if_plain(value)
+            return for_rows(value)
         before = plain(out).clone()  # kept for backward
         return before.new_zeros(whole_shape(out)).index_copy(dim, ids, before)
 

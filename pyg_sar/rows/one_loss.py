@@ -37,29 +37,28 @@ from pyg_sar.comm.collectives import (
 )
 from pyg_sar.comm.ranks import check_own, chosen, world_size
 from pyg_sar.rows.end_of_backward import started
-from pyg_sar.rows.replicated import PLAIN, note_alike
+from pyg_sar.rows.replicated import note_alike
+from pyg_sar.rows.rows import Rows
 
 
-def for_rows(tensor: Tensor) -> Tensor:
-    """A plain tensor for a function with rows: the same numbers, and the gradient of one process.
+def for_rows(value: Any) -> Any:
+    """A plain tensor for a function with rows, with the gradient of one process; all else as it is.
 
-    Every rank computes the gradient of its own rows. Once is enough: `tensor` itself goes there.
+    Every rank computes the gradient of its own rows.
     """
-    if not tensor.requires_grad or not torch.is_grad_enabled() or world_size() == 1:
-        return tensor
-    if hasattr(tensor, '_is_for_rows'):
-        return tensor
-    if tensor.is_leaf and chosen.value is not None:
-        check_own(tensor)
-    is_mean = tensor.is_leaf and is_averaged(tensor)
-    out: Any = of_batches(tensor) if is_mean else _SumInBackward.apply(tensor)
+    is_plain = isinstance(value, Tensor) and not isinstance(value, Rows)
+    if not is_plain or not _learns(value) or hasattr(value, '_is_for_rows'):
+        return value
+    if value.is_leaf and chosen.value is not None:
+        check_own(value)
+    is_mean = value.is_leaf and is_averaged(value)
+    out: Any = of_batches(value) if is_mean else _SumInBackward.apply(value)
     out._is_for_rows = True
     return out
 
 
-def for_rows_if_plain(value: Any) -> Any:
-    """:func:`for_rows` of a plain tensor; any other value as it is."""
-    return for_rows(value) if type(value) in PLAIN else value
+def _learns(tensor: Tensor) -> bool:
+    return tensor.requires_grad and torch.is_grad_enabled() and world_size() > 1
 
 
 def is_averaged(*leaves: Tensor) -> bool:
@@ -77,18 +76,13 @@ def is_averaged(*leaves: Tensor) -> bool:
 
 def of_batches(tensor: Tensor) -> Tensor:
     """What a rank has by itself, for a function of all ranks: a parameter, or rows of its batch."""
-    return _scaled(tensor, is_divided=False)
+    out: Tensor = _Scaled.apply(tensor, False) if _learns(tensor) else tensor
+    return out
 
 
 def read_alone(tensor: Tensor) -> Tensor:
     """Rows that a rank reads by itself, for a loss of its own, or for one of all ranks."""
-    return _scaled(tensor, is_divided=True)
-
-
-def _scaled(tensor: Tensor, *, is_divided: bool) -> Tensor:
-    if not tensor.requires_grad or not torch.is_grad_enabled() or world_size() == 1:
-        return tensor
-    out: Tensor = _Scaled.apply(tensor, is_divided)
+    out: Tensor = _Scaled.apply(tensor, True) if _learns(tensor) else tensor
     return out
 
 

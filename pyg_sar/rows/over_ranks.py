@@ -22,7 +22,7 @@ def largest_of_ranks(
     """The largest numbers along dimensions, or the least; equal ones share a gradient evenly.
 
     So do all NaN with `nan_is_top`, as in torch's ``max()``; else they have 0 / 0, as in ``amax``.
-    Collective: an all-gather; with a gradient two all-reduces.
+    Collective: an all-gather; with a gradient two sums.
     """
     part = largest_here(values.detach(), dims, least=least)
     top = part

@@ -151,7 +151,7 @@ def _linear(func: Any, args: Any, kwargs: Any) -> Any:
             is_usual = weight.layout == torch.strided and x._dim < x.dim() - 1
             if is_usual and weight.dim() == 2 and (bias is None or bias.dim() == 1):
                 own = Tensor.as_subclass(x, Tensor)  # a saved tensor has no rows
-                out: Any = linear(own, for_rows(weight), None if bias is None else for_rows(bias))
+                out: Any = linear(own, for_rows(weight), for_rows(bias))
                 out.__class__ = Rows  # as `tag` does, with as many rows as there were
                 out._dim, out._sharding = x._dim, x._sharding
                 return out

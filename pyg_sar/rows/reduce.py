@@ -18,7 +18,6 @@ from pyg_sar.rows.one_loss import for_rows, has_fractions, sum_of_ranks, widened
 from pyg_sar.rows.over_ranks import largest_of_ranks
 from pyg_sar.rows.pointwise import pointwise
 from pyg_sar.rows.registry import bare_name, rule, rule_of
-from pyg_sar.rows.replicated import PLAIN
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.rowwise import needs_all_rows, not_empty, over_rows, own_results
 from pyg_sar.utils.nested import in_nested
@@ -57,7 +56,7 @@ def _reduction(func: Any, args: Any, kwargs: Any) -> Any:
             dim = rows._dim - (0 if keepdim else sum(i < rows._dim for i in dims))
             dim += isinstance(named.get('q'), Tensor) and named['q'].dim() > 0
             own: Tensor = rows if rows._sharding.own else not_empty(plain(rows), rows._dim)
-            others = [for_rows(v) if type(v) in PLAIN else v for v in args[1:]]
+            others = [for_rows(v) for v in args[1:]]
             results = func(own, *others, **kwargs)
             if isinstance(results, Tensor) and rows._sharding.own:
                 return tag(results, dim, rows._sharding)

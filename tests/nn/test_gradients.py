@@ -131,7 +131,7 @@ _SENDING = 'all_reduce', 'all_gather'
 
 
 def _counted(root: str) -> list[int]:
-    """Messages of a loss, of backward inside no_sync, and of backward."""
+    """Messages of a loss, of backward inside no_sync, of backward; of rows that are centred."""
     data = pyg_sar.load_shard(root)
     model = DistributedDataParallel(make_model())
     counts = []
@@ -150,14 +150,23 @@ def _counted(root: str) -> list[int]:
         count()
         loss.backward()
         count()
-    return counts
+        head = DistributedDataParallel(torch.nn.Linear(6, 3).double())
+        for _ in range(3):  # a sum that followed before is announced
+            count()
+            hidden = head(data.x)
+            loss = (hidden - hidden.mean(0)).square().mean()
+            count()
+            loss.backward()
+            count()
+    return [*counts[:4], *counts[-2:]]
 
 
 def test_one_reduction_per_backward(roots: dict[int, str]) -> None:
-    """And one by the mean in forward, one in backward."""
-    for _, loss, without, with_sum in run_once(_counted, 3, roots[3]):
+    """And one by the mean in forward; a plain tensor that meets rows takes one in backward."""
+    for _, loss, without, with_sum, *centred in run_once(_counted, 3, roots[3]):
         assert loss == 1
         assert with_sum == without + 2  # and the one that collectives begin with
+        assert centred == [2, 2]
     assert run_ranks(_counted, 1, roots[1])[0][1:] == [0, 0, 0]
 
 
