@@ -146,8 +146,8 @@ def sum_and_count(tensor: Tensor, bit: bool) -> int:
 
 
 def per_rank(numbers: Tensor) -> Tensor:
-    """A share of numbers of all ranks: the one place that divides by the number of ranks."""
-    return numbers / current().size
+    """Divides by the number of ranks, in place."""
+    return numbers.div_(current().size)
 
 
 def all_gather_alike(tensor: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from functools import partialmethod
 from typing import Any, NoReturn
 
 import torch
+from torch.nn.parameter import is_lazy
 from torch_geometric.nn import HGTConv, MessagePassing
 
 from pyg_sar.comm.errors import in_layer
@@ -188,6 +189,9 @@ class SARConv(MessagePassing, metaclass=ClassSwap):
             # It sorts all rows by type before a linear layer: it runs on own rows.
             own_args, own = conv_arguments((args, kwargs), edges, name_of(self))
             x_dict = own_args[0] if own_args else own['x_dict']
+            if any(map(is_lazy, self.parameters())):  # they get their shapes
+                with relations_joined(x_dict), torch.no_grad():
+                    super().forward(*own_args, **own)
             with relations_joined(x_dict), parameters_for_rows(self):
                 out = super().forward(*own_args, **own)
             return rows_by_type(out, (args, kwargs))

@@ -101,7 +101,7 @@ class _Scaled(torch.autograd.Function):
         if not ctx.is_divided:
             return grads[0] * world_size(), None
         started()  # a loss of all ranks, which need not depend on a model on this one
-        return per_rank(grads[0]), None
+        return per_rank(grads[0].clone()), None
 
 
 @communicates
