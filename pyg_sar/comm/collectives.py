@@ -135,9 +135,12 @@ def sum_and_count(tensor: Tensor, bit: bool) -> int:
     with comm.guard(what, tag=tag):
         if tensor.device.type == 'cpu' and 0 < tensor.nbytes <= comm.small_bytes:
             return comm.sum_small(tag, tensor, bit)
-        if tensor.device.type == 'cpu' and comm.small_bytes:
+        if tensor.device.type == 'cpu':
             both = torch.cat([tensor.reshape(-1), tensor.new_full((1,), bit)])
-            comm.sum_large(tag, both)
+            if comm.goes_by_host(tensor.device):
+                comm.sum_large(tag, both)
+            else:
+                comm.all_reduce(both)
             tensor.copy_(both[:-1].view(tensor.shape))
             return int(both[-1])
         (count,) = comm.vote(tag, [bit]) or [0]
