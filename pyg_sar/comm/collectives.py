@@ -124,6 +124,35 @@ def all_reduce_sum(
     return tensor
 
 
+def sum_and_count(tensor: Tensor, bit: bool) -> int:
+    """Sums a tensor of floating point as :func:`all_reduce_sum` does, and counts ranks with a bit.
+
+    No device is waited for.
+    """
+    comm, what = current(), 'a sum over all ranks'
+    how = '' if torch.is_grad_enabled() else ', without gradients'  # others follow it in training
+    tag = f'{what} ({tensor.dtype} {tuple(tensor.shape)}{how})'
+    with comm.guard(what, tag=tag):
+        if tensor.device.type == 'cpu' and 0 < tensor.nbytes <= comm.small_bytes:
+            return comm.sum_small(tag, tensor, bit)
+        if tensor.device.type == 'cpu':
+            both = torch.cat([tensor.reshape(-1), tensor.new_full((1,), bit)])
+            if comm.goes_by_host(tensor.device):
+                comm.sum_large(tag, both)
+            else:
+                comm.all_reduce(both)
+            tensor.copy_(both[:-1].view(tensor.shape))
+            return int(both[-1])
+        (count,) = comm.vote(tag, [bit]) or [0]
+        comm.all_reduce(tensor)
+        return count
+
+
+def per_rank(numbers: Tensor) -> Tensor:
+    """Divides by the number of ranks, in place."""
+    return numbers.div_(current().size)
+
+
 def all_gather_alike(tensor: Tensor) -> Tensor:
     """The ranks' tensors of one shape and dtype, ``[world_size, ...]`` (collective)."""
     comm = current()
@@ -142,15 +171,6 @@ def broadcast(tensor: Tensor, what: str) -> None:
     comm = current()
     with comm.guard(what):
         comm.broadcast(tensor)
-
-
-def check_arrived(what: str) -> None:
-    """Raises ExchangeError if transfers were lost while the program waited for its device.
-
-    Such a wait ends with whatever the memory holds, so this comes between it and what the program
-    does with what it has read.
-    """
-    current().check(what)
 
 
 def await_device(device: torch.device, what: str) -> None:
@@ -216,27 +236,3 @@ def all_to_all_counts(counts: Tensor, *, is_compared: bool = False) -> Tensor:
     """The counts of all ranks for this one: row r of ``[world_size, ...]`` goes to rank r."""
     ones = [1] * counts.size(0)
     return all_to_all(counts, ones, ones, is_compared=is_compared)
-
-
-def sum_over_ranks(local: Tensor) -> Tensor:
-    """Sums a tensor of one shape over the ranks.
-
-    | forward:  ``out = sum of the ranks' local``
-    | backward: ``grad_local = sum of the ranks' grad_out``, as every rank's share of the loss
-      depends on the sum
-
-    Collective: one all-reduce in forward, one in backward.
-    """
-    out: Tensor = _SumOverRanks.apply(local)
-    return out
-
-
-@communicates
-class _SumOverRanks(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, local: Tensor) -> Tensor:
-        return all_reduce_sum(local.clone(memory_format=torch.contiguous_format))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        return sum_over_ranks(grads[0])

@@ -106,8 +106,12 @@ class Comm:
         """
         return [int(bit) for bit in bits]
 
-    def sum_small(self, tag: str, tensor: Tensor) -> None:
-        """Sums a tensor of :attr:`small_bytes` at most in place; `tag` is that of `vote`."""
+    def sum_small(self, tag: str, tensor: Tensor, bit: bool = False) -> int:
+        """Sums a tensor of :attr:`small_bytes` at most in place; `tag` is that of `vote`.
+
+        Returns how many ranks have set the bit.
+        """
+        return int(bit)
 
     def sum_large(self, tag: str, tensor: Tensor) -> None:
         """Sums a tensor of the host over the ranks in place; `tag` is that of `vote`."""

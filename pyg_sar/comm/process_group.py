@@ -79,13 +79,14 @@ class GroupComm(Connection):
         heads = records[:, 0].tolist()
         return [sum(head >> i & 1 for head in heads) for i in range(len(bits))]
 
-    def sum_small(self, tag: str, tensor: Tensor) -> None:
+    def sum_small(self, tag: str, tensor: Tensor, bit: bool = False) -> int:
         """See :meth:`Comm.sum_small`; one message of a KiB."""
-        records = self._gathered(tag, summed=tensor)
+        records = self._gathered(tag, int(bit), summed=tensor)
         assert records is not None
         rows = records[:, 1:].contiguous().view(torch.uint8)[:, : tensor.nbytes]
         numbers = [row.clone().view(tensor.dtype) for row in rows]
         tensor.copy_(sum_as_gloo_does(numbers).view(tensor.shape))
+        return int((records[:, 0] & 1).sum())
 
     def _gathered(
         self, tag: str, bits: int = 0, fingerprint: str = '', summed: Tensor | None = None

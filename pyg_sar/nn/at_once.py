@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from pyg_sar.nn.side_effects import (
     edge_rows,
     learnable_leaves,
     node_of_now,
+    parameters_for_rows,
     state_of,
     undo,
 )
@@ -25,6 +27,7 @@ from pyg_sar.ops.by_destination import ChunkProgram, aggregate_chunks, chunks_of
 from pyg_sar.ops.chunks import edges_within
 from pyg_sar.ops.program import Arguments
 from pyg_sar.rows.align import own_rows
+from pyg_sar.rows.one_loss import for_rows
 from pyg_sar.rows.rows import Rows, plain, tag
 from pyg_sar.shard.blocks import Plan
 from pyg_sar.shard.shard import Cached
@@ -100,7 +103,7 @@ def run_by_destination(plan: CallPlan, call: Call) -> tuple[Tensor | None, tuple
     program = ChunkProgram(
         run, plan.out if is_message else None, plan.edge_outputs, plan.uses_rng, state_of(call.conv)
     )
-    arguments = replace(call.arguments, learnable=plan.learnable_now())
+    arguments = plan.arguments(call.arguments)
     rows = max(blocks.num_edges, 1)
     if call.options.mode != 'one_shot':
         read = *arguments.src, *arguments.dst, *arguments.edge, *plan.edge_outputs, plan.out
@@ -166,18 +169,21 @@ def run_one_shot(call: Call, name: str, *, across_edges: bool) -> Tensor:
     """
     conv, (edges, num_edges, shard) = call.conv, (call.edges, call.plan.num_edges, call.plan.shard)
     src = tuple(with_halo(t, call.exchange) for t in call.arguments.src)
-    ids = call.plan.edge_index
-    values = call.inputs(replace(call.arguments, src=src), ids, ids[1], shard.num_dst)
+    arguments, ids = replace(call.arguments, src=src), call.plan.edge_index
+    if not across_edges:
+        arguments = replace(arguments, whole=tuple(map(for_rows, arguments.whole)))
+    values = call.inputs(arguments, ids, ids[1], shard.num_dst)
     if across_edges:
         values = _of_all_edges(call, name, values)
     before = dict(vars(conv))
-    out = call.run(values)
-    for attribute, value in list(vars(conv).items()):
-        is_new = type(value) is Tensor and before.get(attribute) is not value
-        if is_new and edges is not None and value.shape[:1] == (num_edges,):
-            setattr(conv, attribute, tag(call.in_given_order(value), 0, edges._sharding))
-    if call.function == 'message':
-        out = call.aggregate(values, out)
+    with nullcontext() if across_edges else parameters_for_rows(conv):
+        out = call.run(values)
+        for attribute, value in list(vars(conv).items()):
+            is_new = type(value) is Tensor and before.get(attribute) is not value
+            if is_new and edges is not None and value.shape[:1] == (num_edges,):
+                setattr(conv, attribute, tag(call.in_given_order(value), 0, edges._sharding))
+        if call.function == 'message':
+            out = call.aggregate(values, out)
     if isinstance(out, tuple):  # of nodes and of edges: rows of the whole graph
         return out
     if across_edges and not isinstance(out, Rows):

@@ -33,7 +33,7 @@ from pyg_sar.rows.end_of_backward import (
     is_inside_a_function,
     started,
 )
-from pyg_sar.rows.replicated import is_averaged, is_divided, mean_of_ranks
+from pyg_sar.rows.one_loss import is_averaged, mean_of_ranks
 from pyg_sar.rows.rows import Rows
 
 MIB = 2**20
@@ -198,24 +198,13 @@ def average_gradients(tensors: Iterable[Tensor]) -> None:
     """
     learning = [tensor for tensor in tensors if tensor.requires_grad]
     for tensor in () if is_averaged(*learning) else learning:
-        if is_averaged(tensor) or is_divided(tensor):
-            continue
-        if tensor.is_leaf:
+        if tensor.is_leaf and not (isinstance(tensor, Rows) or is_averaged(tensor)):
             comm = current()
             averager = _of_comm.get(comm) or _of_comm.setdefault(comm, Averager())
             averager.watch([tensor])
-        else:
-            tensor.register_hook(_OfComputed())  # type: ignore[no-untyped-call]
 
 
 _of_comm: WeakKeyDictionary[Comm, Averager] = WeakKeyDictionary()
-
-
-class _OfComputed:
-    averages = True
-
-    def __call__(self, grad: Tensor) -> Tensor | None:
-        return None if is_inside_a_function() else mean_of_ranks(grad)
 
 
 class Arrival:

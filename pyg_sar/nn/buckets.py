@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
+from pyg_sar.comm.collectives import per_rank
 from pyg_sar.comm.ranks import current
 from pyg_sar.rows.rows import Rows
 from pyg_sar.utils.tensor_state import digest
@@ -77,8 +78,7 @@ class Bucket:
         sizes = [vector.numel() for vector in vectors]
         numbers = torch.as_tensor(message.numbers, dtype=self.kind[0], device=self.kind[1])
         vectors.insert(len(self.common), numbers)
-        total = torch.cat(vectors)
-        total /= comm.size
+        total = per_rank(torch.cat(vectors))
         del gradients, vectors
         summed(total)
         sizes.insert(len(self.common), numbers.numel())
@@ -104,7 +104,7 @@ class Bucket:
             return
         comm = current()
         shares = [asked.get(p, torch.zeros_like(p)) for p in self.common]
-        total = torch.cat([share.reshape(-1) for share in shares]) / comm.size
+        total = per_rank(torch.cat([share.reshape(-1) for share in shares]))
         summed(total)
         comm.check(SUM)
         means = torch.split(total, [share.numel() for share in shares])

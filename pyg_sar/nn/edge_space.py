@@ -58,7 +58,7 @@ class SilentComm(Comm):
     ) -> list[int] | None:
         return [self.size * bit for bit in bits] if fingerprint else _asks(tag)
 
-    def sum_small(self, tag: str, tensor: Tensor) -> None:  # noqa: D102
+    def sum_small(self, tag: str, tensor: Tensor, bit: bool = False) -> int:  # noqa: D102
         _asks(tag)
 
     def sum_large(self, tag: str, tensor: Tensor) -> None:  # noqa: D102

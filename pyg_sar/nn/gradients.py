@@ -1,17 +1,11 @@
 """The averager of a model: gradients of its parameters become the mean over the ranks.
 
 As with torch's DistributedDataParallel the gradient is that of the mean of the P ranks' losses,
-``M = (L_1 + ... + L_P) / P``. Every rank starts backward with 1, and exchanges give gradients back
-to where rows came from, so rank r finds ``d(L_1 + ... + L_P) / d(its copy of p)``; added up over
-the ranks and divided by P that is ``dM/dp``. A loss that is equal on all ranks is M itself: a
-penalty of the weights counts once.
+``M = (L_1 + ... + L_P) / P``. A loss that is equal on all ranks is M itself: a penalty of the
+weights counts once, and what meets rows counts in full (:mod:`pyg_sar.rows.one_loss`).
 
 Hooks see a backward at the model's parameters, and at the outputs of the model and of its layers:
 so also on a rank whose loss does not depend on the parameters.
-
-Tensors outside of the model that need a gradient belong to one rank each: their gradient, that of
-the sum of all losses, is divided by the number of ranks. A hook divides it at the leaf and not
-where the tensor enters the model, as a loss may read the leaf in another way, too.
 
 Running statistics of batches travel with the gradients. All ranks raise an error if some have run a
 batch in training and others one in evaluation, or the whole graph.
@@ -19,8 +13,7 @@ batch in training and others one in evaluation, or the whole graph.
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary, ref
@@ -43,63 +36,9 @@ from pyg_sar.nn.buckets import SUM
 from pyg_sar.nn.layer import evaluated
 from pyg_sar.nn.sar_conv import SARConv
 from pyg_sar.nn.wrap import check_same_values
-from pyg_sar.rows.end_of_backward import Backward, await_backward, has_come, running
-from pyg_sar.rows.replicated import is_averaged
+from pyg_sar.rows.end_of_backward import Backward, await_backward, has_come
 from pyg_sar.rows.rows import Rows
 from pyg_sar.utils.nested import leaves_of
-
-
-def divide_gradients(leaves: Iterable[Tensor]) -> None:
-    """Divides gradients of leaves in every backward that comes to a model or a global loss.
-
-    Leaves in torch's own DistributedDataParallel stay: it takes their mean.
-    """
-    elsewhere: set[Tensor] | None = None
-    for leaf in leaves:
-        if isinstance(leaf, Rows):  # they divide by themselves
-            continue
-        if any(isinstance(hook, _Divide) for hook in (leaf._backward_hooks or {}).values()):
-            continue
-        if isinstance(leaf, torch.nn.Parameter) and elsewhere is None:
-            elsewhere = _in_torchs_own()
-        is_elsewhere = elsewhere is not None and leaf in elsewhere
-        divide = _Divide(1 if is_elsewhere else world_size())
-        leaf.register_hook(divide)  # type: ignore[no-untyped-call]
-
-
-class _Divide:
-    __torch_unserializable__ = True
-
-    def __init__(self, divisor: int) -> None:
-        self.divisor = divisor
-
-    def __call__(self, grad: Tensor) -> Tensor | None:
-        return None if running() is None or self.divisor == 1 else grad / self.divisor
-
-
-def _in_torchs_own() -> set[Tensor]:
-    kind = torch.nn.parallel.DistributedDataParallel
-    models = (m for m in gc.get_objects() if issubclass(type(m), kind))
-    return {p for model in models for p in model.parameters()}
-
-
-def leaves_behind(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
-    """The leaves among tensors, and those from which tensors were computed."""
-    tensors = list(tensors)
-    leaves = {tensor for tensor in tensors if tensor.is_leaf}
-    yield from leaves
-    todo = [tensor.grad_fn for tensor in tensors]
-    seen = set()
-    while todo:
-        node = todo.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        leaf = getattr(node, 'variable', None)
-        if leaf is not None and leaf not in leaves:
-            yield leaf
-        todo += [behind for behind, _ in node.next_functions]
-
 
 STEPS_BETWEEN_CHECKS = 50
 """Complete backwards from one comparison of the ranks' buffers to the next."""
@@ -116,7 +55,6 @@ class Gradients(Averager):
         super().__init__(group, bucket_bytes)
         # The model; None if it is gone or has another averager.
         self.model: Callable[[], torch.nn.Module | None] = lambda: None
-        self._has_rows = False  # whether a forward got rows of the whole graph
         self._forwards: set[str] = set()  # on batches, in words
         self._passed: set[str] = set()  # forwards that a backward has passed
         self._handles: list[RemovableHandle] = []
@@ -165,7 +103,7 @@ class Gradients(Averager):
 
     @torch.compiler.disable
     def after_forward(self, module: torch.nn.Module, args: Any, kwargs: Any, out: Any) -> None:
-        """Waits for the backward of a forward, and divides gradients that leave the model."""
+        """Waits for the backward of a forward."""
         if module is not self._outermost:
             return
         self._outermost = evaluated.value = None
@@ -190,13 +128,6 @@ class Gradients(Averager):
         if outputs and words:
             self._forwards.add(words)
             await_backward(self)
-        if any(isinstance(t, Rows) for t in (*inputs, *results)):
-            # With rows a plain tensor is one of the whole graph, not of this rank.
-            self._has_rows = True
-        elif not self._has_rows:
-            parameters = set(module.parameters())
-            behind = leaves_behind([*outputs, *(t for t in inputs if t.requires_grad)])
-            divide_gradients(t for t in behind if t not in parameters and not is_averaged(t))
 
     def is_of_batches(self) -> bool:
         """See :meth:`Averager.is_of_batches`."""

@@ -29,7 +29,7 @@ from pyg_sar.nn.answers import Forward, never, note, recalled, state_of
 from pyg_sar.nn.reuse import kept_copy
 from pyg_sar.ops.linear import is_plain_layer, linear
 from pyg_sar.ops.partial_sums import covered
-from pyg_sar.rows.replicated import with_mean_gradient
+from pyg_sar.rows.one_loss import for_rows
 from pyg_sar.rows.rows import tag
 from pyg_sar.rows.sharding import Sharding
 from pyg_sar.shard.blocks import Plan
@@ -178,7 +178,7 @@ def rows_through(conv: Any, layer: Any, pair: Any, x: Tensor) -> Tensor:
     is_kept = root is not None and root.weight.requires_grad and _are_one(pair)
     if learns and not is_kept:
         x = kept_copy(x)
-    return linear(x, with_mean_gradient(layer.weight))
+    return linear(x, for_rows(layer.weight))
 
 
 def _are_one(pair: Any) -> bool:
@@ -209,7 +209,7 @@ class NarrowSum(Tensor):
             )
         with torch._C.DisableTorchFunctionSubclass():
             out, bias = args[0].as_subclass(Tensor), args[2]
-            out = out if bias is None else out + with_mean_gradient(bias)
+            out = out if bias is None else out + for_rows(bias)
             return out if args[0]._sharding is None else tag(out, 0, args[0]._sharding)
 
 

@@ -16,8 +16,8 @@ from pyg_sar.comm.errors import collective
 from pyg_sar.comm.ranks import world_size
 from pyg_sar.comm.rows_by_id import rows as rows_by_id
 from pyg_sar.comm.vote import agree
-from pyg_sar.rows.end_of_backward import with_noted_backward
 from pyg_sar.rows.from_data import as_local, sharding_of_nodes
+from pyg_sar.rows.one_loss import read_alone
 from pyg_sar.rows.patches import ask_for_rows
 from pyg_sar.rows.rows import Rows, plain, plainly, tag
 from pyg_sar.rows.sharding import Sharding
@@ -138,13 +138,16 @@ class NodeEmbedding(torch.nn.Module):
         if self._sharding is None:
             return self.plain_rows(n_id)
         if n_id is not None and not isinstance(n_id, Rows):
-            return with_noted_backward(rows_by_id(self, n_id, self.n_id.to(n_id.device)))
-        out = self.plain_rows(None if n_id is None else as_local(n_id))
+            return rows_by_id(self, n_id, self.n_id.to(n_id.device))
+        out = self._rows(plain(self.weight), None if n_id is None else as_local(n_id))
         dim, sharding = (0, self._sharding) if n_id is None else (n_id._dim, n_id._sharding)
         return tag(out, dim, sharding)
 
     def plain_rows(self, n_id: Tensor | None = None) -> Tensor:
-        """The result of forward, as a plain tensor of own rows."""
+        """The result of forward, as a plain tensor of own rows, which a rank reads by itself."""
+        return self._rows(read_alone(plain(self.weight)), n_id)
+
+    def _rows(self, own: Tensor, n_id: Tensor | None) -> Tensor:
         weight = self.weight
         if world_size() > 1 and not isinstance(weight, Rows):
             raise TypeError(
@@ -162,10 +165,10 @@ class NodeEmbedding(torch.nn.Module):
         places = _places(self._ids().to(n_id.device), n_id)
         with plainly():
             if places is None and self.sparse:
-                places = torch.arange(len(weight), device=weight.device)
+                places = torch.arange(len(own), device=own.device)
             if places is None:
-                return plain(weight).clone()
-            return embedding(places, plain(weight), sparse=self.sparse)
+                return own.clone()
+            return embedding(places, own, sparse=self.sparse)
 
     def extra_repr(self) -> str:
         """What is shown of it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import ref
 
@@ -12,6 +12,8 @@ from torch import Tensor
 from pyg_sar.nn.options import Path
 from pyg_sar.nn.reductions import Aggregate
 from pyg_sar.nn.source_rows import RowSum
+from pyg_sar.ops.program import Arguments
+from pyg_sar.rows.one_loss import for_rows
 
 _NONE = torch.empty(0)
 
@@ -53,8 +55,10 @@ class Plan:
     # The narrower layer that comes first, or None; once ranks have agreed, for the loaded edges.
     narrower: list[Any] = field(default_factory=list)
 
-    def learnable_now(self) -> tuple[Tensor, ...]:
-        """The leaf tensors; a program may have replaced parameters since."""
-        if self.parameters is None:
-            return self.learnable
-        return tuple([getattr(module(), name) for module, name in self.parameters])
+    def arguments(self, arguments: Arguments) -> Arguments:
+        """A call's, with leaf tensors as they are now: a program may have replaced parameters."""
+        learnable = self.learnable
+        if self.parameters is not None:
+            learnable = tuple([getattr(module(), name) for module, name in self.parameters])
+        whole, instead = (tuple(map(for_rows, each)) for each in (arguments.whole, learnable))
+        return replace(arguments, whole=whole, learnable=learnable, instead=instead)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -47,9 +46,10 @@ def _on_edges(plan: Plan, call: Call) -> tuple[list[State], tuple[Tensor, ...]]:
         weights=plan.weights,
         as_in_forward=state_of(call.conv),
     )
-    arguments = replace(call.arguments, learnable=plan.learnable_now())
     keep_rows = call.options.mode == 'sequential_no_remat'
-    run = Run.of(program, arguments, call.plan, call.exchange, keep_rows=keep_rows)
+    run = Run.of(
+        program, plan.arguments(call.arguments), call.plan, call.exchange, keep_rows=keep_rows
+    )
     return (replay if program.weights is None else online)(run)
 
 

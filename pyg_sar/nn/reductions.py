@@ -19,9 +19,10 @@ from torch import Tensor
 
 from pyg_sar.nn.call import Call
 from pyg_sar.nn.intercept import BlockIndex, Intercept
-from pyg_sar.nn.side_effects import edge_rows, undo
+from pyg_sar.nn.side_effects import edge_rows, parameters_for_rows, undo
 from pyg_sar.ops.program import Arguments, MessageReduction, SoftmaxFn
 from pyg_sar.ops.reductions import Extremum, Merge, Product, State, Sum
+from pyg_sar.rows.one_loss import for_rows
 from pyg_sar.rows.over_ranks import zeros_of
 from pyg_sar.shard.blocks import Plan
 
@@ -195,7 +196,8 @@ def finish(
     conv, num_dst = call.conv, plan.shard.num_dst
     no_message = message.detach().narrow(conv.node_dim, 0, 0)
     a, no_edges = call.arguments, plan.edge_index[:, :0]
-    nothing = Arguments(a.src, a.dst, tuple(t[:0] for t in a.edge), a.whole)
+    whole = tuple(map(for_rows, a.whole))
+    nothing = Arguments(a.src, a.dst, tuple(t[:0] for t in a.edge), whole)
     values = call.inputs(nothing, no_edges, no_edges[1].as_subclass(BlockIndex), num_dst)
-    with _Finisher(conv, aggregate, states, plan, is_mean):
+    with parameters_for_rows(conv), _Finisher(conv, aggregate, states, plan, is_mean):
         return call.aggregate(values, no_message)

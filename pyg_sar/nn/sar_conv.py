@@ -13,6 +13,7 @@ from functools import partialmethod
 from typing import Any, NoReturn
 
 import torch
+from torch.nn.parameter import is_lazy
 from torch_geometric.nn import HGTConv, MessagePassing
 
 from pyg_sar.comm.errors import in_layer
@@ -27,6 +28,7 @@ from pyg_sar.nn.layer import Layer, agree_on_forward, running, state_of_modules
 from pyg_sar.nn.narrow_exchange import gives_arguments
 from pyg_sar.nn.options import Options, Path, options_of
 from pyg_sar.nn.propagation import pass_messages
+from pyg_sar.nn.side_effects import parameters_for_rows
 from pyg_sar.ops.linear import compute_by_onednn
 from pyg_sar.rows.adjacency import NO_MATRICES, adjacencies
 from pyg_sar.rows.edges import EdgeIndex
@@ -188,7 +190,11 @@ class SARConv(MessagePassing, metaclass=ClassSwap):
                 return super().forward(*args, **kwargs)
             # It sorts all rows by type before a linear layer: it runs on own rows.
             own_args, own = conv_arguments((args, kwargs), edges, name_of(self))
-            with relations_joined(own_args[0] if own_args else own['x_dict']):
+            x_dict = own_args[0] if own_args else own['x_dict']
+            if any(map(is_lazy, self.parameters())):  # they get their shapes
+                with relations_joined(x_dict), torch.no_grad():
+                    super().forward(*own_args, **own)
+            with relations_joined(x_dict), parameters_for_rows(self):
                 out = super().forward(*own_args, **own)
             return rows_by_type(out, (args, kwargs))
 

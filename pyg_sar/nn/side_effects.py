@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes
 
+from pyg_sar.comm.ranks import world_size
 from pyg_sar.nn.intercept import MessageError
 from pyg_sar.ops.program import Arguments
+from pyg_sar.rows.one_loss import for_rows
 from pyg_sar.utils.class_swap import name_of
 from pyg_sar.utils.dry_run import Snapshot
 from pyg_sar.utils.installed import missing
@@ -127,6 +130,27 @@ def state_of(conv: torch.nn.Module) -> Callable[[], AbstractContextManager[None]
                 weights[:] = other_weights
 
     return as_in_forward
+
+
+@contextmanager
+def parameters_for_rows(conv: torch.nn.Module) -> Iterator[None]:
+    """While it lasts, the parameters of a conv meet plain tensors of own rows."""
+    tables: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    if world_size() > 1 and torch.is_grad_enabled():
+        for module in conv.modules():
+            learning = {n: p for n, p in module._parameters.items() if p is not None}
+            tables.append((cast(dict[str, Any], module._parameters), learning))
+            if isinstance(module, torch.nn.RNNBase):  # which has lists of its parameters
+                tables.append((vars(module), dict(vars(module))))
+    try:
+        for module in conv.modules() if tables else ():
+            for name, p in module._parameters.items():
+                if p is not None and not is_lazy(p):
+                    cast(dict[str, Any], module._parameters)[name] = for_rows(p)
+        yield
+    finally:
+        for now, then in tables:
+            now.update(then)
 
 
 @lru_cache(maxsize=4096)

@@ -87,7 +87,7 @@ def aggregate_chunks(
         program.uses_rng, plan.edge_index.device, program.as_in_forward
     )
     run = _ChunkRun(program, plan, chunks, exchange, rng_and_autocast, arguments)
-    out = _ByDestination.apply(run, *arguments)
+    out = _ByDestination.apply(run, *arguments.inputs())
     return (None, tuple(out)) if program.out is None else (out[0], tuple(out[1:]))
 
 
@@ -184,7 +184,7 @@ class _ByDestination(torch.autograd.Function):
                         target[rows] = value
         ctx.counts = run.arguments.counts
         ctx.run = replace(run, arguments=Arguments((), (), (), ()))
-        ctx.save_for_backward(*tensors)
+        ctx.save_for_backward(*run.arguments)
         ctx.set_materialize_grads(False)
         others = (o for o in outputs if not (o.is_floating_point() or o.is_complex()))
         ctx.mark_non_differentiable(*others)

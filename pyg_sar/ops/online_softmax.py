@@ -43,7 +43,7 @@ def online(run: Run) -> tuple[list[State], tuple[Tensor, ...]]:
     source tensor needs one.
     """
     outputs: list[Tensor] = []
-    tensors = _Online.apply(run, outputs, *run.arguments)
+    tensors = _Online.apply(run, outputs, *run.arguments.inputs())
     *states, sums = tensors[: len(run.program.reductions) + 1]
     dst = run.loop.plan.edge_index[1]
     edge_outputs = tuple(

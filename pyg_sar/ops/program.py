@@ -30,6 +30,8 @@ class Arguments:
     edge: tuple[Tensor, ...]  # ``[num_edges, ...]``: one row per edge, sliced per block
     whole: tuple[Tensor, ...]  # any shape: read as they are
     learnable: tuple[Tensor, ...] = ()  # leaves that the function reads by itself: parameters
+    # What gets the gradients of these, if it is others.
+    instead: tuple[Tensor, ...] = field(default=(), kw_only=True)
     # Whether `src` and `dst` have been read: they hold a row for every edge.
     at_edges: bool = field(default=False, kw_only=True)
 
@@ -46,6 +48,11 @@ class Arguments:
 
     def __iter__(self) -> Iterator[Tensor]:
         return chain(self.src, self.dst, self.edge, self.whole, self.learnable)
+
+    def inputs(self) -> Iterator[Tensor]:
+        """The tensors as inputs of the autograd Function that gives them gradients."""
+        read = chain(self.src, self.dst, self.edge, self.whole)
+        return chain(read, self.instead or self.learnable)
 
     def as_leaves(self, needs: Sequence[bool]) -> Arguments:
         """Detached, those that need it with a gradient; learnable tensors are leaves already."""

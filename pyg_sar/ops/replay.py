@@ -41,7 +41,7 @@ def replay(run: Run) -> tuple[list[State], tuple[Tensor, ...]]:
     Communication: one exchange in forward; one in backward, and one of gradients if a source tensor
     needs one.
     """
-    tensors = iter(_Replay.apply(run, *run.arguments))
+    tensors = iter(_Replay.apply(run, *run.arguments.inputs()))
     states = [tuple(islice(tensors, r.merge.num_tensors)) for r in run.program.reductions]
     return states, tuple(tensors)
 

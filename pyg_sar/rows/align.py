@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_sar.rows.one_loss import for_rows
 from pyg_sar.rows.over_ranks import fetched
 from pyg_sar.rows.registry import BROADCAST, Rule, name_of, rule, signature_of
-from pyg_sar.rows.replicated import check_whole, with_mean_gradient
+from pyg_sar.rows.replicated import check_whole
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.sharding import Sharding
 from pyg_sar.utils.nested import leaves
@@ -84,10 +85,10 @@ def own_rows(func: Any, tensor: Tensor, dim: int, sharding: Sharding) -> Tensor:
     with plainly():
         size = tensor.size(dim)
         if size == 1 and sharding.known_total != 1:
-            return with_mean_gradient(tensor)
+            return for_rows(tensor)
         if size == sharding.total and sharding.has_ids():
             check_whole(func, tensor)
-            return with_mean_gradient(tensor).index_select(dim, sharding.ids(tensor.device))
+            return for_rows(tensor).index_select(dim, sharding.ids(tensor.device))
     if size == sharding.total:
         refuse(
             func,
@@ -112,7 +113,9 @@ def brought(func: Any, rows: Rows, sharding: Sharding) -> Any:
         refuse(func, f'({sharding!r}) and of others ({other!r}) has no meaning', _ALIKE)
     with plainly():
         return tag(
-            fetched(rows, sharding.ids(rows.device)).movedim(0, rows._dim), rows._dim, sharding
+            fetched(rows, sharding.ids(rows.device), are_rows=True).movedim(0, rows._dim),
+            rows._dim,
+            sharding,
         )
 
 
@@ -148,7 +151,7 @@ def _aligned(func: Any, value: Any, right: int, sharding: Sharding) -> Any:
         return brought(func, value, sharding)
     if isinstance(value, Tensor):
         dim = value.dim() - right
-        return own_rows(func, value, dim, sharding) if dim >= 0 else with_mean_gradient(value)
+        return own_rows(func, value, dim, sharding) if dim >= 0 else for_rows(value)
     if type(value) in (list, tuple) and any(isinstance(item, Tensor) for item in value):
         return type(value)(_aligned(func, item, right, sharding) for item in value)
     return value

@@ -33,9 +33,10 @@ from pyg_sar.rows.align import (
     whole_shape,
 )
 from pyg_sar.rows.layers import Items, by_items
+from pyg_sar.rows.one_loss import for_rows
 from pyg_sar.rows.over_ranks import all_rows
 from pyg_sar.rows.registry import BROADCAST, rule
-from pyg_sar.rows.replicated import own_draws, with_mean_gradient
+from pyg_sar.rows.replicated import own_draws
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.rowwise import rowwise
 
@@ -82,7 +83,7 @@ def _attention(
     if asks and not isinstance(key, Rows) and not isinstance(value, Rows):
         if is_causal or (attn_mask is not None and dim_of(attn_mask) < 2):
             refuse(func, "with 'is_causal' is not known to be right")
-        key, value = with_mean_gradient(key), with_mean_gradient(value)
+        key, value = for_rows(key), for_rows(value)
         (query, mask), _, right, sharding = align(func, (query, attn_mask), {})
         with plainly(), own_draws(query.device) if dropout_p > 0 else nullcontext():
             return as_rows(attend(query, key, value, mask), right, sharding)

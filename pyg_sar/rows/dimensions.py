@@ -24,9 +24,10 @@ from pyg_sar.rows.align import (
 )
 from pyg_sar.rows.edges import EdgeIndex, edge_index
 from pyg_sar.rows.made_edges import edges_of, is_in, whole_ids
+from pyg_sar.rows.one_loss import for_rows
 from pyg_sar.rows.over_ranks import all_rows
 from pyg_sar.rows.registry import BROADCAST, name_of, rule
-from pyg_sar.rows.replicated import check_whole, with_mean_gradient
+from pyg_sar.rows.replicated import check_whole
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.rowwise import rowwise
 from pyg_sar.rows.sharding import Sharding
@@ -178,7 +179,7 @@ def _cat(func: Any, tensors: Any, dim: int = 0) -> Any:
         sharding = first._sharding.scattered(part.size(dim))
         check_whole(func, part)
         with plainly():
-            own.append(with_mean_gradient(part).index_select(dim, sharding.ids(part.device)))
+            own.append(for_rows(part).index_select(dim, sharding.ids(part.device)))
         shardings.append(sharding)
     with plainly():
         return tag(torch.cat(own, dim), dim, shardings[0].joined(tuple(shardings[1:])))

@@ -194,14 +194,6 @@ def _awaiting(comm: Comm) -> WeakKeyDictionary[Averager, None]:
     return _AWAITING.setdefault(comm, WeakKeyDictionary())
 
 
-def running() -> Backward | None:
-    """The outermost backward pass that runs, if it has come to a hook of this library.
-
-    It is that of the rank, not of the thread: on a GPU hooks run in a thread of the device.
-    """
-    return RUNNING.get(current())
-
-
 def started() -> Backward:
     """The backward pass that runs, noted from its first such call on; called in a backward."""
     comm = current()
@@ -211,17 +203,6 @@ def started() -> Backward:
         torch.autograd.Variable._execution_engine.queue_callback(backward)
         RUNNING[comm] = backward
     return backward
-
-
-def with_noted_backward(tensor: Tensor) -> Tensor:
-    """`tensor`, of which a backward is noted: its gradients are those of all ranks' losses."""
-    if tensor.requires_grad:
-        tensor.register_hook(_note)  # type: ignore[no-untyped-call]
-    return tensor
-
-
-def _note(grad: Tensor) -> None:
-    started()
 
 
 def await_backward(model: Averager) -> None:

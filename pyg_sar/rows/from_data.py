@@ -18,8 +18,9 @@ from pyg_sar.comm.vote import agree
 from pyg_sar.rows.adjacency import Adjacency, refuse_matrices
 from pyg_sar.rows.align import brought, own_rows
 from pyg_sar.rows.edges import EdgeIndex, Ends, edge_index, node_ids
+from pyg_sar.rows.one_loss import read_alone
 from pyg_sar.rows.over_ranks import all_rows
-from pyg_sar.rows.replicated import PLAIN, with_mean_gradient
+from pyg_sar.rows.replicated import PLAIN
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, same_plain, tag
 from pyg_sar.rows.sharding import Sharding
 from pyg_sar.rows.stored_matrices import restore_adj_t
@@ -84,7 +85,7 @@ def _local(data: Any) -> Any:
     if isinstance(data, EdgeIndex):
         return LocalEdges.of(data.handle)
     if isinstance(data, Rows):
-        return plain(data)
+        return read_alone(plain(data))
     if not isinstance(data, (Data, HeteroData, BaseStorage)):
         return data
     if not any(isinstance(value, Rows) for store in _stores_of(data) for value in store.values()):
@@ -214,7 +215,7 @@ def _own_of_plain(
         for sharding in shardings:
             if sharding.own == size != sharding.total:
                 refuse(what, f'and a plain tensor with {size} rows (these are {sharding!r})')
-    return with_mean_gradient(value)
+    return value
 
 
 def rows_by_type(out: Mapping[str, Any], arguments: Any) -> dict[str, Any]:

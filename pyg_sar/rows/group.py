@@ -11,17 +11,17 @@ from pyg_sar.comm.exchange import exchange_of
 from pyg_sar.comm.rows_by_id import from_halo
 from pyg_sar.rows.align import argument, dim_of, named_rule, own_rows, rows_in, whole_shape
 from pyg_sar.rows.edges import NodeIds
+from pyg_sar.rows.one_loss import for_rows, sum_of_ranks
 from pyg_sar.rows.over_ranks import (
     fetched,
     largest_here,
     largest_of_ranks,
-    sum_of_ranks,
     whole,
     zeros_of,
 )
 from pyg_sar.rows.pointwise import into_plain, pointwise
 from pyg_sar.rows.registry import bare_name, hint, name_of, rule
-from pyg_sar.rows.replicated import PLAIN, mean_gradient_if_plain, with_mean_gradient
+from pyg_sar.rows.replicated import PLAIN
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.shard.shard import Shard
 from pyg_sar.utils.nested import in_nested
@@ -87,7 +87,7 @@ def _grouped(func: Any, args: Any, kwargs: Any) -> Any:
             hint = index if isinstance(index, NodeIds) else None
             content: Any = _into_rows(func, before, hint, groups, way, keeps)
         else:
-            content = groups.into(with_mean_gradient(before), way, keeps)
+            content = groups.into(before, way, keeps)
         if in_place:
             return out.copy_(content)
         return tag(content, out._dim, out._sharding) if isinstance(out, Rows) else content
@@ -116,7 +116,7 @@ def _plain_into_rows(func: Any, args: Any, kwargs: Any, dim: int) -> Any:
 
     def of_all(value: Any) -> Any:
         if value is not out:
-            return mean_gradient_if_plain(value)
+            return for_rows(value)
         before = plain(out).clone()  # kept for backward
         return before.new_zeros(whole_shape(out)).index_copy(dim, ids, before)
 
@@ -134,7 +134,7 @@ def _into_rows(
     is_far = shard is not None and shard.world_size > 1
     if ids is None or ids.of is not sharding or (is_far and way not in ('sum', 'mean')):
         whole = groups.into(fetched(out, torch.arange(sharding.total)).movedim(0, dim), way, keeps)
-        return whole.index_select(dim, sharding.ids(whole.device))
+        return for_rows(whole).index_select(dim, sharding.ids(whole.device))
     places = ids.local_index
     if places.dim() == 1 and groups.index.dim() > 1:
         places = _wide(places, groups.index, dim)
@@ -238,7 +238,7 @@ def _index_put(func: Any, input: Any, indices: Any, values: Any, accumulate: boo
     sharding = rows[0]._sharding
 
     def own(value: Tensor) -> Tensor:
-        return own_rows(func, value, 0, sharding) if dim_of(value) else with_mean_gradient(value)
+        return own_rows(func, value, 0, sharding) if dim_of(value) else for_rows(value)
 
     with plainly():
         zeros = torch.zeros_like(out, requires_grad=False)

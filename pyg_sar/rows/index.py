@@ -12,9 +12,9 @@ from torch import Tensor
 
 from pyg_sar.rows.align import brought, dim_of, listed, masked, own_rows
 from pyg_sar.rows.edges import NodeIds
+from pyg_sar.rows.one_loss import for_rows
 from pyg_sar.rows.over_ranks import whole
 from pyg_sar.rows.registry import rule
-from pyg_sar.rows.replicated import mean_gradient_if_plain, with_mean_gradient
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.sharding import Sharding
 from pyg_sar.utils.nested import in_nested
@@ -118,7 +118,7 @@ def _write(
     if isinstance(new, Tensor):
         dim = dim_of(new) - right
         is_wide = dim >= 0 or isinstance(new, Rows)
-        new = own_rows(func, new, dim, chosen) if is_wide else with_mean_gradient(new)
+        new = own_rows(func, new, dim, chosen) if is_wide else for_rows(new)
     with plainly():
         plain(values)[tuple(items)] = new
 
@@ -184,7 +184,7 @@ def _set_numbers(func: Any, values: Rows, mask: Tensor, new: Any) -> None:
         new = brought(func, new, numbers_of(key, values._sharding))
     elif isinstance(new, Tensor) and dim_of(new):
         refuse(func, 'by a mask of several dimensions takes a number, or what it has selected')
-    plain(values)[plain(key)] = plain(new) if isinstance(new, Rows) else mean_gradient_if_plain(new)
+    plain(values)[plain(key)] = plain(new) if isinstance(new, Rows) else for_rows(new)
 
 
 def _set_in_plain(values: Tensor, index: Any, new: Any) -> None:

@@ -19,8 +19,9 @@ from torch import Tensor
 from pyg_sar.comm.ranks import world_size
 from pyg_sar.ops.batch_norm import BatchNorm, moments
 from pyg_sar.rows.align import argument, bound, dim_of, named_rule, own_rows, rows_in
+from pyg_sar.rows.one_loss import for_rows, is_averaged
 from pyg_sar.rows.registry import hint, name_of, rule
-from pyg_sar.rows.replicated import is_averaged, mean_gradient_if_plain, own_draws
+from pyg_sar.rows.replicated import own_draws
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.rowwise import not_empty, own_results
 from pyg_sar.utils.nested import in_nested
@@ -58,7 +59,7 @@ def by_items(
         if not isinstance(value, Tensor):
             return value
         if at is None and not isinstance(value, Rows):
-            return mean_gradient_if_plain(value)
+            return for_rows(value)
         dim, num_dims = at or Items(-1)
         if getattr(value, '_dim', dim) != dim or num_dims not in (None, dim_of(value)):
             refuse(func, 'would mix them: it is known where they are the items of a batch')
@@ -171,7 +172,7 @@ def _on_own_rows(func: Any, named: dict[str, Any]) -> Any:
     rows = named['input']
     with plainly():
         own = rows if rows._sharding.own else not_empty(plain(rows), rows._dim)
-        others = {name: mean_gradient_if_plain(value) for name, value in named.items()}
+        others = {name: for_rows(value) for name, value in named.items()}
         return own_results(func(**others | {'input': own}), rows._dim, rows._sharding)
 
 
@@ -195,7 +196,7 @@ def _batch_norm(func: Any, args: Any, kwargs: Any) -> Any:
                 f'expected more than 1 row on all ranks together when training (got {count})'
             )
         _update(named, mean, var * (count / (count - 1)))
-        weight, bias = (mean_gradient_if_plain(named[name]) for name in ('weight', 'bias'))
+        weight, bias = (for_rows(named[name]) for name in ('weight', 'bias'))
         out: Tensor = BatchNorm.apply(flat, weight, bias, mean, var, count, named['eps'])
         return tag(out.view(last.shape).movedim(-1, 1), dim, sharding)
 

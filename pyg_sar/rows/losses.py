@@ -14,9 +14,8 @@ from torch import Tensor
 from pyg_sar.comm.ranks import world_size
 from pyg_sar.rows.align import align, bound, dim_of, own_rows, rows_in
 from pyg_sar.rows.layers import Items, Where, by_items
-from pyg_sar.rows.over_ranks import sum_of_ranks
+from pyg_sar.rows.one_loss import for_rows, sum_of_ranks
 from pyg_sar.rows.registry import name_of, rule
-from pyg_sar.rows.replicated import with_mean_gradient
 from pyg_sar.rows.rows import Rows, plainly, refuse, tag
 
 _VECTORS, _NUMBERS = Items(0, 2), Items(0, 1)
@@ -99,7 +98,7 @@ def _of_classes(func: Any, args: Any, kwargs: Any) -> Any:
     named['target'] = target = own_rows(func, target, at if are_labels else dim, sharding)
     with plainly():
         if weight is not None:
-            named['weight'] = weight = with_mean_gradient(weight)
+            named['weight'] = weight = for_rows(weight)
         if how == 'mean' and (are_labels or world_size() == 1):
             if world_size() == 1:
                 return func(**named | {'reduction': 'mean'})

@@ -1,7 +1,4 @@
-"""Sums and extrema over the rows of all ranks, rows by their place in the whole, and all batches.
-
-Sums and extrema are plain and equal on all ranks; backward adds up their gradients of all ranks.
-"""
+"""Extrema over the rows of all ranks, rows by their place in the whole, and all batches."""
 
 from __future__ import annotations
 
@@ -11,51 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.collectives import (
-    all_gather_alike,
-    all_reduce_sum,
-    all_to_all,
-    check_arrived,
-    sum_over_ranks,
-)
+from pyg_sar.comm.collectives import all_gather_alike, all_to_all
 from pyg_sar.comm.errors import collective
 from pyg_sar.comm.ranks import check_lives, world_size
 from pyg_sar.comm.rows_by_id import rows as rows_by_id
-from pyg_sar.rows.end_of_backward import with_noted_backward
+from pyg_sar.rows.one_loss import has_fractions, of_batches, read_alone, sum_of_ranks
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse
-
-
-def widened(dtype: torch.dtype) -> torch.dtype:
-    """The type in which torch adds up numbers: half precision is rounded at the end alone."""
-    return {torch.float16: torch.float32, torch.bfloat16: torch.float32}.get(dtype, dtype)
-
-
-def has_fractions(values: Tensor) -> bool:
-    """Whether numbers are not whole ones, which have no means and no gradients."""
-    return values.is_floating_point() or values.is_complex()
-
-
-def sum_of_ranks(local: Tensor) -> Tensor:
-    """Sums a tensor of one shape over the ranks; booleans are counted (collective).
-
-    The sum has a history on all ranks if it has one on any.
-    """
-    if local.dtype == torch.bool:
-        local = local.long()
-    if world_size() == 1:
-        return local
-    if local.dtype != widened(local.dtype):
-        return sum_of_ranks(local.to(widened(local.dtype))).to(local.dtype)
-    if local.is_complex():
-        return torch.view_as_complex(sum_of_ranks(torch.view_as_real(local).contiguous()))
-    if not local.is_floating_point():
-        return all_reduce_sum(local.clone(memory_format=torch.contiguous_format))
-    anchor = local.new_full((1,), float(local.requires_grad)).requires_grad_()
-    total = sum_over_ranks(torch.cat([local.reshape(-1), anchor]))
-    histories = total.detach()[-1].item()
-    check_arrived('a sum over all ranks')
-    total = total.detach() if histories == 0 else with_noted_backward(total)
-    return total[:-1].view(local.shape)
 
 
 def largest_of_ranks(
@@ -64,7 +22,7 @@ def largest_of_ranks(
     """The largest numbers along dimensions, or the least; equal ones share a gradient evenly.
 
     So do all NaN with `nan_is_top`, as in torch's ``max()``; else they have 0 / 0, as in ``amax``.
-    Collective: an all-gather; with a gradient two all-reduces.
+    Collective: an all-gather; with a gradient two sums.
     """
     part = largest_here(values.detach(), dims, least=least)
     top = part
@@ -114,11 +72,12 @@ def largest_here(values: Tensor, dims: list[int], *, least: bool) -> Tensor:
     return values.new_full(shape, worst)
 
 
-def fetched(rows: Rows, ids: Tensor) -> Tensor:
+def fetched(rows: Rows, ids: Tensor, *, are_rows: bool = False) -> Tensor:
     """Rows by their place in the whole; `ids` may differ from rank to rank.
 
     From int64 of any shape to ``[*ids.shape, ...]`` (collective, see
-    :func:`pyg_sar.comm.rows_by_id.rows`).
+    :func:`pyg_sar.comm.rows_by_id.rows`). `are_rows` says that the result is made rows again;
+    else a rank reads it by itself.
     """
     check_lives(rows._sharding.comm)
     rows = getattr(rows, 'whole_ids', rows)  # of edges the ids of the whole
@@ -137,7 +96,7 @@ def fetched(rows: Rows, ids: Tensor) -> Tensor:
             return x[places]
         if not has_fractions(x):
             x = x.detach()
-        return with_noted_backward(rows_by_id(x, ids, sharding.ids(x.device)))
+        return rows_by_id(x if are_rows else read_alone(x), ids, sharding.ids(x.device))
 
 
 def all_rows(rows: Rows) -> Tensor:
@@ -153,7 +112,7 @@ def whole(value: Any) -> Any:
     return all_rows(value) if isinstance(value, Rows) else value
 
 
-@collective('mean_of_batches', 'one sum over all ranks, and one in backward')
+@collective('mean_of_batches', 'one sum over all ranks')
 def mean_of_batches(losses: Tensor) -> Tensor:
     """The mean over the rows of all ranks' batches, equal on all ranks.
 
@@ -187,7 +146,9 @@ def mean_of_batches(losses: Tensor) -> Tensor:
         )
     if not losses.is_floating_point():
         losses = losses.to(torch.get_default_dtype())
-    local = losses.sum(dtype=losses.dtype if losses.dtype == torch.float64 else torch.float32)
+    local = of_batches(losses).sum(
+        dtype=losses.dtype if losses.dtype == torch.float64 else torch.float32
+    )
     # float64 counts exactly up to 2^53.
     total, count = sum_of_ranks(
         torch.stack([local.double(), local.new_tensor(losses.numel()).double()])

@@ -15,17 +15,15 @@ from pyg_sar.comm.collectives import all_gather_alike, all_to_all
 from pyg_sar.comm.vote import agree
 from pyg_sar.rows.align import align, argument, dim_of, named_rule, rows_in
 from pyg_sar.rows.edges import node_ids
+from pyg_sar.rows.one_loss import for_rows, sum_of_ranks, widened
 from pyg_sar.rows.over_ranks import (
     all_rows,
     fetched,
     largest_here,
     largest_of_ranks,
-    sum_of_ranks,
-    widened,
 )
 from pyg_sar.rows.reduce import Reduction, by_place
 from pyg_sar.rows.registry import bare_name, name_of, rule
-from pyg_sar.rows.replicated import with_mean_gradient
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.rowwise import (
     dims_acted_on,
@@ -147,7 +145,7 @@ def _by_places(func: Any, values: Any, index: Any, dim: int) -> Any:
     """``table.gather(0, ids)`` of a plain table, or of rows by one place for a whole row."""
     with plainly():
         if not isinstance(values, Rows):
-            out = with_mean_gradient(values).gather(dim, plain(index))
+            out = for_rows(values).gather(dim, plain(index))
             return tag(out, dim, index._sharding)
         others = [i for i in range(index.dim()) if i != dim]
         if any(index.stride(i) and index.size(i) != 1 for i in others):
@@ -258,7 +256,8 @@ def _in_other_order(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
     moved = places.roll(argument(args, kwargs, 1, 'shifts')) if name == 'roll' else places.flip(0)
     if not sharding.has_ids():
         refuse(func, f'is not known where the rows lie ({sharding!r})')
-    return tag(fetched(rows, moved[sharding.ids(rows.device)]).movedim(0, dim), dim, sharding)
+    own = fetched(rows, moved[sharding.ids(rows.device)], are_rows=True)
+    return tag(own.movedim(0, dim), dim, sharding)
 
 
 def _sorted(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:

@@ -15,9 +15,10 @@ from torch import Tensor
 from pyg_sar.comm.collectives import all_gather_alike
 from pyg_sar.comm.vote import agree
 from pyg_sar.rows.align import align, argument, as_rows, rows_in, whole_shape
+from pyg_sar.rows.one_loss import for_rows
 from pyg_sar.rows.over_ranks import whole
 from pyg_sar.rows.registry import bare_name, is_in_place, is_pointwise, name_of, names, rule
-from pyg_sar.rows.replicated import PLAIN, mean_gradient_if_plain, own_draws, with_mean_gradient
+from pyg_sar.rows.replicated import PLAIN, own_draws
 from pyg_sar.rows.rows import Rows, plainly, refuse, tag
 from pyg_sar.rows.sharding import Sharding
 from pyg_sar.utils.nested import in_nested
@@ -76,8 +77,8 @@ def pointwise(func: Any, args: Any, kwargs: Any) -> Any:
                     break
             else:  # rows of one sharding, and what is the same for every row
                 if learns:
-                    args = [with_mean_gradient(v) if type(v) in PLAIN else v for v in args]
-                    kwargs = {k: mean_gradient_if_plain(v) for k, v in kwargs.items()}
+                    args = [for_rows(v) for v in args]
+                    kwargs = {k: for_rows(v) for k, v in kwargs.items()}
                 out: Any = func(*args, **kwargs)
                 is_new = type(out) is Tensor and out.size(-right) == sharding.own
                 if is_new:
@@ -177,7 +178,7 @@ def _by_number(func: Any, args: Any, kwargs: Any) -> Any:
         if any(a is not b for a, b in zip(old, new, strict=True)):  # it would write to a copy
             refuse(func, 'in place, and a plain tensor of the whole or other rows')
     lists = iter([list(column) for column in zip(*(new for new, *_ in own), strict=True)])
-    values = [next(lists) if _is_list(arg) else mean_gradient_if_plain(arg) for arg in values]
+    values = [next(lists) if _is_list(arg) else for_rows(arg) for arg in values]
     with plainly():
         results = func(*values[: len(args)], **dict(zip(kwargs, values[len(args) :], strict=True)))
     places = [(right, sharding) for *_, right, sharding in own]

@@ -17,9 +17,8 @@ from torch import Tensor
 from pyg_sar.ops.linear import linear
 from pyg_sar.rows.adjacency import product, scattered
 from pyg_sar.rows.align import dim_of, named_rule, own_rows, rows_in
-from pyg_sar.rows.over_ranks import sum_of_ranks
+from pyg_sar.rows.one_loss import for_rows, sum_of_ranks
 from pyg_sar.rows.registry import bare_name, hint, is_in_place, name_of, rule
-from pyg_sar.rows.replicated import with_mean_gradient, with_mean_gradients
 from pyg_sar.rows.rows import Rows, plainly, refuse, tag
 
 Letters = Sequence[Hashable]
@@ -59,7 +58,7 @@ def contract(
     own = []
     for tensor, of in zip(operands, letters, strict=True):
         if letter not in of:
-            own.append(with_mean_gradient(tensor))
+            own.append(for_rows(tensor))
             continue
         dim = list(of).index(letter)
         is_one = not isinstance(tensor, Rows) and tensor.size(dim) == 1 and sharding.total != 1
@@ -152,7 +151,7 @@ def _linear(func: Any, args: Any, kwargs: Any) -> Any:
             is_usual = weight.layout == torch.strided and x._dim < x.dim() - 1
             if is_usual and weight.dim() == 2 and (bias is None or bias.dim() == 1):
                 own = Tensor.as_subclass(x, Tensor)  # a saved tensor has no rows
-                out: Any = linear(own, *with_mean_gradients((weight, bias)))
+                out: Any = linear(own, for_rows(weight), for_rows(bias))
                 out.__class__ = Rows  # as `tag` does, with as many rows as there were
                 out._dim, out._sharding = x._dim, x._sharding
                 return out

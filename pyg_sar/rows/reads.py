@@ -11,12 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.ranks import world_size
 from pyg_sar.rows.align import argument, dim_of, named_rule, own_rows, whole_shape
 from pyg_sar.rows.over_ranks import all_rows, whole
 from pyg_sar.rows.pointwise import pointwise
-from pyg_sar.rows.registry import bare_name, hint, name_of, rule
-from pyg_sar.rows.replicated import PLAIN, divide_gradient, is_divided
+from pyg_sar.rows.registry import bare_name, hint, rule
+from pyg_sar.rows.replicated import PLAIN
 from pyg_sar.rows.rows import Rows, plain, plainly, read, refuse, tag
 from pyg_sar.utils.installed import find
 
@@ -50,7 +49,7 @@ def _grad_fn(func: Any, args: Any, kwargs: Any) -> Any:
     if is_of_module and hangs_hooks:
         refuse(
             torch.nn.Module.register_backward_hook,
-            'would get the gradient of the own rows, times the number of ranks',
+            'would get the gradient of the own rows',
             'write register_full_backward_hook, which gets that of the whole graph',
         )
     return read(func, args, kwargs)
@@ -64,9 +63,7 @@ def _type(func: Any, args: Any, kwargs: Any) -> Any:
 @rule('requires_grad_')
 def _requires_grad(func: Any, args: Any, kwargs: Any) -> Any:
     with plainly():
-        out = func(*args, **kwargs)
-        divide_gradient(out)
-    return out
+        return func(*args, **kwargs)
 
 
 @rule('format')
@@ -106,21 +103,14 @@ def _set(func: Any, args: Any, kwargs: Any) -> Any:
             vars(to).pop('_own', None)  # the plain tensor of what it held
             return func(to, value)
         func(*args, **kwargs)
-        if name_of(func) == 'requires_grad':
-            divide_gradient(to)
 
 
 @rule('.grad')
 def _grad(func: Any, args: Any, kwargs: Any) -> Any:
-    """A hook has divided the gradient of a leaf already; that of other rows is divided here."""
     rows = args[0]
     with plainly():
         grad = func(rows)
-        if grad is None:
-            return None
-        if rows.is_leaf:
-            return tag(grad, rows._dim, rows._sharding)
-    return tag(grad / world_size(), rows._dim, rows._sharding)
+        return None if grad is None else tag(grad, rows._dim, rows._sharding)
 
 
 @rule('.shape')
@@ -170,26 +160,19 @@ def _share(func: Any, out: Tensor, grad: Any) -> Any:
         grad = tag(own_rows(func, grad, out._dim, out._sharding), out._dim, out._sharding)
     elif not out._sharding.is_same(grad._sharding):
         refuse(func, 'takes a gradient of the same rows')
-    return plain(grad) * world_size()
+    return plain(grad)
 
 
 @rule('register_hook')
 def _hook(func: Any, args: Any, kwargs: Any) -> Any:
-    """A user's hook gets rows of the gradient as one process has it."""
+    """A user's hook gets rows of the gradient."""
     rows, hook = args
     dim, sharding = rows._dim, rows._sharding
     with plainly():
         modules = (getattr(owner, '__module__', '') or '' for owner in (hook, type(hook)))
         if any(module.startswith('pyg_sar.') for module in modules):  # one of ours
             return func(rows, hook)
-
-        count = 1 if is_divided(rows) else world_size()  # by a hook before this one
-
-        def of_rows(grad: Tensor) -> Tensor | None:
-            out = hook(tag(grad / count, dim, sharding))
-            return None if out is None else plain(out) * count
-
-        return func(rows, of_rows)
+        return func(rows, lambda grad: plain(hook(tag(grad.view_as(grad), dim, sharding))))
 
 
 @rule('grad')
@@ -205,7 +188,6 @@ def _autograd_grad(func: Any, args: Any, kwargs: Any) -> Any:
         grads = list(func(*args, **kwargs))
         for i, (grad, tensor) in enumerate(zip(grads, many, strict=True)):
             if isinstance(tensor, Rows) and grad is not None:
-                grad = grad if is_divided(tensor) else grad / world_size()
                 grads[i] = tag(grad, tensor._dim, tensor._sharding)
         return tuple(grads)
 

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from pyg_sar.rows.align import align, argument, as_rows, dim_of, dims_of, named_rule
-from pyg_sar.rows.over_ranks import has_fractions, largest_of_ranks, sum_of_ranks, widened
+from pyg_sar.rows.one_loss import for_rows, has_fractions, sum_of_ranks, widened
+from pyg_sar.rows.over_ranks import largest_of_ranks
 from pyg_sar.rows.pointwise import pointwise
 from pyg_sar.rows.registry import bare_name, rule, rule_of
-from pyg_sar.rows.replicated import PLAIN, with_mean_gradient
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.rowwise import needs_all_rows, not_empty, over_rows, own_results
 from pyg_sar.utils.nested import in_nested
@@ -56,7 +56,7 @@ def _reduction(func: Any, args: Any, kwargs: Any) -> Any:
             dim = rows._dim - (0 if keepdim else sum(i < rows._dim for i in dims))
             dim += isinstance(named.get('q'), Tensor) and named['q'].dim() > 0
             own: Tensor = rows if rows._sharding.own else not_empty(plain(rows), rows._dim)
-            others = [with_mean_gradient(v) if type(v) in PLAIN else v for v in args[1:]]
+            others = [for_rows(v) for v in args[1:]]
             results = func(own, *others, **kwargs)
             if isinstance(results, Tensor) and rows._sharding.own:
                 return tag(results, dim, rows._sharding)
@@ -131,7 +131,7 @@ def _nansum(over: Reduction) -> Tensor:
 def _moments(over: Reduction) -> Any:
     correction = over.named.get('correction', 0 if over.named.get('unbiased') is False else 1)
     mean = over.sum(over.values, keepdim=True) / over.count
-    squares = over.sum((over.values - mean).abs().square())
+    squares = over.sum((over.values - mean.detach()).abs().square())  # by the mean it is 0
     spread = squares / max(over.count - (1 if correction is None else correction), 0)
     if over.name.startswith('std'):
         spread = _root(spread)
@@ -217,7 +217,7 @@ def log_softmax_over_rows(values: Tensor, dim: int) -> Tensor:
     wide = values.to(widened(values.dtype))
     top = largest_of_ranks(wide.detach(), [dim], keepdim=True, least=False)
     shifted = wide - torch.where(top.isinf(), 0, top)
-    return shifted - sum_of_ranks(shifted.exp().sum(dim, keepdim=True)).log()
+    return shifted - for_rows(sum_of_ranks(shifted.exp().sum(dim, keepdim=True)).log())
 
 
 for _name in ('softmax', 'log_softmax', 'softmin'):
@@ -269,7 +269,7 @@ def _covariance(
             values = values.to(torch.get_default_dtype())
         wide = values.unsqueeze(0) if values.dim() == 1 else values
         mean = sum_of_ranks(wide.sum(1, keepdim=True, dtype=widened(wide.dtype))) / total
-        centred = wide - mean
+        centred = wide - mean.detach()  # by the mean the gradient is 0
         out = sum_of_ranks(centred @ centred.mH) / max(total - correction, 0)
         return out.to(values.dtype).squeeze()
 

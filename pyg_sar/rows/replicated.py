@@ -1,15 +1,12 @@
-"""Plain tensors and numbers beside rows, which are equal on all ranks, and whose gradients stay so.
+"""Plain tensors and numbers beside rows, which are equal on all ranks.
 
-In a function with rows a rank's gradient of a plain tensor comes from its own rows alone. The
-gradients of the parameters of a :class:`pyg_sar.DistributedDataParallel` are averaged at the end of
-the backward, those of any other plain tensor within it. What meets rows is noted, and compared by
-the next message.
+What meets rows is noted, and compared by the next message.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,9 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pyg_sar.comm.collectives import all_reduce_sum, communicates, once_differentiable
 from pyg_sar.comm.errors import warn
-from pyg_sar.comm.ranks import cache_of, check_lives, check_own, chosen, current, rank
+from pyg_sar.comm.ranks import cache_of, check_lives, chosen, current, rank
 from pyg_sar.comm.ranks import world_size as num_ranks
 from pyg_sar.comm.vote import vote
 from pyg_sar.rows.registry import bare_name, is_in_place, name_of
@@ -32,89 +28,6 @@ LARGE = 2**24
 """A function of rows and a plain tensor with so many numbers warns."""
 
 PLAIN = (Tensor, torch.nn.Parameter)
-
-
-def with_mean_gradient(tensor: Tensor) -> Tensor:
-    """A plain tensor for a function with rows: the same numbers, a gradient equal on all ranks."""
-    if not tensor.requires_grad or not torch.is_grad_enabled():
-        return tensor
-    if tensor.is_leaf:
-        if chosen.value is not None:
-            check_own(tensor)
-        if is_averaged(tensor):
-            return tensor
-    out: Tensor = tensor if num_ranks() == 1 else _Mean.apply(tensor)
-    return out
-
-
-def with_mean_gradients(tensors: Sequence[Tensor | None]) -> Sequence[Any]:
-    """:func:`with_mean_gradient` of several: parameters, which are averaged, at once."""
-    learning = [tensor for tensor in tensors if tensor is not None and tensor.requires_grad]
-    if chosen.value is None and all(t.is_leaf for t in learning) and is_averaged(*learning):
-        return tensors
-    return [None if tensor is None else with_mean_gradient(tensor) for tensor in tensors]
-
-
-def mean_gradient_if_plain(value: Any) -> Any:
-    """:func:`with_mean_gradient` of a plain tensor; any other value as it is."""
-    return with_mean_gradient(value) if type(value) in PLAIN else value
-
-
-def is_averaged(*leaves: Tensor) -> bool:
-    """Whether the gradients of leaves are averaged at the end of a backward, of all of them."""
-    for leaf in leaves:
-        for hook in (leaf._backward_hooks or {}).values():
-            averager = getattr(hook, 'averager', None)  # a weak reference to that of a parameter
-            owner = None if averager is None else averager()
-            if getattr(owner, 'is_alive', False) or getattr(hook, 'averages', False):
-                break
-        else:
-            return False
-    return True
-
-
-@communicates
-class _Mean(torch.autograd.Function):
-    """The mean over the ranks of the gradients, as each is that of the sum of all ranks' losses."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor) -> Tensor:
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        return mean_of_ranks(grads[0])
-
-
-def mean_of_ranks(tensor: Tensor) -> Tensor:
-    """A new tensor with the mean over the ranks (collective)."""
-    is_half = tensor.dtype in (torch.float16, torch.bfloat16)  # rounded at the end alone
-    total = tensor.float() if is_half else tensor
-    total = total.clone(memory_format=torch.contiguous_format)
-    all_reduce_sum(torch.view_as_real(total) if total.is_complex() else total)
-    return (total / num_ranks()).to(tensor.dtype)
-
-
-class Divides:
-    """The hook of a leaf with rows: its gradient is that of one process."""
-
-    __torch_unserializable__ = True
-
-    def __call__(self, grad: Tensor) -> Tensor:
-        """Divides the gradient of the sum of the ranks' losses by their number."""
-        return grad / num_ranks()
-
-
-def is_divided(leaf: Tensor) -> bool:
-    """Whether a leaf has the hook :class:`Divides`."""
-    return any(isinstance(hook, Divides) for hook in (leaf._backward_hooks or {}).values())
-
-
-def divide_gradient(leaf: Tensor) -> None:
-    """Gives a leaf the hook :class:`Divides`, once."""
-    if leaf.requires_grad and leaf.is_leaf and not is_divided(leaf):
-        leaf.register_hook(Divides())  # type: ignore[no-untyped-call]
 
 
 def check_whole(func: Any, tensor: Tensor) -> None:
@@ -225,6 +138,13 @@ def note(func: Any, args: Any, kwargs: Any) -> None:
     if found:
         here: Any = comm if is_there and chosen.value is None else current()
         here.met.note(name, found)
+
+
+def note_alike(name: str, value: Tensor) -> None:
+    """Takes note of a plain tensor that is equal on all ranks, as :func:`note` does."""
+    found = None if is_hidden.value else _compared(value, name)
+    if found is not None:
+        current().met.note(name, [found])
 
 
 def _compared(value: Any, name: str) -> Any:

@@ -9,8 +9,8 @@ runs over all ranks, and what it gives is a plain tensor, equal on all ranks; or
 A plain tensor is equal on all ranks. Where it meets rows it broadcasts, or it has as many rows as
 the whole, in the order of the whole: then the own ones are taken from it.
 
-Gradients are those of the sum of the ranks' losses, as everywhere in this package, and a loss made
-of rows is equal on all ranks; so what a user sees of them is divided by the number of ranks.
+A loss made of rows is equal on all ranks, and gradients are those of one process
+(:mod:`pyg_sar.rows.one_loss`).
 """
 
 from __future__ import annotations

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from pyg_sar.rows.align import align, argument, dim_of, dims_of, rows_in
+from pyg_sar.rows.one_loss import for_rows
 from pyg_sar.rows.over_ranks import all_rows
 from pyg_sar.rows.registry import bare_name, hint, is_in_place, name_of, rule, rules_by_function
-from pyg_sar.rows.replicated import mean_gradient_if_plain, own_draws
+from pyg_sar.rows.replicated import own_draws
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.sharding import Sharding
 from pyg_sar.utils.nested import in_nested
@@ -227,7 +228,7 @@ def _solve(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _own(value: Any) -> Any:
-    return plain(value) if isinstance(value, Rows) else mean_gradient_if_plain(value)
+    return plain(value) if isinstance(value, Rows) else for_rows(value)
 
 
 def declare_rowwise(operation: Any) -> Any:

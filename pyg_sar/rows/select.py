@@ -30,10 +30,10 @@ from pyg_sar.rows.index import (
     index_other_dims,
     position_of_rows,
 )
+from pyg_sar.rows.one_loss import for_rows
 from pyg_sar.rows.over_ranks import fetched
 from pyg_sar.rows.pointwise import pointwise
 from pyg_sar.rows.registry import rule
-from pyg_sar.rows.replicated import with_mean_gradient
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, remember, tag
 
 _MANY_READS = 1000
@@ -155,7 +155,7 @@ def _by_rows(func: Any, values: Rows, ids: Rows, dim: int) -> Any:
         elif ids._sharding is values._sharding and all(agree(_are_places(ids))):
             out = plain(values).movedim(dim, 0).clone()  # a permutation that moves nothing
         else:
-            out = fetched(values, plain(ids))
+            out = fetched(values, plain(ids), are_rows=True)
         return tag(_in_place_of(out, ids, dim), dim + ids._dim, ids._sharding)
 
 
@@ -221,7 +221,7 @@ def _of_plain(func: Any, values: Tensor, items: list[Any]) -> Any:
         return own_rows(func, item, item.dim() - right, sharding) if is_wide else item
 
     with plainly():
-        out = with_mean_gradient(values)[tuple(own(item) for item in items)]
+        out = for_rows(values)[tuple(own(item) for item in items)]
         widest = max(dim_of(items[i]) for i in tensors if isinstance(items[i], Tensor))
         return tag(out, tensors[0] + widest - right, sharding)
 

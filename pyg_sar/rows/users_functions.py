@@ -2,9 +2,7 @@
 
 Autograd hands a backward plain tensors, and no function of torch is called on the way. So
 ``Function.apply`` is replaced by one that looks at its arguments. With rows among them it runs a
-subclass of the user's Function. Its backward gets gradients as one process has them: rows for rows,
-plain tensors for plain ones. What the user's backward returns is scaled to the gradients that
-autograd adds up, those of the sum of the ranks' losses.
+subclass of the user's Function. Its backward gets rows for rows, and plain tensors for plain ones.
 """
 
 from __future__ import annotations
@@ -22,8 +20,6 @@ from torch.optim import _functional
 from torch.utils.hooks import BackwardHook
 
 from pyg_sar.comm.errors import in_call
-from pyg_sar.comm.ranks import world_size
-from pyg_sar.rows.replicated import mean_of_ranks
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.sharding import Sharding
 from pyg_sar.utils.dry_run import described
@@ -81,30 +77,27 @@ def _on_rows(cls: Any) -> Any:
     users, is_boxed = getattr(cls, name), getattr(cls, 'boxed_grads_call', False)
 
     def backward(ctx: Any, *grads: Any) -> Any:
-        gradients = [_of_one(*pair) for pair in zip(grads, ctx._outs, strict=True)]
+        gradients = [_as_rows(*pair) for pair in zip(grads, ctx._outs, strict=True)]
         with torch._C._EnableTorchFunction():
             results = users(ctx, gradients) if is_boxed else users(ctx, *gradients)
             results = results if isinstance(results, tuple) else (results,)
         specs = chain(ctx._inputs, repeat(None))  # arguments that have a default may be missing
-        return tuple(map(_summed, repeat(f'{cls.__name__}.{name}'), results, specs))
+        return tuple(map(_own, repeat(f'{cls.__name__}.{name}'), results, specs))
 
     body = {key: getattr(cls, key) for key in ('__module__', '__qualname__', '__doc__')}
     body |= {name: staticmethod(backward), 'boxed_grads_call': False}
     return type(cls.__name__, (cls,), body)
 
 
-def _of_one(grad: Tensor | None, spec: _Spec) -> Any:
-    """A gradient as one process has it."""
-    if grad is None:
-        return None
+def _as_rows(grad: Tensor | None, spec: _Spec) -> Any:
+    if grad is None or spec is None:
+        return grad
     with plainly():
-        if spec is not None:
-            return tag((grad / world_size()).to(grad.dtype), *spec)  # zeros, of whole numbers
-        return mean_of_ranks(grad) if grad.is_floating_point() or grad.is_complex() else grad
+        return tag(grad.view_as(grad), *spec)  # autograd may hold the tensor itself
 
 
-def _summed(name: str, grad: Any, spec: _Spec) -> Any:
-    """A gradient as autograd adds it up."""
+def _own(name: str, grad: Any, spec: _Spec) -> Any:
+    """The own rows of a gradient, if it is one of rows."""
     if grad is None or spec is None:
         if isinstance(grad, Rows):
             refuse(name, 'gives rows as the gradient of a plain tensor')
@@ -112,7 +105,7 @@ def _summed(name: str, grad: Any, spec: _Spec) -> Any:
     if not isinstance(grad, Rows):
         with plainly():
             grad = grad.index_select(spec[0], spec[1].ids(grad.device))
-    return (plain(grad) * world_size()).to(grad.dtype)
+    return plain(grad)
 
 
 def _saved(ctx: Any) -> tuple[Any, ...]:
@@ -133,7 +126,7 @@ class _NodeOnRows:
         self._node, self._of_module = node, of_module
 
     def register_hook(self, hook: Any) -> Any:
-        """Calls it with gradients as one process has them."""
+        """Calls it with rows for rows."""
         of = self._of_module
         names = ', '.join(map(described, (*of.user_hooks, *of.user_pre_hooks)))
         where = f'the backward hook {names} of {type(of.module).__name__}'
@@ -142,12 +135,12 @@ class _NodeOnRows:
         def on_rows(*grads: Any) -> Any:
             pairs = zip(grads, (inputs, outs), strict=True)
             with in_call(where):
-                gradients = [tuple(map(_of_one, of, specs)) for of, specs in pairs]
+                gradients = [tuple(map(_as_rows, of, specs)) for of, specs in pairs]
                 with torch._C._EnableTorchFunction():
                     results = hook(*gradients)
             if results is None:
                 return None
-            return tuple(map(_summed, repeat("a module's backward hook"), results, inputs))
+            return tuple(map(_own, repeat("a module's backward hook"), results, inputs))
 
         return self._node.register_hook(on_rows)
 

@@ -72,19 +72,19 @@ def _messages_of_steps(root: str, norm: str | None) -> list[tuple[int, int, int]
 
 
 def test_a_step(tmp_path):
-    """A layer one in forward and none in backward, a loss one and one, the gradients one."""
+    """A layer one in forward and none in backward, a loss one and none, the gradients one."""
     root = str(cut(small_graph(), 3, tmp_path / 'parts'))
     for steps in run_ranks(_messages_of_steps, 3, root, None):
         assert [of_loss for _, of_loss, _ in steps] == [1] * 5
-        assert steps[0][2] == 3  # of the loss, and two of the gradients
-        assert steps[4] == (4, 1, 2)  # the layers, and the features of the first
+        assert steps[0][2] == 2  # of the gradients
+        assert steps[4] == (4, 1, 1)  # the layers, and the features of the first
 
 
 def test_norms(tmp_path):
     """In forward two messages for statistics, in backward one."""
     root = str(cut(small_graph(), 3, tmp_path / 'parts'))
     for steps in run_ranks(_messages_of_steps, 3, root, 'batch_norm'):
-        assert steps[4] == (8, 1, 4)
+        assert steps[4] == (8, 1, 3)
 
 
 def _values(lengths: list[int]) -> list[Any]:

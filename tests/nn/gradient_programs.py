@@ -129,10 +129,11 @@ def loss_of_each_rank(run: Run) -> None:
 
 @program
 def whole_and_own_factors(run: Run) -> None:
-    """A rank's own loss depends on a value of the whole graph."""
+    """The mean of the ranks' own losses meets a value of the whole graph."""
     out = run.ddp(make_model())(*run.graph)
-    loss = run.loss(out)
-    run.mean_of_ranks(out, lambda rank, own: own.square().sum() * loss * (rank + 1)).backward()
+    of_ranks = run.mean_of_ranks(out, lambda rank, own: own.square().sum() * (rank + 1))
+    of_ranks = of_ranks if run.rank is None else mean_of_batches(of_ranks.view(1))
+    (of_ranks * run.loss(out)).backward()
 
 
 @program

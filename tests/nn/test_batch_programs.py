@@ -86,7 +86,10 @@ PROGRAMS = {
         _one_in_evaluation,
         ['parameters of a batch in training', 'parameters of a batch in evaluation'],
     ),
-    'one without a backward': (_one_without_a_backward, ['mean_of_batches']),
+    'one without a backward': (
+        _one_without_a_backward,
+        ['rank 0 is at the sum of the gradients of parameters', 'rank 1 has finished'],
+    ),
 }
 
 

@@ -299,7 +299,7 @@ def test_collectives_of_a_step(tmp_path):
     assert calls[0] == calls[1]
     forward, loss, backward, evaluation, _, _, whole = calls[0]
     assert forward == []
-    assert [len(loss), len(backward)] == [1, 2]
+    assert [len(loss), len(backward)] == [1, 1]
     assert 'sum of the gradients of parameters of a batch in training' in backward[-1]
     assert evaluation == []
     assert whole  # the convs exchange rows

@@ -19,6 +19,7 @@ from torch_geometric.data import Data
 
 import pyg_sar
 from pyg_sar import DistributedDataParallel
+from pyg_sar.comm.errors import PartedError
 
 
 @pytest.fixture(scope='module')
@@ -72,6 +73,15 @@ def test_autograd_grad_that_nothing_would_sum_is_refused(data):
         torch.autograd.grad(loss, parameters)
 
 
+@on_ranks(3, by='threads')
+def test_a_loss_of_one_rank_that_reads_a_value_of_the_whole(data):
+    """Its gradient of that value is another one on every rank."""
+    x = data.x.clone().requires_grad_()
+    (pyg_sar.local(x).sum() * x.square().sum()).backward()
+    with pytest.raises(PartedError, match='gradient of a sum over all ranks'):
+        data.x.sum()
+
+
 @on_ranks(2, 0)
 def test_create_graph_is_refused():
     model = DistributedDataParallel(make_model())
@@ -121,7 +131,7 @@ _SENDING = 'all_reduce', 'all_gather'
 
 
 def _counted(root: str) -> list[int]:
-    """Messages of a loss, of backward inside no_sync, and of backward."""
+    """Messages of a loss, of backward inside no_sync, of backward; of rows that are centred."""
     data = pyg_sar.load_shard(root)
     model = DistributedDataParallel(make_model())
     counts = []
@@ -140,15 +150,24 @@ def _counted(root: str) -> list[int]:
         count()
         loss.backward()
         count()
-    return counts
+        head = DistributedDataParallel(torch.nn.Linear(6, 3).double())
+        for _ in range(3):  # a sum that followed before is announced
+            count()
+            hidden = head(data.x)
+            loss = (hidden - hidden.mean(0)).square().mean()
+            count()
+            loss.backward()
+            count()
+    return [*counts[:4], *counts[-2:]]
 
 
 def test_one_reduction_per_backward(roots: dict[int, str]) -> None:
-    """And one by the mean in forward, one in backward."""
-    for _, loss, without, with_sum in run_once(_counted, 3, roots[3]):
+    """And one by the mean in forward; a plain tensor that meets rows takes one in backward."""
+    for _, loss, without, with_sum, *centred in run_once(_counted, 3, roots[3]):
         assert loss == 1
         assert with_sum == without + 2  # and the one that collectives begin with
-    assert run_ranks(_counted, 1, roots[1])[0][1:] == [0, 0, 0]
+        assert centred == [2, 2]
+    assert run_ranks(_counted, 1, roots[1])[0][1:] == [0] * 5
 
 
 def _drawn(root: str) -> tuple[Tensor, Tensor, Tensor]:

@@ -18,7 +18,7 @@ from torch_geometric.data import Data
 
 import pyg_sar
 from pyg_sar import gather
-from pyg_sar.comm.collectives import sum_over_ranks
+from pyg_sar.rows.one_loss import sum_of_ranks
 from pyg_sar.utils import hook
 
 TOLERANCE = 1e-12
@@ -87,7 +87,7 @@ def _run(root: Path, name: str, epochs: int = 2, **options: Any) -> dict[str, Te
         for key, parameter in model.named_parameters():
             found[f'{key} {epoch}'] = _grad(parameter).clone()
         model.zero_grad()
-    found['rows'] = sum_over_ranks(torch.tensor(float(rows.count)))
+    found['rows'] = sum_of_ranks(torch.tensor(float(rows.count)))
     return found
 
 

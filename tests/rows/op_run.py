@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pyg_sar.comm.ranks import rank
 from pyg_sar.comm.threads import run_threads
-from pyg_sar.rows.over_ranks import sum_of_ranks
+from pyg_sar.rows.one_loss import sum_of_ranks
 from pyg_sar.rows.rows import Rows, plain, plainly, tag
 from pyg_sar.rows.sharding import Sharding
 
