@@ -141,7 +141,7 @@ def give_back(
     exchange: Exchange, out: list[Tensor], gradients: Iterable[Sequence[Tensor]]
 ) -> list[Tensor]:
     """Returns the gradients of every block's rows to their owners, which add them to `out`."""
-    for targets, of_block in zip(exchange.reduce_scatter_halo(out), gradients, strict=True):
+    for of_block, targets in exchange.reduce_scatter_halo(out, iter(gradients)):
         for rows, gradient in zip(targets, of_block, strict=True):
             rows.copy_(gradient)
     return out

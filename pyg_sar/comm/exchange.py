@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -32,6 +32,8 @@ from pyg_sar.comm.send_recv import (
     words_of,
 )
 from pyg_sar.shard.shard import Cached, Shard, Step
+
+Item = TypeVar('Item')
 
 _POOL: Cached[BufferPool] = Cached()
 _of_runs: WeakKeyDictionary[Any, BufferPool] = WeakKeyDictionary()  # one thread runs at a time
@@ -96,16 +98,18 @@ class Exchange:
     def reduce_scatter_halo(
         self,
         out: TensorList,
+        beside: Iterator[Item],
         own: Callable[[], TensorList] | None = None,
         packs: Sequence[Callable[[TensorList], None]] | None = None,
         read: Sequence[Tensor] = (),
-    ) -> Iterator[TensorList]:
+    ) -> Iterator[tuple[Item, TensorList]]:
         """The adjoint of :meth:`all_gather_halo`: sends gradients of halo rows to their owners.
 
         Yields memory for the gradients ``[num_rows, ...]`` of every block's source rows in turn,
-        which the caller fills: views of `out` for own blocks, buffers for remote ones. The
-        gradients of one block travel while the next block is computed. They are added in the order
-        of the steps once the next have been sent, so sums do not depend on timing.
+        which the caller fills: views of `out` for own blocks, buffers for remote ones. With it
+        comes the next item of `beside`, which is taken once the gradients before are on their way.
+        The gradients of one block travel while the next block is computed. They are added in the
+        order of the steps once the next have been sent, so sums do not depend on timing.
 
         Gradients of other ranks are added to `out`, ``[num_own, ...]`` of each tensor: zeros, or of
         any content where all own blocks are written. `own` computes the gradients of the own
@@ -121,11 +125,12 @@ class Exchange:
         under_way: list[tuple[Step, Transfer]] = []
         if own is None:
             for first, end in pairwise(self.shard.own_ptr):
-                yield [o[first:end] for o in out]
+                yield next(beside), [o[first:end] for o in out]
         for number, step in enumerate(self.shard.steps):
             if packs is None:
+                item = next(beside)
                 filled = lend(out, step.recv_rows)
-                yield filled.rows
+                yield item, filled.rows
                 packed: dict[str, Any] = {'sent': self.wire.recast(filled, form, lend)}
             else:
                 packed = {'pack': partial(self._fill, out, packs[number]), 'read': read}
@@ -143,6 +148,7 @@ class Exchange:
                 out[:], own = own(), None
             if before is not None:
                 self._add(*before, out)
+        next(beside, None)  # its end frees what it holds
         comm.await_sent([transfer for _, transfer in under_way])
         if own is not None:
             out[:] = own()

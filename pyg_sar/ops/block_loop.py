@@ -88,12 +88,12 @@ class BlockByBlock:
             for block, rows in blocks:
                 yield block, rows, []
             return
-        packs = None
+        packs, sources = None, []
         if later is not None:
             packs = [partial(later.make, block) for block in self.plan.blocks[num_own:]]
-        returned = self.exchange.reduce_scatter_halo(out, own, packs, later.read if later else ())
-        # First, so that gradients go before the next rows come.
-        for targets, (block, rows) in zip(returned, blocks, strict=later is None):
+            sources = later.read
+        returned = self.exchange.reduce_scatter_halo(out, blocks, own, packs, sources)
+        for (block, rows), targets in returned:
             yield block, rows, targets
 
 

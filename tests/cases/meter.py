@@ -102,11 +102,11 @@ def metered() -> Iterator[Meter]:
                 return lent[0]
 
             self.buffers = lending
-            for rows in original(self, *args, **kwargs):
+            for item, rows in original(self, *args, **kwargs):
                 if lent and lent[0].rows is rows:
                     # Held from now on, though the transfer comes later.
                     meter.take(lent[0], 'gradients', count(lent[0]))
-                yield rows
+                yield item, rows
             self.buffers = lend
 
         def free(original: Any, self: Buffers) -> None:

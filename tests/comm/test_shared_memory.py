@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 from unittest import mock
 
@@ -40,7 +41,7 @@ def _there_and_back(data: Any, dtype: torch.dtype | None, keep: bool) -> list[Te
         for number, rows in enumerate(exchange.all_gather_halo(own, keep=keep)):
             found += [t * (number + 1) for t in rows]
         out = [torch.zeros_like(own[0])]
-        for number, rows in enumerate(exchange.reduce_scatter_halo(out)):
+        for number, rows in exchange.reduce_scatter_halo(out, count()):
             rows[0].fill_(number + 1 + dist.get_rank())
         found += out
     return found

@@ -96,7 +96,7 @@ def test_levels(root):
             assert line.startswith(start)
 
         lines = debug[rank][0].splitlines()
-        for words, come, gone in (('forward, rows', 1, 2), ('backward, gradients', 2, 1)):
+        for words, come, gone in (('forward, rows', 1, 2), ('backward, gradients of rows', 2, 1)):
             blocks = [line for line in lines if f"'convs.2' (SAGEConv), {words} of part" in line]
             for line, step in zip(blocks, steps * 2, strict=True):  # two epochs
                 assert f'part {step[0]}: received {step[come]} rows (' in line

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from typing import Any
 from unittest import mock
 
@@ -90,7 +91,7 @@ def _order_of_comm(root: str) -> tuple[list[str], list[str], list[list[str]]]:
         for number, _ in enumerate(exchange.all_gather_halo([x])):
             forward.note(f'compute {number}')
     with recorded() as backward:
-        for number, (rows,) in enumerate(exchange.reduce_scatter_halo([torch.zeros_like(x)])):
+        for number, (rows,) in exchange.reduce_scatter_halo([torch.zeros_like(x)], count()):
             rows.fill_(1.0)
             backward.note(f'compute {number}')
     return forward.events, backward.events, [*forward.ops, *backward.ops]
