@@ -19,7 +19,8 @@ from torch.nn import Module, Parameter
 
 import pyg_sar
 
-TOLERANCE = 1e-8  # of what is largest in a result
+TOLERANCE = 1e-10  # of what is largest in a result
+WIDER = {'edge_loss.bgrl': 1e-8}  # Adam divides gradients before a batch norm, which are noise
 HERE = Path(__file__).parent
 MARK = 'refused: '
 
@@ -65,7 +66,7 @@ def refusal(name: str, world_size: int, folder: str) -> str:
             raise
         return marked[-1].split(MARK, 1)[1]
     for results in found:
-        assert differences(want, results) == []
+        assert differences(want, results, WIDER.get(name, TOLERANCE)) == []
     return ''
 
 
@@ -117,18 +118,20 @@ def _in_one_line(failure: BaseException) -> str:
     return f'{type(failure).__name__}: {first}{where[-1] if where else ""}'
 
 
-def differences(want: dict[str, Any], got: dict[str, Any]) -> list[str]:
+def differences(
+    want: dict[str, Any], got: dict[str, Any], tolerance: float = TOLERANCE
+) -> list[str]:
     """Which results differ, and by how much; empty if they are the same."""
     if want.keys() != got.keys():
         return [f'other results: {sorted(want.keys() ^ got.keys())}']
     return [
         f'{name}: {text}'
         for name in want
-        if (text := _difference(want[name], got[name])) is not None
+        if (text := _difference(want[name], got[name], tolerance)) is not None
     ]
 
 
-def _difference(want: Any, got: Any) -> str | None:
+def _difference(want: Any, got: Any, tolerance: float) -> str | None:
     if isinstance(want, Tensor) != isinstance(got, Tensor):
         return f'{type(got).__name__} for {type(want).__name__}'
     if not isinstance(want, Tensor):
@@ -151,4 +154,4 @@ def _difference(want: Any, got: Any) -> str | None:
         return 'other infinities'
     want, got = want[finite].double(), got[finite].double()
     error = float((want - got).abs().max() / want.abs().max().clamp(min=1e-3))
-    return f'by {error:.1e}' if error > TOLERANCE else None
+    return f'by {error:.1e}' if error > tolerance else None
