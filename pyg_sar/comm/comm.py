@@ -137,18 +137,17 @@ class Comm:
         """
         raise NotImplementedError
 
-    def in_order(self, transfers: Sequence[Transfer]) -> Iterator[Transfer | None]:
-        """None once the first step is under way; then each that has come, while the next is."""
+    def in_order(self, transfers: Sequence[Transfer]) -> Iterator[Buffers | None]:
+        """None once the first step is under way; then what each has received, while the next is."""
         before = None
         for transfer in (*transfers, None):
             if transfer is not None:
                 transfer.packed()  # while the one before is still on its way
-            if before is not None:
-                self.finish(before)
+            received = None if before is None else self.finish(before)
             if transfer is not None:
                 self.start(transfer)
-            yield before
-            before = transfer
+            yield received
+            before, received = transfer, None
 
     def await_sent(self, transfers: Sequence[Transfer]) -> None:
         """Returns once nobody needs another turn before these steps are done."""

@@ -79,19 +79,24 @@ class Exchange:
         tensors = [t.contiguous() for t in tensors]
         form = self.wire.like(tensors)
         lend = new_buffers if keep else self.buffers
-        words = words_of('rows', form)
-        transfers = []
-        for step in self.shard.steps:
-            to, of = (step.send_rank, step.send_rows), (step.recv_rank, step.recv_rows)
-            ways = words, to, of, lend, self.buffers
-            pack = partial(self._pack, step, tensors)
-            transfers.append(Transfer(step.part, 'rows', form, *ways, pack=pack, read=tensors))
+        new = partial(
+            Transfer, 'rows', words_of('rows', form), form, lend, self.buffers, read=tensors
+        )
+        transfers = [
+            new(
+                part=step.part,
+                to=(step.send_rank, step.send_rows),
+                of=(step.recv_rank, step.recv_rows),
+                pack=partial(self._pack, step, tensors),
+            )
+            for step in self.shard.steps
+        ]
         for arrived in self.comm.in_order(transfers):
             if arrived is None:
                 for first, end in pairwise(self.shard.own_ptr):
                     yield [t[first:end] for t in tensors]
             else:
-                rows = self.wire.recast(arrived.received, tensors, lend)
+                rows = self.wire.recast(arrived, tensors, lend)
                 yield rows.rows
                 rows.free()
 
@@ -119,8 +124,8 @@ class Exchange:
         them; remote blocks are skipped.
         """
         comm, form, kind = self.comm, self.wire.like(out), 'gradients of rows'
-        words, waits = words_of(kind, form), comm.takes_turns
-        # What waits for the other rank's turn is in memory of its own.
+        new = partial(Transfer, kind, words_of(kind, form), form, self.buffers, self.buffers)
+        waits = comm.takes_turns  # for the other rank's turn, in memory of its own
         lend = new_buffers if waits else self.buffers
         under_way: list[tuple[Step, Transfer]] = []
         if own is None:
@@ -134,27 +139,30 @@ class Exchange:
                 packed: dict[str, Any] = {'sent': self.wire.recast(filled, form, lend)}
             else:
                 packed = {'pack': partial(self._fill, out, packs[number]), 'read': read}
-            to, of = (step.recv_rank, step.recv_rows), (step.send_rank, step.send_rows)
-            ways = words, to, of, self.buffers, self.buffers
-            transfer = Transfer(step.part, kind, form, *ways, **packed)
+            transfer = new(
+                part=step.part,
+                to=(step.recv_rank, step.recv_rows),
+                of=(step.send_rank, step.send_rows),
+                **packed,
+            )
             if packs is not None and not waits:
                 transfer.packed()  # while the one before is still on its way
-            before = under_way.pop() if under_way and not waits else None
-            if before is not None:
-                comm.finish(before[1])
+            came = None
+            if under_way and not waits:
+                before, travelling = under_way.pop()
+                came = comm.finish(travelling)
             comm.start(transfer)
             under_way.append((step, transfer))
             if own is not None and not waits:  # while the gradients of this block are on their way
                 out[:], own = own(), None
-            if before is not None:
-                self._add(*before, out)
+            if came is not None:
+                self._add(before, came, out)
         next(beside, None)  # its end frees what it holds
         comm.await_sent([transfer for _, transfer in under_way])
         if own is not None:
             out[:] = own()
         for step, transfer in under_way:
-            comm.finish(transfer)
-            self._add(step, transfer, out)
+            self._add(step, comm.finish(transfer), out)
 
     def _pack(self, step: Step, tensors: TensorList, out: TensorList) -> None:
         """Puts the own rows that a step sends, and sums of them, into `out` as they travel."""
@@ -164,14 +172,14 @@ class Exchange:
             if step.sums is not None:
                 step.sums.put(rows[num_rows:], tensor)
 
-    def _add(self, step: Step, transfer: Transfer, out: TensorList) -> None:
+    def _add(self, step: Step, gradients: Buffers, out: TensorList) -> None:
         """Adds gradients that have come, of the rows that a step has sent, to those of own rows."""
         num_rows = step.send_index.numel()
-        for own, came in zip(out, transfer.received.rows, strict=True):
+        for own, came in zip(out, gradients.rows, strict=True):
             self.wire.add(own, step.send_index, came[:num_rows])
             if step.sums is not None:
                 step.sums.add(own, came[num_rows:])
-        transfer.received.free()
+        gradients.free()
 
     def _fill(self, like: TensorList, make: Callable[[TensorList], None], out: TensorList) -> None:
         """Has `make` fill gradients in the dtypes of `like`; `out` gets them as they travel."""
@@ -255,11 +263,12 @@ def start_round(
     source = (comm.rank - turn) % comm.size
     to, of = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     round_ = Transfer(
-        *(source, kind, [rows], words_of(kind, [rows]), (to, rows.size(0)), (of, counts[source])),
-        *(new_buffers, new_buffers),
-        sent=None if comm.takes_turns else Buffers.of([rows]),
+        *(kind, words_of(kind, [rows]), [rows], new_buffers, new_buffers, source),
+        to=(to, rows.size(0)),
+        of=(of, counts[source]),
         pack=partial(copy_run, rows),
         read=[rows],
+        sent=None if comm.takes_turns else Buffers.of([rows]),
     )
     comm.start(round_)
     return lambda: comm.finish(round_).rows[0]

@@ -175,7 +175,7 @@ class GroupComm(Connection):
         assert transfer.sent is not None
         transfer.sent.free()
         if hook.watchers:
-            transfer.tell()
+            transfer.tell(transfer.received)
         return transfer.received
 
     def start_send_recv(

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
@@ -159,56 +160,39 @@ class Work(Protocol):
         """Returns once it is done."""
 
 
+@dataclass(eq=False)
 class Transfer:
     """A step of an exchange: rows go to one rank while others come from another one.
 
     Both sides know the counts, so empty messages are not sent. Packing fills the rows that go, in
     the form in which they travel. Ranks that are threads pack once the other rank reads the rows.
-
-    Attributes:
-        part: The part whose rows, or gradients of rows, these are.
-        kind: ``'rows'``, ``'keys'`` of attention to all nodes, or ``'gradients of rows'`` or keys.
-        form: Tensors with rows of the shapes and dtypes in which they travel.
-        to: The rank that rows go to, and how many.
-        of: The rank that rows come from, and how many.
-        received: What comes, complete once the step is finished.
-        words: What it is, in which layer, in words that are equal on both sides.
-        works: The messages under way: those that come in, then those that go out.
     """
 
-    received: Buffers
-    doing: tuple[tuple[str, int], tuple[str, int]]  # the `operations`
-    num_coming: int
-    unpack: Callable[[], None] | None  # done once these are here
-
-    def __init__(
-        self,
-        part: int,
-        kind: str,
-        form: TensorList,
-        words: str,
-        to: tuple[int, int],
-        of: tuple[int, int],
-        lend: Lend,
-        lend_sent: Lend,
-        *,
-        sent: Buffers | None = None,
-        pack: Callable[[TensorList], None] | None = None,
-        read: Sequence[Tensor] = (),
-    ) -> None:
-        """Packed rows are given as `sent`; else `pack` fills them, and reads the tensors `read`.
-
-        `lend` gives memory for the rows that come, `lend_sent` for those that go.
-        """
-        self.part, self.kind, self.form, self.words = part, kind, form, words
-        self.to, self.of, self.lend, self._lend_sent = to, of, lend, lend_sent
-        self.sent, self.pack, self.read = sent, pack, read
-        self.works: list[Work] = []
+    kind: (
+        str  # ``'rows'``, ``'keys'`` of attention to all nodes, or ``'gradients of rows'`` or keys
+    )
+    words: str  # what it is, in which layer, in words that are equal on both sides
+    form: TensorList  # tensors with rows of the shapes and dtypes in which they travel
+    lend: Lend  # gives memory for the rows that come
+    lend_sent: Lend  # gives memory for those that go
+    part: int  # whose rows, or gradients of rows, these are
+    to: tuple[int, int]  # the rank that rows go to, and how many
+    of: tuple[int, int]  # the rank that rows come from, and how many
+    pack: Callable[[TensorList], None] | None = None  # fills the rows that go
+    read: Sequence[Tensor] = ()  # what it reads
+    sent: Buffers | None = None  # what goes, once it is packed
+    # Of a step of processes that is under way: what comes; the messages that come in, then those
+    # that go out; how many come in; what is done once these are here; and the `operations`.
+    received: Buffers = field(init=False)
+    works: list[Work] = field(default_factory=list)
+    num_coming: int = 0
+    unpack: Callable[[], None] | None = None
+    doing: tuple[tuple[str, int], tuple[str, int]] = field(init=False)
 
     def packed(self) -> Buffers:
         """What goes, packed now."""
         assert self.pack is not None
-        self.sent = self._lend_sent(self.form, self.to[1])
+        self.sent = self.lend_sent(self.form, self.to[1])
         self.pack(self.sent.rows)
         return self.sent
 
@@ -225,9 +209,9 @@ class Transfer:
             words = f'receiving gradients of own {of_rows}', goes
         return (words[0], self.of[0]), (words[1], self.to[0])
 
-    def tell(self) -> None:
+    def tell(self, received: Buffers) -> None:
         """Tells watchers of rows that came, and of those that went."""
-        came, num_sent = self.received.rows, self.to[1]
+        came, num_sent = received.rows, self.to[1]
         widths = [math.prod(t.shape[1:]) * t.element_size() for t in came]
         num_came = sum(t.size(0) for t in came)
         moved = num_came, num_sent * len(came), sum(t.nbytes for t in came), num_sent * sum(widths)

@@ -194,7 +194,7 @@ class ThreadComm(Comm):
     def start(self, transfer: Transfer) -> None:
         """See :meth:`Comm.start`: it is packed once the other rank reads it."""
         if transfer.sent is not None:
-            sent = LazySend(transfer.sent.rows, None, ())
+            sent, transfer.sent = LazySend(transfer.sent.rows, None, ()), None
         else:
             form = [t.new_empty(1).expand(transfer.to[1], *t.shape[1:]) for t in transfer.form]
             sent = LazySend(form, transfer.pack, transfer.read)
@@ -223,20 +223,19 @@ class ThreadComm(Comm):
             return lent[0].rows
 
         rows = self.boxes.sends[rank, self.rank, transfer.words].popleft().take(lend)
-        transfer.received = lent[0] if lent else Buffers.of(rows)
+        received = lent[0] if lent else Buffers.of(rows)
         if hook.watchers:
-            transfer.tell()
-        return transfer.received
+            transfer.tell(received)
+        return received
 
-    def in_order(self, transfers: Sequence[Transfer]) -> Iterator[Transfer | None]:
+    def in_order(self, transfers: Sequence[Transfer]) -> Iterator[Buffers | None]:
         """See :meth:`Comm.in_order`: all begin, so it is one turn of each rank."""
         for transfer in transfers:
             self.start(transfer)
         self.await_sent(transfers)
         yield None
         for transfer in transfers:
-            self.finish(transfer)
-            yield transfer
+            yield self.finish(transfer)
 
     def all_to_all(
         self, received: Tensor, sent: Tensor, recv_sizes: list[int], send_sizes: list[int]
