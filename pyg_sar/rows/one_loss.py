@@ -35,7 +35,7 @@ from pyg_sar.comm.collectives import (
     sum_and_count,
     torch_apply,
 )
-from pyg_sar.comm.ranks import check_own, chosen, world_size
+from pyg_sar.comm.ranks import check_own, current, world_size
 from pyg_sar.rows.end_of_backward import started
 from pyg_sar.rows.replicated import note_alike
 from pyg_sar.rows.rows import Rows
@@ -46,13 +46,16 @@ def for_rows(value: Any) -> Any:
 
     Every rank computes the gradient of its own rows.
     """
-    is_plain = isinstance(value, Tensor) and not isinstance(value, Rows)
-    if not is_plain or not _learns(value) or hasattr(value, '_is_for_rows'):
+    if not isinstance(value, Tensor) or not value.requires_grad or isinstance(value, Rows):
         return value
-    if value.is_leaf and chosen.value is not None:
+    comm = current()
+    if comm.size == 1 or not torch.is_grad_enabled() or hasattr(value, '_is_for_rows'):
+        return value
+    is_leaf = value.is_leaf
+    if is_leaf and comm.takes_turns:
         check_own(value)
-    is_mean = value.is_leaf and is_averaged(value)
-    out: Any = of_batches(value) if is_mean else _SumInBackward.apply(value)
+    is_mean = is_leaf and is_averaged(value)
+    out: Any = _Scaled.apply(value, False) if is_mean else _SumInBackward.apply(value)
     out._is_for_rows = True
     return out
 
