@@ -137,10 +137,7 @@ def sum_and_count(tensor: Tensor, bit: bool) -> int:
             return comm.sum_small(tag, tensor, bit)
         if tensor.device.type == 'cpu':
             both = torch.cat([tensor.reshape(-1), tensor.new_full((1,), bit)])
-            if comm.goes_by_host(tensor.device):
-                comm.sum_large(tag, both)
-            else:
-                comm.all_reduce(both)
+            comm.sum_large(tag, both)
             tensor.copy_(both[:-1].view(tensor.shape))
             return int(both[-1])
         (count,) = comm.vote(tag, [bit]) or [0]

@@ -27,6 +27,7 @@ from pyg_sar.comm.send_recv import (
     TensorList,
     Transfer,
     Wire,
+    copy_all,
     copy_run,
     new_buffers,
     words_of,
@@ -188,8 +189,7 @@ class Exchange:
             return
         wide = self.buffers(like, out[0].size(0))
         make(wide.rows)
-        for target, rows in zip(out, wide.rows, strict=True):
-            target.copy_(rows)
+        copy_all(out, wide.rows)
         wide.free()
 
     def fetch(self, tensors: Sequence[Tensor], row_map: RowMap | None = None) -> TensorList:

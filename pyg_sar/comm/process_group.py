@@ -27,7 +27,7 @@ from torch import Tensor
 from pyg_sar.comm.connection import Connection
 from pyg_sar.comm.errors import at_location, location
 from pyg_sar.comm.faults import RootCause
-from pyg_sar.comm.send_recv import Buffers, Transfer, Work
+from pyg_sar.comm.send_recv import Buffers, Transfer, Work, copy_all
 from pyg_sar.comm.shared_memory import allocated
 from pyg_sar.comm.sums import Announced, sum_as_gloo_does
 from pyg_sar.utils import hook
@@ -201,7 +201,7 @@ class GroupComm(Connection):
         else:
             come = [self._carried(t) for t in received]
             if any(here.device != t.device for here, t in zip(come, received, strict=True)):
-                unpack = partial(_copy_all, received, come)
+                unpack = partial(copy_all, received, come)
         go = [shared.send(sent, send_rank)] if is_lent else [self._filled(t) for t in sent]
         if not come and not go:
             return [], 0, None
@@ -270,8 +270,3 @@ class GroupComm(Connection):
         """What the backend sends for a contiguous tensor."""
         carried = self._carried(tensor)
         return carried if carried.device == tensor.device else carried.copy_(tensor)
-
-
-def _copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    for target, source in zip(targets, sources, strict=True):
-        target.copy_(source, non_blocking=True)

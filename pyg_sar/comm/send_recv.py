@@ -122,8 +122,7 @@ class Wire:
         if self.dtype is None or [t.dtype for t in rows.rows] == [t.dtype for t in like]:
             return rows
         copies = lend(like, rows.rows[0].size(0))
-        for copy, came in zip(copies.rows, rows.rows, strict=True):
-            copy.copy_(came)
+        copy_all(copies.rows, rows.rows)
         rows.free()
         return copies
 
@@ -142,6 +141,12 @@ class Wire:
             return
         for chunk in _chunks(rows.size(0), out):
             add_rows_at(out, index[chunk], rows[chunk].to(out.dtype))
+
+
+def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Copies each tensor to one of the same shape, in its dtype and on its device."""
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source, non_blocking=True)
 
 
 def _chunks(num_rows: int, like: Tensor) -> Iterator[slice]:
@@ -168,9 +173,7 @@ class Transfer:
     the form in which they travel. Ranks that are threads pack once the other rank reads the rows.
     """
 
-    kind: (
-        str  # ``'rows'``, ``'keys'`` of attention to all nodes, or ``'gradients of rows'`` or keys
-    )
+    kind: str  # ``'rows'``, ``'keys'`` of attention, or ``'gradients of rows'`` or of keys
     words: str  # what it is, in which layer, in words that are equal on both sides
     form: TensorList  # tensors with rows of the shapes and dtypes in which they travel
     lend: Lend  # gives memory for the rows that come

@@ -187,6 +187,10 @@ class ThreadComm(Comm):
         counts: list[int] | None = self.meet(at_location(tag), (fingerprint, bits), combine)
         return counts
 
+    def sum_large(self, tag: str, tensor: Tensor) -> None:
+        """See :meth:`Comm.sum_large`: ranks compare what they are at where they meet."""
+        self.all_reduce(tensor)
+
     def gather_texts(self, text: bytes, what: str) -> list[bytes]:
         texts: list[bytes] = self.meet(self.operation, text, list)
         return texts

@@ -135,21 +135,20 @@ def state_of(conv: torch.nn.Module) -> Callable[[], AbstractContextManager[None]
 @contextmanager
 def parameters_for_rows(conv: torch.nn.Module) -> Iterator[None]:
     """While it lasts, the parameters of a conv meet plain tensors of own rows."""
-    tables: list[tuple[dict[str, Any], dict[str, Any]]] = []
-    if world_size() > 1 and torch.is_grad_enabled():
-        for module in conv.modules():
-            learning = {n: p for n, p in module._parameters.items() if p is not None}
-            tables.append((cast(dict[str, Any], module._parameters), learning))
-            if isinstance(module, torch.nn.RNNBase):  # which has lists of its parameters
-                tables.append((vars(module), dict(vars(module))))
+    before: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    is_cut = world_size() > 1 and torch.is_grad_enabled()
     try:
-        for module in conv.modules() if tables else ():
-            for name, p in module._parameters.items():
+        for module in conv.modules() if is_cut else ():
+            table = cast(dict[str, Any], module._parameters)
+            # Recurrent modules have lists of their parameters, too.
+            tables = (table, vars(module)) if isinstance(module, torch.nn.RNNBase) else (table,)
+            before += [(each, dict(each)) for each in tables]
+            for name, p in table.items():
                 if p is not None and not is_lazy(p):
-                    cast(dict[str, Any], module._parameters)[name] = for_rows(p)
+                    table[name] = for_rows(p)
         yield
     finally:
-        for now, then in tables:
+        for now, then in before:
             now.update(then)
 
 
