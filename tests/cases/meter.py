@@ -94,6 +94,13 @@ def metered() -> Iterator[Meter]:
             assert sent is not None
             meter.take(sent, 'halo_sent' if is_rows else 'gradients', count(sent))
 
+        def packed(original: Any, self: Transfer) -> Buffers:
+            sent: Buffers = original(self)
+            if 'keys' not in self.kind:
+                # Held from now on, though the transfer may come later.
+                meter.take(sent, 'halo_sent' if self.kind == 'rows' else 'gradients', count(sent))
+            return sent
+
         def reduce_scatter_halo(original: Any, self: Exchange, *args: Any, **kwargs: Any) -> Any:
             lend, lent = self.buffers, []
 
@@ -104,7 +111,6 @@ def metered() -> Iterator[Meter]:
             self.buffers = lending
             for item, rows in original(self, *args, **kwargs):
                 if lent and lent[0].rows is rows:
-                    # Held from now on, though the transfer comes later.
                     meter.take(lent[0], 'gradients', count(lent[0]))
                 yield item, rows
             self.buffers = lend
@@ -115,8 +121,6 @@ def metered() -> Iterator[Meter]:
 
         def fetch(original: Any, self: Exchange, tensors: Any, row_map: Any = None) -> Any:
             fetched = original(self, tensors, row_map)
-            if row_map is None:
-                return fetched
             rows = sum(t.size(0) for t in fetched)
             if all(t.dim() == 1 for t in fetched):
                 meter.together_numbers = max(meter.together_numbers, rows)
@@ -138,6 +142,7 @@ def metered() -> Iterator[Meter]:
 
         patch(Exchange, '__init__', exchange)
         patch(GroupComm, 'start', start)
+        patch(Transfer, 'packed', packed)
         patch(Buffers, 'free', free)
         patch(Exchange, 'reduce_scatter_halo', reduce_scatter_halo)
         patch(Exchange, 'fetch', fetch)
