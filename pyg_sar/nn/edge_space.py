@@ -33,6 +33,7 @@ from pyg_sar.nn.intercept import (
     UnsupportedMessageError,
     WatchedIndex,
 )
+from pyg_sar.nn.leaky_scores import ScoreNotes
 from pyg_sar.rows.registry import bare_name, name_of, names
 from pyg_sar.rows.rows import Rows, plain, plainly, tag
 from pyg_sar.rows.sharding import Sharding, ids_of_selected
@@ -153,6 +154,7 @@ class Watch(TorchFunctionMode):
     Attributes:
         edge_bytes: What the largest tensor with a row per edge takes for each.
         by_destination: Whether rows of destinations were read at the edges.
+        scores: What scores of attention may be made of.
         is_off: Whether it lets everything pass.
     """
 
@@ -161,6 +163,7 @@ class Watch(TorchFunctionMode):
         self.edges, self.nodes = edges, nodes
         self.edge_bytes = 0
         self.by_destination = self.is_off = False
+        self.scores = ScoreNotes()
         self._device = device
         self._alike: dict[Any, Any] = {}
         self._kept: list[Tensor] = []
@@ -192,7 +195,9 @@ class Watch(TorchFunctionMode):
         if kwargs.get('generator') is not None:
             refuse(f"'{name}' draws by a generator of the program")
         is_mask = name in _COMPARISONS and not kwargs
-        return self._noted(self._compared(func, args) if is_mask else func(*args, **kwargs))
+        out = self._noted(self._compared(func, args) if is_mask else func(*args, **kwargs))
+        self.scores.note(out, func, args, kwargs)
+        return out
 
     def _noted(self, out: Any) -> Any:
         for value in out if isinstance(out, (tuple, list)) else (out,):

@@ -32,6 +32,7 @@ from pyg_sar.nn.intercept import (
     WholeGraphSizes,
     overridden,
 )
+from pyg_sar.nn.leaky_scores import LeakyScores
 from pyg_sar.nn.linear_in_softmax import SoftmaxUse
 from pyg_sar.nn.narrow_exchange import is_hooked, is_sum
 from pyg_sar.nn.options import Path
@@ -47,6 +48,7 @@ from pyg_sar.ops.reductions import Sum
 from pyg_sar.rows.registry import signature_of
 from pyg_sar.rows.rows import Rows, plain, plainly, tag
 from pyg_sar.utils.class_swap import name_of, plain_class
+from pyg_sar.utils.tensor_state import version_of
 
 
 class MessageRun(Intercept):
@@ -63,6 +65,8 @@ class MessageRun(Intercept):
         self._edge_samples = samples.edge
         self._num_softmax = 0
         self._message: Any = None
+        self._logits: Any = None
+        self._values: dict[str, Any] = {}
         self._reduced: list[Tensor] = []
         self._calls: list[tuple[int, str, int]] = []
 
@@ -85,6 +89,7 @@ class MessageRun(Intercept):
     def __call__(self, values: dict[str, Any]) -> Any:
         """The result of the message."""
         call, conv = self.call, self.call.conv
+        self._values = values
         sizes = WholeGraphSizes(conv, NUM_EDGES, NUM_EDGES, is_sample=True)
         with ExitStack() as stack:
             stack.enter_context(sizes.in_force())
@@ -174,6 +179,7 @@ class MessageRun(Intercept):
                 is_sum=aggregate is not None and is_sum(conv),
                 is_hooked=aggregate is not None and is_hooked(conv),
                 weights=weights,
+                scores=None if reduced else self._scores(edge_outputs, written, undone.uses_rng),
                 edge_bytes=self._watch.edge_bytes,
                 uses_rng=undone.uses_rng,
                 learnable=learnable_leaves(read, samples, first_node),
@@ -181,6 +187,20 @@ class MessageRun(Intercept):
                 weight=weight,
                 summed=out.summed if source else None,
             )
+
+    def _scores(
+        self, outputs: tuple[Tensor, ...], written: tuple[str, ...], uses_rng: bool
+    ) -> LeakyScores | None:
+        """What the weights are made of, if they are the only output."""
+        weights = self._use.weights
+        if weights is None or len(outputs) != 1 or written or uses_rng:
+            return None
+        out = plain(outputs[0])
+        is_same = out.data_ptr() == weights.data_ptr() and out.numel() == weights.numel()
+        is_kept = version_of(weights) == 0 and out.requires_grad == weights.requires_grad
+        if not (is_same and is_kept and out.is_contiguous()):
+            return None
+        return self._watch.scores.read(self._logits, self._values)
 
     def _is_linear(self, outputs: list[Tensor], aggregate: Aggregate | None) -> bool:
         reductions = () if aggregate is None else aggregate.reductions
@@ -288,6 +308,7 @@ class MessageRun(Intercept):
         if rows is None:
             return pyg_softmax(src, index, ptr, num_nodes, dim)
         self._num_softmax += 1
+        self._logits = rows
         if isinstance(rows, SourceRows):
             self.read.add(rows.source)
         if rows._sharding is not self.edges or rows._dim != 0:

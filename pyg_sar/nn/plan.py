@@ -9,6 +9,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
+from pyg_sar.nn.leaky_scores import LeakyScores
 from pyg_sar.nn.options import Path
 from pyg_sar.nn.reductions import Aggregate
 from pyg_sar.nn.source_rows import RowSum
@@ -38,6 +39,8 @@ class Plan:
     is_sum: bool = False  # whether it is a sum or a mean alone, hooks aside
     is_hooked: bool = False  # whether it has hooks on this rank
     weights: Tensor | None = None  # the result of its softmax over in-edges, if it has one
+    # What these weights are made of, if it gives them and nothing else and that is all it reads.
+    scores: LeakyScores | None = None
     edge_bytes: int = 0  # what the largest tensor that it computes takes per edge
     uses_rng: bool = False  # whether it draws by a generator of torch, or may do so
     drops: bool = False  # whether it draws masks of dropout by edge, or may do so

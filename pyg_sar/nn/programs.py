@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pyg_sar.nn.at_once import run_by_destination, run_one_shot
 from pyg_sar.nn.call import Call
+from pyg_sar.nn.leaky_scores import LeakyScores
 from pyg_sar.nn.narrow_exchange import (
     NarrowSum,
     layer_after,
@@ -22,6 +23,8 @@ from pyg_sar.nn.plan import Plan
 from pyg_sar.nn.reductions import BlockMessages, finish
 from pyg_sar.nn.reuse import kept_sum
 from pyg_sar.nn.side_effects import state_of
+from pyg_sar.ops.attention_weights import attention_weights, have_loop
+from pyg_sar.ops.block_loop import BlockByBlock
 from pyg_sar.ops.chunks import Run
 from pyg_sar.ops.online_softmax import online
 from pyg_sar.ops.program import Program
@@ -33,6 +36,9 @@ from pyg_sar.rows.rows import tag
 
 def _on_edges(plan: Plan, call: Call) -> tuple[list[State], tuple[Tensor, ...]]:
     """The states of the reductions, and the edge outputs, of what runs on every edge."""
+    weights = None if plan.scores is None else _weights(plan.scores, plan, call)
+    if weights is not None:
+        return [], (weights,)
     aggregate = plan.aggregate if call.function == 'message' else None
     num_calls = 0 if aggregate is None else len(aggregate.calls)
     num_dst = call.plan.shard.num_dst
@@ -51,6 +57,17 @@ def _on_edges(plan: Plan, call: Call) -> tuple[list[State], tuple[Tensor, ...]]:
         program, plan.arguments(call.arguments), call.plan, call.exchange, keep_rows=keep_rows
     )
     return (replay if program.weights is None else online)(run)
+
+
+def _weights(scores: LeakyScores, plan: Plan, call: Call) -> Tensor | None:
+    """Weights of attention by their own loop, where it takes them and reads no other rows."""
+    source, own = _argument(call, scores.source), _argument(call, scores.own)
+    if len(call.arguments.src) > 1 or not have_loop(source, own):
+        return None
+    kept: list[Tensor] | None = [] if call.options.mode == 'sequential_no_remat' else None
+    loop = BlockByBlock(call.plan, call.exchange, kept)
+    weights = attention_weights(source, own, scores.slope, loop)
+    return _shaped(weights, call.plan.num_edges, *plan.edge_outputs[0].shape[1:])
 
 
 def _row_sum(plan: Plan, call: Call, x: Tensor, weight: Tensor | None, finishes: bool) -> Tensor:
@@ -95,7 +112,7 @@ def _sum(plan: Plan, call: Call) -> Tensor:
 
     Sums of raw features are kept, and a narrower layer may come before the sum.
     """
-    conv, x = call.conv, _source(plan, call)
+    conv, x = call.conv, _argument(call, plan.source)
     weight = None if plan.weight is None else call.arguments.edge[plan.weight]
     if plan.path == 'SpMM' and plan.is_sum:
         if not (x.requires_grad and torch.is_grad_enabled()):  # the same on all ranks
@@ -124,9 +141,10 @@ def _sum(plan: Plan, call: Call) -> Tensor:
     return _row_sum(plan, call, x, weight, plan.is_hooked or not plan.is_sum)
 
 
-def _source(plan: Plan, call: Call) -> Tensor:
-    slot = next(slot for slot in call.slots if slot.name == plan.source)
-    return call.arguments.src[slot.index]
+def _argument(call: Call, name: str) -> Tensor:
+    slot = next(slot for slot in call.slots if slot.name == name)
+    values: Tensor = getattr(call.arguments, slot.role)[slot.index]
+    return values
 
 
 def _replayed(plan: Plan, call: Call) -> Tensor:
@@ -143,7 +161,7 @@ def _factored(plan: Plan, call: Call) -> Tensor:
     """A sum or mean of x_j times a factor: that of every edge first, block by block."""
     _, (factor, *others) = _on_edges(plan, call.of_factor(plan.source))
     set_attributes(plan, call, others)
-    x = _source(plan, call)
+    x = _argument(call, plan.source)
     return _row_sum(plan, call, x, factor, plan.is_hooked or not plan.is_sum)
 
 

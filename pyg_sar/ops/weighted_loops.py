@@ -122,5 +122,13 @@ def run_loop(
         if not loop(start, end, replace):
             raise IndexError(f'expected columns below {values.size(0)} in a block')
 
+    on_chunks(run, segments)
+
+
+def on_chunks(run: Callable[[int, int, int, int], object], segments: Segments) -> None:
+    """Calls `run` with the first and last segment, and edge, of every chunk, on all threads."""
+    if torch.get_num_threads() == 1:
+        run(0, segments.ptr.numel() - 1, 0, segments.columns.numel())
+        return
     chunks = chunks_of_segments(segments, segments.ptr.numel(), _CHUNK_EDGES)
-    side_by_side((partial(run, *chunk) for chunk in chunks), values.device)
+    side_by_side((partial(run, *chunk) for chunk in chunks), segments.ptr.device)

@@ -89,6 +89,11 @@ def loops(dtype: str = 'float32') -> ModuleType | None:
         edges = ptr, ptr[:0], index, ptr[:0]
         numba_loops.sums_and_dots(rows, None, None, rows, *edges, rows, 1, 1, 0, 0, True)
         numba_loops.sums_and_dots(rows, rows, rows, rows, *edges, rows, 1, 1, 0, 0, True)
+        module: Any = numba_loops
+        of_edges = *edges, 1, 0, 0, rows.dtype.type(0), 0
+        module.attention_weights(*[rows] * 5, *of_edges, 2)
+        for target in (None, rows):
+            module.gradients_of_scores(rows, target, *[rows] * 5, *of_edges, 1)
     except Exception as error:
         is_missing = isinstance(error, ModuleNotFoundError) and error.name in ('llvmlite', 'numba')
         if not is_missing:

@@ -24,7 +24,7 @@ from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
 import pyg_sar
 
-CEILINGS = {'SAGE': (158, 132), 'GAT': (330, 364), 'GCN': (186, 129)}
+CEILINGS = {'SAGE': (158, 132), 'GAT': (312, 290), 'GCN': (186, 129)}
 """Calls of a layer, forward and backward, a little above what they are.
 
 Comprehensions and lambdas do not count.

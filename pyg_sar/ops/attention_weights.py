@@ -1,0 +1,118 @@
+"""Weights of attention, ``softmax(leaky_relu(a_j + a_i))`` over in-edges, by compiled loops.
+
+GATConv weights its messages so (Velickovic et al. 2018, arXiv 1710.10903). The general way computes
+such a message operation by operation in chunks of edges, and again in backward. Here loops over the
+edges compute the scores, their exponentials and sums, and in backward both gradients at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_sar.comm.collectives import communicates, once_differentiable
+from pyg_sar.ops.block_loop import BlockByBlock
+from pyg_sar.ops.weighted_loops import has_loop, on_chunks
+from pyg_sar.shard.blocks import Block
+from pyg_sar.utils.installed import loops
+from pyg_sar.utils.offload import arrays_of
+
+
+def have_loop(source: Tensor, own: Tensor) -> bool:
+    """Whether :func:`attention_weights` takes scores like these."""
+    is_alike = source.dtype == own.dtype and source.shape[1:] == own.shape[1:]
+    return is_alike and has_loop(source)
+
+
+def attention_weights(source: Tensor, own: Tensor, slope: float, loop: BlockByBlock) -> Tensor:
+    """The softmax of ``leaky_relu(source[j] + own[i], slope)`` over the in-edges of every i.
+
+    From ``[num_own, ...]`` at the sources and ``[num_dst, ...]`` at the destinations to weights
+    ``[num_edges, ...]``; all float32 or all float64, on a CPU.
+
+    | forward:  receive the rows of block q; scores of its edges, and the largest of every i; once
+      all are in ``exp(score - largest_i) / sum_i``
+    | backward: receive them again; ``d_score = w * (d_w - r_i)`` with ``r_i = sum of w * d_w``
+
+    Saved for backward: both tensors and the weights. Point-to-point messages: one per step in
+    forward; in backward one per step, and one if `source` needs a gradient.
+    """
+    out: Tensor = _AttentionWeights.apply(source.contiguous(), own.contiguous(), slope, loop)
+    return out
+
+
+@communicates
+class _AttentionWeights(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, source: Tensor, own: Tensor, slope: float, loop: BlockByBlock) -> Tensor:
+        blocks = loop.plan.blocks
+        out = source.new_empty(loop.plan.num_edges, *source.shape[1:])
+        largest, sums = torch.full_like(own, float('-inf')), torch.zeros_like(own)
+
+        def run(block: Block, rows: Tensor, *steps: int) -> None:
+            written, read = [block.span(out), largest, sums], [rows, own]
+            _run('attention_weights', block, written, read, slope, steps)
+
+        # An only block holds all in-edges of its destinations.
+        is_one = len(blocks) == 1
+        for block, (rows,) in loop.all_gather_halo([source]):
+            run(block, rows, 0, 2 if is_one else 0)
+        for step in () if is_one else (1, 2):
+            for block in blocks:
+                run(block, own[:0], step, step)
+        ctx.save_for_backward(source, own, out, *(loop.kept or ()))
+        ctx.loop, ctx.slope = replace(loop, kept=None), slope
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        source, own, weights, *kept = ctx.saved_tensors
+        loop, grad = replace(ctx.loop, kept=kept or None), grads[0].contiguous()
+        needs_source, needs_own = ctx.needs_input_grad[:2]
+        row_sum, of_own = torch.zeros_like(own), torch.zeros_like(own) if needs_own else None
+
+        def run(block: Block, rows: Tensor, of_rows: Tensor | None, *steps: int) -> None:
+            read = [block.span(weights), block.span(grad), rows, own]
+            written = [row_sum, of_rows, of_own]
+            _run('gradients_of_scores', block, written, read, ctx.slope, steps)
+
+        is_one = len(loop.plan.blocks) == 1
+        for block in () if is_one else loop.plan.blocks:
+            run(block, own[:0], None, 0, 0)
+        of_source = [torch.empty_like(source)] if needs_source else []
+        for block, (rows,), targets in loop.reduce_scatter([source], of_source):
+            target = targets[0].zero_() if targets else None
+            run(block, rows, target, 0 if is_one else 1, 1)
+        return of_source[0] if of_source else None, of_own, None, None
+
+
+def _run(
+    name: str,
+    block: Block,
+    written: Sequence[Tensor | None],
+    read: Sequence[Tensor],
+    slope: float,
+    steps: tuple[int, ...],
+) -> None:
+    """Runs a loop over the edges of a block, those of several destinations on each thread."""
+    segments, heads = block.by_dst, prod(read[-1].shape[1:])
+    keys = segments.ptr.new_empty(0, dtype=torch.int64) if segments.keys is None else segments.keys
+    perm = segments.columns[:0] if segments.perm is None else segments.perm
+    arrays = arrays_of(written, (*read, segments.ptr, segments.columns, keys, perm))
+    loop = getattr(loops(), name)
+    number = read[-1].new_tensor(slope).numpy()[()]  # in their dtype
+
+    def run(start: int, end: int, *_: int) -> None:
+        if loop(*arrays, heads, start, end, number, *steps) is False:
+            raise IndexError('expected columns that are rows of a block')
+
+    if name == 'gradients_of_scores' and written[1] is not None:
+        run(0, segments.ptr.numel() - 1)  # edges of one source may lie in two chunks
+    else:
+        on_chunks(run, segments)
