@@ -2,6 +2,9 @@
 
 A README holds no figure of its own. Between ``<!-- NAME -->`` and ``<!-- /NAME -->`` stands what
 the benchmark renders from results.json, after every run or with ``--render``.
+
+results.json is a list with a report of every processor, the newest first. A run replaces the report
+of its own processor. Tables have the rows of all; a picture is that of the first.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from typing import Any
 
 import torch
 from measured_training import num_cores
+from processors import processor, processor_of, together, with_processor
 
 import pyg_sar
 from pyg_sar.utils.installed import loops
@@ -62,7 +66,7 @@ class Benchmark:
     def _run(self, args: argparse.Namespace) -> None:
         out = Path(args.out) if args.out else None
         if args.render:
-            self._write_readme(self._read(out or self.folder), out or self.folder)
+            self._write_readme(_read(out or self.folder), out or self.folder)
             return
         # As the README's: tiny figures mean nothing and stay out of it unless asked for.
         if out is None and args.size != 'tiny':
@@ -70,43 +74,49 @@ class Benchmark:
         keys = self.sizes['full'].keys()
         settings = {key: value for key, value in vars(args).items() if key in keys}
         report = {'size': args.size, 'environment': environment(), 'settings': settings, 'rows': []}
+        others = [r for r in _read(out) if processor_of(r) != processor_of(report)] if out else []
         for row in self.measure(args):
             report['rows'].append(row)
+            report['environment']['load_at_end'] = os.getloadavg()[0]
             if out is not None:  # after every row: all of them may take long
-                out.mkdir(parents=True, exist_ok=True)
-                (out / 'results.json').write_text(json.dumps(report, indent=1) + '\n')
+                _write([report, *others], out)
         if not report['rows']:
             return
-        report['environment']['load_at_end'] = os.getloadavg()[0]
         if out is None:
-            for block in self.render(report).values():
+            for block in self._render([report]).values():
                 print(f'\n{block}')
-            print(f'\n{_environment_line(report)}')
             return
-        (out / 'results.json').write_text(json.dumps(report, indent=1) + '\n')
-        self._write_readme(report, out)
+        self._write_readme([report, *others], out)
 
-    def _read(self, folder: Path) -> dict[str, Any] | None:
-        path = folder / 'results.json'
-        return json.loads(path.read_text()) if path.exists() else None
+    def _render(self, reports: list[dict[str, Any]]) -> dict[str, str]:
+        """The tables of all reports, and where they were measured."""
+        of_each = [
+            {
+                **{
+                    name: with_processor(block, processor_of(report))
+                    for name, block in self.render(report).items()
+                },
+                'environment': _environment_line(report),
+            }
+            for report in reports
+        ]
+        return {name: together([of[name] for of in of_each]) for name in of_each[0]}
 
-    def _write_readme(self, report: dict[str, Any] | None, out: Path) -> None:
+    def _write_readme(self, reports: list[dict[str, Any]], out: Path) -> None:
         readme = self.folder / 'README.md'
         text = readme.read_text()
         names = re.findall(r'<!-- /(\w+) -->', text)
-        if report is None:
+        if not reports:
             unmeasured = f'Not measured yet: `make bench-{self.folder.name}` fills this in.'
             blocks = {**dict.fromkeys(names, ''), 'table': unmeasured, **self.static}
         else:
-            blocks = {
-                **self.static,
-                **self.render(report),
-                'environment': _environment_line(report),
-            }
+            blocks = {**self.static, **self._render(reports)}
             if self.draw is not None:
                 picture = out / f'{self.folder.name}.png'
-                self.draw(report, picture)
+                self.draw(reports[0], picture)
                 blocks['picture'] = f'![{self.doc}]({picture.name})'
+                if len(reports) > 1:
+                    blocks['picture'] += f'\n\nThe picture is of {processor_of(reports[0])}.'
             for name, block in blocks.items():
                 if name != 'picture' and name not in self.static:
                     print(f'\n{block}')
@@ -138,6 +148,17 @@ class Benchmark:
             if getattr(args, option) is None:
                 setattr(args, option, default)
         return args
+
+
+def _read(folder: Path) -> list[dict[str, Any]]:
+    path = folder / 'results.json'
+    return json.loads(path.read_text()) if path.exists() else []
+
+
+def _write(reports: list[dict[str, Any]], folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    text = ',\n'.join(json.dumps(report, indent=1) for report in reports)
+    (folder / 'results.json').write_text(f'[\n{text}\n]\n')
 
 
 def fill(text: str, blocks: dict[str, str]) -> str:
@@ -204,6 +225,7 @@ def show_ranks(count: int) -> str:
 def environment() -> Row:
     memory = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
     return {
+        'processor': processor(),
         'cores': num_cores(),
         'memory_gib': round(memory / 2**30),
         'machine': platform.machine(),
@@ -225,7 +247,8 @@ def _environment_line(report: dict[str, Any]) -> str:
     others += [f'{library} preloaded' for library in e.get('preloaded', ())]
     others += ['gloo on loopback']
     return (
-        f'{e["cores"]} cores ({e["machine"]}), {e["memory_gib"]} GiB, {e["system"]}, {e["libc"]}, '
+        f'Processor: {processor_of(report)}; {e["cores"]} cores ({e["machine"]}), '
+        f'{e["memory_gib"]} GiB, {e["system"]}, {e["libc"]}, '
         f'Python {e["python"]}, torch {e["torch"]}, torch_geometric {e["torch_geometric"]}, '
         f'{", ".join(others)}. Load of the last minute: {e["load_at_start"]:.1f} before, '
         f'{e["load_at_end"]:.1f} at the end (the benchmark included). Form: {report["size"]}.'

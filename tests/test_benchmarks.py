@@ -10,6 +10,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -72,12 +73,13 @@ def test_runs_and_fills_its_readme(name: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     if done.stdout.startswith('skipped: '):
         pytest.skip(done.stdout)
-    report = json.loads((tmp_path / 'results.json').read_text())
+    (report,) = json.loads((tmp_path / 'results.json').read_text())
     assert report['size'] == 'tiny'
     assert (tmp_path / f'{name}.png').stat().st_size > 0
     readme = (tmp_path / 'README.md').read_text()
     assert '![' in readme
     assert 'Not measured yet' not in readme
+    assert f'| {report["environment"]["processor"]} | ' in readme
     rows = report['rows']
     if name == 'epoch':
         assert {row['variant'] for row in rows} >= {'plain PyG', 'plain PyG, CSR', 'one_shot'}
@@ -106,6 +108,94 @@ def test_readme_is_what_its_results_say(name: str, tmp_path: Path) -> None:
     done = _run(folder / 'main.py', '--render', '--out', tmp_path)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / 'README.md').read_text() == (folder / 'README.md').read_text()
+
+
+def _cpuinfo(vendor: str, family: int, model: int, name: str) -> str:
+    core = (
+        f'vendor_id\t: {vendor}\ncpu family\t: {family}\nmodel\t\t: {model}\n'
+        f'model name\t: {name}\nstepping\t: 2\npower management:\n\n'
+    )
+    return f'processor\t: 0\n{core}processor\t: 1\n{core}'
+
+
+@pytest.mark.parametrize(
+    ('found', 'name'),
+    [
+        (('AuthenticAMD', 25, 1, 'AMD EPYC 7763 64-Core Processor'), 'AMD EPYC 7763'),
+        (('AuthenticAMD', 25, 0x08, 'AMD EPYC'), 'AMD EPYC, Zen 3'),
+        (('AuthenticAMD', 25, 0x11, 'AMD EPYC Processor'), 'AMD EPYC, Zen 4'),
+        (('AuthenticAMD', 25, 0xA0, 'AMD EPYC'), 'AMD EPYC, Zen 4'),
+        (('AuthenticAMD', 26, 0x02, 'AMD EPYC'), 'AMD EPYC, Zen 5'),
+        (('GenuineIntel', 6, 0xCF, 'Intel(R) Xeon(R) Processor'), 'Intel Xeon, Emerald Rapids'),
+        (('GenuineIntel', 6, 0x6A, 'Intel(R) Xeon(R) CPU @ 2.60GHz'), 'Intel Xeon, Ice Lake'),
+        (('GenuineIntel', 6, 0x8F, 'Intel(R) Xeon(R) Platinum 8488C'), 'Intel Xeon Platinum 8488C'),
+        (('GenuineIntel', 19, 1, 'Intel(R) Xeon(R)'), 'Intel Xeon, family 19, model 1'),
+    ],
+)
+def test_a_processor_has_a_name(
+    load, found: tuple[str, int, int, str], name: str, tmp_path: Path
+) -> None:
+    (tmp_path / 'cpuinfo').write_text(_cpuinfo(*found))
+    assert load('.', 'processors').processor(tmp_path / 'cpuinfo') == name
+
+
+@pytest.mark.parametrize('text', [None, 'processor\t: 0\nCPU part\t: 0xd40\n'])
+def test_a_processor_without_a_name_in_cpuinfo(
+    load, text: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if text is not None:
+        (tmp_path / 'cpuinfo').write_text(text)
+    monkeypatch.setattr('platform.processor', lambda: 'arm')
+    assert load('.', 'processors').processor(tmp_path / 'cpuinfo') == 'arm'
+
+
+def test_a_run_keeps_the_reports_of_other_processors(
+    load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = load('.', 'report')
+    blocks = ''.join(f'<!-- {n} -->\n<!-- /{n} -->\n' for n in ('picture', 'table', 'environment'))
+    (tmp_path / 'README.md').write_text(blocks)
+    drawn = []
+
+    def render(found: dict[str, Any]) -> dict[str, str]:
+        rows = [[row['figure']] for row in found['rows']]
+        return {'table': f'All:\n\n{report.table(["s"], rows)}'}
+
+    def run(name: str, figure: int) -> str:
+        benchmark = report.Benchmark(
+            tmp_path,
+            {'full': {'figure': 0}},
+            lambda args: iter([{'figure': args.figure}]),
+            render,
+            lambda found, path: drawn.append(found['rows'][0]['figure']),
+            'A figure.',
+        )
+        monkeypatch.setattr(report, 'processor', lambda: name)
+        monkeypatch.setattr('sys.argv', ['main.py', f'--figure={figure}'])
+        benchmark.main()
+        return (tmp_path / 'README.md').read_text()
+
+    head = 'All:\n\n| processor | s |\n| --- | --- |\n'
+    assert f'{head}| a | 1 |\n<' in run('a', 1)
+    assert f'{head}| b | 2 |\n| a | 1 |\n<' in run('b', 2)
+    text = run('a', 3)
+    assert f'{head}| a | 3 |\n| b | 2 |\n<' in text
+    assert 'The picture is of a.' in text
+    assert 'Processor: a;' in text
+    assert 'Processor: b;' in text
+    assert drawn == [1, 2, 3]
+
+    reports = json.loads((tmp_path / 'results.json').read_text())
+    del reports[1]['environment']['processor']
+    (tmp_path / 'results.json').write_text(json.dumps(reports))
+    assert f'{head}| a | 4 |\n| not recorded | 2 |\n<' in run('a', 4)
+
+
+def test_tables_that_differ_stand_one_after_another(load) -> None:
+    together = load('.', 'processors').together
+    first, second = (f'{n} cores:\n\n| s |\n| --- |\n| 1 |' for n in (2, 4))
+    assert together([first, second]) == f'{first}\n\n{second}'
+    assert together(['', first]) == first
 
 
 def _graph(num_nodes: int, num_edges: int) -> Tensor:

@@ -12,6 +12,7 @@ import copy
 import json
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -29,6 +30,10 @@ from torch_geometric.nn.models import GraphSAGE
 import pyg_sar
 
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+from processors import processor  # noqa: E402
+
 SETS = ('train', 'val', 'test')
 DTYPES = {'float32': None, 'bfloat16': torch.bfloat16}
 OTHER_SEED = 'float32, other seed'  # how much of a difference is chance
@@ -134,6 +139,7 @@ def measure(data: Data, args: argparse.Namespace) -> dict[str, Any]:
             training.epoch(data)
     exact = trainings['float32']
     return {
+        'processor': processor(),
         'settings': {k: v for k, v in vars(args).items() if k != 'graph'},
         'processes': dist.get_world_size(),
         'nodes': data.num_nodes,
@@ -173,6 +179,7 @@ def print_rows(graph: str, results: dict[str, Any]) -> None:
         accuracies = (f'{r["accuracies"][s]:.4f}' for s in SETS)
         gradient = '' if name == OTHER_SEED else f'{r["gradient_error"]:.1e}'
         cells = [
+            results['processor'],
             graph,
             name,
             f'{r["losses"][-1]:.5f}',

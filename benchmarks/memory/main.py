@@ -27,6 +27,7 @@ sys.path.insert(0, str(HERE.parent))
 
 from cached_graphs import make  # noqa: E402
 from measured_training import run_training  # noqa: E402
+from processors import processor_of  # noqa: E402
 from report import environment  # noqa: E402
 
 MODES = ('sequential', 'sequential_no_remat', 'one_shot')
@@ -54,7 +55,7 @@ def main() -> None:
             if out is not None:  # after every run: all of them take long
                 path = out / f'results{name}.json'
                 path.write_text(json.dumps(report, indent=1) + '\n')
-    print_tables(report['results'])
+    print_tables(report['results'], processor_of(report))
     if out is not None:
         plot(report['results'], out / f'memory{name}.png', args.model)
 
@@ -147,18 +148,19 @@ def _result(
     }
 
 
-def print_tables(results: list[Result]) -> None:
+def print_tables(results: list[Result], processor: str) -> None:
     """One table for every graph and malloc setting, in Markdown."""
     for graph, malloc in dict.fromkeys((r['graph'], r['malloc_mmap_threshold']) for r in results):
         print(f'\n{graph}, malloc threshold {malloc}\n')
-        print('| mode | processes | peak MiB, max (mean) | of plain PyG | s per epoch | loss off |')
-        print('|---|---|---|---|---|---|')
+        print('| processor | mode | processes | peak MiB, max (mean) ', end='')
+        print('| of plain PyG | s per epoch | loss off |')
+        print('|---|---|---|---|---|---|---|')
         for r in results:
             if (r['graph'], r['malloc_mmap_threshold']) != (graph, malloc):
                 continue
             seconds = r['seconds_per_epoch']
             print(
-                f'| {r["mode"]} | {r["processes"]} '
+                f'| {processor} | {r["mode"]} | {r["processes"]} '
                 f'| {r["peak_bytes_max"] / 2**20:,.0f} ({r["peak_bytes_mean"] / 2**20:,.0f}) '
                 f'| {r["peak_of_plain"]:.3f} '
                 f'| {seconds["median"]:.2f} ({seconds["min"]:.2f} to {seconds["max"]:.2f}) '

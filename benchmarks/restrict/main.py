@@ -11,6 +11,7 @@ import copy
 import json
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from itertools import pairwise
@@ -28,6 +29,9 @@ import pyg_sar
 from pyg_sar.rows.restrict import RestrictedLayers
 
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+from processors import processor  # noqa: E402
 
 
 class SAGE(torch.nn.Module):
@@ -56,7 +60,12 @@ def main() -> None:
     results = [measure(data, fraction, args) for fraction in args.fractions]
     if dist.get_rank() == 0:
         settings = {k: v for k, v in vars(args).items() if k != 'shards'}
-        report = {'settings': settings, 'processes': dist.get_world_size(), 'results': results}
+        report = {
+            'processor': processor(),
+            'settings': settings,
+            'processes': dist.get_world_size(),
+            'results': results,
+        }
         (HERE / 'results.json').write_text(json.dumps(report, indent=1) + '\n')
         print_table(results)
     dist.destroy_process_group()
@@ -143,12 +152,14 @@ def _summary(values: list[float]) -> dict[str, float]:
 
 
 def print_table(results: list[dict[str, Any]]) -> None:
-    print('| labels | edges | multiplications | s/epoch full | restricted | ratio | restrict() |')
-    print('|---|---|---|---|---|---|---|')
+    print('| processor | labels | edges | multiplications ', end='')
+    print('| s/epoch full | restricted | ratio | restrict() |')
+    print('|---|---|---|---|---|---|---|---|')
     for r in results:
         shares = [r[k]['restricted'] / r[k]['full'] for k in ('edges', 'multiplications')]
         full, restricted = r['seconds']['full'], r['seconds']['restricted']
         cells = [
+            processor(),
             f'{r["labels"]:,} ({r["fraction"]:.1%})',
             *(f'{share:.3f}' for share in shares),
             *(f'{s["median"]:.3f} ({s["min"]:.3f} to {s["max"]:.3f})' for s in (full, restricted)),
