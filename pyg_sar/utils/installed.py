@@ -102,11 +102,12 @@ def loops(dtype: str = 'float32') -> ModuleType | None:
 
         rows, index, ptr = np.empty(0, dtype), np.empty(0, np.int64), np.zeros(1, np.int32)
         edges = ptr, ptr[:0], index, ptr[:0]
-        with _compiled_once(numba_loops, numba_loops.read_rows.stats.cache_path):
+        last: Any = numba_loops.read_rows
+        with _compiled_once(numba_loops, last.stats.cache_path):
             numba_loops.sums_and_dots(rows, None, None, rows, *edges, rows, 1, 1, 0, 0, True)
             numba_loops.sums_and_dots(rows, rows, rows, rows, *edges, rows, 1, 1, 0, 0, True)
             numba_loops.add_rows(rows, index, rows, 1)
-            numba_loops.read_rows(rows, rows, index, 1)  # the last: see `_has_loops`
+            last(rows, rows, index, 1)
     except Exception as error:
         is_missing = isinstance(error, ModuleNotFoundError) and error.name in ('llvmlite', 'numba')
         if not is_missing:
