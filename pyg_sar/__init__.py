@@ -4,15 +4,15 @@ What most programs need is here, imported when it is first used; what is used le
 :mod:`pyg_sar.partition` and :mod:`pyg_sar.loader`.
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pyg_sar.utils import command_line, malloc  # noqa: F401 - before anything imports torch
+from pyg_sar.utils import command_line, malloc  # noqa: F401 - before torch reads what it sets
 
 # isort: split
 import pyg_sar.launch  # noqa: F401 - the room, before `pyg_sar.launch` is the function
 from pyg_sar.utils import __version__ as __version__
-from pyg_sar.utils.log import set_log_by_environment
 
 if TYPE_CHECKING:
     from pyg_sar.checkpoint.load import load_checkpoint
@@ -96,4 +96,7 @@ def __dir__() -> list[str]:
 
 
 del globals()['launch']
-set_log_by_environment()
+if not command_line.IS_COMMAND:
+    import_module('pyg_sar.utils.installed')  # torch and PyG, faster than the program would
+if os.environ.get('PYG_SAR_LOG'):
+    import_module('pyg_sar.utils.log').set_log_by_environment()

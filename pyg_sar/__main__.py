@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             commands.add_parser(name, help=text)
             continue
         module = import_module(path)  # of this command alone
-        options: dict[str, Any] = getattr(module, 'parser_options', dict)()
+        options: dict[str, Any] = getattr(module, 'parser_options', lambda words: {})(words[1:])
         own = commands.add_parser(name, description=module.DESCRIPTION, **options)
         module.add_arguments(own)
         own.set_defaults(run=lambda args: module.run(args, own.prog, words[1:]))  # noqa: B023

@@ -10,7 +10,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch.distributed as dist
-from process_memory import resident_peak
+from process_memory import proportional, resident_peak
 from training import train
 
 
@@ -24,7 +24,8 @@ def main() -> None:
     epochs = train(**options)
     result = next(epochs)
     while True:
-        print(json.dumps({**result, 'resident': resident_peak()}), file=answers, flush=True)
+        memory = {'resident': resident_peak(), 'pss': proportional()}
+        print(json.dumps({**result, **memory}), file=answers, flush=True)
         if not sys.stdin.readline():
             return
         result = next(epochs)

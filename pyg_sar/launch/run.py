@@ -1,4 +1,8 @@
-"""The command ``pyg-sar run train.py``: torchrun with a fast start, or all ranks in turn."""
+"""The command ``pyg-sar run train.py``: torchrun with a fast start, or all ranks in turn.
+
+torch takes seconds to import, PyG more: here torch is imported for options of torchrun alone, and
+PyG for ranks in turn.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from torch.distributed.run import determine_local_world_size, get_args_parser
-
 from pyg_sar.launch.fast_start import allocator_library, fast_environment
-from pyg_sar.launch.in_turns.run import parse_bytes, run_script
-from pyg_sar.utils.command_line import checked
+from pyg_sar.utils.command_line import checked, parse_bytes
 
 DESCRIPTION = """Runs a program as torchrun does, with the same options, and sets what makes it
 fast: an allocator that keeps freed memory (where the extra 'fast' is installed), huge pages, and
@@ -23,9 +24,16 @@ process. With --in-turns one process plays all ranks, and what exceeds its memor
 _IN_TURNS = ('memory', 'spill', 'parts')
 
 
-def parser_options() -> dict[str, Any]:
-    """What the parser of the command is made of."""
-    return {'parents': [get_args_parser()], 'add_help': False, 'allow_abbrev': True}
+def parser_options(words: Sequence[str]) -> dict[str, Any]:
+    """What the parser of the command is made of: that of torchrun, where there are options."""
+    if _has_options(words):
+        from torch.distributed.run import get_args_parser
+
+        return {'parents': [get_args_parser()], 'add_help': False, 'allow_abbrev': True}
+    program = argparse.ArgumentParser(add_help=False)
+    program.add_argument('training_script')
+    program.add_argument('training_script_args', nargs=argparse.REMAINDER)
+    return {'parents': [program]}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,16 +48,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, prog: str, words: Sequence[str]) -> int:
-    """Becomes the program, or torchrun; with ``--in-turns`` returns when the program has ended."""
+    """Becomes the program; as torchrun or with ``--in-turns`` returns when the ranks have ended."""
     if arguments.in_turns:
         return _run_in_turns(arguments)
     given = [name for name in _IN_TURNS if getattr(arguments, name) is not None]
     if given:
         raise ValueError(f'--{given[0]} is for ranks in turn: add --in-turns')
-    num_ranks, command = 1, [sys.executable, *words]
-    if words[0].startswith('-'):
+    num_ranks = 1
+    if _has_options(words):
+        from torch.distributed.run import determine_local_world_size
+
         num_ranks = determine_local_world_size(arguments.nproc_per_node)
-        command = [sys.executable, '-m', 'torch.distributed.run', *words]
     else:
         _check_file(arguments.training_script)
     variables = fast_environment(num_ranks, os.environ)
@@ -57,10 +66,24 @@ def run(arguments: argparse.Namespace, prog: str, words: Sequence[str]) -> int:
     if allocator_library() is None:
         text += " (no allocator: pip install 'pyg_sar[fast]')"
     print(f'{prog}: {num_ranks} on this machine, {text}', file=sys.stderr, flush=True)
-    os.execve(sys.executable, command, {**os.environ, **variables})
+    os.environ.update(variables)
+    if not _has_options(words):
+        os.execv(sys.executable, [sys.executable, *words])
+    from torch.distributed.run import main
+
+    main(words)
+    return 0
+
+
+def _has_options(words: Sequence[str]) -> bool:
+    return bool(words) and words[0].startswith('-')
 
 
 def _run_in_turns(arguments: argparse.Namespace) -> int:
+    from torch.distributed.run import get_args_parser
+
+    from pyg_sar.launch.in_turns.run import run_script
+
     script, words = arguments.training_script, arguments.training_script_args
     plain = vars(get_args_parser().parse_args([script, *words]))
     others = [name for name, value in plain.items() if getattr(arguments, name) != value]

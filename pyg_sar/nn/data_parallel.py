@@ -35,7 +35,6 @@ from pyg_sar.nn.wrap import LazyLayers, check_same_model, check_same_values, wra
 from pyg_sar.ops.linear import compute_by_onednn
 from pyg_sar.rows.rows import Rows
 from pyg_sar.utils.class_swap import ClassSwap, become
-from pyg_sar.utils.installed import loops
 from pyg_sar.utils.log import LogLevel
 from pyg_sar.utils.malloc import return_freed_memory
 from pyg_sar.utils.nested import leaves
@@ -195,7 +194,6 @@ class DistributedDataParallel(torch.nn.Module, metaclass=ClassSwap):
         returns = world_size() > 1 if return_memory is None else return_memory
         if returns and not takes_turns():  # threads share that setting
             return_freed_memory()
-        _compile_loops(module)
         if not any(map(is_lazy, (*module.parameters(), *module.buffers()))):
             check_same_values(
                 module,
@@ -298,10 +296,3 @@ def _send_from_rank_0(tensors: list[Tensor]) -> None:
         sent = tensor.detach().contiguous()
         broadcast(sent, 'sending parameters to all ranks')
         tensor.detach().copy_(sent)
-
-
-def _compile_loops(model: torch.nn.Module) -> None:
-    """Compiles the loops for rows of a model now, and not during its first layer."""
-    loops()
-    if any(parameter.dtype == torch.float64 for parameter in model.parameters()):
-        loops('float64')

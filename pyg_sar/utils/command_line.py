@@ -1,9 +1,10 @@
-"""What commands share: a parser, errors in one line, progress and tables."""
+"""What commands share: a parser, errors in one line, sizes, progress and tables."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import threading
 import time
@@ -15,7 +16,10 @@ from typing import Any, NoReturn, TypeVar
 
 T = TypeVar('T')
 
-if sys.argv[:1] == ['-m'] or Path(*sys.argv[:1]).stem == 'pyg-sar':
+IS_COMMAND = sys.argv[:1] == ['-m'] or Path(*sys.argv[:1]).stem == 'pyg-sar'
+"""Whether this process began as ``pyg-sar`` or a ``python -m``, and not as a user's program."""
+
+if IS_COMMAND:
     # Of PyG, when it is imported by a command: nothing that its user could change.
     warnings.filterwarnings('ignore', '`torch.jit.script` is deprecated', FutureWarning)
 
@@ -70,6 +74,22 @@ def checked(check: Callable[[str], T]) -> Callable[[str], T]:
             raise argparse.ArgumentTypeError(str(error)) from error
 
     return convert
+
+
+_SIZE = r'[0-9]+\.?[0-9]*|\.[0-9]+'
+_POWERS = {'': 0, 'K': 1, 'M': 2, 'G': 3, 'T': 4}
+
+
+def parse_bytes(text: str) -> int:
+    """``'64GB'``, ``'64 GiB'`` or many plain bytes; a ValueError for all but positive sizes."""
+    match = re.fullmatch(rf'\s*({_SIZE})\s*(?:([KMGT])(i?))?B?\s*', text)
+    unit = (1024 if match[3] else 1000) ** _POWERS[match[2] or ''] if match else 0
+    size = round(float(match[1]) * unit) if match else 0
+    if size < 1:
+        raise ValueError(f"expected a size such as 64GB or 500MiB (got '{text}')")
+    if size < 10**6 and text.strip().isdigit():
+        raise ValueError(f'expected a size with a unit (got {text} bytes? say {text}GB)')
+    return size
 
 
 class Progress:

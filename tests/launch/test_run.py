@@ -84,6 +84,35 @@ def test_wrong_command_lines(options: list[str], words: str) -> None:
     assert (done.returncode, done.stderr.strip()) == (2, f'error: {words}')
 
 
+LAUNCHER = """
+import os, sys
+sys.argv[:] = ['pyg-sar', 'run', {words}]
+
+def started(*args):
+    print(sorted({{'torch', 'torch_geometric'}} & sys.modules.keys()), flush=True)
+    os._exit(0)
+
+os.execv = started
+if len(sys.argv) > 3:
+    import torch.distributed.run
+    torch.distributed.run.main = started
+from pyg_sar.__main__ import main
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize(
+    ('options', 'imported'), [([], []), (['--nproc-per-node', '2'], ['torch'])]
+)
+def test_what_the_launcher_imports(options: list[str], imported: list[str]) -> None:
+    """PyG, seconds of every start, is for the program; torch for options of torchrun."""
+    code = LAUNCHER.format(words=', '.join(map(repr, [*options, __file__])))
+    done = subprocess.run(
+        [sys.executable, '-c', code], capture_output=True, text=True, check=True, timeout=300
+    )
+    assert done.stdout.strip() == str(imported), done.stderr
+
+
 def test_threads_are_shared_by_the_ranks_of_a_machine() -> None:
     assert fast_environment(CORES, {})['OMP_NUM_THREADS'] == '1'
     assert fast_environment(4 * CORES, {})['OMP_NUM_THREADS'] == '1'

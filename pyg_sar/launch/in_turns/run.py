@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
-import re
 import runpy
 import sys
 from collections.abc import Callable, Sequence
@@ -24,14 +23,11 @@ from pyg_sar.launch.in_turns.spill_file import SpillFile
 from pyg_sar.launch.in_turns.users_calls import replaced
 from pyg_sar.launch.in_turns.watch import Watch
 from pyg_sar.shard.meta import read_meta
-from pyg_sar.utils.command_line import users_files
+from pyg_sar.utils.command_line import parse_bytes, users_files
 from pyg_sar.utils.log import say
 from pyg_sar.utils.malloc import return_freed_memory
 
 _logger = logging.getLogger(__name__)
-
-_SIZE = r'[0-9]+\.?[0-9]*|\.[0-9]+'
-_POWERS = {'': 0, 'K': 1, 'M': 2, 'G': 3, 'T': 4}
 
 
 @dataclass(frozen=True)
@@ -206,15 +202,3 @@ def _bytes(name: str, size: str | int) -> int:
     if num_bytes < 0:
         raise ValueError(f"'{name}' must be bytes, at least 0 (got {size})")
     return num_bytes
-
-
-def parse_bytes(text: str) -> int:
-    """``'64GB'``, ``'64 GiB'`` or many plain bytes; a ValueError for all but positive sizes."""
-    match = re.fullmatch(rf'\s*({_SIZE})\s*(?:([KMGT])(i?))?B?\s*', text)
-    unit = (1024 if match[3] else 1000) ** _POWERS[match[2] or ''] if match else 0
-    size = round(float(match[1]) * unit) if match else 0
-    if size < 1:
-        raise ValueError(f"expected a size such as 64GB or 500MiB (got '{text}')")
-    if size < 10**6 and text.strip().isdigit():
-        raise ValueError(f'expected a size with a unit (got {text} bytes? say {text}GB)')
-    return size
