@@ -67,7 +67,7 @@ class MessageRun(Intercept):
         self._message: Any = None
         self._logits: Any = None
         self._values: dict[str, Any] = {}
-        self._reduced: list[Tensor] = []
+        self._reduced: list[Any] = []  # rows
         self._calls: list[tuple[int, str, int]] = []
 
     def inputs(self, samples: Arguments) -> dict[str, Any]:
@@ -148,16 +148,17 @@ class MessageRun(Intercept):
         aggregate, reduced, source, weight, is_factored = None, self._reduced, '', None, False
         edge_outputs: tuple[Tensor, ...] = (out, *attributes)
         if call.function == 'message':
-            edge_outputs, aggregate = attributes, aggregate_of(self._calls, self._reduced, out)
+            edge_outputs, aggregate = attributes, aggregate_of(self._calls, self._reduced)
             if aggregate is None:
                 return at_once
             keeps = bool(names or written)
-            source, weight, is_factored = self._product(out, aggregate, keeps, undone.uses_rng)
+            if aggregate.sums_one:
+                source, weight, is_factored = self._product(out, keeps, undone.uses_rng)
             if is_factored:
                 path = 'one_shot' if is_one_shot else 'scalar times x_j'
                 edge_outputs, reduced = (out.factor, *edge_outputs), []
             elif source:
-                is_linear = weight is None or self._is_plain(out)
+                is_linear = weight is None or self._is_plain(reduced[0])
                 path = 'SpMM' if is_linear else 'SpMM with learned values'
         with plainly():
             outputs, weights = [*reduced, *edge_outputs], None
@@ -185,7 +186,7 @@ class MessageRun(Intercept):
                 learnable=learnable_leaves(read, samples, first_node),
                 source=source,
                 weight=weight,
-                summed=out.summed if source else None,
+                summed=self._reduced[0].summed if source else None,
             )
 
     def _scores(
@@ -207,19 +208,14 @@ class MessageRun(Intercept):
         is_summed = all(isinstance(r.merge, Sum) and r.dim == 0 for r in reductions)
         return is_summed and self._use.is_linear(outputs)
 
-    def _product(
-        self, out: Rows, aggregate: Aggregate, keeps: bool, uses_rng: bool
-    ) -> tuple[str, int | None, bool]:
-        """The name of x_j, the index of its weight, and whether it computes one.
+    def _product(self, message: Rows, keeps: bool, uses_rng: bool) -> tuple[str, int | None, bool]:
+        """The name of x_j in what is summed, the index of its weight, and whether it computes one.
 
-        No name if the messages are not summed, or are more than a product.
+        No name if that is more than a product. The aggregation may multiply, too (EGConv).
         """
-        call = self.call
+        call, (out,) = self.call, self._reduced
         nothing = '', None, False
-        if (
-            not (aggregate.reduces_message and isinstance(out, SourceRows))
-            or out.source in self.read
-        ):
+        if not isinstance(out, SourceRows) or out.source in self.read:
             return nothing
         x, dim = self._source(out), out._dim
         with plainly():
@@ -236,7 +232,7 @@ class MessageRun(Intercept):
                 return (out.source, weight, False) if is_exact or self._is_plain(out) else nothing
             is_narrow = LEAST_CHANNELS * prod(factor.shape[1:]) <= prod(x.shape[1:])
             is_exact = is_exact and x.dtype == factor.dtype == dtype
-            if is_exact and dim == 0 and is_narrow and not is_hooked:
+            if out is message and is_exact and dim == 0 and is_narrow and not is_hooked:
                 return out.source, None, True
         return nothing
 

@@ -95,8 +95,8 @@ def _row_sum(plan: Plan, call: Call, x: Tensor, weight: Tensor | None, finishes:
         mean=mean and is_linear,
     )
     if not is_linear:
-        dim = aggregate.reductions[0].dim % out.dim()
-        row_shape = [size for i, size in enumerate(out.shape) if i != dim]
+        (summed,), dim = plan.messages, aggregate.reductions[0].dim
+        row_shape = [size for i, size in enumerate(summed.shape) if i != dim % summed.dim()]
         if plan.summed is not None:
             shape, heads_dim = plan.summed
             total = total.view(blocks.shard.num_dst, *shape).sum(heads_dim + 1)

@@ -41,7 +41,7 @@ class Aggregate:
 
     reductions: tuple[MessageReduction, ...]  # all that are merged, each once
     calls: tuple[tuple[int, str], ...]  # in their order: index in `reductions`, and the kind
-    reduces_message: bool  # whether all are sums of the message itself
+    sums_one: bool  # whether all are sums of one tensor
 
 
 def _index_of(tensor: Tensor, messages: list[Tensor]) -> int:
@@ -53,9 +53,7 @@ def _index_of(tensor: Tensor, messages: list[Tensor]) -> int:
     return len(messages) - 1
 
 
-def aggregate_of(
-    calls: list[tuple[int, str, int]], messages: list[Any], message: Any
-) -> Aggregate | None:
+def aggregate_of(calls: list[tuple[int, str, int]], messages: list[Any]) -> Aggregate | None:
     """The reductions of an aggregation, by the index of what each reduces, its kind and dimension.
 
     None if there are none.
@@ -65,9 +63,8 @@ def aggregate_of(
     kinds = list(dict.fromkeys((m, MERGED_AS[r], dim) for m, r, dim in calls))
     reductions = tuple(MessageReduction(m, _MERGES[kind](), dim) for m, kind, dim in kinds)
     by_kind = tuple((kinds.index((m, MERGED_AS[r], dim)), r) for m, r, dim in calls)
-    only_message = len(messages) == 1 and messages[0] is message
     only_sums = all(kind == 'sum' for _, kind, _ in kinds)
-    return Aggregate(reductions, by_kind, only_message and only_sums)
+    return Aggregate(reductions, by_kind, only_sums and len(messages) == 1)
 
 
 class _Done(Exception):

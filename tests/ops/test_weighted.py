@@ -14,6 +14,7 @@ from on_ranks import on_ranks
 from small_graphs import assert_close, small_graph
 from torch import Tensor
 from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GraphConv, MessagePassing
+from torch_geometric.utils import scatter
 
 from pyg_sar import DistributedDataParallel, SARConv, gather
 
@@ -72,6 +73,38 @@ class Stacks(MessagePassing):
         return weight * x_j
 
 
+class InAggregation(MessagePassing):
+    """The aggregation multiplies x_j, of another shape than the message, and goes on with sums."""
+
+    def __init__(self, form: str, reduce: str = 'sum') -> None:
+        super().__init__(node_dim=0)
+        self.form, self.reduce = form, reduce
+        self.lin = torch.nn.Linear(6, HEADS * CHANNELS)
+        self.gate = torch.nn.Linear(4, 1 if form == 'matrix' else HEADS)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor, frozen: bool) -> Tensor:
+        weight = self.gate(edge_attr).tanh()
+        weight = weight.detach() if frozen else weight
+        return self.propagate(edge_index, x=self.lin(x), weight=weight)
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return x_j
+
+    def aggregate(self, inputs: Tensor, index: Tensor, weight: Tensor, dim_size: int) -> Tensor:
+        if self.form == 'computed':
+            weight = weight.tanh()
+        if self.form == 'matrix':
+            rows = inputs * weight
+        else:
+            rows = weight.unsqueeze(-1) * inputs.view(inputs.size(0), HEADS, CHANNELS)
+        sums = scatter(rows, index, 0, dim_size, self.reduce)
+        if self.form == 'two reductions':
+            sums = sums + scatter(rows, index, 0, dim_size, 'max')
+        if self.form == 'and x_j':
+            sums = sums.flatten(1) + scatter(inputs, index, 0, dim_size, 'sum')
+        return sums.flatten(1) + self.lin.bias
+
+
 class Attention(torch.nn.Module):
     """Any attention conv, without the frozen weights of the others."""
 
@@ -107,6 +140,9 @@ CONVS: dict[str, Callable[[], torch.nn.Module]] = {
     'mean': lambda: Own('right', 'mean'),
     'views of a matrix': lambda: Own('matrix', channels=16),
     'stacks': Stacks,
+    'in aggregation': lambda: InAggregation('heads'),
+    'in aggregation, mean': lambda: InAggregation('heads', 'mean'),
+    'in aggregation, a matrix': lambda: InAggregation('matrix'),
     'GAT': lambda: Attention(GATConv(6, 8, heads=3, edge_dim=4)),
     'GAT of one head': lambda: Attention(GATConv(6, 3, edge_dim=4, add_self_loops=False)),
     'GATv2': lambda: Attention(GATv2Conv(6, 8, heads=2, edge_dim=4)),
@@ -117,6 +153,10 @@ CONVS: dict[str, Callable[[], torch.nn.Module]] = {
 
 
 OTHERS = {form: functools.partial(Own, form, heads=3) for form in ('twice', 'detached', 'across')}
+OTHERS |= {
+    form: functools.partial(InAggregation, form)
+    for form in ('computed', 'two reductions', 'and x_j')
+}
 
 
 def _module(name: str) -> torch.nn.Module:
@@ -178,14 +218,15 @@ def test_convs(data, name, world_size, kind, mode):
     ('name', 'needs_x'),
     [
         *((n, needs) for n in ('heads', 'one head', 'GCN') for needs in (True, False)),
-        ('stacks', True),
+        *((name, True) for name in ('stacks', 'in aggregation', 'in aggregation, a matrix')),
     ],
 )
 @on_ranks(by='threads')
 def test_weights_without_gradient(data, name, needs_x, mode):
     """Of several heads, or of stacks; one number times the rows of a matrix is linear."""
     paths = _check(data, name, mode, frozen=True, needs_x=needs_x)
-    assert paths == {'SpMM' if name == 'GCN' else 'SpMM with learned values'}
+    is_linear = name in ('GCN', 'in aggregation, a matrix')
+    assert paths == {'SpMM' if is_linear else 'SpMM with learned values'}
 
 
 @pytest.mark.parametrize('name', ['heads', 'GAT', 'GCN'])
@@ -197,7 +238,10 @@ def test_x_without_gradient(data, name):
 @pytest.mark.parametrize('name', OTHERS)
 @on_ranks(by='threads')
 def test_other_products_are_replayed(data, name):
-    """Two products; a weight cut off from its gradient; weights along the channels."""
+    """Two products; a weight cut off from its gradient; weights along the channels.
+
+    In an aggregation: a factor that it computes; a maximum, too; sums of x_j itself, too.
+    """
     assert _check(data, name) == {'replay'}
 
 
