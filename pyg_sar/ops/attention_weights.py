@@ -7,7 +7,6 @@ edges compute the scores, their exponentials and sums, and in backward both grad
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -17,10 +16,8 @@ from torch import Tensor
 
 from pyg_sar.comm.collectives import communicates, once_differentiable
 from pyg_sar.ops.block_loop import BlockByBlock
-from pyg_sar.ops.weighted_loops import has_loop, on_chunks
+from pyg_sar.ops.weighted_loops import has_loop, run_on_edges
 from pyg_sar.shard.blocks import Block
-from pyg_sar.utils.installed import loops
-from pyg_sar.utils.offload import arrays_of
 
 
 def have_loop(source: Tensor, own: Tensor) -> bool:
@@ -53,10 +50,11 @@ class _AttentionWeights(torch.autograd.Function):
         blocks = loop.plan.blocks
         out = source.new_empty(loop.plan.num_edges, *source.shape[1:])
         largest, sums = torch.full_like(own, float('-inf')), torch.zeros_like(own)
+        heads, number = prod(own.shape[1:]), own.new_tensor(slope).numpy()[()]  # in their dtype
 
         def run(block: Block, rows: Tensor, *steps: int) -> None:
-            written, read = [block.span(out), largest, sums], [rows, own]
-            _run('attention_weights', block, written, read, slope, steps)
+            written, ends = [block.span(out), largest, sums], (number, *steps)
+            run_on_edges('attention_weights', block.by_dst, written, (rows, own), heads, ends=ends)
 
         # An only block holds all in-edges of its destinations.
         is_one = len(blocks) == 1
@@ -66,7 +64,7 @@ class _AttentionWeights(torch.autograd.Function):
             for block in blocks:
                 run(block, own[:0], step, step)
         ctx.save_for_backward(source, own, out, *(loop.kept or ()))
-        ctx.loop, ctx.slope = replace(loop, kept=None), slope
+        ctx.loop, ctx.slope = replace(loop, kept=None), number
         return out
 
     @staticmethod
@@ -76,11 +74,15 @@ class _AttentionWeights(torch.autograd.Function):
         loop, grad = replace(ctx.loop, kept=kept or None), grads[0].contiguous()
         needs_source, needs_own = ctx.needs_input_grad[:2]
         row_sum, of_own = torch.zeros_like(own), torch.zeros_like(own) if needs_own else None
+        heads = prod(own.shape[1:])
 
         def run(block: Block, rows: Tensor, of_rows: Tensor | None, *steps: int) -> None:
-            read = [block.span(weights), block.span(grad), rows, own]
-            written = [row_sum, of_rows, of_own]
-            _run('gradients_of_scores', block, written, read, ctx.slope, steps)
+            read = block.span(weights), block.span(grad), rows, own
+            run_on_edges(
+                *('gradients_of_scores', block.by_dst, [row_sum, of_rows, of_own], read, heads),
+                ends=(ctx.slope, *steps),
+                in_one=of_rows is not None,  # edges of one source may lie in two chunks
+            )
 
         is_one = len(loop.plan.blocks) == 1
         for block in () if is_one else loop.plan.blocks:
@@ -90,29 +92,3 @@ class _AttentionWeights(torch.autograd.Function):
             target = targets[0].zero_() if targets else None
             run(block, rows, target, 0 if is_one else 1, 1)
         return of_source[0] if of_source else None, of_own, None, None
-
-
-def _run(
-    name: str,
-    block: Block,
-    written: Sequence[Tensor | None],
-    read: Sequence[Tensor],
-    slope: float,
-    steps: tuple[int, ...],
-) -> None:
-    """Runs a loop over the edges of a block, those of several destinations on each thread."""
-    segments, heads = block.by_dst, prod(read[-1].shape[1:])
-    keys = segments.ptr.new_empty(0, dtype=torch.int64) if segments.keys is None else segments.keys
-    perm = segments.columns[:0] if segments.perm is None else segments.perm
-    arrays = arrays_of(written, (*read, segments.ptr, segments.columns, keys, perm))
-    loop = getattr(loops(), name)
-    number = read[-1].new_tensor(slope).numpy()[()]  # in their dtype
-
-    def run(start: int, end: int, *_: int) -> None:
-        if loop(*arrays, heads, start, end, number, *steps) is False:
-            raise IndexError('expected columns that are rows of a block')
-
-    if name == 'gradients_of_scores' and written[1] is not None:
-        run(0, segments.ptr.numel() - 1)  # edges of one source may lie in two chunks
-    else:
-        on_chunks(run, segments)

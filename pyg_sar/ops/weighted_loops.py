@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -108,27 +109,38 @@ def run_loop(
     what `out` holds, and rows without a segment become zero. Raises IndexError if a column is no
     row.
     """
-    module, (heads, channels) = loops(), values.shape[1:]
-    assert module is not None
     if out is not None and replace and segments.leaves_rows_out:
         out.zero_()
+    read = values, own, weight
+    run_on_edges('sums_and_dots', segments, (out, dots), read, *values.shape[1:], ends=(replace,))
+
+
+def run_on_edges(
+    name: str,
+    segments: Segments,
+    written: Sequence[Tensor | None],
+    read: Sequence[Any],
+    *widths: int,
+    ends: Sequence[Any] = (),
+    in_one: bool = False,
+) -> None:
+    """Runs a loop over edges, the segments of a chunk after those of another one on each thread.
+
+    It gets what is written and read, pointers, columns, rows and edges of the segments, the
+    `widths`, the first and last segment, and `ends`. With `in_one` one thread runs it once. Raises
+    IndexError if a column is no row of what is read first.
+    """
     keys = segments.ptr.new_empty(0, dtype=torch.int64) if segments.keys is None else segments.keys
     perm = segments.columns[:0] if segments.perm is None else segments.perm
-    read = own, values, segments.ptr, segments.columns, keys, perm, weight
-    arrays = arrays_of((out, dots), read)
-    loop = partial(module.sums_and_dots, *arrays, heads, channels)
+    arrays = arrays_of(written, (*read, segments.ptr, segments.columns, keys, perm))
+    loop = getattr(loops(), name)
 
-    def run(start: int, end: int, first: int, last: int) -> None:
-        if not loop(start, end, replace):
-            raise IndexError(f'expected columns below {values.size(0)} in a block')
+    def run(start: int, end: int, *_: int) -> None:
+        if not loop(*arrays, *widths, start, end, *ends):
+            raise IndexError(f'expected columns below {read[0].size(0)} in a block')
 
-    on_chunks(run, segments)
-
-
-def on_chunks(run: Callable[[int, int, int, int], object], segments: Segments) -> None:
-    """Calls `run` with the first and last segment, and edge, of every chunk, on all threads."""
-    if torch.get_num_threads() == 1:
-        run(0, segments.ptr.numel() - 1, 0, segments.columns.numel())
+    if in_one or torch.get_num_threads() == 1:
+        run(0, segments.ptr.numel() - 1)
         return
     chunks = chunks_of_segments(segments, segments.ptr.numel(), _CHUNK_EDGES)
     side_by_side((partial(run, *chunk) for chunk in chunks), segments.ptr.device)

@@ -106,8 +106,8 @@ def loops(dtype: str = 'float32') -> ModuleType | None:
         module: Any = numba_loops
         last = module.read_rows
         with _compiled_once(numba_loops, last.stats.cache_path):
-            module.sums_and_dots(rows, None, None, rows, *edges, rows, 1, 1, 0, 0, True)
-            module.sums_and_dots(rows, rows, rows, rows, *edges, rows, 1, 1, 0, 0, True)
+            module.sums_and_dots(rows, None, rows, None, rows, *edges, 1, 1, 0, 0, True)
+            module.sums_and_dots(*[rows] * 5, *edges, 1, 1, 0, 0, True)
             module.attention_weights(*[rows] * 5, *of_edges, 2)
             for target in (None, rows):
                 module.gradients_of_scores(rows, target, *[rows] * 5, *of_edges, 1)

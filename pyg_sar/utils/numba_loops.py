@@ -63,13 +63,13 @@ _COPIED_AHEAD_BYTES = _U(2048)
 def sums_and_dots(
     out: Any,
     dots: Any,
-    own: Any,
     values: Any,
+    own: Any,
+    weight: Any,
     ptr: Any,
     columns: Any,
     keys: Any,
     perm: Any,
-    weight: Any,
     heads: Any,
     channels: Any,
     start: Any,
@@ -270,12 +270,14 @@ def gradients_of_scores(
     slope: Any,
     first: Any,
     last: Any,
-) -> None:
+) -> bool:
     """The gradients of :func:`attention_weights`, in two steps, of which it does `first` to `last`.
 
     | 0: ``row_sum[r, h] += weights[e, h] * gradients[e, h]``
     | 1: ``d = weights[e, h] * (gradients[e, h] - row_sum[r, h])``, times the slope up to zero;
       ``of_source[columns[k], h] += d`` and ``of_own[r, h] += d``, where they are asked for
+
+    Returns True: the columns are those of the weights.
     """
     heads, stop = _U(heads), _U(ptr[_U(end)])
     for segment in range(_U(start), _U(end)):
@@ -310,6 +312,7 @@ def gradients_of_scores(
                     of_source[of + h] += d
                 if of_own is not None:
                     of_own[row + h] += d
+    return True
 
 
 @compiled
