@@ -168,14 +168,25 @@ def test_the_results_of_plain_pyg(
         torch.testing.assert_close(found, want, rtol=0, atol=1e-10)
 
 
+# In float32 Adam's steps make the last bits of two runs a difference of 0.4 % within an epoch.
+IN_DOUBLE = """
+import runpy, sys, torch
+torch.set_default_dtype(torch.float64)
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name='__main__')
+"""
+
+
 @pytest.mark.slow
 def test_nbfnet_runs_as_a_program(tmp_path: Path) -> None:
+    in_double = tmp_path / 'in_double.py'
+    in_double.write_text(IN_DOUBLE)
     command = [EXAMPLES / 'nbfnet.py', tmp_path / 'parts']
     run(*command, '--draw', 200, '--num-parts', 2)
-    one, two = (run(*start, *command, '--epochs', 2) for start in ([], torchrun(2)))
+    command = [in_double, *command, '--epochs', 2]
+    one, two = (run(*start, *command) for start in ([], torchrun(2)))
     pattern = r'epoch +(\d)  loss (\d\.\d{6})  MRR (\d\.\d{4})  hits@10 (\d\.\d{4})\n'
-    lines = [re.findall(pattern, output) for output in (one, two)]
-    assert [line[0] for line in lines[0]] == ['1', '2']
-    assert float(lines[0][-1][2]) > 0.9
-    numbers = [torch.tensor([[float(n) for n in line] for line in each]) for each in lines]
-    torch.testing.assert_close(*numbers, rtol=1e-3, atol=1e-3)
+    lines = re.findall(pattern, one)
+    assert [line[0] for line in lines] == ['1', '2']
+    assert float(lines[-1][2]) > 0.9
+    assert re.findall(pattern, two) == lines
