@@ -79,9 +79,9 @@ class _AttentionWeights(torch.autograd.Function):
         def run(block: Block, rows: Tensor, of_rows: Tensor | None, *steps: int) -> None:
             read = block.span(weights), block.span(grad), rows, own
             run_on_edges(
-                *('gradients_of_scores', block.by_dst, [row_sum, of_rows, of_own], read, heads),
+                *('gradients_of_scores', block.by_dst, [of_rows, row_sum, of_own], read, heads),
                 ends=(ctx.slope, *steps),
-                in_one=of_rows is not None,  # edges of one source may lie in two chunks
+                adds=True,
             )
 
         is_one = len(loop.plan.blocks) == 1

@@ -84,6 +84,8 @@ _DTYPES = (torch.float32, torch.float64)
 
 _CHUNK_EDGES = 1 << 16
 """Edges that a thread takes at a time."""
+_EDGES_OF_SUMS, _MOST_SUMS = 2, 8
+"""Chunks that add to the same rows have so many edges for each row, and are at most so many."""
 
 
 def has_loop(values: Tensor) -> bool:
@@ -122,25 +124,34 @@ def run_on_edges(
     read: Sequence[Any],
     *widths: int,
     ends: Sequence[Any] = (),
-    in_one: bool = False,
+    adds: bool = False,
 ) -> None:
     """Runs a loop over edges, the segments of a chunk after those of another one on each thread.
 
     It gets what is written and read, pointers, columns, rows and edges of the segments, the
-    `widths`, the first and last segment, and `ends`. With `in_one` one thread runs it once. Raises
-    IndexError if a column is no row of what is read first.
+    `widths`, the first and last segment, and `ends`. With `adds` several chunks may add to one row
+    of the first of `written`: each adds to zeros of its own. Raises IndexError if a column is no
+    row of what is read first.
     """
     keys = segments.ptr.new_empty(0, dtype=torch.int64) if segments.keys is None else segments.keys
     perm = segments.columns[:0] if segments.perm is None else segments.perm
-    arrays = arrays_of(written, (*read, segments.ptr, segments.columns, keys, perm))
-    loop = getattr(loops(), name)
+    first, *others = arrays_of(written, (*read, segments.ptr, segments.columns, keys, perm))
+    loop, most = getattr(loops(), name), _CHUNK_EDGES
 
-    def run(start: int, end: int, *_: int) -> None:
-        if not loop(*arrays, *widths, start, end, *ends):
+    def run(to: Any, start: int, end: int, *_: int) -> None:
+        if not loop(to, *others, *widths, start, end, *ends):
             raise IndexError(f'expected columns below {read[0].size(0)} in a block')
 
-    if in_one or torch.get_num_threads() == 1:
-        run(0, segments.ptr.numel() - 1)
+    sums = written[0] if adds else None
+    if sums is not None:
+        most = max(most, _EDGES_OF_SUMS * sums.size(0), segments.columns.numel() // _MOST_SUMS)
+    elif torch.get_num_threads() == 1:
+        run(first, 0, segments.ptr.numel() - 1)
         return
-    chunks = chunks_of_segments(segments, segments.ptr.numel(), _CHUNK_EDGES)
-    side_by_side((partial(run, *chunk) for chunk in chunks), segments.ptr.device)
+    chunks = [*chunks_of_segments(segments, segments.ptr.numel(), most)]
+    of_chunks = [] if sums is None else [torch.zeros_like(sums) for _ in chunks[1:]]
+    targets = [first, *arrays_of(of_chunks, ())] if of_chunks else [first] * len(chunks)
+    pieces = (partial(run, to, *chunk) for to, chunk in zip(targets, chunks, strict=True))
+    side_by_side(pieces, segments.ptr.device)
+    for of_chunk in of_chunks:
+        sums.add_(of_chunk)

@@ -138,8 +138,8 @@ def attention_weights(
 
 @compiled
 def gradients_of_scores(
-    row_sum: Any,
     of_source: Any,
+    row_sum: Any,
     of_own: Any,
     weights: Any,
     gradients: Any,

@@ -110,7 +110,7 @@ def loops(dtype: str = 'float32') -> ModuleType | None:
             module.sums_and_dots(*[rows] * 5, *edges, 1, 1, 0, 0, True)
             module.attention_weights(*[rows] * 5, *of_edges, 2)
             for target in (None, rows):
-                module.gradients_of_scores(rows, target, *[rows] * 5, *of_edges, 1)
+                module.gradients_of_scores(target, *[rows] * 6, *of_edges, 1)
             module.add_rows(rows, index, rows, 1)
             last(rows, rows, index, 1)
     except Exception as error:

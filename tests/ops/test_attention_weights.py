@@ -19,6 +19,7 @@ from torch_geometric.utils import softmax
 
 import pyg_sar
 from pyg_sar.nn import programs
+from pyg_sar.ops import weighted_loops
 from pyg_sar.utils.installed import loops
 
 pytestmark = pytest.mark.skipif(loops() is None, reason='no compiled loops')
@@ -150,6 +151,22 @@ def test_weights_of_a_user(tmp_path: Path, weigh: Any, in_message: bool) -> None
 def test_gat(tmp_path: Path, world_size: int, heads: int, mode: str) -> None:
     module = GATConv(6, 3, heads).double()
     assert _compared(tmp_path, module, world_size, run_ranks, mode=mode)
+
+
+def _in_chunks(root: str, module: torch.nn.Module, num_threads: int) -> list[Tensor]:
+    data, conv = pyg_sar.load_shard(root), pyg_sar.SARConv(module)
+    torch.set_num_threads(num_threads)
+    with mock.patch.multiple(weighted_loops, _CHUNK_EDGES=16, _EDGES_OF_SUMS=0):
+        return _values(conv, data.x, data.edge_index)
+
+
+def test_chunks_add_in_their_order(tmp_path: Path) -> None:
+    graph, module = small_graph(), GATConv(6, 3, 4).double()
+    want, root = _values(module, graph.x, graph.edge_index), cut(graph, 1, tmp_path)
+    alone, side_by_side = (run_ranks(_in_chunks, 1, root, module, n)[0] for n in (1, 3))
+    for found, again, theirs in zip(alone, side_by_side, want, strict=True):
+        assert torch.equal(found, again)
+        assert torch.allclose(found, theirs, rtol=0, atol=1e-12)
 
 
 def _with_slopes(root: str, module: Scored, slopes: list[float]) -> list[Tensor]:
