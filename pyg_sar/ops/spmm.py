@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from pyg_sar.ops.weighted_loops import has_loop, run_loop, side_by_side
+from pyg_sar.ops.weighted_loops import has_loop, run_loop
 from pyg_sar.shard.blocks import Block
 from pyg_sar.shard.csr import MAX_EDGES, Segments, chunks_of_segments
 from pyg_sar.shard.index_rows import rows_at, write_rows_at
+from pyg_sar.utils.side_by_side import side_by_side
 
 _SEGMENT_BYTES, _EDGE_BYTES = 2 << 20, 1 << 20
 

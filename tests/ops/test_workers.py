@@ -11,8 +11,8 @@ import torch
 from ranks import run_as_threads
 
 from pyg_sar.ops.spmm import add_weighted_sums, edge_dots
-from pyg_sar.ops.weighted_loops import side_by_side
 from pyg_sar.shard.csr import make_segments
+from pyg_sar.utils.side_by_side import side_by_side
 
 CPU = torch.device('cpu')
 
