@@ -16,6 +16,7 @@ from torch_geometric.nn import SAGEConv, SimpleConv
 
 import pyg_sar
 from pyg_sar.ops import chunks
+from pyg_sar.utils.installed import loops
 from pyg_sar.utils.malloc import return_freed_memory
 
 WIDTH = 64
@@ -47,7 +48,8 @@ def main(folder: str, aggr: str, min_edges: str, rank: str, world_size: str, sto
     chunks.MIN_EDGES, chunks.CHUNK_BYTES = int(min_edges), 1
     conv = pyg_sar.SARConv(CONVS[aggr]())
     x = data.x.requires_grad_()
-    # Libraries load their code when they are first used.
+    # Libraries load their code when they are first used, and so do compiled loops.
+    loops()
     ring = torch.stack([torch.arange(20) % 7, torch.arange(20) // 2])
     conv(torch.randn(10, WIDTH, requires_grad=True), ring).sum().backward()
     if int(world_size) > 1:

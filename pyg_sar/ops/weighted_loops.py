@@ -87,9 +87,12 @@ def run_on_edges(
         run(first, 0, segments.ptr.numel() - 1)
         return
     chunks = [*chunks_of_segments(segments, segments.ptr.numel(), most)]
-    of_chunks = [] if sums is None else [torch.zeros_like(sums) for _ in chunks[1:]]
-    targets = [first, *arrays_of(of_chunks, ())] if of_chunks else [first] * len(chunks)
-    pieces = (partial(run, to, *chunk) for to, chunk in zip(targets, chunks, strict=True))
+    if sums is None:
+        side_by_side((partial(run, first, *chunk) for chunk in chunks), segments.ptr.device)
+        return
+    of_others = [torch.zeros_like(sums) for _ in chunks[1:]]
+    targets = first, *arrays_of(of_others, ())
+    pieces = (partial(run, to, *chunk) for to, chunk in zip(targets, chunks, strict=False))
     side_by_side(pieces, segments.ptr.device)
-    for of_chunk in of_chunks:
-        sums.add_(of_chunk)
+    for others_sums in of_others:
+        sums.add_(others_sums)
