@@ -9,7 +9,6 @@ of one node at a time. Any other use of the index needs the edges of all ranks.
 from __future__ import annotations
 
 from contextlib import ExitStack
-from math import prod
 from typing import Any
 
 import torch
@@ -38,11 +37,9 @@ from pyg_sar.nn.narrow_exchange import is_hooked, is_sum
 from pyg_sar.nn.options import Path
 from pyg_sar.nn.plan import Plan
 from pyg_sar.nn.reductions import MERGED_AS, Aggregate, aggregate_of
-from pyg_sar.nn.side_effects import (
-    UndoneSideEffects,
-    learnable_leaves,
-)
-from pyg_sar.nn.source_rows import LEAST_CHANNELS, SourceRows
+from pyg_sar.nn.side_effects import UndoneSideEffects, learnable_leaves
+from pyg_sar.nn.source_rows import SourceRows
+from pyg_sar.nn.summed_product import SummedProduct
 from pyg_sar.ops.program import Arguments
 from pyg_sar.ops.reductions import Sum
 from pyg_sar.rows.registry import signature_of
@@ -153,12 +150,14 @@ class MessageRun(Intercept):
                 return at_once
             keeps = bool(names or written)
             if aggregate.sums_one:
-                source, weight, is_factored = self._product(out, keeps, undone.uses_rng)
+                product = SummedProduct(call, self._edge_samples, self.read)
+                of = self._reduced[0], out, keeps, undone.uses_rng
+                source, weight, is_factored = product.read_from(*of)
             if is_factored:
                 path = 'one_shot' if is_one_shot else 'scalar times x_j'
                 edge_outputs, reduced = (out.factor, *edge_outputs), []
             elif source:
-                is_linear = weight is None or self._is_plain(reduced[0])
+                is_linear = weight is None or product.is_plain(reduced[0])
                 path = 'SpMM' if is_linear else 'SpMM with learned values'
         with plainly():
             outputs, weights = [*reduced, *edge_outputs], None
@@ -207,61 +206,6 @@ class MessageRun(Intercept):
         reductions = () if aggregate is None else aggregate.reductions
         is_summed = all(isinstance(r.merge, Sum) and r.dim == 0 for r in reductions)
         return is_summed and self._use.is_linear(outputs)
-
-    def _product(self, message: Rows, keeps: bool, uses_rng: bool) -> tuple[str, int | None, bool]:
-        """The name of x_j in what is summed, the index of its weight, and whether it computes one.
-
-        No name if that is more than a product. The aggregation may multiply, too (EGConv).
-        """
-        call, (out,) = self.call, self._reduced
-        nothing = '', None, False
-        if not isinstance(out, SourceRows) or out.source in self.read:
-            return nothing
-        x, dim = self._source(out), out._dim
-        with plainly():
-            dtype, factor = out.dtype, out.factor
-            is_exact = dtype in (torch.float32, torch.float64) and out.numel() > 0
-            is_hooked = call.conv._message_forward_pre_hooks or call.conv._message_forward_hooks
-            if factor is None:
-                is_copy = not (keeps or uses_rng) and out.dim() == x.dim() == 2 and dim == 0
-                same = is_copy and plain(out).shape[1:] == x.shape[1:]
-                return (out.source, None, False) if same else nothing
-            # Under autocast rows may be narrower than weights, which come from a softmax.
-            weight = self._edge_tensor(factor) if factor.dtype == dtype else None
-            if weight is not None and not (keeps or uses_rng):
-                return (out.source, weight, False) if is_exact or self._is_plain(out) else nothing
-            is_narrow = LEAST_CHANNELS * prod(factor.shape[1:]) <= prod(x.shape[1:])
-            is_exact = is_exact and x.dtype == factor.dtype == dtype
-            if out is message and is_exact and dim == 0 and is_narrow and not is_hooked:
-                return out.source, None, True
-        return nothing
-
-    def _source(self, out: SourceRows) -> Tensor:
-        slot = next(slot for slot in self.call.slots if slot.name == out.source)
-        return self.call.arguments.src[slot.index]
-
-    def _is_plain(self, out: SourceRows) -> bool:
-        """Whether the weight is a number for every edge, without gradient, of rows of a matrix."""
-        with plainly():
-            weight, x = self._edge_tensor(out.factor), self._source(out)
-            is_matrix = out.dim() == x.dim() == 2 and out._dim == 0
-        if weight is None:
-            return False
-        values = self._edge_samples[weight]
-        return is_matrix and values.numel() == NUM_EDGES and not values.requires_grad
-
-    def _edge_tensor(self, factor: Any) -> int | None:
-        """The index of the edge tensor that a factor is, perhaps reshaped."""
-        for i, tensor in enumerate(self._edge_samples):
-            is_same = (
-                factor.data_ptr() == tensor.data_ptr()
-                and factor.numel() == tensor.numel()
-                and factor.is_contiguous()
-                and factor.requires_grad == (tensor.requires_grad and torch.is_grad_enabled())
-            )
-            if is_same and factor.dtype == tensor.dtype:
-                return i
-        return None
 
     def _known(self, module: Any, forward: Any) -> Any:
         """An aggregation; one of PyG's that no rule knows looks at one node's in-edges."""
