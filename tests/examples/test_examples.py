@@ -123,9 +123,11 @@ _EPOCHS = ['epoch'] * EPOCHS
 _SHORT: dict[str, tuple[list[object], list[str]]] = {
     'appnp': (['--dropout', 0, '--hops', 4], _EPOCHS),
     'correct_and_smooth': (['--layers', 5], [*_EPOCHS, 'predicted', 'corrected', 'smoothed']),
+    'graph_transformer': (['--hidden', 8], _EPOCHS),
     'hetero_rgcn': (['--target', 'paper', '--hidden', 8], _EPOCHS),
     'infomax': (['--hidden', 8], [*_EPOCHS, 'test']),
     'link_prediction': (['--hidden', 8], _EPOCHS),
+    'self_supervised': (['--hidden', 8, '--method', 'grace'], [*_EPOCHS, 'test']),
     'sign': (['--hops', 2], _EPOCHS),
 }
 """Options, and the first word of every line."""
