@@ -51,17 +51,17 @@ def floors() -> list[list[str]]:
 
 
 def imports(room: str) -> list[str]:
-    """The rooms that a room imports, those with most imports first."""
-    counts: dict[str, int] = {}
+    """The rooms that a room imports, the highest first."""
+    found = set()
     for path in (ROOT / 'pyg_sar' / room).rglob('*.py'):
         for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
             names = [node.module or ''] if isinstance(node, ast.ImportFrom) else []
             names += [each.name for each in node.names] if isinstance(node, ast.Import) else []
             for name in names:
                 other = re.match(r'pyg_sar\.(\w+)', name)
-                if other is not None and other[1] in ROOMS and other[1] != room:
-                    counts[other[1]] = counts.get(other[1], 0) + 1
-    return sorted(counts, key=lambda other: (-counts[other], other))
+                if other is not None:
+                    found.add(other[1])
+    return [other for other in ROOMS if other in found - {room}]
 
 
 def _text(
