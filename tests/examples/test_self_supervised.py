@@ -35,6 +35,7 @@ def _losses(root: str | None) -> dict[str, list[float]]:
     return losses
 
 
+@pytest.mark.slow
 def test_losses_are_those_of_plain_pyg(tmp_path: Path) -> None:
     want = _losses(None)
     for got in run_ranks(_losses, 3, str(cut(small_graph(), 3, tmp_path / 'parts'))):
