@@ -43,7 +43,7 @@ nitpick_ignore_regex = [
     ('py:mod', '.*'),  # rooms that are not public
     (
         'py:class',
-        r'pyg_sar\.(ddp\.wrap\.Model|partition\.memmap\..*)',
+        r'pyg_sar\.(loader\.arguments\.LoaderOptions|rows\.edges\.EdgeIndex|partition\.memmap\..*)',
     ),
 ]
 

@@ -112,8 +112,8 @@ def _rank_and_size(environ: Mapping[str, str], launcher: _Launcher) -> tuple[int
 def _is_batch(environ: Mapping[str, str]) -> bool:
     """Whether Slurm started a batch script, which inherits variables of the step it came from.
 
-    The script is task 0, alone on its machine. If no machine of the step has a single task, the
-    step is another one.
+    Slurm starts a batch script as one task. If every machine of the step has several tasks, the
+    variables come from an outer step.
     """
     counts = re.sub(r'\(x\d+\)', '', environ.get('SLURM_STEP_TASKS_PER_NODE', '1')).split(',')
     return environ.get('SLURM_GTIDS') == '0' and '1' not in counts

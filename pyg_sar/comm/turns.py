@@ -107,9 +107,9 @@ class Turns:
 class LazySend:
     """Tensors for another thread.
 
-    `form` are the tensors, which nobody else uses. With `make`, they have only their shapes and
-    dtypes: `make` fills such tensors in the other rank's turn. It reads `read`; where a change of
-    these would not be noticed, it runs at once.
+    Without `make`, `form` are the finished tensors. With `make`, `form` gives shapes and dtypes,
+    and `make` fills such tensors in the turn of the receiver. `read` are the inputs of `make`; if a
+    write to them would not be noticed, `make` runs now. No other code uses the tensors of `form`.
     """
 
     def __init__(

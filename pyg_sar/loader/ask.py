@@ -1,10 +1,10 @@
 """Questions between ranks: in-edges that owners draw, rows of attributes, nodes and links.
 
-All travel alike: first the counts of every pair of ranks, then the questions, then the answers. The
-tensors of a message have several dtypes and widths. They go as bytes, one after another, each from
-a multiple of 16 on as its dtype asks for: a message costs the same however many are in it.
+The counts of every pair of ranks travel first, then the questions, then the answers. A message
+holds all its tensors as bytes, of any dtypes and widths, so many tensors cost one message. A tensor
+begins at a multiple of 16 bytes, where every dtype is aligned.
 
-Ranks have just compared that they are at the same operation: nothing is compared here.
+The caller has compared that all ranks are at one operation; nothing is compared here.
 """
 
 from __future__ import annotations

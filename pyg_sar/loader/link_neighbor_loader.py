@@ -81,7 +81,9 @@ class LinkNeighborLoader(Loader):
     making a loader. Sampling takes ``4 * (hops + 1)`` collectives for 12 batches, and mostly 4 more
     with negatives.
 
-    Arguments from `neg_sampling` on are given by name.
+    Arguments from `neg_sampling` on are given by name. Not listed below are `replace`,
+    `subgraph_type`, `temporal_strategy`, `time_attr`, `weight_attr`, `transform`, `shuffle`,
+    `drop_last` and `seed`: see :class:`pyg_sar.NeighborLoader`.
 
     Args:
         data: That of :func:`pyg_sar.load_shard`.
@@ -102,8 +104,6 @@ class LinkNeighborLoader(Loader):
         disjoint: Whether both ends of every link have trees of their own (default: False). Always
             so with times.
         batch_size: Links of all ranks in a batch (default: 1).
-        replace, subgraph_type, temporal_strategy, time_attr, weight_attr, transform, shuffle,
-            drop_last, seed: See :class:`pyg_sar.NeighborLoader`.
 
     Raises:
         TypeError: For an argument of PyG's or torch's that would change batches and cannot, such as

@@ -28,7 +28,7 @@ from pyg_sar.utils.rng import hashed, hashed_on
 EDGES, NEGATIVES = range(2)  # purposes of hashes
 
 Asked = tuple[dict[str, Any], Callable[[LocalGraph], 'Seeds']]
-"""Values that must be equal on all ranks, and a function that then makes the seeds (collective)."""
+"""The arguments that all ranks compare, and then the function that makes the seeds (collective)."""
 
 
 class First(NamedTuple):

@@ -27,7 +27,7 @@ from pyg_sar.utils.tensor_state import checksum
 
 
 def kept_copy(tensor: Tensor) -> Tensor:
-    """A copy that nobody changes; in turns both are evicted as one."""
+    """A copy for reading; ranks that take turns evict tensor and copy as one."""
     if offload.watcher.value is None:
         return tensor.clone()
     copy: Tensor = _KeptCopy.apply(tensor)
@@ -39,7 +39,7 @@ def kept_copy(tensor: Tensor) -> Tensor:
 
 
 def lent_copy(kept: Tensor) -> Tensor:
-    """A copy of a constant that nobody else has; in turns both are evicted as one."""
+    """A copy on write of a constant; ranks that take turns evict constant and copy as one."""
     if offload.watcher.value is None:
         return kept.clone()
     offer = kept._settles = _Settles(kept)  # type: ignore[attr-defined]  # lives as long

@@ -200,9 +200,9 @@ class Run:
 class RngAndAutocast:
     """A random state for every chunk and the autocast mode, so that a replay sees them again.
 
-    The first chunk goes on from the caller's state: a graph of one chunk draws what PyG draws. The
-    states of the others are computed from that one, as a pass that stops at a softmax draws less
-    than a whole one. Arguments are as in a program.
+    Chunk 0 draws from the caller's state, so a graph of one chunk draws the numbers of PyG. Chunk
+    k > 0 has a seed of that state and k: a pass that stops at a softmax draws fewer numbers than a
+    whole pass, and no chunk may depend on it. Arguments are as in a program.
     """
 
     def __init__(

@@ -174,7 +174,10 @@ class Sharding:
         return self.kept('joined', others, make)
 
     def scattered(self, count: int) -> Sharding:
-        """Where new rows go that all ranks have: beside edges to nodes, if there are so many."""
+        """The sharding of `count` new rows that all ranks have: of the nodes, if there are as many.
+
+        Else the rows are the first nodes, if there are that many, or an even split.
+        """
         near = [nodes for nodes in self.nodes if nodes.total >= count]
         for nodes in near:
             if nodes.total == count:

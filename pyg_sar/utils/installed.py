@@ -1,7 +1,7 @@
 """What the installed packages have: their versions, private names, and loops that numba compiles.
 
-Names of torch and PyG that are not public may go in any version. CONTRIBUTING.md lists all that are
-used. One that is gone is an error where it is used; what only a corner needs is looked for there by
+Names of torch and PyG that are not public may go in any version; tests/utils/private_names.md lists
+them. One that is gone is an error where it is used; what only a corner needs is looked for there by
 :func:`find`.
 """
 

@@ -1,7 +1,8 @@
-"""Tensors whose memory may be on a disk: code that uses memory past torch has to say so first.
+"""Code that reads a tensor without an operation of torch asks here first: it may be on a disk.
 
-The watcher of ranks that take turns (:mod:`pyg_sar.launch.in_turns`) sees every operation of torch
-in its thread. It sees neither compiled loops nor other threads.
+Such code are NumPy, numba and pointers. The watcher of ranks that take turns
+(:mod:`pyg_sar.launch.in_turns`) sees every operation of torch in its thread, but neither compiled
+loops nor other threads.
 """
 
 from __future__ import annotations

@@ -213,7 +213,7 @@ class Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(kind.__torch_dispatch__ is not Tensor.__torch_dispatch__ for kind in types):
-            return NotImplemented  # a tensor that is made of others: its own operations come here
+            return NotImplemented  # made of other tensors, whose operations come here
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunction():
             for key, value in (*enumerate(args), *kwargs.items()):

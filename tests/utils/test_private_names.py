@@ -16,7 +16,7 @@ import pyg_sar
 from pyg_sar.utils.installed import find, find_or_none
 
 SOURCES = [*Path(pyg_sar.__file__).parent.rglob('*.py')]
-PAGE = (Path(__file__).parents[2] / 'CONTRIBUTING.md').read_text(encoding='utf-8')
+PAGE = Path(__file__).with_name('private_names.md').read_text(encoding='utf-8')
 ROWS = re.findall(r'^\| (`torch.*?) \|', PAGE.split('## Private names')[1].split('\n## ')[0], re.M)
 NAMES = [name.strip('`') for row in ROWS for name in row.split(', ')]
 TEXT = ''.join(path.read_text(encoding='utf-8') for path in SOURCES)

@@ -1,10 +1,10 @@
 """Where the bytes of a storage wait, and rows of a tensor that waits.
 
-They are on a disk, or in memory of the host if the storage is a GPU's.
+The bytes wait on a disk, or in memory of the host if the storage is a GPU's.
 
-Memory of the host that holds bytes of a GPU is a storage like others, and goes to the disk as they
-do. It is pinned, so that a GPU reads and writes it itself. Copies between both are waited for: the
-memory that they read or write may be given to others at once.
+Memory of the host that holds bytes of a GPU is a storage like others, and may go to the disk. Such
+memory is pinned, so that a GPU reads and writes it. A copy between host and GPU ends before the
+program goes on, as other storages may get its memory at once.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for kind in types:
-            # A tensor that is made of others: its own operations come here.
+            # A tensor made of other tensors, whose operations come here.
             if kind.__torch_dispatch__ is not _OF_TENSORS:
                 return NotImplemented
         kwargs = kwargs or {}
