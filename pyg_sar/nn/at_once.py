@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_sar.comm.collectives import torch_apply
 from pyg_sar.comm.rows_by_id import with_halo
 from pyg_sar.comm.vote import Agreed, agree
 from pyg_sar.nn.call import NUM_EDGES, Call
@@ -17,7 +18,7 @@ from pyg_sar.nn.plan import Plan as CallPlan
 from pyg_sar.nn.side_effects import (
     UndoneSideEffects,
     edge_rows,
-    learnable_leaves,
+    leaves_of,
     node_of_now,
     parameters_for_rows,
     state_of,
@@ -59,7 +60,7 @@ def observed(plan: CallPlan, call: Call) -> CallPlan:
         out=out.detach(),
         edge_outputs=tuple(t.detach() for t in edge_outputs),
         edge_attributes=names,
-        learnable=learnable_leaves([out, *edge_outputs], samples, first_node),
+        learnable=leaves_of([out, *edge_outputs], samples, first_node)[0],
         uses_rng=undone.uses_rng,
         is_dense=sizes.is_dense,
         reads_sizes=sizes.are_read,
@@ -162,19 +163,17 @@ def _run(call: Call, arguments: Arguments, edge_index: Tensor, num_dst: int) -> 
     return call.aggregate(values, message).movedim(call.conv.node_dim, 0)
 
 
-def run_one_shot(call: Call, name: str, *, across_edges: bool) -> Tensor:
-    """Plain autograd over all edges, with own and all halo rows.
-
-    `across_edges` says that the function, whose `name` is for messages, needs those of all ranks.
-    """
+def run_one_shot(plan: CallPlan, call: Call) -> Tensor:
+    """Plain autograd over all edges, with own and all halo rows."""
     conv, (edges, num_edges, shard) = call.conv, (call.edges, call.plan.num_edges, call.plan.shard)
+    across_edges = plan.across_edges
     src = tuple(with_halo(t, call.exchange) for t in call.arguments.src)
     arguments, ids = replace(call.arguments, src=src), call.plan.edge_index
     if not across_edges:
         arguments = replace(arguments, whole=tuple(map(for_rows, arguments.whole)))
     values = call.inputs(arguments, ids, ids[1], shard.num_dst)
     if across_edges:
-        values = _of_all_edges(call, name, values)
+        values = _of_all_edges(call, plan.function, values)
     before = dict(vars(conv))
     with nullcontext() if across_edges else parameters_for_rows(conv):
         out = call.run(values)
@@ -184,16 +183,33 @@ def run_one_shot(call: Call, name: str, *, across_edges: bool) -> Tensor:
                 setattr(conv, attribute, tag(call.in_given_order(value), 0, edges._sharding))
         if call.function == 'message':
             out = call.aggregate(values, out)
+        if num_edges == 0 and not across_edges:
+            read = [t for t, is_read in zip(arguments, plan.are_read, strict=True) if is_read]
+            read += [getattr(module(), name) for module, name in plan.parameters or ()]
+            out = _WithoutEdges.apply(plain(out), *read)
     if isinstance(out, tuple):  # of nodes and of edges: rows of the whole graph
         return out
     if across_edges and not isinstance(out, Rows):
         out = _own(call, out)
-    out = plain(out)
-    if num_edges == 0 and out.is_floating_point() and not out.requires_grad:
-        # Other ranks, which have edges, wait for this one in backward.
-        for parameter in conv.parameters():
-            out = out + 0 * parameter.sum()
-    return out
+    return plain(out)
+
+
+class _WithoutEdges(torch.autograd.Function):
+    """The result of a rank without edges, whose gradients of what a message reads are zero.
+
+    The message may leave early (GATConv does). Ranks with edges wait for this one in backward.
+    """
+
+    apply = torch_apply
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, *read: Tensor) -> Tensor:
+        ctx.save_for_backward(*read)
+        return out.view_as(out)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
+        return grads[0], *map(torch.zeros_like, ctx.saved_tensors)
 
 
 def _own(call: Call, out: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ from pyg_sar.nn.narrow_exchange import is_hooked, is_sum
 from pyg_sar.nn.options import Path
 from pyg_sar.nn.plan import Plan
 from pyg_sar.nn.reductions import MERGED_AS, Aggregate, aggregate_of
-from pyg_sar.nn.side_effects import UndoneSideEffects, learnable_leaves
+from pyg_sar.nn.side_effects import UndoneSideEffects, leaves_of
 from pyg_sar.nn.source_rows import SourceRows
 from pyg_sar.nn.summed_product import SummedProduct
 from pyg_sar.ops.program import Arguments
@@ -167,6 +167,7 @@ class MessageRun(Intercept):
                 assert self._use.weights is not None
                 weights = plain(self._use.weights).detach()
             read = outputs if is_factored else [out, *outputs]
+            learnable, are_read = leaves_of(read, samples, first_node)
             return Plan(
                 path=path,
                 function=name,
@@ -182,7 +183,8 @@ class MessageRun(Intercept):
                 scores=None if reduced else self._scores(edge_outputs, written, undone.uses_rng),
                 edge_bytes=self._watch.edge_bytes,
                 uses_rng=undone.uses_rng,
-                learnable=learnable_leaves(read, samples, first_node),
+                learnable=learnable,
+                are_read=are_read,
                 source=source,
                 weight=weight,
                 summed=self._reduced[0].summed if source else None,

@@ -43,6 +43,7 @@ class Plan:
     scores: LeakyScores | None = None
     edge_bytes: int = 0  # what the largest tensor that it computes takes per edge
     uses_rng: bool = False  # whether it draws by a generator of torch, or may do so
+    are_read: tuple[bool, ...] = ()  # of its arguments: whether its result has their gradient
     drops: bool = False  # whether it draws masks of dropout by edge, or may do so
     # The leaf tensors that it reads besides its arguments; which parameters they are, by module and
     # name, or None if one is no parameter: then every call is analysed.

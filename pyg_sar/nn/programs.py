@@ -176,7 +176,7 @@ def _by_destination(plan: Plan, call: Call) -> Tensor:
 
 def _one_shot(plan: Plan, call: Call) -> Tensor:
     """Plain autograd over all edges, with own and all halo rows."""
-    return run_one_shot(call, plan.function, across_edges=plan.across_edges)
+    return run_one_shot(plan, call)
 
 
 PROGRAMS: dict[Path, Callable[[Plan, Call], Tensor]] = {

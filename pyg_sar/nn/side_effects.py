@@ -183,20 +183,19 @@ def node_of_now() -> Any:
     return torch.ones(1, requires_grad=torch.is_grad_enabled()).exp().grad_fn
 
 
-def learnable_leaves(
+def leaves_of(
     outputs: Sequence[Tensor], samples: Arguments, first_node: Any
-) -> tuple[Tensor, ...]:
-    """Leaves of the outputs' history that are not arguments.
+) -> tuple[tuple[Tensor, ...], tuple[bool, ...]]:
+    """Leaves of the outputs' history that are no samples, and for every sample whether it is one.
 
     A function computed `outputs` from `samples`, right after `first_node` of the history was made.
     """
-    sample_ids = {id(t) for t in samples}
     leaves: dict[int, Tensor] = {}
     seen: set[Any] = set()
     last_node = node_of_now()
     todo = [t.grad_fn for t in outputs if t.grad_fn is not None]
     for output in outputs:
-        if output.requires_grad and output.grad_fn is None and id(output) not in sample_ids:
+        if output.requires_grad and output.grad_fn is None:
             leaves[id(output)] = output
     while todo:
         node = todo.pop()
@@ -205,8 +204,7 @@ def learnable_leaves(
         seen.add(node)
         variable = getattr(node, 'variable', None)
         if variable is not None:
-            if id(variable) not in sample_ids:
-                leaves[id(variable)] = variable
+            leaves[id(variable)] = variable
             continue
         if not first_node._sequence_nr() <= node._sequence_nr() <= last_node._sequence_nr():
             raise MessageError(
@@ -214,4 +212,5 @@ def learnable_leaves(
                 'pass that tensor to propagate instead'
             )
         todo += [parent for parent, _ in node.next_functions if parent is not None]
-    return tuple(leaves.values())
+    are_read = tuple(leaves.pop(id(sample), None) is not None for sample in samples)
+    return tuple(leaves.values()), are_read
