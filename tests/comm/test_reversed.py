@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from few import few
+from layouts import layouts
 from on_ranks import on_ranks
-from small_graphs import ASSIGNMENTS, assert_close, small_graph
+from small_graphs import assert_close, small_graph
 from torch import Tensor
 
 from pyg_sar.comm.collectives import all_reduce_sum
@@ -15,13 +15,10 @@ from pyg_sar.comm.exchange import exchange_of
 from pyg_sar.ops.weighted_sum import weighted_sum
 from pyg_sar.shard.blocks import plan_of
 
-LAYOUTS = [(1, 1), (1, 3), (2, 2), (3, 3), (2, 6), (4, 4), (4, 8)]
-"""World sizes and numbers of parts."""
 
-
-@pytest.mark.parametrize(('world_size', 'num_parts'), LAYOUTS)
+@layouts()
 @on_ranks(by='threads', is_local=True)
-def test_the_way_back_is_the_adjoint(data, world_size, num_parts):
+def test_the_way_back_is_the_adjoint(data, world_size, num_parts, kind):
     handle = data.edge_index.handle
     shard = handle.shard
     rev = reverse(handle.ids, shard)
@@ -42,9 +39,8 @@ def test_the_way_back_is_the_adjoint(data, world_size, num_parts):
     assert_close(there, back, tolerance=1e-12)
 
 
-@pytest.mark.parametrize('kind', few(ASSIGNMENTS))
 @pytest.mark.parametrize('one_shot', [False, True])
-@pytest.mark.parametrize(('world_size', 'num_parts'), LAYOUTS)
+@layouts()
 @on_ranks(by='threads', is_local=True)
 def test_a_sum_is_that_of_the_transposed_matrix(data, world_size, num_parts, kind, one_shot):
     rev = reverse(data.edge_index.handle.ids, data.edge_index.handle.shard)

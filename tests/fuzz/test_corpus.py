@@ -133,7 +133,9 @@ def test_damaged_part(folder: Path, what: str) -> None:
     _refused(folder, message)
 
 
-@pytest.mark.parametrize('name', ['part_1/sar.pt', 'META.json'])
+@pytest.mark.parametrize(
+    'name', ['META.json', *(f'part_1/{name}.pt' for name in ('sar', 'node_feats', 'edge_feats'))]
+)
 @pytest.mark.parametrize('is_archive', [True, False])
 def test_code(folder: Path, tmp_path: Path, name: str, is_archive: bool) -> None:
     call = Calls(os.mkdir, str(tmp_path / 'made'))

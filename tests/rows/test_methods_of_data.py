@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from as_whole import check
 from ranks import run_as_threads
-from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 import pyg_sar
 
 N, E = 20, 60
-OURS = {'n_id', 'e_id', 'num_nodes_total', 'label_range', 'num_classes'}
-"""What load_shard adds."""
 
 Method = Callable[[Any], Any]
 
@@ -100,26 +98,6 @@ def _hetero_data() -> HeteroData:
     return data
 
 
-def _shown(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return pyg_sar.gather(value).detach()
-    if isinstance(value, (Data, HeteroData)):
-        return _shown(value.to_dict())
-    if isinstance(value, dict):
-        named = {k: _shown(v) for k, v in value.items() if k not in OURS}
-        return {k: v for k, v in named.items() if k != '_global_store'}
-    return [_shown(each) for each in value] if isinstance(value, (list, tuple)) else value
-
-
-def _results(root: str, methods: dict[str, Method], names: list[str]) -> dict[str, Any]:
-    return {name: _shown(methods[name](pyg_sar.load_shard(root))) for name in names}
-
-
-def _on_rank(root: str, is_typed: bool) -> dict[str, Any]:
-    methods = OF_HETERO_DATA if is_typed else OF_DATA
-    return _results(root, methods, list(methods))
-
-
 def _cut(is_typed: bool, root: Path) -> Any:
     data: Any = _hetero_data() if is_typed else _data()
     part: Any = torch.arange(N) % 3
@@ -129,31 +107,9 @@ def _cut(is_typed: bool, root: Path) -> Any:
     return data
 
 
-def _assert_equal(found: Any, right: Any, name: str) -> None:
-    if isinstance(right, Tensor):
-        torch.testing.assert_close(found, right, rtol=0, atol=1e-12, msg=name)
-    elif isinstance(right, dict):
-        assert found.keys() == right.keys(), name
-        for key, value in right.items():
-            _assert_equal(found[key], value, f'{name}: {key}')
-    elif isinstance(right, list):
-        assert len(found) == len(right), name
-        for each, other in zip(found, right, strict=True):
-            _assert_equal(each, other, name)
-    else:
-        assert found == right, name
-
-
-@pytest.mark.parametrize('is_typed', [False, True])
-@pytest.mark.parametrize('num_ranks', [1, 3])
-def test_as_plain_pyg(num_ranks: int, is_typed: bool, tmp_path: Path) -> None:
-    data = _cut(is_typed, tmp_path / 'parts')
-    methods = OF_HETERO_DATA if is_typed else OF_DATA
-    answers = run_as_threads(_on_rank, num_ranks, str(tmp_path / 'parts'), is_typed)
-    for name, method in methods.items():
-        right = _shown(method(data.clone()))
-        for found in answers:
-            _assert_equal(found[name], right, name)
+@pytest.mark.parametrize(('table', 'is_typed'), [('OF_DATA', False), ('OF_HETERO_DATA', True)])
+def test_as_plain_pyg(table: str, is_typed: bool, tmp_path: Path) -> None:
+    check(__name__, table, _cut(is_typed, tmp_path / 'parts'), str(tmp_path / 'parts'))
 
 
 def _refused(root: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -199,25 +198,6 @@ def test_broken_types(tmp_path, what):
     BROKEN_TYPES[what](tmp_path / 'parts')
     with pytest.raises(ValueError, match=r'expected .*(META|part_[01]).*\(got '):
         pyg_sar.local(pyg_sar.load_shard(tmp_path / 'parts'))
-
-
-class _Hostile:
-    def __reduce__(self) -> Any:
-        return Path.write_text, (Path('hostile-file-was-run'), 'run')
-
-
-@pytest.mark.parametrize('name', ['sar.pt', 'node_feats.pt', 'edge_feats.pt'])
-@pytest.mark.parametrize('is_zip', [False, True])
-def test_a_hostile_file_is_never_run(root, tmp_path, monkeypatch, name, is_zip):
-    monkeypatch.chdir(tmp_path)
-    path = root / 'part_1' / name
-    if is_zip:
-        torch.save({'src': _Hostile()}, path)
-    else:
-        path.write_bytes(pickle.dumps({'src': _Hostile()}))
-    with pytest.raises(ValueError, match='expected a file of tensors'):
-        pyg_sar.local(pyg_sar.load_shard(root))
-    assert not Path('hostile-file-was-run').exists()
 
 
 def _load(root_of_rank: list[str], rank: int | None = None) -> str:
