@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any
 
 import torch
+from expressions import expressions
 from on_ranks import RUNS, parts_of
 from small_graphs import small_graph
 from torch import Tensor
@@ -33,7 +34,7 @@ def check(
 
     Args:
         module: Where the table is, and perhaps a function ``run(program, data)``.
-        table: Its name; programs by what they are called.
+        table: Its name; programs by what they are called, or expressions.
         data: The graph; by default the small one, as its parts are cached.
         root: Its folder.
         num_ranks: How many ranks.
@@ -57,6 +58,8 @@ def _results(module: str, table: str, data: Any) -> dict[str, Any]:
     names = vars(import_module(module))
     run = names.get('run', lambda program, data: program(data))
     programs = names[table]
+    if isinstance(programs, str):
+        programs = {each: each for each in expressions(programs)}
     return {name: shown(run(program, data)) for name, program in programs.items()}
 
 

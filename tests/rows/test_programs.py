@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from as_whole import check, with_gradients
+from expressions import expressions
 from small_graphs import small_graph
 from torch import Tensor
+from torch.nn import Conv1d, Conv2d
 from torch_geometric.nn import LGConv, MemPooling, SAGEConv
 from torch_geometric.utils import add_self_loops, one_hot
 
@@ -19,58 +24,40 @@ import pyg_sar
 N, WIDTH = 40, 6
 IDS = torch.tensor([1, 2, 3, 2])
 FEW = torch.arange(24, dtype=torch.double).view(4, 6) - 12
+KINDS = {kind.__name__: kind for kind in (Conv1d, Conv2d, MemPooling)}
 
 Program = Callable[..., Any]
 
 
-def run(program: Program, data: Any) -> Any:
-    """A function of data, or of x, y and a plain parameter, whose gradients are looked at."""
-    if program.__code__.co_varnames[0] != 'x':
+def run(program: Program | str, data: Any) -> Any:
+    """A function of data, or an expression of x, y and a parameter w, with their gradients."""
+    if callable(program):
         return program(data)
     x, w = data.x.detach().clone().requires_grad_(), torch.tensor([1.0, 2, 4, 3, 5, 6])
-    return with_gradients(program(x, data.y, w.requires_grad_()), x, w)
+    names = globals() | KINDS | {'x': x, 'y': data.y, 'w': w.requires_grad_()}
+    return with_gradients(eval(program, names), x, w)
 
 
 # A cast stands for what is cast; what torch asks of two tensors is asked of the whole.
-CASTS: dict[str, Program] = {
-    'numbers of all rows': lambda x, y, w: x * torch.arange(N).type_as(x).view(-1, 1),
-    'a mask of all rows': lambda x, y, w: x * (torch.arange(N) % 2 == 0).to(x).view(-1, 1),
-    'a parameter': lambda x, y, w: x * w.type_as(x),
-    'the sum of a parameter': lambda x, y, w: x * w.type_as(x).sum(),
-    'the mean of a parameter': lambda x, y, w: x / w.to(x).mean(),
-    'the norm of a parameter': lambda x, y, w: x / w.to(x).norm(),
-    'as many numbers as a rank has': lambda x, y, w: x * torch.ones(5).to(x).sum(),
-    'the largest': lambda x, y, w: x * torch.tensor([1, 5, 2]).type_as(x).max(),
-    'one number': lambda x, y, w: x + torch.tensor(2).type_as(x),
-    'a matrix': lambda x, y, w: x @ torch.eye(WIDTH).type_as(x),
-    'a softmax': lambda x, y, w: x * torch.softmax(w.type_as(y.double()), 0),
-    'labels of another sharding': lambda x, y, w: x[y > 1].sum() * y.type_as(x[y > 1]).sum(),
-    'rows as a parameter': lambda x, y, w: y.type_as(w).mean() * x,
-    'rows as rows of more dimensions': lambda x, y, w: y.to(x).unsqueeze(1) * x,
-    'a slice of rows': lambda x, y, w: x[:2].type_as(y.double()).sum() * x,
-    'rows turned': lambda x, y, w: x.t().type_as(y.double()).t() * x,
-    'ids': lambda x, y, w: x[torch.tensor([0.0, 4.0]).type_as(y)].sum() * x,
-    'a new tensor': lambda x, y, w: x * x.new_tensor([1, 2, 3, 4, 5, 6]),
-    'new zeros': lambda x, y, w: x + w.new_ones(WIDTH),
-    'expanded': lambda x, y, w: w.expand_as(x) * x,
-    'expanded numbers of all rows': lambda x, y, w: torch.arange(N).view(-1, 1).expand_as(x) * x,
-    'viewed': lambda x, y, w: torch.arange(N * WIDTH).view_as(x) * x,
-    'reshaped': lambda x, y, w: torch.arange(N * WIDTH).reshape_as(x) + x,
-    'copied from': lambda x, y, w: torch.zeros(N, WIDTH).double().copy_(x.detach()) * x,
-    'copied to': lambda x, y, w: torch.zeros_like(x).copy_(w) * x,
-    'which type': lambda x, y, w: x.to(torch.result_type(x, y)),
-    'all true': lambda x, y, w: x * torch._is_all_true(y >= 0) + torch._is_all_true(y > 0),
-    'any true': lambda x, y, w: x * torch._is_any_true(y == 2) + torch._is_any_true(y > 9),
-    'equal': lambda x, y, w: x * torch.equal(y, small_graph().y),
-    'all close': lambda x, y, w: x * torch.allclose(x, x + 1e-12) + torch.allclose(x, x * 2),
-    'a distribution': lambda x, y, w: torch.distributions.Normal(x, w.exp()).log_prob(x * 2),
-    'a distribution of classes': lambda x, y, w: torch.distributions.Categorical(
-        logits=x
-    ).entropy(),
-    'probabilities': lambda x, y, w: torch.distributions.Bernoulli(x.sigmoid()).log_prob(
-        (x > 0).to(x)
-    ),
-}
+CASTS = """
+x * torch.arange(N).type_as(x).view(-1, 1); x * (torch.arange(N) % 2 == 0).to(x).view(-1, 1)
+x * w.type_as(x); x * w.type_as(x).sum(); x / w.to(x).mean(); x / w.to(x).norm()
+x * torch.ones(5).to(x).sum(); x * torch.tensor([1, 5, 2]).type_as(x).max()
+x + torch.tensor(2).type_as(x); x @ torch.eye(WIDTH).type_as(x)
+x * torch.softmax(w.type_as(y.double()), 0); x[y > 1].sum() * y.type_as(x[y > 1]).sum()
+y.type_as(w).mean() * x; y.to(x).unsqueeze(1) * x; x[:2].type_as(y.double()).sum() * x
+x.t().type_as(y.double()).t() * x; x[torch.tensor([0.0, 4.0]).type_as(y)].sum() * x
+x * x.new_tensor([1, 2, 3, 4, 5, 6]); x + w.new_ones(WIDTH); w.expand_as(x) * x
+torch.arange(N).view(-1, 1).expand_as(x) * x; torch.arange(N * WIDTH).view_as(x) * x
+torch.arange(N * WIDTH).reshape_as(x) + x; torch.zeros(N, WIDTH).double().copy_(x.detach()) * x
+torch.zeros_like(x).copy_(w) * x; x.to(torch.result_type(x, y))
+x * torch._is_all_true(y >= 0) + torch._is_all_true(y > 0)
+x * torch._is_any_true(y == 2) + torch._is_any_true(y > 9); x * torch.equal(y, small_graph().y)
+x * torch.allclose(x, x + 1e-12) + torch.allclose(x, x * 2)
+torch.distributions.Normal(x, w.exp()).log_prob(x * 2)
+torch.distributions.Categorical(logits=x).entropy()
+torch.distributions.Bernoulli(x.sigmoid()).log_prob((x > 0).to(x))
+"""
 
 
 @pytest.mark.parametrize('kind', ['uneven', 'empty part'])
@@ -78,46 +65,31 @@ def test_casts(kind: str) -> None:
     check(__name__, 'CASTS', kind=kind, tolerance=1e-6)  # the parameter is float32
 
 
-def _layer(kind: Callable[..., torch.nn.Module], *args: Any) -> Any:
+def layer(kind: Callable[..., torch.nn.Module], *args: Any) -> Any:
     torch.manual_seed(0)
     return kind(*args).double()
 
 
-def _scatter_std(x: Any, y: Any, w: Any) -> Any:
-    import torch_scatter
-
-    return torch_scatter.scatter_std(x, y, 0)
-
-
-def _scatter_mean(x: Any, y: Any, w: Any) -> Any:
-    import torch_scatter
-
-    return torch_scatter.scatter(x, y, 0, reduce='mean')
-
-
 # Layers that look at one row at a time, and operators of torch_scatter.
-LAYERS: dict[str, Program] = {
-    'Conv1d of a batch': lambda x, y, w: _layer(torch.nn.Conv1d, 6, 4, 1)(x.t()[None])[0].t(),
-    'Conv1d': lambda x, y, w: _layer(torch.nn.Conv1d, 6, 4, 1)(x.t()),
-    'Conv2d': lambda x, y, w: _layer(torch.nn.Conv2d, 6, 4, (1, 2))(
-        torch.stack([x.t(), 2 * x.t()], 2)[None]
-    ),
-    'MemPooling': lambda x, y, w: _layer(MemPooling, 6, 4, 2, 3)(x)[0],
-    'scatter_add': lambda x, y, w: x.scatter_add(0, IDS[:, None].expand(4, 6), FEW).square(),
-    'scatter_reduce': lambda x, y, w: (
-        x.scatter_reduce(0, IDS[:, None].expand(4, 6), FEW, 'amax') * x
-    ),
-    'max of Python': lambda x, y, w: max(x[:, 0]),
-    'gather': lambda x, y, w: x.sum(0)[None].expand(3, 6).gather(0, y[:, None].expand(-1, 6)) * x,
-}
-SCATTERED = {'scatter_std': _scatter_std, 'scatter': _scatter_mean}
+LAYERS = """
+layer(Conv1d, 6, 4, 1)(x.t()[None])[0].t(); layer(Conv1d, 6, 4, 1)(x.t())
+layer(Conv2d, 6, 4, (1, 2))(torch.stack([x.t(), 2 * x.t()], 2)[None])
+layer(MemPooling, 6, 4, 2, 3)(x)[0]; max(x[:, 0])
+x.scatter_add(0, IDS[:, None].expand(4, 6), FEW).square()
+x.scatter_reduce(0, IDS[:, None].expand(4, 6), FEW, 'amax') * x
+x.sum(0)[None].expand(3, 6).gather(0, y[:, None].expand(-1, 6)) * x
+"""
+SCATTERED = """
+torch_scatter.scatter_std(x, y, 0); torch_scatter.scatter(x, y, 0, reduce='mean')
+"""
+torch_scatter = sys.modules.get('torch_scatter')  # PyG imports it if it is there
 
 
 @pytest.mark.parametrize('kind', ['uneven', 'empty part'])
 def test_layers_and_scatters(kind: str) -> None:
     check(__name__, 'LAYERS', kind=kind, tolerance=1e-10)
-    pytest.importorskip('torch_scatter')
-    check(__name__, 'SCATTERED', kind=kind, tolerance=1e-10)
+    if torch_scatter is not None:
+        check(__name__, 'SCATTERED', kind=kind, tolerance=1e-10)
 
 
 def _embedded(data: Any) -> list[Any]:
@@ -161,37 +133,25 @@ def test_plain_tensors_beside_rows() -> None:
     check(__name__, 'MEETINGS', tolerance=1e-10)
 
 
-def _after_inference(read: Program) -> Program:
+READS = """
+x[d.train_mask]; x[d.train_mask][d.train_mask[d.train_mask]]; x[d.chosen]; x[d.other]; x[3]
+x[2:9:3]; x.index_select(0, d.chosen); x[d.edge_index[0]]; x[d.edge_index[:, d.edge_mask][1]]
+x[d.numbers]; torch.cat([x, x[d.train_mask]])[d.chosen]; x[:, 0].topk(5).values
+x.repeat_interleave(2, 0)[d.train_mask.repeat_interleave(2)]
+x.masked_fill(d.train_mask.unsqueeze(1), 0.5); torch.where(d.train_mask.unsqueeze(1), x, x.mean(0))
+torch.zeros_like(x).index_add(0, d.edge_index[1], x[d.edge_index[0]])
+"""
+
+
+def _after_inference(expression: str, data: Any) -> Any:
     """A read in inference mode first, then in training by the same index."""
-
-    def program(data: Any) -> Any:
-        with torch.inference_mode():
-            read(data.x, data)
-        leaf = data.x.detach().clone().requires_grad_()
-        return with_gradients(read(leaf, data), leaf)
-
-    return program
+    with torch.inference_mode():
+        eval(expression, globals(), {'x': data.x, 'd': data})
+    leaf = data.x.detach().clone().requires_grad_()
+    return with_gradients(eval(expression, globals(), {'x': leaf, 'd': data}), leaf)
 
 
-READS: dict[str, Program] = {
-    'mask': lambda x, d: x[d.train_mask],
-    'mask of a mask': lambda x, d: x[d.train_mask][d.train_mask[d.train_mask]],
-    'ids': lambda x, d: x[d.chosen],
-    'ids that are rows': lambda x, d: x[d.other],
-    'one row': lambda x, d: x[3],
-    'slice': lambda x, d: x[2:9:3],
-    'index_select': lambda x, d: x.index_select(0, d.chosen),
-    'sources of edges': lambda x, d: x[d.edge_index[0]],
-    'edges of a mask': lambda x, d: x[d.edge_index[:, d.edge_mask][1]],
-    'joined': lambda x, d: torch.cat([x, x[d.train_mask]])[d.chosen],
-    'repeated': lambda x, d: x.repeat_interleave(2, 0)[d.train_mask.repeat_interleave(2)],
-    'mask of numbers': lambda x, d: x[d.numbers],
-    'masked_fill': lambda x, d: x.masked_fill(d.train_mask.unsqueeze(1), 0.5),
-    'where': lambda x, d: torch.where(d.train_mask.unsqueeze(1), x, x.mean(0)),
-    'index_add': lambda x, d: torch.zeros_like(x).index_add(0, d.edge_index[1], x[d.edge_index[0]]),
-    'top': lambda x, d: x[:, 0].topk(5).values,
-}
-AFTER_INFERENCE = {name: _after_inference(read) for name, read in READS.items()}
+AFTER_INFERENCE = {each: partial(_after_inference, each) for each in expressions(READS)}
 
 
 def test_training_after_inference(tmp_path: Path) -> None:
@@ -203,33 +163,23 @@ def test_training_after_inference(tmp_path: Path) -> None:
     check(__name__, 'AFTER_INFERENCE', data, str(tmp_path / 'parts'))
 
 
-VIEWS: dict[str, Program] = {
-    'as it is': lambda x: x,
-    'a column': lambda x: x[:, 1],
-    'transposed': lambda x: x.t(),
-    'every other column': lambda x: x[:, ::2],
-    'one of them as a matrix': lambda x: x[:, 2:3],
-    'chosen rows, one of which is alone': lambda x: x[x[:, 0] < 16][:, 1],
-    'chosen rows transposed': lambda x: x[(x[:, 0] > 13) & (x[:, 0] < 20)].t(),
-    'with a dimension more': lambda x: x.unsqueeze(1).transpose(1, 2),
-}
-DRAWS: dict[str, Program] = {
-    'rand_like': torch.rand_like,
-    'randn_like': torch.randn_like,
-    'randint_like': lambda x: torch.randint_like(x, 50),
-    'normal_': lambda x: x.clone().normal_(),
-    'normal_ of the view': lambda x: x.normal_(1, 2),
-    'uniform_ of the view': lambda x: x.uniform_(),
-}
+VIEWS = """
+x; x[:, 1]; x.t(); x[:, ::2]; x[:, 2:3]; x[x[:, 0] < 16][:, 1]; x.unsqueeze(1).transpose(1, 2)
+x[(x[:, 0] > 13) & (x[:, 0] < 20)].t()
+"""
+DRAWS = """
+torch.rand_like(x); torch.randn_like(x); torch.randint_like(x, 50); x.clone().normal_()
+x.normal_(1, 2); x.uniform_()
+"""
 
 
 def _drawn(data: Any) -> list[Any]:
     torch.manual_seed(0)
-    return [
-        draw(view(data.n_id.float().view(-1, 1) + torch.zeros(N, 5)))
-        for view in VIEWS.values()
-        for draw in DRAWS.values()
-    ]
+    found = []
+    for view, draw in product(expressions(VIEWS), expressions(DRAWS)):
+        x = data.n_id.float().view(-1, 1) + torch.zeros(N, 5)
+        found.append(eval(draw, {'torch': torch, 'x': eval(view, {'x': x})}))
+    return found
 
 
 DRAWN = {'draws': _drawn}
