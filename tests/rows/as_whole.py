@@ -19,6 +19,10 @@ OURS = {'n_id', 'e_id', 'num_nodes_total', 'label_range', 'num_classes', '_globa
 """What load_shard adds to a graph."""
 
 
+class Fails(str):
+    """Why a program fails; on ranks it may do anything where it fails on the whole."""
+
+
 def check(
     module: str,
     table: str,
@@ -76,6 +80,8 @@ def shown(value: Any) -> Any:
 
 def same(found: Any, right: Any, name: str, tolerance: float) -> None:
     """Asserts that results are equal, with their shapes and types."""
+    if isinstance(right, Fails):
+        return
     if isinstance(right, Tensor):
         options = {'rtol': tolerance, 'atol': tolerance, 'equal_nan': True}
         torch.testing.assert_close(found, right, **options, msg=lambda m: f'{name}: {m}')

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from on_ranks import on_ranks
+from pairs import pairs
 from ranks import run_ranks
 from small_graphs import small_graph
 from torch import Tensor
@@ -73,7 +76,7 @@ def _program(data: Any, conv: Any, form: str, kind: str, wrap: Callable[[Any], A
     def hook(module: Any, taken: Any, given: Any) -> Any:
         seen.append([_numbers(taken), _numbers(given)])
         if kind == 'changes':
-            return tuple(g if g is None or not g.is_floating_point() else 2 * g for g in taken)
+            return tuple(g if g is None else 2 * g / g.norm() for g in taken)
         return None
 
     def pre_hook(module: Any, given: Any) -> None:
@@ -130,16 +133,14 @@ def _on_rank(root: str, *args: Any) -> Any:
     return _program(pyg_sar.load_shard(root), *args, pyg_sar.DistributedDataParallel)
 
 
-@pytest.mark.parametrize('kind', KINDS)
-@pytest.mark.parametrize('form', FORMS)
-def test_they_see_what_one_process_sees(tmp_path: Path, form: str, kind: str) -> None:
-    convs = [GCNConv] if form in ('weight', 'hetero') else [GCNConv, SAGEConv, GATConv]
+@pairs(form=FORMS, kind=KINDS, conv=[GCNConv, SAGEConv, GATConv])
+def test_they_see_what_one_process_sees(tmp_path: Path, form: str, kind: str, conv: Any) -> None:
+    conv = GCNConv if form in ('weight', 'hetero') else conv
     pyg_sar.partition_graph(_data(form), 3, tmp_path / 'parts', method='random')
-    for conv in convs:
-        want = _program(_data(form), conv, form, kind, lambda model: model)
-        for num_ranks in (1, 3):
-            for found in run_ranks(_on_rank, num_ranks, str(tmp_path / 'parts'), conv, form, kind):
-                torch.testing.assert_close(found, want, rtol=0, atol=1e-11)
+    want = _program(_data(form), conv, form, kind, lambda model: model)
+    for num_ranks in (1, 3):  # processes: some hooks are of all modules
+        for found in run_ranks(_on_rank, num_ranks, str(tmp_path / 'parts'), conv, form, kind):
+            torch.testing.assert_close(found, want, rtol=0, atol=1e-11)
 
 
 def _inside(data: Any, kind: str, at: str, wrap: Callable[[Any], Any]) -> Any:
@@ -197,3 +198,17 @@ def test_modules_inside_of_convs(tmp_path: Path, kind: str, at: str) -> None:
     for num_ranks in (1, 3):
         for found in run_ranks(_inside_on_rank, num_ranks, str(tmp_path / 'parts'), kind, at):
             torch.testing.assert_close(found, want, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.filterwarnings('ignore:Using a non-full backward hook', 'ignore:torch.compile leaves')
+@pytest.mark.parametrize('before', ['nothing', 'torch.device', 'torch.compile'])
+@on_ranks(by='own processes')
+def test_a_deprecated_hook_is_refused(data: Any, before: str) -> None:
+    """It would get the gradient of own rows."""
+    layer = torch.nn.Linear(6, 4).double()
+    layer.register_backward_hook(lambda *_: None)
+    if before == 'torch.compile':  # it replaces how rows are called, for the rest of the process
+        torch.compile(torch.sin, backend='eager')(data.x)
+    in_device = torch.device('cpu') if before == 'torch.device' else nullcontext()
+    with in_device, pytest.raises(ValueError, match='register_full_backward_hook'):
+        layer(data.x)

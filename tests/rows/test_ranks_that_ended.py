@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from expressions import expressions
 from ranks import run_once
 from small_graphs import attempt, cut, small_graph
 from torch_geometric.nn import SAGEConv
@@ -17,21 +16,13 @@ from torch_geometric.utils import degree
 import pyg_sar
 from pyg_sar.comm.threads import run_threads
 
-USES: dict[str, Callable[[Any, Any, Any], object]] = {
-    'mean': lambda data, model, out: out.mean(),
-    'accuracy': lambda data, model, out: (out.argmax(1) == data.y).double().mean(),
-    'loss': lambda data, model, out: F.cross_entropy(out[data.train_mask], data.y[data.train_mask]),
-    'sum of columns': lambda data, model, out: data.x.sum(0),
-    'largest': lambda data, model, out: data.x.max(),
-    'one row': lambda data, model, out: data.x[17],
-    'values': lambda data, model, out: data.y.unique(),
-    'gather': lambda data, model, out: pyg_sar.gather(out),
-    'degrees': lambda data, model, out: degree(data.edge_index[1]),
-    'edges': lambda data, model, out: pyg_sar.gather(data.edge_index),
-    'pairs': lambda data, model, out: pyg_sar.negative_sampling(data.edge_index),
-    'model': lambda data, model, out: model(data.x, data.edge_index),
-    'row by row': lambda data, model, out: out * 2,
-}
+USES = """
+out.mean(); (out.argmax(1) == data.y).double().mean(); data.x.sum(0); data.x.max(); data.x[17]
+F.cross_entropy(out[data.train_mask], data.y[data.train_mask]); data.y.unique(); out * 2
+pyg_sar.gather(out); pyg_sar.gather(data.edge_index); model(data.x, data.edge_index)
+degree(data.edge_index[1]); pyg_sar.negative_sampling(data.edge_index)
+"""
+NAMES = {'F': F, 'degree': degree, 'pyg_sar': pyg_sar}
 
 
 def _ended(root: str, begins_again: bool) -> dict[str, str]:
@@ -42,7 +33,8 @@ def _ended(root: str, begins_again: bool) -> dict[str, str]:
     dist.destroy_process_group()
     if begins_again:
         dist.init_process_group('gloo', store=store, rank=rank, world_size=size)
-    found = {name: attempt(lambda use=use: use(data, model, out)) for name, use in USES.items()}
+    names = NAMES | {'data': data, 'model': model, 'out': out}
+    found = {use: attempt(eval, use, names) for use in expressions(USES)}
     assert out.shape == (40, 3)
     assert isinstance(pyg_sar.local(out), torch.Tensor)
     if begins_again:
