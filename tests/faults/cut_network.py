@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fault_program import WORLD_SIZE, run, wait_for
+from fault_program import WORLD_SIZE, Cell, run, wait_for
 
 CASES = [
     ('silently', 'file', 2),
@@ -94,7 +94,7 @@ def _run_rank(rank: int, folder: Path, how: str, where: str, faulty: int) -> Non
     (folder / f'started-{rank}').touch()
     wait_for(folder / 'ready')
     os.environ['GLOO_SOCKET_IFNAME'] = 'eth0'
-    run(rank, str(folder), how, 'forward', 'gloo', sys.path, faulty, where)
+    run(rank, str(folder), Cell(how, 'forward'), sys.path, faulty, where)
 
 
 if __name__ == '__main__':
