@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from op_trees import leaves_of, replaced, tensors_of
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from pyg_sar.comm.ranks import rank
 from pyg_sar.comm.threads import run_threads
@@ -58,13 +58,18 @@ class Whole:
     is_in_place: bool
 
 
+def tensors_of(case: Case) -> list[Tensor]:
+    """Those among its arguments."""
+    return [t for t in tree_leaves((case.args, case.kwargs)) if isinstance(t, Tensor)]
+
+
 def whole_of(case: Case, *, with_grads: bool = True) -> Whole:
     """Results, and the gradients of a fixed sum of them, on one process."""
-    tensors = tensors_of((case.args, case.kwargs))
+    tensors = tensors_of(case)
     leaves = [_leaf(t.detach().clone(), with_grads) for t in tensors]
     given = [t.clone() for t in leaves]
     result = _called(case, given)
-    out = leaves_of(result)
+    out = tree_leaves(result)
     weights = [_weights(each, i) for i, each in enumerate(out)]
     terms = [
         _pairing(each, weight)
@@ -127,7 +132,7 @@ def _on_rank(case: Case, tagging: Tagging, whole: Whole, has_empty: bool, is_ran
             shardings[total] = Sharding(len(ids), what='rows', ids=ids, total=total)
         return shardings[total]
 
-    tensors = tensors_of((case.args, case.kwargs))
+    tensors = tensors_of(case)
     leaves: list[Tensor] = []
     with plainly():
         for tensor, dim, grad in zip(tensors, tagging, whole.grads, strict=True):
@@ -142,7 +147,7 @@ def _on_rank(case: Case, tagging: Tagging, whole: Whole, has_empty: bool, is_ran
             t.clone() if dim is None else tag(plain(t).clone(), dim, t._sharding)  # type: ignore[attr-defined]
             for t, dim in zip(leaves, tagging, strict=True)
         ]
-    out = leaves_of(_called(case, given))
+    out = tree_leaves(_called(case, given))
     if is_random:
         return _random_verdict(out, whole)
     verdict, terms = _results_verdict(out, whole)
@@ -172,7 +177,7 @@ def _on_rank(case: Case, tagging: Tagging, whole: Whole, has_empty: bool, is_ran
 
 def _called(case: Case, tensors: list[Tensor]) -> Any:
     left = iter(tensors)
-    args, kwargs = replaced((case.args, case.kwargs), lambda _: next(left))
+    args, kwargs = tree_map_only(Tensor, lambda _: next(left), (case.args, case.kwargs))
     return case.function(*args, **kwargs)
 
 
