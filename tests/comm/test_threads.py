@@ -15,12 +15,7 @@ from ranks import run_as_threads, run_ranks
 from torch import Tensor
 from torch_geometric.nn import Sequential
 
-from pyg_sar.comm.collectives import (
-    all_gather_alike,
-    all_reduce_sum,
-    all_to_all,
-    all_to_all_counts,
-)
+from pyg_sar.comm.collectives import all_gather_alike, all_reduce_sum, all_to_all, all_to_all_counts
 from pyg_sar.comm.errors import in_call
 from pyg_sar.comm.ranks import chosen, rank
 from pyg_sar.comm.ranks import world_size as num_ranks
