@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from names_calls import KINDS, MAKERS, NAMES, Call, Given, calls_of_maker, calls_of_name
 from on_ranks import parts_of
+from op_run import difference
 from ranks import run_as_threads
 from small_graphs import small_graph
 from torch import Tensor
@@ -224,17 +225,8 @@ def _of_two(a: Any, b: Any, call: Call, mode: str) -> str:
     if (a.requires_grad, a.is_parameter) != (b.requires_grad, isinstance(b, torch.nn.Parameter)):
         return f'requires_grad {a.requires_grad} or being a parameter differs'
     made, want = (_strided(each) for each in (a.values, b.detach()))
-    for word in ('shape', 'dtype', 'layout'):
-        if getattr(made, word) != getattr(want, word):
-            return f'{word} {getattr(made, word)} instead of {getattr(want, word)}'
-    if call.name in DRAWS or call.name in EMPTY:
-        return ''
-    tolerance = 0.05 if mode == 'autocast' else 1e-4
-    try:
-        torch.testing.assert_close(made, want, rtol=tolerance, atol=tolerance, equal_nan=True)
-    except AssertionError:
-        return f'{made.flatten()[:3].tolist()}... instead of {want.flatten()[:3].tolist()}...'
-    return ''
+    draws = call.name in DRAWS or call.name in EMPTY
+    return difference(made, want, 0.05 if mode == 'autocast' else 1e-4, has_values=not draws)
 
 
 def _strided(value: Tensor) -> Tensor:

@@ -13,10 +13,11 @@ import pytest
 import torch
 from as_whole import check, with_gradients
 from expressions import expressions
+from on_ranks import on_ranks
 from small_graphs import small_graph
 from torch import Tensor
 from torch.nn import Conv1d, Conv2d
-from torch_geometric.nn import LGConv, MemPooling, SAGEConv
+from torch_geometric.nn import GCNConv, LGConv, MemPooling, SAGEConv
 from torch_geometric.utils import add_self_loops, one_hot
 
 import pyg_sar
@@ -119,12 +120,38 @@ def _loops(data: Any) -> Any:
     return conv(data.x, edge_index)
 
 
+class WithRows(torch.nn.Module):
+    """A model that holds rows."""
+
+    def __init__(self, x: Any) -> None:
+        super().__init__()
+        self.x = x if isinstance(x, torch.nn.Parameter) else torch.nn.Buffer(x)
+        self.conv = GCNConv(WIDTH, 3)
+
+    def forward(self, edge_index: Any) -> Any:
+        return self.conv(self.x, edge_index)
+
+
+def _held(data: Any) -> Any:
+    torch.manual_seed(0)
+    model = WithRows(data.x.clone()).double()
+    return pyg_sar.DistributedDataParallel(model)(data.edge_index)
+
+
+@on_ranks(by='threads')
+def test_rows_are_no_parameter(data: Any) -> None:
+    with pytest.raises(ValueError, match='NodeEmbedding'):
+        pyg_sar.DistributedDataParallel(WithRows(torch.nn.Parameter(data.x.clone())))
+
+
 # Plain tensors of the whole graph meet rows.
+
 MEETINGS: dict[str, Program] = {
     'embedding': _embedded,
     'one_hot': _one_hot,
     'negatives': _pairs,
     'loops': _loops,
+    'held by a model': _held,
     'all edges': lambda data: [data.edge_index, data.edge_index.flip(0)],
 }
 

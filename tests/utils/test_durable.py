@@ -21,26 +21,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from expressions import expressions
 from torch_geometric.data import Data
 
 import pyg_sar
 from pyg_sar.utils import durable
 
-_OF_SYSTEM = {
-    'open',
-    'flock',
-    'truncate',
-    'posix_fallocate',
-    'write',
-    'flush',
-    'close',
-    'fsync',
-    'rename',
-    'replace',
-    'mkdir',
-    'unlink',
-    'rmdir',
-}
+_OF_SYSTEM = expressions("""
+open; flock; truncate; posix_fallocate; write; flush; close; fsync; rename; replace; mkdir; unlink
+rmdir
+""")
 """Functions of ``os`` and of files that change what is on the disk."""
 
 
