@@ -6,8 +6,6 @@ import errno
 import fcntl
 import io
 import os
-import signal
-import subprocess
 import sys
 import threading
 import time
@@ -22,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 from expressions import expressions
+from ranks import context
 from torch_geometric.data import Data
 
 import pyg_sar
@@ -184,26 +183,23 @@ def test_killed_where_no_names_are_exchanged(
     assert gone == 1
 
 
-_HOLDS = """
-import sys, time
-from pathlib import Path
-from pyg_sar.utils.durable import locked
-with locked(Path(sys.argv[1])):
-    print('ready', flush=True)
-    time.sleep(600)
-"""
+def _hold(lock: Path, pipe: Any) -> None:
+    with durable.locked(lock):
+        pipe.send('ready')
+        time.sleep(600)
 
 
 def test_a_lock_is_of_one_process_while_it_lives(tmp_path: Path) -> None:
     lock = tmp_path / 'lock'
-    command = [sys.executable, '-W', 'ignore', '-c', _HOLDS, str(lock)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == 'ready\n'
-        who = rf'one writer at a time .*process {process.pid} on {gethostname()} since 20\d\d-'
-        with pytest.raises(RuntimeError, match=who), durable.locked(lock):
-            pytest.fail('locked twice')
-        process.send_signal(signal.SIGKILL)
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_hold, args=(lock, theirs), daemon=True)
+    process.start()
+    assert ours.recv() == 'ready'
+    who = rf'one writer at a time .*process {process.pid} on {gethostname()} since 20\d\d-'
+    with pytest.raises(RuntimeError, match=who), durable.locked(lock):
+        pytest.fail('locked twice')
+    process.kill()
+    process.join()
     assert lock.exists()
     with durable.locked(lock):
         assert f'process {os.getpid()} ' in lock.read_text()
