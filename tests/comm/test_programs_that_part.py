@@ -80,9 +80,8 @@ def _the_same_in_another_layer() -> str:
         return attempt(lambda: vote('a decision of all ranks', True))
 
 
-@pytest.mark.parametrize('world_size', [2, 3])
-def test_one_operation_of_two_layers(world_size: int) -> None:
-    for found in run_once(_the_same_in_another_layer, world_size):
+def test_one_operation_of_two_layers() -> None:
+    for found in run_once(_the_same_in_another_layer, 3):
         assert found.startswith('ExchangeError: ')
         assert "in layer 'convs.0', forward" in found
         assert "in layer 'convs.1', forward" in found
@@ -103,11 +102,10 @@ def _extra_forward(root: str) -> str:
     return attempt(lambda: (epoch(), epoch()))
 
 
-@pytest.mark.parametrize('world_size', [2, 3])
-def test_an_extra_forward_of_one_rank(tmp_path, world_size):
+def test_an_extra_forward_of_one_rank(tmp_path):
     """8 vs 4: a layer's decision on rank 0 met the sum of the others' loss."""
-    root = cut(small_graph(), world_size, tmp_path / 'parts')
-    found = run_once(_extra_forward, world_size, str(root))
+    root = cut(small_graph(), 3, tmp_path / 'parts')
+    found = run_once(_extra_forward, 3, str(root))
     assert all(text.startswith('ExchangeError: ') for text in found), found
     assert "layer 'conv' (SAGEConv), forward" in found[0]
     assert 'a sum over all ranks' in found[0]
