@@ -9,18 +9,20 @@ import pytest
 import torch
 from layouts import layouts
 from on_ranks import on_ranks, on_threads
-from small_graphs import assert_close
+from small_graphs import assert_close, small_graph
 from torch import Tensor
 from torch_geometric.data import Data
 from traffic import give_back
 
 from pyg_sar.comm.collectives import all_reduce_sum
 from pyg_sar.comm.derive_shard import reverse
-from pyg_sar.comm.exchange import Exchange
+from pyg_sar.comm.exchange import Exchange, exchange_of
 from pyg_sar.comm.ranks import rank, world_size
 from pyg_sar.comm.row_map import RowMap, linear
 from pyg_sar.comm.rows_by_id import from_halo, places_of, rows, with_halo
 from pyg_sar.comm.send_recv import Wire
+from pyg_sar.ops.weighted_sum import weighted_sum
+from pyg_sar.shard.blocks import plan_of
 
 Way = Callable[[Tensor], Tensor]
 
@@ -165,3 +167,21 @@ def test_places_among_the_ids_of_all_ranks():
     places = places_of(ids, 14)
     assert places.tolist() == [[4, 2, 0], [], [6, 3, 5, 1]][rank()]
     assert places_of(ids[:0], 14).numel() == places_of(ids[:0], 0).numel() == 0
+
+
+@pytest.mark.parametrize('one_shot', [False, True])
+@layouts()
+@on_ranks(by='threads', is_local=True)
+def test_a_sum_over_reversed_edges(data, world_size, num_parts, kind, one_shot):
+    """Of the transposed matrix."""
+    rev = reverse(data.edge_index.handle.ids, data.edge_index.handle.shard)
+    weight = rev.edges.to_reversed(data.edge_weight)
+    x, plan = data.x.requires_grad_(), plan_of(rev.edge_index)
+    out = weighted_sum(x, weight, plan, exchange_of(rev.shard), one_shot=one_shot)
+    (grad,) = torch.autograd.grad(out.square().sum(), x)
+    graph, matrix = small_graph(), torch.zeros(40, 40, dtype=torch.float64)
+    src, dst = graph.edge_index
+    matrix.index_put_((dst, src), graph.edge_weight, accumulate=True)
+    want = matrix.t() @ graph.x
+    assert_close(out.detach(), want[data.n_id])
+    assert_close(grad, (matrix @ (2 * want))[data.n_id])
