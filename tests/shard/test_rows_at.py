@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from pairs import pairs
 
@@ -63,7 +64,7 @@ def test_runs(dtype, shape, index):
     assert torch.equal(values, want)
 
 
-@pairs(dtype=DTYPES)
+@pytest.mark.parametrize('dtype', DTYPES)
 def test_rows_of_views(dtype):
     """Every second row, a column, and a row that stands for all."""
     index = torch.tensor([2, 0, 2])
