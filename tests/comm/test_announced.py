@@ -10,8 +10,9 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from on_ranks import parts_of
 from ranks import run_once, run_ranks
-from small_graphs import attempt, cut, small_graph
+from small_graphs import attempt
 from torch import Tensor
 from torch_geometric.nn import GraphSAGE
 
@@ -73,7 +74,7 @@ def _messages_of_steps(root: str, norm: str | None) -> list[tuple[int, int, int]
 
 def test_a_step(tmp_path):
     """A layer one in forward and none in backward, a loss one and none, the gradients one."""
-    root = str(cut(small_graph(), 3, tmp_path / 'parts'))
+    root = str(parts_of(3))
     for steps in run_ranks(_messages_of_steps, 3, root, None):
         assert [of_loss for _, of_loss, _ in steps] == [1] * 5
         assert steps[0][2] == 2  # of the gradients
@@ -82,7 +83,7 @@ def test_a_step(tmp_path):
 
 def test_norms(tmp_path):
     """In forward two messages for statistics, in backward one."""
-    root = str(cut(small_graph(), 3, tmp_path / 'parts'))
+    root = str(parts_of(3))
     for steps in run_ranks(_messages_of_steps, 3, root, 'batch_norm'):
         assert steps[4] == (8, 1, 3)
 

@@ -13,8 +13,9 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from on_ranks import parts_of
 from ranks import run_once, run_ranks
-from small_graphs import attempt, cut, small_graph
+from small_graphs import attempt
 from torch_geometric.nn import SAGEConv
 
 import pyg_sar
@@ -104,7 +105,7 @@ def _extra_forward(root: str) -> str:
 
 def test_an_extra_forward_of_one_rank(tmp_path):
     """8 vs 4: a layer's decision on rank 0 met the sum of the others' loss."""
-    root = cut(small_graph(), 3, tmp_path / 'parts')
+    root = parts_of(3)
     found = run_once(_extra_forward, 3, str(root))
     assert all(text.startswith('ExchangeError: ') for text in found), found
     assert "layer 'conv' (SAGEConv), forward" in found[0]
@@ -130,7 +131,7 @@ def _other_numbers(root: str, kind: str) -> str:
 
 @pytest.mark.parametrize('kind', NUMBERS)
 def test_other_numbers_beside_rows(tmp_path, kind):
-    root = cut(small_graph(), 2, tmp_path / 'parts')
+    root = parts_of(2)
     found = run_once(_other_numbers, 2, str(root), kind)
     for text in found:
         assert text.startswith('PartedError: expected one value on all ranks in '), text
@@ -148,7 +149,7 @@ def _rows_of_two_layers(root: str) -> str:
 
 def test_rows_of_two_layers_never_meet(tmp_path):
     """They have one shape, so without a mark the layers would compute with each other's rows."""
-    root = cut(small_graph(), 2, tmp_path / 'parts')
+    root = parts_of(2)
     first, second = run_once(_rows_of_two_layers, 2, str(root))
     assert '; rank 0 stopped at receiving the rows of part 1' in first
     assert 'rank 1 was silent for too long: it waits at receiving the rows of part 0' in first

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from on_ranks import parts_of
 from ranks import run_once
-from small_graphs import cut, small_graph
 
 import pyg_sar
 
@@ -20,6 +20,6 @@ def _devices(root: str) -> list[str]:
 
 def test_made_and_read(tmp_path: Path) -> None:
     """In a new process, where rows come before torch has looked for the default."""
-    root = cut(small_graph(), 2, tmp_path / 'parts')
+    root = parts_of(2)
     for devices in run_once(_devices, 2, root):
         assert devices == [*['meta'] * 4, 'cpu', 'cpu']

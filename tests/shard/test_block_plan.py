@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from few import few
-from small_graphs import cut, small_graph
+from on_ranks import parts_of
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.utils import add_remaining_self_loops, add_self_loops, remove_self_loops
@@ -30,7 +30,7 @@ LAYOUTS = [(1, 1), (1, 3), (2, 2), (3, 3), (2, 4), (2, 6), (4, 4)]
 def shards(request: pytest.FixtureRequest, tmp_path: Path) -> list[Data]:
     """What every rank loads, read in one process without torch.distributed."""
     world_size, num_parts = request.param
-    root = cut(small_graph(), num_parts, tmp_path / 'parts')
+    root = parts_of(num_parts)
     return [read_shard(root, rank, world_size) for rank in range(world_size)]
 
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 from expressions import expressions
 from few import few
-from small_graphs import assert_close, cut, small_graph
+from on_ranks import parts_of
+from small_graphs import assert_close
 from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
@@ -28,7 +29,7 @@ from pyg_sar.shard.read_shard import read_shard
 @pytest.fixture
 def data(tmp_path: Path) -> Data:
     """Rank 1 of 3, with a halo, in its own ids."""
-    return read_shard(cut(small_graph(), 3, tmp_path / 'parts'), 1, 3)
+    return read_shard(parts_of(3), 1, 3)
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def handle(data: Data) -> ShardEdges:
 @pytest.fixture
 def single(tmp_path: Path) -> Data:
     """All three parts in one process, so that a conv can run."""
-    return pyg_sar.load_shard(cut(small_graph(), 3, tmp_path / 'single'))
+    return pyg_sar.load_shard(parts_of(3))
 
 
 def _plain(edge_index: Tensor) -> Tensor:
