@@ -72,7 +72,7 @@ def _messages_of_steps(root: str, norm: str | None) -> list[tuple[int, int, int]
     return found
 
 
-def test_a_step(tmp_path):
+def test_a_step():
     """A layer one in forward and none in backward, a loss one and none, the gradients one."""
     root = str(parts_of(3))
     for steps in run_ranks(_messages_of_steps, 3, root, None):
@@ -81,7 +81,7 @@ def test_a_step(tmp_path):
         assert steps[4] == (4, 1, 1)  # the layers, and the features of the first
 
 
-def test_norms(tmp_path):
+def test_norms():
     """In forward two messages for statistics, in backward one."""
     root = str(parts_of(3))
     for steps in run_ranks(_messages_of_steps, 3, root, 'batch_norm'):

@@ -103,7 +103,7 @@ def _extra_forward(root: str) -> str:
     return attempt(lambda: (epoch(), epoch()))
 
 
-def test_an_extra_forward_of_one_rank(tmp_path):
+def test_an_extra_forward_of_one_rank():
     """8 vs 4: a layer's decision on rank 0 met the sum of the others' loss."""
     root = parts_of(3)
     found = run_once(_extra_forward, 3, str(root))
@@ -130,7 +130,7 @@ def _other_numbers(root: str, kind: str) -> str:
 
 
 @pytest.mark.parametrize('kind', NUMBERS)
-def test_other_numbers_beside_rows(tmp_path, kind):
+def test_other_numbers_beside_rows(kind):
     root = parts_of(2)
     found = run_once(_other_numbers, 2, str(root), kind)
     for text in found:
@@ -147,7 +147,7 @@ def _rows_of_two_layers(root: str) -> str:
         return attempt(lambda: list(exchange.all_gather_halo([torch.ones(len(data.x), 6)])))
 
 
-def test_rows_of_two_layers_never_meet(tmp_path):
+def test_rows_of_two_layers_never_meet():
     """They have one shape, so without a mark the layers would compute with each other's rows."""
     root = parts_of(2)
     first, second = run_once(_rows_of_two_layers, 2, str(root))

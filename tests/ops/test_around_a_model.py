@@ -76,7 +76,7 @@ def _outputs(root: str, kind: str, dtype: torch.dtype | None) -> tuple[Tensor, T
 
 
 @pytest.mark.parametrize('kind', ['performer', 'multihead'])
-def test_attention_is_not_rounded_where_rows_of_convs_are(kind: str, tmp_path: Path) -> None:
+def test_attention_is_not_rounded_where_rows_of_convs_are(kind: str) -> None:
     root = str(parts_of(2))
     exact, whole = run_ranks(_outputs, 2, root, kind, None)[0]
     same, rounded = run_ranks(_outputs, 2, root, kind, torch.bfloat16)[0]
@@ -85,7 +85,7 @@ def test_attention_is_not_rounded_where_rows_of_convs_are(kind: str, tmp_path: P
 
 
 @kinds
-def test_what_local_gives_is_refused(kind: str, tmp_path: Path) -> None:
+def test_what_local_gives_is_refused(kind: str) -> None:
     """Their attention would be to the rows of one rank."""
     root = str(parts_of(2))
     outcomes = run_ranks(_plain, 2, root, kind)

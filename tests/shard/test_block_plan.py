@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -27,7 +26,7 @@ LAYOUTS = [(1, 1), (1, 3), (2, 2), (3, 3), (2, 4), (2, 6), (4, 4)]
 
 
 @pytest.fixture(params=LAYOUTS, ids=lambda p: f'{p[0]} ranks {p[1]} parts')
-def shards(request: pytest.FixtureRequest, tmp_path: Path) -> list[Data]:
+def shards(request: pytest.FixtureRequest) -> list[Data]:
     """What every rank loads, read in one process without torch.distributed."""
     world_size, num_parts = request.param
     root = parts_of(num_parts)

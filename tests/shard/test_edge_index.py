@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,7 +26,7 @@ from pyg_sar.shard.read_shard import read_shard
 
 
 @pytest.fixture
-def data(tmp_path: Path) -> Data:
+def data() -> Data:
     """Rank 1 of 3, with a halo, in its own ids."""
     return read_shard(parts_of(3), 1, 3)
 
@@ -39,7 +38,7 @@ def handle(data: Data) -> ShardEdges:
 
 
 @pytest.fixture
-def single(tmp_path: Path) -> Data:
+def single() -> Data:
     """All three parts in one process, so that a conv can run."""
     return pyg_sar.load_shard(parts_of(3))
 
