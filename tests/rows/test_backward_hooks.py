@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,31 @@ def _numbers(grads: Any) -> list[Tensor | None]:
     return [None if g is None else pyg_sar.gather(g).detach().clone() for g in grads]
 
 
+@contextmanager
+def _hooked(
+    kind: str, modules: list[Any], hook: Any, pre_hook: Any, classes: tuple[type, ...]
+) -> Iterator[None]:
+    """Hooks of modules, or of all modules, which see those of `classes`."""
+
+    def of_all(module: Any, *grads: Any) -> Any:
+        seen_by = pre_hook if 'pre' in kind else hook
+        return seen_by(module, *grads) if isinstance(module, classes) else None
+
+    if kind == 'global':
+        handles = [register_module_full_backward_hook(of_all)]
+    elif kind == 'global pre':
+        handles = [register_module_full_backward_pre_hook(of_all)]
+    elif kind == 'pre hook':
+        handles = [module.register_full_backward_pre_hook(pre_hook) for module in modules]
+    else:
+        handles = [module.register_full_backward_hook(hook) for module in modules]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
 def _program(data: Any, conv: Any, form: str, kind: str, wrap: Callable[[Any], Any]) -> Any:
     torch.manual_seed(0)
     model = wrap((Hetero() if form == 'hetero' else Net(conv, form)).double())
@@ -82,25 +107,11 @@ def _program(data: Any, conv: Any, form: str, kind: str, wrap: Callable[[Any], A
     def pre_hook(module: Any, given: Any) -> None:
         seen.append(_numbers(given))
 
-    def of_all(module: Any, *grads: Any) -> None:
-        if isinstance(module, (GCNConv, SAGEConv, GATConv, Own)):
-            (pre_hook if kind == 'global pre' else hook)(module, *grads)
-
-    hooked = {'own': 'own', 'model': '', 'hetero': 'second.convs'}.get(form, 'second')
+    hooked = {'own': 'own', 'model': ''}.get(form, 'second')
     modules = [model.get_submodule(hooked)]
     if form == 'hetero':
         modules = [c for c in model.second.modules() if isinstance(c, SAGEConv)]
-    handles = []
-    if kind == 'global':
-        handles.append(register_module_full_backward_hook(of_all))
-    elif kind == 'global pre':
-        handles.append(register_module_full_backward_pre_hook(of_all))
-    for module in () if handles else modules:
-        way = module.register_full_backward_pre_hook
-        handles.append(
-            way(pre_hook) if kind == 'pre hook' else module.register_full_backward_hook(hook)
-        )
-    try:
+    with _hooked(kind, modules, hook, pre_hook, (GCNConv, SAGEConv, GATConv, Own)):
         if form == 'hetero':
             x = {k: v.detach().clone().requires_grad_() for k, v in data.x_dict.items()}
             out = model(x, data.edge_index_dict)
@@ -111,9 +122,6 @@ def _program(data: Any, conv: Any, form: str, kind: str, wrap: Callable[[Any], A
             out = model(x, data.edge_index, weight, data.y, data.train_mask)
             loss = F.cross_entropy(out, data.y)
         loss.backward()
-    finally:
-        for handle in handles:
-            handle.remove()
     return [loss.detach(), seen, [p.grad for p in model.parameters()]]
 
 
@@ -162,23 +170,10 @@ def _inside(data: Any, kind: str, at: str, wrap: Callable[[Any], Any]) -> Any:
         seen.append(of_rows(given))
         return tuple(g.clamp(-0.002, 0.002) for g in given)
 
-    def of_all(module: Any, *grads: Any) -> Any:
-        is_inside = type(module) in (torch.nn.Linear, torch.nn.Tanh)
-        return (pre_hook if 'pre' in kind else hook)(module, *grads) if is_inside else None
-
-    ways = {
-        'hook': lambda m: m.register_full_backward_hook(hook),
-        'pre hook': lambda m: m.register_full_backward_pre_hook(pre_hook),
-        'global': lambda m: register_module_full_backward_hook(of_all),
-        'global pre': lambda m: register_module_full_backward_pre_hook(of_all),
-    }
-    handle = ways[kind](model.get_submodule(at))
-    try:
+    with _hooked(kind, [model.get_submodule(at)], hook, pre_hook, (torch.nn.Linear, torch.nn.Tanh)):
         x = data.x.detach().clone().requires_grad_()
         loss = F.cross_entropy(model(x, data.edge_index), data.y)
         loss.backward()
-    finally:
-        handle.remove()
     return [loss.detach(), seen, [p.grad for p in model.parameters()]]
 
 
