@@ -165,7 +165,7 @@ def _part(name: str, odd: int) -> tuple[str, str]:
     return other, attempt(agree, None)
 
 
-@pytest.mark.parametrize(('name', 'odd'), zip(OTHERS, (0, 2, 2, 0, 2), strict=True))
+@pytest.mark.parametrize(('name', 'odd'), [*zip(OTHERS, (0, 2, 2, 0, 2), strict=True)])
 def test_a_rank_that_comes_to_something_else(name: str, odd: int) -> None:
     """All raise, with the name of both operations; no rank waits, none is ended by gloo."""
     for rank, (first, later) in enumerate(run_once(_part, 3, name, odd)):

@@ -101,7 +101,10 @@ def _program(data: Any, conv: Any, form: str, kind: str, wrap: Callable[[Any], A
     def hook(module: Any, taken: Any, given: Any) -> Any:
         seen.append([_numbers(taken), _numbers(given)])
         if kind == 'changes':
-            return tuple(g if g is None else 2 * g / g.norm() for g in taken)
+            of_numbers = [g is not None and g.is_floating_point() for g in taken]
+            return tuple(
+                2 * g / g.norm() if n else g for g, n in zip(taken, of_numbers, strict=True)
+            )
         return None
 
     def pre_hook(module: Any, given: Any) -> None:
