@@ -247,8 +247,10 @@ def test_made_before_the_cut(
         transform = T.ToSparseTensor(attr, not keeps_edges, layout=LAYOUTS[kind])
         graph = transform(Data(x=graph.x, pos=graph.pos, edge_index=edges, edge_weight=weight))
     root = str(cut(graph, 3, tmp_path / 'parts'))
-    for world_size in (3, 1):
-        _check_convs(root, world_size, graph, kind, [(attr, name) for name in expressions(SOME)])
+    if (
+        KINDS.index(kind) % 2 == keeps_edges
+    ):  # each with one of both, as ranks of their own are slow
+        _check_convs(root, 3, graph, kind, [(attr, name) for name in expressions(SOME)])
     check(__name__, 'CONTENT', graph, root)
 
 
