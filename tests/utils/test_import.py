@@ -68,8 +68,10 @@ def test_huge_pages_come_too_late_after_pyg() -> None:
 
 def _misses(folder: str, number: int) -> None:
     """Notes what is said, and how many loops were compiled here."""
-    os.environ['NUMBA_CACHE_DIR'] = folder
-    assert 'numba' not in sys.modules
+    import numba
+
+    assert 'pyg_sar.utils.numba_loops' not in sys.modules
+    numba.config.CACHE_DIR = folder
     with open(f'{folder}/said-{number}', 'w') as said:
         os.dup2(said.fileno(), 2)
         from pyg_sar.utils.installed import loops
