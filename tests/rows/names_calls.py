@@ -46,12 +46,6 @@ class Given:
         self.one, self.rows = first(data), second(data)
         self.plain, self.whole = first(whole), second(whole)
 
-    def __getitem__(self, name: str) -> Any:
-        try:
-            return getattr(self, name)
-        except AttributeError:
-            raise KeyError(name) from None
-
     @property
     def mask(self) -> Any:
         return self.one != 1
@@ -195,17 +189,26 @@ def calls_of_attribute(name: str, kind: str, whole: Any) -> list[Call]:
     return [each for each in calls if works(each, whole)]
 
 
+GIVEN = words('one rows plain whole mask places weight vector ids')
+"""What expressions of arguments may name of :class:`Given`."""
+
+
 def _called(method: str, args: str, more: str = '') -> Callable[[Given], Any]:
     code = compile(f'{method}(*({args},))' if args else f'{method}()', method, 'eval')
-    if more:
-        return lambda g: (eval(code, globals(), g), g[more])
-    return lambda g: eval(code, globals(), g)
+
+    def run(g: Given) -> Any:
+        names = {name: getattr(g, name) for name in code.co_names if name in GIVEN}
+        out = eval(code, globals(), names)
+        return (out, names[more]) if more else out
+
+    return run
 
 
 def _setter(name: str, of: str, value: str) -> Callable[[Given], Any]:
     def run(g: Given) -> Any:
-        setattr(g[of], name, eval(value, {}, g))
-        return getattr(g[of], name), g[of]
+        owner = getattr(g, of)
+        setattr(owner, name, getattr(g, value) if value in GIVEN else eval(value))
+        return getattr(owner, name), owner
 
     return run
 
