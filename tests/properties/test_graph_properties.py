@@ -78,18 +78,24 @@ def _check_whole(root: Path, drawn: Drawn) -> None:
     assert data.collect('x', allow_empty=True).keys() == with_x
 
 
-def _check_training(
-    strategy: st.SearchStrategy[Drawn], world_size: int, few: int, folder: Path
-) -> None:
-    drawn: list[tuple[Drawn, str]] = []
+def _drawn(strategy: st.SearchStrategy[Drawn], few: int) -> list[tuple[Drawn, str]]:
+    found: list[tuple[Drawn, str]] = []
 
     @examples(few)
     @given(strategy, st.sampled_from(MODES))
-    def collect(graph: Drawn, mode: str) -> None:
-        write(graph, folder / f'{len(drawn)}')
-        drawn.append((graph, mode))
+    def collect(drawn: Drawn, mode: str) -> None:
+        found.append((drawn, mode))
 
     collect()
+    return found
+
+
+def _check_training(
+    strategy: st.SearchStrategy[Drawn], world_size: int, few: int, folder: Path
+) -> None:
+    drawn = _drawn(strategy, few)
+    for i, (graph, _) in enumerate(drawn):
+        write(graph, folder / f'{i}')
     cases = [(str(folder / f'{i}'), mode) for i, (_, mode) in enumerate(drawn)]
     results = run_ranks(on_ranks, world_size, cases, timeout=60 + len(cases))
     for i, (graph, mode) in enumerate(drawn):
