@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,23 +44,8 @@ def is_in_file(values: torch.Tensor) -> bool:
     return False
 
 
-def edit_part(file: str, change: Callable[[Any], object], part: int = 1) -> Callable[[Path], None]:
-    """Changes a file of one part."""
-
-    def edit(root: Path) -> None:
-        content = load_part(root, part, file)
-        change(content)
-        torch.save(content, root / f'part_{part}' / file)
-
-    return edit
-
-
-def edit(file: str, **changes: Callable[[Any], Any]) -> Callable[[Path], None]:
-    """Changes tensors of a file of part 1, by their names."""
-
-    def change(content: Any) -> None:
-        for name, make in changes.items():
-            values = content if name in content else content['feats']
-            values[name] = make(values[name])
-
-    return edit_part(file, change)
+def change_part(root: Path, file: str, statement: str, part: int = 1) -> None:
+    """Executes a statement whose variables are what a file of one part has, by its names."""
+    content = load_part(root, part, file)
+    exec(statement, {'torch': torch}, content)
+    torch.save(content, root / f'part_{part}' / file)

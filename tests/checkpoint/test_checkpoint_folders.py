@@ -9,21 +9,20 @@ import random
 import re
 import resource
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from checkpoint_runs import Net
-from ranks import run_ranks
+from ranks import run_once, run_ranks
 from small_graphs import assert_all_raise, attempt
 from torch_geometric.data import Data
 
 import pyg_sar
 from pyg_sar import load_checkpoint, save_checkpoint
 from pyg_sar.checkpoint import save
+from pyg_sar.checkpoint.files import write_state
 from pyg_sar.utils import durable
 
 
@@ -243,21 +242,17 @@ def test_a_run_that_died_does_not_hold_up_the_next(tmp_path):
     assert os.listdir(tmp_path) == ['epoch-000001']
 
 
+def _held_while_saved(folder: Path) -> float:
+    state = {'weight': torch.ones(1 << 25)}
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    write_state(folder, 'model', state)
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return (after - before) * 1024 / state['weight'].nbytes
+
+
 def test_a_state_is_held_once_while_it_is_saved(tmp_path):
     """Beside the model itself: what is written is neither collected nor read back as a whole."""
-    program = (
-        'import resource, sys, torch\n'
-        'from pathlib import Path\n'
-        'from pyg_sar.checkpoint.files import write_state\n'
-        'state = {"weight": torch.ones(1 << 25)}\n'
-        'peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10\n'
-        'before = peak()\n'
-        'write_state(Path(sys.argv[1]), "model", state)\n'
-        'print((peak() - before) / state["weight"].nbytes)\n'
-    )
-    command = [sys.executable, '-W', 'ignore', '-c', program, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert float(done.stdout) < 0.5
+    assert run_once(_held_while_saved, 1, tmp_path)[0] < 0.5
     assert torch.load(tmp_path / 'model.pt')['weight'].sum() == 1 << 25
 
 

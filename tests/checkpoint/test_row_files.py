@@ -9,8 +9,9 @@ import pytest
 import torch
 from few import few
 from hetero_graphs import assignment, hetero_graph
+from on_ranks import parts_of
 from ranks import run_as_threads, run_ranks
-from small_graphs import assert_all_raise, attempt, cut, small_graph
+from small_graphs import assert_all_raise, attempt
 from torch import Tensor
 
 import pyg_sar
@@ -42,7 +43,7 @@ def _read(root: str, path: str) -> Any:
 @pytest.mark.parametrize('kind', few(KINDS))
 def test_written_and_read(tmp_path, kind):
     want, path = _all_rows(kind), tmp_path / 'rows.npy'
-    roots = {n: str(cut(small_graph(), n, tmp_path / f'parts{n}', 'empty part')) for n in (2, 3)}
+    roots = {n: str(parts_of(n, 'empty part')) for n in (2, 3)}
     for ranks in (3, 1):  # the second replaces the first
         run_as_threads(_write, ranks, roots[3], str(path), kind)
         assert [p.name for p in tmp_path.iterdir() if 'rows' in p.name] == [path.name]
@@ -55,7 +56,7 @@ def test_written_and_read(tmp_path, kind):
 
 
 def test_any_rows_as_npy(tmp_path):
-    root, path = cut(small_graph(), 3, tmp_path / 'parts'), tmp_path / 'rows.npy'
+    root, path = parts_of(3), tmp_path / 'rows.npy'
     run_as_threads(_write, 3, str(root), str(path), 'complex64 [N, 2, 2]')
     assert np.array_equal(np.load(path), _all_rows('complex64 [N, 2, 2]').numpy())
     np.save(path, np.asfortranarray(np.arange(N * 4.0).reshape(N, 4)))  # another program's
@@ -64,7 +65,7 @@ def test_any_rows_as_npy(tmp_path):
 
 
 def test_processes(tmp_path):
-    root, path = cut(small_graph(), 2, tmp_path / 'parts'), tmp_path / 'rows.npy'
+    root, path = parts_of(2), tmp_path / 'rows.npy'
     run_ranks(_write, 2, str(root), str(path), KINDS[0])
     assert np.array_equal(np.load(path), _all_rows(KINDS[0]).numpy())
 
@@ -105,7 +106,7 @@ def _wrong(root: str, folder: str, kind: str) -> str:
 
 @pytest.mark.parametrize('kind', WRONG)
 def test_refused_on_all_ranks(tmp_path, kind):
-    root, folder = cut(small_graph(), 2, tmp_path / 'parts'), tmp_path / 'results'
+    root, folder = parts_of(2), tmp_path / 'results'
     (folder / 'folder.npy').mkdir(parents=True)
     found = run_as_threads(_wrong, 2, str(root), str(folder), kind)
     error = 'FileNotFoundError' if kind == 'nowhere' else 'ValueError'
@@ -119,14 +120,14 @@ def _of_own_data(root: str, path: str) -> str:
 
 
 def test_own_data_is_refused(tmp_path):
-    root, path = cut(small_graph(), 2, tmp_path / 'parts'), tmp_path / 'rows.npy'
+    root, path = parts_of(2), tmp_path / 'rows.npy'
     found = run_as_threads(_of_own_data, 2, str(root), str(path))
     assert_all_raise(found, 'ValueError', "'save_rows' takes", 'pyg_sar.local')
 
 
 @pytest.mark.parametrize('content', ['39 rows', 'text', 'an object', 'nothing'])
 def test_files_that_do_not_fit(tmp_path, content):
-    root, path = cut(small_graph(), 2, tmp_path / 'parts'), tmp_path / 'rows.npy'
+    root, path = parts_of(2), tmp_path / 'rows.npy'
     if content == '39 rows':
         np.save(path, np.zeros(39))
     if content == 'text':
@@ -141,7 +142,7 @@ def test_files_that_do_not_fit(tmp_path, content):
 def test_parquet_of_the_file(tmp_path, monkeypatch):
     """The two lines of the error's words and of docs/running.md."""
     pyarrow, parquet = pytest.importorskip('pyarrow'), pytest.importorskip('pyarrow.parquet')
-    root = str(cut(small_graph(), 1, tmp_path / 'parts'))
+    root = str(parts_of(1))
     monkeypatch.chdir(tmp_path)
     _write(root, 'rows.npy', KINDS[0])
     table = pyarrow.table({'value': list(np.load('rows.npy'))})

@@ -10,8 +10,9 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from on_ranks import parts_of
 from ranks import run_once, run_ranks
-from small_graphs import attempt, cut, small_graph
+from small_graphs import attempt
 from torch import Tensor
 from torch_geometric.nn import GraphSAGE
 
@@ -71,18 +72,18 @@ def _messages_of_steps(root: str, norm: str | None) -> list[tuple[int, int, int]
     return found
 
 
-def test_a_step(tmp_path):
+def test_a_step():
     """A layer one in forward and none in backward, a loss one and none, the gradients one."""
-    root = str(cut(small_graph(), 3, tmp_path / 'parts'))
+    root = str(parts_of(3))
     for steps in run_ranks(_messages_of_steps, 3, root, None):
         assert [of_loss for _, of_loss, _ in steps] == [1] * 5
         assert steps[0][2] == 2  # of the gradients
         assert steps[4] == (4, 1, 1)  # the layers, and the features of the first
 
 
-def test_norms(tmp_path):
+def test_norms():
     """In forward two messages for statistics, in backward one."""
-    root = str(cut(small_graph(), 3, tmp_path / 'parts'))
+    root = str(parts_of(3))
     for steps in run_ranks(_messages_of_steps, 3, root, 'batch_norm'):
         assert steps[4] == (8, 1, 3)
 
@@ -164,8 +165,7 @@ def _part(name: str, odd: int) -> tuple[str, str]:
     return other, attempt(agree, None)
 
 
-@pytest.mark.parametrize('name', OTHERS)
-@pytest.mark.parametrize('odd', [0, 2])
+@pytest.mark.parametrize(('name', 'odd'), [*zip(OTHERS, (0, 2, 2, 0, 2), strict=True)])
 def test_a_rank_that_comes_to_something_else(name: str, odd: int) -> None:
     """All raise, with the name of both operations; no rank waits, none is ended by gloo."""
     for rank, (first, later) in enumerate(run_once(_part, 3, name, odd)):

@@ -10,10 +10,11 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from layouts import layouts, same
 from on_ranks import on_ranks
 from partition_files import load_shard_files
 from ranks import run_ranks
-from small_graphs import ASSIGNMENTS, attempt
+from small_graphs import attempt
 from torch import Tensor
 from torch_geometric.data import Data
 from traffic import give_back
@@ -24,16 +25,9 @@ from pyg_sar.comm.collectives import all_reduce_sum
 from pyg_sar.comm.exchange import Exchange
 from pyg_sar.comm.new_group import new_group
 from pyg_sar.comm.process_group import GroupComm
-from pyg_sar.comm.rows_by_id import from_halo, with_halo
 from pyg_sar.comm.vote import agree, raise_error_on_all
 from pyg_sar.shard.blocks import plan_of
 from pyg_sar.shard.read_shard import read_shard
-
-LAYOUTS = [(1, 1), (1, 4), (2, 2), (2, 6), (3, 3), (3, 6), (4, 4)]
-"""World sizes and numbers of parts."""
-
-
-RELATIVE = 1e-14
 
 
 def _values(ids: Tensor) -> list[Tensor]:
@@ -77,11 +71,11 @@ def _check_fetch(data: Data, *, keep: bool = False) -> None:
         for expected in want:
             block = next(rows)
             kept.append((block, expected))
-            assert _same(block, expected)
+            assert same(block, expected)
         assert next(rows, None) is None
-    assert not keep or all(_same(*each) for each in kept)
+    assert not keep or all(same(*each) for each in kept)
     halo = exchange.fetch(_values(data.n_id))
-    assert _same(halo, _in_halo_order(data, want))
+    assert same(halo, _in_halo_order(data, want))
 
 
 def _in_halo_order(data: Data, of_blocks: list[list[Tensor]]) -> list[Tensor]:
@@ -99,30 +93,19 @@ def _in_halo_order(data: Data, of_blocks: list[list[Tensor]]) -> list[Tensor]:
     ]
 
 
-def _same(found: list[Tensor], expected: list[Tensor]) -> bool:
-    return all(
-        a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(found, expected, strict=True)
-    )
-
-
-@pytest.mark.parametrize('keep', [False, True])
-@pytest.mark.parametrize(('world_size', 'num_parts'), LAYOUTS)
+@layouts()
 @on_ranks(is_local=True)
-def test_fetch_gives_the_owners_rows(data, world_size, num_parts, keep):
-    _check_fetch(data, keep=keep)
+def test_fetch_gives_the_owners_rows(data, world_size, num_parts, kind):
+    for keep in (False, True):
+        _check_fetch(data, keep=keep)
 
 
-@pytest.mark.parametrize(('world_size', 'num_parts'), [(2, 4), (3, 3), (4, 4)])
-@pytest.mark.parametrize('kind', ASSIGNMENTS)
-@on_ranks(is_local=True)
-def test_awkward_cuts(data, world_size, num_parts, kind):
-    _check_fetch(data)
-
-
-def _fetch_and_return(root: str) -> None:
+def _fetch_of(root: str) -> None:
     data = pyg_sar.local(pyg_sar.load_shard(root))
     _check_fetch(data)
-    _check_adjoints(data)
+    exchange = Exchange(data.edge_index.handle.shard)
+    out = [torch.zeros(3, 2)]
+    assert give_back(exchange, out, [[torch.ones(3, 2)], [torch.ones(0, 2)]])[0].eq(1).all()
 
 
 def test_nothing_to_exchange(tmp_path):
@@ -130,68 +113,7 @@ def test_nothing_to_exchange(tmp_path):
     edge_index = torch.tensor([[0, 1, 2, 3, 4, 5], [1, 2, 0, 4, 5, 3]])
     data = Data(edge_index=edge_index, num_nodes=6)
     partition_graph(data, 2, tmp_path / 'parts', method=torch.tensor([0, 0, 0, 1, 1, 1]))
-    run_ranks(_fetch_and_return, 2, str(tmp_path / 'parts'))
-
-
-def _dot(a: list[Tensor], b: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """The inner product, and the sum of absolute products as its scale."""
-    products = [(x * y).view(-1) for x, y in zip(a, b, strict=True)]
-    all_products = torch.cat(products)
-    return all_products.sum(), all_products.abs().sum()
-
-
-def _relative_error(ax: list[Tensor], y: list[Tensor], x: list[Tensor], aty: list[Tensor]) -> float:
-    """``|<A x, y> - <x, A' y>|`` over the scale, all summed over the ranks."""
-    left, scale = _dot(ax, y)
-    right, _ = _dot(x, aty)
-    sums = all_reduce_sum(torch.stack([left, right, scale]))
-    return float((sums[0] - sums[1]).abs() / sums[2].clamp(min=1e-300))
-
-
-def _check_adjoints(data: Data) -> None:
-    """all_gather_halo, fetch, with_halo and from_halo, each against its way back."""
-    exchange = Exchange(data.edge_index.handle.shard)
-    torch.manual_seed(dist.get_rank())
-    n = exchange.shard.num_own
-    num_local = n + exchange.shard.num_halo
-
-    def random(rows: int) -> list[Tensor]:
-        shapes = [(3,), (2, 2)]
-        return [torch.randn(rows, *shape, dtype=torch.float64) for shape in shapes]
-
-    x = random(n)
-    errors = []
-
-    ax = [[t.clone() for t in rows] for rows in exchange.all_gather_halo(x)]
-    y = [random(rows[0].size(0)) for rows in ax]
-    aty = give_back(exchange, [torch.zeros_like(t) for t in x], y)
-    flat_ax, flat_y = [t for rows in ax for t in rows], [t for rows in y for t in rows]
-    errors.append(_relative_error(flat_ax, flat_y, x, aty))
-
-    y = random(exchange.shard.num_halo)
-    aty = [torch.zeros_like(t) for t in x]
-    ax = exchange.fetch(x)
-    exchange.give_back(y, aty)
-    errors.append(_relative_error(ax, y, x, aty))
-
-    leaf = x[0].clone().requires_grad_()
-    out = with_halo(leaf, exchange)
-    y = [torch.randn(num_local, 3, dtype=torch.float64)]
-    (aty_0,) = torch.autograd.grad(out, leaf, y)
-    errors.append(_relative_error([out.detach()], y, [x[0]], [aty_0]))
-
-    z = torch.randn(num_local, 3, dtype=torch.float64, requires_grad=True)
-    out = from_halo(z, exchange)
-    (atx,) = torch.autograd.grad(out, z, x[0])
-    errors.append(_relative_error([out.detach()], [x[0]], [z.detach()], [atx]))
-    assert max(errors) <= RELATIVE
-
-
-@pytest.mark.parametrize(('world_size', 'num_parts'), LAYOUTS)
-@pytest.mark.parametrize('kind', ASSIGNMENTS)
-@on_ranks(is_local=True)
-def test_adjoints(data, world_size, num_parts, kind):
-    _check_adjoints(data)
+    run_ranks(_fetch_of, 2, str(tmp_path / 'parts'))
 
 
 def _answers() -> tuple[list[Any], list[str]]:

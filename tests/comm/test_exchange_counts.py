@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from layouts import layouts
 from on_ranks import on_ranks
-from small_graphs import ASSIGNMENTS, small_graph
+from small_graphs import small_graph
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv, TransformerConv
@@ -18,9 +19,6 @@ from traffic import counted, give_back
 
 from pyg_sar import SARConv
 from pyg_sar.comm.exchange import Exchange
-
-LAYOUTS = [(1, 1), (1, 4), (2, 2), (2, 6), (3, 3), (3, 6), (4, 4)]
-"""World sizes and numbers of parts."""
 
 
 def _halo_rows(data: Data, parts: Tensor, world_size: int, num_parts: int) -> list[list[int]]:
@@ -57,8 +55,7 @@ def _rows_of(shard: Any) -> list[list[int]]:
     return _halo_rows(small_graph(), parts, shard.world_size, shard.num_parts)
 
 
-@pytest.mark.parametrize(('world_size', 'num_parts'), LAYOUTS)
-@pytest.mark.parametrize('kind', ASSIGNMENTS)
+@layouts()
 @on_ranks(is_local=True)
 def test_one_message_per_step(data, world_size, num_parts, kind):
     """Exactly one receive per non-empty step, of exactly the rows that are read."""

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from few import few
+from layouts import LAYOUTS, same
 from on_ranks import on_ranks
 from torch import Tensor
 from torch_geometric.data import Data
@@ -19,14 +20,14 @@ from pyg_sar import SARConv
 from pyg_sar.comm.exchange import Exchange
 from pyg_sar.comm.vote import agree
 
-LAYOUTS = [(2, 2), (2, 6), (3, 3), (4, 4)]
 MODES = ['sequential', 'sequential_no_remat', 'one_shot']
+NARROW = torch.bfloat16
 
 
-def _rounded(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+def _rounded(tensor: Tensor) -> Tensor:
     """What a tensor is after it has travelled."""
     is_wide = tensor.is_floating_point() and tensor.element_size() > 2
-    return tensor.to(dtype).to(tensor.dtype) if is_wide else tensor
+    return tensor.to(NARROW).to(tensor.dtype) if is_wide else tensor
 
 
 def _values(num_rows: int) -> list[Tensor]:
@@ -44,21 +45,14 @@ def _values(num_rows: int) -> list[Tensor]:
     ]
 
 
-def _same(found: list[Tensor], expected: list[Tensor]) -> bool:
-    return all(
-        a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(found, expected, strict=True)
-    )
-
-
 @pytest.mark.parametrize('keep', [False, True])
-@pytest.mark.parametrize('dtype', [torch.bfloat16])
-@pytest.mark.parametrize(('world_size', 'num_parts'), LAYOUTS)
+@pytest.mark.parametrize(('world_size', 'num_parts'), LAYOUTS[2:])
 @on_ranks(is_local=True)
-def test_rows_are_rounded_and_own_rows_are_not(data, world_size, num_parts, dtype, keep):
+def test_rows_are_rounded_and_own_rows_are_not(data, world_size, num_parts, keep):
     shard = data.edge_index.handle.shard
     torch.manual_seed(dist.get_rank())
     values = _values(shard.num_own)
-    exact, narrow = Exchange(shard), Exchange(shard, dtype=dtype)
+    exact, narrow = Exchange(shard), Exchange(shard, dtype=NARROW)
     pairs = zip(
         exact.all_gather_halo(values, keep=True),
         narrow.all_gather_halo(values, keep=keep),
@@ -66,25 +60,24 @@ def test_rows_are_rounded_and_own_rows_are_not(data, world_size, num_parts, dtyp
     )
     for number, (expected, found) in enumerate(pairs):
         if number >= shard.parts_per_rank:
-            sent, expected = expected[0], [_rounded(t, dtype) for t in expected]
+            sent, expected = expected[0], [_rounded(t) for t in expected]
             # Rounding shows, or the test would see nothing.
             assert sent.numel() == 0 or not torch.equal(sent, expected[0])
-        assert _same(found, expected)
-    halo = [_rounded(t, dtype) for t in exact.fetch(values)]
-    assert _same(narrow.fetch(values), halo)
+        assert same(found, expected)
+    halo = [_rounded(t) for t in exact.fetch(values)]
+    assert same(narrow.fetch(values), halo)
     ids = torch.arange(0, shard.num_halo, 2)
     (request,) = narrow.parts([ids])
-    assert _same(narrow.fetch(values, request), [t[ids] for t in halo])
+    assert same(narrow.fetch(values, request), [t[ids] for t in halo])
 
 
-@pytest.mark.parametrize('dtype', [torch.bfloat16])
-@pytest.mark.parametrize(('world_size', 'num_parts'), LAYOUTS)
+@pytest.mark.parametrize(('world_size', 'num_parts'), LAYOUTS[2:])
 @on_ranks(is_local=True)
-def test_gradients_are_rounded_once_and_summed_in_full(data, world_size, num_parts, dtype):
+def test_gradients_are_rounded_once_and_summed_in_full(data, world_size, num_parts):
     """Bit for bit what an exact exchange makes of rounded rows: nothing is summed in half."""
     shard = data.edge_index.handle.shard
     torch.manual_seed(dist.get_rank())
-    exact, narrow = Exchange(shard), Exchange(shard, dtype=dtype)
+    exact, narrow = Exchange(shard), Exchange(shard, dtype=NARROW)
     shapes = [(3,), (2, 2)]
 
     def random(rows: int) -> list[Tensor]:
@@ -95,18 +88,18 @@ def test_gradients_are_rounded_once_and_summed_in_full(data, world_size, num_par
     own = [random(end - start) for start, end in ranges]
     give_back(narrow, found, own)
     for rows in own[shard.parts_per_rank :]:
-        rows[:] = [_rounded(t, dtype) for t in rows]
+        rows[:] = [_rounded(t) for t in rows]
     give_back(exact, expected, own)
-    assert _same(found, expected)
+    assert same(found, expected)
     halo = random(shard.num_halo)
     narrow.give_back(halo, found)
-    exact.give_back([_rounded(t, dtype) for t in halo], expected)
-    assert _same(found, expected)
+    exact.give_back([_rounded(t) for t in halo], expected)
+    assert same(found, expected)
     ids = torch.arange(0, shard.num_halo, 2)
     (request,) = narrow.parts([ids])
     narrow.give_back([t[ids] for t in halo], found, request)
-    exact.give_back([_rounded(t[ids], dtype) for t in halo], expected, request)
-    assert _same(found, expected)
+    exact.give_back([_rounded(t[ids]) for t in halo], expected, request)
+    assert same(found, expected)
 
 
 CONVS: dict[str, Callable[[], MessagePassing]] = {
@@ -138,27 +131,26 @@ def _layer(
     return found, [forward.bytes_sent, backward.bytes_sent]
 
 
-@pytest.mark.parametrize('dtype', [torch.bfloat16])
 @pytest.mark.parametrize('mode', few(MODES, every=4))
 @pytest.mark.parametrize('name', CONVS)
 @on_ranks()
-def test_half_the_bytes(data, name, mode, dtype):
+def test_half_the_bytes(data, name, mode):
     """On every path, both ways; and the results are near, though not the same."""
     exact, full = _layer(data, name, None, mode=mode)
-    narrow, half = _layer(data, name, dtype, mode=mode)
+    narrow, half = _layer(data, name, NARROW, mode=mode)
     assert min(full) > 0
     assert [2 * count for count in half] == full
     for a, b in zip(narrow, exact, strict=True):
         largest = max(agree(b.abs().max().item()))
         assert (a - b).abs().max() <= 0.02 * largest
-    assert any(agree(not _same(narrow, exact)))
+    assert any(agree(not same(narrow, exact)))
 
 
 @pytest.mark.parametrize('name', CONVS)
 @on_ranks(1, 3)
 def test_one_process_has_nothing_to_round(data, name):
-    exact, narrow = (_layer(data, name, dtype)[0] for dtype in (None, torch.bfloat16))
-    assert _same(narrow, exact)
+    exact, narrow = (_layer(data, name, dtype)[0] for dtype in (None, NARROW))
+    assert same(narrow, exact)
 
 
 def _integers(data: Data) -> Tensor:
@@ -169,13 +161,12 @@ def _integers(data: Data) -> Tensor:
 DEGREES = {'GCN': lambda: GCNConv(3, 3, bias=False), 'Cheb': lambda: ChebConv(3, 3, 2)}
 
 
-@pytest.mark.parametrize('dtype', [torch.bfloat16])
 @pytest.mark.parametrize('name', DEGREES)
 @on_ranks()
-def test_degrees_are_not_rounded(data, name, dtype):
+def test_degrees_are_not_rounded(data, name):
     """Of convs whose rows round to themselves, while their degrees' roots do not."""
     found = []
-    for each in (None, dtype):
+    for each in (None, NARROW):
         torch.manual_seed(3)
         conv = DEGREES[name]().double()
         if name == 'GCN':  # the rows that travel come out of the linear layer
@@ -198,6 +189,6 @@ def test_half_rows_stay_as_they_are(data):
     """Nothing narrower to send: a float16 model is not turned into a bfloat16 one."""
     shard = data.edge_index.handle.shard
     x = torch.full((shard.num_own, 2), 1 / 3, dtype=torch.float16)  # another one in bfloat16
-    (halo,) = Exchange(shard, dtype=torch.bfloat16).fetch([x])
+    (halo,) = Exchange(shard, dtype=NARROW).fetch([x])
     assert halo.numel() > 0
     assert (halo == x[0]).all()

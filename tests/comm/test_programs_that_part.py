@@ -13,8 +13,9 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from on_ranks import parts_of
 from ranks import run_once, run_ranks
-from small_graphs import attempt, cut, small_graph
+from small_graphs import attempt
 from torch_geometric.nn import SAGEConv
 
 import pyg_sar
@@ -80,9 +81,8 @@ def _the_same_in_another_layer() -> str:
         return attempt(lambda: vote('a decision of all ranks', True))
 
 
-@pytest.mark.parametrize('world_size', [2, 3])
-def test_one_operation_of_two_layers(world_size: int) -> None:
-    for found in run_once(_the_same_in_another_layer, world_size):
+def test_one_operation_of_two_layers() -> None:
+    for found in run_once(_the_same_in_another_layer, 3):
         assert found.startswith('ExchangeError: ')
         assert "in layer 'convs.0', forward" in found
         assert "in layer 'convs.1', forward" in found
@@ -103,11 +103,10 @@ def _extra_forward(root: str) -> str:
     return attempt(lambda: (epoch(), epoch()))
 
 
-@pytest.mark.parametrize('world_size', [2, 3])
-def test_an_extra_forward_of_one_rank(tmp_path, world_size):
+def test_an_extra_forward_of_one_rank():
     """8 vs 4: a layer's decision on rank 0 met the sum of the others' loss."""
-    root = cut(small_graph(), world_size, tmp_path / 'parts')
-    found = run_once(_extra_forward, world_size, str(root))
+    root = parts_of(3)
+    found = run_once(_extra_forward, 3, str(root))
     assert all(text.startswith('ExchangeError: ') for text in found), found
     assert "layer 'conv' (SAGEConv), forward" in found[0]
     assert 'a sum over all ranks' in found[0]
@@ -131,8 +130,8 @@ def _other_numbers(root: str, kind: str) -> str:
 
 
 @pytest.mark.parametrize('kind', NUMBERS)
-def test_other_numbers_beside_rows(tmp_path, kind):
-    root = cut(small_graph(), 2, tmp_path / 'parts')
+def test_other_numbers_beside_rows(kind):
+    root = parts_of(2)
     found = run_once(_other_numbers, 2, str(root), kind)
     for text in found:
         assert text.startswith('PartedError: expected one value on all ranks in '), text
@@ -148,9 +147,9 @@ def _rows_of_two_layers(root: str) -> str:
         return attempt(lambda: list(exchange.all_gather_halo([torch.ones(len(data.x), 6)])))
 
 
-def test_rows_of_two_layers_never_meet(tmp_path):
+def test_rows_of_two_layers_never_meet():
     """They have one shape, so without a mark the layers would compute with each other's rows."""
-    root = cut(small_graph(), 2, tmp_path / 'parts')
+    root = parts_of(2)
     first, second = run_once(_rows_of_two_layers, 2, str(root))
     assert '; rank 0 stopped at receiving the rows of part 1' in first
     assert 'rank 1 was silent for too long: it waits at receiving the rows of part 0' in first

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from itertools import count
@@ -16,6 +15,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from on_ranks import on_ranks
+from ranks import run_once
+from small_graphs import attempt
 from torch import Tensor
 from traffic import apart
 
@@ -204,59 +205,36 @@ def test_only_ranks_of_one_network_that_can_open_memory_share_it():
         assert not find_shared(0, _with_itself, 1.0).pids
 
 
-PROGRAM = """
-import os, sys, time
-import torch, torch.distributed as dist
-from pyg_sar.comm.ranks import current
-rank = int(sys.argv[1])
-dist.init_process_group('gloo', init_method='file://' + sys.argv[2], rank=rank, world_size=2)
-comm = current()
-with comm.guard('rows'):
-    if rank == 0:
-        for work in comm.start_send_recv([], 1, [torch.full((9,), 3.0)], 1, 'rows')[0]:
-            work.wait()
-        print('sent', flush=True)
-        if sys.argv[3] == 'dies':
-            os._exit(1)
-    else:
+def _receive_late(how: str) -> list[float]:
+    comm = current()
+    with comm.guard('rows'):
+        if dist.get_rank() == 0:
+            for work in comm.start_send_recv([], 1, [torch.full((9,), 3.0)], 1, 'rows')[0]:
+                work.wait()
+            if how == 'ends':
+                atexit._run_exitfuncs()
+            os._exit(0)
         came = torch.zeros(9)
         works, _, unpack = comm.start_send_recv([came], 0, [], 0, 'rows')
         time.sleep(1.5)
         for work in works:
             work.wait()
         unpack()
-        print(came.tolist(), flush=True)
-"""
+    return came.tolist()
+
+
+def _received(how: str) -> Any:
+    found: list[float] = []
+    return attempt(lambda: found.extend(_receive_late(how))), found
 
 
 @pytest.mark.parametrize('how', ['ends', 'dies'])
-def test_a_process_that_ends_waits_for_its_readers(tmp_path, how):
-    ranks = [
-        subprocess.Popen(
-            [
-                sys.executable,
-                '-W',
-                'ignore',
-                '-c',
-                PROGRAM,
-                str(rank),
-                str(tmp_path / 'store'),
-                how,
-            ],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, 'GLOO_SOCKET_IFNAME': 'lo'},
-        )
-        for rank in range(2)
-    ]
+def test_a_process_that_ends_waits_for_its_readers(how):
     begin = time.monotonic()
-    (_, _), (out, error) = (process.communicate(timeout=60) for process in ranks)
+    _, (text, found) = run_once(_received, 2, how, may_die=[0])
     if how == 'ends':
-        assert [process.returncode for process in ranks] == [0, 0], error
-        assert out.strip() == str([3.0] * 9)
+        assert (text, found) == ('no error', [3.0] * 9)
     else:
-        assert ranks[1].returncode == 1
-        assert 'ExchangeError' in error
-        assert 'rank 0 has ended or is cut off' in error
+        assert text.startswith('ExchangeError')
+        assert 'rank 0 has ended or is cut off' in text
         assert time.monotonic() - begin < 30

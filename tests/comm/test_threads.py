@@ -6,6 +6,7 @@ import random
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,7 @@ from ranks import run_as_threads, run_ranks
 from torch import Tensor
 from torch_geometric.nn import Sequential
 
-from pyg_sar.comm.collectives import (
-    all_gather_alike,
-    all_reduce_sum,
-    all_to_all,
-    all_to_all_counts,
-)
+from pyg_sar.comm.collectives import all_gather_alike, all_reduce_sum, all_to_all, all_to_all_counts
 from pyg_sar.comm.errors import in_call
 from pyg_sar.comm.ranks import chosen, rank
 from pyg_sar.comm.ranks import world_size as num_ranks
@@ -69,17 +65,21 @@ def test_programs_have_the_results_of_processes(world_size: int) -> None:
             assert all(map(_equal, ours, theirs))
 
 
-@pytest.mark.parametrize('numbers', [1, 3, 7, 100, 1001, 300_001, 1_000_003])
-@pytest.mark.parametrize('dtype', [torch.float32, torch.float64, torch.bfloat16])
-def test_sums_have_the_bits_of_gloo(numbers: int, dtype: torch.dtype) -> None:
-    for world_size in (2, 3, 4):
-        found = [on(_sum, world_size, numbers, dtype) for on in (run_as_threads, run_ranks)]
-        assert all(map(torch.equal, *found))
+NUMBERS = 1, 3, 7, 100, 1001, 300_001, 1_000_003
+DTYPES = torch.float32, torch.float64, torch.bfloat16
 
 
-def _sum(numbers: int, dtype: torch.dtype) -> Tensor:
+@pytest.mark.parametrize('world_size', [2, 3, 4])
+def test_sums_have_the_bits_of_gloo(world_size: int) -> None:
+    found = [on(_sums, world_size) for on in (run_as_threads, run_ranks)]
+    for ours, theirs in zip(*found, strict=True):
+        assert all(map(torch.equal, ours, theirs))
+
+
+def _sums() -> list[Tensor]:
     generator = torch.Generator().manual_seed(rank())
-    return all_reduce_sum(torch.randn(numbers, generator=generator).to(dtype))
+    own = [torch.randn(n, generator=generator).to(d) for n, d in product(NUMBERS, DTYPES)]
+    return [all_reduce_sum(each) for each in own]
 
 
 def test_the_order_is_always_the_same() -> None:

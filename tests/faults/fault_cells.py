@@ -6,10 +6,11 @@ import json
 import multiprocessing
 import sys
 import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import ranks  # noqa: F401 (what its fork server imports)
 from fault_program import (
@@ -20,22 +21,13 @@ from fault_program import (
     PHASES,
     TIMEOUT,
     WORLD_SIZE,
+    Cell,
     run,
 )
 from small_graphs import cut, small_graph
 
 CONTEXT = multiprocessing.get_context('forkserver')
 SLACK = 20.0  # seconds to tell each other who was lost, on a busy machine
-
-
-class Cell(NamedTuple):
-    """A fault in a phase of a program."""
-
-    fault: str
-    phase: str
-    backend: str = 'gloo'
-
-
 NOT_DEFINED = {('shape', phase) for phase in ('backward', 'optimizer', 'checkpoint')}
 CELLS = [Cell(f, p) for f in FAULTS for p in PHASES if (f, p) not in NOT_DEFINED]
 
@@ -45,7 +37,8 @@ class Outcome:
     """How a cell ended.
 
     Attributes:
-        ends: What each of the others raised: type, text, peer, layer; or where it hung: stacks.
+        ends: What each of the others raised: type, text, peer, layer, operation; or where it hung:
+            stacks.
         seconds: From the fault to the last of their exceptions.
         exit_codes: Of the others; None for one that did not end by itself.
     """
@@ -68,10 +61,10 @@ def bound(cell: Cell) -> float:
     return SLACK + (limit if is_silent(cell) else 0)
 
 
-def outcomes(cells: list[Cell], folder: Path, *, at_once: int = 3) -> dict[Cell, Outcome]:
+def outcomes(cells: Iterable[Cell], folder: Path, *, at_once: int = 3) -> dict[Cell, Outcome]:
     """Runs cells, some of them at the same time."""
-    data = small_graph()
-    cut(data, WORLD_SIZE, folder / 'parts')
+    cells = list(cells)
+    cut(small_graph(), WORLD_SIZE, folder / 'parts')
     cut(small_graph(seed=1), WORLD_SIZE, folder / 'others', 'empty part')
     with ThreadPoolExecutor(at_once) as pool:
         found = pool.map(lambda c: _outcome(c[1], folder / f'cell-{c[0]}'), enumerate(cells))
@@ -81,10 +74,7 @@ def outcomes(cells: list[Cell], folder: Path, *, at_once: int = 3) -> dict[Cell,
 def _outcome(cell: Cell, folder: Path) -> Outcome:
     folder.mkdir()
     processes = [
-        CONTEXT.Process(
-            target=run,
-            args=(rank, str(folder), *cell, sys.path),
-        )
+        CONTEXT.Process(target=run, args=(rank, str(folder), cell, sys.path))
         for rank in range(WORLD_SIZE)
     ]
     for rank in processes:
@@ -100,10 +90,8 @@ def _outcome(cell: Cell, folder: Path) -> Outcome:
             rank.kill()
             rank.join()
     ends = []
-    for i in range(WORLD_SIZE):
+    for i in set(range(WORLD_SIZE)) - {FAULTY}:
         file, stacks = folder / f'end-{i}', folder / f'stacks-{i}'
-        if i == FAULTY:
-            continue
         if file.exists():
             ends.append(json.loads(file.read_text()))
         else:

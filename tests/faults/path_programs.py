@@ -10,14 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.nn import (
-    GATConv,
-    GCNConv,
-    GINEConv,
-    GraphNorm,
-    SAGEConv,
-    TransformerConv,
-)
+from torch_geometric.nn import GATConv, GCNConv, GINEConv, GraphNorm, SAGEConv, TransformerConv
 
 import pyg_sar
 from pyg_sar.nn.options import Mode

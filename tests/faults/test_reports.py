@@ -6,9 +6,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,8 +18,9 @@ import torch
 import torch.distributed as dist
 from ranks import run_once
 from small_graphs import attempt
+from torch.futures import Future
 
-from pyg_sar.comm.faults import Reports, RootCause
+from pyg_sar.comm.faults import Reports, RootCause, TransferWatch
 from pyg_sar.comm.ranks import current, set_timeout
 from pyg_sar.comm.vote import agree
 
@@ -155,3 +158,59 @@ def test_the_exception_that_ends_a_script_is_told(tmp_path: Path) -> None:
     assert 'outside of all layers' in second
     assert 'stopped at a sum over all ranks in mean_of_batches' in first
     assert "rank 1 failed with KeyError: 'outside of all layers'" in first
+
+
+# Transfers between devices that fail or are late are told, whatever their own waits say.
+
+OPERATION = 'receiving the rows of part 2'
+
+
+class _Connection:
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str]] = []
+        self.has_heard = threading.Event()
+
+    def lost(self, error: Exception, operation: str) -> None:
+        self.told.append((str(error), operation))
+        self.has_heard.set()
+
+
+def _work(result: int | None, *, is_completed: bool = True) -> Any:
+    """As torch.distributed gives it; `result` is that of ``get_future_result``."""
+    future: Future[int] = Future()
+    if result is not None:
+        future.set_result(result)
+    return SimpleNamespace(is_completed=lambda: is_completed, get_future_result=lambda: future)
+
+
+def _of_torch_2_5(error: Exception | None) -> Any:
+    return SimpleNamespace(is_completed=lambda: True, exception=lambda: error)
+
+
+def _of_a_backend_that_cannot_tell() -> Any:
+    def refuse() -> Any:
+        raise RuntimeError('not implemented')
+
+    return SimpleNamespace(is_completed=lambda: True, get_future_result=refuse)
+
+
+BROKEN = 'the transfer between the devices failed'
+
+
+@pytest.mark.parametrize(
+    ('work', 'seconds', 'words'),
+    [
+        (_work(2), 60.0, BROKEN),
+        (_of_torch_2_5(RuntimeError('lost')), 60.0, BROKEN),
+        (_work(None, is_completed=False), 0.3, 'timed out after 0.3 s on the device'),
+    ],
+    ids=['failed', 'torch 2.5', 'late'],
+)
+def test_it_is_told_once(work: Any, seconds: float, words: str) -> None:
+    connection = _Connection()
+    watch = TransferWatch(connection.lost, seconds)
+    before = [_work(0), _work(None), _of_torch_2_5(None), _of_a_backend_that_cannot_tell()]
+    for each in (*before, work, work):
+        watch.add(each, OPERATION)
+    assert connection.has_heard.wait(60)
+    assert connection.told == [(words, OPERATION)]

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 import torch
 from damage import NOT_FILES, Calls
+from expressions import expressions
 from hetero_graphs import hetero_graph
-from partition_files import edit
+from partition_files import change_part
 from ranks import run_ranks
 from small_graphs import assert_all_raise, attempt, cut, small_graph
-from torch import Tensor
 from whole_partition import verify_partition
 
 import pyg_sar
@@ -96,28 +96,26 @@ def _compress(folder: Path) -> None:
             new.writestr(name, content + b'\0' * (1 << 20))
 
 
-def _repeated(*shape: int) -> Callable[[Path], None]:
-    """A stride of zero makes a few bytes into any number."""
-    return edit('node_feats.pt', x=lambda _: torch.zeros((), dtype=torch.float64).expand(shape))
+def _changed(file: str, statement: str) -> Callable[[Path], None]:
+    return lambda folder: change_part(folder, f'{file}.pt', statement)
 
 
-def _beyond(ids: Tensor) -> Tensor:
-    return ids + 10**6
+def _made_of_x(expression: str) -> Callable[[Path], None]:
+    return _changed('node_feats', f"feats['x'] = {expression}")
 
 
+# A stride of zero makes a few bytes into any number.
+REPEATED = 'torch.zeros((), dtype=torch.float64).expand'
 DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
     # Looked up by bisection, it gave sources beyond the halo, which kernels read.
-    'halo out of order': (
-        edit('sar.pt', halo_pos=lambda t: t.flip(0)),
-        "ascending 'halo_pos'",
-    ),
-    'nodes beyond the graph': (edit('node_feats.pt', global_id=_beyond), 'expected ids in'),
-    'edges beyond the graph': (edit('graph.pt', edge_id=_beyond), 'expected ids in'),
-    'more rows than bytes': (_repeated(10**12), 'more than its bytes'),
-    'more columns than bytes': (_repeated(18, 10**12), 'more than its bytes'),
-    'sparse': (edit('node_feats.pt', x=lambda t: t.to_sparse()), 'expected'),
-    'parameter': (edit('node_feats.pt', x=torch.nn.Parameter), 'expected'),
-    'no memory': (edit('node_feats.pt', x=lambda t: t.to('meta')), 'expected'),
+    'halo out of order': (_changed('sar', 'halo_pos = halo_pos.flip(0)'), "ascending 'halo_pos'"),
+    'nodes beyond the graph': (_changed('node_feats', 'global_id += 10**6'), 'expected ids in'),
+    'edges beyond the graph': (_changed('graph', 'edge_id += 10**6'), 'expected ids in'),
+    'more rows than bytes': (_made_of_x(f'{REPEATED}(10**12)'), 'more than its bytes'),
+    'more columns than bytes': (_made_of_x(f'{REPEATED}(18, 10**12)'), 'more than its bytes'),
+    'sparse': (_made_of_x("feats['x'].to_sparse()"), 'expected'),
+    'parameter': (_made_of_x("torch.nn.Parameter(feats['x'])"), 'expected'),
+    'no memory': (_made_of_x("feats['x'].to('meta')"), 'expected'),
     # torch admits it to what it reads with weights_only.
     'bytearray': (_allocates(bytearray), 'needs .*bytearray'),
     # A megabyte may become a gigabyte.
@@ -133,7 +131,9 @@ def test_damaged_part(folder: Path, what: str) -> None:
     _refused(folder, message)
 
 
-@pytest.mark.parametrize('name', ['part_1/sar.pt', 'META.json'])
+@pytest.mark.parametrize(
+    'name', ['META.json', *(f'part_1/{name}.pt' for name in ('sar', 'node_feats', 'edge_feats'))]
+)
 @pytest.mark.parametrize('is_archive', [True, False])
 def test_code(folder: Path, tmp_path: Path, name: str, is_archive: bool) -> None:
     call = Calls(os.mkdir, str(tmp_path / 'made'))
@@ -182,21 +182,17 @@ def test_verification_reads_nothing_outside(folder: Path, tmp_path: Path) -> Non
     assert any("pipe' is not a file of this partition" in problem for problem in problems)
 
 
-METAS: dict[str, Callable[[dict[str, Any]], object]] = {
-    'an attribute for the edges': lambda meta: meta['graph_attrs'].update(edge_index=1),
-    'an attribute of PyG': lambda meta: meta['graph_attrs'].update(_mapping=1),
-    'an attribute twice': lambda meta: meta['graph_attrs'].update(x=1),
-    'more nodes': lambda meta: meta.update(num_nodes=10**12),
-    'other blocks': lambda meta: meta['block_edges'][1].reverse(),
-    'another row shape': lambda meta: meta['node_attrs']['x'].update(shape=[7]),
-    'another dtype': lambda meta: meta['node_attrs']['x'].update(dtype='int8'),
-    'no row shape': lambda meta: meta['node_attrs'].update(x=3),
-}
+METAS = """
+graph_attrs['edge_index'] = 1; graph_attrs['_mapping'] = 1; graph_attrs['x'] = 1
+num_nodes = 10**12; block_edges[1].reverse(); node_attrs['x']['shape'] = [7]
+node_attrs['x']['dtype'] = 'int8'; node_attrs['x'] = 3
+"""
 
 
-@pytest.mark.parametrize('change', METAS)
+@pytest.mark.parametrize('change', expressions(METAS))
 def test_metadata_made_to_mislead(folder: Path, change: str) -> None:
-    _edit_meta(folder, METAS[change])
+    _edit_meta(folder, lambda meta: exec(change, {}, meta))
+
     _refused(folder)
 
 

@@ -13,7 +13,9 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 if __name__ == '__main__':
     sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
@@ -35,16 +37,13 @@ MODELS = {
 }
 
 
-def _model(name: str, num_features: int, num_classes: int) -> torch.nn.Module:
+def plain(
+    name: str, data: Any, num_classes: int, epochs: int, wrap: Callable[[Any], Any] = lambda m: m
+) -> list[float]:
+    """The losses of one-process PyG; on a rank `wrap` is DistributedDataParallel."""
     torch.manual_seed(0)
-    return MODELS[name](num_features, num_classes)
-
-
-def plain(name: str, data: Data, num_classes: int, epochs: int) -> list[float]:
-    """The losses of one-process PyG."""
-    model = _model(name, data.x.size(1), num_classes)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    losses = []
+    model = wrap(MODELS[name](data.x.size(1), num_classes))
+    optimizer, losses = torch.optim.Adam(model.parameters(), lr=0.01), []
     for _ in range(epochs):
         out = model(data.x, data.edge_index)
         loss = F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
@@ -55,6 +54,12 @@ def plain(name: str, data: Data, num_classes: int, epochs: int) -> list[float]:
     return losses
 
 
+def cut(name: str, root: str, num_classes: int, epochs: int) -> list[float]:
+    """The losses on a rank."""
+    wrap = pyg_sar.DistributedDataParallel
+    return plain(name, pyg_sar.load_shard(root), num_classes, epochs, wrap)
+
+
 def permuted(data: Data) -> Data:
     """The same graph with its nodes and edges in another order."""
     generator = torch.Generator().manual_seed(2)
@@ -62,29 +67,8 @@ def permuted(data: Data) -> Data:
     place = torch.empty_like(order)
     place[order] = torch.arange(data.num_nodes)
     edges = torch.randperm(data.num_edges, generator=generator)
-    return Data(
-        x=data.x[order],
-        y=data.y[order],
-        train_mask=data.train_mask[order],
-        edge_index=place[data.edge_index[:, edges]],
-    )
-
-
-def cut(name: str, root: str, num_classes: int, epochs: int) -> list[float]:
-    """The losses on a rank."""
-    data = pyg_sar.load_shard(root)
-    model = pyg_sar.DistributedDataParallel(_model(name, data.x.size(1), num_classes))
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    losses = []
-    for _ in range(epochs):
-        out = model(data.x, data.edge_index)
-        mask = data.train_mask
-        loss = F.cross_entropy(out[mask], data.y[mask], ignore_index=-1)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
+    rows = {name: data[name][order] for name in ('x', 'y', 'train_mask')}
+    return Data(**rows, edge_index=place[data.edge_index[:, edges]])
 
 
 def difference(losses: list[float], expected: list[float]) -> tuple[float, float]:
@@ -98,30 +82,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
     parser.add_argument('--epochs', type=int, default=200)
     parser.add_argument('--graph', default='communities', help='or a file')
-    parser.add_argument('--models', nargs='+', default=list(MODELS))
-    parser.add_argument('--ranks', nargs='+', type=int, default=[2, 4])
     args = parser.parse_args()
+    data = soak_graph() if args.graph == 'communities' else load_source(args.graph)
+    if 'train_mask' not in data:
+        generator = torch.Generator().manual_seed(1)
+        data.train_mask = torch.rand(data.num_nodes, generator=generator) < 0.6
+        data.train_mask &= data.y >= 0
+    more = int(data.y.max()) + 1, args.epochs
     with tempfile.TemporaryDirectory() as folder:
-        data = soak_graph() if args.graph == 'communities' else load_source(args.graph)
-        if 'train_mask' not in data:
-            generator = torch.Generator().manual_seed(1)
-            data.train_mask = torch.rand(data.num_nodes, generator=generator) < 0.6
-            data.train_mask &= data.y >= 0
-        num_classes = int(data.y.max()) + 1
-        for num_parts in args.ranks:
+        for num_parts in (2, 4):
             pyg_sar.partition_graph(data, num_parts, f'{folder}/{num_parts}')
-        for name in args.models:
-            expected = plain(name, data, num_classes, args.epochs)
+        for name in MODELS:
+            expected = plain(name, data, *more)
             print(f'{name}: loss {expected[0]:.4f} to {expected[-1]:.6f}', flush=True)
-            other = difference(plain(name, permuted(data), num_classes, args.epochs), expected)
-            print(f'  plain, other order: {other[0]:.1e}, relative {other[1]:.1e}', flush=True)
-            for num_parts in args.ranks:
-                found = run_once(
-                    cut, num_parts, name, f'{folder}/{num_parts}', num_classes, args.epochs,
-                    timeout=3600,
-                )  # fmt: skip
-                own = difference(found[0], expected)
-                print(f'  {num_parts} ranks: {own[0]:.1e}, relative {own[1]:.1e}', flush=True)
+            found = {'plain, other order': plain(name, permuted(data), *more)}
+            for n in (2, 4):
+                found[f'{n} ranks'] = run_once(cut, n, name, f'{folder}/{n}', *more, timeout=3600)[
+                    0
+                ]
+            for what, losses in found.items():
+                absolute, relative = difference(losses, expected)
+                print(f'  {what}: {absolute:.1e}, relative {relative:.1e}', flush=True)
 
 
 if __name__ == '__main__':

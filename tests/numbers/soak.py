@@ -201,24 +201,21 @@ def partitioned(folder: str, num_parts: int) -> str:
 def main(args: Any) -> int:
     """Runs it and prints a table; 1 if anything has grown."""
     with tempfile.TemporaryDirectory() as folder:
-        run = Run(partitioned(folder, args.ranks), args.data, args.epochs, args.samples)
+        run = Run(partitioned(folder, args.ranks), args.data, args.epochs)
         start = time.monotonic()
-        found = survived(run, args.ranks, args.timeout)
+        found = survived(run, args.ranks, timeout=3600)
         seconds = time.monotonic() - start
     print(f'{args.epochs} epochs on {args.ranks} ranks in {seconds:.0f} s')
-    has_grown = False
     for rank, (samples, losses) in enumerate(found):
-        print(f'rank {rank}: loss {losses[0]:.3f} to {losses[-1]:.3f}, ', end='')
-        print(f'{slope(samples, args.epochs):+.3f} KiB per epoch')
-        for key in samples[0]:
-            second, last = quarters(samples, key)
-            first = samples[0][key]
-            print(f'  {key:16} first {first:9.1f}  second quarter {min(second):9.1f} to ', end='')
-            print(f'{max(second):9.1f}  last quarter {min(last):9.1f} to {max(last):9.1f}')
-        grown = growth(samples)
-        has_grown = has_grown or bool(grown)
-        print(f'  grown: {grown or "nothing"}')
-    return int(has_grown)
+        per_epoch = slope(samples, args.epochs)
+        print(
+            f'rank {rank}: loss {losses[0]:.3f} to {losses[-1]:.3f}, {per_epoch:+.3f} KiB per epoch'
+        )
+        for key, first in samples[0].items():
+            second, last = ([min(q), max(q)] for q in quarters(samples, key))
+            print(f'  {key}: first {first:.1f}, second quarter {second}, last quarter {last}')
+        print(f'  grown: {growth(samples) or "nothing"}')
+    return int(any(growth(samples) for samples, _ in found))
 
 
 if __name__ == '__main__':
@@ -226,6 +223,4 @@ if __name__ == '__main__':
     parser.add_argument('--epochs', type=int, default=2000)
     parser.add_argument('--ranks', type=int, default=2)
     parser.add_argument('--data', choices=('rows', 'sampled'), default='rows')
-    parser.add_argument('--samples', type=int, default=20, help='how often what is held is counted')
-    parser.add_argument('--timeout', type=float, default=3600, help='seconds')
     sys.exit(main(parser.parse_args()))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from expressions import expressions
 from ranks import run_as_threads
 from rows_by_hand import as_rows, sharding_of
 from torch import Tensor
@@ -21,28 +21,15 @@ N = 90_000
 COUNTS = {2: [30_000, 60_000], 3: [30_000, 0, 60_000]}
 WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
-FUNCTIONS: dict[str, Callable[[Any], Any]] = {
-    'mean': lambda x: x.mean(),
-    'mean of columns': lambda x: x.mean(0, keepdim=True),
-    'sum of what cancels': lambda x: (x - 1).sum(0) / 100,
-    'sum as float32': lambda x: x.sum(dtype=torch.float32) / N,
-    'std': lambda x: x.std(0),
-    'var': lambda x: x.var(),
-    'var and mean': lambda x: torch.var_mean(x, 0),
-    'norm': lambda x: x.norm(),
-    'norm of columns': lambda x: x.norm(dim=0),
-    'norm of large numbers': lambda x: (x * 100).norm(dim=0) / 100,
-    'norm of another order': lambda x: torch.linalg.vector_norm(x, 3, dim=0),
-    'nanmean': lambda x: x.nanmean(0),
-    'softmax': lambda x: x.softmax(0) * N,
-    'log_softmax': lambda x: x.log_softmax(0),
-    'largest': lambda x: x.amax(0),
-    'how many': lambda x: x.count_nonzero(0),
-    'squares': lambda x: F.mse_loss(x, -x),
-    'differences': lambda x: F.l1_loss(x, -x),
-    'by both': lambda x: F.binary_cross_entropy_with_logits(x, (x > 1).to(x.dtype)),
-    'entropy': lambda x: F.cross_entropy(x, (x[:, 0] > 1).long(), reduction='none').mean(),
-}
+FUNCTIONS = """
+x.mean(); x.mean(0, keepdim=True); (x - 1).sum(0) / 100; x.sum(dtype=torch.float32) / N; x.std(0)
+x.var(); torch.var_mean(x, 0); x.norm(); x.norm(dim=0); (x * 100).norm(dim=0) / 100; x.nanmean(0)
+torch.linalg.vector_norm(x, 3, dim=0); x.softmax(0) * N; x.log_softmax(0); x.amax(0)
+x.count_nonzero(0); F.mse_loss(x, -x); F.l1_loss(x, -x)
+F.binary_cross_entropy_with_logits(x, (x > 1).to(x.dtype))
+F.cross_entropy(x, (x[:, 0] > 1).long(), reduction='none').mean()
+"""
+NAMES = {'F': F, 'N': N, 'torch': torch}
 
 
 def _results(world: Tensor | None, dtype: torch.dtype, kind: torch.dtype) -> dict[str, Any]:
@@ -51,9 +38,9 @@ def _results(world: Tensor | None, dtype: torch.dtype, kind: torch.dtype) -> dic
     whole = numbers.to(dtype).to(kind)
     x = whole if world is not None else as_rows(whole, sharding_of(COUNTS[world_size()]))
     out = {}
-    for name, function in FUNCTIONS.items():
+    for name in expressions(FUNCTIONS):
         leaf = x.detach().clone().requires_grad_()
-        made = function(leaf)
+        made = eval(name, NAMES | {'x': leaf})
         every = list(made) if isinstance(made, tuple) else [made]
         if every[0].requires_grad:
             sum(each.to(WIDER.get(kind, kind)).square().mean() for each in every).backward()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from on_ranks import parts_of
 from ranks import run_ranks
 from small_graphs import assert_all_raise, attempt, cut, small_graph
 from torch import Tensor
@@ -75,8 +76,8 @@ def _outputs(root: str, kind: str, dtype: torch.dtype | None) -> tuple[Tensor, T
 
 
 @pytest.mark.parametrize('kind', ['performer', 'multihead'])
-def test_attention_is_not_rounded_where_rows_of_convs_are(kind: str, tmp_path: Path) -> None:
-    root = str(cut(small_graph(), 2, tmp_path / 'parts'))
+def test_attention_is_not_rounded_where_rows_of_convs_are(kind: str) -> None:
+    root = str(parts_of(2))
     exact, whole = run_ranks(_outputs, 2, root, kind, None)[0]
     same, rounded = run_ranks(_outputs, 2, root, kind, torch.bfloat16)[0]
     torch.testing.assert_close(same, exact, rtol=0, atol=0)
@@ -84,9 +85,9 @@ def test_attention_is_not_rounded_where_rows_of_convs_are(kind: str, tmp_path: P
 
 
 @kinds
-def test_what_local_gives_is_refused(kind: str, tmp_path: Path) -> None:
+def test_what_local_gives_is_refused(kind: str) -> None:
     """Their attention would be to the rows of one rank."""
-    root = str(cut(small_graph(), 2, tmp_path / 'parts'))
+    root = str(parts_of(2))
     outcomes = run_ranks(_plain, 2, root, kind)
     assert_all_raise(outcomes, 'ValueError', 'as pyg_sar.local gives them')
 

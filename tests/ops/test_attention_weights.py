@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -11,7 +12,10 @@ from unittest import mock
 import pytest
 import torch
 import torch.nn.functional as F
-from ranks import run_as_threads, run_ranks
+from against_pyg import compared, values
+from on_ranks import on_ranks, parts_of
+from pairs import pairs
+from ranks import run_as_threads
 from small_graphs import cut, small_graph
 from torch import Tensor
 from torch_geometric.nn import GATConv, MessagePassing
@@ -107,85 +111,53 @@ OTHERS = (
 )
 
 
-def _values(module: torch.nn.Module, x: Tensor, edge_index: Any) -> list[Tensor]:
-    """The result and every gradient, of a loss that is no sum of the rows alone."""
-    x = x.detach().clone().requires_grad_()
-    out = module(x, edge_index)
-    module.zero_grad()
-    (out * torch.sin(3 * out.detach())).sum().backward()
-    assert x.grad is not None
-    rows = [pyg_sar.gather(t.detach()) for t in (out, x.grad)]
-    return rows + [torch.zeros_like(p) if p.grad is None else p.grad for p in module.parameters()]
+def _on_rank(root: Path, module: torch.nn.Module, mode: str) -> None:
+    compared(module, pyg_sar.load_shard(root), mode, tolerance=5e-13, edges=False)
 
 
-def _on_rank(root: str, module: torch.nn.Module, **options: Any) -> tuple[list[Tensor], int]:
-    data, of_loops = pyg_sar.load_shard(root), mock.Mock(wraps=programs.attention_weights)
-    wrapped = pyg_sar.DistributedDataParallel(module, **options)
+def _is_looped(module: Any, world_size: int, mode: str = 'sequential') -> bool:
+    """Whether the loops computed the weights; the values are those of plain PyG."""
+    of_loops = mock.Mock(wraps=programs.attention_weights)
     with mock.patch.object(programs, 'attention_weights', of_loops):
-        found = _values(wrapped, data.x, data.edge_index)
-    return found, of_loops.call_count
-
-
-def _compared(tmp_path: Path, module: Any, world_size: int, run: Any, **options: Any) -> bool:
-    """Whether the loops computed it; the values are those of plain PyG."""
-    graph = small_graph()
-    want = _values(module, graph.x, graph.edge_index)
-    root = cut(graph, world_size, tmp_path)
-    ranks = run(_on_rank, world_size, root, module, **options)
-    for found, _ in ranks:
-        for ours, theirs in zip(found, want, strict=True):
-            assert torch.allclose(ours, theirs, rtol=0, atol=1e-12)
-    return any(count for _, count in ranks)  # threads see each other's
+        run_as_threads(_on_rank, world_size, parts_of(world_size), module, mode)
+    return of_loops.called
 
 
 @pytest.mark.parametrize('in_message', [False, True])
 @pytest.mark.parametrize('weigh', [*LOOPED, *OTHERS])
-def test_weights_of_a_user(tmp_path: Path, weigh: Any, in_message: bool) -> None:
-    module = Scored(weigh, in_message)
-    assert _compared(tmp_path, module, 2, run_as_threads) == (weigh in LOOPED)
+def test_weights_of_a_user(weigh: Any, in_message: bool) -> None:
+    assert _is_looped(Scored(weigh, in_message), 2) == (weigh in LOOPED)
 
 
-@pytest.mark.parametrize('world_size', [1, 3])
-@pytest.mark.parametrize('heads', [1, 4])
-@pytest.mark.parametrize('mode', ['sequential', 'sequential_no_remat'])
-def test_gat(tmp_path: Path, world_size: int, heads: int, mode: str) -> None:
-    module = GATConv(6, 3, heads).double()
-    assert _compared(tmp_path, module, world_size, run_ranks, mode=mode)
+@pairs(world_size=[3, 1], heads=[1, 4], mode=['sequential', 'sequential_no_remat'])
+def test_gat(world_size: int, heads: int, mode: str) -> None:
+    assert _is_looped(GATConv(6, 3, heads).double(), world_size, mode)
 
 
-def _in_chunks(root: str, module: torch.nn.Module, num_threads: int) -> list[Tensor]:
-    data, conv = pyg_sar.load_shard(root), pyg_sar.SARConv(module)
-    torch.set_num_threads(num_threads)
+@on_ranks(1)
+def test_chunks_add_in_their_order(data: Any) -> None:
+    torch.manual_seed(0)
+    module, found = GATConv(6, 3, 4).double(), []
     with mock.patch.multiple(weighted_loops, _CHUNK_EDGES=16, _EDGES_OF_SUMS=0):
-        return _values(conv, data.x, data.edge_index)
+        for num_threads in (1, 3):
+            torch.set_num_threads(num_threads)
+            found.append(values(pyg_sar.SARConv(copy.deepcopy(module)), data, edges=False))
+    for one, several, want in zip(*found, values(module, small_graph(), edges=False), strict=True):
+        assert torch.equal(one, several)
+        assert torch.allclose(one, want, rtol=0, atol=1e-12)
 
 
-def test_chunks_add_in_their_order(tmp_path: Path) -> None:
-    graph, module = small_graph(), GATConv(6, 3, 4).double()
-    want, root = _values(module, graph.x, graph.edge_index), cut(graph, 1, tmp_path)
-    alone, side_by_side = (run_ranks(_in_chunks, 1, root, module, n)[0] for n in (1, 3))
-    for found, again, theirs in zip(alone, side_by_side, want, strict=True):
-        assert torch.equal(found, again)
-        assert torch.allclose(found, theirs, rtol=0, atol=1e-12)
-
-
-def _with_slopes(root: str, module: Scored, slopes: list[float]) -> list[Tensor]:
-    data, conv = pyg_sar.load_shard(root), pyg_sar.SARConv(module)
-    found = []
-    for conv.slope in slopes:
-        found += _values(conv, data.x, data.edge_index)
-    return found
-
-
-def test_a_slope_that_changes(tmp_path: Path) -> None:
-    graph, module, slopes = small_graph(), Scored(plain), [0.2, 0.7, -0.3, 0.2]
-    want: list[Tensor] = []
-    for module.slope in slopes:
-        want += _values(module, graph.x, graph.edge_index)
-    root = cut(graph, 2, tmp_path)
-    for found in run_as_threads(_with_slopes, 2, root, module, slopes):
-        for ours, theirs in zip(found, want, strict=True):
+@on_ranks(2, by='threads')
+def test_a_slope_that_changes(data: Any) -> None:
+    plain_conv, conv = Scored(plain), pyg_sar.SARConv(Scored(plain))
+    conv.load_state_dict(plain_conv.state_dict())
+    for plain_conv.slope in (0.2, 0.7, -0.3, 0.2):
+        conv.slope = plain_conv.slope
+        want = values(plain_conv, small_graph(), edges=False)
+        for ours, theirs in zip(values(conv, data, edges=False), want, strict=True):
             assert torch.allclose(ours, theirs, rtol=0, atol=1e-12)
+        for module in (conv, plain_conv):
+            module.zero_grad()
 
 
 class Weights(Scored):
@@ -201,8 +173,7 @@ def _weights_of(root: str) -> Tensor:
     return pyg_sar.gather(pyg_sar.SARConv(Weights(plain))(data.x, data.edge_index))
 
 
-@pytest.mark.parametrize('world_size', [1, 2])
-@pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
+@pairs(world_size=[1, 2], dtype=[torch.float32, torch.float64])
 def test_scores_that_are_far_apart_or_no_numbers(
     tmp_path: Path, dtype: torch.dtype, world_size: int
 ) -> None:

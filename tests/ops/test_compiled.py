@@ -48,21 +48,6 @@ def test_an_index_of_no_row(row, dtype):
             add_rows_at(values, index, torch.ones(3, width))
 
 
-@pytest.mark.parametrize('width', [2, 4, 5, 8, 16, 17])
-@pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
-@pytest.mark.parametrize('kind', [torch.int32, torch.int64])
-def test_narrow_rows(kind, dtype, width):
-    values = torch.randn(50, width, dtype=dtype)
-    index = torch.randint(50, (200,)).to(kind)
-    assert torch.equal(rows_at(values, index), values[index.long()])
-    rows, found = torch.randn(200, width, dtype=dtype), values.clone()
-    add_rows_at(found, index, rows)
-    want = values.clone()
-    for i, row in zip(index.tolist(), rows, strict=True):  # the order of the sum is the same
-        want[i] += row
-    assert torch.equal(found, want)
-
-
 def test_rows_that_do_not_fit_are_refused():
     for rows in (torch.ones(2, 4), torch.ones(3, 5)):
         with pytest.raises((IndexError, RuntimeError, ValueError)):
@@ -104,14 +89,6 @@ def test_infinities_and_what_is_no_number():
     assert dots.squeeze(1).tolist()[0] == 20
     assert dots.squeeze(1).tolist()[3] == float('inf')
     assert dots[1:3].isnan().all()
-
-
-@pytest.mark.parametrize('shape', [(1, 3000), (7, 13), (64, 1)])
-def test_rows_of_any_width(shape):
-    values, weight = torch.randn(3, *shape).double(), torch.rand(6, shape[0]).double()
-    out = add_weighted_sums(torch.zeros(4, *shape).double(), values, _segments(), weight)
-    want = torch.zeros_like(out).index_add_(0, EDGES[0], values[EDGES[1]] * weight[..., None])
-    torch.testing.assert_close(out, want, rtol=1e-13, atol=0)
 
 
 def test_tensors_as_they_come():

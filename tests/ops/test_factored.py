@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from against_pyg import MODES, compared, paths_of, values
 from on_ranks import on_ranks
-from small_graphs import assert_close, small_graph
+from pairs import pairs
+from small_graphs import assert_close
 from torch import Tensor
 from torch_geometric.nn import AGNNConv, FAConv, GMMConv, MessagePassing, TransformerConv
 from torch_geometric.utils import softmax
 
-from pyg_sar import DistributedDataParallel, SARConv, gather
+from pyg_sar import DistributedDataParallel, gather
 
-MODES = ('sequential', 'sequential_no_remat', 'one_shot')
 HEADS, CHANNELS = 2, 5
 
 
@@ -95,44 +97,16 @@ BY_DESTINATION = (
 )
 
 
-def _run(model: torch.nn.Module, data: Any) -> tuple[Tensor, list[Tensor]]:
-    x, edge_attr = (data[name].detach().requires_grad_() for name in ('x', 'edge_attr'))
-    return model(x, data.edge_index, edge_attr), [x, edge_attr, *model.parameters()]
-
-
 def _check(data: Any, form: str, mode: str = 'sequential', aggr: str = 'sum') -> set[str]:
-    """Compares output and all gradients with plain PyG; returns the paths of the messages."""
+    """The paths of the messages, whose results are those of plain PyG."""
     torch.manual_seed(5)
-    plain = Attends(form, aggr).double()
-    torch.manual_seed(5)
-    model = DistributedDataParallel(Attends(form, aggr).double(), mode=mode)
-    (want, leaves), (out, own) = _run(plain, small_graph()), _run(model, data)
-    if want.requires_grad:
-        torch.manual_seed(6)
-        grad = torch.randn_like(want)
-        want.backward(grad)
-        out.backward(grad[data.n_id])
-    assert_close(gather(out.detach()), want.detach(), tolerance=1e-10)
-    for a, b in zip(own, leaves, strict=True):
-        assert_close(gather(_grad(a)), _grad(b), tolerance=1e-10)
+    model, plain = compared(Attends(form, aggr).double(), data, mode)
     if plain.kept is not None:
         assert_close(gather(model.kept.detach()), plain.kept.detach(), tolerance=1e-10)
-    return _paths(model)
+    return paths_of(model)
 
 
-def _grad(tensor: Tensor) -> Tensor:
-    return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
-
-
-def _paths(model: torch.nn.Module) -> set[str]:
-    convs = [module for module in model.modules() if isinstance(module, SARConv)]
-    plans = [each for conv in convs for each in conv._sar.plans.values()]
-    return {each.path for each in plans if each.function.endswith('.message')}
-
-
-@pytest.mark.parametrize('mode', MODES)
-@pytest.mark.parametrize('world_size', [1, 3])
-@pytest.mark.parametrize('form', FACTORED)
+@pairs(form=FACTORED, world_size=[1, 3], mode=MODES)
 @on_ranks(by='threads')
 def test_sums_of_rows_times_a_factor(data, form, world_size, mode):
     assert _check(data, form, mode) == {'one_shot' if mode == 'one_shot' else 'scalar times x_j'}
@@ -165,8 +139,8 @@ def test_maxima_and_hooks_are_replayed(data):
     model = DistributedDataParallel(Attends('gates').double())
     seen = []
     model.register_message_forward_hook(lambda conv, inputs, out: seen.append(out.shape))
-    _run(model, data)
-    assert _paths(model) != {'scalar times x_j'}
+    model(data.x, data.edge_index, data.edge_attr)
+    assert paths_of(model) != {'scalar times x_j'}
     assert all(shape[1:] == (HEADS, CHANNELS) for shape in seen)
 
 
@@ -195,20 +169,8 @@ class Calls(torch.nn.Module):
 @on_ranks(by='threads')
 def test_convs(data, name):
     torch.manual_seed(0)
-    plain = Calls(CONVS[name]()).double()
-    torch.manual_seed(0)
-    model = DistributedDataParallel(Calls(CONVS[name]()).double())
-    graph = small_graph()
-    x, own = (each.x.detach().requires_grad_() for each in (graph, data))
-    want = plain(x, graph.edge_index, graph.edge_attr)
-    out = model(own, data.edge_index, data.edge_attr)
-    want.sin().sum().backward()
-    out.sin().sum().backward()
-    assert_close(gather(out.detach()), want.detach(), tolerance=1e-10)
-    assert_close(gather(own.grad), x.grad, tolerance=1e-10)
-    for a, b in zip(model.parameters(), plain.parameters(), strict=True):
-        assert_close(a.grad, b.grad, tolerance=1e-10)
-    assert _paths(model) == {'scalar times x_j'}
+    model, _ = compared(Calls(CONVS[name]()).double(), data)
+    assert paths_of(model) == {'scalar times x_j'}
 
 
 class Drops(Attends):
@@ -223,16 +185,10 @@ class Drops(Attends):
 def test_masks_of_dropout_are_those_of_forward(data):
     """The gradient of x is linear in it: backward saw the mask of forward."""
     torch.manual_seed(0)
-    model = DistributedDataParallel(Drops('').double(), dropout_seed=3)
-    torch.manual_seed(0)
-    again = DistributedDataParallel(Drops('').double(), dropout_seed=3, mode='one_shot')
-    for name, parameter in again.named_parameters():
-        parameter.data.copy_(model.get_parameter(name).data)
-    (a, of_a), (b, of_b) = _run(model, data), _run(again, data)
-    a.sin().sum().backward()
-    b.sin().sum().backward()
-    assert _paths(model) == {'scalar times x_j'}
-    assert_close(gather(a.detach()), gather(b.detach()), tolerance=1e-10)
-    for own, other in zip(of_a, of_b, strict=True):
-        if other.grad is not None:
-            assert_close(gather(own.grad), gather(other.grad), tolerance=1e-10)
+    drops, found = Drops('').double(), []
+    for mode in ('sequential', 'one_shot'):
+        model = DistributedDataParallel(copy.deepcopy(drops), dropout_seed=3, mode=mode)
+        found.append(values(model, data))
+        assert paths_of(model) == {'one_shot' if mode == 'one_shot' else 'scalar times x_j'}
+    for own, other in zip(*found, strict=True):
+        assert_close(own, other, tolerance=1e-10)

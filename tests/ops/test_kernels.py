@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pairs import covering, pairs
 from small_graphs import assert_close
 from torch import Tensor
 
@@ -26,9 +27,8 @@ TOLERANCE = {torch.float64: 1e-13, torch.float32: 2e-5}
 WITHOUT_HEADS = {torch.float64: 1e-14, torch.float32: 1e-5}
 
 
-SHAPES = [(1, 1), (1, 3), (1, 16), (3, 1), (3, 5), (2, 16)]
-"""Heads and channels: on both sides of every bound in the choice of the form."""
-
+SHAPES = [(1, 1), (1, 3), (1, 16), (3, 1), (3, 5), (2, 16), (1, 3000), (7, 13), (64, 1)]
+"""Heads and channels: on both sides of every bound in the choice of the form; and wide rows."""
 
 BLOCKS = {
     'every row taken': (4, 30, 60),
@@ -67,9 +67,12 @@ def _dense_sum(
     return _dense_sums(rows, cols, num_rows, values.unsqueeze(1), w.unsqueeze(1)).squeeze(1)
 
 
-@pytest.fixture(params=['torch', 'compiled'])
-def form(request, monkeypatch):
-    """Whether numba is there."""
+FORMS = 'torch', 'compiled'
+"""Whether numba is there."""
+
+
+@pytest.fixture
+def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == 'torch':
         monkeypatch.setattr(weighted_loops, 'loops', lambda: None)
     else:
@@ -77,9 +80,11 @@ def form(request, monkeypatch):
 
 
 @pytest.mark.usefixtures('form')
-@pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
-@pytest.mark.parametrize('shape', SHAPES)
-@pytest.mark.parametrize('block', BLOCKS)
+@pytest.mark.parametrize(
+    ('form', 'block', 'shape', 'dtype'),
+    covering(FORMS, BLOCKS, SHAPES, TOLERANCE),
+    indirect=['form'],
+)
 def test_sums_and_dots_are_dense_products(block, shape, dtype):
     num_rows, num_cols, num_edges = BLOCKS[block]
     rows, cols = _edges(*BLOCKS[block])
@@ -111,6 +116,7 @@ def test_sums_and_dots_are_dense_products(block, shape, dtype):
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
+@pytest.mark.parametrize('form', FORMS, indirect=True)
 @pytest.mark.usefixtures('form')
 def test_any_block(data):
     num_rows, num_cols = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 6))
@@ -131,6 +137,9 @@ def test_any_block(data):
         out = torch.zeros(num_rows, heads, channels, dtype=torch.float64)
         add_weighted_sums(out, values, segments, weight)
         assert_close(out, _dense_sums(rows, cols, num_rows, values, weight))
+        of_head = values[:, 0].contiguous(), weight[:, 0].contiguous()
+        want = _dense_sum(rows, cols, num_rows, *of_head)
+        assert_close(_sums(rows, cols, num_rows, *of_head), want)
         # The adjoint: <out, left> = <weight, dots>, edge by edge.
         left = torch.randn_like(out)
         rows, order = rows.sort(stable=True)
@@ -154,12 +163,14 @@ def test_half_precision_takes_the_fallback(dtype):
     assert torch.equal(dots, (out[rows] * values[cols]).sum(-1))
 
 
-@pytest.mark.parametrize('num_features', [1, 3, 32])
-@pytest.mark.parametrize('has_weight', [False, True])
-@pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
-@pytest.mark.parametrize('is_sorted', [False, True])
-@pytest.mark.parametrize('block', BLOCKS)
-def test_a_matrix_product(block, is_sorted, dtype, has_weight, num_features):
+@pairs(
+    block=BLOCKS,
+    num_features=[1, 3, 32],
+    has_weight=[False, True],
+    dtype=WITHOUT_HEADS,
+    is_sorted=[False, True],
+)
+def test_a_matrix_product(block, num_features, has_weight, dtype, is_sorted):
     num_rows, num_cols, num_edges = BLOCKS[block]
     rows, cols = _edges(*BLOCKS[block])
     if is_sorted:
@@ -185,10 +196,12 @@ def _sums(
     return add_segment_sums(out, values, make_segments(rows, cols, num_rows), weight)
 
 
-@pytest.mark.parametrize('chunk_bytes', [1, 100, 1000])
-@pytest.mark.parametrize('num_rows', [7, 60, 300])
-@pytest.mark.parametrize('has_weight', [False, True])
-@pytest.mark.parametrize('replace', [False, True])
+@pairs(
+    chunk_bytes=[1, 100, 1000],
+    num_rows=[7, 60, 300],
+    has_weight=[False, True],
+    replace=[False, True],
+)
 def test_chunks(monkeypatch, chunk_bytes, num_rows, has_weight, replace):
     """Segments in chunks of one, of a few and of many; with empty rows: none, a few, most."""
     rows, cols = _edges(num_rows, 11, 90)
@@ -202,21 +215,6 @@ def test_chunks(monkeypatch, chunk_bytes, num_rows, has_weight, replace):
     sums = _dense_sum(rows, cols, num_rows, values, weight)
     assert_close(out, sums if replace else before + sums)
     assert_close(spmm.segment_sums(values, segments, weight), sums)
-
-
-@given(st.data())
-@settings(max_examples=40, deadline=None)
-def test_any_block_without_heads(data):
-    num_rows = data.draw(st.integers(1, 6))
-    num_cols = data.draw(st.integers(1, 6))
-    pairs = st.tuples(st.integers(0, num_rows - 1), st.integers(0, num_cols - 1))
-    edges = data.draw(st.lists(pairs, max_size=25))
-    rows = torch.tensor([r for r, _ in edges], dtype=torch.int64)
-    cols = torch.tensor([c for _, c in edges], dtype=torch.int64)
-    values = torch.randn(num_cols, 2, dtype=torch.float64)
-    weight = torch.randn(len(edges), dtype=torch.float64)
-    got = _sums(rows, cols, num_rows, values, weight)
-    assert_close(got, _dense_sum(rows, cols, num_rows, values, weight))
 
 
 @pytest.mark.parametrize('dtype', [torch.int64, torch.int32, torch.int16])

@@ -1,10 +1,13 @@
-"""What is kept for backward: own rows only, never the halo, never a message."""
+"""What is kept for backward: own rows, never the halo nor messages; and of edges one chunk."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from weakref import WeakSet
 
+import gather_memory
 import pytest
 import torch
 from ranks import run_ranks
@@ -99,3 +102,49 @@ def test_one_shot_keeps_halo_rows_and_messages(partitions: Path) -> None:
     num_messages = NUM_NODES // 2 * DEGREE * 8
     for (all_at_once, _), (by_block, _) in zip(one_shot, sequential, strict=True):
         assert all_at_once - by_block >= num_messages
+
+
+MANY_NODES, MANY_EDGES = 3_000, 50_000
+
+
+@pytest.fixture(scope='module')
+def many_edges(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    generator = torch.Generator().manual_seed(0)
+    edge_index = torch.randint(MANY_NODES, (2, MANY_EDGES), generator=generator)
+    graph = Data(x=torch.randn(MANY_NODES, gather_memory.WIDTH), edge_index=edge_index)
+    root = tmp_path_factory.mktemp('gather') / 'parts'
+    pyg_sar.partition_graph(graph, 2, root, method='random')
+    return root
+
+
+def _peaks(root: Path, aggr: str, min_edges: int, world_size: int, store: Path) -> list[int]:
+    """Bytes above what was held before, of fresh processes."""
+    command = [sys.executable, gather_memory.__file__, str(root), aggr, str(min_edges)]
+    path = str(Path(pyg_sar.__file__).parent.parent)
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), str(world_size), str(store)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={'PYTHONPATH': path, 'OMP_NUM_THREADS': '1'},
+        )
+        for rank in range(world_size)
+    ]
+    try:
+        return [int(rank.communicate(timeout=600)[0]) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+
+
+@pytest.mark.bench
+@pytest.mark.skipif(not sys.platform.startswith('linux'), reason='reads /proc')
+@pytest.mark.parametrize(('aggr', 'world_size'), [('median', 2), ('lstm', 1)])
+def test_chunks_bound_memory(many_edges: Path, tmp_path: Path, aggr: str, world_size: int) -> None:
+    everything = _peaks(many_edges, aggr, 10**9, world_size, tmp_path / 'one')
+    chunks = _peaks(many_edges, aggr, 500, world_size, tmp_path / 'many')
+    # All messages at once are one float32 matrix, and several like it live together.
+    messages = MANY_EDGES // world_size * gather_memory.WIDTH * 4
+    assert all(peak > 2 * messages for peak in everything), everything
+    # What does not grow with them: indices of all edges, own rows, the interpreter's own.
+    assert all(4 * own < peak for own, peak in zip(chunks, everything, strict=True)), chunks

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from expressions import expressions
 from ranks import run_as_threads
 from rows_by_hand import as_rows, sharding_of
 from torch import Tensor
@@ -24,106 +24,80 @@ MODES = {
     'bfloat16': (torch.bfloat16, None),
     'float16': (torch.float16, None),
     'float32': (torch.float32, None),
+    'float64': (torch.float64, None),
 }
 
-Form = Callable[[Any, Tensor, Any], Any]
+attend = F.scaled_dot_product_attention
 
 
-def _bools(x: Any) -> Any:
+def bools(x: Any) -> Any:
     return (x[:, 0] > 0).view(1, 1, -1)
 
 
-def _floats(x: Any) -> Any:
+def floats(x: Any) -> Any:
     return x[:, 1].detach().float().view(1, 1, -1)
 
 
-def _among_all(mask: Callable[[Any], Any], heads: int = 2) -> Form:
-    def attend(x: Any, few: Tensor, of_mask: Any) -> Any:
-        q, k, v = (each.unflatten(1, (heads, -1)).movedim(1, 0) for each in (x, x * 2, x + 1))
-        return F.scaled_dot_product_attention(q, k, v, mask(of_mask)).movedim(0, 1)
-
-    return attend
+def among_all(x: Any, mask: Any) -> Any:
+    q, k, v = (each.unflatten(1, (2, -1)).movedim(1, 0) for each in (x, x * 2, x + 1))
+    return attend(q, k, v, mask).movedim(0, 1)
 
 
-def _grouped(x: Any, few: Tensor, of_mask: Any) -> Any:
+def grouped(x: Any, mask: Any) -> Any:
     q = x.unflatten(1, (4, -1)).movedim(1, 0)
     k = x[:, :4].unflatten(1, (2, -1)).movedim(1, 0)
-    return F.scaled_dot_product_attention(q, k, k, _bools(of_mask), enable_gqa=True).movedim(0, 1)
+    return attend(q, k, k, mask, enable_gqa=True).movedim(0, 1)
 
 
-def _plain_queries(x: Any, few: Tensor, of_mask: Any) -> Any:
-    return F.scaled_dot_product_attention(few, x, x)
-
-
-def _masked_plain_queries(x: Any, few: Tensor, of_mask: Any) -> Any:
-    return F.scaled_dot_product_attention(few, x, x, _bools(of_mask)[0])
-
-
-def _plain_keys(x: Any, few: Tensor, of_mask: Any) -> Any:
-    return F.scaled_dot_product_attention(x, few, few)
-
-
-def _in_the_batch(x: Any, few: Tensor, of_mask: Any) -> Any:
+def in_the_batch(x: Any) -> Any:
     items = x.unflatten(1, (4, -1))
-    return F.scaled_dot_product_attention(items, items, items, is_causal=True).flatten(1)
+    return attend(items, items, items, is_causal=True).flatten(1)
 
 
-def _dropped_nothing(x: Any, few: Tensor, of_mask: Any) -> Any:
-    return F.scaled_dot_product_attention(x, x, x, dropout_p=0.0)
+# Of rows x, of plain rows `few`, and of rows m of which masks are made. Rank 0 has rows 0 to 8.
+FORMS = """
+among_all(x, None); among_all(x, bools(m)); among_all(x, floats(m)); grouped(x, bools(m))
+among_all(x, (ids % 3 > 0).view(1, 1, -1)); among_all(x, ids.float().view(1, 1, -1) / 7)
+among_all(x, (m[:, 0] * 0 + n_id > 8).view(1, 1, -1)); among_all(x, (ids == 5).view(1, 1, -1))
+among_all(x, (ids < 0).view(1, 1, -1)); attend(few, x, x); attend(few, x, x, bools(m)[0])
+attend(x, few, few); in_the_batch(x); attend(x, x, x, dropout_p=0.0)
+"""
 
 
-FORMS: dict[str, Form] = {
-    'no mask': _among_all(lambda x: None),
-    'a bool mask': _among_all(_bools),
-    'a float32 mask': _among_all(_floats),
-    'a plain bool mask': _among_all(lambda x: (torch.arange(N) % 3 > 0).view(1, 1, -1)),
-    'a plain float32 mask': _among_all(lambda x: torch.arange(float(N)).view(1, 1, -1) / 7),
-    'grouped': _grouped,
-    'plain queries': _plain_queries,
-    'masked plain queries': _masked_plain_queries,
-    'plain keys': _plain_keys,
-    'in the batch': _in_the_batch,
-    'dropped nothing': _dropped_nothing,
-}
-
-
-def _results(whole: Tensor | None, form: str, mode: str, *, exact: bool = False) -> list[Tensor]:
-    """The output and gradients; `exact` of the same numbers as float64."""
+def _results(whole: bool, mode: str, exact: bool = False) -> dict[str, list[Tensor]]:
+    """Outputs and gradients; `exact` of the same numbers as float64."""
     dtype, cast = MODES[mode]
-    draw = torch.Generator().manual_seed(0)
-    x, few = (torch.randn(n, WIDTH, generator=draw).to(cast or dtype) for n in (N, 5))
-    x, few = ((each.double() if exact else each.to(dtype)) for each in (x, few))
-    if whole is None:
-        x = as_rows(x, sharding_of(COUNTS[world_size()]))
-    x, few = x.requires_grad_(), few.requires_grad_()
-    autocast = torch.autocast('cpu', cast) if cast and not exact else nullcontext()
-    masks = x.detach().float() if exact else x.detach()
-    with autocast:
-        out = FORMS[form](x, few, masks)
-        (out.float() if not exact else out).square().mean().backward()
-    grads = [each.grad for each in (x, few) if each.grad is not None]
-    return [pyg_sar.gather(each).detach() for each in (out, *grads)]
-
-
-def _on_rank(form: str, mode: str) -> list[Tensor]:
-    return _results(None, form, mode)
+    found, ids = {}, torch.arange(N)
+    for form in expressions(FORMS):
+        draw = torch.Generator().manual_seed(0)
+        x, few = (torch.randn(n, WIDTH, generator=draw).to(cast or dtype) for n in (N, 5))
+        x, few = ((each.double() if exact else each.to(dtype)) for each in (x, few))
+        n_id = ids
+        if not whole:
+            sharding = sharding_of(COUNTS[world_size()])
+            x, n_id = as_rows(x, sharding), as_rows(ids, sharding)
+        x, few = x.requires_grad_(), few.requires_grad_()
+        masks = x.detach().float() if exact else x.detach()
+        with torch.autocast('cpu', cast) if cast and not exact else nullcontext():
+            out = eval(form, globals() | {'x': x, 'few': few, 'm': masks, 'ids': ids, 'n_id': n_id})
+            (out if exact or dtype == torch.float64 else out.float()).square().mean().backward()
+        grads = [each.grad for each in (x, few) if each.grad is not None]
+        found[form] = [pyg_sar.gather(each).detach() for each in (out, *grads)]
+    return found
 
 
 @pytest.mark.parametrize('mode', MODES)
-@pytest.mark.parametrize('form', FORMS)
-def test_forms(form: str, mode: str) -> None:
-    whole = torch.ones(())
-    plain, exact = _results(whole, form, mode), _results(whole, form, mode, exact=True)
+def test_forms(mode: str) -> None:
+    plain, exact = _results(True, mode), _results(True, mode, exact=True)
     dtype, cast = MODES[mode]
-    for num_ranks in COUNTS:
-        for found in run_as_threads(_on_rank, num_ranks, form, mode):
-            for value, torchs, right in zip(found, plain, exact, strict=True):
-                assert value.dtype == torchs.dtype
-                step = torch.finfo(cast or dtype).eps
-                allowed = 8 * step * float(right.abs().max()) + 2 * float(
-                    (torchs - right).abs().max()
-                )
-                torch.testing.assert_close(value.to(right.dtype), right, rtol=0, atol=allowed)
+    for found in (each for n in COUNTS for each in run_as_threads(_results, n, False, mode)):
+        for form, values in found.items():
+            for value, torchs, right in zip(values, plain[form], exact[form], strict=True):
+                assert value.dtype == torchs.dtype, form
+                step, off = torch.finfo(cast or dtype).eps, float((torchs - right).abs().max())
+                allowed = max(8 * step * float(right.abs().max()) + 2 * off, 1e-13)
+                close = {'rtol': 0, 'atol': allowed, 'msg': lambda m, form=form: f'{form}: {m}'}
+                torch.testing.assert_close(value.to(right.dtype), right, **close)
 
 
 def _gps(whole: Any) -> dict[str, Any]:

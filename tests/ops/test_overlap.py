@@ -15,9 +15,7 @@ from message_convs import MESSAGES
 from ranks import run_ranks
 from small_graphs import cut, small_graph
 from torch import Tensor
-from torch_geometric.nn import (
-    MessagePassing,
-)
+from torch_geometric.nn import MessagePassing
 from traffic import recorded
 
 import pyg_sar

@@ -9,17 +9,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from few import few
+from against_pyg import MODES, compared, paths_of, values
 from on_ranks import on_ranks
-from small_graphs import assert_close, small_graph
+from pairs import pairs
 from torch import Tensor
 from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GraphConv, MessagePassing
 from torch_geometric.utils import scatter
 
-from pyg_sar import DistributedDataParallel, SARConv, gather
-
-MODES = ('sequential', 'sequential_no_remat', 'one_shot')
-
+from pyg_sar import DistributedDataParallel
 
 HEADS, CHANNELS = 2, 5
 
@@ -33,7 +30,9 @@ class Own(MessagePassing):
         self.lin = torch.nn.Linear(6, heads * channels)
         self.gate = torch.nn.Linear(4, heads)
 
-    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor, frozen: bool) -> Tensor:
+    def forward(
+        self, x: Tensor, edge_index: Tensor, edge_attr: Tensor, frozen: bool = False
+    ) -> Tensor:
         weight = self.gate(edge_attr).tanh()
         weight = weight.detach() if frozen else weight
         x = self.lin(x)
@@ -64,7 +63,9 @@ class Stacks(MessagePassing):
         super().__init__(aggr='mean', node_dim=-2)
         self.gate = torch.nn.Linear(4, 1)
 
-    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor, frozen: bool) -> Tensor:
+    def forward(
+        self, x: Tensor, edge_index: Tensor, edge_attr: Tensor, frozen: bool = False
+    ) -> Tensor:
         weight = self.gate(edge_attr).tanh()
         weight = weight.detach() if frozen else weight
         return self.propagate(edge_index, x=torch.stack([x, x.sin()]), weight=weight).sum(0)
@@ -82,7 +83,9 @@ class InAggregation(MessagePassing):
         self.lin = torch.nn.Linear(6, HEADS * CHANNELS)
         self.gate = torch.nn.Linear(4, 1 if form == 'matrix' else HEADS)
 
-    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor, frozen: bool) -> Tensor:
+    def forward(
+        self, x: Tensor, edge_index: Tensor, edge_attr: Tensor, frozen: bool = False
+    ) -> Tensor:
         weight = self.gate(edge_attr).tanh()
         weight = weight.detach() if frozen else weight
         return self.propagate(edge_index, x=self.lin(x), weight=weight)
@@ -105,17 +108,6 @@ class InAggregation(MessagePassing):
         return sums.flatten(1) + self.lin.bias
 
 
-class Attention(torch.nn.Module):
-    """Any attention conv, without the frozen weights of the others."""
-
-    def __init__(self, conv: MessagePassing) -> None:
-        super().__init__()
-        self.conv = conv
-
-    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor, frozen: bool) -> Tensor:
-        return self.conv(x, edge_index, edge_attr)
-
-
 class Scalar(torch.nn.Module):
     """Any conv with an edge_weight, here computed; used twice with the same weight."""
 
@@ -124,7 +116,9 @@ class Scalar(torch.nn.Module):
         self.convs = torch.nn.ModuleList([make(), make()])
         self.gate = torch.nn.Linear(4, 1)
 
-    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor, frozen: bool) -> Tensor:
+    def forward(
+        self, x: Tensor, edge_index: Tensor, edge_attr: Tensor, frozen: bool = False
+    ) -> Tensor:
         weight = self.gate(edge_attr).sigmoid().squeeze(-1)
         weight = weight.detach() if frozen else weight
         for conv in self.convs:
@@ -143,9 +137,9 @@ CONVS: dict[str, Callable[[], torch.nn.Module]] = {
     'in aggregation': lambda: InAggregation('heads'),
     'in aggregation, mean': lambda: InAggregation('heads', 'mean'),
     'in aggregation, a matrix': lambda: InAggregation('matrix'),
-    'GAT': lambda: Attention(GATConv(6, 8, heads=3, edge_dim=4)),
-    'GAT of one head': lambda: Attention(GATConv(6, 3, edge_dim=4, add_self_loops=False)),
-    'GATv2': lambda: Attention(GATv2Conv(6, 8, heads=2, edge_dim=4)),
+    'GAT': lambda: GATConv(6, 8, heads=3, edge_dim=4),
+    'GAT of one head': lambda: GATConv(6, 3, edge_dim=4, add_self_loops=False),
+    'GATv2': lambda: GATv2Conv(6, 8, heads=2, edge_dim=4),
     'GCN': lambda: Scalar(lambda: GCNConv(6, 6)),
     'GraphConv': lambda: Scalar(lambda: GraphConv(6, 6)),
     'GraphConv, mean': lambda: Scalar(lambda: GraphConv(6, 6, aggr='mean')),
@@ -159,68 +153,23 @@ OTHERS |= {
 }
 
 
-def _module(name: str) -> torch.nn.Module:
+def _check(data: Any, name: str, mode: str = 'sequential', **options: bool) -> set[str]:
+    """The paths of the messages, whose results are those of plain PyG."""
     torch.manual_seed(5)
-    return {**CONVS, **OTHERS}[name]().double()
+    model, _ = compared({**CONVS, **OTHERS}[name]().double(), data, mode, **options)
+    return paths_of(model)
 
 
-def _layer(
-    name: str, data: Any, module: torch.nn.Module, frozen: bool, needs_x: bool
-) -> tuple[Tensor, dict[str, Tensor]]:
-    x = data.x.detach().requires_grad_(needs_x)
-    edge_attr = data.edge_attr.detach().requires_grad_()
-    out = module(x, data.edge_index, edge_attr, frozen)
-    return out, {'x': x, 'edge_attr': edge_attr}
-
-
-def _check(
-    data: Any, name: str, mode: str = 'sequential', *, frozen: bool = False, needs_x: bool = True
-) -> set[str]:
-    """Compares output and all gradients with plain PyG; returns the paths of propagate."""
-    graph, plain = small_graph(), _module(name)
-    want, inputs = _layer(name, graph, plain, frozen, needs_x)
-    torch.manual_seed(6)
-    grad = torch.randn_like(want)
-    want.backward(grad)
-    want = want.detach()
-    wrapped = DistributedDataParallel(_module(name), mode=mode)
-    out, own = _layer(name, data, wrapped, frozen, needs_x)
-    out.backward(grad[data.n_id])
-    assert_close(gather(out.detach()), want, tolerance=1e-10)
-    for key in ('x', 'edge_attr'):
-        assert_close(gather(_grad(own[key])), _grad(inputs[key]), tolerance=1e-10)
-    for a, b in zip(wrapped.parameters(), plain.parameters(), strict=True):
-        assert_close(_grad(a), _grad(b), tolerance=1e-10)
-    return set(_paths(wrapped))
-
-
-def _paths(model: torch.nn.Module) -> list[str]:
-    convs = [module for module in model.modules() if isinstance(module, SARConv)]
-    plans = [each for conv in convs for each in conv._sar.plans.values()]
-    return [each.path for each in plans if each.function.endswith('.message')]
-
-
-def _grad(tensor: Tensor) -> Tensor:
-    return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
-
-
-@pytest.mark.parametrize('mode', few(MODES))
-@pytest.mark.parametrize('kind', ['uneven', pytest.param('empty part', marks=pytest.mark.slow)])
-@pytest.mark.parametrize('world_size', [1, pytest.param(2, marks=pytest.mark.slow), 3])
-@pytest.mark.parametrize('name', CONVS)
+@pairs(name=CONVS, world_size=[3, 1], kind=['uneven', 'empty part'], mode=MODES)
 @on_ranks(num_parts=6, by='threads')
 def test_convs(data, name, world_size, kind, mode):
     assert _check(data, name, mode) == {'SpMM with learned values'}
 
 
-@pytest.mark.parametrize('mode', MODES)
-@pytest.mark.parametrize(
-    ('name', 'needs_x'),
-    [
-        *((n, needs) for n in ('heads', 'one head', 'GCN') for needs in (True, False)),
-        *((name, True) for name in ('stacks', 'in aggregation', 'in aggregation, a matrix')),
-    ],
-)
+FROZEN = 'heads', 'one head', 'GCN', 'stacks', 'in aggregation', 'in aggregation, a matrix'
+
+
+@pairs(name=FROZEN, needs_x=[True, False], mode=MODES)
 @on_ranks(by='threads')
 def test_weights_without_gradient(data, name, needs_x, mode):
     """Of several heads, or of stacks; one number times the rows of a matrix is linear."""
@@ -248,11 +197,13 @@ def test_other_products_are_replayed(data, name):
 class Odd(Own):
     """Its weight has a gradient on rank 0 alone."""
 
-    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor, frozen: bool) -> Tensor:
+    def forward(
+        self, x: Tensor, edge_index: Tensor, edge_attr: Tensor, frozen: bool = False
+    ) -> Tensor:
         return super().forward(x, edge_index, edge_attr, dist.get_rank() == 1)
 
 
 @on_ranks(2)
 def test_ranks_that_differ_in_the_weights_gradient(data):
     with pytest.raises(ValueError, match=r'same tensors in Odd\.message'):
-        _layer('heads', data, DistributedDataParallel(Odd('left').double()), False, True)
+        values(DistributedDataParallel(Odd('left').double()), data)

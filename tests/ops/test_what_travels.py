@@ -13,11 +13,7 @@ from ranks import run_once
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric.data import Data
-from torch_geometric.nn.attention import (
-    PerformerAttention,
-    PolynormerAttention,
-    SGFormerAttention,
-)
+from torch_geometric.nn.attention import PerformerAttention, PolynormerAttention, SGFormerAttention
 from torch_geometric.utils import to_dense_batch
 
 import pyg_sar

@@ -335,8 +335,9 @@ class Net(torch.nn.Module):
         super().__init__()
         make, self.takes = CONVS[case.conv]
         self.convs = torch.nn.ModuleList(make(flow=case.flow) for _ in range(case.layers))
+        width = {'GCN without loops': 6, 'SAGE sum': 2}.get(case.conv, WIDTH)
         self.between = torch.nn.ModuleList(
-            torch.nn.LazyLinear(WIDTH) for _ in range(case.layers - 1)
+            torch.nn.Linear(width, WIDTH) for _ in range(case.layers - 1)
         )
 
     def forward(self, x: Tensor, edge_index: Tensor, of_edges: dict[str, Any]) -> Tensor:
@@ -380,9 +381,6 @@ def run(case: Sequence, data: Any, world: World) -> list[tuple[str, Tensor]]:
     with torch.inference_mode() if case.in_inference else nullcontext():
         torch.manual_seed(case.seed)
         net = Net(case).double()
-        for lazy in net.between:  # of a width that only the conv knows
-            lazy.initialize_parameters(torch.zeros(1, _width_of(case), dtype=torch.float64))
-            lazy._infer_parameters(lazy, (torch.zeros(1, _width_of(case), dtype=torch.float64),))
         for parameter in net.parameters():  # PyG leaves one of RGATConv as it finds the memory
             parameter.data.normal_(std=0.5)
         rounded = world.rounded(nn.SAGEConv(WIDTH, WIDTH).double())
@@ -390,10 +388,6 @@ def run(case: Sequence, data: Any, world: World) -> list[tuple[str, Tensor]]:
         for i, step in enumerate(case.steps):
             found += [(f'step {i} {name}', value) for name, value in program.do(step)]
     return found
-
-
-def _width_of(case: Sequence) -> int:
-    return {'GCN without loops': 6, 'SAGE sum': 2}.get(case.conv, WIDTH)
 
 
 class _Program:

@@ -7,15 +7,102 @@ wrong is made as short as it can be, and is printed. `make fuzz-sequences` draws
 from __future__ import annotations
 
 import functools
+import tempfile
+from pathlib import Path
+from typing import Any
 
 import pytest
-from call_sequences import FAMILIES, Call, Sequence, sequences
+import torch
+from call_sequences import FAMILIES, Call, Sequence, World, plain_world, run, sequences
 from drawn_graphs import examples
 from hypothesis import given
 from ranks import run_ranks
-from sequence_runs import check
+from torch import Tensor
+
+import pyg_sar
+from pyg_sar.comm.ranks import rank
+from pyg_sar.comm.rows_by_id import rows
+from pyg_sar.comm.threads import run_threads
 
 pytestmark = pytest.mark.filterwarnings('ignore')
+
+TOLERANCE = 1e-9
+
+REFUSED = (
+    'which may be of',  # a plain tensor, in a graph with as many nodes as edges
+    'got edges derived from it',  # an LSTM, which depends on the order of edges
+)
+"""What may be refused: a part of the sentence."""
+
+
+class Wrong(AssertionError):
+    """What a sequence gives on ranks is not what it gives with plain PyG."""
+
+
+def on_rank(case: Sequence, root: str) -> list[tuple[str, Tensor]]:
+    """What a rank finds."""
+    data: Any = pyg_sar.load_shard(root)
+    lists, n_id = case.lists(), pyg_sar.local(data.n_id)  # the same tensors in every step
+
+    def by_id(x: Tensor, of_ranks: tuple[int, ...]) -> Any:
+        own = rows(pyg_sar.local(x), lists[of_ranks[rank()]], n_id)
+        return [own if i == rank() else None for i in range(case.ranks)]
+
+    world = World(
+        wrap=lambda m: pyg_sar.DistributedDataParallel(m, **dict(case.options)),
+        rounded=lambda m: pyg_sar.SARConv(m, exchange_dtype=torch.bfloat16),
+        gather=lambda t: pyg_sar.gather(t).clone(),
+        by_id=by_id,
+    )
+    return run(case, data, world)
+
+
+def check(case: Sequence, runs: Any = run_threads) -> None:
+    """Raises where ranks give something else than plain PyG; what that cannot run is left out."""
+    try:
+        want = run(case, case.graph(), plain_world(case))
+    except (RuntimeError, IndexError):  # PyG's median of no messages
+        return
+    try:
+        text = differences(case, want, runs)
+    except Exception as error:
+        if isinstance(error, ValueError) and any(each in str(error) for each in REFUSED):
+            return
+        raise
+    if text:
+        raise Wrong(text)
+
+
+def differences(case: Sequence, want: list[tuple[str, Tensor]], runs: Any) -> str | None:
+    """What differs first; None if nothing does. Raises what ranks raise.
+
+    `runs` starts ranks: as threads, or as ``ranks.run_ranks`` does.
+    """
+    data = case.graph()
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / 'parts'
+        pyg_sar.partition_graph(data, case.num_parts, root, method=case.parts())
+        results = runs(on_rank, case.ranks, case, str(root))
+    for number, got in enumerate(results):
+        text = _first_difference(want, got)
+        if text:
+            return f'rank {number}: {text}'
+    return None
+
+
+def _first_difference(want: list[tuple[str, Tensor]], got: list[tuple[str, Tensor]]) -> str | None:
+    names = [name for name, _ in want], [name for name, _ in got]
+    if names[0] != names[1]:
+        return f'gives {sorted(set(names[0]) ^ set(names[1]))} not in both'
+    for (name, a), (_, b) in zip(want, got, strict=True):
+        if b is None:  # of another rank
+            continue
+        if a.shape != b.shape:
+            return f'{name} has shape {tuple(b.shape)} for {tuple(a.shape)}'
+        if not torch.allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True):
+            error = (a - b).abs()
+            return f'{name} differs by {error.max():.3g} in {int((error > TOLERANCE).sum())} places'
+    return None
 
 
 @examples(60)

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from names_calls import KINDS, MAKERS, NAMES, Call, Given, calls_of_maker, calls_of_name
 from on_ranks import parts_of
-from ranks import run_as_threads, run_ranks
+from op_run import difference
+from ranks import run_as_threads
 from small_graphs import small_graph
 from torch import Tensor
 
@@ -29,20 +30,19 @@ REFUSALS = (ValueError, TypeError, IndexError, NotImplementedError, RuntimeError
 
 DIFFERENT = {
     '__repr__ __str__ __format__': 'says whose rows they are',
-    'format repr str': 'says whose rows they are',
-    '__dir__ __sizeof__ __hash__ torch.typename': 'is of the object and its class',
+    '__dir__ __sizeof__ __hash__ torch.typename(t)': 'is of the object and its class',
     '_version _base _is_view is_contiguous': 'is of the memory of this rank',
-    'data_ptr const_data_ptr multiprocessing': 'is an address or a class; ranks refuse it',
+    'data_ptr const_data_ptr': 'is an address; ranks refuse it',
     '__getstate__': 'is what the object remembers',
 }
 """What may be another thing for rows than for a plain tensor, and why."""
 
-OF_CLASS = frozenset(name for names in DIFFERENT for name in names.split())
+OF_CLASS = words(' '.join(DIFFERENT)) | {'torch.multiprocessing.reductions.reduce_tensor(t)'}
 
 DRAWS = words(
     'bernoulli bernoulli_ cauchy_ exponential_ geometric_ log_normal_ multinomial normal_ random_ '
-    'uniform_ _philox_normal_ _philox_uniform_ torch.normal rrelu rrelu_ np.random.choice'
-)
+    'uniform_ _philox_normal_ _philox_uniform_ rrelu rrelu_ np.random.default_rng(0).choice(t)'
+) | {'torch.normal(t.float(), 0.0)'}
 """Random numbers: their kind and shape are compared."""
 
 EMPTY = words('new_empty new_empty_strided new resize resize_ resize_as resize_as_')
@@ -57,7 +57,7 @@ class Verdict(NamedTuple):
 
 
 @functools.cache
-def whole_data(kind_of_cut: str = 'uneven') -> Any:
+def whole_data() -> Any:
     """The plain graph, with the ids that a cut graph has."""
     data = small_graph()
     data.n_id = torch.arange(data.num_nodes)
@@ -225,17 +225,8 @@ def _of_two(a: Any, b: Any, call: Call, mode: str) -> str:
     if (a.requires_grad, a.is_parameter) != (b.requires_grad, isinstance(b, torch.nn.Parameter)):
         return f'requires_grad {a.requires_grad} or being a parameter differs'
     made, want = (_strided(each) for each in (a.values, b.detach()))
-    for word in ('shape', 'dtype', 'layout'):
-        if getattr(made, word) != getattr(want, word):
-            return f'{word} {getattr(made, word)} instead of {getattr(want, word)}'
-    if call.name in DRAWS or call.name in EMPTY:
-        return ''
-    tolerance = 0.05 if mode == 'autocast' else 1e-4
-    try:
-        torch.testing.assert_close(made, want, rtol=tolerance, atol=tolerance, equal_nan=True)
-    except AssertionError:
-        return f'{made.flatten()[:3].tolist()}... instead of {want.flatten()[:3].tolist()}...'
-    return ''
+    draws = call.name in DRAWS or call.name in EMPTY
+    return difference(made, want, 0.05 if mode == 'autocast' else 1e-4, has_values=not draws)
 
 
 def _strided(value: Tensor) -> Tensor:
@@ -295,14 +286,6 @@ def _of_all(verdicts: list[Verdict]) -> Verdict:
     if len(set(statuses)) > 1:
         return Verdict('PARTS', f'{statuses}')
     return verdicts[0]
-
-
-def in_processes(given: Iterable[Label], *, world_size: int = 3) -> dict[Label, Verdict]:
-    """The same on processes, for calls that all ranks end."""
-    names = [*given]
-    done = run_ranks(_noted, world_size, str(parts_of(NUM_PARTS)), 'plain', names, timeout=300)
-    pairs = zip(names, *done, strict=True)
-    return {label: _of_all([Verdict(*one) for one in each]) for label, *each in pairs}
 
 
 def faults(found: dict[Label, Verdict]) -> dict[Label, Verdict]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from op_hand import by_hand
-from op_run import Case, verdict_of, whole_of
+from op_run import Case, tensors_of, verdict_of, whole_of
 from op_samples import (
     NUM_SAMPLES,
     RUNS_OF_A_SAMPLE,
@@ -25,7 +25,6 @@ from op_samples import (
     taggings,
     variants_of_op,
 )
-from op_trees import tensors_of
 
 from pyg_sar.rows import registry
 from pyg_sar.rows.rows import Rows
@@ -104,7 +103,7 @@ def _run(outcome: Outcome, case: Case, limit: int = RUNS_OF_A_SAMPLE) -> bool:
             return False
     if any(isinstance(t, torch.Tensor) and t.layout != torch.strided for t in whole.leaves):
         return False
-    draws, tensors = is_random(outcome.name, case), tensors_of((case.args, case.kwargs))
+    draws, tensors = is_random(outcome.name, case), tensors_of(case)
     for number, tagging in enumerate(islice(taggings(case), limit)):
         verdict = verdict_of(case, tagging, whole, has_empty=number % 3 == 1, is_random=draws)
         at = next(i for i, each in enumerate(tagging) if each is not None)

@@ -9,10 +9,10 @@ from itertools import islice
 from typing import Any
 
 import torch
-from op_run import Case, Tagging
-from op_trees import replaced, tensors_of
+from op_run import Case, Tagging, tensors_of
 from torch import Tensor
 from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils._pytree import tree_map_only
 
 NUM_SAMPLES = 6
 RUNS_OF_A_SAMPLE = 8
@@ -77,7 +77,7 @@ def variants_of_op(name: str) -> list[Case]:
 
 def _runs(case: Case) -> bool:
     """Whether a call has a meaning; what is written to is a copy."""
-    args, kwargs = replaced((case.args, case.kwargs), Tensor.clone)
+    args, kwargs = tree_map_only(Tensor, Tensor.clone, (case.args, case.kwargs))
     try:
         case.function(*args, **kwargs)
     except Exception:
@@ -87,7 +87,7 @@ def _runs(case: Case) -> bool:
 
 def _num_dims_of_batch(case: Case) -> int:
     """How many dimensions the first tensor has, if its first is not of one row."""
-    first = tensors_of((case.args, case.kwargs))[:1]
+    first = tensors_of(case)[:1]
     return first[0].dim() if first and first[0].dim() and first[0].size(0) > 1 else 0
 
 
@@ -112,7 +112,7 @@ def taggings(case: Case) -> Iterator[Tagging]:
 
     The first tensor comes first, and a dimension of one row only for it.
     """
-    tensors = tensors_of((case.args, case.kwargs))
+    tensors = tensors_of(case)
     seen = set()
     for i, every in [(0, True), (0, False), *((i, e) for i in (1, 2, 3) for e in (True, False))]:
         for dim in range(tensors[i].dim() if i < len(tensors) else 0):
@@ -138,7 +138,7 @@ def _fitting(other: Tensor, tensor: Tensor, dim: int) -> int | None:
 
 def is_usable(case: Case) -> bool:
     """Whether a case has tensors that can be cut."""
-    tensors = tensors_of((case.args, case.kwargs))
+    tensors = tensors_of(case)
     return any(t.dim() > 0 and max(t.shape, default=0) > 1 for t in tensors) and all(
         t.layout == torch.strided and t.numel() <= _LARGEST for t in tensors
     )
@@ -146,7 +146,7 @@ def is_usable(case: Case) -> bool:
 
 def described(case: Case, tagging: Tagging) -> str:
     """A case in short, for messages."""
-    tensors = tensors_of((case.args, case.kwargs))
+    tensors = tensors_of(case)
     shapes = ' '.join(
         f'{list(t.shape)}' + ('' if dim is None else f'@{dim}')
         for t, dim in zip(tensors, tagging, strict=True)

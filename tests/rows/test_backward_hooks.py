@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from on_ranks import on_ranks
+from pairs import pairs
 from ranks import run_ranks
 from small_graphs import small_graph
 from torch import Tensor
@@ -62,6 +65,31 @@ def _numbers(grads: Any) -> list[Tensor | None]:
     return [None if g is None else pyg_sar.gather(g).detach().clone() for g in grads]
 
 
+@contextmanager
+def _hooked(
+    kind: str, modules: list[Any], hook: Any, pre_hook: Any, classes: tuple[type, ...]
+) -> Iterator[None]:
+    """Hooks of modules, or of all modules, which see those of `classes`."""
+
+    def of_all(module: Any, *grads: Any) -> Any:
+        seen_by = pre_hook if 'pre' in kind else hook
+        return seen_by(module, *grads) if isinstance(module, classes) else None
+
+    if kind == 'global':
+        handles = [register_module_full_backward_hook(of_all)]
+    elif kind == 'global pre':
+        handles = [register_module_full_backward_pre_hook(of_all)]
+    elif kind == 'pre hook':
+        handles = [module.register_full_backward_pre_hook(pre_hook) for module in modules]
+    else:
+        handles = [module.register_full_backward_hook(hook) for module in modules]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
 def _program(data: Any, conv: Any, form: str, kind: str, wrap: Callable[[Any], Any]) -> Any:
     torch.manual_seed(0)
     model = wrap((Hetero() if form == 'hetero' else Net(conv, form)).double())
@@ -73,31 +101,20 @@ def _program(data: Any, conv: Any, form: str, kind: str, wrap: Callable[[Any], A
     def hook(module: Any, taken: Any, given: Any) -> Any:
         seen.append([_numbers(taken), _numbers(given)])
         if kind == 'changes':
-            return tuple(g if g is None or not g.is_floating_point() else 2 * g for g in taken)
+            of_numbers = [g is not None and g.is_floating_point() for g in taken]
+            return tuple(
+                2 * g / g.norm() if n else g for g, n in zip(taken, of_numbers, strict=True)
+            )
         return None
 
     def pre_hook(module: Any, given: Any) -> None:
         seen.append(_numbers(given))
 
-    def of_all(module: Any, *grads: Any) -> None:
-        if isinstance(module, (GCNConv, SAGEConv, GATConv, Own)):
-            (pre_hook if kind == 'global pre' else hook)(module, *grads)
-
-    hooked = {'own': 'own', 'model': '', 'hetero': 'second.convs'}.get(form, 'second')
+    hooked = {'own': 'own', 'model': ''}.get(form, 'second')
     modules = [model.get_submodule(hooked)]
     if form == 'hetero':
         modules = [c for c in model.second.modules() if isinstance(c, SAGEConv)]
-    handles = []
-    if kind == 'global':
-        handles.append(register_module_full_backward_hook(of_all))
-    elif kind == 'global pre':
-        handles.append(register_module_full_backward_pre_hook(of_all))
-    for module in () if handles else modules:
-        way = module.register_full_backward_pre_hook
-        handles.append(
-            way(pre_hook) if kind == 'pre hook' else module.register_full_backward_hook(hook)
-        )
-    try:
+    with _hooked(kind, modules, hook, pre_hook, (GCNConv, SAGEConv, GATConv, Own)):
         if form == 'hetero':
             x = {k: v.detach().clone().requires_grad_() for k, v in data.x_dict.items()}
             out = model(x, data.edge_index_dict)
@@ -108,9 +125,6 @@ def _program(data: Any, conv: Any, form: str, kind: str, wrap: Callable[[Any], A
             out = model(x, data.edge_index, weight, data.y, data.train_mask)
             loss = F.cross_entropy(out, data.y)
         loss.backward()
-    finally:
-        for handle in handles:
-            handle.remove()
     return [loss.detach(), seen, [p.grad for p in model.parameters()]]
 
 
@@ -130,16 +144,14 @@ def _on_rank(root: str, *args: Any) -> Any:
     return _program(pyg_sar.load_shard(root), *args, pyg_sar.DistributedDataParallel)
 
 
-@pytest.mark.parametrize('kind', KINDS)
-@pytest.mark.parametrize('form', FORMS)
-def test_they_see_what_one_process_sees(tmp_path: Path, form: str, kind: str) -> None:
-    convs = [GCNConv] if form in ('weight', 'hetero') else [GCNConv, SAGEConv, GATConv]
+@pairs(form=FORMS, kind=KINDS, conv=[GCNConv, SAGEConv, GATConv])
+def test_they_see_what_one_process_sees(tmp_path: Path, form: str, kind: str, conv: Any) -> None:
+    conv = GCNConv if form in ('weight', 'hetero') else conv
     pyg_sar.partition_graph(_data(form), 3, tmp_path / 'parts', method='random')
-    for conv in convs:
-        want = _program(_data(form), conv, form, kind, lambda model: model)
-        for num_ranks in (1, 3):
-            for found in run_ranks(_on_rank, num_ranks, str(tmp_path / 'parts'), conv, form, kind):
-                torch.testing.assert_close(found, want, rtol=0, atol=1e-11)
+    want = _program(_data(form), conv, form, kind, lambda model: model)
+    for num_ranks in (1, 3):  # processes: some hooks are of all modules
+        for found in run_ranks(_on_rank, num_ranks, str(tmp_path / 'parts'), conv, form, kind):
+            torch.testing.assert_close(found, want, rtol=0, atol=1e-11)
 
 
 def _inside(data: Any, kind: str, at: str, wrap: Callable[[Any], Any]) -> Any:
@@ -161,23 +173,10 @@ def _inside(data: Any, kind: str, at: str, wrap: Callable[[Any], Any]) -> Any:
         seen.append(of_rows(given))
         return tuple(g.clamp(-0.002, 0.002) for g in given)
 
-    def of_all(module: Any, *grads: Any) -> Any:
-        is_inside = type(module) in (torch.nn.Linear, torch.nn.Tanh)
-        return (pre_hook if 'pre' in kind else hook)(module, *grads) if is_inside else None
-
-    ways = {
-        'hook': lambda m: m.register_full_backward_hook(hook),
-        'pre hook': lambda m: m.register_full_backward_pre_hook(pre_hook),
-        'global': lambda m: register_module_full_backward_hook(of_all),
-        'global pre': lambda m: register_module_full_backward_pre_hook(of_all),
-    }
-    handle = ways[kind](model.get_submodule(at))
-    try:
+    with _hooked(kind, [model.get_submodule(at)], hook, pre_hook, (torch.nn.Linear, torch.nn.Tanh)):
         x = data.x.detach().clone().requires_grad_()
         loss = F.cross_entropy(model(x, data.edge_index), data.y)
         loss.backward()
-    finally:
-        handle.remove()
     return [loss.detach(), seen, [p.grad for p in model.parameters()]]
 
 
@@ -197,3 +196,17 @@ def test_modules_inside_of_convs(tmp_path: Path, kind: str, at: str) -> None:
     for num_ranks in (1, 3):
         for found in run_ranks(_inside_on_rank, num_ranks, str(tmp_path / 'parts'), kind, at):
             torch.testing.assert_close(found, want, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.filterwarnings('ignore:Using a non-full backward hook', 'ignore:torch.compile leaves')
+@pytest.mark.parametrize('before', ['nothing', 'torch.device', 'torch.compile'])
+@on_ranks(by='own processes')
+def test_a_deprecated_hook_is_refused(data: Any, before: str) -> None:
+    """It would get the gradient of own rows."""
+    layer = torch.nn.Linear(6, 4).double()
+    layer.register_backward_hook(lambda *_: None)
+    if before == 'torch.compile':  # it replaces how rows are called, for the rest of the process
+        torch.compile(torch.sin, backend='eager')(data.x)
+    in_device = torch.device('cpu') if before == 'torch.device' else nullcontext()
+    with in_device, pytest.raises(ValueError, match='register_full_backward_hook'):
+        layer(data.x)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
+from on_ranks import parts_of
 from ranks import run_once
-from small_graphs import cut, small_graph
 
 import pyg_sar
 
@@ -18,8 +16,8 @@ def _devices(root: str) -> list[str]:
     return [t.device.type for t in (*made, torch.ones(1), x, pyg_sar.load_shard(root).x)]
 
 
-def test_made_and_read(tmp_path: Path) -> None:
+def test_made_and_read() -> None:
     """In a new process, where rows come before torch has looked for the default."""
-    root = cut(small_graph(), 2, tmp_path / 'parts')
+    root = parts_of(2)
     for devices in run_once(_devices, 2, root):
         assert devices == [*['meta'] * 4, 'cpu', 'cpu']

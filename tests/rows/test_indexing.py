@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from as_whole import check
+from expressions import expressions
 from few import few
 from graphs import awkward_graph
-from ranks import run_ranks
-from small_graphs import assert_all_raise, attempt
+from ranks import run_as_threads
 from torch import Tensor
-from torch_geometric.nn import GCNConv
 from torch_geometric.utils import coalesce
 
 import pyg_sar
@@ -82,10 +80,6 @@ z[:, 0][3].fill_(1)
 """
 
 
-def _lines(table: str) -> list[str]:
-    return [each.strip() for line in table.split('\n') for each in line.split(';') if each.strip()]
-
-
 def _graph() -> Any:
     data = awkward_graph()
     generator = torch.Generator().manual_seed(0)
@@ -116,32 +110,21 @@ def _names(data: Any) -> dict[str, Any]:
     }
 
 
-def _whole(tensor: Tensor) -> Tensor:
-    return tensor if type(tensor) is Tensor else pyg_sar.gather(tensor)
+WRITES = expressions(WRITTEN)
 
 
-def _read(data: Any) -> list[tuple[Tensor, Tensor]]:
-    """What each index gives, and the gradient of the sum of its squares."""
-    found = []
-    for line in _lines(READ):
-        names = _names(data)
-        out = eval(line, names)
-        out.square().sum().backward()
-        found.append((_whole(out.detach()), _whole(names[line[0]].grad)))
-    return found
-
-
-def _written(data: Any) -> list[Tensor]:
-    found = []
-    for line in _lines(WRITTEN):
-        names = {k: v.detach() if isinstance(v, Tensor) else v for k, v in _names(data).items()}
+def run(line: Any, data: Any) -> list[Tensor]:
+    """What an index gives and the gradient of its squares; after a line that writes x, z and t."""
+    if callable(line):
+        return line(data)
+    names = _names(data)
+    if line in WRITES:
+        names = {k: v.detach() if isinstance(v, Tensor) else v for k, v in names.items()}
         exec(line, names)
-        found += [_whole(names[name] + 0) for name in 'xzt']
-    return found
-
-
-def _on_ranks(root: str, what: Any) -> Any:
-    return what(pyg_sar.load_shard(root))
+        return [names[name] + 0 for name in 'xzt']
+    out = eval(line, names)
+    out.square().sum().backward()
+    return [out, names[line[0]].grad]
 
 
 @pytest.fixture(params=few([3, 2]))
@@ -152,25 +135,28 @@ def cut(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[int, str]:
     return request.param, str(root)
 
 
-@pytest.mark.parametrize('what', [_read, _written])
-def test_as_torch_has_it(cut: tuple[int, str], what: Any) -> None:
-    want = what(_graph())
-    for got in run_ranks(_on_ranks, cut[0], cut[1], what):
-        torch.testing.assert_close(got, want)
+@pytest.mark.parametrize('table', ['READ', 'WRITTEN'])
+def test_as_torch_has_it(cut: tuple[int, str], table: str) -> None:
+    num_ranks, root = cut
+    check(__name__, table, _graph(), root, num_ranks=[num_ranks], tolerance=1e-9)
+
+
+def _on_ranks(root: str, program: Any) -> None:
+    program(pyg_sar.load_shard(root))
 
 
 def _changes_copies(data: Any) -> None:
-    for line in _lines(CHANGED_COPIES):
+    for line in expressions(CHANGED_COPIES):
         names = {k: v.detach() if isinstance(v, Tensor) else v for k, v in _names(data).items()}
         with pytest.raises(ValueError, match='one was changed in place'):
             exec(f'{line}\nx + 1', names)
-        assert _whole(names['x'] + 0).isfinite().all()  # said once
+        assert pyg_sar.gather(names['x'] + 0).isfinite().all()  # said once
     with pytest.raises(ValueError, match='by one bool'):
         data.x[True]
 
 
 def test_a_copy_that_is_changed_is_refused(cut: tuple[int, str]) -> None:
-    run_ranks(_on_ranks, cut[0], cut[1], _changes_copies)
+    run_as_threads(_on_ranks, cut[0], cut[1], _changes_copies)
 
 
 def _shows_rows_that_change(data: Any) -> None:
@@ -190,7 +176,7 @@ def _shows_rows_that_change(data: Any) -> None:
 
 
 def test_rows_that_a_slice_shows_do_not_change(cut: tuple[int, str]) -> None:
-    run_ranks(_on_ranks, cut[0], cut[1], _shows_rows_that_change)
+    run_as_threads(_on_ranks, cut[0], cut[1], _shows_rows_that_change)
 
 
 def _changes_edges(data: Any) -> None:
@@ -200,6 +186,7 @@ def _changes_edges(data: Any) -> None:
         lambda: edges.clone().unbind(0)[0].fill_(3),
         lambda: edges.data.clamp_(max=30),
         lambda: edges[1][:, None].add_(1),
+        lambda: setattr(edges, 'grad', edges),
     ):
         with pytest.raises(ValueError, match="cannot change a graph's edges in place"):
             change()
@@ -207,90 +194,19 @@ def _changes_edges(data: Any) -> None:
 
 
 def test_edges_do_not_change_in_place(cut: tuple[int, str]) -> None:
-    run_ranks(_on_ranks, cut[0], cut[1], _changes_edges)
+    run_as_threads(_on_ranks, cut[0], cut[1], _changes_edges)
 
 
-def _sparse(data: Any) -> Tensor:
+def _sparse(data: Any) -> list[Tensor]:
     edges = coalesce(data.edge_index)
     ones = torch.ones(edges.size(1), dtype=torch.double)
     matrix = torch.sparse_coo_tensor(edges, ones, (N, N), is_coalesced=True, check_invariants=True)
-    return _whole(matrix.to_sparse_csr() @ data.x)
+    return [matrix.to_sparse_csr() @ data.x]
+
+
+OF_EDGES = {'sparse': _sparse}
 
 
 @pytest.mark.filterwarnings('ignore:Sparse CSR tensor support')
 def test_compressed_matrix_of_edges(cut: tuple[int, str]) -> None:
-    want = _sparse(_graph())
-    for got in run_ranks(_on_ranks, cut[0], cut[1], _sparse):
-        torch.testing.assert_close(got, want)
-
-
-def _module_hooks(data: Any) -> list[Tensor]:
-    """Gradients that hooks of modules see, and those of parameters after hooks that change them."""
-    torch.manual_seed(0)
-    first, norm, last = torch.nn.Linear(6, 4), torch.nn.LayerNorm(4), GCNConv(4, 3)
-    model = torch.nn.ModuleList([first, norm, last]).double()
-    if type(data.x) is not Tensor:
-        pyg_sar.DistributedDataParallel(model)
-        last = model[2]
-    seen: list[Tensor] = []
-    last.register_full_backward_pre_hook(lambda _, grads: seen.append(grads[0]))
-    last.register_full_backward_hook(lambda _, given, grads: seen.extend([given[0], grads[0]]))
-    norm.register_full_backward_hook(lambda _, given, grads: (given[0] / given[0].norm(),))
-    out = last(norm(first(data.x)), data.edge_index)
-    torch.nn.functional.cross_entropy(out, data.y % 3).backward()
-    return [_whole(each) for each in seen] + [p.grad for p in model.parameters()]
-
-
-def test_backward_hooks_of_modules(cut: tuple[int, str]) -> None:
-    want = _module_hooks(_graph())
-    for got in run_ranks(_on_ranks, cut[0], cut[1], _module_hooks):
-        torch.testing.assert_close(got, want)
-
-
-def _deprecated_hook(data: Any, *, before: str) -> str:
-    layer = torch.nn.Linear(6, 4).double()
-    layer.register_backward_hook(lambda *_: None)
-    if before == 'torch.compile':  # it replaces how rows are called, for the rest of the process
-        torch.compile(torch.sin, backend='eager')(data.x)
-    with torch.device('cpu') if before == 'torch.device' else nullcontext():
-        return attempt(layer, data.x)
-
-
-@pytest.mark.filterwarnings('ignore:Using a non-full backward hook', 'ignore:torch.compile leaves')
-@pytest.mark.parametrize('before', ['nothing', 'torch.device', 'torch.compile'])
-def test_a_deprecated_backward_hook_is_refused(cut: tuple[int, str], before: str) -> None:
-    """It would get the gradient of own rows."""
-    program = partial(_deprecated_hook, before=before)
-    assert_all_raise(
-        run_ranks(_on_ranks, cut[0], cut[1], program), 'ValueError', 'register_full_backward_hook'
-    )
-
-
-def _hook_of_a_leaf(data: Any) -> list[Tensor]:
-    """What it sees, and what it makes of the gradient."""
-    x, seen = data.x.clone().requires_grad_(), list[Tensor]()
-    x.register_hook(lambda grad: seen.append(grad) or 2 * grad)  # type: ignore[func-returns-value]
-    x.square().sum().backward()
-    return [_whole(each) for each in (seen[0], x.grad)]
-
-
-def test_a_hook_of_a_leaf(cut: tuple[int, str]) -> None:
-    want = _hook_of_a_leaf(_graph())
-    for got in run_ranks(_on_ranks, cut[0], cut[1], _hook_of_a_leaf):
-        torch.testing.assert_close(got, want)
-
-
-def _as_torch_refuses(data: Any) -> list[str]:
-    y, edges = data.y, data.edge_index
-    calls = [y.std, y.norm, y.nanmean, lambda: y.__rmatmul__(0)]
-    found = [attempt(call).split(':')[0] for call in calls]
-    if type(data.x) is not Tensor:
-        found.append(attempt(setattr, edges, 'grad', edges))
-    return found
-
-
-def test_what_torch_refuses_of_whole_numbers(cut: tuple[int, str]) -> None:
-    want = _as_torch_refuses(_graph())
-    for got in run_ranks(_on_ranks, cut[0], cut[1], _as_torch_refuses):
-        assert got[:-1] == want
-        assert "cannot change a graph's edges in place" in got[-1]
+    check(__name__, 'OF_EDGES', _graph(), cut[1], num_ranks=[cut[0]])

@@ -2,74 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from as_whole import check
 from ranks import run_as_threads
-from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 import pyg_sar
 
 N, E = 20, 60
-OURS = {'n_id', 'e_id', 'num_nodes_total', 'label_range', 'num_classes'}
-"""What load_shard adds."""
 
-Method = Callable[[Any], Any]
+OF_DATA = """
+d.subgraph(d.train_mask); d.subgraph(torch.arange(7)); d.edge_subgraph(d.edge_attr[:, 0] > 0)
+d.edge_subgraph(torch.arange(9)); d.sort(); d.sort(sort_by_row=False); d.coalesce()
+[d.is_sorted(), d.is_coalesced(), d.sort().is_sorted()]; d.update({'x': d.x * 2})
+d.update(Data(x=d.x + 1)); d.has_isolated_nodes(); d.has_self_loops()
+[d.is_undirected(), d.is_directed()]; [d.num_node_types, d.num_edge_types]; d.size()
+[d.num_nodes, d.num_edges, d.num_features, d.num_edge_features]; d.validate()
+[d.is_node_attr('x'), d.is_edge_attr('edge_attr'), d.is_node_attr('y')]; d.stores_as(d.clone())
+d.apply(lambda t: t * 2, 'x'); d.detach().contiguous().to('cpu')
+d.requires_grad_('x').x.requires_grad; d.get_edge_index('coo')
+d.get_tensor(attr_name='x', index=None); Data.from_dict(d.to_dict())
+d.put_tensor(torch.ones(N, 3), attr_name='z', index=None)
+"""
 
-OF_DATA: dict[str, Method] = {
-    'subgraph': lambda d: d.subgraph(d.train_mask),
-    'subgraph of ids': lambda d: d.subgraph(torch.arange(7)),
-    'edge_subgraph': lambda d: d.edge_subgraph(d.edge_attr[:, 0] > 0),
-    'edge_subgraph of ids': lambda d: d.edge_subgraph(torch.arange(9)),
-    'sort': lambda d: d.sort(),
-    'sort by destination': lambda d: d.sort(sort_by_row=False),
-    'coalesce': lambda d: d.coalesce(),
-    'is sorted': lambda d: [d.is_sorted(), d.is_coalesced(), d.sort().is_sorted()],
-    'update': lambda d: d.clone().update({'x': d.x * 2}),
-    'update by data': lambda d: d.clone().update(Data(x=d.x + 1)),
-    'isolated nodes': lambda d: d.has_isolated_nodes(),
-    'loops': lambda d: d.has_self_loops(),
-    'directions': lambda d: [d.is_undirected(), d.is_directed()],
-    'counts': lambda d: [d.num_nodes, d.num_edges, d.num_features, d.num_edge_features],
-    'types': lambda d: [d.num_node_types, d.num_edge_types],
-    'size': lambda d: d.size(),
-    'attributes': lambda d: [d.is_node_attr('x'), d.is_edge_attr('edge_attr'), d.is_node_attr('y')],
-    'validate': lambda d: d.validate(),
-    'stores_as': lambda d: d.stores_as(d.clone()),
-    'apply': lambda d: d.clone().apply(lambda t: t * 2, 'x'),
-    'detach': lambda d: d.clone().detach().contiguous().to('cpu'),
-    'requires_grad_': lambda d: d.clone().requires_grad_('x').x.requires_grad,
-    'get_edge_index': lambda d: d.get_edge_index('coo'),
-    'get_tensor': lambda d: d.get_tensor(attr_name='x', index=None),
-    'from_dict': lambda d: Data.from_dict(d.to_dict()),
-    'put_tensor': lambda d: d.clone().put_tensor(torch.ones(N, 3), attr_name='z', index=None),
-}
+OF_HETERO_DATA = """
+d.to_homogeneous(); d.to_homogeneous(add_node_type=False, add_edge_type=False); d.validate()
+d.subgraph({'u': d['u'].train_mask}); d.subgraph({k: v.train_mask for k, v in d.node_items()})
+d.edge_subgraph({('u', 'to', 'v'): d['u', 'to', 'v'].edge_attr[:, 0] > 0})
+d.node_type_subgraph(['u']); d.edge_type_subgraph([('u', 'on', 'u')]); d.rename('u', 'w')
+[d.num_nodes, d.num_edges, d.num_features, d.num_edge_features]; [d.node_types, d.edge_types]
+[d.collect('x'), d.x_dict, d.edge_attr_dict]; d.set_value_dict('z', {'u': d['u'].x * 2})
+d.coalesce(); [d.sort(), d.is_sorted(), d.is_coalesced()]
+"""
 
-OF_HETERO_DATA: dict[str, Method] = {
-    'to_homogeneous': lambda d: d.to_homogeneous(),
-    'to_homogeneous without types': lambda d: d.to_homogeneous(
-        add_node_type=False, add_edge_type=False
-    ),
-    'subgraph': lambda d: d.subgraph({'u': d['u'].train_mask}),
-    'subgraph of both': lambda d: d.subgraph({k: d[k].train_mask for k in 'uv'}),
-    'edge_subgraph': lambda d: d.edge_subgraph(
-        {('u', 'to', 'v'): d['u', 'to', 'v'].edge_attr[:, 0] > 0}
-    ),
-    'node_type_subgraph': lambda d: d.node_type_subgraph(['u']),
-    'edge_type_subgraph': lambda d: d.edge_type_subgraph([('u', 'on', 'u')]),
-    'counts': lambda d: [d.num_nodes, d.num_edges, d.num_features, d.num_edge_features],
-    'types': lambda d: [d.node_types, d.edge_types],
-    'collect': lambda d: [d.collect('x'), d.x_dict, d.edge_attr_dict],
-    'set_value_dict': lambda d: d.clone().set_value_dict('z', {'u': d['u'].x * 2}),
-    'rename': lambda d: d.clone().rename('u', 'w'),
-    'coalesce': lambda d: d.coalesce(),
-    'sort': lambda d: [d.sort(), d.is_sorted(), d.is_coalesced()],
-    'validate': lambda d: d.validate(),
-}
+
+def run(expression: str, data: Any) -> Any:
+    return eval(expression, {'torch': torch, 'Data': Data, 'N': N, 'd': data.clone()})
 
 
 def _data() -> Data:
@@ -100,26 +72,6 @@ def _hetero_data() -> HeteroData:
     return data
 
 
-def _shown(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return pyg_sar.gather(value).detach()
-    if isinstance(value, (Data, HeteroData)):
-        return _shown(value.to_dict())
-    if isinstance(value, dict):
-        named = {k: _shown(v) for k, v in value.items() if k not in OURS}
-        return {k: v for k, v in named.items() if k != '_global_store'}
-    return [_shown(each) for each in value] if isinstance(value, (list, tuple)) else value
-
-
-def _results(root: str, methods: dict[str, Method], names: list[str]) -> dict[str, Any]:
-    return {name: _shown(methods[name](pyg_sar.load_shard(root))) for name in names}
-
-
-def _on_rank(root: str, is_typed: bool) -> dict[str, Any]:
-    methods = OF_HETERO_DATA if is_typed else OF_DATA
-    return _results(root, methods, list(methods))
-
-
 def _cut(is_typed: bool, root: Path) -> Any:
     data: Any = _hetero_data() if is_typed else _data()
     part: Any = torch.arange(N) % 3
@@ -129,31 +81,15 @@ def _cut(is_typed: bool, root: Path) -> Any:
     return data
 
 
-def _assert_equal(found: Any, right: Any, name: str) -> None:
-    if isinstance(right, Tensor):
-        torch.testing.assert_close(found, right, rtol=0, atol=1e-12, msg=name)
-    elif isinstance(right, dict):
-        assert found.keys() == right.keys(), name
-        for key, value in right.items():
-            _assert_equal(found[key], value, f'{name}: {key}')
-    elif isinstance(right, list):
-        assert len(found) == len(right), name
-        for each, other in zip(found, right, strict=True):
-            _assert_equal(each, other, name)
-    else:
-        assert found == right, name
-
-
-@pytest.mark.parametrize('is_typed', [False, True])
-@pytest.mark.parametrize('num_ranks', [1, 3])
-def test_as_plain_pyg(num_ranks: int, is_typed: bool, tmp_path: Path) -> None:
-    data = _cut(is_typed, tmp_path / 'parts')
-    methods = OF_HETERO_DATA if is_typed else OF_DATA
-    answers = run_as_threads(_on_rank, num_ranks, str(tmp_path / 'parts'), is_typed)
-    for name, method in methods.items():
-        right = _shown(method(data.clone()))
-        for found in answers:
-            _assert_equal(found[name], right, name)
+@pytest.mark.parametrize(('table', 'is_typed'), [('OF_DATA', False), ('OF_HETERO_DATA', True)])
+def test_as_plain_pyg(table: str, is_typed: bool, tmp_path: Path) -> None:
+    check(
+        __name__,
+        table,
+        _cut(is_typed, tmp_path / 'parts'),
+        str(tmp_path / 'parts'),
+        tolerance=1e-13,
+    )
 
 
 def _refused(root: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -155,6 +154,6 @@ def _parts_in_order(root: str) -> bool:
     return all(right)
 
 
-def test_one_process_has_the_order_of_the_graph(root: str, tmp_path: Path) -> None:
+def test_one_process_has_the_order_of_the_graph(root: str) -> None:
     assert _parts_in_order(root)
     assert run_as_threads(_parts_in_order, 1, root) == [True]

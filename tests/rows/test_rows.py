@@ -6,6 +6,8 @@ import copy
 import gc
 import pickle
 import weakref
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -48,32 +50,28 @@ def test_a_copy_is_of_the_same_rows() -> None:
         pickle.dumps(x)
 
 
-def _gradients() -> dict[str, Tensor]:
-    x = rows().requires_grad_()
+def _gradients(make: Callable[[], Any]) -> dict[str, Tensor]:
+    """Of rows, of a weight, and what hooks see and make of them."""
+    x, hooked = make().requires_grad_(), make().requires_grad_()
     weight = torch.ones(4, 2, dtype=torch.float64, requires_grad=True)
-    seen = []
+    seen: list[Any] = []
     y = x @ weight
     y.register_hook(seen.append)
     y.retain_grad()
+    hooked.register_hook(lambda grad: seen.append(grad) or 2 * grad)  # type: ignore[func-returns-value]
+    hooked.square().sum().backward()
     ((y - y.mean(0)).square().mean() + weight.square().sum()).backward()
-    assert isinstance(seen[0], Rows)
-    found = {'x': x.grad, 'weight': weight.grad, 'y': y.grad, 'seen': seen[0]}
+    assert all(type(each) is type(x) for each in seen)
     (again,) = torch.autograd.grad((x @ weight).square().sum(), x)
-    found['again'] = again
+    found = {'x': x.grad, 'weight': weight.grad, 'y': y.grad, 'hooked': hooked.grad, 'again': again}
+    found |= {f'seen {i}': each for i, each in enumerate(seen)}
     return {name: pyg_sar.gather(value) for name, value in found.items()}
 
 
 def test_gradients_are_those_of_one_process() -> None:
-    x = X.clone().requires_grad_()
-    weight = torch.ones(4, 2, dtype=torch.float64, requires_grad=True)
-    y = x @ weight
-    y.retain_grad()
-    ((y - y.mean(0)).square().mean() + weight.square().sum()).backward()
-    (again,) = torch.autograd.grad((x @ weight).square().sum(), x)
-    expected = {'x': x.grad, 'weight': weight.grad, 'y': y.grad, 'seen': y.grad, 'again': again}
-    for found in run_as_threads(_gradients, P):
-        for name, value in expected.items():
-            torch.testing.assert_close(found[name], value, rtol=0, atol=1e-12, msg=name)
+    expected = _gradients(X.clone)
+    for found in run_as_threads(_gradients, P, rows):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
 @on_threads(P)

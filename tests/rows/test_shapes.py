@@ -8,7 +8,7 @@ import pytest
 import torch
 from on_ranks import on_threads
 from ranks import run_as_threads
-from small_cases import Small, verdict
+from small_cases import cases, verdict
 from torch import Tensor
 
 from pyg_sar.comm.ranks import rank
@@ -16,73 +16,45 @@ from pyg_sar.rows.rows import Rows, tag
 from pyg_sar.rows.shapes import sharding_of_size
 from pyg_sar.rows.sharding import Sharding
 
-ROWS = [
-    Small('view', lambda x: x.view(x.size(0), -1), '[7,2,3]@0'),
-    Small('view heads', lambda x: x.view(-1, 2, 3), '[7,6]@0'),
-    Small('view of all', lambda x: x.view(-1), '[7,6]@0'),
-    Small('view to more rows', lambda x: x.view(-1, 3), '[7,6]@0'),
-    Small('there and back', lambda x: x.view(-1).view(7, -1), '[7,6]@0'),
-    Small('there and half back', lambda x: x.view(-1).view(14, 3).view(7, 3, 2), '[7,6]@0'),
-    Small('a dimension in front', lambda x: x.view(1, 7, 6).reshape(7, 2, 3), '[7,6]@0'),
-    Small('rows in the middle', lambda x: x.reshape(4, -1), '[4,7,2]@1'),
-    Small('view_as', lambda x, y: x.view_as(y), '[7,6]@0 [7,2,3]@0'),
-    Small('plain view_as', lambda x, y: x.view_as(y) * y, '[7,6] [7,2,3]@0'),
-    Small('reshape', lambda x: x.t().reshape(3, 2, 7), '[7,6]@0'),
-    Small('unflatten rows', lambda x: x.flatten().unflatten(0, (7, -1)), '[7,6]@0'),
-    Small('one row', lambda x: x.view(-1, 2, 3).view(1, 6).view(-1), '[1,6]@0'),
-    Small('no numbers', lambda x: x.reshape(7, 0, 2), '[7,0]@0'),
-    Small('expand', lambda x: x.expand(4, -1, 2), '[7,1]@0'),
-    Small('expand to the whole', lambda x: x.expand(x.size(0), 5), '[7,1]@0'),
-    Small('plain expand_as', lambda x, y: x.expand_as(y), '[3] [7,3]@0'),
-    Small('tile', lambda x: x.tile(3), '[7,2]@0'),
-    Small('hstack', lambda *a: torch.hstack(a), '[7,2]@0 [7,3]@0'),
-    Small('column_stack', lambda *a: torch.column_stack(a), '[7]@0 [7,3]@0'),
-    Small('dstack', lambda *a: torch.dstack(a), '[7,2,1]@0 [7,2,3]@0'),
-    Small('repeat_interleave', lambda x: x.repeat_interleave(2, dim=0), '[7,2]@0'),
-    Small('repeat_interleave of all', lambda x: x.repeat_interleave(2), '[7,2]@0'),
-    Small('repeats back', lambda x: x.repeat_interleave(2, 0).view(7, 2, 3).sum(1), '[7,3]@0'),
-    Small('squeeze a dimension', lambda x: x.squeeze(-1).squeeze(0), '[7,1]@0'),
-    Small('in place', lambda x: (x * 1).unsqueeze_(1).transpose_(0, 1).squeeze_(0), '[7,2]@0'),
-    Small('narrow to all', lambda x: x.narrow(0, 0, 7), '[7,4]@0'),
-    Small('stack of plain rows', lambda x, y: torch.stack([y, x], dim=-1), '[7,2]@0 [7,2]'),
-    Small('bits', lambda x: x.view(torch.int32), '[7,2]@0'),
-    Small('new', lambda x: x.new_zeros(7, 2) + x.new_full((x.size(0), 1), 3), '[7,2]@0'),
-]
-
-FETCHED = [
-    Small('narrow', lambda x: x.narrow(0, 1, 2) + x.narrow(0, -3, 2), '[7,2]@0'),
-    Small('select', lambda x: x.select(0, 4), '[7,2]@0'),
-    Small('chunk', lambda x: x.chunk(2), '[7,2]@0'),
-    Small('split', lambda x: x.split([3, 4], dim=1), '[2,7]@1'),
-]
-
-REFUSED = [
-    Small('split rows', lambda x: x.view(2, 4, 3), '[8,3]@0'),
-    Small('rows with what is before', lambda x: x.view(-1, 2), '[4,7,2]@1'),
-    Small('turned rows', lambda x: x.t().reshape(-1), '[7,2]@0'),
-    Small('other rows', lambda x: x.reshape(2, 7), '[7,2]@0'),
-    Small('expand a row', lambda x: x.expand(5, -1), '[1,3]@0'),
-    Small('repeat', lambda x: x.repeat(2, 1), '[7,2]@0'),
-    Small('squeeze of one row', torch.squeeze, '[1,2]@0'),
-    Small('squeeze the row', lambda x: x.squeeze(0), '[1,2]@0'),
-    Small('unbind', list, '[7,2]@0'),
-    Small('unfold', lambda x: x.unfold(0, 2, 1), '[7,2]@0'),
-    Small('stack of turned', lambda x, y: torch.stack([x, y]), '[7,7]@0 [7,7]@1'),
-    Small('as_strided', lambda x: x.as_strided((2, 2), (1, 1)), '[7,2]@0'),
-]
+ROWS = """
+x.view(x.size(0), -1) | [7,2,3]@0; x.view(-1, 2, 3) | [7,6]@0; x.view(-1) | [7,6]@0
+x.view(-1, 3) | [7,6]@0; x.view(-1).view(7, -1) | [7,6]@0
+x.view(-1).view(14, 3).view(7, 3, 2) | [7,6]@0; x.view(1, 7, 6).reshape(7, 2, 3) | [7,6]@0
+x.reshape(4, -1) | [4,7,2]@1; x.view_as(y) | [7,6]@0 [7,2,3]@0; x.view_as(y) * y | [7,6] [7,2,3]@0
+x.t().reshape(3, 2, 7) | [7,6]@0; x.flatten().unflatten(0, (7, -1)) | [7,6]@0
+x.view(-1, 2, 3).view(1, 6).view(-1) | [1,6]@0; x.reshape(7, 0, 2) | [7,0]@0
+x.expand(4, -1, 2) | [7,1]@0; x.expand(x.size(0), 5) | [7,1]@0; x.expand_as(y) | [3] [7,3]@0
+x.tile(3) | [7,2]@0; torch.hstack((x, y)) | [7,2]@0 [7,3]@0
+torch.column_stack((x, y)) | [7]@0 [7,3]@0; torch.dstack((x, y)) | [7,2,1]@0 [7,2,3]@0
+x.repeat_interleave(2, dim=0) | [7,2]@0; x.repeat_interleave(2) | [7,2]@0
+x.repeat_interleave(2, 0).view(7, 2, 3).sum(1) | [7,3]@0; x.squeeze(-1).squeeze(0) | [7,1]@0
+(x * 1).unsqueeze_(1).transpose_(0, 1).squeeze_(0) | [7,2]@0; x.narrow(0, 0, 7) | [7,4]@0
+torch.stack([y, x], dim=-1) | [7,2]@0 [7,2]; x.view(torch.int32) | [7,2]@0
+x.new_zeros(7, 2) + x.new_full((x.size(0), 1), 3) | [7,2]@0
+"""
+FETCHED = """
+x.narrow(0, 1, 2) + x.narrow(0, -3, 2) | [7,2]@0; x.select(0, 4) | [7,2]@0; x.chunk(2) | [7,2]@0
+x.split([3, 4], dim=1) | [2,7]@1
+"""
+REFUSED = """
+x.view(2, 4, 3) | [8,3]@0; x.view(-1, 2) | [4,7,2]@1; x.t().reshape(-1) | [7,2]@0
+x.reshape(2, 7) | [7,2]@0; x.expand(5, -1) | [1,3]@0; x.repeat(2, 1) | [7,2]@0
+torch.squeeze(x) | [1,2]@0; x.squeeze(0) | [1,2]@0; list(x) | [7,2]@0; x.unfold(0, 2, 1) | [7,2]@0
+torch.stack([x, y]) | [7,7]@0 [7,7]@1; x.as_strided((2, 2), (1, 1)) | [7,2]@0
+"""
 
 
 @pytest.mark.parametrize('has_empty', [False, True])
 @pytest.mark.parametrize('has_rows', [True, False])
 def test_shapes_are_those_of_the_whole(has_rows: bool, has_empty: bool) -> None:
-    for small in ROWS if has_rows else FETCHED:
+    for small in cases(ROWS if has_rows else FETCHED):
         made = verdict(small, has_empty=has_empty)
-        assert (made.status, made.has_rows) == ('right', has_rows), (small.name, made.why)
+        assert (made.status, made.has_rows) == ('right', has_rows), (small, made.why)
 
 
-@pytest.mark.parametrize('small', REFUSED, ids=lambda small: small.name)
-def test_refused(small: Small) -> None:
-    assert verdict(small, has_empty=False).status == 'refused'
+def test_refused() -> None:
+    for small in cases(REFUSED):
+        assert verdict(small, has_empty=False).status == 'refused', small
 
 
 def _cut(total: int = 3, **options: Any) -> tuple[Sharding, Any]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from expressions import expressions
 from on_ranks import on_ranks
 from small_graphs import assert_all_raise, attempt
 from torch import Tensor
@@ -25,48 +25,39 @@ class Scaled(SimpleConv):
         return super().forward(x, edge_index) * scale
 
 
-def _conv_argument(data: Any, r: int) -> Tensor:
-    return pyg_sar.DistributedDataParallel(Scaled())(data.x, data.edge_index, torch.tensor(1.0 + r))
+PARTED = """
+data.x[:, torch.arange(6).roll(r)]; data.x[:, np.roll(np.arange(6), r)]; data.x[:, [r, 1]]
+data.x[:, r : r + 3]; data.x * (1 + r / 2); data.x + np.float64(r); data.x.clamp(min=-r)
+torch.tensor([1.0] * 5 + [r]) * data.x; data.x.relu() > 0.1 * r
+F.cross_entropy(data.x, data.y % 6, weight=torch.ones(6).double() + r, reduction='none')
+data.x.sort(dim=1, descending=bool(r)).values; data.x @ (torch.eye(6).double() * (1 + r))
+torch.cat([data.x, torch.full((1, 6), r).expand(40, 6)], 1)
+torch.where(data.x > 0, data.x, float(r))
+data.x @ torch.full((6, 500), 1.0 + r, dtype=torch.float64)
+pyg_sar.DistributedDataParallel(Scaled())(data.x, data.edge_index, torch.tensor(1.0 + r))
+"""
 
 
-PARTED: dict[str, Callable[[Any, int], Tensor]] = {
-    'columns': lambda data, r: data.x[:, torch.arange(6).roll(r)],
-    'columns by NumPy': lambda data, r: data.x[:, np.roll(np.arange(6), r)],
-    'columns by a list': lambda data, r: data.x[:, [r, 1]],
-    'a slice': lambda data, r: data.x[:, r : r + 3],
-    'a number': lambda data, r: data.x * (1 + r / 2),
-    'a number of NumPy': lambda data, r: data.x + np.float64(r),
-    'an operand in front': lambda data, r: torch.tensor([1.0] * 5 + [r]) * data.x,
-    'a threshold': lambda data, r: data.x.relu() > 0.1 * r,
-    'weights of classes': lambda data, r: F.cross_entropy(
-        data.x, data.y % 6, weight=torch.ones(6).double() + r, reduction='none'
-    ),
-    'by name': lambda data, r: data.x.clamp(min=-r),
-    'a mode': lambda data, r: data.x.sort(dim=1, descending=bool(r)).values,
-    'a matrix': lambda data, r: data.x @ (torch.eye(6).double() * (1 + r)),
-    'in a list': lambda data, r: torch.cat([data.x, torch.full((1, 6), r).expand(40, 6)], 1),
-    'where': lambda data, r: torch.where(data.x > 0, data.x, float(r)),
-    'a table that is too large to be read each time': lambda data, r: (
-        data.x @ torch.full((6, 500), 1.0 + r, dtype=torch.float64)
-    ),
-    'the argument of a conv': _conv_argument,
-}
+def _value(data: Any, kind: str, r: int) -> Tensor:
+    """On one line, which errors name."""
+    code = compile(kind, __file__, 'eval')
+    return eval(code, globals(), {'data': data, 'r': r, 'np': np}).double().mean()
 
 
 def _parted(data: Any, kind: str) -> None:
-    found = agree(attempt(lambda: PARTED[kind](data, rank()).double().mean()))
+    found = agree(attempt(_value, data, kind, rank()))
     assert_all_raise(found, 'PartedError', 'one value on all ranks', ' of rows at test_values_')
     # The ranks have raised alike, and go on.
-    assert len({*agree(float(PARTED[kind](data, 1).double().mean()))}) == 1
+    assert len({*agree(float(_value(data, kind, 1)))}) == 1
 
 
-@pytest.mark.parametrize('kind', PARTED)
+@pytest.mark.parametrize('kind', expressions(PARTED))
 @on_ranks()
 def test_parted(data: Any, kind: str) -> None:
     _parted(data, kind)
 
 
-@pytest.mark.parametrize('kind', ['columns', 'a number', 'the argument of a conv'])
+@pytest.mark.parametrize('kind', expressions(PARTED)[::5])
 @on_ranks(by='threads')
 def test_parted_threads(data: Any, kind: str) -> None:
     _parted(data, kind)

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
-from names_calls import MAKERS
+from expressions import expressions
+from names_calls import diagonal, made
 from on_ranks import on_threads
 from ranks import run_as_threads
 from some_rows import N, X, rows
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
 
 import pyg_sar
 from pyg_sar.rows.rows import Rows
@@ -31,140 +30,104 @@ class Holder(torch.nn.Module):
         return (2 * x).mean(0)
 
 
-def _data_of(x: Any) -> Any:
+def with_own_data(x: Any) -> Any:
     x.data = x.data + 0
     return x
 
 
-KEEPS: dict[str, Callable[[Any], Any]] = {
-    **{
-        name: MAKERS[name]
-        for name in ('torch.as_tensor', 'torch.as_tensor dtype', 'copy.copy', 'copy.deepcopy')
-    },
-    'x.data': lambda x: x.data,
-    'x.data = y': _data_of,
-    'x.type(dtype)': lambda x: x.type(torch.float64),
-    'Parameter': lambda x: torch.nn.Parameter(x).detach(),
-    'register_buffer': lambda x: Holder(x).x,
-    'state_dict': lambda x: Holder(x).state_dict()['x'],
-    'a module to another dtype': lambda x: Holder(x).double().x,
-    'deepcopy of a module': lambda x: copy.deepcopy(Holder(x)).x,
-    'torch.ops': lambda x: torch.ops.aten.mul(x, 1),
-}
-
-WHOLE: dict[str, Callable[[Any], Any]] = {
-    'DataLoader': lambda x: torch.cat(list(DataLoader(x, batch_size=3))),
-    'TensorDataset': lambda x: torch.cat(
-        [b for (b,) in DataLoader(TensorDataset(x), batch_size=4)]
-    ),
-    'random_split': lambda x: torch.stack(
-        list(torch.utils.data.random_split(x, [10, 0], torch.Generator().manual_seed(0))[0])
-    ),
-    'float of a number': lambda x: torch.tensor(float(x[3, 1])),
-    'torch.tensor of a number': lambda x: torch.tensor([x[3, 1], x[0, 0]]),
-    'fx': lambda x: torch.fx.symbolic_trace(Holder(torch.ones(1)))(x),
-    'parameters_to_vector': lambda x: torch.nn.utils.parameters_to_vector([x.relu()]).mean(),
-    'default_collate': lambda x: torch.utils.data.default_collate([x, x]).sum(1),
-    'jacobian': lambda x: torch.autograd.functional.jacobian(lambda a: a.square().sum(0), x),
-    'vjp': lambda x: torch.autograd.functional.vjp(lambda a: a.square().sum(0), x, X[0])[1],
-    'type': lambda x: torch.tensor(x.type() == 'torch.DoubleTensor'),
-    'a number of NumPy': lambda x: (np.float64(2) * x).sum(0),
-    'plain += rows': lambda x: torch.zeros(N, 4, dtype=x.dtype).add_(x),
-    'torch.sparse_coo_tensor': lambda x: torch.sparse_coo_tensor(
-        torch.arange(N).repeat(2, 1), x[:, 0], (N, N), check_invariants=True
-    ).to_dense(),
-    'torch.sparse_compressed_tensor': lambda x: torch.sparse_compressed_tensor(
-        torch.arange(N + 1),
-        torch.arange(N),
-        x[:, 0],
-        layout=torch.sparse_csr,
-        check_invariants=True,
-    ).to_dense(),
-    'torch.sparse_csr_tensor': lambda x: torch.sparse_csr_tensor(
-        torch.arange(N + 1), torch.arange(N), x[:, 0], check_invariants=True
-    ).to_dense(),
-}
-
-_REFUSED = """
-    torch.asarray; torch.tensor; torch.tensor(data=); torch.Tensor; torch.autograd.Variable;
-    plain.new; plain.new_tensor; plain.data =; pickle; torch.save; plain.set_;
-    torch.nested.nested_tensor; torch.utils.dlpack.to_dlpack; torch.jit.script; torch.vmap;
-    torch.func.grad; register_multi_grad_hook; torch.func.vjp; torch.from_dlpack;
-    np.from_dlpack; np.asarray; np.array; np.add; list; sum; [*t]; reversed; in;
-    torch.tensor [t]; torch.func.jvp; torch.nested.as_nested_tensor; multiprocessing
+KEEPS = """
+torch.as_tensor(x); torch.as_tensor(x, dtype=torch.float64); copy.copy(x); copy.deepcopy(x); x.data
+with_own_data(x); x.type(torch.float64); torch.nn.Parameter(x).detach(); Holder(x).x
+Holder(x).state_dict()['x']; Holder(x).double().x; copy.deepcopy(Holder(x)).x
+torch.ops.aten.mul(x, 1)
 """
-REFUSED: dict[str, Callable[[Any], Any]] = {
-    **{name.strip(): MAKERS[name.strip()] for name in _REFUSED.split(';')},
-    'x.new': lambda x: x.new(x),
-    'torch.DoubleTensor': torch.DoubleTensor,
-    'torch.sparse.DoubleTensor': lambda x: torch.sparse.DoubleTensor(
-        torch.arange(N).repeat(2, 1), x[:, 0], torch.Size([N, N])
-    ),
-    'x.real = y': lambda x: setattr(x, 'real', X),
-    'plain.real = x': lambda x: setattr(X.clone(), 'real', x),
-    'save of a state_dict': lambda x: torch.save(Holder(x).state_dict(), io.BytesIO()),
-    'untyped_storage': lambda x: x.untyped_storage(),
-    'storage': lambda x: x.storage(),
-    'data_ptr': lambda x: x.data_ptr(),
-    'share_memory_': lambda x: x.share_memory_(),
-    'as_subclass': lambda x: x.as_subclass(Tensor),
-    'set_': lambda x: x.set_(X),
-    'numpy': lambda x: x.numpy(force=True),
-    'tolist': lambda x: x.tolist(),
-    'float of rows': lambda x: float(x[:, 0]),
-    'bool of rows': lambda x: bool((x > 0).all(1)),
-    'x.new_tensor': lambda x: x.new_tensor(x),
-    'a script module': lambda x: torch.jit.script(torch.nn.Linear(4, 2).double())(x),
-    'torch.jit.trace': lambda x: torch.jit.trace(lambda a: (2 * a).sum(0), (x,)),
-    'rows inside of vmap': lambda x: torch.vmap(lambda w: x @ w)(torch.ones(3, 4, 2).double()),
-    'rows inside of torch.func.grad': lambda x: torch.func.grad(lambda w: (x @ w).sum())(X[0]),
-    'to_sparse': lambda x: x.to_sparse(),
-}
+WHOLE = """
+torch.cat(list(DataLoader(x, batch_size=3))); torch.tensor(float(x[3, 1]))
+torch.cat([b for (b,) in DataLoader(TensorDataset(x), batch_size=4)])
+torch.stack(list(random_split(x, [10, 0], torch.Generator().manual_seed(0))[0]))
+torch.tensor([x[3, 1], x[0, 0]]); torch.fx.symbolic_trace(Holder(torch.ones(1)))(x)
+torch.nn.utils.parameters_to_vector([x.relu()]).mean()
+torch.utils.data.default_collate([x, x]).sum(1)
+torch.autograd.functional.jacobian(lambda a: a.square().sum(0), x)
+torch.autograd.functional.vjp(lambda a: a.square().sum(0), x, X[0])[1]
+torch.tensor(x.type() == 'torch.DoubleTensor'); (np.float64(2) * x).sum(0)
+torch.zeros(N, 4, dtype=x.dtype).add_(x)
+torch.sparse_coo_tensor(diagonal(N), x[:, 0], (N, N), **checked).to_dense()
+torch.sparse_compressed_tensor(*csr(), x[:, 0], layout=torch.sparse_csr, **checked).to_dense()
+torch.sparse_csr_tensor(*csr(), x[:, 0], **checked).to_dense()
+"""
+REFUSED = """
+x.new(x); torch.DoubleTensor(x); setattr(x, 'real', X); setattr(X.clone(), 'real', x)
+torch.sparse.DoubleTensor(diagonal(N), x[:, 0], torch.Size([N, N])); x.untyped_storage()
+torch.save(Holder(x).state_dict(), io.BytesIO()); x.storage(); x.data_ptr(); x.share_memory_()
+x.as_subclass(Tensor); x.set_(X); x.numpy(force=True); x.tolist(); float(x[:, 0])
+bool((x > 0).all(1)); x.new_tensor(x); torch.jit.script(torch.nn.Linear(4, 2).double())(x)
+torch.jit.trace(lambda a: (2 * a).sum(0), (x,)); x.to_sparse()
+torch.vmap(lambda w: x @ w)(torch.ones(3, 4, 2).double())
+torch.func.grad(lambda w: (x @ w).sum())(X[0])
+"""
+REFUSED_MAKERS = """
+torch.asarray(t); torch.tensor(t); torch.tensor(data=t); torch.Tensor(t); in_data(t); saved(t)
+torch.autograd.Variable(t); torch.zeros(1, dtype=t.dtype).new(t); torch.zeros(1).new_tensor(t)
+pickle.loads(pickle.dumps(t)); torch.zeros(1, dtype=t.dtype).set_(t); torch.from_dlpack(t)
+torch.nested.nested_tensor([t]); torch.utils.dlpack.to_dlpack(t); doubled(t); np.add(t, 1)
+torch.vmap(lambda a: 2 * a)(t); torch.func.grad(loss_of)(t); multi_grad_hook(t)
+torch.func.vjp(loss_of, t)[0]; np.from_dlpack(t); np.asarray(t); np.array(t); list(t); sum(t)
+[*t]; [*reversed(t)]; 1 in t; torch.tensor([t, t]); torch.func.jvp(loss_of, (t,), (t,))
+torch.nested.as_nested_tensor([t]); torch.multiprocessing.reductions.reduce_tensor(t)
+"""
+REFUSED_BY_TORCH = """
+torch.from_numpy(x); memoryview(x); torch.frombuffer(x, dtype=torch.float64); np.ones((N, 4)) + x
+setattr(X.clone().requires_grad_(), 'grad', x); torch.func.jacrev(lambda a: a.sum(0))(x)
+"""
 
-REFUSED_BY_TORCH: dict[str, Callable[[Any], Any]] = {
-    'torch.from_numpy': torch.from_numpy,
-    'memoryview': memoryview,
-    'torch.frombuffer': lambda x: torch.frombuffer(x, dtype=torch.float64),
-    'array + rows': lambda x: np.ones((N, 4)) + x,
-    'plain.grad = rows': lambda x: setattr(X.clone().requires_grad_(), 'grad', x),
-    'torch.func.jacrev': lambda x: torch.func.jacrev(lambda a: a.sum(0))(x),
-}
+checked = {'check_invariants': True}
+NAMES = {'copy': copy, 'diagonal': diagonal, 'io': io, 'np': np}
+
+
+def csr() -> tuple[Tensor, Tensor]:
+    return torch.arange(N + 1), torch.arange(N)
+
+
+def _value(expression: str, x: Any) -> Any:
+    return eval(expression, vars(torch.utils.data) | globals() | NAMES | {'x': x})
 
 
 @pytest.mark.filterwarnings('ignore:To copy construct')
-@pytest.mark.parametrize('name', KEEPS)
 @on_threads(3)
-def test_stays_rows(name: str) -> None:
-    x = rows()
-    out = KEEPS[name](x)
-    assert type(out) is Rows or isinstance(out, torch.nn.Parameter)
-    assert torch.equal(pyg_sar.gather(out), X)
-    assert out._sharding is x._sharding
+def test_stays_rows() -> None:
+    for expression in expressions(KEEPS):
+        x = rows()
+        out = _value(expression, x)
+        assert type(out) is Rows or isinstance(out, torch.nn.Parameter), expression
+        assert torch.equal(pyg_sar.gather(out), X), expression
+        assert out._sharding is x._sharding, expression
 
 
 @pytest.mark.filterwarnings('ignore:torch.sparse.SparseTensor', 'ignore:Sparse CSR tensor support')
-@pytest.mark.parametrize('name', WHOLE)
 @pytest.mark.parametrize('world_size', [1, 3])
 @on_threads(3)
-def test_is_that_of_the_whole(name: str, world_size: int) -> None:
-    out = pyg_sar.gather(WHOLE[name](rows()))
-    assert type(out) is Tensor
-    torch.testing.assert_close(out, pyg_sar.gather(WHOLE[name](X)), rtol=1e-12, atol=1e-12)
+def test_is_that_of_the_whole(world_size: int) -> None:
+    for expression in expressions(WHOLE):
+        out = pyg_sar.gather(_value(expression, rows()))
+        want = pyg_sar.gather(_value(expression, X))
+        assert type(out) is Tensor, expression
+        torch.testing.assert_close(out, want, rtol=1e-12, atol=1e-12, msg=expression)
 
 
 @pytest.mark.filterwarnings('ignore')
-@pytest.mark.parametrize('name', REFUSED)
+@pytest.mark.parametrize('name', expressions(REFUSED) + expressions(REFUSED_MAKERS))
 @on_threads(3)
 def test_is_refused(name: str) -> None:
     with pytest.raises((ValueError, TypeError), match=r'spread over the ranks|pyg_sar\.gather'):
-        REFUSED[name](rows())
+        made(name, rows()) if name in REFUSED_MAKERS else _value(name, rows())
 
 
-@pytest.mark.parametrize('name', REFUSED_BY_TORCH)
+@pytest.mark.parametrize('name', expressions(REFUSED_BY_TORCH))
 @on_threads(3)
 def test_is_refused_by_torch_or_python(name: str) -> None:
     with pytest.raises((ValueError, TypeError, RuntimeError)):
-        REFUSED_BY_TORCH[name](rows())
+        _value(name, rows())
 
 
 @on_threads(3)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 from few import few
-from small_graphs import cut, small_graph
+from on_ranks import parts_of
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.utils import add_remaining_self_loops, add_self_loops, remove_self_loops
@@ -27,10 +26,10 @@ LAYOUTS = [(1, 1), (1, 3), (2, 2), (3, 3), (2, 4), (2, 6), (4, 4)]
 
 
 @pytest.fixture(params=LAYOUTS, ids=lambda p: f'{p[0]} ranks {p[1]} parts')
-def shards(request: pytest.FixtureRequest, tmp_path: Path) -> list[Data]:
+def shards(request: pytest.FixtureRequest) -> list[Data]:
     """What every rank loads, read in one process without torch.distributed."""
     world_size, num_parts = request.param
-    root = cut(small_graph(), num_parts, tmp_path / 'parts')
+    root = parts_of(num_parts)
     return [read_shard(root, rank, world_size) for rank in range(world_size)]
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import pickle
-from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from expressions import expressions
 from few import few
-from small_graphs import assert_close, cut, small_graph
+from on_ranks import parts_of
+from small_graphs import assert_close
 from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
@@ -24,9 +26,9 @@ from pyg_sar.shard.read_shard import read_shard
 
 
 @pytest.fixture
-def data(tmp_path: Path) -> Data:
+def data() -> Data:
     """Rank 1 of 3, with a halo, in its own ids."""
-    return read_shard(cut(small_graph(), 3, tmp_path / 'parts'), 1, 3)
+    return read_shard(parts_of(3), 1, 3)
 
 
 @pytest.fixture
@@ -36,41 +38,37 @@ def handle(data: Data) -> ShardEdges:
 
 
 @pytest.fixture
-def single(tmp_path: Path) -> Data:
+def single() -> Data:
     """All three parts in one process, so that a conv can run."""
-    return pyg_sar.load_shard(cut(small_graph(), 3, tmp_path / 'single'))
+    return pyg_sar.load_shard(parts_of(3))
 
 
 def _plain(edge_index: Tensor) -> Tensor:
     return edge_index.as_subclass(Tensor).clone()
 
 
-MOVES = {
-    'to': lambda e: e.to('cpu'),
-    'to with copy': lambda e: e.to('cpu', copy=True),
-    'to dtype': lambda e: e.to(torch.int64),
-    'cpu': lambda e: e.cpu(),
-    'clone': lambda e: e.clone(),
-    'torch.clone': torch.clone,
-    'detach': lambda e: e.detach(),
-    'contiguous': lambda e: e.contiguous(),
-    'type_as': lambda e: e.type_as(e),
-    'deepcopy': copy.deepcopy,
-}
+MOVES = """
+e.to('cpu'); e.to('cpu', copy=True); e.to(torch.int64); e.cpu(); e.clone(); torch.clone(e)
+e.detach(); e.contiguous(); e.type_as(e); copy.deepcopy(e)
+"""
 
 
-@pytest.mark.parametrize('operation', MOVES)
+def _value(expression: str, edges: Any) -> Any:
+    return eval(expression, NAMES | {'e': edges})
+
+
+@pytest.mark.parametrize('operation', expressions(MOVES))
 @pytest.mark.parametrize('is_flipped', [False, True])
 def test_moved_edges_are_of_the_shard_as_before(single, operation, is_flipped):
     edges = single.edge_index.flip(0) if is_flipped else single.edge_index
-    out = MOVES[operation](edges)
+    out = _value(operation, edges)
     before, after = edges.handle, out.handle
     assert after.shard is before.shard
     assert after.is_flipped == is_flipped
     assert after.is_whole == before.is_whole == (not is_flipped)
     assert type(after.ids) is Tensor
     assert torch.equal(after.ids, before.ids)
-    if operation in ('clone', 'torch.clone', 'deepcopy', 'to with copy'):
+    if 'copy' in operation or 'clone' in operation:
         assert after.ids.data_ptr() != before.ids.data_ptr()
 
 
@@ -128,45 +126,28 @@ def test_written_to_in_place(data, handle, change, has_plan, is_local):
     assert torch.equal(*codes)
 
 
-EDGES = {
-    'slice': lambda e: e[:, 5:20],
-    'mask': lambda e: e[:, torch.arange(e.size(1)) % 2 == 0],
-    'index_select': lambda e: torch.index_select(e, 1, torch.tensor([4, 0, 2])),
-    'split': lambda e: e.split([7, e.size(1) - 7], dim=1)[0],
-    'chunk of a list': lambda e: list(e.chunk(2, dim=1))[1],
-    'cat': lambda e: torch.cat([torch.zeros(2, 3).long(), e], dim=1),
-    'flip': lambda e: e.flip(0),
-    'clone': lambda e: e.clone(),
-    'to': lambda e: e.to('cpu', copy=True),
-    'deepcopy': copy.deepcopy,
-    'add': lambda e: 1 + e,
-    'dropout_edge': lambda e: dropout_edge(e, p=0.5, training=False)[0],
-    'add_self_loops': lambda e: add_self_loops(e, num_nodes=40)[0],
-    'add_remaining_self_loops': lambda e: add_remaining_self_loops(e, num_nodes=40)[0],
-}
-
-PLAIN = {
-    'destinations': lambda e: e[1],
-    'unpacked destinations': lambda e: list(e)[1],
-    'unbind': lambda e: e.unbind(0)[1],
-    'one column': lambda e: e[:, 0],
-    'transposed': lambda e: e.t(),
-    'mask of loops': lambda e: e[0] == e[1],
-    'comparison': lambda e: e == 0,
-    'other dtype': lambda e: e.double(),
-    'maximum': lambda e: e.max(),
-    'maximum by row': lambda e: e.max(dim=1).values,
-    'look-up': lambda e: torch.arange(100.0)[e],
-    'degree': lambda e: degree(e[1], 40),
-}
+EDGES = """
+e[:, 5:20]; e[:, torch.arange(e.size(1)) % 2 == 0]
+torch.index_select(e, 1, torch.tensor([4, 0, 2])); e.split([7, e.size(1) - 7], dim=1)[0]
+list(e.chunk(2, dim=1))[1]; e.flip(0); e.clone(); 1 + e
+torch.cat([torch.zeros(2, 3).long(), e], dim=1); e.to('cpu', copy=True); copy.deepcopy(e)
+dropout_edge(e, p=0.5, training=False)[0]; add_self_loops(e, num_nodes=40)[0]
+add_remaining_self_loops(e, num_nodes=40)[0]
+"""
+PLAIN = """
+e[1]; list(e)[1]; e.unbind(0)[1]; e[:, 0]; e.t(); e[0] == e[1]; e == 0; e.double(); e.max()
+e.max(dim=1).values; torch.arange(100.0)[e]; degree(e[1], 40)
+"""
+CALLED = (add_remaining_self_loops, add_self_loops, copy, degree, dropout_edge, torch)
+NAMES = {each.__name__: each for each in CALLED}
 
 
-@pytest.mark.parametrize('operation', [*EDGES, *PLAIN])
-def test_operations_of_local_edges_are_those_of_torch(data, operation):
-    function = (EDGES | PLAIN)[operation]
-    out = function(data.edge_index)
-    assert type(out) is (LocalEdges if operation in EDGES else Tensor)
-    assert torch.equal(_plain(out), function(_plain(data.edge_index)))
+@pytest.mark.parametrize(('table', 'kind'), [(EDGES, LocalEdges), (PLAIN, Tensor)])
+def test_operations_of_local_edges_are_those_of_torch(data, table, kind):
+    for operation in expressions(table):
+        out = _value(operation, data.edge_index)
+        assert type(out) is kind, operation
+        assert torch.equal(_plain(out), _value(operation, _plain(data.edge_index))), operation
 
 
 def test_local_edges_and_what_is_selected_of_them_are_refused(single):

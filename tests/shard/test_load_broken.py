@@ -1,9 +1,12 @@
-"""Missing, broken and tampered partition folders are clear errors, on all ranks."""
+"""Missing, broken and tampered partition folders are clear errors, on all ranks.
+
+Tables have statements. Their variables are what a file has by its names: META.json, our part of it,
+or a file of part 1.
+"""
 
 from __future__ import annotations
 
 import json
-import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,91 +14,43 @@ from typing import Any
 
 import pytest
 import torch
+from expressions import expressions
 from hetero_graphs import HAS, WRITES, hetero_graph
-from partition_files import edit, edit_part
+from partition_files import change_part
 from ranks import run_ranks
 from small_graphs import assert_all_raise, attempt, cut, small_graph
-from torch import Tensor
 
 import pyg_sar
 from pyg_sar import load_shard, partition_graph
 from pyg_sar.shard.read_shard import read_shard
 
+Change = Callable[[Path], object]
 
-def _edit_meta(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
-    def edit(root: Path) -> None:
-        meta = json.loads((root / 'META.json').read_text())
-        change(meta)
-        (root / 'META.json').write_text(json.dumps(meta))
-
-    return edit
-
-
-def _ours(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
-    return _edit_meta(lambda meta: change(meta['pyg_sar']))
-
-
-def _truncate(name: str, keep: float) -> Callable[[Path], None]:
-    def edit(root: Path) -> None:
-        path = root / 'part_1' / name
-        content = path.read_bytes()
-        path.write_bytes(content[: int(len(content) * keep)])
-
-    return edit
-
-
-def _last_plus(amount: int) -> Callable[[Tensor], Tensor]:
-    def change(values: Tensor) -> Tensor:
-        values[-1] += amount
-        return values
-
-    return change
-
-
-def _second_plus_one(values: Tensor) -> Tensor:
-    values[1] += 1
-    return values
-
-
-MISSING = {
+PART_FILES = [f'{name}.pt' for name in ('sar', 'graph', 'node_feats', 'edge_feats')]
+MISSING: dict[str, Change] = {
     'the folder': shutil.rmtree,
     'META.json': lambda root: (root / 'META.json').unlink(),
     'a part': lambda root: shutil.rmtree(root / 'part_1'),
-    **{
-        f'part_1/{name}': lambda root, name=name: (root / 'part_1' / name).unlink()
-        for name in ('sar.pt', 'graph.pt', 'node_feats.pt', 'edge_feats.pt')
-    },
+    **{f: lambda root, f=f: (root / 'part_1' / f).unlink() for f in PART_FILES},
 }
-
-
-BROKEN_META = {
+BROKEN_META: dict[str, Change] = {
     'no JSON': lambda root: (root / 'META.json').write_text('{"num_parts": 3'),
     'no text': lambda root: (root / 'META.json').write_bytes(b'\xff\xfe\x00\x81'),
     'a list': lambda root: (root / 'META.json').write_text('[]'),
-    "another program's": _edit_meta(
-        lambda meta: [meta.pop(key) for key in ('pyg_sar', 'is_hetero')]
-    ),
-    'version 1': _ours(lambda meta: meta.update(format_version=1)),
-    'no version': _ours(lambda meta: meta.pop('format_version')),
-    'no parts': _edit_meta(lambda meta: meta.update(num_parts=0)),
-    'parts as text': _edit_meta(lambda meta: meta.update(num_parts='3')),
-    'one part more': _edit_meta(lambda meta: meta.update(num_parts=4)),
-    'no fingerprint': _ours(lambda meta: meta.pop('fingerprint')),
-    'halo rows of one part missing': _ours(lambda meta: meta['halo_rows'].pop()),
-    'one halo count missing': _ours(lambda meta: meta['halo_rows'][1].pop()),
-    'halo rows as numbers': _ours(lambda meta: meta.update(halo_rows=[1, 2, 3])),
-    'counts as text': _ours(lambda meta: meta.update(part_num_nodes=['1', '2', '3'])),
-    'node counts': _ours(lambda meta: meta['part_num_nodes'].__setitem__(1, 99)),
-    'edge counts': _ours(lambda meta: meta['part_num_edges'].__setitem__(1, 99)),
-    'an attribute nobody stored': _ours(
-        lambda meta: meta['node_attrs'].update(z={'dtype': 'float32', 'shape': []})
-    ),
 }
-
-
-BROKEN_FILES = {
+META = """
+del pyg_sar, is_hetero; num_parts = 0; num_parts = '3'; num_parts = 4
+"""
+OURS = """
+format_version = 1; del format_version; del fingerprint; halo_rows.pop(); halo_rows[1].pop()
+halo_rows = [1, 2, 3]; part_num_nodes = ['1', '2', '3']; part_num_nodes[1] = 99
+part_num_edges[1] = 99; node_attrs['z'] = {'dtype': 'float32', 'shape': []}
+"""
+BROKEN_FILES: dict[str, Change] = {
     **{
-        f'{name} cut at {keep}': _truncate(name, keep)
+        f'{name} cut at {keep}': lambda root, name=name, keep=keep: _truncate(
+            root / 'part_1' / name, keep
+        )
         for name in ('sar.pt', 'node_feats.pt', 'edge_feats.pt')
         for keep in (0, 0.3, 0.95)
     },
@@ -104,44 +59,54 @@ BROKEN_FILES = {
     'sar.pt of another part': lambda root: shutil.copy(
         root / 'part_2' / 'sar.pt', root / 'part_1' / 'sar.pt'
     ),
-    'rows of x missing': edit('node_feats.pt', x=lambda x: x[:-1].clone()),
-    'x missing': edit_part('node_feats.pt', lambda c: c['feats'].clear()),
-    'x is no tensor': edit('node_feats.pt', x=lambda x: [1.0]),
-    'feats is a list': edit_part('node_feats.pt', lambda c: c.update(feats=[1])),
-    'y missing': edit_part('node_feats.pt', lambda c: c['feats'].pop('y')),
-    'rows of edge_weight missing': edit('edge_feats.pt', edge_weight=lambda w: w[1:].clone()),
-    'rows of edge_attr missing': edit('edge_feats.pt', edge_attr=lambda a: a[1:].clone()),
 }
-
-
 TAMPERED = {
-    'no src': edit_part('sar.pt', lambda sar: sar.pop('src')),
-    'src too large': edit('sar.pt', src=_last_plus(10**6)),
-    'src negative': edit('sar.pt', src=_last_plus(-(10**6))),
-    'src of another block': edit('sar.pt', src=lambda src: src.flip(0)),
-    'src as int64': edit('sar.pt', src=lambda src: src.long()),
-    'src as a matrix': edit('sar.pt', src=lambda src: src.view(-1, 1)),
-    'src short': edit('sar.pt', src=lambda src: src[1:].clone()),
-    'dst too large': edit('sar.pt', dst=_last_plus(10**6)),
-    'dst negative': edit('sar.pt', dst=_last_plus(-(10**6))),
-    'dst unsorted': edit('sar.pt', dst=lambda dst: dst.flip(0)),
-    'boundary too large': edit('sar.pt', boundary_pos=_last_plus(10**6)),
-    'boundary negative': edit('sar.pt', boundary_pos=_last_plus(-(10**6))),
-    'halo too large': edit('sar.pt', halo_pos=_last_plus(10**6)),
-    'halo negative': edit('sar.pt', halo_pos=_last_plus(-(10**6))),
-    'halo short': edit('sar.pt', halo_pos=lambda pos: pos[1:].clone()),
-    'halo_ptr': edit('sar.pt', halo_ptr=_second_plus_one),
-    'halo_ptr from one on': edit('sar.pt', halo_ptr=lambda ptr: ptr + 1),
-    'boundary_ptr': edit('sar.pt', boundary_ptr=_second_plus_one),
-    'boundary_ptr from one on': edit('sar.pt', boundary_ptr=lambda ptr: ptr + 1),
-    'block_ptr': edit('sar.pt', block_ptr=_second_plus_one),
-    'block_ptr from one on': edit('sar.pt', block_ptr=lambda ptr: ptr + 1),
-    'block_ptr too long': edit('sar.pt', block_ptr=_last_plus(5)),
-    'nodes short': edit('node_feats.pt', global_id=lambda ids: ids[1:].clone()),
-    'nodes as floats': edit('node_feats.pt', global_id=lambda ids: ids.double()),
-    'edges short': edit('graph.pt', edge_id=lambda ids: ids[1:].clone()),
-    'edges as floats': edit('graph.pt', edge_id=lambda ids: ids.double()),
+    'sar.pt': """
+del src; src[-1] += 10**6; src[-1] -= 10**6; src = src.flip(0); src = src.long()
+src = src.view(-1, 1); src = src[1:].clone(); dst[-1] += 10**6; dst[-1] -= 10**6; dst = dst.flip(0)
+boundary_pos[-1] += 10**6; boundary_pos[-1] -= 10**6; halo_pos[-1] += 10**6; halo_pos[-1] -= 10**6
+halo_pos = halo_pos[1:].clone(); halo_ptr[1] += 1; halo_ptr += 1; boundary_ptr[1] += 1
+boundary_ptr += 1; block_ptr[1] += 1; block_ptr += 1; block_ptr[-1] += 5
+""",
+    'node_feats.pt': """
+feats['x'] = feats['x'][:-1].clone(); feats.clear(); feats['x'] = [1.0]; feats = [1]; del feats['y']
+global_id = global_id[1:].clone(); global_id = global_id.double()
+""",
+    'edge_feats.pt': """
+feats['edge_weight'] = feats['edge_weight'][1:].clone()
+feats['edge_attr'] = feats['edge_attr'][1:].clone()
+""",
+    'graph.pt': 'edge_id = edge_id[1:].clone(); edge_id = edge_id.double()',
 }
+CHANGES = [(file, each) for file, table in TAMPERED.items() for each in expressions(table)]
+
+META_OF_TYPES = """
+del nodes; del nodes[0]['type']; edges[0]['type'].pop(); edges[0]['type'] = [1, 2, 3]; nodes.pop(0)
+nodes[0]['part_num_nodes'].pop(); edges[0]['halo_rows'][1][0] = 10**6; edges.append([])
+"""
+"""Relations are no names, so those below are changes of contents."""
+
+TYPES: dict[str, tuple[str, Callable[[Any], object]]] = {
+    'no ids of a type': ('node_feats.pt', lambda c: c['author'].pop('global_id')),
+    'no ids of a relation': ('graph.pt', lambda c: c.pop(HAS)),
+    'no relation': ('sar.pt', lambda c: c.pop(HAS)),
+    'no src': ('sar.pt', lambda c: c[HAS].pop('src')),
+    'x of a type missing': ('node_feats.pt', lambda c: c['author']['feats'].clear()),
+    'features of a type missing': ('node_feats.pt', lambda c: c.pop('author')),
+    'features as a list': ('node_feats.pt', lambda c: c.update(author=[1])),
+    'edge attribute missing': ('edge_feats.pt', lambda c: c[WRITES]['feats'].pop('year')),
+}
+
+
+def _truncate(path: Path, keep: float) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * keep)])
+
+
+def _change_meta(root: Path, statement: str, *, is_ours: bool = True) -> None:
+    meta = json.loads((root / 'META.json').read_text())
+    exec(statement, {}, meta['pyg_sar'] if is_ours else meta)
+    (root / 'META.json').write_text(json.dumps(meta))
 
 
 @pytest.fixture
@@ -149,87 +114,63 @@ def root(tmp_path: Path) -> Path:
     return cut(small_graph(), 3, tmp_path / 'parts')
 
 
+def _load_all(root: Path) -> None:
+    pyg_sar.local(pyg_sar.load_shard(root))
+
+
 @pytest.mark.parametrize('what', MISSING)
 def test_missing(root, what):
     MISSING[what](root)
     with pytest.raises(FileNotFoundError, match=r'expected .*parts.*\(got '):
-        pyg_sar.local(pyg_sar.load_shard(root))
+        _load_all(root)
 
 
-@pytest.mark.parametrize('what', BROKEN_META)
+@pytest.mark.parametrize('what', [*BROKEN_META, *expressions(META), *expressions(OURS)])
 def test_broken_meta(root, what):
-    BROKEN_META[what](root)
+    if what in BROKEN_META:
+        BROKEN_META[what](root)
+    else:
+        _change_meta(root, what, is_ours=what not in META)
     with pytest.raises(ValueError, match='expected'):
-        pyg_sar.local(pyg_sar.load_shard(root))
+        _load_all(root)
 
 
-@pytest.mark.parametrize('what', BROKEN_FILES | TAMPERED)
+@pytest.mark.parametrize('what', [*BROKEN_FILES, *CHANGES], ids=str)
 def test_broken_file(root, what):
     """All parts in one process, and the part alone as a rank loads it."""
-    (BROKEN_FILES | TAMPERED)[what](root)
-    with pytest.raises(ValueError, match=r'expected.*part_1.*\(got '):
-        pyg_sar.local(pyg_sar.load_shard(root))
-    with pytest.raises(ValueError, match=r'expected.*part_1.*\(got '):
-        read_shard(root, 1, 3)
+    BROKEN_FILES[what](root) if what in BROKEN_FILES else change_part(root, *what)
+    for load in (_load_all, lambda root: read_shard(root, 1, 3)):
+        with pytest.raises(ValueError, match=r'expected.*part_1.*\(got '):
+            load(root)
 
 
-BROKEN_TYPES = {
-    'nodes missing in META': _ours(lambda meta: meta.pop('nodes')),
-    'a type without a name': _ours(lambda meta: meta['nodes'][0].pop('type')),
-    'a relation of two names': _ours(lambda meta: meta['edges'][0]['type'].pop()),
-    'a relation of numbers': _ours(lambda meta: meta['edges'][0].update(type=[1, 2, 3])),
-    'an unknown type': _ours(lambda meta: meta['nodes'].pop(0)),
-    'counts of a type': _ours(lambda meta: meta['nodes'][0]['part_num_nodes'].pop()),
-    'halo rows': _ours(lambda meta: meta['edges'][0]['halo_rows'][1].__setitem__(0, 10**6)),
-    'an entry that is a list': _ours(lambda meta: meta['edges'].append([])),
-    'no ids of a type': edit_part('node_feats.pt', lambda c: c['author'].pop('global_id')),
-    'no ids of a relation': edit_part('graph.pt', lambda c: c.pop(HAS)),
-    'no relation': edit_part('sar.pt', lambda sar: sar.pop(HAS)),
-    'no src': edit_part('sar.pt', lambda sar: sar[HAS].pop('src')),
-    'x of a type missing': edit_part('node_feats.pt', lambda c: c['author']['feats'].clear()),
-    'features of a type missing': edit_part('node_feats.pt', lambda c: c.pop('author')),
-    'features as a list': edit_part('node_feats.pt', lambda c: c.update(author=[1])),
-    'edge attribute missing': edit_part('edge_feats.pt', lambda c: c[WRITES]['feats'].pop('year')),
-}
-
-
-@pytest.mark.parametrize('what', BROKEN_TYPES)
+@pytest.mark.parametrize('what', [*TYPES, *expressions(META_OF_TYPES)])
 def test_broken_types(tmp_path, what):
-    partition_graph(hetero_graph(), 2, tmp_path / 'parts', method='random')
-    BROKEN_TYPES[what](tmp_path / 'parts')
-    with pytest.raises(ValueError, match=r'expected .*(META|part_[01]).*\(got '):
-        pyg_sar.local(pyg_sar.load_shard(tmp_path / 'parts'))
-
-
-class _Hostile:
-    def __reduce__(self) -> Any:
-        return Path.write_text, (Path('hostile-file-was-run'), 'run')
-
-
-@pytest.mark.parametrize('name', ['sar.pt', 'node_feats.pt', 'edge_feats.pt'])
-@pytest.mark.parametrize('is_zip', [False, True])
-def test_a_hostile_file_is_never_run(root, tmp_path, monkeypatch, name, is_zip):
-    monkeypatch.chdir(tmp_path)
-    path = root / 'part_1' / name
-    if is_zip:
-        torch.save({'src': _Hostile()}, path)
+    root = tmp_path / 'parts'
+    partition_graph(hetero_graph(), 2, root, method='random')
+    if what in TYPES:
+        file, change = TYPES[what]
+        content = torch.load(root / 'part_1' / file, weights_only=True)
+        change(content)
+        torch.save(content, root / 'part_1' / file)
     else:
-        path.write_bytes(pickle.dumps({'src': _Hostile()}))
-    with pytest.raises(ValueError, match='expected a file of tensors'):
-        pyg_sar.local(pyg_sar.load_shard(root))
-    assert not Path('hostile-file-was-run').exists()
+        _change_meta(root, what)
+    with pytest.raises(ValueError, match=r'expected .*(META|part_[01]).*\(got '):
+        _load_all(root)
 
 
-def _load(root_of_rank: list[str], rank: int | None = None) -> str:
-    own = torch.distributed.get_rank()
-    return attempt(load_shard, root_of_rank[own], rank)
+def _load(root_of_rank: list[str]) -> str:
+    return attempt(load_shard, root_of_rank[torch.distributed.get_rank()])
 
 
-BROKEN_ON_RANKS = {
-    **{what: (MISSING[what], FileNotFoundError) for what in MISSING},
-    **{what: (BROKEN_META[what], ValueError) for what in ('no JSON', 'version 1')},
-    **{what: (BROKEN_FILES[what], ValueError) for what in ('sar.pt cut at 0.3', 'y missing')},
-    **{what: (TAMPERED[what], ValueError) for what in ('src too large', 'halo_ptr')},
+BROKEN_ON_RANKS: dict[str, tuple[Change, str]] = {
+    **{what: (change, 'FileNotFoundError') for what, change in MISSING.items()},
+    'no JSON': (BROKEN_META['no JSON'], 'ValueError'),
+    'version 1': (lambda root: _change_meta(root, 'format_version = 1'), 'ValueError'),
+    'cut': (BROKEN_FILES['sar.pt cut at 0.3'], 'ValueError'),
+    'y missing': (lambda root: change_part(root, 'node_feats.pt', "del feats['y']"), 'ValueError'),
+    'src too large': (lambda root: change_part(root, 'sar.pt', 'src[-1] += 10**6'), 'ValueError'),
+    'halo_ptr': (lambda root: change_part(root, 'sar.pt', 'halo_ptr[1] += 1'), 'ValueError'),
 }
 
 
@@ -240,9 +181,8 @@ def test_broken_on_one_rank_raises_on_all(root, tmp_path, what):
     broken = tmp_path / 'parts of rank 1'
     shutil.copytree(root, broken)
     change(broken)
-    roots = [str(root), str(broken), str(root)]
-    outcomes = run_ranks(_load, 3, roots)
-    assert_all_raise(outcomes, kind.__name__, 'expected', 'parts of rank 1')
-    assert outcomes[0].startswith(f'{kind.__name__}: rank 1: ')
-    assert outcomes[2].startswith(f'{kind.__name__}: rank 1: ')
+    outcomes = run_ranks(_load, 3, [str(root), str(broken), str(root)])
+    assert_all_raise(outcomes, kind, 'expected', 'parts of rank 1')
+    assert outcomes[0].startswith(f'{kind}: rank 1: ')
+    assert outcomes[2].startswith(f'{kind}: rank 1: ')
     assert 'rank 1: ' not in outcomes[1].split('parts of rank 1')[0]

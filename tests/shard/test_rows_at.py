@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from pairs import pairs
 
 from pyg_sar.shard.index_rows import add_rows_at, add_runs_at, rows_at, write_rows_at
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64]
-SHAPES = [(), (1,), (2,), (3,), (4,), (2, 2), (4, 1), (5,), (8,), (0,)]
+SHAPES = [(), (1,), (2,), (3,), (4,), (2, 2), (4, 1), (5,), (8,), (16,), (17,), (0,)]
+KINDS = [torch.int64, torch.int32]
 
 
 def _values(num_rows: int, shape: tuple[int, ...], dtype: torch.dtype, offset: int):
@@ -18,12 +20,9 @@ def _values(num_rows: int, shape: tuple[int, ...], dtype: torch.dtype, offset: i
     return flat.to(dtype)[offset:].view(num_rows, *shape)
 
 
-@pytest.mark.parametrize('dtype', DTYPES, ids=str)
-@pytest.mark.parametrize('shape', SHAPES, ids=str)
-@pytest.mark.parametrize('offset', [0, 1, 2])
-@pytest.mark.parametrize('num_rows', [0, 6])
-def test_rows(dtype, shape, offset, num_rows):
-    index = torch.tensor([5, 0, 0, 3, 5, 1])[:num_rows]
+@pairs(shape=SHAPES, dtype=DTYPES, offset=[0, 1, 2], num_rows=[6, 0], kind=KINDS)
+def test_rows(shape, dtype, offset, num_rows, kind):
+    index = torch.tensor([5, 0, 0, 3, 5, 1])[:num_rows].to(kind)
     values = _values(num_rows, shape, dtype, offset)
     got = rows_at(values, index)
     assert got.is_contiguous()
@@ -40,9 +39,22 @@ def test_rows(dtype, shape, offset, num_rows):
     assert torch.equal(values, want)
 
 
-@pytest.mark.parametrize('dtype', DTYPES, ids=str)
-@pytest.mark.parametrize('shape', [(), (4,), (3, 8), (0,)], ids=str)
-@pytest.mark.parametrize('index', [[], [1], [0, 0, 2, 2, 2, 5, 5], [0, 1, 2, 3, 4, 5]], ids=str)
+@pairs(shape=SHAPES[1:-1], dtype=DTYPES[:2], kind=KINDS)
+def test_sums_are_made_in_the_order_of_the_index(shape, dtype, kind):
+    index = torch.randint(50, (200,)).to(kind)
+    rows, values = torch.randn(200, *shape, dtype=dtype), torch.randn(50, *shape, dtype=dtype)
+    want = values.clone()
+    for i, row in zip(index.tolist(), rows, strict=True):
+        want[i] += row
+    add_rows_at(values, index, rows)
+    assert torch.equal(values, want)
+
+
+@pairs(
+    dtype=DTYPES,
+    shape=[(), (4,), (3, 8), (0,)],
+    index=[(), (1,), (0, 0, 2, 2, 2, 5, 5), (0, 1, 2, 3, 4, 5)],
+)
 def test_runs(dtype, shape, index):
     """More and fewer edges than rows, rows without an edge, wide rows and narrow ones."""
     values, index = _values(6, shape, dtype, 0), torch.tensor(index, dtype=torch.int64)
@@ -52,7 +64,7 @@ def test_runs(dtype, shape, index):
     assert torch.equal(values, want)
 
 
-@pytest.mark.parametrize('dtype', DTYPES, ids=str)
+@pytest.mark.parametrize('dtype', DTYPES)
 def test_rows_of_views(dtype):
     """Every second row, a column, and a row that stands for all."""
     index = torch.tensor([2, 0, 2])

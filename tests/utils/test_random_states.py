@@ -2,44 +2,40 @@
 
 from __future__ import annotations
 
-import subprocess
+import gc
 import sys
+import threading
+import time
 
 import torch
+from ranks import run_once
 from torch.testing import assert_close
 
 from pyg_sar.utils.rng import random_states, random_states_kept, set_random_states
 
 CPU = torch.device('cpu')
 
-TWO_THREADS = """
-import gc, sys, threading, time
-import torch
-from pyg_sar.utils.rng import random_states, random_states_kept
 
-gc.callbacks.append(lambda phase, info: time.sleep(1e-6))  # lets the other thread run
-gc.set_threshold(1)
-sys.setswitchinterval(1e-6)
+def _two_threads() -> None:
+    gc.callbacks.append(lambda phase, info: time.sleep(1e-6))  # lets the other thread run
+    gc.set_threshold(1)
+    sys.setswitchinterval(1e-6)
 
-def run():
-    for _ in range(300):
-        with random_states_kept(torch.device('cpu')):
-            random_states(torch.device('cpu'))
+    def keep() -> None:
+        for _ in range(300):
+            with random_states_kept(CPU):
+                random_states(CPU)
 
-threads = [threading.Thread(target=run) for _ in range(2)]
-for thread in threads:
-    thread.start()
-for thread in threads:
-    thread.join()
-print('ended')
-"""
+    threads = [threading.Thread(target=keep) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def test_two_threads_end() -> None:
     """torch 2.13 held two locks: a collection inside of torch.get_rng_state let both wait."""
-    command = [sys.executable, '-W', 'ignore', '-c', TWO_THREADS]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.stdout == 'ended\n', done.stderr
+    run_once(_two_threads, 1)
 
 
 def test_states_are_kept_and_set() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -53,9 +51,3 @@ def test_the_locks_are_within_the_bounds() -> None:
             least, end = _least_and_end(bounds)
             own = None if found is None else tuple(map(int, found[1].split('.')))
             assert own is None or least <= own < end, (lock, package)
-
-
-def test_import_gives_no_warning() -> None:
-    command = [sys.executable, '-W', 'error', '-c', 'import pyg_sar']
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert (done.returncode, done.stderr) == (0, '')
