@@ -9,12 +9,9 @@ import pytest
 
 
 def few(values: Iterable[Any], every: int = 3) -> list[Any]:
-    """Parameters of which one of `every` is tested in ``make test``, the first one among them."""
-    return [
-        value
-        if i % every == 0
-        else pytest.param(
-            *(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.slow
-        )
-        for i, value in enumerate(values)
-    ]
+    """Parameters of which one of `every` is not slow, the first one among them."""
+    return [value if i % every == 0 else _slow(value) for i, value in enumerate(values)]
+
+
+def _slow(value: Any) -> Any:
+    return pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.slow)
