@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import started
 import torch
-from example_programs import EXAMPLES, example, run, started, torchrun
+from example_programs import EXAMPLES, example, run, torchrun
 from graphs import two_communities
 from hetero_graphs import hetero_graph
 from torch_geometric.data import Data, HeteroData
@@ -85,7 +86,7 @@ def test_train_full_batch_says_what_the_folder_lacks(tmp_path: Path) -> None:
     graph = _graph()
     del graph.train_mask
     pyg_sar.partition_graph(graph, 1, tmp_path / 'parts')
-    done = started(EXAMPLE, tmp_path / 'parts')
+    done = started.run(['python', EXAMPLE, tmp_path / 'parts'])
     assert done.returncode == 1
     assert 'got no train_mask' in done.stderr
     assert 'Traceback' not in done.stderr

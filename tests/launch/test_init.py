@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from launched_programs import environment
 from ranks import run_as_threads
 from small_graphs import attempt
+from started import environment
 
 import pyg_sar
 from pyg_sar.comm import collectives

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from launched_programs import ROOT, output, run
 from one_machine_slurm import slurm, why_no_slurm
+from started import ROOT, TORCHRUN, output, run
 from torch_geometric.data import Data
 
 import pyg_sar
@@ -24,7 +24,6 @@ pytestmark = pytest.mark.slow
 
 EXAMPLE = ROOT / 'examples' / 'train_full_batch.py'
 MPIRUN = ['mpirun', '--oversubscribe', *(['--allow-run-as-root'] if os.geteuid() == 0 else [])]
-TORCHRUN = ['python', '-m', 'torch.distributed.run']
 
 needs_mpi = pytest.mark.skipif(
     shutil.which('mpirun') is None, reason='mpirun not installed (Debian: openmpi-bin)'

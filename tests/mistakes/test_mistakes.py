@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -15,9 +14,9 @@ import torch
 from mistakes import IN_STEP, LAUNCHED, NUM_RANKS, RIGHT, Mistake, Net, net
 from ranks import run_once
 from small_graphs import attempt, cut, small_graph
+from started import TORCHRUN, run
 
 import pyg_sar
-from pyg_sar.__main__ import main
 
 FIRST = 200  # characters of a message that are read
 
@@ -29,8 +28,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _check(mistake: Mistake, message: str) -> None:
     read = message[:FIRST]
-    assert mistake.what in read, message
-    assert mistake.remedy in read, message
+    assert mistake.what in read, (mistake.do, message)
+    assert mistake.remedy in read, (mistake.do, message)
     assert '.cc' not in message  # a line of gloo's sources
     if mistake.guilty is not None:
         named = re.findall(r'rank (\d)', message)
@@ -41,16 +40,16 @@ def _messages(root: str) -> dict[str, str]:
     """What this rank is told at each mistake of IN_STEP; the next one begins anew."""
     rank = pyg_sar.init().rank
     found = {}
-    for name, mistake in IN_STEP.items():
+    for mistake in IN_STEP:
         data = pyg_sar.load_shard(root)
-        found[name] = attempt(mistake.do, data, rank).partition(': ')[2]
+        found[mistake.do] = attempt(mistake.make, data, rank).partition(': ')[2]
     return found
 
 
 def test_on_ranks(root: Path) -> None:
     for of_rank in run_once(_messages, NUM_RANKS, str(root)):
-        for name, mistake in IN_STEP.items():
-            _check(mistake, of_rank[name])
+        for mistake in IN_STEP:
+            _check(mistake, of_rank[mistake.do])
 
 
 @pytest.mark.slow
@@ -59,10 +58,9 @@ def test_on_a_terminal(name: str, root: Path, tmp_path: Path) -> None:
     mistake = LAUNCHED[name]
     if name == '4 parts on 3 ranks':
         root = cut(small_graph(), 4, tmp_path / 'parts')
-    torchrun = (sys.executable, '-m', 'torch.distributed.run', '--standalone')
-    command = (*torchrun, '--nproc-per-node', str(NUM_RANKS), mistakes.__file__, name, str(root))
-    environment = {**os.environ, 'PYTHONPATH': os.pathsep.join(sys.path), 'OMP_NUM_THREADS': '1'}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    ranks = ('--standalone', '--nproc-per-node', NUM_RANKS)
+    path = os.pathsep.join(sys.path)
+    done = run([*TORCHRUN, *ranks, mistakes.__file__, name, root], PYTHONPATH=path)
     assert done.returncode == 1, done.stderr
     lines = done.stderr.splitlines()
     of_ranks = [re.fullmatch(r'(?:\[rank(\d)\]: )?(\w+Error): (.*)', line) for line in lines]
@@ -83,46 +81,6 @@ def test_on_a_terminal(name: str, root: Path, tmp_path: Path) -> None:
         assert told[0][0] == '1'
         cause = done.stderr[done.stderr.index('Root Cause') :]
         assert re.search(r'rank +: 1 ', cause)
-
-
-FAKE = 'torch_geometric.datasets.FakeDataset(num_graphs=1)'
-
-COMMANDS = {
-    'run --memory 64': (['run', '--in-turns', '--memory', '64', 'train.py'], '64 bytes? say 64GB'),
-    'partition nofile.pt': (
-        ['partition', 'nofile.pt', 'out', '--num-parts', '2'],
-        "'nofile.pt', no such file",
-    ),
-    'partition --transform GcnNorm': (
-        ['partition', FAKE, 'out', '--num-parts', '2', '--transform', 'GcnNorm'],
-        'do you mean GCNNorm?',
-    ),
-    'info of a folder of others': (
-        ['info', '.'],
-        'got one without META.json: it was not written by pyg_sar.partition, or only in part): '
-        'python -m pyg_sar.partition makes one',
-    ),
-    'info --plot x': (['info', 'PARTS', '--plot', 'x'], 'ends in .png'),
-}
-
-
-@pytest.mark.parametrize('name', COMMANDS)
-def test_of_a_command(
-    name: str,
-    root: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    words, told = COMMANDS[name]
-    monkeypatch.chdir(tmp_path)
-    try:
-        code = main([str(root) if word == 'PARTS' else word for word in words])
-    except SystemExit as end:
-        code = end.code
-    err = capsys.readouterr().err
-    assert code == 2
-    assert told in err[:FIRST]
 
 
 def _warned(root: str) -> list[tuple[str, int, str]]:
