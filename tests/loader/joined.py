@@ -139,3 +139,11 @@ class Own:
 
     def __init__(self, *values: Any) -> None:
         self.values = values
+
+
+def drawn_pairs(num: int = 60, limits: tuple[int, int] = (40, 40)) -> Tensor:
+    """Some edges or none, the same pair several times."""
+    generator = torch.Generator().manual_seed(4)
+    pairs = torch.stack([torch.randint(limit, (num,), generator=generator) for limit in limits])
+    pairs[:, 20:24] = pairs[:, :4]
+    return pairs

@@ -4,29 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
+from joined import drawn_pairs
 from ranks import run_as_threads
 from small_graphs import cut, small_graph
-from torch import Tensor
 
 import pyg_sar
-
-
-@pytest.fixture(scope='module')
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(cut(small_graph(), 8, tmp_path_factory.mktemp('parts') / 'small'))
-
-
-def _pairs() -> Tensor:
-    """Some edges or none, the same pair several times."""
-    pairs = torch.randint(40, (2, 60), generator=torch.Generator().manual_seed(4))
-    pairs[:, 20:24] = pairs[:, :4]
-    return pairs
 
 
 @pytest.mark.parametrize('disjoint', [False, True])
 def test_a_batch_tells_of_its_links(folder: str, disjoint: bool) -> None:
     graph, data = small_graph(), pyg_sar.load_shard(folder)
-    pairs, batch_size = _pairs(), 24
+    pairs, batch_size = drawn_pairs(), 24
     label = torch.arange(60) % 3
     loader = pyg_sar.LinkNeighborLoader(
         data,

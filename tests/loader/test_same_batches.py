@@ -8,10 +8,9 @@ import pytest
 import torch
 from few import few
 from hetero_graphs import CITES, HAS, WRITES, assignment, hetero_graph
-from joined import Taken, assert_same, batches, content, link_batches, nodes_and_edges
+from joined import Taken, assert_same, batches, content, drawn_pairs, link_batches, nodes_and_edges
 from ranks import run_as_threads, run_ranks
 from small_graphs import assign, cut, small_graph
-from torch import Tensor
 
 from pyg_sar import partition_graph
 from pyg_sar.partition import metis
@@ -48,17 +47,9 @@ def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {path.name: str(path) for path in root.iterdir()}
 
 
-def _pairs(num: int = 60, limits: tuple[int, int] = (40, 40)) -> Tensor:
-    """Some edges or none, the same pair several times."""
-    generator = torch.Generator().manual_seed(4)
-    pairs = torch.stack([torch.randint(limit, (num,), generator=generator) for limit in limits])
-    pairs[:, 20:24] = pairs[:, :4]
-    return pairs
-
-
 CLASSES = torch.arange(60) % 3
-LABELLED = {'pairs': _pairs(), 'edge_label': CLASSES}
-TIMED = {'pairs': _pairs(), 'edge_label_time': CLASSES}
+LABELLED = {'pairs': drawn_pairs(), 'edge_label': CLASSES}
+TIMED = {'pairs': drawn_pairs(), 'edge_label_time': CLASSES}
 
 NODES: list[dict[str, Any]] = [
     {'num_neighbors': [3, 2, 2], 'shuffle': True, 'seed': 5},
@@ -118,7 +109,7 @@ LINKS_BY_TYPE: list[dict[str, Any]] = [
     {
         'num_neighbors': [3, 2],
         'relation': HAS,
-        'pairs': _pairs(30, (34, 7)),
+        'pairs': drawn_pairs(30, (34, 7)),
         'subgraph_type': 'induced',
         **BINARY,
     },
