@@ -43,8 +43,13 @@ def test_the_others_end(found: dict[Cell, Outcome], cell: Cell) -> None:
         assert f'rank {FAULTY}' in end['text'], outcome
 
 
-def _told(what: str, peer: int, received: list[Tensor], sent: list[Tensor]) -> str:
+def _device() -> torch.device:
     set_timeout(timedelta(seconds=30))
+    current().connect_devices(torch.device('cuda'))
+    return torch.device('cuda')
+
+
+def _told(what: str, peer: int, received: list[Tensor], sent: list[Tensor]) -> str:
     try:
         with current().guard(what, peer):
             for work in current().start_send_recv(received, peer, sent, peer, 'rows')[0]:
@@ -56,15 +61,13 @@ def _told(what: str, peer: int, received: list[Tensor], sent: list[Tensor]) -> s
 
 
 def _receive_too_much() -> str:
-    device, own = torch.device('cuda'), rank()
-    current().connect_devices(device)
+    device, own = _device(), rank()
     rows = [torch.zeros(4 + 4 * own, device=device)]
     return _told('receiving rows', 1 - own, *(([], rows) if own else (rows, [])))
 
 
 def _send_first() -> str:
-    device = torch.device('cuda')
-    current().connect_devices(device)
+    device = _device()
     if rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     return _told('sending rows', 1, [], [torch.zeros(4, device=device)])

@@ -217,7 +217,7 @@ def test_gpus_on_some_ranks() -> None:
 def _late(rank: int) -> str:
     if int(os.environ['RANK']) == rank:
         return ''
-    return attempt(pyg_sar.init, timeout=5)
+    return attempt(pyg_sar.init, timeout=2)
 
 
 def test_a_rank_that_does_not_come() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from partition_files import is_in_file, tree
 from ranks import run_ranks
 from small_graphs import attempt
 from torch_geometric.data import Data
@@ -20,6 +21,8 @@ import pyg_sar
 from pyg_sar.comm.ranks import rank
 from pyg_sar.partition import writer
 from pyg_sar.partition.__main__ import main
+from pyg_sar.partition.memmap import Scratch
+from pyg_sar.partition.sources import load_source
 from pyg_sar.shard.files import read_json
 from pyg_sar.utils import durable
 
@@ -59,6 +62,8 @@ def test_what_a_transform_changes_in_place_is_kept(kind: str, tmp_path: Path) ->
         for name, array in arrays.items():
             np.save(source / f'{name}.npy', array)
     assert graph.x.isnan().any()
+    assert is_in_file(load_source(source, scratch=Scratch(tmp_path)).x)
+    before = tree(tmp_path)
     transform = f'{__name__}.Impute'
     words = [str(source), str(tmp_path / 'out'), '--num-parts', '2', '--quiet']
     assert main([*words, '--transform', transform]) == 0
@@ -66,6 +71,7 @@ def test_what_a_transform_changes_in_place_is_kept(kind: str, tmp_path: Path) ->
         data = pyg_sar.local(pyg_sar.load_shard(tmp_path / 'out', part))
         assert torch.equal(data.x, graph.x[data.n_id].nan_to_num())
         assert torch.equal(data.y, graph.y[data.n_id] + 1)
+    assert {name: tree(tmp_path)[name] for name in before} == before
 
 
 def _small() -> Data:
