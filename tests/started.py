@@ -29,12 +29,7 @@ def run(
     """Runs a command in a folder; ``python`` is this one."""
     words = [sys.executable if word == 'python' else str(word) for word in command]
     return subprocess.run(
-        words,
-        cwd=folder,
-        env=environment(**variables),
-        capture_output=True,
-        text=True,
-        timeout=600,
+        words, cwd=folder, env=environment(**variables), capture_output=True, text=True, timeout=600
     )
 
 

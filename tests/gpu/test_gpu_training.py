@@ -31,9 +31,7 @@ from torch_geometric.nn import GATConv, SAGEConv
 import pyg_sar
 
 MODES = ['sequential', 'sequential_no_remat', 'one_shot']
-KINDS: list[tuple[str, dict[str, Any]]] = [
-    *((mode, {}) for mode in MODES),
-]
+KINDS: list[tuple[str, dict[str, Any]]] = [*((mode, {}) for mode in MODES)]
 
 
 def _some(cases: Any, every: int) -> list[Any]:

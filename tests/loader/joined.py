@@ -36,12 +36,7 @@ def batches(root: str, epochs: int = 1, **options: Any) -> Taken:
 
 
 def link_batches(
-    root: str,
-    epochs: int = 1,
-    *,
-    relation: Any = None,
-    pairs: Tensor | None = None,
-    **options: Any,
+    root: str, epochs: int = 1, *, relation: Any = None, pairs: Tensor | None = None, **options: Any
 ) -> Taken:
     """All batches of links: all edges of a relation, or pairs of ids of the whole graph."""
     links = pairs if relation is None else (relation, pairs)

@@ -119,10 +119,7 @@ OF_NODES: Wrong = [
     ({'temporal_strategy': 'last'}, ['temporal_strategy', 'time_attr']),
     ({'temporal_strategy': 'last', 'time_attr': 'y', 'replace': True}, ['replace']),
     ({'input_time': torch.zeros(40)}, ['input_time', 'time_attr']),
-    (
-        {'input_time': torch.zeros(3), 'time_attr': 'y'},
-        ['input_time', '40 seeds', '(3,)'],
-    ),
+    ({'input_time': torch.zeros(3), 'time_attr': 'y'}, ['input_time', '40 seeds', '(3,)']),
     ({'time_attr': 'edge_type', 'input_nodes': [0]}, ['input_time', 'None']),
     ({'time_attr': 'when'}, ['time_attr', 'when']),
     ({'weight_attr': 'heavy'}, ['weight_attr', 'heavy']),
@@ -160,10 +157,7 @@ OF_LINKS: Wrong = [
     ({'edge_label_index': PAIRS, 'edge_label': Own(torch.zeros(3), None)}, ['edge_label', 'None']),
     ({'edge_label_time': torch.zeros(228)}, ['edge_label_time', 'time_attr', 'None']),
     ({'time_attr': 'y'}, ['edge_label_time', 'time_attr', "'y'"]),
-    (
-        {'edge_label_time': torch.zeros(3), 'time_attr': 'y'},
-        ['edge_label_time', '228 seeds'],
-    ),
+    ({'edge_label_time': torch.zeros(3), 'time_attr': 'y'}, ['edge_label_time', '228 seeds']),
     ({'neg_sampling': 'ternary'}, ['neg_sampling', 'ternary']),
     ({'neg_sampling': {'mode': 'binary', 'amount': 0}}, ['neg_sampling', '0']),
     ({'neg_sampling': {'mode': 'triplet', 'amount': 0.5}}, ['neg_sampling', '0.5']),

@@ -176,11 +176,7 @@ def test_pairs_of_two_types(tmp_path: Path) -> None:
 def _of_types(root: str) -> Tensor:
     data = pyg_sar.load_shard(root)
     loader = pyg_sar.LinkNeighborLoader(
-        data,
-        [],
-        ('a', 'to', 'b'),
-        batch_size=64,
-        neg_sampling={'mode': 'binary', 'amount': 100},
+        data, [], ('a', 'to', 'b'), batch_size=64, neg_sampling={'mode': 'binary', 'amount': 100}
     )
     found = []
     for batch in loader:

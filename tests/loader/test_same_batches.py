@@ -84,12 +84,7 @@ LINKS: list[dict[str, Any]] = [
         'shuffle': True,
         **TIMED,
     },
-    {
-        'num_neighbors': [2],
-        'time_attr': 'edge_type',
-        **LABELLED,
-        **TIMED,
-    },
+    {'num_neighbors': [2], 'time_attr': 'edge_type', **LABELLED, **TIMED},
 ]
 LINKS_BY_TYPE: list[dict[str, Any]] = [
     {

@@ -359,8 +359,7 @@ def _write(path: Path, content: Any) -> None:
 
 @pytest.mark.filterwarnings('ignore::UserWarning')
 @pytest.mark.parametrize(
-    ('name', 'content', 'message'),
-    [(name, *row) for name, rows in REFUSED.items() for row in rows],
+    ('name', 'content', 'message'), [(name, *row) for name, rows in REFUSED.items() for row in rows]
 )
 def test_refused(tmp_path: Path, name: str, content: Any, message: str) -> None:
     path, out = tmp_path / name, tmp_path / 'out'

@@ -59,8 +59,7 @@ def _in_turns(folder: Path, program: Callable[[], Any], memory: int = 0) -> list
 
 
 @pytest.mark.parametrize(
-    ('kind', 'options'),
-    [('sage', {}), ('gat', {}), ('sage', {'exchange_dtype': torch.bfloat16})],
+    ('kind', 'options'), [('sage', {}), ('gat', {}), ('sage', {'exchange_dtype': torch.bfloat16})]
 )
 def test_profiles_count_what_processes_count(
     folder: Path, kind: str, options: dict[str, Any]
