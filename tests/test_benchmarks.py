@@ -132,26 +132,20 @@ def _cpuinfo(vendor: str, family: int, model: int, name: str) -> str:
         (('GenuineIntel', 19, 1, 'Intel(R) Xeon(R)'), 'Intel Xeon, family 19, model 1'),
     ],
 )
-def test_a_processor_has_a_name(
-    load, found: tuple[str, int, int, str], name: str, tmp_path: Path
-) -> None:
+def test_a_processor_has_a_name(load, found, name, tmp_path):
     (tmp_path / 'cpuinfo').write_text(_cpuinfo(*found))
     assert load('.', 'processors').processor(tmp_path / 'cpuinfo') == name
 
 
 @pytest.mark.parametrize('text', [None, 'processor\t: 0\nCPU part\t: 0xd40\n'])
-def test_a_processor_without_a_name_in_cpuinfo(
-    load, text: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_processor_without_a_name_in_cpuinfo(load, text, tmp_path, monkeypatch):
     if text is not None:
         (tmp_path / 'cpuinfo').write_text(text)
     monkeypatch.setattr('platform.processor', lambda: 'arm')
     assert load('.', 'processors').processor(tmp_path / 'cpuinfo') == 'arm'
 
 
-def test_a_run_keeps_the_reports_of_other_processors(
-    load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_keeps_the_reports_of_other_processors(load, tmp_path, monkeypatch):
     report = load('.', 'report')
     blocks = ''.join(f'<!-- {n} -->\n<!-- /{n} -->\n' for n in ('picture', 'table', 'environment'))
     (tmp_path / 'README.md').write_text(blocks)

@@ -83,9 +83,7 @@ def _assert_same(got: list[tuple[str, list[float]]], want: list[tuple[str, list[
 
 
 @pytest.mark.slow
-def test_train_sampled_is_the_same_on_one_and_two_processes_and_after_a_stop(
-    tmp_path: Path,
-) -> None:
+def test_train_sampled_is_the_same_on_one_and_two_processes_and_after_a_stop(tmp_path):
     parts, saved = _cut(tmp_path / 'parts'), tmp_path / 'saved'
     options = [EXAMPLES / 'train_sampled.py', parts, '--hidden', 8, '--epochs', 2]
     options += ['--fan-outs', -1, -1, '--batch-size', 8, '--exact-epochs', 1]

@@ -239,9 +239,7 @@ def test_ranks_draw_as_processes_do() -> None:
 
 
 @pytest.mark.parametrize('place', [0, 1, 5])
-def test_a_full_disk_is_an_error_and_the_next_run_is_right(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: int
-) -> None:
+def test_a_full_disk_is_an_error_and_the_next_run_is_right(tmp_path, monkeypatch, place):
     def program() -> list[float]:
         held = [torch.full((SIZE,), float(i), device='cuda') for i in range(4)]
         for _ in range(3):

@@ -19,9 +19,7 @@ from pyg_sar.launch import info
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_what_is_installed(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_installed(capsys, monkeypatch):
     there = info.find_spec
     monkeypatch.setattr(info, 'find_spec', lambda name: name != 'ogb' and there(name))
     assert main(['info']) == 0

@@ -116,9 +116,7 @@ if __name__ == '__main__':
 """
 
 
-def test_spawn_and_a_group_of_the_users_own(
-    program: list[object], expected: torch.Tensor, tmp_path: Path
-) -> None:
+def test_spawn_and_a_group_of_the_users_own(program, expected, tmp_path):
     (tmp_path / 'spawn.py').write_text(_SPAWN)
     text = output(
         ['python', tmp_path / 'spawn.py', tmp_path / 'store', *program], GLOO_SOCKET_IFNAME='lo'
@@ -135,9 +133,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
 
 
 @pytest.mark.parametrize('more', [[], ['--mpi=pmi2']])
-def test_srun(
-    program: list[object], expected: torch.Tensor, cluster: dict[str, str], more: list[str]
-) -> None:
+def test_srun(program, expected, cluster, more):
     done = run(['srun', '-n', 3, *more, 'python', *program], PYG_SAR_LOG='info', **cluster)
     assert done.returncode == 0, done.stderr
     _assert_same(done.stdout, expected)

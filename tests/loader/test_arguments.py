@@ -75,9 +75,7 @@ OF_WORKERS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize('loader', LOADERS)
-def test_the_log_tells_what_changes_nothing(
-    folder: str, loader: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_log_tells_what_changes_nothing(folder, loader, caplog):
     caplog.set_level('INFO', logger='pyg_sar.loader')
     _make(folder, loader, DEFAULTS)
     assert not caplog.messages
@@ -95,9 +93,7 @@ MEANS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(('loader', 'says', 'means'), MEANS)
-def test_arguments_of_pyg(
-    folder: str, loader: str, says: dict[str, Any], means: dict[str, Any]
-) -> None:
+def test_arguments_of_pyg(folder, loader, says, means):
     data = pyg_sar.load_shard(folder)
     made = [LOADERS[loader](data, [2, 2], seed=0, **options) for options in (says, means)]
     for batch, right in zip(*made, strict=True):

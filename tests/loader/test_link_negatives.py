@@ -140,9 +140,7 @@ def _early(root: str, mode: str, times: Tensor, weight: Tensor | None) -> tuple[
 
 @pytest.mark.parametrize('size', [1, 2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize('mode', ['binary', 'triplet'])
-def test_links_before_all_other_nodes_get_the_earliest_one(
-    tmp_path: Path, mode: str, size: int
-) -> None:
+def test_links_before_all_other_nodes_get_the_earliest_one(tmp_path, mode, size):
     """As PyG's loader does; node 5 is there first."""
     graph = Data(edge_index=EARLY[0], num_nodes=9, t=torch.tensor([3, 1, 2, 4, 5, 0, 6, 7, 8]))
     partition_graph(graph, 4, tmp_path / 'parts', method=torch.arange(9) % 4)

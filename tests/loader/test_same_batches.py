@@ -128,9 +128,7 @@ CASES = [
 
 @pytest.mark.parametrize('size', SIZES)
 @pytest.mark.parametrize(('kind', 'graph', 'options'), CASES)
-def test_ranks_share_the_batches_of_one_process(
-    roots: dict[str, str], kind: str, graph: str, options: dict[str, Any], size: int
-) -> None:
+def test_ranks_share_the_batches_of_one_process(roots, kind, graph, options, size):
     """Negatives are the same, too, and so are the trees of seeds."""
     epochs = 2 if 'shuffle' in options else 1
     want = content(_taken(kind, 1, roots[graph], epochs, **options))
@@ -148,9 +146,7 @@ OF_LOADERS = few(
 
 
 @pytest.mark.parametrize(('kind', 'graph', 'options'), OF_LOADERS)
-def test_processes_have_the_batches_of_threads(
-    roots: dict[str, str], kind: str, graph: str, options: dict[str, Any]
-) -> None:
+def test_processes_have_the_batches_of_threads(roots, kind, graph, options):
     options = {'batch_size': 7, **options}
     make = batches if kind == 'nodes' else link_batches
     want = _taken(kind, 2, roots[graph], 2, **options)

@@ -68,13 +68,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(('words', 'told'), WRONG)
-def test_a_wrong_command_line(
-    folder: Path,
-    words: tuple[str, ...],
-    told: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_wrong_command_line(folder, words, told, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     try:
         code: object = main(words)

@@ -227,9 +227,7 @@ def test_what_comes_into_the_place_while_a_graph_is_cut_stays(
             pyg_sar.partition_graph(_small(), 2, parts, method='range', force=True)
 
 
-def test_a_replacement_is_on_the_disk_before_the_old_one_goes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_replacement_is_on_the_disk_before_the_old_one_goes(tmp_path, monkeypatch):
     synced: set[Path] = set()
     sync, exchange, remove = os.fsync, durable._exchange, shutil.rmtree
     events: list[str] = []

@@ -51,9 +51,7 @@ def _play(folder: Path, program: Callable[[], Any], memory: int = 0, **options: 
 
 @pytest.mark.parametrize('name', few(FAULTS))
 @pytest.mark.parametrize(('kind', 'number'), CASES)
-def test_errors_of_the_disk(
-    tmp_path: Path, monkeypatch: Any, program: Callable[[], Any], name: str, kind: str, number: int
-) -> None:
+def test_errors_of_the_disk(tmp_path, monkeypatch, program, name, kind, number):
     (spill := tmp_path / 'spill').mkdir()
     monkeypatch.setattr(os, name, counted := Calls(name))
     run = partial(_play, spill, program, num_ranks=2 if kind == 'small' else NUM_RANKS)
