@@ -13,7 +13,6 @@ from torch_geometric.data import Data
 from pyg_sar.partition.options import CutOptions
 from pyg_sar.partition.partition_graph import cut_graph, partition_graph
 
-
 KINDS = [
     *('directed', 'loops_and_duplicates', 'isolated', 'communities'),
     *('star', 'no_edges', 'as_many_edges_as_nodes', 'bare'),
