@@ -257,7 +257,7 @@ REFUSED: dict[str, list[tuple[Any, str]]] = {
         (csr(data=np.ones(3, complex)), "3 real numbers in 'data' .*got complex128"),
         (csr(format=np.array('coo')), "integers in 'row' .*no such array"),
         *(
-            (content, r"a\.npz'")
+            (content, r'a\.npz')
             for content in (
                 *(b'', b'other', pickle.dumps({'edge_index': 1})),
                 _bytes(np.save, EDGES),
@@ -279,7 +279,7 @@ REFUSED: dict[str, list[tuple[Any, str]]] = {
             (ONE_GRAPH, {name: torch.arange(2 + (name == 'x')) for name in ONE_GRAPH.to_dict()}),
             r'do not fit: ValueError: slices of \[2, 3\] graphs',
         ),
-        *((content, r"a\.pt'") for content in (b'', b'other', pickle.dumps({'edge_index': 1}))),
+        *((content, r'a\.pt') for content in (b'', b'other', pickle.dumps({'edge_index': 1}))),
         *(
             (_with(_Forged(*state)), f"{told}.* in 'extra'")
             for state, told in (
@@ -357,11 +357,15 @@ def _write(path: Path, content: Any) -> None:
         torch.save(content, path)
 
 
+CASES = {
+    f'{name} {i}': (name, *row) for name, rows in REFUSED.items() for i, row in enumerate(rows)
+}
+
+
 @pytest.mark.filterwarnings('ignore::UserWarning')
-@pytest.mark.parametrize(
-    ('name', 'content', 'message'), [(name, *row) for name, rows in REFUSED.items() for row in rows]
-)
-def test_refused(tmp_path: Path, name: str, content: Any, message: str) -> None:
+@pytest.mark.parametrize('case', CASES)
+def test_refused(tmp_path, case):
+    name, content, message = CASES[case]
     path, out = tmp_path / name, tmp_path / 'out'
     _write(path, content)
     if 'folder' in name:
