@@ -29,21 +29,12 @@ def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(metis, 'ROWS', 3)
         for order in ('cache', 'source'):
-            graph, typed = small_graph(), hetero_graph()
-            cut_graph(
-                graph,
-                2,
-                root / f'one-{order}',
-                CutOptions(assign(40, 2)),
-                in_cache_order=order == 'cache',
-            )
-            cut_graph(
-                typed,
-                2,
-                root / f'typed-{order}',
-                CutOptions(assignment(2)),
-                in_cache_order=order == 'cache',
-            )
+            for name, data, parts in (
+                ('one', small_graph(), assign(40, 2)),
+                ('typed', hetero_graph(), assignment(2)),
+            ):
+                out, options = root / f'{name}-{order}', CutOptions(parts)
+                cut_graph(data, 2, out, options, in_cache_order=order == 'cache')
     return {path.name: str(path) for path in root.iterdir()}
 
 
