@@ -17,7 +17,7 @@ TURNS = ('run', '--in-turns', '--memory=1MB', '--spill=.', '--parts=parts')
 
 WRONG: list[tuple[tuple[str, ...], str]] = [
     (('cut',), "invalid choice: 'cut'"),
-    *(((name, '--no-such', 'x'), '--no-such') for name in ('partition', 'run', 'info')),
+    *(((name, '--no-such'), 'error: ') for name in ('partition', 'run', 'info')),
     (('partition', 'data.pt', 'out'), 'the following arguments are required: --num-parts'),
     (
         ('partition', 'data.pt', 'out', '--num-parts', 'two'),
