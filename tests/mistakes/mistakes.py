@@ -5,6 +5,7 @@ Each is made by one rank of three or by all; what they see says what is wrong an
 
 from __future__ import annotations
 
+import io  # noqa: F401 (of a program below)
 import os
 import sys
 import threading

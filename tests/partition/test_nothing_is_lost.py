@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from partition_files import is_in_file, tree
-from ranks import run_ranks
+from ranks import run_as_threads
 from small_graphs import attempt
 from torch_geometric.data import Data
 
@@ -285,9 +285,9 @@ def test_ranks_load_the_same_features(tmp_path: Path) -> None:
     shutil.copytree(roots[0], tmp_path / 'copy')
     graph.x = graph.x + 1
     pyg_sar.partition_graph(graph, 2, roots[1], method='range')
-    told = run_ranks(_loaded, 2, roots)
+    told = run_as_threads(_loaded, 2, roots)
     assert all('expected the same partition on all ranks' in each for each in told), told
-    assert run_ranks(_loaded, 2, [roots[0], str(tmp_path / 'copy')]) == ['no error'] * 2
+    assert run_as_threads(_loaded, 2, [roots[0], str(tmp_path / 'copy')]) == ['no error'] * 2
 
 
 def test_a_file_is_no_folder_of_checkpoints(tmp_path: Path) -> None:
