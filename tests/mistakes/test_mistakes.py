@@ -7,6 +7,8 @@ import re
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import mistakes
 import pytest
@@ -17,6 +19,7 @@ from small_graphs import attempt, cut, small_graph
 from started import TORCHRUN, run
 
 import pyg_sar
+from pyg_sar.rows import select
 
 FIRST = 200  # characters of a message that are read
 
@@ -36,20 +39,29 @@ def _check(mistake: Mistake, message: str) -> None:
         assert int(named[0]) == mistake.guilty, message
 
 
-def _messages(root: str) -> dict[str, str]:
+def _messages(root: str) -> list[str]:
     """What this rank is told at each mistake of IN_STEP; the next one begins anew."""
     rank = pyg_sar.init().rank
-    found = {}
-    for mistake in IN_STEP:
-        data = pyg_sar.load_shard(root)
-        found[mistake.do] = attempt(mistake.make, data, rank).partition(': ')[2]
-    return found
+    return [
+        attempt(mistake.make, pyg_sar.load_shard(root), rank).partition(': ')[2]
+        for mistake in IN_STEP
+    ]
 
 
-def test_on_ranks(root: Path) -> None:
-    for of_rank in run_once(_messages, NUM_RANKS, str(root)):
-        for mistake in IN_STEP:
-            _check(mistake, of_rank[mistake.do])
+@pytest.fixture(scope='module')
+def found(root: Path) -> list[tuple[Any, ...]]:
+    """What every rank says; starting ranks takes longest."""
+    return run_once(_on_rank, NUM_RANKS, str(root), timeout=300)
+
+
+def _on_rank(root: str) -> tuple[Any, ...]:
+    return _warned(root), _losses(root), _messages(root)
+
+
+def test_in_step(found: list[tuple[Any, ...]]) -> None:
+    for _, _, messages in found:
+        for mistake, message in zip(IN_STEP, messages, strict=True):
+            _check(mistake, message)
 
 
 @pytest.mark.slow
@@ -85,16 +97,17 @@ def test_on_a_terminal(name: str, root: Path, tmp_path: Path) -> None:
 
 def _warned(root: str) -> list[tuple[str, int, str]]:
     data = pyg_sar.load_shard(root)
-    with warnings.catch_warnings(record=True) as caught:
+    few = mock.patch.object(select, '_MANY_READS', 100)
+    with few, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter('always')
         mistakes.reads_one_by_one(data)
     told = [(Path(each.filename).name, each.lineno, str(each.message)) for each in caught]
     return [each for each in told if 'one by one' in each[2]]
 
 
-def test_rows_that_are_read_one_by_one(root: Path) -> None:
+def test_rows_that_are_read_one_by_one(found: list[tuple[Any, ...]]) -> None:
     line = mistakes.reads_one_by_one.__code__.co_firstlineno + 3
-    for told in run_once(_warned, NUM_RANKS, str(root)):
+    for told, _, _ in found:
         ((file, at, text),) = told
         assert (file, at) == ('mistakes.py', line)
         assert 'pyg_sar.gather(x) once before the loop' in text[:FIRST]
@@ -104,10 +117,10 @@ def _losses(root: str) -> list[float]:
     return [loss(pyg_sar.load_shard(root), net()).item() for loss in RIGHT.values()]
 
 
-def test_what_is_no_mistake(root: Path) -> None:
+def test_what_is_no_mistake(found: list[tuple[Any, ...]]) -> None:
     data, want = small_graph(), []
     for loss in RIGHT.values():
         torch.manual_seed(0)
         want.append(loss(data, Net().double()).item())
-    for got in run_once(_losses, NUM_RANKS, str(root)):
+    for _, got, _ in found:
         assert got == pytest.approx(want, rel=1e-12)
