@@ -95,7 +95,8 @@ MEANS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 @pytest.mark.parametrize(('loader', 'says', 'means'), MEANS)
 def test_arguments_of_pyg(folder, loader, says, means):
     data = pyg_sar.load_shard(folder)
-    made = [LOADERS[loader](data, [2, 2], seed=0, **options) for options in (says, means)]
+    of_many = {'seed': 0, 'batch_size': 16}
+    made = [LOADERS[loader](data, [2, 2], **{**of_many, **each}) for each in (says, means)]
     for batch, right in zip(*made, strict=True):
         for name, value in right.to_dict().items():
             assert batch[name] is value or bool(
@@ -251,10 +252,10 @@ def test_own_data_is_refused(folder: str, loader: str, size: int) -> None:
 def test_what_pyg_takes_is_taken(hetero_folder: str, folder: str) -> None:
     data = pyg_sar.load_shard(hetero_folder)
     fans = NumNeighbors({('author', 'writes', 'paper'): [3, 3]}, default=[1, 1])
-    loader = pyg_sar.NeighborLoader(data, fans, 'paper', seed=0)
+    loader = pyg_sar.NeighborLoader(data, fans, 'paper', seed=0, batch_size=8)
     text = {'__'.join(key): [1, 1] for key in data.edge_types}
     text['author__writes__paper'] = [3, 3]
-    same = pyg_sar.NeighborLoader(data, text, ('paper', None), seed=0)
+    same = pyg_sar.NeighborLoader(data, text, ('paper', None), seed=0, batch_size=8)
     assert_same([take(b) for b in loader], [take(b) for b in same])
     data = pyg_sar.load_shard(folder)
     induced = pyg_sar.NeighborLoader(data, (2,), [0, 3, 1], subgraph_type=SubgraphType.induced)
