@@ -34,7 +34,7 @@ def run(
 
 
 def output(command: Sequence[object], *, folder: Path | None = None, **variables: str) -> str:
-    """What it prints; it must end well."""
+    """The output of a command that must end well."""
     done = run(command, folder=folder, **variables)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

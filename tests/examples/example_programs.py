@@ -19,7 +19,7 @@ def torchrun(num_ranks: int) -> list[object]:
 
 
 def run(*command: object, folder: Path | None = None) -> str:
-    """What a program prints; it must end well."""
+    """The output of a program that must end well."""
     return output(['python', *command], folder=folder)
 
 

@@ -39,7 +39,7 @@ class Sorts(MessagePassing):
 
 @dataclass(frozen=True)
 class Mistake:
-    """What somebody does, and what the first 200 characters of the message have to say."""
+    """A wrong program, and the words that the first 200 characters of the message must have."""
 
     do: str  # statements about `data` and `rank`
     what: str  # what is wrong

@@ -50,7 +50,7 @@ def _messages(root: str) -> list[str]:
 
 @pytest.fixture(scope='module')
 def found(root: Path) -> list[tuple[Any, ...]]:
-    """What every rank says; starting ranks takes longest."""
+    """The answers of every rank; to start ranks takes longest."""
     return run_once(_on_rank, NUM_RANKS, str(root), timeout=300)
 
 
