@@ -207,7 +207,7 @@ def test_a_folder_of_parts_is_one_table(tmp_path, suffix):
 
 @pytest.mark.parametrize(
     ('dtype', 'on_disk'),
-    [('uint16', False), ('uint16', True), ('uint32', True), ('uint64', False)],
+    [('uint16', True), ('uint32', False), ('uint64', True)],
 )
 def test_ids_without_a_sign(tmp_path, request, dtype, on_disk):
     """In arrays, tables and tensors: the same parts as of ids of 64 bits."""
