@@ -126,6 +126,7 @@ READS: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
+@pytest.mark.filterwarnings('ignore:Sparse CSR tensor support')  # the first of a process
 @pytest.mark.parametrize('where', ['host', 'disk'])
 @pytest.mark.parametrize('way', READS)
 def test_every_way_to_read(tmp_path: Path, way: str, where: str) -> None:
