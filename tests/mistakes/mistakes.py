@@ -41,13 +41,16 @@ class Sorts(MessagePassing):
 class Mistake:
     """A wrong program, and the words that the first 200 characters of the message must have."""
 
-    do: str  # statements about `data` and `rank`
+    do: str | Callable[[Any, int], None]  # statements about `data` and `rank`; or a function
     what: str  # what is wrong
     remedy: str  # what to do instead
     guilty: int | None = None  # the rank that differs from the others, which is named first
 
     def make(self, data: Any, rank: int) -> None:
-        exec(self.do, {**globals(), 'data': data, 'rank': rank})
+        if callable(self.do):
+            self.do(data, rank)
+        else:
+            exec(self.do, {**globals(), 'data': data, 'rank': rank})
 
 
 class Net(torch.nn.Module):
@@ -109,7 +112,7 @@ OUT = 'net()(data.x, data.edge_index)'
 _ROWS: list[tuple[Any, ...]] = [
     # of one rank
     (
-        'evaluates_on_rank_0(data, rank)',
+        evaluates_on_rank_0,
         'in evaluation; without gradients on rank 0',
         'run the same lines',
         0,
@@ -323,25 +326,23 @@ LAUNCHED: dict[str, Mistake] = {
     'load_shard before init': Mistake('', 'expected pyg_sar.init()', 'call pyg_sar.init() first'),
     '4 parts on 3 ranks': Mistake('', 'the 4 parts', 'cut the graph into 3 or 6 parts'),
     'a bug on rank 1': Mistake(
-        'bug_on_rank_1(data, rank)',
+        bug_on_rank_1,
         "rank 1 failed with KeyError: 'only here'",
         'see its traceback',
         1,
     ),
     'rank 2 stops early': Mistake(
-        'stops_early(data, rank)',
+        stops_early,
         'rank 2 has ended or is cut off',
         'all ranks must make the same calls',
         2,
     ),
-    'a skipped backward': Mistake(
-        'skips_a_backward(data, rank)', 'is at ', 'run the same lines on every rank'
-    ),
+    'a skipped backward': Mistake(skips_a_backward, 'is at ', 'run the same lines on every rank'),
     'a forward in a thread of rank 0': Mistake(
-        'runs_in_a_thread(data, rank)', 'is at ', 'run the same lines on every rank'
+        runs_in_a_thread, 'is at ', 'run the same lines on every rank'
     ),
     'rank 1 is killed': Mistake(
-        'is_killed(data, rank)', 'rank 1 has ended or is cut off', 'see the end of its log', 1
+        is_killed, 'rank 1 has ended or is cut off', 'see the end of its log', 1
     ),
     'evaluates on rank 0': IN_STEP[0],
 }
