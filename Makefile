@@ -33,10 +33,10 @@ demo: $(INSTALLED)  ## partition a graph and train on it, on this machine
 	@$(BIN)/python examples/demo.py $(ARGS)
 
 test: $(INSTALLED)  ## run the tests
-	@$(BIN)/python -m pytest -m 'not slow and not bench' -n 2 --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest -m 'not slow and not bench' -n 2 --dist worksteal $(ARGS)
 
 test-slow: $(INSTALLED)  ## run the same for more cuts, sizes and modes, and the examples
-	@$(BIN)/python -m pytest -m 'slow and not bench' -n 2 --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest -m 'slow and not bench' -n 2 --dist worksteal $(ARGS)
 
 # Plain PyG 2.6.1 gives NaN for the case GENConv: power.
 OLDEST := -k 'not power' tests/nn/test_training.py tests/parity/test_parity.py::test_one_process tests/parity/test_parity.py::test_world_sizes
@@ -45,10 +45,10 @@ test-oldest: .venv-oldest/installed  ## small trainings and parity with the olde
 	@.venv-oldest/bin/python -m pytest $(OLDEST) $(ARGS)
 
 test-newest: .venv-newest/installed  ## run the tests with the newest of all packages, pre-releases of torch too
-	@.venv-newest/bin/python -m pytest -m 'not slow and not bench' -n 2 --dist loadfile $(ARGS)
+	@.venv-newest/bin/python -m pytest -m 'not slow and not bench' -n 2 --dist worksteal $(ARGS)
 
 test-cuda-sim: $(INSTALLED)  ## run what users of GPUs do on a simulated one, with a simulated NCCL
-	@PYTHONPATH=tests/cuda_sim $(BIN)/python -m pytest -p simulated_cuda -m 'cuda_sim and not slow' -n 2 --dist loadfile tests/gpu tests/cuda_sim $(ARGS)
+	@PYTHONPATH=tests/cuda_sim $(BIN)/python -m pytest -p simulated_cuda -m 'cuda_sim and not slow' -n 2 --dist worksteal tests/gpu tests/cuda_sim $(ARGS)
 
 test-benchmarks: $(INSTALLED)  ## run every benchmark in its smallest form, measure what is bounded, and what takes long
 	@$(BIN)/python -m pytest -m bench $(ARGS)

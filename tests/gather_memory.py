@@ -21,10 +21,7 @@ from pyg_sar.utils.malloc import return_freed_memory
 
 WIDTH = 64
 
-CONVS = {
-    'median': lambda: SimpleConv('median'),
-    'lstm': lambda: SAGEConv(WIDTH, WIDTH, 'lstm'),
-}
+CONVS = {'median': lambda: SimpleConv('median'), 'lstm': lambda: SAGEConv(WIDTH, WIDTH, 'lstm')}
 
 
 def _status(name: str) -> int:

@@ -87,7 +87,7 @@ class Reader:
         """Runs commands and returns what they print; those of several machines at once."""
         printed, started, port = '', [], free_port()
         for command in commands:
-            started += _start(launch_of(command), self.folder, port)
+            started += start(launch_of(command), self.folder, port)
             if '--nnodes' in command and command != commands[-1]:
                 continue
             for process, said, is_shown in started:
@@ -177,7 +177,7 @@ def launch_of(command: str) -> _Launch:
     return _Launch(args.run, args.node_rank * count, count, args.nnodes * count, shown, env)
 
 
-def _start(launch: _Launch, folder: Path, port: int) -> list[_Process]:
+def start(launch: _Launch, folder: Path, port: int) -> list[_Process]:
     """Processes forked from one that has imported torch and PyG: seconds sooner than torchrun."""
     started = []
     for local in range(launch.num_local):

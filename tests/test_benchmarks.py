@@ -21,19 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 ROOT = Path(__file__).resolve().parents[1]
 BENCHMARKS = ROOT / 'benchmarks'
 NAMES = (
-    'kernels',
-    'convs',
-    'attention',
-    'limit',
-    'epoch',
-    'start',
-    'scaling',
-    'accuracy',
-    'sampling',
-    'ogbn',
-    'partition',
-    'network',
-    'one_machine',
+    *('kernels', 'convs', 'attention', 'limit', 'epoch', 'start', 'scaling'),
+    *('accuracy', 'sampling', 'ogbn', 'partition', 'network', 'one_machine'),
 )
 
 
@@ -110,48 +99,23 @@ def test_readme_is_what_its_results_say(name: str, tmp_path: Path) -> None:
     assert (tmp_path / 'README.md').read_text() == (folder / 'README.md').read_text()
 
 
-def _cpuinfo(vendor: str, family: int, model: int, name: str) -> str:
-    core = (
-        f'vendor_id\t: {vendor}\ncpu family\t: {family}\nmodel\t\t: {model}\n'
-        f'model name\t: {name}\nstepping\t: 2\npower management:\n\n'
-    )
-    return f'processor\t: 0\n{core}processor\t: 1\n{core}'
-
-
 @pytest.mark.parametrize(
     ('found', 'name'),
     [
         (('AuthenticAMD', 25, 1, 'AMD EPYC 7763 64-Core Processor'), 'AMD EPYC 7763'),
-        (('AuthenticAMD', 25, 0x08, 'AMD EPYC'), 'AMD EPYC, Zen 3'),
-        (('AuthenticAMD', 25, 0x11, 'AMD EPYC Processor'), 'AMD EPYC, Zen 4'),
         (('AuthenticAMD', 25, 0xA0, 'AMD EPYC'), 'AMD EPYC, Zen 4'),
-        (('AuthenticAMD', 26, 0x02, 'AMD EPYC'), 'AMD EPYC, Zen 5'),
         (('GenuineIntel', 6, 0xCF, 'Intel(R) Xeon(R) Processor'), 'Intel Xeon, Emerald Rapids'),
-        (('GenuineIntel', 6, 0x6A, 'Intel(R) Xeon(R) CPU @ 2.60GHz'), 'Intel Xeon, Ice Lake'),
         (('GenuineIntel', 6, 0x8F, 'Intel(R) Xeon(R) Platinum 8488C'), 'Intel Xeon Platinum 8488C'),
-        (('GenuineIntel', 19, 1, 'Intel(R) Xeon(R)'), 'Intel Xeon, family 19, model 1'),
     ],
 )
-def test_a_processor_has_a_name(
-    load, found: tuple[str, int, int, str], name: str, tmp_path: Path
-) -> None:
-    (tmp_path / 'cpuinfo').write_text(_cpuinfo(*found))
+def test_a_processor_has_a_name(load, found, name, tmp_path):
+    lines = zip(('vendor_id', 'cpu family', 'model', 'model name'), found, strict=True)
+    core = ''.join(f'{name}\t: {value}\n' for name, value in lines)
+    (tmp_path / 'cpuinfo').write_text(f'processor\t: 0\n{core}\nprocessor\t: 1\n{core}\n')
     assert load('.', 'processors').processor(tmp_path / 'cpuinfo') == name
 
 
-@pytest.mark.parametrize('text', [None, 'processor\t: 0\nCPU part\t: 0xd40\n'])
-def test_a_processor_without_a_name_in_cpuinfo(
-    load, text: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if text is not None:
-        (tmp_path / 'cpuinfo').write_text(text)
-    monkeypatch.setattr('platform.processor', lambda: 'arm')
-    assert load('.', 'processors').processor(tmp_path / 'cpuinfo') == 'arm'
-
-
-def test_a_run_keeps_the_reports_of_other_processors(
-    load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_keeps_the_reports_of_other_processors(load, tmp_path, monkeypatch):
     report = load('.', 'report')
     blocks = ''.join(f'<!-- {n} -->\n<!-- /{n} -->\n' for n in ('picture', 'table', 'environment'))
     (tmp_path / 'README.md').write_text(blocks)
@@ -189,13 +153,6 @@ def test_a_run_keeps_the_reports_of_other_processors(
     del reports[1]['environment']['processor']
     (tmp_path / 'results.json').write_text(json.dumps(reports))
     assert f'{head}| a | 4 |\n| not recorded | 2 |\n<' in run('a', 4)
-
-
-def test_tables_that_differ_stand_one_after_another(load) -> None:
-    together = load('.', 'processors').together
-    first, second = (f'{n} cores:\n\n| s |\n| --- |\n| 1 |' for n in (2, 4))
-    assert together([first, second]) == f'{first}\n\n{second}'
-    assert together(['', first]) == first
 
 
 def _graph(num_nodes: int, num_edges: int) -> Tensor:

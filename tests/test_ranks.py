@@ -22,19 +22,9 @@ from ranks import RankError, heed_interrupts, run_once, run_ranks
 from torch import Tensor
 from torch_geometric.nn import Sequential
 
-PLAIN, CUSTOM = 'plain', 'custom'
-
 
 class _CustomWarning(UserWarning):
     pass
-
-
-def _pid() -> int:
-    return os.getpid()
-
-
-def _rank() -> int:
-    return dist.get_rank()
 
 
 def _sum_of_ranks(offset: Tensor, *, scale: float) -> dict[str, Any]:
@@ -94,15 +84,8 @@ def _set_global() -> int:
     return os.getpid()
 
 
-def _default_dtype() -> torch.dtype:
-    return torch.get_default_dtype()
-
-
-def _warn(kind: str) -> str:
-    if kind == CUSTOM:
-        warnings.warn('custom', _CustomWarning, stacklevel=1)
-    else:
-        warnings.warn('plain', UserWarning, stacklevel=1)
+def _warn(kind: type[Warning]) -> str:
+    warnings.warn('told', kind, stacklevel=1)
     return 'went on'
 
 
@@ -131,9 +114,9 @@ def _assert_ended(pids: list[int], seconds: float = 60) -> None:
     assert [pid for pid in pids if _is_alive(pid)] == []
 
 
-@pytest.mark.parametrize('world_size', [1, 2, 3, 4])
+@pytest.mark.parametrize('world_size', [1, 3])
 def test_results_by_rank(world_size: int) -> None:
-    assert run_ranks(_rank, world_size) == list(range(world_size))
+    assert run_ranks(dist.get_rank, world_size) == list(range(world_size))
     results = run_ranks(_sum_of_ranks, world_size, torch.tensor([0.5, 1.0]), scale=2.0)
     offset = torch.tensor([0.5, 1.0], dtype=torch.float32)
     expected = 2 * (world_size * offset + world_size * (world_size - 1) / 2)
@@ -152,11 +135,11 @@ def test_code_that_pyg_generates_is_of_a_test_and_of_a_call(inputs: str) -> None
 
 
 def test_ranks_are_used_again() -> None:
-    first = run_ranks(_pid, 3)
+    first = run_ranks(os.getpid, 3)
     assert len(set(first)) == 3
     assert os.getpid() not in first
-    assert run_ranks(_pid, 2) != first[:2]
-    assert run_ranks(_pid, 3) == first
+    assert run_ranks(os.getpid, 2) != first[:2]
+    assert run_ranks(os.getpid, 3) == first
 
 
 def test_every_call_starts_alike() -> None:
@@ -164,48 +147,47 @@ def test_every_call_starts_alike() -> None:
     for result in (*first, *second):
         assert torch.equal(result[0], first[0][0])
         assert result[1] == first[0][1]
-    assert run_ranks(_set_global, 2) == run_ranks(_pid, 2)
-    assert run_ranks(_default_dtype, 2) == [torch.float32] * 2
+    assert run_ranks(_set_global, 2) == run_ranks(os.getpid, 2)
+    assert run_ranks(torch.get_default_dtype, 2) == [torch.float32] * 2
 
 
-@pytest.mark.parametrize('rank', [0, 1, 2])
-def test_the_first_failure_in_time_is_shown(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_failure_in_time_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks, 'GRACE', 60)  # all report
-    with pytest.raises(RankError, match=f'rank {rank} of 3 failed') as caught:
-        run_ranks(_fail_first, 3, rank)
+    with pytest.raises(RankError, match='rank 1 of 3 failed') as caught:
+        run_ranks(_fail_first, 3, 1)
     assert 'in _fail_first\n' in str(caught.value)
     assert '_SlowError: the cause' in str(caught.value)
     assert 'KeyError' not in str(caught.value)
 
 
 def test_a_failure_kills_the_others_and_the_next_call_starts_new_ranks() -> None:
-    before = run_ranks(_pid, 3)
+    before = run_ranks(os.getpid, 3)
     with pytest.raises(RankError, match=r'rank 1 of 3 failed \(ranks \[0, 2\] had not finished\)'):
         run_ranks(_fail_one, 3, 1)
     _assert_ended(before)
-    after = run_ranks(_pid, 3)
+    after = run_ranks(os.getpid, 3)
     assert not set(before) & set(after)
 
 
 def test_timeout_names_and_kills() -> None:
-    pids = run_ranks(_pid, 3)
+    pids = run_ranks(os.getpid, 3)
     start = time.monotonic()
     with pytest.raises(TimeoutError, match=r'ranks \[2\] of 3 had not finished after 5 s') as e:
         run_ranks(_sleep_on_two, 3, timeout=5)
     assert time.monotonic() - start < 300  # half of the sleep
     assert 'in _sleep_here' in str(e.value)
     _assert_ended(pids)
-    assert run_ranks(_rank, 3) == [0, 1, 2]
+    assert run_ranks(dist.get_rank, 3) == [0, 1, 2]
 
 
 def test_warnings_are_errors_in_ranks_too() -> None:
-    with pytest.raises(RankError, match='UserWarning: plain'):
-        run_ranks(_warn, 1, PLAIN)
+    with pytest.raises(RankError, match='UserWarning: told'):
+        run_ranks(_warn, 1, UserWarning)
     with warnings.catch_warnings():
         warnings.simplefilter('ignore', _CustomWarning)
-        assert run_ranks(_warn, 1, CUSTOM) == ['went on']
-        with pytest.raises(RankError, match='UserWarning: plain'):
-            run_ranks(_warn, 1, PLAIN)
+        assert run_ranks(_warn, 1, _CustomWarning) == ['went on']
+        with pytest.raises(RankError, match='UserWarning: told'):
+            run_ranks(_warn, 1, UserWarning)
 
 
 def test_run_once_with_a_rank_that_dies() -> None:

@@ -11,7 +11,7 @@ for folder in ('tests/gpu', 'benchmarks'):
     sys.path.append(str(Path(__file__).parents[2] / folder))
 
 simulation = sys.modules.get('simulated_cuda')
-WHY_NOT = 'needs -p simulated_cuda' if simulation is None else simulation.why_not
+collect_ignore_glob = ['test_*'] if simulation is None else []
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -20,5 +20,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.cuda_sim)
             ignored = 'ignore:The usage of `scatter'  # PyG tells of a missing package
             item.add_marker(pytest.mark.filterwarnings(ignored))
-            if WHY_NOT:
-                item.add_marker(pytest.mark.skip(reason=f'no simulated device: {WHY_NOT}'))
+            if simulation is not None and simulation.why_not:
+                why = f'no simulated device: {simulation.why_not}'
+                item.add_marker(pytest.mark.skip(reason=why))

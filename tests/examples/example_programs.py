@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
 import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+from started import ROOT, output
+
 EXAMPLES = ROOT / 'examples'
 
 
@@ -20,22 +19,8 @@ def torchrun(num_ranks: int) -> list[object]:
 
 
 def run(*command: object, folder: Path | None = None) -> str:
-    """What a program prints; it must end well."""
-    done = started(*command, folder=folder)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def started(*command: object, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get('PYTHONPATH')]))
-    return subprocess.run(
-        [sys.executable, *map(str, command)],
-        cwd=folder,
-        env={**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': path},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    """The output of a program that must end well."""
+    return output(['python', *command], folder=folder)
 
 
 @cache

@@ -115,9 +115,7 @@ def _sampled(root: str, links: dict[str, Tensor]) -> list[float]:
 
 
 @pytest.mark.slow
-def test_links_in_batches_are_the_same_on_any_number_of_ranks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_links_in_batches_are_the_same_on_any_number_of_ranks(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(EXAMPLES))
     graph, links = _split()
     root = str(cut(graph, 6, tmp_path / 'parts'))
@@ -157,9 +155,7 @@ def _results(root: str | None, name: str, **kinds: str) -> list[Tensor]:
 
 
 @pytest.mark.parametrize(('name', 'aggr', 'message', 'num_ranks'), _CASES)
-def test_the_results_of_plain_pyg(
-    name: str, aggr: str, message: str, num_ranks: int, tmp_path: Path
-) -> None:
+def test_the_results_of_plain_pyg(name, aggr, message, num_ranks, tmp_path):
     data = example('nbfnet').drawn(NBFNET_SIZE)
     pyg_sar.partition_graph(data, num_ranks, tmp_path, method='random')
     kinds = {'aggr': aggr, 'message': message}

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import started
 import torch
-from example_programs import EXAMPLES, example, run, started, torchrun
+from example_programs import EXAMPLES, example, run, torchrun
 from graphs import two_communities
 from hetero_graphs import hetero_graph
 from torch_geometric.data import Data, HeteroData
@@ -19,12 +20,7 @@ from torch_geometric.utils import to_undirected
 
 import pyg_sar
 
-EXAMPLE = EXAMPLES / 'train_full_batch.py'
 EPOCHS = 3
-
-_LINE = re.compile(
-    r'epoch +(\d+)  loss (\d+\.\d+)  accuracy: train (\d\.\d+)  val (\d\.\d+)  test (\d\.\d+)'
-)
 
 
 def _graph() -> Data:
@@ -43,6 +39,11 @@ def _graph() -> Data:
     )
 
 
+def _cut(root: Path) -> Path:
+    pyg_sar.partition_graph(_graph(), 2, root, method=torch.arange(60) % 3 // 2)
+    return root
+
+
 def _hetero_graph() -> HeteroData:
     """With validation nodes; lonely nodes, which no relation reaches, stay with the others."""
     data = hetero_graph()
@@ -55,60 +56,15 @@ def _hetero_graph() -> HeteroData:
     return data
 
 
-@pytest.fixture(scope='module')
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp('examples') / 'parts'
-    pyg_sar.partition_graph(_graph(), 2, root, method=torch.arange(60) % 3 // 2)
-    return root
-
-
-def _epochs(*command: object) -> list[tuple[float, ...]]:
-    """Epoch, loss and accuracies of every line that the program printed; it prints no other."""
-    lines = run(*command).splitlines()
-    matches = [_LINE.fullmatch(line) for line in lines]
-    assert all(matches), lines
-    return [tuple(float(number) for number in m.groups()) for m in matches if m is not None]
-
-
-@pytest.mark.slow
-def test_train_full_batch_is_the_same_on_one_and_two_processes(folder: Path) -> None:
-    options = [EXAMPLE, folder, '--model', 'gat', '--hidden', 8, '--epochs', EPOCHS]
-    one = _epochs(*options)
-    two = _epochs(*torchrun(2), *options)
-    assert [line[0] for line in one] == [1, 2, 3]
-    assert one[-1][1] < one[0][1]
-    torch.testing.assert_close(torch.tensor(two), torch.tensor(one), rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.slow
 def test_train_full_batch_says_what_the_folder_lacks(tmp_path: Path) -> None:
     graph = _graph()
     del graph.train_mask
     pyg_sar.partition_graph(graph, 1, tmp_path / 'parts')
-    done = started(EXAMPLE, tmp_path / 'parts')
+    done = started.run(['python', EXAMPLES / 'train_full_batch.py', tmp_path / 'parts'])
     assert done.returncode == 1
     assert 'got no train_mask' in done.stderr
     assert 'Traceback' not in done.stderr
-
-
-@pytest.mark.slow
-def test_train_sampled_is_the_same_on_one_and_two_processes_and_after_a_stop(
-    folder: Path, tmp_path: Path
-) -> None:
-    options = [EXAMPLE.with_name('train_sampled.py'), folder, '--hidden', 8, '--epochs', 2]
-    options += ['--fan-outs', -1, -1, '--batch-size', 8, '--exact-epochs', 1]
-    one = _epochs(*options)
-    saving = [*options, '--checkpoint', tmp_path, '--every', 4]
-    two = _epochs(*torchrun(2), *saving)
-    assert [line[0] for line in one] == [1, 2, 3]
-    torch.testing.assert_close(torch.tensor(two), torch.tensor(one), rtol=1e-4, atol=1e-4)
-    steps = sorted(path.name for path in tmp_path.iterdir())
-    shutil.rmtree(tmp_path / steps[-1])  # so that it goes on from the middle of an epoch
-    rest = _epochs(*saving)
-    assert len(rest) == 2
-    torch.testing.assert_close(
-        torch.tensor(rest), torch.tensor(one[-len(rest) :]), rtol=1e-4, atol=1e-4
-    )
 
 
 def _lines(*command: object) -> list[tuple[str, list[float]]]:
@@ -118,6 +74,27 @@ def _lines(*command: object) -> list[tuple[str, list[float]]]:
 
 
 _NUMBER = re.compile(r'\d+\.\d+')
+
+
+def _assert_same(got: list[tuple[str, list[float]]], want: list[tuple[str, list[float]]]) -> None:
+    assert [line for line, _ in got] == [line for line, _ in want]
+    for (_, ours), (_, theirs) in zip(got, want, strict=True):
+        torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_train_sampled_is_the_same_on_one_and_two_processes_and_after_a_stop(tmp_path):
+    parts, saved = _cut(tmp_path / 'parts'), tmp_path / 'saved'
+    options = [EXAMPLES / 'train_sampled.py', parts, '--hidden', 8, '--epochs', 2]
+    options += ['--fan-outs', -1, -1, '--batch-size', 8, '--exact-epochs', 1]
+    saving = [*options, '--checkpoint', saved, '--every', 4]
+    one, two = _lines(*options), _lines(*torchrun(2), *saving)
+    assert [line.split()[:2] for line, _ in one] == [['epoch', str(i)] for i in (1, 2, 3)]
+    _assert_same(two, one)
+    steps = sorted(path.name for path in saved.iterdir())
+    shutil.rmtree(saved / steps[-1])  # so that it goes on from the middle of an epoch
+    _assert_same(_lines(*saving), one[-2:])
+
 
 _EPOCHS = ['epoch'] * EPOCHS
 _SHORT: dict[str, tuple[list[object], list[str]]] = {
@@ -129,6 +106,7 @@ _SHORT: dict[str, tuple[list[object], list[str]]] = {
     'link_prediction': (['--hidden', 8], _EPOCHS),
     'self_supervised': (['--hidden', 8, '--method', 'grace'], [*_EPOCHS, 'test']),
     'sign': (['--hops', 2], _EPOCHS),
+    'train_full_batch': (['--model', 'gat', '--hidden', 8], _EPOCHS),
 }
 """Options, and the first word of every line."""
 
@@ -143,7 +121,7 @@ def test_example_is_the_same_on_one_and_two_processes(name: str, tmp_path: Path)
         if name == 'hetero_rgcn':
             pyg_sar.partition_graph(_hetero_graph(), 2, root)
         else:
-            pyg_sar.partition_graph(_graph(), 2, root, method=torch.arange(60) % 3 // 2)
+            _cut(root)
         links = torch.arange(60).view(2, 2, 15)
         torch.save({'val': links, 'test': links.flip(1)}, f'{root}.links.pt')
         command = [*launcher, EXAMPLES / f'{name}.py', root, '--epochs', EPOCHS, *options]
@@ -154,12 +132,10 @@ def test_example_is_the_same_on_one_and_two_processes(name: str, tmp_path: Path)
     assert [line.split()[0] for line, _ in one] == words
     if name not in ('infomax', 'self_supervised'):  # which draw anew in every epoch
         assert one[EPOCHS - 1][1][0] < one[0][1][0]
-    assert [line for line, _ in two] == [line for line, _ in one]
     if name == 'sign':  # on one process, from what two have saved
         two += _lines(*command[len(launcher) :])
         one *= 2
-    for (_, got), (_, want) in zip(two, one, strict=True):
-        torch.testing.assert_close(torch.tensor(got), torch.tensor(want), rtol=1e-4, atol=1e-4)
+    _assert_same(two, one)
 
 
 def _communities() -> Data:

@@ -41,10 +41,3 @@ def test_the_ten_lines(tmp_path: Path) -> None:
     assert len(losses) == 4
     assert len(set(losses)) == 1
     assert float(losses[0]) < 1.0
-
-
-def test_every_public_name_is_documented() -> None:
-    import pyg_sar
-
-    for name in pyg_sar.__all__:
-        assert (getattr(pyg_sar, name).__doc__ or '').strip(), name

@@ -6,11 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 for room in ('nn', 'loader'):
     sys.path.append(str(Path(__file__).parents[1] / room))
 sys.path.append(str(Path(__file__).parents[2] / 'benchmarks'))
 
+collect_ignore_glob = [] if torch.cuda.is_available() else ['test_*']
 
 IGNORED = ('ignore:The usage of `scatter', 'ignore:Attempting to run cuBLAS')
 """PyG tells of a missing package, and torch of a context that its own thread has made late."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import errno
 import gc
-import io
 import os
 from collections.abc import Callable
 from functools import partial
@@ -14,14 +12,16 @@ from typing import Any
 
 import pytest
 import torch
+from launch.in_turns.faults import Calls, are_equal, fails
 from launch.in_turns.programs import KINDS, NUM_RANKS, train, write_parts
+from launch.in_turns.test_evictions import READS as READS_OF_HOST
+from launch.in_turns.test_evictions import SIZE, others_turn
 from setups import on
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import GraphSAGE
 
 import pyg_sar
-from pyg_sar.comm import vote
 from pyg_sar.comm.send_recv import copy_run
 from pyg_sar.launch.in_turns.places import OnHost
 from pyg_sar.launch.in_turns.run import InTurns, play, run_in_turns
@@ -29,7 +29,6 @@ from pyg_sar.utils import offload as evictable
 
 pytestmark = pytest.mark.cuda_sim
 FEW = ('sage', 'gat')
-SIZE = 1000
 
 
 @pytest.fixture(scope='module')
@@ -37,14 +36,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp('parts')
     write_parts(found)
     return found
-
-
-def _check_equal(ours: list[Any], theirs: list[Any]) -> None:
-    for (losses, *tensors), (their_losses, *their_tensors) in zip(ours, theirs, strict=True):
-        assert losses == their_losses
-        for own, others in zip(tensors, their_tensors, strict=True):
-            assert len(own) == len(others)
-            assert all(map(torch.equal, own, others))
 
 
 @pytest.mark.parametrize(
@@ -70,7 +61,7 @@ def _in_order(folder: str, kind: str) -> Any:
 def _check_bits(folder: Path, program: Callable[[], Any], expected: list[Any]) -> None:
     def in_turns(memory: int, **options: Any) -> InTurns:
         found = play(program, NUM_RANKS, memory=memory, least=256, **options)
-        _check_equal(found.results, expected)
+        assert are_equal(found.results, expected)
         return found
 
     whole = in_turns(1 << 40, spill=folder).figures
@@ -123,36 +114,19 @@ def test_eight_parts_need_a_quarter_of_the_memory_of_one(tmp_path: Path) -> None
     assert peaks[1] <= 0.25 * peaks[0]
 
 
-def _others_turn() -> None:
-    vote.agree(0)  # the last rank here may go on by itself,
-    vote.agree(0)  # and waits here
-
-
-def _pickled(tensor: Tensor) -> Tensor:
-    file = io.BytesIO()
-    torch.save(tensor, file)
-    file.seek(0)
-    return torch.load(file)
-
-
+OF_BOTH = ('operation', 'view', 'tolist', 'deepcopy', 'save', 'list', 'item', 'repr')
 READS: dict[str, Callable[[Tensor], Any]] = {
-    'operation': lambda t: t + 0,
+    **{way: READS_OF_HOST[way] for way in OF_BOTH},
     'cpu': lambda t: t.cpu(),
-    'view': lambda t: t.view(10, -1)[3:5],
-    'tolist': lambda t: torch.tensor(t.tolist()),
-    'deepcopy': copy.deepcopy,
-    'save': _pickled,
     'storage': lambda t: torch.tensor(t.untyped_storage().cpu().tolist()),
     'interface': lambda t: (t.__cuda_array_interface__['data'][0] != 0, (t + 0).tolist()),
-    'list': lambda t: torch._foreach_mul([t, t[1:]], 2)[1],
     'sparse': lambda t: t.view(10, -1).to_sparse_csr().values().sum(),
-    'item': lambda t: t[17].item(),
-    'repr': repr,
     'rows': lambda t: evictable.selected_rows(t.view(-1, 4), torch.arange(0, 250, 3).to('cuda')),
     'run': lambda t: copy_run(t[100:], [out := torch.empty_like(t[100:])]) or out,
 }
 
 
+@pytest.mark.filterwarnings('ignore:Sparse CSR tensor support')  # the first of a process
 @pytest.mark.parametrize('where', ['host', 'disk'])
 @pytest.mark.parametrize('way', READS)
 def test_every_way_to_read(tmp_path: Path, way: str, where: str) -> None:
@@ -160,12 +134,12 @@ def test_every_way_to_read(tmp_path: Path, way: str, where: str) -> None:
         there = torch.randn(SIZE, device='cuda')
         evictable.keep_here(there)
         held = there.clone()
-        _others_turn()
+        others_turn()
         with torch._C.DisableTorchFunction():
             assert held.untyped_storage().nbytes() == 0
         found = READS[way](held)
         expected = READS[way](there)
-        _others_turn()
+        others_turn()
         return found, expected, held + 0, there + 0
 
     options: dict[str, Any] = {}
@@ -182,9 +156,9 @@ def test_what_did_not_change_is_copied_once(tmp_path: Path, changes: bool, where
     def program() -> float:
         held = torch.ones(SIZE, device='cuda')
         for _ in range(5):
-            _others_turn()
+            others_turn()
             held.add_(1) if changes else held.sum()
-        _others_turn()
+        others_turn()
         return held.mean().item()
 
     options: dict[str, Any] = {}
@@ -201,7 +175,7 @@ def test_what_did_not_change_is_copied_once(tmp_path: Path, changes: bool, where
 def test_memory_of_the_host_is_given_back() -> None:
     def program() -> Tensor:
         held = torch.ones(SIZE, device='cuda')
-        _others_turn()
+        others_turn()
         held.sum()
         return held
 
@@ -227,7 +201,7 @@ def test_nothing_is_under_way_when_memory_goes(monkeypatch: pytest.MonkeyPatch) 
         held = torch.ones(SIZE, device='cuda')
         for _ in range(3):
             seen.append('turn')
-            _others_turn()
+            others_turn()
             held.sum()
 
     monkeypatch.setattr(torch.UntypedStorage, 'resize_', emptied)
@@ -244,7 +218,7 @@ def test_memory_of_other_streams_stays(monkeypatch: pytest.MonkeyPatch) -> None:
         with monkeypatch.context() as patch:
             patch.setattr(torch.cuda, 'current_stream', lambda device=None: 'another')
             held = torch.ones(SIZE, device='cuda')
-        _others_turn()
+        others_turn()
         with torch._C.DisableTorchFunction():
             return held.untyped_storage().nbytes()
 
@@ -254,7 +228,7 @@ def test_memory_of_other_streams_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ranks_draw_as_processes_do() -> None:
     def program() -> list[Tensor]:
         first = torch.rand(3, device='cuda')
-        _others_turn()
+        others_turn()
         return [first.cpu(), torch.rand(3, device='cuda').cpu()]
 
     torch.cuda.manual_seed(5)
@@ -266,29 +240,19 @@ def test_ranks_draw_as_processes_do() -> None:
 
 
 @pytest.mark.parametrize('place', [0, 1, 5])
-def test_a_full_disk_is_an_error_and_the_next_run_is_right(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: int
-) -> None:
+def test_a_full_disk_is_an_error_and_the_next_run_is_right(tmp_path, monkeypatch, place):
     def program() -> list[float]:
         held = [torch.full((SIZE,), float(i), device='cuda') for i in range(4)]
         for _ in range(3):
-            _others_turn()
+            others_turn()
             held = [each + 1 for each in held]
         return [each.mean().item() for each in held]
 
     def run() -> list[Any]:
         return play(program, 2, memory=0, spill=tmp_path, host_memory=2 * 4096, least=256).results
 
-    calls, write = [], os.pwrite
-
-    def fails(*args: Any) -> int:
-        calls.append(0)
-        if len(calls) > place:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return write(*args)
-
     before = torch.cuda.memory_allocated()
-    monkeypatch.setattr(os, 'pwrite', fails)
+    monkeypatch.setattr(os, 'pwrite', Calls('pwrite', place, fails(errno.ENOSPC)))
     with pytest.raises(OSError, match='writing') as found:
         run()
     assert found.value.filename == str(tmp_path)
@@ -300,9 +264,9 @@ def test_a_full_disk_is_an_error_and_the_next_run_is_right(
 
 def test_options_that_do_not_fit(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="'spill' must be a folder with host_memory=1GB"):
-        play(_others_turn, 2, memory=0, host_memory='1GB')
+        play(others_turn, 2, memory=0, host_memory='1GB')
     with pytest.raises(ValueError, match="'host_memory' must be bytes"):
-        play(_others_turn, 2, memory=0, host_memory=-1, spill=tmp_path)
+        play(others_turn, 2, memory=0, host_memory=-1, spill=tmp_path)
 
 
 def test_one_call(folder: Path) -> None:

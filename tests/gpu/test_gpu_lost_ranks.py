@@ -11,6 +11,7 @@ import torch
 from fault_cells import Cell, Outcome, bound, outcomes
 from fault_program import FAULTY, PHASES
 from ranks import run_once
+from torch import Tensor
 
 import pyg_sar
 from pyg_sar.comm.ranks import current, rank, set_timeout
@@ -42,38 +43,34 @@ def test_the_others_end(found: dict[Cell, Outcome], cell: Cell) -> None:
         assert f'rank {FAULTY}' in end['text'], outcome
 
 
-def _receive_too_much() -> str:
+def _device() -> torch.device:
     set_timeout(timedelta(seconds=30))
-    device, own = torch.device('cuda'), rank()
-    current().connect_devices(device)
-    rows = [torch.zeros(4 + 4 * own, device=device)]
-    received, sent = ([], rows) if own else (rows, [])
+    current().connect_devices(torch.device('cuda'))
+    return torch.device('cuda')
+
+
+def _told(what: str, peer: int, received: list[Tensor], sent: list[Tensor]) -> str:
     try:
-        with current().guard('receiving rows', 1 - own):
-            for work in current().start_send_recv(received, 1 - own, sent, 1 - own, 'rows')[0]:
+        with current().guard(what, peer):
+            for work in current().start_send_recv(received, peer, sent, peer, 'rows')[0]:
                 work.wait()
         while True:
             pyg_sar.comm.collectives.all_reduce_sum(torch.zeros(1))
     except pyg_sar.ExchangeError as error:
         return str(error)
+
+
+def _receive_too_much() -> str:
+    device, own = _device(), rank()
+    rows = [torch.zeros(4 + 4 * own, device=device)]
+    return _told('receiving rows', 1 - own, *(([], rows) if own else (rows, [])))
 
 
 def _send_first() -> str:
-    set_timeout(timedelta(seconds=30))
-    device, own = torch.device('cuda'), rank()
-    current().connect_devices(device)
-    if own == 1:
+    device = _device()
+    if rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    try:
-        with current().guard('sending rows', 1):
-            for work in current().start_send_recv(
-                [], 1, [torch.zeros(4, device=device)], 1, 'rows'
-            )[0]:
-                work.wait()
-        while True:
-            pyg_sar.comm.collectives.all_reduce_sum(torch.zeros(1))
-    except pyg_sar.ExchangeError as error:
-        return str(error)
+    return _told('sending rows', 1, [], [torch.zeros(4, device=device)])
 
 
 def test_a_rank_that_is_lost_before_its_first_transfer() -> None:

@@ -11,13 +11,12 @@ import torch
 from one_program import _leaves, _whole, all_programs, differences, is_hetero
 from program_graphs import graph, hetero_graph, parts_of
 from ranks import run_ranks
+from setups import BACKENDS
 from torch import Tensor
 
 import pyg_sar
 
 NAMES = Path(__file__).with_name('plain_programs.txt').read_text(encoding='ascii').split()
-
-BACKENDS = ['nccl', 'cpu:gloo,cuda:nccl']
 
 pytestmark = pytest.mark.cuda_sim
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from ranks import run_ranks
+from setups import BACKENDS
 from small_graphs import cut, small_graph
 from torch import Tensor
 from torch_geometric.nn import GraphSAGE
@@ -19,7 +20,6 @@ import pyg_sar
 from pyg_sar.comm.ranks import rank
 
 pytestmark = pytest.mark.cuda_sim
-BACKENDS = ['nccl', 'cpu:gloo,cuda:nccl']
 PAIRS = torch.tensor([[0, 5, 9], [3, 2, 1]])
 
 Loss = Callable[[Tensor, Any], Tensor]

@@ -31,9 +31,6 @@ from torch_geometric.nn import GATConv, SAGEConv
 import pyg_sar
 
 MODES = ['sequential', 'sequential_no_remat', 'one_shot']
-KINDS: list[tuple[str, dict[str, Any]]] = [
-    *((mode, {}) for mode in MODES),
-]
 
 
 def _some(cases: Any, every: int) -> list[Any]:
@@ -46,12 +43,10 @@ def _some(cases: Any, every: int) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ('setup', 'name', 'kind'), _some([*product(SETUPS, MODELS, KINDS)], every=13), ids=str
+    ('setup', 'name', 'mode'), _some([*product(SETUPS, MODELS, MODES)], every=13), ids=str
 )
-def test_trainings(setup: str, name: str, kind: Any, partitions: Path) -> None:  # noqa: F811
-    mode, options = kind
-    train = functools.partial(training._train, **options)
-    for found in on(setup, train, name, str(partitions / str(WORLD_SIZE)), mode, 'cuda'):
+def test_trainings(setup, name, mode, partitions):  # noqa: F811
+    for found in on(setup, training._train, name, str(partitions / str(WORLD_SIZE)), mode, 'cuda'):
         training._assert_equal(name, found)
 
 

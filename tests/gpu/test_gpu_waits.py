@@ -11,6 +11,7 @@ import torch
 from device_waits import device_waits
 from few import few
 from ranks import run_ranks
+from setups import BACKENDS
 from small_graphs import cut, small_graph
 from torch_geometric import nn as pyg
 
@@ -20,7 +21,6 @@ WORLD_SIZE = 3
 PARTS = 6
 pytestmark = pytest.mark.cuda_sim
 
-BACKENDS = ['nccl', 'cpu:gloo,cuda:nccl']
 LAYERS: dict[str, tuple[Callable[[], torch.nn.Module], int]] = {
     'SAGE': (lambda: pyg.SAGEConv(6, 4), 0),
     'GCN': (lambda: pyg.GCNConv(6, 4), 0),

@@ -19,9 +19,7 @@ from pyg_sar.launch import info
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_what_is_installed(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_installed(capsys, monkeypatch):
     there = info.find_spec
     monkeypatch.setattr(info, 'find_spec', lambda name: name != 'ogb' and there(name))
     assert main(['info']) == 0
@@ -30,8 +28,6 @@ def test_what_is_installed(
     assert any(line.startswith('backends  gloo') for line in lines)
     assert ['ogb', 'not', 'installed'] in [line.split()[:3] for line in lines]
     assert "install an extra with pip install 'pyg_sar[EXTRA]'" in lines
-    assert main(['info', '--verify']) == 2
-    assert capsys.readouterr().err == 'error: --verify needs a folder PARTS\n'
 
 
 def _told(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[object, str]:
@@ -51,11 +47,6 @@ def test_one_command(capsys: pytest.CaptureFixture[str]) -> None:
         code, of_command = _told([name, '--help'], capsys)
         assert code == 0
         assert of_command.startswith(f'usage: pyg-sar {name} [-h]')
-        code, error = _told([name, '--no-such'], capsys)
-        assert code == 2
-        assert error.startswith('error: ')
-        assert error.count('\n') == 1
-    assert _told(['cut'], capsys)[0] == 2
     assert '--nproc-per-node' in _told(['run', '--help'], capsys)[1]
     assert callable(pyg_sar.run_in_turns)
 

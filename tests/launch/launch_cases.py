@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from launched_programs import environment, output
 from ranks import heed_interrupts, run_as_threads
 from small_graphs import attempt, cut, small_graph
+from started import environment, output
 from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 from torch_geometric.nn import GCNConv
 
@@ -145,7 +145,6 @@ print(pyg_sar.launch(train, 2, torch.ones(1000, 1)) == [(0, want), (1, want)])
 """
 
 
-@pytest.mark.slow
 def test_functions_of_no_module_after_threads_were_used() -> None:
     """As a notebook has them: the module main is no file."""
     done = subprocess.run(
@@ -186,7 +185,6 @@ if __name__ == '__main__':
 """
 
 
-@pytest.mark.slow
 def test_a_script_whose_processes_start_anew(tmp_path: Path) -> None:
     (tmp_path / 'script.py').write_text(_SPAWNED)
     assert output(['python', tmp_path / 'script.py']) == "[(0, 'x'), (1, 'x')]\n"
@@ -206,7 +204,6 @@ pyg_sar.launch(wait, 2, sys.argv[1])
 """
 
 
-@pytest.mark.slow
 def test_interrupted_as_in_a_notebook(tmp_path: Path) -> None:
     """The signal goes to the kernel alone; the ranks end with it."""
     process = subprocess.Popen(

@@ -81,10 +81,7 @@ CASES: list[tuple[dict[str, str], Launched]] = [
     ({**BATCH, 'MASTER_ADDR': 'node6', 'MASTER_PORT': '29500'}, ALONE),
     # A step of 3 tasks, or of 2 on each of 4 machines, has submitted the script.
     ({**SLURM, **BATCH}, ALONE),
-    (
-        {**SLURM, **BATCH, 'SLURM_STEP_NUM_TASKS': '8', 'SLURM_STEP_TASKS_PER_NODE': '2(x4)'},
-        ALONE,
-    ),
+    ({**SLURM, **BATCH, 'SLURM_STEP_NUM_TASKS': '8', 'SLURM_STEP_TASKS_PER_NODE': '2(x4)'}, ALONE),
     ({'SLURM_NTASKS': '3', 'SLURM_JOB_ID': '77'}, ALONE),  # the shell of salloc
     ({'SLURM_STEP_NUM_TASKS': '1'}, ALONE),
     ({'SLURM_PROCID': '0', 'PMIX_RANK': '0', 'PMIX_NAMESPACE': 'slurm.pmix.7.0'}, ALONE),

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from launched_programs import environment
 from ranks import run_as_threads
 from small_graphs import attempt
+from started import environment
 
 import pyg_sar
 from pyg_sar.comm import collectives
@@ -217,7 +217,7 @@ def test_gpus_on_some_ranks() -> None:
 def _late(rank: int) -> str:
     if int(os.environ['RANK']) == rank:
         return ''
-    return attempt(pyg_sar.init, timeout=5)
+    return attempt(pyg_sar.init, timeout=2)
 
 
 def test_a_rank_that_does_not_come() -> None:

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from launched_programs import ROOT, output, run
 from one_machine_slurm import slurm, why_no_slurm
+from started import ROOT, TORCHRUN, output, run
 from torch_geometric.data import Data
 
 import pyg_sar
@@ -24,7 +24,6 @@ pytestmark = pytest.mark.slow
 
 EXAMPLE = ROOT / 'examples' / 'train_full_batch.py'
 MPIRUN = ['mpirun', '--oversubscribe', *(['--allow-run-as-root'] if os.geteuid() == 0 else [])]
-TORCHRUN = ['python', '-m', 'torch.distributed.run']
 
 needs_mpi = pytest.mark.skipif(
     shutil.which('mpirun') is None, reason='mpirun not installed (Debian: openmpi-bin)'
@@ -117,27 +116,12 @@ if __name__ == '__main__':
 """
 
 
-def test_spawn_and_a_group_of_the_users_own(
-    program: list[object], expected: torch.Tensor, tmp_path: Path
-) -> None:
+def test_spawn_and_a_group_of_the_users_own(program, expected, tmp_path):
     (tmp_path / 'spawn.py').write_text(_SPAWN)
     text = output(
         ['python', tmp_path / 'spawn.py', tmp_path / 'store', *program], GLOO_SOCKET_IFNAME='lo'
     )
     _assert_same(text, expected)
-
-
-_LAUNCH = """
-import runpy, sys
-import pyg_sar
-
-sys.argv = sys.argv[1:]
-pyg_sar.launch(lambda: runpy.run_path(sys.argv[0], run_name='__main__')['MODELS'] and None, 3)
-"""
-
-
-def test_launch(program: list[object], expected: torch.Tensor) -> None:
-    _assert_same(output(['python', '-c', _LAUNCH, *program]), expected)
 
 
 @pytest.fixture(scope='module')
@@ -148,8 +132,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
         yield variables
 
 
-def test_srun(program: list[object], expected: torch.Tensor, cluster: dict[str, str]) -> None:
-    done = run(['srun', '-n', 3, 'python', *program], PYG_SAR_LOG='info', **cluster)
+@pytest.mark.parametrize('more', [[], ['--mpi=pmi2']])
+def test_srun(program, expected, cluster, more):
+    done = run(['srun', '-n', 3, *more, 'python', *program], PYG_SAR_LOG='info', **cluster)
     assert done.returncode == 0, done.stderr
     _assert_same(done.stdout, expected)
     assert _log(done.stderr) == [f'Slurm, {i} of 3 ranks on' for i in (1, 2, 3)]
@@ -164,30 +149,6 @@ def _environments(command: list[Any], folder: Path, **variables: str) -> list[di
     output([*command, 'sh', '-c', _NOTE, file], **variables)
     found = [p.read_text().splitlines() for p in folder.glob('variables.*')]
     return [dict(line.split('=', 1) for line in lines if '=' in line) for lines in found]
-
-
-@needs_mpi
-def test_the_variables_of_mpirun(tmp_path: Path) -> None:
-    found = _environments([*MPIRUN, '-n', 3], tmp_path)
-    starts = sorted((launched(environ) for environ in found), key=lambda start: start.rank)
-    assert [(s.launcher, s.rank, s.world_size) for s in starts] == [
-        ('Open MPI', i, 3) for i in range(3)
-    ]
-    assert len({(s.address, s.port) for s in starts}) == 1
-    assert starts[0].port != 29500
-
-
-def test_the_variables_of_slurm(tmp_path: Path, cluster: dict[str, str]) -> None:
-    for i, flag in enumerate(([], ['--mpi=pmi2'])):
-        folder = tmp_path / str(i)
-        folder.mkdir()
-        found = _environments(['srun', '-n', 3, *flag], folder, **cluster)
-        starts = sorted((launched(environ) for environ in found), key=lambda start: start.rank)
-        assert [(s.launcher, s.rank, s.world_size) for s in starts] == [
-            ('Slurm', i, 3) for i in range(3)
-        ]
-        assert len({(s.address, s.port) for s in starts}) == 1
-        assert starts[0].port != 29500
 
 
 @pytest.mark.skipif(bool(why_no_slurm()), reason=why_no_slurm() or 'there is one')

@@ -110,12 +110,7 @@ def test_rows_of_attention(data, mode):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ('make', 'options'),
-    [
-        (_sage, {}),
-        (_gat, {'mode': 'one_shot'}),
-        (_median, {}),
-    ],
+    ('make', 'options'), [(_sage, {}), (_gat, {'mode': 'one_shot'}), (_median, {})]
 )
 @of_rows
 def test_bytes_are_those_of_the_messages(data, make, options):

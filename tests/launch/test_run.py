@@ -70,20 +70,6 @@ def test_two_ranks_and_what_the_user_has_set(tmp_path: Path) -> None:
         assert not has_allocator
 
 
-@pytest.mark.parametrize(
-    ('options', 'words'),
-    [
-        (['missing.py'], 'no such file: missing.py'),
-        (['--nproc-per-node', 'many', 'train.py'], 'Unsupported nproc_per_node value: many'),
-        (['--memory', '1GB', 'train.py'], '--memory is for ranks in turn: add --in-turns'),
-    ],
-)
-def test_wrong_command_lines(options: list[str], words: str) -> None:
-    command = [sys.executable, '-m', 'pyg_sar', 'run', *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert (done.returncode, done.stderr.strip()) == (2, f'error: {words}')
-
-
 LAUNCHER = """
 import os, sys
 sys.argv[:] = ['pyg-sar', 'run', {words}]

@@ -36,12 +36,7 @@ def batches(root: str, epochs: int = 1, **options: Any) -> Taken:
 
 
 def link_batches(
-    root: str,
-    epochs: int = 1,
-    *,
-    relation: Any = None,
-    pairs: Tensor | None = None,
-    **options: Any,
+    root: str, epochs: int = 1, *, relation: Any = None, pairs: Tensor | None = None, **options: Any
 ) -> Taken:
     """All batches of links: all edges of a relation, or pairs of ids of the whole graph."""
     links = pairs if relation is None else (relation, pairs)
@@ -139,3 +134,11 @@ class Own:
 
     def __init__(self, *values: Any) -> None:
         self.values = values
+
+
+def drawn_pairs(num: int = 60, limits: tuple[int, int] = (40, 40)) -> Tensor:
+    """Some edges or none, the same pair several times."""
+    generator = torch.Generator().manual_seed(4)
+    pairs = torch.stack([torch.randint(limit, (num,), generator=generator) for limit in limits])
+    pairs[:, 20:24] = pairs[:, :4]
+    return pairs

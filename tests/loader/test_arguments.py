@@ -75,9 +75,7 @@ OF_WORKERS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize('loader', LOADERS)
-def test_the_log_tells_what_changes_nothing(
-    folder: str, loader: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_log_tells_what_changes_nothing(folder, loader, caplog):
     caplog.set_level('INFO', logger='pyg_sar.loader')
     _make(folder, loader, DEFAULTS)
     assert not caplog.messages
@@ -95,11 +93,10 @@ MEANS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(('loader', 'says', 'means'), MEANS)
-def test_arguments_of_pyg(
-    folder: str, loader: str, says: dict[str, Any], means: dict[str, Any]
-) -> None:
+def test_arguments_of_pyg(folder, loader, says, means):
     data = pyg_sar.load_shard(folder)
-    made = [LOADERS[loader](data, [2, 2], seed=0, **options) for options in (says, means)]
+    of_many = {'seed': 0, 'batch_size': 16}
+    made = [LOADERS[loader](data, [2, 2], **{**of_many, **each}) for each in (says, means)]
     for batch, right in zip(*made, strict=True):
         for name, value in right.to_dict().items():
             assert batch[name] is value or bool(
@@ -119,10 +116,7 @@ OF_NODES: Wrong = [
     ({'temporal_strategy': 'last'}, ['temporal_strategy', 'time_attr']),
     ({'temporal_strategy': 'last', 'time_attr': 'y', 'replace': True}, ['replace']),
     ({'input_time': torch.zeros(40)}, ['input_time', 'time_attr']),
-    (
-        {'input_time': torch.zeros(3), 'time_attr': 'y'},
-        ['input_time', '40 seeds', '(3,)'],
-    ),
+    ({'input_time': torch.zeros(3), 'time_attr': 'y'}, ['input_time', '40 seeds', '(3,)']),
     ({'time_attr': 'edge_type', 'input_nodes': [0]}, ['input_time', 'None']),
     ({'time_attr': 'when'}, ['time_attr', 'when']),
     ({'weight_attr': 'heavy'}, ['weight_attr', 'heavy']),
@@ -160,10 +154,7 @@ OF_LINKS: Wrong = [
     ({'edge_label_index': PAIRS, 'edge_label': Own(torch.zeros(3), None)}, ['edge_label', 'None']),
     ({'edge_label_time': torch.zeros(228)}, ['edge_label_time', 'time_attr', 'None']),
     ({'time_attr': 'y'}, ['edge_label_time', 'time_attr', "'y'"]),
-    (
-        {'edge_label_time': torch.zeros(3), 'time_attr': 'y'},
-        ['edge_label_time', '228 seeds'],
-    ),
+    ({'edge_label_time': torch.zeros(3), 'time_attr': 'y'}, ['edge_label_time', '228 seeds']),
     ({'neg_sampling': 'ternary'}, ['neg_sampling', 'ternary']),
     ({'neg_sampling': {'mode': 'binary', 'amount': 0}}, ['neg_sampling', '0']),
     ({'neg_sampling': {'mode': 'triplet', 'amount': 0.5}}, ['neg_sampling', '0.5']),
@@ -261,10 +252,10 @@ def test_own_data_is_refused(folder: str, loader: str, size: int) -> None:
 def test_what_pyg_takes_is_taken(hetero_folder: str, folder: str) -> None:
     data = pyg_sar.load_shard(hetero_folder)
     fans = NumNeighbors({('author', 'writes', 'paper'): [3, 3]}, default=[1, 1])
-    loader = pyg_sar.NeighborLoader(data, fans, 'paper', seed=0)
+    loader = pyg_sar.NeighborLoader(data, fans, 'paper', seed=0, batch_size=8)
     text = {'__'.join(key): [1, 1] for key in data.edge_types}
     text['author__writes__paper'] = [3, 3]
-    same = pyg_sar.NeighborLoader(data, text, ('paper', None), seed=0)
+    same = pyg_sar.NeighborLoader(data, text, ('paper', None), seed=0, batch_size=8)
     assert_same([take(b) for b in loader], [take(b) for b in same])
     data = pyg_sar.load_shard(folder)
     induced = pyg_sar.NeighborLoader(data, (2,), [0, 3, 1], subgraph_type=SubgraphType.induced)

@@ -4,29 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
+from joined import drawn_pairs
 from ranks import run_as_threads
 from small_graphs import cut, small_graph
-from torch import Tensor
 
 import pyg_sar
-
-
-@pytest.fixture(scope='module')
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(cut(small_graph(), 8, tmp_path_factory.mktemp('parts') / 'small'))
-
-
-def _pairs() -> Tensor:
-    """Some edges or none, the same pair several times."""
-    pairs = torch.randint(40, (2, 60), generator=torch.Generator().manual_seed(4))
-    pairs[:, 20:24] = pairs[:, :4]
-    return pairs
 
 
 @pytest.mark.parametrize('disjoint', [False, True])
 def test_a_batch_tells_of_its_links(folder: str, disjoint: bool) -> None:
     graph, data = small_graph(), pyg_sar.load_shard(folder)
-    pairs, batch_size = _pairs(), 24
+    pairs, batch_size = drawn_pairs(), 24
     label = torch.arange(60) % 3
     loader = pyg_sar.LinkNeighborLoader(
         data,
@@ -101,9 +89,7 @@ def test_selected_edges(folder: str) -> None:
 @pytest.mark.parametrize('kind', ['directional', 'induced', 'bidirectional'])
 @pytest.mark.parametrize('disjoint', [False, True])
 @pytest.mark.parametrize('exclude', [False, True, 'reverse'])
-def test_links_are_no_edges_of_their_batch(
-    tmp_path_factory: pytest.TempPathFactory, kind: str, disjoint: bool, exclude: bool | str
-) -> None:
+def test_links_are_no_edges_of_their_batch(tmp_path_factory, kind, disjoint, exclude):
     if kind == 'bidirectional' and (exclude is True or disjoint):
         pytest.skip('refused; PyG has no trees there')
     graph = small_graph(num_edges=90)

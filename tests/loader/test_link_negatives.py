@@ -33,25 +33,33 @@ def _free(graph: Data) -> Tensor:
     return free
 
 
-def _drawn(root: str, epochs: int, sampling: Any, **options: Any) -> tuple[Tensor, Tensor]:
-    """Source and destination of all negatives, ids; and how often each link was seen."""
-    data = pyg_sar.load_shard(root)
+def _drawn(
+    root: str, epochs: int, sampling: Any, relation: Any = None, **options: Any
+) -> tuple[Tensor, Tensor]:
+    """Source and destination of all negatives, ids; and the times of their links."""
     if isinstance(sampling, tuple):
         sampling = NegativeSampling(*sampling)
-    loader = pyg_sar.LinkNeighborLoader(data, [], neg_sampling=sampling, batch_size=64, **options)
-    ends, links = [], []
-    for _ in range(epochs):
-        for batch in loader:
-            num = batch.input_id.numel()
-            if 'src_index' in batch:
-                src, dst = batch.src_index, batch.dst_neg_index.view(num, -1)
-                pairs = torch.stack([src.unsqueeze(1).expand_as(dst).flatten(), dst.flatten()])
-            else:
-                pairs = batch.edge_label_index[:, num:]
-            ends.append(batch.n_id[pairs])
-            if 'edge_label_time' in batch:
-                links.append(batch.edge_label_time[num:])
-    return torch.cat(ends, dim=1), torch.cat(links) if links else torch.empty(0)
+    if relation is not None:
+        options['edge_label_index'] = relation
+    loader = pyg_sar.LinkNeighborLoader(
+        pyg_sar.load_shard(root), [], neg_sampling=sampling, batch_size=64, **options
+    )
+    ends, times = [torch.empty(2, 0, dtype=torch.int64)], [torch.empty(0)]
+    for batch in (batch for _ in range(epochs) for batch in loader):
+        store = batch if relation is None else batch[relation]
+        num = store.input_id.numel()
+        if 'src_index' in store:
+            dst = store.dst_neg_index.flatten()
+            amount = dst.numel() // max(num, 1)
+            src = store.src_index.repeat_interleave(amount)
+            when = store.seed_time.repeat_interleave(amount) if 'seed_time' in store else None
+        else:
+            src, dst = store.edge_label_index[:, num:]
+            when = store.edge_label_time[num:] if 'edge_label_time' in store else None
+        n_ids = [batch.n_id] * 2 if relation is None else [batch[t].n_id for t in relation[::2]]
+        ends.append(torch.stack([n_ids[0][src], n_ids[1][dst]]))
+        times += [] if when is None else [when]
+    return torch.cat(ends, dim=1), torch.cat(times)
 
 
 def _all_drawn(root: str, size: int, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
@@ -117,38 +125,18 @@ def test_pairs_by_time(folder: str) -> None:
         assert _p_value(pairs[:, when == time], chances) > 1e-3
 
 
-EARLY = torch.tensor([[0, 1, 2, 3], [5, 4, 3, 2]]), torch.tensor([0, 9, -1, 9])
-
-
-def _early(root: str, mode: str, times: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Source and destination of the negatives of early links, and the times of these."""
-    links = {'edge_label_index': EARLY[0], 'edge_label_time': times}
-    data = pyg_sar.load_shard(root)
-    sampling = NegativeSampling(mode, 2, weight if mode == 'binary' else None, weight)
-    loader = pyg_sar.LinkNeighborLoader(
-        data, [2], neg_sampling=sampling, batch_size=4, time_attr='t', **links
-    )
-    (batch,) = loader
-    num = batch.input_id.numel()
-    if mode == 'triplet':
-        src, dst, when = batch.src_index.repeat_interleave(2), batch.dst_neg_index, batch.seed_time
-        pairs, when = torch.stack([src, dst.view(-1)]), when.repeat_interleave(2)
-    else:
-        pairs, when = batch.edge_label_index[:, num:], batch.edge_label_time[num:]
-    return batch.n_id[pairs], when
-
-
 @pytest.mark.parametrize('size', [1, 2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize('mode', ['binary', 'triplet'])
-def test_links_before_all_other_nodes_get_the_earliest_one(
-    tmp_path: Path, mode: str, size: int
-) -> None:
+def test_links_before_all_other_nodes_get_the_earliest_one(tmp_path, mode, size):
     """As PyG's loader does; node 5 is there first."""
-    graph = Data(edge_index=EARLY[0], num_nodes=9, t=torch.tensor([3, 1, 2, 4, 5, 0, 6, 7, 8]))
-    partition_graph(graph, 4, tmp_path / 'parts', method=torch.arange(9) % 4)
+    links, times = torch.tensor([[0, 1, 2, 3], [5, 4, 3, 2]]), torch.tensor([0, 9, -1, 9])
+    graph = Data(edge_index=links, num_nodes=9, t=torch.tensor([3, 1, 2, 4, 5, 0, 6, 7, 8]))
+    root = tmp_path / 'parts'
+    partition_graph(graph, 4, root, method=torch.arange(9) % 4)
+    options = {'edge_label_index': links, 'edge_label_time': times, 'time_attr': 't'}
     for weight in (None, torch.arange(9).double()):
-        results = run_as_threads(_early, size, str(tmp_path / 'parts'), mode, EARLY[1], weight)
-        pairs, when = (torch.cat([each[i] for each in results], dim=-1) for i in (0, 1))
+        sampling = (mode, 2, weight if mode == 'binary' else None, weight)
+        pairs, when = _all_drawn(str(root), size, 1, sampling, **options)
         assert pairs.size(1) == 8
         is_early = when < 1
         assert (pairs[1, is_early] == 5).all()
@@ -169,25 +157,9 @@ def test_pairs_of_two_types(tmp_path: Path) -> None:
     graph['a', 'b'].edge_index = is_edge.nonzero().t().contiguous()
     graph['b', 'a'].edge_index = (~is_edge).nonzero().t().contiguous().flip(0)
     partition_graph(graph, 2, tmp_path / 'parts', method='random')
-    results = run_as_threads(_of_types, 2, str(tmp_path / 'parts'))
-    assert _p_value(torch.cat(results, dim=1), ~is_edge) > 1e-3
-
-
-def _of_types(root: str) -> Tensor:
-    data = pyg_sar.load_shard(root)
-    loader = pyg_sar.LinkNeighborLoader(
-        data,
-        [],
-        ('a', 'to', 'b'),
-        batch_size=64,
-        neg_sampling={'mode': 'binary', 'amount': 100},
-    )
-    found = []
-    for batch in loader:
-        store = batch['a', 'to', 'b']
-        src, dst = store.edge_label_index[:, store.input_id.numel() :]
-        found.append(torch.stack([batch['a'].n_id[src], batch['b'].n_id[dst]]))
-    return torch.cat(found, dim=1)
+    sampling, relation = {'mode': 'binary', 'amount': 100}, ('a', 'to', 'b')
+    pairs, _ = _all_drawn(str(tmp_path / 'parts'), 2, 1, sampling, relation)
+    assert _p_value(pairs, ~is_edge) > 1e-3
 
 
 def _ends(root: str, options: dict[str, Any]) -> str:

@@ -22,11 +22,6 @@ import pyg_sar
 from pyg_sar import partition_graph
 
 
-@pytest.fixture(scope='module')
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(cut(small_graph(), 8, tmp_path_factory.mktemp('parts') / 'small'))
-
-
 @pytest.mark.parametrize('size', [1, 5])
 def test_one_process_takes_seeds_in_their_order(folder: str, size: int) -> None:
     graph, data = small_graph(), pyg_sar.load_shard(folder)
@@ -55,7 +50,7 @@ def test_one_process_takes_seeds_in_their_order(folder: str, size: int) -> None:
     ],
 )
 def test_batches_are_those_drawn_by_hand(folder: str, options: dict[str, Any]) -> None:
-    graph, parts = small_graph(), assign(40, 8)
+    graph, parts = small_graph(), assign(40, 4)
     options = {'seed': 0, **options}
     taken = run_as_threads(batches, 2, folder, 2, batch_size=7, **options)
     fans, replace = options['num_neighbors'], options.get('replace', False)
@@ -67,7 +62,7 @@ def test_batches_are_those_drawn_by_hand(folder: str, options: dict[str, Any]) -
         drawn = by_hand.sample(
             graph.edge_index,
             parts,
-            seeds[parts[seeds] // 4 == rank].tolist(),
+            seeds[parts[seeds] // 2 == rank].tolist(),
             fans,
             batch=index,
             seed=options['seed'],

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from joined import batches
+from joined import batches, take
 from small_graphs import cut, small_graph
 from torch import Tensor
 from torch_geometric.nn.models import SGFormer
@@ -93,32 +93,16 @@ def test_trees_by_times_of_nodes(folder: str, k: int) -> None:
     _check_trees(taken, k=k, edge_time=None, until=lambda seed: seed * 7 % 11)
 
 
-def _by_edges(root: str, k: int, strategy: str, time: Any) -> list[dict[str, Any]]:
-    data = pyg_sar.load_shard(root)
-    rows = data.train_mask.nonzero().view(-1)
-    from joined import take
-
-    loader = pyg_sar.NeighborLoader(
-        data,
-        [k, k],
-        rows,
-        time(data.n_id[rows]),
-        batch_size=3,
-        time_attr='begins',
-        temporal_strategy=strategy,
-    )
-    return [take(batch) for batch in loader]
-
-
 @pytest.mark.parametrize('dtype', [torch.int64, torch.int32, torch.float32])
 @pytest.mark.parametrize('k', [-1, 2])
-def test_trees_by_times_of_edges(folder: str, k: int, dtype: torch.dtype) -> None:
-    def time(seeds: Tensor) -> Tensor:
-        return (seeds % 13).to(dtype) + (0.5 if dtype.is_floating_point else 0)
-
-    taken = _by_edges(folder, k, 'uniform' if k < 0 else 'last', time)
-    num_edges = small_graph().num_edges
+def test_trees_by_times_of_edges(folder, k, dtype):
+    data, num_edges = pyg_sar.load_shard(folder), small_graph().num_edges
+    rows = data.train_mask.nonzero().view(-1)
+    time = (data.n_id[rows] % 13).to(dtype) + (0.5 if dtype.is_floating_point else 0)
+    how = {'time_attr': 'begins', 'temporal_strategy': 'uniform' if k < 0 else 'last'}
+    loader = pyg_sar.NeighborLoader(data, [k, k], rows, time, batch_size=3, **how)
     begins = torch.arange(num_edges) * 5 % 13
+    taken = [take(batch) for batch in loader]
     _check_trees(taken, k=k, edge_time=begins, until=lambda seed: seed % 13)
 
 
@@ -131,6 +115,12 @@ def test_draws_respect_times(folder: str) -> None:
             assert bool((nodes['when'] <= nodes['seed_time'][nodes['batch']]).all())
             num += batch['edges'][None]['e_id'].numel()
         assert num > 30
+
+
+def _inside(ids: Tensor) -> Tensor:
+    """Of every edge whether both ends are among these nodes."""
+    have = torch.zeros(40, dtype=torch.bool).index_fill(0, ids, True)
+    return have[small_graph().edge_index].all(0)
 
 
 @pytest.mark.parametrize('disjoint', [False, True])
@@ -154,9 +144,7 @@ def test_induced(folder: str, disjoint: bool) -> None:
             assert torch.equal(group[row], group[col])
             want = 0
             for tree in range(nodes['batch_size']):
-                have = torch.zeros(40, dtype=torch.bool)
-                have[nodes['n_id'][group == tree]] = True
-                want += int((have[graph.edge_index[0]] & have[graph.edge_index[1]]).sum())
+                want += int(_inside(nodes['n_id'][group == tree]).sum())
             assert want == edges['e_id'].numel()
 
 
@@ -165,9 +153,7 @@ def test_induced_on_one_part(tmp_path: Path) -> None:
     root = str(cut(graph, 1, tmp_path / 'one'))
     for batch in batches(root, num_neighbors=[2, 1], batch_size=4, subgraph_type='induced'):
         nodes, edges = batch['nodes'][None], batch['edges'][None]
-        have = torch.zeros(40, dtype=torch.bool)
-        have[nodes['n_id']] = True
-        want = (have[graph.edge_index[0]] & have[graph.edge_index[1]]).nonzero().view(-1)
+        want = _inside(nodes['n_id']).nonzero().view(-1)
         assert torch.equal(edges['e_id'].sort().values, want)
 
 

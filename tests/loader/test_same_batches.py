@@ -8,10 +8,9 @@ import pytest
 import torch
 from few import few
 from hetero_graphs import CITES, HAS, WRITES, assignment, hetero_graph
-from joined import Taken, assert_same, batches, content, link_batches, nodes_and_edges
+from joined import Taken, assert_same, batches, content, drawn_pairs, link_batches, nodes_and_edges
 from ranks import run_as_threads, run_ranks
 from small_graphs import assign, cut, small_graph
-from torch import Tensor
 
 from pyg_sar import partition_graph
 from pyg_sar.partition import metis
@@ -30,35 +29,18 @@ def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(metis, 'ROWS', 3)
         for order in ('cache', 'source'):
-            graph, typed = small_graph(), hetero_graph()
-            cut_graph(
-                graph,
-                2,
-                root / f'one-{order}',
-                CutOptions(assign(40, 2)),
-                in_cache_order=order == 'cache',
-            )
-            cut_graph(
-                typed,
-                2,
-                root / f'typed-{order}',
-                CutOptions(assignment(2)),
-                in_cache_order=order == 'cache',
-            )
+            for name, data, parts in (
+                ('one', small_graph(), assign(40, 2)),
+                ('typed', hetero_graph(), assignment(2)),
+            ):
+                out, options = root / f'{name}-{order}', CutOptions(parts)
+                cut_graph(data, 2, out, options, in_cache_order=order == 'cache')
     return {path.name: str(path) for path in root.iterdir()}
 
 
-def _pairs(num: int = 60, limits: tuple[int, int] = (40, 40)) -> Tensor:
-    """Some edges or none, the same pair several times."""
-    generator = torch.Generator().manual_seed(4)
-    pairs = torch.stack([torch.randint(limit, (num,), generator=generator) for limit in limits])
-    pairs[:, 20:24] = pairs[:, :4]
-    return pairs
-
-
 CLASSES = torch.arange(60) % 3
-LABELLED = {'pairs': _pairs(), 'edge_label': CLASSES}
-TIMED = {'pairs': _pairs(), 'edge_label_time': CLASSES}
+LABELLED = {'pairs': drawn_pairs(), 'edge_label': CLASSES}
+TIMED = {'pairs': drawn_pairs(), 'edge_label_time': CLASSES}
 
 NODES: list[dict[str, Any]] = [
     {'num_neighbors': [3, 2, 2], 'shuffle': True, 'seed': 5},
@@ -93,12 +75,7 @@ LINKS: list[dict[str, Any]] = [
         'shuffle': True,
         **TIMED,
     },
-    {
-        'num_neighbors': [2],
-        'time_attr': 'edge_type',
-        **LABELLED,
-        **TIMED,
-    },
+    {'num_neighbors': [2], 'time_attr': 'edge_type', **LABELLED, **TIMED},
 ]
 LINKS_BY_TYPE: list[dict[str, Any]] = [
     {
@@ -118,7 +95,7 @@ LINKS_BY_TYPE: list[dict[str, Any]] = [
     {
         'num_neighbors': [3, 2],
         'relation': HAS,
-        'pairs': _pairs(30, (34, 7)),
+        'pairs': drawn_pairs(30, (34, 7)),
         'subgraph_type': 'induced',
         **BINARY,
     },
@@ -142,9 +119,7 @@ CASES = [
 
 @pytest.mark.parametrize('size', SIZES)
 @pytest.mark.parametrize(('kind', 'graph', 'options'), CASES)
-def test_ranks_share_the_batches_of_one_process(
-    roots: dict[str, str], kind: str, graph: str, options: dict[str, Any], size: int
-) -> None:
+def test_ranks_share_the_batches_of_one_process(roots, kind, graph, options, size):
     """Negatives are the same, too, and so are the trees of seeds."""
     epochs = 2 if 'shuffle' in options else 1
     want = content(_taken(kind, 1, roots[graph], epochs, **options))
@@ -162,9 +137,7 @@ OF_LOADERS = few(
 
 
 @pytest.mark.parametrize(('kind', 'graph', 'options'), OF_LOADERS)
-def test_processes_have_the_batches_of_threads(
-    roots: dict[str, str], kind: str, graph: str, options: dict[str, Any]
-) -> None:
+def test_processes_have_the_batches_of_threads(roots, kind, graph, options):
     options = {'batch_size': 7, **options}
     make = batches if kind == 'nodes' else link_batches
     want = _taken(kind, 2, roots[graph], 2, **options)

@@ -5,7 +5,7 @@ Each is made by one rank of three or by all; what they see says what is wrong an
 
 from __future__ import annotations
 
-import io
+import io  # noqa: F401 (of a program below)
 import os
 import sys
 import threading
@@ -15,19 +15,15 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-import torch_geometric.transforms as T
-from scipy.sparse import csr_matrix as csr_matrix_of_scipy
-from sklearn.metrics import f1_score
+import torch_geometric.transforms as T  # noqa: F401 (of the programs, as the next ones)
+from scipy.sparse import csr_matrix  # noqa: F401
+from sklearn.metrics import f1_score  # noqa: F401
 from torch import Tensor
+from torch.nn import LSTM, BatchNorm1d, Linear  # noqa: F401
 from torch_geometric.explain import Explainer, GNNExplainer, ModelConfig
-from torch_geometric.loader import NeighborLoader
-from torch_geometric.nn import (
-    GCNConv,
-    HypergraphConv,
-    MessagePassing,
-    SAGEConv,
-)
-from torch_geometric.utils import scatter
+from torch_geometric.loader import NeighborLoader  # noqa: F401
+from torch_geometric.nn import GCNConv, HypergraphConv, MessagePassing, SAGEConv  # noqa: F401
+from torch_geometric.utils import scatter  # noqa: F401
 
 import pyg_sar
 
@@ -43,12 +39,18 @@ class Sorts(MessagePassing):
 
 @dataclass(frozen=True)
 class Mistake:
-    """What somebody does, and what the first 200 characters of the message have to say."""
+    """A wrong program, and the words that the first 200 characters of the message must have."""
 
-    do: Callable[..., Any]
+    do: str | Callable[[Any, int], None]  # statements about `data` and `rank`; or a function
     what: str  # what is wrong
     remedy: str  # what to do instead
     guilty: int | None = None  # the rank that differs from the others, which is named first
+
+    def make(self, data: Any, rank: int) -> None:
+        if callable(self.do):
+            self.do(data, rank)
+        else:
+            exec(self.do, {**globals(), 'data': data, 'rank': rank})
 
 
 class Net(torch.nn.Module):
@@ -70,11 +72,6 @@ def loss_of(model: Any, data: Any) -> Tensor:
     return F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
 
 
-def mean_of_rows(data: Any, rank: int) -> None:
-    out = net()(data.x, data.edge_index)
-    pyg_sar.loader.mean_of_batches(F.cross_entropy(out, data.y, reduction='none'))
-
-
 def evaluates_on_rank_0(data: Any, rank: int) -> None:
     model = net()
     loss_of(model, data).backward()
@@ -84,291 +81,204 @@ def evaluates_on_rank_0(data: Any, rank: int) -> None:
     loss_of(model, data).backward()
 
 
-def eval_on_rank_1(data: Any, rank: int) -> None:
-    loss_of(net().train(rank != 1), data)
-
-
-def dtype_on_rank_1(data: Any, rank: int) -> None:
-    net()(data.x.float() if rank == 1 else data.x, data.edge_index)
-
-
-def another_seed(data: Any, rank: int) -> None:
-    net(seed=rank == 2)
-
-
-def another_width(data: Any, rank: int) -> None:
-    net(lambda: SAGEConv(6, 4 if rank == 0 else 3))
-
-
-def gradient_of_torch_func(data: Any, rank: int) -> None:
-    model = net()
-    torch.func.grad(lambda x: model(x, data.edge_index).sum())(data.x)
-
-
-def jacobian(data: Any, rank: int) -> None:
-    model = net()
-
+def jacobian(model: Any, data: Any) -> None:
     def result(weights: Any) -> Tensor:
         return torch.func.functional_call(model, weights, (data.x, data.edge_index)).sum(0)
 
     torch.func.jacrev(result)(dict(model.named_parameters()))
 
 
-def conv_on_local_edges(data: Any, rank: int) -> None:
-    pyg_sar.SARConv(SAGEConv(8, 4))(data.x, pyg_sar.local(data).edge_index)
-
-
-def saves_rows(data: Any, rank: int) -> None:
-    torch.save(data.x, io.BytesIO())
-
-
-def numpy_of_rows(data: Any, rank: int) -> None:
-    net()(data.x, data.edge_index).argmax(1).numpy()
-
-
-def loader_of_pyg(data: Any, rank: int) -> None:
-    NeighborLoader(data, [2, 2], batch_size=4)
-
-
-def if_of_rows(data: Any, rank: int) -> None:
-    if data.x > 0:
-        data.x.zero_()
-
-
-def edges_in_place(data: Any, rank: int) -> None:
-    data.edge_index += 1
-
-
 def scripted() -> Any:
     return torch.jit.script(torch.nn.Linear(6, 3).double())
 
 
-def explained(data: Any, rank: int) -> None:
+def explained(data: Any) -> None:
     config = ModelConfig('multiclass_classification', 'node', 'raw')
     masks = {'node_mask_type': 'attributes', 'edge_mask_type': 'object'}
     explainer = Explainer(net(), GNNExplainer(epochs=1), 'model', config, **masks)
     explainer(data.x, data.edge_index, index=3)
 
 
-def few_labels(data: Any, rank: int) -> None:
-    pairs, labels = torch.arange(40).view(2, 20), torch.ones(7)
-    pyg_sar.LinkNeighborLoader(data, [2], pairs, edge_label=labels)
-
-
-def hypergraph_without_a_number(data: Any, rank: int) -> None:
-    net(lambda: HypergraphConv(6, 3))(data.x, data.edge_index)
-
-
-def only_own_rows_split(data: Any, rank: int) -> None:
-    T.RandomLinkSplit()(pyg_sar.local(data))
-
-
-def only_own_rows_given(data: Any, rank: int) -> None:
-    own = pyg_sar.local(data)
-    net()(own.x, own.edge_index)
-
-
-def mean_of_the_mean_of_a_batch(data: Any, rank: int) -> None:
+def mean_of_the_mean_of_a_batch(data: Any) -> None:
     model = net()
     for batch in pyg_sar.NeighborLoader(data, [2, 2], data.train_mask, batch_size=4):
         out = model(batch.x, batch.edge_index)[: batch.batch_size]
         pyg_sar.loader.mean_of_batches(F.cross_entropy(out, batch.y[: batch.batch_size]))
 
 
-def share_of_a_rank(data: Any, rank: int) -> None:
-    pyg_sar.NeighborLoader(data, [2, 2], torch.arange(20)[rank::NUM_RANKS], batch_size=4)
+EVERY_WITH_EVERY, GATHER = 'every row with every row', 'pyg_sar.gather(x)'
+OUT = 'net()(data.x, data.edge_index)'
 
-
-def links_of_a_rank(data: Any, rank: int) -> None:
-    pairs = torch.arange(24).view(2, 12)
-    pyg_sar.LinkNeighborLoader(data, [2, 2], pairs[:, rank::NUM_RANKS], batch_size=4)
-
-
-def misspelt_option(data: Any, rank: int) -> None:
-    pyg_sar.DistributedDataParallel(Net(), drpout_seed=1)
-
-
-def labels_of_other_nodes(data: Any, rank: int) -> None:
-    F.cross_entropy(net()(data.x, data.edge_index), data.y[data.train_mask])
-
-
-def no_such_folder(data: Any, rank: int) -> None:
-    pyg_sar.load_shard('nowhere/parts')
-
-
-IN_STEP: dict[str, Mistake] = {
-    'mean_of_batches of rows': Mistake(
-        mean_of_rows, "plain numbers of a batch in 'losses'", 'losses.mean()'
+_ROWS: list[tuple[Any, ...]] = [
+    # of one rank
+    (
+        evaluates_on_rank_0,
+        'in evaluation; without gradients on rank 0',
+        'run the same lines',
+        0,
     ),
-    'evaluates on rank 0': Mistake(
-        evaluates_on_rank_0, 'in evaluation; without gradients on rank 0', 'run the same lines', 0
+    (
+        'loss_of(net().train(rank != 1), data)',
+        'in evaluation on rank 1',
+        'run the same lines on every rank',
+        1,
     ),
-    'eval() on rank 1': Mistake(
-        eval_on_rank_1, 'in evaluation on rank 1', 'run the same lines on every rank', 1
+    (
+        'net()(data.x.float() if rank == 1 else data.x, data.edge_index)',
+        'float32 in 2 dimensions on rank 1',
+        'run the same lines on every rank',
+        1,
     ),
-    'another dtype on rank 1': Mistake(
-        dtype_on_rank_1, 'float32 in 2 dimensions on rank 1', 'run the same lines on every rank', 1
+    (
+        'net(seed=rank == 2)',
+        'rank 2 has other numbers than rank 0',
+        'after torch.manual_seed(0)',
+        2,
     ),
-    'another seed on rank 2': Mistake(
-        another_seed, 'rank 2 has other numbers than rank 0', 'after torch.manual_seed(0)', 2
+    (
+        'net(lambda: SAGEConv(6, 4 if rank == 0 else 3))',
+        'out_channels=4 on rank 0',
+        'by the same lines on every rank',
+        0,
     ),
-    'another width on rank 0': Mistake(
-        another_width, 'out_channels=4 on rank 0', 'by the same lines on every rank', 0
+    # of a model
+    (
+        'model = net(); torch.func.grad(lambda x: model(x, data.edge_index).sum())(data.x)',
+        "'torch.func.grad'",
+        'loss.backward()',
     ),
-    'torch.func.grad': Mistake(gradient_of_torch_func, "'torch.func.grad'", 'loss.backward()'),
-    'torch.func.jacrev': Mistake(jacobian, 'torch.func (grad, vmap, jacrev', 'use backward()'),
-    'a conv on local edges': Mistake(
-        conv_on_local_edges, 'as pyg_sar.local gives them', 'the edge_index and rows of load_shard'
+    ('jacobian(net(), data)', 'torch.func (grad, vmap, jacrev', 'use backward()'),
+    (
+        'pyg_sar.SARConv(SAGEConv(8, 4))(data.x, pyg_sar.local(data).edge_index)',
+        'as pyg_sar.local gives them',
+        'the edge_index and rows of load_shard',
     ),
-    'torch.save of rows': Mistake(saves_rows, 'cannot be pickled', 'pyg_sar.gather(x)'),
-    'numpy of rows': Mistake(numpy_of_rows, "'numpy' of rows", 'pyg_sar.gather(x)'),
-    "PyG's NeighborLoader": Mistake(
-        loader_of_pyg, "PyG's NeighborSampler samples", 'use pyg_sar.NeighborLoader'
-    ),
-    'T.RandomLinkSplit of own rows': Mistake(
-        only_own_rows_split, 'T.RandomLinkSplit means nothing', 'the data of pyg_sar.load_shard'
-    ),
-    'T.SIGN': Mistake(
-        lambda data, rank: T.SIGN(2)(data), 'T.SIGN means nothing', "--transform 'SIGN'"
-    ),
-    'T.LaplacianLambdaMax in a forward': Mistake(
-        lambda data, rank: T.LaplacianLambdaMax()(data),
-        'T.LaplacianLambdaMax means nothing',
-        'Data(edge_index=pyg_sar.gather(edge_index)',
-    ),
-    'a conv that is not wrapped': Mistake(
-        lambda data, rank: Sorts()(data.x, data.edge_index),
-        "'sort' of rows",
-        'Sorts is not wrapped: call pyg_sar.DistributedDataParallel(model)',
-    ),
-    'nodes as channels': Mistake(
-        lambda data, rank: torch.nn.BatchNorm1d(data.num_nodes)(data.x.t()),
-        "'batch_norm' of rows",
-        'put nodes first',
-    ),
-    'rows in order': Mistake(
-        lambda data, rank: data.x.sort(dim=0), "'sort' of rows", 'pyg_sar.gather(x).sort(dim=0)'
-    ),
-    'T.LargestConnectedComponents': Mistake(
-        lambda data, rank: T.LargestConnectedComponents()(data),
-        'T.LargestConnectedComponents',
-        "--transform 'Largest",
-    ),
-    'float of rows': Mistake(
-        lambda data, rank: float(data.x), "'float' of rows", 'write x[3, 0].item()'
-    ),
-    'if of rows': Mistake(if_of_rows, "'bool' of rows", 'write (x > 0).all()'),
-    'in rows': Mistake(lambda data, rank: 1 in data.y, "'contains' of rows", '(x == value).any()'),
-    'for row in rows': Mistake(
-        lambda data, rank: [*data.x], "'unbind' of rows", 'for row in pyg_sar.gather(x)'
-    ),
-    'scikit-learn of rows': Mistake(
-        lambda data, rank: f1_score(data.y, data.y, average='micro'),
-        "'array' of rows",
-        'pyg_sar.gather(x).numpy(force=True)',
-    ),
-    'a SciPy matrix of rows': Mistake(
-        lambda data, rank: csr_matrix_of_scipy(data.x), 'nodes, dim=0', 'pyg_sar.gather(x)'
-    ),
-    'N x N by matmul': Mistake(
-        lambda data, rank: data.x @ data.x.t(), 'every row with every row', 'q @ pyg_sar.gather(k)'
-    ),
-    '[N] minus [N, 1]': Mistake(
-        lambda data, rank: data.y - data.y.view(-1, 1), 'every row with every row', 'x.view(-1)'
-    ),
-    'N x N by cdist': Mistake(
-        lambda data, rank: torch.cdist(data.x, data.x),
-        'every row with every row',
-        'torch.cdist(x, pyg_sar.gather(y))',
-    ),
-    'a diagonal matrix': Mistake(
-        lambda data, rank: torch.diag(data.y), "'diag' of rows", 'torch.diag(pyg_sar.gather(x))'
-    ),
-    'a convolution over nodes': Mistake(
-        lambda data, rank: F.conv1d(data.x.t(), torch.ones(1, 6, 3).double()),
-        "'conv1d' of rows",
-        'pyg_sar.gather(x)',
-    ),
-    'an LSTM over nodes': Mistake(
-        lambda data, rank: torch.nn.LSTM(6, 3).double()(data.x), "'lstm' of rows", 'x.unsqueeze(1)'
-    ),
-    'a product of groups': Mistake(
-        lambda data, rank: scatter(data.x, data.y, reduce='mul'),
-        "of kind 'prod'",
-        'torch_geometric.utils.scatter(*map(pyg_sar.gather',
-    ),
-    'a table of other rows': Mistake(
-        lambda data, rank: data.x + torch.ones(7, 6), 'a plain tensor with 7 rows', 'of the whole'
-    ),
-    'edges in place': Mistake(edges_in_place, 'edges in place', 'write edge_index[:, mask]'),
-    'repeated rows': Mistake(
-        lambda data, rank: data.x.repeat(2, 1), 'another order', 'x.repeat_interleave(n, 0)'
-    ),
-    'TorchScript wrapped': Mistake(
-        lambda data, rank: pyg_sar.DistributedDataParallel(scripted()),
-        'got one of TorchScript',
-        'without torch.jit.script',
-    ),
-    'TorchScript of rows': Mistake(
-        lambda data, rank: scripted()(data.x), "'TorchScript' of rows", 'call the model itself'
-    ),
-    'torch.jit.trace of rows': Mistake(
-        lambda data, rank: torch.jit.trace(torch.nn.Linear(6, 3).double(), data.x),
-        "'torch.jit.trace' of rows",
-        'trace the plain model',
-    ),
-    'torch.export of rows': Mistake(
-        lambda data, rank: torch.export.export(net(), (data.x, data.edge_index)),
-        "'torch.export' of rows",
-        'give it plain tensors and the plain model',
-    ),
-    'an explainer': Mistake(
-        explained, 'cannot be explained', 'plain.load_state_dict(model.state_dict())'
-    ),
-    'too few labels of links': Mistake(
-        few_labels, "'edge_label' must have a row for each of 20", 'write edge_label=values[ids]'
-    ),
-    'HypergraphConv without num_edges': Mistake(
-        hypergraph_without_a_number, "'size' of HypergraphConv", 'num_edges=data.num_nodes'
-    ),
-    'mean_of_batches of a number': Mistake(
-        mean_of_the_mean_of_a_batch, "'mean_of_batches' takes a number for", "reduction='none'"
-    ),
-    "a rank's share of seeds": Mistake(
-        share_of_a_rank,
-        "expected the same 'input_nodes' on all ranks",
-        'give the same on every rank',
-    ),
-    "a rank's share of links": Mistake(
-        links_of_a_rank,
-        "expected the same 'edge_label_index' on all ranks",
-        'give the same on every rank',
-    ),
-    'a misspelt option': Mistake(
-        misspelt_option, "no option 'drpout_seed'", 'do you mean dropout_seed?'
-    ),
-    'labels of other nodes': Mistake(
-        labels_of_other_nodes, "'cross_entropy' of rows", 'select alike in both'
-    ),
-    'a model of own rows': Mistake(
-        only_own_rows_given,
+    (
+        'own = pyg_sar.local(data); net()(own.x, own.edge_index)',
         'got the own edges and rows of a rank',
         'takes the edge_index and rows of load_shard',
     ),
-    'a wrong kind of negatives': Mistake(
-        lambda data, rank: pyg_sar.LinkNeighborLoader(data, [2], neg_sampling='tripplet'),
+    (
+        'Sorts()(data.x, data.edge_index)',
+        "'sort' of rows",
+        'Sorts is not wrapped: call pyg_sar.DistributedDataParallel(model)',
+    ),
+    (
+        'net(lambda: HypergraphConv(6, 3))(data.x, data.edge_index)',
+        "'size' of HypergraphConv",
+        'num_edges=data.num_nodes',
+    ),
+    (
+        'pyg_sar.DistributedDataParallel(Net(), drpout_seed=1)',
+        "no option 'drpout_seed'",
+        'do you mean dropout_seed?',
+    ),
+    (
+        'pyg_sar.DistributedDataParallel(scripted())',
+        'got one of TorchScript',
+        'without torch.jit.script',
+    ),
+    ('explained(data)', 'cannot be explained', 'plain.load_state_dict(model.state_dict())'),
+    # of a loss
+    (
+        f"pyg_sar.loader.mean_of_batches(F.cross_entropy({OUT}, data.y, reduction='none'))",
+        "plain numbers of a batch in 'losses'",
+        'losses.mean()',
+    ),
+    (
+        'mean_of_the_mean_of_a_batch(data)',
+        "'mean_of_batches' takes a number for",
+        "reduction='none'",
+    ),
+    (
+        f'F.cross_entropy({OUT}, data.y[data.train_mask])',
+        "'cross_entropy' of rows",
+        'select alike in both',
+    ),
+    # of data
+    ("pyg_sar.load_shard('nowhere/parts')", "'nowhere/parts' (got no folder)", 'pyg_sar.partition'),
+    ('data.edge_index += 1', 'edges in place', 'write edge_index[:, mask]'),
+    (
+        'T.RandomLinkSplit()(pyg_sar.local(data))',
+        'T.RandomLinkSplit means nothing',
+        'the data of pyg_sar.load_shard',
+    ),
+    ('T.SIGN(2)(data)', 'T.SIGN means nothing', "--transform 'SIGN'"),
+    (
+        'T.LaplacianLambdaMax()(data)',
+        'T.LaplacianLambdaMax means nothing',
+        'Data(edge_index=pyg_sar.gather(edge_index)',
+    ),
+    (
+        'T.LargestConnectedComponents()(data)',
+        'T.LargestConnectedComponents',
+        "--transform 'Largest",
+    ),
+    # of a loader
+    (
+        'NeighborLoader(data, [2, 2], batch_size=4)',
+        "PyG's NeighborSampler samples",
+        'use pyg_sar.NeighborLoader',
+    ),
+    (
+        'pyg_sar.LinkNeighborLoader('
+        'data, [2], torch.arange(40).view(2, 20), edge_label=torch.ones(7))',
+        "'edge_label' must have a row for each of 20",
+        'write edge_label=values[ids]',
+    ),
+    (
+        'pyg_sar.NeighborLoader(data, [2, 2], torch.arange(20)[rank::3], batch_size=4)',
+        "expected the same 'input_nodes' on all ranks",
+        'give the same on every rank',
+    ),
+    (
+        'pyg_sar.LinkNeighborLoader(data, [2, 2], torch.arange(24).view(2, 12)[:, rank::3])',
+        "expected the same 'edge_label_index' on all ranks",
+        'give the same on every rank',
+    ),
+    (
+        "pyg_sar.LinkNeighborLoader(data, [2], neg_sampling='tripplet')",
         "'neg_sampling' must be",
         "'binary', 'triplet'",
     ),
-    'no such folder': Mistake(
-        no_such_folder, "'nowhere/parts' (got no folder)", 'pyg_sar.partition'
+    # of rows
+    ('torch.save(data.x, io.BytesIO())', 'cannot be pickled', GATHER),
+    (f'{OUT}.argmax(1).numpy()', "'numpy' of rows", GATHER),
+    ("f1_score(data.y, data.y, average='micro')", "'array' of rows", f'{GATHER}.numpy(force=True)'),
+    ('csr_matrix(data.x)', 'nodes, dim=0', GATHER),
+    ('float(data.x)', "'float' of rows", 'write x[3, 0].item()'),
+    ('if data.x > 0: data.x.zero_()', "'bool' of rows", 'write (x > 0).all()'),
+    ('1 in data.y', "'contains' of rows", '(x == value).any()'),
+    ('[*data.x]', "'unbind' of rows", f'for row in {GATHER}'),
+    ('data.x.sort(dim=0)', "'sort' of rows", f'{GATHER}.sort(dim=0)'),
+    ('data.x.repeat(2, 1)', 'another order', 'x.repeat_interleave(n, 0)'),
+    ('data.x + torch.ones(7, 6)', 'a plain tensor with 7 rows', 'of the whole'),
+    ('data.x @ data.x.t()', EVERY_WITH_EVERY, 'q @ pyg_sar.gather(k)'),
+    ('data.y - data.y.view(-1, 1)', EVERY_WITH_EVERY, 'x.view(-1)'),
+    ('torch.cdist(data.x, data.x)', EVERY_WITH_EVERY, 'torch.cdist(x, pyg_sar.gather(y))'),
+    ('torch.diag(data.y)', "'diag' of rows", f'torch.diag({GATHER})'),
+    ('BatchNorm1d(data.num_nodes)(data.x.t())', "'batch_norm' of rows", 'put nodes first'),
+    ('F.conv1d(data.x.t(), torch.ones(1, 6, 3).double())', "'conv1d' of rows", GATHER),
+    ('LSTM(6, 3).double()(data.x)', "'lstm' of rows", 'x.unsqueeze(1)'),
+    (
+        "scatter(data.x, data.y, reduce='mul')",
+        "of kind 'prod'",
+        'torch_geometric.utils.scatter(*map(pyg_sar.gather',
     ),
-}
+    ('scripted()(data.x)', "'TorchScript' of rows", 'call the model itself'),
+    (
+        'torch.jit.trace(Linear(6, 3).double(), data.x)',
+        "'torch.jit.trace' of rows",
+        'trace the plain model',
+    ),
+    (
+        'torch.export.export(net(), (data.x, data.edge_index))',
+        "'torch.export' of rows",
+        'give it plain tensors and the plain model',
+    ),
+]
+IN_STEP = [Mistake(*row) for row in _ROWS]
 """What all ranks refuse alike, and go on; on the rows of the small graph."""
-
-
-def loads(data: Any, rank: int) -> None:
-    """Has failed before."""
 
 
 def bug_on_rank_1(data: Any, rank: int) -> None:
@@ -413,15 +323,19 @@ def is_killed(data: Any, rank: int) -> None:
 
 
 LAUNCHED: dict[str, Mistake] = {
-    'load_shard before init': Mistake(
-        loads, 'expected pyg_sar.init()', 'call pyg_sar.init() first'
-    ),
-    '4 parts on 3 ranks': Mistake(loads, 'the 4 parts', 'cut the graph into 3 or 6 parts'),
+    'load_shard before init': Mistake('', 'expected pyg_sar.init()', 'call pyg_sar.init() first'),
+    '4 parts on 3 ranks': Mistake('', 'the 4 parts', 'cut the graph into 3 or 6 parts'),
     'a bug on rank 1': Mistake(
-        bug_on_rank_1, "rank 1 failed with KeyError: 'only here'", 'see its traceback', 1
+        bug_on_rank_1,
+        "rank 1 failed with KeyError: 'only here'",
+        'see its traceback',
+        1,
     ),
     'rank 2 stops early': Mistake(
-        stops_early, 'rank 2 has ended or is cut off', 'all ranks must make the same calls', 2
+        stops_early,
+        'rank 2 has ended or is cut off',
+        'all ranks must make the same calls',
+        2,
     ),
     'a skipped backward': Mistake(skips_a_backward, 'is at ', 'run the same lines on every rank'),
     'a forward in a thread of rank 0': Mistake(
@@ -430,14 +344,14 @@ LAUNCHED: dict[str, Mistake] = {
     'rank 1 is killed': Mistake(
         is_killed, 'rank 1 has ended or is cut off', 'see the end of its log', 1
     ),
-    'evaluates on rank 0': IN_STEP['evaluates on rank 0'],
+    'evaluates on rank 0': IN_STEP[0],
 }
 """Those that end processes, as a terminal shows them."""
 
 
 def reads_one_by_one(data: Any) -> None:
     row = data.edge_index[0].repeat_interleave(5)
-    for edge in range(1100):
+    for edge in range(110):
         row[edge].item()
 
 
@@ -465,7 +379,7 @@ def main() -> None:
     if name == 'load_shard before init':
         pyg_sar.load_shard(root)
     process = pyg_sar.init(timeout=15)
-    LAUNCHED[name].do(pyg_sar.load_shard(root), process.rank)
+    LAUNCHED[name].make(pyg_sar.load_shard(root), process.rank)
 
 
 if __name__ == '__main__':

@@ -13,13 +13,12 @@ import numpy as np
 import pytest
 import torch
 from partition_files import meta_of
+from test_refused_files import BANNER, csr
 
 import pyg_sar
 from pyg_sar.partition.__main__ import main
 from pyg_sar.partition.memmap import Scratch
 from pyg_sar.partition.sources import load_source, metis_files, pieces
-
-BANNER = '%%MatrixMarket matrix coordinate'
 
 
 def _content(data: Any) -> dict[str, Any]:
@@ -78,52 +77,12 @@ def test_matrix_market_that_is_not_square(tmp_path):
     }
 
 
-@pytest.mark.parametrize(('suffix', 'module'), [('.gz', gzip), ('.bz2', bz2)])
-def test_compressed_matrix_market(tmp_path, suffix, module):
+@pytest.mark.parametrize(('suffix', 'pack'), [('.gz', gzip.compress), ('.bz2', bz2.compress)])
+def test_compressed_matrix_market(tmp_path, suffix, pack):
     pytest.importorskip('scipy')
-    text = f'{BANNER} pattern general\n3 3 2\n1 2\n3 1\n'.encode()
     path = tmp_path / f'a.mtx{suffix}'
-    path.write_bytes(module.compress(text))
+    path.write_bytes(pack(f'{BANNER} pattern general\n3 3 2\n1 2\n3 1\n'.encode()))
     assert load_source(path).edge_index.tolist() == [[0, 2], [1, 0]]
-    path.write_bytes(module.compress(text)[:-9])
-    with pytest.raises(ValueError, match=rf"Matrix Market .*'{path}' .got: Compressed file ended"):
-        load_source(path)
-    path.write_bytes(module.compress(text + b'0 ' * 30_000 + b'\n'))
-    with pytest.raises(ValueError, match=r'no two ids in line 5: .0 0 0 '):
-        load_source(path)
-
-
-@pytest.mark.parametrize(
-    ('text', 'message'),
-    [
-        ('real general\n3 3 2\n1 2 1\n', '1 of the 2 entries announced, up to line 3'),
-        ('real general\n3 3 9000000000\n1 2 1', '1 of the 9000000000 entries announced, up to li'),
-        ('real general\n3 3 1\n\n1 2 1\n\n3 1 1\n', 'more than the 1 entries announced, in line 6'),
-        ('real general\n3 3 1\n1 2 1 7\n', "no two ids and a number, real, in line 3: '1 2 1 7'"),
-        ('pattern general\n3 3 1\n\n1 2 5\n', "no two ids in line 4: '1 2 5'"),
-        ('real general\n3 3 2\n1 2 1\n3 1\n', "no two ids and a number, real, in line 4: '3 1'"),
-        ('real general\n3 3 1\na 1 1\n', 'no two ids and a number, real, in line 3'),
-        ('real general\n3 3 1\n1 1 1d5\n', 'no two ids and a number, real, in line 3'),
-        ('real general\n3 3 1\n1 1 1.5.5\n', 'no two ids and a number, real, in line 3'),
-        ('real general\n3 3 1\n1 1 1-5', 'no two ids and a number, real, in line 3'),
-        ('real general\n3 3 1\n1 1 1 \0', 'no two ids and a number, real, in line 3'),
-        ('pattern general\n3 3 1\n1 1\x13', 'no two ids in line 3'),
-        ('integer general\n3 3 2\n1 2 1\n1 2 1.5\n', 'no two ids and a number, integer, in line 4'),
-        ('real general\n3 3 2\n1 2 1\n% or\n1 2 1\n', 'no two ids and a number, real, in line 4'),
-        ('integer general\n3 3 1\n1 2 99999999999999999999\n', 'Line 3: Integer out of range'),
-        ('real general\n3 3 1\n1 4 1\n', 'Line 3: Column index out of bounds'),
-        ('real general\n3 3 1\n0 1 1\n', 'Line 3: Row index out of bounds'),
-        ('complex general\n3 3 1\n1 2 1 1\n', 'complex numbers, which are no weights'),
-        ('real symmetric\n3 4 1\n2 1 1\n', 'a symmetric matrix of 3 rows and 4 columns'),
-        ('real general\n3 3\n', 'Invalid integer value'),
-        ('real general\n', 'Line 2: Invalid MatrixMarket header: Premature EOF'),
-    ],
-)
-def test_bad_matrix_market(tmp_path, text, message):
-    pytest.importorskip('scipy')
-    path = _mtx(tmp_path, f'{BANNER} {text}')
-    with pytest.raises(ValueError, match=rf"of a sparse matrix in '{path}' .got: {message}"):
-        load_source(path)
 
 
 @pytest.mark.parametrize('size', [1, 7, 1 << 20])
@@ -137,22 +96,13 @@ def test_matrix_market_in_pieces(tmp_path, monkeypatch, size):
     assert data.edge_index.tolist() == [[0, 2, 1, 1, 0], [1, 0, 1, 2, 0]]
     assert str(data.edge_weight.tolist()) == '[5.0, -7.0, nan, -inf, 0.01]'
     text = f'{BANNER} pattern general\n3 3 2\n1 2\n3 1\n' + ' ' * 60_000 + '\n'
+    if size == 1:
+        return  # pieces of 7 bytes show the rest sooner
     assert load_source(_mtx(tmp_path, text)).edge_index.tolist() == [[0, 2], [1, 0]]
     with pytest.raises(ValueError, match='more text than 2 entries take, up to line 2'):
         load_source(_mtx(tmp_path, text + (' ' * 60_000 + '\n') * 20))
     with pytest.raises(ValueError, match=r'at most 65536 bytes in line 4 .*got more'):
         load_source(_mtx(tmp_path, text.rstrip() + ' ' * 80_000))
-
-
-def test_other_matrix_market_files(tmp_path):
-    pytest.importorskip('scipy')
-    path = _mtx(tmp_path, '%%MatrixMarket matrix array real general\n2 2\n1\n2\n3\n4\n')
-    with pytest.raises(ValueError, match=r'a dense matrix, .*: scipy\.sparse makes it sparse'):
-        load_source(path)
-    with pytest.raises(ValueError, match='Missing banner'):
-        load_source(_mtx(tmp_path, '2 2 1\n1 2\n'))
-    with pytest.raises(ValueError, match=r'weights below 2\^63 .*got 18446744073709551615'):
-        load_source(_mtx(tmp_path, f'{BANNER} unsigned-integer general\n2 2 1\n1 2 {2**64 - 1}\n'))
 
 
 def test_matrix_market_tells_of_zeros_and_of_both_sides(tmp_path):
@@ -214,42 +164,6 @@ def test_metis_nodes_without_neighbours(tmp_path):
     assert _content(load_source(tmp_path / 'a.graph')) == {'edge_index': [[], []], 'num_nodes': 2}
 
 
-@pytest.mark.parametrize(
-    ('text', 'message'),
-    [
-        (
-            '3 2\n2\n1 3\n',
-            r'3 lines with 4 neig.*got 2 lines with 3 neighbours up to line 3',
-        ),
-        ('3 3\n2\n1 3\n2\n', r'3 lines with 6 neighbours .*got 3 lines with 4 neighbours'),
-        ('3 2\n2\n1 3\n2\n\n1\n', r'expected 3 lines of nodes .*got more: line 6'),
-        ('3 1\n2\n1 3\n2\n', r'expected 2 neighbours .*twice its 1 edges .got more, in line 3'),
-        ('3 2\n2\n% c\n1 4\n2\n', r'neighbours from 1 to 3 in line 4 .*got 4'),
-        ('3 2\n2\n1 0\n2\n', r'neighbours from 1 to 3 in line 3 .*got 0'),
-        ('3 2\n2\n1 -3\n2\n', r"whole numbers .* in line 3 .*got '-3'"),
-        ('3 2\n2\n1 3.0\n2\n', r"whole numbers .* in line 3 .*got '.0'"),
-        ('3 2\n2\n1 3\n1234567890123456789\n', r'at most 18 digits in line 4'),
-        ('3 2 1\n2 7\n1 7 3\n2 5\n', r'2 of every neighbour in line 3 .*got 3 numbers'),
-        ('3 2 10 2\n1 1 2\n1 1 1 3\n1\n', r'expected 2 numbers of the node .* in line 4 .*got 1 n'),
-        ('3 2\n2\n1 3\n1\n', r'got node 3 in the line of node 2, but not node 2 in the line of'),
-        ('3 2 1\n2 7\n1 7 3 5\n2 6\n', r'node 3 with the weight 5 in the line of node 2, but not'),
-        ('3 2 2\n', r"fmt of the digits 0 and 1, in line 1 .*got '3 2 2'"),
-        ('3\n', r"'nodes edges \[fmt \[ncon\]\]', .* in line 1 .*got '3'"),
-        ('% c\n3 x\n', r"'nodes edges .* in line 2 .*got '3 x'"),
-        ('', r"'nodes edges .* in line 1 .*got ''"),
-        ('3 2 1 2\n', r'weights of nodes in fmt .*got fmt 001 and ncon 2'),
-        ('3 2 11 0\n', r'got fmt 011 and ncon 0'),
-        ('3 9000000\n2\n1 3\n2\n', r'18000000 neighbours .* at least 35999999 bytes .got 8.'),
-    ],
-)
-def test_bad_metis(tmp_path, text, message):
-    path = tmp_path / 'a.graph'
-    path.write_text(text)
-    with pytest.raises(ValueError, match=message) as told:
-        load_source(path)
-    assert f"'{path}'" in str(told.value)
-
-
 def test_metis_lines_are_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr(pieces, 'PIECE', 1 << 12)
     path = tmp_path / 'a.graph.gz'
@@ -258,9 +172,6 @@ def test_metis_lines_are_bounded(tmp_path, monkeypatch):
         load_source(path)
     path.write_bytes(gzip.compress(b'2 1\n2\n1\n'))
     assert load_source(path).edge_index.tolist() == [[0, 1], [1, 0]]
-    path.write_bytes(path.read_bytes()[:-4])
-    with pytest.raises(ValueError, match=rf"expected a whole file in '{path}'"):
-        load_source(path)
 
 
 def test_what_metis_reads_is_found_by_any_missing_way_back(tmp_path):
@@ -320,65 +231,26 @@ def test_matrices_of_scipy(tmp_path, layout, compressed, on_disk):
     assert np.array_equal(_dense(data['row', 'to', 'col'], (7, 300)), dense[:7])
 
 
-def _csr(**changes: Any) -> dict[str, Any]:
-    arrays = {
-        'format': np.array(b'csr'),
-        'shape': np.array([3, 3]),
-        'indices': np.array([1, 0, 2], np.int32),
-        'indptr': np.array([0, 1, 3, 3], np.int32),
-        'data': np.array([1.0, 2, 3]),
-    }
-    return {k: v for k, v in {**arrays, **changes}.items() if v is not None}
-
-
-@pytest.mark.parametrize(
-    ('change', 'message'),
-    [
-        ({'format': np.array('bsr')}, r"of format csr, csc or coo .*got 'bsr'.*matrix\.tocsr\(\)"),
-        ({'format': np.array('dia')}, r"got 'dia'"),
-        ({'format': np.array([{}])}, r"format csr, csc or coo .*got ''"),
-        ({'shape': np.array([3])}, r"two sizes in 'shape' .*got \[3\]"),
-        ({'shape': np.array([-3, 3])}, r"two sizes in 'shape'"),
-        ({'shape': np.array([2, 3])}, r"3 numbers that rise from 0 to 3 in 'indptr' .*got 4 n"),
-        ({'indptr': np.array([0, 2, 1, 3])}, r"rise from 0 to 3 in 'indptr'"),
-        ({'indptr': np.array([1, 1, 3, 3])}, r'got 4 numbers from 1 to 3'),
-        ({'indptr': None}, r"integers in 'indptr' .*no such array"),
-        ({'indices': np.array([1, 0, 3])}, r'columns in \[0, 3\) .*got 3'),
-        ({'indices': np.array([1, -1, 2])}, r'columns in \[0, 3\) .*got -1'),
-        ({'indices': np.array([1.0, 0, 2])}, r"integers in 'indices' .*got float64 \[3\]"),
-        ({'data': np.ones(2)}, r"3 real numbers in 'data' .*got float64 \[2\]"),
-        ({'data': np.ones(3, complex)}, r"3 real numbers in 'data' .*got complex128"),
-        ({'format': np.array('coo')}, r"integers in 'row' .*no such array"),
-    ],
-)
-@pytest.mark.filterwarnings('ignore:left out of')
-def test_bad_matrices_of_scipy(tmp_path, change, message):
-    path = tmp_path / 'a.npz'
-    np.savez(path, **_csr())
-    data = load_source(path)
-    assert data.edge_index.tolist() == [[0, 1, 1], [1, 0, 2]]
-    assert data.edge_weight.tolist() == [1, 2, 3]
-    np.savez(path, **_csr(**change))
-    with pytest.raises(ValueError, match=message):
-        load_source(path)
-
-
 def test_more_in_a_file_of_a_matrix(tmp_path):
     """Nothing is left out in silence."""
-    np.savez(tmp_path / 'a.npz', **_csr(x=np.eye(3)), names=np.array([None] * 3))
+    np.savez(tmp_path / 'a.npz', **csr())
+    data = load_source(tmp_path / 'a.npz')
+    assert data.edge_index.tolist() == [[0, 1, 1], [1, 0, 2]]
+    assert data.edge_weight.tolist() == [1, 2, 3]
+    np.savez(tmp_path / 'a.npz', **csr(x=np.eye(3)), names=np.array([None] * 3))
     with pytest.warns(UserWarning, match=r"left out of '.*', as they hold objects .*: names$"):
         data = load_source(tmp_path / 'a.npz')
     assert data.x.tolist() == np.eye(3).tolist()
-    np.savez(tmp_path / 'a.npz', **_csr(data=np.array([1.0, 0, 3])))
+    np.savez(tmp_path / 'a.npz', **csr(data=np.array([1.0, 0, 3])))
     with pytest.warns(UserWarning, match=r'entries that are 0 .1.'):
         assert load_source(tmp_path / 'a.npz').edge_weight.tolist() == [1, 0, 3]
-    np.savez(tmp_path / 'a.npz', **_csr(edge_index=np.array([[0], [2]])))
+    np.savez(tmp_path / 'a.npz', **csr(edge_index=np.array([[0], [2]])))
     assert load_source(tmp_path / 'a.npz').edge_index.tolist() == [[0], [2]]  # plain arrays
 
 
 def _of_attributes(**changes: Any) -> dict[str, Any]:
     parts = ('data', 'indices', 'indptr', 'shape')
-    adjacency, features = _csr(data=np.ones(3)), _csr(shape=np.array([3, 4]))
+    adjacency, features = csr(data=np.ones(3)), csr(shape=np.array([3, 4]))
     arrays = {f'adj_{part}': adjacency[part] for part in parts}
     arrays |= {f'attr_{part}': features[part] for part in parts}
     arrays |= {'labels': np.array([2, 0, 1]), 'node_names': np.array(['a', 'b', 'c'])}
@@ -435,7 +307,7 @@ def test_command_line(tmp_path, capsys):
     pytest.importorskip('scipy')
     (tmp_path / 'a.graph').write_text('3 2\n2\n1 3\n2\n')
     mtx = _mtx(tmp_path, f'{BANNER} integer symmetric\n3 3 2\n2 1 1\n3 2 0\n')
-    np.savez(tmp_path / 'a.npz', **_csr())
+    np.savez(tmp_path / 'a.npz', **csr())
     options = ['--num-parts', '2', '--method', 'range']
     for path in (tmp_path / 'a.graph', mtx, tmp_path / 'a.npz'):
         assert main([str(path), str(tmp_path / path.suffix[1:]), *options]) == 0

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from ranks import run_ranks
+from ranks import run_as_threads
 from torch_geometric.data import Data, HeteroData
 
 import pyg_sar
@@ -42,7 +42,7 @@ def _on_rank(root: str, out: str) -> dict[str, Any]:
 def test_on_ranks(tmp_path: Path, world_size: int) -> None:
     pyg_sar.partition_graph(_graph(), 3, tmp_path / 'parts')
     out = tmp_path / 'out.npy'
-    for got in run_ranks(_on_rank, world_size, str(tmp_path / 'parts'), str(out)):
+    for got in run_as_threads(_on_rank, world_size, str(tmp_path / 'parts'), str(out)):
         want = {'all': NAMES, 'one': NAMES[3], 'some': [NAMES[7], NAMES[1]], 'of rows': True}
         assert got == want
     table = pyarrow.ipc.open_file(tmp_path / 'out.names.arrow').read_all()

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from ranks import run_ranks
+from partition_files import is_in_file, tree
+from ranks import run_as_threads
 from small_graphs import attempt
 from torch_geometric.data import Data
 
@@ -20,6 +21,8 @@ import pyg_sar
 from pyg_sar.comm.ranks import rank
 from pyg_sar.partition import writer
 from pyg_sar.partition.__main__ import main
+from pyg_sar.partition.memmap import Scratch
+from pyg_sar.partition.sources import load_source
 from pyg_sar.shard.files import read_json
 from pyg_sar.utils import durable
 
@@ -59,6 +62,8 @@ def test_what_a_transform_changes_in_place_is_kept(kind: str, tmp_path: Path) ->
         for name, array in arrays.items():
             np.save(source / f'{name}.npy', array)
     assert graph.x.isnan().any()
+    assert is_in_file(load_source(source, scratch=Scratch(tmp_path)).x)
+    before = tree(tmp_path)
     transform = f'{__name__}.Impute'
     words = [str(source), str(tmp_path / 'out'), '--num-parts', '2', '--quiet']
     assert main([*words, '--transform', transform]) == 0
@@ -66,6 +71,7 @@ def test_what_a_transform_changes_in_place_is_kept(kind: str, tmp_path: Path) ->
         data = pyg_sar.local(pyg_sar.load_shard(tmp_path / 'out', part))
         assert torch.equal(data.x, graph.x[data.n_id].nan_to_num())
         assert torch.equal(data.y, graph.y[data.n_id] + 1)
+    assert {name: tree(tmp_path)[name] for name in before} == before
 
 
 def _small() -> Data:
@@ -157,17 +163,13 @@ def _whole(root: Path) -> dict[str, bytes | str]:
 
 WRITES = [_save, _link, _folder, _change, _another, _a_file, _a_link]
 MOMENTS = [
-    ('in the cut', True),
-    ('as it ends', True),
-    ('at the exchange', True),
-    ('at the exchange', False),
+    *(('in the cut', True), ('as it ends', True)),
+    *(('at the exchange', True), ('at the exchange', False)),
 ]
-CASES = [
-    (write, is_first, moment)
-    for write in WRITES
-    for is_first in (True, False)
-    for moment in MOMENTS
-    if not (is_first and write in (_folder, _change))  # of a partition
+CASES = [  # every two of them together
+    (write, (i + j) % 2 == 0 and write not in (_folder, _change), moment)  # two are of a partition
+    for i, write in enumerate(WRITES)
+    for j, moment in enumerate(MOMENTS)
     if not ('exchange' in moment[0] and write is _a_file)  # which the system refuses
 ]
 
@@ -221,9 +223,7 @@ def test_what_comes_into_the_place_while_a_graph_is_cut_stays(
             pyg_sar.partition_graph(_small(), 2, parts, method='range', force=True)
 
 
-def test_a_replacement_is_on_the_disk_before_the_old_one_goes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_replacement_is_on_the_disk_before_the_old_one_goes(tmp_path, monkeypatch):
     synced: set[Path] = set()
     sync, exchange, remove = os.fsync, durable._exchange, shutil.rmtree
     events: list[str] = []
@@ -281,9 +281,9 @@ def test_ranks_load_the_same_features(tmp_path: Path) -> None:
     shutil.copytree(roots[0], tmp_path / 'copy')
     graph.x = graph.x + 1
     pyg_sar.partition_graph(graph, 2, roots[1], method='range')
-    told = run_ranks(_loaded, 2, roots)
+    told = run_as_threads(_loaded, 2, roots)
     assert all('expected the same partition on all ranks' in each for each in told), told
-    assert run_ranks(_loaded, 2, [roots[0], str(tmp_path / 'copy')]) == ['no error'] * 2
+    assert run_as_threads(_loaded, 2, [roots[0], str(tmp_path / 'copy')]) == ['no error'] * 2
 
 
 def test_a_file_is_no_folder_of_checkpoints(tmp_path: Path) -> None:

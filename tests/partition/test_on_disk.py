@@ -18,7 +18,7 @@ import torch
 from few import few
 from hypothesis import given
 from hypothesis import strategies as st
-from partition_files import is_in_file, load_part, tree
+from partition_files import is_in_file, tree
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.transforms import ToSparseTensor, ToUndirected
 from torch_geometric.typing import WITH_TORCH_SPARSE
@@ -58,23 +58,6 @@ def test_files_are_no_memory(tmp_path):
     assert _own_memory() - before < 30
     assert int(space[::4096].sum()) == 3 * 2048
     assert [path.name for path in tmp_path.iterdir()] == ['a.npy']
-
-
-@pytest.mark.parametrize('kind', ['pt', 'npz', 'folder'])
-def test_a_write_stays_in_the_process(tmp_path, kind):
-    """As a transform writes, in place: read as it was written, and the file is not changed."""
-    source = _save(_homogeneous(), kind, tmp_path)
-    before = tree(tmp_path)
-    data = load_source(source, scratch=Scratch(tmp_path))
-    assert is_in_file(data.x)
-    data.x.zero_()
-    data.edge_index[0] = 7
-    gc.collect()
-    assert not data.x.any()
-    partition_graph(data, 2, tmp_path / 'out', method='range')
-    found = [load_part(tmp_path / 'out', part, 'node_feats.pt')['feats']['x'] for part in (0, 1)]
-    assert not torch.cat(found).any()
-    assert {name: tree(tmp_path)[name] for name in before} == before
 
 
 def test_scratch_says_at_once_that_the_disk_is_full(tmp_path, monkeypatch):

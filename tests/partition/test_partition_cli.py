@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,42 +17,25 @@ from partition_files import meta_of
 from ranks import heed_interrupts
 from torch_geometric.data import Data
 
+from pyg_sar.partition.__main__ import main
 from pyg_sar.utils import command_line
 from pyg_sar.utils.command_line import Progress
 
-COMMAND = [sys.executable, '-m', 'pyg_sar.partition']
-
-
-@pytest.fixture
-def source(graph: Data, tmp_path: Path) -> Path:
-    torch.save(graph, tmp_path / 'data.pt')
-    return tmp_path / 'data.pt'
-
-
-def _run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [*COMMAND, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-
 
 def _main(*arguments: object) -> int:
-    """The same in this process: importing PyG anew takes seconds."""
-    from pyg_sar.partition.__main__ import main
-
-    try:
-        return main([str(argument) for argument in arguments])
-    except SystemExit as stop:
-        return int(stop.code or 0)
+    return main([str(argument) for argument in arguments])
 
 
-def test_success(source, graph, tmp_path, check_partition):
+def test_success(graph, tmp_path, check_partition, capfd):
+    torch.save(graph, tmp_path / 'data.pt')
     arguments = '--num-parts', 3, '--objective', 'volume', '--seed', 2
-    result = _run(source, tmp_path / 'out', *arguments)
-    assert result.returncode == 0, result.stderr
+    assert _main(tmp_path / 'data.pt', tmp_path / 'out', *arguments) == 0
+    out, err = capfd.readouterr()
     check_partition(tmp_path / 'out', graph, 3)
-    assert '50 nodes and 300 edges in 3 parts (metis)' in result.stdout
-    assert 'edge cut' in result.stdout
-    assert result.stdout.endswith(f'wrote {tmp_path / "out"}\n')
-    phases = [line.partition(' (after ')[0] for line in result.stderr.splitlines()]
+    assert '50 nodes and 300 edges in 3 parts (metis)' in out
+    assert 'edge cut' in out
+    assert out.endswith(f'wrote {tmp_path / "out"}\n')
+    phases = [line.partition(' (after ')[0] for line in err.splitlines()]
     found = [phase for phase in phases if phase != 'reading']
     assert found[:3] == ['METIS', 'order of nodes', 'part 1/3']
     meta = meta_of(tmp_path / 'out')
@@ -69,7 +51,7 @@ def test_ctrl_c_leaves_nothing(tmp_path):
     torch.save(graph, tmp_path / 'data.pt')
     arguments = [str(tmp_path / 'data.pt'), str(tmp_path / 'out'), '--num-parts', '500']
     process = subprocess.Popen(
-        [*COMMAND, *arguments, '--method', 'random'],
+        [sys.executable, '-m', 'pyg_sar.partition', *arguments, '--method', 'random'],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -110,7 +92,7 @@ def test_options_arrive(graph, tmp_path, check_partition, capfd):
 
 
 def test_a_transform_beside_the_user(tmp_path, graph, monkeypatch):
-    """By the command, whose path lacks the working directory."""
+    """The path of a command lacks the working directory."""
     torch.save(graph, tmp_path / 'data.pt')
     (tmp_path / 'mine.py').write_text(
         'from torch_geometric.transforms import BaseTransform\n'
@@ -119,17 +101,15 @@ def test_a_transform_beside_the_user(tmp_path, graph, monkeypatch):
         '        data.x = 2 * data.x\n'
         '        return data\n'
     )
-    command = [sys.executable, '-P'] if sys.version_info >= (3, 11) else [sys.executable]
-    start = 'import sys; from pyg_sar.__main__ import main; sys.exit(main())'
-    words = ['partition', 'data.pt', 'out', '--num-parts', '1', '--quiet']
-    path = os.pathsep.join(entry for entry in sys.path if Path(entry) != tmp_path)
-    subprocess.run(
-        [*command, '-c', start, *words, '--transform', 'mine.Twice'],
-        cwd=tmp_path,
-        env={**os.environ, 'PYTHONPATH': path},
-        check=True,
-        timeout=600,
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        sys, 'path', [entry for entry in sys.path if entry not in ('', str(tmp_path))]
     )
+    words = ('data.pt', 'out', '--num-parts', 1, '--quiet', '--transform', 'mine.Twice')
+    try:
+        assert _main(*words) == 0
+    finally:
+        sys.modules.pop('mine', None)
     feats = torch.load(tmp_path / 'out' / 'part_0' / 'node_feats.pt')
     assert torch.equal(feats['feats']['x'], 2 * graph.x[feats['global_id']])
 
@@ -142,30 +122,6 @@ def test_dropped_arrays_are_noted(tmp_path, capfd):
     out, note = capfd.readouterr()
     assert out == ''
     assert re.fullmatch(r'note: dropped .* z \(sparse torch\.float32 \[7, 7\]\).*\n', note)
-
-
-@pytest.mark.parametrize(
-    ('arguments', 'message'),
-    [
-        (['SOURCE', 'OUT'], 'the following arguments are required: --num-parts'),
-        (['SOURCE', 'OUT', '--num-parts', 'two'], "argument --num-parts: invalid int value: 'two'"),
-        (['SOURCE', 'FULL', '--num-parts', '2'], 'which is not empty; pass force=True or --force'),
-        (['no.pt', 'OUT', '--num-parts', '2'], "(got 'no.pt', no such file)"),
-        (['SOURCE', 'OUT', '--num-parts', '2', '--balance', 'x'], 'argument --balance: invalid'),
-        (['SOURCE', 'OUT', '--num-parts', '2', '--wrong'], 'unrecognized arguments: --wrong'),
-    ],
-)
-def test_user_errors(source, graph, tmp_path, capfd, arguments, message):
-    (tmp_path / 'full').mkdir()
-    (tmp_path / 'full' / 'file').touch()
-    paths = {'SOURCE': source, 'OUT': tmp_path / 'out', 'FULL': tmp_path / 'full'}
-    assert _main(*(paths.get(argument, argument) for argument in arguments)) == 2
-    out, err = capfd.readouterr()
-    assert out == ''
-    assert err.startswith('error: ')
-    assert message in err
-    assert err.count('\n') == 1
-    assert sorted(path.name for path in tmp_path.iterdir()) == ['data.pt', 'full']
 
 
 class _Terminal(io.StringIO):

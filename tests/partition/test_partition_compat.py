@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,36 +85,22 @@ def test_stores(written):
             assert edge_pb.numel() == edges.size(1)
             assert (edge_pb[edge_id] == part).all()
             assert (node_pb[edge_index[1]] == part).all()
-    for key in _keys(data, nodes=False):
-        group = (None, None) if key is None else key
-        seen = []
-        for store in feats:
-            ids = store.get_global_id(group)
-            edge_attr = store.get_tensor(group_name=group, attr_name='edge_attr', index=None)
-            assert torch.equal(edge_attr, _of(data, key).edge_attr[ids])
-            own = ids.flip(0)
-            found = store.get_tensor_from_global_id(
-                group_name=group, attr_name='edge_attr', index=own
-            )
-            assert torch.equal(found, _of(data, key).edge_attr[own])
-            seen.append(ids)
-        assert torch.cat(seen).sort()[0].tolist() == list(range(_of(data, key).num_edges))
-    for key in _keys(data, nodes=True):
-        seen = []
-        for part, store in enumerate(feats):
-            x = store.get_tensor(group_name=key, attr_name='x', index=None)
-            ids = store.get_global_id(key)
-            assert torch.equal(x, _of(data, key).x[ids])
-            owners = store.node_feat_pb if key is None else store.node_feat_pb[key]
-            assert (owners[ids] == part).all()
-            own = ids.flip(0)
-            found = store.get_tensor_from_global_id(group_name=key, attr_name='x', index=own)
-            assert torch.equal(found, _of(data, key).x[own])
-            if 'y' in _of(data, key):
-                y = store.get_tensor(group_name=key, attr_name='y', index=None)
-                assert torch.equal(y, _of(data, key).y[ids])
-            seen.append(ids)
-        assert torch.cat(seen).sort()[0].tolist() == list(range(_of(data, key).num_nodes))
+    for nodes, names in ((False, ['edge_attr']), (True, ['x', 'y'])):
+        for key in _keys(data, nodes=nodes):
+            group = (None, None) if not nodes and key is None else key
+            ids = [store.get_global_id(group) for store in feats]
+            for name in [name for name in names if name in _of(data, key)]:
+                for own, store in zip(ids, feats, strict=True):
+                    get = partial(store.get_tensor_from_global_id, group_name=group, attr_name=name)
+                    found = store.get_tensor(group_name=group, attr_name=name, index=None)
+                    assert torch.equal(found, _of(data, key)[name][own])
+                    assert torch.equal(get(index=own.flip(0)), _of(data, key)[name][own.flip(0)])
+            if nodes:
+                for part, store in enumerate(feats):
+                    owners = store.node_feat_pb if key is None else store.node_feat_pb[key]
+                    assert (owners[ids[part]] == part).all()
+            count = _of(data, key).num_nodes if nodes else _of(data, key).num_edges
+            assert torch.cat(ids).sort()[0].tolist() == list(range(count))
 
 
 def test_stores_without_features(tmp_path, make_graph):

@@ -42,11 +42,10 @@ def _split(folder: Path, name: str) -> None:
         _csv(folder / 'split' / name / f'{key}.csv.gz', ids)
 
 
-def _homogeneous(folder: Path, split: str) -> None:
-    raw = folder / 'raw'
-    _csv(raw / 'edge.csv.gz', EDGES)
-    _csv(raw / 'num-node-list.csv.gz', [N])
-    _csv(raw / 'num-edge-list.csv.gz', [E])
+def _homogeneous(folder: Path, split: str, **more: Any) -> None:
+    files = {'edge': EDGES, 'num-node-list': [N], 'num-edge-list': [E], **more}
+    for name, rows in files.items():
+        _csv(folder / 'raw' / f'{name}.csv.gz', rows)
     _split(folder, split)
 
 
@@ -119,11 +118,8 @@ def test_names_the_package(tmp_path, monkeypatch):
 @needs_ogb
 def test_arxiv(tmp_path, capsys):
     """Directed, as the archive names its folder."""
-    folder = tmp_path / 'arxiv'
-    _homogeneous(folder, 'time')
-    _csv(folder / 'raw' / 'node-feat.csv.gz', X)
-    _csv(folder / 'raw' / 'node_year.csv.gz', range(N))
-    _csv(folder / 'raw' / 'node-label.csv.gz', range(N))
+    more = {'node-feat': X, 'node_year': range(N), 'node-label': range(N)}
+    _homogeneous(tmp_path / 'arxiv', 'time', **more)
     data = load_source('ogbn-arxiv', root=tmp_path)
     assert np.array_equal(data.edge_index.numpy(), EDGES.T)
     assert np.array_equal(data.x.numpy(), X)
@@ -147,22 +143,17 @@ def test_products_and_proteins(tmp_path):
     """The files hold one direction of every edge."""
     both = np.repeat(EDGES.T, 2, axis=1)
     both[:, 1::2] = both[::-1, 1::2]
-    folder = tmp_path / 'ogbn_products'
-    _homogeneous(folder, 'sales_ranking')
-    _csv(folder / 'raw' / 'node-feat.csv.gz', X)
-    _csv(folder / 'raw' / 'node-label.csv.gz', range(N))
+    more = {'node-feat': X, 'node-label': range(N)}
+    _homogeneous(tmp_path / 'ogbn_products', 'sales_ranking', **more)
     data = load_source('ogbn-products', root=tmp_path)
     assert np.array_equal(data.edge_index.numpy(), both)
     assert data.num_classes == 47
     _check_split(data)
 
-    folder = tmp_path / 'ogbn_proteins'
-    _homogeneous(folder, 'species')
     edge_feat = RNG.random((E, 8)).astype(np.float32)
     labels = RNG.integers(2, size=(N, 112))
-    _csv(folder / 'raw' / 'edge-feat.csv.gz', edge_feat)
-    _csv(folder / 'raw' / 'species.csv.gz', range(N))
-    _csv(folder / 'raw' / 'node-label.csv.gz', labels)
+    more = {'edge-feat': edge_feat, 'species': range(N), 'node-label': labels}
+    _homogeneous(tmp_path / 'ogbn_proteins', 'species', **more)
     data = load_source('ogbn-proteins', root=tmp_path)
     assert 'x' not in data
     assert np.array_equal(data.edge_index.numpy(), both)

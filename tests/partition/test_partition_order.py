@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from hetero_graphs import hetero_graph
@@ -35,18 +38,23 @@ def _grid(side: int, seed: int = 0) -> Data:
     return Data(x=x, edge_index=edge_index)
 
 
+def _cut_both(data: Any, num_parts: int, folder: Path) -> tuple[Path, Path]:
+    """In both orders."""
+    for order in ('cache', 'source'):
+        cut_graph(data, num_parts, folder / order, CutOptions(), in_cache_order=order == 'cache')
+    return folder / 'cache', folder / 'source'
+
+
 @pytest.mark.usefixtures('tiny')
 @pytest.mark.parametrize('num_parts', [1, 2, 3])
 @pytest.mark.parametrize('kind', ['directed', 'grid'])
 def test_parts_hold_the_same_in_both_orders(tmp_path, graph, check_partition, num_parts, kind):
     data = graph if kind == 'directed' else _grid(8)
     names = {} if kind == 'directed' else {'node_attrs': ('x',), 'edge_attrs': ()}
-    roots = {order: tmp_path / order for order in ('cache', 'source')}
-    for order, root in roots.items():
-        cut_graph(data, num_parts, root, CutOptions(), in_cache_order=order == 'cache')
+    cache, source = _cut_both(data, num_parts, tmp_path)
+    for root in (cache, source):
         check_partition(root, data, num_parts, **names)
         assert verify_partition(root) == []
-    cache, source = roots.values()
     for part in range(num_parts):
         a, b = load_shard_files(cache, part), load_shard_files(source, part)
         assert a['n_id'].tolist() != b['n_id'].tolist() == sorted(a['n_id'].tolist())
@@ -61,13 +69,10 @@ def test_parts_hold_the_same_in_both_orders(tmp_path, graph, check_partition, nu
 def test_neighbours_are_near_each_other(tmp_path, monkeypatch, num_parts):
     monkeypatch.setattr(metis, 'ROWS', 16)
     far = {}
-    for order in ('cache', 'source'):
-        cut_graph(
-            _grid(24), num_parts, tmp_path / order, CutOptions(), in_cache_order=order == 'cache'
-        )
-        sar = load_part(tmp_path / order, 0)
+    for root in _cut_both(_grid(24), num_parts, tmp_path):
+        sar = load_part(root, 0)
         own = slice(*sar['block_ptr'][:2].tolist())
-        far[order] = ((sar['src'] - sar['dst'])[own].abs() > 32).double().mean()
+        far[root.name] = ((sar['src'] - sar['dst'])[own].abs() > 32).double().mean()
     assert far['cache'] < 0.35
     assert far['source'] > 0.6
 
@@ -75,15 +80,8 @@ def test_neighbours_are_near_each_other(tmp_path, monkeypatch, num_parts):
 @pytest.mark.usefixtures('tiny')
 @pytest.mark.parametrize('num_parts', [1, 3])
 def test_types_have_orders_of_their_own(tmp_path, num_parts):
-    for order in ('cache', 'source'):
-        cut_graph(
-            hetero_graph(),
-            num_parts,
-            tmp_path / order,
-            CutOptions(),
-            in_cache_order=order == 'cache',
-        )
-        assert verify_partition(tmp_path / order) == []
+    roots = _cut_both(hetero_graph(), num_parts, tmp_path)
+    assert [verify_partition(root) for root in roots] == [[], []]
     for part in range(num_parts):
         cache = load_part(tmp_path / 'cache', part, 'node_feats.pt')
         for name, feats in load_part(tmp_path / 'source', part, 'node_feats.pt').items():
@@ -104,10 +102,9 @@ def test_the_same_seed_gives_the_same_order(tmp_path, graph):
 
 
 def test_small_parts_keep_the_order_of_ids(tmp_path, graph):
-    for order in ('cache', 'source'):
-        cut_graph(graph, 2, tmp_path / order, CutOptions(), in_cache_order=order == 'cache')
+    roots = _cut_both(graph, 2, tmp_path)
     for part in range(2):
-        a, b = (tmp_path / order / f'part_{part}' / 'sar.pt' for order in ('cache', 'source'))
+        a, b = (root / f'part_{part}' / 'sar.pt' for root in roots)
         assert a.read_bytes() == b.read_bytes()
 
 
@@ -159,8 +156,7 @@ def _read(root: str, folder: str) -> list[Tensor]:
 @pytest.mark.usefixtures('tiny')
 @pytest.mark.parametrize(('writes', 'reads'), [('source', 'cache'), ('cache', 'source')])
 def test_rows_and_checkpoints_go_from_one_order_to_the_other(tmp_path, writes, reads):
-    for order in (writes, reads):
-        cut_graph(_grid(6), 2, tmp_path / order, CutOptions(), in_cache_order=order == 'cache')
+    _cut_both(_grid(6), 2, tmp_path)
     run_as_threads(_save, 2, str(tmp_path / writes), str(tmp_path))
     for differences in run_as_threads(_read, 2, str(tmp_path / reads), str(tmp_path)):
         assert all(not difference.any() for difference in differences)

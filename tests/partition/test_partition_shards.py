@@ -6,19 +6,27 @@ from importlib.metadata import version
 
 import pytest
 import torch
-from few import few
+from few import pairs
 from partition_files import meta_of, tree
 from torch_geometric.data import Data
 
 from pyg_sar.partition.options import CutOptions
 from pyg_sar.partition.partition_graph import cut_graph, partition_graph
 
+KINDS = [
+    *('directed', 'loops_and_duplicates', 'isolated', 'communities'),
+    *('star', 'no_edges', 'as_many_edges_as_nodes', 'bare'),
+]
 
-@pytest.mark.parametrize('num_parts', few([3, 1, 2, 7], every=2))
-@pytest.mark.parametrize('method', ['metis', 'ldg', 'random', 'range'])
-def test_every_invariant(any_graph, tmp_path, check_partition, method, num_parts):
-    summary = partition_graph(any_graph, num_parts, tmp_path / 'parts', method=method)
-    part_of = check_partition(tmp_path / 'parts', any_graph, num_parts)
+
+@pytest.mark.parametrize(
+    ('kind', 'method', 'num_parts'),
+    pairs(KINDS, ['metis', 'ldg', 'random', 'range'], [3, 1, 2, 7]),
+)
+def test_every_invariant(make_graph, tmp_path, check_partition, kind, method, num_parts):
+    graph = make_graph(kind)
+    summary = partition_graph(graph, num_parts, tmp_path / 'parts', method=method)
+    part_of = check_partition(tmp_path / 'parts', graph, num_parts)
     assert set(part_of) == set(range(num_parts))
     sizes = [part_of.count(part) for part in range(num_parts)]
     assert list(summary.part_num_nodes) == sizes

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-import torch
 from launch.in_turns.programs import NUM_RANKS, write_parts
-
-from pyg_sar.__main__ import main
+from pages import launch_of, start
 
 SCRIPT = """
 import sys
@@ -25,51 +20,27 @@ if __name__ == '__main__':
     sys.exit(0)
 """
 
-COMMAND = [sys.executable, '-m', 'pyg_sar', 'run', '--in-turns']
+
+def _run(folder: Path, script: str, words: str = '') -> tuple[int | None, str, str]:
+    """The exit code and the output of a script as all ranks."""
+    write_parts(folder)
+    (folder / 'train.py').write_text(script)
+    options = '--in-turns --memory 1MB --spill . --parts one'
+    ((process, said, _),) = start(launch_of(f'pyg-sar run {options} train.py {words}'), folder, 0)
+    process.join(timeout=300)
+    return process.exitcode, said.read_text(), said.with_suffix('.err').read_text()
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory, with a script and parts."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / 'train.py').write_text(SCRIPT)
-    write_parts(tmp_path)
-    return tmp_path
-
-
-def _run(*words: str) -> subprocess.CompletedProcess[str]:
-    """The script as all ranks."""
-    options = ['--memory', '1MB', '--spill', '.', '--parts', 'one']
-    return subprocess.run(
-        [*COMMAND, *options, 'train.py', *words],
-        env={**os.environ, 'PYTHONPATH': os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-
-
-def _error(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line that a wrong command line ends in."""
-    try:
-        code: object = main(['run', '--in-turns', *words])
-    except SystemExit as ended:
-        code = ended.code
-    error = capsys.readouterr().err
-    assert (code, error.count('\n')) == (2, 1)
-    return error
-
-
-def test_a_script_runs_as_all_ranks(folder: Path) -> None:
-    own = ['--hidden', '3', '--memory', '7', '--parts', 'mine']  # of the script, whatever it is
-    done = _run(*own)
-    assert done.returncode == 0, done.stderr
-    lines = [line.split(maxsplit=3) for line in done.stdout.splitlines()]
+def test_a_script_runs_as_all_ranks(tmp_path: Path) -> None:
+    own = '--hidden 3 --memory 7 --parts mine'  # of the script, whatever it is
+    code, out, err = _run(tmp_path, SCRIPT, own)
+    assert code == 0, err
+    lines = [line.split(maxsplit=3) for line in out.splitlines()]
     assert sorted(line[0] for line in lines) == ['0', '1', '2']
     assert len({(line[1], line[2]) for line in lines}) == 1
     assert lines[0][1] == str(NUM_RANKS)
-    assert lines[0][3] == str(own)
-    assert 'written' in done.stderr
+    assert lines[0][3] == str(own.split())
+    assert 'written' in err
 
 
 @pytest.mark.parametrize(
@@ -81,37 +52,8 @@ def test_a_script_runs_as_all_ranks(folder: Path) -> None:
         ("raise ValueError('no labels')", 1, 'ValueError: no labels\n'),
     ],
 )
-def test_how_a_script_ends(folder: Path, ending: str, code: int, text: str) -> None:
-    (folder / 'train.py').write_text(f'import sys\n{ending}\n')
-    done = _run()
-    assert done.returncode == code, done.stderr
-    assert text in done.stderr
-    assert ('Traceback' in done.stderr) == ('raise' in ending)
-
-
-@pytest.mark.parametrize(
-    ('words', 'told'),
-    [
-        (['none.py'], 'no such file: none.py'),
-        (['--parts=none', 'train.py'], "expected a partition folder at 'none' (got no folder)"),
-        (['--spill=none', 'train.py'], "evicted memory): 'none'"),
-        (['--nproc-per-node=3', 'train.py'], 'no options of torchrun (got --nproc-per-node)'),
-        (['--memory=64', 'train.py'], '64 bytes? say 64GB'),
-    ],
-)
-def test_mistakes_are_one_line(
-    folder: Path, words: list[str], told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert told in _error(['--memory=1MB', '--spill=.', '--parts=one', *words], capsys)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason='needs a machine without a GPU')
-def test_without_a_gpu_a_folder_is_needed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    error = _error(['--memory=1MB', '--parts=one', 'train.py'], capsys)
-    assert error.startswith("error: 'spill' must be")
-
-
-def test_options_after_the_script_are_the_scripts(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert 'needs --memory SIZE before' in _error(['train.py', '--memory=1MB'], capsys)
+def test_how_a_script_ends(tmp_path: Path, ending: str, code: int, text: str) -> None:
+    found, _, err = _run(tmp_path, f'import sys\n{ending}\n')
+    assert found == code, err
+    assert text in err
+    assert ('Traceback' in err) == ('raise' in ending)

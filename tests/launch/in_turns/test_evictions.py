@@ -118,7 +118,7 @@ STORAGES: dict[str, Callable[[torch.UntypedStorage], Any]] = {
 }
 
 
-@pytest.mark.parametrize('way', STORAGES)
+@pytest.mark.parametrize('way', few(STORAGES, every=2))
 def test_storages_that_were_made_of_storages(tmp_path: Path, way: str) -> None:
     """Whoever has one reads and writes what its tensors hold; then they may go."""
 

@@ -44,9 +44,7 @@ def test_a_folder_that_is_none_is_an_error_before_anything_runs(tmp_path: Path) 
     assert ran == []
 
 
-def test_space_is_reserved_before_anything_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_space_is_reserved_before_anything_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(os, 'posix_fallocate', Calls('posix_fallocate', 0, fails(errno.ENOSPC)))
     ran: list[int] = []
     with pytest.raises(OSError, match='reserving 1000000000 bytes') as found:

@@ -59,12 +59,9 @@ def _in_turns(folder: Path, program: Callable[[], Any], memory: int = 0) -> list
 
 
 @pytest.mark.parametrize(
-    ('kind', 'options'),
-    [('sage', {}), ('gat', {}), ('sage', {'exchange_dtype': torch.bfloat16})],
+    ('kind', 'options'), [('sage', {}), ('gat', {}), ('sage', {'exchange_dtype': torch.bfloat16})]
 )
-def test_profiles_count_what_processes_count(
-    folder: Path, kind: str, options: dict[str, Any]
-) -> None:
+def test_profiles_count_what_processes_count(folder, kind, options):
     found = _in_turns(folder, partial(_train, str(folder), kind, options))
     expected = run_ranks(_train, NUM_RANKS, str(folder), kind, options)
     for rank, ((ours, table, seconds), (theirs, *_)) in enumerate(
@@ -77,9 +74,7 @@ def test_profiles_count_what_processes_count(
     assert hook.watchers == ()
 
 
-def test_whoever_waits_for_turns_is_told_to_wait(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whoever_waits_for_turns_is_told_to_wait(folder, monkeypatch):
     """So what is told as computing is a rank's own."""
     within: dict[int, int] = {}
 

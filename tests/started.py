@@ -1,4 +1,4 @@
-"""Runs programs without what an outer launcher has put into the environment."""
+"""Starts programs, without what an outer launcher has put into the environment."""
 
 from __future__ import annotations
 
@@ -8,16 +8,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
+TORCHRUN = ('python', '-m', 'torch.distributed.run')
 _OF_LAUNCHERS = (
-    'RANK',
-    'WORLD_SIZE',
-    'MASTER_',
-    'LOCAL_',
-    'TORCHELASTIC_',
-    'OMPI_',
-    'PMI',
-    'SLURM',
+    *('RANK', 'WORLD_SIZE', 'MASTER_', 'LOCAL_', 'TORCHELASTIC_'),
+    *('OMPI_', 'PMI', 'SLURM'),
 )
 
 
@@ -29,17 +24,17 @@ def environment(**variables: str) -> dict[str, str]:
 
 
 def run(
-    command: Sequence[object], *, timeout: float = 200, **variables: str
+    command: Sequence[object], *, folder: Path | None = None, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a command; ``python`` is this one."""
+    """Runs a command in a folder; ``python`` is this one."""
     words = [sys.executable if word == 'python' else str(word) for word in command]
     return subprocess.run(
-        words, env=environment(**variables), capture_output=True, text=True, timeout=timeout
+        words, cwd=folder, env=environment(**variables), capture_output=True, text=True, timeout=600
     )
 
 
-def output(command: Sequence[object], *, timeout: float = 200, **variables: str) -> str:
-    """What it prints."""
-    done = run(command, timeout=timeout, **variables)
+def output(command: Sequence[object], *, folder: Path | None = None, **variables: str) -> str:
+    """The output of a command that must end well."""
+    done = run(command, folder=folder, **variables)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
