@@ -5,20 +5,16 @@ from __future__ import annotations
 import random
 from collections import Counter, OrderedDict, defaultdict, deque
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from ranks import run_as_threads
-from small_graphs import cut, small_graph
+from alike import Wrap, assert_alike
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import GCNConv, SAGEConv
-
-import pyg_sar
 
 
 @dataclass
@@ -120,13 +116,13 @@ class Net(torch.nn.Module):
         return x * drawn
 
 
-def _steps(data: Any, make: Any, world: Any) -> list[Tensor]:
+def _steps(data: Any, wrap: Wrap, make: Any) -> list[Any]:
     torch.manual_seed(0)
     np.random.seed(0)  # noqa: NPY002
     random.seed(0)
     net = Net().double()
-    model = world(net)
-    found = []
+    model = wrap(net)
+    found: list[Any] = []
     for _ in range(2):
         given = make(data)
         out = model(given, data.edge_index)
@@ -134,18 +130,10 @@ def _steps(data: Any, make: Any, world: Any) -> list[Tensor]:
         model.zero_grad()
         loss.backward()
         found += [loss.detach(), *(p.grad.clone() for p in net.parameters())]
-        found += [torch.tensor(float(each)) for each in (net.calls, len(net.kept), len(net.seen))]
-    return [*found, *(b.clone() for b in net.buffers()), torch.rand(())]
-
-
-def _on_rank(root: str, make: Any) -> list[Tensor]:
-    return _steps(pyg_sar.load_shard(root), make, pyg_sar.DistributedDataParallel)
+        found += [net.calls, len(net.kept), len(net.seen)]
+    return [*found, *net.buffers(), torch.rand(())]
 
 
 @pytest.mark.parametrize('make', [_dict, _nested, _data, _hetero, _dataclass, _tensor])
-def test_the_first_step_is_that_of_plain_pyg(tmp_path: Path, make: Any) -> None:
-    want = _steps(small_graph(), make, lambda net: net)
-    root = str(cut(small_graph(), 3, tmp_path / 'parts'))
-    for world_size in (3, 1):
-        for got in run_as_threads(_on_rank, world_size, root, make):
-            torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
+def test_the_first_step_is_that_of_plain_pyg(make: Any) -> None:
+    assert_alike(_steps, make, ranks=(3, 1), tolerance=1e-9)

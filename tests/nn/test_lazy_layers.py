@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from alike import Wrap, assert_alike, cut_of
 from few import few
 from on_ranks import on_threads
 from ranks import run_ranks
@@ -62,51 +63,41 @@ def _on_ranks(root: str, how: str) -> Any:
     data = pyg_sar.load_shard(root)
     torch.manual_seed(7 + 1000 * rank() * (how != 'one seed'))
     model = pyg_sar.DistributedDataParallel(Net().double())
-    if how == 'a dry run':
-        with torch.no_grad():
+    with torch.no_grad():
+        if how == 'a dry run':
             model.eval()(data.x, data.edge_index)
-        model.train()
+        if how == 'a method':
+            model.module.eval().encode(data.x, data.edge_index)
+    model.train()
     if how == 'a copy':
         model = copy.deepcopy(model)
-    if how == 'a method':
-        with torch.no_grad():
-            model.module.eval().encode(data.x, data.edge_index)
-        model.train()
     losses = _train(model, data)
     return losses, {k: v.clone() for k, v in model.module.state_dict().items()}
 
 
 @pytest.mark.parametrize('how', few(['one seed', 'other seeds', 'a dry run', 'a copy', 'a method']))
 @pytest.mark.parametrize('world_size', [1, 3])
-def test_as_plain_pyg_after_its_dry_run(root, how, world_size):
+def test_as_plain_pyg_after_its_dry_run(how, world_size):
     """The optimizer is made before the parameters have shapes."""
     graph = small_graph()
     model = Net().double()
     model.load_state_dict(_first_values(graph, 7))
     want = _train(model, graph)
     # Threads would share one generator.
-    for losses, state in run_ranks(_on_ranks, world_size, root, how):
+    for losses, state in run_ranks(_on_ranks, world_size, cut_of(small_graph, 3), how):
         assert losses == pytest.approx(want, abs=1e-10, rel=0)
         for name, value in model.state_dict().items():
             assert_close(state[name], value, tolerance=1e-9)
 
 
-def _loaded(root: str, path: str) -> Tensor:
-    data = pyg_sar.load_shard(root)
-    model = pyg_sar.DistributedDataParallel(Net().double())
-    model.module.load_state_dict(torch.load(path))
-    return pyg_sar.local((data.n_id, model.eval()(data.x, data.edge_index).detach()))
+def _loaded(data: Any, wrap: Wrap) -> Tensor:
+    model = wrap(Net().double())
+    getattr(model, 'module', model).load_state_dict(_first_values(small_graph(), 3))
+    return model.eval()(data.x, data.edge_index).detach()
 
 
-def test_values_that_are_loaded_first(root, tmp_path):
-    graph = small_graph()
-    state = _first_values(graph, 3)
-    torch.save(state, tmp_path / 'weights.pt')
-    plain = Net().double().eval()
-    plain.load_state_dict(state)
-    want = plain(graph.x, graph.edge_index)
-    for n_id, out in run_ranks(_loaded, 3, root, str(tmp_path / 'weights.pt')):
-        assert_close(out, want[n_id])
+def test_values_that_are_loaded_first():
+    assert_alike(_loaded, tolerance=1e-12)
 
 
 @on_threads(3)

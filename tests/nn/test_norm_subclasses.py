@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from ranks import run_as_threads
-from small_graphs import assert_close, cut, small_graph
+from alike import Wrap, assert_alike
+from copied_modules import WAYS, copied
 from torch import Tensor
 from torch_geometric.nn import GraphNorm, SAGEConv
-
-import pyg_sar
 
 
 class SlowNorm(torch.nn.BatchNorm1d):
@@ -57,39 +52,19 @@ NORMS = {
 }
 
 
-def _run(name: str, data: Any, copied: Any, wraps: bool) -> list[Tensor]:
-    model: torch.nn.Module = Net(NORMS[name]()).double()
-    if wraps:
-        model = copied(pyg_sar.DistributedDataParallel(model))
-        assert type(model.norm) is type(NORMS[name]())
-    out = model(data.x, data.edge_index)
-    model.eval()
-    return [pyg_sar.gather(each.detach()) for each in (out, model(data.x, data.edge_index))]
+def _run(data: Any, wrap: Wrap, name: str, way: str) -> list[Tensor]:
+    model = wrap(Net(NORMS[name]()).double())
+    model = copied(model, way) if way else model
+    assert type(model.norm) is type(NORMS[name]()) or name == 'lazy'
+    return [
+        model.train(is_training)(data.x, data.edge_index).detach() for is_training in (True, False)
+    ]
 
 
-def _of_rank(root: Path, name: str, copied: Any) -> Any:
-    return _run(name, pyg_sar.load_shard(root), copied, True)
+CASES = [*product(NORMS, ['']), *product(['batch', 'graph', 'another forward'], WAYS[:2])]
+"""torch itself cannot copy lazy norms."""
 
 
-def _as_it_is(model: torch.nn.Module) -> torch.nn.Module:
-    return model
-
-
-def _pickled(model: torch.nn.Module) -> torch.nn.Module:
-    return pickle.loads(pickle.dumps(model))
-
-
-CASES = [
-    *product(NORMS, [_as_it_is]),
-    *product(['batch', 'graph', 'another forward'], [copy.deepcopy, _pickled]),
-]  # torch itself cannot copy lazy norms
-
-
-@pytest.mark.parametrize(('name', 'copied'), CASES)
-def test_a_subclass_is_of_all_ranks(name: str, copied: Any, tmp_path: Path) -> None:
-    graph = small_graph()
-    want = _run(name, graph, copied, False)
-    root = cut(graph, 3, tmp_path / 'parts')
-    for found in run_as_threads(_of_rank, 3, root, name, copied):
-        for ours, whole in zip(found, want, strict=True):
-            assert_close(ours, whole)
+@pytest.mark.parametrize(('name', 'way'), CASES)
+def test_a_subclass_is_of_all_ranks(name: str, way: str) -> None:
+    assert_alike(_run, name, way, tolerance=1e-12)
