@@ -19,15 +19,24 @@ CUTS = {
 }
 """Numbers of ranks and of parts."""
 
-OVER_ALL_NODES = [n for n in all_programs() if n.startswith(('attention.', 'mesh.'))]
-"""Programs that run on the other cuts, too."""
+
+def _of(*themes: str) -> list[str]:
+    return [name for name in all_programs() if name.startswith(themes)]
+
+
+OBJECTS = _of('object.')
+"""Programs that always run."""
+
+OTHERS = [name for name in all_programs() if name not in OBJECTS]
+OTHER_CUTS = ['four ranks', 'one without nodes', 'two parts each']
 
 RUNS = [
-    *few(product(all_programs(), ['three ranks']), every=4),
-    *few(product(OVER_ALL_NODES, ['four ranks', 'one without nodes', 'two parts each'])),
+    *product(OBJECTS, ['three ranks', 'one rank']),
+    *few(product(OTHERS, ['three ranks']), every=4),
+    *few(product(_of('attention.', 'mesh.'), OTHER_CUTS)),
     *(
         pytest.param(*run, marks=pytest.mark.slow)
-        for run in product(all_programs(), ['one rank', 'two ranks'])
+        for run in product(OTHERS, ['one rank', 'two ranks'])
     ),
 ]
 

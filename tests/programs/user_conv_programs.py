@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -244,13 +243,6 @@ class LargestOfBags(Conv):
         return x_j / x_j.amax(dim=0)
 
 
-class Rare(Conv):
-    """What the message does depends on whether any edge has a large number."""
-
-    def message(self, x_j: Tensor) -> Tensor:
-        return x_j.tanh() if (x_j > 2.5).any() else x_j
-
-
 CONVS: list[type[Module]] = [
     Tutorial,
     TutorialTurned,
@@ -266,48 +258,12 @@ CONVS: list[type[Module]] = [
     Outer,
     Crystal,
     LargestOfBags,
-    Rare,
 ]
 
 
-class ByEdges(Conv):
-    """A score of every edge, made by what looks at the scores of all edges."""
-
-    def __init__(self, scored: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.score, self.scored = Linear(16, 1), scored
-
-    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
-        return self.propagate(edge_index, x=x, edge_attr=edge_attr)
-
-    def message(self, x_i: Tensor, x_j: Tensor, edge_attr: Tensor) -> Tensor:
-        score = self.score(torch.cat([x_i, x_j, edge_attr], dim=1))
-        return self.lin(x_j) * self.scored(score)
-
-
-def clipped(score: Tensor) -> Tensor:
-    bound = 1.5 * score.detach().std()
-    return torch.maximum(torch.minimum(score, bound), -bound)
-
-
-SCORED: dict[str, Callable[[Tensor], Tensor]] = {
-    'minus_their_mean': lambda s: (s - s.mean(dim=0)).tanh(),
-    'divided_by_the_largest': lambda s: s.exp() / s.exp().max(),
-    'between_least_and_largest': lambda s: (s - s.min()) / (s.max() - s.min()),
-    'above_a_quantile': lambda s: s * (s >= s.detach().quantile(0.3)),
-    'clipped_by_their_deviation': clipped,
-    'by_an_if_over_all': lambda s: s.sigmoid() if (s > 1.8).any() else s.tanh(),
-    'softmax_over_all': lambda s: torch.softmax(s, dim=0) * s.size(0),
-    'by_their_number': lambda s: s / s.shape[0] ** 0.5,
-}
 PROGRAMS: dict[str, Program] = {
     make.__name__: lambda data, ddp, make=make: trained(data, ddp, make, data.edge_attr, lr=0.02)
     for make in CONVS
-} | {
-    f'messages_{name}': lambda data, ddp, scored=scored: trained(
-        data, ddp, lambda: ByEdges(scored), data.edge_attr, lr=0.02
-    )
-    for name, scored in SCORED.items()
 }
 
 
