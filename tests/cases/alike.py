@@ -76,11 +76,12 @@ def on_ranks(
     """What a program gives on every rank, or in this process with all parts."""
     if world_size == 1:
         seed()
-        return [_of_rank(program, root, args)]
-    return RUNS[by](_of_rank, world_size, program, root, args)
+        return [of_rank(program, root, args)]
+    return RUNS[by](of_rank, world_size, program, root, args)
 
 
-def _of_rank(program: Program, root: str, args: Any) -> dict[str, Any]:
+def of_rank(program: Program, root: str, args: Any) -> dict[str, Any]:
+    """What a program gives on this rank: rows of the whole graph, and the rest as it is."""
     found = program(pyg_sar.load_shard(root), pyg_sar.DistributedDataParallel, *args)
     return {path: whole(leaf) for path, leaf in leaves(found).items()}
 
@@ -161,3 +162,8 @@ def take_step(
 def gradient(tensor: Tensor) -> Tensor:
     """Its gradient, zero where none arrived."""
     return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+
+
+def parallel(model: Any, wrap: Wrap, **options: Any) -> Any:
+    """What `wrap` makes of a model, on ranks with options of DistributedDataParallel."""
+    return model if wrap is itself else pyg_sar.DistributedDataParallel(model, **options)

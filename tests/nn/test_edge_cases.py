@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from alike import Wrap, assert_alike, cut_of, gradient, itself, take_step
+from alike import Wrap, assert_alike, cut_of, gradient, parallel, take_step
 from few import few
 from ranks import run_as_threads
 from small_graphs import assert_all_raise, attempt
@@ -139,7 +139,7 @@ class _Spare(MessagePassing):  # type: ignore[misc]
 
 def _of_spare(data: Any, wrap: Wrap) -> list[Any]:
     conv = _Spare().double()
-    model = conv if wrap is itself else pyg_sar.DistributedDataParallel(conv, mode='one_shot')
+    model = parallel(conv, wrap, mode='one_shot')
     model(data.x.requires_grad_(), data.edge_index).sum().backward()
     return [conv.weight.grad, conv.spare.grad]
 

@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from alike import Wrap, assert_alike, gradient, itself
+from alike import Wrap, assert_alike, gradient, parallel
 from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import scatter, softmax
-
-import pyg_sar
 
 N, E, WIDTH = 20, 70, 4
 
@@ -143,12 +141,12 @@ def _graph() -> Data:
 
 
 def _results(data: Any, wrap: Wrap, options: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    def made(conv: Any) -> Any:
-        return conv if wrap is itself else pyg_sar.DistributedDataParallel(conv, **options)
-
     convs = {name: lambda name=name: InPlace(name) for name in MESSAGES}
     convs |= {kind: lambda kind=kind: OwnAggregation(kind) for kind in KINDS}
-    return {name: _of_conv(data, made(_seeded(make))) for name, make in convs.items()}
+    return {
+        name: _of_conv(data, parallel(_seeded(make), wrap, **options))
+        for name, make in convs.items()
+    }
 
 
 def _seeded(make: Callable[[], Any]) -> Any:

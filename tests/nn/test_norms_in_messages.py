@@ -6,14 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from alike import Wrap, assert_alike, itself
+from alike import Wrap, assert_alike, parallel
 from few import few
 from graphs import awkward_graph
 from norm_models import GIVEN, NORMS
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
-
-from pyg_sar import DistributedDataParallel
 
 
 class NormInMessage(MessagePassing):
@@ -35,7 +33,7 @@ def _outputs(data: Any, wrap: Wrap, name: str, modes: tuple[bool, ...], mode: st
     if name == 'BatchNorm1d':
         conv.norm.running_mean.fill_(0.3)
         conv.norm.running_var.fill_(2.0)
-    model = conv if wrap is itself else DistributedDataParallel(conv, mode=mode)
+    model = parallel(conv, wrap, mode=mode)
     found = [model.train(each)(data.x, data.edge_index).detach() for each in modes]
     return [*found, *conv.buffers()]
 
