@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from copied_modules import WAYS, copied
 from few import few
 from on_ranks import on_ranks
 from small_graphs import assert_close, cut, small_graph
@@ -138,23 +137,6 @@ def test_the_object_and_its_class():
     assert dict(sar.named_parameters()) == parameters
     assert list(sar.state_dict()) == list(parameters)
     assert type(type(sar)(6, 4)) is GATConv
-
-
-@pytest.mark.parametrize('make', [lambda: GATConv(6, 4), lambda: GCNConv(6, 4)])
-@pytest.mark.parametrize('way', WAYS)
-def test_copies(graph, tmp_path, make, way):
-    data = pyg_sar.load_shard(cut(graph, 2, tmp_path / 'parts'))
-    sar = SARConv(make().double(), mode='sequential_no_remat')
-    want = sar(data.x, data.edge_index)
-    other = copied(sar, way)
-    assert type(other) is type(sar)
-    assert other.sar_options == sar.sar_options
-    torch.testing.assert_close(other(data.x, data.edge_index), want, rtol=1e-12, atol=1e-12)
-    with torch.no_grad():
-        for parameter in other.parameters():
-            parameter.zero_()
-    assert not torch.equal(other(data.x, data.edge_index), want)
-    torch.testing.assert_close(sar(data.x, data.edge_index), want, rtol=1e-12, atol=1e-12)
 
 
 LOAD = """

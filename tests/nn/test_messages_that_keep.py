@@ -1,4 +1,4 @@
-"""Messages that keep, count or draw something: it is that of all edges, of one call.
+"""Messages that keep, count or draw something, or change gradients: of all edges, of one call.
 
 What runs before the call itself, to find out what a message does, leaves nothing behind.
 """
@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from alike import Wrap, assert_alike, cut_of, itself
+from alike import Wrap, assert_alike, cut_of, itself, take_step
 from graphs import awkward_graph
 from ranks import run_as_threads
 from torch import Tensor
+from torch.autograd import Function
 from torch_geometric.nn import MessagePassing, SumAggregation
 
 import pyg_sar
@@ -222,3 +223,74 @@ def _seen(data: Any, wrap: Wrap) -> list[int]:
 def test_hooks_see_one_call() -> None:
     assert_alike(_seen, graph=awkward_graph, cut=CUT)
     assert itself(_seen(awkward_graph(), itself))
+
+
+# Changes of gradients inside of a message
+
+
+class Clipped(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad.clamp(-0.002, 0.002)
+
+
+class Unit(Clipped):
+    """Of length 1, over all edges."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad / grad.norm()
+
+
+class OfMessages(MessagePassing):
+    def __init__(self, function: Any, aggr: str = 'sum') -> None:
+        super().__init__(aggr=aggr)
+        self.lin, self.function = torch.nn.Linear(6, 3), function
+        self.scale = torch.nn.Parameter(torch.linspace(0.5, 1, 3))
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=self.lin(x))
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return self.function(x_j * self.scale)
+
+
+class OfEdges(OfMessages):
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        h = self.lin(x)
+        return self.propagate(edge_index, x=h, weight=self.edge_updater(edge_index, x=h))
+
+    def edge_update(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return self.function((x_i * x_j * self.scale).sum(-1, keepdim=True))
+
+    def message(self, x_j: Tensor, weight: Tensor) -> Tensor:  # type: ignore[override]
+        return weight * x_j
+
+
+def _hooked(x: Tensor) -> Tensor:
+    if x.requires_grad:
+        x.register_hook(lambda grad: grad.clamp(-0.002, 0.002))
+    return x
+
+
+CONVS = {
+    'clipped': lambda: OfMessages(Clipped.apply),
+    'clipped, max': lambda: OfMessages(Clipped.apply, 'max'),
+    'of length 1': lambda: OfMessages(Unit.apply),
+    'hooked': lambda: OfMessages(_hooked, 'mean'),
+    'of edges': lambda: OfEdges(Clipped.apply),
+}
+
+
+def _step(data: Any, wrap: Wrap, name: str) -> list[Any]:
+    conv = wrap(CONVS[name]().double())
+    return take_step(conv, data, loss=lambda out: F.cross_entropy(out, data.y))
+
+
+@pytest.mark.parametrize('name', CONVS)
+def test_gradients_in_a_message(name: str) -> None:
+    assert_alike(_step, name)
