@@ -24,7 +24,7 @@ from torch.nn import BatchNorm1d, Linear, Module, ModuleDict, ModuleList, Parame
 from torch_geometric import nn as pyg
 from torch_geometric import transforms as T
 from torch_geometric.data import HeteroData
-from torch_geometric.nn import GATConv, HeteroConv, MessagePassing, SAGEConv, to_hetero
+from torch_geometric.nn import HeteroConv, MessagePassing, SAGEConv
 from torch_geometric.utils import degree, scatter, softmax
 
 XDict = dict[str, Tensor]
@@ -82,21 +82,6 @@ class Normed(Module):
         return self.ln(self.bn(x, types).relu(), types)[: self.num['paper']]
 
 
-class Gnn(Module):
-    """What to_hetero makes a model of types of; convs without widths get them at first."""
-
-    def __init__(self, lazy: bool = False) -> None:
-        super().__init__()
-        num = (-1, -1) if lazy else (8, 8)
-        self.lin = torch.nn.LazyLinear(8) if lazy else Linear(8, 8)
-        self.conv1, self.norm = SAGEConv(num, 8, aggr='max'), BatchNorm1d(8)
-        self.conv2 = GATConv(num, 8, add_self_loops=False)
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        x = self.norm(self.conv1(self.lin(x), edge_index)).relu()
-        return self.conv2(x, edge_index)
-
-
 class OneByOne(Module):
     """A conv for every relation, summed by hand, mixed by learned shares and by scores."""
 
@@ -149,14 +134,6 @@ PROGRAMS: dict[str, Program] = {
     name: lambda data, ddp, make=make: trained(data, ddp, lambda: Encoded(data, make), lr=0.1)
     for name, make in LAYERS.items()
 }
-
-
-def to_hetero_of_lazy_layers(data: HeteroData, ddp: Ddp) -> Results:
-    torch.manual_seed(0)
-    model = to_hetero(Gnn(lazy=True).double(), data.metadata(), aggr='sum')
-    with torch.no_grad():
-        model(data.x_dict, data.edge_index_dict)
-    return trained(data, ddp, lambda: model, loss=lambda out: out['paper'].pow(2).mean())
 
 
 def attention_over_meta_paths(data: HeteroData, ddp: Ddp) -> Results:

@@ -74,23 +74,6 @@ def regression_scores(data: Data, ddp: Ddp) -> Results:
     return {'losses': losses, 'mae': mae, 'r2': r2.item(), 'rmse': rmse}
 
 
-def topk_accuracy(data: Data, ddp: Ddp) -> Results:
-    top = output(data, ddp, num_out=5).topk(2, dim=-1).indices
-    hit = (top == data.y.view(-1, 1)).any(dim=-1)
-    return {'acc': hit[data.test_mask].double().mean().item(), 'top': top}
-
-
-def confidence_and_calibration(data: Data, ddp: Ddp) -> Results:
-    conf, pred = output(data, ddp).softmax(dim=-1).max(dim=-1)
-    correct, ece = (pred == data.y).double(), 0.0
-    for low in (0.3, 0.5, 0.7, 0.9):
-        chosen = (conf > low) & (conf <= low + 0.2)
-        if chosen.any():
-            gap = (correct[chosen].mean() - conf[chosen].mean()).abs()
-            ece += gap.item() * chosen.sum().item() / data.num_nodes
-    return {'conf': conf, 'ece': ece, 'least': conf.min().item(), 'most': conf.max().item()}
-
-
 def auc_by_ranks(data: Data, ddp: Ddp) -> Results:
     """The rank sum of Mann and Whitney."""
     score, target = output(data, ddp)[:, 0], data.y == 0

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -83,16 +81,6 @@ def clipped_and_accumulated(data: Data, ddp: Ddp) -> Results:
     return {'norms': norms, 'weights': weights(model)}
 
 
-def accumulated_without_sync(data: Data, ddp: Ddp) -> Results:
-    """no_sync where the wrapper has it; the last of three backwards is a usual one."""
-    model = model_of(ddp)
-    for step in range(3):
-        quiet = step < 2 and hasattr(model, 'no_sync')
-        with model.no_sync() if quiet else nullcontext():
-            (supervised(model(data.x * (1 + 0.1 * step), data.edge_index), data) / 3).backward()
-    return {name: p.grad for name, p in inner(model).named_parameters()}
-
-
 def backward_twice(data: Data, ddp: Ddp) -> Results:
     """One forward, two losses, the graph is kept; a retained gradient, and hooks of rows."""
     model, seen = model_of(ddp), []
@@ -139,18 +127,6 @@ def averaged_weights(data: Data, ddp: Ddp) -> Results:
         ema.update_parameters(inner(model))
     out = averaged(data.x, data.edge_index).detach()
     return {'out': out, 'ema': weights(ema.module)}
-
-
-def copies_of_models(data: Data, ddp: Ddp) -> Results:
-    """A copy of the model, and of its state, restored at the end by load_state_dict."""
-    model = model_of(ddp)
-    best, other = copy.deepcopy(model.state_dict()), copy.deepcopy(model)
-    losses = steps(data, other, torch.optim.SGD(other.parameters(), lr=0.5))
-    steps(data, model, torch.optim.SGD(model.parameters(), lr=0.1))
-    trained = model(data.x, data.edge_index).detach()
-    model.load_state_dict(best)
-    restored = model(data.x, data.edge_index).detach()
-    return {'losses': losses, 'trained': trained, 'restored': restored, 'other': weights(other)}
 
 
 def statistics_after_warming_up(data: Data, ddp: Ddp) -> Results:

@@ -125,14 +125,6 @@ class ReadsTables(Conv):
         return x_j * table[kind] + level[kind].view(-1, 1)
 
 
-class ReadsEdges(Conv):
-    """Weights by the ids of both ends, and by the size that PyG gives."""
-
-    def message(self, x_j: Tensor, edge_index: Tensor, size: list[int | None]) -> Tensor:
-        weight = (edge_index[0] * 3 + edge_index[1]).double().view(-1, 1).sin()
-        return x_j * weight / (size[0] or 1)
-
-
 class OwnAggregate(Conv):
     """Softmax with a temperature, mean and deviation, torch's own scatter_reduce."""
 
@@ -155,15 +147,6 @@ class OwnAggregate(Conv):
         return self.post(aggr_out)
 
 
-class AggregateOfAll(Conv):
-    """The aggregation subtracts its mean over nodes, divides by a degree of the whole graph."""
-
-    def aggregate(self, inputs: Tensor, index: Tensor, dim_size: int | None = None) -> Tensor:
-        out = scatter(inputs, index, 0, dim_size, reduce='sum')
-        deg = degree(index, dim_size, dtype=inputs.dtype)
-        return (out - out.mean(dim=0)) / deg.mean()
-
-
 class GivesADict(Conv):
     """And a number of all nodes."""
 
@@ -181,22 +164,6 @@ class GivesADict(Conv):
     def update(self, aggr_out: Tensor, x0: Tensor) -> Any:
         gate = self.gate(torch.cat([aggr_out, x0], dim=-1)).sigmoid()
         return {'out': aggr_out, 'gate': gate}, aggr_out.norm() + 1
-
-
-class RunningDegrees(Conv):
-    """A buffer that forward of the conv keeps in training, as PNA's authors have it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer('mean_degree', torch.ones(1))
-
-    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
-        deg = degree(edge_index[1], x.size(0), dtype=x.dtype)
-        if self.training:
-            with torch.no_grad():
-                self.mean_degree.mul_(0.9).add_(0.1 * (deg + 1).log().mean())
-        scale = (deg + 1).log() / self.mean_degree
-        return self.propagate(edge_index, x=self.lin(x)) * scale.view(-1, 1)
 
 
 class Outer(Conv):
@@ -250,11 +217,8 @@ CONVS: list[type[Module]] = [
     NormedUpdater,
     BothIndices,
     ReadsTables,
-    ReadsEdges,
     OwnAggregate,
-    AggregateOfAll,
     GivesADict,
-    RunningDegrees,
     Outer,
     Crystal,
     LargestOfBags,
