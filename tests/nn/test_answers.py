@@ -153,25 +153,6 @@ def test_features_that_one_rank_alternates(data, name):
         assert_close(gather(conv(x, data.edge_index, *args)), want, tolerance=1e-10)
 
 
-@pytest.mark.parametrize('name', ['SAGE', 'SAGE narrow', 'GCN', 'GCN weights', 'GIN'])
-@pytest.mark.parametrize('with_gradients', [False, True])
-@on_ranks()
-def test_edges_that_alternate(data, name, with_gradients):
-    """All edges, some of them, a copy of all, and fewer edges than rows."""
-    graph, plain = small_graph(), CONVS[name]().double()
-    conv = pyg_sar.SARConv(copy.deepcopy(plain))
-    args, places = _args(name, data), torch.arange(graph.num_edges)
-    masks = {'A': places >= 0, 'B': places % 3 > 0, 'C': places >= 0, 'D': places < 30}
-    own = {key: data.edge_index[:, mask] for key, mask in masks.items()}
-    own['A'] = data.edge_index
-    for which in 'AAABBBACCADDDAAB':
-        mask = masks[which]
-        want = plain(graph.x, graph.edge_index[:, mask], *(gather(w)[mask] for w in args))
-        with torch.set_grad_enabled(with_gradients):
-            out = conv(data.x, own[which], *(w[mask] for w in args))
-        assert_close(gather(out), want, tolerance=1e-10)
-
-
 @pytest.mark.parametrize('name', ['SAGE', 'SAGE narrow', 'GCN'])
 @on_ranks()
 def test_hooks_of_one_rank(data, name):

@@ -1,8 +1,8 @@
-"""Edges, weights and ids that change from call to call and come again, on one rank or on all.
+"""Edges and weights that change from call to call and come again, on one rank or on all.
 
-What ranks make together for a call (sums in place of rows, chunks, reversed edges, routes of rows)
-is remembered. On a rank whose own edges are equal in two calls it could be that of another call
-than on the others.
+What ranks make together for a call (sums in place of rows, chunks, reversed edges) is remembered.
+On a rank whose own edges are equal in two calls it could be that of another call than on the
+others. Drawn sequences of calls: tests/properties/test_sequence_properties.py.
 """
 
 from __future__ import annotations
@@ -13,19 +13,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from alike import Wrap, assert_alike, cut_of
-from ranks import run_as_threads
+from alike import Wrap, assert_alike
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, GraphConv, RGCNConv, SAGEConv
 from torch_geometric.nn.models import GraphSAGE
 
-import pyg_sar
-from pyg_sar.comm.ranks import rank
-from pyg_sar.comm.rows_by_id import rows
-
 HALF = 40
-ORDERS = ('ABABA', 'AABBA', 'ABCABC')
+ORDER = 'ABCABAABBA'
 
 
 def _graph() -> Data:
@@ -85,17 +80,11 @@ def _sequence(data: Any, wrap: Wrap, name: str, order: str) -> list[Any]:
     return [[out.detach() for out in outs], x.grad, [p.grad for p in conv.parameters()]]
 
 
-@pytest.mark.parametrize('order', ORDERS)
 @pytest.mark.parametrize('name', CASES)
-def test_every_call_has_its_own_edges(name: str, order: str) -> None:
+def test_every_call_has_its_own_edges(name: str) -> None:
     assert_alike(
-        _sequence, name, order, graph=_graph, cut=CUT, ranks=(2,), by='processes', tolerance=1e-12
+        _sequence, name, ORDER, graph=_graph, cut=CUT, ranks=(2,), by='processes', tolerance=1e-12
     )
-
-
-def test_threads_have_theirs() -> None:
-    name = 'sums in place of rows'
-    assert_alike(_sequence, name, 'ABCABC', graph=_graph, cut=CUT, ranks=(2,), tolerance=1e-12)
 
 
 def _temporal_graph() -> Data:
@@ -141,48 +130,3 @@ def test_models_on_parts_of_the_edges(kind: str) -> None:
     assert_alike(
         _trained, kind, graph=_temporal_graph, cut=CUT, ranks=(2,), tolerance=1e-9, by='processes'
     )
-
-
-def _by_id(root: str) -> list[Tensor]:
-    data = pyg_sar.load_shard(root)
-    none, a, b = torch.empty(0, dtype=torch.long), torch.tensor([1, 2, 3]), torch.tensor([4, 5, 6])
-    x, n_id = pyg_sar.local((data.x, data.n_id))
-    return [rows(x, none if rank() == 0 else ids, n_id) for ids in (a, b, a, b)]
-
-
-def test_rows_by_ids_that_one_rank_keeps() -> None:
-    x = _graph().x
-    first, second = run_as_threads(_by_id, 2, cut_of(_graph, 2, CUT))
-    assert all(each.size(0) == 0 for each in first)
-    torch.testing.assert_close(second, [x[i : i + 3] for i in (1, 4, 1, 4)])
-
-
-def _rounded_first(root: str) -> None:
-    data = pyg_sar.load_shard(root)
-    convs = [SAGEConv(6, 4).double() for _ in range(2)]
-    pyg_sar.SARConv(convs[0], exchange_dtype=torch.bfloat16)(data.x, data.edge_index)
-    exact = pyg_sar.SARConv(convs[1])
-    out, alone = exact(data.x, data.edge_index), exact(data.x.clone(), data.edge_index)
-    torch.testing.assert_close(*pyg_sar.local((out, alone)))
-
-
-def test_sums_of_rounded_rows_serve_no_exact_conv() -> None:
-    run_as_threads(_rounded_first, 2, cut_of(_graph, 2, CUT))
-
-
-def _in_inference_mode(data: Any, wrap: Wrap) -> list[float]:
-    with torch.inference_mode():
-        mask = torch.zeros(2 * HALF, dtype=torch.bool)
-        edges = torch.tensor([[0, 1, 50], [2, 60, 3]])
-        conv = wrap(SAGEConv(6, 4).double())
-        found = []
-        for count in (4, 60, 4):
-            mask[:count], mask[count:] = True, False
-            edges[0, 0] = count
-            found += [data.x[mask].mean().item(), float(data.x[mask].size(0))]
-            found.append(conv(data.x, edges).sum().item())
-    return found
-
-
-def test_changes_in_inference_mode_are_seen() -> None:
-    assert_alike(_in_inference_mode, graph=_graph, cut=CUT, ranks=(2,), tolerance=1e-9)

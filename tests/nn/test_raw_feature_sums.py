@@ -15,7 +15,6 @@ from on_ranks import on_ranks
 from small_graphs import assert_close, small_graph
 from torch import Tensor
 from torch_geometric import nn as pyg
-from torch_geometric.nn import aggr
 
 import pyg_sar
 from pyg_sar.comm.exchange import Exchange
@@ -129,29 +128,6 @@ def test_a_result_that_was_written_to_is_computed_again(data):
     conv = pyg_sar.SARConv(Writes(aggr='sum'))
     first, second = (conv(data.x, data.edge_index).clone() for _ in range(2))
     assert torch.equal(first, second)
-
-
-@on_ranks(1, 3)
-def test_other_weights_and_other_aggregations(data):
-    plain = pyg.GraphConv(6, 5).double()
-    conv = pyg_sar.SARConv(copy.deepcopy(plain))
-    weight = data.edge_weight.clone()
-    for _ in range(2):
-        for factor in (1.0, 2.0):
-            found = conv(data.x, data.edge_index, weight * factor)
-            wanted = plain(GRAPH.x, GRAPH.edge_index, GRAPH.edge_weight * factor)
-            assert_close(pyg_sar.gather(found), wanted)
-    for _ in range(2):
-        weight.mul_(3)
-        found = conv(data.x, data.edge_index, weight)
-        same = conv(data.x, data.edge_index, weight.clone())
-        assert torch.equal(found, same)
-    for conv_aggr in ('mean', 'sum', aggr.MultiAggregation(['sum', 'mean'], mode='sum')):
-        plain = pyg.SAGEConv(6, 5, aggr=conv_aggr).double()
-        conv = pyg_sar.SARConv(copy.deepcopy(plain))
-        for _ in range(2):
-            found = pyg_sar.gather(conv(data.x, data.edge_index))
-            assert_close(found, plain(GRAPH.x, GRAPH.edge_index))
 
 
 @on_ranks(1, 3)
