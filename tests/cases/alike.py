@@ -40,6 +40,7 @@ def assert_alike(
     by: str = 'threads',
     tolerance: float = 1e-10,
     rtol: float | None = None,
+    bits: bool = False,
     equal_nan: bool = False,
 ) -> None:
     """Compares what a program gives on every rank with what one process gives.
@@ -54,13 +55,17 @@ def assert_alike(
         by: What ranks are.
         tolerance: Absolute and relative, of every element.
         rtol: Relative, where it is another one.
+        bits: Whether all ranks must have the same bits.
         equal_nan: Whether NaN is equal to NaN.
     """
     want = on_whole_graph(program, graph, *args)
     for size in ranks:
         root = cut_of(graph, parts or (3 if size == 1 else size), cut)
-        for found in on_ranks(program, size, root, *args, by=by):
+        first, *others = on_ranks(program, size, root, *args, by=by)
+        for found in (first, *others):
             assert_same(found, want, tolerance=tolerance, rtol=rtol, equal_nan=equal_nan)
+        for found in others if bits else ():
+            assert_same(found, first, tolerance=0, equal_nan=equal_nan)
 
 
 def on_whole_graph(program: Program, graph: Callable[[], Any], *args: Any) -> Any:

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from hand_batches import batch_of, hetero_batch_of
-from hetero_graphs import assignment, hetero_graph
-from hetero_models import METADATA
+from hand_batches import batch_of
 from on_ranks import on_ranks, on_threads
 from ranks import run_as_threads
 from small_graphs import assert_all_raise, assert_close, attempt, cut, small_graph
 from torch import Tensor, nn
-from torch_geometric.data import Data, HeteroData
-from torch_geometric.nn import BatchNorm, GATConv, GCNConv, HeteroConv, SAGEConv
+from torch_geometric.data import Data
+from torch_geometric.nn import BatchNorm, GCNConv, SAGEConv
 from torch_geometric.utils import trim_to_layer
 
 import pyg_sar
@@ -134,30 +130,6 @@ def test_a_batch_and_the_whole_graph_in_one_forward(data):
     of_batch, of_graph = DistributedDataParallel(_Both())(batch, data)
     assert_close(gather(of_graph.detach()), _net()(graph.x, graph.edge_index).detach())
     assert_close(of_batch.detach(), _net()(batch.x, batch.edge_index).detach())
-
-
-class _Decoder(nn.Module):
-    """Its convs run in a method."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = SAGEConv(6, 8)
-        self.decoder = nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 1))
-
-    def forward(self, z: Tensor, pairs: Tensor) -> Tensor:
-        return self.decoder(z[pairs[0]] * z[pairs[1]])
-
-
-@on_ranks(2, by='threads')
-def test_pairs_of_nodes_of_the_whole_graph(data):
-    graph = small_graph()
-    torch.manual_seed(0)
-    net = _Decoder().double()
-    pairs = torch.tensor([[1, 2, 3, 1, 2, 3], [4, 5, 0, 4, 5, 1]])
-    want = copy.deepcopy(net)(net.conv(graph.x, graph.edge_index), pairs).detach()
-    model = DistributedDataParallel(net)
-    out = model(model.module.conv(data.x, data.edge_index), pairs)
-    assert_close(gather(out.detach()), want)
 
 
 @on_ranks(2, by='threads')
@@ -354,100 +326,6 @@ def test_trim_to_layer(graph):
             assert_close(gradients[name], p.grad)
 
 
-class Hetero(nn.Module):
-    def __init__(self, kind: Callable[..., nn.Module]) -> None:
-        super().__init__()
-        self.first = HeteroConv({rel: kind((-1, -1), 8) for rel in METADATA[1]})
-        norm = partial(BatchNorm, allow_single_element=True)
-        self.norms = nn.ModuleDict({name: norm(8) for name in METADATA[0]})
-        self.second = HeteroConv({rel: kind((-1, -1), 3) for rel in METADATA[1]})
-
-    def forward(self, x: dict[str, Tensor], edge_index: dict[Any, Tensor]) -> Tensor:
-        h = self.first(x, edge_index)
-        h = {name: self.norms[name](rows).relu() for name, rows in h.items()}
-        return self.second(h, edge_index)['paper']
-
-
-def _hetero_inputs(data: HeteroData) -> tuple[dict[str, Tensor], dict[Any, Tensor]]:
-    x = {name: data[name].x for name in ('paper', 'author')}
-    x['term'] = torch.ones(data['term'].num_nodes, 2, dtype=torch.float64)
-    return x, {rel: data[rel].edge_index for rel in METADATA[1]}
-
-
-def _hetero(kind: Callable[..., nn.Module]) -> Hetero:
-    torch.manual_seed(0)
-    model = Hetero(kind).double().eval()
-    with torch.no_grad():
-        model(*_hetero_inputs(hetero_graph()))
-    return model.train()
-
-
-def _sage(i: Any, o: int) -> nn.Module:
-    return SAGEConv(i, o)
-
-
-def _gat(i: Any, o: int) -> nn.Module:
-    return GATConv(i, o, add_self_loops=False)
-
-
-HETERO_SEEDS = [[[0, 3, 4], [], [9]], [[1], [5, 6], [30]]]
-
-
-def _train_hetero(root: str, graph: HeteroData, kind: Any) -> Any:
-    data, model = pyg_sar.load_shard(root), DistributedDataParallel(_hetero(kind))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for seeds in HETERO_SEEDS:
-        batch = hetero_batch_of(graph, 'paper', _seeds(*seeds))
-        size = batch['paper'].batch_size
-        losses = F.cross_entropy(
-            model(*_hetero_inputs(batch))[:size], batch['paper'].y[:size], reduction='none'
-        )
-        optimizer.zero_grad()
-        mean_of_batches(losses).backward()
-        optimizer.step()
-    model.eval()
-    with torch.no_grad():
-        return gather(model(*_hetero_inputs(data))), model.module.state_dict()
-
-
-@pytest.mark.parametrize('kind', [_sage, _gat], ids=['SAGE', 'GAT'])
-def test_heterogeneous_batches_and_exact_evaluation(tmp_path, kind):
-    graph = hetero_graph()
-    pyg_sar.partition_graph(graph, 3, tmp_path / 'parts', method=assignment(3))
-    results = run_as_threads(_train_hetero, 3, str(tmp_path / 'parts'), graph, kind)
-    model = _hetero(kind)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for seeds in HETERO_SEEDS:
-        before = {name: b.clone() for name, b in model.named_buffers()}
-        states = []
-        optimizer.zero_grad()
-        for of_rank in filter(None, seeds):
-            batch = hetero_batch_of(graph, 'paper', torch.tensor(of_rank))
-            size = batch['paper'].batch_size
-            for name, buffer in model.named_buffers():
-                buffer.data = before[name].clone()
-            out = model(*_hetero_inputs(batch))[:size]
-            losses = F.cross_entropy(out, batch['paper'].y[:size], reduction='none')
-            (losses.sum() / sum(map(len, seeds))).backward()  # before buffers change
-            states.append({name: b.clone() for name, b in model.named_buffers()})
-        for name, buffer in model.named_buffers():
-            count = name.rsplit('.', 1)[0] + '.num_batches_tracked'
-            new = [s[name].double() for s in states if s[count] > before[count]]
-            if new:  # a type with one row counts as none
-                buffer.data = torch.stack(new).mean(0).to(buffer.dtype)
-            else:
-                buffer.data = before[name]
-        optimizer.step()
-    model.eval()
-    with torch.no_grad():
-        want = model(*_hetero_inputs(graph))
-    for out, state in results:
-        assert_close(out, want, tolerance=1e-10)
-        assert list(state) == list(model.state_dict())
-        for name, tensor in state.items():
-            assert torch.equal(tensor, results[0][1][name]), name
-
-
 def _lazy(graph: Data) -> list[Tensor]:
     torch.manual_seed(0)
     batch = batch_of(graph, _seeds([], [1, 2]))
@@ -462,58 +340,6 @@ def test_lazy_models_may_see_a_batch_first(graph):
     first, second = run_as_threads(_lazy, 2, graph)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     assert all(p.size(-1) in (3, 6) for p in first)
-
-
-def _embedded(root: str, graph: Data, sparse: bool) -> Any:
-    """Two steps; Adam's moments of rows that no batch asks for stay as they are if it is sparse."""
-    data, model = pyg_sar.load_shard(root), DistributedDataParallel(_net())
-    table = NodeEmbedding(data, 6, seed=1, sparse=sparse).double()
-    kind = torch.optim.SparseAdam if sparse else torch.optim.Adam
-    optimizer = kind(table.parameters(), lr=0.1, eps=1e-3)
-    for seeds in EMBEDDED:
-        batch = batch_of(graph, _seeds(*seeds))
-        batch.x = table(batch.n_id)
-        optimizer.zero_grad()
-        _loss(model, batch).backward()
-        optimizer.step()
-    return gather(table().detach())
-
-
-EMBEDDED = [[[1, 2], [], [9, 30]], [[4], [7], [36]]]
-
-
-def _embedded_alone(graph: Data, weight: Tensor, sparse: bool) -> Tensor:
-    model = _net()
-    table = nn.Embedding.from_pretrained(weight.clone(), freeze=False, sparse=sparse)
-    kind = torch.optim.SparseAdam if sparse else torch.optim.Adam
-    optimizer = kind(table.parameters(), lr=0.1, eps=1e-3)
-    for seeds in EMBEDDED:
-        outs, targets = [], []
-        for own in filter(None, seeds):
-            batch = batch_of(graph, torch.tensor(own))
-            outs.append(model(table(batch.n_id), batch.edge_index)[: len(own)])
-            targets.append(batch.y[: len(own)])
-        optimizer.zero_grad()
-        F.cross_entropy(torch.cat(outs), torch.cat(targets)).backward()
-        optimizer.step()
-    return table.weight.detach()
-
-
-def _first_rows(root: str) -> Any:
-    data = pyg_sar.load_shard(root)
-    return gather(NodeEmbedding(data, 6, seed=1).double()().detach())
-
-
-@pytest.mark.parametrize('sparse', [False, True], ids=['dense', 'sparse'])
-def test_rows_of_an_embedding_by_batch(tmp_path, sparse):
-    graph = small_graph()
-    root = str(cut(graph, 3, tmp_path / 'parts'))
-    results = run_as_threads(_embedded, 3, root, graph, sparse)
-    first = run_as_threads(_first_rows, 3, root)[0]
-    want = _embedded_alone(graph, first, sparse)
-    for rows in results:
-        assert not torch.equal(rows, first)
-        assert_close(rows, want, tolerance=1e-9)
 
 
 def _embedding_refused(root: str) -> list[str]:
