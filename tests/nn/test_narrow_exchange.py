@@ -154,13 +154,14 @@ def _run(data: Any, wrap: Wrap, mode: str) -> dict[str, Any]:
     return found
 
 
-def _columns(root: str) -> dict[str, list[tuple[float, float]]]:
-    _run(pyg_sar.load_shard(root), pyg_sar.DistributedDataParallel, 'sequential')
+def _columns(root: str, mode: str) -> dict[str, list[tuple[float, float]]]:
+    _run(pyg_sar.load_shard(root), pyg_sar.DistributedDataParallel, mode)
     return COLUMNS
 
 
-def test_columns_that_travel() -> None:
-    for columns in run_ranks(_columns, 3, cut_of(small_graph, 3)):
+@pytest.mark.parametrize('mode', few(['sequential', 'one_shot']))
+def test_columns_that_travel(mode: str) -> None:
+    for columns in run_ranks(_columns, 3, cut_of(small_graph, 3), mode):
         for name, (_, expected) in CONVS.items():
             assert expected is None or columns[name] == [expected] * ROUNDS, name
 
