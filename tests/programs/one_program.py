@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from alike import itself, leaves, whole
+from alike import RUNS, itself, leaves, whole
 from program_graphs import graph, hetero_graph
-from ranks import RankError, run_ranks
+from ranks import RankError
 from shared import Program
 from torch import Tensor
 
@@ -52,15 +52,16 @@ def is_hetero(name: str) -> bool:
     return name.startswith('hetero.')
 
 
-def refusal(name: str, world_size: int, folder: str) -> str:
+def refusal(name: str, world_size: int, folder: str, by: str) -> str:
     """Why ranks refuse a program; empty if they give the results of plain PyG.
 
-    Raises AssertionError if they give others, and TimeoutError or RankError if they do not end.
+    Ranks are threads or processes, see `alike.RUNS`. Raises AssertionError if they give others, and
+    TimeoutError or RankError if they do not end.
     """
     want = on_whole_graph(all_programs()[name], hetero_graph() if is_hetero(name) else graph())
     try:
-        found = run_ranks(on_rank, world_size, name, folder, timeout=120)
-    except RankError as failure:
+        found = RUNS[by](on_rank, world_size, name, folder)
+    except (RankError, ProgramFailed) as failure:
         marked = [line for line in str(failure).splitlines() if MARK in line]
         if not marked:
             raise
