@@ -150,15 +150,6 @@ def isolated_nodes_removed(data: Data, ddp: Ddp) -> Results:
     return {'mask': mask} | on_rows(data, ddp, mask, edge_index)
 
 
-def edges_among_listed_nodes(data: Data, ddp: Ddp) -> Results:
-    """Nodes of a list, edges between them, renamed by a table."""
-    ids = torch.arange(0, data.num_nodes, 2)
-    inside = torch.isin(data.edge_index, ids).all(dim=0)
-    names = torch.full((data.num_nodes,), -1)
-    names[ids] = torch.arange(ids.numel())
-    return on_rows(data, ddp, ids, names[data.edge_index[:, inside]])
-
-
 def around_nodes(data: Data, ddp: Ddp) -> Results:
     """Hops around a node, some, and those of training, with names of their own."""
     found = {}

@@ -173,27 +173,6 @@ def node_labels_from_edges(data: Data, ddp: Ddp) -> Results:
 # Without labels
 
 
-def views(data: Data) -> tuple[Tensor, Tensor]:
-    """Two views of the features, without draws."""
-    return data.x * (torch.arange(6) % 3 != 0), data.x * (torch.arange(6) % 3 != 1)
-
-
-def canonical_correlation(a: Tensor, b: Tensor) -> Tensor:
-    """CCA-SSG: both views standardised over all nodes, correlations made the identity."""
-    a, b = (a - a.mean(0)) / a.std(0), (b - b.mean(0)) / b.std(0)
-    c, c1, c2 = (torch.mm(p.T, q) / a.size(0) for p, q in ((a, b), (a, a), (b, b)))
-    eye = torch.eye(5, dtype=torch.double)
-    off = c.flatten().pow(2).sum() - torch.diagonal(c).pow(2).sum()
-    return -c.diagonal().sum() + 1e-2 * ((eye - c1).pow(2).sum() + (eye - c2).pow(2).sum() + off)
-
-
-def on_views(data: Data, ddp: Ddp) -> Results:
-    model = model_of(ddp, lambda: Net(6, 8, 5))
-    x, e = views(data), data.edge_index
-    losses = descend(lambda: canonical_correlation(model(x[0], e), model(x[1], e)), model)
-    return {'losses': losses, 'weights': weights_of(model)}
-
-
 def bgrl(data: Data, ddp: Ddp) -> Results:
     """Bootstrapped: augmentations in place, two views through one model, a predictor."""
 

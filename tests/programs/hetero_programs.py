@@ -256,30 +256,11 @@ def features_by_hand(data: HeteroData, ddp: Ddp) -> Results:
     return {'deg': deg, 'most': most, 'mean': mean, 'venues': venues} | on_papers(data, ddp)
 
 
-def edges_of_training_papers(data: HeteroData, ddp: Ddp) -> Results:
-    src = data[CITES].edge_index[0]
-    keep = data['paper'].train_mask[src] | (data[CITES].edge_attr[:, 0] > 0)
-    data[CITES].edge_index = data[CITES].edge_index[:, keep]
-    return {'kept': keep, 'count': data[CITES].edge_index.size(1)} | on_papers(data, ddp)
-
-
 def transform_to_undirected(data: HeteroData, ddp: Ddp) -> Results:
     del data[CITES].edge_attr, data[CITES].edge_weight
     del data['paper', 'rev_writes', 'author']
     data = T.ToUndirected()(data)
     return {'edges': data.num_edges, 'types': str(data.edge_types)} | on_papers(data, ddp)
-
-
-def clones_and_stores(data: HeteroData, ddp: Ddp) -> Results:
-    """Goes through the stores, adds and deletes attributes, as scripts do."""
-    copy = data.clone().to('cpu')
-    for store in copy.node_stores:
-        store.size_of_type = store.num_nodes
-        store.norm = store.x.norm(dim=-1)
-    shapes = {str(key): list(value.shape) for key, value in copy.collect('norm').items()}
-    edges = {str(edge_type): copy[edge_type].num_edges for edge_type in copy.edge_types}
-    features = dict(copy.num_node_features)
-    return {'shapes': shapes, 'edges': edges, 'features': features} | on_papers(copy, ddp)
 
 
 def a_type_shuffled_for_contrast(data: HeteroData, ddp: Ddp) -> Results:

@@ -140,24 +140,3 @@ def evaluation_between_the_steps(data: Data, ddp: Ddp) -> Results:
             break
     model.load_state_dict(kept)
     return {'history': history, 'best': best, 'final': test(), 'weights': weights(model)}
-
-
-def stopped_by_losses(data: Data, ddp: Ddp) -> Results:
-    """Tensors of losses of validation: they stop, set the rate, and are averaged at the end."""
-    model = model_of(ddp)
-    optimizer = torch.optim.SGD(model.parameters(), lr=3.0)
-    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.3)
-    best, rates, losses = float('inf'), [], []
-    for _ in range(8):
-        optimizer.zero_grad()
-        out = model(data.x, data.edge_index)
-        supervised(out, data).backward()
-        optimizer.step()
-        val = F.cross_entropy(out[data.val_mask], data.y[data.val_mask]).detach()
-        scheduler.step(val)
-        losses.append(val)
-        rates.append(optimizer.param_groups[0]['lr'])
-        if val > best + 0.5:
-            break
-        best = min(best, val.item())
-    return {'mean': torch.stack(losses).mean(), 'rates': rates, 'weights': weights(model)}

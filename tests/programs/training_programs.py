@@ -99,23 +99,6 @@ def backward_twice(data: Data, ddp: Ddp) -> Results:
     return grads | {'seen': seen, 'hidden': hidden.grad}
 
 
-def groups_of_parameters(data: Data, ddp: Ddp) -> Results:
-    """Weight decay for layers, none for norms; the rate falls."""
-    model = model_of(ddp, attentive)
-    decay, plain = [], []
-    for module in model.modules():
-        for parameter in module.parameters(recurse=False):
-            (plain if isinstance(module, BatchNorm1d) else decay).append(parameter)
-    optimizer = torch.optim.AdamW(
-        [{'params': decay, 'weight_decay': 0.1}, {'params': plain, 'lr': 0.05}], lr=0.01, eps=1e-3
-    )
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
-    losses = steps(data, model, optimizer)
-    scheduler.step()
-    losses += steps(data, model, optimizer)
-    return {'sizes': [len(decay), len(plain)], 'losses': losses, 'w': weights(model)}
-
-
 def averaged_weights(data: Data, ddp: Ddp) -> Results:
     model = model_of(ddp)
     averaged = AveragedModel(model)
@@ -143,21 +126,6 @@ def statistics_after_warming_up(data: Data, ddp: Ddp) -> Results:
     model.eval()
     losses += descend(lambda: loss_of(model, data), model, 0.02)
     return {'losses': losses, 'weights': weights(model)}
-
-
-def temperature_outside_of_the_model(data: Data, ddp: Ddp) -> Results:
-    """Calibration: the model is frozen, one number learns on the validation nodes."""
-    model = model_of(ddp).eval()
-    temperature = Parameter(torch.ones(1, dtype=torch.double) * 1.5)
-    with torch.inference_mode():
-        entropy = model(data.x, data.edge_index).softmax(-1).log().mean().item()
-    with torch.no_grad():
-        logits = model(data.x, data.edge_index)
-
-    def loss() -> Tensor:
-        return F.cross_entropy(logits[data.val_mask] / temperature, data.y[data.val_mask])
-
-    return {'losses': descend(loss, [temperature], 0.5), 't': temperature, 'entropy': entropy}
 
 
 # Several models
@@ -260,27 +228,6 @@ def grad_beside_backward(data: Data, ddp: Ddp) -> Results:
     asked = torch.autograd.grad(loss_of(model, data) * 3, parameters)
     loss_of(model, data).backward()
     return {'first': first, 'asked': asked, 'grads': [p.grad for p in parameters]}
-
-
-def fisher_by_squares(data: Data, ddp: Ddp) -> Results:
-    """EWC: squares of gradients of a first task keep the weights of a second one."""
-    model = model_of(ddp)
-    first, second = data.train_mask & (data.y < 1), data.train_mask & (data.y >= 1)
-
-    def of(mask: Tensor) -> Tensor:
-        return F.cross_entropy(model(data.x, data.edge_index)[mask], data.y[mask])
-
-    losses = descend(lambda: of(first), model)
-    model.zero_grad()
-    of(first).backward()
-    fisher = {n: p.grad.detach() ** 2 for n, p in model.named_parameters()}
-    old = {n: p.detach().clone() for n, p in model.named_parameters()}
-
-    def kept() -> Tensor:
-        return sum((fisher[n] * (p - old[n]) ** 2).sum() for n, p in model.named_parameters())
-
-    losses += descend(lambda: of(second) + 100 * kept(), model)
-    return {'losses': losses, 'weights': weights(model)}
 
 
 def hooks_of_modules_and_parameters(data: Data, ddp: Ddp) -> Results:

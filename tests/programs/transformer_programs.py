@@ -20,7 +20,7 @@ from torch.nn import (
     TransformerEncoderLayer,
 )
 from torch_geometric.data import Data
-from torch_geometric.nn import GCNConv, global_add_pool, global_mean_pool
+from torch_geometric.nn import global_add_pool, global_mean_pool
 from torch_geometric.utils import scatter, softmax
 
 
@@ -313,31 +313,6 @@ class NodesDecode(Decoder):
         return out
 
 
-class Landmarks(Projected):
-    """Nystroem: landmarks are means of runs of nodes."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (each.transpose(0, 1) for each in self.heads(x))
-        low_q, low_k = (each.reshape(2, 7, 13, 4).mean(2) for each in (q, k))
-        first = (q @ low_k.transpose(1, 2)).softmax(-1)
-        middle = (low_q @ low_k.transpose(1, 2)).softmax(-1)
-        last = (low_q @ k.transpose(1, 2)).softmax(-1)
-        near_one = middle + torch.eye(7, dtype=x.dtype)  # means of runs are much alike
-        return (first @ torch.linalg.pinv(near_one) @ (last @ v)).transpose(0, 1).flatten(1)
-
-
-class RandomFeatures(Projected):
-    """Features drawn anew in every forward."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.heads(x)
-        torch.manual_seed(3)
-        w = torch.randn(4, 16, dtype=x.dtype)
-        q, k = ((each @ w).cos() + 1.5 for each in (q, k))
-        out = torch.einsum('nhm,hmd->nhd', q, torch.einsum('nhm,nhd->hmd', k, v))
-        return (out / torch.einsum('nhm,hm->nh', q, k.sum(0))[..., None]).flatten(1)
-
-
 class CausalByGather(Projected):
     """With a mask of pairs that has rows, and keys that are plain."""
 
@@ -349,44 +324,6 @@ class CausalByGather(Projected):
         rank = x[:, 0].detach()
         mask = rank[:, None] >= pyg_sar.gather(rank)[None]
         return self.joined(F.scaled_dot_product_attention(q, k, v, attn_mask=mask))
-
-
-class Hops(Module):
-    """NAGphormer: a sequence of hops for each node, which is an item of the batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lin, self.conv = Linear(6, 8), GCNConv(8, 8)
-        self.encoder = TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
-        self.score, self.out = Linear(16, 1), Linear(8, 3)
-
-    def forward(self, data: Data) -> Tensor:
-        hops = [self.lin(data.x)]
-        for _ in range(3):
-            hops.append(self.conv(hops[-1], data.edge_index))
-        h = self.encoder(torch.stack(hops, 1))
-        target = h[:, 0].unsqueeze(1).repeat(1, 3, 1)
-        weight = self.score(torch.cat([target, h[:, 1:]], -1)).softmax(1)
-        out: Tensor = self.out(h[:, 0] + (weight * h[:, 1:]).sum(1))
-        return out
-
-
-class Codebook(Projected):
-    """Attends to means of clusters with the log of their sizes, and moves them (as in GOAT)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer('centres', torch.randn(5, 8))
-
-    def forward(self, x: Tensor) -> Tensor:
-        near = torch.cdist(x.detach(), self.centres.to(x.dtype)).argmin(1)
-        one_hot = F.one_hot(near, 5).to(x.dtype)
-        count = one_hot.sum(0)
-        means = one_hot.t() @ x / count.clamp(min=1).unsqueeze(1)
-        scores = self.q(x) @ self.k(means).t() + torch.log(count.clamp(min=1e-9))
-        if self.training:
-            self.centres = 0.9 * self.centres + 0.1 * means.detach()
-        return scores.softmax(-1) @ self.v(means)
 
 
 MODELS: dict[str, Callable[[], Module]] = {
@@ -403,11 +340,8 @@ MODELS: dict[str, Callable[[], Module]] = {
     'tokens_with_weights': lambda: Layered(ReadsTokens),
     'decoder_of_tokens': lambda: Layered(Decoder),
     'decoder_of_nodes': lambda: Layered(NodesDecode),
-    'random_features': lambda: Layered(RandomFeatures),
     'mask_of_pairs_by_gather': lambda: Layered(CausalByGather),
-    'codebook': lambda: Layered(Codebook),
     'linear_of_several_graphs': lambda: LinearOfGraphs(),
-    'sequences_of_hops': lambda: Hops(),
 }
 
 REFUSED: dict[str, Callable[[], Module]] = {
@@ -418,7 +352,6 @@ REFUSED: dict[str, Callable[[], Module]] = {
     'multihead_dropout': lambda: Layered(DroppingHeads),
     'softmax_by_einsum': lambda: Layered(ByHand),
     'encoder_padded_at_its_end': lambda: Layered(Ends),
-    'landmarks_of_runs': lambda: Layered(Landmarks),
 }
 
 PROGRAMS: dict[str, Program] = {

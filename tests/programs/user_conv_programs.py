@@ -12,7 +12,7 @@ from torch.nn import BatchNorm1d, LayerNorm, Linear, Module, ModuleList, Paramet
 from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, MessagePassing
 from torch_geometric.nn.inits import glorot
-from torch_geometric.utils import add_self_loops, degree, remove_self_loops, scatter, softmax
+from torch_geometric.utils import add_self_loops, degree, scatter, softmax
 
 
 class Conv(MessagePassing):
@@ -41,34 +41,6 @@ class Tutorial(Conv):
 
     def message(self, x_j: Tensor, norm: Tensor) -> Tensor:
         return norm.view(-1, 1) * x_j
-
-
-class TutorialTurned(Tutorial):
-    """Target to source, the loops there were are taken out."""
-
-    def __init__(self) -> None:
-        super().__init__(flow='target_to_source')
-
-    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
-        edge_index, _ = remove_self_loops(edge_index)
-        edge_index, _ = add_self_loops(edge_index, num_nodes=x.size(0))
-        row, col = edge_index
-        norm = degree(row, x.size(0), dtype=x.dtype).pow(-0.5)
-        norm[norm == float('inf')] = 0
-        return self.propagate(edge_index, x=self.lin(x), norm=norm[row] * norm[col])
-
-
-class Centred(Conv):
-    """Statistics of all nodes before, after and in the update."""
-
-    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
-        h = F.normalize(self.lin(x), dim=-1)
-        out = self.propagate(edge_index, x=h - h.mean(0)) + h.mean(dim=0)
-        return out / degree(edge_index[1], x.size(0)).clamp(min=1).sqrt().view(-1, 1)
-
-    def update(self, aggr_out: Tensor, x: Tensor) -> Tensor:
-        out = aggr_out / aggr_out.abs().max() + x
-        return (out - out.mean(dim=0)) / (out.std(dim=0) + 1e-5)
 
 
 class NormedUpdater(Conv):
@@ -212,8 +184,6 @@ class LargestOfBags(Conv):
 
 CONVS: list[type[Module]] = [
     Tutorial,
-    TutorialTurned,
-    Centred,
     NormedUpdater,
     BothIndices,
     ReadsTables,
