@@ -186,19 +186,6 @@ def clipped_by_hand(run: Run) -> None:
 
 
 @program
-def own_layerwise_optimizer(run: Run) -> None:
-    """LARS and LAMB: a step of the size of the weight's norm."""
-    moments = {p: torch.zeros(p.shape, dtype=p.dtype) for p in run.inner.parameters()}
-    for _ in range(3):
-        run.inner.zero_grad(set_to_none=False)
-        run.loss().backward()
-        with torch.no_grad():
-            for p, m in moments.items():
-                m.mul_(0.9).add_(p.grad, alpha=0.1)
-                p.sub_(m * (0.1 * p.norm() / (m.norm() + 1e-3)))
-
-
-@program
 def accumulated_without_averages(run: Run) -> None:
     for _ in range(2):
         for _ in range(2):
@@ -328,19 +315,6 @@ def rows_of_any_nodes(run: Run) -> None:
     loss = (z[0] * z[1]).sum().sin()
     loss.backward()
     run.losses.append(loss.item())
-
-
-@program
-def written_and_looked_at(run: Run) -> None:
-    weight = run.table.weight
-    with torch.no_grad():
-        weight.mul_(0.1)
-        weight += 1
-        weight.data.div_(2)
-        weight[weight > 0.5] = 0.25
-        run.losses += [f(weight).item() for f in (torch.sum, torch.mean, torch.max, torch.min)]
-        run.losses += [(weight < 0.5).all().item(), weight.isnan().any().item()]
-    run.loss().backward()
 
 
 def _program(data: Any, wrap: Wrap, name: str) -> dict[str, Any]:
@@ -526,17 +500,8 @@ def _step(optimizer: Callable[[Any], Any]) -> Callable[[Run], Any]:
 
 OF_THE_WEIGHT: dict[str, Callable[[Run], Any]] = {
     'penalty': lambda r: _of_loss(r, r.table.weight.square().sum()),
-    'penalty of a norm': lambda r: _of_loss(r, r.table.weight.norm()),
-    'penalty of some rows': lambda r: _of_loss(r, r.table.weight[torch.tensor([0, 7])].sin().sum()),
-    'penalty of a product': lambda r: _of_loss(
-        r, F.linear(r.table.weight, _weights()).exp().mean()
-    ),
-    'a mean of columns': lambda r: r.table.weight.detach().mean(dim=0),
-    'a number of entries': lambda r: r.table.weight.detach().norm(0),
-    'a transpose': lambda r: r.table.weight.detach().T,
     'noise': lambda r: torch.randn_like(r.table.weight),
     'xavier': lambda r: nn.init.xavier_uniform_(r.table.weight),
-    'a comparison': lambda r: torch.equal(r.table.weight, r.table.weight),
     'a vector': lambda r: nn.utils.parameters_to_vector(r.inner.parameters()),
     'autograd.grad': lambda r: torch.autograd.grad(r.table.weight.sin().sum(), r.table.weight)[0],
     'LBFGS': _step(torch.optim.LBFGS),
@@ -548,10 +513,6 @@ OF_THE_WEIGHT: dict[str, Callable[[Run], Any]] = {
 def _of_loss(run: Run, penalty: Tensor) -> Tensor:
     (run.loss() + penalty).backward()
     return penalty
-
-
-def _weights() -> Tensor:
-    return torch.arange(2 * DIM).view(2, DIM).double() / 10
 
 
 def _lists(weight: Tensor) -> Tensor:
