@@ -183,4 +183,4 @@ def _layers(data: Any, wrap: Wrap) -> list[Tensor]:
 
 
 def test_parameters_with_and_without_a_model_in_one_layer() -> None:
-    assert_alike(_layers, graph=awkward_graph, cut=CUT, tolerance=1e-9)
+    assert_alike(_layers, graph=awkward_graph, cut=CUT, tolerance=1e-12, rtol=1e-9)
