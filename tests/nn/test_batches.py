@@ -53,15 +53,24 @@ def mean_loss(
     before = {name: b.clone() for name, b in model.named_buffers()}
     found, after = [], []
     for own in filter(None, seeds):
-        for name, buffer in model.named_buffers():
-            buffer.data = before[name].clone()
+        _set_buffers(model, {name: b.clone() for name, b in before.items()})
         found.append(losses(model, batch(torch.tensor(own))))
         after.append({name: b.detach().clone() for name, b in model.named_buffers()})
-    for name, buffer in model.named_buffers():
-        count = name.rpartition('.')[0] + '.num_batches_tracked'
-        new = [state[name].double() for state in after if state[count] > before[count]]
-        buffer.data = torch.stack(new).mean(0).to(buffer.dtype) if new else before[name]
+    new = {}
+    for name, buffer in before.items():
+        of_module = [n for n in before if n.rpartition('.')[0] == name.rpartition('.')[0]]
+        saw = [s for s in after if any(not torch.equal(s[n], before[n]) for n in of_module)]
+        mean = torch.stack([s[name].double() for s in saw or [before]]).mean(0)
+        new[name] = mean.to(buffer.dtype)
+    _set_buffers(model, new)
     return torch.cat(found).mean()
+
+
+def _set_buffers(model: nn.Module, values: dict[str, Tensor]) -> None:
+    """Other tensors: backward reads those of forward."""
+    for name, value in values.items():
+        owner, _, last = name.rpartition('.')
+        setattr(model.get_submodule(owner), last, value)
 
 
 def _trained(model: nn.Module, losses: Iterable[Callable[[], Tensor]]) -> list[Any]:

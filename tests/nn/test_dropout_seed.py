@@ -330,7 +330,9 @@ class _Odd(torch.nn.Module):
 
 def _odd(root: str, what: str) -> Tensor:
     torch.manual_seed(1)
-    return pyg_sar.gather(Run(root, _Odd(what).double())()).detach()
+    run = Run(root, _Odd(what).double())
+    torch.manual_seed(1)  # what is drawn by torch is equal on all ranks
+    return pyg_sar.gather(run()).detach()
 
 
 _ODD = {
