@@ -246,12 +246,14 @@ class Unit(Clipped):
         return grad / grad.norm()
 
 
-class OfMessages(MessagePassing):
+class Changing(MessagePassing):
     def __init__(self, function: Any, aggr: str = 'sum') -> None:
         super().__init__(aggr=aggr)
         self.lin, self.function = torch.nn.Linear(6, 3), function
         self.scale = torch.nn.Parameter(torch.linspace(0.5, 1, 3))
 
+
+class OfMessages(Changing):
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         return self.propagate(edge_index, x=self.lin(x))
 
@@ -259,7 +261,7 @@ class OfMessages(MessagePassing):
         return self.function(x_j * self.scale)
 
 
-class OfEdges(OfMessages):
+class OfEdges(Changing):
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         h = self.lin(x)
         return self.propagate(edge_index, x=h, weight=self.edge_updater(edge_index, x=h))
@@ -267,7 +269,7 @@ class OfEdges(OfMessages):
     def edge_update(self, x_i: Tensor, x_j: Tensor) -> Tensor:
         return self.function((x_i * x_j * self.scale).sum(-1, keepdim=True))
 
-    def message(self, x_j: Tensor, weight: Tensor) -> Tensor:  # type: ignore[override]
+    def message(self, x_j: Tensor, weight: Tensor) -> Tensor:
         return weight * x_j
 
 
