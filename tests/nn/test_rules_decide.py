@@ -131,6 +131,10 @@ ALL_EDGES: dict[str, Callable[[Of], Any]] = {
     'the largest id': lambda m: m.x * float(m.index.max()),
     'a branch on an id': lambda m: m.x if m.index.max() < 20 else -m.x,
     'a rounded sum': lambda m: m.x * round(m.w.sum().item()),
+    'divided by a sum into zeros': lambda m: (
+        m.x.exp() / m.x.new_zeros(m.size, WIDTH).index_add(0, m.index, m.x.exp())[m.index]
+    ),
+    'counts of edges': lambda m: m.x / torch.bincount(m.index)[m.index].view(-1, 1),
 }
 BY_ROW: dict[str, tuple[Callable[[Of], Any], PathName]] = {
     'itself': (lambda m: m.x, 'SpMM'),
@@ -176,16 +180,6 @@ BY_ROW: dict[str, tuple[Callable[[Of], Any], PathName]] = {
     ),
     'minus the maximum of a node': (
         lambda m: m.x - scatter(m.x, m.index, 0, m.size, 'max')[m.index],
-        'by destination',
-    ),
-    'divided by a sum into zeros': (
-        lambda m: (
-            m.x.exp() / m.x.new_zeros(m.size, WIDTH).index_add(0, m.index, m.x.exp())[m.index]
-        ),
-        'by destination',
-    ),
-    'counts of edges': (
-        lambda m: m.x / torch.bincount(m.index)[m.index].view(-1, 1),
         'by destination',
     ),
     'a softmax of another dimension': (
