@@ -82,9 +82,7 @@ def _sequence(data: Any, wrap: Wrap, name: str, order: str) -> list[Any]:
 
 @pytest.mark.parametrize('name', CASES)
 def test_every_call_has_its_own_edges(name: str) -> None:
-    assert_alike(
-        _sequence, name, ORDER, graph=_graph, cut=CUT, ranks=(2,), by='processes', tolerance=1e-12
-    )
+    assert_alike(_sequence, name, ORDER, graph=_graph, cut=CUT, ranks=(2,), tolerance=1e-12)
 
 
 def _temporal_graph() -> Data:
@@ -127,6 +125,4 @@ def _trained(data: Any, wrap: Wrap, kind: str) -> list[float]:
 
 @pytest.mark.parametrize('kind', ['snapshots', 'relations without in-edges'])
 def test_models_on_parts_of_the_edges(kind: str) -> None:
-    assert_alike(
-        _trained, kind, graph=_temporal_graph, cut=CUT, ranks=(2,), tolerance=1e-9, by='processes'
-    )
+    assert_alike(_trained, kind, graph=_temporal_graph, cut=CUT, ranks=(2,), tolerance=1e-9)

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from alike import Wrap, assert_alike, cut_of, itself
 from ddp_model import make_model
 from on_ranks import on_ranks
-from ranks import run_as_threads, run_once, run_ranks
+from ranks import run_as_threads, run_once
 from small_graphs import assert_all_raise, assert_close, attempt, small_graph
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel as Torchs
@@ -23,6 +22,7 @@ from torch_geometric.nn import GCNConv, LGConv
 
 import pyg_sar
 from pyg_sar import DistributedDataParallel
+from pyg_sar.comm.ranks import rank
 
 
 def _loss(model: torch.nn.Module, data: Data) -> Tensor:
@@ -62,12 +62,12 @@ def test_no_sync_accumulates(graph):
 @pytest.mark.parametrize(
     ('what', 'name'), [('parameter', 'first.'), ('buffer', 'norm.running_mean')]
 )
-@on_ranks(3, 0)
+@on_ranks(3, 0, by='threads')
 def test_numbers_that_differ_between_ranks(what, name):
-    rank = dist.get_rank()
-    model = make_model(rank if what == 'parameter' else 0)
+    number = rank()
+    model = make_model(number if what == 'parameter' else 0)
     if what == 'buffer':
-        model.norm.running_mean[1] += rank
+        model.norm.running_mean[1] += number
     with pytest.raises(ValueError, match=rf"'{name}.*rank 1"):
         DistributedDataParallel(model)
 
@@ -116,7 +116,7 @@ def test_refused_on_all_ranks(make, kwargs, words, world_size):
     if world_size is None:
         outcomes = [_built(kwargs, make)]
     else:
-        outcomes = run_ranks(_built, world_size, kwargs, make)
+        outcomes = run_as_threads(_built, world_size, kwargs, make)
     assert_all_raise(outcomes, 'ValueError', words)
 
 

@@ -38,7 +38,7 @@ CONVS: dict[str, Callable[[int], MessagePassing]] = {
 
 @pytest.mark.parametrize('mode', ['sequential', 'one_shot'])
 @pytest.mark.parametrize('name', CONVS)
-@on_ranks(3)
+@on_ranks(3, by='threads')
 def test_later_draws_are_those_of_the_whole_graph(data: Data, name: str, mode: Any) -> None:
     torch.manual_seed(4)
     model = pyg_sar.DistributedDataParallel(CONVS[name](data.num_features).double(), mode=mode)
@@ -50,7 +50,7 @@ def test_later_draws_are_those_of_the_whole_graph(data: Data, name: str, mode: A
     assert all(each.unique().numel() == 1 for each in drawn)
 
 
-@on_ranks(3)
+@on_ranks(3, by='threads')
 def test_every_rank_draws_other_numbers(data: Data) -> None:
     """Also in the first chunk of a block, from equal states."""
     torch.manual_seed(4)
@@ -136,11 +136,11 @@ def _of_edges(data: Data, wrap: Wrap, name: str, aggr: str) -> list[Any]:
 @pytest.mark.parametrize('name', ACROSS)
 def test_draws_of_all_edges(name: str) -> None:
     for aggr in ('add', 'max'):
-        assert_alike(_of_edges, name, aggr, ranks=(1, 3), by='processes')
+        assert_alike(_of_edges, name, aggr, ranks=(1, 3))
 
 
 @pytest.mark.parametrize('world_size', [1, 3])
-@on_ranks()
+@on_ranks(by='threads')
 def test_random_messages_of_all_edges(data: Data, world_size: int) -> None:
     """Their sum over all edges is no matter of chance."""
     for name, say in RANDOM.items():
@@ -151,7 +151,7 @@ def test_random_messages_of_all_edges(data: Data, world_size: int) -> None:
 
 
 @pytest.mark.parametrize('aggr', ['add', 'median'])
-@on_ranks(3)
+@on_ranks(3, by='threads')
 def test_draws_of_single_edges(data: Data, aggr: str) -> None:
     """They keep the path that such a message has without draws; in evaluation, too."""
     for name, say in BY_EDGE.items():

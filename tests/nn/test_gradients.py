@@ -272,22 +272,3 @@ def test_one_reduction_per_backward() -> None:
         assert with_sum == without + 2  # and the one that collectives begin with
         assert centred == [2, 2]
     assert run_ranks(_counted, 1, cut_of(small_graph, 1))[0][1:] == [0] * 5
-
-
-def _drawn(root: str) -> tuple[Tensor, Tensor, Tensor]:
-    data, generator = pyg_sar.load_shard(root), torch.Generator().manual_seed(3)
-    keep = torch.bernoulli(torch.full_like(data.x, 0.5), generator=generator)
-    noise = torch.empty_like(data.x).normal_(generator=generator)
-    both = torch.normal(noise, 1.0, generator=generator)
-    return pyg_sar.gather(keep), pyg_sar.gather(both), torch.rand(3, generator=generator)
-
-
-def test_rows_that_a_generator_draws() -> None:
-    """They differ from rank to rank, and what is drawn later for the whole is equal."""
-    results = run_ranks(_drawn, 3, cut_of(small_graph, 3))
-    for found in results:
-        for a, b in zip(found, results[0], strict=True):
-            assert torch.equal(a, b)
-    keep, noise, _ = results[0]
-    assert 0.3 < keep.mean() < 0.7
-    assert len(noise.unique()) == noise.numel()

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from alike import Wrap, assert_alike, cut_of
 from few import few
 from on_ranks import on_threads
-from ranks import run_ranks
+from ranks import run_as_threads
 from small_graphs import assert_close, small_graph
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
@@ -88,8 +88,8 @@ def test_as_plain_pyg_after_its_dry_run(how, world_size):
     model = Net().double()
     model.load_state_dict(_first_values(graph, 7))
     want = _train(model, graph)
-    # Threads would share one generator.
-    for losses, state in run_ranks(_on_ranks, world_size, cut_of(small_graph, 3), how):
+    root = cut_of(small_graph, 3)
+    for losses, state in run_as_threads(_on_ranks, world_size, root, how):
         assert losses == pytest.approx(want, abs=1e-10, rel=0)
         for name, value in model.state_dict().items():
             assert_close(state[name], value, tolerance=1e-9)

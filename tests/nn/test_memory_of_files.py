@@ -172,7 +172,6 @@ def test_links_are_those_of_plain_pyg(program: Any, graph: Any, kind: str) -> No
         graph=graph,
         cut='random',
         ranks=(1, 3),
-        by='processes',
         tolerance=1e-11,
         rtol=0,
     )
@@ -183,8 +182,6 @@ def test_links_are_those_of_plain_pyg(program: Any, graph: Any, kind: str) -> No
 def test_all_memory_is_alike(program: Any, kind: str) -> None:
     root = cut_of(small_graph, 3)
     for size in (1, 3):
-        found, want = (
-            on_ranks(_program, size, root, each, program, by='processes') for each in (kind, 'own')
-        )
+        found, want = (on_ranks(_program, size, root, each, program) for each in (kind, 'own'))
         for a, b in zip(found, want, strict=True):
             assert_same(a, b, tolerance=0)
